@@ -1,0 +1,1 @@
+"""Advantage estimators: rewards, groups and values in; one advantage per token out."""

@@ -1,0 +1,78 @@
+"""What an advantage estimator sees and what it returns."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from luyen.algorithms.layout import Layout
+from luyen.base.registry import Registry
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreditInputs:
+    """One optimizer step's evidence for assigning credit; streams are `[tok]` over `layout`.
+
+    Example:
+        One sequence of two trainable tokens, rewarded at its end.
+
+        >>> layout = Layout(mask=torch.tensor([True, True]), offsets=torch.tensor([0, 2]),
+        ...                 groups=torch.tensor([0]))
+        >>> CreditInputs(rewards=torch.tensor([0.0, 1.0]), layout=layout).sequence_rewards()
+        tensor([1.])
+    """
+
+    rewards: Float[Tensor, " tok"]
+    """Reward per token. A finite reward on a masked token still belongs to its sequence: rejection
+    must not delete an outcome. NaN on a masked token means that no reward was given there."""
+    layout: Layout
+    """Sequences, the mask of trainable tokens, and groups."""
+    values: Float[Tensor, " tok"] | None = None
+    """Critic's value before each token."""
+    baselines: Float[Tensor, " seq"] | None = None
+    """Reward of the greedy rollout of each sequence's prompt (ReMax)."""
+    components: Mapping[str, Float[Tensor, " seq"]] | None = None
+    """Named parts of the reward, one number per sequence (GDPO)."""
+    old_logp: Float[Tensor, " tok"] | None = None
+    """Log-probability of each token under the policy that the update starts from."""
+    sum_pi_squared: Float[Tensor, " tok"] | None = None
+    """Σ over the vocabulary of π² at each token (optimal token baselines)."""
+    is_weights: Float[Tensor, " tok"] | None = None
+    """Importance weight between trainer and rollout engine, if a correction is on."""
+    positions: Int[Tensor, " tok"] | None = None
+    """Position of each token inside its response; counted from the first trainable token if absent."""
+
+    def sequence_rewards(self) -> Float[Tensor, " seq"]:
+        """Sum of the rewards of each sequence, those on masked tokens included."""
+        return self.layout.sum(self.given_rewards())
+
+    def given_rewards(self) -> Float[Tensor, " tok"]:
+        """Rewards with 0 where none was given (NaN on a masked token)."""
+        absent = ~self.layout.mask & torch.isnan(self.rewards)
+        return torch.where(absent, 0.0, self.rewards)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credit:
+    """Per-token advantages and returns, both exactly 0 on masked tokens.
+
+    Example:
+        >>> Credit(advantages=torch.tensor([0.5]), returns=torch.tensor([1.0])).returns
+        tensor([1.])
+    """
+
+    advantages: Float[Tensor, " tok"]
+    """What the policy loss multiplies."""
+    returns: Float[Tensor, " tok"]
+    """What the critic regresses to; equal to the advantages where no critic is involved."""
+
+
+Estimator = Callable[..., Credit]
+"""`(inputs: CreditInputs, *, knobs) -> Credit`; knobs carry the name of their config key."""
+
+adv_estimators: Registry[Estimator] = Registry("advantage estimator", "algorithm.adv_estimator")

@@ -1,0 +1,1 @@
+"""Rollout correction: what to do when the sampler and the trainer disagree about a token."""

@@ -1,0 +1,1 @@
+"""Policy losses: a ratio, a surrogate and a correction, composed and named."""

@@ -1,0 +1,82 @@
+"""What a policy loss sees and what it returns: a loss per token, never a mean."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import final
+
+import torch
+from jaxtyping import Float, Shaped
+from torch import Tensor
+
+from luyen.algorithms.layout import Layout
+from luyen.algorithms.statistic import Average
+from luyen.base.registry import Registry
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyInputs:
+    """Packed streams of some sequences of one optimizer step (a micro-batch, or all of them).
+
+    Every stream is cleaned when the record is made: masked positions hold 0, so whatever stood
+    there (NaN included) can reach neither a value nor a gradient.
+
+    Example:
+        >>> layout = Layout(mask=torch.tensor([True, False]), offsets=torch.tensor([0, 2]),
+        ...                 groups=torch.tensor([0]))
+        >>> x = torch.tensor([-1.0, float("nan")])
+        >>> PolicyInputs(logp=x, old_logp=x, advantages=x, layout=layout).logp
+        tensor([-1.,  0.])
+    """
+
+    logp: Float[Tensor, " tok"]
+    """Log-probability under the current parameters; the one stream that carries a gradient."""
+    old_logp: Float[Tensor, " tok"]
+    """Log-probability under the policy that the update starts from."""
+    advantages: Float[Tensor, " tok"]
+    """Advantage of each token."""
+    layout: Layout
+    """Sequences and the mask of trainable tokens."""
+    rollout_logp: Float[Tensor, " tok"] | None = None
+    """Log-probability the rollout engine sampled with (bypass mode)."""
+    is_weights: Float[Tensor, " tok"] | None = None
+    """Rollout-correction weight that multiplies the loss of each token after clipping."""
+    statistics: Mapping[str, Shaped[Tensor, " *any"]] = field(default_factory=dict[str, Tensor])
+    """What the loss's statistics pass found over the whole optimizer step: per-token streams
+    (sliced like the others) or scalars."""
+
+    def __post_init__(self) -> None:
+        for name in ("logp", "old_logp", "advantages", "rollout_logp", "is_weights"):
+            stream: Tensor | None = object.__getattribute__(self, name)
+            if stream is not None:
+                object.__setattr__(self, name, self.layout.on_mask(stream))
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLoss:
+    """A loss for every token, to be weighted by the aggregation of the whole optimizer step.
+
+    Example:
+        >>> TokenLoss(per_token=torch.tensor([0.5, 0.0]), metrics={}).per_token.sum()
+        tensor(0.5000)
+    """
+
+    per_token: Float[Tensor, " tok"]
+    """Loss of each token, 0 on masked tokens."""
+    metrics: Mapping[str, Average]
+    """Averages that merge over micro-batches and ranks."""
+
+
+PolicyLoss = Callable[..., TokenLoss]
+"""`(inputs: PolicyInputs, *, knobs) -> TokenLoss`; knobs carry the name of their config key."""
+
+Statistics = Callable[..., Mapping[str, Tensor]]
+"""`(inputs of the whole step, *, seed, knobs) -> streams` for losses that choose over the step."""
+
+policy_losses: Registry[PolicyLoss] = Registry(
+    "policy loss", "actor_rollout_ref.actor.policy_loss.loss_mode"
+)
+loss_statistics: Registry[Statistics] = Registry(
+    "statistics pass", "actor_rollout_ref.actor.policy_loss.loss_mode"
+)

@@ -1,0 +1,1 @@
+"""Layer 1: errors, registries and the vocabulary every other package shares."""

@@ -1,0 +1,50 @@
+"""Which known name did the user mean? Edit distance with swaps, ties broken by likeness."""
+
+from collections.abc import Iterable
+from difflib import SequenceMatcher
+
+
+def edit_distance(a: str, b: str, *, limit: int) -> int:
+    """Insertions, deletions, substitutions and neighbour swaps from a to b; limit + 1 if more."""
+    if abs(len(a) - len(b)) > limit:
+        return limit + 1
+    before: list[int] = []
+    previous = list(range(len(b) + 1))
+    for i, x in enumerate(a, 1):
+        row = [i]
+        for j, y in enumerate(b, 1):
+            cost = min(previous[j] + 1, row[-1] + 1, previous[j - 1] + (x != y))
+            if i > 1 and j > 1 and x == b[j - 2] and a[i - 2] == y:
+                cost = min(cost, before[j - 2] + 1)
+            row.append(cost)
+        if min(row) > limit:
+            return limit + 1
+        before, previous = previous, row
+    return previous[-1]
+
+
+def near_names(name: str, known: Iterable[str], *, most: int = 3) -> list[str]:
+    """The known names closest to `name`, best first; empty when nothing is close.
+
+    Example:
+        >>> near_names("clip_hgih", ["clip_low", "clip_high", "gamma"])
+        ['clip_high']
+    """
+    limit = max(1, len(name) // 3)
+    scored: list[tuple[int, float, str]] = []
+    for candidate in known:
+        distance = edit_distance(name.lower(), candidate.lower(), limit=limit)
+        if distance <= limit:
+            likeness = SequenceMatcher(None, name, candidate).ratio()
+            scored.append((distance, -likeness, candidate))
+    scored.sort()
+    return [candidate for _, _, candidate in scored[:most]]
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A sentence that offers the nearest names, or lists what is known when none is near."""
+    names = sorted(known)
+    near = near_names(name, names)
+    if near:
+        return "did you mean " + " or ".join(f"`{n}`" for n in near) + "?"
+    return "known: " + ", ".join(names)
