@@ -1,0 +1,132 @@
+"""`luyen check`: the report as text or JSON."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from luyen.config.check import Plan, Report, check
+from luyen.config.explain import show_value
+from luyen.config.machine import Machine, this_machine
+from luyen.config.memory import MemoryPlan
+from luyen.config.plan import batch_lines
+from luyen.config.problem import Problem
+
+_GIB = 1024**3
+_COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
+
+
+def run_check(words: Sequence[str], *, as_json: bool, device_memory_gb: float | None) -> int:
+    """Print the report; 1 when there are errors, 0 otherwise."""
+    overrides = [word for word in words if "=" in word and not Path(word).is_file()]
+    files = [Path(word) for word in words if word not in overrides]
+    machine = this_machine()
+    if device_memory_gb is not None:
+        machine = _with_gpus(machine, device_memory_gb)
+    report = check(files, overrides, machine=machine)
+    if as_json:
+        typer.echo(json.dumps(report_json(report), indent=2))
+    else:
+        for line in report_lines(report, [str(f) for f in files], machine):
+            typer.echo(line)
+    return 0 if report.is_sound else 1
+
+
+def _with_gpus(machine: Machine, gib: float) -> Machine:
+    """This machine as if each of 64 GPUs had so much memory: the plan's, not ours, decides."""
+    return replace(machine, gpu_bytes=(int(gib * _GIB),) * 64)
+
+
+def report_json(report: Report) -> dict[str, Any]:
+    """The whole report as plain data."""
+    plan = report.plan
+    memory = None
+    if plan.memory is not None:
+        phases = {phase.name: {**phase.parts, "total": phase.total} for phase in plan.memory.phases}
+        memory = {
+            "phases": phases,
+            "peak": plan.memory.peak.name,
+            "device_bytes": plan.memory.device_bytes,
+            "fits": plan.memory.fits,
+        }
+    return {
+        "ok": report.is_sound,
+        "problems": [problem.as_json() for problem in report.problems],
+        "plan": {
+            "batch": asdict(plan.batch),
+            "placement": asdict(plan.where),
+            "model": asdict(plan.shape) if plan.shape else None,
+            "memory": memory,
+        },
+        "config": report.config.model_dump(mode="json"),
+    }
+
+
+def report_lines(report: Report, files: Sequence[str], machine: Machine) -> Iterator[str]:
+    """The whole report for people."""
+    yield _headline(report, files)
+    for problem in report.problems:
+        yield from _problem_lines(problem)
+    yield ""
+    yield from _plan_lines(report.plan, machine)
+
+
+def _headline(report: Report, files: Sequence[str]) -> str:
+    where = ", ".join(files) or "the command line"
+    if not report.problems:
+        return typer.style(f"No problems in {where}", fg="green")
+    counts = Counter(problem.severity for problem in report.problems)
+    parts = [f"{n} {kind}{'s' if n > 1 else ''}" for kind, n in counts.items()]
+    return f"{', '.join(parts)} in {where}"
+
+
+def _problem_lines(problem: Problem) -> Iterator[str]:
+    label = typer.style(f"{problem.severity} {problem.id}", fg=_COLOURS[problem.severity])
+    yield ""
+    yield f"  {label}  {problem.field} = {show_value(problem.value)}   ({problem.origin})"
+    yield f"    {problem.why}"
+    if problem.fix:
+        yield f"    Fix: {problem.fix}"
+
+
+def _plan_lines(plan: Plan, machine: Machine) -> Iterator[str]:
+    where = plan.where
+    workers = f"{where.world_size} device{'s' if where.world_size > 1 else ''}"
+    yield f"Plan: {where.runtime} runtime, {workers} of {where.device} (here: {machine.words()})"
+    for label, words in batch_lines(plan.batch):
+        yield f"  {label:16s} {words}"
+    yield "Roles"
+    for role in where.roles:
+        yield f"  {role.name:16s} {role.engine}; {role.place}"
+    if plan.shape is None or plan.memory is None:
+        yield "Memory: unknown, since the model's config.json is not on this machine"
+        return
+    yield f"Memory on one device, for a model of {_count(plan.shape.parameters())} parameters"
+    yield from _memory_lines(plan.memory)
+
+
+def _memory_lines(memory: MemoryPlan) -> Iterator[str]:
+    for phase in memory.phases:
+        parts = ", ".join(f"{name} {_size(part)}" for name, part in phase.parts.items())
+        yield f"  {phase.name:16s} {_size(phase.total):>9s}  = {parts}"
+    share = 100 * memory.peak.total / memory.device_bytes
+    verdict = "fits" if memory.fits else "does NOT fit"
+    yield f"  {verdict}: {memory.peak.name} takes {share:.1f} % of {_size(memory.device_bytes)}"
+
+
+def _size(count: int) -> str:
+    for unit, size in (("GiB", _GIB), ("MiB", 1024**2)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count / 1024:.1f} KiB"
+
+
+def _count(number: int) -> str:
+    for unit, size in (("B", 10**9), ("M", 10**6)):
+        if number >= size:
+            return f"{number / size:.1f}{unit}"
+    return str(number)

@@ -1,0 +1,86 @@
+"""The command table of `luyen`."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from luyen import __version__
+from luyen.base.errors import UserError
+
+app = typer.Typer(
+    name="luyen",
+    help="Reinforcement-learning post-training of language models.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+@app.callback()
+def main() -> None:
+    """Reinforcement-learning post-training of language models."""
+
+
+@app.command()
+def check(
+    config: Annotated[
+        list[str],
+        typer.Argument(
+            help="YAML files, the later over the earlier, then key=value overrides.",
+            metavar="CONFIG... [KEY=VALUE]...",
+        ),
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    device_memory_gb: Annotated[
+        float | None,
+        typer.Option(help="Plan for a GPU of this many GiB instead of this machine's."),
+    ] = None,
+) -> None:
+    """Find every problem of a configuration, then show the plan it describes.
+
+    Exit code 1 when there are errors. Nothing is written and no model is loaded.
+    """
+    from luyen.cli.check import run_check
+
+    raise typer.Exit(run_check(config, as_json=as_json, device_memory_gb=device_memory_gb))
+
+
+@app.command()
+def explain(
+    key: Annotated[str, typer.Argument(help="A key, a block, a rule's id, or a key of verl.")],
+) -> None:
+    """Say what a key or a rule means: type, default, limits, and the rules about it."""
+    from luyen.config.explain import explain as words
+
+    typer.echo(words(key))
+
+
+@app.command()
+def schema(
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print docs/config.md instead.")
+    ] = False,
+) -> None:
+    """Print the JSON schema of the configuration, for editors."""
+    import json
+
+    from luyen.config.document import config_page, json_schema
+
+    typer.echo(config_page() if markdown else json.dumps(json_schema(), indent=2), nl=not markdown)
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    typer.echo(__version__)
+
+
+def run() -> None:
+    """Entry point: a user's error is printed as such, without a traceback."""
+    try:
+        app()
+    except UserError as error:
+        typer.secho(f"error: {error}", err=True, fg="red")
+        sys.exit(1)

@@ -1,0 +1,151 @@
+"""`check`: every problem of a configuration at once, then the plan it describes."""
+
+import importlib.util
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+from luyen.config.fields import all_fields
+from luyen.config.load import load
+from luyen.config.machine import Machine, this_machine
+from luyen.config.memory import MemoryPlan, plan_memory
+from luyen.config.model_shape import ModelShape, read_shape
+from luyen.config.parse import parse
+from luyen.config.plan import BatchPlan, Placement, place, plan_batches
+from luyen.config.plugins import read_plugins
+from luyen.config.problem import DEFAULT, Origin, Problem
+from luyen.config.rules.all import RULES
+from luyen.config.rules.rule import Situation, value_at
+from luyen.config.schema.run import RunConfig
+from luyen.config.tree import Tree, origin_of
+
+_ORDER = {"error": 0, "warning": 1, "note": 2}
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What the run will do, in numbers.
+
+    Example:
+        >>> report = check([], ["data.train_files=arithmetic://"])
+        >>> report.plan.batch.prompts
+        1024
+    """
+
+    batch: BatchPlan
+    """From prompts to optimizer steps."""
+    where: Placement
+    """Device, runtime and roles."""
+    shape: ModelShape | None
+    """The model's sizes; None when its config is not on this machine."""
+    memory: MemoryPlan | None
+    """Memory of each phase; None without a shape."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What `check` found.
+
+    Example:
+        >>> check([], ["data.train_files=arithmetic://", "trainer.nnodez=2"]).problems[0].fix
+        'did you mean `trainer.nnodes`?'
+    """
+
+    problems: tuple[Problem, ...]
+    """Errors first, then warnings, then notes."""
+    config: RunConfig
+    """The configuration; what was wrong with it stands at its default."""
+    origins: dict[str, Origin]
+    """Where each key was written."""
+    plan: Plan
+    """What the run will do."""
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether a run may start."""
+        return all(problem.severity != "error" for problem in self.problems)
+
+
+def is_installed(package: str) -> bool:
+    """Whether a Python package could be imported here, without importing it."""
+    return importlib.util.find_spec(package) is not None
+
+
+def check(
+    files: Sequence[Path],
+    overrides: Sequence[str] = (),
+    *,
+    machine: Machine | None = None,
+    installed: Callable[[str], bool] = is_installed,
+) -> Report:
+    """Load, parse, apply every rule and make the plan. Nothing is written, no model is loaded."""
+    tree = load(files, overrides)
+    parsed = parse(tree)
+    config = parsed.config
+    here = machine or this_machine()
+    known, broken = read_plugins(config.trainer.plugins)
+    estimator = known.estimators.get(config.algorithm.adv_estimator)
+    where = place(config, here, estimator)
+    plan = _plan(config, where, here)
+    situation = Situation(
+        config=config,
+        written=frozenset(tree.origins),
+        known=known,
+        broken_plugins=broken,
+        machine=here,
+        where=where,
+        batch=plan.batch,
+        memory=plan.memory,
+        installed=installed,
+    )
+    found = [*tree.problems, *parsed.problems]
+    wrong = {problem.field for problem in found}
+    found += [p for p in _not_yet(config, tree) if p.field not in wrong]
+    found += [p for p in _broken_rules(situation, tree) if p.field not in wrong]
+    found.sort(key=lambda problem: _ORDER[problem.severity])
+    return Report(problems=tuple(found), config=config, origins=tree.origins, plan=plan)
+
+
+def _plan(config: RunConfig, where: Placement, machine: Machine) -> Plan:
+    batch = plan_batches(config, world_size=where.world_size)
+    shape = read_shape(config.actor_rollout_ref.model)
+    memory = plan_memory(config, shape, batch, where, machine) if shape else None
+    return Plan(batch=batch, where=where, shape=shape, memory=memory)
+
+
+def _not_yet(config: RunConfig, tree: Tree) -> Iterator[Problem]:
+    """Keys whose reader is not built yet, and keys with a single possible value."""
+    for path, info in all_fields().items():
+        value = value_at(config, path)
+        if value == info.default or (info.awaits is None and info.only is None):
+            continue
+        if info.awaits is not None:
+            rule, why = "C009", f"nothing reads it yet: it belongs to {info.awaits}"
+        else:
+            rule, why = "C010", info.only or ""
+        yield Problem(
+            id=rule,
+            severity="error",
+            field=path,
+            value=value,
+            why=why,
+            fix=f"drop the line, or set it to {info.default!r}",
+            origin=origin_of(path, tree.origins),
+        )
+
+
+def _broken_rules(s: Situation, tree: Tree) -> Iterator[Problem]:
+    for rule in RULES.values():
+        for finding in rule.find(s):
+            yield Problem(
+                id=rule.id,
+                severity=rule.severity,
+                field=finding.field,
+                value=value_at(s.config, finding.field),
+                why=finding.why,
+                fix=finding.fix,
+                origin=tree.origins.get(finding.field, DEFAULT),
+            )

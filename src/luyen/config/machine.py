@@ -1,0 +1,76 @@
+"""What this machine offers, learned without torch."""
+
+import ctypes
+import os
+from dataclasses import dataclass
+from typing import final
+
+_GIB = 1024**3
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """Cores, memory and GPUs of one machine.
+
+    Example:
+        >>> Machine(cpus=2, ram_bytes=24 * 1024**3).device_bytes("cpu")
+        25769803776
+    """
+
+    cpus: int
+    """Cores that this process may use."""
+    ram_bytes: int
+    """Main memory."""
+    gpu_bytes: tuple[int, ...] = ()
+    """Memory of each GPU; empty without one."""
+
+    def device_bytes(self, device: str) -> int:
+        """Memory of one device: the smallest GPU, or main memory on CPU."""
+        return min(self.gpu_bytes) if device == "cuda" and self.gpu_bytes else self.ram_bytes
+
+    def words(self) -> str:
+        """One line for people."""
+        gpus = f", {len(self.gpu_bytes)} GPU" if self.gpu_bytes else ", no GPU"
+        return f"{self.cpus} cores, {self.ram_bytes / _GIB:.0f} GiB memory{gpus}"
+
+
+def this_machine() -> Machine:
+    """The machine this process runs on."""
+    ram = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    cores = (
+        len(os.sched_getaffinity(0))
+        if os.name == "posix" and os.uname().sysname == "Linux"
+        else os.cpu_count()
+    )
+    return Machine(cpus=cores or 1, ram_bytes=ram, gpu_bytes=_gpu_memory())
+
+
+class _NvmlMemory(ctypes.Structure):
+    """NVML's answer to a question about memory."""
+
+    _fields_ = (
+        ("total", ctypes.c_ulonglong),
+        ("free", ctypes.c_ulonglong),
+        ("used", ctypes.c_ulonglong),
+    )
+
+
+def _gpu_memory() -> tuple[int, ...]:
+    """Memory of each NVIDIA GPU by the driver's own library; empty where there is none."""
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return ()
+    if nvml.nvmlInit_v2() != 0:
+        return ()
+    count = ctypes.c_uint()
+    nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
+    sizes: list[int] = []
+    for index in range(count.value):
+        handle, memory = ctypes.c_void_p(), _NvmlMemory()
+        nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle))
+        if nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)) == 0:
+            sizes.append(memory.total)
+    nvml.nvmlShutdown()
+    return tuple(sizes)

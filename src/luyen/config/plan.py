@@ -1,0 +1,207 @@
+"""What a run will do, in numbers: the batch arithmetic, the roles, and where they run."""
+
+from dataclasses import dataclass
+from math import ceil
+from typing import final
+
+from luyen.config.catalog import EstimatorFacts
+from luyen.config.machine import Machine
+from luyen.config.schema.run import RunConfig
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchPlan:
+    """From prompts to optimizer steps.
+
+    Example:
+        >>> plan = plan_batches(RunConfig(), world_size=1)
+        >>> plan.rollouts, plan.mini_batches, plan.optimizer_steps
+        (1024, 4, 4)
+    """
+
+    prompts: int
+    """Prompts drawn in one step."""
+    samples_per_prompt: int
+    """Rollouts of each prompt."""
+    rollouts: int
+    """Rollouts of one step."""
+    mini_batches: int
+    """Parts of a step that each end in an optimizer step."""
+    mini_batch_rollouts: int
+    """Rollouts of one optimizer step, over all devices."""
+    device_rollouts: int
+    """Rollouts of one optimizer step on one device, rounded up."""
+    longest_sequence: int
+    """Most tokens of one sequence."""
+    micro_batch_tokens: int
+    """Most tokens of one forward pass on one device."""
+    micro_batches: int
+    """Forward passes of one optimizer step on one device, at the longest sequences."""
+    epochs: int
+    """Passes over the samples of a step."""
+    optimizer_steps: int
+    """Optimizer steps of one step."""
+    tokens: int
+    """Tokens of one step, at the longest sequences."""
+    total_steps: int | None
+    """Steps of the run, when the configuration alone decides it."""
+
+
+def plan_batches(config: RunConfig, *, world_size: int) -> BatchPlan:
+    """The arithmetic of one step; divisions that do not come out are the rules' business."""
+    data, actor, rollout = (
+        config.data,
+        config.actor_rollout_ref.actor,
+        config.actor_rollout_ref.rollout,
+    )
+    rollouts = data.train_batch_size * rollout.n
+    mini_batches = max(1, data.train_batch_size // actor.ppo_mini_batch_size)
+    per_mini = min(actor.ppo_mini_batch_size, data.train_batch_size) * rollout.n
+    per_device = ceil(per_mini / world_size)
+    longest = data.max_prompt_length + data.max_response_length
+    if actor.use_dynamic_bsz:
+        tokens = min(actor.ppo_max_token_len_per_gpu, per_device * longest)
+        micro_batches = ceil(per_device / max(1, actor.ppo_max_token_len_per_gpu // longest))
+    else:
+        sequences = min(actor.ppo_micro_batch_size_per_gpu or 1, per_device)
+        tokens = sequences * longest
+        micro_batches = ceil(per_device / sequences)
+    return BatchPlan(
+        prompts=data.train_batch_size,
+        samples_per_prompt=rollout.n,
+        rollouts=rollouts,
+        mini_batches=mini_batches,
+        mini_batch_rollouts=per_mini,
+        device_rollouts=per_device,
+        longest_sequence=longest,
+        micro_batch_tokens=tokens,
+        micro_batches=micro_batches,
+        epochs=actor.ppo_epochs,
+        optimizer_steps=mini_batches * actor.ppo_epochs,
+        tokens=rollouts * longest,
+        total_steps=config.trainer.total_training_steps,
+    )
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Role:
+    """One part of the run and where it works.
+
+    Example:
+        >>> Role(name="actor", engine="single", place="cpu, this process").engine
+        'single'
+    """
+
+    name: str
+    """actor, rollout, reference, critic or reward model."""
+    engine: str
+    """What carries it out."""
+    place: str
+    """Where, in words."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Device, world size, runtime and roles.
+
+    Example:
+        >>> place(RunConfig(), Machine(cpus=2, ram_bytes=1), None).device
+        'cpu'
+    """
+
+    device: str
+    """cpu or cuda."""
+    world_size: int
+    """Devices that train together."""
+    runtime: str
+    """local or ray."""
+    roles: tuple[Role, ...]
+    """Who is there."""
+
+
+def place(config: RunConfig, machine: Machine, estimator: EstimatorFacts | None) -> Placement:
+    """Decide what `auto` leaves open."""
+    trainer, actor, rollout = (
+        config.trainer,
+        config.actor_rollout_ref.actor,
+        config.actor_rollout_ref.rollout,
+    )
+    device = trainer.device
+    if device == "auto":
+        device = "cuda" if machine.gpu_bytes else "cpu"
+    world_size = trainer.nnodes * trainer.n_gpus_per_node
+    runtime = trainer.runtime
+    if runtime == "auto":
+        runtime = "ray" if world_size > 1 else "local"
+    strategy = {"fsdp": "fsdp2", "auto": "fsdp2" if world_size > 1 else "single"}.get(
+        actor.strategy, actor.strategy
+    )
+    shared = f"{device}, this process" if runtime == "local" else f"{world_size} x {device}, shared"
+    roles = [
+        Role(name="actor", engine=strategy, place=shared),
+        Role(name="rollout", engine=rollout.name, place=shared),
+    ]
+    if needs_reference(config):
+        lora = config.actor_rollout_ref.model.lora_rank > 0
+        how = "the actor with its adapter off" if lora else "a frozen copy"
+        roles.append(Role(name="reference", engine=how, place=shared))
+    if needs_critic(config, estimator):
+        roles.append(Role(name="critic", engine=strategy, place=shared))
+    if config.reward.reward_model.enable:
+        roles.append(_reward_role(config, shared))
+    return Placement(device=device, world_size=world_size, runtime=runtime, roles=tuple(roles))
+
+
+def _reward_role(config: RunConfig, shared: str) -> Role:
+    reward_model = config.reward.reward_model
+    own = f"{reward_model.nnodes} x {reward_model.n_gpus_per_node} devices of its own"
+    where = own if reward_model.enable_resource_pool else shared
+    return Role(name="reward model", engine=reward_model.rollout.name, place=where)
+
+
+def needs_reference(config: RunConfig) -> bool:
+    """Whether the run keeps a reference policy."""
+    ref = config.actor_rollout_ref.ref
+    if ref.enable is not None:
+        return ref.enable
+    return config.actor_rollout_ref.actor.use_kl_loss or config.algorithm.use_kl_in_reward
+
+
+def needs_critic(config: RunConfig, estimator: EstimatorFacts | None) -> bool:
+    """Whether the run trains a critic; `estimator` is None when its name is unknown."""
+    if config.critic.enable is not None:
+        return config.critic.enable
+    return estimator is not None and "values" in estimator.needs
+
+
+def loss_in_force(config: RunConfig) -> str:
+    """Name of the policy loss that runs: bypass mode takes the place of `loss_mode`."""
+    if config.algorithm.rollout_correction.bypass_mode:
+        return "bypass_mode"
+    return config.actor_rollout_ref.actor.policy_loss.loss_mode
+
+
+def is_off_policy(config: RunConfig) -> bool:
+    """Whether some update uses samples that the weights before it did not draw."""
+    actor = config.actor_rollout_ref.actor
+    several = config.data.train_batch_size > actor.ppo_mini_batch_size
+    return several or actor.ppo_epochs > 1 or config.trainer.max_staleness > 0
+
+
+def batch_lines(plan: BatchPlan) -> list[tuple[str, str]]:
+    """The arithmetic as label and sentence, for people."""
+    samples = f"{plan.prompts} prompts x {plan.samples_per_prompt} samples = {plan.rollouts}"
+    minis = f"{plan.mini_batches} x {plan.mini_batch_rollouts} rollouts"
+    micros = f"about {plan.micro_batches} of at most {plan.micro_batch_tokens} tokens"
+    steps = f"{plan.mini_batches} (mini-batches) x {plan.epochs} (epochs) = {plan.optimizer_steps}"
+    return [
+        ("rollouts", samples),
+        ("mini-batches", minis),
+        ("micro-batches", f"{micros} on each device"),
+        ("optimizer steps", f"{steps} a step"),
+        ("tokens", f"at most {plan.tokens} a step, {plan.longest_sequence} a sequence"),
+        ("steps", str(plan.total_steps or "as many as the rows and total_epochs make")),
+    ]

@@ -1,0 +1,130 @@
+"""Names that exist: the built-in ones, and those that plugin files register.
+
+A plugin is read as a syntax tree, never imported: it may import torch, and a check must be quick.
+"""
+
+import ast
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, final
+
+from luyen.config.catalog import ADV_ESTIMATORS, POLICY_LOSSES, EstimatorFacts, LossFacts
+
+REGISTRIES = ("adv_estimators", "policy_losses", "reward_managers", "rollout_engines", "samplers")
+ENGINES = ("native", "hf", "vllm", "sglang")
+REWARD_MANAGERS = ("naive", "batch", "dapo", "prime")
+LOGGERS = ("console", "jsonl", "tensorboard", "wandb", "mlflow", "trackio")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registered:
+    """One `registry.register("name", fact=...)` found in a plugin's source.
+
+    Example:
+        >>> text = "@adv_estimators.register('mine', needs=('values',))\\ndef f(): ..."
+        >>> next(iter(registrations(ast.parse(text)))).name
+        'mine'
+    """
+
+    registry: str
+    """Name of the registry, e.g. `adv_estimators`."""
+    name: str
+    """Name that becomes usable in the configuration."""
+    facts: Mapping[str, Any]
+    """Literal keyword arguments beside the name."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """Every name a configuration may use, with what `check` must know about it.
+
+    Example:
+        >>> Known().estimators["gae"].needs
+        ('values',)
+    """
+
+    estimators: Mapping[str, EstimatorFacts] = field(default_factory=lambda: ADV_ESTIMATORS)
+    """Advantage estimators."""
+    losses: Mapping[str, LossFacts] = field(default_factory=lambda: POLICY_LOSSES)
+    """Policy losses."""
+    engines: tuple[str, ...] = ENGINES
+    """Rollout engines."""
+    reward_managers: tuple[str, ...] = REWARD_MANAGERS
+    """Reward managers."""
+
+
+def read_plugins(paths: tuple[str, ...]) -> tuple[Known, dict[str, str]]:
+    """What exists with these plugins, and for each unusable file the reason."""
+    found: list[Registered] = []
+    broken: dict[str, str] = {}
+    for path in paths:
+        try:
+            found += registrations(ast.parse(Path(path).expanduser().read_text(encoding="utf-8")))
+        except (OSError, UnicodeDecodeError) as error:
+            broken[path] = f"cannot be read: {error}"
+        except SyntaxError as error:
+            broken[path] = f"is not valid Python: line {error.lineno}: {error.msg}"
+    return _with_plugins(found), broken
+
+
+def registrations(tree: ast.AST) -> Iterator[Registered]:
+    """Every registration in a module's source, wherever it stands."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(
+                func=ast.Attribute(attr="register", value=owner),
+                args=[ast.Constant(value=str(name))],
+                keywords=keywords,
+            ):
+                registry = ast.unparse(owner).rpartition(".")[2]
+                facts = {
+                    k.arg: ast.literal_eval(k.value)
+                    for k in keywords
+                    if k.arg is not None and _is_literal(k.value)
+                }
+                if registry in REGISTRIES:
+                    yield Registered(registry=registry, name=name, facts=facts)
+            case _:
+                pass
+
+
+def _is_literal(node: ast.expr) -> bool:
+    try:
+        ast.literal_eval(node)
+    except ValueError:
+        return False
+    return True
+
+
+def _with_plugins(found: list[Registered]) -> Known:
+    def of(registry: str) -> list[Registered]:
+        return [entry for entry in found if entry.registry == registry]
+
+    estimators = {e.name: _estimator(e.facts) for e in of("adv_estimators")}
+    losses = {e.name: _loss(e.facts) for e in of("policy_losses")}
+    return Known(
+        estimators={**ADV_ESTIMATORS, **estimators},
+        losses={**POLICY_LOSSES, **losses},
+        engines=(*ENGINES, *(e.name for e in of("rollout_engines"))),
+        reward_managers=(*REWARD_MANAGERS, *(e.name for e in of("reward_managers"))),
+    )
+
+
+def _estimator(facts: Mapping[str, Any]) -> EstimatorFacts:
+    return EstimatorFacts(
+        baseline=str(facts.get("baseline", "none")),
+        group_relative=bool(facts.get("group_relative", False)),
+        needs=tuple(facts.get("needs", ())),
+        knobs=tuple(facts.get("knobs", ())),
+    )
+
+
+def _loss(facts: Mapping[str, Any]) -> LossFacts:
+    return LossFacts(
+        aggregation=str(facts.get("aggregation", "token-mean")),
+        needs=tuple(facts.get("needs", ())),
+        knobs=tuple(facts.get("knobs", ())),
+    )

@@ -1,0 +1,20 @@
+"""Every rule, gathered: importing this module declares them all."""
+
+from luyen.config.rules import (
+    batch,
+    correction,
+    credit,
+    inputs,
+    kl,
+    life,
+    loss,
+    memory,
+    model,
+    rollout,
+    turns,
+)
+from luyen.config.rules.rule import RULES, Rule
+
+__all__ = ["RULES", "Rule"]
+
+MODULES = (batch, credit, correction, inputs, kl, life, loss, memory, model, rollout, turns)

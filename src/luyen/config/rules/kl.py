@@ -1,0 +1,161 @@
+"""K: KL terms and the reference policy they compare with."""
+
+from collections.abc import Iterator
+
+from luyen.base.suggest import did_you_mean
+from luyen.config.catalog import KL_KINDS
+from luyen.config.plan import needs_reference
+from luyen.config.rules.rule import Finding, Situation, rule
+
+_ACTOR = "actor_rollout_ref.actor"
+_REF = "actor_rollout_ref.ref"
+
+
+def _kl_is_on(s: Situation) -> bool:
+    return s.config.actor_rollout_ref.actor.use_kl_loss or s.config.algorithm.use_kl_in_reward
+
+
+@rule("K01", "error")
+def kl_has_a_reference(s: Situation) -> Iterator[Finding]:
+    """A KL term has a reference policy to compare with."""
+    ref = s.config.actor_rollout_ref.ref
+    if _kl_is_on(s) and ref.enable is False:
+        yield Finding(
+            field=f"{_REF}.enable",
+            why="use_kl_loss or use_kl_in_reward is on and there is no reference policy",
+            fix="drop the line, or switch the KL terms off",
+        )
+
+
+@rule("K02", "warning")
+def kl_is_counted_once(s: Situation) -> Iterator[Finding]:
+    """KL enters the loss or the reward, rarely both."""
+    algorithm = s.config.algorithm
+    if s.config.actor_rollout_ref.actor.use_kl_loss and algorithm.use_kl_in_reward:
+        yield Finding(
+            field="algorithm.use_kl_in_reward",
+            why="KL to the reference is penalised twice: in the reward and in the loss",
+            fix="keep one of use_kl_loss and use_kl_in_reward",
+        )
+
+
+@rule("K03", "warning")
+def kl_has_weight(s: Situation) -> Iterator[Finding]:
+    """A KL term that is on has a coefficient above 0."""
+    actor, algorithm = s.config.actor_rollout_ref.actor, s.config.algorithm
+    kl_ctrl = algorithm.kl_ctrl
+    if actor.use_kl_loss and actor.kl_loss_coef == 0:
+        yield Finding(
+            field=f"{_ACTOR}.kl_loss_coef",
+            why="the KL term costs a reference pass and its weight is 0",
+            fix="raise it, or set use_kl_loss=false",
+        )
+    if algorithm.use_kl_in_reward and kl_ctrl.kl_coef == 0:
+        yield Finding(
+            field="algorithm.kl_ctrl.kl_coef",
+            why="the KL term costs a reference pass and its weight is 0",
+            fix="raise it, or set use_kl_in_reward=false",
+        )
+
+
+@rule("K04", "warning")
+def kl_knob_has_effect(s: Situation) -> Iterator[Finding]:
+    """Knobs of a KL term are changed only when the term is on."""
+    actor, algorithm = s.config.actor_rollout_ref.actor, s.config.algorithm
+    off: list[tuple[str, str]] = []
+    if not actor.use_kl_loss:
+        off += [
+            (f"{_ACTOR}.{k}", f"{_ACTOR}.use_kl_loss") for k in ("kl_loss_coef", "kl_loss_type")
+        ]
+    switch = "algorithm.use_kl_in_reward"
+    if not algorithm.use_kl_in_reward:
+        knobs = ("kl_penalty", "kl_ctrl.type", "kl_ctrl.kl_coef")
+        off += [(f"algorithm.{k}", switch) for k in knobs]
+    if not algorithm.use_kl_in_reward or algorithm.kl_ctrl.type == "fixed":
+        adaptive = "algorithm.kl_ctrl.type=adaptive with algorithm.use_kl_in_reward"
+        off += [(f"algorithm.kl_ctrl.{k}", adaptive) for k in ("horizon", "target_kl")]
+    for path, needs in off:
+        if s.is_changed(path):
+            yield Finding(
+                field=path,
+                why="it has no effect as things stand",
+                fix=f"drop it, or set {needs}=true",
+            )
+
+
+@rule("K05", "warning")
+def reference_passes_are_not_tiny(s: Situation) -> Iterator[Finding]:
+    """With KL on, the reference pass is cut no finer than the actor's update."""
+    actor, ref = s.config.actor_rollout_ref.actor, s.config.actor_rollout_ref.ref
+    if not needs_reference(s.config):
+        return
+    dynamic = ref.log_prob_use_dynamic_bsz
+    if dynamic if dynamic is not None else actor.use_dynamic_bsz:
+        key, mine = "log_prob_max_token_len_per_gpu", ref.log_prob_max_token_len_per_gpu
+        actors: int | None = actor.ppo_max_token_len_per_gpu
+    else:
+        key, mine = "log_prob_micro_batch_size_per_gpu", ref.log_prob_micro_batch_size_per_gpu
+        actors = actor.ppo_micro_batch_size_per_gpu
+    if mine is not None and actors is not None and mine < actors:
+        yield Finding(
+            field=f"{_REF}.{key}",
+            why=f"{mine} is below the actor's {actors}, although a pass without gradients needs "
+            "less memory: the reference becomes the bottleneck",
+            fix=f"set it to at least {actors}, or drop it",
+        )
+
+
+@rule("K06", "error")
+def kl_estimator_exists(s: Situation) -> Iterator[Finding]:
+    """KL estimators are known, and computable from the log-probabilities that a run keeps."""
+    actor, algorithm = s.config.actor_rollout_ref.actor, s.config.algorithm
+    for path, kind in (
+        (f"{_ACTOR}.kl_loss_type", actor.kl_loss_type),
+        ("algorithm.kl_penalty", algorithm.kl_penalty),
+    ):
+        if kind not in KL_KINDS:
+            fix = did_you_mean(kind, KL_KINDS)
+            yield Finding(field=path, why="no such KL estimator", fix=fix)
+        elif kind.startswith("full"):
+            yield Finding(
+                field=path,
+                why="the exact KL needs every logit of both models; a run keeps log-probabilities "
+                "of sampled tokens",
+                fix="use low_var_kl; luyen.algorithms.kl.full_kl is there for logits of your own",
+            )
+
+
+@rule("K07", "warning")
+def reference_is_used(s: Situation) -> Iterator[Finding]:
+    """A reference policy is kept only for a KL term, and its keys are set only when it exists."""
+    ref = s.config.actor_rollout_ref.ref
+    if ref.enable and not _kl_is_on(s):
+        yield Finding(
+            field=f"{_REF}.enable",
+            why="no KL term reads it: KL drift is measured for the price of a pass a step",
+            fix="drop the line unless you want that measurement",
+        )
+    if not needs_reference(s.config):
+        for name in (
+            "path",
+            "log_prob_micro_batch_size_per_gpu",
+            "log_prob_use_dynamic_bsz",
+            "log_prob_max_token_len_per_gpu",
+        ):
+            if s.is_changed(f"{_REF}.{name}"):
+                why = "the run keeps no reference policy, so it has no effect"
+                fix = "drop it, or switch a KL term on"
+                yield Finding(field=f"{_REF}.{name}", why=why, fix=fix)
+
+
+@rule("K08", "error")
+def lora_reference_is_the_base(s: Situation) -> Iterator[Finding]:
+    """With LoRA the reference is the actor with its adapter off, not another checkpoint."""
+    model, ref = s.config.actor_rollout_ref.model, s.config.actor_rollout_ref.ref
+    if model.lora_rank > 0 and ref.path is not None:
+        yield Finding(
+            field=f"{_REF}.path",
+            why="with LoRA the reference is the actor with its adapter off: a separate copy would "
+            "double the weights and could differ from the base model",
+            fix="drop the line, or train all weights (lora_rank=0)",
+        )

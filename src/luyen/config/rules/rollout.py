@@ -1,0 +1,148 @@
+"""R: the rollout engine, its limits and its sampling."""
+
+from collections.abc import Iterator
+
+from luyen.base.suggest import did_you_mean
+from luyen.config.rules.rule import Finding, Situation, rule
+
+_ROLLOUT = "actor_rollout_ref.rollout"
+
+
+@rule("R01", "error")
+def engine_exists(s: Situation) -> Iterator[Finding]:
+    """`rollout.name` is a known engine."""
+    rollout = s.config.actor_rollout_ref.rollout
+    if rollout.name not in s.known.engines:
+        fix = did_you_mean(rollout.name, s.known.engines)
+        yield Finding(field=f"{_ROLLOUT}.name", why="no such rollout engine", fix=fix)
+
+
+@rule("R02", "warning")
+def engine_is_installed(s: Situation) -> Iterator[Finding]:
+    """The engine's package is installed where the check runs."""
+    rollout = s.config.actor_rollout_ref.rollout
+    if rollout.name in ("vllm", "sglang") and not s.installed(rollout.name):
+        yield Finding(
+            field=f"{_ROLLOUT}.name",
+            why=f"the package {rollout.name} is not installed on this machine",
+            fix=f"pip install 'luyen[{rollout.name}]', or set {_ROLLOUT}.name=native, which needs "
+            "nothing",
+        )
+
+
+@rule("R03", "error")
+def sequence_fits_the_engine(s: Situation) -> Iterator[Finding]:
+    """`max_model_len` holds the longest prompt and the longest response."""
+    rollout, data = s.config.actor_rollout_ref.rollout, s.config.data
+    if rollout.max_model_len is not None and rollout.max_model_len < s.batch.longest_sequence:
+        yield Finding(
+            field=f"{_ROLLOUT}.max_model_len",
+            why=f"max_prompt_length {data.max_prompt_length} + max_response_length "
+            f"{data.max_response_length} = {s.batch.longest_sequence} tokens",
+            fix=f"set it to at least {s.batch.longest_sequence}, or drop it",
+        )
+
+
+@rule("R04", "error")
+def group_fits_the_token_budget(s: Situation) -> Iterator[Finding]:
+    """The samples of one prompt can run at once within the engine's limits."""
+    rollout = s.config.actor_rollout_ref.rollout
+    for name, limit in (
+        ("max_num_seqs", rollout.max_num_seqs),
+        ("max_num_batched_tokens", rollout.max_num_batched_tokens),
+    ):
+        if rollout.n > limit:
+            yield Finding(
+                field=f"{_ROLLOUT}.{name}",
+                why=f"rollout.n={rollout.n} samples of a prompt decode one token each in a pass, "
+                f"and {name} allows {limit}: the group cannot run together",
+                fix=f"raise {name} with rollout.n, to at least {rollout.n}",
+            )
+
+
+@rule("R05", "warning")
+def token_budget_feeds_every_sequence(s: Situation) -> Iterator[Finding]:
+    """A pass has room for one token of every sequence that may run."""
+    rollout = s.config.actor_rollout_ref.rollout
+    if rollout.n <= rollout.max_num_batched_tokens < rollout.max_num_seqs:
+        yield Finding(
+            field=f"{_ROLLOUT}.max_num_batched_tokens",
+            why=f"{rollout.max_num_seqs} sequences may run (max_num_seqs) but a pass holds "
+            f"{rollout.max_num_batched_tokens} tokens: the others wait",
+            fix=f"set it to at least {rollout.max_num_seqs}, or lower max_num_seqs",
+        )
+
+
+@rule("R06", "error")
+def samples_differ(s: Situation) -> Iterator[Finding]:
+    """Several samples of a prompt are sampled, not the likeliest answer many times."""
+    rollout = s.config.actor_rollout_ref.rollout
+    val_kwargs = rollout.val_kwargs
+    if rollout.temperature == 0 and rollout.n > 1:
+        yield Finding(
+            field=f"{_ROLLOUT}.temperature",
+            why=f"at temperature 0 all {rollout.n} samples of a prompt are the same",
+            fix="set a temperature > 0, usually 1",
+        )
+    if val_kwargs.n > 1 and not val_kwargs.do_sample:
+        yield Finding(
+            field=f"{_ROLLOUT}.val_kwargs.n",
+            why=f"without do_sample all {val_kwargs.n} validation samples are the same",
+            fix="set val_kwargs.do_sample=true and a val_kwargs.temperature > 0, or n=1",
+        )
+
+
+@rule("R07", "error")
+def validation_temperature_fits(s: Situation) -> Iterator[Finding]:
+    """Sampling at validation has a temperature; a greedy one has no sampling knobs."""
+    val_kwargs = s.config.actor_rollout_ref.rollout.val_kwargs
+    if val_kwargs.do_sample and val_kwargs.temperature == 0:
+        yield Finding(
+            field=f"{_ROLLOUT}.val_kwargs.temperature",
+            why="do_sample is on and the temperature is 0",
+            fix="set a temperature > 0, or do_sample=false",
+        )
+    greedy = {
+        "temperature": val_kwargs.temperature,
+        "top_k": val_kwargs.top_k,
+        "top_p": val_kwargs.top_p,
+    }
+    for name in greedy:
+        if not val_kwargs.do_sample and s.is_changed(f"{_ROLLOUT}.val_kwargs.{name}"):
+            yield Finding(
+                field=f"{_ROLLOUT}.val_kwargs.{name}",
+                why="do_sample is off, so it has no effect",
+                fix="drop it, or set val_kwargs.do_sample=true",
+            )
+
+
+@rule("R08", "error")
+def native_runs_on_one_device(s: Situation) -> Iterator[Finding]:
+    """The embedded engines hold the whole model on one device."""
+    rollout = s.config.actor_rollout_ref.rollout
+    sizes = {
+        "tensor_model_parallel_size": rollout.tensor_model_parallel_size,
+        "expert_parallel_size": rollout.expert_parallel_size,
+    }
+    for name, size in sizes.items():
+        if rollout.name in ("native", "hf") and size > 1:
+            yield Finding(
+                field=f"{_ROLLOUT}.{name}",
+                why=f"`{rollout.name}` holds the whole model on each device",
+                fix="use data_parallel_size for more copies, or name=vllm or sglang to split one",
+            )
+
+
+@rule("R09", "error")
+def replicas_fit_the_devices(s: Situation) -> Iterator[Finding]:
+    """The copies of the engine, each on its devices, fit the cluster."""
+    rollout = s.config.actor_rollout_ref.rollout
+    needed = rollout.data_parallel_size * rollout.tensor_model_parallel_size
+    if needed > s.where.world_size:
+        yield Finding(
+            field=f"{_ROLLOUT}.data_parallel_size",
+            why=f"data_parallel_size {rollout.data_parallel_size} x tensor_model_parallel_size "
+            f"{rollout.tensor_model_parallel_size} = {needed} devices, and nnodes x "
+            f"n_gpus_per_node = {s.where.world_size}",
+            fix="take fewer copies, or more devices",
+        )

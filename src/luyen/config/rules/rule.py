@@ -1,0 +1,129 @@
+"""How a rule is declared, what it sees, and how it answers."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+from luyen.config.catalog import EstimatorFacts, LossFacts
+from luyen.config.fields import all_fields
+from luyen.config.machine import Machine
+from luyen.config.memory import MemoryPlan
+from luyen.config.plan import BatchPlan, Placement, loss_in_force
+from luyen.config.plugins import Known
+from luyen.config.problem import Severity
+from luyen.config.schema.run import RunConfig
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """Everything a rule may look at.
+
+    Example:
+        >>> sorted(Situation.__slots__)[:3]
+        ['batch', 'broken_plugins', 'config']
+    """
+
+    config: RunConfig
+    """The configuration, valid field by field."""
+    written: frozenset[str]
+    """Keys the user wrote, as opposed to defaults."""
+    known: Known
+    """Registered names, plugins included."""
+    broken_plugins: dict[str, str]
+    """Plugin files that could not be read, with the reason."""
+    machine: Machine
+    """Where the check runs."""
+    where: Placement
+    """Device, world size, runtime and roles."""
+    batch: BatchPlan
+    """The arithmetic of a step."""
+    memory: MemoryPlan | None
+    """Memory of each phase; None when the model's shape is unknown."""
+    installed: Callable[[str], bool]
+    """Whether a Python package is installed."""
+
+    @property
+    def estimator(self) -> EstimatorFacts | None:
+        """Facts of the chosen estimator; None when its name is unknown."""
+        return self.known.estimators.get(self.config.algorithm.adv_estimator)
+
+    @property
+    def loss(self) -> LossFacts | None:
+        """Facts of the policy loss in force; None when its name is unknown."""
+        return self.known.losses.get(loss_in_force(self.config))
+
+    def is_changed(self, path: str) -> bool:
+        """Whether the user wrote another value than the default."""
+        return path in self.written and value_at(self.config, path) != all_fields()[path].default
+
+    def run_directory(self) -> Path:
+        """Where the run would keep its files."""
+        trainer = self.config.trainer
+        root = Path(trainer.default_local_dir).expanduser()
+        return root / trainer.project_name / trainer.experiment_name
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What a rule objects to: the key, the reason and the fix.
+
+    Example:
+        >>> Finding(field="trainer.nnodes", why="too many", fix="take fewer").field
+        'trainer.nnodes'
+    """
+
+    field: str
+    """Dotted key."""
+    why: str
+    """The reason."""
+    fix: str
+    """What to do."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """A named check over several keys.
+
+    Example:
+        >>> Rule(id="X01", severity="error", doc="Never.", find=lambda s: iter(())).severity
+        'error'
+    """
+
+    id: str
+    """Stable identifier."""
+    severity: Severity
+    """How much it matters."""
+    doc: str
+    """What it demands."""
+    find: Callable[[Situation], Iterator[Finding]]
+    """The check itself."""
+
+
+RULES: dict[str, Rule] = {}
+
+
+def rule(
+    id: str, severity: Severity
+) -> Callable[[Callable[[Situation], Iterator[Finding]]], Callable[[Situation], Iterator[Finding]]]:
+    """Declare a rule; its docstring is its documentation."""
+
+    def add(
+        find: Callable[[Situation], Iterator[Finding]],
+    ) -> Callable[[Situation], Iterator[Finding]]:
+        assert id not in RULES, f"rule {id} is declared twice"
+        RULES[id] = Rule(id=id, severity=severity, doc=(find.__doc__ or "").strip(), find=find)
+        return find
+
+    return add
+
+
+def value_at(config: RunConfig, path: str) -> Any:
+    """The value of a dotted key."""
+    found: object = config
+    for name in path.split("."):
+        found = object.__getattribute__(found, name)
+    return found

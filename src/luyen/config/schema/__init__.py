@@ -1,0 +1,1 @@
+"""The configuration's shape: six blocks, every key typed, documented and defaulted."""

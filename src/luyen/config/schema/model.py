@@ -1,0 +1,56 @@
+"""`actor_rollout_ref.model`: the policy's weights and how they are held."""
+
+from typing import Any, Literal
+
+from luyen.config.schema.block import Block, Names, block, key
+
+_MODELS = "model loading"
+_MEMORY = "the memory-saving kernels of the training engine"
+
+
+class TiledMlp(Block):
+    """Feed-forward layers computed slice by slice over the tokens."""
+
+    enabled: bool = key(False, "Compute feed-forward layers in slices.", awaits=_MEMORY)
+    num_shards: int = key(4, "Number of slices.", ge=1, awaits=_MEMORY)
+
+
+class Model(Block):
+    """A Hugging Face causal language model, whole or with a LoRA adapter."""
+
+    path: str = key(
+        "builtin://arithmetic",
+        "Directory, hub id or `builtin://` name of the policy. The default is the small "
+        "character-level model that ships with Luyen.",
+    )
+    tokenizer_path: str | None = key(None, "Directory or hub id of the tokenizer; null: `path`.")
+    trust_remote_code: bool = key(
+        False, "Run Python code that comes with the model.", awaits=_MODELS
+    )
+    override_config: dict[str, Any] = key({}, "Values that replace those of the model's config.")
+    dtype: Literal["auto", "float32", "bfloat16"] = key(
+        "auto", "Type of the weights in computation; auto: bfloat16 on CUDA, float32 on CPU."
+    )
+    enable_gradient_checkpointing: bool = key(
+        True, "Recompute activations in the backward pass: less memory, about a third more time."
+    )
+    enable_activation_offload: bool = key(
+        False, "Keep activations in host memory between the passes.", awaits=_MEMORY
+    )
+    use_remove_padding: bool = key(
+        True,
+        "Train on packed tokens.",
+        only="batches are always packed; there is no padded path to switch to",
+    )
+    use_fused_kernels: bool = key(
+        False, "Fuse the output head with the log-probabilities.", awaits=_MEMORY
+    )
+    tiled_mlp: TiledMlp = block(TiledMlp, "Feed-forward layers in slices.")
+    lora_rank: int = key(0, "Rank of the LoRA adapter; 0 trains all weights.", ge=0)
+    lora_alpha: float = key(
+        16.0, "Scale of the adapter: its output is multiplied by alpha/rank.", gt=0
+    )
+    target_modules: Names = key(
+        ("all-linear",), "Modules that get an adapter: names, or `all-linear`."
+    )
+    lora_adapter_path: str | None = key(None, "Adapter directory to start from.")

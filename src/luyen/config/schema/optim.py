@@ -1,0 +1,34 @@
+"""`optim`: AdamW and its schedule, the same for actor and critic."""
+
+from typing import Literal
+
+from luyen.config.schema.block import Block, Pair, key
+
+_ENGINE = "the training engine"
+
+
+class Optim(Block):
+    """AdamW, warm-up, schedule and clipping."""
+
+    lr: float = key(1e-6, "Peak learning rate.", ge=0)
+    lr_warmup_steps: int = key(
+        -1, "Steps of linear warm-up; -1: use `lr_warmup_steps_ratio`.", ge=-1
+    )
+    lr_warmup_steps_ratio: float = key(
+        0.0, "Warm-up as a share of all steps, when `lr_warmup_steps` is -1.", ge=0, le=1
+    )
+    lr_scheduler_type: Literal["constant", "cosine", "wsd"] = key(
+        "constant", "Course of the learning rate after the warm-up.", awaits=_ENGINE
+    )
+    min_lr_ratio: float = key(
+        0.0, "Where cosine and wsd end, as a share of `lr`.", ge=0, le=1, awaits=_ENGINE
+    )
+    weight_decay: float = key(0.01, "AdamW's decoupled weight decay.", ge=0, awaits=_ENGINE)
+    betas: Pair = key((0.9, 0.999), "AdamW's moment decays.", awaits=_ENGINE)
+    clip_grad: float = key(1.0, "Largest norm of the gradient of a step.", gt=0, awaits=_ENGINE)
+
+
+class CriticOptim(Optim):
+    """The critic's optimizer: the same keys, a higher rate."""
+
+    lr: float = key(1e-5, "Peak learning rate.", ge=0)

@@ -1,0 +1,83 @@
+"""`actor_rollout_ref.rollout` and `.ref`: generation and the reference policy."""
+
+from typing import Literal
+
+from luyen.config.schema.block import Block, block, key
+
+_TURNS = "multi-turn rollouts"
+
+
+class MultiTurn(Block):
+    """Conversations with tools."""
+
+    enable: bool = key(False, "Let the policy take several turns and call tools.")
+    tool_config_path: str | None = key(None, "YAML file that lists the tools.")
+    max_assistant_turns: int | None = key(None, "Most turns of the policy; null: no limit.", ge=1)
+    max_user_turns: int | None = key(None, "Most turns of the user; null: no limit.", ge=1)
+    format: Literal["hermes", "qwen3_coder", "llama3", "mistral", "glm", "deepseek", "gpt_oss"] = (
+        key("hermes", "How tool calls are written in the text.", awaits=_TURNS)
+    )
+    tokenization_sanity_check_mode: Literal["strict", "ignore_strippable", "off"] = key(
+        "strict", "Compare the grown token list with a full re-render.", awaits=_TURNS
+    )
+
+
+class ValKwargs(Block):
+    """Sampling at validation."""
+
+    n: int = key(1, "Samples of each validation prompt.", ge=1)
+    do_sample: bool = key(False, "Sample; otherwise take the likeliest token.")
+    temperature: float = key(0.0, "Sampling temperature.", ge=0)
+    top_k: int = key(-1, "Keep the k likeliest tokens; -1: all.", ge=-1)
+    top_p: float = key(1.0, "Keep the likeliest tokens of this total mass.", gt=0, le=1)
+
+
+class LogProbBatching(Block):
+    """How a pass that only computes log-probabilities is cut into micro-batches."""
+
+    log_prob_micro_batch_size_per_gpu: int | None = key(
+        None, "Sequences of one forward pass; null: as in the actor's update.", ge=1
+    )
+    log_prob_use_dynamic_bsz: bool | None = key(
+        None, "Fill these passes by tokens; null: as `actor.use_dynamic_bsz`."
+    )
+    log_prob_max_token_len_per_gpu: int | None = key(
+        None, "Token budget of these passes; null: as `actor.ppo_max_token_len_per_gpu`.", ge=1
+    )
+
+
+class Rollout(LogProbBatching):
+    """The engine that generates, and how it samples."""
+
+    name: str = key("native", "Rollout engine: `native`, `hf`, `vllm`, `sglang` or a plugin's.")
+    n: int = key(1, "Samples of each prompt; group-relative estimators need at least 2.", ge=1)
+    temperature: float = key(1.0, "Sampling temperature.", ge=0)
+    top_k: int = key(-1, "Keep the k likeliest tokens; -1: all.", ge=-1)
+    top_p: float = key(1.0, "Keep the likeliest tokens of this total mass.", gt=0, le=1)
+    gpu_memory_utilization: float = key(
+        0.5, "Share of the device's memory that weights and KV cache may take.", gt=0, le=1
+    )
+    tensor_model_parallel_size: int = key(1, "Devices that share one copy of the model.", ge=1)
+    data_parallel_size: int = key(1, "Copies of the engine.", ge=1)
+    expert_parallel_size: int = key(1, "Devices that share the experts of a layer.", ge=1)
+    max_num_batched_tokens: int = key(8192, "Most tokens of one forward pass.", ge=1)
+    max_model_len: int | None = key(
+        None, "Most tokens of a sequence; null: prompt and response lengths together.", ge=1
+    )
+    max_num_seqs: int = key(256, "Most sequences that run at once.", ge=1)
+    calculate_log_probs: bool = key(
+        True, "Return the log-probability of each sampled token from the engine."
+    )
+    val_kwargs: ValKwargs = block(ValKwargs, "Sampling at validation.")
+    multi_turn: MultiTurn = block(MultiTurn, "Conversations with tools.")
+
+
+class Ref(LogProbBatching):
+    """The frozen policy that KL terms compare with."""
+
+    enable: bool | None = key(
+        None, "Keep a reference policy; null: exactly when a KL term needs it."
+    )
+    path: str | None = key(
+        None, "Weights of the reference; null: the policy before training (with LoRA: adapter off)."
+    )

@@ -1,0 +1,31 @@
+"""The root of the configuration."""
+
+from luyen.config.schema.actor import Actor
+from luyen.config.schema.algorithm import Algorithm
+from luyen.config.schema.block import Block, block
+from luyen.config.schema.critic import Critic
+from luyen.config.schema.data import Data
+from luyen.config.schema.model import Model
+from luyen.config.schema.reward import Reward
+from luyen.config.schema.rollout import Ref, Rollout
+from luyen.config.schema.trainer import Trainer
+
+
+class ActorRolloutRef(Block):
+    """The policy in its three roles: trained, sampled from, and frozen as a reference."""
+
+    model: Model = block(Model, "The policy's weights.")
+    actor: Actor = block(Actor, "The policy update.")
+    rollout: Rollout = block(Rollout, "Generation.")
+    ref: Ref = block(Ref, "The reference policy.")
+
+
+class RunConfig(Block):
+    """A whole run, in six blocks."""
+
+    data: Data = block(Data, "What is read and how much of it makes a step.")
+    actor_rollout_ref: ActorRolloutRef = block(ActorRolloutRef, "The policy in its three roles.")
+    critic: Critic = block(Critic, "The value model.")
+    reward: Reward = block(Reward, "What scores rollouts.")
+    algorithm: Algorithm = block(Algorithm, "What is learned.")
+    trainer: Trainer = block(Trainer, "The life of a run.")

@@ -1,0 +1,44 @@
+"""`trainer`: where the run lives, how long it lasts, what it saves and says."""
+
+from typing import Literal
+
+from luyen.config.schema.block import Block, Names, key
+
+
+class Trainer(Block):
+    """The life of a run."""
+
+    nnodes: int = key(1, "Machines.", ge=1)
+    n_gpus_per_node: int = key(1, "Devices of each machine (on CPU: worker processes).", ge=1)
+    device: Literal["auto", "cpu", "cuda"] = key("auto", "auto: CUDA where there is one.")
+    runtime: Literal["auto", "local", "ray"] = key(
+        "auto", "auto: local for one device, Ray for more."
+    )
+    max_staleness: int = key(
+        0, "Steps by which generation may run ahead of training; 0 is synchronous.", ge=0
+    )
+    total_epochs: int = key(1, "Passes over the training rows.", ge=1)
+    total_training_steps: int | None = key(
+        None, "Steps of the run; null: as many as `total_epochs` makes.", ge=1
+    )
+    save_freq: int = key(-1, "Steps between checkpoints; -1: only at the end.", ge=-1)
+    test_freq: int = key(-1, "Steps between validations; -1: only at the end.", ge=-1)
+    val_before_train: bool = key(True, "Validate before the first step.")
+    critic_warmup: int = key(0, "First steps in which only the critic learns.", ge=0)
+    resume_mode: Literal["auto", "disable", "path"] = key(
+        "auto", "auto: from the newest checkpoint of this experiment, if there is one."
+    )
+    resume_from_path: str | None = key(None, "Checkpoint of `resume_mode: path`.")
+    default_local_dir: str = key("runs", "Folder under which run directories are made.")
+    project_name: str = key("luyen", "First part of the run directory's name.", min_length=1)
+    experiment_name: str = key("run", "Second part of the run directory's name.", min_length=1)
+    logger: Names = key(
+        ("console", "jsonl", "tensorboard"),
+        "Where metrics go: console, jsonl, tensorboard, wandb, mlflow, trackio.",
+    )
+    plugins: Names = key((), "Python files that register estimators, losses, rewards or engines.")
+    use_legacy_worker_impl: Literal["auto", "enable", "disable"] = key(
+        "disable",
+        "verl's choice between two worker implementations.",
+        only="there is one implementation of every role",
+    )

@@ -1,0 +1,99 @@
+"""A nested configuration whose every value knows where it was written."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, cast, final
+
+from luyen.config.problem import DEFAULT, Origin, Problem
+
+Mapping: TypeAlias = dict[str, Any]
+"""Nested values as YAML gives them."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tree:
+    """Nested values with the origin of each, and what was wrong with the text.
+
+    Example:
+        >>> where = Origin(source="a.yaml", line=2)
+        >>> tree = Tree(values={"trainer": {"nnodes": 2}}, origins={"trainer.nnodes": where})
+        >>> leaves(tree.values)
+        [('trainer.nnodes', 2)]
+    """
+
+    values: Mapping
+    """Nested mappings down to plain values."""
+    origins: dict[str, Origin]
+    """Where each dotted key was written."""
+    problems: tuple[Problem, ...] = ()
+    """Syntax errors and keys written twice."""
+
+
+def merge(trees: Sequence[Tree]) -> Tree:
+    """Later trees win over earlier ones, key by key."""
+    values: Mapping = {}
+    origins: dict[str, Origin] = {}
+    problems: list[Problem] = []
+    for tree in trees:
+        values = merged(values, tree.values)
+        origins |= tree.origins
+        problems += tree.problems
+    return Tree(values=values, origins=origins, problems=tuple(problems))
+
+
+def merged(below: Mapping, above: Mapping) -> Mapping:
+    """`above` laid over `below`; mappings are joined, everything else replaced."""
+    result = dict(below)
+    for name, value in above.items():
+        old = result.get(name)
+        if isinstance(old, dict) and isinstance(value, dict):
+            result[name] = merged(cast(Mapping, old), cast(Mapping, value))
+        else:
+            result[name] = value
+    return result
+
+
+def nested(path: list[str], value: Any) -> Mapping:
+    """A tree that holds one value, at `path`."""
+    return {path[0]: value if len(path) == 1 else nested(path[1:], value)}
+
+
+def leaves(values: Mapping, path: str = "") -> list[tuple[str, Any]]:
+    """Dotted path and value of everything that is not a mapping."""
+    found: list[tuple[str, Any]] = []
+    for name, value in values.items():
+        below = f"{path}.{name}" if path else name
+        if isinstance(value, dict):
+            found += leaves(cast(Mapping, value), below)
+        else:
+            found.append((below, value))
+    return found
+
+
+def origin_of(path: str, origins: dict[str, Origin]) -> Origin:
+    """Where a key was written: itself, or the nearest block around it."""
+    while path:
+        if path in origins:
+            return origins[path]
+        path = path.rpartition(".")[0]
+    return DEFAULT
+
+
+def value_in(values: Mapping, path: str) -> Any:
+    """What stands at a dotted path, a mapping included."""
+    name, _, rest = path.partition(".")
+    return value_in(values[name], rest) if rest else values[name]
+
+
+def replaced(values: Mapping, path: list[str], value: Any) -> Mapping:
+    """The values with another one at `path`."""
+    inner = value if len(path) == 1 else replaced(values[path[0]], path[1:], value)
+    return {**values, path[0]: inner}
+
+
+def removed(values: Mapping, path: list[str]) -> Mapping:
+    """The values without what stands at `path`."""
+    if len(path) == 1:
+        return {name: value for name, value in values.items() if name != path[0]}
+    return {**values, path[0]: removed(values[path[0]], path[1:])}

@@ -1,0 +1,173 @@
+"""Keys of verl that Luyen does not have: what to write instead, or why nothing is needed.
+
+`MOOT` keys are accepted at the values listed, since that is what Luyen always does, and refused at
+others. `NEAREST` keys are refused with the nearest thing there is; a block stands for all its keys.
+"""
+
+from typing import Any
+
+_ARR = "actor_rollout_ref"
+_ACTOR = f"{_ARR}.actor"
+_ROLLOUT = f"{_ARR}.rollout"
+
+MOOT: dict[str, tuple[tuple[Any, ...], str]] = {
+    f"{_ARR}.hybrid_engine": ((True,), "one policy serves training and generation"),
+    f"{_ARR}.model.use_shm": ((False,), "weights are read where they are"),
+    f"{_ARR}.model.external_lib": ((None,), "extensions are named under trainer.plugins"),
+    f"{_ACTOR}.use_remove_padding": ((True,), "batches are always packed"),
+    f"{_ACTOR}.entropy_from_logits_with_chunking": ((True,), "entropy is always chunked"),
+    f"{_ACTOR}.pad_to_length": ((False,), "batches are always packed"),
+    f"{_ACTOR}.optim.optimizer": (("AdamW",), "AdamW is the optimizer"),
+    f"{_ACTOR}.optim.optimizer_impl": (("torch.optim",), "AdamW comes from torch.optim"),
+    f"{_ACTOR}.optim.total_training_steps": ((-1,), "taken from trainer.total_training_steps"),
+    f"{_ROLLOUT}.mode": (("async",), "rollouts are always coroutines over one engine"),
+    f"{_ROLLOUT}.load_format": (("dummy", "auto"), "weights come from the trainer"),
+    f"{_ROLLOUT}.enable_chunked_prefill": ((True,), "prefill is always chunked"),
+    f"{_ROLLOUT}.enable_prefix_caching": ((True,), "prompts of a group are always shared"),
+    f"{_ROLLOUT}.do_sample": ((True,), "training always samples"),
+    f"{_ROLLOUT}.skip_tokenizer_init": ((True, False), "engines take and give token ids"),
+    f"{_ROLLOUT}.disable_log_stats": ((True, False), "engine figures are metrics of the run"),
+    f"{_ROLLOUT}.layered_summon": ((False, True), "weights are published in buckets"),
+    f"{_ROLLOUT}.multi_turn.use_inference_chat_template": (
+        (True,),
+        "training and inference share one template",
+    ),
+    "critic.strategy": (("fsdp", "fsdp2"), "the critic uses the actor's training engine"),
+    "data.dataloader_num_workers": ((0, 8), "rows are read by the controller"),
+    "data.filter_overlong_prompts_workers": ((1,), "rows are filtered by the controller"),
+    "data.validation_shuffle": ((False,), "validation rows keep their order"),
+    "data.return_raw_input_ids": ((False,), "token ids are always kept"),
+    "data.return_full_prompt": ((False,), "prompts are always kept"),
+    "trainer.balance_batch": ((True,), "shards are always balanced by tokens"),
+    "trainer.use_v1": ((True,), "there is one trainer"),
+    "trainer.val_only": ((False,), "evaluate a checkpoint with its own command"),
+    "trainer.default_hdfs_dir": ((None,), "checkpoints go to the run directory"),
+    "trainer.del_local_ckpt_after_load": ((False,), "checkpoints are never deleted by loading"),
+}
+
+_PACKED = "batches are packed; see actor_rollout_ref.actor.use_dynamic_bsz"
+_PER_GPU = "the global form is ambiguous; use the key of the same name ending in _per_gpu"
+_ENGINE = "the training engine is chosen by actor_rollout_ref.actor.strategy"
+_LORA = "LoRA is actor_rollout_ref.model.{lora_rank,lora_alpha,target_modules,lora_adapter_path}"
+_TEXT_ONLY = "Luyen trains text models; drop the key"
+
+NEAREST: dict[str, str] = {
+    "hydra": "includes are a `defaults` list of YAML files",
+    "transfer_queue": "data moves in records between roles; nothing to set",
+    "ray_kwargs": "trainer.runtime, trainer.nnodes and trainer.n_gpus_per_node",
+    "skip": "recorded steps are replayed from the run directory",
+    "global_profiler": "nothing yet",
+    "distillation": "nothing yet",
+    "sandbox_fusion": "reward.custom_reward_function.path",
+    "reward_model": "reward.reward_model",
+    "custom_reward_function": "reward.custom_reward_function",
+    "model_engine": _ENGINE,
+    "data.tokenizer": f"{_ARR}.model.tokenizer_path",
+    "data.gen_batch_size": "data.train_batch_size; dynamic sampling is algorithm.filter_groups",
+    "data.val_batch_size": "validation runs in one pass; nothing to set",
+    "data.tool_config_path": f"{_ROLLOUT}.multi_turn.tool_config_path",
+    "data.function_tool_path": f"{_ROLLOUT}.multi_turn.tool_config_path",
+    "data.trust_remote_code": f"{_ARR}.model.trust_remote_code",
+    "data.custom_cls": "data.sampler.class_path and trainer.plugins",
+    "data.shuffle": "data.sampler.name (shuffled or sequential)",
+    "data.image_key": _TEXT_ONLY,
+    "data.video_key": _TEXT_ONLY,
+    "data.audio_key": _TEXT_ONLY,
+    "data.image_patch_size": _TEXT_ONLY,
+    "data.return_multi_modal_inputs": _TEXT_ONLY,
+    "data.mm_processor_kwargs": _TEXT_ONLY,
+    "data.use_shm": "rows are read where they are; drop the key",
+    f"{_ARR}.nccl_timeout": "nothing yet",
+    f"{_ARR}.model.hf_config_path": f"{_ARR}.model.path and {_ARR}.model.override_config",
+    f"{_ARR}.model.use_liger": f"{_ARR}.model.use_fused_kernels",
+    f"{_ARR}.model.fused_kernel_options": f"{_ARR}.model.use_fused_kernels",
+    f"{_ARR}.model.exclude_modules": f"{_ARR}.model.target_modules",
+    f"{_ARR}.model.lora": _LORA,
+    f"{_ARR}.model.mtp": "nothing yet",
+    f"{_ACTOR}.ppo_micro_batch_size": _PER_GPU,
+    f"{_ACTOR}.grad_clip": f"{_ACTOR}.optim.clip_grad",
+    f"{_ACTOR}.fsdp_config": _ENGINE,
+    f"{_ACTOR}.megatron": _ENGINE,
+    f"{_ACTOR}.veomni": _ENGINE,
+    f"{_ACTOR}.torchtitan": _ENGINE,
+    f"{_ACTOR}.optim.warmup_style": f"{_ACTOR}.optim.lr_scheduler_type",
+    f"{_ACTOR}.optim.num_cycles": f"{_ACTOR}.optim.min_lr_ratio",
+    f"{_ACTOR}.optim.override_optimizer_config": f"{_ACTOR}.optim.betas",
+    f"{_ACTOR}.use_fused_kernels": f"{_ARR}.model.use_fused_kernels",
+    f"{_ACTOR}.use_dynamic_batch_size": f"{_ACTOR}.use_dynamic_bsz",
+    f"{_ACTOR}.calculate_entropy": "entropy is always measured; drop the key",
+    f"{_ACTOR}.use_prefix_grouper": "prompts of a group are shared by plan; drop the key",
+    f"{_ACTOR}.entropy_from_logits_chunk_size": "chunks are chosen by the engine; drop the key",
+    f"{_ACTOR}.rollout_n": f"{_ROLLOUT}.n",
+    f"{_ACTOR}.checkpoint": "trainer.save_freq; a checkpoint always holds everything",
+    f"{_ACTOR}.router_replay": "nothing yet",
+    f"{_ACTOR}.qat": "nothing yet",
+    f"{_ROLLOUT}.log_prob_micro_batch_size": _PER_GPU,
+    f"{_ROLLOUT}.prompt_length": "data.max_prompt_length",
+    f"{_ROLLOUT}.response_length": "data.max_response_length",
+    f"{_ROLLOUT}.dtype": f"{_ARR}.model.dtype",
+    f"{_ROLLOUT}.nnodes": "trainer.nnodes",
+    f"{_ROLLOUT}.n_gpus_per_node": "trainer.n_gpus_per_node",
+    f"{_ROLLOUT}.pipeline_model_parallel_size": f"{_ROLLOUT}.tensor_model_parallel_size",
+    f"{_ROLLOUT}.over_sample_rate": "algorithm.filter_groups",
+    f"{_ROLLOUT}.agent": f"{_ROLLOUT}.multi_turn",
+    f"{_ROLLOUT}.multi_turn.function_tool_path": f"{_ROLLOUT}.multi_turn.tool_config_path",
+    f"{_ROLLOUT}.multi_turn.num_repeat_rollouts": f"{_ROLLOUT}.n",
+    f"{_ROLLOUT}.trace": "every rollout is recorded in the run directory; drop the key",
+    f"{_ROLLOUT}.prometheus": "metrics are files of the run directory; drop the key",
+    f"{_ARR}.ref.log_prob_micro_batch_size": _PER_GPU,
+    f"{_ARR}.ref.strategy": _ENGINE,
+    f"{_ARR}.ref.fsdp_config": _ENGINE,
+    f"{_ARR}.ref.rollout_n": f"{_ROLLOUT}.n",
+    f"{_ARR}.ref.model": f"{_ARR}.ref.path",
+    "critic.ppo_micro_batch_size": _PER_GPU,
+    "critic.forward_micro_batch_size": "critic.ppo_micro_batch_size_per_gpu",
+    "critic.forward_micro_batch_size_per_gpu": "critic.ppo_micro_batch_size_per_gpu",
+    "critic.forward_max_token_len_per_gpu": "critic.ppo_max_token_len_per_gpu",
+    "critic.grad_clip": "critic.optim.clip_grad",
+    "critic.rollout_n": f"{_ROLLOUT}.n",
+    "critic.checkpoint": "trainer.save_freq; a checkpoint always holds everything",
+    "critic.model.fsdp_config": _ENGINE,
+    "reward.num_workers": "nothing yet",
+    "reward.sandbox_fusion": "reward.custom_reward_function.path",
+    "reward.reward_manager.source": "reward.reward_manager.name, with trainer.plugins",
+    "reward.reward_manager.module": "trainer.plugins",
+    "reward.reward_kwargs": "nothing yet",
+    "algorithm.use_pf_ppo": "algorithm.filter_groups",
+    "algorithm.pf_ppo": "algorithm.filter_groups",
+    "algorithm.filter_groups.max_inflight_gen_batches": (
+        "algorithm.filter_groups.max_num_gen_batches"
+    ),
+    "algorithm.rollout_correction.rollout_is_level": "algorithm.rollout_correction.rollout_is",
+    "algorithm.rollout_correction.rollout_rs_threshold_lower": (
+        "algorithm.rollout_correction.rollout_rs_threshold, as `lo_hi`"
+    ),
+    "algorithm.rollout_correction.rollout_token_veto_threshold": (
+        "algorithm.rollout_correction.rollout_rs=seq_max_k3"
+    ),
+    "algorithm.tis_imp_ratio_cap": "algorithm.rollout_correction.rollout_is_threshold",
+    "trainer.rollout_data_dir": "rollouts are always kept in the run directory; drop the key",
+    "trainer.validation_data_dir": "validation rollouts are always kept; drop the key",
+    "trainer.log_val_generations": "validation rollouts are always kept; drop the key",
+    "trainer.max_actor_ckpt_to_keep": "nothing yet",
+    "trainer.max_critic_ckpt_to_keep": "nothing yet",
+    "trainer.v1": "trainer.max_staleness",
+    "trainer.esi_redundant_time": "nothing yet",
+    "trainer.ray_wait_register_center_timeout": "nothing to wait for; drop the key",
+}
+
+CHANGED_VALUES: dict[str, dict[Any, Any]] = {
+    "trainer.resume_mode": {"resume_path": "path"},
+    f"{_ROLLOUT}.multi_turn.tokenization_sanity_check_mode": {"disable": "off"},
+    f"{_ROLLOUT}.multi_turn.format": {"gpt-oss": "gpt_oss", "qwen3-coder": "qwen3_coder"},
+}
+"""verl's word for a value, and ours: named in the message when the value is refused."""
+
+
+def nearest(path: str) -> str | None:
+    """What to use instead of a verl key: that of the key itself or of a block around it."""
+    while path:
+        if path in NEAREST:
+            return NEAREST[path]
+        path = path.rpartition(".")[0]
+    return None
