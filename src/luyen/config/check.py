@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
+from luyen.base.compat import version_of
 from luyen.config.fields import all_fields
 from luyen.config.load import load
 from luyen.config.machine import Machine, this_machine
@@ -80,6 +81,7 @@ def check(
     *,
     machine: Machine | None = None,
     installed: Callable[[str], bool] = is_installed,
+    versions: Callable[[str], tuple[int, int] | None] = version_of,
 ) -> Report:
     """Load, parse, apply every rule and make the plan. Nothing is written, no model is loaded."""
     tree = load(files, overrides)
@@ -100,6 +102,7 @@ def check(
         batch=plan.batch,
         memory=plan.memory,
         installed=installed,
+        versions=versions,
     )
     found = [*tree.problems, *parsed.problems]
     wrong = {problem.field for problem in found}

@@ -23,7 +23,7 @@ def explain(name: str) -> str:
         rule = RULES[name.upper()]
         return f"{rule.id} ({rule.severity})\n  {rule.doc}"
     if name.upper() in STRUCTURE:
-        return f"{name.upper()} (error)\n  {STRUCTURE[name.upper()]}"
+        return f"{name.upper()}\n  {STRUCTURE[name.upper()]}"
     if name in verl_keys.MOOT:
         accepted, reason = verl_keys.MOOT[name]
         only = " or ".join(repr(value) for value in accepted)
@@ -31,21 +31,17 @@ def explain(name: str) -> str:
     instead = verl_keys.nearest(name)
     if instead is not None:
         return f"{name}\n  A key of verl that Luyen does not have. Nearest here: {instead}."
-    near = suggest_keys(name)
-    if len(near) == 1:
-        return _explain_key(all_fields()[near[0]])
-    listed = ", ".join(f"`{path}`" for path in near) or "run `luyen schema` for all keys"
-    raise UserError("KEY", name, "no key, block or rule of this name", f"did you mean {listed}")
-
-
-def suggest_keys(name: str) -> list[str]:
-    """Keys a user may have meant: the same ending, or else a near last name."""
-    ending = [path for path in all_fields() if path == name or path.endswith(f".{name}")]
+    ending = [path for path in all_fields() if path.endswith(f".{name}")]
     if ending:
-        return ending
+        return "\n\n".join(_explain_key(all_fields()[path]) for path in ending)
+    raise UserError("KEY", name, "no key, block or rule of this name", _near_keys(name))
+
+
+def _near_keys(name: str) -> str:
     tails = {path: path.rpartition(".")[2] for path in all_fields()}
     near = near_names(name.rpartition(".")[2], set(tails.values()))
-    return [path for path, tail in tails.items() if tail in near]
+    listed = [f"`{path}`" for path, tail in tails.items() if tail in near]
+    return "did you mean " + " or ".join(listed) + "?" if listed else "`luyen schema` lists all"
 
 
 def show_value(value: Any) -> str:

@@ -94,9 +94,7 @@ def _leaves(model: type[BaseModel], path: str) -> Iterator[FieldInfo]:
         below = f"{path}.{name}" if path else name
         inner = _inner_block(declared)
         if inner is not None:
-            # The instance's own class: a critic's `optim` carries the critic's defaults.
-            instance = cast(BaseModel, vars(defaults)[name])
-            yield from _leaves(type(instance), below)
+            yield from _leaves(inner, below)
         else:
             yield _leaf(below, declared, vars(defaults)[name])
 
@@ -109,9 +107,9 @@ def _leaf(path: str, declared: PydanticField, default: Any) -> FieldInfo:
         kind=_describe(declared),
         default=default,
         doc=declared.description or "",
-        awaits=marks.get("awaits"),
-        only=marks.get("only"),
-        required=bool(marks.get("required")),
+        awaits=marks.get("x-awaits"),
+        only=marks.get("x-only"),
+        required=bool(marks.get("x-required")),
         choices=tuple(str(choice) for choice in _choices(declared.annotation)),
         is_open=typing.get_origin(declared.annotation) is dict,
     )

@@ -73,4 +73,22 @@ def _gpu_memory() -> tuple[int, ...]:
         if nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)) == 0:
             sizes.append(memory.total)
     nvml.nvmlShutdown()
-    return tuple(sizes)
+    return visible(tuple(sizes), os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def visible(sizes: tuple[int, ...], chosen: str | None) -> tuple[int, ...]:
+    """The GPUs that CUDA will show; NVML itself does not know of CUDA_VISIBLE_DEVICES.
+
+    Example:
+        >>> visible((80, 40), "1"), visible((80, 40), ""), visible((80, 40), None)
+        ((40,), (), (80, 40))
+    """
+    if chosen is None:
+        return sizes
+    # Names other than numbers (GPU-..., MIG-...) count, but cannot be told apart by size here.
+    words = [word.strip() for word in chosen.split(",") if word.strip()]
+    numbers = [int(word) if word.lstrip("-").isdigit() else 0 for word in words]
+    shown = [n for n in numbers if n < len(sizes)]
+    if -1 in shown:
+        shown = shown[: shown.index(-1)]
+    return tuple(sizes[n] for n in shown)

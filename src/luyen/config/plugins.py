@@ -14,6 +14,7 @@ from luyen.config.catalog import ADV_ESTIMATORS, POLICY_LOSSES, EstimatorFacts, 
 REGISTRIES = ("adv_estimators", "policy_losses", "reward_managers", "rollout_engines", "samplers")
 ENGINES = ("native", "hf", "vllm", "sglang")
 REWARD_MANAGERS = ("naive", "batch", "dapo", "prime")
+SOURCES = ("arithmetic", "reasoning_gym", "hf")
 LOGGERS = ("console", "jsonl", "tensorboard", "wandb", "mlflow", "trackio")
 
 

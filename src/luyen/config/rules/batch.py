@@ -131,6 +131,30 @@ def critic_batches_divide(s: Situation) -> Iterator[Finding]:
         )
 
 
+@rule("B10", "warning")
+def log_prob_sizes_are_read(s: Situation) -> Iterator[Finding]:
+    """A log-prob pass is cut by tokens or by sequences, and only that size is given."""
+    actor = s.config.actor_rollout_ref.actor
+    rollout, ref = s.config.actor_rollout_ref.rollout, s.config.actor_rollout_ref.ref
+    sides = (
+        ("rollout", rollout.log_prob_use_dynamic_bsz, rollout.log_prob_micro_batch_size_per_gpu),
+        ("ref", ref.log_prob_use_dynamic_bsz, ref.log_prob_micro_batch_size_per_gpu),
+    )
+    for side, asked, sequences in sides:
+        dynamic = actor.use_dynamic_bsz if asked is None else asked
+        unread = "log_prob_max_token_len_per_gpu"
+        if dynamic:
+            unread = "log_prob_micro_batch_size_per_gpu" if sequences is not None else ""
+        field = f"actor_rollout_ref.{side}.{unread}"
+        if unread and s.is_changed(field):
+            yield Finding(
+                field=field,
+                why=f"these passes are filled by {'tokens' if dynamic else 'sequences'}, so it has "
+                "no effect",
+                fix=f"drop it, or set log_prob_use_dynamic_bsz={'false' if dynamic else 'true'}",
+            )
+
+
 @rule("B09", "error")
 def log_prob_budget_holds_a_sequence(s: Situation) -> Iterator[Finding]:
     """The token budgets of the log-prob passes hold a sequence of full length."""

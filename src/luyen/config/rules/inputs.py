@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from luyen.base.suggest import did_you_mean
+from luyen.config.plugins import SOURCES
 from luyen.config.rules.rule import Finding, Situation, rule
 
 
@@ -21,11 +22,15 @@ def training_rows_are_named(s: Situation) -> Iterator[Finding]:
 
 @rule("D02", "error")
 def data_files_exist(s: Situation) -> Iterator[Finding]:
-    """Data files that are named are there."""
+    """Data files that are named are there, and task sources are known."""
     data = s.config.data
     for field, paths in (("train_files", data.train_files), ("val_files", data.val_files)):
         for path in paths:
-            if "://" not in path and not Path(path).expanduser().exists():
+            scheme, is_source, _ = path.partition("://")
+            if is_source and scheme not in SOURCES:
+                fix = did_you_mean(scheme, SOURCES)
+                yield Finding(field=f"data.{field}", why=f"no task source `{scheme}://`", fix=fix)
+            elif not is_source and not Path(path).expanduser().exists():
                 why = f"{path}: no such file on this machine"
                 yield Finding(field=f"data.{field}", why=why, fix="mend the path")
 

@@ -148,6 +148,28 @@ def reference_is_used(s: Situation) -> Iterator[Finding]:
                 yield Finding(field=f"{_REF}.{name}", why=why, fix=fix)
 
 
+@rule("K09", "error")
+def adaptive_coefficient_stays_positive(s: Situation) -> Iterator[Finding]:
+    """An adaptive KL coefficient starts above 0 and cannot be corrected past it."""
+    kl_ctrl = s.config.algorithm.kl_ctrl
+    if not s.config.algorithm.use_kl_in_reward or kl_ctrl.type == "fixed":
+        return
+    if kl_ctrl.kl_coef == 0:
+        yield Finding(
+            field="algorithm.kl_ctrl.kl_coef",
+            why=f"an adaptive coefficient is multiplied towards target_kl={kl_ctrl.target_kl}; "
+            "starting at 0 it stays there",
+            fix="start at 0.001",
+        )
+    if s.batch.rollouts >= 5 * kl_ctrl.horizon:
+        yield Finding(
+            field="algorithm.kl_ctrl.horizon",
+            why=f"a step of {s.batch.rollouts} rollouts moves the coefficient by up to 20 % x "
+            f"{s.batch.rollouts} / {kl_ctrl.horizon}, past 0",
+            fix=f"set it well above {s.batch.rollouts // 5}",
+        )
+
+
 @rule("K08", "error")
 def lora_reference_is_the_base(s: Situation) -> Iterator[Finding]:
     """With LoRA the reference is the actor with its adapter off, not another checkpoint."""

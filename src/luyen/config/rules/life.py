@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from luyen.base import compat
 from luyen.base.suggest import did_you_mean
 from luyen.config.plan import needs_critic
 from luyen.config.plugins import LOGGERS
@@ -193,6 +194,20 @@ def steps_are_counted_once(s: Situation) -> Iterator[Finding]:
             f"(total_epochs={trainer.total_epochs} has no effect)",
             fix="keep one of the two",
         )
+
+
+@rule("S13", "warning")
+def versions_are_supported(s: Situation) -> Iterator[Finding]:
+    """torch and transformers are of versions that are tested."""
+    for package, (first, beyond) in compat.SUPPORTED.items():
+        version = s.versions(package)
+        if version is not None and not compat.is_supported(package, version):
+            yield Finding(
+                field="trainer.device",
+                why=f"{package} {version[0]}.{version[1]} is installed, and {first[0]}.{first[1]} "
+                f"up to {beyond[0]}.{beyond[1] - 1} are tested",
+                fix=f"pip install -c constraints.txt {package}",
+            )
 
 
 @rule("S12", "error")

@@ -43,6 +43,8 @@ class Situation:
     """Memory of each phase; None when the model's shape is unknown."""
     installed: Callable[[str], bool]
     """Whether a Python package is installed."""
+    versions: Callable[[str], tuple[int, int] | None]
+    """Version of an installed package."""
 
     @property
     def estimator(self) -> EstimatorFacts | None:

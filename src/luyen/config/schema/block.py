@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, cast
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 
 class Block(BaseModel):
@@ -27,7 +27,7 @@ def key(
     `awaits` names the part of Luyen that will read it and is not built yet: until then any other
     value is refused. `only` is the reason why the default is the one value we implement.
     """
-    marks = {"awaits": awaits, "required": required or None, "only": only}
+    marks = {"x-awaits": awaits, "x-required": required or None, "x-only": only}
     extra = {name: value for name, value in marks.items() if value is not None}
     declare: Any = Field  # limits are pydantic's keyword arguments, passed on as they come
     return declare(default=default, description=doc, json_schema_extra=extra or None, **limits)
@@ -44,7 +44,13 @@ def _as_tuple(value: Any) -> Any:
     return tuple(cast(list[Any], value)) if isinstance(value, list) else value
 
 
-Names = Annotated[tuple[str, ...], BeforeValidator(_as_tuple)]
+_WORDS = {"type": "array", "items": {"type": "string"}}
+
+Names = Annotated[
+    tuple[str, ...],
+    BeforeValidator(_as_tuple),
+    WithJsonSchema({"anyOf": [{"type": "string"}, _WORDS]}),
+]
 """One string or a list of strings."""
 Numbers = Annotated[tuple[float, ...], BeforeValidator(_as_tuple)]
 """A list of numbers."""

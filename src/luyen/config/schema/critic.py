@@ -2,7 +2,9 @@
 
 from luyen.config.schema.actor import Aggregation
 from luyen.config.schema.block import Block, block, key
-from luyen.config.schema.optim import CriticOptim, Optim
+from luyen.config.schema.optim import CriticOptim
+
+_UPDATE = "the critic's update"
 
 
 class CriticModel(Block):
@@ -26,9 +28,16 @@ class Critic(Block):
     ppo_max_token_len_per_gpu: int | None = key(
         None, "Token budget of a micro-batch; null: as the actor.", ge=1
     )
-    ppo_epochs: int | None = key(None, "Passes over a step's samples; null: as the actor.", ge=1)
-    cliprange_value: float | None = key(
-        0.5, "How far a value may move from its old one before the loss clips; null: no clip.", gt=0
+    ppo_epochs: int | None = key(
+        None, "Passes over a step's samples; null: as the actor.", ge=1, awaits=_UPDATE
     )
-    loss_agg_mode: Aggregation | None = key(None, "Aggregation; null: as the actor.")
-    optim: Optim = block(CriticOptim, "Optimizer and schedule.")
+    cliprange_value: float | None = key(
+        0.5,
+        "How far a value may move from its old one before the loss clips; null: no clip.",
+        gt=0,
+        awaits=_UPDATE,
+    )
+    loss_agg_mode: Aggregation | None = key(
+        None, "Aggregation; null: as the actor.", awaits=_UPDATE
+    )
+    optim: CriticOptim = block(CriticOptim, "Optimizer and schedule.")

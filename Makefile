@@ -1,0 +1,46 @@
+# Everything a contributor runs. Only Python >= 3.11 with pip is needed beforehand.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+# Prints how long the recipe took; set before the first command of a timed recipe.
+START = start=$$(date +%s)
+TOOK = echo "$@: passed in $$(( $$(date +%s) - start )) s"
+
+.DEFAULT_GOAL := help
+.PHONY: help demo check test docs
+
+help: ## list the targets
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 16
+
+demo: $(STAMP) ## check the quick-start recipe and print its plan
+	@$(BIN)/luyen check recipes/quickstart.yaml
+
+check: $(STAMP) ## format, lint, types, layers and architecture tests; under a minute
+	@set -e; $(START); \
+	echo "ruff format"; $(BIN)/ruff format --check --quiet .; \
+	echo "ruff check"; $(BIN)/ruff check --quiet .; \
+	echo "pyright"; $(BIN)/pyright; \
+	echo "import-linter"; $(BIN)/lint-imports --no-logo; \
+	echo "architecture tests"; $(BIN)/pytest tests/architecture; \
+	$(TOOK)
+
+test: $(STAMP) ## every test that needs no GPU, on two cores; under fifteen minutes
+	@set -e; $(START); $(BIN)/pytest -n 2; $(TOOK)
+
+docs: $(STAMP) ## write docs/config.md anew from the configuration schema
+	@$(BIN)/luyen schema --markdown > $(STAMP).config.md
+	@mv $(STAMP).config.md docs/config.md
+	@echo "docs/config.md is up to date"
+
+# torch goes first and pinned: resolved together with the rest, pip may choose a newer build and
+# fetch gigabytes of CUDA libraries that nothing here asks for.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "Luyen needs Python >= 3.11: make PYTHON=/path/to/python3.11"; exit 1; }
+	@echo "Installing into .venv (the first time this fetches torch: a few minutes)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo "  torch"
+	@$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0
+	@echo "  luyen and its tools, at the versions of constraints.txt"
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@touch $@

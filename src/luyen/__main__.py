@@ -1,0 +1,5 @@
+"""`python -m luyen` is the `luyen` command."""
+
+from luyen.cli.main import run
+
+run()

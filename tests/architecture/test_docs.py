@@ -1,0 +1,149 @@
+"""Everything written is executed: names resolve, links lead somewhere, examples run."""
+
+import doctest
+import importlib
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from luyen.cli.main import app
+from luyen.config.document import config_page
+from tests.architecture.pages import anchors, blocks, commands, links, pages
+from tests.architecture.tree import PACKAGE, ROOT
+
+PAGES = dict(pages())
+DOTTED = re.compile(r"\bluyen(?:\.[A-Za-z_]\w*)+")
+TARGETS = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+LUYEN = str(Path(sys.executable).parent / "luyen")
+
+
+def resolves(name: str) -> bool:
+    """Whether a dotted name is a module, or an attribute reached from one."""
+    parts = name.split(".")
+    found: object = importlib.import_module(parts[0])
+    for i, part in enumerate(parts[1:], 2):
+        if part in vars(found):
+            found = vars(found)[part]
+            continue
+        try:
+            found = importlib.import_module(".".join(parts[:i]))
+        except ModuleNotFoundError:
+            return False
+    return True
+
+
+def unknown_commands(text: str) -> list[str]:
+    """`luyen` commands and options, and `make` targets, that do not exist."""
+    table = typer.main.get_command(app).commands
+    wrong: list[str] = []
+    for words in commands(text, "luyen"):
+        command = table.get(words[1])
+        options = {o for p in command.params for o in p.opts} | {"--help"} if command else set()
+        flags = [w.split("=")[0] for w in words[2:] if w.startswith("--")]
+        if command is None or not set(flags) <= options:
+            wrong.append(" ".join(words))
+    return wrong + [w[1] for w in commands(text, "make") if w[1] not in TARGETS and "=" not in w[1]]
+
+
+def broken_links(path: str, text: str) -> list[str]:
+    """Links to a file or a heading that is not there."""
+    wrong: list[str] = []
+    for target in links(text):
+        file, _, anchor = target.partition("#")
+        found = (ROOT / path).parent / file
+        known = anchors(found.read_text() if found.is_file() else text) if anchor else {""}
+        if not found.exists() or anchor not in known:
+            wrong.append(target)
+    return wrong
+
+
+def run_python(body: str) -> str:
+    """What is wrong with a Python block: an example that prints something else, or nothing."""
+    if body.startswith("# not run"):
+        return ""
+    if ">>>" not in body:
+        exec(compile(body, "<page>", "exec"), {"__name__": "page"})
+        return ""
+    said: list[str] = []
+    test = doctest.DocTestParser().get_doctest(body, {}, "page", None, None)
+    doctest.DocTestRunner(verbose=False).run(test, out=said.append)
+    return "".join(said)
+
+
+def run_console(body: str) -> str:
+    """What a console block should have said, where it differs; only `luyen` commands are run."""
+    wrong: list[str] = []
+    for entry in re.split(r"^\$ ", body, flags=re.MULTILINE)[1:]:
+        command, _, expected = entry.partition("\n")
+        if not command.startswith("luyen "):
+            continue
+        environment = os.environ | {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
+        line = f"exec {LUYEN}{command.removeprefix('luyen')} 2>&1"
+        done = subprocess.run(
+            ["bash", "-c", line],
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        flags = doctest.ELLIPSIS
+        if not doctest.OutputChecker().check_output(expected, done.stdout, flags):
+            wrong.append(f"$ {command}\n{done.stdout}")
+    return "\n".join(wrong)
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_every_name_command_and_link_of_a_page_exists(path: str):
+    text = PAGES[path]
+    assert [name for name in set(DOTTED.findall(text)) if not resolves(name)] == []
+    assert unknown_commands(text) == []
+    assert broken_links(path, text) == []
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_every_example_of_a_page_is_true(path: str):
+    assert [said for b in blocks(PAGES[path], "python") if (said := run_python(b))] == []
+    assert [said for b in blocks(PAGES[path], "console") if (said := run_console(b))] == []
+
+
+def test_the_readme_gives_every_package_a_purpose():
+    packages = {p.parent.name for p in (ROOT / PACKAGE).glob("*/__init__.py")}
+    tree = "".join(blocks(PAGES["README.md"], "text"))
+    assert packages <= set(re.findall(r"^\s+(\w+)/ +\w", tree, re.MULTILINE))
+
+
+def test_the_configuration_reference_is_up_to_date():
+    assert PAGES["docs/config.md"] == config_page(), "run `make docs`"
+
+
+def test_a_name_that_is_not_there_is_caught():
+    assert resolves("luyen.base.registry.Registry.register")
+    assert not resolves("luyen.base.registry.Catalogue")
+    assert not resolves("luyen.nowhere")
+
+
+def test_a_command_that_is_not_there_is_caught():
+    planted = "`luyen conjure`, `luyen check --loudly a.yaml`\n\n```console\n$ make tea\n```\n"
+    assert unknown_commands(planted) == ["luyen conjure", "luyen check --loudly a.yaml", "tea"]
+    assert unknown_commands("`luyen check a.yaml` and `make test`") == []
+
+
+def test_a_broken_link_is_caught():
+    planted = "[a](nowhere.md) [b](LICENSE) [c](https://example.org) [d](#home) [e](#away)\n# Home"
+    assert broken_links("README.md", planted) == ["nowhere.md", "#away"]
+
+
+def test_a_false_example_is_caught():
+    assert "Expected" in run_python(">>> 1 + 1\n3\n")
+    assert run_python(">>> 1 + 1\n2\n") == ""
+    with pytest.raises(ZeroDivisionError):
+        run_python("1 / 0")
+    assert run_python("# not run: needs a cluster\n1 / 0") == ""
+    assert "Usage" in run_console("$ luyen --help\nnonsense\n")
+    assert run_console("$ luyen --help\n...\n") == ""

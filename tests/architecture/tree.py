@@ -1,0 +1,48 @@
+"""The repository as the architecture tests see it: files, their text, their syntax trees."""
+
+import ast
+import importlib
+import pkgutil
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import luyen
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = "src/luyen"
+
+
+def sources(*folders: str) -> Iterator[tuple[str, str]]:
+    """(path from the root, text) of every Python file below the folders; all of src by default."""
+    for folder in folders or (PACKAGE,):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            yield path.relative_to(ROOT).as_posix(), path.read_text()
+
+
+def functions(tree: ast.AST, above: str = "") -> Iterator[tuple[str, ast.AST]]:
+    """(dotted name, node) of every function, methods and nested functions included."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            name = f"{above}{node.name}"
+            if not isinstance(node, ast.ClassDef):
+                yield name, node
+            yield from functions(node, f"{name}.")
+        else:
+            yield from functions(node, above)
+
+
+def imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """(line, full dotted name) of every import, those inside functions included."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+
+
+def modules() -> Iterator[ModuleType]:
+    """Every module of the package, imported."""
+    yield luyen
+    for found in pkgutil.walk_packages(luyen.__path__, "luyen."):
+        yield importlib.import_module(found.name)

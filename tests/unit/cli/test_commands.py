@@ -1,0 +1,85 @@
+"""The commands as a user runs them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from luyen.cli.main import app
+
+ROOT = Path(__file__).parents[3]
+QUICKSTART = str(ROOT / "recipes" / "quickstart.yaml")
+
+
+def luyen(*words: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, list(words))
+    return result.exit_code, result.output
+
+
+def test_a_sound_configuration_exits_with_0_and_shows_the_plan() -> None:
+    code, text = luyen("check", QUICKSTART)
+    assert code == 0
+    for word in ("No problems", "rollouts", "optimizer steps", "Roles", "Memory", "fits"):
+        assert word in text
+
+
+def test_errors_exit_with_1_and_name_file_line_reason_and_fix(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("trainer:\n  nnodez: 2\n")
+    code, text = luyen("check", QUICKSTART, str(path))
+    assert code == 1
+    assert f"trainer.nnodez = 2   ({path}:2)" in text
+    assert "Fix: did you mean `trainer.nnodes`?" in text
+
+
+def test_warnings_alone_exit_with_0() -> None:
+    code, text = luyen("check", QUICKSTART, "algorithm.lam=0.9")
+    assert code == 0
+    assert "warning A07" in text
+
+
+def test_json_holds_the_same_report() -> None:
+    code, text = luyen("check", QUICKSTART, "trainer.nnodez=2", "--json")
+    report = json.loads(text)
+    assert code == 1
+    assert not report["ok"]
+    assert [p["id"] for p in report["problems"]] == ["C005"]
+    assert report["plan"]["batch"]["rollouts"] == 256
+    assert report["plan"]["memory"]["fits"] is True
+    assert report["config"]["actor_rollout_ref"]["rollout"]["n"] == 8
+
+
+def test_the_plan_can_be_made_for_another_device() -> None:
+    _, text = luyen("check", QUICKSTART, "--device-memory-gb", "80", "--json")
+    report = json.loads(text)
+    assert report["plan"]["placement"]["device"] == "cuda"
+    assert report["plan"]["memory"]["device_bytes"] == 80 * 1024**3
+
+
+def test_explain_and_schema_print_what_they_promise() -> None:
+    assert luyen("explain", "rollout.n")[1].startswith("actor_rollout_ref.rollout.n")
+    assert json.loads(luyen("schema")[1])["title"] == "RunConfig"
+    assert luyen("schema", "--markdown")[1] == (ROOT / "docs" / "config.md").read_text()
+
+
+def test_a_users_error_is_one_line_without_a_traceback() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "luyen", "explain", "rollout.nn"], capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: KEY = 'rollout.nn'")
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("command", [["check", QUICKSTART], ["explain", "rollout.n"], ["schema"]])
+def test_no_command_here_loads_torch_or_transformers(command: list[str]) -> None:
+    code = (
+        "import sys\nfrom luyen.cli.main import app\n"
+        f"try: app({command!r})\nexcept SystemExit: pass\n"
+        "print(sorted({'torch', 'transformers', 'numpy'} & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stderr.strip() == "[]"

@@ -1,0 +1,163 @@
+"""The plan's arithmetic against numbers worked out by hand."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from luyen.config.catalog import ADV_ESTIMATORS
+from luyen.config.check import check
+from luyen.config.machine import Machine
+from luyen.config.model_shape import ModelShape, read_shape, shape_from
+from luyen.config.schema.model import Model
+
+GIB = 1024**3
+LAPTOP = Machine(cpus=2, ram_bytes=16 * GIB)
+H200 = Machine(cpus=16, ram_bytes=128 * GIB, gpu_bytes=(139 * GIB,))
+SMOLLM = ModelShape(
+    layers=30,
+    hidden=576,
+    heads=9,
+    kv_heads=3,
+    head_dim=64,
+    intermediate=1536,
+    vocab=49152,
+    is_tied=True,
+)
+
+
+def plan_of(*overrides: str, machine: Machine = LAPTOP):
+    return check([], ["data.train_files=arithmetic://sum", *overrides], machine=machine).plan
+
+
+def test_prompts_become_rollouts_mini_batches_and_optimizer_steps() -> None:
+    batch = plan_of(
+        "data.train_batch_size=96",
+        "actor_rollout_ref.rollout.n=4",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=24",
+        "actor_rollout_ref.actor.ppo_epochs=2",
+        "trainer.n_gpus_per_node=8",
+    ).batch
+    assert batch.rollouts == 96 * 4
+    assert batch.mini_batches == 4
+    assert batch.mini_batch_rollouts == 24 * 4
+    assert batch.device_rollouts == 24 * 4 // 8
+    assert batch.optimizer_steps == 4 * 2
+    assert batch.tokens == 96 * 4 * 1024
+
+
+def test_micro_batches_count_whole_sequences_under_the_token_budget() -> None:
+    batch = plan_of("actor_rollout_ref.actor.ppo_max_token_len_per_gpu=4000").batch
+    assert batch.micro_batches == -(-256 // 3)
+    assert batch.micro_batch_tokens == 4000
+    counted = plan_of(
+        "actor_rollout_ref.actor.use_dynamic_bsz=false",
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=16",
+    ).batch
+    assert (counted.micro_batches, counted.micro_batch_tokens) == (16, 16 * 1024)
+
+
+def test_smollm2_has_135_million_parameters() -> None:
+    # 30 x (576 x 960 + 576 x 576 + 3 x 576 x 1536 + 1152) + 49152 x 576 + 576
+    assert SMOLLM.parameters() == 134_515_008
+
+
+def test_the_built_in_model_has_a_shape() -> None:
+    shape = read_shape(Model())
+    assert shape is not None
+    assert shape.parameters() == 1_000_832
+
+
+def test_a_shape_is_read_from_a_directory_and_overridden(tmp_path: Path) -> None:
+    raw = {"num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "vocab_size": 10}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    shape = read_shape(Model(path=str(tmp_path), override_config={"num_hidden_layers": 3}))
+    assert shape is not None
+    assert (shape.layers, shape.kv_heads, shape.head_dim, shape.intermediate) == (3, 2, 4, 32)
+    assert shape_from({"n_layer": 2}) is None
+
+
+def test_bf16_training_holds_masters_and_fp32_does_not(tmp_path: Path) -> None:
+    raw = {
+        "num_hidden_layers": 30,
+        "hidden_size": 576,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "head_dim": 64,
+        "intermediate_size": 1536,
+        "vocab_size": 49152,
+        "tie_word_embeddings": True,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    words = (f"actor_rollout_ref.model.path={tmp_path}", "algorithm.adv_estimator=reinforce")
+    gpu = plan_of(*words, machine=H200).memory
+    cpu = plan_of(*words, machine=LAPTOP).memory
+    assert gpu is not None
+    assert cpu is not None
+    update = {phase.name: phase.parts for phase in gpu.phases}["update"]
+    assert update["weights"] == 134_515_008 * 2
+    assert update["gradients"] == 134_515_008 * 4
+    assert update["optimizer"] == 134_515_008 * 12
+    on_cpu = {phase.name: phase.parts for phase in cpu.phases}["update"]
+    assert on_cpu["weights"] == 134_515_008 * 4
+    assert on_cpu["optimizer"] == 134_515_008 * 8
+    generate = {phase.name: phase.parts for phase in gpu.phases}["generate"]
+    # 256 sequences at once, each with its own prompt: 1024 tokens x 2 x 30 layers x 192 x 2 bytes
+    assert generate["kv cache"] == 256 * 1024 * 2 * 30 * 192 * 2
+
+
+def test_samples_of_a_group_hold_their_prompt_once() -> None:
+    alone = plan_of().memory
+    groups = plan_of("actor_rollout_ref.rollout.n=8", "algorithm.adv_estimator=grpo").memory
+    assert alone is not None
+    assert groups is not None
+    assert alone.kv_demand == 256 * (512 + 512) * 2 * 5 * 2 * 32 * 4
+    assert groups.kv_demand == (256 * 512 + 32 * 512) * 2 * 5 * 2 * 32 * 4
+
+
+def test_lora_trains_only_the_adapter() -> None:
+    memory = plan_of("actor_rollout_ref.model.lora_rank=4").memory
+    assert memory is not None
+    parts = {phase.name: phase.parts for phase in memory.phases}["update"]
+    # per layer: q and o (128+128), k and v (128+64), three feed-forward (128+384)
+    adapter = 5 * 4 * (2 * 256 + 2 * 192 + 3 * 512)
+    assert parts["gradients"] == adapter * 4
+    assert parts["optimizer"] == adapter * 8
+
+
+def test_the_reference_is_a_copy_or_the_adapter_switched_off() -> None:
+    kl = "actor_rollout_ref.actor.use_kl_loss=true"
+    roles = {r.name: r.engine for r in plan_of(kl).where.roles}
+    assert roles["reference"] == "a frozen copy"
+    lora = plan_of(kl, "actor_rollout_ref.model.lora_rank=4")
+    assert {r.name: r.engine for r in lora.where.roles}["reference"].startswith("the actor")
+    assert lora.memory is not None
+    assert "reference" not in lora.memory.phases[0].parts
+
+
+@pytest.mark.parametrize("name", sorted(ADV_ESTIMATORS))
+def test_a_critic_is_there_exactly_when_the_estimator_reads_values(name: str) -> None:
+    roles = {r.name for r in plan_of(f"algorithm.adv_estimator={name}").where.roles}
+    assert ("critic" in roles) == (name == "gae")
+
+
+def test_auto_chooses_device_runtime_and_engine() -> None:
+    assert plan_of().where.device == "cpu"
+    assert plan_of(machine=H200).where.device == "cuda"
+    many = plan_of("trainer.nnodes=2").where
+    assert (many.runtime, many.roles[0].engine) == ("ray", "fsdp2")
+
+
+def test_a_model_too_large_is_said_not_to_fit() -> None:
+    big = {
+        "num_hidden_layers": 80,
+        "hidden_size": 8192,
+        "num_attention_heads": 64,
+        "vocab_size": 128256,
+        "intermediate_size": 28672,
+    }
+    override = json.dumps(big).replace('"', "")
+    found = check([], [f"actor_rollout_ref.model.override_config={override}"], machine=H200)
+    assert "P02" in {p.id for p in found.problems}
+    assert found.plan.memory is not None
+    assert not found.plan.memory.fits
