@@ -1,1 +1,1 @@
-"""Layer 4: the mathematics. Pure functions over packed tokens; no config, no logging, no devices."""
+"""Layer 4: the mathematics. Pure functions over packed tokens; no config object, no logging."""

@@ -32,7 +32,7 @@ def require_finite(name: str, x: Tensor, mask: Tensor | None = None) -> None:
     if mask is not None:
         bad = bad & mask
     if bool(bad.any()):
-        where = bad.nonzero()[0].tolist()
+        where = [int(index) for index in bad.nonzero()[0]]
         raise UserError(
             name,
             x[tuple(where)].item(),

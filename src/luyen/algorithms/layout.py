@@ -49,18 +49,16 @@ class Layout:
                 f"offsets of shape {tuple(self.offsets.shape)} describe {sequences} sequences",
                 "pass one group label per sequence",
             )
-        ends = self.offsets[-1:].tolist() if self.offsets.device.type == "cpu" else []
-        if ends and ends[0] != self.mask.numel():
+        # On a device the answer would cost a wait, and repeat_interleave checks it there anyway.
+        if self.offsets.device.type == "cpu" and int(self.offsets[-1]) != self.mask.numel():
             raise UserError(
                 "offsets",
-                ends[0],
+                int(self.offsets[-1]),
                 f"the last offset must be the number of tokens, {self.mask.numel()}",
                 "build offsets as the running sum of the sequence lengths, starting at 0",
             )
         index = torch.arange(sequences, device=self.offsets.device)
-        segment = torch.repeat_interleave(
-            index, self.offsets.diff(), output_size=self.mask.numel()
-        )
+        segment = torch.repeat_interleave(index, self.offsets.diff(), output_size=self.mask.numel())
         object.__setattr__(self, "segment", segment)
 
     @property
@@ -85,7 +83,7 @@ class Layout:
         """Largest x over the trainable tokens of each sequence; -inf for a sequence with none."""
         lowest = x.new_full((self.num_sequences,), -torch.inf)
         shown = torch.where(self.mask, x, -torch.inf)
-        return lowest.index_reduce(0, self.segment, shown, "amax", include_self=True)
+        return lowest.scatter_reduce(0, self.segment, shown, "amax", include_self=True)
 
     def spread(self, per_sequence: Float[Tensor, " seq"]) -> Float[Tensor, " tok"]:
         """The value of its sequence on every trainable token, 0 on the others."""

@@ -44,7 +44,7 @@ class CreditInputs:
     is_weights: Float[Tensor, " tok"] | None = None
     """Importance weight between trainer and rollout engine, if a correction is on."""
     positions: Int[Tensor, " tok"] | None = None
-    """Position of each token inside its response; counted from the first trainable token if absent."""
+    """Position of each token in its response; counted from the first trainable token if absent."""
 
     def sequence_rewards(self) -> Float[Tensor, " seq"]:
         """Sum of the rewards of each sequence, those on masked tokens included."""

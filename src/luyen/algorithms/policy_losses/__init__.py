@@ -1,1 +1,30 @@
-"""Policy losses: a ratio, a surrogate and a correction, composed and named."""
+"""Policy losses: a ratio, a surrogate and a correction, composed and named.
+
+Importing this package registers every loss of the house.
+"""
+
+from luyen.algorithms.policy_losses import (
+    bypass,
+    clipped,
+    covariance,
+    trust_region,
+    weighted,
+)
+from luyen.algorithms.policy_losses.inputs import (
+    PolicyInputs,
+    TokenLoss,
+    loss_statistics,
+    policy_losses,
+)
+
+__all__ = [
+    "PolicyInputs",
+    "TokenLoss",
+    "bypass",
+    "clipped",
+    "covariance",
+    "loss_statistics",
+    "policy_losses",
+    "trust_region",
+    "weighted",
+]

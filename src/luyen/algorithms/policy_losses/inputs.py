@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import final
 
-import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
@@ -22,6 +21,7 @@ class PolicyInputs:
     there (NaN included) can reach neither a value nor a gradient.
 
     Example:
+        >>> import torch
         >>> layout = Layout(mask=torch.tensor([True, False]), offsets=torch.tensor([0, 2]),
         ...                 groups=torch.tensor([0]))
         >>> x = torch.tensor([-1.0, float("nan")])
@@ -58,6 +58,7 @@ class TokenLoss:
     """A loss for every token, to be weighted by the aggregation of the whole optimizer step.
 
     Example:
+        >>> import torch
         >>> TokenLoss(per_token=torch.tensor([0.5, 0.0]), metrics={}).per_token.sum()
         tensor(0.5000)
     """

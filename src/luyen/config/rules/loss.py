@@ -103,6 +103,19 @@ def entropy_range_is_a_range(s: Situation) -> Iterator[Finding]:
         )
 
 
+@rule("L09", "error")
+def vespo_takes_token_weights(s: Situation) -> Iterator[Finding]:
+    """vespo sums log-weights over a sequence, so they must be given once a token."""
+    rollout_correction = s.config.algorithm.rollout_correction
+    if loss_in_force(s.config) == "vespo" and rollout_correction.rollout_is not in (None, "token"):
+        yield Finding(
+            field="algorithm.rollout_correction.rollout_is",
+            why="vespo adds up the log-weights of a sequence; a sequence weight would be counted "
+            "once for each of its tokens",
+            fix="set it to token",
+        )
+
+
 @rule("L08", "warning")
 def adaptive_entropy_is_on(s: Situation) -> Iterator[Finding]:
     """Keys of `adaptive_entropy` are changed only when it is enabled."""

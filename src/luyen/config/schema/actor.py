@@ -18,22 +18,22 @@ class PolicyLoss(Block):
     """Which policy loss, and the knobs that only some losses have."""
 
     loss_mode: str = key("vanilla", "Name of a registered policy loss.")
-    clip_cov_ratio: float = key(2e-4, "clip_cov: share of tokens set aside.", ge=0, le=1)
+    clip_cov_ratio: float = key(2e-4, "clip_cov: share of tokens set aside.", gt=0, le=1)
     clip_cov_lb: float = key(1.0, "clip_cov: covariance above which a token may be set aside.")
     clip_cov_ub: float = key(5.0, "clip_cov: covariance below which a token may be set aside.")
-    kl_cov_ratio: float = key(2e-4, "kl_cov: share of tokens that get a KL penalty.", ge=0, le=1)
+    kl_cov_ratio: float = key(2e-4, "kl_cov: share of tokens that get a KL penalty.", gt=0, le=1)
     ppo_kl_coef: float = key(0.1, "kl_cov: weight of that penalty.", ge=0)
     dro_beta: float | None = key(None, "dro: weight of the quadratic term; no default.", gt=0)
     ratio_cap: float | None = key(
-        None, "vanilla, gspo: upper cap of the unclipped ratio (TRL's `delta`).", gt=0
+        None, "vanilla, gspo: upper cap of the unclipped ratio (TRL's `delta`).", gt=1
     )
     cispo_cap: float | None = key(
         None, "cispo: absolute cap of the ratio without a lower bound (TRL's form).", gt=0
     )
-    vespo_k_pos: float = key(2.0, "vespo: k where the advantage is not negative.")
-    vespo_lambda_pos: float = key(3.0, "vespo: λ where the advantage is not negative.")
-    vespo_k_neg: float = key(3.0, "vespo: k where the advantage is negative.")
-    vespo_lambda_neg: float = key(2.0, "vespo: λ where the advantage is negative.")
+    vespo_k_pos: float = key(2.0, "vespo: k where the advantage is not negative.", ge=0)
+    vespo_lambda_pos: float = key(3.0, "vespo: λ where the advantage is not negative.", gt=0)
+    vespo_k_neg: float = key(3.0, "vespo: k where the advantage is negative.", ge=0)
+    vespo_lambda_neg: float = key(2.0, "vespo: λ where the advantage is negative.", gt=0)
 
 
 class AdaptiveEntropy(Block):

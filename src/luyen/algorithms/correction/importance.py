@@ -1,0 +1,101 @@
+"""Importance weights between the trainer's policy and the one that sampled.
+
+With ℓ = log π_old - log π_rollout (or log π - log π_rollout in bypass mode), the weight exp(ℓ)
+turns an expectation under the sampler into one under the trainer. Truncation follows TIS (Ionides
+2008; Yao et al. 2025), the two-sided band that drops tokens is IcePop.
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from luyen.algorithms.checks import require_same_shape
+from luyen.algorithms.correction.bounds import LOG_LIMIT, Band, read_number, read_threshold
+from luyen.algorithms.layout import Layout
+from luyen.base.errors import UserError
+from luyen.base.suggest import did_you_mean
+
+LEVELS = ("token", "sequence", "geometric")
+"""What one weight covers; `rollout_is` takes one of these names."""
+
+
+def importance_weights(
+    log_ratio: Float[Tensor, " tok"],
+    layout: Layout,
+    *,
+    rollout_is: str,
+    rollout_is_threshold: float | str = 2.0,
+    rollout_is_floor: float | None = None,
+) -> Float[Tensor, " tok"]:
+    """Bounded weights, detached, exactly 0 on masked tokens whatever log_ratio holds there.
+
+    A number C as threshold truncates, min(w, C), and `rollout_is_floor` then lifts what lies below
+    it; a band "lo_hi" sets weights outside it to 0 and leaves the mask, hence every denominator,
+    as it was.
+
+    Example:
+        >>> layout = Layout(mask=torch.tensor([True, True]), offsets=torch.tensor([0, 2]),
+        ...                 groups=torch.tensor([0]))
+        >>> importance_weights(torch.tensor([0.0, 5.0]), layout, rollout_is="token")
+        tensor([1., 2.])
+    """
+    threshold, floor = read_limits(rollout_is_threshold, rollout_is_floor)
+    weights = raw_weights(log_ratio, layout, rollout_is=rollout_is)
+    if isinstance(threshold, Band):
+        inside = (weights >= threshold.low) & (weights <= threshold.high)
+        return torch.where(inside, weights, 0.0)
+    return layout.on_mask(weights.clamp(min=floor, max=threshold))
+
+
+def raw_weights(
+    log_ratio: Float[Tensor, " tok"], layout: Layout, *, rollout_is: str
+) -> Float[Tensor, " tok"]:
+    """Weights before any threshold: exp of the clamped log-ratio of a token, of the sum over a
+    sequence, or of the mean over a sequence; detached and 0 on masked tokens.
+
+    The sum is the exact likelihood ratio of a sequence and its spread grows with length; the mean
+    ("geometric") does not grow with length and is biased.
+    """
+    require_same_shape("log_ratio", log_ratio, "mask", layout.mask)
+    clean = layout.on_mask(log_ratio.detach())
+    if rollout_is == "token":
+        return layout.on_mask(clean.clamp(-LOG_LIMIT, LOG_LIMIT).exp())
+    if rollout_is == "sequence":
+        return layout.spread(layout.sum(clean).clamp(-LOG_LIMIT, LOG_LIMIT).exp())
+    if rollout_is == "geometric":
+        return layout.spread(layout.mean(clean).clamp(-LOG_LIMIT, LOG_LIMIT).exp())
+    why = "no weight covers such a unit"
+    raise UserError("rollout_is", rollout_is, why, did_you_mean(rollout_is, LEVELS))
+
+
+def read_limits(
+    rollout_is_threshold: float | str, rollout_is_floor: float | None
+) -> tuple[float | Band, float | None]:
+    """Threshold and floor as numbers, refused when they contradict each other."""
+    threshold = read_threshold("rollout_is_threshold", rollout_is_threshold)
+    if rollout_is_floor is None:
+        return threshold, None
+    floor = read_number("rollout_is_floor", rollout_is_floor)
+    if isinstance(threshold, Band):
+        why = f"the band {rollout_is_threshold!r} sets weights below it to 0, so no floor can act"
+        fix = "drop rollout_is_floor, or give rollout_is_threshold as one number"
+        raise UserError("rollout_is_floor", rollout_is_floor, why, fix)
+    if floor > threshold:
+        why = f"it is above rollout_is_threshold {threshold}"
+        raise UserError("rollout_is_floor", rollout_is_floor, why, "choose a smaller floor")
+    return threshold, floor
+
+
+def batch_norm_factor(
+    weights: Float[Tensor, " tok"], layout: Layout, *, rollout_is: str
+) -> Float[Tensor, ""]:
+    """The mean weight: over trainable tokens ("token"), or over the sequences that have any.
+
+    Dividing by it makes the mean 1. It is 1 when nothing is trainable.
+    """
+    if rollout_is == "token":
+        total, count = layout.on_mask(weights).sum(), layout.mask.sum()
+    else:
+        live = layout.lengths() > 0
+        total, count = layout.mean(weights)[live].sum(), live.sum()
+    return torch.where(count > 0, total / count.clamp(min=1), 1.0)

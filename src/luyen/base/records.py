@@ -1,0 +1,194 @@
+"""The records that move between packages: prompts, rollouts and their scores.
+
+Everything here is frozen, survives pickling, and is checked once, when it is made.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+from typing import Any, TypeAlias, final
+
+Message: TypeAlias = Mapping[str, Any]
+"""One message of a conversation: `role`, `content`, and what the chat template knows besides."""
+
+
+class Source(IntEnum):
+    """Where a token came from. Masks are made from this, never from a token's value."""
+
+    PROMPT = 0
+    SAMPLED = 1
+    TOOL = 2
+    TEMPLATE = 3
+
+
+class StopReason(StrEnum):
+    """Why a rollout ended. The set is closed."""
+
+    ANSWERED = "answered"
+    TOKEN_BUDGET = "token budget"
+    MAX_ASSISTANT_TURNS = "max assistant turns"
+    MAX_USER_TURNS = "max user turns"
+    TOOL_BUDGET = "tool budget"
+    TIME_BUDGET = "time budget"
+    PARSE_FAILURE = "parse failure"
+    ENVIRONMENT_DONE = "environment done"
+    ABORTED = "aborted"
+    FAULT = "fault"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """What the policy is asked, and what a reward needs to judge the answer.
+
+    Example:
+        >>> prompt = make_prompt([{"role": "user", "content": "1+1?"}], data_source="sum",
+        ...                      ground_truth="2")
+        >>> prompt.uid == make_prompt(prompt.messages, data_source="sum", ground_truth="2").uid
+        True
+    """
+
+    uid: str
+    """Hash of the content: the same prompt has the same uid in every run."""
+    messages: tuple[Message, ...]
+    """The conversation so far."""
+    tools: tuple[Mapping[str, Any], ...] = ()
+    """Schemas of the tools on offer."""
+    data_source: str = ""
+    """Which reward judges the answer."""
+    ground_truth: Any = None
+    """What the reward compares with."""
+    extra_info: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Anything else the row carried."""
+
+
+def make_prompt(
+    messages: Sequence[Message],
+    *,
+    tools: Sequence[Mapping[str, Any]] = (),
+    data_source: str = "",
+    ground_truth: Any = None,
+    extra_info: Mapping[str, Any] | None = None,
+) -> Prompt:
+    """A prompt whose uid is the hash of what it asks and what it is judged by."""
+    content = [list(messages), list(tools), data_source, ground_truth]
+    text = json.dumps(content, sort_keys=True, default=str, ensure_ascii=False)
+    return Prompt(
+        uid=hashlib.blake2b(text.encode(), digest_size=8).hexdigest(),
+        messages=tuple(messages),
+        tools=tuple(tools),
+        data_source=data_source,
+        ground_truth=ground_truth,
+        extra_info=dict(extra_info or {}),
+    )
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupId:
+    """One draw of one prompt: the same prompt drawn twice makes two groups.
+
+    Example:
+        >>> str(GroupId(step=3, draw=0, uid="a1"))
+        '3.0.a1'
+    """
+
+    step: int
+    """Step that the group belongs to."""
+    draw: int
+    """Index of the draw inside the step."""
+    uid: str
+    """The prompt's uid."""
+
+    def __str__(self) -> str:
+        return f"{self.step}.{self.draw}.{self.uid}"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """A reward with its parts: every number says where it came from.
+
+    Example:
+        >>> Score(name="total", value=1.0, parts=(Score(name="exact", value=1.0),)).flat()
+        {'total': 1.0, 'total/exact': 1.0}
+    """
+
+    name: str
+    """What was judged."""
+    value: float | None
+    """The score; None when it could not be computed (`error` says why), never 0 instead."""
+    weight: float = 1.0
+    """Factor with which it enters the score above it."""
+    parts: "tuple[Score, ...]" = ()
+    """What it was made from."""
+    error: str | None = None
+    """Why there is no value."""
+
+    def flat(self, prefix: str = "") -> dict[str, float | None]:
+        """Every number of the tree by its path."""
+        path = f"{prefix}{self.name}"
+        found = {path: self.value}
+        for part in self.parts:
+            found |= part.flat(f"{path}/")
+        return found
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """One conversation as tokens, with the origin of each.
+
+    Example:
+        >>> rollout = Rollout(group=GroupId(step=0, draw=0, uid="a"), sample=0, tokens=(5, 6, 7),
+        ...     sources=(Source.PROMPT, Source.SAMPLED, Source.SAMPLED), turns=(0, 0, 0),
+        ...     logps=(None, -0.5, -0.1), versions=(None, 0, 0), stop=StopReason.ANSWERED,
+        ...     text="ok")
+        >>> rollout.response_length
+        2
+    """
+
+    group: GroupId
+    """Draw that it belongs to."""
+    sample: int
+    """Index inside the group."""
+    tokens: tuple[int, ...]
+    """The whole conversation, prompt included; it only ever grew."""
+    sources: tuple[Source, ...]
+    """Where each token came from."""
+    turns: tuple[int, ...]
+    """Assistant turn that each token belongs to."""
+    logps: tuple[float | None, ...]
+    """Log-probability each sampled token was drawn with (temperature-scaled full softmax)."""
+    versions: tuple[int | None, ...]
+    """Version of the weights that drew each sampled token."""
+    stop: StopReason
+    """Why it ended."""
+    text: str
+    """The last assistant message, as decoded for the reward."""
+    score: Score | None = None
+    """Its reward, once judged."""
+    fault: str | None = None
+    """What went wrong, if anything did."""
+
+    def __post_init__(self) -> None:
+        lengths = {len(self.tokens), len(self.sources), len(self.turns), len(self.logps)}
+        assert lengths == {len(self.versions)}, "streams of a rollout differ in length"
+
+    @property
+    def prompt_length(self) -> int:
+        """Tokens before the first one that the policy sampled."""
+        sampled = (i for i, source in enumerate(self.sources) if source == Source.SAMPLED)
+        return next(sampled, len(self.tokens))
+
+    @property
+    def response_length(self) -> int:
+        """Tokens after the prompt, tool results included."""
+        return len(self.tokens) - self.prompt_length
+
+    @property
+    def key(self) -> tuple[int, int, str, int]:
+        """What rollouts are sorted by, so that the order of finishing never matters."""
+        return self.group.step, self.group.draw, self.group.uid, self.sample

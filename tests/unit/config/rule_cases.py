@@ -1,0 +1,246 @@
+"""For every rule: overrides that trigger it, and overrides close by that do not."""
+
+GRPO = ("algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=4")
+A = "actor_rollout_ref.actor"
+R = "actor_rollout_ref.rollout"
+REF = "actor_rollout_ref.ref"
+M = "actor_rollout_ref.model"
+C = "algorithm.rollout_correction"
+T = f"{R}.multi_turn"
+RM = "reward.reward_model"
+
+# id -> (overrides that trigger it, overrides close by that do not)
+CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "B01": (("data.train_batch_size=128",), ("data.train_batch_size=256",)),
+    "B02": (("data.train_batch_size=300",), ("data.train_batch_size=512",)),
+    "B03": (
+        ("trainer.n_gpus_per_node=3",),
+        ("trainer.n_gpus_per_node=4",),
+    ),
+    "B04": (
+        (f"{A}.use_dynamic_bsz=false", f"{A}.ppo_micro_batch_size_per_gpu=7"),
+        (f"{A}.use_dynamic_bsz=false", f"{A}.ppo_micro_batch_size_per_gpu=8"),
+    ),
+    "B05": (
+        (f"{A}.ppo_max_token_len_per_gpu=1023",),
+        (f"{A}.ppo_max_token_len_per_gpu=1024",),
+    ),
+    "B06": (
+        (f"{A}.use_dynamic_bsz=false",),
+        (f"{A}.use_dynamic_bsz=false", f"{A}.ppo_micro_batch_size_per_gpu=1"),
+    ),
+    "B07": (
+        (f"{A}.ppo_micro_batch_size_per_gpu=2",),
+        (f"{A}.ppo_micro_batch_size_per_gpu=2", f"{A}.use_dynamic_bsz=false"),
+    ),
+    "B08": (("critic.ppo_mini_batch_size=100",), ("critic.ppo_mini_batch_size=128",)),
+    "B09": (
+        (f"{R}.log_prob_max_token_len_per_gpu=100",),
+        (f"{R}.log_prob_max_token_len_per_gpu=2048",),
+    ),
+    "B10": (
+        (f"{R}.log_prob_micro_batch_size_per_gpu=4",),
+        (f"{R}.log_prob_micro_batch_size_per_gpu=4", f"{R}.log_prob_use_dynamic_bsz=false"),
+    ),
+    "A01": (("algorithm.adv_estimator=grop",), ("algorithm.adv_estimator=gae",)),
+    "A02": (("algorithm.adv_estimator=rloo",), ("algorithm.adv_estimator=rloo", f"{R}.n=2")),
+    "A03": (("critic.enable=false",), ("critic.enable=false", *GRPO)),
+    "A04": (("critic.enable=true", *GRPO), ("critic.enable=true",)),
+    "A05": (
+        ("algorithm.gdpo_reward_keys=[a, b]", "algorithm.gdpo_reward_weights=[1.0]"),
+        ("algorithm.gdpo_reward_keys=[a, b]", "algorithm.gdpo_reward_weights=[1.0, 2.0]"),
+    ),
+    "A06": (
+        ("algorithm.adv_estimator=optimal_token_baseline", f"{R}.n=4"),
+        (
+            "algorithm.adv_estimator=optimal_token_baseline",
+            f"{R}.n=4",
+            f"{A}.calculate_sum_pi_squared=true",
+        ),
+    ),
+    "A07": (("algorithm.lam=0.9", *GRPO), ("algorithm.lam=0.9",)),
+    "A08": (
+        ("algorithm.filter_groups.enable=true", *GRPO),
+        ("algorithm.filter_groups.enable=true", "algorithm.filter_groups.metric=acc", *GRPO),
+    ),
+    "A09": ((f"{R}.n=4",), GRPO),
+    "L01": ((f"{A}.policy_loss.loss_mode=vanila",), (f"{A}.policy_loss.loss_mode=sapo",)),
+    "L02": ((f"{A}.tau_pos=2.0",), (f"{A}.tau_pos=2.0", f"{A}.policy_loss.loss_mode=sapo")),
+    "L03": (
+        (f"{A}.policy_loss.loss_mode=dro",),
+        (f"{A}.policy_loss.loss_mode=dro", f"{A}.policy_loss.dro_beta=0.1"),
+    ),
+    "L04": (
+        (f"{A}.loss_scale_factor=100",),
+        (f"{A}.loss_scale_factor=100", f"{A}.loss_agg_mode=seq-mean-token-sum-norm"),
+    ),
+    "L05": (
+        (f"{A}.policy_loss.loss_mode=gspo",),
+        (f"{A}.policy_loss.loss_mode=gspo", f"{A}.clip_ratio=3e-4"),
+    ),
+    "L06": (
+        (f"{A}.policy_loss.loss_mode=sapo", f"{A}.loss_agg_mode=token-mean"),
+        (f"{A}.policy_loss.loss_mode=sapo", f"{A}.loss_agg_mode=seq-mean-token-mean"),
+    ),
+    "L07": (
+        (f"{A}.adaptive_entropy.enable=true", f"{A}.entropy_coeff=2.0"),
+        (f"{A}.adaptive_entropy.enable=true", f"{A}.entropy_coeff=0.5"),
+    ),
+    "L09": (
+        (f"{A}.policy_loss.loss_mode=vespo", f"{C}.rollout_is=sequence"),
+        (f"{A}.policy_loss.loss_mode=vespo", f"{C}.rollout_is=token"),
+    ),
+    "L08": (
+        (f"{A}.adaptive_entropy.target=0.5",),
+        (f"{A}.adaptive_entropy.target=0.5", f"{A}.adaptive_entropy.enable=true"),
+    ),
+    "K01": ((f"{REF}.enable=false", f"{A}.use_kl_loss=true"), (f"{REF}.enable=false",)),
+    "K02": (
+        (f"{A}.use_kl_loss=true", "algorithm.use_kl_in_reward=true"),
+        (f"{A}.use_kl_loss=true",),
+    ),
+    "K03": ((f"{A}.use_kl_loss=true", f"{A}.kl_loss_coef=0"), (f"{A}.use_kl_loss=true",)),
+    "K04": (
+        ("algorithm.kl_penalty=k3",),
+        ("algorithm.kl_penalty=k3", "algorithm.use_kl_in_reward=true"),
+    ),
+    "K05": (
+        (f"{A}.use_kl_loss=true", f"{REF}.log_prob_max_token_len_per_gpu=2048"),
+        (f"{A}.use_kl_loss=true", f"{REF}.log_prob_max_token_len_per_gpu=32768"),
+    ),
+    "K06": ((f"{A}.kl_loss_type=k4",), (f"{A}.kl_loss_type=k3+",)),
+    "K07": ((f"{REF}.enable=true",), (f"{REF}.enable=true", f"{A}.use_kl_loss=true")),
+    "K08": (
+        (f"{M}.lora_rank=8", f"{REF}.path=org/base", f"{A}.use_kl_loss=true"),
+        (f"{REF}.path=org/base", f"{A}.use_kl_loss=true"),
+    ),
+    "K09": (
+        ("algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl={type: adaptive, horizon: 200}"),
+        ("algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl={type: adaptive}"),
+    ),
+    "O01": (("trainer.max_staleness=1",), ("trainer.max_staleness=1", f"{C}.rollout_is=token")),
+    "O02": (
+        (f"{C}.rollout_is=token", f"{R}.calculate_log_probs=false"),
+        (f"{C}.rollout_is=token",),
+    ),
+    "O03": (
+        (f"{C}.rollout_is=token", f"{C}.rollout_is_threshold=5_0.5"),
+        (f"{C}.rollout_is=token", f"{C}.rollout_is_threshold=0.5_5"),
+    ),
+    "O04": (
+        (f"{C}.rollout_rs=token_k9", f"{C}.rollout_rs_threshold=0.1"),
+        (f"{C}.rollout_rs=token_k3", f"{C}.rollout_rs_threshold=0.1"),
+    ),
+    "O05": (
+        (f"{C}.rollout_is_threshold=3.0",),
+        (f"{C}.rollout_is_threshold=3.0", f"{C}.rollout_is=token"),
+    ),
+    "O06": (
+        (f"{C}.bypass_mode=true", f"{A}.policy_loss.loss_mode=cispo"),
+        (f"{C}.bypass_mode=true",),
+    ),
+    "O07": ((f"{R}.top_p=0.9",), (f"{R}.top_p=0.9", "data.train_batch_size=256")),
+    "R01": ((f"{R}.name=vlm",), (f"{R}.name=hf",)),
+    "R02": ((f"{R}.name=vllm",), (f"{R}.name=native",)),
+    "R03": ((f"{R}.max_model_len=1000",), (f"{R}.max_model_len=1024",)),
+    "R04": (
+        (f"{R}.n=300", "algorithm.adv_estimator=grpo"),
+        (f"{R}.n=256", "algorithm.adv_estimator=grpo"),
+    ),
+    "R05": ((f"{R}.max_num_batched_tokens=128",), (f"{R}.max_num_batched_tokens=256",)),
+    "R06": ((*GRPO, f"{R}.temperature=0"), (*GRPO, f"{R}.temperature=0.7")),
+    "R07": (
+        (f"{R}.val_kwargs.do_sample=true",),
+        (f"{R}.val_kwargs.do_sample=true", f"{R}.val_kwargs.temperature=1"),
+    ),
+    "R08": (
+        (f"{R}.tensor_model_parallel_size=2", "trainer.n_gpus_per_node=2"),
+        (f"{R}.tensor_model_parallel_size=2", "trainer.n_gpus_per_node=2", f"{R}.name=vllm"),
+    ),
+    "R09": (
+        (f"{R}.data_parallel_size=2",),
+        (f"{R}.data_parallel_size=2", "trainer.n_gpus_per_node=2"),
+    ),
+    "T01": ((f"{T}.enable=true", "data.return_raw_chat=false"), (f"{T}.enable=true",)),
+    "T02": (
+        (f"{T}.enable=true", "data.filter_overlong_prompts=false", "data.truncation=left"),
+        ("data.filter_overlong_prompts=false", "data.truncation=left"),
+    ),
+    "T03": (
+        (f"{T}.enable=true", f"{T}.tool_config_path=TOOLS"),
+        (f"{T}.enable=true", f"{T}.tool_config_path=TOOLS", "data.max_prompt_length=2048"),
+    ),
+    "T04": ((f"{T}.enable=true",), (f"{T}.enable=true", f"{T}.max_user_turns=3")),
+    "T05": (
+        (f"{T}.enable=true", f"{T}.tool_config_path=/nowhere/tools.yaml"),
+        (f"{T}.enable=true", f"{T}.tool_config_path=TOOLS"),
+    ),
+    "T06": ((f"{T}.max_user_turns=3",), (f"{T}.max_user_turns=3", f"{T}.enable=true")),
+    "T07": (
+        (f"{T}.enable=true", f"{T}.max_assistant_turns=9"),
+        (f"{T}.enable=true", f"{T}.max_assistant_turns=8"),
+    ),
+    "S01": (("trainer.device=cuda",), ("trainer.device=cpu",)),
+    "S02": (("trainer.n_gpus_per_node=2", "trainer.runtime=local"), ("trainer.n_gpus_per_node=2",)),
+    "S03": (("trainer.n_gpus_per_node=2",), ()),
+    "S04": (
+        ("trainer.total_training_steps=10", "trainer.save_freq=11"),
+        ("trainer.total_training_steps=10", "trainer.save_freq=10"),
+    ),
+    "S05": (
+        ("trainer.test_freq=5",),
+        ("trainer.test_freq=5", "data.val_files=arithmetic://sum?x=1"),
+    ),
+    "S06": (
+        ("trainer.resume_mode=path",),
+        ("trainer.resume_mode=path", "trainer.resume_from_path=HERE"),
+    ),
+    "S07": (
+        ("trainer.resume_mode=disable", "trainer.default_local_dir=SAVED"),
+        ("trainer.resume_mode=disable",),
+    ),
+    "S08": (("trainer.default_local_dir=SAVED",), ("trainer.default_local_dir=HERE",)),
+    "S09": (("trainer.logger=[console, wanbd]",), ("trainer.logger=[console]",)),
+    "S10": (("trainer.critic_warmup=5", *GRPO), ("trainer.critic_warmup=5",)),
+    "S11": (
+        ("trainer.total_training_steps=10", "trainer.total_epochs=3"),
+        ("trainer.total_epochs=3",),
+    ),
+    "S12": (("trainer.plugins=/nowhere/p.py",), ("trainer.plugins=PLUGIN",)),
+    "S13": (("OLD",), ()),
+    "M01": ((f"{M}.path=/nowhere/model",), (f"{M}.path=HERE",)),
+    "M02": (("data.train_files=TOOLS",), ("data.train_files=TOOLS", f"{M}.path=org/model")),
+    "M03": ((f"{M}.lora_alpha=32",), (f"{M}.lora_alpha=32", f"{M}.lora_rank=8")),
+    "M04": ((f"{A}.optim.lr=0.1",), (f"{A}.optim.lr=1e-5",)),
+    "M05": (
+        ("trainer.total_training_steps=10", f"{A}.optim.lr_warmup_steps=10"),
+        ("trainer.total_training_steps=10", f"{A}.optim.lr_warmup_steps=9"),
+    ),
+    "D01": (("data.train_files=[]",), ()),
+    "D02": (("data.train_files=/nowhere/rows.parquet",), ("data.train_files=TOOLS",)),
+    "D03": (("data.val_files=arithmetic://sum",), ("data.val_files=arithmetic://sum?split=b",)),
+    "D04": (
+        ("data.sampler.class_path=PLUGIN",),
+        ("data.sampler.class_path=PLUGIN", "data.sampler.class_name=MySampler"),
+    ),
+    "D05": (
+        ("reward.custom_reward_function.path=PLUGIN", "reward.custom_reward_function.name=scor"),
+        ("reward.custom_reward_function.path=PLUGIN", "reward.custom_reward_function.name=score"),
+    ),
+    "D06": (("reward.reward_manager.name=naiv",), ("reward.reward_manager.name=dapo",)),
+    "D07": ((f"{RM}.enable=true",), (f"{RM}.enable=true", f"{RM}.model_path=org/rm")),
+    "D08": ((f"{RM}.model_path=org/rm",), (f"{RM}.model_path=org/rm", f"{RM}.enable=true")),
+    "D09": (
+        ("data.truncation=left",),
+        ("data.truncation=left", "data.filter_overlong_prompts=false"),
+    ),
+    "P01": ((f"{R}.max_num_seqs=100000", "data.train_batch_size=51200"), ()),
+    "P02": (
+        (
+            f"{A}.ppo_max_token_len_per_gpu=10000000",
+            "data.train_batch_size=51200",
+            f"{A}.ppo_mini_batch_size=51200",
+        ),
+        (),
+    ),
+}
