@@ -12,25 +12,28 @@ TOOK = echo "$@: passed in $$(( $$(date +%s) - start )) s"
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 16
 
-demo: $(STAMP) ## check the quick-start recipe and print its plan
-	@$(BIN)/luyen check recipes/quickstart.yaml
+demo: $(STAMP) ## train the quickstart: about two minutes on a laptop
+	@$(BIN)/luyen train recipes/quickstart.yaml trainer.experiment_name=quickstart-$$(date +%Y%m%d-%H%M%S)
 
 check: $(STAMP) ## format, lint, types, layers and architecture tests; under a minute
 	@set -e; $(START); \
 	echo "ruff format"; $(BIN)/ruff format --check --quiet .; \
 	echo "ruff check"; $(BIN)/ruff check --quiet .; \
-	echo "pyright"; $(BIN)/pyright; \
+	echo "pyright, beside the rest"; $(BIN)/pyright > $(STAMP).pyright 2>&1 & types=$$!; \
 	echo "import-linter"; $(BIN)/lint-imports --no-logo; \
 	echo "architecture tests"; $(BIN)/pytest tests/architecture; \
+	wait $$types || { cat $(STAMP).pyright; exit 1; }; \
 	$(TOOK)
 
 test: $(STAMP) ## every test that needs no GPU, on two cores; under fifteen minutes
 	@set -e; $(START); $(BIN)/pytest -n 2; $(TOOK)
 
-docs: $(STAMP) ## write docs/config.md anew from the configuration schema
+docs: $(STAMP) ## write docs/config.md and docs/metrics.md anew from the code
 	@$(BIN)/luyen schema --markdown > $(STAMP).config.md
 	@mv $(STAMP).config.md docs/config.md
-	@echo "docs/config.md is up to date"
+	@$(BIN)/python -m tests.architecture.metrics_page > $(STAMP).metrics.md
+	@mv $(STAMP).metrics.md docs/metrics.md
+	@echo "docs/config.md and docs/metrics.md are up to date"
 
 # torch goes first and pinned: resolved together with the rest, pip may choose a newer build and
 # fetch gigabytes of CUDA libraries that nothing here asks for.

@@ -35,7 +35,16 @@ def violations(code: str, path: str = "src/luyen/train/planted.py") -> int:
 
 
 def test_every_library_with_a_door_is_banned():
-    doors = ["mlflow", "ray", "sglang", "torch.distributed", "transformers", "vllm", "wandb"]
+    doors = [
+        "mlflow",
+        "ray",
+        "sglang",
+        "torch.distributed",
+        "trackio",
+        "transformers",
+        "vllm",
+        "wandb",
+    ]
     assert doors == BANNED
 
 

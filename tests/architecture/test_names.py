@@ -9,7 +9,17 @@ import pytest
 
 from tests.architecture.tree import functions, sources
 
-EXCEPTIONS: dict[str, str] = {}
+EXCEPTIONS: dict[str, str] = {
+    "src/luyen/rewards/outcome.py::boundary: except Exception": (
+        "a rule or a function of the user may raise anything; it becomes the fault of one rollout"
+    ),
+    "src/luyen/telemetry/background.py::BackgroundSink._work: except Exception": (
+        "whatever a remote service raises becomes one warning"
+    ),
+    "src/luyen/telemetry/background.py::BackgroundSink._carry_out: except Exception": (
+        "whatever a remote service raises becomes one warning"
+    ),
+}
 """`path::function: rule` -> reason, for the rules marked `may be excused`."""
 
 EMPTY_NAMES = re.compile(r"(util|helper|manager|misc)s?", re.IGNORECASE)

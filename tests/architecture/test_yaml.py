@@ -38,7 +38,7 @@ def test_every_exemption_is_a_file():
 
 def test_a_misspelt_key_is_caught(tmp_path: Path):
     planted = tmp_path / "planted.yaml"
-    text = (ROOT / "recipes" / "quickstart.yaml").read_text()
+    text = (ROOT / PACKAGE / "builtin" / "quickstart.yaml").read_text()
     assert text.count("\ntrainer:") == 1
     planted.write_text(text.replace("\ntrainer:", "\ntrianer:"))
     assert any("trianer" in problem for problem in violations(planted))

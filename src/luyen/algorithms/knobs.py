@@ -54,4 +54,4 @@ def require_positive(name: str, value: float, *, above: float = 0.0) -> None:
 def require_not_negative(name: str, value: float) -> None:
     """Raise unless value >= 0; NaN is refused too."""
     if not value >= 0:
-        raise UserError(name, value, "it cannot be negative", f"set {name} >= 0")
+        raise UserError(name, value, "it must be 0 or more", f"set {name} >= 0")

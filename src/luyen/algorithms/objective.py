@@ -86,6 +86,11 @@ class Objective:
         """The aggregation in force."""
         return self.aggregation or default_aggregation(self.loss)
 
+    @property
+    def needs_statistics(self) -> bool:
+        """Whether the loss looks at the whole step before the step is split."""
+        return self.loss in loss_statistics
+
     def weights(self, layout: Layout, dtype: torch.dtype = torch.float32) -> Float[Tensor, " tok"]:
         """Weight of each token, from the layout of the whole optimizer step over all ranks."""
         factor = self.loss_scale_factor

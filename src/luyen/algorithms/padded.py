@@ -16,7 +16,7 @@ from luyen.algorithms.aggregation import aggregation_weights
 from luyen.algorithms.checks import require_finite, require_float, require_same_shape
 from luyen.algorithms.correction import correct
 from luyen.algorithms.kl import kl_penalty
-from luyen.algorithms.knobs import knob_names, read_by, require_known
+from luyen.algorithms.knobs import knob_names, read_by, require_known, require_not_negative
 from luyen.algorithms.layout import Layout
 from luyen.algorithms.objective import default_aggregation, loss_knobs, step_statistics
 from luyen.algorithms.policy_losses import PolicyInputs, TokenLoss, policy_losses
@@ -58,7 +58,7 @@ def advantage(
         components={k: _row(f"components[{k!r}]", v, clean) for k, v in parts.items()} or None,
         old_logp=_stream("old_logp", old_logp, clean),
         sum_pi_squared=_stream("sum_pi_squared", sum_pi_squared, clean),
-        is_weights=_stream("rollout_is_weights", rollout_is_weights, clean),
+        is_weights=_weights(rollout_is_weights, clean),
         positions=torch.arange(clean.shape[1], device=clean.device).repeat(clean.shape[0]),
     )
     credit = estimator(inputs, **knobs)
@@ -93,7 +93,7 @@ def policy_loss(
         advantages=_required("advantages", advantages, clean),
         layout=_layout(clean, range(clean.shape[0])),
         rollout_logp=_stream("rollout_logp", rollout_logp, clean),
-        is_weights=_stream("rollout_is_weights", rollout_is_weights, clean),
+        is_weights=_weights(rollout_is_weights, clean),
     )
     statistics = step_statistics(name, inputs, seed=seed, knobs=knobs)
     loss = policy_losses.get(name)
@@ -163,8 +163,8 @@ def _reduced(
 
 def _mask(mask: Tensor) -> Tensor:
     """The mask as booleans; a UserError unless it is `[batch, time]` of zeros and ones."""
-    if mask.dim() != 2:
-        why = "it must be [batch, time]"
+    if mask.dim() != 2 or mask.shape[1] == 0:
+        why = "it must be [batch, time] with at least one position"
         raise UserError("mask", tuple(mask.shape), why, "pass one row per sequence")
     odd = (mask != 0) & (mask != 1)
     if bool(odd.any()):
@@ -176,6 +176,9 @@ def _mask(mask: Tensor) -> Tensor:
 def _layout(mask: Tensor, groups: Groups) -> Layout:
     """Rows as sequences of the padded width, one after the other."""
     batch, width = mask.shape
+    if isinstance(groups, Tensor):
+        rows = mask.new_zeros(batch)
+        require_same_shape("groups", groups, "the rows of mask", rows)
     labels: list[Hashable] = (
         [x.item() for x in groups] if isinstance(groups, Tensor) else list(groups)
     )
@@ -204,10 +207,19 @@ def _stream(name: str, x: Tensor | None, mask: Tensor) -> Tensor | None:
     return None if x is None else _required(name, x, mask)
 
 
+def _weights(x: Tensor | None, mask: Tensor) -> Tensor | None:
+    """Importance weights: a stream that is nowhere negative on the mask."""
+    weights = _stream("rollout_is_weights", x, mask)
+    if weights is not None:
+        lowest = torch.where(mask.flatten(), weights.detach(), 0.0).min() if mask.numel() else 0.0
+        require_not_negative("rollout_is_weights", float(lowest))
+    return weights
+
+
 def _row(name: str, x: Tensor, mask: Tensor) -> Tensor:
     """One finite number per row."""
     require_float(name, x)
-    require_same_shape(name, x, "the rows of mask", mask[:, 0])
+    require_same_shape(name, x, "the rows of mask", mask.new_zeros(mask.shape[0]))
     require_finite(name, x.detach())
     return x
 

@@ -30,6 +30,8 @@ def near_names(name: str, known: Iterable[str], *, most: int = 3) -> list[str]:
         >>> near_names("clip_hgih", ["clip_low", "clip_high", "gamma"])
         ['clip_high']
     """
+    if len(name) < 2:
+        return []  # every short name is one edit away from a single letter
     limit = max(1, len(name) // 3)
     scored: list[tuple[int, float, str]] = []
     for candidate in known:

@@ -1,16 +1,19 @@
 """`luyen check`: the report as text or JSON."""
 
 import json
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import typer
 
+from luyen.base.errors import UserError
 from luyen.config.check import Plan, Report, check
 from luyen.config.explain import show_value
+from luyen.config.load import is_file
 from luyen.config.machine import Machine, this_machine
 from luyen.config.memory import MemoryPlan
 from luyen.config.plan import batch_lines
@@ -22,22 +25,30 @@ _COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
 
 def run_check(words: Sequence[str], *, as_json: bool, device_memory_gb: float | None) -> int:
     """Print the report; 1 when there are errors, 0 otherwise."""
-    overrides = [word for word in words if "=" in word and not Path(word).is_file()]
-    files = [Path(word) for word in words if word not in overrides]
+    files, overrides = split_words(words)
     machine = this_machine()
     if device_memory_gb is not None:
         machine = _with_gpus(machine, device_memory_gb)
     report = check(files, overrides, machine=machine)
     if as_json:
-        typer.echo(json.dumps(report_json(report), indent=2))
+        typer.echo(json.dumps(_plain(report_json(report)), indent=2, allow_nan=False))
     else:
         for line in report_lines(report, [str(f) for f in files], machine):
             typer.echo(line)
     return 0 if report.is_sound else 1
 
 
+def split_words(words: Sequence[str]) -> tuple[list[Path], list[str]]:
+    """Files, and key=value overrides; a file may have an equals sign in its name."""
+    overrides = [word for word in words if "=" in word and not is_file(Path(word))]
+    return [Path(word) for word in words if word not in overrides], overrides
+
+
 def _with_gpus(machine: Machine, gib: float) -> Machine:
     """This machine as if each of 64 GPUs had so much memory: the plan's, not ours, decides."""
+    if not (gib > 0 and math.isfinite(gib)):
+        why = "a device has some memory, and not without end"
+        raise UserError("--device-memory-gb", gib, why, "give GiB, such as 80")
     return replace(machine, gpu_bytes=(int(gib * _GIB),) * 64)
 
 
@@ -64,6 +75,22 @@ def report_json(report: Report) -> dict[str, Any]:
         },
         "config": report.config.model_dump(mode="json"),
     }
+
+
+def _plain(value: Any) -> Any:
+    """The value as JSON can hold it; what JSON has no form for (NaN, a set, bytes) as text."""
+    match value:
+        case dict():
+            entries = cast(dict[Any, Any], value)
+            return {str(name): _plain(inner) for name, inner in entries.items()}
+        case list() | tuple():
+            return [_plain(inner) for inner in cast(Sequence[Any], value)]
+        case None | bool() | int() | str():
+            return value
+        case float() if math.isfinite(value):
+            return value
+        case _:
+            return str(value)
 
 
 def report_lines(report: Report, files: Sequence[str], machine: Machine) -> Iterator[str]:
@@ -103,7 +130,7 @@ def _plan_lines(plan: Plan, machine: Machine) -> Iterator[str]:
     for role in where.roles:
         yield f"  {role.name:16s} {role.engine}; {role.place}"
     if plan.shape is None or plan.memory is None:
-        yield "Memory: unknown, since the model's config.json is not on this machine"
+        yield "Memory: unknown, since no config.json of the model can be read on this machine"
         return
     yield f"Memory on one device, for a model of {_count(plan.shape.parameters())} parameters"
     yield from _memory_lines(plan.memory)

@@ -7,6 +7,7 @@ import typer
 
 from luyen import __version__
 from luyen.base.errors import UserError
+from luyen.cli import model_commands
 
 app = typer.Typer(
     name="luyen",
@@ -45,6 +46,31 @@ def check(
     from luyen.cli.check import run_check
 
     raise typer.Exit(run_check(config, as_json=as_json, device_memory_gb=device_memory_gb))
+
+
+@app.command()
+def train(
+    config: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="YAML files, the later over the earlier, then key=value overrides. "
+            "Without a file: the quickstart.",
+            metavar="[CONFIG]... [KEY=VALUE]...",
+        ),
+    ] = None,
+) -> None:
+    """Train as a configuration says, after checking it."""
+    from luyen.cli.train import run_train
+
+    raise typer.Exit(run_train(config or []))
+
+
+app.command("eval")(model_commands.evaluate)
+app.command()(model_commands.chat)
+app.command()(model_commands.export)
+app.command()(model_commands.selftest)
+app.command()(model_commands.init)
+app.add_typer(model_commands.models, name="models")
 
 
 @app.command()

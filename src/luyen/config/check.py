@@ -107,7 +107,8 @@ def check(
     found = [*tree.problems, *parsed.problems]
     wrong = {problem.field for problem in found}
     found += [p for p in _not_yet(config, tree) if p.field not in wrong]
-    found += [p for p in _broken_rules(situation, tree) if p.field not in wrong]
+    if not any(problem.id in ("C001", "C003") for problem in found):
+        found += [p for p in _broken_rules(situation, tree) if p.field not in wrong]
     found.sort(key=lambda problem: _ORDER[problem.severity])
     return Report(problems=tuple(found), config=config, origins=tree.origins, plan=plan)
 
@@ -140,8 +141,18 @@ def _not_yet(config: RunConfig, tree: Tree) -> Iterator[Problem]:
         )
 
 
+_SUPERVISED = ("D", "M", "S", "B05", "B06", "B07", "P02")
+"""Rules that concern a supervised run too; the others are about rollouts and rewards."""
+
+
+def _applies(rule: str, stage: str) -> bool:
+    return stage == "rl" or rule.startswith(_SUPERVISED)
+
+
 def _broken_rules(s: Situation, tree: Tree) -> Iterator[Problem]:
     for rule in RULES.values():
+        if not _applies(rule.id, s.config.trainer.stage):
+            continue
         for finding in rule.find(s):
             yield Problem(
                 id=rule.id,

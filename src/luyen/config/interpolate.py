@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from luyen.config.problem import Problem
 from luyen.config.schema.run import RunConfig
-from luyen.config.tree import Tree, leaves, merged, origin_of, removed, replaced
+from luyen.config.tree import Mapping, Tree, leaves, merged, origin_of, removed, replaced
 
 
 def interpolate(tree: Tree) -> Tree:
@@ -16,9 +16,10 @@ def interpolate(tree: Tree) -> Tree:
     if not pending:
         return tree
     values, problems = tree.values, list(tree.problems)
+    sound = _sound(tree.values)
     for path, value in pending.items():
         try:
-            values = replaced(values, path.split("."), _resolve(path, value, tree.values, pending))
+            values = replaced(values, path.split("."), _resolve(path, value, sound))
         except OmegaConfBaseException as error:
             problems.append(
                 Problem(
@@ -35,13 +36,18 @@ def interpolate(tree: Tree) -> Tree:
     return Tree(values=values, origins=tree.origins, problems=tuple(problems))
 
 
-def _resolve(path: str, value: Any, written: dict[str, Any], pending: dict[str, Any]) -> Any:
-    OmegaConf.create({"value": value})  # a malformed expression raises here, by itself
-    sound = merged(RunConfig().model_dump(mode="json"), written)
-    for other, text in pending.items():
+def _sound(written: Mapping) -> DictConfig:
+    """Everything that may be named, defaults included; not what OmegaConf itself cannot hold."""
+    values = merged(RunConfig().model_dump(mode="json"), written)
+    for path, value in leaves(written):
         try:
-            OmegaConf.create({"value": text})
+            OmegaConf.create({"value": value})
         except OmegaConfBaseException:
-            sound = removed(sound, other.split("."))
-    found = OmegaConf.select(OmegaConf.create(sound), path, throw_on_missing=True)
+            values = removed(values, path.split("."))
+    return OmegaConf.create(values)
+
+
+def _resolve(path: str, value: Any, sound: DictConfig) -> Any:
+    OmegaConf.create({"value": value})  # a malformed expression raises here, by itself
+    found = OmegaConf.select(sound, path, throw_on_missing=True)
     return OmegaConf.to_container(found, resolve=True) if OmegaConf.is_config(found) else found

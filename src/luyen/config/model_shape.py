@@ -1,10 +1,11 @@
 """The size of a model from its `config.json`, without loading it."""
 
 import json
+import os
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, final
+from typing import Any, cast, final
 
 from luyen.config.schema.model import Model
 
@@ -68,31 +69,50 @@ class ModelShape:
 
 
 def read_shape(model: Model) -> ModelShape | None:
-    """The shape of `model.path`, or None when its config is not on this machine."""
-    found = _config_file(model.path)
-    if found is None:
+    """The shape of `model.path`, or None when no config that says it is on this machine."""
+    try:
+        raw = json.loads(_config_file(model.path) or "null")
+    except ValueError:
         return None
-    raw: dict[str, Any] = json.loads(found)
-    raw |= raw.get("text_config", {})
-    return shape_from({**raw, **model.override_config})
+    if not isinstance(raw, dict):
+        return None
+    config = cast(dict[str, Any], raw)
+    return shape_from({**config, **(config.get("text_config") or {}), **model.override_config})
+
+
+_SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
 
 
 def shape_from(raw: dict[str, Any]) -> ModelShape | None:
-    """The shape a Hugging Face config describes; None when it names its sizes otherwise."""
-    if not {"num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size"} <= raw.keys():
+    """The shape a Hugging Face config describes; None when it names its sizes otherwise.
+
+    Experts have a width of their own (`moe_intermediate_size`) in most mixtures.
+    """
+    layers, hidden, heads, vocab = (_size(raw, name) for name in _SIZES)
+    if not (layers and hidden and heads and vocab):
         return None
-    heads = raw["num_attention_heads"]
+    experts = next((n for name in _EXPERTS if (n := _size(raw, name))), 1)
+    wide = _size(raw, "intermediate_size") or 4 * hidden
     return ModelShape(
-        layers=raw["num_hidden_layers"],
-        hidden=raw["hidden_size"],
+        layers=layers,
+        hidden=hidden,
         heads=heads,
-        kv_heads=raw.get("num_key_value_heads") or heads,
-        head_dim=raw.get("head_dim") or raw["hidden_size"] // heads,
-        intermediate=raw.get("intermediate_size") or 4 * raw["hidden_size"],
-        vocab=raw["vocab_size"],
+        kv_heads=_size(raw, "num_key_value_heads") or heads,
+        head_dim=_size(raw, "head_dim") or hidden // heads,
+        intermediate=(_size(raw, "moe_intermediate_size") or wide) if experts > 1 else wide,
+        vocab=vocab,
         is_tied=bool(raw.get("tie_word_embeddings", False)),
-        experts=raw.get("num_local_experts") or raw.get("num_experts") or 1,
+        experts=experts,
     )
+
+
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+
+
+def _size(raw: dict[str, Any], name: str) -> int | None:
+    """A positive whole number of the config, or None for anything else."""
+    value = raw.get(name)
+    return value if isinstance(value, int) and value > 0 else None
 
 
 def _config_file(path: str) -> str | None:
@@ -101,11 +121,14 @@ def _config_file(path: str) -> str | None:
         name = path.removeprefix("builtin://")
         inside = resources.files("luyen") / "builtin" / name / "config.json"
         return inside.read_text() if inside.is_file() else None
-    local = Path(path).expanduser() / "config.json"
-    if local.is_file():
-        return local.read_text(encoding="utf-8")
-    cached = sorted(_HUB_CACHE.glob(f"models--{path.replace('/', '--')}/snapshots/*/config.json"))
-    return cached[-1].read_text(encoding="utf-8") if cached else None
+    local = Path(os.path.expanduser(path)) / "config.json"
+    snapshots = _HUB_CACHE / f"models--{path.replace('/', '--')}" / "snapshots"
+    for found in (local, *sorted(snapshots.glob("*/config.json"), reverse=True)):
+        try:
+            return found.read_text(encoding="utf-8")
+        except (OSError, ValueError):
+            continue
+    return None
 
 
 def builtin_models() -> list[str]:

@@ -55,9 +55,13 @@ def plan_batches(config: RunConfig, *, world_size: int) -> BatchPlan:
         config.actor_rollout_ref.actor,
         config.actor_rollout_ref.rollout,
     )
-    rollouts = data.train_batch_size * rollout.n
-    mini_batches = max(1, data.train_batch_size // actor.ppo_mini_batch_size)
-    per_mini = min(actor.ppo_mini_batch_size, data.train_batch_size) * rollout.n
+    # A supervised step is one optimizer step on the conversations that are drawn.
+    is_supervised = config.trainer.stage == "sft"
+    samples = 1 if is_supervised else rollout.n
+    prompts = data.train_batch_size if is_supervised else actor.ppo_mini_batch_size
+    rollouts = data.train_batch_size * samples
+    mini_batches = max(1, data.train_batch_size // prompts)
+    per_mini = min(prompts, data.train_batch_size) * samples
     per_device = ceil(per_mini / world_size)
     longest = data.max_prompt_length + data.max_response_length
     if actor.use_dynamic_bsz:
@@ -69,7 +73,7 @@ def plan_batches(config: RunConfig, *, world_size: int) -> BatchPlan:
         micro_batches = ceil(per_device / sequences)
     return BatchPlan(
         prompts=data.train_batch_size,
-        samples_per_prompt=rollout.n,
+        samples_per_prompt=samples,
         rollouts=rollouts,
         mini_batches=mini_batches,
         mini_batch_rollouts=per_mini,
@@ -77,8 +81,8 @@ def plan_batches(config: RunConfig, *, world_size: int) -> BatchPlan:
         longest_sequence=longest,
         micro_batch_tokens=tokens,
         micro_batches=micro_batches,
-        epochs=actor.ppo_epochs,
-        optimizer_steps=mini_batches * actor.ppo_epochs,
+        epochs=1 if is_supervised else actor.ppo_epochs,
+        optimizer_steps=mini_batches * (1 if is_supervised else actor.ppo_epochs),
         tokens=rollouts * longest,
         total_steps=config.trainer.total_training_steps,
     )
@@ -140,10 +144,10 @@ def place(config: RunConfig, machine: Machine, estimator: EstimatorFacts | None)
         actor.strategy, actor.strategy
     )
     shared = f"{device}, this process" if runtime == "local" else f"{world_size} x {device}, shared"
-    roles = [
-        Role(name="actor", engine=strategy, place=shared),
-        Role(name="rollout", engine=rollout.name, place=shared),
-    ]
+    roles = [Role(name="actor", engine=strategy, place=shared)]
+    if trainer.stage == "sft":
+        return Placement(device=device, world_size=world_size, runtime=runtime, roles=tuple(roles))
+    roles.append(Role(name="rollout", engine=rollout.name, place=shared))
     if needs_reference(config):
         lora = config.actor_rollout_ref.model.lora_rank > 0
         how = "the actor with its adapter off" if lora else "a frozen copy"

@@ -6,15 +6,31 @@ A plugin is read as a syntax tree, never imported: it may import torch, and a ch
 import ast
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, final
+from typing import Any, cast, final
 
+from luyen.base.paths import expanded
 from luyen.config.catalog import ADV_ESTIMATORS, POLICY_LOSSES, EstimatorFacts, LossFacts
+from luyen.config.reward_catalog import RULE_REWARDS, RuleFacts
 
-REGISTRIES = ("adv_estimators", "policy_losses", "reward_managers", "rollout_engines", "samplers")
+REGISTRIES = (
+    "adv_estimators",
+    "policy_losses",
+    "reward_managers",
+    "rollout_engines",
+    "rule_rewards",
+    "samplers",
+)
 ENGINES = ("native", "hf", "vllm", "sglang")
 REWARD_MANAGERS = ("naive", "batch", "dapo", "prime")
 SOURCES = ("arithmetic", "reasoning_gym", "hf")
+SOURCE_PACKAGES = {
+    "hf": ("datasets", "datasets"),
+    "reasoning_gym": ("reasoning_gym", "tasks"),
+}
+"""Source -> the package it needs and the extra that brings it."""
+SAMPLERS = ("shuffled", "sequential", "grouped", "mixed", "curriculum")
+SAMPLER_NEEDS = {"mixed": "weights", "curriculum": "key"}
+"""Sampler -> the argument it cannot do without."""
 LOGGERS = ("console", "jsonl", "tensorboard", "wandb", "mlflow", "trackio")
 
 
@@ -55,6 +71,10 @@ class Known:
     """Rollout engines."""
     reward_managers: tuple[str, ...] = REWARD_MANAGERS
     """Reward managers."""
+    rule_rewards: Mapping[str, RuleFacts] = field(default_factory=lambda: RULE_REWARDS)
+    """Rules that judge answers."""
+    samplers: tuple[str, ...] = SAMPLERS
+    """Samplers."""
 
 
 def read_plugins(paths: tuple[str, ...]) -> tuple[Known, dict[str, str]]:
@@ -63,11 +83,11 @@ def read_plugins(paths: tuple[str, ...]) -> tuple[Known, dict[str, str]]:
     broken: dict[str, str] = {}
     for path in paths:
         try:
-            found += registrations(ast.parse(Path(path).expanduser().read_text(encoding="utf-8")))
-        except (OSError, UnicodeDecodeError) as error:
-            broken[path] = f"cannot be read: {error}"
+            found += registrations(ast.parse(expanded(path).read_text(encoding="utf-8")))
         except SyntaxError as error:
             broken[path] = f"is not valid Python: line {error.lineno}: {error.msg}"
+        except (OSError, ValueError) as error:
+            broken[path] = f"cannot be read: {error}"
     return _with_plugins(found), broken
 
 
@@ -106,11 +126,14 @@ def _with_plugins(found: list[Registered]) -> Known:
 
     estimators = {e.name: _estimator(e.facts) for e in of("adv_estimators")}
     losses = {e.name: _loss(e.facts) for e in of("policy_losses")}
+    rules = {e.name: _rule(e.facts) for e in of("rule_rewards")}
     return Known(
         estimators={**ADV_ESTIMATORS, **estimators},
         losses={**POLICY_LOSSES, **losses},
         engines=(*ENGINES, *(e.name for e in of("rollout_engines"))),
         reward_managers=(*REWARD_MANAGERS, *(e.name for e in of("reward_managers"))),
+        rule_rewards={**RULE_REWARDS, **rules},
+        samplers=(*SAMPLERS, *(e.name for e in of("samplers"))),
     )
 
 
@@ -118,14 +141,29 @@ def _estimator(facts: Mapping[str, Any]) -> EstimatorFacts:
     return EstimatorFacts(
         baseline=str(facts.get("baseline", "none")),
         group_relative=bool(facts.get("group_relative", False)),
-        needs=tuple(facts.get("needs", ())),
-        knobs=tuple(facts.get("knobs", ())),
+        needs=_names(facts.get("needs")),
+        knobs=_names(facts.get("knobs")),
     )
 
 
 def _loss(facts: Mapping[str, Any]) -> LossFacts:
     return LossFacts(
         aggregation=str(facts.get("aggregation", "token-mean")),
-        needs=tuple(facts.get("needs", ())),
-        knobs=tuple(facts.get("knobs", ())),
+        needs=_names(facts.get("needs")),
+        knobs=_names(facts.get("knobs")),
     )
+
+
+def _rule(facts: Mapping[str, Any]) -> RuleFacts:
+    knobs = facts.get("knobs")
+    return RuleFacts(
+        knobs=None if knobs is None else tuple(knobs),
+        package=facts.get("package"),
+        extra=facts.get("extra"),
+    )
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    """A declared tuple of names; anything else declares nothing."""
+    listed = cast(list[Any], value) if isinstance(value, list | tuple) else []
+    return tuple(str(name) for name in listed)

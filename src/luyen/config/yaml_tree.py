@@ -1,7 +1,8 @@
 """YAML as users of this field write it, with the line of every value.
 
-Departures from PyYAML's defaults: `1e-6` is a number, `0.5_2` and `off` are words (it reads 0.52
-and false), and a key written twice is a problem instead of a silent win for the second.
+Departures from PyYAML's defaults: `1e-6` is a number, `0.5_2`, `off` and `2026-02-30` are words (it
+reads 0.52, false and a date, or crashes), and a key written twice is a problem instead of a silent
+win for the second. A key of one's own over one that `<<` brought in is no such repetition.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -29,16 +30,46 @@ _SCALARS = {
     ),
 }
 
+_RESOLVED_OTHERWISE = {*_SCALARS, "timestamp"}
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, rule) for tag, rule in rules if tag.rpartition(":")[2] not in _SCALARS]
+    first: [(tag, rule) for tag, rule in rules if tag.rpartition(":")[2] not in _RESOLVED_OTHERWISE]
     for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 for _name, (_pattern, _first) in _SCALARS.items():
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", re.compile(_pattern), list(_first))
 
 
+_DEEPEST = 100
+"""Levels of nesting that are read. The parser in C would run out of stack far beyond."""
+
+
 def read_tree(text: str, source: str) -> Tree:
     """Parse one YAML document; a problem is reported, not raised."""
+    try:
+        _require_shallow(text)
+        return _parsed(text, source)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        line = mark.line + 1 if mark is not None else 1
+        return _broken(source, line, f"not valid YAML: {error.problem}", "mend the syntax")
+    except yaml.YAMLError as error:  # a character that YAML does not allow
+        why = f"not valid YAML: {str(error).splitlines()[0]}"
+        return _broken(source, 1, why, "save the file as plain UTF-8 text")
+
+
+def _require_shallow(text: str) -> None:
+    """Raise before the document is composed if it is nested beyond any use."""
+    depth = 0
+    for event in yaml.parse(text, Loader=_Loader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if depth > _DEEPEST:
+            raise yaml.MarkedYAMLError(problem=f"nested more than {_DEEPEST} levels deep")
+
+
+def _parsed(text: str, source: str) -> Tree:
     loader = _Loader(text)
     try:
         root = loader.get_single_node()
@@ -50,17 +81,8 @@ def read_tree(text: str, source: str) -> Tree:
         problems: list[Problem] = []
         values = _mapping(loader, root, source, "", origins, problems)
         return Tree(values=values, origins=origins, problems=tuple(problems))
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        line = mark.line + 1 if mark is not None else 1
-        return _broken(source, line, f"not valid YAML: {error.problem}", "mend the syntax")
     finally:
         loader.dispose()
-
-
-def read_value(text: str) -> Any:
-    """One YAML value, as on the right of `key=value`."""
-    return yaml.load(text, _Loader)
 
 
 def _mapping(
@@ -71,30 +93,84 @@ def _mapping(
     origins: dict[str, Origin],
     problems: list[Problem],
 ) -> dict[str, Any]:
-    loader.flatten_mapping(node)
+    if path.count(".") > _DEEPEST:
+        why = "an alias stands inside the block that it names"
+        raise yaml.MarkedYAMLError(problem=why, problem_mark=node.start_mark)
     found: dict[str, Any] = {}
+    twice, node.value = _flat(loader, node)
     for key_node, value_node in node.value:
-        name = str(loader.construct_object(key_node, deep=True))
+        name = str(_construct(loader, key_node))
         below = f"{path}.{name}" if path else name
         origin = Origin(source=source, line=key_node.start_mark.line + 1)
-        if name in found:
-            problems.append(
-                Problem(
-                    id="C002",
-                    severity="error",
-                    field=below,
-                    value=name,
-                    why=f"the key is written twice, first at {origins[below]}",
-                    fix="keep one of the two",
-                    origin=origin,
-                )
-            )
+        if not name or "." in name:
+            problems.append(_odd_key(below, name, origin))
+            continue
+        if name in twice:
+            problems.append(_repeated(below, name, twice[name], origin))
         origins[below] = origin
         if isinstance(value_node, yaml.MappingNode):
             found[name] = _mapping(loader, value_node, source, below, origins, problems)
         else:
-            found[name] = loader.construct_object(value_node, deep=True)
+            found[name] = _construct(loader, value_node)
     return found
+
+
+_Entries = list[tuple[yaml.Node, yaml.Node]]
+
+
+def _flat(loader: _Loader, node: yaml.MappingNode) -> tuple[dict[str, int], _Entries]:
+    """The first line of each key that is written twice, and one entry for each key, the last.
+
+    Keys that `<<` brings in come first, so that a block's own keys win over them.
+    """
+    own = {id(key_node) for key_node, _ in node.value}
+    loader.flatten_mapping(node)
+    twice: dict[str, int] = {}
+    written: dict[str, int] = {}
+    entries: dict[str, tuple[yaml.Node, yaml.Node]] = {}
+    for key_node, value_node in node.value:
+        name = str(_construct(loader, key_node))
+        if id(key_node) in own:
+            if name in written:
+                twice[name] = written[name]
+            written[name] = key_node.start_mark.line + 1
+        entries[name] = (key_node, value_node)
+    return twice, list(entries.values())
+
+
+def _construct(loader: _Loader, node: yaml.Node) -> Any:
+    """The value of a node; a tag that does not fit its text is a YAML error like any other."""
+    try:
+        return loader.construct_object(node, deep=True)
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        why = f"the value does not fit its tag {node.tag!r}"
+        raise yaml.MarkedYAMLError(problem=why, problem_mark=node.start_mark) from error
+
+
+def _repeated(path: str, name: str, first: int, origin: Origin) -> Problem:
+    return Problem(
+        id="C002",
+        severity="error",
+        field=path,
+        value=name,
+        why=f"the key is written twice, first at {origin.source}:{first}",
+        fix="keep one of the two",
+        origin=origin,
+    )
+
+
+def _odd_key(path: str, name: str, origin: Origin) -> Problem:
+    """A key with a dot, which names no block in YAML, or without a name."""
+    fix = "write each block on a line of its own, its keys below" if name else "name the key"
+    return Problem(
+        id="C005",
+        severity="error",
+        field=path,
+        value=name,
+        why="a key in a file holds no dot" if name else "a key without a name",
+        fix=fix,
+        origin=origin,
+    )
 
 
 def _broken(source: str, line: int, why: str, fix: str) -> Tree:

@@ -117,7 +117,7 @@ def test_a_plugin_declares_its_aggregation_as_a_fact(monkeypatch: pytest.MonkeyP
         ({"loss": "gpg", "knobs": {"clip_ratio": 0.1}}, r"\(it has: none\). Fix: remove it"),
         ({"loss": "vanila"}, "did you mean `vanilla`"),
         ({"loss": "gpg", "kl_loss_type": "k4"}, "kl_loss_type = 'k4': no such KL penalty"),
-        ({"loss": "gpg", "kl_loss_coef": -1.0}, "kl_loss_coef = -1.0: it cannot be negative"),
+        ({"loss": "gpg", "kl_loss_coef": -1.0}, "kl_loss_coef = -1.0: it must be 0 or more"),
     ],
 )
 def test_what_does_not_exist_is_refused_when_the_objective_is_made(

@@ -136,3 +136,23 @@ def test_kl_checks_its_two_tensors():
         padded.kl("k1", X.long(), X)
     with pytest.raises(UserError, match=r"ref_logp = 'torch\.int64'"):
         padded.kl("k1", X, X.long())
+
+
+def test_group_labels_of_two_dimensions_are_refused_with_both_shapes() -> None:
+    with pytest.raises(UserError, match=r"groups = \(2, 2\).*\(2,\)"):
+        advantage(groups=torch.zeros(2, 2))
+
+
+@pytest.mark.parametrize("name", ["vanilla", "vespo", "geo_mean"])
+def test_a_negative_importance_weight_is_refused(name: str) -> None:
+    weights = torch.tensor([[1.0, -0.5, 1.0], [1.0, 1.0, 1.0]])
+    with pytest.raises(UserError, match=r"rollout_is_weights = -0\.5"):
+        padded.policy_loss(name, X, X, X, ONES, rollout_is_weights=weights)
+    masked = ONES.clone()
+    masked[0, 1] = 0
+    padded.policy_loss(name, X, X, X, masked, rollout_is_weights=weights)
+
+
+def test_rows_without_any_position_are_refused() -> None:
+    with pytest.raises(UserError, match=r"mask = \(2, 0\)"):
+        advantage(mask=torch.zeros(2, 0))

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from luyen.base.errors import UserError
 from luyen.cli.main import app
 
 ROOT = Path(__file__).parents[3]
@@ -83,3 +84,38 @@ def test_no_command_here_loads_torch_or_transformers(command: list[str]) -> None
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stderr.strip() == "[]"
+
+
+def test_json_is_json_whatever_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "odd.yaml"
+    path.write_text(
+        "data: {max_prompt_length: .nan, train_batch_size: 2026-01-01}\n"
+        "trainer: {nnodes: .inf, project_name: !!set {a}, experiment_name: !!binary aGk=}\n"
+        "actor_rollout_ref: {model: {override_config: {x: .nan, 1: [.inf]}}}\n"
+    )
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    code, text = luyen("check", QUICKSTART, str(path), "--json")
+    report = json.loads(text, parse_constant=refuse)
+    values = {problem["field"]: problem["value"] for problem in report["problems"]}
+    assert code == 1
+    assert values["data.max_prompt_length"] == "nan"
+    assert values["data.train_batch_size"] == "2026-01-01"
+    assert values["trainer.nnodes"] == "inf"
+
+
+def test_a_long_override_is_not_taken_for_a_file() -> None:
+    files = ", ".join(f"part-{i:05d}.parquet" for i in range(30))
+    code, text = luyen("check", QUICKSTART, f"data.val_files=[{files}]")
+    assert code == 1
+    assert "part-00029.parquet: no such file" in text
+
+
+@pytest.mark.parametrize("size", ["0", "-5", "nan", "inf"])
+def test_a_device_has_some_memory(size: str) -> None:
+    with pytest.raises(UserError, match="--device-memory-gb"):
+        CliRunner().invoke(
+            app, ["check", QUICKSTART, "--device-memory-gb", size], catch_exceptions=False
+        )

@@ -1,5 +1,7 @@
 """For every rule: overrides that trigger it, and overrides close by that do not."""
 
+from tests.unit.config.reward_rule_cases import REWARD_CASES
+
 GRPO = ("algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=4")
 A = "actor_rollout_ref.actor"
 R = "actor_rollout_ref.rollout"
@@ -207,6 +209,8 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("trainer.total_epochs=3",),
     ),
     "S12": (("trainer.plugins=/nowhere/p.py",), ("trainer.plugins=PLUGIN",)),
+    "S14": (("trainer.logger=[console, wandb]",), ("trainer.logger=[console, jsonl]",)),
+    "S15": (("trainer.experiment_name=../../etc",), ("trainer.experiment_name=a-b_c.1",)),
     "S13": (("OLD",), ()),
     "M01": ((f"{M}.path=/nowhere/model",), (f"{M}.path=HERE",)),
     "M02": (("data.train_files=TOOLS",), ("data.train_files=TOOLS", f"{M}.path=org/model")),
@@ -234,6 +238,19 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("data.truncation=left",),
         ("data.truncation=left", "data.filter_overlong_prompts=false"),
     ),
+    "D10": (
+        ("data.sampler.name=mixed",),
+        ("data.sampler={name: mixed, kwargs: {weights: {a: 1}}}",),
+    ),
+    "D11": (
+        (
+            "data.sampler.class_path=PLUGIN",
+            "data.sampler.class_name=MySampler",
+            "data.sampler.name=grouped",
+        ),
+        ("data.sampler.class_path=PLUGIN", "data.sampler.class_name=MySampler"),
+    ),
+    "D12": (("data.train_files=hf://org/rows",), ("data.train_files=arithmetic://product",)),
     "P01": ((f"{R}.max_num_seqs=100000", "data.train_batch_size=51200"), ()),
     "P02": (
         (
@@ -244,3 +261,5 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         (),
     ),
 }
+
+CASES |= REWARD_CASES

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from luyen.config.load import load
-from luyen.config.yaml_tree import read_tree, read_value
+from luyen.config.yaml_tree import read_tree
 
 
 def write(folder: Path, name: str, text: str) -> Path:
@@ -30,10 +30,12 @@ def write(folder: Path, name: str, text: str) -> Path:
         ("[1, 2e-3]", [1, 2e-3]),
         ("'1'", "1"),
         ("1:30", "1:30"),
+        ("2026-02-30", "2026-02-30"),
+        ("---", "---"),
     ],
 )
 def test_scalars_mean_what_users_expect(text: str, value: object) -> None:
-    found = read_value(text)
+    found = load([], [f"a.b={text}"]).values["a"]["b"]
     assert found == value
     assert type(found) is type(value)
 
@@ -140,3 +142,69 @@ def test_what_cannot_be_resolved_is_refused_by_name(text: str, tmp_path: Path) -
     tree = load([write(tmp_path, "a.yaml", body)], [])
     assert [(p.id, p.field) for p in tree.problems] == [("C008", "trainer.project_name")]
     assert tree.values["trainer"] == {"nnodes": 3}
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "why"),
+    [
+        ("data: &a\n  sampler: *a\n", 1, "an alias stands inside the block that it names"),
+        ("a: " + "[" * 100_000 + "\n", 1, "nested more than 100 levels deep"),
+        ("a: " + "{a: " * 1500 + "1" + "}" * 1500 + "\n", 1, "nested more than 100 levels deep"),
+        ("data: \x07\n", 1, "control characters are not allowed"),
+        ("data:\n  train_batch_size: !!int abc\n", 2, "the value does not fit its tag"),
+        ("data:\n  return_raw_chat: !!bool maybe\n", 2, "the value does not fit its tag"),
+        ("data:\n  prompt_key: !!timestamp abc\n", 2, "the value does not fit its tag"),
+    ],
+)
+def test_text_that_no_yaml_reader_survives_is_a_problem_with_a_line(
+    text: str, line: int, why: str
+) -> None:
+    tree = read_tree(text, "a.yaml")
+    assert [(p.id, str(p.origin)) for p in tree.problems] == [("C001", f"a.yaml:{line}")]
+    assert why in tree.problems[0].why
+
+
+def test_an_own_key_over_a_merged_one_is_no_repetition() -> None:
+    text = "a: &base {lr: 1, n: 2}\nb: &again\n  <<: *base\n  lr: 3\nc: *again\nd:\n  <<: *again\n"
+    tree = read_tree(text, "a.yaml")
+    assert tree.problems == ()
+    assert tree.values["b"] == tree.values["c"] == tree.values["d"] == {"lr": 3, "n": 2}
+    assert str(tree.origins["b.lr"]) == "a.yaml:4"
+
+
+def test_a_key_with_a_dot_or_without_a_name_is_refused_where_it_stands() -> None:
+    tree = read_tree('data.train_files: x\ndata: {"": 1}\ntrainer: {nnodes: 2}\n', "a.yaml")
+    found = [(p.id, p.field, str(p.origin)) for p in tree.problems]
+    assert found == [("C005", "data.train_files", "a.yaml:1"), ("C005", "data.", "a.yaml:2")]
+    assert tree.values == {"data": {}, "trainer": {"nnodes": 2}}
+
+
+def test_an_empty_block_takes_nothing_back(tmp_path: Path) -> None:
+    one = write(tmp_path, "one.yaml", "data: {train_files: a.parquet}\n")
+    two = write(tmp_path, "two.yaml", "data:\n#  train_files: b.parquet\n")
+    assert load([one, two], []).values == {"data": {"train_files": "a.parquet"}}
+
+
+@pytest.mark.parametrize(
+    "text", [".data=1", "data..x=1", "data.=1", "=1", "~data.x=1", ".".join(["a"] * 2000) + "=1"]
+)
+def test_an_override_whose_key_has_an_empty_name_is_refused(text: str) -> None:
+    assert [p.id for p in load([], [text]).problems] == ["C011"]
+
+
+def test_an_override_holds_one_value() -> None:
+    tree = load([], ["trainer.project_name=a\nnnodes: 3"])
+    assert [(p.id, p.field) for p in tree.problems] == [("C011", "trainer.project_name")]
+    assert tree.values == {}
+
+
+def test_an_include_that_no_file_can_be_called_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, "a.yaml", f"defaults: [{'a' * 300}]\n")
+    assert [p.id for p in load([path], []).problems] == ["C003"]
+
+
+def test_values_omegaconf_cannot_hold_do_not_stop_interpolation() -> None:
+    body = "{s: [!!set {a}], n: '${data.max_prompt_length}'}"
+    tree = load([], [f"actor_rollout_ref.model.override_config={body}"])
+    assert tree.problems == ()
+    assert tree.values["actor_rollout_ref"]["model"]["override_config"] == {"s": [{"a"}], "n": 512}

@@ -161,3 +161,47 @@ def test_a_model_too_large_is_said_not_to_fit() -> None:
     assert "P02" in {p.id for p in found.problems}
     assert found.plan.memory is not None
     assert not found.plan.memory.fits
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{not json",
+        "[1]",
+        "null",
+        '{"num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 0, "vocab_size": 9}',
+        '{"num_hidden_layers": "x", "hidden_size": 8, "num_attention_heads": 2, "vocab_size": 9}',
+    ],
+)
+def test_a_config_that_says_no_sizes_gives_no_shape(text: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(text)
+    assert read_shape(Model(path=str(tmp_path))) is None
+
+
+@pytest.mark.parametrize("path", ["~no-such-user/model", "x**y", "a\0b", "a" * 300])
+def test_a_path_that_cannot_exist_gives_no_shape(path: str) -> None:
+    assert read_shape(Model(path=path)) is None
+
+
+def test_a_null_text_config_is_no_text_config(tmp_path: Path) -> None:
+    sizes = {"num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "vocab_size": 9}
+    (tmp_path / "config.json").write_text(json.dumps({**sizes, "text_config": None}))
+    assert read_shape(Model(path=str(tmp_path))) == shape_from(sizes)
+
+
+def test_experts_have_their_own_width() -> None:
+    shape = shape_from(
+        {
+            "num_hidden_layers": 48,
+            "hidden_size": 2048,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 4,
+            "head_dim": 128,
+            "intermediate_size": 6144,
+            "moe_intermediate_size": 768,
+            "num_experts": 128,
+            "vocab_size": 151936,
+        }
+    )
+    assert shape is not None
+    assert round(shape.parameters() / 1e9, 1) == 30.5

@@ -15,9 +15,10 @@ from luyen.algorithms.correction.importance import (
     read_limits,
 )
 from luyen.algorithms.correction.mismatch import mismatch_metrics
-from luyen.algorithms.correction.rejection import kept_by_all, rejection_rules
+from luyen.algorithms.correction.rejection import kept_by_all
 from luyen.algorithms.correction.weight_metrics import importance_metrics, rejection_metrics
 from luyen.algorithms.layout import Layout
+from luyen.config.thresholds import rejection_rules
 
 
 @final

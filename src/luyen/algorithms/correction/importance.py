@@ -10,10 +10,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from luyen.algorithms.checks import require_same_shape
-from luyen.algorithms.correction.bounds import LOG_LIMIT, Band, read_number, read_threshold
+from luyen.algorithms.correction.limits import LOG_LIMIT
 from luyen.algorithms.layout import Layout
 from luyen.base.errors import UserError
 from luyen.base.suggest import did_you_mean
+from luyen.config.thresholds import Band, read_limits
 
 LEVELS = ("token", "sequence", "geometric")
 """What one weight covers; `rollout_is` takes one of these names."""
@@ -66,24 +67,6 @@ def raw_weights(
         return layout.spread(layout.mean(clean).clamp(-LOG_LIMIT, LOG_LIMIT).exp())
     why = "no weight covers such a unit"
     raise UserError("rollout_is", rollout_is, why, did_you_mean(rollout_is, LEVELS))
-
-
-def read_limits(
-    rollout_is_threshold: float | str, rollout_is_floor: float | None
-) -> tuple[float | Band, float | None]:
-    """Threshold and floor as numbers, refused when they contradict each other."""
-    threshold = read_threshold("rollout_is_threshold", rollout_is_threshold)
-    if rollout_is_floor is None:
-        return threshold, None
-    floor = read_number("rollout_is_floor", rollout_is_floor)
-    if isinstance(threshold, Band):
-        why = f"the band {rollout_is_threshold!r} sets weights below it to 0, so no floor can act"
-        fix = "drop rollout_is_floor, or give rollout_is_threshold as one number"
-        raise UserError("rollout_is_floor", rollout_is_floor, why, fix)
-    if floor > threshold:
-        why = f"it is above rollout_is_threshold {threshold}"
-        raise UserError("rollout_is_floor", rollout_is_floor, why, "choose a smaller floor")
-    return threshold, floor
 
 
 def batch_norm_factor(

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from luyen.algorithms.correction.bounds import LOG_LIMIT
+from luyen.algorithms.correction.limits import LOG_LIMIT
 from luyen.algorithms.layout import Layout
 
 

@@ -4,42 +4,13 @@ Three measures of a log-ratio ℓ = log π_old - log π_rollout, all 0 when the 
 "Approximating KL divergence"): k1 = -ℓ, k2 = ℓ²/2, k3 = e^ℓ - 1 - ℓ.
 """
 
-import math
-from dataclasses import dataclass
-from typing import final
-
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from luyen.algorithms.checks import require_same_shape
-from luyen.algorithms.correction.bounds import LOG_LIMIT, Band, ordered_band, read_threshold
+from luyen.algorithms.correction.limits import LOG_LIMIT
 from luyen.algorithms.layout import Layout
-from luyen.base.errors import UserError
-from luyen.base.suggest import did_you_mean
-from luyen.config.catalog import REJECTION_CRITERIA
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RejectionRule:
-    """One option with its bounds on the statistic.
-
-    Example:
-        >>> rejection_rules("seq_mean_k3", 0.01)
-        (RejectionRule(option='seq_mean_k3', low=None, high=0.01),)
-    """
-
-    option: str
-    """One of the catalogue's `REJECTION_CRITERIA`: how a measure is gathered, and which measure."""
-    low: float | None
-    """Smallest statistic kept; None where the statistic cannot be too small (k2, k3)."""
-    high: float
-    """Largest statistic kept."""
-
-    @property
-    def per_token(self) -> bool:
-        """Whether it judges tokens one by one instead of whole sequences."""
-        return self.option.startswith("token")
+from luyen.config.thresholds import RejectionRule, rejection_rules
 
 
 def keep_mask(
@@ -113,57 +84,3 @@ def rule_statistic(
             return layout.mean(x)
         case _:
             return layout.max(x)
-
-
-def rejection_rules(
-    rollout_rs: str, rollout_rs_threshold: float | str | None
-) -> tuple[RejectionRule, ...]:
-    """The rules a comma list names, with one threshold for all of them or one for each."""
-    options = [option.strip() for option in rollout_rs.split(",") if option.strip()]
-    if not options:
-        raise UserError(
-            "rollout_rs",
-            rollout_rs,
-            "it names no option",
-            "known: " + ", ".join(REJECTION_CRITERIA),
-        )
-    for option in options:
-        if option not in REJECTION_CRITERIA:
-            why = f"no rejection option is called {option!r}"
-            raise UserError("rollout_rs", rollout_rs, why, did_you_mean(option, REJECTION_CRITERIA))
-    if len(set(options)) < len(options):
-        raise UserError("rollout_rs", rollout_rs, "an option is named twice", "name it once")
-    thresholds = threshold_list(rollout_rs_threshold, len(options))
-    return tuple(make_rule(o, t) for o, t in zip(options, thresholds, strict=True))
-
-
-def threshold_list(value: float | str | None, count: int) -> list[float | str]:
-    """One threshold per option: a single one is repeated, a comma list must have `count` parts."""
-    field = "rollout_rs_threshold"
-    if value is None:
-        fix = 'pass a number, or "lo_hi" for k1 options'
-        raise UserError(field, None, "rollout_rs rejects nothing without a threshold", fix)
-    if not isinstance(value, str):
-        return [value] * count
-    parts: list[float | str] = [part.strip() for part in value.split(",")]
-    if len(parts) == 1:
-        return parts * count
-    if len(parts) != count:
-        why = f"it lists {len(parts)} thresholds for {count} options"
-        raise UserError(field, value, why, "pass one threshold, or one for each option")
-    return parts
-
-
-def make_rule(option: str, value: float | str) -> RejectionRule:
-    """The rule of one option; k1 takes a band of ratios, k2 and k3 one upper bound."""
-    field = "rollout_rs_threshold"
-    threshold = read_threshold(field, value)
-    if option.endswith("k1"):
-        band = threshold
-        if not isinstance(band, Band):
-            band = ordered_band(field, value, 1.0 / band, band)
-        return RejectionRule(option=option, low=math.log(band.low), high=math.log(band.high))
-    if isinstance(threshold, Band):
-        why = f"{option} is never negative: it takes one upper bound, not a band"
-        raise UserError(field, value, why, "pass one number for it")
-    return RejectionRule(option=option, low=None, high=threshold)

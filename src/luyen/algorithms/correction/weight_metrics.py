@@ -6,11 +6,11 @@ Units are trainable tokens, or sequences that have some. With none there is noth
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from luyen.algorithms.correction.bounds import Band
 from luyen.algorithms.correction.importance import raw_weights
 from luyen.algorithms.correction.mismatch import sample_std
-from luyen.algorithms.correction.rejection import RejectionRule, kept_by, rule_statistic
+from luyen.algorithms.correction.rejection import kept_by, rule_statistic
 from luyen.algorithms.layout import Layout
+from luyen.config.thresholds import Band, RejectionRule
 
 PREFIX = "rollout_corr/rollout_"
 

@@ -10,6 +10,7 @@ from luyen.config.rules import (
     loss,
     memory,
     model,
+    rewards,
     rollout,
     turns,
 )
@@ -17,4 +18,17 @@ from luyen.config.rules.rule import RULES, Rule
 
 __all__ = ["RULES", "Rule"]
 
-MODULES = (batch, credit, correction, inputs, kl, life, loss, memory, model, rollout, turns)
+MODULES = (
+    batch,
+    credit,
+    correction,
+    inputs,
+    kl,
+    life,
+    loss,
+    memory,
+    model,
+    rewards,
+    rollout,
+    turns,
+)

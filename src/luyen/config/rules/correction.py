@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
-from luyen.base.suggest import did_you_mean
-from luyen.config.catalog import REJECTION_CRITERIA
+from luyen.base.errors import UserError
 from luyen.config.plan import is_off_policy
 from luyen.config.rules.rule import Finding, Situation, rule
+from luyen.config.thresholds import read_limits, rejection_rules
 
 _C = "algorithm.rollout_correction"
 _ROLLOUT = "actor_rollout_ref.rollout"
@@ -42,37 +42,25 @@ def correction_has_log_probs(s: Situation) -> Iterator[Finding]:
 
 
 @rule("O03", "error")
-def importance_threshold_is_readable(s: Situation) -> Iterator[Finding]:
-    """`rollout_is_threshold` is a number above 0, or a band `lo_hi`."""
+def importance_thresholds_are_readable(s: Situation) -> Iterator[Finding]:
+    """`rollout_is_threshold` is a number or a band `lo_hi`, and a floor lies below it."""
     rollout_correction = s.config.algorithm.rollout_correction
-    threshold = rollout_correction.rollout_is_threshold
-    if _band(threshold) is None:
-        yield Finding(
-            field=f"{_C}.rollout_is_threshold",
-            why="neither a number > 0 nor a band `lo_hi` with 0 < lo < hi",
-            fix="write e.g. 2.0 (truncate) or 0.5_5 (zero outside the band)",
-        )
+    try:
+        read_limits(rollout_correction.rollout_is_threshold, rollout_correction.rollout_is_floor)
+    except UserError as error:
+        yield Finding(field=f"{_C}.{error.field}", why=error.why, fix=error.fix)
 
 
 @rule("O04", "error")
-def rejection_criteria_exist(s: Situation) -> Iterator[Finding]:
-    """Each criterion of `rollout_rs` is known and has a readable bound."""
+def rejection_criteria_are_readable(s: Situation) -> Iterator[Finding]:
+    """Each criterion of `rollout_rs` is known and has a bound that suits it."""
     rollout_correction = s.config.algorithm.rollout_correction
     if rollout_correction.rollout_rs is None:
         return
-    criteria = [name.strip() for name in rollout_correction.rollout_rs.split(",")]
-    for name in criteria:
-        if name not in REJECTION_CRITERIA:
-            fix = did_you_mean(name, REJECTION_CRITERIA)
-            yield Finding(field=f"{_C}.rollout_rs", why=f"no criterion `{name}`", fix=fix)
-    threshold = rollout_correction.rollout_rs_threshold
-    bounds = [] if threshold is None else str(threshold).split(",")
-    if len(bounds) not in (1, len(criteria)) or any(_band(b.strip()) is None for b in bounds):
-        yield Finding(
-            field=f"{_C}.rollout_rs_threshold",
-            why=f"{len(criteria)} criteria need one bound for all or one each: numbers or `lo_hi`",
-            fix="write e.g. 0.01, or 0.5_2.0 for a k1 criterion",
-        )
+    try:
+        rejection_rules(rollout_correction.rollout_rs, rollout_correction.rollout_rs_threshold)
+    except UserError as error:
+        yield Finding(field=f"{_C}.{error.field}", why=error.why, fix=error.fix)
 
 
 @rule("O05", "warning")
@@ -92,10 +80,6 @@ def correction_knob_has_effect(s: Situation) -> Iterator[Finding]:
             needed = needs.get(name, "rollout_is")
             why, fix = f"{needed} is off, so it has no effect", f"drop it, or set {_C}.{needed}"
             yield Finding(field=f"{_C}.{name}", why=why, fix=fix)
-    floor = rollout_correction.rollout_is_floor
-    if floor is not None and isinstance(rollout_correction.rollout_is_threshold, str):
-        why = "a band zeroes weights outside of it; a floor belongs to truncation by a number"
-        yield Finding(field=f"{_C}.rollout_is_floor", why=why, fix="drop the floor or the band")
 
 
 @rule("O06", "error")
@@ -125,16 +109,3 @@ def truncated_sampling_meets_ratios(s: Situation) -> Iterator[Finding]:
             "log-probabilities: off-policy ratios are biased by the mass cut away",
             fix="set top_p=1 and top_k=-1 for training (val_kwargs may keep them)",
         )
-
-
-def _band(threshold: float | str | None) -> tuple[float, float] | None:
-    """Bounds of a threshold; a number u stands for (0, u); None when it cannot be read."""
-    try:
-        bounds = [float(part) for part in str(threshold).split("_")]
-    except ValueError:
-        return None
-    if len(bounds) == 1 and bounds[0] > 0:
-        return 0.0, bounds[0]
-    if len(bounds) == 2 and 0 < bounds[0] < bounds[1]:
-        return bounds[0], bounds[1]
-    return None

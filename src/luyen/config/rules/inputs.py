@@ -2,10 +2,10 @@
 
 import ast
 from collections.abc import Iterator
-from pathlib import Path
 
+from luyen.base.paths import exists, expanded
 from luyen.base.suggest import did_you_mean
-from luyen.config.plugins import SOURCES
+from luyen.config.plugins import SAMPLER_NEEDS, SOURCE_PACKAGES, SOURCES
 from luyen.config.rules.rule import Finding, Situation, rule
 
 
@@ -30,7 +30,7 @@ def data_files_exist(s: Situation) -> Iterator[Finding]:
             if is_source and scheme not in SOURCES:
                 fix = did_you_mean(scheme, SOURCES)
                 yield Finding(field=f"data.{field}", why=f"no task source `{scheme}://`", fix=fix)
-            elif not is_source and not Path(path).expanduser().exists():
+            elif not is_source and not exists(path):
                 why = f"{path}: no such file on this machine"
                 yield Finding(field=f"data.{field}", why=why, fix="mend the path")
 
@@ -71,13 +71,13 @@ def _defined(block: str, prefix: str, path: str, name: str) -> Iterator[Finding]
     """Findings unless the file exists, is Python, and defines the name at its top."""
     head = f"{block}.{prefix}_" if prefix else f"{block}."
     try:
-        tree = ast.parse(Path(path).expanduser().read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        yield Finding(field=f"{head}path", why=f"cannot be read: {error}", fix="mend the path")
-        return
+        tree = ast.parse(expanded(path).read_text(encoding="utf-8"))
     except SyntaxError as error:
         why = f"not valid Python: line {error.lineno}: {error.msg}"
         yield Finding(field=f"{head}path", why=why, fix="mend the file")
+        return
+    except (OSError, ValueError) as error:
+        yield Finding(field=f"{head}path", why=f"cannot be read: {error}", fix="mend the path")
         return
     defined = [
         node.name
@@ -139,3 +139,39 @@ def truncation_is_reached(s: Situation) -> Iterator[Finding]:
         why = "filter_overlong_prompts drops long prompts first: nothing is left to truncate"
         fix = "set filter_overlong_prompts=false, or drop truncation"
         yield Finding(field="data.truncation", why=why, fix=fix)
+
+
+@rule("D10", "error")
+def sampler_exists(s: Situation) -> Iterator[Finding]:
+    """`data.sampler.name` is a registered name, and its required arguments are given."""
+    sampler = s.config.data.sampler
+    if sampler.class_path is not None:
+        return
+    if sampler.name not in s.known.samplers:
+        fix = did_you_mean(sampler.name, s.known.samplers)
+        yield Finding(field="data.sampler.name", why="no such sampler is registered", fix=fix)
+    needed = SAMPLER_NEEDS.get(sampler.name)
+    if needed is not None and needed not in sampler.kwargs:
+        why = f"the sampler `{sampler.name}` cannot do without `{needed}`"
+        yield Finding(field="data.sampler.kwargs", why=why, fix=f"set data.sampler.kwargs.{needed}")
+
+
+@rule("D11", "warning")
+def sampler_name_has_effect(s: Situation) -> Iterator[Finding]:
+    """`data.sampler.name` is chosen only where no class of your own takes its place."""
+    if s.config.data.sampler.class_path is not None and s.is_changed("data.sampler.name"):
+        why = "data.sampler.class_path is set, and its class draws the rows"
+        yield Finding(field="data.sampler.name", why=why, fix="drop one of the two")
+
+
+@rule("D12", "error")
+def packages_of_sources_are_installed(s: Situation) -> Iterator[Finding]:
+    """The package that a source of rows needs is installed."""
+    data = s.config.data
+    for field, paths in (("train_files", data.train_files), ("val_files", data.val_files)):
+        for scheme in sorted({path.partition("://")[0] for path in paths if "://" in path}):
+            package, extra = SOURCE_PACKAGES.get(scheme, (None, None))
+            if package is not None and not s.installed(package):
+                why = f"`{scheme}://` needs the package {package}, which is not installed here"
+                fix = f'install it: pip install "luyen[{extra}]"'
+                yield Finding(field=f"data.{field}", why=why, fix=fix)

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from luyen.base import compat
+from luyen.base.paths import is_directory
 from luyen.base.suggest import did_you_mean
 from luyen.config.plan import needs_critic
 from luyen.config.plugins import LOGGERS
@@ -107,7 +108,7 @@ def resume_path_is_given(s: Situation) -> Iterator[Finding]:
             why="resume_mode=path does not say from where",
             fix="set it to a checkpoint directory (.../checkpoints/step_N)",
         )
-    if trainer.resume_mode == "path" and path and not Path(path).expanduser().is_dir():
+    if trainer.resume_mode == "path" and path and not is_directory(path):
         yield Finding(
             field="trainer.resume_from_path",
             why="no such directory on this machine",
@@ -153,12 +154,18 @@ def _step(checkpoint: Path) -> int:
 
 @rule("S09", "error")
 def loggers_exist(s: Situation) -> Iterator[Finding]:
-    """Each logger is known and, where it is a package, installed."""
+    """Each logger is known."""
     for name in s.config.trainer.logger:
         if name not in LOGGERS:
             why, fix = f"no logger `{name}`", did_you_mean(name, LOGGERS)
             yield Finding(field="trainer.logger", why=why, fix=fix)
-        elif name in ("wandb", "mlflow", "trackio") and not s.installed(name):
+
+
+@rule("S14", "warning")
+def loggers_are_installed(s: Situation) -> Iterator[Finding]:
+    """A logger that is a package of its own is installed where the check runs."""
+    for name in s.config.trainer.logger:
+        if name in ("wandb", "mlflow", "trackio") and not s.installed(name):
             why = f"the package {name} is not installed on this machine"
             fix = f"pip install {name}, or drop it; jsonl and tensorboard need nothing"
             yield Finding(field="trainer.logger", why=why, fix=fix)
@@ -208,6 +215,17 @@ def versions_are_supported(s: Situation) -> Iterator[Finding]:
                 f"up to {beyond[0]}.{beyond[1] - 1} are tested",
                 fix=f"pip install -c constraints.txt {package}",
             )
+
+
+@rule("S15", "error")
+def run_stays_in_its_folder(s: Situation) -> Iterator[Finding]:
+    """The names of project and experiment are names, not paths out of the run folder."""
+    trainer = s.config.trainer
+    named = {"project_name": trainer.project_name, "experiment_name": trainer.experiment_name}
+    for key, name in named.items():
+        if name in (".", "..") or "/" in name or "\\" in name or "\0" in name:
+            why = "it is part of a folder's name and must not lead elsewhere"
+            yield Finding(field=f"trainer.{key}", why=why, fix="use letters, digits, - and _")
 
 
 @rule("S12", "error")

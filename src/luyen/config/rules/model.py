@@ -1,8 +1,8 @@
 """M: the policy's weights, adapters and optimizer."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
+from luyen.base.paths import is_directory
 from luyen.base.suggest import did_you_mean
 from luyen.config.model_shape import builtin_models
 from luyen.config.rules.rule import Finding, Situation, rule
@@ -33,7 +33,7 @@ def model_exists(s: Situation) -> Iterator[Finding]:
             if path.removeprefix("builtin://") not in builtin_models():
                 names = [f"builtin://{name}" for name in builtin_models()]
                 yield Finding(field=field, why="no such model ships", fix=did_you_mean(path, names))
-        elif _looks_local(path) and not Path(path).expanduser().is_dir():
+        elif _looks_local(path) and not is_directory(path):
             yield Finding(
                 field=field,
                 why="no such directory on this machine",

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
+from luyen.base.paths import expanded
 from luyen.config.catalog import EstimatorFacts, LossFacts
 from luyen.config.fields import all_fields
 from luyen.config.machine import Machine
@@ -63,7 +64,7 @@ class Situation:
     def run_directory(self) -> Path:
         """Where the run would keep its files."""
         trainer = self.config.trainer
-        root = Path(trainer.default_local_dir).expanduser()
+        root = expanded(trainer.default_local_dir)
         return root / trainer.project_name / trainer.experiment_name
 
 

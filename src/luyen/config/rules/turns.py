@@ -1,8 +1,8 @@
 """T: multi-turn conversations with tools, and the data they need."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
+from luyen.base.paths import exists
 from luyen.config.rules.rule import Finding, Situation, rule
 
 _TURNS = "actor_rollout_ref.rollout.multi_turn"
@@ -64,7 +64,7 @@ def tool_file_exists(s: Situation) -> Iterator[Finding]:
     """The file that lists the tools is there."""
     multi_turn = s.config.actor_rollout_ref.rollout.multi_turn
     path = multi_turn.tool_config_path
-    if multi_turn.enable and path is not None and not Path(path).expanduser().is_file():
+    if multi_turn.enable and path is not None and not exists(path):
         yield Finding(
             field=f"{_TURNS}.tool_config_path",
             why="no such file on this machine",

@@ -63,9 +63,7 @@ class Actor(Block):
         16384, "Hard token budget of a micro-batch, when `use_dynamic_bsz` is on.", ge=1
     )
     ppo_epochs: int = key(1, "Passes over the samples of a step.", ge=1)
-    shuffle: bool = key(
-        False, "Draw mini-batches in a seeded random order.", awaits="the training loop"
-    )
+    shuffle: bool = key(False, "Draw mini-batches in a seeded random order.")
     policy_loss: PolicyLoss = block(PolicyLoss, "Which policy loss, and its own knobs.")
     clip_ratio: float = key(0.2, "Clip range of the ratio on both sides.", gt=0)
     clip_ratio_low: float | None = key(None, "Lower clip range; null: `clip_ratio`.", gt=0)

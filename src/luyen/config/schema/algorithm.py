@@ -19,9 +19,7 @@ class FilterGroups(Block):
 
     enable: bool = key(False, "Drop groups whose samples all score the same, and draw others.")
     metric: str | None = key(None, "Score that must differ inside a group, e.g. `acc` or `reward`.")
-    max_num_gen_batches: int = key(
-        0, "Most extra batches drawn in a step; 0: no limit.", ge=0, awaits="dynamic sampling"
-    )
+    max_num_gen_batches: int = key(0, "Most extra batches drawn in a step; 0: no limit.", ge=0)
 
 
 class RolloutCorrection(Block):
@@ -34,7 +32,7 @@ class RolloutCorrection(Block):
         2.0, "A number truncates weights; `lo_hi` zeroes them outside the band (IcePop)."
     )
     rollout_is_floor: float | None = key(
-        None, "Lower end of a two-sided truncation (TRL's form).", ge=0
+        None, "Lower end of a two-sided truncation (TRL's form).", gt=0
     )
     rollout_is_batch_normalize: bool = key(False, "Divide weights by their mean over the step.")
     rollout_rs: str | None = key(
@@ -57,7 +55,7 @@ class Algorithm(Block):
     lam: float = key(1.0, "GAE's λ.", ge=0, le=1)
     whiten_advantages: bool = key(True, "gae: whiten advantages over the step.")
     norm_adv_by_std_in_grpo: bool = key(True, "Divide by the group's std; false is Dr. GRPO.")
-    std_epsilon: float = key(1e-6, "Added to that std (TRL: 1e-4).", ge=0)
+    std_epsilon: float = key(1e-6, "Added to that std (TRL: 1e-4).", gt=0)
     gdpo_reward_keys: Names = key((), "gdpo: reward components to use; empty: all.")
     gdpo_reward_weights: Numbers = key((), "gdpo: weight of each component; empty: ones.")
     handle_zero_tail: bool = key(

@@ -4,8 +4,6 @@ from luyen.config.schema.actor import Aggregation
 from luyen.config.schema.block import Block, block, key
 from luyen.config.schema.optim import CriticOptim
 
-_UPDATE = "the critic's update"
-
 
 class CriticModel(Block):
     """The critic's weights."""
@@ -28,16 +26,11 @@ class Critic(Block):
     ppo_max_token_len_per_gpu: int | None = key(
         None, "Token budget of a micro-batch; null: as the actor.", ge=1
     )
-    ppo_epochs: int | None = key(
-        None, "Passes over a step's samples; null: as the actor.", ge=1, awaits=_UPDATE
-    )
+    ppo_epochs: int | None = key(None, "Passes over a step's samples; null: as the actor.", ge=1)
     cliprange_value: float | None = key(
         0.5,
         "How far a value may move from its old one before the loss clips; null: no clip.",
         gt=0,
-        awaits=_UPDATE,
     )
-    loss_agg_mode: Aggregation | None = key(
-        None, "Aggregation; null: as the actor.", awaits=_UPDATE
-    )
+    loss_agg_mode: Aggregation | None = key(None, "Aggregation; null: as the actor.")
     optim: CriticOptim = block(CriticOptim, "Optimizer and schedule.")

@@ -4,18 +4,18 @@ from typing import Any, Literal
 
 from luyen.config.schema.block import Block, Names, block, key
 
-_DATA = "the data layer"
-
 
 class Sampler(Block):
     """In which order rows are drawn."""
 
-    name: Literal["shuffled", "sequential", "grouped", "mixed", "curriculum"] = key(
-        "shuffled", "Order of the rows; every choice resumes from a few integers.", awaits=_DATA
+    name: str = key(
+        "shuffled",
+        "Order of the rows: `shuffled`, `sequential`, `grouped`, `mixed`, `curriculum`, or a name "
+        "that a plugin registers. Every choice resumes from a few integers.",
     )
     class_path: str | None = key(None, "Python file with a sampler class of your own.")
     class_name: str | None = key(None, "Name of the sampler class in `class_path`.")
-    kwargs: dict[str, Any] = key({}, "Arguments of the sampler.", awaits=_DATA)
+    kwargs: dict[str, Any] = key({}, "Arguments of the sampler.")
 
 
 class Data(Block):
@@ -27,9 +27,23 @@ class Data(Block):
         required=True,
     )
     val_files: Names = key((), "Validation rows, in the same forms.")
-    prompt_key: str = key("prompt", "Column that holds the prompt.", awaits=_DATA)
-    reward_fn_key: str = key(
-        "data_source", "Column that selects the reward of a row.", awaits="the reward stack"
+    prompt_key: str = key(
+        "prompt", "Column that holds the prompt as messages; a row without it has `messages`."
+    )
+    string_prompts: Literal["refuse", "user"] = key(
+        "refuse", "A prompt that is plain text: refuse it, or make it one user message."
+    )
+    ground_truth_key: str | None = key(
+        None, "Column that holds the answer; null: `reward_model.ground_truth`."
+    )
+    reward_fn_key: str = key("data_source", "Column that selects the reward of a row.")
+    seed: int | None = key(
+        None, "Seed of the order in which rows are drawn; null: `trainer.seed`.", ge=0
+    )
+    train_max_samples: int = key(-1, "Training rows to keep, from the first; -1: all.", ge=-1)
+    val_max_samples: int = key(-1, "Validation rows to keep, from the first; -1: all.", ge=-1)
+    apply_chat_template_kwargs: dict[str, Any] = key(
+        {}, "Arguments of the chat template, e.g. `enable_thinking`."
     )
     max_prompt_length: int = key(512, "Most tokens of a prompt.", ge=1)
     max_response_length: int = key(
@@ -38,6 +52,9 @@ class Data(Block):
     train_batch_size: int = key(1024, "Prompts drawn for one step, over the whole cluster.", ge=1)
     return_raw_chat: bool = key(
         True, "Keep the conversation as messages; tool-calling cannot work without."
+    )
+    filter_duplicates: bool = key(
+        True, "Drop training rows that repeat an earlier row, and count them."
     )
     filter_overlong_prompts: bool = key(
         True, "Drop prompts longer than `max_prompt_length` before training, and count them."

@@ -4,7 +4,6 @@ from typing import Any, Literal
 
 from luyen.config.schema.block import Block, Names, block, key
 
-_MODELS = "model loading"
 _MEMORY = "the memory-saving kernels of the training engine"
 
 
@@ -24,10 +23,11 @@ class Model(Block):
         "character-level model that ships with Luyen.",
     )
     tokenizer_path: str | None = key(None, "Directory or hub id of the tokenizer; null: `path`.")
-    trust_remote_code: bool = key(
-        False, "Run Python code that comes with the model.", awaits=_MODELS
-    )
+    trust_remote_code: bool = key(False, "Run Python code that comes with the model.")
     override_config: dict[str, Any] = key({}, "Values that replace those of the model's config.")
+    init: Literal["pretrained", "random"] = key(
+        "pretrained", "random: begin with fresh weights of this architecture, seeded by the run."
+    )
     dtype: Literal["auto", "float32", "bfloat16"] = key(
         "auto", "Type of the weights in computation; auto: bfloat16 on CUDA, float32 on CPU."
     )

@@ -1,5 +1,7 @@
 """`reward`: functions and models that score rollouts."""
 
+from typing import Any, Literal
+
 from luyen.config.schema.block import Block, block, key
 
 _REWARD_MODEL = "the reward model's lifecycle"
@@ -12,6 +14,23 @@ class CustomRewardFunction(Block):
     name: str = key(
         "compute_score", "Function `(data_source, solution_str, ground_truth, extra_info)`."
     )
+    reward_kwargs: dict[str, Any] = key({}, "Keyword arguments added to every call of it.")
+
+
+class Component(Block):
+    """One named part of the reward, as written under `reward.components`."""
+
+    rule: str = key(..., "Registered rule that judges.")
+    weight: float = key(1.0, "Factor in the sum.")
+    kwargs: dict[str, Any] = key({}, "Knobs of the rule.")
+
+
+class OverlongBuffer(Block):
+    """DAPO's soft penalty for answers close to the longest allowed."""
+
+    enable: bool = key(False, "dapo: add the penalty.")
+    len: int = key(4096, "dapo: tokens before the limit over which the penalty grows.", ge=1)
+    penalty_factor: float = key(1.0, "dapo: the penalty at the limit.", ge=0)
 
 
 class RewardManagerChoice(Block):
@@ -54,6 +73,20 @@ class RewardModel(Block):
 class Reward(Block):
     """Where scores come from."""
 
+    components: dict[str, Any] = key(
+        {}, "Parts of the reward: `NAME: {rule: RULE, weight: 1.0, kwargs: {...}}`, summed."
+    )
+    routes: dict[str, Any] = key(
+        {}, "Pattern of a data source -> components or rules that judge it; built-in ones follow."
+    )
+    num_workers: int = key(8, "Most groups judged at once, and most processes for judging.", ge=1)
+    timeout_s: float = key(
+        10.0, "Most seconds for one score, where a process or a coroutine computes it.", gt=0
+    )
+    on_fault: Literal["fail", "drop"] = key(
+        "fail", "When a score cannot be computed: stop the run, or leave the rollout out."
+    )
+    overlong_buffer: OverlongBuffer = block(OverlongBuffer, "DAPO's soft penalty for length.")
     custom_reward_function: CustomRewardFunction = block(
         CustomRewardFunction, "A scoring function of your own."
     )

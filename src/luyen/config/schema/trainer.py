@@ -8,6 +8,9 @@ from luyen.config.schema.block import Block, Names, key
 class Trainer(Block):
     """The life of a run."""
 
+    stage: Literal["rl", "sft"] = key(
+        "rl", "rl: learn from rewards; sft: learn from the conversations that are given."
+    )
     nnodes: int = key(1, "Machines.", ge=1)
     n_gpus_per_node: int = key(1, "Devices of each machine (on CPU: worker processes).", ge=1)
     device: Literal["auto", "cpu", "cuda"] = key("auto", "auto: CUDA where there is one.")
@@ -24,6 +27,10 @@ class Trainer(Block):
     save_freq: int = key(-1, "Steps between checkpoints; -1: only at the end.", ge=-1)
     test_freq: int = key(-1, "Steps between validations; -1: only at the end.", ge=-1)
     val_before_train: bool = key(True, "Validate before the first step.")
+    max_ckpt_to_keep: int | None = key(
+        None, "Newest checkpoints that stay after a save; null: all.", ge=1
+    )
+    seed: int = key(0, "The one seed that every random choice derives from.", ge=0)
     critic_warmup: int = key(0, "First steps in which only the critic learns.", ge=0)
     resume_mode: Literal["auto", "disable", "path"] = key(
         "auto", "auto: from the newest checkpoint of this experiment, if there is one."

@@ -1,0 +1,227 @@
+"""One GRPO step of Luyen beside one of TRL's GRPOTrainer, in one run: same weights, data, tokens.
+
+    pip install trl datasets        # in an environment that has luyen; needed for nothing else
+    python benchmarks/cpu_grpo.py --model builtin://arithmetic
+    python benchmarks/cpu_grpo.py --model ~/.cache/luyen/models/smollm2-135m --dtype bfloat16
+
+Both sides answer the same prompts with the same number of tokens (stop tokens are ignored), score
+them with the same function and take one optimizer step. The two alternate, so that a busy machine
+slows both; the median of each is compared. Peak memory is that of a process of its own.
+"""
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from luyen.base.exactness import prepare_process
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What one step does."""
+
+    model: str
+    dtype: str
+    prompts: int
+    samples: int
+    new_tokens: int
+    prompt_words: int
+    threads: int
+    steps: int
+
+
+def questions(work: Work) -> list[str]:
+    """Prompts of differing length, the same for both sides."""
+    if work.prompt_words == 0:
+        return [f"{17 * i % 90 + 3}+{31 * i % 90 + 5}=" for i in range(work.prompts)]
+    spans = [
+        work.prompt_words * (i + work.prompts) // (2 * work.prompts) for i in range(work.prompts)
+    ]
+    return [" ".join(f"word{(i + j) % 37}" for j in range(n)) for i, n in enumerate(spans)]
+
+
+def reward(completions: list[str]) -> list[float]:
+    """Something that differs inside a group and costs nothing."""
+    return [float(len(set(text)) % 7) for text in completions]
+
+
+def luyen_step(work: Work) -> Callable[[], None]:
+    """A function that takes one step of ours: generate, score, credit, update."""
+    import torch
+
+    from luyen.base.records import GroupId, Score, make_prompt
+    from luyen.config.check import check
+    from luyen.config.plugins import read_plugins
+    from luyen.data.render import Renderer
+    from luyen.rollout.protocol import Sampling
+    from luyen.rollout.single_turn import Draw, Group
+    from luyen.train.build import build_objective, build_roles, load_run_tokenizer
+    from luyen.train.credit import CreditRules, credit
+    from luyen.train.needs import needs_of
+    from luyen.train.samples import pack_groups
+
+    words = [
+        "data.train_files=arithmetic://sum",
+        f"data.train_batch_size={work.prompts}",
+        "data.max_prompt_length=512",
+        f"data.max_response_length={work.new_tokens}",
+        f"actor_rollout_ref.model.path={work.model}",
+        f"actor_rollout_ref.model.dtype={work.dtype}",
+        "actor_rollout_ref.model.enable_gradient_checkpointing=false",
+        f"actor_rollout_ref.rollout.n={work.samples}",
+        f"actor_rollout_ref.actor.ppo_mini_batch_size={work.prompts}",
+        "algorithm.adv_estimator=grpo",
+        "trainer.device=cpu",
+    ]
+    config = check([], words).config
+    tokenizer = load_run_tokenizer(config)
+    known, _ = read_plugins(())
+    needs = needs_of(config, known.estimators["grpo"])
+    roles = build_roles(config, Renderer(tokenizer), tokenizer, needs, "cpu")
+    torch.set_num_threads(work.threads)
+    rules = CreditRules(
+        estimator="grpo", knobs={}, is_group_relative=True, kl_kind=None, correction=None
+    )
+    objective = build_objective(config, known)
+    sampling = Sampling(max_new_tokens=work.new_tokens, ignore_stop=True)
+    prompts = [make_prompt([{"role": "user", "content": q}]) for q in questions(work)]
+    counter = iter(range(1_000_000))
+
+    def step() -> None:
+        from dataclasses import replace
+
+        number = next(counter)
+        draws = [
+            Draw(group=GroupId(step=number, draw=i, uid=p.uid), prompt=p, samples=work.samples)
+            for i, p in enumerate(prompts)
+        ]
+        groups = roles.generate(draws, sampling, purpose="rollout", version=number)
+        judged = []
+        for group in groups:
+            values = reward([r.text for r in group.rollouts])
+            scored = [
+                replace(r, score=Score(name="reward", value=v))
+                for r, v in zip(group.rollouts, values, strict=True)
+            ]
+            judged.append(Group(prompt=group.prompt, rollouts=tuple(scored)))
+        batch = credit(pack_groups(judged), rules, kl_coef=0.0).batch
+        roles.update_actor(batch, objective, lr=1e-6, seed=number)
+
+    return step
+
+
+def trl_step(work: Work) -> Callable[[], None]:
+    """A function that takes one step of TRL's trainer on the same work."""
+    import torch
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from trl import GRPOConfig, GRPOTrainer
+
+    from luyen.models.load import model_directory
+
+    path = model_directory(work.model)
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, work.dtype))
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    rows = [{"prompt": [{"role": "user", "content": q}]} for q in questions(work)]
+    arguments = GRPOConfig(
+        output_dir="/tmp/trl_benchmark",
+        use_cpu=True,
+        bf16=False,
+        per_device_train_batch_size=work.prompts * work.samples,
+        num_generations=work.samples,
+        max_completion_length=work.new_tokens,
+        generation_kwargs={"min_new_tokens": work.new_tokens},
+        learning_rate=1e-6,
+        gradient_checkpointing=False,
+        report_to=[],
+        logging_steps=10**9,
+        save_strategy="no",
+        max_steps=1,
+        disable_tqdm=True,
+    )
+
+    def scored(completions: list[Any], **_: Any) -> list[float]:
+        return reward([c[0]["content"] for c in completions])
+
+    trainer = GRPOTrainer(
+        model=model,
+        args=arguments,
+        reward_funcs=scored,
+        train_dataset=Dataset.from_list(rows),
+        processing_class=tokenizer,
+    )
+    torch.set_num_threads(work.threads)
+
+    def step() -> None:
+        trainer.train()
+
+    return step
+
+
+SIDES = {"luyen": luyen_step, "trl": trl_step}
+
+
+def peak_memory(side: str, work: Work) -> float:
+    """MiB of a process that takes two steps of one side and nothing else."""
+    words = [sys.executable, __file__, "--memory-of", side, "--work", json.dumps(asdict(work))]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    return float(done.stdout.strip().splitlines()[-1])
+
+
+def main() -> None:
+    """Measure and print one table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="builtin://arithmetic")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--prompts", type=int, default=8)
+    parser.add_argument("--samples", type=int, default=8)
+    parser.add_argument("--new-tokens", type=int, default=32)
+    parser.add_argument("--prompt-words", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--memory-of", choices=SIDES)
+    parser.add_argument("--work")
+    given = parser.parse_args()
+    prepare_process()
+    if given.memory_of:
+        step = SIDES[given.memory_of](Work(**json.loads(given.work)))
+        step()
+        step()
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+        return
+    names = (
+        "model",
+        "dtype",
+        "prompts",
+        "samples",
+        "new_tokens",
+        "prompt_words",
+        "threads",
+        "steps",
+    )
+    work = Work(**{name: vars(given)[name] for name in names})
+    steps = {name: make(work) for name, make in SIDES.items()}
+    times: dict[str, list[float]] = {name: [] for name in SIDES}
+    for round_ in range(work.steps + 1):
+        for name, step in steps.items():
+            start = time.perf_counter()
+            step()
+            if round_:  # the first round warms up
+                times[name].append(time.perf_counter() - start)
+    medians = {name: statistics.median(some) for name, some in times.items()}
+    memory = {name: peak_memory(name, work) for name in SIDES}
+    for name in SIDES:
+        print(f"{name:6s} {medians[name]:7.3f} s a step   peak {memory[name]:7.0f} MiB")
+    print(f"ratio  {medians['trl'] / medians['luyen']:.2f} times as fast")
+
+
+if __name__ == "__main__":
+    main()

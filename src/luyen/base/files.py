@@ -1,0 +1,118 @@
+"""Files that are whole or absent, and lines that survive the death of their writer.
+
+A file is written beside its place and renamed onto it, so a reader sees the old content or the new
+one. A line goes to its file in one `write`, so a killed process leaves whole lines; after a loss of
+power the last line may be torn, and only the last.
+"""
+
+import json
+import math
+import os
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from luyen.base.errors import UserError
+
+TEMPORARY = ".tmp-"
+"""How the name of an unfinished file or directory begins."""
+
+
+def temporary_beside(path: Path) -> Path:
+    """A name for work in progress, in the same folder, that no other writer has."""
+    return path.with_name(f"{TEMPORARY}{path.name}-{os.getpid()}-{secrets.token_hex(4)}")
+
+
+def sync(path: Path) -> None:
+    """Force a file, or the entries of a directory, to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_whole(path: Path, content: bytes | str) -> None:
+    """Put the content at `path`; whoever looks sees all of it or what was there before."""
+    data = content.encode() if isinstance(content, str) else content
+    unfinished = temporary_beside(path)
+    try:
+        unfinished.write_bytes(data)
+        sync(unfinished)
+        unfinished.replace(path)
+        sync(path.parent)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def plain(value: Any) -> Any:
+    """The value as standard JSON can hold it: a float that is not finite becomes its name.
+
+    `float` reads the names back, so nothing is lost where a number is expected.
+
+    Example:
+        >>> plain({"loss": float("nan"), "steps": (1, 2)})
+        {'loss': 'nan', 'steps': [1, 2]}
+    """
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(float(value))
+    if isinstance(value, Mapping):
+        pairs = cast(Mapping[Any, Any], value).items()
+        return {str(name): plain(inner) for name, inner in pairs}
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [plain(inner) for inner in cast(Sequence[Any], value)]
+    return value
+
+
+def json_line(value: Mapping[str, Any]) -> str:
+    """One line of JSON with sorted keys: equal content gives equal bytes."""
+    return json.dumps(plain(value), sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def json_page(value: Mapping[str, Any]) -> str:
+    """Indented JSON for a file that people open."""
+    return json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; a UserError when it is missing or damaged."""
+    try:
+        found: Any = json.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise UserError("file", str(path), "it is missing", "restore it from a copy") from error
+    except ValueError as error:
+        why = f"it is damaged: {error}"
+        raise UserError("file", str(path), why, "restore it from a copy") from error
+    if not isinstance(found, dict):
+        why = "it holds no JSON object"
+        raise UserError("file", str(path), why, "restore it from a copy")
+    return cast(dict[str, Any], found)
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects of a JSONL file; a torn last line is left out, any other damage is an error."""
+    whole = path.read_bytes().split(b"\n")[:-1]  # what follows the last newline is torn, or empty
+    found: list[dict[str, Any]] = []
+    for number, line in enumerate(whole, 1):
+        entry = _entry(line)
+        if entry is None:
+            why = f"line {number} is damaged"
+            raise UserError("file", str(path), why, "restore it from a copy, or remove the line")
+        found.append(entry)
+    return found
+
+
+def _entry(line: bytes) -> dict[str, Any] | None:
+    try:
+        found: Any = json.loads(line)
+    except ValueError:
+        return None
+    return cast(dict[str, Any], found) if isinstance(found, dict) else None
+
+
+def keep_lines(path: Path, wanted: Callable[[dict[str, Any]], bool]) -> None:
+    """Rewrite a JSONL file with the wanted entries only; the torn end goes too."""
+    if path.is_file():
+        kept = [entry for entry in read_lines(path) if wanted(entry)]
+        write_whole(path, "".join(json_line(entry) for entry in kept))

@@ -1,0 +1,150 @@
+"""The run directory: where every file of a run lies, and what makes a folder one.
+
+The manifest is written last when a run begins, so a folder with a manifest is a whole run directory
+and one without was never started.
+"""
+
+import re
+import secrets
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, final
+
+from luyen.base.errors import UserError
+from luyen.base.files import TEMPORARY, json_page, read_json, write_whole
+
+SCHEMA = 1
+"""Version of the layout and of the files in it; a reader refuses a later one."""
+
+_STEP = re.compile(r"step_(\d+)")
+_BEGINNING = {"config.yaml", "provenance.json"}
+
+
+def step_name(step: int) -> str:
+    """How a step is written in file names, so that they sort.
+
+    Example:
+        >>> step_name(123)
+        'step_000123'
+    """
+    assert step >= 0, f"step {step} is negative"
+    return f"step_{step:06d}"
+
+
+def step_of(name: str) -> int | None:
+    """The step that a file name stands for; None for any other name.
+
+    Example:
+        >>> step_of("step_000123.parquet"), step_of(".tmp-step_000123")
+        (123, None)
+    """
+    found = _STEP.fullmatch(name.partition(".")[0])
+    return int(found.group(1)) if found else None
+
+
+def new_run_id() -> str:
+    """A name that no other run has: the time to the second, and chance."""
+    return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
+
+
+@final
+class RunDirectory:
+    """The paths of one run. Making the object touches nothing; `create` and `open` look.
+
+    Example:
+        >>> RunDirectory(Path("runs/demo/first")).rollouts(7).as_posix()
+        'runs/demo/first/rollouts/step_000007.parquet'
+    """
+
+    def __init__(self, root: Path | str) -> None:
+        self.root = Path(root).expanduser()
+        self.manifest = self.root / "manifest.json"
+        self.config = self.root / "config.yaml"
+        self.provenance = self.root / "provenance.json"
+        self.metrics = self.root / "metrics.jsonl"
+        self.events = self.root / "events"
+        self.tensorboard = self.root / "tensorboard"
+        self.checkpoints = self.root / "checkpoints"
+        self.report = self.root / "report"
+
+    @classmethod
+    def create(
+        cls,
+        root: Path | str,
+        *,
+        config: str,
+        provenance: Mapping[str, Any],
+        manifest: Mapping[str, Any],
+    ) -> "RunDirectory":
+        """Begin a run: its config as YAML, where each key came from, and the facts of the run.
+
+        Refused where there is a run already, or a folder with files that are not ours.
+        """
+        made = cls(root)
+        made._demand_unused()
+        made.root.mkdir(parents=True, exist_ok=True)
+        write_whole(made.config, config)
+        write_whole(made.provenance, json_page(provenance))
+        for folder in (made.events, made.root / "rollouts", made.checkpoints):
+            folder.mkdir(exist_ok=True)
+        identity = {
+            "schema": SCHEMA,
+            "run_id": new_run_id(),
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+        write_whole(made.manifest, json_page(identity | dict(manifest)))
+        return made
+
+    @classmethod
+    def open(cls, root: Path | str) -> "RunDirectory":
+        """A run that was begun earlier, to go on with or to read."""
+        found = cls(root)
+        if not found.exists:
+            why = "no run was begun there: it has no manifest.json"
+            raise UserError("run directory", str(found.root), why, "give the folder of a run")
+        schema = found.read_manifest().get("schema")
+        if not isinstance(schema, int) or schema > SCHEMA:
+            why = f"its files follow layout {schema!r}, and this version reads up to {SCHEMA}"
+            raise UserError("run directory", str(found.root), why, "install a newer luyen")
+        return found
+
+    @property
+    def exists(self) -> bool:
+        """Whether a run was begun here."""
+        return self.manifest.is_file()
+
+    @property
+    def run_id(self) -> str:
+        """The run's name in every log; a resumed run keeps it."""
+        return str(self.read_manifest()["run_id"])
+
+    def read_manifest(self) -> dict[str, Any]:
+        """The facts that were written when the run began."""
+        return read_json(self.manifest)
+
+    def rollouts(self, step: int, *, validation: bool = False) -> Path:
+        """Where the rollouts of a step go."""
+        kind = "validation" if validation else "rollouts"
+        return self.root / kind / f"{step_name(step)}.parquet"
+
+    def checkpoint(self, step: int) -> Path:
+        """Where the checkpoint of a step lies."""
+        return self.checkpoints / step_name(step)
+
+    def _demand_unused(self) -> None:
+        """What an interrupted `create` left is ours to replace; anything else is not."""
+        if self.exists:
+            why = "it holds a run already"
+            fix = "resume it, or choose another trainer.experiment_name"
+            raise UserError("run directory", str(self.root), why, fix)
+        if self.root.exists() and not self.root.is_dir():
+            why, fix = "a file of that name is in the way", "choose another experiment name"
+            raise UserError("run directory", str(self.root), why, fix)
+        present = sorted(self.root.iterdir()) if self.root.is_dir() else []
+        for path in present:
+            ours = path.name in _BEGINNING or path.name.startswith(TEMPORARY)
+            if not ours and not (path.is_dir() and not any(path.iterdir())):
+                why = f"it is not empty (`{path.name}`) and holds no run"
+                fix = "choose another trainer.experiment_name, or clear the folder"
+                raise UserError("run directory", str(self.root), why, fix)

@@ -1,0 +1,213 @@
+"""A folder of checkpoints, each whole or absent.
+
+A checkpoint is written beside its place, every file is hashed into its manifest and forced to the
+disk, and the folder is renamed. Whatever kills the writer, a folder named `step_N` is complete;
+what happens to its files afterwards is found by the hashes when it is loaded.
+"""
+
+import hashlib
+import shutil
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+from luyen.base.errors import UserError
+from luyen.base.files import TEMPORARY, json_page, read_json, sync, temporary_beside, write_whole
+from luyen.base.rundir import step_name, step_of
+
+SCHEMA = 1
+"""Version of the layout of a checkpoint; a reader refuses a later one."""
+MANIFEST = "manifest.json"
+_REPLACED = "replaced-"
+
+
+class DamagedCheckpoint(UserWarning):
+    """A checkpoint could not be used, and an earlier one takes its place."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """One checkpoint whose files were verified.
+
+    Example:
+        >>> Checkpoint(step=7, path=Path("checkpoints/step_000007"), facts={}).path.name
+        'step_000007'
+    """
+
+    step: int
+    """Steps that were finished when it was made."""
+    path: Path
+    """Folder with its files."""
+    facts: Mapping[str, Any]
+    """What was noted beside it: metrics, versions, anything plain."""
+
+
+@final
+class CheckpointStore:
+    """The checkpoints of one run.
+
+    Making the object touches nothing, so that tools may look at a run that is going on.
+    """
+
+    def __init__(self, directory: Path | str, *, keep: int | None = None) -> None:
+        """`keep` is how many of the newest stay after a save; None keeps all."""
+        assert keep is None or keep >= 1, f"keep {keep}: the newest one always stays"
+        self.directory = Path(directory)
+        self.keep = keep
+
+    def list(self) -> tuple[int, ...]:
+        """Steps of the complete checkpoints, oldest first."""
+        if not self.directory.is_dir():
+            return ()
+        found = {_step(path.name) for path in self.directory.iterdir() if path.is_dir()}
+        return tuple(sorted(step for step in found if step is not None))
+
+    def latest(self) -> int | None:
+        """Step of the newest complete checkpoint; None when there is none."""
+        steps = self.list()
+        return steps[-1] if steps else None
+
+    def path(self, step: int) -> Path:
+        """Where the checkpoint of a step lies."""
+        place = self.directory / step_name(step)
+        # A save over an existing checkpoint moves that one aside first; killed in between, it
+        # leaves the old one under this name, and the old one it is.
+        aside = self.directory / f"{_REPLACED}{step_name(step)}"
+        return aside if aside.is_dir() and not place.is_dir() else place
+
+    def save(
+        self, step: int, writer: Callable[[Path], None], *, facts: Mapping[str, Any] | None = None
+    ) -> Path:
+        """Make the checkpoint of a step: `writer` fills an empty folder, which then appears whole.
+
+        When the writer fails, or the disk does, nothing appears and earlier checkpoints stay.
+        """
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._sweep()
+        place = self.directory / step_name(step)
+        unfinished = temporary_beside(place)
+        try:
+            unfinished.mkdir()
+            writer(unfinished)
+            _seal(unfinished, step, facts or {})
+            self._put(unfinished, place)
+        except OSError as error:
+            why = f"it could not be written: {error.strerror or error}"
+            fix = "make room or mend the permissions; earlier checkpoints are intact"
+            raise UserError("checkpoint", str(place), why, fix) from error
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+        self._retire()
+        return place
+
+    def load(self, step: int) -> Checkpoint:
+        """The checkpoint of a step, every file compared with its hash; a UserError when torn."""
+        if step not in self.list():
+            known = ", ".join(map(str, self.list())) or "none"
+            why = f"there is no checkpoint of that step (there are: {known})"
+            raise UserError("checkpoint", step, why, "choose one of them")
+        return verify(self.path(step))
+
+    def newest_sound(self) -> Checkpoint | None:
+        """The newest checkpoint that can be loaded, with a warning for each that cannot."""
+        for step in reversed(self.list()):
+            try:
+                return self.load(step)
+            except UserError as error:
+                warnings.warn(f"{error}; trying an earlier one", DamagedCheckpoint, stacklevel=2)
+        return None
+
+    def _put(self, unfinished: Path, place: Path) -> None:
+        """Rename the finished folder onto its place, keeping what was there until it is done."""
+        aside = place.with_name(f"{_REPLACED}{place.name}")
+        if place.is_dir():
+            shutil.rmtree(aside, ignore_errors=True)
+            place.rename(aside)
+        unfinished.rename(place)
+        sync(self.directory)
+        _remove(aside)
+
+    def _retire(self) -> None:
+        """Remove all but the newest `keep`."""
+        if self.keep is not None:
+            for step in self.list()[: -self.keep]:
+                _remove(self.path(step))
+
+    def _sweep(self) -> None:
+        """Remove what killed writers left: unfinished folders, and replaced ones not needed."""
+        for path in self.directory.iterdir():
+            replaced = path.name.removeprefix(_REPLACED)
+            done = replaced != path.name and (self.directory / replaced).is_dir()
+            if path.name.startswith(TEMPORARY) or done:
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def verify(path: Path) -> Checkpoint:
+    """The checkpoint in a folder; a UserError names the file that is not as it was written."""
+    if not path.is_dir():
+        raise UserError(
+            "checkpoint", str(path), "no such folder", "give the folder of a checkpoint"
+        )
+    manifest = read_json(path / MANIFEST)
+    schema = manifest.get("schema")
+    if not isinstance(schema, int) or schema > SCHEMA:
+        why = f"its files follow layout {schema!r}, and this version reads up to {SCHEMA}"
+        raise UserError("checkpoint", str(path), why, "install a newer luyen")
+    body = {name: value for name, value in manifest.items() if name != "seal"}
+    if manifest.get("seal") != _seal_of(body):
+        raise _torn(path / MANIFEST, "it is not as it was written")
+    for name, expected in manifest["files"].items():
+        _demand(path / name, expected)
+    return Checkpoint(step=manifest["step"], path=path, facts=manifest["facts"])
+
+
+def _demand(file: Path, expected: Mapping[str, Any]) -> None:
+    if not file.is_file():
+        raise _torn(file, "it is missing")
+    size = file.stat().st_size
+    if size != expected["bytes"]:
+        raise _torn(file, f"it has {size} bytes and was written with {expected['bytes']}")
+    if _sha256(file) != expected["sha256"]:
+        raise _torn(file, "its content is not what was written (sha256 differs)")
+
+
+def _torn(file: Path, why: str) -> UserError:
+    return UserError("checkpoint file", str(file), why, "resume from an earlier checkpoint")
+
+
+def _seal(folder: Path, step: int, facts: Mapping[str, Any]) -> None:
+    """Force every file to the disk, and write the manifest with their hashes."""
+    files: dict[str, dict[str, Any]] = {}
+    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+        sync(file)
+        name = file.relative_to(folder).as_posix()
+        files[name] = {"sha256": _sha256(file), "bytes": file.stat().st_size}
+    body = {"schema": SCHEMA, "step": step, "facts": dict(facts), "files": files}
+    write_whole(folder / MANIFEST, json_page({**body, "seal": _seal_of(body)}))
+    for inner in (path for path in folder.rglob("*") if path.is_dir()):
+        sync(inner)
+
+
+def _seal_of(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json_page(dict(sorted(body.items()))).encode()).hexdigest()
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def _remove(folder: Path) -> None:
+    """Take a folder out of sight before its files go, so that no half of it is ever seen."""
+    if folder.is_dir():
+        doomed = temporary_beside(folder)
+        folder.rename(doomed)
+        sync(folder.parent)
+        shutil.rmtree(doomed, ignore_errors=True)
+
+
+def _step(name: str) -> int | None:
+    return step_of(name.removeprefix(_REPLACED))

@@ -1,0 +1,67 @@
+"""`luyen chat`: talk with a checkpoint, in a terminal or through a pipe."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import typer
+from rich.console import Console
+
+from luyen.base.errors import UserError
+from luyen.cli.quiet import prepare
+
+if TYPE_CHECKING:
+    from luyen.train.conversation import Conversation
+
+
+def run_chat(
+    checkpoint: str,
+    *,
+    messages: Sequence[str],
+    system: str | None,
+    temperature: float,
+    max_tokens: int | None,
+) -> int:
+    """Answer the messages, or those that a person types or a pipe brings, one a line."""
+    if temperature < 0:
+        raise UserError("--temperature", temperature, "it is at least 0", "0 is greedy")
+    prepare()
+    from luyen.train.checkpointed import open_checkpoint
+    from luyen.train.conversation import Conversation
+
+    opened = open_checkpoint(checkpoint)
+    talk = Conversation(opened, system=system, temperature=temperature, max_tokens=max_tokens)
+    console = Console()
+    try:
+        if messages:
+            _answer_all(talk, iter(messages))
+        elif sys.stdin.isatty():
+            console.print(f"[dim]{opened.name}; Ctrl-D leaves[/dim]")
+            _answer_all(talk, _typed(console))
+        else:
+            _answer_all(talk, (line.rstrip("\n") for line in sys.stdin))
+    except KeyboardInterrupt:
+        typer.echo("")
+    return 0
+
+
+def _answer_all(talk: "Conversation", messages: Iterator[str]) -> None:
+    for message in messages:
+        if message.strip():
+            talk.say(message, show=_show)
+            typer.echo("")
+
+
+def _show(piece: str) -> None:
+    typer.echo(piece, nl=False)
+    sys.stdout.flush()
+
+
+def _typed(console: Console) -> Iterator[str]:
+    """Lines that a person types, until Ctrl-D."""
+    while True:
+        try:
+            yield console.input("[bold green]you[/bold green] ")
+        except EOFError:
+            typer.echo("")
+            return

@@ -1,0 +1,54 @@
+"""`luyen models`: real models to begin with."""
+
+from pathlib import Path
+
+import typer
+
+from luyen.base.exactness import prepare_process
+
+
+def run_list() -> int:
+    """Every model that can be named, and where it lies."""
+    from luyen.models.fetch import MODELS, is_complete, place_of
+
+    typer.echo("builtin://arithmetic  the character-level model of the quickstart, in the package")
+    for name, known in MODELS.items():
+        place = place_of(name)
+        here = str(place) if is_complete(place) else f"not fetched: luyen models get {name}"
+        typer.echo(f"{name:20s}  {known.about}; {here}")
+    return 0
+
+
+def run_get(name: str, to: Path | None) -> int:
+    """Fetch a model unless it is there, try it, and say how to use it."""
+    prepare_process()
+    from luyen.models.fetch import fetch, is_complete, place_of
+
+    place = (to or place_of(name)).expanduser().absolute()
+    if is_complete(place):
+        typer.echo(f"{name} is there already")
+    else:
+        fetch(name, place, say=typer.echo)
+        if not _works(place):
+            return 1
+    typer.echo(f"path: {place}")
+    typer.echo(f"use:  luyen train CONFIG actor_rollout_ref.model.path={place}")
+    return 0
+
+
+def _works(place: Path) -> bool:
+    """Ask it something, and compare the embedded engine with plain transformers."""
+    from luyen.data.render import Renderer
+    from luyen.train.checkpointed import open_checkpoint
+    from luyen.train.conversation import Conversation
+    from luyen.train.proofs import same_answers
+
+    opened = open_checkpoint(str(place))
+    question = "What is the capital of France?"
+    talk = Conversation(opened, system=None, temperature=0.0, max_tokens=24)
+    typer.echo(f"asked:    {question}")
+    typer.echo(f"answered: {talk.say(question)}")
+    prompt = Renderer(opened.tokenizer).prompt_tokens([{"role": "user", "content": question}])
+    proof = same_answers(opened.policy, [prompt], opened.tokenizer.stop_ids, new=16)
+    typer.echo(f"{proof.name}: {proof.detail}")
+    return proof.state != "failed"

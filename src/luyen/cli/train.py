@@ -1,0 +1,38 @@
+"""`luyen train`: check, then train."""
+
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+
+import typer
+
+from luyen.base.exactness import prepare_process
+from luyen.cli.check import report_lines, split_words
+from luyen.config.check import check
+from luyen.config.machine import this_machine
+
+
+def quickstart() -> Path:
+    """The recipe that runs when none is named."""
+    return Path(str(resources.files("luyen") / "builtin" / "quickstart.yaml"))
+
+
+def run_train(words: Sequence[str]) -> int:
+    """Train, and print what was reached; 1 when the configuration has errors."""
+    files, overrides = split_words(words)
+    if not files:
+        files = [quickstart()]
+        typer.echo("No configuration named: training the quickstart (sums, built-in model).")
+    machine = this_machine()
+    report = check(files, overrides, machine=machine)
+    if report.problems:
+        for line in report_lines(report, [str(f) for f in files], machine):
+            typer.echo(line)
+    if not report.is_sound:
+        return 1
+    prepare_process()
+    # torch and everything above it load here, after the configuration has been found sound.
+    from luyen.train.start import run_training
+
+    typer.echo(f"\n{run_training(report).text()}")
+    return 0

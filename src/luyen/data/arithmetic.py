@@ -1,0 +1,134 @@
+"""Arithmetic made from a seed: rows without a download.
+
+Whether a pair of operands is held out depends on the unordered pair and on nothing else: not on the
+seed, the size, the operation or the number of digits. No training row ever shares its operands with
+a held-out row, however the two addresses are written.
+"""
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+from luyen.base.seeds import derive_key, mix, shuffled, uniform
+from luyen.base.suggest import did_you_mean
+from luyen.data.task_url import TaskUrl
+
+SPLITS = ("train", "held-out")
+HELD_OUT_ONE_IN = 8
+DEFAULT_SIZE = {"train": 4096, "held-out": 256}
+_ENUMERABLE_DIGITS = 2
+_MOST_DIGITS = 9
+_SPLIT_KEY = derive_key(0, "arithmetic/split")
+
+OPERATIONS: dict[str, tuple[str, Callable[[int, int], int]]] = {
+    "sum": ("+", lambda a, b: a + b),
+    "difference": ("-", lambda a, b: a - b),
+    "product": ("*", lambda a, b: a * b),
+}
+"""Name -> sign and meaning."""
+
+
+def arithmetic_rows(url: TaskUrl) -> list[dict[str, Any]]:
+    """Rows of `arithmetic://OPERATION?digits=2&seed=0&size=4096&split=train`.
+
+    Operands have at most `digits` digits. A larger `size` with the same seed begins with the rows
+    of a smaller one. A difference puts the larger operand first, so it is never negative.
+
+    With `traces=N`, rows are conversations to learn from: N answers to each pair, of which a share
+    of `noise` has one wrong digit. Answers to one pair stand together.
+    """
+    if url.name not in OPERATIONS:
+        raise url.error(f"no operation `{url.name}`", did_you_mean(url.name, OPERATIONS))
+    url.refuse_unknown(("digits", "seed", "size", "split", "traces", "noise"))
+    digits = url.integer("digits", 2, least=1, most=_MOST_DIGITS)
+    seed = url.integer("seed", 0, least=0, most=2**63 - 1)
+    split = url.choice("split", "train", SPLITS)
+    most = _available(digits, split)
+    size = url.integer("size", min(DEFAULT_SIZE[split], most), least=1, most=most)
+    key = derive_key(seed, f"arithmetic/{url.name}/{split}", digits)
+    pairs = islice(_pairs(digits, split, key), size)
+    rows = [_row(url.name, split, i, a, b) for i, (a, b) in enumerate(pairs)]
+    traces = url.integer("traces", 0, least=0, most=1000)
+    noise = url.share("noise", 0.0)
+    return [_trace(row, key, noise, t) for row in rows for t in range(traces)] if traces else rows
+
+
+def is_held_out(a: int, b: int) -> bool:
+    """Whether a pair of operands is kept away from training, in either order.
+
+    Example:
+        >>> is_held_out(12, 34) == is_held_out(34, 12)
+        True
+    """
+    low, high = sorted((a, b))
+    return mix(mix(_SPLIT_KEY, low), high) % HELD_OUT_ONE_IN == 0
+
+
+def _available(digits: int, split: str) -> int:
+    """Most rows that a split can give: all its pairs, or half of them where they are many."""
+    if digits <= _ENUMERABLE_DIGITS:
+        return len(_enumerated(digits, split))
+    pairs = 10**digits * (10**digits + 1) // 2
+    share = 1 if split == "held-out" else HELD_OUT_ONE_IN - 1
+    return min(pairs * share // HELD_OUT_ONE_IN // 2, 1_000_000)
+
+
+def _enumerated(digits: int, split: str) -> list[tuple[int, int]]:
+    beyond = 10**digits
+    wanted = split == "held-out"
+    return [(a, b) for a in range(beyond) for b in range(a, beyond) if is_held_out(a, b) == wanted]
+
+
+def _pairs(digits: int, split: str, key: int) -> Iterator[tuple[int, int]]:
+    """Pairs of the split in random order, each unordered pair once, either operand first."""
+    if digits <= _ENUMERABLE_DIGITS:
+        pairs = _enumerated(digits, split)
+        for i in shuffled(len(pairs), key):
+            a, b = pairs[i]
+            yield (a, b) if mix(key, len(pairs) + i) >> 63 else (b, a)
+        return
+    seen: set[tuple[int, int]] = set()
+    position = 0
+    while True:
+        a, b = mix(key, position) % 10**digits, mix(key, position + 1) % 10**digits
+        position += 2
+        pair = (min(a, b), max(a, b))
+        if pair not in seen and is_held_out(a, b) == (split == "held-out"):
+            seen.add(pair)
+            yield a, b
+
+
+def _row(name: str, split: str, index: int, a: int, b: int) -> dict[str, Any]:
+    sign, compute = OPERATIONS[name]
+    if name == "difference":
+        a, b = max(a, b), min(a, b)
+    return {
+        "data_source": f"arithmetic/{name}",
+        "prompt": [{"role": "user", "content": f"{a}{sign}{b}="}],
+        "reward_model": {"style": "rule", "ground_truth": str(compute(a, b))},
+        "extra_info": {
+            "split": split,
+            "index": index,
+            "operands": [a, b],
+            "difficulty": len(str(a)) + len(str(b)),
+        },
+    }
+
+
+def _trace(row: dict[str, Any], key: int, noise: float, trace: int) -> dict[str, Any]:
+    """The row as a conversation, answered rightly or with one wrong digit."""
+    own = derive_key(key, "trace", row["extra_info"]["index"], trace)
+    answer = str(row["reward_model"]["ground_truth"])
+    if uniform(own, 0) < noise:
+        place = mix(own, 1) % len(answer)
+        # A minus sign stays: only digits are replaced.
+        place = place if answer[place].isdigit() else place + 1
+        wrong = (int(answer[place]) + 1 + mix(own, 2) % 9) % 10
+        answer = f"{answer[:place]}{wrong}{answer[place + 1 :]}"
+    said = {"role": "assistant", "content": answer}
+    info = {**row["extra_info"], "trace": trace}
+    return {
+        "data_source": row["data_source"],
+        "messages": [*row["prompt"], said],
+        "extra_info": info,
+    }

@@ -1,0 +1,177 @@
+"""From the `data` block to what a loop draws from: rows, filters, sampler, renderer."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, final
+
+from luyen.base.errors import UserError
+from luyen.base.suggest import did_you_mean
+from luyen.config.schema.data import Data
+from luyen.data.filters import (
+    drop_duplicates,
+    drop_empty,
+    drop_overlong,
+    drop_overlong_conversations,
+    truncate,
+)
+from luyen.data.markers import find_markers
+from luyen.data.render import Renderer
+from luyen.data.rows import Columns
+from luyen.data.samplers import Sampler, samplers
+from luyen.data.samplers.custom import load_sampler_class
+from luyen.data.sources import Dataset, load_dataset
+from luyen.data.tokenizer import Tokenizer
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainData:
+    """Everything a loop needs from the data layer.
+
+    Example:
+        >>> from luyen.data.tokenizer import load_tokenizer
+        >>> data = Data(train_files=("arithmetic://sum?size=8",))
+        >>> found = build_data(data, tokenizer=load_tokenizer("builtin://arithmetic"))
+        >>> [found.train.prompts[i].data_source for i in found.sampler.take(0, 2)]
+        ['arithmetic/sum', 'arithmetic/sum']
+    """
+
+    train: Dataset
+    """What is drawn from."""
+    validation: Dataset | None
+    """What is measured on; None when no files are named."""
+    sampler: Sampler
+    """In which order training rows are drawn."""
+    renderer: Renderer
+    """How messages become tokens."""
+    num_leaked: int
+    """Validation prompts that are also trained on."""
+
+    def notes(self) -> list[str]:
+        """What the user should know about the rows, one line each."""
+        lines: list[str] = []
+        for name, dataset in (("training", self.train), ("validation", self.validation)):
+            if dataset is None:
+                continue
+            changed = [f"{n} {what}" for what, n in dataset.counts.items() if what != "read"]
+            kept = f"{len(dataset.prompts)} of {dataset.counts['read']} {name} rows"
+            lines.append(f"{kept} ({', '.join(changed)})" if changed else kept)
+            lines += [f"{name} rows hold a template marker: {found}" for found in dataset.markers]
+        if self.num_leaked:
+            lines.append(f"{self.num_leaked} validation prompts are also trained on")
+        return lines
+
+
+def build_data(
+    data: Data, *, tokenizer: Tokenizer, seed: int = 0, is_supervised: bool = False
+) -> TrainData:
+    """Rows loaded, checked and filtered, with the sampler and the renderer the block asks for.
+
+    Rows are prompts that the assistant answers, or, where training is supervised, conversations in
+    which it already did. `seed` is the run's; the block may have its own. Validation rows keep
+    their order and their duplicates.
+    """
+    renderer = Renderer(tokenizer, template_kwargs=data.apply_chat_template_kwargs)
+    columns = Columns(
+        prompt=data.prompt_key,
+        data_source=data.reward_fn_key,
+        ground_truth=data.ground_truth_key,
+        string_prompts=data.string_prompts,
+    )
+    train = load_dataset(data.train_files, columns, most=data.train_max_samples)
+    train = drop_duplicates(train) if data.filter_duplicates else train
+    train = _prepared(train, data, renderer, "data.train_files", is_supervised)
+    validation = None
+    if data.val_files:
+        validation = load_dataset(data.val_files, columns, most=data.val_max_samples)
+        validation = _prepared(validation, data, renderer, "data.val_files", is_supervised)
+    known = {prompt.uid for prompt in train.prompts}
+    return TrainData(
+        train=train,
+        validation=validation,
+        sampler=build_sampler(data, train, seed=seed),
+        renderer=renderer,
+        num_leaked=sum(p.uid in known for p in validation.prompts) if validation else 0,
+    )
+
+
+def build_sampler(data: Data, dataset: Dataset, *, seed: int = 0) -> Sampler:
+    """The sampler that the block names, over the rows that are left."""
+    sampler = data.sampler
+    if sampler.class_path is not None and sampler.class_name is not None:
+        make: Callable[..., Any] = load_sampler_class(sampler.class_path, sampler.class_name)
+    else:
+        make = samplers.get(sampler.name)
+    given = {"seed": data.seed if data.seed is not None else seed, **sampler.kwargs}
+    parameters = inspect.signature(make).parameters
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    known = [name for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY]
+    unknown = [name for name in given if name not in parameters and not takes_all]
+    if unknown:
+        why = "the sampler takes no such argument"
+        fix = did_you_mean(unknown[0], known)
+        raise UserError(f"data.sampler.kwargs.{unknown[0]}", given[unknown[0]], why, fix)
+    missing = [n for n in known if parameters[n].default is inspect.Parameter.empty]
+    for name in missing:
+        if name not in given:
+            why = "the sampler needs it"
+            raise UserError(f"data.sampler.kwargs.{name}", None, why, "give it a value")
+    made = make(dataset.prompts, **given)
+    if not isinstance(made, Sampler):
+        why = "a sampler has a method take(cursor, count)"
+        raise UserError("data.sampler.class_name", sampler.class_name, why, "add the method")
+    return made
+
+
+def _prepared(
+    dataset: Dataset, data: Data, renderer: Renderer, field: str, is_supervised: bool
+) -> Dataset:
+    dataset = drop_empty(dataset)
+    _check_who_speaks(dataset, is_supervised)
+    _check_tools_are_rendered(dataset, renderer)
+    if is_supervised:
+        most = data.max_prompt_length + data.max_response_length
+        dataset = drop_overlong_conversations(dataset, renderer, most=most)
+    elif data.filter_overlong_prompts:
+        dataset = drop_overlong(dataset, renderer, max_prompt_length=data.max_prompt_length)
+    else:
+        dataset = truncate(
+            dataset,
+            renderer,
+            max_prompt_length=data.max_prompt_length,
+            truncation=data.truncation,
+        )
+    if not dataset.prompts:
+        said = ", ".join(f"{n} {what}" for what, n in dataset.counts.items())
+        raise UserError(field, _addresses(dataset), f"no row is left: {said}", "loosen the filters")
+    special = renderer.tokenizer.special_tokens
+    found = find_markers(dataset.prompts, dataset.origins, special)
+    return replace(dataset, markers=found)
+
+
+def _check_who_speaks(dataset: Dataset, is_supervised: bool) -> None:
+    for prompt, origin in zip(dataset.prompts, dataset.origins, strict=True):
+        roles = [message["role"] for message in prompt.messages]
+        if is_supervised and "assistant" not in roles:
+            why = "supervised training needs a message of the assistant to learn from"
+            raise UserError(f"{origin}: messages", roles, why, "add the answer, or drop the row")
+        if not is_supervised and roles[-1] == "assistant":
+            why = "the assistant has answered already; a prompt ends where it should speak"
+            raise UserError(f"{origin}: messages", roles, why, "drop the last message")
+
+
+def _check_tools_are_rendered(dataset: Dataset, renderer: Renderer) -> None:
+    """A template without a place for tools would hide them from the policy without a word."""
+    pairs = zip(dataset.prompts, dataset.origins, strict=True)
+    prompt, origin = next((pair for pair in pairs if pair[0].tools), (None, ""))
+    if prompt is None:
+        return
+    if renderer.text(prompt.messages, prompt.tools) == renderer.text(prompt.messages):
+        why = "the chat template has no place for tools, so the policy would never see them"
+        fix = "use a tokenizer whose template takes tools, or drop the column"
+        raise UserError(f"{origin}: tools", renderer.tokenizer.path, why, fix)
+
+
+def _addresses(dataset: Dataset) -> Sequence[str]:
+    return [source.address for source in dataset.sources]

@@ -1,0 +1,43 @@
+"""In which order rows are drawn: a pure function of the seed and of one integer.
+
+`take(cursor, count)` says which rows the draws `cursor`, `cursor + 1`, ... are. Nothing is consumed
+and nothing is remembered that cannot be computed anew, so a run that resumes at a cursor draws what
+it would have drawn.
+"""
+
+from collections.abc import Callable
+from typing import Protocol, TypeAlias, runtime_checkable
+
+from luyen.base.registry import Registry
+
+State: TypeAlias = tuple[int, ...]
+KWARGS = "data.sampler.kwargs"
+
+
+@runtime_checkable
+class Sampler(Protocol):
+    """Draws rows by their place in the dataset."""
+
+    def take(self, cursor: int, count: int) -> list[int]:
+        """The rows of `count` draws from `cursor` on."""
+        ...
+
+
+@runtime_checkable
+class AdaptiveSampler(Protocol):
+    """A sampler that also looks at how well the policy does; its state is a few integers."""
+
+    state: State
+    """What it learned; put back before the first draw of a resumed run."""
+
+    def take(self, cursor: int, count: int) -> list[int]:
+        """The rows of `count` draws from `cursor` on, under the present state."""
+        ...
+
+    def record(self, cursor: int, success: float) -> None:
+        """Tell the share of successes of the draws up to `cursor`."""
+        ...
+
+
+samplers: Registry[Callable[..., Sampler]] = Registry("sampler", "data.sampler.name")
+"""Name -> `(prompts, *, seed, **kwargs)`, which makes a sampler."""

@@ -1,0 +1,175 @@
+"""The tokenizer and its chat template: the one file of `data/` that knows transformers."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any, cast, final
+
+from jinja2 import TemplateError
+from transformers import AutoTokenizer, GenerationConfig
+
+from luyen.base.errors import UserError
+from luyen.base.records import Message
+from luyen.base.suggest import did_you_mean
+
+_FIELD = "actor_rollout_ref.model.path"
+_BUILTIN = "builtin://"
+_PROBE = "Kp7"
+_auto_tokenizer: Any = AutoTokenizer  # untyped beyond this point
+_generation_config: Any = GenerationConfig
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnEnd:
+    """How a chat template closes what the assistant says.
+
+    Example:
+        >>> TurnEnd(text="<|im_end|>", token=3, trailing="\\n").text
+        '<|im_end|>'
+    """
+
+    text: str
+    """What follows the content, up to its first special token: the policy must write it."""
+    token: int | None
+    """Id of that special token; None when the template closes a turn with plain text."""
+    trailing: str
+    """What the template adds after that: nobody samples it."""
+
+
+@final
+class Tokenizer:
+    """Text to ids and back, and messages to text. Nothing is ever added or padded silently.
+
+    Example:
+        >>> tokenizer = load_tokenizer("builtin://arithmetic")
+        >>> tokenizer.decode(tokenizer.encode("12+34="))
+        '12+34='
+    """
+
+    def __init__(self, backend: Any, *, path: str, generation_stops: Sequence[int] = ()) -> None:
+        """`backend` is a transformers tokenizer; `generation_stops` come with the model."""
+        self._backend = backend
+        self.path = path
+        self.size: int = len(backend)
+        """Ids the tokenizer knows; a model may have rows beyond them that mean nothing."""
+        self.special_tokens: tuple[str, ...] = tuple(map(str, backend.all_special_tokens))
+        self.has_template: bool = backend.chat_template is not None
+        self.turn_end = self._find_turn_end() if self.has_template else None
+        own = backend.eos_token_id
+        closing = self.turn_end.token if self.turn_end is not None else None
+        stops = {i for i in (own, closing, *generation_stops) if i is not None}
+        self.stop_ids: frozenset[int] = frozenset(stops)
+        """Ids that end a turn: the tokenizer's, the model's and the template's together."""
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of exactly this text: special tokens only where the text spells them."""
+        return cast(list[int], self._backend.encode(text, add_special_tokens=False))
+
+    def encode_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]] | None]:
+        """Ids, and for each the characters it covers; None where the tokenizer cannot say."""
+        if not self._backend.is_fast:
+            return self.encode(text), None
+        found = self._backend(text, add_special_tokens=False, return_offsets_mapping=True)
+        return cast(list[int], found["input_ids"]), [tuple(s) for s in found["offset_mapping"]]
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """Text of the ids, with or without special tokens, and otherwise as it stands."""
+        return cast(
+            str,
+            self._backend.decode(
+                list(ids), skip_special_tokens=skip_special, clean_up_tokenization_spaces=False
+            ),
+        )
+
+    def apply_template(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        add_generation_prompt: bool = False,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The conversation as the model reads it."""
+        if not self.has_template:
+            fix = "use an instruction-tuned model, or set model.tokenizer_path to such a tokenizer"
+            raise UserError(_FIELD, self.path, "its tokenizer has no chat template", fix)
+        try:
+            return cast(
+                str,
+                self._backend.apply_chat_template(
+                    [dict(message) for message in messages],
+                    tools=[dict(tool) for tool in tools] or None,
+                    add_generation_prompt=add_generation_prompt,
+                    tokenize=False,
+                    **(template_kwargs or {}),
+                ),
+            )
+        except TemplateError as error:
+            roles = ", ".join(str(message.get("role")) for message in messages)
+            why = f"its chat template refuses a conversation of {roles}: {error}"
+            raise UserError(_FIELD, self.path, why, "mend the rows or the template") from error
+
+    def _find_turn_end(self) -> TurnEnd:
+        turn = [{"role": "user", "content": "a"}, {"role": "assistant", "content": _PROBE}]
+        tail = self.apply_template(turn).rpartition(_PROBE)[2]
+        special = [token for token in self._marker_tokens() if token in tail]
+        if not special:
+            return TurnEnd(text=tail, token=None, trailing="")
+        first = min(special, key=lambda token: (tail.index(token), -len(token)))
+        end = tail.index(first) + len(first)
+        token = self._backend.convert_tokens_to_ids(first)
+        return TurnEnd(text=tail[:end], token=token, trailing=tail[end:])
+
+    def _marker_tokens(self) -> set[str]:
+        """Special tokens, and added ones that a template may use without declaring them."""
+        return {*self.special_tokens, *map(str, self._backend.get_added_vocab())}
+
+
+def load_tokenizer(
+    path: str, *, trust_remote_code: bool = False, model_path: str | None = None
+) -> Tokenizer:
+    """The tokenizer of a directory, a hub id or a `builtin://` name.
+
+    `model_path` says where the model lies when the tokenizer comes from elsewhere: the model's
+    generation config may name more ids that end a turn.
+    """
+    where = resolve_path(path)
+    try:
+        backend = _auto_tokenizer.from_pretrained(where, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError) as error:
+        why = f"no tokenizer can be loaded from it: {str(error).splitlines()[0]}"
+        fix = "give a directory with tokenizer files, a hub id, or set model.tokenizer_path"
+        raise UserError(_FIELD, path, why, fix) from error
+    stops = _generation_stops(resolve_path(model_path or path))
+    return Tokenizer(backend, path=path, generation_stops=stops)
+
+
+def resolve_path(path: str) -> str:
+    """The directory behind a `builtin://` name; any other path as it is."""
+    if not path.startswith(_BUILTIN):
+        return str(Path(path).expanduser()) if Path(path).expanduser().exists() else path
+    home = Path(str(resources.files("luyen") / "builtin"))
+    names = {entry.name for entry in home.iterdir() if entry.is_dir()}
+    name = path.removeprefix(_BUILTIN)
+    if name not in names:
+        raise UserError(_FIELD, path, "no such built-in model", did_you_mean(name, names))
+    return str(home / name)
+
+
+def _generation_stops(where: str) -> tuple[int, ...]:
+    file = Path(where) / "generation_config.json"
+    if file.is_file():
+        named = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
+    elif Path(where).is_dir():
+        named = None
+    else:
+        try:
+            named = _generation_config.from_pretrained(where).eos_token_id
+        except OSError:  # many models on the hub come without the file
+            named = None
+    if named is None:
+        return ()
+    return (named,) if isinstance(named, int) else tuple(named)

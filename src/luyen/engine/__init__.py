@@ -1,0 +1,1 @@
+"""Layer 5: training. Packed batches in; gradients, optimizer steps and scores out."""

@@ -1,0 +1,87 @@
+"""A packed batch: sequences one after the other, and numbers per token beside them."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import final
+
+import torch
+from torch import Tensor
+
+from luyen.algorithms.layout import Layout
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PackedBatch:
+    """Sequences of one optimizer step, or some of them.
+
+    Example:
+        >>> batch = pack([[1, 2, 3], [4, 5]], masks=[[0, 1, 1], [0, 1]], groups=[0, 0])
+        >>> batch.take([1]).tokens.tolist(), batch.take([1]).layout.mask.tolist()
+        ([4, 5], [False, True])
+    """
+
+    tokens: Tensor
+    """`[tok]` token ids."""
+    lengths: tuple[int, ...]
+    """Tokens of each sequence, prompt included."""
+    layout: Layout
+    """Where sequences begin, which tokens train, which sequences share a prompt."""
+    streams: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
+    """Numbers per token by name: `old_logp`, `ref_logp`, `advantages`, ..."""
+
+    def take(self, sequences: Sequence[int]) -> "PackedBatch":
+        """These sequences only, in this order."""
+        index = self.positions(sequences)
+        lengths = tuple(self.lengths[i] for i in sequences)
+        groups = self.layout.groups[torch.tensor(list(sequences), device=self.tokens.device)]
+        return PackedBatch(
+            tokens=self.tokens[index],
+            lengths=lengths,
+            layout=make_layout(self.layout.mask[index], lengths, groups),
+            streams={name: stream[index] for name, stream in self.streams.items()},
+        )
+
+    def positions(self, sequences: Sequence[int]) -> Tensor:
+        """Index of every token of these sequences."""
+        offsets = [0, *itertools.accumulate(self.lengths)]
+        spans = [torch.arange(offsets[i], offsets[i + 1]) for i in sequences]
+        return torch.cat(spans).to(self.tokens.device)
+
+    def labels(self) -> list[int]:
+        """The group of each sequence."""
+        return [int(label) for label in self.layout.groups]
+
+    def with_streams(self, **streams: Tensor) -> "PackedBatch":
+        """The batch with more numbers per token."""
+        return replace(self, streams={**self.streams, **streams})
+
+    def scatter(self, on_mask: Tensor) -> Tensor:
+        """Numbers of the trainable tokens, in order, as a `[tok]` stream with 0 elsewhere."""
+        stream = torch.zeros(self.tokens.shape, dtype=on_mask.dtype, device=on_mask.device)
+        return stream.masked_scatter(self.layout.mask, on_mask)
+
+
+def make_layout(mask: Tensor, lengths: Sequence[int], groups: Tensor) -> Layout:
+    """The layout of sequences of these lengths."""
+    offsets = torch.tensor([0, *lengths]).cumsum(0).to(mask.device)
+    return Layout(mask=mask, offsets=offsets, groups=groups)
+
+
+def pack(
+    sequences: Sequence[Sequence[int]],
+    *,
+    masks: Sequence[Sequence[int]],
+    groups: Sequence[int],
+    device: torch.device | str = "cpu",
+) -> PackedBatch:
+    """Lay sequences one after the other. The first token of a sequence is never trained."""
+    lengths = tuple(len(sequence) for sequence in sequences)
+    mask = torch.tensor([bool(m) for row in masks for m in row], device=device)
+    assert not any(row and row[0] for row in masks), "nothing stands before the first token"
+    return PackedBatch(
+        tokens=torch.tensor([t for row in sequences for t in row], device=device),
+        lengths=lengths,
+        layout=make_layout(mask, lengths, torch.tensor(list(groups), device=device)),
+    )

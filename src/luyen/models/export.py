@@ -1,0 +1,106 @@
+"""A policy as a Hugging Face directory, without changing the policy."""
+
+import copy
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft.tuners.lora import LoraLayer
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
+
+from luyen.base.errors import UserError
+from luyen.models.load import model_directory
+from luyen.models.lora import adapter_state
+from luyen.models.policy import Policy
+
+_ADAPTER = "default"
+_PREFIX = "base_model.model."
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+
+
+def export_model(policy: Policy, directory: Path, *, stop_ids: frozenset[int]) -> None:
+    """Weights, config and generation config of a model without an adapter."""
+    _save(policy.model, directory, stop_ids)
+
+
+def export_merged(
+    policy: Policy, source: str, directory: Path, *, stop_ids: frozenset[int]
+) -> None:
+    """A whole model whose weights are those of `source` plus the adapter's.
+
+    The sum is made in fp32 on a second copy of the model: the live one stays unmerged.
+    """
+    loader: Any = AutoModelForCausalLM
+    dtype = next(policy.parameters()).dtype
+    whole: Any = loader.from_pretrained(model_directory(source), dtype=dtype)
+    tied = whole.get_output_embeddings() if whole.config.tie_word_embeddings else None
+    with torch.no_grad():
+        for name, layer in adapter_layers(policy.model).items():
+            target = whole.get_submodule(name)
+            if target is tied:
+                why = "the adapter is on the output layer, whose weights are also the embedding's"
+                fix = "export the adapter itself (without --merge)"
+                raise UserError("--merge", name, why, fix)
+            delta = layer.get_delta_weight(_ADAPTER).float().cpu()
+            target.weight.copy_(target.weight.float() + delta)
+    _save(whole, directory, stop_ids)
+
+
+def export_adapter(policy: Policy, source: str, directory: Path) -> None:
+    """The adapter alone, as peft writes and reads it; `source` is noted as the model below it."""
+    net: Any = policy.model
+    config: Any = copy.deepcopy(net.peft_config[_ADAPTER])
+    config.base_model_name_or_path = model_directory(source)
+    config.inference_mode = True
+    weights = {f"{_PREFIX}{n.removeprefix(_PREFIX)}": t for n, t in adapter_state(net).items()}
+    held = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
+    save_file(held, directory / "adapter_model.safetensors", metadata={"format": "pt"})
+    config.save_pretrained(directory)
+    make_readable(directory)
+
+
+def export_tokenizer(source: str, directory: Path) -> None:
+    """The files of a directory as they are; those of a hub id as transformers writes them."""
+    folder = Path(model_directory(source))
+    if not folder.is_dir():
+        loader: Any = AutoTokenizer
+        loader.from_pretrained(source).save_pretrained(directory)
+        return
+    for name in _TOKENIZER_FILES:
+        if (folder / name).is_file():
+            shutil.copyfile(folder / name, directory / name)
+
+
+def adapter_layers(net: PreTrainedModel) -> dict[str, Any]:
+    """Layers with an adapter, by name; empty without one."""
+    return {name: layer for name, layer in net.named_modules() if isinstance(layer, LoraLayer)}
+
+
+def _save(net: Any, directory: Path, stop_ids: frozenset[int]) -> None:
+    net.save_pretrained(directory)
+    # What ends a turn here ends it there too: tokenizer, template and model each name some ids.
+    generation: GenerationConfig = copy.deepcopy(net.generation_config)
+    generation.eos_token_id = sorted(stop_ids)
+    generation.save_pretrained(directory)
+    make_readable(directory)
+
+
+def make_readable(directory: Path) -> None:
+    """Give weights the permissions of other new files: safetensors writes for the owner alone."""
+    for file in directory.glob("*.safetensors"):
+        (probe := file.with_name(".mode")).touch()
+        file.chmod(probe.stat().st_mode)
+        probe.unlink()

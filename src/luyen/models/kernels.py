@@ -1,0 +1,110 @@
+"""The attention arithmetic itself, for training and for decoding.
+
+Plain attention goes through PyTorch's fused kernel. Soft-capped scores and attention sinks are not
+among its features and are written out.
+"""
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from luyen.models.steady import steady
+
+_BLOCK = 256
+"""Keys that are summed at once where attention is written out."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Window:
+    """What some architectures add to attention.
+
+    Example:
+        >>> Window(sliding=128).is_plain
+        False
+    """
+
+    sliding: int | None = None
+    """A query sees this many of the latest keys only."""
+    softcap: float | None = None
+    """Scores are squashed to plus or minus this value."""
+    sinks: Tensor | None = None
+    """A logit per head that takes probability and gives nothing."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether causality is all."""
+        return self.sliding is None and self.is_fused
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether PyTorch's kernel can do it, with a mask."""
+        return self.softcap is None and self.sinks is None
+
+
+def causal_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, window: Window) -> Tensor:
+    """`[batch, heads, length, width]` causal attention; grouped heads share keys."""
+    if window.is_plain:
+        return F.scaled_dot_product_attention(
+            q, k, v, is_causal=True, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+        )
+    place = torch.arange(q.shape[2], device=q.device)
+    mask = place[:, None] >= place[None, :]
+    if window.sliding is not None:
+        mask &= place[:, None] - place[None, :] < window.sliding
+    return _masked(q, k, v, mask, scale, window)
+
+
+def decode_attention(
+    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, scale: float, window: Window
+) -> Tensor:
+    """One query a row: `q [rows, heads, width]` against `k, v [rows, kv heads, length, width]`.
+
+    `lengths` is how many keys of each row are real, the newest being the query's own. The heads
+    that share keys are read as queries of one head, so that keys are read once.
+    """
+    rows, heads, width = q.shape
+    place = torch.arange(k.shape[2], device=q.device)
+    mask = place[None, :] < lengths[:, None]
+    if window.sliding is not None:
+        mask &= place[None, :] >= lengths[:, None] - window.sliding
+    grouped = q.view(rows, k.shape[1], heads // k.shape[1], width)
+    if window.is_fused:
+        out = F.scaled_dot_product_attention(
+            grouped, k, v, attn_mask=mask[:, None, None, :], scale=scale
+        )
+    else:
+        # Twice the same query: MKL multiplies a single row by other code, with other rounding.
+        twice = q[:, :, None].expand(-1, -1, 2, -1)
+        out = _masked(twice, k, v, mask[:, None, None, :], scale, window)[:, :, 0]
+    return out.reshape(rows, heads, v.shape[-1])
+
+
+def _masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, window: Window) -> Tensor:
+    if window.is_fused:
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+        )
+    groups = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+    scores = (q @ k.transpose(-1, -2)) * scale
+    if window.softcap is not None:
+        scores = window.softcap * steady(torch.tanh, scores / window.softcap)
+    scores = scores.masked_fill(~mask, -torch.inf)
+    if window.sinks is not None:
+        sinks = window.sinks.view(1, -1, 1, 1).expand(scores.shape[0], -1, scores.shape[2], 1)
+        scores = torch.cat([scores, sinks.to(scores.dtype)], -1)
+    weights = torch.softmax(scores.float(), -1).to(v.dtype)
+    return _weighted(weights[..., : k.shape[2]], v)
+
+
+def _weighted(weights: Tensor, v: Tensor) -> Tensor:
+    """`weights @ v` in blocks of keys: how a longer sum is split would depend on its length."""
+    blocks = zip(weights.split(_BLOCK, -1), v.split(_BLOCK, -2), strict=True)
+    first, *rest = (w @ x for w, x in blocks)
+    for part in rest:
+        first = first + part
+    return first

@@ -1,0 +1,111 @@
+"""A causal language model as the trainer and the sampler see it: packed tokens in, scores out."""
+
+from collections.abc import Sequence
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from luyen.models.attention import AttentionContext, use_our_attention
+from luyen.models.head import Head, Scored, score
+from luyen.models.packed import PackedContext, packed_positions
+from luyen.models.probe import refuse_what_cannot_be_packed
+from luyen.models.sharing import share_prompts
+from luyen.models.silence import no_warnings
+from luyen.models.steady import steady_modules
+
+
+@final
+class Policy(nn.Module):
+    """One model, shared by training and generation: the same modules, the same kernels."""
+
+    def __init__(self, model: PreTrainedModel, *, vocabulary: int, is_packed: bool = True) -> None:
+        """`vocabulary` is the number of ids the tokenizer knows.
+
+        A model that cannot be packed is refused, unless `is_packed` is False: then it keeps its own
+        attention, and can only generate, through the `hf` engine.
+        """
+        super().__init__()
+        self.model = model
+        self.is_packed = is_packed
+        config: Any = model.config.get_text_config()
+        given: dict[str, Any] = config.to_dict()
+        factor = float(given.get("logit_scale") or 1.0) / float(given.get("logits_scaling") or 1.0)
+        output: Any = model.get_output_embeddings()
+        self.head = Head(
+            linear=output,
+            vocabulary=min(vocabulary, config.vocab_size),
+            softcap=given.get("final_logit_softcapping"),
+            scale=factor,
+        )
+        if is_packed:
+            with no_warnings():
+                use_our_attention(model)
+            steady_modules(model)
+            refuse_what_cannot_be_packed(model, self.head)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.parameters()).device
+
+    def hidden(self, tokens: Tensor, positions: Tensor, context: AttentionContext) -> Tensor:
+        """Last hidden state `[tok, hidden]` of packed tokens."""
+        assert self.is_packed, "the model was loaded for plain generation only"
+        base: Any = self.model.base_model
+        out = base(
+            input_ids=tokens[None],
+            position_ids=positions[None],
+            use_cache=False,
+            luyen_context=context,
+        )
+        return out.last_hidden_state[0]
+
+    def packed_hidden(
+        self,
+        tokens: Tensor,
+        lengths: Sequence[int],
+        mask: Tensor,
+        where: Tensor,
+        *,
+        is_shared: bool = True,
+    ) -> Tensor:
+        """Last hidden states at the packed positions `where`."""
+        positions = packed_positions(lengths, tokens.device)
+        sharing = share_prompts(tokens, lengths, mask) if is_shared else None
+        if sharing is None or sharing.saved == 0:
+            context = PackedContext.of(lengths, device=tokens.device)
+            return self.hidden(tokens, positions, context).index_select(0, where)
+        context = PackedContext.of(lengths, device=tokens.device, sharing=sharing)
+        hidden = self.hidden(tokens[sharing.first], positions[sharing.first], context)
+        return hidden.index_select(0, sharing.place[where])
+
+    def forward(
+        self,
+        tokens: Tensor,
+        lengths: Sequence[int],
+        mask: Tensor,
+        *,
+        temperature: float = 1.0,
+        entropy: bool = False,
+        entropy_gradient: bool = True,
+        sum_pi_squared: bool = False,
+        is_shared: bool = True,
+    ) -> Scored:
+        """Scores of the tokens where `mask` is True, in order, each given those before it.
+
+        The first token of a sequence has nothing before it and must not be in the mask. With
+        `is_shared`, a prompt that several sequences begin with is computed once.
+        """
+        where = mask.nonzero()[:, 0]
+        hidden = self.packed_hidden(tokens, lengths, mask, where - 1, is_shared=is_shared)
+        return score(
+            self.head,
+            hidden,
+            tokens.index_select(0, where),
+            temperature=temperature,
+            entropy=entropy,
+            entropy_gradient=entropy_gradient,
+            sum_pi_squared=sum_pi_squared,
+        )

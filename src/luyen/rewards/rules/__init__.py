@@ -1,0 +1,1 @@
+"""Rules: functions that judge an answer without a model."""

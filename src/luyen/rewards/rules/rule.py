@@ -1,0 +1,55 @@
+"""How a rule is declared, and what it looks at.
+
+A rule is a function `(prompt, answer, *, knobs) -> float`. It raises `Unscorable` when it cannot
+judge; a wrong answer is no reason to raise. `isolated=True` runs it in another process under a time
+limit; `door` is a module to import there beforehand; `package` and `extra` name what it needs.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, final
+
+from luyen.base.records import Prompt, Rollout, StopReason
+from luyen.base.registry import Registry
+from luyen.rewards.outcome import Unscorable
+
+rule_rewards: Registry[Callable[..., float]] = Registry("rule", "reward.components")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """The side of a rollout that a rule sees: light enough to be sent to another process.
+
+    Example:
+        >>> Answer(text="4", response_length=2, stop=StopReason.ANSWERED).text
+        '4'
+    """
+
+    text: str
+    """The last assistant message."""
+    response_length: int
+    """Tokens after the prompt."""
+    stop: StopReason
+    """Why the rollout ended."""
+
+
+def answer_of(rollout: Rollout) -> Answer:
+    """What a rule sees of a rollout."""
+    return Answer(text=rollout.text, response_length=rollout.response_length, stop=rollout.stop)
+
+
+def truth_of(prompt: Prompt) -> Any:
+    """What the answer is compared with; a row without it cannot be judged."""
+    if prompt.ground_truth is None:
+        raise Unscorable(f"the row has no ground truth (data source `{prompt.data_source}`)")
+    return prompt.ground_truth
+
+
+def truths_of(prompt: Prompt) -> list[str]:
+    """The accepted answers as text: a list in the row means any of them."""
+    truth = truth_of(prompt)
+    many = truth if isinstance(truth, list | tuple) else [truth]
+    if not many:
+        raise Unscorable(f"the row's ground truth is empty (data source `{prompt.data_source}`)")
+    return [str(one) for one in many]

@@ -1,0 +1,130 @@
+"""All groups of a step, scored side by side and returned in order."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, pstdev
+from typing import final
+
+from luyen.base.errors import UserError
+from luyen.base.records import Prompt, Rollout, Score
+from luyen.rewards.clock import measuring
+from luyen.rewards.protocol import Group, Reward, StepReward
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scored:
+    """A group with its scores.
+
+    Example:
+        >>> Scored(prompt=None, rollouts=(), seconds=()).scores
+        ()
+    """
+
+    prompt: Prompt
+    """What was asked."""
+    rollouts: tuple[Rollout, ...]
+    """The rollouts in the order they came, each with its score, and a fault where it has none."""
+    seconds: tuple[float | None, ...]
+    """How long judging each took; None where the reward does not say."""
+
+    @property
+    def scores(self) -> tuple[Score, ...]:
+        """The score of each rollout."""
+        return tuple(r.score for r in self.rollouts if r.score is not None)
+
+
+async def score_all(
+    reward: Reward, groups: Sequence[Group], *, num_workers: int = 8
+) -> list[Scored]:
+    """Every group with its scores, in order; at most `num_workers` groups are judged at once.
+
+    A reward that wants the whole step at once decides about that itself.
+    """
+    with measuring() as seconds:
+        if isinstance(reward, StepReward):
+            rows = await reward.score_step(groups)
+        else:
+            rows = await side_by_side(reward, groups, num_workers=num_workers)
+    scored: list[Scored] = []
+    for (prompt, rollouts), scores in zip(groups, rows, strict=True):
+        judged = tuple(_judged(r, score) for r, score in zip(rollouts, scores, strict=True))
+        times = tuple(seconds.get(rollout.key) for rollout in rollouts)
+        scored.append(Scored(prompt=prompt, rollouts=judged, seconds=times))
+    return scored
+
+
+async def side_by_side(
+    reward: Reward, groups: Sequence[Group], *, num_workers: int
+) -> list[list[Score]]:
+    """The scores of each group, in order; the first error stops the rest."""
+    room = asyncio.Semaphore(num_workers)
+
+    async def one(prompt: Prompt, rollouts: Sequence[Rollout]) -> list[Score]:
+        async with room:
+            return await reward(prompt, rollouts)
+
+    tasks = [asyncio.ensure_future(one(prompt, rollouts)) for prompt, rollouts in groups]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+def _judged(rollout: Rollout, score: Score) -> Rollout:
+    if score.value is not None:
+        return replace(rollout, score=score)
+    return replace(rollout, score=score, fault=rollout.fault or f"reward: {score.error}")
+
+
+def faults_in(scored: Sequence[Scored]) -> list[Rollout]:
+    """The rollouts whose score could not be computed."""
+    return [
+        rollout
+        for group in scored
+        for rollout in group.rollouts
+        if rollout.score is not None and rollout.score.value is None
+    ]
+
+
+def settle(scored: Sequence[Scored], *, on_fault: str) -> list[Rollout]:
+    """The rollouts that could not be scored; a UserError when the policy is to stop at them.
+
+    It also stops when no rollout at all has a score: there would be nothing left to learn from.
+    """
+    faulty = faults_in(scored)
+    judged = sum(len(group.rollouts) for group in scored)
+    if faulty and (on_fault == "fail" or len(faulty) == judged):
+        first = faulty[0]
+        why = f"{len(faulty)} of {judged} scores could not be computed; the first: {first.fault}"
+        where = f" (data source `{_source(scored, first)}`, group {first.group})"
+        fix = "mend the reward, or set reward.on_fault=drop to leave such rollouts out"
+        raise UserError("reward.on_fault", on_fault, why + where, fix)
+    return faulty
+
+
+def _source(scored: Sequence[Scored], rollout: Rollout) -> str:
+    return next(group.prompt.data_source for group in scored if rollout in group.rollouts)
+
+
+def score_metrics(scored: Sequence[Scored]) -> dict[str, float]:
+    """Mean, spread and range of the reward, the mean of every component, faults and time."""
+    scores = [score for group in scored for score in group.scores]
+    values: dict[str, list[float]] = {}
+    faults: dict[str, int] = {}
+    for score in scores:
+        for path, value in score.flat().items():
+            if value is None:
+                faults[path] = faults.get(path, 0) + 1
+            else:
+                values.setdefault(path, []).append(value)
+    found = {f"{path}/mean": fmean(some) for path, some in sorted(values.items())}
+    top = values.get("reward", [])
+    if top:
+        found |= {"reward/std": pstdev(top), "reward/min": min(top), "reward/max": max(top)}
+    found |= {f"{path}/faults": float(count) for path, count in sorted(faults.items())}
+    found["reward/faults"] = float(len(faults_in(scored)))
+    spent = [s for group in scored for s in group.seconds if s is not None]
+    return found | {"time/reward": sum(spent)}

@@ -1,0 +1,185 @@
+"""Continuous batching over one policy: prompts are read once a group, rows finish when they finish.
+
+A pass either reads new prompts or draws one token for every running row. What a row gets depends on
+its own tokens and key only, so neither the limits below nor the order of requests changes a result.
+"""
+
+from collections import deque
+from typing import final
+
+import torch
+from torch import Tensor
+
+from luyen.base.errors import UserError
+from luyen.base.exactness import padded_length
+from luyen.models.packed import PackedContext, packed_positions
+from luyen.models.policy import Policy
+from luyen.rollout.native.cache import DecodeContext, PromptSink, SlottedCache
+from luyen.rollout.native.running import Decode, Row, RowTensors, write_down
+from luyen.rollout.native.sample import draw, uniforms
+from luyen.rollout.protocol import Completion, Ending, Request, refuse_impossible
+
+
+@final
+class NativeEngine:
+    """The embedded engine on CPU; its weights are the trainer's own, so nothing is ever copied."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        max_model_len: int,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        decode: Decode,
+    ) -> None:
+        """`decode` turns tokens into text, for stop strings."""
+        if not policy.is_packed:
+            why = "the model was loaded with its own attention, which this engine cannot use"
+            raise UserError("actor_rollout_ref.rollout.name", "native", why, "set it to hf")
+        self._policy = policy
+        self._limit = max_model_len
+        self._rows_at_once = min(max_num_seqs, max_num_batched_tokens)
+        self._tokens_at_once = max_num_batched_tokens
+        self._decode = decode
+        self._waiting: deque[Row] = deque()
+        self._rows: list[Row] = []
+        self._tensors: RowTensors | None = None
+        self._cache: SlottedCache | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is queued or running."""
+        return not self._waiting and not self._rows
+
+    def submit(self, request: Request) -> None:
+        """Queue a request; a UserError if it can never be served."""
+        refuse_impossible(request, vocabulary=self._policy.head.vocabulary)
+        prompt, new = len(request.tokens), request.sampling.max_new_tokens
+        if prompt > self._tokens_at_once or prompt + new > self._limit:
+            raise UserError(
+                f"request {request.id}",
+                f"{prompt} + {new} tokens",
+                f"the engine takes prompts of 1 to {self._tokens_at_once} tokens (one pass) and "
+                f"sequences of at most {self._limit} (max_model_len)",
+                "shorten the prompt, or raise max_num_batched_tokens or max_model_len",
+            )
+        self._waiting += [Row(request, i) for i in range(len(request.keys))]
+
+    @torch.no_grad()
+    def advance(self) -> list[Completion]:
+        """One pass: read prompts while rows are free, otherwise draw a token for every row."""
+        admitted = self._admit()
+        if admitted:
+            return self._read_prompts(admitted)
+        return self._draw_next() if self._rows else []
+
+    def abort(self, request: str) -> list[Completion]:
+        """Stop a request, and give what there is of its unfinished answers."""
+        waiting = [row for row in self._waiting if row.request.id == request]
+        self._waiting = deque(row for row in self._waiting if row.request.id != request)
+        running = [i for i, row in enumerate(self._rows) if row.request.id == request]
+        return [row.completion("aborted") for row in (*waiting, *self._release(running))]
+
+    def close(self) -> None:
+        """Free what is held."""
+        self._waiting.clear()
+        self._rows, self._tensors, self._cache = [], None, None
+
+    def _admit(self) -> list[list[Row]]:
+        """Waiting rows that fit now, those of one prompt together."""
+        free = self._rows_at_once - len(self._rows)
+        budget = self._tokens_at_once
+        groups: list[list[Row]] = []
+        while self._waiting and free > 0:
+            row = self._waiting[0]
+            if groups and groups[-1][0].request is row.request:
+                groups[-1].append(self._waiting.popleft())
+            elif len(row.request.tokens) <= budget:
+                budget -= len(row.request.tokens)
+                groups.append([self._waiting.popleft()])
+            else:
+                break
+            free -= 1
+        return groups
+
+    def _read_prompts(self, groups: list[list[Row]]) -> list[Completion]:
+        if self._cache is None:
+            self._cache = SlottedCache(rows=self._rows_at_once, length=self._limit)
+        lengths = [len(group[0].request.tokens) for group in groups]
+        ends = torch.tensor(lengths).cumsum(0)
+        first = len(self._rows)
+        spans: list[tuple[int, int]] = []
+        for group in groups:
+            spans.append((first, first + len(group)))
+            first += len(group)
+        sink = PromptSink(
+            cache=self._cache,
+            starts=[int(end) - n for end, n in zip(ends, lengths, strict=True)],
+            lengths=lengths,
+            rows=spans,
+        )
+        device = self._policy.device
+        tokens = torch.tensor([t for g in groups for t in g[0].request.tokens], device=device)
+        context = PackedContext.of(lengths, device=device, sink=sink)
+        hidden = self._policy.hidden(tokens, packed_positions(lengths, device), context)
+        # The last hidden state of a prompt serves every sample of it.
+        copies = torch.tensor([len(group) for group in groups], device=device)
+        last = hidden[(ends - 1).to(device)].repeat_interleave(copies, 0)
+        fresh = [row for group in groups for row in group]
+        start = len(self._rows)
+        self._rows += fresh
+        self._tensors = None
+        tensors = RowTensors.of(fresh, vocabulary=self._policy.head.vocabulary, device=device)
+        self._append(
+            fresh, last, tensors, torch.zeros(len(fresh), dtype=torch.int64, device=device)
+        )
+        return self._finish(range(start, len(self._rows)))
+
+    def _draw_next(self) -> list[Completion]:
+        assert self._cache is not None
+        device = self._policy.device
+        if self._tensors is None:
+            vocabulary = self._policy.head.vocabulary
+            self._tensors = RowTensors.of(self._rows, vocabulary=vocabulary, device=device)
+        lengths = [row.length for row in self._rows]
+        positions = torch.tensor(lengths, device=device)
+        context = DecodeContext(
+            cache=self._cache, positions=positions, span=padded_length(max(lengths) + 1)
+        )
+        tokens = torch.tensor([row.tokens[-1] for row in self._rows], device=device)
+        hidden = self._policy.hidden(tokens, positions, context)
+        drawn = torch.tensor([len(row.tokens) for row in self._rows], device=device)
+        self._append(self._rows, hidden, self._tensors, drawn)
+        return self._finish(range(len(self._rows)))
+
+    def _append(self, rows: list[Row], hidden: Tensor, tensors: RowTensors, drawn: Tensor) -> None:
+        """Draw one token for each of the rows and write it down."""
+        logits = self._policy.head.logits(hidden, temperature=1.0)
+        if tensors.temperature is not None:
+            logits = logits / tensors.temperature
+        uniform = uniforms(tensors.keys, drawn)
+        write_down(rows, draw(logits, uniform, tensors.greedy, tensors.limits))
+
+    def _finish(self, indices: range) -> list[Completion]:
+        """Completions of the rows that ended, which are removed."""
+        ended: dict[int, Ending] = {}
+        for index in indices:
+            reason = self._rows[index].ending(self._decode)
+            if reason is not None:
+                ended[index] = reason
+        rows = self._release(list(ended))
+        return [row.completion(why) for row, why in zip(rows, ended.values(), strict=True)]
+
+    def _release(self, indices: list[int]) -> list[Row]:
+        """Take rows out; the last row moves into each gap, so that rows stay dense."""
+        found = [self._rows[index] for index in indices]
+        for index in sorted(indices, reverse=True):
+            last = len(self._rows) - 1
+            if index != last and self._cache is not None:
+                self._cache.move(last, index, self._rows[last].length)
+                self._rows[index] = self._rows[last]
+            self._rows.pop()
+        if indices:
+            self._tensors = None
+        return found

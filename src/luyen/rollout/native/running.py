@@ -1,0 +1,143 @@
+"""The sequences that are being generated, as dense tensors and a list of who they are."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias, final
+
+import torch
+from torch import Tensor
+
+from luyen.base.errors import UserError
+from luyen.rollout.native.sample import Drawn, Limits
+from luyen.rollout.protocol import Completion, Ending, Request
+
+Decode: TypeAlias = Callable[[Sequence[int]], str]
+"""Turns tokens into text."""
+
+_MARGIN = 16
+"""Tokens decoded beyond the length of a stop string, in case some are worth no character."""
+
+
+def _signed(key: int) -> int:
+    """An unsigned 64-bit key as torch's int64 holds it."""
+    return key - (1 << 64) if key >= 1 << 63 else key
+
+
+@final
+class Row:
+    """One sequence in the making: it grows by a token at a time."""
+
+    __slots__ = ("kept", "logps", "request", "sample", "tokens")
+
+    def __init__(self, request: Request, sample: int) -> None:
+        """`sample` is the index of its key in the request."""
+        self.request = request
+        self.sample = sample
+        self.tokens: list[int] = []
+        self.logps: list[float] = []
+        self.kept: list[float] = []
+
+    @property
+    def length(self) -> int:
+        """Tokens whose keys are cached: the prompt and all but the newest draw."""
+        return len(self.request.tokens) + max(0, len(self.tokens) - 1)
+
+    def append(self, token: int, logp: float, kept: float) -> None:
+        """Write a draw down; a UserError if the weights gave no probability."""
+        if not math.isfinite(logp):
+            raise UserError(
+                "actor_rollout_ref.model.path",
+                self.request.id,
+                f"the weights give the log-probability {logp} at token {len(self.tokens)}",
+                "start from weights that are finite; if training made them so, lower the rate",
+            )
+        self.tokens.append(token)
+        self.logps.append(logp)
+        self.kept.append(kept)
+
+    def ending(self, decode: Decode | None) -> Ending | None:
+        """Why the newest token ends the answer; None while it goes on."""
+        sampling = self.request.sampling
+        if not sampling.ignore_stop and (
+            self.tokens[-1] in sampling.stop_ids or self._says_stop(decode)
+        ):
+            return "stop"
+        return "length" if len(self.tokens) >= sampling.max_new_tokens else None
+
+    def completion(self, reason: Ending) -> Completion:
+        """What there is of the answer."""
+        return Completion(
+            request=self.request.id,
+            sample=self.sample,
+            tokens=tuple(self.tokens),
+            logps=tuple(self.logps),
+            reason=reason,
+            kept_mass=tuple(self.kept) if self.request.sampling.is_truncated else (),
+        )
+
+    def _says_stop(self, decode: Decode | None) -> bool:
+        """Whether a stop string is there; it was not before, so only the end is decoded."""
+        strings = self.request.sampling.stop_strings
+        if not strings or decode is None:
+            return False
+        longest = max(len(stop.encode()) for stop in strings)
+        text = decode(self.tokens[-longest - _MARGIN :])
+        return any(stop in text for stop in strings)
+
+
+def write_down(rows: Sequence[Row], drawn: Drawn) -> None:
+    """Append one draw to each row."""
+    tokens, logps = drawn.tokens.tolist(), drawn.logps.tolist()
+    kept = drawn.kept.tolist() if drawn.kept is not None else [1.0] * len(rows)
+    for row, token, logp, mass in zip(rows, tokens, logps, kept, strict=True):
+        row.append(token, logp, mass)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RowTensors:
+    """What sampling needs of each row, as tensors; made anew when the set of rows changes.
+
+    Example:
+        >>> RowTensors.of([], vocabulary=4, device="cpu").greedy is None
+        True
+    """
+
+    keys: Tensor
+    """Random key of each row."""
+    temperature: Tensor | None
+    """`[rows, 1]`; None when all are 1."""
+    greedy: Tensor | None
+    """Rows that take the likeliest token; None when none does."""
+    limits: Limits | None
+    """Truncation; None when no row truncates."""
+
+    @classmethod
+    def of(
+        cls, rows: Sequence[Row], *, vocabulary: int, device: torch.device | str
+    ) -> "RowTensors":
+        """Gather the settings of these rows."""
+        params = [row.request.sampling for row in rows]
+
+        def column(values: list[float]) -> Tensor:
+            return torch.tensor(values, dtype=torch.float32, device=device)[:, None]
+
+        limits = None
+        if any(p.is_truncated for p in params):
+            # A greedy row in the same batch keeps everything: its own limits mean nothing.
+            sizes = [p.top_k if p.top_k > 0 and p.is_truncated else vocabulary for p in params]
+            limits = Limits(
+                top_k=torch.tensor(sizes, device=device)[:, None],
+                top_p=column([p.top_p if p.is_truncated else 1.0 for p in params]),
+                min_p=column([p.min_p if p.is_truncated else 0.0 for p in params]),
+            )
+        greedy = [p.is_greedy for p in params]
+        scales = [1.0 if p.is_greedy else p.temperature for p in params]
+        keys = [_signed(row.request.keys[row.sample]) for row in rows]
+        return cls(
+            keys=torch.tensor(keys, dtype=torch.int64, device=device),
+            temperature=column(scales) if any(s != 1.0 for s in scales) else None,
+            greedy=torch.tensor(greedy, device=device) if any(greedy) else None,
+            limits=limits,
+        )

@@ -1,0 +1,159 @@
+"""What every rollout engine takes and gives."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeAlias, final
+
+from luyen.base.errors import UserError
+from luyen.base.registry import Registry
+
+Ending: TypeAlias = Literal["stop", "length", "aborted"]
+"""Why an answer ended."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How tokens are drawn and when to stop.
+
+    Example:
+        >>> Sampling(max_new_tokens=8, temperature=0.0).is_greedy
+        True
+    """
+
+    max_new_tokens: int
+    """Most tokens to draw."""
+    temperature: float = 1.0
+    """Logits are divided by it; 0 takes the likeliest token."""
+    top_k: int = -1
+    """Draw among the k likeliest tokens; -1 or 0: among all."""
+    top_p: float = 1.0
+    """Draw among the likeliest tokens of this total probability."""
+    min_p: float = 0.0
+    """Draw among tokens at least this likely, relative to the likeliest."""
+    stop_ids: frozenset[int] = frozenset()
+    """Tokens that end the answer; the token itself is kept."""
+    stop_strings: tuple[str, ...] = ()
+    """Text that ends the answer; what was drawn up to it is kept."""
+    ignore_stop: bool = False
+    """Draw `max_new_tokens` whatever comes, for measuring."""
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the likeliest token is taken."""
+        return self.temperature == 0.0
+
+    @property
+    def is_truncated(self) -> bool:
+        """Whether some tokens are ruled out, so that the drawn distribution is not the model's."""
+        return not self.is_greedy and (self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """Answers wanted for one prompt.
+
+    Example:
+        >>> Request(id="a", tokens=(1, 2), keys=(7, 8), sampling=Sampling(max_new_tokens=4)).id
+        'a'
+    """
+
+    id: str
+    """Name that completions refer to."""
+    tokens: tuple[int, ...]
+    """The prompt."""
+    keys: tuple[int, ...]
+    """One random key per answer (`luyen.base.seeds.derive_key`)."""
+    sampling: Sampling
+    """How to draw."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """One answer.
+
+    Example:
+        >>> Completion(request="a", sample=0, tokens=(5,), logps=(-0.1,), reason="stop").tokens
+        (5,)
+    """
+
+    request: str
+    """The request it answers."""
+    sample: int
+    """Index of its key in the request."""
+    tokens: tuple[int, ...]
+    """What was drawn, the stop token included."""
+    logps: tuple[float, ...]
+    """fp32 log-probability of each under the temperature-scaled full softmax (greedy: unscaled)."""
+    reason: Ending
+    """Why it ended."""
+    kept_mass: tuple[float, ...] = ()
+    """Probability left by top-k, top-p and min-p at each token; empty when they are off."""
+
+
+class RolloutEngine(Protocol):
+    """Generates for many requests at once."""
+
+    def submit(self, request: Request) -> None:
+        """Queue a request; a UserError if it can never be served."""
+        ...
+
+    def advance(self) -> list[Completion]:
+        """Work a little, and give what was finished; empty when nothing was."""
+        ...
+
+    def abort(self, request: str) -> list[Completion]:
+        """Stop a request, and give what there is of its unfinished answers."""
+        ...
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is queued or running."""
+        ...
+
+    def close(self) -> None:
+        """Free what is held."""
+        ...
+
+
+rollout_engines: Registry[Callable[..., RolloutEngine]] = Registry(
+    "rollout engine", "actor_rollout_ref.rollout.name"
+)
+
+
+def refuse_impossible(request: Request, *, vocabulary: int, can_decode: bool = True) -> None:
+    """A UserError for a request that no engine can serve."""
+    sampling = request.sampling
+    is_known = all(0 <= token < vocabulary for token in request.tokens)
+    problems = {
+        "tokens": (bool(request.tokens), "a prompt has at least one token"),
+        "tokens ": (is_known, f"ids go from 0 to {vocabulary - 1}"),
+        "keys": (bool(request.keys), "each answer needs a random key"),
+        "max_new_tokens": (sampling.max_new_tokens >= 1, "an answer has at least one token"),
+        "temperature": (sampling.temperature >= 0, "it is 0 (greedy) or more"),
+        "top_k": (sampling.top_k >= -1, "it is a number of tokens, or -1 for all"),
+        "top_p": (0 < sampling.top_p <= 1, "it is a share of the probability above 0"),
+        "min_p": (0 <= sampling.min_p <= 1, "it is relative to the likeliest token"),
+        "stop_strings": (can_decode or not sampling.stop_strings, "the engine cannot decode text"),
+        "stop_strings ": (all(sampling.stop_strings), "an empty one ends every answer"),
+    }
+    for name, (is_fine, why) in problems.items():
+        if not is_fine:
+            raise UserError(f"request {request.id}", name.strip(), why, f"mend its {name.strip()}")
+
+
+def generate(
+    engine: RolloutEngine, requests: Iterable[Request]
+) -> dict[tuple[str, int], Completion]:
+    """Answer every request; the result does not depend on the order in which answers finish."""
+    asked = list(requests)
+    assert len({request.id for request in asked}) == len(asked), "two requests share an id"
+    for request in asked:
+        engine.submit(request)
+    found: dict[tuple[str, int], Completion] = {}
+    while not engine.is_idle:
+        for completion in engine.advance():
+            found[completion.request, completion.sample] = completion
+    return dict(sorted(found.items()))

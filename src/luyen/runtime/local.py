@@ -1,0 +1,124 @@
+"""Every role in this process: actor, rollout, reference and critic share one device."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from luyen.algorithms.objective import Objective
+from luyen.data.render import Renderer
+from luyen.engine.actor import ActorEngine, score
+from luyen.engine.batch import PackedBatch
+from luyen.engine.critic import CriticEngine
+from luyen.engine.passes import Passes
+from luyen.engine.step import Updated
+from luyen.models.lora import adapter_off
+from luyen.models.policy import Policy
+from luyen.models.state import restore_parameters, trained_parameters
+from luyen.rollout.protocol import RolloutEngine, Sampling
+from luyen.rollout.single_turn import Draw, Group, answer
+
+
+@final
+class LocalRoles:
+    """What the loop calls. The engine samples with the actor's own weights: none are copied."""
+
+    def __init__(
+        self,
+        *,
+        actor: ActorEngine,
+        rollout: RolloutEngine,
+        renderer: Renderer,
+        reference: Policy | None,
+        critic: CriticEngine | None,
+        log_prob_passes: Passes,
+        ref_passes: Passes,
+        seed: int,
+    ) -> None:
+        """`reference` None with a LoRA actor means the actor with its adapter off."""
+        self.actor = actor
+        self.rollout = rollout
+        self.renderer = renderer
+        self.reference = reference
+        self.critic = critic
+        self.log_prob_passes = log_prob_passes
+        self.ref_passes = ref_passes
+        self.seed = seed
+
+    @property
+    def device(self) -> torch.device:
+        """Where batches are to be."""
+        return self.actor.policy.device
+
+    def generate(
+        self, draws: Sequence[Draw], sampling: Sampling, *, purpose: str, version: int
+    ) -> list[Group]:
+        """Rollouts of every draw."""
+        return answer(
+            self.rollout,
+            self.renderer,
+            draws,
+            sampling,
+            seed=self.seed,
+            purpose=purpose,
+            version=version,
+        )
+
+    def old_scores(self, batch: PackedBatch, *, sum_pi_squared: bool) -> dict[str, Tensor]:
+        """Log-probabilities under the weights that the update starts from."""
+        return score(
+            self.actor.policy,
+            batch,
+            self.log_prob_passes,
+            temperature=self.actor.temperature,
+            sum_pi_squared=sum_pi_squared,
+        )
+
+    def reference_logp(self, batch: PackedBatch) -> Tensor:
+        """Log-probabilities under the reference policy."""
+        policy = self.reference or self.actor.policy
+        off = adapter_off(policy) if self.reference is None else nullcontext()
+        with off:
+            scored = score(policy, batch, self.ref_passes, temperature=self.actor.temperature)
+        return scored["logp"]
+
+    def values(self, batch: PackedBatch) -> Tensor:
+        """The critic's value before each token."""
+        assert self.critic is not None, "the run has no critic"
+        return self.critic.values(batch)
+
+    def update_actor(
+        self, batch: PackedBatch, objective: Objective, *, lr: float, seed: int
+    ) -> Updated:
+        """One optimizer step of the policy."""
+        return self.actor.update(batch, objective, lr=lr, seed=seed)
+
+    def update_critic(self, batch: PackedBatch, *, lr: float) -> Updated:
+        """One optimizer step of the critic."""
+        assert self.critic is not None, "the run has no critic"
+        return self.critic.update(batch, lr=lr)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights and optimizer state of every role that learns."""
+        state: dict[str, Any] = {
+            "actor": trained_parameters(self.actor.policy),
+            "actor_optimizer": self.actor.optimizer.state_dict(),
+        }
+        if self.critic is not None:
+            state["critic"] = trained_parameters(self.critic.model)
+            state["critic_optimizer"] = self.critic.optimizer.state_dict()
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` gave, in place: parameters keep their addresses."""
+        restore_parameters(self.actor.policy, state["actor"])
+        self.actor.optimizer.load_state_dict(state["actor_optimizer"])
+        if self.critic is not None:
+            restore_parameters(self.critic.model, state["critic"])
+            self.critic.optimizer.load_state_dict(state["critic_optimizer"])
+
+    def close(self) -> None:
+        """Free the engine's memory."""
+        self.rollout.close()

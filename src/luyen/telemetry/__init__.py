@@ -1,0 +1,1 @@
+"""The writing side of metrics, spans and rollouts. Nothing here loads torch."""

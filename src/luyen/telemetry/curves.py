@@ -1,0 +1,103 @@
+"""Reward and loss over the steps, as pictures. The only place that imports matplotlib."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from luyen.base.files import temporary_beside
+from luyen.telemetry.metrics_file import read_metrics, series
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """One picture: some metrics over the steps.
+
+    Example:
+        >>> Curve(file="reward", title="Reward", metrics=("reward/mean",)).file
+        'reward'
+    """
+
+    file: str
+    """Name of the picture without its ending."""
+    title: str
+    """Heading, and label of the vertical axis."""
+    metrics: tuple[str, ...]
+    """Metrics to draw; those the run does not have are left out."""
+
+
+CURVES = (
+    Curve(
+        file="reward",
+        title="Reward",
+        metrics=("reward/mean", "val/accuracy", "val/reward/mean"),
+    ),
+    Curve(file="loss", title="Loss", metrics=("actor/loss", "actor/pg_loss", "critic/vf_loss")),
+)
+"""What a run draws at its end."""
+
+_COLOURS = ("#1f6f8b", "#c8553d", "#588b3a", "#7a5195")
+
+
+def draw_curves(metrics: Path, folder: Path, curves: Sequence[Curve] = CURVES) -> list[Path]:
+    """Draw every curve that the metrics file has points for; returns the pictures."""
+    steps = read_metrics(metrics)
+    folder.mkdir(parents=True, exist_ok=True)
+    drawn: list[Path] = []
+    for curve in curves:
+        lines = {name: series(steps, name) for name in curve.metrics}
+        lines = {name: points for name, points in lines.items() if points[0]}
+        if lines:
+            drawn.append(_draw(curve, lines, folder / f"{curve.file}.png"))
+    return drawn
+
+
+def _draw(curve: Curve, lines: dict[str, tuple[list[int], list[float]]], path: Path) -> Path:
+    figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
+    canvas = FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for (name, (steps, values)), colour in zip(lines.items(), _COLOURS * 3, strict=False):
+        _draw_line(axes, name, steps, values, colour)
+    axes.set_title(f"{curve.title} over the steps", loc="left", fontsize=12)
+    axes.set_xlabel("step")
+    axes.set_ylabel(curve.title.lower())
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(visible=True, alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=9)
+    unfinished = temporary_beside(path)
+    canvas.print_png(str(unfinished))
+    unfinished.replace(path)
+    return path
+
+
+def _draw_line(axes: Axes, name: str, steps: list[int], values: list[float], colour: str) -> None:
+    """A few points are drawn as they are; many are drawn pale, with a smooth line over them."""
+    if len(steps) < 8:
+        axes.plot(steps, values, "o-", color=colour, linewidth=2, markersize=4, label=name)
+        return
+    axes.plot(steps, values, color=colour, linewidth=1, alpha=0.3)
+    window = max(3, len(values) // 15)
+    smooth = smoothed(values, window)
+    axes.plot(steps, smooth, color=colour, linewidth=2, label=f"{name} (mean of {window} steps)")
+
+
+def smoothed(values: Sequence[float], window: int) -> list[float]:
+    """Mean of each value and those before it, up to `window`; what is not finite is skipped.
+
+    Example:
+        >>> smoothed([1.0, 3.0, float("nan"), 5.0], 2)
+        [1.0, 2.0, 3.0, 5.0]
+    """
+    means: list[float] = []
+    for end in range(1, len(values) + 1):
+        near = [v for v in values[max(0, end - window) : end] if math.isfinite(v)]
+        means.append(math.fsum(near) / len(near) if near else math.nan)
+    return means

@@ -1,0 +1,267 @@
+"""What a person sees while a run goes on: a live panel in a terminal, a line a step elsewhere.
+
+A display is told four things: how many steps there will be, which phase begins, what a step
+measured, and that it is over. It computes nothing that anything else reads.
+"""
+
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol, TextIO, final
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+PHASES = ("generate", "score", "log-probs", "update")
+"""The phases that every step goes through, in order; others are shown when they come."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One number on the display.
+
+    Example:
+        >>> Figure(label="KL", names=("actor/kl_loss", "actor/ppo_kl"), form=".4f").show(
+        ...     {"actor/ppo_kl": 0.00123})
+        '0.0012'
+    """
+
+    label: str
+    """What it is called."""
+    names: tuple[str, ...]
+    """Metrics it may come from; the first that the step has is shown."""
+    form: str
+    """How it is formatted."""
+
+    def value(self, metrics: Mapping[str, float]) -> float | None:
+        """The number itself; None when the step has none."""
+        return next((metrics[name] for name in self.names if name in metrics), None)
+
+    def show(self, metrics: Mapping[str, float]) -> str | None:
+        """The number as text; None when the step has none."""
+        value = self.value(metrics)
+        return None if value is None else format(value, self.form)
+
+
+FIGURES = (
+    Figure(label="reward", names=("reward/mean",), form=".3f"),
+    Figure(label="accuracy", names=("val/accuracy",), form=".3f"),
+    Figure(label="entropy", names=("actor/entropy",), form=".3f"),
+    Figure(label="length", names=("response_length/mean",), form=".1f"),
+    Figure(label="KL", names=("actor/ref_kl", "actor/kl_loss", "actor/ppo_kl"), form=".4f"),
+    Figure(label="parity gap", names=("parity/max_gap",), form=".2g"),
+    Figure(label="tokens/s", names=("time/tokens_per_s",), form=",.0f"),
+)
+"""What both forms of the display show; the first one is also drawn over time."""
+
+
+class Display(Protocol):
+    """What the loop tells whoever is watching."""
+
+    def start(self, total_steps: int, *, done: int = 0) -> None:
+        """The run will have so many steps, of which a resumed one has some behind it."""
+        ...
+
+    def phase(self, name: str) -> None:
+        """A phase of the current step begins."""
+        ...
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """A step is over and measured this."""
+        ...
+
+    def close(self) -> None:
+        """Nothing more will come."""
+        ...
+
+
+@final
+class Clock:
+    """How far a run is and when it will be over."""
+
+    def __init__(self) -> None:
+        self.total = self.done = self._first = 0
+        self._begun = time.monotonic()
+
+    def start(self, total: int, done: int) -> None:
+        """Begin to count; steps of an earlier session say nothing about the speed of this one."""
+        self.total, self.done, self._first = total, done, done
+        self._begun = time.monotonic()
+
+    def elapsed_s(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self._begun
+
+    def left_s(self) -> float | None:
+        """Seconds to the end at the mean speed so far; None before the first step."""
+        made = self.done - self._first
+        return self.elapsed_s() / made * (self.total - self.done) if made > 0 else None
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds for people.
+
+    Example:
+        >>> duration(5), duration(75), duration(7260), duration(None)
+        ('5s', '1m15s', '2h01m', '?')
+    """
+    if seconds is None:
+        return "?"
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    return (
+        f"{whole // 60}m{whole % 60:02d}s"
+        if whole < 3600
+        else f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    )
+
+
+def sparkline(values: list[float], width: int) -> str:
+    """The last values as bars, lowest to highest.
+
+    Example:
+        >>> sparkline([0.0, 0.5, 1.0], 8)
+        '▁▅█'
+    """
+    shown = [v for v in values if v == v and abs(v) != float("inf")][-width:]
+    low, high = min(shown, default=0.0), max(shown, default=0.0)
+    scale = 7 / (high - low) if high > low else 0.0
+    return "".join("▁▂▃▄▅▆▇█"[round((v - low) * scale)] for v in shown)
+
+
+@final
+class PlainDisplay:
+    """One line a step, for logs and pipes."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._clock = Clock()
+
+    def start(self, total_steps: int, *, done: int = 0) -> None:
+        """Begin to count."""
+        self._clock.start(total_steps, done)
+
+    def phase(self, name: str) -> None:
+        """A log shows steps, not phases."""
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write the line of a step."""
+        self._clock.done = step
+        known = [(figure.label, figure.show(metrics)) for figure in FIGURES]
+        words = [f"{label} {text}" for label, text in known if text is not None]
+        place = f"step {step:>{len(str(self._clock.total))}}/{self._clock.total}"
+        words += [
+            f"{duration(self._clock.elapsed_s())} gone, {duration(self._clock.left_s())} left"
+        ]
+        self._stream.write("  ".join([place, *words]) + "\n")
+        self._stream.flush()
+
+    def close(self) -> None:
+        """The stream belongs to the caller."""
+
+
+@final
+class LiveDisplay:
+    """A panel that redraws itself: progress, phases, figures and the course of the reward."""
+
+    def __init__(self, console: Console) -> None:
+        self._clock = Clock()
+        self._phase: str | None = None
+        self._phases: dict[str, float] = dict.fromkeys(PHASES, 0.0)
+        self._since = time.monotonic()
+        self._metrics: dict[str, float] = {}
+        self._course: list[float] = []
+        self._live = Live(
+            console=console, get_renderable=self._render, refresh_per_second=4, transient=False
+        )
+
+    def start(self, total_steps: int, *, done: int = 0) -> None:
+        """Show the panel."""
+        self._clock.start(total_steps, done)
+        self._live.start()
+
+    def phase(self, name: str) -> None:
+        """Mark the phase and time the one before it."""
+        now = time.monotonic()
+        ended = {} if self._phase is None else {self._phase: now - self._since}
+        # A new dict, since the thread that redraws may be going through the old one.
+        self._phases = self._phases | ended | {name: 0.0}
+        self._phase, self._since = name, now
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Show what a step measured."""
+        self._clock.done = step
+        self._metrics.update(metrics)
+        reward = FIGURES[0].value(metrics)
+        self._course += [] if reward is None else [reward]
+
+    def close(self) -> None:
+        """Leave the last panel on the screen."""
+        self._phase = None
+        self._live.stop()
+
+    def _render(self) -> RenderableType:
+        clock = self._clock
+        head = Table.grid(padding=(0, 2), expand=True)
+        head.add_column()
+        head.add_column(ratio=1)
+        head.add_column(justify="right")
+        head.add_row(
+            Text(f"step {clock.done}/{clock.total}", style="bold"),
+            ProgressBar(total=max(clock.total, 1), completed=clock.done),
+            f"{duration(clock.elapsed_s())} gone, {duration(clock.left_s())} left",
+        )
+        return Panel(Group(head, self._phase_line(), self._figure_grid()), title="luyen")
+
+    def _phase_line(self) -> Text:
+        line = Text()
+        for name, took in self._phases.items():
+            active = name == self._phase
+            seconds = time.monotonic() - self._since if active else took
+            mark, style = ("▶", "bold cyan") if active else ("·", "dim")
+            line.append(f"{mark} {name} {seconds:.1f}s   ", style=style)
+        return line
+
+    def _figure_grid(self) -> Table:
+        grid = Table.grid(padding=(0, 1), expand=True)
+        for _ in FIGURES:
+            grid.add_column(justify="right")
+        grid.add_row(*(Text(figure.label, style="dim") for figure in FIGURES))
+        grid.add_row(*(Text(f.show(self._metrics) or "-", style="bold") for f in FIGURES))
+        course = sparkline(self._course, 60)
+        outer = Table.grid(expand=True)
+        outer.add_row(grid)
+        outer.add_row(Text(f"reward {course}", style="green") if course else Text())
+        return outer
+
+
+@final
+class SilentDisplay:
+    """Nothing at all, for a run whose `trainer.logger` has no console."""
+
+    def start(self, total_steps: int, *, done: int = 0) -> None:
+        """Shows nothing."""
+
+    def phase(self, name: str) -> None:
+        """Shows nothing."""
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Shows nothing."""
+
+    def close(self) -> None:
+        """Shows nothing."""
+
+
+def open_display(stream: TextIO | None = None) -> Display:
+    """The live panel where the stream is a terminal that can redraw, plain lines elsewhere."""
+    console = Console(file=stream or sys.stdout)
+    if console.is_terminal and not console.is_dumb_terminal:
+        return LiveDisplay(console)
+    return PlainDisplay(stream or sys.stdout)

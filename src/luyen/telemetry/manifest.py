@@ -1,0 +1,123 @@
+"""The facts of a run that a later reader needs to repeat it, learned without loading torch."""
+
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, final
+
+PACKAGES = ("luyen", "torch", "transformers", "numpy", "safetensors", "pyarrow", "peft", "ray")
+"""Packages whose version can change a number or a file."""
+SETTINGS = ("MKL_", "OMP_", "KMP_", "CUBLAS_", "CUDA_", "NVIDIA_TF32", "TORCH_", "PYTORCH_")
+"""Beginnings of the environment variables that can change a number."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What a run ran on and with.
+
+    Example:
+        >>> facts = collect(seeds={"run": 0}, datasets={"train": "sha256:ab"})
+        >>> facts.seeds, "torch" in facts.versions
+        ({'run': 0}, True)
+    """
+
+    versions: dict[str, str | None]
+    """Python and the packages that matter; None for one that is not installed."""
+    hardware: dict[str, Any]
+    """System, processor, cores, memory, and the GPUs that the caller names."""
+    settings: dict[str, str]
+    """Environment variables that can change a number."""
+    threads: dict[str, int | None]
+    """Threads that libraries may use, as the caller gives them."""
+    seeds: dict[str, int]
+    """Seeds by purpose."""
+    datasets: dict[str, str]
+    """Fingerprint of each dataset."""
+    revision: dict[str, Any] | None
+    """Git revision of the folder the run was started in; None outside a repository."""
+    command: list[str]
+    """The command line."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+
+def collect(
+    *,
+    seeds: Mapping[str, int],
+    datasets: Mapping[str, str],
+    gpus: Sequence[str] = (),
+    threads: Mapping[str, int | None] | None = None,
+    folder: Path | None = None,
+) -> Manifest:
+    """The facts of this process; what needs torch to be known (GPUs, threads) the caller gives."""
+    return Manifest(
+        versions={"python": platform.python_version()} | {p: _version(p) for p in PACKAGES},
+        hardware=_hardware() | {"gpus": list(gpus)},
+        settings=_settings(os.environ),
+        threads=dict(threads or {}),
+        seeds=dict(seeds),
+        datasets=dict(datasets),
+        revision=git_revision(folder or Path.cwd()),
+        command=list(sys.argv),
+    )
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _hardware() -> dict[str, Any]:
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {
+        "system": f"{platform.system()} {platform.release()}",
+        "machine": platform.machine(),
+        "processor": _processor(Path("/proc/cpuinfo")),
+        "cores": os.cpu_count(),
+        "memory_bytes": memory,
+    }
+
+
+def _processor(listing: Path) -> str:
+    """The processor's name: its kernels, and so the last bits of a sum, depend on it."""
+    if listing.is_file():
+        for line in listing.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor()
+
+
+def _settings(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: environment[name] for name in sorted(environment) if name.startswith(SETTINGS)}
+
+
+def git_revision(folder: Path) -> dict[str, Any] | None:
+    """Commit and whether files differ from it; None outside a repository or without git."""
+    commit = _git(folder, "rev-parse", "HEAD")
+    if commit is None:
+        return None
+    return {"commit": commit, "modified": bool(_git(folder, "status", "--porcelain", "-uno"))}
+
+
+def _git(folder: Path, *words: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *words],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

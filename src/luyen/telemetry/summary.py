@@ -1,0 +1,78 @@
+"""The last words of a run: what it reached, how long it took, where its files are, what to try."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+from luyen.telemetry.display import duration
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A number before and after training.
+
+    Example:
+        >>> Change(label="accuracy", before=0.312, after=0.944).words()
+        'accuracy 0.312 -> 0.944 (+0.632)'
+    """
+
+    label: str
+    """What was measured."""
+    before: float | None
+    """Before the first step; None when it was not measured."""
+    after: float | None
+    """After the last step; None when it was not measured."""
+
+    def words(self) -> str:
+        """One line for people."""
+        if self.before is None and self.after is None:
+            return f"{self.label} was not measured"
+        if self.before is None or self.after is None:
+            known = self.after if self.before is None else self.before
+            when = "at the end" if self.before is None else "before the first step"
+            return f"{self.label} {known:.3f} {when}"
+        return (
+            f"{self.label} {self.before:.3f} -> {self.after:.3f} ({self.after - self.before:+.3f})"
+        )
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """What a finished run says.
+
+    Example:
+        >>> print(Summary(headline="Finished", changes=(), steps=30, seconds=95.0,
+        ...               files={"metrics": Path("runs/a/b/metrics.jsonl")}).text())
+        Finished: 30 steps in 1m35s (3.17 s a step)
+        <BLANKLINE>
+        Files
+          metrics  runs/a/b/metrics.jsonl
+    """
+
+    headline: str
+    """How the run ended, in a word or two: finished, interrupted."""
+    changes: tuple[Change, ...]
+    """What it reached."""
+    steps: int
+    """Steps of this session."""
+    seconds: float
+    """How long they took."""
+    files: dict[str, Path]
+    """What each file is, and where."""
+    commands: tuple[str, ...] = ()
+    """Commands to try next."""
+
+    def text(self) -> str:
+        """The summary as it is printed."""
+        pace = f" ({self.seconds / self.steps:.2f} s a step)" if self.steps else ""
+        count = f"{self.steps} step{'' if self.steps == 1 else 's'}"
+        lines = [f"{self.headline}: {count} in {duration(self.seconds)}{pace}"]
+        lines += [f"  {change.words()}" for change in self.changes]
+        width = max(map(len, self.files), default=0)
+        if self.files:
+            lines += ["", "Files", *(f"  {k:{width}s}  {path}" for k, path in self.files.items())]
+        if self.commands:
+            lines += ["", "Try next", *(f"  {command}" for command in self.commands)]
+        return "\n".join(lines)

@@ -1,0 +1,265 @@
+"""From a configuration to a wired run. The one place that knows every package."""
+
+import importlib.util
+import sys
+
+import torch
+
+import luyen.rollout.engines
+from luyen.algorithms.controllers import AdaptiveEntropy, AdaptiveKL, FixedKL
+from luyen.algorithms.objective import Objective
+from luyen.base.errors import UserError
+from luyen.base.paths import expanded
+from luyen.base.seeds import derive_key
+from luyen.config.check import Report
+from luyen.config.knobs import estimator_knobs, loss_knobs
+from luyen.config.plan import loss_in_force
+from luyen.config.plugins import Known, read_plugins
+from luyen.config.schema.actor import Actor
+from luyen.config.schema.algorithm import RolloutCorrection
+from luyen.config.schema.optim import Optim
+from luyen.config.schema.rollout import LogProbBatching
+from luyen.config.schema.run import RunConfig
+from luyen.data.build import TrainData
+from luyen.data.render import Renderer
+from luyen.data.tokenizer import Tokenizer, load_tokenizer
+from luyen.engine.actor import ActorEngine
+from luyen.engine.critic import CriticEngine
+from luyen.engine.optim import MasterAdamW
+from luyen.engine.passes import Passes
+from luyen.models.load import load_policy
+from luyen.models.policy import Policy
+from luyen.models.value import ValueModel
+from luyen.rewards.build import build_reward
+from luyen.rollout.protocol import Sampling, rollout_engines
+from luyen.runtime.local import LocalRoles
+from luyen.telemetry.display import Display
+from luyen.train.credit import CreditRules
+from luyen.train.needs import Needs, needs_of
+from luyen.train.recorder import Recorder
+from luyen.train.run import OnlineRun
+
+ENGINES = luyen.rollout.engines
+"""Importing it registers the engines that come with the package."""
+
+
+def import_plugins(paths: tuple[str, ...]) -> None:
+    """Run each plugin file once, so that what it registers exists in this process."""
+    for path in paths:
+        file = expanded(path).resolve()
+        name = f"luyen_plugin_{derive_key(0, str(file)):x}"
+        if name in sys.modules:
+            continue
+        spec = importlib.util.spec_from_file_location(name, file)
+        assert spec is not None, f"{path} passed the check of trainer.plugins"
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        sys.modules[name] = module
+
+
+def load_run_tokenizer(config: RunConfig) -> Tokenizer:
+    """The tokenizer of a run."""
+    model = config.actor_rollout_ref.model
+    return load_tokenizer(
+        model.tokenizer_path or model.path,
+        trust_remote_code=model.trust_remote_code,
+        model_path=model.path,
+    )
+
+
+def choose_threads(policy: Policy) -> None:
+    """One thread for a tiny model: waiting for a second costs more than it computes."""
+    if sum(p.numel() for p in policy.parameters()) < 10_000_000:
+        torch.set_num_threads(1)
+
+
+def build_run(
+    report: Report, data: TrainData, tokenizer: Tokenizer, recorder: Recorder, display: Display
+) -> OnlineRun:
+    """Every part of a run, made from a configuration that passed its check."""
+    config = report.config
+    known, _ = read_plugins(config.trainer.plugins)
+    estimator = known.estimators[config.algorithm.adv_estimator]
+    needs = needs_of(config, estimator)
+    reward = build_reward(config.reward, max_response_length=config.data.max_response_length)
+    validation = data.validation.prompts if data.validation is not None else ()
+    reward.check_sources({p.data_source for p in (*data.train.prompts, *validation)})
+    actor = config.actor_rollout_ref.actor
+    return OnlineRun(
+        config=config,
+        data=data,
+        roles=build_roles(config, data.renderer, tokenizer, needs, report.plan.where.device),
+        reward=reward,
+        needs=needs,
+        objective=build_objective(config, known),
+        credit_rules=CreditRules(
+            estimator=config.algorithm.adv_estimator,
+            knobs=estimator_knobs(config, estimator),
+            is_group_relative=estimator.group_relative,
+            kl_kind=config.algorithm.kl_penalty if config.algorithm.use_kl_in_reward else None,
+            correction=_correction(config),
+        ),
+        sampling=_sampling(config, tokenizer),
+        kl_controller=_kl_controller(config),
+        entropy_controller=_entropy_controller(actor),
+        recorder=recorder,
+        display=display,
+        total_steps=total_steps(config, len(data.train.prompts)),
+    )
+
+
+def total_steps(config: RunConfig, rows: int) -> int:
+    """Steps of the run; a UserError when the rows do not make one."""
+    trainer, data = config.trainer, config.data
+    if trainer.total_training_steps is not None:
+        return trainer.total_training_steps
+    steps = trainer.total_epochs * rows // data.train_batch_size
+    if steps == 0:
+        raise UserError(
+            "data.train_batch_size",
+            data.train_batch_size,
+            f"{trainer.total_epochs} epochs of {rows} rows do not fill one step",
+            "lower train_batch_size, or set trainer.total_training_steps",
+        )
+    return steps
+
+
+def build_roles(
+    config: RunConfig, renderer: Renderer, tokenizer: Tokenizer, needs: Needs, device: str
+) -> LocalRoles:
+    """Actor, rollout engine, reference and critic on one device."""
+    arr = config.actor_rollout_ref
+    policy = load_policy(
+        arr.model, device=device, vocabulary=tokenizer.size, seed=config.trainer.seed
+    )
+    choose_threads(policy)
+    reference = None
+    if needs.reference and arr.model.lora_rank == 0:
+        reference = _other_weights(config, arr.ref.path, tokenizer, device)
+        reference.requires_grad_(False)
+    data, rollout = config.data, arr.rollout
+    engine = rollout_engines.get(rollout.name)(
+        policy,
+        rollout,
+        longest=data.max_prompt_length + data.max_response_length,
+        decode=tokenizer.decode,
+    )
+    actor = arr.actor
+    return LocalRoles(
+        actor=ActorEngine(
+            policy,
+            MasterAdamW(policy.parameters(), actor.optim),
+            actor_passes(actor),
+            temperature=rollout.temperature,
+        ),
+        rollout=engine,
+        renderer=renderer,
+        reference=reference,
+        critic=_critic(config, tokenizer, device) if needs.values else None,
+        log_prob_passes=log_prob_passes(rollout, actor),
+        ref_passes=log_prob_passes(arr.ref, actor),
+        seed=config.trainer.seed,
+    )
+
+
+def actor_passes(actor: Actor) -> Passes:
+    """How the actor's update is cut into micro-batches."""
+    if actor.use_dynamic_bsz:
+        return Passes(max_tokens=actor.ppo_max_token_len_per_gpu)
+    return Passes(sequences=actor.ppo_micro_batch_size_per_gpu or 1)
+
+
+def log_prob_passes(block: LogProbBatching, actor: Actor) -> Passes:
+    """How a pass without gradients is cut: as asked, or as the actor's update."""
+    asked = block.log_prob_use_dynamic_bsz
+    if actor.use_dynamic_bsz if asked is None else asked:
+        budget = block.log_prob_max_token_len_per_gpu or actor.ppo_max_token_len_per_gpu
+        return Passes(max_tokens=budget)
+    size = block.log_prob_micro_batch_size_per_gpu or actor.ppo_micro_batch_size_per_gpu
+    return Passes(sequences=size or 1)
+
+
+def _other_weights(
+    config: RunConfig, path: str | None, tokenizer: Tokenizer, device: str
+) -> Policy:
+    """The policy as it starts, or the weights at `path`, which are never fresh ones."""
+    model = config.actor_rollout_ref.model
+    if path is not None:
+        model = model.model_copy(update={"init": "pretrained"})
+    return load_policy(
+        model,
+        path=path or model.path,
+        device=device,
+        vocabulary=tokenizer.size,
+        seed=config.trainer.seed,
+    )
+
+
+def _critic(config: RunConfig, tokenizer: Tokenizer, device: str) -> CriticEngine:
+    critic, actor = config.critic, config.actor_rollout_ref.actor
+    value = ValueModel(_other_weights(config, critic.model.path, tokenizer, device))
+    dynamic = actor.use_dynamic_bsz if critic.use_dynamic_bsz is None else critic.use_dynamic_bsz
+    budget = critic.ppo_max_token_len_per_gpu or actor.ppo_max_token_len_per_gpu
+    size = critic.ppo_micro_batch_size_per_gpu or actor.ppo_micro_batch_size_per_gpu or 1
+    optim: Optim = critic.optim
+    return CriticEngine(
+        value,
+        MasterAdamW(value.parameters(), optim),
+        Passes(max_tokens=budget) if dynamic else Passes(sequences=size),
+        cliprange_value=critic.cliprange_value,
+        aggregation=critic.loss_agg_mode or actor.loss_agg_mode or "token-mean",
+        loss_scale_factor=actor.loss_scale_factor or float(config.data.max_response_length),
+    )
+
+
+def build_objective(config: RunConfig, known: Known) -> Objective:
+    """What the policy's update minimises."""
+    actor = config.actor_rollout_ref.actor
+    name = loss_in_force(config)
+    return Objective(
+        loss=name,
+        knobs=loss_knobs(config, known.losses[name]),
+        aggregation=actor.loss_agg_mode,
+        loss_scale_factor=actor.loss_scale_factor or float(config.data.max_response_length),
+        entropy_coeff=actor.entropy_coeff,
+        kl_loss_coef=actor.kl_loss_coef if actor.use_kl_loss else 0.0,
+        kl_loss_type=actor.kl_loss_type,
+    )
+
+
+def _correction(config: RunConfig) -> RolloutCorrection | None:
+    rollout_correction = config.algorithm.rollout_correction
+    wanted = rollout_correction.rollout_is or rollout_correction.rollout_rs
+    return rollout_correction if wanted and not rollout_correction.bypass_mode else None
+
+
+def _sampling(config: RunConfig, tokenizer: Tokenizer) -> Sampling:
+    rollout = config.actor_rollout_ref.rollout
+    return Sampling(
+        max_new_tokens=config.data.max_response_length,
+        temperature=rollout.temperature,
+        top_k=rollout.top_k,
+        top_p=rollout.top_p,
+        stop_ids=tokenizer.stop_ids,
+    )
+
+
+def _kl_controller(config: RunConfig) -> FixedKL | AdaptiveKL:
+    kl_ctrl = config.algorithm.kl_ctrl
+    if kl_ctrl.type == "fixed":
+        return FixedKL(kl_coef=kl_ctrl.kl_coef)
+    return AdaptiveKL(kl_coef=kl_ctrl.kl_coef, target_kl=kl_ctrl.target_kl, horizon=kl_ctrl.horizon)
+
+
+def _entropy_controller(actor: Actor) -> AdaptiveEntropy | None:
+    adaptive_entropy = actor.adaptive_entropy
+    if not adaptive_entropy.enable:
+        return None
+    return AdaptiveEntropy(
+        coefficient=actor.entropy_coeff,
+        target=adaptive_entropy.target,
+        delta=adaptive_entropy.delta,
+        min=adaptive_entropy.min,
+        max=adaptive_entropy.max,
+    )

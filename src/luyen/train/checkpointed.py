@@ -1,0 +1,170 @@
+"""A policy as a run left it: from a checkpoint, a run directory or a Hugging Face directory."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+import torch
+from torch import Tensor
+
+from luyen.base.errors import UserError
+from luyen.base.files import read_json
+from luyen.base.rundir import RunDirectory
+from luyen.checkpoint.store import Checkpoint, CheckpointStore, verify
+from luyen.checkpoint.tensors import load_state
+from luyen.config.load import load
+from luyen.config.machine import this_machine
+from luyen.config.parse import parse
+from luyen.config.plan import place
+from luyen.config.schema.model import Model
+from luyen.config.schema.run import RunConfig
+from luyen.data.tokenizer import Tokenizer
+from luyen.models.load import load_policy
+from luyen.models.policy import Policy
+from luyen.train.build import choose_threads, load_run_tokenizer
+
+_FIELD = "CHECKPOINT"
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_PATH = "actor_rollout_ref.model"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Opened:
+    """A policy that can be asked, and what belongs to it.
+
+    Example:
+        >>> Opened(config=RunConfig(), policy=None, tokenizer=None, name="runs/a/b", step=7).step
+        7
+    """
+
+    config: RunConfig
+    """The run's configuration; defaults where there is no run."""
+    policy: Policy
+    """The model with the checkpoint's weights, its adapter unmerged; nothing in it learns."""
+    tokenizer: Tokenizer
+    """Its tokenizer."""
+    name: str
+    """Where it came from, for people."""
+    step: int | None
+    """Steps it was trained for; None for a Hugging Face model."""
+
+
+def open_checkpoint(
+    path: str, overrides: Sequence[str] = (), *, keep_dtype: bool = False
+) -> Opened:
+    """The policy behind a path; of a run directory, its newest sound checkpoint.
+
+    Every file of a checkpoint is compared with its hash first. `overrides` are `key=value` on top
+    of the run's configuration. With `keep_dtype` weights keep the type they were saved in;
+    otherwise the type is chosen for this machine.
+    """
+    found = find_checkpoint(path)
+    if found is None:
+        config = read_config([], [*_model_keys(path), *overrides])
+        return _opened(config, path, None, None, keep_dtype=keep_dtype)
+    file = found.path.parent.parent / "config.yaml"
+    if not file.is_file():
+        why = f"a checkpoint holds weights, and what they are weights of stands in {file}"
+        raise UserError(_FIELD, path, why, "leave checkpoints inside their run directory")
+    config = read_config([file], overrides)
+    weights: dict[str, Tensor] = load_state(found.path, "actor")
+    return _opened(config, str(found.path), found.step, weights, keep_dtype=keep_dtype)
+
+
+def find_checkpoint(path: str) -> Checkpoint | None:
+    """The checkpoint that a path means; None when it means a Hugging Face model."""
+    folder = Path(path).expanduser()
+    if (folder / "actor.json").is_file():
+        return verify(folder)
+    run = RunDirectory(folder)
+    if run.exists and run.config.is_file():
+        newest = CheckpointStore(run.checkpoints).newest_sound()
+        if newest is None:
+            why = "the run has no sound checkpoint yet"
+            raise UserError(_FIELD, path, why, "let it reach trainer.save_freq or its end")
+        return newest
+    is_model = (folder / "config.json").is_file() or (folder / "adapter_config.json").is_file()
+    is_hub_id = _HUB_ID.fullmatch(path) and not Path(path.partition("/")[0]).exists()
+    if path.startswith("builtin://") or is_model or is_hub_id:
+        return None
+    why = "no checkpoint there" if folder.exists() else "no such folder"
+    fix = "give runs/PROJECT/EXPERIMENT, a folder below its checkpoints/, or a model directory"
+    raise UserError(_FIELD, path, why, fix)
+
+
+def read_config(files: Sequence[Path], overrides: Sequence[str]) -> RunConfig:
+    """The configuration; a UserError for the first key or value that is wrong.
+
+    The rules of `check` are not applied: they are about a run that is to start here.
+    """
+    tree = load(files, overrides)
+    parsed = parse(tree)
+    for problem in (*tree.problems, *parsed.problems):
+        if problem.severity == "error":
+            raise UserError(problem.field, problem.value, problem.why, problem.fix)
+    return parsed.config
+
+
+def device_for(config: RunConfig) -> str:
+    """The device of the run, or the processor where this machine has no such device."""
+    wanted = place(config, this_machine(), None).device
+    return wanted if wanted == "cpu" or torch.cuda.is_available() else "cpu"
+
+
+def _model_keys(path: str) -> list[str]:
+    """Overrides that name a Hugging Face directory, or the model below an adapter directory."""
+    file = Path(path).expanduser() / "adapter_config.json"
+    if not file.is_file():
+        return [f"{_PATH}.path={json.dumps(path)}"]
+    adapter = read_json(file)
+    named = adapter["target_modules"]
+    modules = [named] if isinstance(named, str) else sorted(named)
+    return [
+        f"{_PATH}.path={json.dumps(adapter['base_model_name_or_path'])}",
+        f"{_PATH}.lora_rank={adapter['r']}",
+        f"{_PATH}.lora_alpha={adapter['lora_alpha']}",
+        f"{_PATH}.target_modules={json.dumps(modules)}",
+        f"{_PATH}.lora_adapter_path={json.dumps(path)}",
+    ]
+
+
+def _opened(
+    config: RunConfig,
+    name: str,
+    step: int | None,
+    weights: Mapping[str, Tensor] | None,
+    *,
+    keep_dtype: bool,
+) -> Opened:
+    tokenizer = load_run_tokenizer(config)
+    model = _for_inference(config.actor_rollout_ref.model, weights if keep_dtype else None)
+    policy = load_policy(model, device=device_for(config), vocabulary=tokenizer.size)
+    choose_threads(policy)
+    if weights is not None:
+        _put(policy, weights, name)
+    policy.requires_grad_(False)
+    return Opened(config=config, policy=policy, tokenizer=tokenizer, name=name, step=step)
+
+
+def _for_inference(model: Model, weights: Mapping[str, Tensor] | None) -> Model:
+    """The block without what only training needs, and with the saved type where it is to stay."""
+    changes: dict[str, object] = {"enable_gradient_checkpointing": False}
+    if weights and next(iter(weights.values())).dtype == torch.bfloat16:
+        changes["dtype"] = "bfloat16"
+    return model.model_copy(update=changes)
+
+
+def _put(policy: Policy, weights: Mapping[str, Tensor], name: str) -> None:
+    """Copy the weights that learned; the others came with the model's own files."""
+    own = {n: p for n, p in policy.named_parameters() if p.requires_grad}
+    if own.keys() != weights.keys() or any(own[n].shape != w.shape for n, w in weights.items()):
+        why = "its weights are not those of the model that its config.yaml names"
+        fix = "put the model back that actor_rollout_ref.model.path meant, or mend the override"
+        raise UserError(_FIELD, name, why, fix)
+    with torch.no_grad():
+        for key, parameter in own.items():
+            parameter.copy_(weights[key])

@@ -1,0 +1,137 @@
+"""Rewards become advantages: KL in the reward, off-policy correction, then the estimator."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from luyen.algorithms.advantages import Credit, CreditInputs, adv_estimators
+from luyen.algorithms.correction.correct import rollout_correction
+from luyen.algorithms.group_metrics import baseline_bias, estimator_baselines, group_statistics
+from luyen.algorithms.kl import kl_penalty
+from luyen.config.catalog import ADV_ESTIMATORS
+from luyen.config.schema.algorithm import RolloutCorrection
+from luyen.engine.batch import PackedBatch
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credited:
+    """A batch ready for the update, and what there is to say about it.
+
+    Example:
+        >>> Credited(batch=None, metrics={"reward/mean": 0.5}, kl=None).kl is None
+        True
+    """
+
+    batch: PackedBatch
+    """With the streams `advantages` and `returns`, and `is_weights` where a correction is on."""
+    metrics: Mapping[str, float]
+    """Group statistics, mismatch and KL."""
+    kl: float | None
+    """Mean KL to the reference; None without one."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreditRules:
+    """How credit is assigned in this run.
+
+    Example:
+        >>> CreditRules(estimator="rloo", knobs={}, is_group_relative=True, kl_kind=None,
+        ...             correction=None).estimator
+        'rloo'
+    """
+
+    estimator: str
+    """Name of the advantage estimator."""
+    knobs: Mapping[str, Any]
+    """Its knobs."""
+    is_group_relative: bool
+    """Whether it compares the samples of a group."""
+    kl_kind: str | None
+    """KL estimator of the term in the reward; None: no such term."""
+    correction: RolloutCorrection | None
+    """Off-policy correction; None: none, or bypass mode, which brings its own."""
+
+
+def credit(
+    batch: PackedBatch,
+    rules: CreditRules,
+    *,
+    kl_coef: float,
+    baselines: Tensor | None = None,
+    components: Mapping[str, Tensor] | None = None,
+) -> Credited:
+    """Advantages and returns of every token. Rejection leaves rewards and denominators alone."""
+    streams, layout = dict(batch.streams), batch.layout
+    metrics: dict[str, float] = {}
+    kl = None
+    if "ref_logp" in streams:
+        # Without a pass of their own, the log-probabilities of the sampler stand in.
+        old = streams.get("old_logp", streams["rollout_logp"])
+        gap = kl_penalty(rules.kl_kind or "kl", old, streams["ref_logp"])
+        penalty = layout.on_mask(gap)
+        kl = float(penalty.sum() / layout.mask.sum())
+        metrics["actor/ref_kl"] = kl
+        if rules.kl_kind is not None:
+            streams["rewards"] = streams["rewards"] - kl_coef * penalty
+            metrics["actor/reward_kl_coef"] = kl_coef
+    if rules.correction is not None:
+        streams |= _corrected(streams, batch, rules.correction, metrics)
+    inputs = CreditInputs(
+        rewards=streams["rewards"],
+        layout=layout,
+        values=streams.get("values"),
+        baselines=baselines,
+        components=components,
+        old_logp=streams.get("old_logp"),
+        sum_pi_squared=streams.get("sum_pi_squared"),
+        is_weights=streams.get("is_weights"),
+    )
+    result: Credit = adv_estimators.get(rules.estimator)(inputs, **rules.knobs)
+    metrics |= _group_metrics(rules.estimator, inputs)
+    ready = batch.with_streams(**streams, advantages=result.advantages, returns=result.returns)
+    return Credited(batch=ready, metrics=metrics, kl=kl)
+
+
+def _corrected(
+    streams: Mapping[str, Tensor],
+    batch: PackedBatch,
+    knobs: RolloutCorrection,
+    metrics: dict[str, float],
+) -> dict[str, Tensor]:
+    found = rollout_correction(
+        streams["old_logp"],
+        streams["rollout_logp"],
+        batch.layout,
+        rollout_is=knobs.rollout_is,
+        rollout_is_threshold=knobs.rollout_is_threshold,
+        rollout_is_floor=knobs.rollout_is_floor,
+        rollout_is_batch_normalize=knobs.rollout_is_batch_normalize,
+        rollout_rs=knobs.rollout_rs,
+        rollout_rs_threshold=knobs.rollout_rs_threshold,
+    )
+    metrics |= found.metrics
+    # A rejected token keeps its place in the denominator and loses its gradient.
+    return {"is_weights": torch.where(found.keep, found.weights, 0.0)}
+
+
+def _group_metrics(estimator: str, inputs: CreditInputs) -> dict[str, float]:
+    rewards, groups = inputs.sequence_rewards(), inputs.layout.groups
+    statistics = group_statistics(rewards, groups)
+    found: dict[str, float | None] = {
+        "group/variance": statistics.within_group_variance,
+        "group/zero_std_fraction": statistics.zero_std_fraction,
+        "group/solve_all_fraction": statistics.solve_all_fraction,
+        "group/solve_none_fraction": statistics.solve_none_fraction,
+    }
+    # What the baseline of a plugin's estimator is, only the plugin knows.
+    baselines = estimator_baselines(estimator, inputs) if estimator in ADV_ESTIMATORS else None
+    if baselines is not None:
+        bias = baseline_bias(baselines, rewards, groups)
+        found["group/baseline_bias"] = bias.signed
+        found["group/baseline_bias_abs"] = bias.absolute
+    return {name: value for name, value in found.items() if value is not None}

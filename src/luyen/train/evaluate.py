@@ -1,0 +1,71 @@
+"""Validation: rollouts on held-out prompts, with pass@k, mean@k and a confidence interval."""
+
+from collections.abc import Mapping, Sequence
+from math import comb, sqrt
+
+_Z = 1.959964
+"""Two-sided 95 % quantile of the normal distribution."""
+
+
+def pass_at_k(solved: int, samples: int, k: int) -> float:
+    """Chance that k of the samples, drawn without replacement, hold a solution (arXiv:2107.03374).
+
+    Example:
+        >>> pass_at_k(1, 4, 2)
+        0.5
+    """
+    return 1.0 - comb(samples - solved, k) / comb(samples, k)
+
+
+def wilson_interval(mean: float, count: int) -> tuple[float, float]:
+    """95 % interval of a share of `count` independent trials; sound near 0 and 1.
+
+    Example:
+        >>> low, high = wilson_interval(1.0, 10)
+        >>> round(low, 2), round(high, 2)
+        (0.72, 1.0)
+    """
+    if count == 0:
+        return 0.0, 1.0
+    square = _Z * _Z
+    centre = (mean + square / (2 * count)) / (1 + square / count)
+    half = (
+        _Z * sqrt(mean * (1 - mean) / count + square / (4 * count * count)) / (1 + square / count)
+    )
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def validation_metrics(
+    scores: Mapping[str, Sequence[Sequence[float]]], *, solved_at: float = 1.0
+) -> dict[str, float]:
+    """Metrics per data source from the rewards of each prompt's samples, and over all of them.
+
+    A sample counts as solved when its reward reaches `solved_at`. The interval treats prompts, not
+    samples, as independent.
+    """
+    found: dict[str, float] = {}
+    everything = [rewards for source in scores.values() for rewards in source]
+    for name, prompts in {**scores, "all": everything}.items():
+        prefix = "val" if name == "all" else f"val/{name}"
+        found |= {f"{prefix}/{key}": value for key, value in _metrics(prompts, solved_at).items()}
+    return found
+
+
+def _metrics(prompts: Sequence[Sequence[float]], solved_at: float) -> dict[str, float]:
+    samples = min(len(rewards) for rewards in prompts)
+    means = [sum(rewards) / len(rewards) for rewards in prompts]
+    solved = [sum(r >= solved_at for r in rewards) for rewards in prompts]
+    accuracy = sum(n / len(r) for n, r in zip(solved, prompts, strict=True)) / len(prompts)
+    low, high = wilson_interval(accuracy, len(prompts))
+    found = {
+        f"reward/mean@{samples}": sum(means) / len(means),
+        "accuracy": accuracy,
+        "accuracy_low": low,
+        "accuracy_high": high,
+    }
+    k = 1
+    while k <= samples:
+        chances = [pass_at_k(n, len(r), k) for n, r in zip(solved, prompts, strict=True)]
+        found[f"pass@{k}"] = sum(chances) / len(chances)
+        k *= 2
+    return found

@@ -1,0 +1,99 @@
+"""Every number that the loops write, with its meaning.
+
+The mathematics returns metrics without knowing of telemetry, so they are declared here, where they
+enter a run.
+"""
+
+from luyen.telemetry.catalog import metric
+
+_ACTOR = {
+    "pg_loss": "Policy loss under the aggregation's weights.",
+    "ppo_kl": "Mean of old minus current log-probability: how far the policy moved in the update.",
+    "pg_clipfrac": "Share of tokens whose loss is clipped.",
+    "pg_clipfrac_lower": "Share of tokens held by the dual clip.",
+    "cispo_clipfrac": "Share of tokens whose ratio is clipped (cispo).",
+    "clip_cov_selected_fraction": "Share of tokens set aside (clip_cov).",
+    "kl_cov_selected_fraction": "Share of tokens with a KL penalty (kl_cov).",
+    "dppo_masked_fraction": "Share of tokens outside the trust region (dppo).",
+    "dppo_truncated_fraction": "Share of tokens whose ratio is capped (dppo).",
+    "dro_penalty": "Mean quadratic term (dro).",
+    "vespo_phi_mean": "Mean reshaping weight (vespo).",
+    "entropy": "Mean entropy of the policy, in nats a token.",
+    "kl_loss": "Mean KL penalty of the loss.",
+    "ref_kl": "Mean KL to the reference before the update.",
+    "ref_kl_slope": "Change of that KL per step, over the latest steps.",
+    "reward_kl_coef": "Coefficient of the KL term in the reward.",
+}
+_CRITIC = {
+    "vf_loss": "Value loss under the aggregation's weights.",
+    "vf_clipfrac": "Share of tokens whose value loss is clipped.",
+    "vpred_mean": "Mean value.",
+}
+_UPDATE = {
+    "grad_norm": "Norm of the gradient before clipping, mean over the optimizer steps.",
+    "lr": "Learning rate.",
+    "skipped_updates": "Optimizer steps left out because the gradient was not finite.",
+}
+_GROUP = {
+    "variance": "Mean variance of the reward inside a group.",
+    "zero_std_fraction": "Share of groups whose samples all score the same.",
+    "solve_all_fraction": "Share of groups whose samples all reach reward 1.",
+    "solve_none_fraction": "Share of groups without a sample that reaches reward 1.",
+    "baseline_bias": "Mean of a sample's baseline minus the mean reward of its siblings.",
+    "baseline_bias_abs": "The same, of absolute values.",
+    "generated_batches": "Batches of prompts that were generated for the step.",
+    "kept_fraction": "Share of the generated groups that were trained on.",
+}
+_PARITY = {
+    "max_gap": "Largest difference between the trainer's log-probability and the sampler's.",
+    "mean_gap": "Mean of that difference.",
+    "exact_fraction": "Share of tokens without any difference.",
+}
+_LENGTH = {
+    "mean": "Mean number of tokens.",
+    "max": "Largest number of tokens.",
+    "min": "Smallest number of tokens.",
+    "cut_fraction": "Share of rollouts that ended at their token budget.",
+}
+_REWARD = {
+    "mean": "Mean reward.",
+    "std": "Spread of the reward over all rollouts.",
+    "min": "Smallest reward.",
+    "max": "Largest reward.",
+    "faults": "Rollouts that could not be scored.",
+}
+_VALIDATION = {
+    "accuracy": "Share of samples that reach reward 1.",
+    "accuracy_low": "Lower end of its 95 % interval.",
+    "accuracy_high": "Upper end of its 95 % interval.",
+    "pass@<k>": "Chance that k samples of a prompt hold one that reaches reward 1.",
+    "reward/mean@<n>": "Mean reward over n samples of each prompt.",
+}
+_SFT = {
+    "nll": "Mean negative log-likelihood of the assistant's tokens.",
+    "val_nll": "The same on the validation rows.",
+    "tokens": "Assistant tokens of the step.",
+}
+_FAMILIES = {
+    "actor": {**_ACTOR, **_UPDATE},
+    "critic": {**_CRITIC, **_UPDATE},
+    "group": _GROUP,
+    "parity": _PARITY,
+    "response_length": _LENGTH,
+    "prompt_length": {"mean": _LENGTH["mean"]},
+    "reward": _REWARD,
+    "val": _VALIDATION,
+    "val/<source...>": _VALIDATION,
+    "sft": _SFT,
+}
+
+for _family, _names in _FAMILIES.items():
+    for _name, _doc in _names.items():
+        metric(f"{_family}/{_name}", doc=_doc)
+
+metric("reward/<component...>/mean", doc="Mean of one component of the reward.")
+metric("reward/<component...>/faults", doc="Rollouts for which the component has no value.")
+metric("rollout_corr/<name>", doc="Mismatch between sampler and trainer; see rollout correction.")
+metric("training/<name>", doc="Differences of probabilities between sampler and trainer.")
+metric("time/step", unit="s", doc="Seconds of the step's phases together.")
+metric("time/tokens_per_s", unit="1/s", doc="Tokens of the step by its seconds.")

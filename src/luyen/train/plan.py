@@ -1,0 +1,34 @@
+"""Which rollouts make one optimizer step: whole groups, in a seeded order."""
+
+from collections.abc import Iterator, Sequence
+
+from luyen.base.seeds import derive_key, shuffled
+from luyen.engine.batch import PackedBatch
+
+
+def mini_batches(
+    batch: PackedBatch, *, groups: int, epochs: int, shuffle: bool, seed: int, step: int
+) -> Iterator[PackedBatch]:
+    """Parts of a step that each end in an optimizer step, `groups` prompts each.
+
+    The weights of a part are fixed by the part, so an epoch adds up to the same gradient however a
+    part is later cut into micro-batches.
+    """
+    labels = batch.layout.groups.tolist()
+    members: dict[int, list[int]] = {}
+    for index, label in enumerate(labels):
+        members.setdefault(label, []).append(index)
+    names = list(members)
+    for epoch in range(epochs):
+        order = names
+        if shuffle:
+            key = derive_key(seed, "mini-batches", step, epoch)
+            order = [names[i] for i in shuffled(len(names), key)]
+        for part in _parts(order, groups):
+            chosen = [index for label in part for index in members[label]]
+            yield batch if len(chosen) == len(labels) and not shuffle else batch.take(chosen)
+
+
+def _parts(names: Sequence[int], size: int) -> Iterator[Sequence[int]]:
+    for start in range(0, len(names), size):
+        yield names[start : start + size]

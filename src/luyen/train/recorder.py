@@ -1,0 +1,87 @@
+"""What a run leaves behind: metrics, rollouts, checkpoints."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import final
+
+from luyen.base.records import Rollout
+from luyen.base.rundir import RunDirectory
+from luyen.checkpoint.store import CheckpointStore
+from luyen.checkpoint.tensors import load_state, save_state
+from luyen.engine.batch import PackedBatch
+from luyen.runtime.local import LocalRoles
+from luyen.telemetry.rollout_files import RecordedRollout, write_rollouts
+from luyen.telemetry.sinks import MetricLog
+from luyen.train import metric_names
+from luyen.train.state import LoopState
+
+METRICS = metric_names
+"""Importing it declares every number a run writes."""
+
+
+@final
+class Recorder:
+    """Writes into one run directory."""
+
+    def __init__(self, directory: RunDirectory, log: MetricLog, store: CheckpointStore) -> None:
+        self.directory = directory
+        self.log = log
+        self.store = store
+
+    def metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """One line of numbers."""
+        self.log.write(step, metrics)
+
+    def rollouts(
+        self, step: int, judged: Sequence[Rollout], used: Mapping[tuple[int, int, str, int], object]
+    ) -> None:
+        """Every rollout of a step, those that were left out included."""
+        records = [
+            RecordedRollout(rollout=rollout, advantages=_tuple(used.get(rollout.key)))
+            for rollout in judged
+        ]
+        write_rollouts(self.directory.rollouts(step), records)
+
+    def validation(self, step: int, judged: Sequence[Rollout]) -> None:
+        """The rollouts of a validation."""
+        path = self.directory.rollouts(step, validation=True)
+        write_rollouts(path, [RecordedRollout(rollout=rollout) for rollout in judged])
+
+    def save(self, state: LoopState, roles: LocalRoles) -> Path:
+        """A checkpoint of everything a resumed run needs."""
+
+        def write(folder: Path) -> None:
+            for name, part in roles.state_dict().items():
+                save_state(folder, name, part)
+            save_state(folder, "loop", state.as_json())
+
+        return self.store.save(state.step, write)
+
+    def close(self) -> None:
+        """Finish every file."""
+        self.log.close()
+
+
+def restore(folder: Path, roles: LocalRoles) -> LoopState:
+    """Weights and optimizer state into the roles; the loop's own state as a record."""
+    parts = {name: load_state(folder, name) for name in roles.state_dict()}
+    roles.load_state_dict(parts)
+    return LoopState.from_json(load_state(folder, "loop"))
+
+
+def advantages_by_rollout(
+    rollouts: Sequence[Rollout], batch: PackedBatch
+) -> dict[tuple[int, int, str, int], object]:
+    """Advantage of each trainable token by rollout, for the record."""
+    stream, mask = batch.streams["advantages"].tolist(), batch.layout.mask.tolist()
+    found: dict[tuple[int, int, str, int], object] = {}
+    start = 0
+    for rollout, length in zip(rollouts, batch.lengths, strict=True):
+        span = range(start, start + length)
+        found[rollout.key] = tuple(stream[i] if mask[i] else None for i in span)
+        start += length
+    return found
+
+
+def _tuple(value: object) -> tuple[float | None, ...] | None:
+    return value if isinstance(value, tuple) else None  # pyright: ignore[reportUnknownVariableType]

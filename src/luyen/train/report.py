@@ -1,0 +1,88 @@
+"""The numbers of a step, written down and shown; what looks broken is said at once."""
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+
+from luyen.algorithms.group_metrics import kl_drift
+from luyen.base.errors import UserError
+from luyen.base.records import StopReason
+from luyen.engine.batch import PackedBatch
+from luyen.rewards.step import Scored, score_metrics
+from luyen.rollout.single_turn import Group
+from luyen.telemetry.spans import SPANS
+from luyen.train.credit import Credited
+from luyen.train.recorder import advantages_by_rollout
+from luyen.train.run import OnlineRun
+
+_PATIENCE = 10
+"""First steps without any difference inside a group before the run is called hopeless."""
+
+
+def finish_step(
+    run: OnlineRun, groups: list[Group], credited: Credited, metrics: Mapping[str, float]
+) -> None:
+    """Write metrics and rollouts of the step, move the controllers, and count it as done."""
+    rollouts = run.rollouts_of(groups)
+    if credited.kl is not None:
+        run.follow_kl(credited.kl, len(rollouts))
+        drift = kl_drift(run.kl_history)
+        run.notes["actor/ref_kl_slope"] = drift.slope
+    found = {
+        **score_metrics(run.judged),
+        **_lengths(groups),
+        **credited.metrics,
+        **metrics,
+        **run.notes,
+        **_times(run, credited.batch),
+    }
+    run.follow_success(_solved(run.judged))
+    run.step += 1
+    run.version += 1
+    run.metrics |= found
+    everyone = [rollout for group in run.judged for rollout in group.rollouts]
+    run.recorder.rollouts(run.step, everyone, advantages_by_rollout(rollouts, credited.batch))
+    _refuse_a_hopeless_start(run, found)
+
+
+def _solved(judged: Sequence[Scored]) -> float:
+    """Share of the rollouts that reach reward 1, of all that were drawn for the step."""
+    values = [score.value for group in judged for score in group.scores]
+    return fmean(value is not None and value >= 1.0 for value in values)
+
+
+def _lengths(groups: list[Group]) -> dict[str, float]:
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    lengths = [rollout.response_length for rollout in rollouts]
+    cut = [rollout.stop == StopReason.TOKEN_BUDGET for rollout in rollouts]
+    return {
+        "response_length/mean": fmean(lengths),
+        "response_length/max": float(max(lengths)),
+        "response_length/min": float(min(lengths)),
+        "response_length/cut_fraction": fmean(cut),
+        "prompt_length/mean": fmean(rollout.prompt_length for rollout in rollouts),
+    }
+
+
+def _times(run: OnlineRun, batch: PackedBatch) -> dict[str, float]:
+    times = SPANS.drain(run.step + 1)
+    total = sum(times.values())
+    tokens = sum(batch.lengths)
+    return {**times, "time/step": total, "time/tokens_per_s": tokens / total if total else 0.0}
+
+
+def _refuse_a_hopeless_start(run: OnlineRun, found: Mapping[str, float]) -> None:
+    """Stop when no group has ever differed: there is nothing to learn from."""
+    share = found.get("group/zero_std_fraction")
+    if share is None or not run.credit_rules.is_group_relative:
+        return
+    is_flat = share == 1.0 and run.flat_steps == run.step - 1
+    run.flat_steps = run.step if is_flat else -1
+    if run.flat_steps == _PATIENCE and found["reward/max"] == found["reward/min"]:
+        raise UserError(
+            "reward",
+            found["reward/mean"],
+            f"every rollout of the first {_PATIENCE} steps got the same reward, so that every "
+            "advantage is 0",
+            "look at rollouts/ in the run directory: is the reward reading the right text, are "
+            "answers cut by max_response_length, is the task too hard or already solved?",
+        )

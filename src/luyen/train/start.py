@@ -1,0 +1,115 @@
+"""Begin or resume a run, carry it to its end, and say what it reached."""
+
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+from luyen.base.errors import UserError
+from luyen.base.rundir import RunDirectory
+from luyen.checkpoint.store import CheckpointStore
+from luyen.config.check import Report
+from luyen.data.build import build_data
+from luyen.telemetry.curves import draw_curves
+from luyen.telemetry.display import SilentDisplay, open_display
+from luyen.telemetry.sinks import open_sinks
+from luyen.telemetry.spans import SPANS
+from luyen.telemetry.summary import Change, Summary
+from luyen.train.beginning import find_checkpoint, identity, open_directory
+from luyen.train.build import build_run, import_plugins, load_run_tokenizer
+from luyen.train.online import train_online
+from luyen.train.recorder import Recorder, restore
+from luyen.train.run import OnlineRun
+from luyen.train.start_offline import run_supervised
+from luyen.train.unbuilt import refuse_unbuilt
+
+
+def run_training(report: Report) -> Summary:
+    """Train as the configuration says. It must have passed its check."""
+    if not report.is_sound:
+        first = next(p for p in report.problems if p.severity == "error")
+        raise UserError(first.field, first.value, first.why, first.fix)
+    refuse_unbuilt(report)
+    if report.config.trainer.stage == "sft":
+        return run_supervised(report)
+    return run_online(report)
+
+
+def run_online(report: Report) -> Summary:
+    """Learn from rewards."""
+    return _carry_out(prepare_online(report))
+
+
+def prepare_online(report: Report) -> OnlineRun:
+    """A run with its directory, its files open, where its newest checkpoint left it."""
+    config = report.config
+    import_plugins(config.trainer.plugins)
+    tokenizer = load_run_tokenizer(config)
+    data = build_data(config.data, tokenizer=tokenizer, seed=config.trainer.seed)
+    directory = open_directory(report, data)
+    store = CheckpointStore(directory.checkpoints, keep=config.trainer.max_ckpt_to_keep)
+    resumed = find_checkpoint(report, store)
+    first_step = resumed.step + 1 if resumed is not None else 0
+    display = open_display() if "console" in config.trainer.logger else SilentDisplay()
+    log = open_sinks(
+        config.trainer.logger,
+        directory=directory,
+        who=identity(report, directory),
+        display=display,
+        first_step=first_step,
+    )
+    with ExitStack() as opened:
+        opened.callback(log.close)
+        run = build_run(report, data, tokenizer, Recorder(directory, log, store), display)
+        if resumed is not None:
+            run.restore(restore(resumed.path, run.roles))
+        opened.pop_all()
+    return run
+
+
+def _carry_out(run: OnlineRun) -> Summary:
+    directory = run.recorder.directory
+    SPANS.open(directory.events, process="controller")
+    started, first = time.monotonic(), run.step
+    run.display.start(run.total_steps, done=run.step)
+    try:
+        with run.interruption:
+            train_online(run)
+    finally:
+        run.display.close()
+        run.recorder.close()
+        run.reward.close()
+        run.roles.close()
+        SPANS.close()
+    seconds = time.monotonic() - started
+    curves = draw_curves(directory.metrics, directory.report)
+    return _summary(run, directory, curves, seconds=seconds, steps=run.step - first)
+
+
+def _summary(
+    run: OnlineRun, directory: RunDirectory, curves: list[Path], *, seconds: float, steps: int
+) -> Summary:
+    newest = run.recorder.store.latest()
+    checkpoint = directory.checkpoint(newest) if newest is not None else None
+    files = {"metrics": directory.metrics, "rollouts": directory.root / "rollouts"}
+    files |= {f"curve {path.stem}": path for path in curves}
+    if checkpoint is not None:
+        files["checkpoint"] = checkpoint
+    accuracy = Change(
+        label="validation accuracy",
+        before=run.validations[0].get("val/accuracy") if run.validations else None,
+        after=run.validations[-1].get("val/accuracy") if run.validations else None,
+    )
+    return Summary(
+        headline="Interrupted" if run.interruption.is_wanted else "Finished",
+        changes=(accuracy,) if run.validations else (),
+        steps=steps,
+        seconds=seconds,
+        files=files,
+        commands=(
+            f"luyen chat {checkpoint}",
+            f"luyen eval {checkpoint}",
+            f"luyen export {checkpoint} exported/",
+        )
+        if checkpoint is not None
+        else (),
+    )

@@ -1,0 +1,50 @@
+"""Everything a resumed run must know besides weights."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, final
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopState:
+    """Where the loop stands. A run resumed from it goes on as if nothing had happened.
+
+    Example:
+        >>> LoopState.from_json(LoopState(step=3, cursor=96).as_json()).cursor
+        96
+    """
+
+    step: int = 0
+    """Steps that are done."""
+    cursor: int = 0
+    """Rows drawn so far: the sampler is a pure function of it."""
+    version: int = 0
+    """Version of the policy's weights."""
+    kl_controller: dict[str, float | None] | None = None
+    """State of the KL coefficient."""
+    entropy_controller: dict[str, float | None] | None = None
+    """State of the entropy coefficient."""
+    kl_history: tuple[float, ...] = ()
+    """KL to the reference of the latest steps, for its drift."""
+    sampler: tuple[int, ...] | None = None
+    """What an adaptive sampler learned; None for one that is a function of the cursor alone."""
+    skipped: int = 0
+    """Optimizer steps left out in a row, because their gradients were not finite."""
+    flat_steps: int = 0
+    """First steps in which no group differed; -1 once one did."""
+    first_validation: dict[str, float] = field(default_factory=dict[str, float])
+    """What the first validation found, for the summary."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data for a checkpoint."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, saved: dict[str, Any]) -> "LoopState":
+        """What `as_json` gave."""
+        sampler = saved.get("sampler")
+        tuples = {
+            "kl_history": tuple(saved["kl_history"]),
+            "sampler": tuple(sampler) if sampler is not None else None,
+        }
+        return cls(**{**saved, **tuples})

@@ -1,0 +1,231 @@
+"""What every rollout engine does, whatever it is made of."""
+
+import bisect
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+
+from luyen.base.errors import UserError
+from luyen.base.seeds import uniform
+from luyen.rollout.protocol import Request, RolloutEngine, generate
+from tests.generation import (
+    ENGINES,
+    engine_of,
+    packed_logps,
+    pairs,
+    plain_logits,
+    request,
+    sampled_logps,
+    spell,
+)
+from tests.tiny_models import VOCABULARY, tiny_policy
+
+POLICY = tiny_policy("llama", initializer_range=0.15)
+LENGTHS = (1, 5, 33)
+
+
+@pytest.fixture(params=ENGINES)
+def engine(request: pytest.FixtureRequest) -> RolloutEngine:
+    return engine_of(request.param, POLICY)
+
+
+def probabilities(asked: Request, tokens: tuple[int, ...], temperature: float) -> list[list[float]]:
+    """float64 distribution of each drawn token, from the model's own forward."""
+    logits = plain_logits(POLICY, asked.tokens + tokens)[len(asked.tokens) - 1 : -1]
+    return torch.softmax(logits / temperature, -1).tolist()
+
+
+def by_hand(weights: list[float], number: float) -> int:
+    """First index whose running sum exceeds `number` x total."""
+    running = list(itertools.accumulate(weights))
+    return bisect.bisect_right(running, number * running[-1])
+
+
+def test_greedy_takes_the_likeliest_token_of_a_plain_forward(engine: RolloutEngine):
+    asked = [request(n, 12, temperature=0.0, samples=2) for n in LENGTHS]
+    found = generate(engine, asked)
+    assert len(found) == 6
+    for before, done in pairs(asked, found):
+        logits = plain_logits(POLICY, before + done.tokens)[len(before) - 1 : -1]
+        assert done.tokens == tuple(logits.argmax(-1).tolist())
+        assert done.reason == "length"
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0, 1.9])
+def test_log_probabilities_are_those_of_a_plain_forward(engine: RolloutEngine, temperature: float):
+    asked = [request(n, 12, temperature=temperature) for n in LENGTHS]
+    answers = pairs(asked, generate(engine, asked))
+    scale = temperature or 1.0
+    for before, done in answers:
+        logits = plain_logits(POLICY, before + done.tokens)[len(before) - 1 : -1] / scale
+        expected = logits.log_softmax(-1).gather(-1, torch.tensor(done.tokens)[:, None])[:, 0]
+        assert torch.tensor(done.logps).double().sub(expected).abs().max() < 1e-5
+    gap = (packed_logps(POLICY, answers, temperature=scale) - sampled_logps(answers)).abs().max()
+    assert gap < 1e-5
+    if not isinstance(engine, type(engine_of("hf", POLICY))):
+        assert gap == 0
+
+
+@pytest.mark.parametrize("temperature", [0.6, 1.0, 2.0])
+def test_tokens_follow_the_counter_numbers(engine: RolloutEngine, temperature: float):
+    asked = [request(n, 40, samples=3, temperature=temperature) for n in LENGTHS]
+    seen = set()
+    for (name, sample), done in generate(engine, asked).items():
+        one = next(r for r in asked if r.id == name)
+        for place, weights in enumerate(probabilities(one, done.tokens, temperature)):
+            assert done.tokens[place] == by_hand(weights, uniform(one.keys[sample], place))
+        seen |= set(done.tokens)
+    assert len(seen) > 20
+    assert max(seen) < VOCABULARY
+
+
+TRUNCATIONS = [
+    {"top_k": 3},
+    {"top_p": 0.5},
+    {"min_p": 0.3},
+    {"top_k": 8, "top_p": 0.7, "min_p": 0.05, "temperature": 1.4},
+]
+
+
+def kept_by_hand(weights: list[float], *, top_k=-1, top_p=1.0, min_p=0.0) -> set[int]:
+    order = sorted(range(len(weights)), key=lambda i: (-weights[i], i))
+    order = order[:top_k] if top_k > 0 else order
+    total = sum(weights[i] for i in order)
+    kept, mass = set(), 0.0
+    for i in order:
+        if kept and (mass >= top_p * total or weights[i] < min_p * weights[order[0]]):
+            break
+        kept.add(i)
+        mass += weights[i]
+    return kept
+
+
+@pytest.mark.parametrize("limits", TRUNCATIONS, ids=str)
+def test_truncation_draws_from_the_support_and_reports_its_mass(engine: RolloutEngine, limits):
+    asked = [request(n, 30, samples=2, **limits) for n in LENGTHS]
+    temperature = limits.get("temperature", 1.0)
+    rules = {k: v for k, v in limits.items() if k != "temperature"}
+    for (name, sample), done in generate(engine, asked).items():
+        one = next(r for r in asked if r.id == name)
+        for place, weights in enumerate(probabilities(one, done.tokens, temperature)):
+            kept = kept_by_hand(weights, **rules)
+            masked = [w if i in kept else 0.0 for i, w in enumerate(weights)]
+            assert done.tokens[place] == by_hand(masked, uniform(one.keys[sample], place))
+            assert done.kept_mass[place] == pytest.approx(sum(masked), abs=1e-5)
+            # The log-probability is that of the full softmax, whatever was ruled out.
+            expected = torch.tensor(weights[done.tokens[place]]).log()
+            assert done.logps[place] == pytest.approx(float(expected), abs=1e-4)
+
+
+def test_kept_mass_is_absent_without_truncation(engine: RolloutEngine):
+    [done] = generate(engine, [request(4, 3)]).values()
+    assert done.kept_mass == ()
+
+
+def test_a_stop_id_ends_the_answer_and_is_kept(engine: RolloutEngine):
+    [whole] = generate(engine, [request(5, 20)]).values()
+    stop = whole.tokens[7]
+    first = whole.tokens.index(stop)
+    [done] = generate(engine, [request(5, 20, stop_ids=frozenset({stop}))]).values()
+    assert (done.tokens, done.reason) == (whole.tokens[: first + 1], "stop")
+    assert done.logps == whole.logps[: first + 1]
+
+
+def test_a_stop_string_ends_the_answer_where_it_is_complete(engine: RolloutEngine):
+    [whole] = generate(engine, [request(5, 60)]).values()
+    text = spell(whole.tokens)
+    stop = text[40:43]
+    end = text.index(stop) + 3
+    [done] = generate(engine, [request(5, 60, stop_strings=("not there", stop))]).values()
+    assert (done.tokens, done.reason) == (whole.tokens[:end], "stop")
+
+
+def test_ignore_stop_draws_every_token(engine: RolloutEngine):
+    [whole] = generate(engine, [request(5, 20)]).values()
+    stops = frozenset(whole.tokens)
+    asked = request(5, 20, stop_ids=stops, stop_strings=(spell(whole.tokens[:1]),))
+    [short] = generate(engine, [asked]).values()
+    assert len(short.tokens) == 1
+    ignored = replace(asked, sampling=replace(asked.sampling, ignore_stop=True))
+    [long] = generate(engine, [ignored]).values()
+    assert (long.tokens, long.reason) == (whole.tokens, "length")
+
+
+def test_a_stop_at_the_last_token_counts_as_a_stop(engine: RolloutEngine):
+    [whole] = generate(engine, [request(5, 6)]).values()
+    stop = frozenset({whole.tokens[-1]} - set(whole.tokens[:-1]))
+    assert stop
+    [done] = generate(engine, [request(5, 6, stop_ids=stop)]).values()
+    assert (len(done.tokens), done.reason) == (6, "stop")
+
+
+def test_samples_share_the_prompt_and_nothing_else(engine: RolloutEngine):
+    asked = request(7, 16, samples=4)
+    together = generate(engine, [asked])
+    assert len({done.tokens for done in together.values()}) == 4
+    for i, key in enumerate(asked.keys):
+        [alone] = generate(engine, [replace(asked, keys=(key,))]).values()
+        assert together[asked.id, i].tokens == alone.tokens
+
+
+def test_equal_keys_give_equal_answers(engine: RolloutEngine):
+    asked = request(7, 16)
+    doubled = replace(asked, keys=asked.keys * 2)
+    first, second = generate(engine, [doubled]).values()
+    assert (first.tokens, first.logps) == (second.tokens, second.logps)
+
+
+def test_abort_gives_what_there_is_and_leaves_the_others_alone(engine: RolloutEngine):
+    kept, dropped = request(5, 10, name="kept"), request(6, 10, name="dropped", samples=2)
+    [expected] = generate(engine, [kept]).values()
+    engine.submit(kept)
+    engine.submit(dropped)
+    aborted = engine.abort("dropped")
+    assert [(d.sample, d.reason, d.tokens) for d in aborted] == [
+        (0, "aborted", ()),
+        (1, "aborted", ()),
+    ]
+    assert engine.abort("unknown") == []
+    found = [done for _ in range(20) for done in engine.advance()]
+    assert found == [expected]
+    assert engine.is_idle
+    assert engine.advance() == []
+
+
+def test_close_forgets_and_the_engine_can_be_used_again(engine: RolloutEngine):
+    engine.submit(request(5, 4))
+    engine.close()
+    assert engine.is_idle
+    assert len(generate(engine, [request(6, 4)])) == 1
+
+
+IMPOSSIBLE = [
+    ({"tokens": ()}, {}, "at least one token"),
+    ({"tokens": (VOCABULARY,)}, {}, "ids go from 0 to 60"),
+    ({"tokens": (-1,)}, {}, "ids go from 0 to 60"),
+    ({"keys": ()}, {}, "random key"),
+    ({}, {"max_new_tokens": 0}, "at least one token"),
+    ({}, {"temperature": -1.0}, "0 (greedy) or more"),
+    ({}, {"temperature": float("nan")}, "0 (greedy) or more"),
+    ({}, {"top_p": 0.0}, "share of the probability"),
+    ({}, {"top_k": -2}, "number of tokens"),
+    ({}, {"min_p": 1.5}, "relative to the likeliest"),
+    ({}, {"stop_strings": ("",)}, "ends every answer"),
+]
+
+
+@pytest.mark.parametrize(("changes", "sampling", "why"), IMPOSSIBLE, ids=str)
+def test_an_impossible_request_is_refused(engine: RolloutEngine, changes, sampling, why: str):
+    good = request(3, 4)
+    bad = replace(good, **changes, sampling=replace(good.sampling, **sampling))
+    with pytest.raises(UserError) as caught:
+        engine.submit(bad)
+    assert why in str(caught.value)
+    assert engine.is_idle
+
+
+def test_two_requests_of_one_name_are_a_mistake(engine: RolloutEngine):
+    with pytest.raises(AssertionError, match="share an id"):
+        generate(engine, [request(3, 4), request(3, 5)])

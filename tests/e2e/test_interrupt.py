@@ -1,0 +1,44 @@
+"""Ctrl-C in a terminal, as a user presses it."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tests.runs import TINY, read_back
+
+MANY = "trainer.total_training_steps=100000"
+
+
+def test_ctrl_c_ends_with_a_checkpoint_a_summary_and_no_error(tmp_path: Path):
+    words = [*TINY, MANY, f"trainer.default_local_dir={tmp_path}"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "luyen", "train", "recipes/quickstart.yaml", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    root = tmp_path / "luyen" / "quickstart"
+    try:
+        wait_for_lines(root / "metrics.jsonl", process)
+        process.send_signal(signal.SIGINT)
+        said, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 0, errors
+    assert "Interrupted" in said
+    assert "luyen chat" in said
+    assert "once more to stop at once" in errors
+    left = read_back(root)
+    last = int(left.metrics[-1]["step"])
+    assert (root / "checkpoints" / f"step_{last:06d}").is_dir()
+
+
+def wait_for_lines(file: Path, process: subprocess.Popen[str]) -> None:
+    """Return once two steps are written down."""
+    deadline = time.monotonic() + 120
+    while not file.is_file() or len(file.read_text().splitlines()) < 2:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, "the run wrote nothing down"
+        time.sleep(0.1)

@@ -1,0 +1,106 @@
+"""Short runs: a tiny model, a few steps, and what they left in the run directory."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+import torch
+from torch import Tensor
+
+from luyen.checkpoint.store import CheckpointStore
+from luyen.checkpoint.tensors import load_state
+from luyen.config.check import Report, check
+from luyen.telemetry.metrics_file import read_metrics
+from luyen.train.online import train_online
+from luyen.train.run import OnlineRun
+from luyen.train.start import prepare_online
+
+ACTOR = "actor_rollout_ref.actor"
+MODEL = "actor_rollout_ref.model"
+ROLLOUT = "actor_rollout_ref.rollout"
+SHAPE = "{num_hidden_layers: 1, hidden_size: 32, intermediate_size: 64, num_attention_heads: 2,"
+TINY = (
+    "data.train_files=arithmetic://sum?digits=1&size=32",
+    "data.max_prompt_length=32",
+    "data.max_response_length=6",
+    "data.train_batch_size=4",
+    f"{MODEL}.init=random",
+    f"{MODEL}.enable_gradient_checkpointing=false",
+    # Large weights: probabilities far from uniform, so that a difference shows.
+    f"{MODEL}.override_config={SHAPE} num_key_value_heads: 1, head_dim: 16,"
+    " initializer_range: 0.2}",
+    f"{ACTOR}.ppo_mini_batch_size=4",
+    f"{ACTOR}.ppo_max_token_len_per_gpu=512",
+    f"{ACTOR}.optim.lr=1.0e-3",
+    f"{ROLLOUT}.n=4",
+    "algorithm.adv_estimator=grpo",
+    f"reward.custom_reward_function.path={Path(__file__).parent / 'shares_reward.py'}",
+    "trainer.total_training_steps=2",
+    "trainer.logger=jsonl",
+)
+"""A run of a random model that takes less than a second and whose groups differ in reward."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Ran:
+    """What a finished run left."""
+
+    root: Path
+    metrics: list[dict[str, float]]
+    """Metrics of each step that depend on nothing but the run, in order."""
+    weights: dict[str, Tensor]
+    """What the policy learned, by name."""
+
+    def course(self, name: str) -> list[float]:
+        """A metric at every step that has it."""
+        return [values[name] for values in self.metrics if name in values]
+
+
+def report_of(folder: Path, *overrides: str, files: Sequence[Path] = ()) -> Report:
+    """The check of a run below `folder`; a tiny one unless files say otherwise."""
+    words = [*([] if files else TINY), f"trainer.default_local_dir={folder}", *overrides]
+    return check(files, words)
+
+
+def train(folder: Path, *overrides: str, files: Sequence[Path] = ()) -> Ran:
+    """Run to the end and read back what is there. No curves are drawn: they take the most time."""
+    run = prepare(folder, *overrides, files=files)
+    try:
+        train_online(run)
+    finally:
+        close(run)
+    return read_back(run.recorder.directory.root)
+
+
+def read_back(root: Path) -> Ran:
+    """What a run left in its directory."""
+    newest = CheckpointStore(root / "checkpoints").newest_sound()
+    assert newest is not None
+    lines = read_metrics(root / "metrics.jsonl")
+    return Ran(
+        root=root,
+        metrics=[{"step": float(line.step), **line.timeless()} for line in lines],
+        weights=load_state(newest.path, "actor"),
+    )
+
+
+def prepare(folder: Path, *overrides: str, files: Sequence[Path] = ()) -> OnlineRun:
+    """A run that is ready to begin; close it with `close`."""
+    report = report_of(folder, *overrides, files=files)
+    assert report.is_sound, report.problems
+    return prepare_online(report)
+
+
+def close(run: OnlineRun) -> None:
+    """Free what `prepare` opened."""
+    run.recorder.close()
+    run.reward.close()
+    run.roles.close()
+
+
+def same_weights(one: Ran, other: Ran) -> bool:
+    """Whether two runs ended with bit-equal weights."""
+    assert one.weights.keys() == other.weights.keys()
+    return all(torch.equal(one.weights[name], other.weights[name]) for name in one.weights)

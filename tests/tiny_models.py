@@ -1,0 +1,74 @@
+"""Small random models of many architectures, made through transformers without any file."""
+
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from luyen.models.policy import Policy
+
+VOCABULARY = 61
+
+COMMON: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 2048,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    # Large weights: probabilities far from uniform, so that an error shows.
+    "initializer_range": 0.3,
+}
+
+KINDS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen2": {},
+    "qwen3": {"head_dim": 32},
+    "mistral": {"sliding_window": 8, "head_dim": 16},
+    "gemma2": {
+        "initializer_range": 0.06,
+        "head_dim": 16,
+        "sliding_window": 8,
+        "query_pre_attn_scalar": 16,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "gemma3_text": {
+        "initializer_range": 0.06,
+        "head_dim": 16,
+        "sliding_window": 8,
+        "query_pre_attn_scalar": 16,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "gpt_oss": {
+        "head_dim": 16,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "sliding_window": 8,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "phi3": {},
+    "olmo2": {},
+    "gpt_neox": {"rotary_pct": 0.5},
+    "granite": {"logits_scaling": 3.0, "attention_multiplier": 0.2, "embedding_multiplier": 2.0},
+    "cohere2": {
+        "logit_scale": 0.5,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 8,
+    },
+}
+
+
+def tiny_net(kind: str = "llama", *, seed: int = 0, **changes: Any) -> PreTrainedModel:
+    """A random model; `changes` replace values of its configuration."""
+    torch.manual_seed(seed)
+    config = AutoConfig.for_model(kind, **{**COMMON, **KINDS.get(kind, {}), **changes})
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+
+
+def tiny_policy(kind: str = "llama", *, vocabulary: int = VOCABULARY, **changes: Any) -> Policy:
+    """A policy over a random model."""
+    return Policy(tiny_net(kind, **changes), vocabulary=vocabulary).eval()

@@ -1,0 +1,133 @@
+"""Weighted sums, and which of them judges a row."""
+
+import pytest
+
+from luyen.base.errors import UserError
+from luyen.base.records import Score
+from luyen.config.reward_parts import read_components
+from luyen.rewards.build import build_reward
+from luyen.rewards.compose import total, with_part
+from tests.unit.rewards.builders import config, group, prompt, scored, scores
+
+PARTS = {
+    "right": {"rule": "numeric", "weight": 2.0},
+    "brief": {"rule": "length", "weight": 0.5},
+    "shape": {"rule": "json"},
+}
+
+
+def test_a_sum_shows_every_component_with_its_weight():
+    [score] = scores(config(components=PARTS), prompt("12", "anything"), "12", longest=8)
+    assert score.value == 2.0 * 1.0 + 0.5 * (-4 / 8) + 1.0
+    assert [(p.name, p.weight, p.value) for p in score.parts] == [
+        ("right", 2.0, 1.0),
+        ("brief", 0.5, -0.5),
+        ("shape", 1.0, 1.0),
+    ]
+
+
+def test_a_fault_of_one_component_is_a_fault_of_the_total():
+    [score] = scores(config(components=PARTS), prompt("twelve", "anything"), "12")
+    assert score.value is None
+    assert score.error == "right: the row's ground truth 'twelve' is not a number"
+    assert [part.value for part in score.parts] == [None, -0.25, 1.0]
+
+
+def test_a_sum_beyond_all_bounds_is_a_fault():
+    huge = Score(name="a", value=1e308, weight=10.0)
+    assert total([huge]).error == "the sum is not finite"
+
+
+def test_a_part_is_added_to_a_tree_and_to_a_bare_score():
+    more = Score(name="overlong", value=-0.5)
+    assert with_part(Score(name="reward", value=1.0), more).flat() == {
+        "reward": 0.5,
+        "reward/score": 1.0,
+        "reward/overlong": -0.5,
+    }
+    lost = Score(name="reward", value=None, error="late")
+    assert with_part(lost, more).error == "score: late"
+
+
+@pytest.mark.parametrize(
+    ("source", "rule"),
+    [("arithmetic/sum", "exact"), ("arithmetic", "exact"), ("openai/gsm8k", "gsm8k")],
+)
+def test_known_sources_have_a_rule(source, rule):
+    [score] = scores(config(), prompt("12", source), "12")
+    assert [part.name for part in score.parts] == [rule]
+
+
+@pytest.mark.parametrize("source", ["math_dapo", "HuggingFaceH4/MATH-500", "aime_2024"])
+def test_mathematics_goes_to_the_verifier(source):
+    [score] = scores(config(num_workers=1), prompt("12", source), r"$\frac{24}{2}$")
+    assert score.flat() == {"reward": 1.0, "reward/math": 1.0}
+
+
+def test_routes_come_first_and_may_name_components_and_rules():
+    components = {"right": {"rule": "numeric", "weight": 3.0}}
+    settings = config(
+        components=components, routes={"mine/*": ["right", "json"], "arithmetic/*": "numeric"}
+    )
+    groups = [
+        group(prompt("12", "mine/a"), "12"),
+        group(prompt("12", "arithmetic/sum"), "so 12", draw=1),
+        group(prompt("12", "openai/gsm8k"), "#### 12", draw=2),
+    ]
+    found = [one.scores[0].flat() for one in scored(settings, groups)]
+    assert found == [
+        {"reward": 4.0, "reward/right": 3.0 / 3, "reward/json": 1.0},
+        {"reward": 1.0, "reward/numeric": 1.0},
+        {"reward": 1.0, "reward/gsm8k": 1.0},
+    ]
+
+
+def test_a_source_without_a_route_is_an_error_and_never_zero():
+    with pytest.raises(UserError) as caught:
+        scored(
+            config(), [group(prompt("12", "arithmetic/sum"), "12"), group(prompt("1", "mine"), "1")]
+        )
+    message = str(caught.value)
+    assert message.startswith("data_source = 'mine': no reward judges rows of this source")
+    for word in ("arithmetic/*", "openai/gsm8k", "reward.routes", "reward.components"):
+        assert word in message
+
+
+def test_sources_are_checked_before_anything_is_sampled():
+    with build_reward(config(), max_response_length=8) as reward:
+        reward.check_sources(["arithmetic/sum", "openai/gsm8k"])
+        with pytest.raises(UserError, match="'mine, yours'"):
+            reward.check_sources(["mine", "arithmetic/sum", "yours", "mine"])
+
+
+def test_names_are_those_of_the_components():
+    with build_reward(config(components=PARTS), max_response_length=8) as reward:
+        assert reward.names == ("right", "brief", "shape")
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"components": {"a": {"rule": "exat"}}}, "did you mean `exact`"),
+        ({"components": {"a": {"rule": "exact", "kwargs": {"stirp": 1}}}}, "did you mean `strip`"),
+        ({"components": {"a": {"rule": "regex"}}}, "needs the knob `pattern`"),
+        ({"components": {"a": {"weight": 1.0}}}, "`a`: rule: Field required"),
+        ({"components": {"a": "exact"}}, "`a`: expected {rule: RULE"),
+        ({"components": {"a/b": {"rule": "exact"}}}, "holds no `/`"),
+        ({"routes": {"*": ["exat"]}}, "did you mean `exact`"),
+    ],
+)
+def test_a_component_that_is_wrong_is_refused(keys, message):
+    with pytest.raises(UserError, match=message):
+        scores(config(**keys), prompt("12"), "12")
+
+
+def test_a_package_that_is_missing_is_named(monkeypatch):
+    monkeypatch.setattr("luyen.rewards.components.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"pip install 'luyen\[math\]'"):
+        scores(config(), prompt("12", "math_x"), "12")
+
+
+def test_weights_are_numbers():
+    _, wrong = read_components(config(components={"a": {"rule": "exact", "weight": "much"}}))
+    assert wrong == ["`a`: weight: Input should be a valid number"]

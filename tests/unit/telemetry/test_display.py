@@ -1,0 +1,143 @@
+"""The display shows what it is told, in a terminal and without one."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from luyen.telemetry import display as module
+from luyen.telemetry.display import (
+    LiveDisplay,
+    PlainDisplay,
+    SilentDisplay,
+    duration,
+    open_display,
+    sparkline,
+)
+
+METRICS = {
+    "reward/mean": 0.51234,
+    "actor/entropy": 1.25,
+    "response_length/mean": 31.0,
+    "actor/ppo_kl": 0.00214,
+    "parity/max_gap": 0.0,
+    "time/tokens_per_s": 12345.6,
+}
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [100.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_a_plain_line_has_every_figure_and_the_time_left(clock: list[float]):
+    stream = io.StringIO()
+    shown = PlainDisplay(stream)
+    shown.start(120)
+    clock[0] += 10
+    shown.phase("generate")
+    shown.step(2, METRICS)
+    shown.close()
+    assert stream.getvalue() == (
+        "step   2/120  reward 0.512  entropy 1.250  length 31.0  KL 0.0021  parity gap 0  "
+        "tokens/s 12,346  10s gone, 9m50s left\n"
+    )
+
+
+def test_a_figure_that_was_not_measured_is_not_in_the_line(clock: list[float]):
+    stream = io.StringIO()
+    shown = PlainDisplay(stream)
+    shown.start(10)
+    shown.step(0, {"reward/mean": 0.5})
+    assert stream.getvalue() == "step  0/10  reward 0.500  0s gone, ? left\n"
+
+
+def test_steps_of_an_earlier_session_do_not_speed_up_this_one(clock: list[float]):
+    stream = io.StringIO()
+    shown = PlainDisplay(stream)
+    shown.start(100, done=90)
+    clock[0] += 8
+    shown.step(92, {})
+    assert stream.getvalue() == "step  92/100  8s gone, 32s left\n"
+
+
+def screen(width: int) -> tuple[Console, io.StringIO]:
+    stream = io.StringIO()
+    return Console(file=stream, width=width, force_terminal=True, color_system=None), stream
+
+
+def test_the_panel_shows_phases_figures_and_the_course_of_the_reward(clock: list[float]):
+    console, stream = screen(100)
+    shown = LiveDisplay(console)
+    shown.start(4)
+    shown.phase("generate")
+    clock[0] += 1.5
+    shown.phase("score")
+    for step, reward in enumerate((0.1, 0.9), 1):
+        shown.step(step, {**METRICS, "reward/mean": reward})
+    clock[0] += 0.5
+    shown.phase("validate")
+    shown.close()
+    last = stream.getvalue().split("luyen")[-1]
+    assert "step 2/4" in last
+    assert "2s gone, 2s left" in last
+    assert "generate 1.5s" in last
+    assert "score 0.5s" in last
+    assert "validate 0.0s" in last
+    assert "0.900" in last
+    assert "12,346" in last
+    assert "reward ▁█" in last
+
+
+def test_a_narrow_terminal_still_shows_every_number(clock: list[float]):
+    console, stream = screen(60)
+    shown = LiveDisplay(console)
+    shown.start(4)
+    shown.step(1, METRICS)
+    shown.close()
+    last = stream.getvalue().split("luyen")[-1]
+    assert all(text in last for text in ("0.512", "1.250", "31.0", "0.0021", "12,346"))
+    assert max(map(len, last.splitlines())) <= 60
+
+
+def test_the_form_follows_the_stream(monkeypatch: pytest.MonkeyPatch):
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    assert isinstance(open_display(io.StringIO()), PlainDisplay)
+    assert isinstance(open_display(Terminal()), LiveDisplay)
+    monkeypatch.setenv("TERM", "dumb")
+    assert isinstance(open_display(Terminal()), PlainDisplay)
+
+
+def test_a_silent_display_says_nothing(capsys: pytest.CaptureFixture[str]):
+    shown = SilentDisplay()
+    shown.start(1)
+    shown.phase("generate")
+    shown.step(1, METRICS)
+    shown.close()
+    assert capsys.readouterr() == ("", "")
+
+
+def test_bars_follow_the_values_and_skip_what_is_not_finite():
+    assert sparkline([1.0, 1.0], 10) == "▁▁"
+    assert sparkline([0.0, float("nan"), 7.0, 3.0], 10) == "▁█▄"
+    assert sparkline([float(n) for n in range(100)], 8) == "▁▂▃▄▅▆▇█"
+    assert sparkline([], 10) == ""
+
+
+def test_durations_are_readable():
+    assert [duration(s) for s in (0.9, 59.9, 60, 3599, 3600, 90061)] == [
+        "0s",
+        "59s",
+        "1m00s",
+        "59m59s",
+        "1h00m",
+        "25h01m",
+    ]

@@ -1,0 +1,64 @@
+"""The manifest holds what is needed to repeat a run."""
+
+import json
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from luyen.telemetry.manifest import collect, git_revision
+
+
+def test_versions_settings_and_seeds_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("MKL_CBWR", "AVX512,STRICT")
+    monkeypatch.setenv("MY_SECRET", "hidden")
+    facts = collect(
+        seeds={"run": 7},
+        datasets={"train": "sha256:ab"},
+        gpus=("A card",),
+        threads={"torch": 2},
+        folder=tmp_path,
+    ).as_json()
+    assert facts["versions"]["python"] == platform.python_version()
+    assert facts["versions"]["torch"] == metadata.version("torch")
+    assert facts["versions"]["luyen"] == metadata.version("luyen")
+    assert facts["settings"]["MKL_CBWR"] == "AVX512,STRICT"
+    assert "hidden" not in json.dumps(facts["settings"])
+    assert (facts["seeds"], facts["datasets"]) == ({"run": 7}, {"train": "sha256:ab"})
+    assert (facts["threads"], facts["hardware"]["gpus"]) == ({"torch": 2}, ["A card"])
+    assert facts["hardware"]["cores"] >= 1
+    assert facts["revision"] is None
+
+
+def test_a_package_that_is_not_installed_has_no_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("luyen.telemetry.manifest.PACKAGES", ("no-such-package",))
+    facts = collect(seeds={}, datasets={}, folder=tmp_path)
+    assert facts.versions["no-such-package"] is None
+
+
+def git(folder: Path, *words: str) -> str:
+    name = ("-c", "user.name=a", "-c", "user.email=a@example.org")
+    done = subprocess.run(
+        ["git", "-C", str(folder), *name, *words], capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
+
+
+def test_the_revision_says_whether_files_differ_from_it(tmp_path: Path):
+    git(tmp_path, "init", "-q")
+    (tmp_path / "a.txt").write_text("one")
+    git(tmp_path, "add", "a.txt")
+    git(tmp_path, "commit", "-q", "-m", "first")
+    commit = git(tmp_path, "rev-parse", "HEAD")
+    assert git_revision(tmp_path) == {"commit": commit, "modified": False}
+    (tmp_path / "a.txt").write_text("two")
+    assert git_revision(tmp_path) == {"commit": commit, "modified": True}
+
+
+def test_without_git_there_is_no_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert git_revision(tmp_path) is None

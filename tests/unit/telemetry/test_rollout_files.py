@@ -1,0 +1,123 @@
+"""A rollout comes back from its file as it was: every token, float and score."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from luyen.base.errors import UserError
+from luyen.base.records import GroupId, Rollout, Score, Source, StopReason
+from luyen.telemetry.rollout_files import RecordedRollout, read_rollouts, write_rollouts
+
+
+def rollout(sample: int = 0, *, draw: int = 0) -> Rollout:
+    exact = Score(name="exact", value=1.0, weight=0.9)
+    broken = Score(name="format", value=None, weight=0.1, error="timed out after 5 s")
+    return Rollout(
+        group=GroupId(step=3, draw=draw, uid="a1b2"),
+        sample=sample,
+        tokens=(5, 151_643, 7, 8),
+        sources=(Source.PROMPT, Source.SAMPLED, Source.TOOL, Source.SAMPLED),
+        turns=(0, 0, 0, 1),
+        logps=(None, -0.1, None, -1e-45),
+        versions=(None, 2, None, 3),
+        stop=StopReason.TOKEN_BUDGET,
+        text="bằng 7\n\x00",
+        score=Score(name="total", value=0.9, parts=(exact, broken)),
+    )
+
+
+def test_a_rollout_comes_back_as_it_was(tmp_path: Path):
+    kept = [
+        RecordedRollout(rollout=rollout(0), advantages=(None, 0.1 + 0.2, None, -1.5)),
+        RecordedRollout(rollout=replace(rollout(1), score=None, fault="tool: refused")),
+        RecordedRollout(rollout=replace(rollout(2), score=Score(name="t", value=math.inf))),
+    ]
+    write_rollouts(tmp_path / "deep" / "step_000003.parquet", kept)
+    assert read_rollouts(tmp_path / "deep" / "step_000003.parquet") == kept
+
+
+finite = st.floats(allow_nan=False)
+
+
+@given(
+    logps=st.lists(st.none() | finite, max_size=5),
+    value=st.none() | finite,
+    text=st.text(st.characters(exclude_categories=["Cs"])),
+)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_float_and_any_text_come_back(
+    tmp_path: Path, logps: list[float | None], value: float | None, text: str
+):
+    count = len(logps)
+    made = replace(
+        rollout(),
+        tokens=(0,) * count,
+        sources=(Source.SAMPLED,) * count,
+        turns=(0,) * count,
+        logps=tuple(logps),
+        versions=(0,) * count,
+        text=text,
+        score=Score(name="total", value=value, error=text or None),
+    )
+    write_rollouts(tmp_path / "a.parquet", [RecordedRollout(rollout=made, advantages=tuple(logps))])
+    [read] = read_rollouts(tmp_path / "a.parquet")
+    assert read.rollout == made
+    assert [str(x) for x in read.advantages or ()] == [str(x) for x in logps], (
+        "and the sign of -0.0"
+    )
+
+
+def test_the_order_of_finishing_changes_no_byte(tmp_path: Path):
+    kept = [RecordedRollout(rollout=rollout(s, draw=d)) for d in (0, 1) for s in (0, 1, 2)]
+    write_rollouts(tmp_path / "a.parquet", kept)
+    write_rollouts(tmp_path / "b.parquet", reversed(kept))
+    assert (tmp_path / "a.parquet").read_bytes() == (tmp_path / "b.parquet").read_bytes()
+    assert [r.rollout.key for r in read_rollouts(tmp_path / "b.parquet")] == [
+        r.rollout.key for r in kept
+    ]
+
+
+def test_a_person_finds_plain_columns(tmp_path: Path):
+    write_rollouts(tmp_path / "a.parquet", [RecordedRollout(rollout=rollout())])
+    [row] = pq.read_table(tmp_path / "a.parquet").to_pylist()
+    assert row["group"] == "3.0.a1b2"
+    assert row["reward"] == 0.9
+    assert row["stop"] == "token budget"
+    assert row["score"] == (
+        '{"name": "total", "value": 0.9, "parts": [{"name": "exact", "value": 1.0, "weight": 0.9}, '
+        '{"name": "format", "value": null, "weight": 0.1, "error": "timed out after 5 s"}]}'
+    )
+
+
+def test_a_step_without_rollouts_is_a_file_without_rows(tmp_path: Path):
+    write_rollouts(tmp_path / "a.parquet", [])
+    assert read_rollouts(tmp_path / "a.parquet") == []
+
+
+@pytest.mark.parametrize("keep", [0, 10, 500, -1])
+def test_a_torn_file_is_named(tmp_path: Path, keep: int):
+    path = tmp_path / "step_000003.parquet"
+    write_rollouts(path, [RecordedRollout(rollout=rollout())])
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(UserError, match=r"step_000003\.parquet.*cannot be read"):
+        read_rollouts(path)
+
+
+def test_a_missing_file_and_a_foreign_one_are_named(tmp_path: Path):
+    with pytest.raises(UserError, match="cannot be read"):
+        read_rollouts(tmp_path / "none.parquet")
+    write_rollouts(tmp_path / "a.parquet", [])
+    table = pq.read_table(tmp_path / "a.parquet").replace_schema_metadata({"luyen.rollouts": "9"})
+    pq.write_table(table, tmp_path / "b.parquet")
+    with pytest.raises(UserError, match=r"version 9.*newer luyen"):
+        read_rollouts(tmp_path / "b.parquet")
+
+
+def test_advantages_stand_beside_every_token():
+    with pytest.raises(AssertionError, match="2 advantages for 4 tokens"):
+        RecordedRollout(rollout=rollout(), advantages=(1.0, 1.0))
