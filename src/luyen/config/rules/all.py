@@ -13,6 +13,7 @@ from luyen.config.rules import (
     rewards,
     rollout,
     turns,
+    unbuilt,
 )
 from luyen.config.rules.rule import RULES, Rule
 
@@ -31,4 +32,5 @@ MODULES = (
     rewards,
     rollout,
     turns,
+    unbuilt,
 )

@@ -133,6 +133,19 @@ def native_runs_on_one_device(s: Situation) -> Iterator[Finding]:
             )
 
 
+@rule("R10", "error")
+def prompt_fits_one_pass(s: Situation) -> Iterator[Finding]:
+    """The embedded engine reads a prompt in one pass."""
+    rollout, data = s.config.actor_rollout_ref.rollout, s.config.data
+    if rollout.name == "native" and rollout.max_num_batched_tokens < data.max_prompt_length:
+        yield Finding(
+            field=f"{_ROLLOUT}.max_num_batched_tokens",
+            why=f"a pass holds {rollout.max_num_batched_tokens} tokens and a prompt may have "
+            f"{data.max_prompt_length} (data.max_prompt_length)",
+            fix=f"set it to at least {data.max_prompt_length}",
+        )
+
+
 @rule("R09", "error")
 def replicas_fit_the_devices(s: Situation) -> Iterator[Finding]:
     """The copies of the engine, each on its devices, fit the cluster."""
