@@ -86,9 +86,11 @@ def test_an_export_gives_the_same_logps_in_plain_transformers(run: Path, tmp_pat
     exported = tmp_path / "exported"
     net = AutoModelForCausalLM.from_pretrained(exported)
     assert net.dtype == torch.float32
-    assert furthest(plain_logps(net, exported), our_logps(opened)) < 5e-6
     # Through our own forward the exported weights give the very same bits.
     assert our_logps(open_checkpoint(str(exported))) == our_logps(opened)
+    # In double precision the kernels' rounding is out of the way: the functions are the same.
+    opened.policy.double()
+    assert furthest(plain_logps(net.double(), exported), our_logps(opened)) < 2e-6
     stops = GenerationConfig.from_pretrained(exported).eos_token_id
     assert set(stops) == opened.tokenizer.stop_ids
     assert AutoTokenizer.from_pretrained(exported).chat_template is not None

@@ -34,6 +34,7 @@ def train(model: Path, runs: Path, *overrides: str) -> Path:
         f"actor_rollout_ref.model.path={model}",
         f"trainer.default_local_dir={runs}",
         "trainer.total_training_steps=1",
+        "actor_rollout_ref.actor.optim.lr_warmup_steps=0",
         "trainer.test_freq=-1",
         "data.train_batch_size=4",
         "actor_rollout_ref.actor.ppo_mini_batch_size=4",

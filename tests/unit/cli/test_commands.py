@@ -48,7 +48,7 @@ def test_json_holds_the_same_report() -> None:
     assert code == 1
     assert not report["ok"]
     assert [p["id"] for p in report["problems"]] == ["C005"]
-    assert report["plan"]["batch"]["rollouts"] == 256
+    assert report["plan"]["batch"]["rollouts"] == 512
     assert report["plan"]["memory"]["fits"] is True
     assert report["config"]["actor_rollout_ref"]["rollout"]["n"] == 8
 
