@@ -52,6 +52,7 @@ class Figure:
 FIGURES = (
     Figure(label="reward", names=("reward/mean",), form=".3f"),
     Figure(label="accuracy", names=("val/accuracy",), form=".3f"),
+    Figure(label="nll", names=("sft/nll",), form=".3f"),
     Figure(label="entropy", names=("actor/entropy",), form=".3f"),
     Figure(label="length", names=("response_length/mean",), form=".1f"),
     Figure(label="KL", names=("actor/ref_kl", "actor/kl_loss", "actor/ppo_kl"), form=".4f"),

@@ -60,6 +60,7 @@ def run_supervised(report: Report) -> Summary:
 
 def _carry_out(run: OfflineRun, display: Display) -> Summary:
     directory = run.files.directory
+    SPANS.open(directory.events, process="controller")
     started, first = time.monotonic(), run.step
     try:
         with run.interruption:
