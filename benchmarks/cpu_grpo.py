@@ -2,21 +2,24 @@
 
     pip install trl datasets        # in an environment that has luyen; needed for nothing else
     python benchmarks/cpu_grpo.py --model builtin://arithmetic
-    python benchmarks/cpu_grpo.py --model ~/.cache/luyen/models/smollm2-135m --dtype bfloat16
+    python benchmarks/cpu_grpo.py --model ~/.cache/luyen/models/smollm2-135m --dtype bfloat16 \\
+        --prompts 4 --prompt-tokens 128 256
 
 Both sides answer the same prompts with the same number of tokens (stop tokens are ignored), score
 them with the same function and take one optimizer step. The two alternate, so that a busy machine
-slows both; the median of each is compared. Peak memory is that of a process of its own.
+slows both; the median of each is compared. Generation alone is compared with `model.generate` in
+the same way. Peak memory is that of a process of its own.
 """
 
 import argparse
+import itertools
 import json
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,19 +35,35 @@ class Work:
     prompts: int
     samples: int
     new_tokens: int
-    prompt_words: int
+    prompt_tokens: tuple[int, int]
     threads: int
     steps: int
 
 
 def questions(work: Work) -> list[str]:
-    """Prompts of differing length, the same for both sides."""
-    if work.prompt_words == 0:
+    """Prompts the same for all sides: sums, or texts whose token counts span the given range."""
+    low, high = work.prompt_tokens
+    if not high:
         return [f"{17 * i % 90 + 3}+{31 * i % 90 + 5}=" for i in range(work.prompts)]
-    spans = [
-        work.prompt_words * (i + work.prompts) // (2 * work.prompts) for i in range(work.prompts)
-    ]
-    return [" ".join(f"word{(i + j) % 37}" for j in range(n)) for i, n in enumerate(spans)]
+    from transformers import AutoTokenizer
+
+    from luyen.models.load import model_directory
+
+    tokenizer = AutoTokenizer.from_pretrained(model_directory(work.model))
+    overhead = len(chat_tokens(tokenizer, ""))
+    texts = []
+    for i in range(work.prompts):
+        wanted = low + (high - low) * i // max(1, work.prompts - 1) - overhead
+        ids = tokenizer(" ".join(f"word{(i + j) % 37}" for j in range(wanted)))["input_ids"]
+        texts.append(tokenizer.decode(ids[:wanted]))
+    return texts
+
+
+def chat_tokens(tokenizer: Any, question: str) -> list[int]:
+    """The question as the model reads it."""
+    message = [{"role": "user", "content": question}]
+    text = tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
+    return tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
 def reward(completions: list[str]) -> list[float]:
@@ -52,8 +71,17 @@ def reward(completions: list[str]) -> list[float]:
     return [float(len(set(text)) % 7) for text in completions]
 
 
-def luyen_step(work: Work) -> Callable[[], None]:
-    """A function that takes one step of ours: generate, score, credit, update."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """What one side can do: answer all prompts, and take a whole step."""
+
+    generate: Callable[[], object]
+    step: Callable[[], object]
+    """Gives the seconds it took, if it knows better than a clock around it."""
+
+
+def luyen_side(work: Work) -> Side:
+    """Ours: generate, score, credit, update."""
     import torch
 
     from luyen.base.records import GroupId, Score, make_prompt
@@ -92,17 +120,18 @@ def luyen_step(work: Work) -> Callable[[], None]:
     objective = build_objective(config, known)
     sampling = Sampling(max_new_tokens=work.new_tokens, ignore_stop=True)
     prompts = [make_prompt([{"role": "user", "content": q}]) for q in questions(work)]
-    counter = iter(range(1_000_000))
+    counter = itertools.count()
 
-    def step() -> None:
-        from dataclasses import replace
-
+    def answer() -> list[Group]:
         number = next(counter)
         draws = [
             Draw(group=GroupId(step=number, draw=i, uid=p.uid), prompt=p, samples=work.samples)
             for i, p in enumerate(prompts)
         ]
-        groups = roles.generate(draws, sampling, purpose="rollout", version=number)
+        return roles.generate(draws, sampling, purpose="rollout", version=number)
+
+    def step() -> None:
+        groups = answer()
         judged = []
         for group in groups:
             values = reward([r.text for r in group.rollouts])
@@ -112,13 +141,13 @@ def luyen_step(work: Work) -> Callable[[], None]:
             ]
             judged.append(Group(prompt=group.prompt, rollouts=tuple(scored)))
         batch = credit(pack_groups(judged), rules, kl_coef=0.0).batch
-        roles.update_actor(batch, objective, lr=1e-6, seed=number)
+        roles.update_actor(batch, objective, lr=1e-6, seed=0)
 
-    return step
+    return Side(generate=answer, step=step)
 
 
-def trl_step(work: Work) -> Callable[[], None]:
-    """A function that takes one step of TRL's trainer on the same work."""
+def trl_side(work: Work) -> Side:
+    """TRL's trainer, and the `model.generate` it is built on."""
     import torch
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -160,13 +189,32 @@ def trl_step(work: Work) -> Callable[[], None]:
     )
     torch.set_num_threads(work.threads)
 
-    def step() -> None:
-        trainer.train()
+    texts = [
+        tokenizer.apply_chat_template(row["prompt"], tokenize=False, add_generation_prompt=True)
+        for row in rows
+    ]
+    tokenizer.padding_side = "left"
+    batch = tokenizer(texts, return_tensors="pt", padding=True, add_special_tokens=False)
 
-    return step
+    def answer() -> object:
+        model.eval()
+        return model.generate(
+            **batch,
+            do_sample=True,
+            top_k=0,
+            num_return_sequences=work.samples,
+            min_new_tokens=work.new_tokens,
+            max_new_tokens=work.new_tokens,
+        )
+
+    def step() -> float:
+        # What TRL itself counts, which leaves the preparations of a call of `train` out.
+        return trainer.train().metrics["train_runtime"]
+
+    return Side(generate=torch.no_grad()(answer), step=step)
 
 
-SIDES = {"luyen": luyen_step, "trl": trl_step}
+SIDES = {"luyen": luyen_side, "trl": trl_side}
 
 
 def peak_memory(side: str, work: Work) -> float:
@@ -184,7 +232,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--samples", type=int, default=8)
     parser.add_argument("--new-tokens", type=int, default=32)
-    parser.add_argument("--prompt-words", type=int, default=0)
+    parser.add_argument("--prompt-tokens", type=int, nargs=2, default=(0, 0))
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--memory-of", choices=SIDES)
@@ -192,9 +240,9 @@ def main() -> None:
     given = parser.parse_args()
     prepare_process()
     if given.memory_of:
-        step = SIDES[given.memory_of](Work(**json.loads(given.work)))
-        step()
-        step()
+        side = SIDES[given.memory_of](Work(**json.loads(given.work)))
+        side.step()
+        side.step()
         # The kernel hands ru_maxrss on from the parent; VmHWM is this process's own.
         status = Path("/proc/self/status").read_text().splitlines()
         print(int(next(x for x in status if x.startswith("VmHWM")).split()[1]) / 1024)
@@ -205,24 +253,39 @@ def main() -> None:
         "prompts",
         "samples",
         "new_tokens",
-        "prompt_words",
+        "prompt_tokens",
         "threads",
         "steps",
     )
     work = Work(**{name: vars(given)[name] for name in names})
-    steps = {name: make(work) for name, make in SIDES.items()}
-    times: dict[str, list[float]] = {name: [] for name in SIDES}
-    for round_ in range(work.steps + 1):
-        for name, step in steps.items():
-            start = time.perf_counter()
-            step()
-            if round_:  # the first round warms up
-                times[name].append(time.perf_counter() - start)
-    medians = {name: statistics.median(some) for name, some in times.items()}
+    sides = {name: make(work) for name, make in SIDES.items()}
     memory = {name: peak_memory(name, work) for name in SIDES}
+    tokens = work.prompts * work.samples * work.new_tokens
+    medians = {
+        what: alternate({name: getattr(side, what) for name, side in sides.items()}, work.steps)
+        for what in ("generate", "step")
+    }
     for name in SIDES:
-        print(f"{name:6s} {medians[name]:7.3f} s a step   peak {memory[name]:7.0f} MiB")
-    print(f"ratio  {medians['trl'] / medians['luyen']:.2f} times as fast")
+        generate, step = medians["generate"][name], medians["step"][name]
+        print(
+            f"{name:6s} generate {generate:7.3f} s ({tokens / generate:6.0f} tokens/s)   "
+            f"step {step:7.3f} s   peak {memory[name]:6.0f} MiB"
+        )
+    for what, times in medians.items():
+        print(f"{what}: {times['trl'] / times['luyen']:.2f} times as fast")
+
+
+def alternate(actions: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """Median seconds of each action, taken in turns; the first round warms up."""
+    times: dict[str, list[float]] = {name: [] for name in actions}
+    for round_ in range(rounds + 1):
+        for name, action in actions.items():
+            start = time.perf_counter()
+            told = action()
+            passed = time.perf_counter() - start
+            if round_:
+                times[name].append(told if isinstance(told, float) else passed)
+    return {name: statistics.median(some) for name, some in times.items()}
 
 
 if __name__ == "__main__":

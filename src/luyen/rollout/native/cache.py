@@ -16,7 +16,8 @@ class SlottedCache:
     """`[rows, kv heads, length, width]` per layer; rows 0 to `used` are running sequences.
 
     A layer's tensors are made when it first stores something, since only then its heads and widths
-    are known for certain. Rows start as zeros and only ever hold finite numbers: a masked key has
+    are known for certain, and grow when more or longer sequences come: room that no request asked
+    for is never held. Rows start as zeros and only ever hold finite numbers: a masked key has
     weight exactly 0, and 0 times a stale number is 0, which it would not be for NaN.
     """
 
@@ -24,6 +25,18 @@ class SlottedCache:
         self.rows = rows
         self.length = padded_length(length)
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def reserve(self, *, rows: int, length: int) -> None:
+        """Make room for this many rows of this many tokens; what is cached stays."""
+        rows, length = max(rows, self.rows), max(padded_length(length), self.length)
+        if (rows, length) == (self.rows, self.length):
+            return
+        old_rows, old_length, self.rows, self.length = self.rows, self.length, rows, length
+        for index, pair in self._layers.items():
+            grown = tuple(x.new_zeros(rows, x.shape[1], length, x.shape[3]) for x in pair)
+            for new, old in zip(grown, pair, strict=True):
+                new[:old_rows, :, :old_length] = old
+            self._layers[index] = (grown[0], grown[1])
 
     def layer(self, index: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Cached keys and values of a layer that makes `[tok, kv heads, width]` ones like these."""

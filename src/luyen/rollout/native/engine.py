@@ -104,8 +104,7 @@ class NativeEngine:
         return groups
 
     def _read_prompts(self, groups: list[list[Row]]) -> list[Completion]:
-        if self._cache is None:
-            self._cache = SlottedCache(rows=self._rows_at_once, length=self._limit)
+        cache = self._room(groups)
         lengths = [len(group[0].request.tokens) for group in groups]
         ends = torch.tensor(lengths).cumsum(0)
         first = len(self._rows)
@@ -114,7 +113,7 @@ class NativeEngine:
             spans.append((first, first + len(group)))
             first += len(group)
         sink = PromptSink(
-            cache=self._cache,
+            cache=cache,
             starts=[int(end) - n for end, n in zip(ends, lengths, strict=True)],
             lengths=lengths,
             rows=spans,
@@ -135,6 +134,16 @@ class NativeEngine:
             fresh, last, tensors, torch.zeros(len(fresh), dtype=torch.int64, device=device)
         )
         return self._finish(range(start, len(self._rows)))
+
+    def _room(self, groups: list[list[Row]]) -> SlottedCache:
+        """The cache, with room for what runs, what is admitted now and what may follow it."""
+        known = [*self._rows, *(row for group in groups for row in group), *self._waiting]
+        rows = min(len(known), self._rows_at_once)
+        length = max(row.limit for row in known)
+        if self._cache is None:
+            self._cache = SlottedCache(rows=rows, length=length)
+        self._cache.reserve(rows=rows, length=length)
+        return self._cache
 
     def _draw_next(self) -> list[Completion]:
         assert self._cache is not None

@@ -43,6 +43,11 @@ class Row:
         """Tokens whose keys are cached: the prompt and all but the newest draw."""
         return len(self.request.tokens) + max(0, len(self.tokens) - 1)
 
+    @property
+    def limit(self) -> int:
+        """Tokens it may come to have."""
+        return len(self.request.tokens) + self.request.sampling.max_new_tokens
+
     def append(self, token: int, logp: float, kept: float) -> None:
         """Write a draw down; a UserError if the weights gave no probability."""
         if not math.isfinite(logp):
