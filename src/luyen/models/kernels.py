@@ -55,7 +55,7 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, window: Wind
     mask = place[:, None] >= place[None, :]
     if window.sliding is not None:
         mask &= place[:, None] - place[None, :] < window.sliding
-    return _masked(q, k, v, mask, scale, window)
+    return masked_attention(q, k, v, mask, scale, window)
 
 
 def decode_attention(
@@ -79,11 +79,14 @@ def decode_attention(
     else:
         # Twice the same query: MKL multiplies a single row by other code, with other rounding.
         twice = q[:, :, None].expand(-1, -1, 2, -1)
-        out = _masked(twice, k, v, mask[:, None, None, :], scale, window)[:, :, 0]
+        out = masked_attention(twice, k, v, mask[:, None, None, :], scale, window)[:, :, 0]
     return out.reshape(rows, heads, v.shape[-1])
 
 
-def _masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, window: Window) -> Tensor:
+def masked_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, window: Window
+) -> Tensor:
+    """`[batch, heads, queries, width]` over the keys that `mask` shows to each query."""
     if window.is_fused:
         return F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1]

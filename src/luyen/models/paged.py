@@ -1,0 +1,165 @@
+"""Attention over paged keys and values: Triton kernels on CUDA, plain PyTorch elsewhere.
+
+Pages of a layer are `[pages, kv heads, 64, width]`; a row of `tables` lists the pages of a sequence
+in order. Entries beyond a sequence's length are never looked at.
+"""
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from luyen.models.kernels import Window, decode_attention, masked_attention
+
+PAGE = 64
+"""Tokens of a page."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Pages:
+    """Keys and values of one layer.
+
+    Example:
+        >>> Pages(keys=torch.zeros(2, 1, 64, 8), values=torch.zeros(2, 1, 64, 8)).keys.shape[0]
+        2
+    """
+
+    keys: Tensor
+    """`[pages, kv heads, 64, width]`."""
+    values: Tensor
+    """The same shape, or another width."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Chunks:
+    """New tokens of some sequences, packed: each chunk is the end of what its sequence has so far.
+
+    Example:
+        >>> Chunks.of([2], [5], device="cpu").starts.tolist()
+        [0]
+    """
+
+    starts: Tensor
+    """int32: first packed token of each chunk."""
+    queries: Tensor
+    """int32: tokens of each chunk."""
+    keys: Tensor
+    """int32: tokens of each sequence, the chunk included."""
+    longest_query: int
+    """Most tokens of a chunk."""
+    longest_key: int
+    """Most tokens of a sequence."""
+
+    @classmethod
+    def of(cls, queries: list[int], keys: list[int], *, device: torch.device | str) -> "Chunks":
+        """Chunks of these lengths, one after the other."""
+        starts = [0]
+        for count in queries[:-1]:
+            starts.append(starts[-1] + count)
+        columns = torch.tensor([starts, queries, keys], dtype=torch.int32).to(device)
+        return cls(
+            starts=columns[0],
+            queries=columns[1],
+            keys=columns[2],
+            longest_query=max(queries),
+            longest_key=max(keys),
+        )
+
+
+def store(pages: Pages, keys: Tensor, values: Tensor, slots: Tensor) -> None:
+    """Write `[tok, kv heads, width]` at each token's slot (page x 64 + place); below 0: nowhere."""
+    if keys.is_cuda:
+        from luyen.models.cuda.decode import store_keys_values
+
+        store_keys_values(keys, values, pages.keys, pages.values, slots)
+        return
+    kept = slots >= 0
+    page, place = slots[kept] // PAGE, slots[kept] % PAGE
+    pages.keys[page, :, place] = keys[kept]
+    pages.values[page, :, place] = values[kept]
+
+
+def decode(
+    query: Tensor,
+    pages: Pages,
+    tables: Tensor,
+    lengths: Tensor,
+    scale: float,
+    window: Window,
+    *,
+    is_split: bool,
+) -> Tensor:
+    """One query a row, `[rows, heads, width]`; a row of length 0 gives zeros.
+
+    `is_split` spreads a row over several programs, which pays when there are few rows; it does not
+    change a bit.
+    """
+    if query.is_cuda:
+        from luyen.models.cuda.decode import paged_decode
+
+        return paged_decode(
+            query,
+            pages.keys,
+            pages.values,
+            tables,
+            lengths,
+            scale,
+            sliding=window.sliding,
+            softcap=window.softcap,
+            sinks=window.sinks,
+            is_split=is_split,
+        )
+    keys, values = (_gathered(x, tables) for x in (pages.keys, pages.values))
+    out = decode_attention(query, keys, values, lengths.clamp(min=1), scale, window)
+    return torch.where(lengths[:, None, None] > 0, out, 0.0)
+
+
+def prefill(
+    query: Tensor, pages: Pages, tables: Tensor, chunks: Chunks, scale: float, window: Window
+) -> Tensor:
+    """Packed queries `[tok, heads, width]` over what their sequences have so far, causally."""
+    if query.is_cuda:
+        from luyen.models.cuda.varlen import Segments, paged_prefill
+
+        segments = Segments(
+            query_starts=chunks.starts,
+            key_starts=torch.zeros_like(chunks.starts),
+            query_lengths=chunks.queries,
+            key_lengths=chunks.keys,
+            max_query=chunks.longest_query,
+            max_key=chunks.longest_key,
+        )
+        return paged_prefill(
+            query,
+            pages.keys,
+            pages.values,
+            tables,
+            segments,
+            scale,
+            sliding=window.sliding,
+            softcap=window.softcap,
+            sinks=window.sinks,
+        )
+    parts: list[Tensor] = []
+    for row, (start, count, length) in enumerate(
+        zip(chunks.starts.tolist(), chunks.queries.tolist(), chunks.keys.tolist(), strict=True)
+    ):
+        table = tables[row : row + 1, : -(-length // PAGE)]
+        keys, values = (_gathered(x, table)[:, :, :length] for x in (pages.keys, pages.values))
+        q = query[start : start + count].transpose(0, 1)[None]
+        place = torch.arange(length)
+        mask = place[None, :] <= place[length - count :, None]
+        if window.sliding is not None:
+            mask &= place[length - count :, None] - place[None, :] < window.sliding
+        parts.append(masked_attention(q, keys, values, mask, scale, window)[0].transpose(0, 1))
+    return torch.cat(parts)
+
+
+def _gathered(pages: Tensor, tables: Tensor) -> Tensor:
+    """`[rows, kv heads, tokens, width]` of the tables' pages."""
+    found = pages[tables.long()]
+    rows, count, heads, size, width = found.shape
+    return found.transpose(1, 2).reshape(rows, heads, count * size, width)

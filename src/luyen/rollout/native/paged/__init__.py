@@ -1,0 +1,1 @@
+"""The embedded engine for GPUs: paged keys and values, many decode steps without the host."""

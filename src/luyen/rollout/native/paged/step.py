@@ -1,0 +1,69 @@
+"""One decode step on the device, from last tokens to next ones, without waiting for the host."""
+
+import torch
+from torch import Tensor
+
+from luyen.models.head import Head
+from luyen.models.paged import PAGE
+from luyen.models.policy import Policy
+from luyen.rollout.native.paged.context import DrawContext
+from luyen.rollout.native.paged.pool import KeyValues
+from luyen.rollout.native.paged.state import RowState
+from luyen.rollout.native.sample import Drawn, draw, uniforms
+
+
+@torch.no_grad()
+def draw_step(
+    policy: Policy,
+    cache: KeyValues,
+    state: RowState,
+    rows: int,
+    *,
+    is_truncated: bool,
+    is_split: bool,
+) -> None:
+    """One token for each of the first `rows` rows that is active."""
+    here = slice(0, rows)
+    active = state.active[here]
+    position = torch.where(active, state.lengths[here], 0)
+    page = state.tables[here].gather(1, (position // PAGE)[:, None])[:, 0]
+    context = DrawContext(
+        cache=cache,
+        slots=torch.where(active, page * PAGE + position % PAGE, -1),
+        tables=state.tables[here],
+        lengths=torch.where(active, position + 1, 0).int(),
+        is_split=is_split,
+    )
+    hidden = policy.hidden(state.tokens[here], position, context)
+    state.lengths[here] += active
+    drawn = draw_rows(policy.head, hidden, state, here, is_truncated=is_truncated)
+    state.accept(here, drawn.tokens, drawn.logps, drawn.kept)
+
+
+def draw_rows(
+    head: Head, hidden: Tensor, state: RowState, here: slice, *, is_truncated: bool
+) -> Drawn:
+    """The next token of each row in `here`, given its last hidden state."""
+    keys, count = state.keys[here], state.drawn[here]
+    temperature, greedy = state.temperature[here], state.greedy[here]
+    if hidden.is_cuda and not is_truncated:
+        from luyen.models.cuda.vocabulary import sample_rows
+
+        tokens = torch.empty_like(count)
+        logps = torch.empty_like(temperature)
+        sample_rows(
+            head.linear(hidden),
+            keys,
+            count,
+            temperature,
+            greedy,
+            vocabulary=head.vocabulary,
+            scale=head.scale,
+            softcap=head.softcap,
+            out_tokens=tokens,
+            out_logps=logps,
+        )
+        return Drawn(tokens=tokens, logps=logps, kept=None)
+    logits = head.logits(hidden, temperature=1.0) / temperature[:, None]
+    limits = state.truncation(here) if is_truncated else None
+    return draw(logits, uniforms(keys, count), greedy, limits)

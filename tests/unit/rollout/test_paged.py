@@ -1,0 +1,146 @@
+"""The paged engine: the same answers as the slotted one, whatever pages and rows there are."""
+
+import pytest
+import torch
+
+from luyen.base.errors import UserError
+from luyen.rollout.native.paged.engine import PagedEngine
+from luyen.rollout.native.paged.pages import PagePool
+from luyen.rollout.protocol import Completion, Request, generate
+from tests.generation import native, request, spell
+from tests.tiny_models import tiny_policy
+
+LONG = 400
+
+
+def paged(policy, *, rows=16, tokens=2048, pages=None, longest=LONG):
+    return PagedEngine(
+        policy,
+        max_model_len=longest,
+        max_num_seqs=rows,
+        max_num_batched_tokens=tokens,
+        gpu_memory_utilization=0.5,
+        enforce_eager=False,
+        decode=spell,
+        most_pages=pages,
+    )
+
+
+def mixed() -> list[Request]:
+    return [
+        request(5, 70, name="a", samples=4),
+        request(64, 30, name="b", samples=3),
+        request(130, 9, name="c", samples=1, temperature=0.7),
+        request(63, 100, name="d", samples=2, stop_ids=frozenset({7, 9, 11})),
+        request(17, 40, name="e", samples=2, temperature=0.0),
+        request(1, 1, name="f", samples=2),
+        request(40, 60, name="g", samples=2, stop_strings=("bc", "xk", "pp", "ma")),
+    ]
+
+
+def same(one: dict[tuple[str, int], Completion], other: dict[tuple[str, int], Completion]) -> None:
+    assert one.keys() == other.keys()
+    for name, done in one.items():
+        assert done.tokens == other[name].tokens, name
+        assert done.reason == other[name].reason
+        assert done.logps == pytest.approx(other[name].logps, abs=2e-5)
+
+
+@pytest.fixture(scope="module")
+def policy():
+    torch.manual_seed(0)
+    return tiny_policy("llama")
+
+
+def test_it_answers_as_the_slotted_engine(policy):
+    same(generate(paged(policy), mixed()), generate(native(policy), mixed()))
+
+
+@pytest.mark.parametrize("limits", [{"rows": 3}, {"tokens": 50}, {"rows": 1, "tokens": 7}])
+def test_limits_change_nothing(policy, limits):
+    same(generate(paged(policy, **limits), mixed()), generate(paged(policy), mixed()))
+
+
+def test_rows_that_run_out_of_pages_wait_and_go_on_where_they_were(policy):
+    asked = [request(60, 120, name=f"r{i}", samples=3) for i in range(3)]
+    engine = paged(policy, pages=9)
+    evicted = []
+    engine._seats._evict = _noting(engine._seats._evict, evicted)
+    small = generate(engine, asked)
+    assert evicted
+    same(small, generate(native(policy), asked))
+    assert engine._seats.pool.free == engine._seats.pool.size == 9
+
+
+def _noting(act, noted):
+    def noting(seat):
+        noted.append(seat)
+        act(seat)
+
+    return noting
+
+
+def test_a_sequence_that_can_never_fit_is_refused(policy):
+    engine = paged(policy, pages=2)
+    engine.submit(request(100, 100))
+    with pytest.raises(UserError, match="gpu_memory_utilization"):
+        engine.advance()
+    with pytest.raises(UserError, match="max_model_len"):
+        engine.submit(request(300, 200))
+
+
+def test_truncated_rows_tell_what_mass_was_kept(policy):
+    asked = [request(9, 12, name="t", samples=3, top_k=5, top_p=0.8), request(5, 8, name="u")]
+    ours, theirs = generate(paged(policy), asked), generate(native(policy), asked)
+    same(ours, theirs)
+    for name, done in ours.items():
+        assert done.kept_mass == pytest.approx(theirs[name].kept_mass, abs=1e-5)
+
+
+def test_requests_may_come_while_others_run_and_the_engine_is_used_again(policy):
+    engine = paged(policy, rows=4)
+    alone = generate(native(policy), mixed())
+    for _ in range(2):
+        found: dict[tuple[str, int], Completion] = {}
+        waiting = mixed()
+        while waiting or not engine.is_idle:
+            if waiting:
+                engine.submit(waiting.pop())
+            found.update({(c.request, c.sample): c for c in engine.advance()})
+        same(dict(sorted(found.items())), alone)
+        assert engine._seats.pool.free == engine._seats.pool.size
+
+
+def test_an_aborted_request_gives_what_there_is(policy):
+    engine = paged(policy)
+    for asked in (request(5, 200, name="long", samples=2), request(6, 20, name="short")):
+        engine.submit(asked)
+    for _ in range(3):
+        engine.advance()
+    stopped = [c for c in engine.abort("long") if c.request == "long"]
+    assert [c.reason for c in stopped] == ["aborted", "aborted"]
+    assert all(0 < len(c.tokens) < 200 for c in stopped)
+    rest = []
+    while not engine.is_idle:
+        rest += engine.advance()
+    whole = generate(native(policy), [request(6, 20, name="short")])
+    assert {c.tokens for c in rest if c.request == "short"} <= {whole["short", 0].tokens}
+    assert engine._seats.pool.free == engine._seats.pool.size
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gpt_oss", "mistral", "qwen3"])
+def test_windows_caps_and_sinks(name):
+    policy = tiny_policy(name)
+    asked = [request(90, 20, name="a", samples=2), request(7, 60, name="b")]
+    same(generate(paged(policy), asked), generate(native(policy), asked))
+
+
+def test_a_page_is_free_when_its_last_holder_dropped_it():
+    pool = PagePool(3)
+    pages = pool.take(2)
+    pool.share(pages[:1])
+    pool.drop(pages)
+    assert pool.free == 2
+    pool.drop(pages[:1])
+    assert pool.free == 3
+    assert sorted(pool.take(3)) == [0, 1, 2]
