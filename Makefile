@@ -7,7 +7,7 @@ START = start=$$(date +%s)
 TOOK = echo "$@: passed in $$(( $$(date +%s) - start )) s"
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test docs
+.PHONY: help demo check test test-gpu docs
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -27,6 +27,9 @@ check: $(STAMP) ## format, lint, types, layers and architecture tests; under a m
 
 test: $(STAMP) ## every test that needs no GPU, on two cores; under fifteen minutes
 	@set -e; $(START); $(BIN)/pytest -n 2; $(TOOK)
+
+test-gpu: $(STAMP) ## tests of kernels and of the engine on a CUDA GPU; skipped with a reason elsewhere
+	@set -e; $(START); $(BIN)/pytest -m gpu -rs tests/gpu; $(TOOK)
 
 docs: $(STAMP) ## write docs/config.md and docs/metrics.md anew from the code
 	@$(BIN)/luyen schema --markdown > $(STAMP).config.md

@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import importlib.util
 import pkgutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,7 +43,9 @@ def imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def modules() -> Iterator[ModuleType]:
-    """Every module of the package, imported."""
+    """Every module of the package, imported; kernels only where their compiler is installed."""
     yield luyen
+    has_triton = importlib.util.find_spec("triton") is not None
     for found in pkgutil.walk_packages(luyen.__path__, "luyen."):
-        yield importlib.import_module(found.name)
+        if has_triton or not found.name.startswith("luyen.models.cuda."):
+            yield importlib.import_module(found.name)

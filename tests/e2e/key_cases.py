@@ -1,8 +1,8 @@
 """What a value other than the default does, for every key that users of verl know.
 
 Key -> (kind, value, what both runs have besides). The kinds are `plan` (`luyen check` plans another
-run), `run` (metrics or weights differ), `refused` (`luyen check` says why not) and `stopped` (the
-run says so before its first step).
+run), `run` (metrics or weights differ), `refused` (`luyen check` says why not), `stopped` (the run
+says so before its first step) and `warned` (`luyen check` says that it has no effect here).
 """
 
 from typing import TypeAlias
@@ -60,10 +60,11 @@ MODELS: dict[str, Case] = {
     f"{MODEL}.tokenizer_path": ("refused", NOWHERE, ()),
     f"{MODEL}.override_config": ("run", "{num_hidden_layers: 2}", ()),
     f"{MODEL}.enable_gradient_checkpointing": ("plan", "true", ()),
-    f"{MODEL}.enable_activation_offload": ("refused", "true", ()),
+    f"{MODEL}.enable_activation_offload": ("warned", "true", ()),
     f"{MODEL}.use_remove_padding": ("refused", "false", ()),
-    f"{MODEL}.use_fused_kernels": ("refused", "true", ()),
-    f"{MODEL}.tiled_mlp.enabled": ("refused", "true", ()),
+    f"{MODEL}.use_fused_kernels": ("run", "true", ()),
+    f"{MODEL}.tiled_mlp.enabled": ("plan", "true", ()),
+    f"{MODEL}.tiled_mlp.num_shards": ("plan", "1", (f"{MODEL}.tiled_mlp.enabled=true",)),
     f"{MODEL}.lora_rank": ("plan", "4", ()),
     f"{MODEL}.lora_alpha": ("run", "32", LORA),
     f"{MODEL}.target_modules": ("run", "[q_proj]", LORA),
@@ -97,6 +98,9 @@ ROLLOUTS: dict[str, Case] = {
     f"{ROLLOUT}.tensor_model_parallel_size": ("refused", "2", ()),
     f"{ROLLOUT}.data_parallel_size": ("refused", "2", ()),
     f"{ROLLOUT}.expert_parallel_size": ("refused", "2", ()),
+    f"{ROLLOUT}.deterministic": ("warned", "false", ()),
+    f"{ROLLOUT}.enforce_eager": ("warned", "true", ()),
+    f"{ROLLOUT}.free_cache_engine": ("plan", "true", ()),
     f"{ROLLOUT}.max_num_batched_tokens": ("refused", "2", ()),
     f"{ROLLOUT}.max_model_len": ("refused", "10", ()),
     f"{ROLLOUT}.max_num_seqs": ("plan", "4", ()),
@@ -148,6 +152,9 @@ TRAINER: dict[str, Case] = {
     "trainer.resume_mode": ("refused", "path", ()),
     "trainer.resume_from_path": ("refused", NOWHERE, ()),
     "trainer.logger": ("refused", "paper", ()),
+    "trainer.profile.steps": ("refused", "[0]", ()),
+    "trainer.profile.memory": ("warned", "true", ("trainer.profile.steps=[1]",)),
+    "trainer.profile.save_path": ("warned", "traces", ()),
     "trainer.use_legacy_worker_impl": ("refused", "enable", ()),
 }
 CASES: dict[str, Case] = {**DATA, **MODELS, **ACTORS, **ROLLOUTS, **CREDIT, **TRAINER}

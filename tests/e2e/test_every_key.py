@@ -79,6 +79,16 @@ def test_the_key_is_refused_with_a_reason(key: str, files: dict[str, str], tmp_p
     assert all(problem.why and problem.fix for problem in new)
 
 
+@pytest.mark.parametrize("key", [k for k, case in CASES.items() if case[0] == "warned"])
+def test_the_key_is_said_to_have_no_effect_here(key: str, tmp_path: Path):
+    _, value, given = CASES[key]
+    before, after = (report_of(tmp_path, *given, *w) for w in ((), (f"{key}={value}",)))
+    assert after.is_sound, after.problems
+    new = [p for p in after.problems if p not in before.problems]
+    assert [problem.field for problem in new] == [key]
+    assert "no effect" in new[0].why
+
+
 @pytest.mark.parametrize("key", [k for k, case in CASES.items() if case[0] == "stopped"])
 def test_the_key_stops_the_run_before_its_first_step(
     key: str, files: dict[str, str], tmp_path: Path

@@ -8,6 +8,8 @@ import typer
 from luyen import __version__
 from luyen.base.errors import UserError
 from luyen.cli import model_commands
+from luyen.cli.bench_command import bench
+from luyen.cli.profile_command import profile
 
 app = typer.Typer(
     name="luyen",
@@ -70,6 +72,8 @@ app.command()(model_commands.chat)
 app.command()(model_commands.export)
 app.command()(model_commands.selftest)
 app.command()(model_commands.init)
+app.command()(bench)
+app.command()(profile)
 app.add_typer(model_commands.models, name="models")
 
 

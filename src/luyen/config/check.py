@@ -141,7 +141,7 @@ def _not_yet(config: RunConfig, tree: Tree) -> Iterator[Problem]:
         )
 
 
-_SUPERVISED = ("D", "M", "S", "B05", "B06", "B07", "P02")
+_SUPERVISED = ("D", "G", "M", "S", "B05", "B06", "B07", "P02")
 """Rules that concern a supervised run too; the others are about rollouts and rewards."""
 
 

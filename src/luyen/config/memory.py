@@ -1,21 +1,23 @@
 """Memory of each phase of a step on one device, from the model's shape and the batch plan.
 
-Closed-form estimates. Weights, gradients and optimizer state are exact for the layouts the training
-engine uses; activations count the tensors a decoder layer keeps for its backward pass.
+Closed-form estimates at the longest sequences. Weights, gradients and optimizer state are exact for
+the layouts the training engine uses. A phase is its largest moment: what never exists together is
+never added up.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import final
 
+from luyen.config.activations import Pass, Tokens
 from luyen.config.machine import Machine
 from luyen.config.model_shape import ModelShape
 from luyen.config.plan import BatchPlan, Placement, needs_reference
 from luyen.config.schema.run import RunConfig
 
 _FP32 = 4
-_LOGIT_CHUNK = 1024
-"""Tokens whose logits exist at once in the chunked head."""
+_PAGE = 64
+"""Tokens of a page of keys and values on a GPU."""
 
 
 @final
@@ -77,21 +79,40 @@ def plan_memory(
     width = _compute_width(config, where.device)
     resident = _resident(config, shape, where, width)
     capacity = machine.device_bytes(where.device)
+    largest = Pass(
+        shape=shape,
+        model=config.actor_rollout_ref.model,
+        tokens=Tokens.of(config, batch),
+        width=width,
+        device=where.device,
+    )
+    update = _update(config, shape, batch, where, largest)
+    if config.trainer.stage == "sft":
+        alone = _largest("update", resident, update)
+        return MemoryPlan(phases=(alone,), device_bytes=capacity, kv_budget=0, kv_demand=0)
+    rollout = config.actor_rollout_ref.rollout
     demand = _kv_demand(config, shape, batch, where, width)
-    share = config.actor_rollout_ref.rollout.gpu_memory_utilization
-    budget = max(0, int(capacity * share) - resident["weights"])
-    logits = min(batch.micro_batch_tokens, _LOGIT_CHUNK) * shape.vocab * _FP32
-    forward = _layer_bytes(shape, width) * batch.micro_batch_tokens
+    budget = max(0, int(capacity * rollout.gpu_memory_utilization) - _before_cache(resident, width))
+    cache = {"kv cache": min(demand, budget)}
+    # The pages stay where they are while the policy learns, unless they are given back.
+    after = resident if rollout.free_cache_engine else {**resident, **cache}
+    scoring = (
+        {"activations": largest.inside()},
+        {"logits": largest.head(is_learning=False)},
+    )
     phases = (
-        Phase(
-            name="generate", parts={**resident, "kv cache": min(demand, budget), "logits": logits}
-        ),
-        Phase(name="log-probs", parts={**resident, "activations": forward, "logits": logits}),
-        Phase(
-            name="update", parts={**resident, **_update(config, shape, batch, where, width, logits)}
-        ),
+        _largest("generate", {**resident, **cache}, _generate(config, shape, batch, largest)),
+        _largest("log-probs", after, scoring),
+        _largest("update", after, update),
     )
     return MemoryPlan(phases=phases, device_bytes=capacity, kv_budget=budget, kv_demand=demand)
+
+
+def _largest(name: str, resident: dict[str, int], moments: tuple[dict[str, int], ...]) -> Phase:
+    """A phase by the moment that needs most."""
+    moment = max(moments, key=lambda parts: sum(parts.values()))
+    parts = {**resident, **moment}
+    return Phase(name=name, parts={part: size for part, size in parts.items() if size})
 
 
 def _compute_width(config: RunConfig, device: str) -> int:
@@ -124,6 +145,13 @@ def _resident(config: RunConfig, shape: ModelShape, where: Placement, width: int
     return parts
 
 
+def _before_cache(resident: dict[str, int], width: int) -> int:
+    """Bytes in use when the cache is made: moments come with the first step, masters do not."""
+    others = sum(size for part, size in resident.items() if part != "optimizer")
+    # Of three fp32 numbers a weight, the first is the master.
+    return others + (resident["optimizer"] // 3 if width == 2 else 0)
+
+
 def _kv_demand(
     config: RunConfig, shape: ModelShape, batch: BatchPlan, where: Placement, width: int
 ) -> int:
@@ -132,33 +160,42 @@ def _kv_demand(
     running = min(rollout.max_num_seqs, ceil(batch.rollouts / where.world_size))
     prompts = ceil(running / rollout.n)
     tokens = running * data.max_response_length + prompts * data.max_prompt_length
+    if where.device == "cuda":
+        # Whole pages: those that a prompt fills are shared, and a row may need one more to copy.
+        shared = data.max_prompt_length // _PAGE
+        own = ceil(batch.longest_sequence / _PAGE) - shared + 1
+        tokens = (prompts * shared + running * own) * _PAGE
     return tokens * shape.kv_bytes_per_token(width)
 
 
-def _layer_bytes(shape: ModelShape, width: int) -> int:
-    """Bytes a token needs inside one decoder layer while it is computed."""
-    wide = shape.heads * shape.head_dim
-    numbers = 6 * shape.hidden + 2 * shape.attention_width() + wide + 4 * shape.intermediate
-    return numbers * width
+def _generate(
+    config: RunConfig, shape: ModelShape, batch: BatchPlan, largest: Pass
+) -> tuple[dict[str, int], ...]:
+    """Prompts are read, then tokens are drawn."""
+    rollout, data = config.actor_rollout_ref.rollout, config.data
+    rows = min(rollout.max_num_seqs, batch.rollouts)
+    read = ceil(rows / rollout.n) * data.max_prompt_length
+    read = min(rollout.max_num_batched_tokens, read)
+    tokens = Tokens(packed=read, padded=read, computed=read, scored=0)
+    # A chosen part of the vocabulary is found by sorting fp32 logits; a plain draw is one kernel.
+    is_sorted = rollout.top_k > 0 or rollout.top_p < 1.0
+    number = largest.width if largest.device == "cuda" and not is_sorted else 3 * _FP32
+    drawing = rows * (shape.vocab * number + 2 * shape.hidden * largest.width)
+    return {"activations": replace(largest, tokens=tokens).inside()}, {"logits": drawing}
 
 
 def _update(
-    config: RunConfig,
-    shape: ModelShape,
-    batch: BatchPlan,
-    where: Placement,
-    width: int,
-    logits: int,
-) -> dict[str, int]:
+    config: RunConfig, shape: ModelShape, batch: BatchPlan, where: Placement, largest: Pass
+) -> tuple[dict[str, int], ...]:
+    """The head's gradient, the first layer's gradient, and the step of the optimizer."""
     gradients = _trainable(config, shape) * _FP32 // where.world_size
-    layer = _layer_bytes(shape, width)
-    if config.actor_rollout_ref.model.enable_gradient_checkpointing:
-        per_token = layer + shape.layers * shape.hidden * width
-    else:
-        per_token = layer * shape.layers
-    return {
-        "gradients": gradients,
-        "activations": per_token * batch.micro_batch_tokens,
-        # Logits, their softmax and the gradient of a chunk exist together.
-        "logits": 3 * logits,
-    }
+    # In the first micro-batch gradients come into being as activations go.
+    early = gradients if batch.micro_batches > 1 else 0
+    is_tied = shape.is_tied and not config.actor_rollout_ref.model.lora_rank
+    waiting = shape.vocab * shape.hidden * largest.width if is_tied else 0
+    held = largest.held()
+    return (
+        {"gradients": early, "activations": held, "logits": largest.head(is_learning=True)},
+        {"gradients": early, "activations": held + largest.layer(), "embedding": waiting},
+        {"gradients": gradients, "embedding": 2 * waiting},
+    )

@@ -62,7 +62,7 @@ NEAREST: dict[str, str] = {
     "transfer_queue": "data moves in records between roles; nothing to set",
     "ray_kwargs": "trainer.runtime, trainer.nnodes and trainer.n_gpus_per_node",
     "skip": "recorded steps are replayed from the run directory",
-    "global_profiler": "nothing yet",
+    "global_profiler": "trainer.profile.{steps,memory,save_path}, or the command `luyen profile`",
     "distillation": "nothing yet",
     "sandbox_fusion": "reward.custom_reward_function.path",
     "reward_model": "reward.reward_model",

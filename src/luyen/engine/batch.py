@@ -78,10 +78,10 @@ def pack(
 ) -> PackedBatch:
     """Lay sequences one after the other. The first token of a sequence is never trained."""
     lengths = tuple(len(sequence) for sequence in sequences)
-    mask = torch.tensor([bool(m) for row in masks for m in row], device=device)
+    mask = torch.tensor(list(itertools.chain.from_iterable(masks)), dtype=torch.bool).to(device)
     assert not any(row and row[0] for row in masks), "nothing stands before the first token"
     return PackedBatch(
-        tokens=torch.tensor([t for row in sequences for t in row], device=device),
+        tokens=torch.tensor(list(itertools.chain.from_iterable(sequences))).to(device),
         lengths=lengths,
         layout=make_layout(mask, lengths, torch.tensor(list(groups), device=device)),
     )

@@ -7,8 +7,12 @@ from typing import Any, final
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from luyen.config.schema.optim import Optim
+
+_copy_all: Any = vars(torch)["_foreach_copy_"]
+"""Copies many tensors at once; PyTorch exports it without declaring it."""
 
 
 def rate(optim: Optim, *, step: int, total_steps: int | None) -> float:
@@ -66,14 +70,17 @@ class MasterAdamW:
 
     def __init__(self, parameters: Iterable[nn.Parameter], optim: Optim) -> None:
         self.parameters = [p for p in parameters if p.requires_grad]
-        self.masters = [p if p.dtype == torch.float32 else _master(p) for p in self.parameters]
+        self._hooks: list[RemovableHandle] = []
+        self.masters = [self._master(p) for p in self.parameters]
         self.clip_grad = optim.clip_grad
+        self._is_on_gpu = all(m.is_cuda for m in self.masters)
         self.adamw = torch.optim.AdamW(
             self.masters,
             lr=optim.lr,
             betas=optim.betas,
             weight_decay=optim.weight_decay,
-            foreach=True,
+            # One kernel over all weights where there is one; the sums are the same everywhere else.
+            **({"fused": True} if self._is_on_gpu else {"foreach": True}),
         )
 
     def step(self, lr: float) -> Stepped:
@@ -84,10 +91,12 @@ class MasterAdamW:
             for group in self.adamw.param_groups:
                 group["lr"] = lr
             self.adamw.step()
-            with torch.no_grad():
-                for parameter, master in zip(self.parameters, self.masters, strict=True):
-                    if parameter is not master:
-                        parameter.copy_(master)
+            copied = [
+                (p, m) for p, m in zip(self.parameters, self.masters, strict=True) if p is not m
+            ]
+            if copied:
+                with torch.no_grad():
+                    _copy_all([p for p, _ in copied], [m for _, m in copied])
         self.adamw.zero_grad(set_to_none=True)
         return Stepped(grad_norm=norm, is_applied=is_finite, lr=lr)
 
@@ -104,16 +113,24 @@ class MasterAdamW:
             for master, saved in zip(own, state["masters"], strict=True):
                 master.copy_(saved)
 
+    def release(self) -> None:
+        """Let the parameters go: another optimizer may collect their gradients."""
+        for hook in self._hooks:
+            hook.remove()
 
-def _master(parameter: nn.Parameter) -> Tensor:
-    """An fp32 copy that collects the parameter's gradients."""
-    master = parameter.detach().float().clone().requires_grad_()
+    def _master(self, parameter: nn.Parameter) -> Tensor:
+        """The parameter itself, or an fp32 copy that collects its gradients."""
+        if parameter.dtype == torch.float32:
+            return parameter
+        master = parameter.detach().float().clone().requires_grad_()
 
-    def collect(p: Tensor) -> None:
-        assert p.grad is not None
-        fresh = p.grad.float()
-        master.grad = fresh if master.grad is None else master.grad + fresh
-        p.grad = None
+        def collect(p: Tensor) -> None:
+            assert p.grad is not None
+            if master.grad is None:
+                master.grad = p.grad.float()
+            else:
+                master.grad.add_(p.grad)
+            p.grad = None
 
-    parameter.register_post_accumulate_grad_hook(collect)
-    return master
+        self._hooks.append(parameter.register_post_accumulate_grad_hook(collect))
+        return master

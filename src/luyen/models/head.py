@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from luyen.models.fused_head import fused_scores
 from luyen.models.steady import steady
+from luyen.models.steady_linear import product_of
 
 _CHUNK_NUMBERS = 1 << 24
 """Logits that exist at once."""
@@ -36,6 +38,8 @@ class Head:
     """Logits are squashed to plus or minus this value (Gemma 2)."""
     scale: float = 1.0
     """Factor on the logits (Cohere, Granite)."""
+    is_fused: bool = False
+    """Whether scores are computed without keeping logits; on CUDA they always are."""
 
     def logits(self, hidden: Tensor, *, temperature: float) -> Tensor:
         """fp32 logits `[n, vocabulary]`, temperature applied."""
@@ -84,6 +88,9 @@ def score(
 
     Without `entropy_gradient` the entropy is a number to report, and keeps no logits alive.
     """
+    if (hidden.is_cuda or head.is_fused) and isinstance(head.linear, nn.Linear):
+        wanted = (entropy, entropy_gradient, sum_pi_squared)
+        return _fused(head, head.linear, hidden, targets, temperature, wanted)
     size = max(1, _CHUNK_NUMBERS // head.vocabulary)
     chunks = [
         _maybe_checkpointed(
@@ -103,6 +110,32 @@ def score(
         for column in columns
     )
     assert chosen is not None
+    return Scored(logp=chosen, entropy=spread, sum_pi_squared=peaked)
+
+
+def _fused(
+    head: Head,
+    linear: nn.Linear,
+    hidden: Tensor,
+    targets: Tensor,
+    temperature: float,
+    wanted: tuple[bool, bool, bool],
+) -> Scored:
+    """One pass over the logits, which are computed again for the gradient."""
+    chosen, spread, peaked = fused_scores(
+        hidden,
+        linear.weight,
+        linear.bias,
+        targets,
+        vocabulary=head.vocabulary,
+        scale=head.scale,
+        softcap=head.softcap,
+        temperature=temperature,
+        entropy=wanted[0],
+        entropy_gradient=wanted[1],
+        sum_pi_squared=wanted[2],
+        product=product_of(linear),
+    )
     return Scored(logp=chosen, entropy=spread, sum_pi_squared=peaked)
 
 

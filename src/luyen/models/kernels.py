@@ -100,7 +100,8 @@ def masked_attention(
     if window.sinks is not None:
         sinks = window.sinks.view(1, -1, 1, 1).expand(scores.shape[0], -1, scores.shape[2], 1)
         scores = torch.cat([scores, sinks.to(scores.dtype)], -1)
-    weights = torch.softmax(scores.float(), -1).to(v.dtype)
+    wide = torch.promote_types(scores.dtype, torch.float32)
+    weights = torch.softmax(scores.to(wide), -1).to(v.dtype)
     return _weighted(weights[..., : k.shape[2]], v)
 
 

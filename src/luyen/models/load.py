@@ -1,5 +1,6 @@
 """A policy from a directory, a hub id or the package itself."""
 
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from luyen.config.schema.model import Model
 from luyen.models.lora import add_adapter
 from luyen.models.policy import Policy
 from luyen.models.silence import no_progress_bars, no_warnings
+from luyen.models.tiled import tile_feed_forward
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _BATCH_DEPENDENT_ROPE = ("dynamic", "longrope")
@@ -52,9 +54,20 @@ def load_policy(
     if model.lora_rank > 0 and path is None:
         add_adapter(net, model, seed=seed)
     policy = Policy(net, vocabulary=vocabulary, is_packed=is_packed)
-    if model.enable_gradient_checkpointing:
-        net.gradient_checkpointing_enable({"use_reentrant": False})
+    _save_memory(policy, model)
     return policy.eval()
+
+
+def _save_memory(policy: Policy, model: Model) -> None:
+    """Have the policy keep less between its forward and its backward pass, as the model asks."""
+    tiled_mlp = model.tiled_mlp
+    if model.enable_gradient_checkpointing:
+        policy.model.gradient_checkpointing_enable({"use_reentrant": False})
+    if tiled_mlp.enabled:
+        tile_feed_forward(policy.model, slices=tiled_mlp.num_shards)
+    if model.use_fused_kernels:
+        policy.head = replace(policy.head, is_fused=True)
+    policy.is_offloading = model.enable_activation_offload
 
 
 def _load(model: Model, source: str, dtype: torch.dtype, seed: int) -> PreTrainedModel:

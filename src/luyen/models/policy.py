@@ -1,6 +1,7 @@
 """A causal language model as the trainer and the sampler see it: packed tokens in, scores out."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any, final
 
 import torch
@@ -8,12 +9,16 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from luyen.models.attention import AttentionContext, use_our_attention
+from luyen.models.fused.patch import fuse_layers
 from luyen.models.head import Head, Scored, score
+from luyen.models.offload import kept_on_host
 from luyen.models.packed import PackedContext, packed_positions
 from luyen.models.probe import refuse_what_cannot_be_packed
-from luyen.models.sharing import share_prompts
+from luyen.models.sharing import Sharing, share_prompts
 from luyen.models.silence import no_warnings
 from luyen.models.steady import steady_modules
+from luyen.models.steady_linear import choose_products
+from luyen.models.varlen import VarlenContext
 
 
 @final
@@ -29,6 +34,8 @@ class Policy(nn.Module):
         super().__init__()
         self.model = model
         self.is_packed = is_packed
+        self.is_offloading = False
+        """Whether activations wait for the backward pass in host memory."""
         config: Any = model.config.get_text_config()
         given: dict[str, Any] = config.to_dict()
         factor = float(given.get("logit_scale") or 1.0) / float(given.get("logits_scaling") or 1.0)
@@ -42,8 +49,24 @@ class Policy(nn.Module):
         if is_packed:
             with no_warnings():
                 use_our_attention(model)
-            steady_modules(model)
+            if self.device.type == "cuda":
+                self.fused = fuse_layers(model)
+            else:
+                steady_modules(model)
+        self.is_exact = True
+        if is_packed:
             refuse_what_cannot_be_packed(model, self.head)
+
+    @property
+    def is_exact(self) -> bool:
+        """On a GPU: whether log-probabilities must be those of the sampler, to the bit."""
+        return self._is_exact
+
+    @is_exact.setter
+    def is_exact(self, value: bool) -> None:
+        self._is_exact = value
+        if self.is_packed and self.device.type == "cuda":
+            choose_products(self.model, is_exact=value)
 
     @property
     def device(self) -> torch.device:
@@ -54,12 +77,13 @@ class Policy(nn.Module):
         """Last hidden state `[tok, hidden]` of packed tokens."""
         assert self.is_packed, "the model was loaded for plain generation only"
         base: Any = self.model.base_model
-        out = base(
-            input_ids=tokens[None],
-            position_ids=positions[None],
-            use_cache=False,
-            luyen_context=context,
-        )
+        with kept_on_host(self.model) if self.is_offloading else nullcontext():
+            out = base(
+                input_ids=tokens[None],
+                position_ids=positions[None],
+                use_cache=False,
+                luyen_context=context,
+            )
         return out.last_hidden_state[0]
 
     def packed_hidden(
@@ -75,11 +99,19 @@ class Policy(nn.Module):
         positions = packed_positions(lengths, tokens.device)
         sharing = share_prompts(tokens, lengths, mask) if is_shared else None
         if sharing is None or sharing.saved == 0:
-            context = PackedContext.of(lengths, device=tokens.device)
+            context = self._context(lengths, tokens.device, None)
             return self.hidden(tokens, positions, context).index_select(0, where)
-        context = PackedContext.of(lengths, device=tokens.device, sharing=sharing)
+        context = self._context(lengths, tokens.device, sharing)
         hidden = self.hidden(tokens[sharing.first], positions[sharing.first], context)
         return hidden.index_select(0, sharing.place[where])
+
+    def _context(
+        self, lengths: Sequence[int], device: torch.device, sharing: Sharing | None
+    ) -> AttentionContext:
+        """Attention for packed sequences on this kind of device."""
+        if device.type == "cuda":
+            return VarlenContext.of(lengths, device=device, is_exact=self.is_exact, sharing=sharing)
+        return PackedContext.of(lengths, device=device, sharing=sharing)
 
     def forward(
         self,

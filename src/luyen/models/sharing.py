@@ -30,6 +30,11 @@ class Sharing:
     """For each packed token, its index among the distinct ones."""
     first: Tensor
     """For each distinct token, where it first stands in the packed batch."""
+    own: tuple[int, ...]
+    """Tokens of each sequence that are not copies of an earlier one's."""
+    copies: tuple[tuple[Tensor, Tensor], ...]
+    """(distinct tokens `[n]`, all their packed places `[n, copies]`) of tokens that stand at
+    several places, those with equally many places together."""
 
     @property
     def saved(self) -> float:
@@ -39,24 +44,56 @@ class Sharing:
 
 def share_prompts(tokens: Tensor, lengths: Sequence[int], mask: Tensor) -> Sharing:
     """Find the prompts that several sequences begin with; a prompt ends before the first True."""
-    ids, trains = tokens.tolist(), mask.tolist()
-    place: list[int] = []
-    first: list[int] = []
-    known: dict[tuple[int, ...], int] = {}
-    start = 0
-    for length in lengths:
-        end = start + length
-        split = next((i for i in range(start, end) if trains[i]), end)
-        prompt = tuple(ids[start:split])
-        if prompt not in known:
-            known[prompt] = len(first)
-            first += range(start, split)
-        place += range(known[prompt], known[prompt] + len(prompt))
-        place += range(len(first), len(first) + end - split)
-        first += range(split, end)
-        start = end
+    ids, splits = tokens.cpu(), _splits(lengths, mask.cpu())
+    place: list[Tensor] = []
+    first: list[Tensor] = []
+    known: dict[bytes, tuple[int, list[int]]] = {}
+    own: list[int] = []
+    start = distinct = 0
+    for length, split in zip(lengths, splits, strict=True):
+        prompt = ids[start : start + split].numpy().tobytes()
+        begin = split if prompt in known else 0
+        if begin:
+            place.append(torch.arange(known[prompt][0], known[prompt][0] + split))
+        known.setdefault(prompt, (distinct, []))[1].append(start)
+        own.append(length - begin)
+        place.append(torch.arange(distinct, distinct + own[-1]))
+        first.append(torch.arange(start + begin, start + length))
+        distinct += own[-1]
+        start += length
     device = tokens.device
+    width = ids.element_size()
+    prompts = [(at, len(prompt) // width, starts) for prompt, (at, starts) in known.items()]
     return Sharing(
-        place=torch.tensor(place, dtype=torch.int64, device=device),
-        first=torch.tensor(first, dtype=torch.int64, device=device),
+        place=_joined(place, device),
+        first=_joined(first, device),
+        own=tuple(own),
+        copies=_copies(prompts, device),
+    )
+
+
+def _copies(
+    prompts: list[tuple[int, int, list[int]]], device: torch.device
+) -> tuple[tuple[Tensor, Tensor], ...]:
+    """From (first distinct token, length, packed starts) of each prompt."""
+    found: dict[int, tuple[list[Tensor], list[Tensor]]] = {}
+    for at, length, starts in prompts:
+        if len(starts) > 1 and length:
+            distinct, places = found.setdefault(len(starts), ([], []))
+            distinct.append(torch.arange(at, at + length))
+            places.append(torch.arange(length)[:, None] + torch.tensor(starts)[None, :])
+    return tuple((_joined(a, device), _joined(b, device)) for a, b in found.values())
+
+
+def _splits(lengths: Sequence[int], mask: Tensor) -> list[int]:
+    """Tokens of each sequence before its first True."""
+    found: list[int] = []
+    for part in mask.split(list(lengths)):
+        found.append(int(part.byte().argmax()) if bool(part.any()) else part.numel())
+    return found
+
+
+def _joined(parts: list[Tensor], device: torch.device) -> Tensor:
+    return (
+        torch.cat(parts).to(device) if parts else torch.empty(0, dtype=torch.int64, device=device)
     )

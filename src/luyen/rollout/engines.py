@@ -4,6 +4,7 @@ from luyen.config.schema.rollout import Rollout
 from luyen.models.policy import Policy
 from luyen.rollout.hf import HfEngine
 from luyen.rollout.native.engine import NativeEngine
+from luyen.rollout.native.paged.engine import PagedEngine
 from luyen.rollout.native.running import Decode
 from luyen.rollout.protocol import RolloutEngine, rollout_engines
 
@@ -11,6 +12,17 @@ from luyen.rollout.protocol import RolloutEngine, rollout_engines
 @rollout_engines.register("native")
 def native(policy: Policy, rollout: Rollout, *, longest: int, decode: Decode) -> RolloutEngine:
     """The embedded engine; `longest` is the most tokens a sequence can have."""
+    policy.is_exact = rollout.deterministic
+    if policy.device.type == "cuda":
+        return PagedEngine(
+            policy,
+            max_model_len=rollout.max_model_len or longest,
+            max_num_seqs=rollout.max_num_seqs,
+            max_num_batched_tokens=rollout.max_num_batched_tokens,
+            gpu_memory_utilization=rollout.gpu_memory_utilization,
+            enforce_eager=rollout.enforce_eager,
+            decode=decode,
+        )
     return NativeEngine(
         policy,
         max_model_len=rollout.max_model_len or longest,

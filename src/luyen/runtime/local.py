@@ -36,8 +36,12 @@ class LocalRoles:
         log_prob_passes: Passes,
         ref_passes: Passes,
         seed: int,
+        frees_cache: bool = False,
     ) -> None:
-        """`reference` None with a LoRA actor means the actor with its adapter off."""
+        """`reference` None with a LoRA actor means the actor with its adapter off.
+
+        `frees_cache` gives the engine's memory back after each generation.
+        """
         self.actor = actor
         self.rollout = rollout
         self.renderer = renderer
@@ -46,6 +50,7 @@ class LocalRoles:
         self.log_prob_passes = log_prob_passes
         self.ref_passes = ref_passes
         self.seed = seed
+        self.frees_cache = frees_cache
 
     @property
     def device(self) -> torch.device:
@@ -56,7 +61,7 @@ class LocalRoles:
         self, draws: Sequence[Draw], sampling: Sampling, *, purpose: str, version: int
     ) -> list[Group]:
         """Rollouts of every draw."""
-        return answer(
+        groups = answer(
             self.rollout,
             self.renderer,
             draws,
@@ -65,6 +70,9 @@ class LocalRoles:
             purpose=purpose,
             version=version,
         )
+        if self.frees_cache:
+            self.rollout.close()
+        return groups
 
     def old_scores(self, batch: PackedBatch, *, sum_pi_squared: bool) -> dict[str, Tensor]:
         """Log-probabilities under the weights that the update starts from."""

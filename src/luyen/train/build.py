@@ -160,6 +160,7 @@ def build_roles(
         log_prob_passes=log_prob_passes(rollout, actor),
         ref_passes=log_prob_passes(arr.ref, actor),
         seed=config.trainer.seed,
+        frees_cache=rollout.free_cache_engine,
     )
 
 

@@ -15,6 +15,7 @@ from luyen.engine.optim import rate
 from luyen.engine.supervised import SupervisedEngine
 from luyen.telemetry.spans import SPANS, span
 from luyen.train.interrupt import Interruption
+from luyen.train.profile import StepProfiler
 from luyen.train.supervised_files import SupervisedFiles
 
 
@@ -40,6 +41,10 @@ class OfflineRun:
         self.first_nll: float | None = None
         self.last_nll: float | None = None
         self.interruption = Interruption()
+        profile, is_cuda = config.trainer.profile, engine.policy.device.type == "cuda"
+        self.profiler = StepProfiler(profile, files.directory, is_cuda=is_cuda)
+        self.keeps_checkpoints = True
+        """False in a run that is made to be measured and thrown away."""
         self.saved = 0
         """Step of the newest checkpoint; the beginning needs none."""
 
@@ -49,7 +54,8 @@ class OfflineRun:
         while self.step < self.total_steps and not self.interruption.is_wanted:
             rows = self.data.sampler.take(self.step * size, size)
             prompts = [self.data.train.prompts[i] for i in rows]
-            yield pack_conversations(prompts, self.data.renderer, self.engine.policy.device)
+            with self.profiler.step(self.step + 1):
+                yield pack_conversations(prompts, self.data.renderer, self.engine.policy.device)
 
     def is_due(self, every: int) -> bool:
         """Whether something that happens every so many steps, and at the end, happens now."""
@@ -57,7 +63,7 @@ class OfflineRun:
 
     def save(self) -> None:
         """A checkpoint of the step that is done, unless it has one."""
-        if self.saved != self.step:
+        if self.keeps_checkpoints and self.saved != self.step:
             self.files.save(self.step, self.engine)
             self.saved = self.step
 
@@ -66,7 +72,7 @@ def train_offline(run: OfflineRun) -> None:
     """Draw, pack, update, until the steps are done or the user interrupts."""
     trainer, optim = run.config.trainer, run.config.actor_rollout_ref.actor.optim
     for batch in run.batches():
-        with span("update", step=run.step + 1):
+        with span("update", step=run.step + 1), run.profiler.part("update actor"):
             lr = rate(optim, step=run.step, total_steps=run.total_steps)
             done = run.engine.update(batch, lr=lr)
         run.step += 1

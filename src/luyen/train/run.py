@@ -21,6 +21,7 @@ from luyen.train.credit import CreditRules
 from luyen.train.draws import draws_of
 from luyen.train.interrupt import Interruption
 from luyen.train.needs import Needs
+from luyen.train.profile import StepProfiler
 from luyen.train.recorder import Recorder
 from luyen.train.state import LoopState
 
@@ -59,6 +60,10 @@ class OnlineRun:
         self.recorder = recorder
         self.display = display
         self.total_steps = total_steps
+        profile, is_cuda = config.trainer.profile, roles.device.type == "cuda"
+        self.profiler = StepProfiler(profile, recorder.directory, is_cuda=is_cuda)
+        self.keeps_checkpoints = True
+        """False in a run that is made to be measured and thrown away."""
         self._begin()
 
     def _begin(self) -> None:
@@ -92,7 +97,8 @@ class OnlineRun:
         """Numbers of the steps that are left, counted from 1, unless the user interrupts."""
         while self.step < self.total_steps and not self.interruption.is_wanted:
             self.begin_step()
-            yield self.step + 1
+            with self.profiler.step(self.step + 1):
+                yield self.step + 1
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Time a part of the step and show it."""
@@ -101,7 +107,7 @@ class OnlineRun:
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:
         self.display.phase(name)
-        with span(name, step=self.step + 1):
+        with span(name, step=self.step + 1), self.profiler.part(name):
             yield
 
     def generate(
@@ -163,7 +169,7 @@ class OnlineRun:
 
     def save(self) -> None:
         """A checkpoint of the step that is done, unless it has one."""
-        if self.saved != self.step:
+        if self.keeps_checkpoints and self.saved != self.step:
             self.recorder.save(self.state(), self.roles)
             self.saved = self.step
 

@@ -23,20 +23,17 @@ from luyen.train.start_offline import run_supervised
 from luyen.train.unbuilt import refuse_unbuilt
 
 
-def run_training(report: Report) -> Summary:
+def run_training(report: Report, *, keeps_checkpoints: bool = True) -> Summary:
     """Train as the configuration says. It must have passed its check."""
     if not report.is_sound:
         first = next(p for p in report.problems if p.severity == "error")
         raise UserError(first.field, first.value, first.why, first.fix)
     refuse_unbuilt(report)
     if report.config.trainer.stage == "sft":
-        return run_supervised(report)
-    return run_online(report)
-
-
-def run_online(report: Report) -> Summary:
-    """Learn from rewards."""
-    return _carry_out(prepare_online(report))
+        return run_supervised(report, keeps_checkpoints=keeps_checkpoints)
+    run = prepare_online(report)
+    run.keeps_checkpoints = keeps_checkpoints
+    return _carry_out(run)
 
 
 def prepare_online(report: Report) -> OnlineRun:

@@ -27,7 +27,7 @@ from luyen.train.offline import OfflineRun, train_offline
 from luyen.train.supervised_files import SupervisedFiles, restore_supervised
 
 
-def run_supervised(report: Report) -> Summary:
+def run_supervised(report: Report, *, keeps_checkpoints: bool = True) -> Summary:
     """Learn from the conversations that are given."""
     config = report.config
     import_plugins(config.trainer.plugins)
@@ -52,6 +52,7 @@ def run_supervised(report: Report) -> Summary:
         SupervisedFiles(directory, log, store),
         total_steps=total_steps(config, len(data.train.prompts)),
     )
+    run.keeps_checkpoints = keeps_checkpoints
     if resumed is not None:
         run.step = run.saved = restore_supervised(resumed.path, run.engine)
     display.start(run.total_steps, done=run.step)

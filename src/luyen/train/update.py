@@ -28,7 +28,8 @@ def update_critic(run: OnlineRun, batch: PackedBatch, step: int) -> dict[str, fl
         seed=run.seed,
         step=step,
     )
-    done = [run.roles.update_critic(part, lr=lr) for part in parts]
+    with run.profiler.part("update critic"):
+        done = [run.roles.update_critic(part, lr=lr) for part in parts]
     return _joined(done, "critic")
 
 
@@ -50,7 +51,8 @@ def update_actor(run: OnlineRun, batch: PackedBatch, step: int) -> dict[str, flo
     for index, part in enumerate(parts):
         objective = replace(run.objective, entropy_coeff=run.entropy_coeff())
         seed = derive_key(run.seed, "selection", step, index) >> 1
-        done.append(run.roles.update_actor(part, objective, lr=lr, seed=seed))
+        with run.profiler.part("update actor"):
+            done.append(run.roles.update_actor(part, objective, lr=lr, seed=seed))
         run.follow_entropy(done[-1].metrics["actor/entropy"])
     _refuse_endless_skips(run, done)
     return _joined(done, "actor")

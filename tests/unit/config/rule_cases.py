@@ -214,6 +214,16 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "S14": (("trainer.logger=[console, wandb]",), ("trainer.logger=[console, jsonl]",)),
     "S15": (("trainer.experiment_name=../../etc",), ("trainer.experiment_name=a-b_c.1",)),
     "S13": (("OLD",), ()),
+    "S16": (("trainer.profile.steps=[0, 2]",), ("trainer.profile.steps=[1, 2]",)),
+    "S17": (
+        ("trainer.profile.steps=[2, 4]", "trainer.total_training_steps=3"),
+        ("trainer.profile.steps=[2, 3]", "trainer.total_training_steps=3"),
+    ),
+    "S18": (
+        ("trainer.profile.save_path=traces",),
+        ("trainer.profile.save_path=traces", "trainer.profile.steps=[1]"),
+    ),
+    "G01": ((f"{R}.deterministic=false",), (f"{R}.deterministic=true",)),
     "M01": ((f"{M}.path=/nowhere/model",), (f"{M}.path=HERE",)),
     "M02": (("data.train_files=TOOLS",), ("data.train_files=TOOLS", f"{M}.path=org/model")),
     "M03": ((f"{M}.lora_alpha=32",), (f"{M}.lora_alpha=32", f"{M}.lora_rank=8")),

@@ -102,8 +102,64 @@ def test_bf16_training_holds_masters_and_fp32_does_not(tmp_path: Path) -> None:
     assert on_cpu["weights"] == 134_515_008 * 4
     assert on_cpu["optimizer"] == 134_515_008 * 8
     generate = {phase.name: phase.parts for phase in gpu.phases}["generate"]
-    # 256 sequences at once, each with its own prompt: 1024 tokens x 2 x 30 layers x 192 x 2 bytes
-    assert generate["kv cache"] == 256 * 1024 * 2 * 30 * 192 * 2
+    # 256 sequences at once, each with 8 full pages of its prompt, 8 of its answer and one to copy:
+    # 17 pages x 64 tokens x 2 x 30 layers x 192 x 2 bytes
+    assert generate["kv cache"] == 256 * 17 * 64 * 2 * 30 * 192 * 2
+
+
+SAVING = {
+    "enable_gradient_checkpointing": "true",
+    "enable_activation_offload": "true",
+    "tiled_mlp.enabled": "true",
+    "lora_rank": "8",
+}
+
+
+@pytest.mark.parametrize("name", SAVING)
+def test_what_saves_memory_lowers_the_peak_of_the_update(name: str) -> None:
+    large = "{num_hidden_layers: 24, hidden_size: 1024, intermediate_size: 4096}"
+    words = [
+        f"actor_rollout_ref.model.override_config={large}",
+        "actor_rollout_ref.model.enable_gradient_checkpointing=false",
+    ]
+    plain = plan_of(*words, machine=H200).memory
+    saving = plan_of(*words, f"actor_rollout_ref.model.{name}={SAVING[name]}", machine=H200).memory
+    assert plain is not None
+    assert saving is not None
+    assert saving.phases[2].total < 0.9 * plain.phases[2].total
+
+
+def test_on_a_cpu_offloading_saves_nothing_and_fused_kernels_save_logits() -> None:
+    words = [
+        "actor_rollout_ref.model.override_config={vocab_size: 150000, tie_word_embeddings: false}",
+        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=2048",
+        "actor_rollout_ref.model.enable_gradient_checkpointing=true",
+    ]
+    plain, offloaded, fused = (
+        plan_of(*words, *(f"actor_rollout_ref.model.{k}=true" for k in more)).memory
+        for more in ((), ("enable_activation_offload",), ("use_fused_kernels",))
+    )
+    assert plain is not None
+    assert fused is not None
+    assert plain == offloaded
+    # Three copies of a chunk of 2^24 logits, or of 2^23.
+    assert plain.phases[2].total - fused.phases[2].total == 3 * 4 * (1 << 23)
+
+
+def test_pages_are_held_while_the_policy_learns_unless_they_are_given_back() -> None:
+    freed = "actor_rollout_ref.rollout.free_cache_engine=true"
+    kept, given_back = (plan_of(*w, machine=H200).memory for w in ((), (freed,)))
+    assert kept is not None
+    assert given_back is not None
+    assert kept.phases[2].parts["kv cache"] == kept.kv_demand
+    assert "kv cache" not in given_back.phases[2].parts
+    assert given_back.phases[0] == kept.phases[0]
+
+
+def test_a_supervised_run_has_one_phase() -> None:
+    memory = plan_of("trainer.stage=sft").memory
+    assert memory is not None
+    assert [phase.name for phase in memory.phases] == ["update"]
 
 
 def test_samples_of_a_group_hold_their_prompt_once() -> None:

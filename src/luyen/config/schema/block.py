@@ -54,5 +54,7 @@ Names = Annotated[
 """One string or a list of strings."""
 Numbers = Annotated[tuple[float, ...], BeforeValidator(_as_tuple)]
 """A list of numbers."""
+Steps = Annotated[tuple[int, ...], BeforeValidator(_as_tuple)]
+"""A list of steps, counted from 1."""
 Pair = Annotated[tuple[float, float], BeforeValidator(_as_tuple)]
 """A list of two numbers."""

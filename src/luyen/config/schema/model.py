@@ -4,14 +4,16 @@ from typing import Any, Literal
 
 from luyen.config.schema.block import Block, Names, block, key
 
-_MEMORY = "the memory-saving kernels of the training engine"
-
 
 class TiledMlp(Block):
     """Feed-forward layers computed slice by slice over the tokens."""
 
-    enabled: bool = key(False, "Compute feed-forward layers in slices.", awaits=_MEMORY)
-    num_shards: int = key(4, "Number of slices.", ge=1, awaits=_MEMORY)
+    enabled: bool = key(
+        False,
+        "Compute feed-forward layers in slices, and each slice again in the backward pass: the "
+        "inner activation exists for one slice at a time.",
+    )
+    num_shards: int = key(4, "Number of slices.", ge=1)
 
 
 class Model(Block):
@@ -35,7 +37,9 @@ class Model(Block):
         True, "Recompute activations in the backward pass: less memory, about a third more time."
     )
     enable_activation_offload: bool = key(
-        False, "Keep activations in host memory between the passes.", awaits=_MEMORY
+        False,
+        "On a GPU: keep activations in host memory between the passes; with gradient "
+        "checkpointing, the inputs of layers.",
     )
     use_remove_padding: bool = key(
         True,
@@ -43,7 +47,9 @@ class Model(Block):
         only="batches are always packed; there is no padded path to switch to",
     )
     use_fused_kernels: bool = key(
-        False, "Fuse the output head with the log-probabilities.", awaits=_MEMORY
+        False,
+        "Fuse the output head with the log-probabilities: logits are not kept between the passes, "
+        "but computed again. On a GPU this is always so.",
     )
     tiled_mlp: TiledMlp = block(TiledMlp, "Feed-forward layers in slices.")
     lora_rank: int = key(0, "Rank of the LoRA adapter; 0 trains all weights.", ge=0)

@@ -60,6 +60,17 @@ class Rollout(LogProbBatching):
     tensor_model_parallel_size: int = key(1, "Devices that share one copy of the model.", ge=1)
     data_parallel_size: int = key(1, "Copies of the engine.", ge=1)
     expert_parallel_size: int = key(1, "Devices that share the experts of a layer.", ge=1)
+    deterministic: bool = key(
+        True,
+        "On a GPU: the sampler's and the trainer's log-probabilities agree to the bit. Off, faster "
+        "kernels are used and the gap is measured.",
+    )
+    enforce_eager: bool = key(
+        False, "On a GPU: launch every kernel of a decode step instead of replaying a graph."
+    )
+    free_cache_engine: bool = key(
+        False, "On a GPU: give the memory of keys and values back while weights are updated."
+    )
     max_num_batched_tokens: int = key(8192, "Most tokens of one forward pass.", ge=1)
     max_model_len: int | None = key(
         None, "Most tokens of a sequence; null: prompt and response lengths together.", ge=1

@@ -2,7 +2,24 @@
 
 from typing import Literal
 
-from luyen.config.schema.block import Block, Names, key
+from luyen.config.schema.block import Block, Names, Steps, block, key
+
+
+class Profile(Block):
+    """Steps that are looked at closely: what ran when, and for how long."""
+
+    steps: Steps = key(
+        (),
+        "Steps that are profiled. Each leaves a trace that Perfetto opens and a table of its "
+        "heaviest operators; `luyen profile` does the same in a run of its own.",
+    )
+    memory: bool = key(
+        False,
+        "On a GPU: also a snapshot of every allocation of these steps, for pytorch.org/memory_viz.",
+    )
+    save_path: str | None = key(
+        None, "Folder of these files; null: `profile` in the run directory."
+    )
 
 
 class Trainer(Block):
@@ -44,6 +61,7 @@ class Trainer(Block):
         "Where metrics go: console, jsonl, tensorboard, wandb, mlflow, trackio.",
     )
     plugins: Names = key((), "Python files that register estimators, losses, rewards or engines.")
+    profile: Profile = block(Profile, "Steps that are looked at closely.")
     use_legacy_worker_impl: Literal["auto", "enable", "disable"] = key(
         "disable",
         "verl's choice between two worker implementations.",

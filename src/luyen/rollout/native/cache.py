@@ -2,13 +2,37 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Protocol, final
 
 import torch
 from torch import Tensor
 
 from luyen.base.exactness import padded_length
+from luyen.models.attention import AttentionContext
 from luyen.models.kernels import Window, decode_attention
+from luyen.models.packed import KeyValueSink
+
+
+class RowCache(Protocol):
+    """Keys and values of running rows, as the engine sees them. Rows are dense."""
+
+    def make_room(self, rows: int, length: int, /) -> None:
+        """Expect this many rows of at most this many tokens; what is cached stays."""
+        ...
+
+    def sink(
+        self, starts: Sequence[int], lengths: Sequence[int], rows: Sequence[tuple[int, int]]
+    ) -> KeyValueSink:
+        """What takes packed prompts: their first tokens, lengths, and first and end rows."""
+        ...
+
+    def step(self, positions: Sequence[int], device: torch.device) -> AttentionContext:
+        """The context of one new token for each row, at these positions."""
+        ...
+
+    def remove(self, index: int, last: int, length: int) -> None:
+        """Take a row out; the last row, of `length` tokens, takes its place."""
+        ...
 
 
 @final
@@ -26,7 +50,7 @@ class SlottedCache:
         self.length = padded_length(length)
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def reserve(self, *, rows: int, length: int) -> None:
+    def make_room(self, rows: int, length: int, /) -> None:
         """Make room for this many rows of this many tokens; what is cached stays."""
         rows, length = max(rows, self.rows), max(padded_length(length), self.length)
         if (rows, length) == (self.rows, self.length):
@@ -44,6 +68,25 @@ class SlottedCache:
         if found is None:
             found = self._layers[index] = (self._zeros(keys), self._zeros(values))
         return found
+
+    def sink(
+        self, starts: Sequence[int], lengths: Sequence[int], rows: Sequence[tuple[int, int]]
+    ) -> "PromptSink":
+        """What takes packed prompts: their first tokens, lengths, and first and end rows."""
+        return PromptSink(cache=self, starts=starts, lengths=lengths, rows=rows)
+
+    def step(self, positions: Sequence[int], device: torch.device) -> "DecodeContext":
+        """The context of one new token for each row, at these positions."""
+        return DecodeContext(
+            cache=self,
+            positions=torch.tensor(positions, device=device),
+            span=padded_length(max(positions) + 1),
+        )
+
+    def remove(self, index: int, last: int, length: int) -> None:
+        """Take a row out; the last row, of `length` tokens, takes its place."""
+        if index != last:
+            self.move(last, index, length)
 
     def move(self, source: int, target: int, length: int) -> None:
         """Copy a row's first `length` tokens over another row."""

@@ -5,24 +5,27 @@ its own tokens and key only, so neither the limits below nor the order of reques
 """
 
 from collections import deque
+from contextlib import AbstractContextManager, nullcontext
 from typing import final
 
 import torch
 from torch import Tensor
 
 from luyen.base.errors import UserError
-from luyen.base.exactness import padded_length
+from luyen.base.exactness import is_promised
 from luyen.models.packed import PackedContext, packed_positions
 from luyen.models.policy import Policy
-from luyen.rollout.native.cache import DecodeContext, PromptSink, SlottedCache
+from luyen.models.prepacked import PackedLinears
+from luyen.rollout.native.cache import RowCache, SlottedCache
 from luyen.rollout.native.running import Decode, Row, RowTensors, write_down
-from luyen.rollout.native.sample import draw, uniforms
+from luyen.rollout.native.sample import draw, draw_quickly, uniforms
+from luyen.rollout.native.two_part import TwoPartCache, can_split
 from luyen.rollout.protocol import Completion, Ending, Request, refuse_impossible
 
 
 @final
 class NativeEngine:
-    """The embedded engine on CPU; its weights are the trainer's own, so nothing is ever copied."""
+    """The embedded engine on CPU; its weights are the trainer's own, at most laid out anew."""
 
     def __init__(
         self,
@@ -32,8 +35,13 @@ class NativeEngine:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         decode: Decode,
+        is_exact: bool | None = None,
     ) -> None:
-        """`decode` turns tokens into text, for stop strings."""
+        """`decode` turns tokens into text, for stop strings.
+
+        Without `is_exact` faster arithmetic is used, whose bits differ from the trainer's; None
+        leaves it to what is promised for the weights' dtype.
+        """
         if not policy.is_packed:
             why = "the model was loaded with its own attention, which this engine cannot use"
             raise UserError("actor_rollout_ref.rollout.name", "native", why, "set it to hf")
@@ -45,7 +53,12 @@ class NativeEngine:
         self._waiting: deque[Row] = deque()
         self._rows: list[Row] = []
         self._tensors: RowTensors | None = None
-        self._cache: SlottedCache | None = None
+        self._cache: RowCache | None = None
+        if is_exact is None:
+            is_exact = policy.device.type != "cpu" or is_promised(_dtype_name(policy))
+        self._is_exact = is_exact
+        self._can_split = not is_exact and can_split(policy)
+        self._linears = None if is_exact else PackedLinears(policy)
 
     @property
     def is_idle(self) -> bool:
@@ -70,21 +83,38 @@ class NativeEngine:
     def advance(self) -> list[Completion]:
         """One pass: read prompts while rows are free, otherwise draw a token for every row."""
         admitted = self._admit()
-        if admitted:
-            return self._read_prompts(admitted)
-        return self._draw_next() if self._rows else []
+        done: list[Completion] = []
+        with self._fast_linears(admitted):
+            if admitted:
+                done = self._read_prompts(admitted)
+            elif self._rows:
+                done = self._draw_next()
+        self._rest()
+        return done
 
     def abort(self, request: str) -> list[Completion]:
         """Stop a request, and give what there is of its unfinished answers."""
         waiting = [row for row in self._waiting if row.request.id == request]
         self._waiting = deque(row for row in self._waiting if row.request.id != request)
         running = [i for i, row in enumerate(self._rows) if row.request.id == request]
-        return [row.completion("aborted") for row in (*waiting, *self._release(running))]
+        rows = [*waiting, *self._release(running)]
+        self._rest()
+        return [row.completion("aborted") for row in rows]
 
     def close(self) -> None:
         """Free what is held."""
         self._waiting.clear()
         self._rows, self._tensors, self._cache = [], None, None
+        self._rest()
+
+    def _rest(self) -> None:
+        """Once nothing runs, hold nothing that is cheap to make anew: training needs the memory."""
+        if not self.is_idle:
+            return
+        if isinstance(self._cache, TwoPartCache):
+            self._cache = None
+        if self._linears is not None:
+            self._linears.drop()
 
     def _admit(self) -> list[list[Row]]:
         """Waiting rows that fit now, those of one prompt together."""
@@ -112,12 +142,8 @@ class NativeEngine:
         for group in groups:
             spans.append((first, first + len(group)))
             first += len(group)
-        sink = PromptSink(
-            cache=cache,
-            starts=[int(end) - n for end, n in zip(ends, lengths, strict=True)],
-            lengths=lengths,
-            rows=spans,
-        )
+        starts = [int(end) - n for end, n in zip(ends, lengths, strict=True)]
+        sink = cache.sink(starts, lengths, spans)
         device = self._policy.device
         tokens = torch.tensor([t for g in groups for t in g[0].request.tokens], device=device)
         context = PackedContext.of(lengths, device=device, sink=sink)
@@ -135,14 +161,16 @@ class NativeEngine:
         )
         return self._finish(range(start, len(self._rows)))
 
-    def _room(self, groups: list[list[Row]]) -> SlottedCache:
+    def _room(self, groups: list[list[Row]]) -> RowCache:
         """The cache, with room for what runs, what is admitted now and what may follow it."""
         known = [*self._rows, *(row for group in groups for row in group), *self._waiting]
         rows = min(len(known), self._rows_at_once)
         length = max(row.limit for row in known)
         if self._cache is None:
-            self._cache = SlottedCache(rows=rows, length=length)
-        self._cache.reserve(rows=rows, length=length)
+            # Where no prompt has two answers, there is nothing to share.
+            is_split = self._can_split and any(len(row.request.keys) > 1 for row in known)
+            self._cache = TwoPartCache() if is_split else SlottedCache(rows=rows, length=length)
+        self._cache.make_room(rows, length)
         return self._cache
 
     def _draw_next(self) -> list[Completion]:
@@ -153,14 +181,19 @@ class NativeEngine:
             self._tensors = RowTensors.of(self._rows, vocabulary=vocabulary, device=device)
         lengths = [row.length for row in self._rows]
         positions = torch.tensor(lengths, device=device)
-        context = DecodeContext(
-            cache=self._cache, positions=positions, span=padded_length(max(lengths) + 1)
-        )
+        context = self._cache.step(lengths, device)
         tokens = torch.tensor([row.tokens[-1] for row in self._rows], device=device)
-        hidden = self._policy.hidden(tokens, positions, context)
         drawn = torch.tensor([len(row.tokens) for row in self._rows], device=device)
+        hidden = self._policy.hidden(tokens, positions, context)
         self._append(self._rows, hidden, self._tensors, drawn)
         return self._finish(range(len(self._rows)))
+
+    def _fast_linears(self, admitted: list[list[Row]]) -> AbstractContextManager[None]:
+        """Packed weights, where they may be used and pay."""
+        known = [*self._rows, *(row for group in admitted for row in group), *self._waiting]
+        if self._linears is None or not known:
+            return nullcontext()
+        return self._linears.in_use(steps=max(row.draws_left for row in known))
 
     def _append(self, rows: list[Row], hidden: Tensor, tensors: RowTensors, drawn: Tensor) -> None:
         """Draw one token for each of the rows and write it down."""
@@ -168,7 +201,11 @@ class NativeEngine:
         if tensors.temperature is not None:
             logits = logits / tensors.temperature
         uniform = uniforms(tensors.keys, drawn)
-        write_down(rows, draw(logits, uniform, tensors.greedy, tensors.limits))
+        if self._is_exact or tensors.limits is not None:
+            found = draw(logits, uniform, tensors.greedy, tensors.limits)
+        else:
+            found = draw_quickly(logits, uniform, tensors.greedy)
+        write_down(rows, found)
 
     def _finish(self, indices: range) -> list[Completion]:
         """Completions of the rows that ended, which are removed."""
@@ -185,10 +222,15 @@ class NativeEngine:
         found = [self._rows[index] for index in indices]
         for index in sorted(indices, reverse=True):
             last = len(self._rows) - 1
-            if index != last and self._cache is not None:
-                self._cache.move(last, index, self._rows[last].length)
-                self._rows[index] = self._rows[last]
+            if self._cache is not None:
+                self._cache.remove(index, last, self._rows[last].length)
+            self._rows[index] = self._rows[last]
             self._rows.pop()
         if indices:
             self._tensors = None
         return found
+
+
+def _dtype_name(policy: Policy) -> str:
+    """The weights' dtype as a config spells it."""
+    return str(policy.head.linear.weight.dtype).removeprefix("torch.")

@@ -48,6 +48,11 @@ class Row:
         """Tokens it may come to have."""
         return len(self.request.tokens) + self.request.sampling.max_new_tokens
 
+    @property
+    def draws_left(self) -> int:
+        """Tokens it may still draw."""
+        return self.request.sampling.max_new_tokens - len(self.tokens)
+
     def append(self, token: int, logp: float, kept: float) -> None:
         """Write a draw down; a UserError if the weights gave no probability."""
         if not math.isfinite(logp):

@@ -86,6 +86,20 @@ def draw(
     return Drawn(tokens=tokens, logps=logp.gather(-1, tokens[:, None])[:, 0], kept=kept)
 
 
+def draw_quickly(logits: Tensor, uniform: Tensor, greedy: Tensor | None = None) -> Drawn:
+    """What `draw` does without truncation, but for rounding: a few passes over the logits less.
+
+    For engines that promise no exactness. The logits are overwritten.
+    """
+    likeliest = logits.argmax(-1) if greedy is not None else None
+    weights = logits.sub_(logits.amax(-1, keepdim=True)).exp_()
+    tokens, total = _inverse(weights, uniform, torch.float32)
+    if greedy is not None and likeliest is not None:
+        tokens = torch.where(greedy, likeliest, tokens)
+    chosen = weights.gather(-1, tokens[:, None])[:, 0].double()
+    return Drawn(tokens=tokens, logps=(chosen / total).log(), kept=None)
+
+
 def truncate(probabilities: Tensor, limits: Limits) -> Tensor:
     """Probabilities with the tokens that top-k, top-p and min-p rule out set to 0.
 
@@ -108,9 +122,16 @@ def inverse_cdf(weights: Tensor, uniform: Tensor) -> Tensor:
 
     Two levels: the running sum of blocks finds the block, the one inside it the index.
     """
+    return _inverse(weights, uniform, torch.float64)[0]
+
+
+def _inverse(weights: Tensor, uniform: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """`inverse_cdf` and the total; `dtype` is that of the sums inside blocks."""
     rows, size = weights.shape
-    padded = torch.nn.functional.pad(weights, (0, -size % _BLOCK)).view(rows, -1, _BLOCK)
-    blocks = padded.sum(-1, dtype=torch.float64).cumsum(-1)
+    if size % _BLOCK:
+        weights = torch.nn.functional.pad(weights, (0, -size % _BLOCK))
+    padded = weights.view(rows, -1, _BLOCK)
+    blocks = padded.sum(-1, dtype=dtype).double().cumsum(-1)
     target = (uniform * blocks[:, -1])[:, None]
     block = (blocks <= target).sum(-1, keepdim=True).clamp(max=blocks.shape[1] - 1)
     before = torch.where(block > 0, blocks.gather(-1, (block - 1).clamp(min=0)), 0.0)
@@ -119,4 +140,4 @@ def inverse_cdf(weights: Tensor, uniform: Tensor) -> Tensor:
     place = (running <= target - before).sum(-1)
     # The two sums may round differently at a block's end: the last index with weight is meant then.
     last = _BLOCK - 1 - (inside > 0).flip(-1).int().argmax(-1)
-    return block[:, 0] * _BLOCK + torch.minimum(place, last)
+    return block[:, 0] * _BLOCK + torch.minimum(place, last), blocks[:, -1]

@@ -6,24 +6,22 @@ the device at once. What a row gets depends on its own tokens and key only.
 """
 
 from collections import deque
-from dataclasses import dataclass
 from typing import final
 
 import torch
-from torch import Tensor
 
 from luyen.base.errors import UserError
-from luyen.models.paged import PAGE, Chunks
+from luyen.models.paged import PAGE
 from luyen.models.policy import Policy
-from luyen.rollout.native.paged.context import ReadContext
 from luyen.rollout.native.paged.graphs import Steps, bucket
 from luyen.rollout.native.paged.pages import PagePool, pages_of
 from luyen.rollout.native.paged.pool import KeyValues, affordable_pages, cache_shape
+from luyen.rollout.native.paged.read import read_prompts
+from luyen.rollout.native.paged.rounds import Round, bring
 from luyen.rollout.native.paged.seats import (
     Seat,
     Seats,
     demand,
-    forked,
     known_length,
     known_tokens,
 )
@@ -34,27 +32,6 @@ from luyen.rollout.protocol import Completion, Request, refuse_impossible
 
 _STOPS = 8
 """Stop tokens of a row that the device knows; the host sees all of them, a round later."""
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Round:
-    """Draws that were launched and have not been read.
-
-    Example:
-        Made by `PagedEngine` for every round of decode steps.
-    """
-
-    seats: list[Seat]
-    """Whose they are, by column."""
-    tokens: Tensor
-    """`[steps, rows]` on the host once `ready`."""
-    logps: Tensor
-    """Their log-probabilities."""
-    kept: Tensor | None
-    """Mass that truncation left, if any row truncates."""
-    ready: torch.cuda.Event | None
-    """When the device has written them; None: they are there."""
 
 
 @final
@@ -87,7 +64,7 @@ class PagedEngine:
         self._shape = cache_shape(policy)
         self._steps = Steps(policy, heads=self._shape.heads, is_eager=enforce_eager)
         self._seats = Seats(PagePool(0), rows=max_num_seqs, tokens=max_num_batched_tokens)
-        self._rounds: deque[_Round] = deque()
+        self._rounds: deque[Round] = deque()
         self._cache: KeyValues | None = None
         self._state: RowState | None = None
 
@@ -196,88 +173,30 @@ class PagedEngine:
         assert state is not None
         assert cache is not None
         first = len(self._seats.running)
-        rows: list[Row] = []
-        lengths: list[int] = []
-        tables: list[list[int]] = []
-        copies: list[tuple[int, int]] = []
         prompts = [pool.take(pages_of(known_length(group[0]))) for group in groups]
-        hidden = self._read([group[0] for group in groups], prompts)
-        for group, pages in zip(groups, prompts, strict=True):
-            length = known_length(group[0])
-            own, needed = forked(pool, pages, length, len(group))
-            copies += needed
-            tables += own
-            rows += group
-            lengths += [length] * len(group)
-        cache.copy([source for source, _ in copies], [target for _, target in copies])
-        state.place(first, rows, lengths, tables)
+        hidden = read_prompts(
+            self._policy,
+            cache,
+            [known_tokens(group[0]) for group in groups],
+            prompts,
+            tokens_at_once=self._tokens_at_once,
+        )
+        fresh, copies = self._seats.take(groups, prompts)
+        cache.copy(copies)
+        state.place(first, fresh)
         sizes = torch.tensor([len(group) for group in groups]).to(hidden.device)
-        seats = [
-            Seat(row, pages, length)
-            for row, pages, length in zip(rows, tables, lengths, strict=True)
-        ]
-        self._seats.running += seats
-        here = slice(first, first + len(rows))
+        here = slice(first, first + len(fresh))
         is_truncated = self._is_truncated()
         state.tick.zero_()
         drawn = draw_rows(
             self._policy.head,
-            hidden.repeat_interleave(sizes, 0, output_size=len(rows)),
+            hidden.repeat_interleave(sizes, 0, output_size=len(fresh)),
             state,
             here,
             is_truncated=is_truncated,
         )
-        state.accept(here, drawn.tokens, drawn.logps, drawn.kept)
-        self._launched(seats, here, 1, is_truncated)
-
-    def _read(self, rows: list[Row], pages: list[list[int]]) -> Tensor:
-        """Last hidden state of each row's tokens so far, in passes within the token budget."""
-        last: list[Tensor] = [torch.empty(0)] * len(rows)
-        done = [0] * len(rows)
-        while any(done[i] < known_length(row) for i, row in enumerate(rows)):
-            budget = self._tokens_at_once
-            part: list[tuple[int, int]] = []
-            for index, row in enumerate(rows):
-                count = min(known_length(row) - done[index], budget)
-                if count > 0:
-                    part.append((index, count))
-                    budget -= count
-            hidden = self._read_pass(rows, pages, part, done)
-            end = 0
-            for index, count in part:
-                end += count
-                done[index] += count
-                last[index] = hidden[end - 1]
-        return torch.stack(last)
-
-    def _read_pass(
-        self, rows: list[Row], pages: list[list[int]], part: list[tuple[int, int]], done: list[int]
-    ) -> Tensor:
-        assert self._cache is not None
-        device = self._policy.device
-        widest = max(len(pages[index]) for index, _ in part)
-        tables = [pages[index] + [0] * (widest - len(pages[index])) for index, _ in part]
-        tokens: list[int] = []
-        places: list[int] = []
-        slots: list[int] = []
-        for index, count in part:
-            begin = done[index]
-            tokens += known_tokens(rows[index])[begin : begin + count]
-            for place in range(begin, begin + count):
-                places.append(place)
-                slots.append(pages[index][place // PAGE] * PAGE + place % PAGE)
-        columns = torch.tensor([tokens, places, slots]).to(device)
-        context = ReadContext(
-            cache=self._cache,
-            slots=columns[2],
-            tables=torch.tensor(tables, dtype=torch.int32).to(device),
-            chunks=Chunks.of(
-                [count for _, count in part],
-                [done[index] + count for index, count in part],
-                device=device,
-            ),
-        )
-        return self._policy.hidden(columns[0], columns[1], context)
+        state.accept(here, drawn, is_cached=False)
+        self._rounds.append(bring(state, fresh, here, 1, is_truncated=is_truncated))
 
     def _draw(self) -> None:
         """Launch a round of decode steps for every row."""
@@ -297,7 +216,10 @@ class PagedEngine:
         self._state.tick.zero_()
         rows = len(self._seats.running)
         self._steps.run(self._cache, self._state, rows, count, is_truncated=is_truncated)
-        self._launched(list(self._seats.running), slice(0, rows), count, is_truncated)
+        seats = list(self._seats.running)
+        self._rounds.append(
+            bring(self._state, seats, slice(0, rows), count, is_truncated=is_truncated)
+        )
 
     def _must_compact(self, alive: int) -> bool:
         """Whether a smaller graph would do, or a row that was evicted is still active."""
@@ -312,46 +234,12 @@ class PagedEngine:
             if not seat.is_over
         )
 
-    def _launched(self, seats: list[Seat], here: slice, count: int, is_truncated: bool) -> None:
-        """Ask for the results of `count` steps to be brought to the host."""
-        state = self._state
-        assert state is not None
-        outs = [state.out_tokens, state.out_logps, *([state.out_kept] if is_truncated else [])]
-        found = [out[:count, here].to("cpu", non_blocking=True) for out in outs]
-        ready = None
-        if self._policy.device.type == "cuda":
-            ready = torch.cuda.Event()
-            ready.record()
-        else:
-            found = [tensor.clone() for tensor in found]
-        self._rounds.append(
-            _Round(
-                seats=seats,
-                tokens=found[0],
-                logps=found[1],
-                kept=found[2] if is_truncated else None,
-                ready=ready,
-            )
-        )
-
-    def _collect(self, round_: _Round) -> list[Completion]:
-        """Read a round: append its draws to their rows, and end the rows that ended."""
-        if round_.ready is not None:
-            round_.ready.synchronize()
-        tokens, logps = round_.tokens.T.tolist(), round_.logps.T.tolist()
-        kept = round_.kept.T.tolist() if round_.kept is not None else None
+    def _collect(self, round_: Round) -> list[Completion]:
+        """Read a round, and free what its ended rows held."""
         finished: list[Completion] = []
-        for column, seat in enumerate(round_.seats):
-            if seat.is_over:
-                continue
-            masses = kept[column] if kept is not None else [1.0] * len(tokens[column])
-            for token, logp, mass in zip(tokens[column], logps[column], masses, strict=True):
-                seat.row.append(token, logp, mass)
-                reason = seat.row.ending(self._decode)
-                if reason is not None:
-                    finished.append(seat.row.completion(reason))
-                    self._end(seat)
-                    break
+        for seat, reason in round_.read(self._decode):
+            finished.append(seat.row.completion(reason))
+            self._end(seat)
         return finished
 
     def _end(self, seat: Seat) -> None:
@@ -359,6 +247,5 @@ class PagedEngine:
         self._seats.end(seat)
         sampling = seat.row.request.sampling
         if sampling.stop_strings or len(sampling.stop_ids) > _STOPS:
-            index = self._seats.running.index(seat)
             assert self._state is not None
-            self._state.active[index] = False
+            self._state.active[self._seats.running.index(seat)] = False

@@ -1,6 +1,7 @@
 """Decode steps captured once per number of rows, replayed without the cost of launching them."""
 
-from typing import TypeAlias, final
+import logging
+from typing import Any, TypeAlias, final
 
 import torch
 
@@ -9,9 +10,10 @@ from luyen.rollout.native.paged.pool import KeyValues
 from luyen.rollout.native.paged.state import RowState
 from luyen.rollout.native.paged.step import draw_step
 
-_FEW_PROGRAMS = 512
-"""Rows x heads below which a row's keys are spread over several programs."""
+_FEW_PROGRAMS = 288
+"""Rows x heads up to which a row's keys are spread over several programs (measured on an H200)."""
 _WARM_UP = 2
+_LOG = logging.getLogger(__name__)
 
 _Kind: TypeAlias = tuple[int, bool]
 
@@ -46,14 +48,14 @@ class Steps:
         self._is_eager = is_eager or policy.device.type != "cuda"
         self._graphs: dict[_Kind, torch.cuda.CUDAGraph] = {}
         self._addresses: tuple[int, ...] = ()
-        self._pool: tuple[int, int] | None = None
+        self._pool: Any = None
 
     def prepare(self, cache: KeyValues, state: RowState) -> None:
         """Forget graphs whose tensors have moved; called when a batch of requests begins."""
         if self._is_eager:
             return
         weights = (p.data_ptr() for p in self._policy.parameters())
-        found = (*weights, cache.address, state.tokens.data_ptr())
+        found = (*weights, cache.address, state.tokens.data_ptr(), self._policy.is_exact)
         if found != self._addresses:
             self.clear()
             self._addresses = found
@@ -68,15 +70,37 @@ class Steps:
     ) -> None:
         """`count` decode steps of the first `rows` rows."""
         size = bucket(rows, state.rows)
-        if self._is_eager:
-            for _ in range(count):
+        graph = self._graph(cache, state, size, is_truncated)
+        for _ in range(count):
+            if graph is None:
                 self._step(cache, state, size, is_truncated)
-            return
+            else:
+                graph.replay()
+
+    def _graph(
+        self, cache: KeyValues, state: RowState, size: int, is_truncated: bool
+    ) -> torch.cuda.CUDAGraph | None:
+        """The graph of one step, captured at first need; None: steps are launched one by one."""
+        if self._is_eager:
+            return None
         kind = (size, is_truncated)
         if kind not in self._graphs:
-            self._graphs[kind] = self._captured(cache, state, size, is_truncated)
-        for _ in range(count):
-            self._graphs[kind].replay()
+            try:
+                self._graphs[kind] = self._captured(cache, state, size, is_truncated)
+            except RuntimeError as error:
+                self._give_up(error)
+                return None
+        return self._graphs[kind]
+
+    def _give_up(self, error: RuntimeError) -> None:
+        """Go on without graphs: some layers copy from the host, which cannot be captured."""
+        if not any(word in str(error) for word in ("captur", "operation not permitted")):
+            raise error
+        torch.cuda.synchronize()
+        self.clear()
+        self._is_eager = True
+        reason = str(error).splitlines()[0]
+        _LOG.warning("decode steps of this model cannot be captured as graphs (%s)", reason)
 
     def _step(self, cache: KeyValues, state: RowState, size: int, is_truncated: bool) -> None:
         draw_step(
@@ -85,7 +109,7 @@ class Steps:
             state,
             size,
             is_truncated=is_truncated,
-            is_split=size * self._heads < _FEW_PROGRAMS,
+            is_split=size * self._heads <= _FEW_PROGRAMS,
         )
 
     def _captured(
@@ -94,6 +118,16 @@ class Steps:
         """A graph of one step. While it is made every row rests, so that nothing is drawn."""
         active, tick = state.active.clone(), state.tick.clone()
         state.active.zero_()
+        try:
+            return self._recorded(cache, state, size, is_truncated)
+        finally:
+            state.active.copy_(active)
+            state.tick.copy_(tick)
+
+    def _recorded(
+        self, cache: KeyValues, state: RowState, size: int, is_truncated: bool
+    ) -> torch.cuda.CUDAGraph:
+        """Two steps that warm up, then one that is captured."""
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -105,6 +139,4 @@ class Steps:
         with torch.cuda.graph(graph, pool=self._pool):
             self._step(cache, state, size, is_truncated)
         self._pool = self._pool or graph.pool()
-        state.active.copy_(active)
-        state.tick.copy_(tick)
         return graph

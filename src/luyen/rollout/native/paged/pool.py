@@ -1,5 +1,6 @@
 """The memory behind the pages: one tensor for all layers, sized by demand and by what is free."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -93,11 +94,11 @@ class KeyValues:
         """The pages of a layer."""
         return Pages(keys=self._all[index, 0], values=self._all[index, 1])
 
-    def copy(self, sources: list[int], targets: list[int]) -> None:
-        """Copy whole pages, in every layer."""
-        if sources:
-            both = torch.tensor([sources, targets]).to(self._all.device, non_blocking=True)
-            self._all[:, :, both[1]] = self._all[:, :, both[0]]
+    def copy(self, pages: Sequence[tuple[int, int]]) -> None:
+        """Copy whole pages, (source, target), in every layer."""
+        if pages:
+            source, target = torch.tensor(list(pages)).T.to(self._all.device)
+            self._all[:, :, target] = self._all[:, :, source]
 
 
 def affordable_pages(shape: CacheShape, *, device: torch.device, utilization: float) -> int:

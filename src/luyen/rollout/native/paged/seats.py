@@ -63,6 +63,20 @@ class Seats:
             free -= 1
         return groups
 
+    def take(
+        self, groups: Sequence[list[Row]], prompts: Sequence[list[int]]
+    ) -> tuple[list[Seat], list[tuple[int, int]]]:
+        """Seat rows whose prompts were read into these pages; (source, target) pages to copy."""
+        fresh: list[Seat] = []
+        copies: list[tuple[int, int]] = []
+        for group, pages in zip(groups, prompts, strict=True):
+            length = known_length(group[0])
+            tables, needed = forked(self.pool, pages, length, len(group))
+            copies += needed
+            fresh += [Seat(row, own, length) for row, own in zip(group, tables, strict=True)]
+        self.running += fresh
+        return fresh, copies
+
     def grow(self, steps: int) -> list[tuple[int, int, int]]:
         """Take pages for so many more tokens of every row; (row, place, page) of the new ones.
 
@@ -75,12 +89,15 @@ class Seats:
                 continue
             goal = max(seat.planned, min(seat.planned + steps, seat.row.limit - 1))
             need = pages_of(goal) - len(seat.pages)
+            if need <= 0:
+                seat.planned = goal
+                continue
             while need > self.pool.free and self._evict_after(index):
                 pass
             if need > self.pool.free:
                 self._evict(seat)
                 continue
-            for page in self.pool.take(max(0, need)):
+            for page in self.pool.take(need):
                 new.append((index, len(seat.pages), page))
                 seat.pages.append(page)
             seat.planned = goal

@@ -10,8 +10,9 @@ from typing import final
 import torch
 from torch import Tensor
 
-from luyen.rollout.native.running import Row
-from luyen.rollout.native.sample import Limits
+from luyen.models.paged import PAGE
+from luyen.rollout.native.paged.seats import Seat
+from luyen.rollout.native.sample import Drawn, Limits
 
 ROUND = 8
 """Decode steps between two looks at the results."""
@@ -72,27 +73,25 @@ class RowState:
             tensor[: len(order)] = tensor.index_select(0, index)
         self.active[len(order) :] = False
 
-    def place(
-        self, first: int, rows: Sequence[Row], lengths: Sequence[int], tables: Sequence[list[int]]
-    ) -> None:
-        """Put rows whose keys are cached at `first` and after: they draw next."""
+    def place(self, first: int, seats: Sequence[Seat]) -> None:
+        """Put sequences whose keys are cached at `first` and after: they draw next."""
         device, width, pages = self.tokens.device, self.stops.shape[1], self.tables.shape[1]
         whole: list[list[int]] = []
         real: list[list[float]] = []
-        for row, length, table in zip(rows, lengths, tables, strict=True):
-            asked = row.request.sampling
+        for seat in seats:
+            row, asked = seat.row, seat.row.request.sampling
             stops = [] if asked.ignore_stop else sorted(asked.stop_ids)[:width]
             top_k = asked.top_k if asked.top_k > 0 and asked.is_truncated else _ALL
             key = row.request.keys[row.sample]
-            head = [length, len(row.tokens), asked.max_new_tokens, _signed(key), top_k]
-            head += [asked.is_greedy, *_padded(stops, width, -1), *_padded(table, pages, 0)]
+            head = [seat.planned, len(row.tokens), asked.max_new_tokens, _signed(key), top_k]
+            head += [asked.is_greedy, *_padded(stops, width, -1), *_padded(seat.pages, pages, 0)]
             whole.append(head)
             is_cut = asked.is_truncated
             scale = 1.0 if asked.is_greedy else asked.temperature
             real.append([scale, asked.top_p if is_cut else 1.0, asked.min_p if is_cut else 0.0])
         integers = torch.tensor(whole, dtype=torch.int64).to(device)
         fractions = torch.tensor(real, dtype=torch.float32).to(device)
-        here = slice(first, first + len(rows))
+        here = slice(first, first + len(seats))
         for column, tensor in enumerate(
             (self.lengths, self.drawn, self.limits, self.keys, self.top_k, self.greedy)
         ):
@@ -117,16 +116,50 @@ class RowState:
             row, place, page = torch.tensor(list(entries)).T.to(self.tables.device)
             self.tables[row, place] = page.int()
 
-    def accept(self, here: slice, tokens: Tensor, logps: Tensor, kept: Tensor | None) -> None:
-        """Write down one draw of the rows in `here`, and let those rest that have ended."""
+    def begin(self, here: slice) -> tuple[Tensor, Tensor, Tensor]:
+        """Place, slot and number of keys of each row's new token; a resting row: 0, -1 and 0."""
+        active, lengths, tables = self.active[here], self.lengths[here], self.tables[here]
+        if active.is_cuda:
+            from luyen.models.cuda.rows import begin_step
+
+            return begin_step(active, lengths, tables)
+        place = torch.where(active, lengths, 0)
+        page = tables.gather(1, (place // PAGE)[:, None])[:, 0]
+        slots = torch.where(active, page * PAGE + place % PAGE, -1)
+        return place, slots, torch.where(active, place + 1, 0).int()
+
+    def accept(self, here: slice, draws: Drawn, *, is_cached: bool) -> None:
+        """Write down one draw of the rows in `here`, and let those rest that have ended.
+
+        `is_cached` says that the step stored a key for each active row.
+        """
+        if draws.kept is not None:
+            self.out_kept[:, here].index_copy_(0, self.tick, draws.kept[None])
+        if self.tokens.is_cuda:
+            from luyen.models.cuda.rows import end_step
+
+            end_step(
+                draws.tokens,
+                draws.logps,
+                tokens=self.tokens[here],
+                lengths=self.lengths[here],
+                drawn=self.drawn[here],
+                limits=self.limits[here],
+                active=self.active[here],
+                stops=self.stops[here],
+                tick=self.tick,
+                out_tokens=self.out_tokens[:, here],
+                out_logps=self.out_logps[:, here],
+                is_cached=is_cached,
+            )
+            return
         active = self.active[here]
-        self.out_tokens[:, here].index_copy_(0, self.tick, tokens[None])
-        self.out_logps[:, here].index_copy_(0, self.tick, logps[None])
-        if kept is not None:
-            self.out_kept[:, here].index_copy_(0, self.tick, kept[None])
-        self.tokens[here] = torch.where(active, tokens, self.tokens[here])
+        self.out_tokens[:, here].index_copy_(0, self.tick, draws.tokens[None])
+        self.out_logps[:, here].index_copy_(0, self.tick, draws.logps[None])
+        self.tokens[here] = torch.where(active, draws.tokens, self.tokens[here])
+        self.lengths[here] += active & is_cached
         self.drawn[here] += active
-        is_stop = (self.stops[here] == tokens[:, None]).any(-1)
+        is_stop = (self.stops[here] == draws.tokens[:, None]).any(-1)
         self.active[here] = active & ~is_stop & (self.drawn[here] < self.limits[here])
         self.tick += 1
 

@@ -4,7 +4,6 @@ import torch
 from torch import Tensor
 
 from luyen.models.head import Head
-from luyen.models.paged import PAGE
 from luyen.models.policy import Policy
 from luyen.rollout.native.paged.context import DrawContext
 from luyen.rollout.native.paged.pool import KeyValues
@@ -24,20 +23,13 @@ def draw_step(
 ) -> None:
     """One token for each of the first `rows` rows that is active."""
     here = slice(0, rows)
-    active = state.active[here]
-    position = torch.where(active, state.lengths[here], 0)
-    page = state.tables[here].gather(1, (position // PAGE)[:, None])[:, 0]
+    place, slots, lengths = state.begin(here)
     context = DrawContext(
-        cache=cache,
-        slots=torch.where(active, page * PAGE + position % PAGE, -1),
-        tables=state.tables[here],
-        lengths=torch.where(active, position + 1, 0).int(),
-        is_split=is_split,
+        cache=cache, slots=slots, tables=state.tables[here], lengths=lengths, is_split=is_split
     )
-    hidden = policy.hidden(state.tokens[here], position, context)
-    state.lengths[here] += active
-    drawn = draw_rows(policy.head, hidden, state, here, is_truncated=is_truncated)
-    state.accept(here, drawn.tokens, drawn.logps, drawn.kept)
+    hidden = policy.hidden(state.tokens[here], place, context)
+    draws = draw_rows(policy.head, hidden, state, here, is_truncated=is_truncated)
+    state.accept(here, draws, is_cached=True)
 
 
 def draw_rows(
@@ -47,7 +39,7 @@ def draw_rows(
     keys, count = state.keys[here], state.drawn[here]
     temperature, greedy = state.temperature[here], state.greedy[here]
     if hidden.is_cuda and not is_truncated:
-        from luyen.models.cuda.vocabulary import sample_rows
+        from luyen.models.cuda.vocabulary_draw import sample_rows
 
         tokens = torch.empty_like(count)
         logps = torch.empty_like(temperature)

@@ -1,0 +1,84 @@
+"""`luyen profile`: a short run that is measured and thrown away; what was measured stays."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import typer
+
+from luyen.base.errors import UserError
+from luyen.base.exactness import prepare_process
+from luyen.base.rundir import step_name
+from luyen.cli.check import report_lines, split_words
+from luyen.cli.train import quickstart
+from luyen.config.check import Report, check
+from luyen.config.machine import this_machine
+
+
+def run_profile(words: Sequence[str], *, steps: str, out: Path) -> int:
+    """Train up to the last of `steps`, and show where time went; 1 when there are errors."""
+    numbers = parse_steps(steps)
+    files, overrides = split_words(words)
+    files = files or [quickstart()]
+    with TemporaryDirectory(prefix="luyen-profile-") as folder:
+        report = _checked(files, [*overrides, *_forced(numbers, out, folder)])
+        if not report.is_sound:
+            for line in report_lines(report, [str(f) for f in files], this_machine()):
+                typer.echo(line)
+            return 1
+        prepare_process()
+        # torch and everything above it load here, after the configuration has been found sound.
+        from luyen.train.start import run_training
+
+        run_training(report, keeps_checkpoints=False)
+    for line in _found(numbers, out):
+        typer.echo(line)
+    return 0
+
+
+def parse_steps(words: str) -> tuple[int, ...]:
+    """Numbers of steps, as in `2,3`.
+
+    Example:
+        >>> parse_steps("2, 3")
+        (2, 3)
+    """
+    parts = [word.strip() for word in words.split(",")]
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise UserError("--steps", words, "steps are counted from 1", "give numbers, such as 2,3")
+    return tuple(sorted({int(part) for part in parts}))
+
+
+def _forced(steps: tuple[int, ...], out: Path, folder: str) -> list[str]:
+    """What makes the run short, and leaves the run directory of the experiment alone."""
+    return [
+        f"trainer.profile.steps={list(steps)}",
+        f"trainer.profile.save_path={out}",
+        f"trainer.total_training_steps={max(steps)}",
+        f"trainer.default_local_dir={folder}",
+        "trainer.resume_mode=auto",
+        "trainer.logger=[console, jsonl]",
+        "trainer.val_before_train=false",
+        "trainer.test_freq=-1",
+        "trainer.save_freq=-1",
+        "data.val_files=[]",
+    ]
+
+
+def _checked(files: Sequence[Path], overrides: list[str]) -> Report:
+    """The check of the run; on a GPU the history of memory is wanted too."""
+    machine = this_machine()
+    report = check(files, overrides, machine=machine)
+    if report.plan.where.device == "cuda":
+        report = check(files, [*overrides, "trainer.profile.memory=true"], machine=machine)
+    return report
+
+
+def _found(steps: tuple[int, ...], out: Path) -> Iterator[str]:
+    last = out / f"operators_{step_name(steps[-1])}.txt"
+    yield f"\nHeaviest operators of step {steps[-1]}"
+    yield last.read_text()
+    yield "Files"
+    for path in sorted(p for step in steps for p in out.glob(f"*_{step_name(step)}.*")):
+        yield f"  {path}"
+    yield "Traces open in https://ui.perfetto.dev, snapshots in https://pytorch.org/memory_viz."

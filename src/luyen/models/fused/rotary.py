@@ -1,0 +1,170 @@
+"""Rotary positions on queries and keys, with the norm per head that some architectures put first.
+
+The rotation is the one of Llama: a number of the first half is paired with one of the second half.
+Cosines and sines of one half are read; a layout that repeats them for the other half is fine.
+"""
+
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from luyen.models.fused.norm import NormStyle, reference_add_rms_norm
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heads:
+    """How the columns of a joint projection are divided: queries, then keys, then values.
+
+    Example:
+        >>> Heads(queries=9, keys=3, width=64).columns
+        960
+    """
+
+    queries: int
+    """Query heads."""
+    keys: int
+    """Key heads, and as many value heads."""
+    width: int
+    """Numbers of a head."""
+
+    @property
+    def columns(self) -> int:
+        """Columns of the joint projection."""
+        return (self.queries + 2 * self.keys) * self.width
+
+    def split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Views `[tok, heads, width]` of queries, keys and values."""
+        sizes = [n * self.width for n in (self.queries, self.keys, self.keys)]
+        q, k, v = (x.unflatten(-1, (-1, self.width)) for x in qkv.split(sizes, -1))
+        return q, k, v
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class HeadNorms:
+    """RMSNorm over each query head and each key head.
+
+    Example:
+        >>> HeadNorms(query=torch.ones(4), key=torch.ones(4), style=NormStyle(eps=1e-6)).style.eps
+        1e-06
+    """
+
+    query: Tensor
+    """Weight `[width]` for queries."""
+    key: Tensor
+    """Weight `[width]` for keys."""
+    style: NormStyle
+    """How the norm is written."""
+
+
+def rotated_heads(
+    qkv: Tensor, cos: Tensor, sin: Tensor, heads: Heads, rotated: int, norms: HeadNorms | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values `[tok, heads, width]` of a joint projection `[tok, columns]`.
+
+    The first `rotated` numbers of each head turn by the angles of `cos` and `sin`, `[tok, at least
+    rotated / 2]`. Values are a view of `qkv`.
+    """
+    assert norms is None or rotated == heads.width, "a normed head is rotated as a whole"
+    if qkv.is_cuda:
+        weights = (None, None) if norms is None else (norms.query, norms.key)
+        style = None if norms is None else norms.style
+        return RotatedHeads.apply(qkv, cos, sin, *weights, heads, rotated, style)
+    q, k, v = heads.split(qkv)
+    if norms is not None:
+        q = reference_add_rms_norm(q, None, norms.query, norms.style)[0]
+        k = reference_add_rms_norm(k, None, norms.key, norms.style)[0]
+    return reference_rotated(q, cos, sin, rotated), reference_rotated(k, cos, sin, rotated), v
+
+
+def apply_rotary(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, rotated: int
+) -> tuple[Tensor, Tensor]:
+    """The same for queries and keys `[tok, heads, width]` from projections of their own."""
+    if q.is_cuda:
+        return Rotated.apply(q, k, cos, sin, rotated)
+    return reference_rotated(q, cos, sin, rotated), reference_rotated(k, cos, sin, rotated)
+
+
+def reference_rotated(x: Tensor, cos: Tensor, sin: Tensor, rotated: int) -> Tensor:
+    """Heads `[tok, heads, width]`, rotated in plain PyTorch."""
+    half = rotated // 2
+    c, s = cos[:, None, :half], sin[:, None, :half]
+    first, second, rest = x.split([half, half, x.shape[-1] - rotated], -1)
+    return torch.cat([first * c - second * s, second * c + first * s, rest], -1).to(x.dtype)
+
+
+@final
+class Rotated(torch.autograd.Function):
+    """Triton kernel for queries and keys; the backward pass turns the other way."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, rotated: int) -> Any:
+        """Rotated copies."""
+        from luyen.models.cuda.rotary_kernels import rotate
+
+        ctx.save_for_backward(cos, sin)
+        ctx.rotated = rotated
+        return rotate(q, k, cos, sin, rotated)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        """Rotated back."""
+        from luyen.models.cuda.rotary_kernels import rotate
+
+        cos, sin = ctx.saved_tensors
+        q, k = rotate(grads[0], grads[1], cos, sin, ctx.rotated, is_inverse=True)
+        return q, k, None, None, None
+
+
+@final
+class RotatedHeads(torch.autograd.Function):
+    """Triton kernels for a joint projection; its gradient is written as one tensor."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        qkv: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        query_weight: Tensor | None,
+        key_weight: Tensor | None,
+        heads: Heads,
+        rotated: int,
+        style: NormStyle | None,
+    ) -> Any:
+        """Queries, keys and values."""
+        from luyen.models.cuda.rotary_kernels import norm_rotate, rotate
+
+        ctx.heads, ctx.rotated, ctx.style = heads, rotated, style
+        q, k, v = heads.split(qkv)
+        if style is None:
+            ctx.save_for_backward(cos, sin)
+            return (*rotate(q, k, cos, sin, rotated), v)
+        assert query_weight is not None
+        assert key_weight is not None
+        ctx.save_for_backward(cos, sin, qkv, query_weight, key_weight)
+        flags = (style.eps, style.offset, style.is_wide)
+        return (*norm_rotate(q, k, cos, sin, query_weight, key_weight, *flags), v)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        """Gradient of the joint projection, and of the norms' weights."""
+        from luyen.models.cuda.rotary_kernels import norm_rotate_backward, rotate
+
+        cos, sin, *rest = ctx.saved_tensors
+        whole = grads[0].new_empty(grads[0].shape[0], ctx.heads.columns)
+        q_grad, k_grad, v_grad = ctx.heads.split(whole)
+        v_grad.copy_(grads[2])
+        learned: tuple[Tensor | None, Tensor | None] = (None, None)
+        if ctx.style is None:
+            out = (q_grad, k_grad)
+            rotate(grads[0], grads[1], cos, sin, ctx.rotated, is_inverse=True, out=out)
+        else:
+            q, k, _ = ctx.heads.split(rest[0])
+            given = ((q, grads[0], rest[1], q_grad), (k, grads[1], rest[2], k_grad))
+            learned = norm_rotate_backward(given, cos, sin, ctx.style.eps, ctx.style.offset)
+        return whole, None, None, *learned, None, None, None

@@ -1,0 +1,68 @@
+"""Shapes of models that people train, for measuring without their weights."""
+
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from luyen.models.load import model_directory
+from luyen.models.policy import Policy
+
+_QWEN25 = {"model_type": "qwen2", "vocab_size": 151936, "tie_word_embeddings": True}
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "smollm2-135m": {
+        "model_type": "llama",
+        "vocab_size": 49152,
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "tie_word_embeddings": True,
+    },
+    "qwen2.5-0.5b": {
+        **_QWEN25,
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+    },
+    "qwen2.5-1.5b": {
+        **_QWEN25,
+        "hidden_size": 1536,
+        "intermediate_size": 8960,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 2,
+    },
+    "qwen3-0.6b": {
+        "model_type": "qwen3",
+        "vocab_size": 151936,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "tie_word_embeddings": True,
+    },
+}
+"""Published configurations by short name."""
+
+
+def shaped_policy(name: str, *, dtype: torch.dtype, device: str, seed: int = 0) -> Policy:
+    """A policy with random weights of a shape in `SHAPES`, or of the model in a directory."""
+    loader: Any = AutoConfig
+    if name in SHAPES:
+        shape = {"max_position_embeddings": 32768, **SHAPES[name]}
+        config = loader.for_model(shape.pop("model_type"), **shape)
+    else:
+        config = loader.from_pretrained(model_directory(name))
+    makes: Any = AutoModelForCausalLM
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        net = makes.from_config(config, dtype=dtype)
+    net = net.to(device)
+    return Policy(net, vocabulary=net.config.get_text_config().vocab_size).eval()

@@ -1,0 +1,1 @@
+"""Reproducible figures of this machine, with the floor beside them."""

@@ -1,0 +1,76 @@
+"""On a GPU, keys that save memory save it, and leave the gradients what they are."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from luyen.config.schema.model import Model, TiledMlp
+from luyen.models.load import load_policy
+from luyen.models.policy import Policy
+
+pytestmark = pytest.mark.gpu
+
+LENGTHS = (512,) * 16
+PLAIN: dict[str, Any] = {
+    "init": "random",
+    "enable_gradient_checkpointing": False,
+    "override_config": {"num_hidden_layers": 8, "hidden_size": 512, "intermediate_size": 2048},
+}
+
+
+@pytest.fixture
+def cuda(device: str) -> str:
+    """CUDA, or no test."""
+    if device != "cuda":
+        pytest.skip("needs CUDA")
+    return device
+
+
+def learned(device: str, **changes: Any) -> tuple[int, Tensor, dict[str, Tensor]]:
+    """Most bytes of a pass, its log-probabilities, and its gradients by name."""
+    model = Model(**{**PLAIN, **changes})
+    policy: Policy = load_policy(model, device=device, vocabulary=100).train()
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(3, 100, (sum(LENGTHS),), generator=generator).to(device)
+    mask = torch.ones(tokens.shape, dtype=torch.bool, device=device)
+    mask[:: LENGTHS[0]] = False
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    logp = policy(tokens, LENGTHS, mask).logp
+    (logp * torch.linspace(-1, 2, logp.numel(), device=device)).sum().backward()
+    peak = torch.cuda.max_memory_allocated() - before
+    named = {name: p.grad for name, p in policy.named_parameters() if p.grad is not None}
+    return peak, logp.detach(), named
+
+
+@pytest.mark.parametrize("is_checkpointed", [False, True])
+def test_offloading_changes_no_bit_and_frees_the_device(cuda, is_checkpointed):
+    options = {"enable_gradient_checkpointing": is_checkpointed}
+    plain = learned(cuda, **options)
+    saving = learned(cuda, **options, enable_activation_offload=True)
+    assert saving[0] < (0.95 if is_checkpointed else 0.6) * plain[0]
+    assert torch.equal(saving[1], plain[1])
+    assert saving[2].keys() == plain[2].keys()
+    for name, gradient in plain[2].items():
+        # PyTorch's attention adds gradients of queries in an order of its own.
+        torch.testing.assert_close(
+            saving[2][name], gradient, rtol=2e-2, atol=2e-2 * _size(gradient)
+        )
+
+
+def test_slices_free_the_inner_activation(cuda):
+    plain = learned(cuda)
+    saving = learned(cuda, tiled_mlp=TiledMlp(enabled=True, num_shards=4))
+    assert saving[0] < 0.75 * plain[0]
+    torch.testing.assert_close(saving[1], plain[1], rtol=0, atol=0.05)
+    for name, gradient in plain[2].items():
+        torch.testing.assert_close(
+            saving[2][name], gradient, rtol=5e-2, atol=5e-2 * _size(gradient)
+        )
+
+
+def _size(x: Tensor) -> float:
+    return float(x.float().abs().max())
