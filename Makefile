@@ -29,7 +29,7 @@ test: $(STAMP) ## every test that needs no GPU, on two cores; under fifteen minu
 	@set -e; $(START); $(BIN)/pytest -n 2; $(TOOK)
 
 test-gpu: $(STAMP) ## tests of kernels and of the engine on a CUDA GPU; skipped with a reason elsewhere
-	@set -e; $(START); $(BIN)/pytest -m gpu -rs tests/gpu; $(TOOK)
+	@set -e; $(START); LUYEN_TEST_DEVICE=cuda $(BIN)/pytest -rs tests/gpu tests/conformance tests/unit/rollout/test_paged.py; $(TOOK)
 
 docs: $(STAMP) ## write docs/config.md and docs/metrics.md anew from the code
 	@$(BIN)/luyen schema --markdown > $(STAMP).config.md

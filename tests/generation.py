@@ -10,9 +10,10 @@ from luyen.models.plain import plain_attention
 from luyen.models.policy import Policy
 from luyen.rollout.hf import HfEngine
 from luyen.rollout.native.engine import NativeEngine
+from luyen.rollout.native.paged.engine import PagedEngine
 from luyen.rollout.protocol import Completion, Request, RolloutEngine, Sampling
 
-ENGINES = ("native", "hf")
+ENGINES = ("native", "hf", "paged")
 
 
 def spell(tokens: Sequence[int]) -> str:
@@ -21,7 +22,9 @@ def spell(tokens: Sequence[int]) -> str:
 
 
 def native(policy: Policy, *, rows: int = 8, tokens: int = 2048, longest: int = 2048):
-    """The embedded engine with these limits."""
+    """The embedded engine with these limits, as this device has it."""
+    if policy.device.type == "cuda":
+        return paged(policy, rows=rows, tokens=tokens, longest=longest)
     return NativeEngine(
         policy,
         max_model_len=longest,
@@ -31,9 +34,33 @@ def native(policy: Policy, *, rows: int = 8, tokens: int = 2048, longest: int = 
     )
 
 
+def paged(
+    policy: Policy,
+    *,
+    rows: int = 8,
+    tokens: int = 2048,
+    longest: int = 2048,
+    pages: int | None = None,
+    is_eager: bool = False,
+):
+    """The embedded engine over pages; on a CPU it runs without graphs."""
+    return PagedEngine(
+        policy,
+        max_model_len=longest,
+        max_num_seqs=rows,
+        max_num_batched_tokens=tokens,
+        gpu_memory_utilization=0.5,
+        enforce_eager=is_eager,
+        decode=spell,
+        most_pages=pages,
+    )
+
+
 def engine_of(name: str, policy: Policy) -> RolloutEngine:
     """An engine by its name."""
-    return native(policy) if name == "native" else HfEngine(policy, decode=spell)
+    if name == "hf":
+        return HfEngine(policy, decode=spell)
+    return native(policy) if name == "native" else paged(policy)
 
 
 def prompt(length: int, *, seed: int = 0) -> tuple[int, ...]:
@@ -70,14 +97,16 @@ def packed_logps(policy: Policy, answers: Sequence[Pair], *, temperature: float 
     """What the packed training forward says of the same tokens, in one pass."""
     sequences = [before + done.tokens for before, done in answers]
     mask = [i >= len(before) for before, done in answers for i in range(len(before + done.tokens))]
-    tokens = torch.tensor([t for sequence in sequences for t in sequence])
+    tokens = torch.tensor([t for sequence in sequences for t in sequence]).to(policy.device)
     lengths = [len(sequence) for sequence in sequences]
-    return policy(tokens, lengths, torch.tensor(mask), temperature=temperature).logp.detach()
+    scored = policy(tokens, lengths, torch.tensor(mask).to(policy.device), temperature=temperature)
+    return scored.logp.detach().cpu()
 
 
 @torch.no_grad()
 def plain_logits(policy: Policy, tokens: Sequence[int]) -> Tensor:
     """float64 logits after each token, from transformers' own model, on the known vocabulary."""
     with plain_attention(policy):
-        logits = policy.model(input_ids=torch.tensor([list(tokens)])).logits[0]
-    return logits[:, : policy.head.vocabulary].double()
+        ids = torch.tensor([list(tokens)]).to(policy.device)
+        logits = policy.model(input_ids=ids).logits[0]
+    return logits[:, : policy.head.vocabulary].double().cpu()

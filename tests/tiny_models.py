@@ -1,5 +1,6 @@
 """Small random models of many architectures, made through transformers without any file."""
 
+import os
 from typing import Any
 
 import torch
@@ -8,6 +9,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from luyen.models.policy import Policy
 
 VOCABULARY = 61
+DEVICE = os.environ.get("LUYEN_TEST_DEVICE", "cpu")
+"""Where tiny policies live; `make test-gpu` says cuda."""
 
 COMMON: dict[str, Any] = {
     "vocab_size": 64,
@@ -71,4 +74,4 @@ def tiny_net(kind: str = "llama", *, seed: int = 0, **changes: Any) -> PreTraine
 
 def tiny_policy(kind: str = "llama", *, vocabulary: int = VOCABULARY, **changes: Any) -> Policy:
     """A policy over a random model."""
-    return Policy(tiny_net(kind, **changes), vocabulary=vocabulary).eval()
+    return Policy(tiny_net(kind, **changes).to(DEVICE), vocabulary=vocabulary).eval()

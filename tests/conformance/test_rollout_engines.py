@@ -64,7 +64,8 @@ def test_log_probabilities_are_those_of_a_plain_forward(engine: RolloutEngine, t
         assert torch.tensor(done.logps).double().sub(expected).abs().max() < 1e-5
     gap = (packed_logps(POLICY, answers, temperature=scale) - sampled_logps(answers)).abs().max()
     assert gap < 1e-5
-    if not isinstance(engine, type(engine_of("hf", POLICY))):
+    # The paged engine promises bits on a GPU only, where it is the embedded one.
+    if isinstance(engine, type(engine_of("native", POLICY))):
         assert gap == 0
 
 

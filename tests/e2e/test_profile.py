@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from luyen.base.errors import UserError
 from luyen.cli.main import app
 from luyen.train.online import train_online
 from luyen.train.run import OnlineRun
@@ -81,6 +82,18 @@ def test_the_command_keeps_traces_and_nothing_else(tmp_path: Path):
     assert not runs.exists()
 
 
+def test_the_command_leaves_the_course_of_the_run_as_it_is(tmp_path: Path):
+    out = tmp_path / "traces"
+    words = [*TINY, "actor_rollout_ref.actor.optim.lr_warmup_steps=5", "--out", str(out)]
+    long = [*words, "trainer.total_training_steps=50", "--steps", "2"]
+    found = CliRunner().invoke(app, ["profile", *long], catch_exceptions=False)
+    assert found.exit_code == 0, found.output
+    assert len(list(out.iterdir())) == 2
+    late = [*words[:-1], str(tmp_path / "none"), "trainer.total_training_steps=6", "--steps", "9"]
+    with pytest.raises(UserError, match="the run was over"):
+        CliRunner().invoke(app, ["profile", *late], catch_exceptions=False)
+
+
 def test_steps_that_are_none_are_refused(tmp_path: Path):
     found = CliRunner().invoke(app, ["profile", "--steps", "0"])
     assert found.exit_code == 1
@@ -102,6 +115,6 @@ def test_supervised_steps_are_traced_too(tmp_path: Path):
     )
     report = report_of(tmp_path / "runs", *words)
     assert report.is_sound, report.problems
-    run_training(report, keeps_checkpoints=False)
+    run_training(report, trial_steps=1)
     assert "update actor" in names(tmp_path / "traces" / "trace_step_000001.json.gz")
     assert not list((tmp_path / "runs").rglob("step_*"))

@@ -30,7 +30,7 @@ def run_profile(words: Sequence[str], *, steps: str, out: Path) -> int:
         # torch and everything above it load here, after the configuration has been found sound.
         from luyen.train.start import run_training
 
-        run_training(report, keeps_checkpoints=False)
+        run_training(report, trial_steps=max(numbers))
     for line in _found(numbers, out):
         typer.echo(line)
     return 0
@@ -50,18 +50,15 @@ def parse_steps(words: str) -> tuple[int, ...]:
 
 
 def _forced(steps: tuple[int, ...], out: Path, folder: str) -> list[str]:
-    """What makes the run short, and leaves the run directory of the experiment alone."""
+    """What is looked at, and what leaves the run directory of the experiment alone."""
     return [
         f"trainer.profile.steps={list(steps)}",
         f"trainer.profile.save_path={out}",
-        f"trainer.total_training_steps={max(steps)}",
         f"trainer.default_local_dir={folder}",
         "trainer.resume_mode=auto",
         "trainer.logger=[console, jsonl]",
         "trainer.val_before_train=false",
         "trainer.test_freq=-1",
-        "trainer.save_freq=-1",
-        "data.val_files=[]",
     ]
 
 
@@ -75,10 +72,15 @@ def _checked(files: Sequence[Path], overrides: list[str]) -> Report:
 
 
 def _found(steps: tuple[int, ...], out: Path) -> Iterator[str]:
-    last = out / f"operators_{step_name(steps[-1])}.txt"
-    yield f"\nHeaviest operators of step {steps[-1]}"
-    yield last.read_text()
+    """The table of the last step that was reached, and every file."""
+    tables = {step: out / f"operators_{step_name(step)}.txt" for step in steps}
+    reached = [step for step, table in tables.items() if table.is_file()]
+    if not reached:
+        why = "the run was over before the first of them"
+        raise UserError("--steps", ",".join(map(str, steps)), why, "name earlier steps")
+    yield f"\nHeaviest operators of step {reached[-1]}"
+    yield tables[reached[-1]].read_text()
     yield "Files"
-    for path in sorted(p for step in steps for p in out.glob(f"*_{step_name(step)}.*")):
+    for path in sorted(p for step in reached for p in out.glob(f"*_{step_name(step)}.*")):
         yield f"  {path}"
     yield "Traces open in https://ui.perfetto.dev, snapshots in https://pytorch.org/memory_viz."

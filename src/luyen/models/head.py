@@ -43,12 +43,17 @@ class Head:
 
     def logits(self, hidden: Tensor, *, temperature: float) -> Tensor:
         """fp32 logits `[n, vocabulary]`, temperature applied."""
-        logits = self.linear(hidden)[:, : self.vocabulary].float()
+        logits = self.from_linear(self.linear(hidden))
+        return logits if temperature == 1.0 else logits / temperature
+
+    def from_linear(self, raw: Tensor) -> Tensor:
+        """fp32 logits of the known vocabulary from what the projection gave."""
+        logits = raw[:, : self.vocabulary].float()
         if self.scale != 1.0:
             logits = logits * self.scale
         if self.softcap is not None:
             logits = self.softcap * steady(torch.tanh, logits / self.softcap)
-        return logits if temperature == 1.0 else logits / temperature
+        return logits
 
 
 @final

@@ -126,7 +126,8 @@ rollout_engines: Registry[Callable[..., RolloutEngine]] = Registry(
 def refuse_impossible(request: Request, *, vocabulary: int, can_decode: bool = True) -> None:
     """A UserError for a request that no engine can serve."""
     sampling = request.sampling
-    is_known = all(0 <= token < vocabulary for token in request.tokens)
+    tokens = request.tokens or (0,)
+    is_known = min(tokens) >= 0 and max(tokens) < vocabulary
     problems = {
         "tokens": (bool(request.tokens), "a prompt has at least one token"),
         "tokens ": (is_known, f"ids go from 0 to {vocabulary - 1}"),

@@ -43,15 +43,16 @@ class OfflineRun:
         self.interruption = Interruption()
         profile, is_cuda = config.trainer.profile, engine.policy.device.type == "cuda"
         self.profiler = StepProfiler(profile, files.directory, is_cuda=is_cuda)
-        self.keeps_checkpoints = True
-        """False in a run that is made to be measured and thrown away."""
+        self.trial_steps: int | None = None
+        """Where a run ends that is only measured and keeps no checkpoint; None: a whole run."""
         self.saved = 0
         """Step of the newest checkpoint; the beginning needs none."""
 
     def batches(self) -> Iterator[PackedBatch]:
         """The batch of each step that is left; rows are a pure function of the step."""
         size = self.config.data.train_batch_size
-        while self.step < self.total_steps and not self.interruption.is_wanted:
+        last = min(self.total_steps, self.trial_steps or self.total_steps)
+        while self.step < last and not self.interruption.is_wanted:
             rows = self.data.sampler.take(self.step * size, size)
             prompts = [self.data.train.prompts[i] for i in rows]
             with self.profiler.step(self.step + 1):
@@ -63,7 +64,7 @@ class OfflineRun:
 
     def save(self) -> None:
         """A checkpoint of the step that is done, unless it has one."""
-        if self.keeps_checkpoints and self.saved != self.step:
+        if self.trial_steps is None and self.saved != self.step:
             self.files.save(self.step, self.engine)
             self.saved = self.step
 

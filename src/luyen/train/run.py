@@ -62,8 +62,8 @@ class OnlineRun:
         self.total_steps = total_steps
         profile, is_cuda = config.trainer.profile, roles.device.type == "cuda"
         self.profiler = StepProfiler(profile, recorder.directory, is_cuda=is_cuda)
-        self.keeps_checkpoints = True
-        """False in a run that is made to be measured and thrown away."""
+        self.trial_steps: int | None = None
+        """Where a run ends that is only measured and keeps no checkpoint; None: a whole run."""
         self._begin()
 
     def _begin(self) -> None:
@@ -95,7 +95,8 @@ class OnlineRun:
 
     def steps(self) -> Iterator[int]:
         """Numbers of the steps that are left, counted from 1, unless the user interrupts."""
-        while self.step < self.total_steps and not self.interruption.is_wanted:
+        last = min(self.total_steps, self.trial_steps or self.total_steps)
+        while self.step < last and not self.interruption.is_wanted:
             self.begin_step()
             with self.profiler.step(self.step + 1):
                 yield self.step + 1
@@ -169,7 +170,7 @@ class OnlineRun:
 
     def save(self) -> None:
         """A checkpoint of the step that is done, unless it has one."""
-        if self.keeps_checkpoints and self.saved != self.step:
+        if self.trial_steps is None and self.saved != self.step:
             self.recorder.save(self.state(), self.roles)
             self.saved = self.step
 

@@ -23,16 +23,19 @@ from luyen.train.start_offline import run_supervised
 from luyen.train.unbuilt import refuse_unbuilt
 
 
-def run_training(report: Report, *, keeps_checkpoints: bool = True) -> Summary:
-    """Train as the configuration says. It must have passed its check."""
+def run_training(report: Report, *, trial_steps: int | None = None) -> Summary:
+    """Train as the configuration says. It must have passed its check.
+
+    With `trial_steps` the run ends after so many and leaves no checkpoint.
+    """
     if not report.is_sound:
         first = next(p for p in report.problems if p.severity == "error")
         raise UserError(first.field, first.value, first.why, first.fix)
     refuse_unbuilt(report)
     if report.config.trainer.stage == "sft":
-        return run_supervised(report, keeps_checkpoints=keeps_checkpoints)
+        return run_supervised(report, trial_steps=trial_steps)
     run = prepare_online(report)
-    run.keeps_checkpoints = keeps_checkpoints
+    run.trial_steps = trial_steps
     return _carry_out(run)
 
 

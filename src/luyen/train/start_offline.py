@@ -27,7 +27,7 @@ from luyen.train.offline import OfflineRun, train_offline
 from luyen.train.supervised_files import SupervisedFiles, restore_supervised
 
 
-def run_supervised(report: Report, *, keeps_checkpoints: bool = True) -> Summary:
+def run_supervised(report: Report, *, trial_steps: int | None = None) -> Summary:
     """Learn from the conversations that are given."""
     config = report.config
     import_plugins(config.trainer.plugins)
@@ -52,7 +52,7 @@ def run_supervised(report: Report, *, keeps_checkpoints: bool = True) -> Summary
         SupervisedFiles(directory, log, store),
         total_steps=total_steps(config, len(data.train.prompts)),
     )
-    run.keeps_checkpoints = keeps_checkpoints
+    run.trial_steps = trial_steps
     if resumed is not None:
         run.step = run.saved = restore_supervised(resumed.path, run.engine)
     display.start(run.total_steps, done=run.step)

@@ -4,26 +4,10 @@ import pytest
 import torch
 
 from luyen.base.errors import UserError
-from luyen.rollout.native.paged.engine import PagedEngine
 from luyen.rollout.native.paged.pages import PagePool
 from luyen.rollout.protocol import Completion, Request, generate
-from tests.generation import native, request, spell
+from tests.generation import native, paged, request
 from tests.tiny_models import tiny_policy
-
-LONG = 400
-
-
-def paged(policy, *, rows=16, tokens=2048, pages=None, longest=LONG):
-    return PagedEngine(
-        policy,
-        max_model_len=longest,
-        max_num_seqs=rows,
-        max_num_batched_tokens=tokens,
-        gpu_memory_utilization=0.5,
-        enforce_eager=False,
-        decode=spell,
-        most_pages=pages,
-    )
 
 
 def mixed() -> list[Request]:
@@ -53,17 +37,17 @@ def policy():
 
 
 def test_it_answers_as_the_slotted_engine(policy):
-    same(generate(paged(policy), mixed()), generate(native(policy), mixed()))
+    same(generate(paged(policy, rows=16), mixed()), generate(native(policy), mixed()))
 
 
 @pytest.mark.parametrize("limits", [{"rows": 3}, {"tokens": 50}, {"rows": 1, "tokens": 7}])
 def test_limits_change_nothing(policy, limits):
-    same(generate(paged(policy, **limits), mixed()), generate(paged(policy), mixed()))
+    same(generate(paged(policy, **limits), mixed()), generate(paged(policy, rows=16), mixed()))
 
 
 def test_rows_that_run_out_of_pages_wait_and_go_on_where_they_were(policy):
     asked = [request(60, 120, name=f"r{i}", samples=3) for i in range(3)]
-    engine = paged(policy, pages=9)
+    engine = paged(policy, rows=16, pages=9)
     evicted = []
     engine._seats._evict = _noting(engine._seats._evict, evicted)
     small = generate(engine, asked)
@@ -81,7 +65,7 @@ def _noting(act, noted):
 
 
 def test_a_sequence_that_can_never_fit_is_refused(policy):
-    engine = paged(policy, pages=2)
+    engine = paged(policy, pages=2, longest=400)
     engine.submit(request(100, 100))
     with pytest.raises(UserError, match="gpu_memory_utilization"):
         engine.advance()
@@ -91,7 +75,7 @@ def test_a_sequence_that_can_never_fit_is_refused(policy):
 
 def test_truncated_rows_tell_what_mass_was_kept(policy):
     asked = [request(9, 12, name="t", samples=3, top_k=5, top_p=0.8), request(5, 8, name="u")]
-    ours, theirs = generate(paged(policy), asked), generate(native(policy), asked)
+    ours, theirs = generate(paged(policy, rows=16), asked), generate(native(policy), asked)
     same(ours, theirs)
     for name, done in ours.items():
         assert done.kept_mass == pytest.approx(theirs[name].kept_mass, abs=1e-5)
@@ -112,7 +96,7 @@ def test_requests_may_come_while_others_run_and_the_engine_is_used_again(policy)
 
 
 def test_an_aborted_request_gives_what_there_is(policy):
-    engine = paged(policy)
+    engine = paged(policy, rows=16)
     for asked in (request(5, 200, name="long", samples=2), request(6, 20, name="short")):
         engine.submit(asked)
     for _ in range(3):
@@ -132,7 +116,7 @@ def test_an_aborted_request_gives_what_there_is(policy):
 def test_windows_caps_and_sinks(name):
     policy = tiny_policy(name)
     asked = [request(90, 20, name="a", samples=2), request(7, 60, name="b")]
-    same(generate(paged(policy), asked), generate(native(policy), asked))
+    same(generate(paged(policy, rows=16), asked), generate(native(policy), asked))
 
 
 def test_a_page_is_free_when_its_last_holder_dropped_it():

@@ -190,10 +190,8 @@ def paged_decode(
         (tables, tables.stride(0)),
         lengths,
     )
-    usual = FEW if rows * kv_heads < FULL else MANY
-    warps, stages = warps or usual[0], stages or usual[1]
-    fitting = fitting_stages(stages, shape["PADDED"], keys.element_size())
-    launch = {"HAS_CAP": softcap is not None, "num_warps": warps, "num_stages": fitting}
+    launch = _launch(rows * kv_heads, shape["PADDED"], keys.element_size(), warps, stages)
+    launch["HAS_CAP"] = softcap is not None
     factors, write = score_factors(scale, softcap), (sinks, (out, *out.stride()[:2]))
     grid, has_sinks = (rows, kv_heads), sinks is not None
     if not is_split:
@@ -229,6 +227,15 @@ def store_keys_values(
         PADDED=triton.next_power_of_2(width),
         num_warps=1,
     )
+
+
+def _launch(
+    programs: int, padded: int, size: int, warps: int | None, stages: int | None
+) -> dict[str, int]:
+    """Warps and stages: those asked for, or the fastest for so many programs."""
+    usual = FEW if programs < FULL else MANY
+    fitting = fitting_stages(stages or usual[1], padded, size)
+    return {"num_warps": warps or usual[0], "num_stages": fitting}
 
 
 def _shape(query: Tensor, kv_heads: int, sliding: int | None) -> dict[str, int]:

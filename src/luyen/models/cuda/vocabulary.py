@@ -29,6 +29,7 @@ def _score_kernel(
     scale,
     softcap,
     temperatures,
+    spacing,
     targets,
     tops,
     masses,
@@ -46,7 +47,7 @@ def _score_kernel(
     highest, factor, mass, top = merged(tops, masses, row, chunks, SLOTS)
     total = tl.sum(mass, 0)
     log_total = tl.log(total)
-    inverse = inverse_temperature(temperatures, 0, None, row)
+    inverse = inverse_temperature(temperatures, spacing, None, row)
     token = tl.load(targets + row)
     logp = log_probability(logits + row * stride, token, scale, softcap, inverse, top, log_total)
     tl.store(logps + row, logp)
@@ -105,13 +106,14 @@ def score_rows(
     vocabulary: int,
     scale: float,
     softcap: float | None,
-    temperature: float,
+    temperature: float | Tensor,
     entropy: bool,
     sum_pi_squared: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """Log-probability of each row's target, log-sum-exp, entropy and sum of squared probabilities.
 
-    Only the first `vocabulary` columns count. Results are float32; the last two are None unless
+    Only the first `vocabulary` columns count. `temperature` may be a tensor of one number for each
+    row. Results are float32; the last two are None unless
     asked for. The log-probability has the bits that `sample_rows` gives it.
     """
     rows = logits.shape[0]
@@ -131,6 +133,7 @@ def score_rows(
             scale,
             softcap,
             temperatures,
+            0 if temperatures.shape[0] == 1 else 1,
             targets.contiguous(),
             *sums,
             logp,
@@ -183,7 +186,9 @@ def score_rows_backward(
     )
 
 
-def _one(temperature: float, logits: Tensor) -> Tensor:
+def _one(temperature: float | Tensor, logits: Tensor) -> Tensor:
+    if isinstance(temperature, Tensor):
+        return temperature
     return torch.full((1,), temperature, dtype=torch.float32, device=logits.device)
 
 

@@ -66,6 +66,33 @@ class Row:
         self.logps.append(logp)
         self.kept.append(kept)
 
+    def extend(
+        self,
+        tokens: list[int],
+        logps: list[float],
+        kept: list[float] | None,
+        decode: Decode | None,
+    ) -> Ending | None:
+        """Write down draws up to the one that ends the answer; why it ended, if it did."""
+        sampling = self.request.sampling
+        masses = kept if kept is not None else [1.0] * len(tokens)
+        is_plain = sampling.ignore_stop or not sampling.stop_strings
+        if not is_plain or not all(map(math.isfinite, logps)):
+            for token, logp, mass in zip(tokens, logps, masses, strict=True):
+                self.append(token, logp, mass)
+                reason = self.ending(decode)
+                if reason is not None:
+                    return reason
+            return None
+        count = min(len(tokens), sampling.max_new_tokens - len(self.tokens))
+        if not sampling.ignore_stop and sampling.stop_ids:
+            stops = (i + 1 for i, t in enumerate(tokens[:count]) if t in sampling.stop_ids)
+            count = next(stops, count)
+        self.tokens += tokens[:count]
+        self.logps += logps[:count]
+        self.kept += masses[:count]
+        return self.ending(decode)
+
     def ending(self, decode: Decode | None) -> Ending | None:
         """Why the newest token ends the answer; None while it goes on."""
         sampling = self.request.sampling

@@ -45,13 +45,10 @@ class Round:
         for column, seat in enumerate(self.seats):
             if seat.is_over:
                 continue
-            masses = kept[column] if kept is not None else [1.0] * len(tokens[column])
-            for token, logp, mass in zip(tokens[column], logps[column], masses, strict=True):
-                seat.row.append(token, logp, mass)
-                reason = seat.row.ending(decode)
-                if reason is not None:
-                    ended.append((seat, reason))
-                    break
+            masses = kept[column] if kept is not None else None
+            reason = seat.row.extend(tokens[column], logps[column], masses, decode)
+            if reason is not None:
+                ended.append((seat, reason))
         return ended
 
 

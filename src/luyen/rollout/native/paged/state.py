@@ -37,10 +37,11 @@ class RowState:
         self.drawn = zeros(rows)
         self.limits = zeros(rows)
         self.keys = zeros(rows)
-        self.temperature = zeros(rows, dtype=torch.float32)
-        self.top_p = zeros(rows, dtype=torch.float32)
+        # Rows that rest are drawn for as well, and must not divide by 0 or keep nothing.
+        self.temperature = zeros(rows, dtype=torch.float32) + 1.0
+        self.top_p = zeros(rows, dtype=torch.float32) + 1.0
         self.min_p = zeros(rows, dtype=torch.float32)
-        self.top_k = zeros(rows)
+        self.top_k = zeros(rows) + _ALL
         self.greedy = zeros(rows, dtype=torch.bool)
         self.active = zeros(rows, dtype=torch.bool)
         self.stops = zeros(rows, stops) - 1

@@ -1,5 +1,7 @@
 """One decode step on the device, from last tokens to next ones, without waiting for the host."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -36,26 +38,53 @@ def draw_rows(
     head: Head, hidden: Tensor, state: RowState, here: slice, *, is_truncated: bool
 ) -> Drawn:
     """The next token of each row in `here`, given its last hidden state."""
-    keys, count = state.keys[here], state.drawn[here]
-    temperature, greedy = state.temperature[here], state.greedy[here]
-    if hidden.is_cuda and not is_truncated:
-        from luyen.models.cuda.vocabulary_draw import sample_rows
-
-        tokens = torch.empty_like(count)
-        logps = torch.empty_like(temperature)
-        sample_rows(
-            head.linear(hidden),
-            keys,
-            count,
-            temperature,
-            greedy,
-            vocabulary=head.vocabulary,
-            scale=head.scale,
-            softcap=head.softcap,
-            out_tokens=tokens,
-            out_logps=logps,
-        )
-        return Drawn(tokens=tokens, logps=logps, kept=None)
-    logits = head.logits(hidden, temperature=1.0) / temperature[:, None]
+    keys, count, greedy = state.keys[here], state.drawn[here], state.greedy[here]
+    temperature = state.temperature[here]
     limits = state.truncation(here) if is_truncated else None
-    return draw(logits, uniforms(keys, count), greedy, limits)
+    if not hidden.is_cuda:
+        logits = head.logits(hidden, temperature=1.0) / temperature[:, None]
+        return draw(logits, uniforms(keys, count), greedy, limits)
+    raw = head.linear(hidden)
+    if limits is None:
+        return _sampled(head, raw, keys, count, temperature, greedy)
+    logits = head.from_linear(raw) / temperature[:, None]
+    drawn = draw(logits, uniforms(keys, count), greedy, limits)
+    return replace(drawn, logps=_scored(head, raw, drawn.tokens, temperature))
+
+
+def _sampled(
+    head: Head, raw: Tensor, keys: Tensor, count: Tensor, temperature: Tensor, greedy: Tensor
+) -> Drawn:
+    """Two kernels over the logits."""
+    from luyen.models.cuda.vocabulary_draw import sample_rows
+
+    tokens, logps = torch.empty_like(count), torch.empty_like(temperature)
+    sample_rows(
+        raw,
+        keys,
+        count,
+        temperature,
+        greedy,
+        vocabulary=head.vocabulary,
+        scale=head.scale,
+        softcap=head.softcap,
+        out_tokens=tokens,
+        out_logps=logps,
+    )
+    return Drawn(tokens=tokens, logps=logps, kept=None)
+
+
+def _scored(head: Head, raw: Tensor, tokens: Tensor, temperature: Tensor) -> Tensor:
+    """Log-probabilities by the trainer's kernel: another formula would differ in the last bit."""
+    from luyen.models.cuda.vocabulary import score_rows
+
+    return score_rows(
+        raw,
+        tokens,
+        vocabulary=head.vocabulary,
+        scale=head.scale,
+        softcap=head.softcap,
+        temperature=temperature,
+        entropy=False,
+        sum_pi_squared=False,
+    )[0]
