@@ -73,8 +73,9 @@ def test_products_of_odd_shapes_in_every_tile(device: str, shape: Any, has_bias:
         expected = x.double() @ weight.double().t() + (0.0 if bias is None else bias.double())
         usual = linear_rows(x, weight, bias)
         assert usual.dtype == dtype
-        error = (usual.double() - expected).abs().max() / max(1.0, depth**0.5)
-        assert error < TOLERANCE[dtype]
+        # Half of the last place of each result, and what the sum itself may round.
+        allowed = 0.51 * torch.finfo(dtype).eps * expected.abs() + 2e-6 * max(1.0, depth**0.5)
+        assert ((usual.double() - expected).abs() <= allowed).all()
         for tile in tiles(dtype):
             out, around = poisoned(device, rows, columns, dtype)
             linear_rows(x, weight, bias, out=out, tile=tile)
