@@ -42,6 +42,7 @@ def test_every_library_with_a_door_is_banned():
         "torch.distributed",
         "trackio",
         "transformers",
+        "triton",
         "vllm",
         "wandb",
     ]
