@@ -92,7 +92,8 @@ def plan_memory(
         return MemoryPlan(phases=(alone,), device_bytes=capacity, kv_budget=0, kv_demand=0)
     rollout = config.actor_rollout_ref.rollout
     demand = _kv_demand(config, shape, batch, where, width)
-    budget = max(0, int(capacity * rollout.gpu_memory_utilization) - _before_cache(resident, width))
+    share = int(capacity * rollout.gpu_memory_utilization) - resident["weights"]
+    budget = max(0, min(share, capacity - sum(resident.values())))
     cache = {"kv cache": min(demand, budget)}
     # The pages stay where they are while the policy learns, unless they are given back.
     after = resident if rollout.free_cache_engine else {**resident, **cache}
@@ -143,13 +144,6 @@ def _resident(config: RunConfig, shape: ModelShape, where: Placement, width: int
     if any(role.name == "critic" for role in where.roles):
         parts["critic"] = shape.parameters() * (width + moments) // share
     return parts
-
-
-def _before_cache(resident: dict[str, int], width: int) -> int:
-    """Bytes in use when the cache is made: moments come with the first step, masters do not."""
-    others = sum(size for part, size in resident.items() if part != "optimizer")
-    # Of three fp32 numbers a weight, the first is the master.
-    return others + (resident["optimizer"] // 3 if width == 2 else 0)
 
 
 def _kv_demand(

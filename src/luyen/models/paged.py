@@ -4,8 +4,9 @@ Pages of a layer are `[pages, kv heads, 64, width]`; a row of `tables` lists the
 in order. Entries beyond a sequence's length are never looked at.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -30,6 +31,23 @@ class Pages:
     """`[pages, kv heads, 64, width]`."""
     values: Tensor
     """The same shape, or another width."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Groups:
+    """Rows whose tables begin with the same pages, and may read them together.
+
+    Example:
+        >>> members = torch.tensor([[0, 2]], dtype=torch.int32)
+        >>> Groups(members=members, shared=torch.tensor([64, 0, 64])).members.shape[1]
+        2
+    """
+
+    members: Tensor
+    """int32 `[groups, most members]`: row numbers, -1 where there is none."""
+    shared: Tensor
+    """int32 `[rows]`: keys in the common pages, fewer than the row has; 0: a row of no group."""
 
 
 @final
@@ -59,7 +77,7 @@ class Chunks:
         starts = [0]
         for count in queries[:-1]:
             starts.append(starts[-1] + count)
-        columns = torch.tensor([starts, queries, keys], dtype=torch.int32).to(device)
+        columns = sent([starts, queries, keys], device, torch.int32)
         return cls(
             starts=columns[0],
             queries=columns[1],
@@ -67,6 +85,17 @@ class Chunks:
             longest_query=max(queries),
             longest_key=max(keys),
         )
+
+
+def sent(
+    values: Sequence[Any], device: torch.device | str, dtype: torch.dtype | None = None
+) -> Tensor:
+    """A tensor of host numbers on the device, without waiting for what the device is doing."""
+    made = torch.tensor(values, dtype=dtype)
+    if torch.device(device).type != "cuda":
+        return made
+    # Pinned memory is kept until the copy has run; a plain copy would wait for the stream.
+    return made.pin_memory().to(device, non_blocking=True)
 
 
 def store(pages: Pages, keys: Tensor, values: Tensor, slots: Tensor) -> None:
@@ -117,6 +146,42 @@ def decode(
     return torch.where(lengths[:, None, None] > 0, out, 0.0)
 
 
+def decode_grouped(
+    query: Tensor,
+    pages: Pages,
+    tables: Tensor,
+    lengths: Tensor,
+    groups: Groups,
+    scale: float,
+    window: Window,
+    *,
+    is_split: bool,
+) -> Tensor:
+    """As `decode`, but the rows of a group read their common pages once; other order of sums.
+
+    A layer with a sliding window reads row by row: few of the common keys may be in sight.
+    """
+    if window.sliding is not None:
+        return decode(query, pages, tables, lengths, scale, window, is_split=is_split)
+    if query.is_cuda:
+        from luyen.models.cuda.decode_groups import grouped_decode
+
+        return grouped_decode(
+            query,
+            pages.keys,
+            pages.values,
+            tables,
+            lengths,
+            groups.members,
+            groups.shared,
+            scale,
+            softcap=window.softcap,
+            sinks=window.sinks,
+            is_split=is_split,
+        )
+    return _decode_in_parts(query, pages, tables, lengths, groups, scale, window)
+
+
 def prefill(
     query: Tensor, pages: Pages, tables: Tensor, chunks: Chunks, scale: float, window: Window
 ) -> Tensor:
@@ -163,3 +228,50 @@ def _gathered(pages: Tensor, tables: Tensor) -> Tensor:
     found = pages[tables.long()]
     rows, count, heads, size, width = found.shape
     return found.transpose(1, 2).reshape(rows, heads, count * size, width)
+
+
+def _decode_in_parts(
+    query: Tensor,
+    pages: Pages,
+    tables: Tensor,
+    lengths: Tensor,
+    groups: Groups,
+    scale: float,
+    window: Window,
+) -> Tensor:
+    """Group by group, then row by row: for checking who belongs together, not for speed."""
+    rows, heads = query.shape[:2]
+    common: dict[int, tuple[Tensor, Tensor]] = {}
+    for line in groups.members.tolist():
+        here = [row for row in line if row >= 0 and lengths[row] > 0]
+        if here:
+            table = tables[here[0], : int(groups.shared[here[0]]) // PAGE]
+            out, weight = _part(query[here], pages, table, table.numel() * PAGE, scale, window)
+            common |= {row: (out[i], weight[i]) for i, row in enumerate(here)}
+    result = query.new_zeros(rows, heads, pages.values.shape[-1])
+    for row in lengths.nonzero()[:, 0].tolist():
+        first = int(groups.shared[row])
+        table = tables[row, first // PAGE : -(-int(lengths[row]) // PAGE)]
+        out, weight = _part(
+            query[row : row + 1], pages, table, int(lengths[row]) - first, scale, window
+        )
+        parts = [(out[0], weight[0]), *([common[row]] if first else [])]
+        scores = torch.stack([weight for _, weight in parts])
+        if window.sinks is not None:
+            scores = torch.cat([scores, window.sinks.to(scores)[None]])
+        shares = scores.softmax(0)[:, :, None]
+        result[row] = sum(share * out for share, (out, _) in zip(shares, parts, strict=False))
+    return result
+
+
+def _part(
+    query: Tensor, pages: Pages, table: Tensor, length: int, scale: float, window: Window
+) -> tuple[Tensor, Tensor]:
+    """Output `[queries, heads, width]` over the first keys of a table, and its log-sum-exp."""
+    keys, values = (_gathered(x, table[None])[0, :, :length] for x in (pages.keys, pages.values))
+    grouped = query.unflatten(1, (keys.shape[0], -1))
+    scores = torch.einsum("qhgw,hnw->qhgn", grouped, keys) * scale
+    if window.softcap is not None:
+        scores = window.softcap * torch.tanh(scores / window.softcap)
+    out = torch.einsum("qhgn,hnw->qhgw", scores.softmax(-1), values)
+    return out.flatten(1, 2), scores.logsumexp(-1).flatten(1, 2)

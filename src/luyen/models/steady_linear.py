@@ -20,7 +20,7 @@ from luyen.models.fused.packed_weights import PackedLinear, Product
 
 ROWS = (
     *(1, 2, 3, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768),
-    *(1000, 1024, 1536, 2048, 3000, 4096, 8192),
+    *(1000, 1024, 1536, 2048, 3000, 4096, 8192, 16384, 65536),
 )
 """Numbers of rows that are compared: those of decode steps, and some of training."""
 _DISTINCT = 257

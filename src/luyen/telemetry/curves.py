@@ -47,7 +47,12 @@ _COLOURS = ("#1f6f8b", "#c8553d", "#588b3a", "#7a5195")
 
 
 def draw_curves(metrics: Path, folder: Path, curves: Sequence[Curve] = CURVES) -> list[Path]:
-    """Draw every curve that the metrics file has points for; returns the pictures."""
+    """Draw every curve that the metrics file has points for; returns the pictures.
+
+    A run that was told not to keep the file has none.
+    """
+    if not metrics.is_file():
+        return []
     steps = read_metrics(metrics)
     folder.mkdir(parents=True, exist_ok=True)
     drawn: list[Path] = []

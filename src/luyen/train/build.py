@@ -138,6 +138,7 @@ def build_roles(
     if needs.reference and arr.model.lora_rank == 0:
         reference = _other_weights(config, arr.ref.path, tokenizer, device)
         reference.requires_grad_(False)
+        reference.is_exact = arr.rollout.deterministic
     data, rollout = config.data, arr.rollout
     engine = rollout_engines.get(rollout.name)(
         policy,
@@ -199,7 +200,9 @@ def _other_weights(
 
 def _critic(config: RunConfig, tokenizer: Tokenizer, device: str) -> CriticEngine:
     critic, actor = config.critic, config.actor_rollout_ref.actor
-    value = ValueModel(_other_weights(config, critic.model.path, tokenizer, device))
+    weights = _other_weights(config, critic.model.path, tokenizer, device)
+    weights.is_exact = config.actor_rollout_ref.rollout.deterministic
+    value = ValueModel(weights)
     dynamic = actor.use_dynamic_bsz if critic.use_dynamic_bsz is None else critic.use_dynamic_bsz
     budget = critic.ppo_max_token_len_per_gpu or actor.ppo_max_token_len_per_gpu
     size = critic.ppo_micro_batch_size_per_gpu or actor.ppo_micro_batch_size_per_gpu or 1

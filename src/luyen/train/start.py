@@ -94,6 +94,7 @@ def _summary(
     files |= {f"curve {path.stem}": path for path in curves}
     if checkpoint is not None:
         files["checkpoint"] = checkpoint
+    files = {name: path for name, path in files.items() if path.exists()}
     accuracy = Change(
         label="validation accuracy",
         before=run.validations[0].get("val/accuracy") if run.validations else None,

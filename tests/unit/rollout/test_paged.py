@@ -99,17 +99,50 @@ def test_an_aborted_request_gives_what_there_is(policy):
     engine = paged(policy, rows=16)
     for asked in (request(5, 200, name="long", samples=2), request(6, 20, name="short")):
         engine.submit(asked)
-    for _ in range(3):
-        engine.advance()
-    stopped = [c for c in engine.abort("long") if c.request == "long"]
+    found = [c for _ in range(3) for c in engine.advance()]
+    found += engine.abort("long")
+    stopped = [c for c in found if c.request == "long"]
     assert [c.reason for c in stopped] == ["aborted", "aborted"]
     assert all(0 < len(c.tokens) < 200 for c in stopped)
-    rest = []
     while not engine.is_idle:
-        rest += engine.advance()
+        found += engine.advance()
     whole = generate(native(policy), [request(6, 20, name="short")])
-    assert {c.tokens for c in rest if c.request == "short"} <= {whole["short", 0].tokens}
+    assert [c.tokens for c in found if c.request == "short"] == [whole["short", 0].tokens]
     assert engine._seats.pool.free == engine._seats.pool.size
+
+
+def test_a_request_can_be_aborted_before_anything_ran(policy):
+    engine = paged(policy)
+    engine.submit(request(5, 8, name="early", samples=2))
+    assert [c.reason for c in engine.abort("early")] == ["aborted", "aborted"]
+    assert engine.is_idle
+
+
+def test_the_host_is_never_more_than_a_round_behind(policy):
+    stops = frozenset(range(3, 30))
+    asked = [request(5, 60, name=f"r{i:02d}", samples=1, stop_ids=stops) for i in range(40)]
+    engine = paged(policy, rows=4)
+    for one in asked:
+        engine.submit(one)
+    found = {}
+    calls = 0
+    while not engine.is_idle:
+        found.update({(c.request, c.sample): c for c in engine.advance()})
+        assert len(engine._rounds) <= 1
+        calls += 1
+    same(dict(sorted(found.items())), generate(native(policy), asked))
+    # Answers stop after a few tokens: a round or two for each wave of four, not sixty tokens.
+    assert calls < 45
+
+
+def test_a_pool_that_memory_bounds_is_made_once(policy):
+    engine = paged(policy, rows=16, pages=9)
+    asked = [request(60, 120, name=f"r{i}", samples=3) for i in range(3)]
+    generate(engine, asked)
+    pool, cache = engine._seats.pool, engine._cache
+    generate(engine, asked)
+    assert engine._seats.pool is pool
+    assert engine._cache is cache
 
 
 @pytest.mark.parametrize("name", ["gemma2", "gpt_oss", "mistral", "qwen3"])

@@ -141,3 +141,26 @@ def test_a_slot_is_freed_with_its_last_row_and_the_last_slot_takes_its_place():
     cache.remove(0, 1, 1)
     kept, _ = cache.prompt(0)
     assert kept[..., 0, 0].tolist() == [[3.0]]
+
+
+def test_a_first_token_may_end_an_answer_while_others_run():
+    made = engine(tiny_policy("llama"), is_exact=False, rows=16)
+    for one in (request(5, 30, name="long", samples=2), request(6, 30, name="more", samples=2)):
+        made.submit(one)
+    made.advance()
+    made.advance()
+    late = [request(7, 1, name="one", samples=1), request(8, 9, name="three", samples=3)]
+    for one in late:
+        made.submit(one)
+    found = {}
+    while not made.is_idle:
+        found.update({(c.request, c.sample): c for c in made.advance()})
+    assert {name for name, _ in found} == {"long", "more", "one", "three"}
+
+
+def test_single_answers_do_not_keep_groups_from_sharing_later():
+    made = engine(tiny_policy("llama"), is_exact=False, rows=16)
+    answers(made, [request(5, 4, name="single")])
+    made.submit(request(5, 4, name="group", samples=4))
+    made.advance()
+    assert isinstance(made._cache, TwoPartCache)

@@ -48,3 +48,8 @@ def test_smoothing_is_the_mean_of_the_last_values():
     assert smoothed([1, 2, 3, 4, 5], 3) == [1, 1.5, 2, 3, 4]
     assert smoothed([math.inf, 2.0], 2)[1] == 2.0
     assert math.isnan(smoothed([math.nan], 3)[0])
+
+
+def test_a_run_without_a_metrics_file_has_no_curves(tmp_path: Path):
+    assert draw_curves(tmp_path / "metrics.jsonl", tmp_path / "report") == []
+    assert not (tmp_path / "report").exists()

@@ -61,12 +61,19 @@ class PackedLinear:
         self.bias = pack_rows([m.bias for m in self.modules]) if has_bias else None
 
     def _is_whole(self) -> bool:
-        row = self.weight.data_ptr()
-        for module in self.modules:
-            if module.weight.data_ptr() != row:
-                return False
-            row += module.weight.numel() * module.weight.element_size()
-        return self.bias is None or self.bias.data_ptr() == self.modules[0].bias.data_ptr()
+        if self.bias is not None and not _lie_in(self.bias, [m.bias for m in self.modules]):
+            return False
+        return _lie_in(self.weight, [m.weight for m in self.modules])
+
+
+def _lie_in(storage: Tensor, parts: Sequence[Tensor]) -> bool:
+    """Whether the parts are the rows of this storage, in order."""
+    at = storage.data_ptr()
+    for part in parts:
+        if part.data_ptr() != at:
+            return False
+        at += part.numel() * part.element_size()
+    return True
 
 
 def pack_linear(modules: Sequence[nn.Linear]) -> PackedLinear:

@@ -111,7 +111,8 @@ class NativeEngine:
         """Once nothing runs, hold nothing that is cheap to make anew: training needs the memory."""
         if not self.is_idle:
             return
-        if isinstance(self._cache, TwoPartCache):
+        # A slotted cache made for single answers would keep groups out of the two-part one.
+        if self._can_split:
             self._cache = None
         if self._linears is not None:
             self._linears.drop()

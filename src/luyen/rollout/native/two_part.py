@@ -65,7 +65,9 @@ class TwoPartCache:
         gone = self._slots[index]
         if index != last:
             own = length - self._lengths[self._slots[last]]
-            _copy(self._own, last, index, own)
+            # A row that drew its first token has no keys of its own yet, nor perhaps a place.
+            if own > 0:
+                _copy(self._own, last, index, own)
             self._slots[index] = self._slots[last]
         self._slots.pop()
         if gone not in self._slots:

@@ -66,8 +66,10 @@ def measure_rollout(
     engine.close()
     counts = [(len(r.tokens), r.sampling.max_new_tokens) for r in asked for _ in r.keys]
     drawn = sum(new for _, new in counts)
-    contexts = sum(new * length + new * (new - 1) // 2 for length, new in counts)
-    floor = Sizes.of(policy).decode_bytes(max(new for _, new in counts), drawn, contexts)
+    # The first token of an answer belongs to its prompt.
+    contexts = sum((new - 1) * length + new * (new - 1) // 2 for length, new in counts)
+    steps = max(new for _, new in counts) - 1
+    floor = Sizes.of(policy).decode_bytes(steps, drawn - len(counts), contexts)
     floor_seconds = floor / ceilings.bytes_per_second
     return RolloutFigures(
         tokens=drawn,

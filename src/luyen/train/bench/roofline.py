@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 import torch
 
@@ -48,11 +48,14 @@ class Sizes:
 
     @classmethod
     def of(cls, policy: Policy) -> "Sizes":
-        """Of a policy; tied embeddings count once."""
+        """Of a policy; an input embedding that is not the head as well is looked up, not read."""
         shape = cache_shape(policy)
+        net: Any = policy.model
+        table, head = net.get_input_embeddings().weight, net.get_output_embeddings().weight
+        used = [p for p in policy.parameters() if p is not table or table is head]
         return cls(
-            parameters=sum(p.numel() for p in policy.parameters()),
-            weight_bytes=sum(p.numel() * p.element_size() for p in policy.parameters()),
+            parameters=sum(p.numel() for p in used),
+            weight_bytes=sum(p.numel() * p.element_size() for p in used),
             token_bytes=2 * shape.layers * shape.heads * shape.width * shape.dtype.itemsize,
             vocabulary=policy.head.vocabulary,
         )

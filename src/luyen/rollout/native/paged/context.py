@@ -6,7 +6,7 @@ from typing import final
 from torch import Tensor
 
 from luyen.models.kernels import Window
-from luyen.models.paged import Chunks, decode, prefill, store
+from luyen.models.paged import Chunks, Groups, decode, decode_grouped, prefill, store
 from luyen.rollout.native.paged.pool import KeyValues
 
 
@@ -57,6 +57,8 @@ class DrawContext:
     """Keys of each row with the new one; 0: the row rests."""
     is_split: bool
     """Whether a row is spread over several programs."""
+    groups: Groups | None = None
+    """Rows that read common pages together, in another order of sums; None: none does."""
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: Window
@@ -65,5 +67,7 @@ class DrawContext:
         pages = self.cache.layer(layer)
         store(pages, key[0].transpose(0, 1), value[0].transpose(0, 1), self.slots)
         q = query[0].transpose(0, 1)
-        out = decode(q, pages, self.tables, self.lengths, scale, window, is_split=self.is_split)
-        return out[None]
+        read = q, pages, self.tables, self.lengths
+        if self.groups is None:
+            return decode(*read, scale, window, is_split=self.is_split)[None]
+        return decode_grouped(*read, self.groups, scale, window, is_split=self.is_split)[None]

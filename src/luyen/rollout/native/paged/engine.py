@@ -11,7 +11,7 @@ from typing import final
 import torch
 
 from luyen.base.errors import UserError
-from luyen.models.paged import PAGE
+from luyen.models.paged import PAGE, sent
 from luyen.models.policy import Policy
 from luyen.rollout.native.paged.graphs import Steps, bucket
 from luyen.rollout.native.paged.pages import PagePool, pages_of
@@ -89,7 +89,7 @@ class PagedEngine:
 
     @torch.no_grad()
     def advance(self) -> list[Completion]:
-        """Launch what can be launched, and read the results of the round before."""
+        """Launch what can be launched, and read the results of everything before the last round."""
         launched = len(self._rounds)
         if self._seats.waiting:
             self._make_room()
@@ -99,9 +99,12 @@ class PagedEngine:
                 self._read_prompts(groups)
         if any(not seat.is_over for seat in self._seats.running):
             self._draw()
-        if launched or len(self._rounds) > 1 or not self._seats.running:
-            return self._collect(self._rounds.popleft()) if self._rounds else []
-        return []
+        # One round stays unread while the device works on it; without a new one, none does.
+        unread = 1 if len(self._rounds) > launched else 0
+        finished: list[Completion] = []
+        while len(self._rounds) > unread:
+            finished += self._collect(self._rounds.popleft())
+        return finished
 
     def abort(self, request: str) -> list[Completion]:
         """Stop a request, and give what there is of its unfinished answers."""
@@ -130,26 +133,30 @@ class PagedEngine:
         seats = self._seats
         if self._rounds or any(not seat.is_over for seat in seats.running):
             return
-        if self._state is not None:
-            self._compact()
+        self._compact()
         waiting = list(seats.waiting)
         need = max(pages_of(row.limit) for row in waiting) + 1
         wanted = max(demand(waiting[: self._most_rows]), need)
-        if self._cache is None or wanted > seats.pool.size:
+        size = min(wanted, self._affordable())
+        if self._cache is None or size > seats.pool.size:
+            self._refuse_small_pool(size, need)
             self._cache = None
             self._steps.clear()
-            cap = self._most_pages or affordable_pages(
-                self._shape, device=self._policy.device, utilization=self._utilization
-            )
-            self._refuse_small_pool(cap, need)
-            seats.pool = PagePool(min(wanted, cap))
-            self._cache = KeyValues(self._shape, seats.pool.size, device=self._policy.device)
+            seats.pool = PagePool(size)
+            self._cache = KeyValues(self._shape, size, device=self._policy.device)
         self._refuse_small_pool(seats.pool.size, need)
         if self._state is None:
             self._state = RowState(
                 self._most_rows, pages_of(self._limit), _STOPS, device=self._policy.device
             )
         self._steps.prepare(self._cache, self._state)
+
+    def _affordable(self) -> int:
+        """Pages that memory allows; those there are now may be given up for them."""
+        held = self._seats.pool.size if self._cache is not None else 0
+        return self._most_pages or affordable_pages(
+            self._policy, self._shape, utilization=self._utilization, held=held
+        )
 
     def _refuse_small_pool(self, pages: int, need: int) -> None:
         if pages < need:
@@ -163,9 +170,18 @@ class PagedEngine:
 
     def _compact(self) -> None:
         """Take rows that are over out of the device's tensors."""
-        assert self._state is not None
+        if self._state is None:
+            return
         if any(seat.is_over for seat in self._seats.running):
             self._state.reorder(self._seats.compact())
+            self._arrange()
+
+    def _arrange(self) -> None:
+        """Tell the device which rows hold common pages, if it may use that."""
+        assert self._state is not None
+        shape = self._shape
+        seats = [] if self._policy.is_exact else self._seats.running
+        self._state.groups.arrange(seats, key_bytes=shape.page_bytes // (PAGE * shape.layers))
 
     def _read_prompts(self, groups: list[list[Row]]) -> None:
         """Read the prompts, fork their pages, and draw the first token of every row."""
@@ -184,7 +200,8 @@ class PagedEngine:
         fresh, copies = self._seats.take(groups, prompts)
         cache.copy(copies)
         state.place(first, fresh)
-        sizes = torch.tensor([len(group) for group in groups]).to(hidden.device)
+        self._arrange()
+        sizes = sent([len(group) for group in groups], hidden.device)
         here = slice(first, first + len(fresh))
         is_truncated = self._is_truncated()
         state.tick.zero_()

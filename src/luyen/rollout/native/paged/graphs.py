@@ -15,7 +15,8 @@ _FEW_PROGRAMS = 288
 _WARM_UP = 2
 _LOG = logging.getLogger(__name__)
 
-_Kind: TypeAlias = tuple[int, bool]
+_Kind: TypeAlias = tuple[int, bool, int]
+"""Rows, whether any truncates, and members of a group at most."""
 
 
 def bucket(rows: int, most: int) -> int:
@@ -69,24 +70,22 @@ class Steps:
         self, cache: KeyValues, state: RowState, rows: int, count: int, *, is_truncated: bool
     ) -> None:
         """`count` decode steps of the first `rows` rows."""
-        size = bucket(rows, state.rows)
-        graph = self._graph(cache, state, size, is_truncated)
+        members = 0 if self._policy.is_exact else state.groups.most
+        kind = (bucket(rows, state.rows), is_truncated, members)
+        graph = self._graph(cache, state, kind)
         for _ in range(count):
             if graph is None:
-                self._step(cache, state, size, is_truncated)
+                self._step(cache, state, kind)
             else:
                 graph.replay()
 
-    def _graph(
-        self, cache: KeyValues, state: RowState, size: int, is_truncated: bool
-    ) -> torch.cuda.CUDAGraph | None:
+    def _graph(self, cache: KeyValues, state: RowState, kind: _Kind) -> torch.cuda.CUDAGraph | None:
         """The graph of one step, captured at first need; None: steps are launched one by one."""
         if self._is_eager:
             return None
-        kind = (size, is_truncated)
         if kind not in self._graphs:
             try:
-                self._graphs[kind] = self._captured(cache, state, size, is_truncated)
+                self._graphs[kind] = self._captured(cache, state, kind)
             except RuntimeError as error:
                 self._give_up(error)
                 return None
@@ -102,7 +101,8 @@ class Steps:
         reason = str(error).splitlines()[0]
         _LOG.warning("decode steps of this model cannot be captured as graphs (%s)", reason)
 
-    def _step(self, cache: KeyValues, state: RowState, size: int, is_truncated: bool) -> None:
+    def _step(self, cache: KeyValues, state: RowState, kind: _Kind) -> None:
+        size, is_truncated, members = kind
         draw_step(
             self._policy,
             cache,
@@ -110,33 +110,30 @@ class Steps:
             size,
             is_truncated=is_truncated,
             is_split=size * self._heads <= _FEW_PROGRAMS,
+            members=members,
         )
 
-    def _captured(
-        self, cache: KeyValues, state: RowState, size: int, is_truncated: bool
-    ) -> torch.cuda.CUDAGraph:
+    def _captured(self, cache: KeyValues, state: RowState, kind: _Kind) -> torch.cuda.CUDAGraph:
         """A graph of one step. While it is made every row rests, so that nothing is drawn."""
         active, tick = state.active.clone(), state.tick.clone()
         state.active.zero_()
         try:
-            return self._recorded(cache, state, size, is_truncated)
+            return self._recorded(cache, state, kind)
         finally:
             state.active.copy_(active)
             state.tick.copy_(tick)
 
-    def _recorded(
-        self, cache: KeyValues, state: RowState, size: int, is_truncated: bool
-    ) -> torch.cuda.CUDAGraph:
+    def _recorded(self, cache: KeyValues, state: RowState, kind: _Kind) -> torch.cuda.CUDAGraph:
         """Two steps that warm up, then one that is captured."""
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(_WARM_UP):
                 state.tick.zero_()
-                self._step(cache, state, size, is_truncated)
+                self._step(cache, state, kind)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
-            self._step(cache, state, size, is_truncated)
+            self._step(cache, state, kind)
         self._pool = self._pool or graph.pool()
         return graph

@@ -9,8 +9,11 @@ from torch import Tensor
 
 from luyen.base.errors import UserError
 from luyen.models.kernels import Window
-from luyen.models.paged import PAGE, Pages
+from luyen.models.paged import PAGE, Pages, sent
 from luyen.models.policy import Policy
+
+_MARGIN = 0.9
+"""Share of the free memory that pages may take: kernels need some beside them."""
 
 
 @final
@@ -97,15 +100,21 @@ class KeyValues:
     def copy(self, pages: Sequence[tuple[int, int]]) -> None:
         """Copy whole pages, (source, target), in every layer."""
         if pages:
-            source, target = torch.tensor(list(pages)).T.to(self._all.device)
+            source, target = sent(list(pages), self._all.device).T
             self._all[:, :, target] = self._all[:, :, source]
 
 
-def affordable_pages(shape: CacheShape, *, device: torch.device, utilization: float) -> int:
-    """Pages that fit into a share of the device, beside everything that is allocated now."""
+def affordable_pages(policy: Policy, shape: CacheShape, *, utilization: float, held: int) -> int:
+    """Pages that a share of the device holds beside the policy's weights, and that fit now.
+
+    `held` are pages there are already, whose memory may be used again.
+    """
+    device = policy.device
     if device.type != "cuda":
         return 1 << 16
     free, total = torch.cuda.mem_get_info(device)
-    by_others = total - free - torch.cuda.memory_reserved(device)
-    room = utilization * total - by_others - torch.cuda.memory_allocated(device)
-    return max(0, int(room)) // shape.page_bytes
+    weights = sum(p.numel() * p.element_size() for p in policy.parameters())
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    share = utilization * total - weights
+    fits = _MARGIN * (free + unused) + held * shape.page_bytes
+    return max(0, int(min(share, fits))) // shape.page_bytes

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from luyen.models.paged import PAGE, Chunks
+from luyen.models.paged import PAGE, Chunks, sent
 from luyen.models.policy import Policy
 from luyen.rollout.native.paged.context import ReadContext
 from luyen.rollout.native.paged.pool import KeyValues
@@ -25,10 +25,10 @@ def read_prompts(
     """
     device = policy.device
     # One transfer for all tokens and tables; passes take slices of them on the device.
-    tokens = torch.tensor([t for prompt in prompts for t in prompt]).to(device)
+    tokens = sent([t for prompt in prompts for t in prompt], device)
     widest = max(len(some) for some in pages)
-    tables = torch.tensor([[*some, *[0] * (widest - len(some))] for some in pages])
-    tables = tables.to(device, torch.int32)
+    rows = [[*some, *[0] * (widest - len(some))] for some in pages]
+    tables = sent(rows, device, torch.int32)
     starts = [0]
     for prompt in prompts:
         starts.append(starts[-1] + len(prompt))
@@ -73,7 +73,7 @@ def _read_pass(
     part: list[tuple[int, int, int]],
 ) -> Tensor:
     device = tokens.device
-    columns = torch.tensor(part).to(device)
+    columns = sent(part, device)
     prompt, done, count = columns.unbind(1)
     total = sum(count for *_, count in part)
     owner = torch.repeat_interleave(
@@ -81,7 +81,7 @@ def _read_pass(
     )
     first = torch.cumsum(count, 0) - count
     place = torch.arange(total, device=device) - first[owner] + done[owner]
-    begins = torch.tensor([starts[index] for index, *_ in part]).to(device)
+    begins = sent([starts[index] for index, *_ in part], device)
     table = tables[prompt]
     page = table[owner, place // PAGE].long()
     context = ReadContext(

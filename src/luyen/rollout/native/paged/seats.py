@@ -13,13 +13,17 @@ from luyen.rollout.native.running import Row
 class Seat:
     """A running sequence: its row, its pages, and how far the device may have got with it."""
 
-    __slots__ = ("is_evicted", "is_over", "pages", "planned", "row")
+    __slots__ = ("is_evicted", "is_over", "pages", "planned", "row", "shared")
 
-    def __init__(self, row: Row, pages: list[int], planned: int) -> None:
-        """`planned` counts the tokens that will be cached when all that was launched has run."""
+    def __init__(self, row: Row, pages: list[int], planned: int, *, shared: int = 0) -> None:
+        """`planned` counts the tokens that will be cached when all that was launched has run.
+
+        The first `shared` pages are those of siblings too, and full.
+        """
         self.row = row
         self.pages = pages
         self.planned = planned
+        self.shared = shared
         self.is_over = False
         self.is_evicted = False
 
@@ -73,7 +77,11 @@ class Seats:
             length = known_length(group[0])
             tables, needed = forked(self.pool, pages, length, len(group))
             copies += needed
-            fresh += [Seat(row, own, length) for row, own in zip(group, tables, strict=True)]
+            shared = length // PAGE if len(group) > 1 else 0
+            fresh += [
+                Seat(row, own, length, shared=shared)
+                for row, own in zip(group, tables, strict=True)
+            ]
         self.running += fresh
         return fresh, copies
 

@@ -10,7 +10,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from luyen.models.paged import PAGE
+from luyen.models.paged import PAGE, sent
+from luyen.rollout.native.paged.groups import RowGroups
 from luyen.rollout.native.paged.seats import Seat
 from luyen.rollout.native.sample import Drawn, Limits
 
@@ -31,6 +32,7 @@ class RowState:
             return torch.zeros(shape, dtype=dtype, device=device)
 
         self.rows = rows
+        self.groups = RowGroups(rows, device=device)
         self.tables = zeros(rows, pages, dtype=torch.int32)
         self.tokens = zeros(rows)
         self.lengths = zeros(rows)
@@ -69,7 +71,7 @@ class RowState:
 
     def reorder(self, order: Sequence[int]) -> None:
         """Row `order[i]` becomes row `i`; rows beyond them rest."""
-        index = torch.tensor(list(order), dtype=torch.int64).to(self.tokens.device)
+        index = sent(list(order), self.tokens.device, torch.int64)
         for tensor in self._per_row():
             tensor[: len(order)] = tensor.index_select(0, index)
         self.active[len(order) :] = False
@@ -90,8 +92,8 @@ class RowState:
             is_cut = asked.is_truncated
             scale = 1.0 if asked.is_greedy else asked.temperature
             real.append([scale, asked.top_p if is_cut else 1.0, asked.min_p if is_cut else 0.0])
-        integers = torch.tensor(whole, dtype=torch.int64).to(device)
-        fractions = torch.tensor(real, dtype=torch.float32).to(device)
+        integers = sent(whole, device, torch.int64)
+        fractions = sent(real, device, torch.float32)
         here = slice(first, first + len(seats))
         for column, tensor in enumerate(
             (self.lengths, self.drawn, self.limits, self.keys, self.top_k, self.greedy)
@@ -102,6 +104,10 @@ class RowState:
         self.stops[here] = integers[:, 6 : 6 + width]
         self.tables[here] = integers[:, 6 + width :].int()
         self.active[here] = True
+
+    def is_truncated(self, here: slice) -> Tensor:
+        """Which rows rule tokens out."""
+        return (self.top_k[here] < _ALL) | (self.top_p[here] < 1.0) | (self.min_p[here] > 0.0)
 
     def truncation(self, here: slice) -> Limits:
         """What the rows keep of their distributions."""
@@ -114,7 +120,7 @@ class RowState:
     def set_pages(self, entries: Sequence[tuple[int, int, int]]) -> None:
         """Write (row, place in its table, page) entries."""
         if entries:
-            row, place, page = torch.tensor(list(entries)).T.to(self.tables.device)
+            row, place, page = sent(list(entries), self.tables.device).T
             self.tables[row, place] = page.int()
 
     def begin(self, here: slice) -> tuple[Tensor, Tensor, Tensor]:

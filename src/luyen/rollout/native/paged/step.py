@@ -22,12 +22,21 @@ def draw_step(
     *,
     is_truncated: bool,
     is_split: bool,
+    members: int = 0,
 ) -> None:
-    """One token for each of the first `rows` rows that is active."""
+    """One token for each of the first `rows` rows that is active.
+
+    Groups of up to `members` rows read their common pages together; 0: nobody does.
+    """
     here = slice(0, rows)
     place, slots, lengths = state.begin(here)
     context = DrawContext(
-        cache=cache, slots=slots, tables=state.tables[here], lengths=lengths, is_split=is_split
+        cache=cache,
+        slots=slots,
+        tables=state.tables[here],
+        lengths=lengths,
+        is_split=is_split,
+        groups=state.groups.of(rows, members) if members else None,
     )
     hidden = policy.hidden(state.tokens[here], place, context)
     draws = draw_rows(policy.head, hidden, state, here, is_truncated=is_truncated)
@@ -45,11 +54,14 @@ def draw_rows(
         logits = head.logits(hidden, temperature=1.0) / temperature[:, None]
         return draw(logits, uniforms(keys, count), greedy, limits)
     raw = head.linear(hidden)
+    plain = _sampled(head, raw, keys, count, temperature, greedy)
     if limits is None:
-        return _sampled(head, raw, keys, count, temperature, greedy)
+        return plain
     logits = head.from_linear(raw) / temperature[:, None]
-    drawn = draw(logits, uniforms(keys, count), greedy, limits)
-    return replace(drawn, logps=_scored(head, raw, drawn.tokens, temperature))
+    cut = draw(logits, uniforms(keys, count), greedy, limits)
+    # Rows that truncate nothing draw as they would in other company.
+    tokens = torch.where(state.is_truncated(here), cut.tokens, plain.tokens)
+    return replace(cut, tokens=tokens, logps=_scored(head, raw, tokens, temperature))
 
 
 def _sampled(
