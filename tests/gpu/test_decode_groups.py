@@ -132,12 +132,11 @@ def make(
             lengths[row] = 64 * count + extra
             pair = cache.read(held, int(lengths[row])).double()
             expected[row] = dense(query[row, None].double(), *pair, numbers**-0.5, **window)[0]
-    found = Problem(
+    return Problem(
         query=query, pages=Pages(keys=cache.held[0], values=cache.held[1]), tables=tables,
         lengths=lengths, groups=Groups(members=members, shared=shared), scale=numbers**-0.5,
         window=window, expected=expected,
-    )  # fmt: skip
-    return found.on(device)
+    ).on(device)  # fmt: skip
 
 
 @pytest.fixture

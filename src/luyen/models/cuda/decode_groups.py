@@ -29,8 +29,7 @@ class Launch:
     """How the kernels are launched; rounding may follow it.
 
     Example:
-        >>> Launch(shared_parts=4).own_warps
-        1
+        `Launch(shared_parts=4)` cuts common pages in four, with all else as usual.
     """
 
     lanes: int = 128
