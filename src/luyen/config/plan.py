@@ -44,6 +44,8 @@ class BatchPlan:
     """Optimizer steps of one step."""
     tokens: int
     """Tokens of one step, at the longest sequences."""
+    computed_tokens: int
+    """The same with a prompt counted once for all its samples, as the model computes it."""
     total_steps: int | None
     """Steps of the run, when the configuration alone decides it."""
 
@@ -84,6 +86,8 @@ def plan_batches(config: RunConfig, *, world_size: int) -> BatchPlan:
         epochs=1 if is_supervised else actor.ppo_epochs,
         optimizer_steps=mini_batches * (1 if is_supervised else actor.ppo_epochs),
         tokens=rollouts * longest,
+        computed_tokens=data.train_batch_size * data.max_prompt_length
+        + rollouts * data.max_response_length,
         total_steps=config.trainer.total_training_steps,
     )
 
@@ -201,11 +205,14 @@ def batch_lines(plan: BatchPlan) -> list[tuple[str, str]]:
     minis = f"{plan.mini_batches} x {plan.mini_batch_rollouts} rollouts"
     micros = f"about {plan.micro_batches} of at most {plan.micro_batch_tokens} tokens"
     steps = f"{plan.mini_batches} (mini-batches) x {plan.epochs} (epochs) = {plan.optimizer_steps}"
+    tokens = f"at most {plan.tokens} a step, {plan.longest_sequence} a sequence"
+    if plan.computed_tokens < plan.tokens:
+        tokens += f"; {plan.computed_tokens} computed, prompts once a group"
     return [
         ("rollouts", samples),
         ("mini-batches", minis),
         ("micro-batches", f"{micros} on each device"),
         ("optimizer steps", f"{steps} a step"),
-        ("tokens", f"at most {plan.tokens} a step, {plan.longest_sequence} a sequence"),
+        ("tokens", tokens),
         ("steps", str(plan.total_steps or "as many as the rows and total_epochs make")),
     ]
