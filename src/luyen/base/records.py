@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import Any, TypeAlias, final
 
+from luyen.base.calls import ToolCall
+
 Message: TypeAlias = Mapping[str, Any]
 """One message of a conversation: `role`, `content`, and what the chat template knows besides."""
 
@@ -126,6 +128,8 @@ class Score:
     """What it was made from."""
     error: str | None = None
     """Why there is no value."""
+    by_turn: tuple[tuple[int, float], ...] = ()
+    """Shares of the value that belong to assistant turns; the rest belongs to the whole."""
 
     def flat(self, prefix: str = "") -> dict[str, float | None]:
         """Every number of the tree by its path."""
@@ -134,6 +138,33 @@ class Score:
         for part in self.parts:
             found |= part.flat(f"{path}/")
         return found
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Branch:
+    """Tokens of a conversation up to where a chat template rewrote what had been said.
+
+    Example:
+        >>> Branch(tokens=(5, 6), sources=(Source.PROMPT, Source.SAMPLED), turns=(0, 0),
+        ...        logps=(None, -0.5), versions=(None, 0)).tokens
+        (5, 6)
+    """
+
+    tokens: tuple[int, ...]
+    """Ids, in order."""
+    sources: tuple[Source, ...]
+    """Where each came from."""
+    turns: tuple[int, ...]
+    """Assistant turn that each belongs to."""
+    logps: tuple[float | None, ...]
+    """Log-probability each sampled token was drawn with."""
+    versions: tuple[int | None, ...]
+    """Version of the weights that drew each sampled token."""
+
+    def __post_init__(self) -> None:
+        lengths = {len(self.tokens), len(self.sources), len(self.turns), len(self.logps)}
+        assert lengths == {len(self.versions)}, "streams of a branch differ in length"
 
 
 @final
@@ -172,10 +203,38 @@ class Rollout:
     """Its reward, once judged."""
     fault: str | None = None
     """What went wrong, if anything did."""
+    calls: tuple[ToolCall, ...] = ()
+    """Tool calls, in the order they were written."""
+    messages: tuple[Message, ...] = ()
+    """What was said after the prompt; empty for a single turn, whose `text` says it all."""
+    earlier: tuple[Branch, ...] = ()
+    """Branches that a rewriting template closed; each sampled token stands in exactly one."""
+    given: tuple[tuple[int, float], ...] = ()
+    """Rewards that tools and environments gave on the way: turn and value."""
+    notes: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Counters of the conversation, e.g. `drift` and `seconds`."""
 
     def __post_init__(self) -> None:
         lengths = {len(self.tokens), len(self.sources), len(self.turns), len(self.logps)}
         assert lengths == {len(self.versions)}, "streams of a rollout differ in length"
+
+    @property
+    def branches(self) -> tuple[Branch, ...]:
+        """All token lists of the conversation, the last one at the end."""
+        last = Branch(
+            tokens=self.tokens,
+            sources=self.sources,
+            turns=self.turns,
+            logps=self.logps,
+            versions=self.versions,
+        )
+        return (*self.earlier, last)
+
+    @property
+    def num_turns(self) -> int:
+        """Assistant turns in which something was sampled."""
+        pairs = [p for b in self.branches for p in zip(b.sources, b.turns, strict=True)]
+        return len({turn for source, turn in pairs if source == Source.SAMPLED})
 
     @property
     def prompt_length(self) -> int:

@@ -1,0 +1,61 @@
+"""What an environment is: it opens, answers what the policy says, and closes. It is used once."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, final
+
+from luyen.base.records import Message, Prompt
+from luyen.base.registry import Registry
+from luyen.rollout.tools.protocol import Tool
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """What the environment answers to a turn of the policy.
+
+    Example:
+        >>> Observation(messages=({"role": "user", "content": "Go on."},)).is_done
+        False
+    """
+
+    messages: tuple[Message, ...] = ()
+    """What is said to the policy; at least one unless the environment is done."""
+    reward: float | None = None
+    """What the turn earned; None: nothing is said about it."""
+    is_done: bool = False
+    """Whether the conversation is over."""
+
+
+class Env(Protocol):
+    """The world of one conversation. It lives as long as its rollout and is never used again.
+
+    The loop calls `open` once, `act` after each turn in which the policy calls no tool, and `close`
+    exactly once, also after a fault.
+    """
+
+    @property
+    def tools(self) -> Sequence[Tool]:
+        """Tools that come with the world, besides those of the run; known before `open`."""
+        ...
+
+    async def open(self, prompt: Prompt, key: int) -> Sequence[Message]:
+        """The conversation that the policy starts from; often the prompt's own messages.
+
+        `key` seeds whatever is random in the world.
+        """
+        ...
+
+    async def act(self, messages: Sequence[Message]) -> Observation:
+        """Answer the conversation, whose last message is the policy's."""
+        ...
+
+    async def close(self) -> float | None:
+        """Free what is held; the reward of the whole conversation, if the world gives one."""
+        ...
+
+
+envs: Registry[Callable[..., Env]] = Registry(
+    "environment", "actor_rollout_ref.rollout.multi_turn.environments"
+)
+"""Makes one environment; keyword arguments come from the configuration."""

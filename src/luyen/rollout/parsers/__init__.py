@@ -1,0 +1,1 @@
+"""Formats in which policies write tool calls."""
