@@ -94,12 +94,18 @@ def _plain(value: Any) -> Any:
 
 
 def report_lines(report: Report, files: Sequence[str], machine: Machine) -> Iterator[str]:
-    """The whole report for people."""
+    """The whole report for people; no plan where a file could not be read."""
+    yield from problem_lines(report, files)
+    if report.is_whole:
+        yield ""
+        yield from _plan_lines(report.plan, machine)
+
+
+def problem_lines(report: Report, files: Sequence[str]) -> Iterator[str]:
+    """What is wrong, without the plan: all that a run which does not start has to say."""
     yield _headline(report, files)
     for problem in report.problems:
-        yield from _problem_lines(problem)
-    yield ""
-    yield from _plan_lines(report.plan, machine)
+        yield from _one_problem(problem)
 
 
 def _headline(report: Report, files: Sequence[str]) -> str:
@@ -111,10 +117,12 @@ def _headline(report: Report, files: Sequence[str]) -> str:
     return f"{', '.join(parts)} in {where}"
 
 
-def _problem_lines(problem: Problem) -> Iterator[str]:
+def _one_problem(problem: Problem) -> Iterator[str]:
     label = typer.style(f"{problem.severity} {problem.id}", fg=_COLOURS[problem.severity])
+    is_file = problem.field == problem.origin.source
+    what = f"{problem.field} = {show_value(problem.value)}   ({problem.origin})"
     yield ""
-    yield f"  {label}  {problem.field} = {show_value(problem.value)}   ({problem.origin})"
+    yield f"  {label}  {problem.origin if is_file else what}"
     yield f"    {problem.why}"
     if problem.fix:
         yield f"    Fix: {problem.fix}"

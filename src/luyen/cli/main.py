@@ -10,6 +10,7 @@ from luyen.base.errors import UserError
 from luyen.cli import model_commands
 from luyen.cli.bench_command import bench
 from luyen.cli.profile_command import profile
+from luyen.cli.rollout_command import rollout
 
 app = typer.Typer(
     name="luyen",
@@ -74,6 +75,7 @@ app.command()(model_commands.selftest)
 app.command()(model_commands.init)
 app.command()(bench)
 app.command()(profile)
+app.command()(rollout)
 app.add_typer(model_commands.models, name="models")
 
 

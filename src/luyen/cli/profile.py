@@ -9,7 +9,7 @@ import typer
 from luyen.base.errors import UserError
 from luyen.base.exactness import prepare_process
 from luyen.base.rundir import step_name
-from luyen.cli.check import report_lines, split_words
+from luyen.cli.check import problem_lines, split_words
 from luyen.cli.train import quickstart
 from luyen.config.check import Report, check
 from luyen.config.machine import this_machine
@@ -23,7 +23,7 @@ def run_profile(words: Sequence[str], *, steps: str, out: Path) -> int:
     with TemporaryDirectory(prefix="luyen-profile-") as folder:
         report = _checked(files, [*overrides, *_forced(numbers, out, folder)])
         if not report.is_sound:
-            for line in report_lines(report, [str(f) for f in files], this_machine()):
+            for line in problem_lines(report, [str(f) for f in files]):
                 typer.echo(line)
             return 1
         prepare_process()

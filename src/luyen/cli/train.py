@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 
 from luyen.base.exactness import prepare_process
-from luyen.cli.check import report_lines, split_words
+from luyen.cli.check import problem_lines, report_lines, split_words
 from luyen.config.check import check
 from luyen.config.machine import this_machine
 
@@ -25,11 +25,14 @@ def run_train(words: Sequence[str]) -> int:
         typer.echo("No configuration named: training the quickstart (sums, built-in model).")
     machine = this_machine()
     report = check(files, overrides, machine=machine)
-    if report.problems:
-        for line in report_lines(report, [str(f) for f in files], machine):
-            typer.echo(line)
+    names = [str(f) for f in files]
     if not report.is_sound:
+        for line in problem_lines(report, names):
+            typer.echo(line)
         return 1
+    if report.problems:
+        for line in report_lines(report, names, machine):
+            typer.echo(line)
     prepare_process()
     # torch and everything above it load here, after the configuration has been found sound.
     from luyen.train.start import run_training

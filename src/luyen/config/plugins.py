@@ -14,15 +14,17 @@ from luyen.config.reward_catalog import RULE_REWARDS, RuleFacts
 
 REGISTRIES = (
     "adv_estimators",
+    "envs",
     "policy_losses",
     "reward_managers",
     "rollout_engines",
     "rule_rewards",
     "samplers",
+    "tool_parsers",
 )
 ENGINES = ("native", "hf", "vllm", "sglang")
 REWARD_MANAGERS = ("naive", "batch", "dapo", "prime")
-SOURCES = ("arithmetic", "reasoning_gym", "hf")
+SOURCES = ("arithmetic", "tools", "reasoning_gym", "hf")
 SOURCE_PACKAGES = {
     "hf": ("datasets", "datasets"),
     "reasoning_gym": ("reasoning_gym", "tasks"),
@@ -31,6 +33,8 @@ SOURCE_PACKAGES = {
 SAMPLERS = ("shuffled", "sequential", "grouped", "mixed", "curriculum")
 SAMPLER_NEEDS = {"mixed": "weights", "curriculum": "key"}
 """Sampler -> the argument it cannot do without."""
+TOOL_FORMATS = ("hermes", "qwen3_coder", "llama3", "mistral", "glm", "deepseek", "gpt_oss")
+ENVIRONMENTS = ("user", "task", "reasoning_gym", "verifiers", "class")
 LOGGERS = ("console", "jsonl", "tensorboard", "wandb", "mlflow", "trackio")
 
 
@@ -75,6 +79,10 @@ class Known:
     """Rules that judge answers."""
     samplers: tuple[str, ...] = SAMPLERS
     """Samplers."""
+    tool_formats: tuple[str, ...] = TOOL_FORMATS
+    """Ways to write tool calls."""
+    environments: tuple[str, ...] = ENVIRONMENTS
+    """Kinds of worlds that conversations happen in."""
 
 
 def read_plugins(paths: tuple[str, ...]) -> tuple[Known, dict[str, str]]:
@@ -134,6 +142,8 @@ def _with_plugins(found: list[Registered]) -> Known:
         reward_managers=(*REWARD_MANAGERS, *(e.name for e in of("reward_managers"))),
         rule_rewards={**RULE_REWARDS, **rules},
         samplers=(*SAMPLERS, *(e.name for e in of("samplers"))),
+        tool_formats=(*TOOL_FORMATS, *(e.name for e in of("tool_parsers"))),
+        environments=(*ENVIRONMENTS, *(e.name for e in of("envs"))),
     )
 
 

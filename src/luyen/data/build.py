@@ -22,6 +22,7 @@ from luyen.data.samplers import Sampler, samplers
 from luyen.data.samplers.custom import load_sampler_class
 from luyen.data.sources import Dataset, load_dataset
 from luyen.data.tokenizer import Tokenizer
+from luyen.data.tools import Offered, with_tools
 
 
 @final
@@ -64,13 +65,18 @@ class TrainData:
 
 
 def build_data(
-    data: Data, *, tokenizer: Tokenizer, seed: int = 0, is_supervised: bool = False
+    data: Data,
+    *,
+    tokenizer: Tokenizer,
+    seed: int = 0,
+    is_supervised: bool = False,
+    offered: Offered | None = None,
 ) -> TrainData:
     """Rows loaded, checked and filtered, with the sampler and the renderer the block asks for.
 
     Rows are prompts that the assistant answers, or, where training is supervised, conversations in
     which it already did. `seed` is the run's; the block may have its own. Validation rows keep
-    their order and their duplicates.
+    their order and their duplicates. `offered` says which tools a prompt gets: rows only choose.
     """
     renderer = Renderer(tokenizer, template_kwargs=data.apply_chat_template_kwargs)
     columns = Columns(
@@ -80,11 +86,13 @@ def build_data(
         string_prompts=data.string_prompts,
     )
     train = load_dataset(data.train_files, columns, most=data.train_max_samples)
+    train = with_tools(train, offered) if offered is not None else train
     train = drop_duplicates(train) if data.filter_duplicates else train
     train = _prepared(train, data, renderer, "data.train_files", is_supervised)
     validation = None
     if data.val_files:
         validation = load_dataset(data.val_files, columns, most=data.val_max_samples)
+        validation = with_tools(validation, offered) if offered is not None else validation
         validation = _prepared(validation, data, renderer, "data.val_files", is_supervised)
     known = {prompt.uid for prompt in train.prompts}
     return TrainData(

@@ -30,7 +30,7 @@ def check_conversation(value: Any, name: str, complain: Complain) -> list[Messag
 
 
 def check_tools(value: Any, complain: Complain) -> list[Mapping[str, Any]]:
-    """The tool schemas; each names its function."""
+    """The tool schemas; each names its function. A name alone chooses among the run's tools."""
     if value is None:
         return []
     if not is_list(value):
@@ -38,6 +38,8 @@ def check_tools(value: Any, complain: Complain) -> list[Mapping[str, Any]]:
     found: list[Mapping[str, Any]] = []
     for i, raw in enumerate(value):
         schema: dict[str, Any] = without_none(raw) if is_object(raw) else {}
+        if isinstance(raw, str):
+            schema = {"type": "function", "function": {"name": raw}}
         if not _names_a_function(schema.get("function", schema)):
             why = "a tool schema names its function"
             fix = 'write {"type": "function", "function": {"name": ..., "parameters": {...}}}'
@@ -117,7 +119,7 @@ def _answers_a_call(before: list[Message]) -> bool:
 
 
 def _names_a_function(value: Any) -> TypeGuard[dict[str, Any]]:
-    return is_object(value) and isinstance(value.get("name"), str)
+    return is_object(value) and isinstance(value.get("name"), str) and value["name"] != ""
 
 
 def _is_text(part: Any) -> bool:

@@ -24,7 +24,7 @@ class HfEngine:
         """`decode` turns tokens into text; without it, requests with stop strings are refused."""
         self._policy = policy
         self._decode = decode
-        self._waiting: deque[Request] = deque()
+        self._waiting: deque[list[Row]] = deque()
 
     @property
     def is_idle(self) -> bool:
@@ -35,7 +35,7 @@ class HfEngine:
         """Queue a request; a UserError if it can never be served."""
         vocabulary = self._policy.head.vocabulary
         refuse_impossible(request, vocabulary=vocabulary, can_decode=self._decode is not None)
-        self._waiting.append(request)
+        self._waiting.append([Row(request, i) for i in range(len(request.keys))])
 
     @torch.no_grad()
     def advance(self) -> list[Completion]:
@@ -45,19 +45,20 @@ class HfEngine:
         with plain_attention(self._policy):
             return self._answer(self._waiting.popleft())
 
-    def abort(self, request: str) -> list[Completion]:
-        """Drop a request that waits."""
-        dropped = [r for r in self._waiting if r.id == request]
-        self._waiting = deque(r for r in self._waiting if r.id != request)
-        return [Row(r, i).completion("aborted") for r in dropped for i in range(len(r.keys))]
+    def abort(self, request: str, sample: int | None = None) -> list[Completion]:
+        """Drop a request that waits, or one sample of it."""
+        dropped = [row for rows in self._waiting for row in rows if row.is_meant(request, sample)]
+        left = ([row for row in rows if row not in dropped] for rows in self._waiting)
+        self._waiting = deque(rows for rows in left if rows)
+        return [row.completion("aborted") for row in dropped]
 
     def close(self) -> None:
         """Forget what waits."""
         self._waiting.clear()
 
-    def _answer(self, request: Request) -> list[Completion]:
+    def _answer(self, rows: list[Row]) -> list[Completion]:
         """Every sample runs until the last one has ended; what an ended one draws is dropped."""
-        rows = [Row(request, i) for i in range(len(request.keys))]
+        request = rows[0].request
         device = self._policy.device
         settings = RowTensors.of(rows, vocabulary=self._policy.head.vocabulary, device=device)
         tokens = torch.tensor([request.tokens] * len(rows), device=device)

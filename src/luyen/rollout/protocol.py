@@ -104,8 +104,8 @@ class RolloutEngine(Protocol):
         """Work a little, and give what was finished; empty when nothing was."""
         ...
 
-    def abort(self, request: str) -> list[Completion]:
-        """Stop a request, and give what there is of its unfinished answers."""
+    def abort(self, request: str, sample: int | None = None) -> list[Completion]:
+        """Stop a request or one sample of it; what there is of its unfinished answers."""
         ...
 
     @property

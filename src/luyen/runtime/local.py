@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from luyen.algorithms.objective import Objective
+from luyen.base.records import Rollout
 from luyen.data.render import Renderer
 from luyen.engine.actor import ActorEngine, score
 from luyen.engine.batch import PackedBatch
@@ -17,6 +18,7 @@ from luyen.engine.step import Updated
 from luyen.models.lora import adapter_off
 from luyen.models.policy import Policy
 from luyen.models.state import restore_parameters, trained_parameters
+from luyen.rollout.multi_turn import Conversations
 from luyen.rollout.protocol import RolloutEngine, Sampling
 from luyen.rollout.single_turn import Draw, Group, answer
 
@@ -37,10 +39,12 @@ class LocalRoles:
         ref_passes: Passes,
         seed: int,
         frees_cache: bool = False,
+        conversations: Conversations | None = None,
     ) -> None:
         """`reference` None with a LoRA actor means the actor with its adapter off.
 
-        `frees_cache` gives the engine's memory back after each generation.
+        `frees_cache` gives the engine's memory back after each generation. `conversations` plays
+        several turns; without it every rollout is one answer.
         """
         self.actor = actor
         self.rollout = rollout
@@ -51,6 +55,7 @@ class LocalRoles:
         self.ref_passes = ref_passes
         self.seed = seed
         self.frees_cache = frees_cache
+        self.conversations = conversations
 
     @property
     def device(self) -> torch.device:
@@ -61,15 +66,15 @@ class LocalRoles:
         self, draws: Sequence[Draw], sampling: Sampling, *, purpose: str, version: int
     ) -> list[Group]:
         """Rollouts of every draw."""
-        groups = answer(
-            self.rollout,
-            self.renderer,
-            draws,
-            sampling,
-            seed=self.seed,
-            purpose=purpose,
-            version=version,
-        )
+        engine, seed = self.rollout, self.seed
+        if self.conversations is not None:
+            groups = self.conversations.play(
+                engine, draws, sampling, seed=seed, purpose=purpose, version=version
+            )
+        else:
+            groups = answer(
+                engine, self.renderer, draws, sampling, seed=seed, purpose=purpose, version=version
+            )
         if self.frees_cache:
             self.rollout.close()
         return groups
@@ -127,6 +132,12 @@ class LocalRoles:
             restore_parameters(self.critic.model, state["critic"])
             self.critic.optimizer.load_state_dict(state["critic_optimizer"])
 
+    def broken(self, groups: Sequence[Group]) -> list[Rollout]:
+        """Rollouts that no reward should judge; a UserError when they are to stop the run."""
+        return self.conversations.faulty(groups) if self.conversations is not None else []
+
     def close(self) -> None:
-        """Free the engine's memory."""
+        """Free the engine's memory, and let the tools go."""
+        if self.conversations is not None:
+            self.conversations.close()
         self.rollout.close()

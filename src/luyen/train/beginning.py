@@ -1,4 +1,4 @@
-"""What every run begins with: its directory, a checkpoint to resume from, its name in the logs."""
+"""What every run begins with: display, rows, directory, checkpoint, its name in the logs."""
 
 from pathlib import Path
 
@@ -10,9 +10,37 @@ from luyen.base.paths import expanded
 from luyen.base.rundir import RunDirectory
 from luyen.checkpoint.store import Checkpoint, CheckpointStore, verify
 from luyen.config.check import Report
-from luyen.data.build import TrainData
+from luyen.config.schema.run import RunConfig
+from luyen.data.build import TrainData, build_data
+from luyen.data.tokenizer import Tokenizer
+from luyen.data.tools import Offered
+from luyen.telemetry.display import Display, SilentDisplay, open_display
 from luyen.telemetry.manifest import collect
+from luyen.telemetry.patience import explained
 from luyen.telemetry.sinks import RunIdentity
+
+
+def open_run_display(config: RunConfig) -> Display:
+    """What a person sees of the run, as `trainer.logger` has it."""
+    return open_display() if "console" in config.trainer.logger else SilentDisplay()
+
+
+def prepare_rows(
+    config: RunConfig, tokenizer: Tokenizer, display: Display, *, offered: Offered | None = None
+) -> TrainData:
+    """The rows of the run; the display says what is done when it takes long.
+
+    `offered` says which tools a prompt gets.
+    """
+    words = "preparing rows: reading, checking and measuring data.train_files and data.val_files"
+    with explained(display.waiting, words):
+        return build_data(
+            config.data,
+            tokenizer=tokenizer,
+            seed=config.trainer.seed,
+            is_supervised=config.trainer.stage == "sft",
+            offered=offered,
+        )
 
 
 def open_directory(report: Report, data: TrainData) -> RunDirectory:

@@ -31,6 +31,13 @@ from luyen.models.load import load_policy
 from luyen.models.policy import Policy
 from luyen.models.value import ValueModel
 from luyen.rewards.build import build_reward
+from luyen.rollout.build import (
+    Surroundings,
+    build_conversations,
+    build_surroundings,
+    stop_tokens,
+)
+from luyen.rollout.multi_turn import Conversations
 from luyen.rollout.protocol import Sampling, rollout_engines
 from luyen.runtime.local import LocalRoles
 from luyen.telemetry.display import Display
@@ -65,6 +72,7 @@ def load_run_tokenizer(config: RunConfig) -> Tokenizer:
         model.tokenizer_path or model.path,
         trust_remote_code=model.trust_remote_code,
         model_path=model.path,
+        more_stops=stop_tokens(config.actor_rollout_ref.rollout.multi_turn),
     )
 
 
@@ -74,8 +82,19 @@ def choose_threads(policy: Policy) -> None:
         torch.set_num_threads(1)
 
 
+def surroundings_of(config: RunConfig) -> Surroundings | None:
+    """Tools and worlds of a run; None where every rollout is one answer."""
+    multi_turn = config.actor_rollout_ref.rollout.multi_turn
+    return build_surroundings(multi_turn) if multi_turn.enable else None
+
+
 def build_run(
-    report: Report, data: TrainData, tokenizer: Tokenizer, recorder: Recorder, display: Display
+    report: Report,
+    data: TrainData,
+    tokenizer: Tokenizer,
+    recorder: Recorder,
+    display: Display,
+    surroundings: Surroundings | None = None,
 ) -> OnlineRun:
     """Every part of a run, made from a configuration that passed its check."""
     config = report.config
@@ -89,7 +108,14 @@ def build_run(
     return OnlineRun(
         config=config,
         data=data,
-        roles=build_roles(config, data.renderer, tokenizer, needs, report.plan.where.device),
+        roles=build_roles(
+            config,
+            data.renderer,
+            tokenizer,
+            needs,
+            report.plan.where.device,
+            surroundings=surroundings,
+        ),
         reward=reward,
         needs=needs,
         objective=build_objective(config, known),
@@ -100,7 +126,7 @@ def build_run(
             kl_kind=config.algorithm.kl_penalty if config.algorithm.use_kl_in_reward else None,
             correction=_correction(config),
         ),
-        sampling=_sampling(config, tokenizer),
+        sampling=training_sampling(config, tokenizer),
         kl_controller=_kl_controller(config),
         entropy_controller=_entropy_controller(actor),
         recorder=recorder,
@@ -126,7 +152,13 @@ def total_steps(config: RunConfig, rows: int) -> int:
 
 
 def build_roles(
-    config: RunConfig, renderer: Renderer, tokenizer: Tokenizer, needs: Needs, device: str
+    config: RunConfig,
+    renderer: Renderer,
+    tokenizer: Tokenizer,
+    needs: Needs,
+    device: str,
+    *,
+    surroundings: Surroundings | None = None,
 ) -> LocalRoles:
     """Actor, rollout engine, reference and critic on one device."""
     arr = config.actor_rollout_ref
@@ -162,6 +194,21 @@ def build_roles(
         ref_passes=log_prob_passes(arr.ref, actor),
         seed=config.trainer.seed,
         frees_cache=rollout.free_cache_engine,
+        conversations=conversations_of(config, surroundings, renderer),
+    )
+
+
+def conversations_of(
+    config: RunConfig, surroundings: Surroundings | None, renderer: Renderer
+) -> Conversations | None:
+    """What plays conversations of several turns, in a run that has them."""
+    if surroundings is None:
+        return None
+    return build_conversations(
+        config.actor_rollout_ref.rollout.multi_turn,
+        surroundings,
+        renderer=renderer,
+        max_response_length=config.data.max_response_length,
     )
 
 
@@ -238,7 +285,8 @@ def _correction(config: RunConfig) -> RolloutCorrection | None:
     return rollout_correction if wanted and not rollout_correction.bypass_mode else None
 
 
-def _sampling(config: RunConfig, tokenizer: Tokenizer) -> Sampling:
+def training_sampling(config: RunConfig, tokenizer: Tokenizer) -> Sampling:
+    """How training draws."""
     rollout = config.actor_rollout_ref.rollout
     return Sampling(
         max_new_tokens=config.data.max_response_length,

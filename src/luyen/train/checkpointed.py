@@ -75,6 +75,12 @@ def open_checkpoint(
     return _opened(config, str(found.path), found.step, weights, keep_dtype=keep_dtype)
 
 
+def open_start(config: RunConfig) -> Opened:
+    """The policy that a run with this configuration would start from."""
+    name = config.actor_rollout_ref.model.path
+    return _opened(config, name, None, None, keep_dtype=False)
+
+
 def find_checkpoint(path: str) -> Checkpoint | None:
     """The checkpoint that a path means; None when it means a Hugging Face model."""
     folder = Path(path).expanduser()

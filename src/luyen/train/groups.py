@@ -10,38 +10,42 @@ from torch import Tensor
 
 from luyen.base.errors import UserError
 from luyen.base.records import Prompt, Rollout, Score
-from luyen.rewards.step import Scored, score_all, settle
+from luyen.rewards.step import Scored, score_all
 from luyen.rollout.protocol import Sampling
 from luyen.rollout.single_turn import Group
 from luyen.train.run import OnlineRun
 
 
 def take_groups(run: OnlineRun, step: int) -> list[Group]:
-    """The step's groups, judged; with `filter_groups`, only such whose samples differ."""
-    data, algorithm = run.config.data, run.config.algorithm
-    filter_groups = algorithm.filter_groups
+    """The step's groups, judged; with `filter_groups`, only such whose samples differ.
+
+    They fill the step, or are fewer when every row was tried since the last one that was found. A
+    UserError when there is none, or when `max_num_gen_batches` batches do not fill the step.
+    """
+    wanted, filter_groups = run.config.data.train_batch_size, run.config.algorithm.filter_groups
+    most = filter_groups.max_num_gen_batches if filter_groups.enable else 1
     kept: list[Group] = []
     batches = idle = 0
-    while len(kept) < data.train_batch_size:
-        if batches and not filter_groups.enable:
-            break
-        if filter_groups.max_num_gen_batches and batches >= filter_groups.max_num_gen_batches:
-            break
+    while len(kept) < wanted and not (batches and batches == most):
         fresh = [g for g in _one_batch(run, step, batches) if _teaches(g, run)]
         batches, idle = batches + 1, 0 if fresh else idle + 1
         kept += fresh
-        if idle * data.train_batch_size >= len(run.data.train.prompts):
+        if idle * wanted >= len(run.data.train.prompts):
             break  # every row was tried since the last group that teaches
     run.notes["group/generated_batches"] = float(batches)
-    run.notes["group/kept_fraction"] = len(kept) / (batches * data.train_batch_size)
-    if not kept:
+    run.notes["group/kept_fraction"] = len(kept) / (batches * wanted)
+    is_short = filter_groups.enable and batches == most and len(kept) < wanted
+    if is_short or not kept:
+        few = (
+            f"{len(kept)} of the {wanted} groups of a step have" if kept else "no group of them has"
+        )
         raise UserError(
             "algorithm.filter_groups.max_num_gen_batches",
             filter_groups.max_num_gen_batches,
-            f"{batches} batches were drawn and no group of them has samples that score differently",
-            "choose easier or harder rows, raise rollout.n, or allow more batches",
+            f"{batches} batches were drawn and {few} samples that score differently",
+            "choose easier or harder rows, raise rollout.n, or allow more batches (0: no limit)",
         )
-    return kept[: data.train_batch_size]
+    return kept[:wanted]
 
 
 def _one_batch(run: OnlineRun, step: int, batch: int) -> list[Group]:
@@ -56,25 +60,33 @@ def _one_batch(run: OnlineRun, step: int, batch: int) -> list[Group]:
         judged = judge(run, drawn)
     if run.needs.baselines:
         run.baselines |= _greedy_rewards(run, prompts, step, first)
+        judged = [group for group in judged if _has_baseline(group, run)]
     return judged
 
 
 def judge(run: OnlineRun, groups: Sequence[Group]) -> list[Group]:
-    """The groups with scores; rollouts that could not be scored are recorded and left out."""
+    """The groups with scores; rollouts that broke or could not be scored are left out.
+
+    What is left out is recorded with the rest of the step.
+    """
     scored = scored_groups(run, groups)
     run.judged += scored
-    out = {rollout.key for rollout in run.reward.settle(scored)}
-    return [_sound(group, out) for group in scored]
+    faulty = {rollout.key for rollout in run.reward.settle(scored)}
+    return [_without(Group(prompt=g.prompt, rollouts=g.rollouts), faulty) for g in scored]
 
 
 def scored_groups(run: OnlineRun, groups: Sequence[Group]) -> list[Scored]:
-    """Every group with the scores of its rollouts."""
-    pairs = [(group.prompt, group.rollouts) for group in groups]
+    """Every group with the scores of its rollouts; what broke on the way is judged by nobody."""
+    broken = run.roles.broken(groups)
+    run.broken += broken
+    keys = {rollout.key for rollout in broken}
+    sound = [_without(group, keys) for group in groups]
+    pairs = [(group.prompt, group.rollouts) for group in sound if group.rollouts]
     return asyncio.run(score_all(run.reward, pairs))
 
 
-def _sound(group: Scored, faulty: set[tuple[int, int, str, int]]) -> Group:
-    kept = tuple(rollout for rollout in group.rollouts if rollout.key not in faulty)
+def _without(group: Group, left_out: set[tuple[int, int, str, int]]) -> Group:
+    kept = tuple(rollout for rollout in group.rollouts if rollout.key not in left_out)
     return Group(prompt=group.prompt, rollouts=kept)
 
 
@@ -104,7 +116,10 @@ def _metric(rollout: Rollout, name: str) -> float:
 def _greedy_rewards(
     run: OnlineRun, prompts: Sequence[Prompt], step: int, first: int
 ) -> dict[str, float]:
-    """Reward of the likeliest answer to each prompt (ReMax's baseline), by group."""
+    """Reward of the likeliest answer to each prompt (ReMax's baseline), by group.
+
+    Where it could not be computed, `reward.on_fault` decides as for any other rollout.
+    """
     greedy: Sampling = replace(run.sampling, temperature=0.0, top_k=-1, top_p=1.0)
     with run.phase("generate"):
         groups = run.generate(
@@ -112,8 +127,13 @@ def _greedy_rewards(
         )
     with run.phase("score"):
         scored = scored_groups(run, groups)
-    settle(scored, on_fault="fail")
-    return {str(g.rollouts[0].group): _value(g.rollouts[0].score) for g in scored}
+    out = {rollout.key for rollout in run.reward.settle(scored)}
+    answers = [group.rollouts[0] for group in scored]
+    return {str(r.group): _value(r.score) for r in answers if r.key not in out}
+
+
+def _has_baseline(group: Group, run: OnlineRun) -> bool:
+    return any(str(rollout.group) in run.baselines for rollout in group.rollouts)
 
 
 def _value(score: Score | None) -> float:

@@ -5,7 +5,7 @@ from statistics import fmean
 
 from luyen.algorithms.group_metrics import kl_drift
 from luyen.base.errors import UserError
-from luyen.base.records import StopReason
+from luyen.base.records import Rollout, StopReason
 from luyen.engine.batch import PackedBatch
 from luyen.rewards.step import Scored, score_metrics
 from luyen.rollout.single_turn import Group
@@ -13,6 +13,7 @@ from luyen.telemetry.spans import SPANS
 from luyen.train.credit import Credited
 from luyen.train.recorder import advantages_by_rollout
 from luyen.train.run import OnlineRun
+from luyen.train.turn_metrics import turn_metrics
 
 _PATIENCE = 10
 """First steps without any difference inside a group before the run is called hopeless."""
@@ -29,6 +30,7 @@ def finish_step(
         run.notes["actor/ref_kl_slope"] = drift.slope
     found = {
         **score_metrics(run.judged),
+        **turn_metrics(_everyone(run), is_multi_turn=run.roles.conversations is not None),
         **_lengths(groups),
         **credited.metrics,
         **metrics,
@@ -39,9 +41,13 @@ def finish_step(
     run.step += 1
     run.version += 1
     run.metrics |= found
-    everyone = [rollout for group in run.judged for rollout in group.rollouts]
-    run.recorder.rollouts(run.step, everyone, advantages_by_rollout(rollouts, credited.batch))
+    run.recorder.rollouts(run.step, _everyone(run), advantages_by_rollout(rollouts, credited.batch))
     _refuse_a_hopeless_start(run, found)
+
+
+def _everyone(run: OnlineRun) -> list[Rollout]:
+    """Every rollout of the step, also those that nobody could judge."""
+    return [rollout for group in run.judged for rollout in group.rollouts] + run.broken
 
 
 def _solved(judged: Sequence[Scored]) -> float:

@@ -91,6 +91,7 @@ class OnlineRun:
         self.notes: dict[str, float] = {}
         self.metrics: dict[str, float] = {}
         self.judged: list[Scored] = []
+        self.broken: list[Rollout] = []
         self.baselines: dict[str, float] = {}
 
     def steps(self) -> Iterator[int]:

@@ -8,14 +8,18 @@ from luyen.base.errors import UserError
 from luyen.base.rundir import RunDirectory
 from luyen.checkpoint.store import CheckpointStore
 from luyen.config.check import Report
-from luyen.data.build import build_data
 from luyen.telemetry.curves import draw_curves
-from luyen.telemetry.display import SilentDisplay, open_display
 from luyen.telemetry.sinks import open_sinks
 from luyen.telemetry.spans import SPANS
 from luyen.telemetry.summary import Change, Summary
-from luyen.train.beginning import find_checkpoint, identity, open_directory
-from luyen.train.build import build_run, import_plugins, load_run_tokenizer
+from luyen.train.beginning import (
+    find_checkpoint,
+    identity,
+    open_directory,
+    open_run_display,
+    prepare_rows,
+)
+from luyen.train.build import build_run, import_plugins, load_run_tokenizer, surroundings_of
 from luyen.train.online import train_online
 from luyen.train.recorder import Recorder, restore
 from luyen.train.run import OnlineRun
@@ -44,12 +48,14 @@ def prepare_online(report: Report) -> OnlineRun:
     config = report.config
     import_plugins(config.trainer.plugins)
     tokenizer = load_run_tokenizer(config)
-    data = build_data(config.data, tokenizer=tokenizer, seed=config.trainer.seed)
+    display = open_run_display(config)
+    surroundings = surroundings_of(config)
+    offered = surroundings.offered if surroundings is not None else None
+    data = prepare_rows(config, tokenizer, display, offered=offered)
     directory = open_directory(report, data)
     store = CheckpointStore(directory.checkpoints, keep=config.trainer.max_ckpt_to_keep)
     resumed = find_checkpoint(report, store)
     first_step = resumed.step + 1 if resumed is not None else 0
-    display = open_display() if "console" in config.trainer.logger else SilentDisplay()
     log = open_sinks(
         config.trainer.logger,
         directory=directory,
@@ -59,7 +65,8 @@ def prepare_online(report: Report) -> OnlineRun:
     )
     with ExitStack() as opened:
         opened.callback(log.close)
-        run = build_run(report, data, tokenizer, Recorder(directory, log, store), display)
+        recorder = Recorder(directory, log, store)
+        run = build_run(report, data, tokenizer, recorder, display, surroundings)
         if resumed is not None:
             run.restore(restore(resumed.path, run.roles))
         opened.pop_all()

@@ -174,7 +174,7 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         (f"{T}.enable=true", f"{T}.tool_config_path=TOOLS"),
         (f"{T}.enable=true", f"{T}.tool_config_path=TOOLS", "data.max_prompt_length=2048"),
     ),
-    "T04": ((f"{T}.enable=true",), (f"{T}.enable=true", f"{T}.max_user_turns=3")),
+    "T04": ((f"{T}.enable=true",), (f"{T}.enable=true", f"{T}.function_tool_path=TOOLS")),
     "T05": (
         (f"{T}.enable=true", f"{T}.tool_config_path=/nowhere/tools.yaml"),
         (f"{T}.enable=true", f"{T}.tool_config_path=TOOLS"),
@@ -183,6 +183,23 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "T07": (
         (f"{T}.enable=true", f"{T}.max_assistant_turns=9"),
         (f"{T}.enable=true", f"{T}.max_assistant_turns=8"),
+    ),
+    "T08": ((f"{T}.format=hermse",), (f"{T}.format=llama3",)),
+    "T09": (
+        (f"{T}.enable=true", f"{T}.environment=clerk"),
+        (
+            f"{T}.enable=true",
+            f"{T}.environment=clerk",
+            f"{T}.environments={{clerk: {{kind: user}}}}",
+        ),
+    ),
+    "T10": (
+        (f"{T}.enable=true", f"{R}.n=2", f"{T}.min_samples=3"),
+        (f"{T}.enable=true", f"{R}.n=2", f"{T}.min_samples=2"),
+    ),
+    "T11": (
+        (f"{T}.enable=true", f"{T}.on_fault=keep_min", f"{T}.fault_retries=2"),
+        (f"{T}.enable=true", f"{T}.fault_retries=2"),
     ),
     "S01": (("trainer.device=cuda",), ("trainer.device=cpu",)),
     "S02": (("trainer.n_gpus_per_node=2", "trainer.runtime=local"), ("trainer.n_gpus_per_node=2",)),

@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 
 from luyen.base.paths import exists
+from luyen.base.suggest import did_you_mean
+from luyen.config.environments import read_environments
 from luyen.config.rules.rule import Finding, Situation, rule
 
 _TURNS = "actor_rollout_ref.rollout.multi_turn"
@@ -51,38 +53,44 @@ def prompt_has_room_for_tools(s: Situation) -> Iterator[Finding]:
 def turns_have_tools_or_users(s: Situation) -> Iterator[Finding]:
     """A multi-turn run has tools to call or a user to answer."""
     multi_turn = s.config.actor_rollout_ref.rollout.multi_turn
-    if multi_turn.enable and not multi_turn.tool_config_path and multi_turn.max_user_turns is None:
+    sources = (
+        multi_turn.tool_config_path,
+        multi_turn.function_tool_path,
+        multi_turn.environments,
+        multi_turn.interaction_config_path,
+    )
+    if multi_turn.enable and not any(sources):
         yield Finding(
             field=f"{_TURNS}.tool_config_path",
-            why="no tools are given and no user turns: every rollout ends after one turn",
-            fix="set tool_config_path, or drop multi_turn.enable",
+            why="there are no tools and no environments: every rollout ends after one turn",
+            fix="set tool_config_path, function_tool_path or environments, or drop enable",
         )
 
 
 @rule("T05", "error")
-def tool_file_exists(s: Situation) -> Iterator[Finding]:
-    """The file that lists the tools is there."""
+def turn_files_exist(s: Situation) -> Iterator[Finding]:
+    """The files that list tools and users are there."""
     multi_turn = s.config.actor_rollout_ref.rollout.multi_turn
-    path = multi_turn.tool_config_path
-    if multi_turn.enable and path is not None and not exists(path):
-        yield Finding(
-            field=f"{_TURNS}.tool_config_path",
-            why="no such file on this machine",
-            fix="give the path of a YAML file that lists the tools",
-        )
+    paths = {
+        "tool_config_path": (multi_turn.tool_config_path, "a YAML file that lists the tools"),
+        "function_tool_path": (multi_turn.function_tool_path, "a Python file with tools"),
+        "interaction_config_path": (multi_turn.interaction_config_path, "a YAML file of users"),
+    }
+    for name, (path, what) in paths.items():
+        if multi_turn.enable and path is not None and not exists(path):
+            yield Finding(
+                field=f"{_TURNS}.{name}",
+                why="no such file on this machine",
+                fix=f"give the path of {what}",
+            )
 
 
 @rule("T06", "warning")
 def turn_knob_has_effect(s: Situation) -> Iterator[Finding]:
     """Keys of `multi_turn` are changed only when it is enabled."""
     multi_turn = s.config.actor_rollout_ref.rollout.multi_turn
-    read = {
-        "tool_config_path": multi_turn.tool_config_path,
-        "max_assistant_turns": multi_turn.max_assistant_turns,
-        "max_user_turns": multi_turn.max_user_turns,
-    }
-    for name in read:
-        if not multi_turn.enable and s.is_changed(f"{_TURNS}.{name}"):
+    for name in type(multi_turn).model_fields:
+        if name != "enable" and not multi_turn.enable and s.is_changed(f"{_TURNS}.{name}"):
             yield Finding(
                 field=f"{_TURNS}.{name}",
                 why="multi_turn.enable is false, so it has no effect",
@@ -101,4 +109,56 @@ def turns_share_the_response(s: Situation) -> Iterator[Finding]:
             why=f"{turns} assistant turns and their tool results share {data.max_response_length} "
             f"tokens: {data.max_response_length // turns} a turn",
             fix="raise max_response_length, or lower max_assistant_turns",
+        )
+
+
+@rule("T08", "error")
+def call_format_is_known(s: Situation) -> Iterator[Finding]:
+    """`multi_turn.format` is a way to write calls that exists."""
+    multi_turn = s.config.actor_rollout_ref.rollout.multi_turn
+    if multi_turn.format not in s.known.tool_formats:
+        fix = did_you_mean(multi_turn.format, s.known.tool_formats)
+        yield Finding(field=f"{_TURNS}.format", why="no such format of tool calls", fix=fix)
+
+
+@rule("T09", "error")
+def environments_are_well_formed(s: Situation) -> Iterator[Finding]:
+    """Environments have a known kind, and the one for all rows is among them."""
+    multi_turn = s.config.actor_rollout_ref.rollout.multi_turn
+    field = f"{_TURNS}.environments"
+    found, wrong = read_environments(multi_turn)
+    for sentence in wrong:
+        yield Finding(field=field, why=sentence, fix="write NAME: {kind: KIND, kwargs: {...}}")
+    for name, choice in found.items():
+        if choice.kind not in s.known.environments:
+            fix = did_you_mean(choice.kind, s.known.environments)
+            yield Finding(field=field, why=f"`{name}` has no known kind", fix=fix)
+    if multi_turn.environment is not None and multi_turn.environment not in found:
+        fix = did_you_mean(multi_turn.environment, found)
+        yield Finding(field=f"{_TURNS}.environment", why="no environment of this name", fix=fix)
+
+
+@rule("T10", "error")
+def groups_can_keep_their_minimum(s: Situation) -> Iterator[Finding]:
+    """A group has at least as many samples as it must keep."""
+    rollout = s.config.actor_rollout_ref.rollout
+    multi_turn = rollout.multi_turn
+    if multi_turn.enable and multi_turn.min_samples > rollout.n:
+        yield Finding(
+            field=f"{_TURNS}.min_samples",
+            why=f"a group has {rollout.n} samples, so one fault would leave out every group",
+            fix=f"set it to {rollout.n} or less",
+        )
+
+
+@rule("T11", "warning")
+def retries_have_effect(s: Situation) -> Iterator[Finding]:
+    """The number of retries is changed only where rollouts are retried."""
+    multi_turn = s.config.actor_rollout_ref.rollout.multi_turn
+    is_read = multi_turn.enable and multi_turn.on_fault == "retry"
+    if multi_turn.enable and not is_read and s.is_changed(f"{_TURNS}.fault_retries"):
+        yield Finding(
+            field=f"{_TURNS}.fault_retries",
+            why=f"on_fault is {multi_turn.on_fault}, so nothing is played again",
+            fix="drop it, or set on_fault=retry",
         )

@@ -16,7 +16,7 @@ def run_can_be_carried_out(s: Situation) -> Iterator[Finding]:
 def unbuilt(config: RunConfig, where: Placement) -> Iterator[Finding]:
     """What a configuration can plan and this version cannot carry out."""
     trainer, arr = config.trainer, config.actor_rollout_ref
-    multi_turn, actor, rollout = arr.rollout.multi_turn, arr.actor, arr.rollout
+    actor, rollout = arr.actor, arr.rollout
     if where.world_size > 1:
         why = f"{where.world_size} devices are planned, and training runs in one process so far"
         yield Finding(field="trainer.n_gpus_per_node", why=why, fix="set nnodes and it to 1")
@@ -29,11 +29,6 @@ def unbuilt(config: RunConfig, where: Placement) -> Iterator[Finding]:
     if trainer.max_staleness > 0:
         why = "generation and training take turns so far"
         yield Finding(field="trainer.max_staleness", why=why, fix="set it to 0")
-    if multi_turn.enable:
-        why = "rollouts have one turn so far"
-        yield Finding(
-            field="actor_rollout_ref.rollout.multi_turn.enable", why=why, fix="set it to false"
-        )
     if config.reward.reward_model.enable:
         why = "rules and functions judge so far"
         yield Finding(field="reward.reward_model.enable", why=why, fix="set it to false")

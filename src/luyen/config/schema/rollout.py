@@ -1,24 +1,71 @@
 """`actor_rollout_ref.rollout` and `.ref`: generation and the reference policy."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from luyen.config.schema.block import Block, block, key
 
-_TURNS = "multi-turn rollouts"
+
+class EnvironmentChoice(Block):
+    """A world, as written under `multi_turn.environments`."""
+
+    kind: str = key(..., "Registered kind of environment.")
+    kwargs: dict[str, Any] = key({}, "Keyword arguments of it.")
 
 
 class MultiTurn(Block):
-    """Conversations with tools."""
+    """Conversations with tools and environments."""
 
     enable: bool = key(False, "Let the policy take several turns and call tools.")
     tool_config_path: str | None = key(None, "YAML file that lists the tools.")
+    function_tool_path: str | None = key(None, "Python file whose `@tool` functions are tools.")
+    format: str = key(
+        "hermes",
+        "How tool calls are written: `hermes`, `qwen3_coder`, `llama3`, `mistral`, `glm`, "
+        "`deepseek`, `gpt_oss` or a plugin's.",
+    )
     max_assistant_turns: int | None = key(None, "Most turns of the policy; null: no limit.", ge=1)
-    max_user_turns: int | None = key(None, "Most turns of the user; null: no limit.", ge=1)
-    format: Literal["hermes", "qwen3_coder", "llama3", "mistral", "glm", "deepseek", "gpt_oss"] = (
-        key("hermes", "How tool calls are written in the text.", awaits=_TURNS)
+    max_user_turns: int | None = key(
+        None, "Most answers to the policy, by tools or a user; null: no limit.", ge=1
+    )
+    max_tool_calls: int | None = key(None, "Most calls of a rollout; null: no limit.", ge=1)
+    max_parallel_calls: int = key(
+        1,
+        "Most calls of one turn that are run, side by side; the policy reads about the rest.",
+        ge=1,
+    )
+    max_tool_response_length: int = key(256, "Most characters of a tool's result.", ge=1)
+    tool_response_truncate_side: Literal["left", "middle", "right"] = key(
+        "middle", "Where a longer result is cut."
     )
     tokenization_sanity_check_mode: Literal["strict", "ignore_strippable", "off"] = key(
-        "strict", "Compare the grown token list with a full re-render.", awaits=_TURNS
+        "strict",
+        "Compare the grown token list with a full re-render: stop at any difference in what the "
+        "policy did not write, let whitespace pass, or do not compare.",
+    )
+    on_parse_failure: Literal["observe", "answer", "stop"] = key(
+        "observe",
+        "A call that cannot be read: tell the policy, take the text as its answer, or end.",
+    )
+    on_tool_error: Literal["observe", "fault"] = key(
+        "observe", "A tool that raises or times out: tell the policy, or break the rollout."
+    )
+    tool_timeout_s: float = key(30.0, "Most seconds of a call, where a tool says nothing.", gt=0)
+    time_budget_s: float | None = key(None, "Most seconds of a rollout; null: no limit.", gt=0)
+    on_fault: Literal["fail", "retry", "keep_min"] = key(
+        "retry",
+        "A rollout that broke: stop the run, play it again, or leave it out. After the last retry "
+        "it is left out.",
+    )
+    fault_retries: int = key(1, "retry: how often a broken rollout is played again.", ge=1)
+    min_samples: int = key(
+        1, "Sound rollouts that a group must keep; otherwise all of it is left out.", ge=1
+    )
+    environments: dict[str, Any] = key(
+        {}, "Worlds by name: `NAME: {kind: KIND, kwargs: {...}}`; a row's `environment` names one."
+    )
+    environment: str | None = key(None, "World of rows that name none; null: only tools answer.")
+    interaction_config_path: str | None = key(
+        None, "verl's YAML file of user simulators; rows name one in `interaction_kwargs`."
     )
 
 

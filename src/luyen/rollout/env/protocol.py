@@ -30,8 +30,8 @@ class Observation:
 class Env(Protocol):
     """The world of one conversation. It lives as long as its rollout and is never used again.
 
-    The loop calls `open` once, `act` after each turn in which the policy calls no tool, and `close`
-    exactly once, also after a fault.
+    The loop calls `open` once, `act` after each turn in which the policy calls no tool, `score`
+    once at the end, and `close` exactly once, also after a fault, when `score` was not called.
     """
 
     @property
@@ -50,8 +50,12 @@ class Env(Protocol):
         """Answer the conversation, whose last message is the policy's."""
         ...
 
-    async def close(self) -> float | None:
-        """Free what is held; the reward of the whole conversation, if the world gives one."""
+    async def score(self) -> float | None:
+        """The reward of the whole conversation, if the world gives one."""
+        ...
+
+    async def close(self) -> None:
+        """Free what is held."""
         ...
 
 

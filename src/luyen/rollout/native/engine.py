@@ -92,11 +92,11 @@ class NativeEngine:
         self._rest()
         return done
 
-    def abort(self, request: str) -> list[Completion]:
-        """Stop a request, and give what there is of its unfinished answers."""
-        waiting = [row for row in self._waiting if row.request.id == request]
-        self._waiting = deque(row for row in self._waiting if row.request.id != request)
-        running = [i for i, row in enumerate(self._rows) if row.request.id == request]
+    def abort(self, request: str, sample: int | None = None) -> list[Completion]:
+        """Stop a request or one sample of it; what there is of its unfinished answers."""
+        waiting = [row for row in self._waiting if row.is_meant(request, sample)]
+        self._waiting = deque(r for r in self._waiting if not r.is_meant(request, sample))
+        running = [i for i, row in enumerate(self._rows) if row.is_meant(request, sample)]
         rows = [*waiting, *self._release(running)]
         self._rest()
         return [row.completion("aborted") for row in rows]

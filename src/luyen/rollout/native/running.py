@@ -38,6 +38,10 @@ class Row:
         self.logps: list[float] = []
         self.kept: list[float] = []
 
+    def is_meant(self, request: str, sample: int | None) -> bool:
+        """Whether it is the sample of the request, or any of them."""
+        return self.request.id == request and sample in (None, self.sample)
+
     @property
     def length(self) -> int:
         """Tokens whose keys are cached: the prompt and all but the newest draw."""

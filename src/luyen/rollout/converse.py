@@ -1,0 +1,271 @@
+"""One conversation: carries out what the state machine asks for, and writes down what happens.
+
+A fault of a tool, a world or a parser ends this conversation and no other; it is recorded in the
+rollout. Only what is wrong with the configuration is raised.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from dataclasses import replace
+from typing import final
+
+from luyen.base.calls import CallStatus, ToolCall
+from luyen.base.errors import UserError
+from luyen.base.faults import last_line
+from luyen.base.records import Message, Prompt, Rollout, StopReason
+from luyen.data.render import Extension
+from luyen.data.sanity import check_against_render
+from luyen.data.turns import assistant_message, tool_message
+from luyen.rollout.client import EngineClient
+from luyen.rollout.env.protocol import Env
+from luyen.rollout.loop import (
+    Act,
+    Broken,
+    End,
+    Event,
+    Generate,
+    Observe,
+    Opened,
+    Replied,
+    Said,
+    State,
+    advance,
+)
+from luyen.rollout.parsers.protocol import Parsed
+from luyen.rollout.protocol import Sampling
+from luyen.rollout.setting import Address, Setting
+from luyen.rollout.tools.box import OpenTools
+from luyen.rollout.transcript import Transcript
+
+_ONE_TOO_MANY = "the call was not made: too many calls"
+
+
+@final
+class Conversation:
+    """Plays one rollout of a prompt. It is used once."""
+
+    def __init__(
+        self,
+        address: Address,
+        prompt: Prompt,
+        setting: Setting,
+        *,
+        client: EngineClient,
+        sampling: Sampling,
+        version: int,
+    ) -> None:
+        """`version` is that of the weights that `client` draws with."""
+        self._address = address
+        self._prompt = prompt
+        self._setting = setting
+        self._client = client
+        self._sampling = sampling
+        self._version = version
+        self._env: Env | None = None
+        self._tools: OpenTools | None = None
+        self._deadline: float | None = None
+        self._transcript = Transcript(())
+        self._prompt_length = 0
+        self._messages: list[Message] = []
+        self._opening = 0
+        self._turn = -1
+        self._text = ""
+        self._said = Parsed(content="", calls=())
+        self._pending: tuple[tuple[Message, ...], Extension] | None = None
+        self._calls: list[ToolCall] = []
+        self._given: list[tuple[int, float]] = []
+
+    async def play(self) -> Rollout:
+        """The whole conversation, however it ends."""
+        clock = asyncio.get_running_loop().time
+        started, budget = clock(), self._setting.time_budget_s
+        self._deadline = None if budget is None else started + budget
+        stop, fault = StopReason.FAULT, None
+        try:
+            try:
+                stop = await self._course()
+                await self._judge_whole()
+            finally:
+                await self._close()
+        except UserError:
+            raise
+        except Exception as error:  # noqa: BLE001
+            stop, fault = StopReason.FAULT, last_line(error)
+        notes = {"seconds": clock() - started}
+        if fault is None:
+            notes |= self._comparison()
+        return self._transcript.rollout(
+            group=self._address.group,
+            sample=self._address.sample,
+            stop=stop,
+            text=self._text,
+            fault=fault,
+            calls=self._calls,
+            messages=self._messages[self._opening :],
+            given=self._given,
+            notes=notes,
+        )
+
+    async def _course(self) -> StopReason:
+        self._env = self._setting.make_env(self._prompt)
+        limits = replace(self._setting.limits, has_world=self._env is not None)
+        state, effect = advance(State(), await self._in_time(self._open()), limits)
+        while not isinstance(effect, End):
+            state, effect = advance(state, await self._performed(effect), limits)
+        return effect.stop
+
+    async def _performed(self, effect: Generate | Act | Observe) -> Event:
+        match effect:
+            case Generate(max_new_tokens=room):
+                return await self._generate(room)
+            case Act(run=run):
+                event = await self._in_time(self._act(run))
+                if isinstance(event, Broken):
+                    self._calls += self._unanswered(run)
+                return event
+            case Observe():
+                return await self._in_time(self._observe())
+
+    async def _in_time(self, work: Awaitable[Event]) -> Event:
+        """What came of the work, or that the time of the conversation was up."""
+        limit = asyncio.timeout_at(self._deadline)
+        try:
+            async with limit:
+                return await work
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            return Broken(stop=StopReason.TIME_BUDGET)
+
+    async def _open(self) -> Event:
+        prompt, key, besides = self._prompt, self._address.world_key, ()
+        messages: Sequence[Message] = prompt.messages
+        if self._env is not None:
+            besides = tuple(self._env.tools)
+            messages = await self._env.open(prompt, key)
+        own = {tool.name for tool in besides}
+        names = [n for schema in prompt.tools if (n := schema["function"]["name"]) not in own]
+        self._tools = await self._setting.tools.open(prompt, key, names, besides=besides)
+        self._messages, self._opening = list(messages), len(messages)
+        self._transcript = Transcript(
+            self._setting.renderer.prompt_tokens(self._messages, prompt.tools)
+        )
+        self._prompt_length = len(self._transcript)
+        return Opened(room=self._room(self._prompt_length))
+
+    def _room(self, length: int) -> int:
+        """Tokens that may follow a branch of this length."""
+        return self._prompt_length + self._setting.max_response_length - length
+
+    async def _generate(self, room: int) -> Event:
+        self._turn += 1
+        if self._pending is not None:
+            messages, extension = self._pending
+            self._messages += messages
+            self._transcript.answer(extension, turn=self._turn)
+            self._pending = None
+        completion = await self._client.draw(
+            tuple(self._transcript.tokens),
+            key=self._address.key(turn=self._turn),
+            sampling=replace(self._sampling, max_new_tokens=room),
+            deadline=self._deadline,
+        )
+        self._transcript.say(completion, turn=self._turn, version=self._version)
+        tokenizer = self._setting.renderer.tokenizer
+        tokens = completion.tokens
+        self._text = tokenizer.decode(tokens)
+        if tokens and tokens[-1] in self._sampling.stop_ids:
+            tokens = tokens[:-1]
+        written = tokenizer.decode(tokens, skip_special=False)
+        self._said = self._setting.parser(written)
+        calls = [(call.name, call.arguments) for call in self._said.calls]
+        self._messages.append(
+            assistant_message(self._said.content, calls, turn=self._turn, written=written)
+        )
+        if completion.reason == "aborted":
+            return Broken(stop=StopReason.TIME_BUDGET)
+        return Said(
+            calls=len(self._said.calls),
+            problems=len(self._said.problems),
+            is_cut=completion.reason == "length",
+        )
+
+    async def _act(self, run: int) -> Event:
+        """Run the calls side by side; the policy reads about each in the order it wrote them."""
+        assert self._tools is not None
+        tools, turn, said = self._tools, self._turn, self._said
+        ran = await asyncio.gather(*(tools.call(call, turn) for call in said.calls[:run]))
+        refused = [tools.refused(call, _ONE_TOO_MANY, turn) for call in said.calls[run:]]
+        broken = [tools.malformed(problem, turn) for problem in said.problems]
+        calls = [*ran, *refused]
+        self._calls += [*calls, *broken]
+        self._given += [(turn, call.reward) for call in calls if call.reward is not None]
+        complaints = [call.result for call in broken]
+        if not calls:
+            # Without a call that it can render, a template has no place for a tool's message.
+            return self._replied([{"role": "user", "content": "\n".join(complaints)}])
+        texts = [call.result for call in calls]
+        texts[-1] = "\n".join([texts[-1], *complaints])
+        return self._replied(
+            [
+                tool_message(call.name, text, turn=turn, index=i)
+                for i, (call, text) in enumerate(zip(calls, texts, strict=True))
+            ]
+        )
+
+    def _unanswered(self, run: int) -> list[ToolCall]:
+        """Calls that were cancelled because the conversation's time was up."""
+        return [
+            ToolCall(
+                turn=self._turn,
+                name=call.name,
+                arguments=call.arguments,
+                status=CallStatus.TIMED_OUT,
+                result="",
+                error="the time of the conversation was up (multi_turn.time_budget_s)",
+                attempts=1,
+            )
+            for call in self._said.calls[:run]
+        ]
+
+    async def _observe(self) -> Event:
+        assert self._env is not None
+        seen = await self._env.act(tuple(self._messages))
+        if seen.reward is not None:
+            self._given.append((self._turn, seen.reward))
+        if seen.is_done:
+            return Replied(room=0, is_done=True)
+        return self._replied(seen.messages)
+
+    def _replied(self, messages: Sequence[Message]) -> Event:
+        extension = self._setting.renderer.extend(
+            self._transcript.tokens, self._messages, messages, self._prompt.tools
+        )
+        self._pending = tuple(messages), extension
+        return Replied(room=self._room(self._transcript.length_after(extension)))
+
+    async def _judge_whole(self) -> None:
+        """Let tools and world say what they think of the conversation."""
+        if self._tools is not None:
+            self._given += [(self._turn, value) for value in (await self._tools.score()).values()]
+        if self._env is not None:
+            value = await self._env.score()
+            self._given += [] if value is None else [(self._turn, value)]
+
+    async def _close(self) -> None:
+        try:
+            if self._tools is not None:
+                await self._tools.release()
+        finally:
+            if self._env is not None:
+                await self._env.close()
+
+    def _comparison(self) -> dict[str, float]:
+        branch = self._transcript.branch()
+        return check_against_render(
+            self._setting.renderer,
+            branch=branch,
+            messages=self._messages,
+            tools=self._prompt.tools,
+            mode=self._setting.sanity,
+        ) | {"splits": float(len(self._transcript.earlier))}

@@ -1,0 +1,166 @@
+"""Conversations of all draws of a step, side by side; what fails is handled by a stated policy."""
+
+import asyncio
+from collections.abc import Coroutine, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias, final
+
+from luyen.base.errors import UserError
+from luyen.base.records import Rollout
+from luyen.rollout.client import EngineClient
+from luyen.rollout.converse import Conversation
+from luyen.rollout.protocol import RolloutEngine, Sampling
+from luyen.rollout.setting import Address, Setting
+from luyen.rollout.single_turn import Draw, Group
+
+OnFault: TypeAlias = Literal["fail", "retry", "keep_min"]
+"""A conversation that broke: stop the run, play it again, or go on without it."""
+_FIELD = "actor_rollout_ref.rollout.multi_turn.on_fault"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultPolicy:
+    """What becomes of conversations that broke.
+
+    Example:
+        >>> FaultPolicy(on_fault="retry").attempts
+        2
+    """
+
+    on_fault: OnFault = "retry"
+    """Stop the run, play such a conversation again, or go on without it."""
+    retries: int = 1
+    """With `retry`: how often one is played again before the run goes on without it."""
+    min_samples: int = 1
+    """Sound rollouts that a group must keep; with fewer, the whole group is left out."""
+
+    @property
+    def attempts(self) -> int:
+        """How often a conversation is played at most."""
+        return 1 + (self.retries if self.on_fault == "retry" else 0)
+
+
+async def converse_all(
+    engine: RolloutEngine,
+    setting: Setting,
+    draws: Sequence[Draw],
+    sampling: Sampling,
+    *,
+    seed: int,
+    purpose: str,
+    version: int,
+    policy: FaultPolicy,
+) -> list[Group]:
+    """Rollouts of every draw, in the order of the draws, whatever finished first.
+
+    Rollouts with a fault are among them, so that they are recorded.
+    """
+    client = EngineClient(engine)
+
+    async def one(draw: Draw, sample: int) -> Rollout:
+        address = Address(seed=seed, purpose=purpose, group=draw.group, sample=sample)
+        for attempt in range(policy.attempts):
+            talk = Conversation(
+                address,
+                draw.prompt,
+                setting,
+                client=client,
+                sampling=sampling,
+                version=version,
+            )
+            rollout = await talk.play()
+            if rollout.fault is None or attempt + 1 == policy.attempts:
+                return replace(rollout, notes={**rollout.notes, "retries": float(attempt)})
+        raise AssertionError("a conversation is played at least once")
+
+    async with client.running():
+        played = await _side_by_side([one(d, i) for d in draws for i in range(d.samples)])
+    rollouts = iter(played)
+    return [
+        Group(prompt=d.prompt, rollouts=tuple(next(rollouts) for _ in range(d.samples)))
+        for d in draws
+    ]
+
+
+async def _side_by_side(work: Sequence[Coroutine[Any, Any, Rollout]]) -> list[Rollout]:
+    """What came of each, in order; the first error stops the rest and is raised once they went."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@final
+class Conversations:
+    """Plays the conversations of a run, step after step, in one event loop.
+
+    Connections of tools and worlds live in that loop, so it lasts as long as the run.
+    """
+
+    def __init__(self, setting: Setting, policy: FaultPolicy) -> None:
+        self._setting = setting
+        self._policy = policy
+        self._runner = asyncio.Runner()
+
+    def play(
+        self,
+        engine: RolloutEngine,
+        draws: Sequence[Draw],
+        sampling: Sampling,
+        *,
+        seed: int,
+        purpose: str,
+        version: int,
+    ) -> list[Group]:
+        """Rollouts of every draw; those that broke are among them, with their fault."""
+        return self._runner.run(
+            converse_all(
+                engine,
+                self._setting,
+                draws,
+                sampling,
+                seed=seed,
+                purpose=purpose,
+                version=version,
+                policy=self._policy,
+            )
+        )
+
+    def faulty(self, groups: Iterable[Group]) -> list[Rollout]:
+        """The rollouts to leave out of training; a UserError when the policy is to stop."""
+        return faulty_rollouts(groups, self._policy)
+
+    def close(self) -> None:
+        """Close tools and the event loop. Closing twice is allowed."""
+        with suppress(RuntimeError):  # the loop is closed already
+            self._runner.run(self._setting.tools.close())
+        self._runner.close()
+
+
+def faulty_rollouts(groups: Iterable[Group], policy: FaultPolicy) -> list[Rollout]:
+    """The rollouts to leave out of training: broken ones, and groups with too few sound ones.
+
+    A UserError when the policy is to stop at a fault, or when nothing would be left.
+    """
+    every = list(groups)
+    broken = [r for group in every for r in group.rollouts if r.fault is not None]
+    if not broken:
+        return []
+    out: list[Rollout] = []
+    for group in every:
+        bad = [r for r in group.rollouts if r.fault is not None]
+        is_thin = bool(bad) and len(group.rollouts) - len(bad) < policy.min_samples
+        out += group.rollouts if is_thin else bad
+    total = sum(len(group.rollouts) for group in every)
+    if policy.on_fault == "fail" or len(out) == total:
+        first = broken[0]
+        why = f"{len(broken)} of {total} conversations broke; the first ({first.group}, sample "
+        why += f"{first.sample}): {first.fault}"
+        fix = "mend the tool or environment, or set it to retry or keep_min"
+        raise UserError(_FIELD, policy.on_fault, why, fix)
+    return out

@@ -1,0 +1,77 @@
+"""What the conversations of a run have in common, and what tells them apart."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import final
+
+from luyen.base.records import GroupId, Prompt
+from luyen.base.seeds import derive_key
+from luyen.data.render import Renderer
+from luyen.data.sanity import Mode
+from luyen.rollout.env.protocol import Env
+from luyen.rollout.loop import TurnLimits
+from luyen.rollout.parsers.protocol import ToolParser
+from luyen.rollout.tools.box import ToolBox
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What all conversations of a run have in common.
+
+    Example:
+        >>> sorted(Setting.__slots__)[:3]
+        ['limits', 'make_env', 'max_response_length']
+    """
+
+    renderer: Renderer
+    """How messages become tokens."""
+    parser: ToolParser
+    """How calls are read."""
+    tools: ToolBox
+    """What may be called."""
+    make_env: Callable[[Prompt], Env | None]
+    """The world of a prompt's conversations, made anew for each; None: only tools answer."""
+    limits: TurnLimits
+    """How far a conversation may go."""
+    max_response_length: int
+    """Most tokens after the prompt, tool results included."""
+    time_budget_s: float | None = None
+    """Most seconds of a conversation; None: no limit."""
+    sanity: Mode = "strict"
+    """How strictly the tokens are compared with a full re-render."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """Which rollout this is; every random number in it derives from here.
+
+    Example:
+        >>> here = Address(seed=0, purpose="rollout", group=GroupId(step=1, draw=0, uid="a"),
+        ...                sample=2)
+        >>> here.key(turn=0) != here.key(turn=1)
+        True
+    """
+
+    seed: int
+    """The run's seed."""
+    purpose: str
+    """What it is drawn for."""
+    group: GroupId
+    """The draw it belongs to."""
+    sample: int
+    """Its index there."""
+
+    def key(self, *, turn: int) -> int:
+        """The random numbers of one turn."""
+        return self._derived(self.purpose, turn)
+
+    @property
+    def world_key(self) -> int:
+        """The random numbers of its environment and tools."""
+        return self._derived(f"{self.purpose}/world", 0)
+
+    def _derived(self, purpose: str, turn: int) -> int:
+        group = self.group
+        return derive_key(self.seed, purpose, group.step, group.draw, group.uid, self.sample, turn)

@@ -1,0 +1,106 @@
+"""The tokens of a conversation while it grows: each with its origin, none ever changed."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, final
+
+from luyen.base.calls import ToolCall
+from luyen.base.records import Branch, GroupId, Message, Rollout, Source, StopReason
+from luyen.data.render import Extension
+from luyen.rollout.protocol import Completion
+
+
+@final
+class Transcript:
+    """An append-only token list with its streams, and the branches closed before it.
+
+    Example:
+        >>> transcript = Transcript((5, 6))
+        >>> transcript.say(Completion(request="a", sample=0, tokens=(7,), logps=(-0.5,),
+        ...                           reason="stop"), turn=0, version=3)
+        >>> transcript.branch().logps
+        (None, None, -0.5)
+    """
+
+    def __init__(self, prompt: Sequence[int]) -> None:
+        """`prompt` is what the policy reads first."""
+        self.earlier: list[Branch] = []
+        self._begin(prompt, turn=0)
+
+    def __len__(self) -> int:
+        """Tokens of the branch that grows."""
+        return len(self.tokens)
+
+    def say(self, completion: Completion, *, turn: int, version: int) -> None:
+        """Append what the policy sampled."""
+        count = len(completion.tokens)
+        self.tokens += completion.tokens
+        self.sources += [Source.SAMPLED] * count
+        self.turns += [turn] * count
+        self.logps += completion.logps
+        self.versions += [version] * count
+
+    def answer(self, extension: Extension, *, turn: int) -> None:
+        """Append what leads to the policy's next turn, or begin the new branch it asks for."""
+        if extension.restart is not None:
+            self.earlier.append(self.branch())
+            self._begin(extension.tokens, turn=turn)
+            return
+        self.tokens += extension.tokens
+        self.sources += extension.sources
+        self._unsampled(len(extension.tokens), turn)
+
+    def length_after(self, extension: Extension) -> int:
+        """Tokens of the growing branch, were the extension appended."""
+        return len(extension.tokens) + (0 if extension.restart is not None else len(self))
+
+    def branch(self) -> Branch:
+        """The branch that grows, as it stands."""
+        return Branch(
+            tokens=tuple(self.tokens),
+            sources=tuple(self.sources),
+            turns=tuple(self.turns),
+            logps=tuple(self.logps),
+            versions=tuple(self.versions),
+        )
+
+    def rollout(
+        self,
+        *,
+        group: GroupId,
+        sample: int,
+        stop: StopReason,
+        text: str,
+        fault: str | None,
+        calls: Sequence[ToolCall],
+        messages: Sequence[Message],
+        given: Sequence[tuple[int, float]],
+        notes: Mapping[str, float],
+    ) -> Rollout:
+        """The finished record."""
+        streams: dict[str, Any] = {name: getattr(self.branch(), name) for name in Branch.__slots__}
+        return Rollout(
+            **streams,
+            group=group,
+            sample=sample,
+            stop=stop,
+            text=text,
+            fault=fault,
+            calls=tuple(calls),
+            messages=tuple(messages),
+            earlier=tuple(self.earlier),
+            given=tuple(given),
+            notes=dict(notes),
+        )
+
+    def _begin(self, prompt: Sequence[int], *, turn: int) -> None:
+        self.tokens: list[int] = list(prompt)
+        self.sources: list[Source] = [Source.PROMPT] * len(prompt)
+        self.turns: list[int] = []
+        self.logps: list[float | None] = []
+        self.versions: list[int | None] = []
+        self._unsampled(len(prompt), turn)
+
+    def _unsampled(self, count: int, turn: int) -> None:
+        self.turns += [turn] * count
+        self.logps += [None] * count
+        self.versions += [None] * count

@@ -1,0 +1,104 @@
+"""A policy that plays rollouts and has them judged, with nothing that trains it."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Self, final
+
+import luyen.rollout.engines
+from luyen.base.records import Prompt, Rollout
+from luyen.config.schema.data import Data, Sampler
+from luyen.data.build import build_data
+from luyen.data.render import Renderer
+from luyen.rewards.build import build_reward
+from luyen.rewards.step import Scored, score_all
+from luyen.rollout.protocol import RolloutEngine, Sampling, rollout_engines
+from luyen.rollout.single_turn import Draw, Group, answer
+from luyen.train.build import conversations_of, import_plugins, surroundings_of
+from luyen.train.checkpointed import Opened
+
+ENGINES = luyen.rollout.engines
+"""Importing it registers the engines that come with the package."""
+
+
+@final
+class Player:
+    """Rows, engine, tools and reward of a run, for its policy as it is. Close it at the end."""
+
+    def __init__(self, opened: Opened) -> None:
+        self._opened = opened
+        config = opened.config
+        import_plugins(config.trainer.plugins)
+        rollout, data = config.actor_rollout_ref.rollout, config.data
+        self._renderer = Renderer(opened.tokenizer, template_kwargs=data.apply_chat_template_kwargs)
+        self._surroundings = surroundings_of(config)
+        self._conversations = conversations_of(config, self._surroundings, self._renderer)
+        self._reward = build_reward(config.reward, max_response_length=data.max_response_length)
+        self._engine: RolloutEngine = rollout_engines.get(rollout.name)(
+            opened.policy,
+            rollout,
+            longest=data.max_prompt_length + data.max_response_length,
+            decode=opened.tokenizer.decode,
+        )
+        self.broken: list[Rollout] = []
+        """Rollouts that could not be played to an end and were judged by nobody."""
+
+    def prompts(self, files: tuple[str, ...], *, most: int | None = None) -> tuple[Prompt, ...]:
+        """Rows of files as the run sees them, in their order, with the tools on offer."""
+        config = self._opened.config
+        changes: dict[str, object] = {
+            "train_files": files,
+            "train_max_samples": -1 if most is None else most,
+            "val_files": (),
+            "filter_duplicates": False,
+            "sampler": Sampler(name="sequential"),
+        }
+        rows: Data = config.data.model_copy(update=changes)
+        offered = self._surroundings.offered if self._surroundings is not None else None
+        found = build_data(
+            rows, tokenizer=self._opened.tokenizer, seed=config.trainer.seed, offered=offered
+        )
+        self._reward.check_sources({prompt.data_source for prompt in found.train.prompts})
+        return found.train.prompts
+
+    def play(self, draws: Sequence[Draw], sampling: Sampling, *, purpose: str) -> list[Scored]:
+        """Rollouts of the draws with their scores."""
+        seed, version = self._opened.config.trainer.seed, self._opened.step or 0
+        if self._conversations is None:
+            groups = answer(
+                self._engine,
+                self._renderer,
+                draws,
+                sampling,
+                seed=seed,
+                purpose=purpose,
+                version=version,
+            )
+        else:
+            groups = self._conversations.play(
+                self._engine, draws, sampling, seed=seed, purpose=purpose, version=version
+            )
+        return asyncio.run(score_all(self._reward, self._sound(groups)))
+
+    def _sound(self, groups: Sequence[Group]) -> list[tuple[Prompt, tuple[Rollout, ...]]]:
+        broken = self._conversations.faulty(groups) if self._conversations is not None else []
+        self.broken += broken
+        keys = {rollout.key for rollout in broken}
+        kept = [(g.prompt, tuple(r for r in g.rollouts if r.key not in keys)) for g in groups]
+        return [(prompt, rollouts) for prompt, rollouts in kept if rollouts]
+
+    def settle(self, scored: Sequence[Scored]) -> None:
+        """A UserError when scores are missing and `reward.on_fault` says to stop at that."""
+        self._reward.settle(scored)
+
+    def close(self) -> None:
+        """Let the engine, the tools and the reward's processes go."""
+        if self._conversations is not None:
+            self._conversations.close()
+        self._reward.close()
+        self._engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,160 @@
+"""Faults: one conversation breaks, its siblings do not, and a stated policy says what follows."""
+
+import pytest
+
+from luyen.base.calls import CallStatus
+from luyen.base.errors import UserError
+from luyen.base.records import StopReason
+from luyen.rollout.env.protocol import Observation
+from luyen.rollout.multi_turn import FaultPolicy, faulty_rollouts
+from luyen.rollout.parsers.all import tool_parsers
+from luyen.rollout.tools.function import tool
+from luyen.rollout.tools.open_tools import Checker, OpenTools
+from luyen.rollout.transcript import Transcript
+from tests.talk import ScriptedEngine, World, call, play, setting
+
+
+@tool
+def add(a: int, b: int) -> str:
+    """Add two numbers."""
+    return str(a + b)
+
+
+def asks_then_answers(text: str, _: int) -> str:
+    return "3<|im_end|>" if "<tool_response>" in text else call("add", a=1, b=2) + "<|im_end|>"
+
+
+def fails_once(real):
+    """The real thing, except the first time."""
+    count = 0
+
+    def hit(*arguments, **named):
+        nonlocal count
+        count += 1
+        if count == 1:
+            raise ZeroDivisionError("injected")
+        return real(*arguments, **named)
+
+    return hit
+
+
+BOUNDARIES = {
+    "validate": (Checker, "fit"),
+    "call": (OpenTools, "call"),
+    "result": (OpenTools, "_succeeded"),
+    "append": (Transcript, "answer"),
+    "score": (OpenTools, "score"),
+}
+
+
+@pytest.mark.parametrize("place", ["parse", *BOUNDARIES])
+def test_a_fault_at_any_boundary_loses_no_sibling(place: str, monkeypatch: pytest.MonkeyPatch):
+    """One conversation of four breaks here; the others end as they would, and it is counted."""
+    parser = tool_parsers.get("hermes")
+    how = setting([add], parser=fails_once(parser) if place == "parse" else parser)
+    if place in BOUNDARIES:
+        owner, name = BOUNDARIES[place]
+        monkeypatch.setattr(owner, name, fails_once(getattr(owner, name)))
+    [group] = play(ScriptedEngine(asks_then_answers), how, "1+2=", samples=4)
+    faults = [r for r in group.rollouts if r.fault is not None]
+    told = [c for r in group.rollouts for c in r.calls if c.status != CallStatus.OK]
+    words = [r.fault for r in faults] + [c.error for c in told]
+    assert len(words) == 1, "the fault is counted once"
+    assert "injected" in words[0]
+    sound = [r for r in group.rollouts if r.fault is None and not any(c.error for c in r.calls)]
+    assert [(r.stop, r.text) for r in sound] == [(StopReason.ANSWERED, "3")] * 3
+    assert faulty_rollouts([group], FaultPolicy(on_fault="keep_min")) == faults
+
+
+@pytest.mark.parametrize("place", ["open", "act", "score", "close"])
+def test_a_world_that_breaks_ends_its_own_conversation_only(place: str):
+    class Breaks(World):
+        pass
+
+    async def explode(self, *_):
+        raise RuntimeError(f"boom in {place}")
+
+    def make(prompt):
+        broken = prompt.messages[0]["content"] == "bad"
+        world = Breaks() if broken else World()
+        worlds.append(world)
+        return world
+
+    async def close(self):
+        self.closed += 1
+        if place == "close":
+            raise RuntimeError("boom in close")
+
+    Breaks.close = close
+    if place != "close":
+        setattr(Breaks, place, explode)
+    worlds: list[World] = []
+    engine = ScriptedEngine(lambda *_: "x<|im_end|>")
+    bad, good = play(engine, setting(env=make), "bad", "good", samples=2)
+    for rollout in bad.rollouts:
+        assert rollout.stop == StopReason.FAULT
+        assert f"boom in {place}" in rollout.fault
+    assert all(r.fault is None and r.given for r in good.rollouts)
+    assert [world.closed for world in worlds] == [1, 1, 1, 1]
+
+
+def test_a_broken_conversation_is_played_again_and_draws_the_same_numbers():
+    attempts: list[int] = []
+
+    class Flaky(World):
+        async def act(self, messages):
+            attempts.append(1)
+            if len(attempts) == 1:
+                raise ConnectionError("no line")
+            return await super().act(messages)
+
+    engine = ScriptedEngine(lambda *_: "x<|im_end|>")
+    policy = FaultPolicy(on_fault="retry", retries=2)
+    [group] = play(engine, setting(env=lambda _: Flaky()), "q", policy=policy)
+    [rollout] = group.rollouts
+    assert rollout.fault is None
+    assert rollout.notes["retries"] == 1.0
+    assert engine.requests[0].keys == engine.requests[1].keys
+
+
+def test_the_policy_for_faults_decides():
+    class Breaks(World):
+        async def act(self, messages):
+            raise ConnectionError("no line")
+
+    def make(prompt):
+        return Breaks() if prompt.messages[0]["content"] == "bad" else World()
+
+    groups = play(ScriptedEngine(lambda *_: "x<|im_end|>"), setting(env=make), "bad", "good")
+    [broken] = faulty_rollouts(groups, FaultPolicy(on_fault="keep_min"))
+    assert "ConnectionError: no line" in broken.fault
+    with pytest.raises(UserError, match=r"1 of 2 conversations broke.*no line"):
+        faulty_rollouts(groups, FaultPolicy(on_fault="fail"))
+    with pytest.raises(UserError, match="1 of 1"):
+        faulty_rollouts(groups[:1], FaultPolicy(on_fault="keep_min"))
+
+
+def test_a_group_with_too_few_sound_rollouts_is_left_out_whole():
+    count = 0
+
+    class Sometimes(World):
+        async def act(self, messages):
+            nonlocal count
+            count += 1
+            if count == 1:
+                raise ConnectionError("no line")
+            return Observation(is_done=True)
+
+    engine = ScriptedEngine(lambda *_: "x<|im_end|>")
+    groups = play(engine, setting(env=lambda _: Sometimes()), "a", "b", samples=2)
+    assert len(faulty_rollouts(groups, FaultPolicy(on_fault="keep_min", min_samples=1))) == 1
+    assert len(faulty_rollouts(groups, FaultPolicy(on_fault="keep_min", min_samples=2))) == 2
+
+
+def test_an_engine_that_fails_stops_everyone_with_its_error():
+    class Failing(ScriptedEngine):
+        def advance(self):
+            raise UserError("weights", "nan", "not finite", "lower the rate")
+
+    with pytest.raises(UserError, match="not finite"):
+        play(Failing(lambda *_: "x"), setting(), "a", "b", samples=3)
