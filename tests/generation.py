@@ -8,6 +8,7 @@ from torch import Tensor
 from luyen.base.seeds import derive_key
 from luyen.models.plain import plain_attention
 from luyen.models.policy import Policy
+from luyen.models.prepacked import PackedLinears
 from luyen.rollout.hf import HfEngine
 from luyen.rollout.native.engine import NativeEngine
 from luyen.rollout.native.paged.engine import PagedEngine
@@ -19,6 +20,11 @@ ENGINES = ("native", "hf", "paged")
 def spell(tokens: Sequence[int]) -> str:
     """A character per token: `a` is 0, `b` is 1, ..."""
     return "".join(chr(ord("a") + token) for token in tokens)
+
+
+def holds_copies(linears: PackedLinears) -> bool:
+    """Whether packed copies of weights take memory now."""
+    return any(copy is not None for copy in linears._copies)
 
 
 def native(policy: Policy, *, rows: int = 8, tokens: int = 2048, longest: int = 2048):

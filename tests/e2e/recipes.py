@@ -5,7 +5,7 @@ from tests.architecture.tree import ROOT
 from tests.runs import ACTOR, MODEL, ROLLOUT, TINY
 
 RECIPES = {path.stem: path for path in sorted((ROOT / "recipes").glob("*.yaml"))}
-SUPERVISED = {"builtin_arithmetic"}
+SUPERVISED = {"builtin_arithmetic", "builtin_tools"}
 ONLINE = sorted(set(RECIPES) - SUPERVISED)
 LEARNED = sorted(set(ONLINE) - {"smollm2_products"})
 """Recipes for the built-in model; the other one needs a model that no test fetches."""
@@ -22,6 +22,8 @@ def _is_general(override: str) -> bool:
 def small(name: str) -> list[str]:
     """Overrides that make a recipe a run of two steps of a random model."""
     report = check([RECIPES[name]])
+    if report.config.actor_rollout_ref.rollout.multi_turn.enable:
+        return _small_with_tools(report.config.data.train_files[0])
     is_grouped = report.config.actor_rollout_ref.rollout.n > 1
     actor, algorithm = report.config.actor_rollout_ref.actor, report.config.algorithm
     parts = report.config.data.train_batch_size // actor.ppo_mini_batch_size
@@ -43,6 +45,17 @@ def small(name: str) -> list[str]:
         overrides = [word for word in overrides if "custom_reward_function" not in word]
         overrides.append(f"reward.components.digit={_DIGIT}")
     return overrides
+
+
+def _small_with_tools(address: str) -> list[str]:
+    """Overrides for a recipe with tools: rows, lengths and turns stay its own."""
+    return [
+        *(word for word in TINY if not word.startswith("data.") or "batch_size" in word),
+        f"{MODEL}.path=builtin://tools",
+        f"data.train_files={address}?size=32",
+        f"data.val_files={address}?split=held-out&size=8",
+        f"{ACTOR}.optim.lr_warmup_steps=1",
+    ]
 
 
 def learning(*, seed: int, steps: int) -> list[str]:

@@ -6,6 +6,9 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
+from luyen.train.interrupt import Interruption
 from tests.runs import TINY, read_back
 
 MANY = "trainer.total_training_steps=100000"
@@ -33,6 +36,17 @@ def test_ctrl_c_ends_with_a_checkpoint_a_summary_and_no_error(tmp_path: Path):
     left = read_back(root)
     last = int(left.metrics[-1]["step"])
     assert (root / "checkpoints" / f"step_{last:06d}").is_dir()
+
+
+def test_a_second_ctrl_c_stops_at_once_and_says_what_is_lost(capfd: pytest.CaptureFixture[str]):
+    handler = signal.getsignal(signal.SIGINT)
+    with Interruption() as interruption:
+        signal.raise_signal(signal.SIGINT)
+        assert interruption.is_wanted
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is handler
+    assert "steps after the newest checkpoint are lost" in capfd.readouterr().err
 
 
 def wait_for_lines(file: Path, process: subprocess.Popen[str]) -> None:

@@ -5,7 +5,10 @@ from pathlib import Path
 import pytest
 
 from luyen.config.catalog import ADV_ESTIMATORS, POLICY_LOSSES
-from luyen.config.check import check
+from luyen.config.check import Report, check
+from luyen.config.reward_parts import read_components, read_routes
+from luyen.rewards.routing import routes_in_force
+from luyen.rewards.rules.all import rule_rewards
 from luyen.train.start import run_training
 from tests.e2e.recipes import LEARNED, ONLINE, RECIPES, learning, small
 from tests.runs import ACTOR, ROLLOUT, train
@@ -35,6 +38,25 @@ def test_a_recipe_runs_in_small(name: str, tmp_path: Path):
     assert set(done.course("parity/max_gap")) == {0.0}
     assert done.course("actor/grad_norm")[-1] > 0
     assert "val/accuracy" in done.metrics[-1]
+
+
+def can_run_out_of_time(report: Report) -> bool:
+    """Whether a rule that judges the rows of a recipe works under a time limit."""
+    reward = report.config.reward
+    routes = routes_in_force(read_routes(reward), read_components(reward)[0])
+    # The data source of a made row is its address: arithmetic://sum gives arithmetic/sum.
+    sources = [url.partition("?")[0].replace("://", "/") for url in report.config.data.train_files]
+    taken = [next(r for r in routes if r.matches(source)) for source in sources]
+    rules = {part.rule for route in taken for part in route.components.values()}
+    return any(rule_rewards.facts(rule).get("isolated") for rule in rules)
+
+
+@pytest.mark.parametrize("name", ONLINE)
+def test_a_recipe_whose_verifier_may_run_out_of_time_says_what_follows(name: str):
+    report = check([RECIPES[name]])
+    assert not can_run_out_of_time(report) or "reward.on_fault" in report.origins
+    hard = check([RECIPES[name]], ["reward.components={hard: {rule: math}}", "reward.routes={}"])
+    assert can_run_out_of_time(hard)
 
 
 def test_the_recipe_of_the_built_in_model_runs_in_small(tmp_path: Path):

@@ -7,7 +7,7 @@ from typer.testing import CliRunner, Result
 
 from luyen.cli.main import app
 from luyen.data.tokenizer import resolve_path
-from luyen.models.fresh import save_random_model
+from luyen.models.fresh import random_policy
 
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
 
@@ -15,7 +15,7 @@ TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "generation_config.json"
 def random_model(directory: Path) -> Path:
     """The built-in model's shape and tokenizer with random weights."""
     directory.mkdir(parents=True)
-    save_random_model(directory)
+    random_policy().model.save_pretrained(directory)
     for name in TOKENIZER:
         shutil.copyfile(Path(resolve_path("builtin://arithmetic")) / name, directory / name)
     return directory

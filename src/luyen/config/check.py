@@ -22,6 +22,8 @@ from luyen.config.schema.run import RunConfig
 from luyen.config.tree import Tree, origin_of
 
 _ORDER = {"error": 0, "warning": 1, "note": 2}
+_UNREAD = ("C001", "C003")
+"""Problems that leave out what a file says; rules would then speak about its absence."""
 
 
 @final
@@ -69,6 +71,11 @@ class Report:
         """Whether a run may start."""
         return all(problem.severity != "error" for problem in self.problems)
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether every file was read; otherwise the plan is not that of the run."""
+        return all(problem.id not in _UNREAD for problem in self.problems)
+
 
 def is_installed(package: str) -> bool:
     """Whether a Python package could be imported here, without importing it."""
@@ -107,7 +114,7 @@ def check(
     found = [*tree.problems, *parsed.problems]
     wrong = {problem.field for problem in found}
     found += [p for p in _not_yet(config, tree) if p.field not in wrong]
-    if not any(problem.id in ("C001", "C003") for problem in found):
+    if not any(problem.id in _UNREAD for problem in found):
         found += [p for p in _broken_rules(situation, tree) if p.field not in wrong]
     found.sort(key=lambda problem: _ORDER[problem.severity])
     return Report(problems=tuple(found), config=config, origins=tree.origins, plan=plan)

@@ -51,11 +51,24 @@ def load_policy(
     source = model_directory(path or model.path)
     net = _load(model, source, dtype_of(model, device), seed)
     torch.nn.Module.to(net, torch.device(device))
+    _leave_the_file(net)
     if model.lora_rank > 0 and path is None:
         add_adapter(net, model, seed=seed)
     policy = Policy(net, vocabulary=vocabulary, is_packed=is_packed)
     _save_memory(policy, model)
     return policy.eval()
+
+
+@torch.no_grad()
+def _leave_the_file(net: PreTrainedModel) -> None:
+    """Copy weights on the CPU into memory of their own.
+
+    The loader maps them from the file where their type is the file's: whoever writes to the file
+    would change the policy of a run, and whoever shortens it would kill the run.
+    """
+    for tensor in (*net.parameters(), *net.buffers()):
+        if tensor.device.type == "cpu":
+            tensor.data = tensor.data.clone()
 
 
 def _save_memory(policy: Policy, model: Model) -> None:
@@ -90,7 +103,7 @@ def _load(model: Model, source: str, dtype: torch.dtype, seed: int) -> PreTraine
         raise UserError(
             "actor_rollout_ref.model.path",
             source,
-            f"cannot be loaded: {str(error).splitlines()[0]}",
+            f"cannot be loaded: {str(error).splitlines()[0].rstrip('.')}",
             "give a directory with config.json and weights, or a hub id that is reachable",
         ) from error
     _refuse_gaps(found, source)

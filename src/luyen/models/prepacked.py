@@ -35,11 +35,6 @@ class PackedLinears:
         self._copies: list[tuple[_Key, Callable[[Tensor], Tensor]] | None]
         self.drop()
 
-    @property
-    def is_held(self) -> bool:
-        """Whether copies take memory now."""
-        return any(copy is not None for copy in self._copies)
-
     def drop(self) -> None:
         """Free all copies."""
         self._copies = [None] * len(self._layers)

@@ -1,7 +1,8 @@
 """What a person sees while a run goes on: a live panel in a terminal, a line a step elsewhere.
 
-A display is told four things: how many steps there will be, which phase begins, what a step
-measured, and that it is over. It computes nothing that anything else reads.
+A display is told how many steps there will be, which phase begins, what a step measured, and that
+it is over; before the first step, also what is waited for. It computes nothing that anything else
+reads.
 """
 
 import sys
@@ -64,6 +65,10 @@ FIGURES = (
 
 class Display(Protocol):
     """What the loop tells whoever is watching."""
+
+    def waiting(self, words: str) -> None:
+        """The first step is not there yet, and this is why."""
+        ...
 
     def start(self, total_steps: int, *, done: int = 0) -> None:
         """The run will have so many steps, of which a resumed one has some behind it."""
@@ -145,6 +150,11 @@ class PlainDisplay:
         self._stream = stream
         self._clock = Clock()
 
+    def waiting(self, words: str) -> None:
+        """Write the line."""
+        self._stream.write(f"{words}\n")
+        self._stream.flush()
+
     def start(self, total_steps: int, *, done: int = 0) -> None:
         """Begin to count."""
         self._clock.start(total_steps, done)
@@ -179,9 +189,14 @@ class LiveDisplay:
         self._since = time.monotonic()
         self._metrics: dict[str, float] = {}
         self._course: list[float] = []
+        self._console = console
         self._live = Live(
             console=console, get_renderable=self._render, refresh_per_second=4, transient=False
         )
+
+    def waiting(self, words: str) -> None:
+        """Write the line above the panel that will come."""
+        self._console.print(Text(words, style="dim"))
 
     def start(self, total_steps: int, *, done: int = 0) -> None:
         """Show the panel."""
@@ -246,6 +261,9 @@ class LiveDisplay:
 @final
 class SilentDisplay:
     """Nothing at all, for a run whose `trainer.logger` has no console."""
+
+    def waiting(self, words: str) -> None:
+        """Shows nothing."""
 
     def start(self, total_steps: int, *, done: int = 0) -> None:
         """Shows nothing."""

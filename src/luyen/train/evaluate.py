@@ -3,8 +3,35 @@
 from collections.abc import Mapping, Sequence
 from math import comb, sqrt
 
+from luyen.config.schema.run import RunConfig
+from luyen.rewards.step import Scored
+from luyen.rollout.protocol import Sampling
+
 _Z = 1.959964
 """Two-sided 95 % quantile of the normal distribution."""
+
+
+def validation_sampling(config: RunConfig, stop_ids: frozenset[int]) -> Sampling:
+    """How validation draws: greedily unless `val_kwargs.do_sample`."""
+    val_kwargs = config.actor_rollout_ref.rollout.val_kwargs
+    return Sampling(
+        max_new_tokens=config.data.max_response_length,
+        temperature=val_kwargs.temperature if val_kwargs.do_sample else 0.0,
+        top_k=val_kwargs.top_k if val_kwargs.do_sample else -1,
+        top_p=val_kwargs.top_p if val_kwargs.do_sample else 1.0,
+        stop_ids=stop_ids,
+    )
+
+
+def scored_metrics(scored: Sequence[Scored]) -> dict[str, float]:
+    """`validation_metrics` of the rollouts that have a score; a group without any is left out."""
+    rewards: dict[str, list[list[float]]] = {}
+    for group in scored:
+        scores = [rollout.score for rollout in group.rollouts if rollout.score is not None]
+        values = [score.value for score in scores if score.value is not None]
+        if values:
+            rewards.setdefault(group.prompt.data_source, []).append(values)
+    return validation_metrics(rewards)
 
 
 def pass_at_k(solved: int, samples: int, k: int) -> float:

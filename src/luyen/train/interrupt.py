@@ -30,6 +30,7 @@ class Interruption:
     def _ask(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - a handler's form
         if self.is_wanted:
             self.__exit__()
+            sys.stderr.write("\nstopped at once; steps after the newest checkpoint are lost\n")
             raise KeyboardInterrupt
         self.is_wanted = True
         sys.stderr.write("\nending after this step with a checkpoint; once more to stop at once\n")

@@ -5,17 +5,22 @@ import time
 from luyen.checkpoint.store import CheckpointStore
 from luyen.config.check import Report
 from luyen.config.schema.run import RunConfig
-from luyen.data.build import build_data
 from luyen.data.tokenizer import Tokenizer
 from luyen.engine.optim import MasterAdamW
 from luyen.engine.supervised import SupervisedEngine
 from luyen.models.load import load_policy
 from luyen.telemetry.curves import draw_curves
-from luyen.telemetry.display import Display, SilentDisplay, open_display
+from luyen.telemetry.display import Display
 from luyen.telemetry.sinks import open_sinks
 from luyen.telemetry.spans import SPANS
 from luyen.telemetry.summary import Change, Summary
-from luyen.train.beginning import find_checkpoint, identity, open_directory
+from luyen.train.beginning import (
+    find_checkpoint,
+    identity,
+    open_directory,
+    open_run_display,
+    prepare_rows,
+)
 from luyen.train.build import (
     actor_passes,
     choose_threads,
@@ -32,12 +37,11 @@ def run_supervised(report: Report, *, trial_steps: int | None = None) -> Summary
     config = report.config
     import_plugins(config.trainer.plugins)
     tokenizer = load_run_tokenizer(config)
-    seed = config.trainer.seed
-    data = build_data(config.data, tokenizer=tokenizer, seed=seed, is_supervised=True)
+    display = open_run_display(config)
+    data = prepare_rows(config, tokenizer, display)
     directory = open_directory(report, data)
     store = CheckpointStore(directory.checkpoints, keep=config.trainer.max_ckpt_to_keep)
     resumed = find_checkpoint(report, store)
-    display = open_display() if "console" in config.trainer.logger else SilentDisplay()
     log = open_sinks(
         config.trainer.logger,
         directory=directory,

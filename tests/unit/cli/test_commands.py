@@ -42,6 +42,45 @@ def test_warnings_alone_exit_with_0() -> None:
     assert "warning A07" in text
 
 
+@pytest.mark.parametrize(
+    ("text", "where", "why"),
+    [
+        (None, "", "No such file or directory"),
+        ("data: [1,\n  a: b: c\n", ":2", "not valid YAML"),
+    ],
+)
+@pytest.mark.parametrize("command", ["check", "train", "profile"])
+def test_a_file_that_cannot_be_read_is_named_and_no_plan_is_made_up(
+    command: str, text: str | None, where: str, why: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "run.yaml"
+    if text is not None:
+        path.write_text(text)
+    code, said = luyen(command, str(path))
+    assert code == 1
+    assert f"  {path}{where}\n" in said
+    assert why in said
+    assert "Fix: " in said
+    assert "Plan" not in said
+
+
+@pytest.mark.parametrize("command", ["train", "profile"])
+@pytest.mark.parametrize(
+    ("word", "fix"),
+    [
+        ("trainer.nnodez=2", "did you mean `trainer.nnodes`?"),
+        ("actor_rollout_ref.model.path=/no/such/model", "give a model directory"),
+    ],
+)
+def test_a_run_that_does_not_start_says_why_and_shows_no_plan(
+    command: str, word: str, fix: str
+) -> None:
+    code, said = luyen(command, QUICKSTART, word)
+    assert code == 1
+    assert f"Fix: {fix}" in said
+    assert "Plan" not in said
+
+
 def test_json_holds_the_same_report() -> None:
     code, text = luyen("check", QUICKSTART, "trainer.nnodez=2", "--json")
     report = json.loads(text)

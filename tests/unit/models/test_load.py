@@ -43,6 +43,19 @@ def test_loaded_weights_are_those_of_the_file(directory: Path, capfd: pytest.Cap
     assert captured.out + captured.err == ""
 
 
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_a_file_that_is_overwritten_under_a_run_changes_nothing(tmp_path: Path, is_tied: bool):
+    tiny_net(tie_word_embeddings=is_tied).save_pretrained(tmp_path)
+    policy = load(tmp_path)
+    before = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
+    file = tmp_path / "model.safetensors"
+    with file.open("r+b") as opened:  # in place: a new file of that name would leave the old one
+        opened.write(bytes(file.stat().st_size))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in policy.state_dict().items())
+    net = policy.model
+    assert (net.lm_head.weight is net.get_input_embeddings().weight) == is_tied
+
+
 def test_dropout_is_switched_off(directory: Path):
     assert json.loads((directory / "config.json").read_text())["attention_dropout"] == 0.3
     policy = load(directory).train()

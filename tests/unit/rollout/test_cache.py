@@ -5,7 +5,7 @@ import torch
 
 from luyen.rollout.native.cache import SlottedCache
 from luyen.rollout.native.two_part import TwoPartCache
-from tests.generation import native, request
+from tests.generation import holds_copies, native, request
 from tests.tiny_models import tiny_policy
 
 
@@ -49,4 +49,4 @@ def test_an_engine_in_bf16_holds_no_shared_prompts_and_no_copies_at_rest(samples
     while not engine.is_idle:
         engine.advance()
     assert not isinstance(engine._cache, TwoPartCache)
-    assert not engine._linears.is_held
+    assert not holds_copies(engine._linears)

@@ -91,6 +91,21 @@ def test_the_panel_shows_phases_figures_and_the_course_of_the_reward(clock: list
     assert "reward ▁█" in last
 
 
+def test_what_is_waited_for_stands_before_the_first_step(clock: list[float]):
+    stream = io.StringIO()
+    plain = PlainDisplay(stream)
+    plain.waiting("reading [rows]")
+    plain.start(4)
+    plain.step(1, {})
+    assert stream.getvalue().splitlines()[0] == "reading [rows]"
+    console, stream = screen(60)
+    live = LiveDisplay(console)
+    live.waiting("reading [rows]")
+    live.start(4)
+    live.close()
+    assert stream.getvalue().index("reading [rows]") < stream.getvalue().index("luyen")
+
+
 def test_a_narrow_terminal_still_shows_every_number(clock: list[float]):
     console, stream = screen(60)
     shown = LiveDisplay(console)
@@ -118,6 +133,7 @@ def test_the_form_follows_the_stream(monkeypatch: pytest.MonkeyPatch):
 
 def test_a_silent_display_says_nothing(capsys: pytest.CaptureFixture[str]):
     shown = SilentDisplay()
+    shown.waiting("reading")
     shown.start(1)
     shown.phase("generate")
     shown.step(1, METRICS)

@@ -19,7 +19,9 @@ class FilterGroups(Block):
 
     enable: bool = key(False, "Drop groups whose samples all score the same, and draw others.")
     metric: str | None = key(None, "Score that must differ inside a group, e.g. `acc` or `reward`.")
-    max_num_gen_batches: int = key(0, "Most extra batches drawn in a step; 0: no limit.", ge=0)
+    max_num_gen_batches: int = key(
+        0, "Most batches drawn for a step: the run stops if they do not fill it; 0: no limit.", ge=0
+    )
 
 
 class RolloutCorrection(Block):
