@@ -7,13 +7,16 @@ START = start=$$(date +%s)
 TOOK = echo "$@: passed in $$(( $$(date +%s) - start )) s"
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test test-gpu docs
+.PHONY: help demo demo-tools check test test-gpu docs
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 16
 
 demo: $(STAMP) ## train the quickstart: about two minutes on a laptop
 	@$(BIN)/luyen train recipes/quickstart.yaml trainer.experiment_name=quickstart-$$(date +%Y%m%d-%H%M%S)
+
+demo-tools: $(STAMP) ## train the built-in model to call a calculator: about three minutes on a laptop
+	@$(BIN)/luyen train recipes/tool_calling.yaml trainer.experiment_name=tool-calling-$$(date +%Y%m%d-%H%M%S)
 
 check: $(STAMP) ## format, lint, types, layers and architecture tests; under a minute
 	@set -e; $(START); \

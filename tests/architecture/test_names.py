@@ -13,6 +13,12 @@ EXCEPTIONS: dict[str, str] = {
     "src/luyen/rewards/outcome.py::boundary: except Exception": (
         "a rule or a function of the user may raise anything; it becomes the fault of one rollout"
     ),
+    "src/luyen/sandbox/worker.py::boundary: except Exception": (
+        "a function called in a process of its own may raise anything; it becomes one reply"
+    ),
+    "src/luyen/rollout/tools/foreign.py::boundary: except Exception": (
+        "a tool may raise anything; the policy reads about it"
+    ),
     "src/luyen/telemetry/background.py::BackgroundSink._work: except Exception": (
         "whatever a remote service raises becomes one warning"
     ),

@@ -14,8 +14,6 @@ from luyen.rewards.outcome import Outcome, boundary, outcome_of
 from luyen.rewards.rules.all import rule_rewards
 
 FILE_FIELD = "reward.custom_reward_function"
-READY = "ready"
-"""What a process says when the function is loaded: from here on the clock of the call runs."""
 
 
 @final

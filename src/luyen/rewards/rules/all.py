@@ -1,8 +1,20 @@
 """Every rule, gathered: importing this module registers them all."""
 
-from luyen.rewards.rules import choice, exact, gsm8k, gym, length, math, numbers, shape
+from luyen.rewards.rules import (
+    choice,
+    code,
+    exact,
+    gsm8k,
+    gym,
+    length,
+    math,
+    numbers,
+    safety,
+    shape,
+    tools,
+)
 from luyen.rewards.rules.rule import rule_rewards
 
 __all__ = ["rule_rewards"]
 
-MODULES = (choice, exact, gsm8k, gym, length, math, numbers, shape)
+MODULES = (choice, code, exact, gsm8k, gym, length, math, numbers, safety, shape, tools)

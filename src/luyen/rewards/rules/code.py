@@ -1,0 +1,114 @@
+"""Programs, judged by running them against the tests of the row."""
+
+import asyncio
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, cast
+
+from luyen.base.records import Prompt
+from luyen.rewards.outcome import Unscorable
+from luyen.rewards.rules.rule import Answer, rule_rewards, truth_of
+from luyen.sandbox.deadline import seconds_left
+from luyen.sandbox.launch import SandboxFault
+from luyen.sandbox.limits import Limits
+from luyen.sandbox.verify import Case, Test, verify
+
+_FENCED = re.compile(r"```[ \t]*(?:python|py|python3)?[ \t]*\n(.*?)(?:\n[ \t]*```|\Z)", re.DOTALL)
+_MARGIN_S = 1.0
+"""What is left of the time for a score when the tests are stopped."""
+
+
+@rule_rewards.register("code", isolated=True, door="luyen.sandbox.verify")
+def code(
+    prompt: Prompt,
+    answer: Answer,
+    *,
+    credit: Literal["all", "share"] = "all",
+    cpu_s: int = 2,
+    memory_mb: int = 1024,
+) -> float:
+    """1 when the program passes every test of the row, with `share` the part that it passes."""
+    if credit not in ("all", "share"):
+        raise Unscorable(f"credit {credit!r} is neither all nor share")
+    program, tests = program_in(answer.text), tests_of(truth_of(prompt))
+    limits = Limits(cpu_s=cpu_s, wall_s=5.0 * cpu_s, memory_bytes=memory_mb * 2**20)
+    left = seconds_left()
+    judged = verify(
+        program,
+        tests,
+        limits,
+        total_s=None if left is None else max(left - _MARGIN_S, left / 2),
+        stop_at_failure=credit == "all",
+    )
+    try:
+        verdict = asyncio.run(judged)
+    except SandboxFault as fault:
+        raise Unscorable(f"the sandbox failed: {fault}") from fault
+    return verdict.share if credit == "share" else float(verdict.passed == verdict.total)
+
+
+def program_in(text: str) -> str:
+    """The last fenced block of an answer; without a fence, all of it.
+
+    Example:
+        >>> program_in("First:\\n```python\\nx = 1\\n```\\nBetter:\\n```python\\nx = 2\\n```")
+        'x = 2'
+    """
+    found = _FENCED.findall(text)
+    return found[-1] if found else text
+
+
+def tests_of(truth: Any) -> list[Test]:
+    """The tests of a row: assertions as text or a list of texts; cases as pairs of lists or a list.
+
+    Example:
+        >>> tests_of(["assert add(1, 2) == 3"])
+        ['assert add(1, 2) == 3']
+        >>> tests_of('{"inputs": ["1 2"], "outputs": ["3"]}')
+        [Case(stdin='1 2', stdout='3')]
+    """
+    given = _from_json(truth) if isinstance(truth, str) else truth
+    if isinstance(given, Mapping):
+        tests = _pairs(cast(Mapping[str, Any], given))
+    elif isinstance(given, Sequence) and not isinstance(given, str):
+        tests = [_one(test) for test in cast(Sequence[Any], given)]
+    else:
+        tests = [_one(given)]
+    if not tests:
+        raise Unscorable("the row has no tests")
+    return tests
+
+
+def _from_json(text: str) -> Any:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return text
+    return found if isinstance(found, dict | list) else text
+
+
+def _pairs(given: Mapping[str, Any]) -> list[Test]:
+    if "fn_name" in given:
+        raise Unscorable("tests that call `fn_name` are not understood; write them as assertions")
+    inputs, outputs = given.get("inputs"), given.get("outputs")
+    if not isinstance(inputs, list | tuple) or not isinstance(outputs, list | tuple):
+        return [_one(given)]
+    if len(inputs) != len(outputs):
+        raise Unscorable(f"the row has {len(inputs)} inputs and {len(outputs)} outputs")
+    return [Case(stdin=_text(i), stdout=_text(o)) for i, o in zip(inputs, outputs, strict=True)]
+
+
+def _one(test: Any) -> Test:
+    if isinstance(test, str) and test.strip():
+        return test
+    if isinstance(test, Mapping) and {"input", "output"} <= test.keys():
+        return Case(stdin=_text(test["input"]), stdout=_text(test["output"]))
+    raise Unscorable(f"the row's test {str(test)[:100]!r} is neither code nor input and output")
+
+
+def _text(value: Any) -> str:
+    """Input or output as text: lists are lines, as common data sets write them."""
+    if isinstance(value, list | tuple):
+        return "\n".join(map(str, cast(Sequence[Any], value)))
+    return str(value)
