@@ -24,7 +24,7 @@ def run_bench(
 
     from luyen.models.shapes import shaped_policy
     from luyen.train.bench.roofline import measure_ceilings
-    from luyen.train.build import choose_threads
+    from luyen.train.build_roles import choose_threads
 
     device = _device(device, is_there=torch.cuda.is_available())
     number = getattr(torch, dtype if dtype != "auto" else _dtype(device))

@@ -7,11 +7,11 @@ that became ready meanwhile (tools that returned, conversations that go on) gets
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
 from typing import final
 
 from luyen.base.errors import UserError
 from luyen.rollout.protocol import Completion, Request, RolloutEngine, Sampling
+from luyen.rollout.tools.foreign import boundary
 
 _SETTLING_ROUNDS = 6
 """Turns of the event loop between two passes: what is ready runs until it waits for something."""
@@ -22,26 +22,20 @@ _CROWD = 8
 
 
 @final
-@dataclass(slots=True, eq=False)
 class _Ticket:
     """One answer that somebody waits for."""
 
-    tokens: tuple[int, ...]
-    key: int
-    sampling: Sampling
-    answer: "asyncio.Future[Completion]"
-    request: str = ""
-    """The engine's request that holds it; empty while it waits here."""
-    sample: int = 0
-    """Its index there."""
+    __slots__ = ("answer", "key", "request", "sample", "sampling", "tokens")
 
-
-@final
-@dataclass(slots=True, eq=False)
-class _Held:
-    """Tickets that were submitted as one request, by sample."""
-
-    tickets: dict[int, _Ticket] = field(default_factory=dict[int, _Ticket])
+    def __init__(self, tokens: tuple[int, ...], key: int, sampling: Sampling) -> None:
+        self.tokens = tokens
+        self.key = key
+        self.sampling = sampling
+        self.answer: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        self.request = ""
+        """The engine's request that holds it; empty while it waits here."""
+        self.sample = 0
+        """Its index there."""
 
 
 @final
@@ -55,7 +49,7 @@ class EngineClient:
     def __init__(self, engine: RolloutEngine) -> None:
         self._engine = engine
         self._waiting: list[_Ticket] = []
-        self._held: dict[str, _Held] = {}
+        self._held: dict[str, dict[int, _Ticket]] = {}
         self._arrived = asyncio.Event()
         self._count = 0
         self._lingered = 0
@@ -76,8 +70,7 @@ class EngineClient:
         """
         if self._failure is not None:
             raise self._failure
-        loop = asyncio.get_running_loop()
-        ticket = _Ticket(tokens=tokens, key=key, sampling=sampling, answer=loop.create_future())
+        ticket = _Ticket(tokens, key, sampling)
         self._waiting.append(ticket)
         self._arrived.set()
         try:
@@ -105,20 +98,22 @@ class EngineClient:
             self._waiting.clear()
 
     async def _pump(self) -> None:
-        try:
+        faults: list[BaseException] = []
+        with boundary(faults):
             while True:
-                for _ in range(_SETTLING_ROUNDS):
-                    await asyncio.sleep(0)
-                self._submit()
-                if self._engine.is_idle:
-                    self._arrived.clear()
-                    if not self._waiting:
-                        await self._arrived.wait()
-                    continue
-                for completion in self._engine.advance():
-                    self._deliver(completion)
-        except Exception as failure:  # noqa: BLE001
-            self._fail(failure)  # it belongs to everyone who waits
+                await self._pass()
+        self._fail(faults[0])  # it belongs to everyone who waits
+
+    async def _pass(self) -> None:
+        for _ in range(_SETTLING_ROUNDS):
+            await asyncio.sleep(0)
+        self._submit()
+        if not self._engine.is_idle:
+            for completion in self._engine.advance():
+                self._deliver(completion)
+        elif not self._waiting:
+            self._arrived.clear()
+            await self._arrived.wait()
 
     def _submit(self) -> None:
         """Hand over what waits, equal prompts together, once it is many or has waited enough."""
@@ -146,13 +141,13 @@ class EngineClient:
                 continue
             for sample, ticket in enumerate(tickets):
                 ticket.request, ticket.sample = name, sample
-            self._held[name] = _Held(dict(enumerate(tickets)))
+            self._held[name] = dict(enumerate(tickets))
 
     def _deliver(self, completion: Completion) -> None:
-        held = self._held.get(completion.request)
-        ticket = held.tickets.pop(completion.sample, None) if held is not None else None
-        if held is not None and not held.tickets:
-            del self._held[completion.request]
+        held = self._held.get(completion.request, {})
+        ticket = held.pop(completion.sample, None)
+        if not held:
+            self._held.pop(completion.request, None)
         if ticket is not None and not ticket.answer.done():
             ticket.answer.set_result(completion)
 
@@ -173,7 +168,7 @@ class EngineClient:
 
     def _fail(self, failure: BaseException) -> None:
         self._failure = failure
-        held = [ticket for some in self._held.values() for ticket in some.tickets.values()]
+        held = [ticket for some in self._held.values() for ticket in some.values()]
         for ticket in (*held, *self._waiting):
             if not ticket.answer.done():
                 ticket.answer.set_exception(failure)

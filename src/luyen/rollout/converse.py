@@ -34,7 +34,8 @@ from luyen.rollout.loop import (
 from luyen.rollout.parsers.protocol import Parsed
 from luyen.rollout.protocol import Sampling
 from luyen.rollout.setting import Address, Setting
-from luyen.rollout.tools.box import OpenTools
+from luyen.rollout.tools.foreign import boundary
+from luyen.rollout.tools.open_tools import OpenTools
 from luyen.rollout.transcript import Transcript
 
 _ONE_TOO_MANY = "the call was not made: too many calls"
@@ -80,26 +81,24 @@ class Conversation:
         clock = asyncio.get_running_loop().time
         started, budget = clock(), self._setting.time_budget_s
         self._deadline = None if budget is None else started + budget
-        stop, fault = StopReason.FAULT, None
-        try:
+        stop, faults = StopReason.FAULT, list[BaseException]()
+        with boundary(faults):
             try:
                 stop = await self._course()
                 await self._judge_whole()
             finally:
                 await self._close()
-        except UserError:
-            raise
-        except Exception as error:  # noqa: BLE001
-            stop, fault = StopReason.FAULT, last_line(error)
+        if faults and isinstance(faults[0], UserError):
+            raise faults[0]
         notes = {"seconds": clock() - started}
-        if fault is None:
+        if not faults:
             notes |= self._comparison()
         return self._transcript.rollout(
             group=self._address.group,
             sample=self._address.sample,
-            stop=stop,
+            stop=StopReason.FAULT if faults else stop,
             text=self._text,
-            fault=fault,
+            fault=last_line(faults[0]) if faults else None,
             calls=self._calls,
             messages=self._messages[self._opening :],
             given=self._given,

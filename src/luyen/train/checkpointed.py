@@ -24,7 +24,8 @@ from luyen.config.schema.run import RunConfig
 from luyen.data.tokenizer import Tokenizer
 from luyen.models.load import load_policy
 from luyen.models.policy import Policy
-from luyen.train.build import choose_threads, load_run_tokenizer
+from luyen.train.build import load_run_tokenizer
+from luyen.train.build_roles import choose_threads
 
 _FIELD = "CHECKPOINT"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")

@@ -4,20 +4,17 @@ import asyncio
 from collections.abc import Sequence
 from typing import Self, final
 
-import luyen.rollout.engines
 from luyen.base.records import Prompt, Rollout
 from luyen.config.schema.data import Data, Sampler
 from luyen.data.build import build_data
 from luyen.data.render import Renderer
 from luyen.rewards.build import build_reward
 from luyen.rewards.step import Scored, score_all
-from luyen.rollout.protocol import RolloutEngine, Sampling, rollout_engines
+from luyen.rollout.protocol import Sampling
 from luyen.rollout.single_turn import Draw, Group, answer
-from luyen.train.build import conversations_of, import_plugins, surroundings_of
+from luyen.train.build import import_plugins
+from luyen.train.build_roles import build_engine, conversations_of, surroundings_of
 from luyen.train.checkpointed import Opened
-
-ENGINES = luyen.rollout.engines
-"""Importing it registers the engines that come with the package."""
 
 
 @final
@@ -28,17 +25,12 @@ class Player:
         self._opened = opened
         config = opened.config
         import_plugins(config.trainer.plugins)
-        rollout, data = config.actor_rollout_ref.rollout, config.data
+        data = config.data
         self._renderer = Renderer(opened.tokenizer, template_kwargs=data.apply_chat_template_kwargs)
         self._surroundings = surroundings_of(config)
         self._conversations = conversations_of(config, self._surroundings, self._renderer)
         self._reward = build_reward(config.reward, max_response_length=data.max_response_length)
-        self._engine: RolloutEngine = rollout_engines.get(rollout.name)(
-            opened.policy,
-            rollout,
-            longest=data.max_prompt_length + data.max_response_length,
-            decode=opened.tokenizer.decode,
-        )
+        self._engine = build_engine(config, opened.policy, opened.tokenizer)
         self.broken: list[Rollout] = []
         """Rollouts that could not be played to an end and were judged by nobody."""
 

@@ -19,7 +19,8 @@ from luyen.train.beginning import (
     open_run_display,
     prepare_rows,
 )
-from luyen.train.build import build_run, import_plugins, load_run_tokenizer, surroundings_of
+from luyen.train.build import build_run, import_plugins, load_run_tokenizer
+from luyen.train.build_roles import surroundings_of
 from luyen.train.online import train_online
 from luyen.train.recorder import Recorder, restore
 from luyen.train.run import OnlineRun

@@ -21,13 +21,8 @@ from luyen.train.beginning import (
     open_run_display,
     prepare_rows,
 )
-from luyen.train.build import (
-    actor_passes,
-    choose_threads,
-    import_plugins,
-    load_run_tokenizer,
-    total_steps,
-)
+from luyen.train.build import import_plugins, load_run_tokenizer, total_steps
+from luyen.train.build_roles import actor_passes, choose_threads
 from luyen.train.offline import OfflineRun, train_offline
 from luyen.train.supervised_files import SupervisedFiles, restore_supervised
 

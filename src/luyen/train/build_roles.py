@@ -1,0 +1,161 @@
+"""Actor, rollout engine, reference and critic, made from a configuration."""
+
+import torch
+
+import luyen.rollout.engines
+from luyen.config.schema.actor import Actor
+from luyen.config.schema.optim import Optim
+from luyen.config.schema.rollout import LogProbBatching
+from luyen.config.schema.run import RunConfig
+from luyen.data.render import Renderer
+from luyen.data.tokenizer import Tokenizer
+from luyen.engine.actor import ActorEngine
+from luyen.engine.critic import CriticEngine
+from luyen.engine.optim import MasterAdamW
+from luyen.engine.passes import Passes
+from luyen.models.load import load_policy
+from luyen.models.policy import Policy
+from luyen.models.value import ValueModel
+from luyen.rollout.build import Surroundings, build_conversations, build_surroundings
+from luyen.rollout.multi_turn import Conversations
+from luyen.rollout.protocol import RolloutEngine, rollout_engines
+from luyen.runtime.local import LocalRoles
+from luyen.train.needs import Needs
+
+ENGINES = luyen.rollout.engines
+"""Importing it registers the engines that come with the package."""
+
+
+def choose_threads(policy: Policy) -> None:
+    """One thread for a tiny model: waiting for a second costs more than it computes."""
+    if sum(p.numel() for p in policy.parameters()) < 10_000_000:
+        torch.set_num_threads(1)
+
+
+def surroundings_of(config: RunConfig) -> Surroundings | None:
+    """Tools and worlds of a run; None where every rollout is one answer."""
+    multi_turn = config.actor_rollout_ref.rollout.multi_turn
+    return build_surroundings(multi_turn) if multi_turn.enable else None
+
+
+def build_roles(
+    config: RunConfig,
+    renderer: Renderer,
+    tokenizer: Tokenizer,
+    needs: Needs,
+    device: str,
+    *,
+    surroundings: Surroundings | None = None,
+) -> LocalRoles:
+    """Actor, rollout engine, reference and critic on one device."""
+    arr = config.actor_rollout_ref
+    policy = load_policy(
+        arr.model, device=device, vocabulary=tokenizer.size, seed=config.trainer.seed
+    )
+    choose_threads(policy)
+    actor, rollout = arr.actor, arr.rollout
+    return LocalRoles(
+        actor=ActorEngine(
+            policy,
+            MasterAdamW(policy.parameters(), actor.optim),
+            actor_passes(actor),
+            temperature=rollout.temperature,
+        ),
+        rollout=build_engine(config, policy, tokenizer),
+        renderer=renderer,
+        reference=_reference(config, tokenizer, needs, device),
+        critic=_critic(config, tokenizer, device) if needs.values else None,
+        log_prob_passes=log_prob_passes(rollout, actor),
+        ref_passes=log_prob_passes(arr.ref, actor),
+        seed=config.trainer.seed,
+        frees_cache=rollout.free_cache_engine,
+        conversations=conversations_of(config, surroundings, renderer),
+    )
+
+
+def build_engine(config: RunConfig, policy: Policy, tokenizer: Tokenizer) -> RolloutEngine:
+    """The engine that generates with these weights."""
+    data, rollout = config.data, config.actor_rollout_ref.rollout
+    return rollout_engines.get(rollout.name)(
+        policy,
+        rollout,
+        longest=data.max_prompt_length + data.max_response_length,
+        decode=tokenizer.decode,
+    )
+
+
+def _reference(config: RunConfig, tokenizer: Tokenizer, needs: Needs, device: str) -> Policy | None:
+    """The reference policy; None where none is needed, or the actor without its adapter is it."""
+    arr = config.actor_rollout_ref
+    if not needs.reference or arr.model.lora_rank > 0:
+        return None
+    reference = _other_weights(config, arr.ref.path, tokenizer, device)
+    reference.requires_grad_(False)
+    reference.is_exact = arr.rollout.deterministic
+    return reference
+
+
+def conversations_of(
+    config: RunConfig, surroundings: Surroundings | None, renderer: Renderer
+) -> Conversations | None:
+    """What plays conversations of several turns, in a run that has them."""
+    if surroundings is None:
+        return None
+    return build_conversations(
+        config.actor_rollout_ref.rollout.multi_turn,
+        surroundings,
+        renderer=renderer,
+        max_response_length=config.data.max_response_length,
+    )
+
+
+def actor_passes(actor: Actor) -> Passes:
+    """How the actor's update is cut into micro-batches."""
+    if actor.use_dynamic_bsz:
+        return Passes(max_tokens=actor.ppo_max_token_len_per_gpu)
+    return Passes(sequences=actor.ppo_micro_batch_size_per_gpu or 1)
+
+
+def log_prob_passes(block: LogProbBatching, actor: Actor) -> Passes:
+    """How a pass without gradients is cut: as asked, or as the actor's update."""
+    asked = block.log_prob_use_dynamic_bsz
+    if actor.use_dynamic_bsz if asked is None else asked:
+        budget = block.log_prob_max_token_len_per_gpu or actor.ppo_max_token_len_per_gpu
+        return Passes(max_tokens=budget)
+    size = block.log_prob_micro_batch_size_per_gpu or actor.ppo_micro_batch_size_per_gpu
+    return Passes(sequences=size or 1)
+
+
+def _other_weights(
+    config: RunConfig, path: str | None, tokenizer: Tokenizer, device: str
+) -> Policy:
+    """The policy as it starts, or the weights at `path`, which are never fresh ones."""
+    model = config.actor_rollout_ref.model
+    if path is not None:
+        model = model.model_copy(update={"init": "pretrained"})
+    return load_policy(
+        model,
+        path=path or model.path,
+        device=device,
+        vocabulary=tokenizer.size,
+        seed=config.trainer.seed,
+    )
+
+
+def _critic(config: RunConfig, tokenizer: Tokenizer, device: str) -> CriticEngine:
+    critic, actor = config.critic, config.actor_rollout_ref.actor
+    weights = _other_weights(config, critic.model.path, tokenizer, device)
+    weights.is_exact = config.actor_rollout_ref.rollout.deterministic
+    value = ValueModel(weights)
+    dynamic = actor.use_dynamic_bsz if critic.use_dynamic_bsz is None else critic.use_dynamic_bsz
+    budget = critic.ppo_max_token_len_per_gpu or actor.ppo_max_token_len_per_gpu
+    size = critic.ppo_micro_batch_size_per_gpu or actor.ppo_micro_batch_size_per_gpu or 1
+    optim: Optim = critic.optim
+    return CriticEngine(
+        value,
+        MasterAdamW(value.parameters(), optim),
+        Passes(max_tokens=budget) if dynamic else Passes(sequences=size),
+        cliprange_value=critic.cliprange_value,
+        aggregation=critic.loss_agg_mode or actor.loss_agg_mode or "token-mean",
+        loss_scale_factor=actor.loss_scale_factor or float(config.data.max_response_length),
+    )
