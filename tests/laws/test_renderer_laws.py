@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from luyen.base.records import Source
-from luyen.data.character_tokenizer import CHARACTERS
 from luyen.data.laws import (
     LAWS,
     PROBES,
@@ -17,6 +16,7 @@ from luyen.data.laws import (
     round_trip,
 )
 from luyen.data.render import Extension, Rendered, Renderer
+from tests.character_tokenizer import CHARACTERS
 from tests.unit.data.templates import assistant, renderer, user
 
 TEXT = st.text(alphabet=CHARACTERS, min_size=1, max_size=12)

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, final
 
 from luyen.base.records import Message, Source
-from luyen.data.render import Rendered, Renderer, called_names
+from luyen.data.bridge import called_names
+from luyen.data.render import Renderer
+from luyen.data.rendered import Rendered
 
 Tools: TypeAlias = Sequence[Mapping[str, Any]]
 

@@ -49,18 +49,36 @@ class Tokenizer:
         '12+34='
     """
 
-    def __init__(self, backend: Any, *, path: str, generation_stops: Sequence[int] = ()) -> None:
-        """`backend` is a transformers tokenizer; `generation_stops` come with the model."""
+    def __init__(
+        self,
+        backend: Any,
+        *,
+        path: str,
+        generation_stops: Sequence[int] = (),
+        more_stops: Sequence[str] = (),
+    ) -> None:
+        """`backend` is a transformers tokenizer; `generation_stops` come with the model.
+
+        `more_stops` are tokens that end a turn in the format of the run's tool calls; those that
+        the tokenizer does not have are passed over.
+        """
         self._backend = backend
         self.path = path
         self.size: int = len(backend)
         """Ids the tokenizer knows; a model may have rows beyond them that mean nothing."""
         self.special_tokens: tuple[str, ...] = tuple(map(str, backend.all_special_tokens))
+        self.markers: dict[str, int] = self._find_markers()
+        """Text that is one token wherever it stands, and its id: special and added tokens.
+
+        Runs of white space and single characters, which some tokenizers add, mark nothing."""
+        self.unknown_id: int | None = backend.unk_token_id
+        """Id that stands for what has no token; None where everything has one."""
         self.has_template: bool = backend.chat_template is not None
         self.turn_end = self._find_turn_end() if self.has_template else None
         own = backend.eos_token_id
         closing = self.turn_end.token if self.turn_end is not None else None
-        stops = {i for i in (own, closing, *generation_stops) if i is not None}
+        calling = [self.markers[name] for name in more_stops if name in self.markers]
+        stops = {i for i in (own, closing, *generation_stops, *calling) if i is not None}
         self.stop_ids: frozenset[int] = frozenset(stops)
         """Ids that end a turn: the tokenizer's, the model's and the template's together."""
 
@@ -107,7 +125,7 @@ class Tokenizer:
                     **(template_kwargs or {}),
                 ),
             )
-        except TemplateError as error:
+        except (TemplateError, TypeError) as error:
             roles = ", ".join(str(message.get("role")) for message in messages)
             why = f"its chat template refuses a conversation of {roles}: {error}"
             raise UserError(_FIELD, self.path, why, "mend the rows or the template") from error
@@ -115,26 +133,30 @@ class Tokenizer:
     def _find_turn_end(self) -> TurnEnd:
         turn = [{"role": "user", "content": "a"}, {"role": "assistant", "content": _PROBE}]
         tail = self.apply_template(turn).rpartition(_PROBE)[2]
-        special = [token for token in self._marker_tokens() if token in tail]
+        special = [token for token in self.markers if token in tail]
         if not special:
             return TurnEnd(text=tail, token=None, trailing="")
         first = min(special, key=lambda token: (tail.index(token), -len(token)))
         end = tail.index(first) + len(first)
-        token = self._backend.convert_tokens_to_ids(first)
-        return TurnEnd(text=tail[:end], token=token, trailing=tail[end:])
+        return TurnEnd(text=tail[:end], token=self.markers[first], trailing=tail[end:])
 
-    def _marker_tokens(self) -> set[str]:
-        """Special tokens, and added ones that a template may use without declaring them."""
-        return {*self.special_tokens, *map(str, self._backend.get_added_vocab())}
+    def _find_markers(self) -> dict[str, int]:
+        names = {*self.special_tokens, *map(str, self._backend.get_added_vocab())}
+        whole = sorted(name for name in names if len(name.strip()) > 1)
+        return {name: self._backend.convert_tokens_to_ids(name) for name in whole}
 
 
 def load_tokenizer(
-    path: str, *, trust_remote_code: bool = False, model_path: str | None = None
+    path: str,
+    *,
+    trust_remote_code: bool = False,
+    model_path: str | None = None,
+    more_stops: Sequence[str] = (),
 ) -> Tokenizer:
     """The tokenizer of a directory, a hub id or a `builtin://` name.
 
     `model_path` says where the model lies when the tokenizer comes from elsewhere: the model's
-    generation config may name more ids that end a turn.
+    generation config may name more ids that end a turn. `more_stops`: see `Tokenizer`.
     """
     where = resolve_path(path)
     try:
@@ -144,7 +166,7 @@ def load_tokenizer(
         fix = "give a directory with tokenizer files, a hub id, or set model.tokenizer_path"
         raise UserError(_FIELD, path, why, fix) from error
     stops = _generation_stops(resolve_path(model_path or path))
-    return Tokenizer(backend, path=path, generation_stops=stops)
+    return Tokenizer(backend, path=path, generation_stops=stops, more_stops=more_stops)
 
 
 def resolve_path(path: str) -> str:

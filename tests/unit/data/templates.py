@@ -5,9 +5,9 @@ from functools import lru_cache
 from pathlib import Path
 
 from luyen.base.records import Source
-from luyen.data.character_tokenizer import CHATML, build_character_tokenizer
 from luyen.data.render import Rendered, Renderer
 from luyen.data.tokenizer import Tokenizer, load_tokenizer
+from tests.character_tokenizer import CHATML, build_character_tokenizer
 
 HEADERS = """\
 {{- '<|begin_of_text|>' -}}

@@ -6,7 +6,9 @@ import pytest
 
 from luyen.base.records import Source
 from luyen.data.render import CALL_LEFT_OUT, DROPPED, PROMPT_NOT_KEPT, REWRITES, Renderer
+from luyen.data.rendered import Rendered
 from luyen.data.tokenizer import load_tokenizer
+from tests.character_tokenizer import build_character_tokenizer
 from tests.unit.data.templates import assistant, pieces, renderer, user
 
 TOOLS = [{"type": "function", "function": {"name": "add"}}]
@@ -65,9 +67,35 @@ def test_a_result_that_the_template_transforms_is_still_a_tools():
     shown = renderer("headers")
     message = {"role": "tool", "content": "in  \n"}
     assert Source.TOOL in shown.extend([1], [user("x"), assistant("y")], [message]).sources
-    other = Renderer(load_tokenizer("builtin://arithmetic"))
-    moved = other._labelled("<tool_response>THREE", [RESULT])
-    assert set(moved[1]) == {Source.TOOL}
+
+
+@pytest.mark.parametrize(
+    ("change", "texts"),
+    [("| upper", ["THREE"]), ("| tojson", ["three"]), ("[:2]", ["tool: th!assistant: "])],
+)
+def test_a_result_is_told_from_the_template_unless_its_borders_are_lost(
+    tmp_path, change: str, texts: list[str]
+):
+    line = "{%- for m in messages -%}{{- m.role + ': ' + m.content CHANGE + '!' -}}{%- endfor -%}"
+    end = "{%- if add_generation_prompt -%}{{- 'assistant: ' -}}{%- endif -%}"
+    build_character_tokenizer(tmp_path, chat_template=line.replace("CHANGE", change) + end)
+    shown = Renderer(load_tokenizer(str(tmp_path)))
+    found = shown.extend([1], [user("x"), assistant("Y")], [RESULT])
+    told = Rendered(tokens=found.tokens, sources=found.sources, turns=(0,) * len(found.tokens))
+    assert [text for source, _, text in pieces(told, shown) if source == "TOOL"] == texts
+
+
+@pytest.mark.parametrize("content", ["u", "user", "im", "<", "assistant", "\n", "in"])
+def test_a_result_that_reads_like_the_template_is_found_where_it_stands(content: str):
+    shown = renderer("chatml")
+    found = shown.extend([3], [user("x"), assistant("y")], [{**RESULT, "content": content}])
+    told = Rendered(tokens=found.tokens, sources=found.sources, turns=(0,) * len(found.tokens))
+    head = "\n<|im_start|>user\n<tool_response>"
+    shown_pieces = [(s, text) for s, _, text in pieces(told, shown)]
+    if content.strip():
+        assert shown_pieces[:2] == [("TEMPLATE", head), ("TOOL", content)]
+    else:
+        assert {s for s, _ in shown_pieces} == {"TEMPLATE"}
 
 
 def test_a_template_that_rewrites_history_gives_each_answer_a_branch_of_its_own():
@@ -157,9 +185,27 @@ def test_extension_says_when_a_new_branch_must_begin():
     assert set(found.sources) == {Source.PROMPT}
 
 
-def test_template_arguments_reach_the_template(tmp_path):
-    from luyen.data.character_tokenizer import build_character_tokenizer
+def test_a_prompt_that_is_not_kept_and_a_call_that_is_left_out_begin_a_branch():
+    messages = [user("a"), assistant("b")]
+    assert renderer("opens thinking").extend([3], messages, [user("c")]).restart == REWRITES
+    assert renderer("headers").extend([3], [user("a"), CALL], [RESULT]).restart == CALL_LEFT_OUT
+    # As it was written, the call is content, and every template keeps that.
+    kept = {**CALL, "written": "<tool_call>add</tool_call>"}
+    assert renderer("headers").extend([3], [user("a"), kept], [RESULT]).restart is None
 
+
+def test_words_that_the_template_leaves_out_begin_a_branch(tmp_path):
+    says = "{{- m.content.split('</think>')[-1] + '<|im_end|>' -}}"
+    body = "{%- for m in messages -%}{{- '<|im_start|>' -}}" + says + "{%- endfor -%}"
+    tail = "{%- if add_generation_prompt -%}{{- '<|im_start|>' -}}{%- endif -%}"
+    build_character_tokenizer(tmp_path, chat_template=body + tail)
+    shown = Renderer(load_tokenizer(str(tmp_path)))
+    messages = [user("a"), assistant("<think>hm</think>b")]
+    assert shown.extend([3], messages, [user("c")]).restart == REWRITES
+    assert shown.extend([3], [user("a"), assistant("b")], [user("c")]).restart is None
+
+
+def test_template_arguments_reach_the_template(tmp_path):
     build_character_tokenizer(
         tmp_path, chat_template="{{- 'on' if thinking else 'off' -}}{{- messages[0].content -}}"
     )

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from luyen.base.errors import UserError
-from luyen.data.character_tokenizer import CHARACTERS, build_character_tokenizer
 from luyen.data.tokenizer import load_tokenizer, resolve_path
+from tests.character_tokenizer import CHARACTERS, build_character_tokenizer
 from tests.unit.data.templates import HEADER_TOKENS, HEADERS, tokenizer, user
 
 BUILTIN = "builtin://arithmetic"
