@@ -1,0 +1,151 @@
+"""The tools of a run: schemas for prompts, sessions for rollouts, limits over all of them."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias, final
+from weakref import WeakKeyDictionary
+
+from luyen.base.errors import UserError
+from luyen.base.records import Prompt
+from luyen.base.suggest import did_you_mean
+from luyen.rollout.tools.foreign import ToolFault, attempt, line_of
+from luyen.rollout.tools.open_tools import OnError, OpenTools, Place, Reading
+from luyen.rollout.tools.protocol import Tool, ToolSession
+from luyen.rollout.tools.text import Side
+from luyen.rollout.tools.validate import Checker
+
+_Free: TypeAlias = dict[tuple[str, int], asyncio.Semaphore]
+_NAMES = "tools"
+
+
+@final
+class ToolBox:
+    """All tools of a run.
+
+    Example:
+        >>> from luyen.rollout.tools.function import tool
+        >>> @tool
+        ... def shout(text: str) -> str:
+        ...     '''Say it louder.'''
+        ...     return text.upper()
+        >>> ToolBox([shout]).names
+        ('shout',)
+    """
+
+    def __init__(
+        self,
+        tools: Sequence[Tool],
+        *,
+        max_tool_response_length: int = 256,
+        tool_response_truncate_side: Side = "middle",
+        arguments_are_text: bool = False,
+        on_error: OnError = "observe",
+        end_s: float = 30.0,
+    ) -> None:
+        """A UserError when two tools share a name or a schema is no schema.
+
+        `arguments_are_text` is for call formats that know no other type; `end_s` limits the scores
+        of a rollout, and again its releases.
+        """
+        self._tools = _by_name(tools)
+        self._checkers = {name: _checker(tool) for name, tool in self._tools.items()}
+        self._reading = Reading(
+            most=max_tool_response_length,
+            side=tool_response_truncate_side,
+            from_text=arguments_are_text,
+            on_error=on_error,
+            end_s=end_s,
+        )
+        # A semaphore belongs to the loop it first waited in, and a run may use several loops.
+        self._free: WeakKeyDictionary[asyncio.AbstractEventLoop, _Free] = WeakKeyDictionary()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the tools, in order."""
+        return tuple(self._tools)
+
+    def schemas(
+        self, names: Sequence[str] | None = None, *, besides: Sequence[Tool] = ()
+    ) -> tuple[Mapping[str, Any], ...]:
+        """Schemas of these tools (None: of all), and of those that come besides."""
+        return tuple(tool.schema for tool in self._chosen(names, besides).values())
+
+    async def open(
+        self,
+        prompt: Prompt,
+        key: int,
+        names: Sequence[str] | None = None,
+        *,
+        besides: Sequence[Tool] = (),
+    ) -> OpenTools:
+        """Sessions of these tools (None: of all), and of those that come besides, for one rollout.
+
+        A tool that cannot be opened fails when it is called; where broken tools are faults, a
+        ToolFault is raised and the other tools are released.
+        """
+        chosen = self._chosen(names, besides)
+        places = await asyncio.gather(*(self._place(t, prompt, key) for t in chosen.values()))
+        opened = OpenTools(places, self._reading)
+        broken = [place for place in places if place.session is None]
+        if broken and self._reading.on_error == "fault":
+            await opened.release()
+            raise ToolFault(f"{broken[0].name}: {broken[0].problem}")
+        return opened
+
+    async def close(self) -> list[str]:
+        """Close every tool; what went wrong, one line for each that would not close."""
+        limit = self._reading.end_s
+        tools = list(self._tools.values())
+        outcomes = await asyncio.gather(*(attempt(tool.close(), seconds=limit) for tool in tools))
+        said: list[str] = []
+        for tool, outcome in zip(tools, outcomes, strict=True):
+            if outcome.is_late:
+                said.append(f"{tool.name}: close took too long")
+            elif outcome.fault is not None:
+                said.append(f"{tool.name}: close: {line_of(outcome.fault)}")
+        return said
+
+    def _chosen(self, names: Sequence[str] | None, besides: Sequence[Tool]) -> dict[str, Tool]:
+        for name in names or ():
+            if name not in self._tools:
+                why = "the run has no tool of this name"
+                raise UserError(_NAMES, name, why, did_you_mean(name, self._tools))
+        wanted = [t for n, t in self._tools.items() if names is None or n in names]
+        return _by_name([*wanted, *besides])
+
+    async def _place(self, tool: Tool, prompt: Prompt, key: int) -> Place:
+        outcome = await attempt(tool.open(prompt, key), seconds=tool.limits.timeout_s)
+        session: ToolSession | None = outcome.value
+        problem = ""
+        if outcome.is_late:
+            problem = f"it did not start within {tool.limits.timeout_s:g} s"
+        elif outcome.fault is not None:
+            problem = f"it could not be started: {line_of(outcome.fault)}"
+        checker = self._checkers[tool.name] if self._tools.get(tool.name) is tool else None
+        return Place(
+            name=tool.name,
+            checker=checker or _checker(tool),
+            limits=tool.limits,
+            free=self._semaphore(tool),
+            session=session,
+            problem=problem,
+        )
+
+    def _semaphore(self, tool: Tool) -> asyncio.Semaphore:
+        free = self._free.setdefault(asyncio.get_running_loop(), {})
+        most = tool.limits.concurrency
+        return free.setdefault((tool.name, most), asyncio.Semaphore(most))
+
+
+def _checker(tool: Tool) -> Checker:
+    return Checker(tool.name, tool.schema["function"].get("parameters") or {})
+
+
+def _by_name(tools: Sequence[Tool]) -> dict[str, Tool]:
+    found: dict[str, Tool] = {}
+    for tool in tools:
+        if tool.name in found:
+            why = "two tools have this name"
+            raise UserError(_NAMES, tool.name, why, "rename one of them")
+        found[tool.name] = tool
+    return found

@@ -1,0 +1,16 @@
+"""What a session may say about itself, besides what every session does."""
+
+
+class OneAtATime:
+    """Mark of a session whose calls must not overlap, since they share its state."""
+
+
+class OwnClock:
+    """Mark of a session that keeps the time of a call itself, and raises `TimeIsUp`.
+
+    It is for calls that wait for a process first: the wait must not count.
+    """
+
+
+class TimeIsUp(Exception):
+    """A call took longer than the limit of its tool."""

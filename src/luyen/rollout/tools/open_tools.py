@@ -1,0 +1,252 @@
+"""The tools of one rollout: calls go in, what became of them comes out, nothing is raised."""
+
+import asyncio
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias, final
+
+from luyen.base.calls import CallStatus, ToolCall
+from luyen.base.suggest import near_names
+from luyen.rollout.parsers.protocol import WrittenCall
+from luyen.rollout.tools.foreign import (
+    InvalidArguments,
+    Outcome,
+    ToolError,
+    ToolFault,
+    attempt,
+    boundary,
+    line_of,
+    one_line,
+    place_of,
+)
+from luyen.rollout.tools.marks import OneAtATime, OwnClock, TimeIsUp
+from luyen.rollout.tools.protocol import ToolLimits, ToolReply, ToolSession
+from luyen.rollout.tools.text import Side, as_text, shortened
+from luyen.rollout.tools.validate import Checker
+
+OnError: TypeAlias = Literal["observe", "fault"]
+"""Whether a tool that is broken is shown to the policy, or ends the rollout as a fault."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """How calls are read and results shown.
+
+    Example:
+        >>> Reading().side
+        'middle'
+    """
+
+    most: int = 256
+    """Most characters of a result."""
+    side: Side = "middle"
+    """Which part of a longer one is kept."""
+    from_text: bool = False
+    """Whether the call format writes every argument as text."""
+    on_error: OnError = "observe"
+    """What a broken tool does to the rollout."""
+    end_s: float = 30.0
+    """Most seconds for all scores of a rollout, and again for all releases."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A tool as one rollout has it.
+
+    Example:
+        >>> Place(name="add", checker=Checker("add", {}), limits=ToolLimits(),
+        ...       free=nullcontext(), session=None, problem="no server").problem
+        'no server'
+    """
+
+    name: str
+    """Its name."""
+    checker: Checker
+    """Holds arguments against its schema."""
+    limits: ToolLimits
+    """How long and how often it may run."""
+    free: AbstractAsyncContextManager[Any]
+    """Held while it runs, so that not too many do."""
+    session: ToolSession | None
+    """Its session; None when it could not be opened."""
+    problem: str = ""
+    """Why there is no session."""
+
+
+@final
+class OpenTools:
+    """The sessions of one rollout. Release them at the end, whatever happened."""
+
+    def __init__(self, places: Sequence[Place], reading: Reading) -> None:
+        self._places = {place.name: place for place in places}
+        self._reading = reading
+        self._turns = {
+            place.name: asyncio.Lock() if isinstance(place.session, OneAtATime) else nullcontext()
+            for place in places
+        }
+        self._is_released = False
+        self.metrics: dict[str, float] = {}
+        """Sums of what tools measured, as `tool/metric`."""
+        self.problems: list[str] = []
+        """What went wrong where neither the policy nor the rollout's end could hear of it."""
+
+    async def call(self, written: WrittenCall, turn: int) -> ToolCall:
+        """Make a call. Only a cancellation is raised, and a ToolFault where that is the policy."""
+        place = self._places.get(written.name)
+        if place is None:
+            return self._made(written, turn, CallStatus.UNKNOWN_TOOL, self._unknown(written.name))
+        faults: list[BaseException] = []
+        arguments: dict[str, Any] = {}
+        with boundary(faults):
+            arguments = place.checker.fit(written.arguments, from_text=self._reading.from_text)
+        if faults:
+            bad = isinstance(faults[0], InvalidArguments)
+            status = CallStatus.INVALID_ARGUMENTS if bad else CallStatus.FAILED
+            return self._made(written, turn, status, line_of(faults[0]))
+        if place.session is None:
+            if self._reading.on_error == "fault":
+                raise ToolFault(f"{place.name}: {place.problem}")
+            return self._made(written, turn, CallStatus.FAILED, place.problem)
+        async with self._turns[place.name]:
+            outcome, attempts, seconds = await _tried(place, place.session, arguments)
+        return replace(
+            self._judged(written, turn, place, outcome), attempts=attempts, seconds=seconds
+        )
+
+    def malformed(self, problem: str, turn: int) -> ToolCall:
+        """A call that could not be read, as the policy hears of it."""
+        nameless = WrittenCall(name="", arguments={})
+        return self._made(nameless, turn, CallStatus.MALFORMED, problem)
+
+    def refused(self, written: WrittenCall, why: str, turn: int) -> ToolCall:
+        """A call that is not made, as the policy hears of it."""
+        return self._made(written, turn, CallStatus.REFUSED, why)
+
+    async def score(self) -> dict[str, float]:
+        """What each tool thinks of the whole rollout, for those that have an opinion.
+
+        A ToolFault when one cannot say: a missing reward must not read as 0.
+        """
+        places = [p for p in self._places.values() if p.session is not None]
+        outcomes = await self._all([p.session.score() for p in places if p.session is not None])
+        found: dict[str, float] = {}
+        for place, outcome in zip(places, outcomes, strict=True):
+            problem = _problem(outcome, place.name, "score")
+            if problem is None and not _is_reward(outcome.value):
+                problem = f"{place.name}: its score is {one_line(repr(outcome.value))}, no number"
+            if problem is not None:
+                raise ToolFault(problem)
+            if outcome.value is not None:
+                found[place.name] = float(outcome.value)
+        return found
+
+    async def release(self) -> None:
+        """Release every session once; what goes wrong is noted in `problems`. Twice is allowed."""
+        if self._is_released:
+            return
+        self._is_released = True
+        places = [p for p in self._places.values() if p.session is not None]
+        outcomes = await self._all([p.session.release() for p in places if p.session is not None])
+        for place, outcome in zip(places, outcomes, strict=True):
+            problem = _problem(outcome, place.name, "release")
+            if problem is not None:
+                self.problems.append(problem)
+
+    async def _all(self, waiting: Sequence[Any]) -> list[Outcome]:
+        limit = self._reading.end_s
+        return await asyncio.gather(*(attempt(one, seconds=limit) for one in waiting))
+
+    def _judged(self, written: WrittenCall, turn: int, place: Place, outcome: Outcome) -> ToolCall:
+        faults: list[BaseException] = []
+        if outcome.fault is not None:
+            faults.append(outcome.fault)
+        elif not outcome.is_late:
+            with boundary(faults):
+                return self._succeeded(written, turn, outcome.value)
+        if outcome.is_late:
+            status, said = CallStatus.TIMED_OUT, f"no answer within {place.limits.timeout_s:g} s"
+        elif isinstance(faults[0], InvalidArguments):
+            return self._made(written, turn, CallStatus.INVALID_ARGUMENTS, line_of(faults[0]))
+        else:
+            status, said = CallStatus.FAILED, line_of(faults[0])
+        where = place_of(faults[0]) if faults else ""
+        error = f"{said} ({where})" if where else said
+        if self._reading.on_error == "fault" and not isinstance(outcome.fault, ToolError):
+            raise ToolFault(f"{place.name}: {error}")
+        return replace(self._made(written, turn, status, said), error=error)
+
+    def _succeeded(self, written: WrittenCall, turn: int, reply: Any) -> ToolCall:
+        if not isinstance(reply, ToolReply):
+            raise TypeError(f"it returned a {type(reply).__name__} where a reply is due")
+        if not _is_reward(reply.reward):
+            raise TypeError(f"its reward is {reply.reward!r}, no number")
+        text = shortened(as_text(reply.text), most=self._reading.most, side=self._reading.side)
+        for name, value in reply.metrics.items():
+            path = f"{written.name}/{name}"
+            self.metrics[path] = self.metrics.get(path, 0.0) + float(value)
+        return ToolCall(
+            turn=turn,
+            name=written.name,
+            arguments=written.arguments,
+            status=CallStatus.OK,
+            result=text,
+            reward=None if reply.reward is None else float(reply.reward),
+        )
+
+    def _made(self, written: WrittenCall, turn: int, status: CallStatus, why: str) -> ToolCall:
+        """A call that gave no result: the policy reads one line about it."""
+        line = one_line(why)
+        said = shortened(f"Error: {line}", most=max(self._reading.most, 64), side="left")
+        return ToolCall(
+            turn=turn,
+            name=written.name,
+            arguments=written.arguments,
+            status=status,
+            result=said,
+            error=line,
+        )
+
+    def _unknown(self, name: str) -> str:
+        near = near_names(name, self._places, most=1)
+        listed = ", ".join(f"`{known}`" for known in self._places) or "none"
+        offered = f"did you mean `{near[0]}`?" if near else f"the tools are: {listed}"
+        return f"there is no tool `{one_line(name)}`; {offered}"
+
+
+async def _tried(
+    place: Place, session: ToolSession, arguments: Mapping[str, Any]
+) -> tuple[Outcome, int, float]:
+    """The last outcome of a call, how often it was tried, and how long it ran in all."""
+    seconds = 0.0
+    limit = None if isinstance(session, OwnClock) else place.limits.timeout_s
+    for number in range(place.limits.retries + 1):
+        if number > 0:
+            await asyncio.sleep(place.limits.backoff_s * 2 ** (number - 1))
+        async with place.free:
+            outcome = await attempt(session.call(arguments), seconds=limit)
+        if isinstance(outcome.fault, TimeIsUp):
+            outcome = Outcome(is_late=True, seconds=outcome.seconds)
+        seconds += outcome.seconds
+        is_final = isinstance(outcome.fault, InvalidArguments | ToolError)
+        has_answered = outcome.fault is None and not outcome.is_late
+        if has_answered or is_final or number == place.limits.retries:
+            return outcome, number + 1, seconds
+    raise AssertionError("a call is tried at least once")
+
+
+def _is_reward(value: Any) -> bool:
+    if value is None:
+        return True
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _problem(outcome: Outcome, name: str, what: str) -> str | None:
+    if outcome.is_late:
+        return f"{name}: {what} took too long"
+    if outcome.fault is None:
+        return None
+    return f"{name}: {what}: {line_of(outcome.fault)} ({place_of(outcome.fault)})"
