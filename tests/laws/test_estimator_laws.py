@@ -113,6 +113,7 @@ def test_nan_on_masked_positions_changes_nothing(name: str, rows: list[Row]):
             old_logp=spoilt(r, r.old_logp),
             sum_pi_squared=spoilt(r, r.sum_pi_squared),
             is_weights=spoilt(r, r.is_weights),
+            turns=tuple(x if m else -1 for x, m in zip(r.turns, r.mask, strict=True)),
             baseline=r.baseline if any(r.mask) else NAN,
         )
         for r in clean
@@ -171,7 +172,9 @@ def test_the_advantages_of_a_group_sum_to_zero(name: str, rows: list[Row]):
         assert sum(members) == pytest.approx(0.0, abs=1e-9)
 
 
-@pytest.mark.parametrize("name", [n for n in GROUPED if n != "gpg" and "token" not in n])
+@pytest.mark.parametrize(
+    "name", [n for n in GROUPED if n not in ("gpg", "turn_grpo") and "token" not in n]
+)
 @given(rows=batches(), shift=st.integers(-40, 40))
 @few
 def test_a_shift_of_all_rewards_changes_nothing(name: str, rows: list[Row], shift: int):
@@ -187,7 +190,8 @@ def test_it_scales_with_the_rewards(name: str, rows: list[Row]):
 
 
 @pytest.mark.parametrize(
-    "name", ["grpo", "grpo_passk", "reinforce_plus_plus", "reinforce_plus_plus_baseline"]
+    "name",
+    ["grpo", "turn_grpo", "grpo_passk", "reinforce_plus_plus", "reinforce_plus_plus_baseline"],
 )
 @given(rows=batches())
 @few
@@ -195,7 +199,7 @@ def test_it_does_not_depend_on_the_scale_of_rewards(name: str, rows: list[Row]):
     close(run(name, rows).advantages, run(name, [scaled(r, 4.0) for r in rows]).advantages, 1e-4)
 
 
-@pytest.mark.parametrize("name", ["grpo", "grpo_passk", "rloo", "opo"])
+@pytest.mark.parametrize("name", ["grpo", "turn_grpo", "grpo_passk", "rloo", "opo"])
 @given(rows=batches(), other=batches())
 @few
 def test_other_groups_do_not_matter(name: str, rows: list[Row], other: list[Row]):

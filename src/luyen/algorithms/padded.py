@@ -38,12 +38,14 @@ def advantage(
     old_logp: Tensor | None = None,
     sum_pi_squared: Tensor | None = None,
     rollout_is_weights: Tensor | None = None,
+    turns: Tensor | None = None,
     **knobs: Any,
 ) -> tuple[Tensor, Tensor]:
     """(advantages, returns), both `[batch, time]`, by the estimator of this name.
 
     `rewards` is `[batch, time]`, or `[batch]`: then each stands on the last trainable token of its
     row. `groups` labels rows; equal labels (numbers, strings, ...) are samples of one prompt.
+    `turns` are integers `[batch, time]`, the assistant turn of each token; None: one turn.
     """
     estimator = adv_estimators.get(name)
     require_known(f"advantage estimator `{name}`", knobs, knob_names(estimator))
@@ -60,6 +62,7 @@ def advantage(
         sum_pi_squared=_stream("sum_pi_squared", sum_pi_squared, clean),
         is_weights=_weights(rollout_is_weights, clean),
         positions=torch.arange(clean.shape[1], device=clean.device).repeat(clean.shape[0]),
+        turns=_turns(turns, clean),
     )
     credit = estimator(inputs, **knobs)
     return credit.advantages.view(clean.shape), credit.returns.view(clean.shape)
@@ -214,6 +217,16 @@ def _weights(x: Tensor | None, mask: Tensor) -> Tensor | None:
         lowest = torch.where(mask.flatten(), weights.detach(), 0.0).min() if mask.numel() else 0.0
         require_not_negative("rollout_is_weights", float(lowest))
     return weights
+
+
+def _turns(x: Tensor | None, mask: Tensor) -> Tensor | None:
+    """Turns flattened, after checking that they are integers of the mask's shape."""
+    if x is None:
+        return None
+    require_same_shape("turns", x, "mask", mask)
+    if x.is_floating_point() or x.dtype == torch.bool:
+        raise UserError("turns", str(x.dtype), "turns are counted from 0", "pass integers")
+    return x.flatten()
 
 
 def _row(name: str, x: Tensor, mask: Tensor) -> Tensor:

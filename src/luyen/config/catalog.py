@@ -55,6 +55,11 @@ ADV_ESTIMATORS: dict[str, EstimatorFacts] = {
         group_relative=True,
         knobs=("norm_adv_by_std_in_grpo", "std_epsilon"),
     ),
+    "turn_grpo": EstimatorFacts(
+        baseline="per turn",
+        group_relative=True,
+        knobs=("gamma", "norm_adv_by_std_in_grpo", "std_epsilon"),
+    ),
     "grpo_passk": EstimatorFacts(
         baseline="runner-up",
         group_relative=True,

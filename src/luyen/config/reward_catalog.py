@@ -37,8 +37,17 @@ RULE_REWARDS: dict[str, RuleFacts] = {
     "regex": RuleFacts(knobs=("pattern", "match"), required=("pattern",)),
     "json": RuleFacts(knobs=("required", "fenced")),
     "reasoning_gym": RuleFacts(knobs=("tag",), package="reasoning_gym", extra="tasks"),
+    "code": RuleFacts(knobs=("credit", "cpu_s", "memory_mb")),
     "length": RuleFacts(knobs=("free", "max_response_length")),
     "overlong": RuleFacts(
         knobs=("buffer", "penalty_factor", "max_response_length"), required=("buffer",)
     ),
+    "tool_valid": RuleFacts(knobs=("without",)),
+    "tool_success": RuleFacts(knobs=("without",)),
+    "tool_needless": RuleFacts(knobs=("allowed",)),
+    "tool_cost": RuleFacts(knobs=("per_call", "per_second", "per_character", "prices")),
+    "tool_safety": RuleFacts(
+        knobs=("forbidden_tools", "forbidden_arguments", "secrets", "longest_query", "canaries")
+    ),
+    "given": RuleFacts(knobs=("without",)),
 }

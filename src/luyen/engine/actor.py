@@ -82,7 +82,7 @@ class ActorEngine:
 
     def update(self, batch: PackedBatch, objective: Objective, *, lr: float, seed: int) -> Updated:
         """One optimizer step on the whole batch, whatever the micro-batches are."""
-        weights = objective.weights(batch.layout)
+        weights = objective.weights(batch.rollouts)
         statistics = self._statistics(batch, objective, seed)
         gaps: list[Tensor] = []
 

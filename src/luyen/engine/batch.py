@@ -30,6 +30,27 @@ class PackedBatch:
     """Where sequences begin, which tokens train, which sequences share a prompt."""
     streams: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
     """Numbers per token by name: `old_logp`, `ref_logp`, `advantages`, ..."""
+    branch_of: tuple[int, ...] = ()
+    """Rollout that each sequence is a branch of; empty: every sequence is a whole rollout."""
+
+    @property
+    def rollouts(self) -> Layout:
+        """The same tokens by rollout: branches that stand side by side are one sequence.
+
+        What is counted or compared per rollout (group baselines, weights of the loss) uses this.
+
+        Example:
+            >>> batch = pack([[1, 2], [1, 3], [1]], masks=[[0, 1], [0, 1], [0]], groups=[0, 0, 0])
+            >>> replace(batch, branch_of=(0, 0, 1)).rollouts.offsets.tolist()
+            [0, 4, 5]
+        """
+        of = self.branch_of
+        first = [i for i in range(len(of)) if i == 0 or of[i] != of[i - 1]]
+        if len(first) == len(of):
+            return self.layout
+        start = torch.tensor(first, device=self.tokens.device)
+        offsets = torch.cat((self.layout.offsets[start], self.layout.offsets[-1:]))
+        return Layout(mask=self.layout.mask, offsets=offsets, groups=self.layout.groups[start])
 
     def take(self, sequences: Sequence[int]) -> "PackedBatch":
         """These sequences only, in this order."""
@@ -41,6 +62,7 @@ class PackedBatch:
             lengths=lengths,
             layout=make_layout(self.layout.mask[index], lengths, groups),
             streams={name: stream[index] for name, stream in self.streams.items()},
+            branch_of=tuple(self.branch_of[i] for i in sequences) if self.branch_of else (),
         )
 
     def positions(self, sequences: Sequence[int]) -> Tensor:

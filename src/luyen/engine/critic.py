@@ -50,7 +50,7 @@ class CriticEngine:
     def update(self, batch: PackedBatch, *, lr: float) -> Updated:
         """One optimizer step; reads the streams `values` and `returns`."""
         weights = aggregation_weights(
-            self.aggregation, batch.layout, loss_scale_factor=self.loss_scale_factor
+            self.aggregation, batch.rollouts, loss_scale_factor=self.loss_scale_factor
         )
 
         def part_loss(part: PackedBatch, place: Tensor) -> tuple[Tensor, Mapping[str, Average]]:

@@ -8,7 +8,7 @@ from luyen.base.errors import UserError
 from luyen.base.records import Prompt, Rollout, Score
 from luyen.rewards.calls import FILE_FIELD, attempt
 from luyen.rewards.clock import add_time
-from luyen.rewards.custom import check_signature, score_of
+from luyen.rewards.custom import check_signature, info_of, score_of
 from luyen.rewards.loading import load_function
 from luyen.rewards.outcome import Outcome, outcome_of, shown
 from luyen.rewards.protocol import Group
@@ -55,7 +55,7 @@ class BatchReward:
             "data_sources": [prompt.data_source for prompt, _ in flat],
             "solution_strs": [rollout.text for _, rollout in flat],
             "ground_truths": [prompt.ground_truth for prompt, _ in flat],
-            "extra_infos": [dict(prompt.extra_info) for prompt, _ in flat],
+            "extra_infos": [info_of(prompt, rollout) for prompt, rollout in flat],
         }
         start = perf_counter()
         fault, found = await attempt(function, {**columns, **self._more}, timeout_s=self._timeout_s)

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any, final
 
@@ -17,7 +18,7 @@ from luyen.rewards.rules.rule import answer_of
 FIELD = "reward.components"
 
 
-def knobs_of(rule: Callable[..., float]) -> dict[str, Any]:
+def knobs_of(rule: Callable[..., float | Score]) -> dict[str, Any]:
     """Keyword-only parameters of a rule and their defaults."""
     parameters = inspect.signature(rule).parameters.values()
     return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
@@ -32,6 +33,7 @@ class RuleReward:
         _check_package(rule)
         _check_knobs(rule, function, knobs)
         self._rule = rule
+        self._sees_rollout = _sees_rollout(rule)
         self._knobs = dict(knobs)
         self._executor = executor
         outside = not function.__module__.startswith("luyen.")
@@ -50,17 +52,29 @@ class RuleReward:
         return [self._score(outcome) for outcome in outcomes]
 
     def _call(self, prompt: Prompt, rollout: Rollout) -> Call:
-        arguments = {"prompt": prompt, "answer": answer_of(rollout), **self._knobs}
+        seen = {"rollout": rollout} if self._sees_rollout else {"answer": answer_of(rollout)}
+        arguments = {"prompt": prompt, **seen, **self._knobs}
         return Call(name=self._rule, source=self._source, rule=True, arguments=arguments)
 
     def _score(self, outcome: Outcome) -> Score:
+        if outcome.tree is not None:
+            return replace(outcome.tree, name=self._rule, weight=1.0)
         if outcome.numbers is not None and set(outcome.numbers) == {"score"}:
             return Score(name=self._rule, value=outcome.numbers["score"])
         if outcome.error is not None:
             return Score(name=self._rule, value=None, error=outcome.error)
         returned = outcome.refused or repr(dict(outcome.numbers or {}))
         why = f"the rule returned {returned}, which is not a finite number"
-        raise UserError(FIELD, self._rule, why, "return a float from the rule")
+        raise UserError(FIELD, self._rule, why, "return a float from the rule, or a Score")
+
+
+def _sees_rollout(rule: str) -> bool:
+    """Whether a rule declared that it reads the whole conversation."""
+    sees = rule_rewards.facts(rule).get("sees", "answer")
+    if sees not in ("answer", "rollout"):
+        why = f"the rule was registered with sees={sees!r}"
+        raise UserError(FIELD, rule, why, 'register it with sees="answer" or sees="rollout"')
+    return sees == "rollout"
 
 
 def _check_package(rule: str) -> None:
@@ -71,7 +85,9 @@ def _check_package(rule: str) -> None:
         raise UserError(FIELD, rule, why, f"pip install 'luyen[{facts['extra']}]'")
 
 
-def _check_knobs(rule: str, function: Callable[..., float], knobs: Mapping[str, Any]) -> None:
+def _check_knobs(
+    rule: str, function: Callable[..., float | Score], knobs: Mapping[str, Any]
+) -> None:
     known = knobs_of(function)
     for name in knobs:
         if name not in known:

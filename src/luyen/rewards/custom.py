@@ -1,8 +1,10 @@
 """The user's own function: `compute_score(data_source, solution_str, ground_truth, extra_info)`."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, final
 
+from luyen.base.calls import ToolCall
 from luyen.base.errors import UserError
 from luyen.base.records import Prompt, Rollout, Score
 from luyen.rewards.calls import FILE_FIELD, Call, Executor
@@ -24,6 +26,34 @@ def check_signature(path: str, name: str, arguments: Sequence[str]) -> None:
         raise UserError(f"{FILE_FIELD}.name", name, why, fix)
 
 
+def info_of(prompt: Prompt, rollout: Rollout) -> dict[str, Any]:
+    """The row's `extra_info`; after a conversation, with what happened in it.
+
+    `num_turns` counts assistant turns. `tool_calls` are the calls as plain data, `tool_rewards` is
+    what tools thought of them, and `turn_scores` every reward that was given on the way.
+    """
+    info = dict(prompt.extra_info)
+    if not (rollout.calls or rollout.messages or rollout.given):
+        return info
+    calls = [_plain(call) for call in rollout.calls]
+    rewards = [call.reward for call in rollout.calls if call.reward is not None]
+    given = [value for _, value in rollout.given]
+    found = {"tool_calls": calls, "tool_rewards": rewards, "turn_scores": given}
+    return info | {"num_turns": rollout.num_turns} | {k: v for k, v in found.items() if v}
+
+
+def _plain(call: ToolCall) -> dict[str, Any]:
+    return {
+        "turn": call.turn,
+        "name": call.name,
+        "arguments": dict(call.arguments),
+        "status": call.status.value,
+        "result": call.result,
+        "error": call.error,
+        "reward": call.reward,
+    }
+
+
 def score_of(outcome: Outcome, path: str, name: str) -> Score:
     """A tree from what the function returned; its other numbers are parts that weigh nothing."""
     if outcome.error is not None:
@@ -35,6 +65,8 @@ def score_of(outcome: Outcome, path: str, name: str) -> Score:
         raise UserError(FILE_FIELD, name, why, fix)
     numbers = dict(outcome.numbers)
     score = Score(name="score", value=numbers.pop("score"))
+    if outcome.tree is not None:
+        score = replace(outcome.tree, name="score", weight=1.0)
     others = [Score(name=n, value=value, weight=0.0) for n, value in numbers.items()]
     return total([score, *others])
 
@@ -68,7 +100,7 @@ class CustomReward:
             "data_source": prompt.data_source,
             "solution_str": rollout.text,
             "ground_truth": prompt.ground_truth,
-            "extra_info": dict(prompt.extra_info),
+            "extra_info": info_of(prompt, rollout),
             **self._more,
         }
         return Call(name=self._name, source=self._path, arguments=arguments)

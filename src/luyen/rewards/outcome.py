@@ -7,9 +7,10 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from traceback import extract_tb
 from typing import Any, SupportsFloat, cast, final
+
+from luyen.base.faults import last_line
+from luyen.base.records import Score
 
 _SHOWN = 200
 
@@ -35,6 +36,8 @@ class Outcome:
 
     numbers: Mapping[str, float] | None = None
     """`score`, and whatever other numbers were returned beside it."""
+    tree: Score | None = None
+    """Where a `Score` was returned: the same, with its parts and turns."""
     error: str | None = None
     """Why nothing was returned: the exception, the timeout, the death of a process."""
     refused: str | None = None
@@ -44,7 +47,12 @@ class Outcome:
 
 
 def outcome_of(returned: Any, *, seconds: float) -> Outcome:
-    """Numbers out of what a function returned: a number, or a mapping that holds `score`."""
+    """Numbers out of what a function returned: a number, a `Score`, or a mapping with `score`."""
+    if isinstance(returned, Score):
+        value = returned.value
+        if value is None or not is_sound(returned):
+            return Outcome(refused=shown(returned), seconds=seconds)
+        return Outcome(numbers={"score": float(value)}, tree=returned, seconds=seconds)
     if not isinstance(returned, Mapping):
         number = finite(returned)
         if number is None:
@@ -56,6 +64,14 @@ def outcome_of(returned: Any, *, seconds: float) -> Outcome:
     if "score" not in numbers or len(numbers) < len(read):
         return Outcome(refused=shown(dict(given)), seconds=seconds)
     return Outcome(numbers=numbers, seconds=seconds)
+
+
+def is_sound(score: Score) -> bool:
+    """Whether every number of a tree is finite, the shares of turns included."""
+    numbers = [score.value, score.weight, *(share for _, share in score.by_turn)]
+    turns = [turn for turn, _ in score.by_turn]
+    is_finite = all(finite(x) is not None for x in numbers)
+    return is_finite and all(isinstance(t, int) for t in turns) and all(map(is_sound, score.parts))
 
 
 def is_score(value: Any) -> bool:
@@ -93,11 +109,3 @@ def boundary(faults: list[str]) -> Iterator[None]:
         faults.append(str(fault))
     except Exception as fault:  # noqa: BLE001
         faults.append(last_line(fault))
-
-
-def last_line(fault: BaseException) -> str:
-    """The last line of a traceback, with the place it points at."""
-    text = f"{type(fault).__name__}: {fault}".partition("\n")[0][:_SHOWN]
-    frames = extract_tb(fault.__traceback__)
-    where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
-    return f"{text}{where}"

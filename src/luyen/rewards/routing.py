@@ -13,6 +13,7 @@ from luyen.rewards.protocol import Reward
 BUILT_IN: Mapping[str, str] = {
     "arithmetic": "exact",
     "arithmetic/*": "exact",
+    "tools/*": "exact",
     "openai/gsm8k": "gsm8k",
     "reasoning_gym/*": "reasoning_gym",
     "math*": "math",

@@ -90,4 +90,5 @@ class Shortened:
             penalty_factor=self._penalty_factor,
             max_response_length=self._max_response_length,
         )
+        assert isinstance(value, float)
         return Score(name="overlong", value=value)

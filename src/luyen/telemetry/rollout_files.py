@@ -1,27 +1,41 @@
 """The rollouts of a step as a Parquet file, and back: every token, float and score as it was.
 
 Streams are lists beside the tokens. Numbers are stored as 64-bit floats, so nothing is rounded; the
-reward is a column of its own for people, and the whole tree of scores is JSON beside it.
+reward is a column of its own for people, and the whole tree of scores is JSON beside it. So are the
+tool calls and the messages, whose shape tools and templates decide.
 """
 
 import io
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from luyen.base.calls import CallStatus, ToolCall
 from luyen.base.errors import UserError
 from luyen.base.files import plain, write_whole
-from luyen.base.records import GroupId, Rollout, Score, Source, StopReason
+from luyen.base.records import Branch, GroupId, Rollout, Score, Source, StopReason
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of the columns; a reader refuses a later one."""
 _VERSION = b"luyen.rollouts"
 
+Advantages: TypeAlias = tuple[float | None, ...]
+"""Advantage of each token of a branch, None where it does not train."""
+
+_STREAMS = (
+    ("tokens", pa.list_(pa.int64())),
+    ("sources", pa.list_(pa.int8())),
+    ("turns", pa.list_(pa.int32())),
+    ("logps", pa.list_(pa.float64())),
+    ("versions", pa.list_(pa.int64())),
+    ("advantage", pa.list_(pa.float64())),
+)
+_GIVEN = pa.struct([("turn", pa.int32()), ("value", pa.float64())])
 _COLUMNS = pa.schema(
     [
         ("group", pa.string()),
@@ -29,17 +43,17 @@ _COLUMNS = pa.schema(
         ("draw", pa.int64()),
         ("uid", pa.string()),
         ("sample", pa.int64()),
-        ("tokens", pa.list_(pa.int64())),
-        ("sources", pa.list_(pa.int8())),
-        ("turns", pa.list_(pa.int32())),
-        ("logps", pa.list_(pa.float64())),
-        ("versions", pa.list_(pa.int64())),
+        *_STREAMS,
         ("stop", pa.string()),
         ("text", pa.string()),
         ("reward", pa.float64()),
         ("score", pa.string()),
-        ("advantage", pa.list_(pa.float64())),
         ("fault", pa.string()),
+        ("calls", pa.string()),
+        ("messages", pa.string()),
+        ("earlier", pa.list_(pa.struct(_STREAMS))),
+        ("given", pa.list_(_GIVEN)),
+        ("notes", pa.map_(pa.string(), pa.float64())),
     ],
     metadata={_VERSION: str(SCHEMA).encode()},
 )
@@ -60,13 +74,20 @@ class RecordedRollout:
 
     rollout: Rollout
     """The rollout, judged or not."""
-    advantages: tuple[float | None, ...] | None = None
-    """Advantage of each token, None where it does not train; None as a whole: it was not used."""
+    advantages: Advantages | None = None
+    """Advantages of its tokens; None: the step did not use it."""
+    earlier: tuple[Advantages, ...] = ()
+    """Advantages of the tokens of each earlier branch; empty when the step did not use it."""
 
     def __post_init__(self) -> None:
-        wanted = len(self.rollout.tokens)
-        given = wanted if self.advantages is None else len(self.advantages)
-        assert given == wanted, f"{given} advantages for {wanted} tokens"
+        if self.advantages is None:
+            assert not self.earlier, "advantages of earlier branches only"
+            return
+        branches, rows = self.rollout.branches, (*self.earlier, self.advantages)
+        assert len(rows) == len(branches), f"advantages of {len(rows)} of {len(branches)} branches"
+        for branch, row in zip(branches, rows, strict=True):
+            wanted, given = len(branch.tokens), len(row)
+            assert given == wanted, f"{given} advantages for {wanted} tokens"
 
 
 def write_rollouts(path: Path, rollouts: Iterable[RecordedRollout]) -> None:
@@ -96,44 +117,100 @@ def read_rollouts(path: Path) -> list[RecordedRollout]:
 def _row(recorded: RecordedRollout) -> dict[str, Any]:
     rollout = recorded.rollout
     group, score = rollout.group, rollout.score
+    rows = recorded.earlier or (None,) * len(rollout.earlier)
     return {
         "group": str(group),
         "step": group.step,
         "draw": group.draw,
         "uid": group.uid,
         "sample": rollout.sample,
-        "tokens": rollout.tokens,
-        "sources": [int(source) for source in rollout.sources],
-        "turns": rollout.turns,
-        "logps": rollout.logps,
-        "versions": rollout.versions,
+        **_streams(rollout, recorded.advantages),
         "stop": rollout.stop.value,
         "text": rollout.text,
         "reward": None if score is None else score.value,
-        "score": None if score is None else json.dumps(_tree(score), ensure_ascii=False),
-        "advantage": recorded.advantages,
+        "score": None if score is None else _json(_tree(score)),
         "fault": rollout.fault,
+        "calls": _json([_call_tree(call) for call in rollout.calls]),
+        "messages": _json([dict(message) for message in rollout.messages]),
+        "earlier": [_streams(b, row) for b, row in zip(rollout.earlier, rows, strict=True)],
+        "given": [{"turn": turn, "value": value} for turn, value in rollout.given],
+        "notes": list(rollout.notes.items()),
+    }
+
+
+def _streams(tokens: Rollout | Branch, advantages: Advantages | None) -> dict[str, Any]:
+    return {
+        "tokens": tokens.tokens,
+        "sources": [int(source) for source in tokens.sources],
+        "turns": tokens.turns,
+        "logps": tokens.logps,
+        "versions": tokens.versions,
+        "advantage": advantages,
     }
 
 
 def _record(row: dict[str, Any]) -> RecordedRollout:
+    """A row back as a record; columns that came with version 2 may be missing."""
+    last = _branch(row)
+    before: list[dict[str, Any]] = row.get("earlier") or []
     rollout = Rollout(
         group=GroupId(step=row["step"], draw=row["draw"], uid=row["uid"]),
         sample=row["sample"],
+        tokens=last.tokens,
+        sources=last.sources,
+        turns=last.turns,
+        logps=last.logps,
+        versions=last.versions,
+        stop=StopReason(row["stop"]),
+        text=row["text"],
+        score=None if row["score"] is None else _score(json.loads(row["score"])),
+        fault=row["fault"],
+        calls=tuple(_call(tree) for tree in json.loads(row.get("calls") or "[]")),
+        messages=tuple(json.loads(row.get("messages") or "[]")),
+        earlier=tuple(_branch(branch) for branch in before),
+        given=tuple((one["turn"], one["value"]) for one in row.get("given") or ()),
+        notes=dict(row.get("notes") or ()),
+    )
+    if row["advantage"] is None:
+        return RecordedRollout(rollout=rollout)
+    return RecordedRollout(
+        rollout=rollout,
+        advantages=tuple(row["advantage"]),
+        earlier=tuple(tuple(branch["advantage"]) for branch in before),
+    )
+
+
+def _branch(row: dict[str, Any]) -> Branch:
+    return Branch(
         tokens=tuple(row["tokens"]),
         sources=tuple(Source(source) for source in row["sources"]),
         turns=tuple(row["turns"]),
         logps=tuple(row["logps"]),
         versions=tuple(row["versions"]),
-        stop=StopReason(row["stop"]),
-        text=row["text"],
-        score=None if row["score"] is None else _score(json.loads(row["score"])),
-        fault=row["fault"],
     )
-    advantages = row["advantage"]
-    return RecordedRollout(
-        rollout=rollout, advantages=None if advantages is None else tuple(advantages)
-    )
+
+
+def _json(value: Any) -> str:
+    """JSON that UTF-8 can hold, and that Python reads back as it was.
+
+    A policy may write half of a surrogate pair as an escape: such text stays escaped. What is no
+    JSON at all is kept as it prints.
+    """
+    text = json.dumps(value, ensure_ascii=False, default=repr)
+    is_unicode = not any("\ud800" <= letter <= "\udfff" for letter in text)
+    return text if is_unicode else json.dumps(value, default=repr)
+
+
+def _call_tree(call: ToolCall) -> dict[str, Any]:
+    """A call as JSON; what is at its default is left out."""
+    made = {f.name: getattr(call, f.name) for f in fields(call)}
+    made |= {"arguments": dict(call.arguments), "status": call.status.value}
+    optional = {"error": None, "reward": None, "seconds": 0.0, "attempts": 0}
+    return {name: value for name, value in made.items() if optional.get(name, ...) != value}
+
+
+def _call(tree: dict[str, Any]) -> ToolCall:
+    return ToolCall(**{**tree, "status": CallStatus(tree["status"])})
 
 
 def _tree(score: Score) -> dict[str, Any]:
@@ -145,6 +222,8 @@ def _tree(score: Score) -> dict[str, Any]:
         tree["parts"] = [_tree(part) for part in score.parts]
     if score.error is not None:
         tree["error"] = score.error
+    if score.by_turn:
+        tree["by_turn"] = [[turn, plain(share)] for turn, share in score.by_turn]
     return tree
 
 
@@ -156,4 +235,5 @@ def _score(tree: dict[str, Any]) -> Score:
         weight=float(tree.get("weight", 1.0)),
         parts=tuple(_score(part) for part in tree.get("parts", ())),
         error=tree.get("error"),
+        by_turn=tuple((turn, float(share)) for turn, share in tree.get("by_turn", ())),
     )

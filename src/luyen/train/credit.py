@@ -11,6 +11,7 @@ from luyen.algorithms.advantages import Credit, CreditInputs, adv_estimators
 from luyen.algorithms.correction.correct import rollout_correction
 from luyen.algorithms.group_metrics import baseline_bias, estimator_baselines, group_statistics
 from luyen.algorithms.kl import kl_penalty
+from luyen.algorithms.layout import Layout
 from luyen.config.catalog import ADV_ESTIMATORS
 from luyen.config.schema.algorithm import RolloutCorrection
 from luyen.engine.batch import PackedBatch
@@ -65,8 +66,12 @@ def credit(
     baselines: Tensor | None = None,
     components: Mapping[str, Tensor] | None = None,
 ) -> Credited:
-    """Advantages and returns of every token. Rejection leaves rewards and denominators alone."""
-    streams, layout = dict(batch.streams), batch.layout
+    """Advantages and returns of every token. Rejection leaves rewards and denominators alone.
+
+    Credit is a matter of rollouts: one that was split into branches is compared once, and what
+    follows flows back over the split.
+    """
+    streams, layout = dict(batch.streams), batch.rollouts
     metrics: dict[str, float] = {}
     kl = None
     if "ref_logp" in streams:
@@ -80,7 +85,7 @@ def credit(
             streams["rewards"] = streams["rewards"] - kl_coef * penalty
             metrics["actor/reward_kl_coef"] = kl_coef
     if rules.correction is not None:
-        streams |= _corrected(streams, batch, rules.correction, metrics)
+        streams |= _corrected(streams, layout, rules.correction, metrics)
     inputs = CreditInputs(
         rewards=streams["rewards"],
         layout=layout,
@@ -90,6 +95,7 @@ def credit(
         old_logp=streams.get("old_logp"),
         sum_pi_squared=streams.get("sum_pi_squared"),
         is_weights=streams.get("is_weights"),
+        turns=streams.get("turns"),
     )
     result: Credit = adv_estimators.get(rules.estimator)(inputs, **rules.knobs)
     metrics |= _group_metrics(rules.estimator, inputs)
@@ -99,14 +105,14 @@ def credit(
 
 def _corrected(
     streams: Mapping[str, Tensor],
-    batch: PackedBatch,
+    layout: Layout,
     knobs: RolloutCorrection,
     metrics: dict[str, float],
 ) -> dict[str, Tensor]:
     found = rollout_correction(
         streams["old_logp"],
         streams["rollout_logp"],
-        batch.layout,
+        layout,
         rollout_is=knobs.rollout_is,
         rollout_is_threshold=knobs.rollout_is_threshold,
         rollout_is_floor=knobs.rollout_is_floor,

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import final
+from typing import TypeAlias, final
 
 from luyen.base.records import Rollout
 from luyen.base.rundir import RunDirectory
@@ -10,13 +10,15 @@ from luyen.checkpoint.store import CheckpointStore
 from luyen.checkpoint.tensors import load_state, save_state
 from luyen.engine.batch import PackedBatch
 from luyen.runtime.local import LocalRoles
-from luyen.telemetry.rollout_files import RecordedRollout, write_rollouts
+from luyen.telemetry.rollout_files import Advantages, RecordedRollout, write_rollouts
 from luyen.telemetry.sinks import MetricLog
 from luyen.train import metric_names
 from luyen.train.state import LoopState
 
 METRICS = metric_names
 """Importing it declares every number a run writes."""
+Address: TypeAlias = tuple[int, int, str, int]
+"""`Rollout.key`."""
 
 
 @final
@@ -33,13 +35,10 @@ class Recorder:
         self.log.write(step, metrics)
 
     def rollouts(
-        self, step: int, judged: Sequence[Rollout], used: Mapping[tuple[int, int, str, int], object]
+        self, step: int, judged: Sequence[Rollout], used: Mapping[Address, Sequence[Advantages]]
     ) -> None:
         """Every rollout of a step, those that were left out included."""
-        records = [
-            RecordedRollout(rollout=rollout, advantages=_tuple(used.get(rollout.key)))
-            for rollout in judged
-        ]
+        records = [_recorded(rollout, used.get(rollout.key)) for rollout in judged]
         write_rollouts(self.directory.rollouts(step), records)
 
     def validation(self, step: int, judged: Sequence[Rollout]) -> None:
@@ -71,17 +70,22 @@ def restore(folder: Path, roles: LocalRoles) -> LoopState:
 
 def advantages_by_rollout(
     rollouts: Sequence[Rollout], batch: PackedBatch
-) -> dict[tuple[int, int, str, int], object]:
-    """Advantage of each trainable token by rollout, for the record."""
+) -> dict[Address, list[Advantages]]:
+    """Advantage of each trainable token by rollout and branch, for the record."""
     stream, mask = batch.streams["advantages"].tolist(), batch.layout.mask.tolist()
-    found: dict[tuple[int, int, str, int], object] = {}
+    found: dict[Address, list[Advantages]] = {}
     start = 0
-    for rollout, length in zip(rollouts, batch.lengths, strict=True):
-        span = range(start, start + length)
-        found[rollout.key] = tuple(stream[i] if mask[i] else None for i in span)
-        start += length
+    for rollout in rollouts:
+        for branch in rollout.branches:
+            span = range(start, start + len(branch.tokens))
+            row = tuple(stream[i] if mask[i] else None for i in span)
+            found.setdefault(rollout.key, []).append(row)
+            start = span.stop
+    assert start == len(stream), "the batch holds other rollouts than these"
     return found
 
 
-def _tuple(value: object) -> tuple[float | None, ...] | None:
-    return value if isinstance(value, tuple) else None  # pyright: ignore[reportUnknownVariableType]
+def _recorded(rollout: Rollout, used: Sequence[Advantages] | None) -> RecordedRollout:
+    if used is None:
+        return RecordedRollout(rollout=rollout)
+    return RecordedRollout(rollout=rollout, advantages=used[-1], earlier=tuple(used[:-1]))

@@ -1,30 +1,32 @@
-"""Rollouts become one packed batch: masks from provenance, rewards on the last sampled token."""
+"""Rollouts become one packed batch: masks from provenance, rewards where their turns end."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from luyen.base.errors import UserError
-from luyen.base.records import Rollout, Source
+from luyen.base.records import Source
 from luyen.engine.batch import PackedBatch, pack
 from luyen.rollout.single_turn import Group
+from luyen.train.turn_rewards import token_rewards
 
 
 def pack_groups(groups: Sequence[Group], device: torch.device | str = "cpu") -> PackedBatch:
     """All rollouts, sorted by their address, with the log-probabilities they were drawn with.
 
-    Sorting makes the batch independent of the order in which rollouts finished.
+    Sorting makes the batch independent of the order in which rollouts finished. Each branch of a
+    rollout is a sequence; `PackedBatch.rollouts` puts them together again.
     """
     rollouts = sorted((r for g in groups for r in g.rollouts), key=lambda r: r.key)
+    branches = [(i, branch) for i, r in enumerate(rollouts) for branch in r.branches]
     labels: dict[str, int] = {}
     batch = pack(
-        [rollout.tokens for rollout in rollouts],
-        masks=[[s == Source.SAMPLED for s in rollout.sources] for rollout in rollouts],
-        groups=[labels.setdefault(str(r.group), len(labels)) for r in rollouts],
+        [branch.tokens for _, branch in branches],
+        masks=[[s == Source.SAMPLED for s in branch.sources] for _, branch in branches],
+        groups=[labels.setdefault(str(rollouts[i].group), len(labels)) for i, _ in branches],
         device=device,
     )
-    drawn = [0.0 if logp is None else logp for r in rollouts for logp in r.logps]
     if not bool(batch.layout.mask.any()):
         raise UserError(
             "batch",
@@ -32,27 +34,12 @@ def pack_groups(groups: Sequence[Group], device: torch.device | str = "cpu") -> 
             "no token was sampled by the policy, so there is nothing to train on",
             "look at the rollouts of this step: are prompts cut, is max_response_length too small?",
         )
+    drawn = [0.0 if logp is None else logp for _, branch in branches for logp in branch.logps]
+    rewards = [reward for rollout in rollouts for reward in token_rewards(rollout)]
+    turns = [turn for _, branch in branches for turn in branch.turns]
+    batch = replace(batch, branch_of=tuple(i for i, _ in branches))
     return batch.with_streams(
         rollout_logp=torch.tensor(drawn, dtype=torch.float32, device=device),
-        rewards=_on_last(batch, torch.tensor([reward_of(r) for r in rollouts], device=device)),
+        rewards=torch.tensor(rewards, dtype=torch.float32, device=device),
+        turns=torch.tensor(turns, dtype=torch.int64, device=device),
     )
-
-
-def reward_of(rollout: Rollout) -> float:
-    """The judged value; a rollout without one must have been dropped before."""
-    assert rollout.score is not None, "a rollout reached training without being judged"
-    assert rollout.score.value is not None, "a rollout reached training without a score"
-    return rollout.score.value
-
-
-def _on_last(batch: PackedBatch, per_sequence: Tensor) -> Tensor:
-    """One number a sequence as a stream, standing on its last trainable token."""
-    layout, device = batch.layout, batch.tokens.device
-    place = torch.arange(layout.mask.numel(), device=device)
-    last = torch.full((layout.num_sequences,), -1, device=device).scatter_reduce(
-        0, layout.segment, torch.where(layout.mask, place, -1), "amax"
-    )
-    stream = torch.zeros(layout.mask.shape, device=device)
-    found = last >= 0
-    stream[last[found]] = per_sequence[found].float()
-    return stream

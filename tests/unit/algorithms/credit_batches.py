@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import TypeVar
 
 import torch
 from hypothesis import strategies as st
@@ -11,6 +13,7 @@ from luyen.algorithms.advantages import Credit, CreditInputs
 from luyen.algorithms.layout import Layout
 
 NAN = float("nan")
+T = TypeVar("T", int, float)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +27,7 @@ class Row:
     old_logp: tuple[float, ...] = ()
     sum_pi_squared: tuple[float, ...] = ()
     is_weights: tuple[float, ...] = ()
+    turns: tuple[int, ...] = ()
     baseline: float = 0.0
     parts: dict[str, float] = field(default_factory=dict)
 
@@ -59,6 +63,7 @@ def inputs_of(rows: Sequence[Row], dtype: torch.dtype = torch.float64) -> Credit
     rewards = stream("rewards")
     assert rewards is not None
     names = list(rows[0].parts) if rows else []
+    turns = stream("turns")
     parts = {n: torch.tensor([r.parts[n] for r in rows], dtype=dtype) for n in names}
     return CreditInputs(
         rewards=rewards,
@@ -69,6 +74,7 @@ def inputs_of(rows: Sequence[Row], dtype: torch.dtype = torch.float64) -> Credit
         old_logp=stream("old_logp"),
         sum_pi_squared=stream("sum_pi_squared"),
         is_weights=stream("is_weights"),
+        turns=None if turns is None else turns.long(),
     )
 
 
@@ -92,7 +98,7 @@ def rows_of(draw: st.DrawFn, group: int, *, live: bool = False, weighted: bool =
         mask[draw(st.integers(0, len(mask) - 1))] = True
     n = len(mask)
 
-    def stream(values: st.SearchStrategy[float]) -> tuple[float, ...]:
+    def stream(values: st.SearchStrategy[T]) -> tuple[T, ...]:
         return tuple(draw(st.lists(values, min_size=n, max_size=n)))
 
     return Row(
@@ -103,6 +109,7 @@ def rows_of(draw: st.DrawFn, group: int, *, live: bool = False, weighted: bool =
         old_logp=stream(st.integers(1, 12).map(lambda k: -k / 4)),
         sum_pi_squared=stream(st.integers(1, 9).map(lambda k: k / 10)),
         is_weights=stream(st.integers(1, 8).map(lambda k: k / 4)) if weighted else (),
+        turns=tuple(accumulate(stream(st.integers(0, 1)))),
         baseline=draw(QUARTERS),
         parts={"correct": draw(QUARTERS), "format": draw(QUARTERS)},
     )

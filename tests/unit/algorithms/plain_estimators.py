@@ -75,6 +75,27 @@ def grpo(rows: Sequence[Row]) -> Table:
     return tiled(rows, normalised(rows, outcome, 1e-6))
 
 
+def turn_grpo(rows: Sequence[Row], gamma: float = 0.5) -> Table:
+    """Against the samples that came as far as the turn; with none, the whole against the group."""
+
+    def reached(row: Row, k: int) -> bool:
+        return k == 0 or any(row.turns[t] >= k for t in live(row))
+
+    def led_to(row: Row, k: int) -> float:
+        if not live(row):
+            return outcome(row)
+        later = [(row.turns[t] - k, r) for t, r in zip(live(row), credited(row), strict=True)]
+        return sum(gamma**n * r for n, r in later if n >= 0)
+
+    def advantage(row: Row, k: int) -> float:
+        peers = [led_to(r, k) for r in siblings(rows, row) if reached(r, k)]
+        if len(peers) < 2 and k > 0:
+            return advantage(row, 0)
+        return (led_to(row, k) - statistics.fmean(peers)) / (std(peers) + 1e-6)
+
+    return table(rows, [[advantage(r, r.turns[t]) for t in live(r)] for r in rows])
+
+
 def grpo_passk(rows: Sequence[Row]) -> Table:
     numbers: list[float] = []
     for row in rows:
@@ -192,6 +213,7 @@ def token_baseline(rows: Sequence[Row], *, by_rank: bool, zero_tail: bool = True
 PLAIN: dict[str, Callable[[Sequence[Row]], Table]] = {
     "gae": gae,
     "grpo": grpo,
+    "turn_grpo": turn_grpo,
     "grpo_passk": grpo_passk,
     "gdpo": gdpo,
     "rloo": rloo,
@@ -208,6 +230,7 @@ PLAIN: dict[str, Callable[[Sequence[Row]], Table]] = {
 
 KNOBS: dict[str, dict[str, float]] = {
     "gae": {"gamma": 0.9, "lam": 0.8},
+    "turn_grpo": {"gamma": 0.5},
     "reinforce": {"gamma": 0.9},
     "reinforce_plus_plus": {"gamma": 0.9},
 }

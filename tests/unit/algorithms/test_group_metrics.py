@@ -128,6 +128,7 @@ def test_reward_minus_baseline_is_the_advantage(name: str):
     [
         *("gae", "grpo_passk", "reinforce", "reinforce_plus_plus"),
         *("optimal_token_baseline", "tir_optimal_token_baseline"),
+        "turn_grpo",
     ],
 )
 def test_an_estimator_without_one_number_per_sequence_has_no_baseline(name: str):

@@ -201,6 +201,10 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         (f"{T}.enable=true", f"{T}.on_fault=keep_min", f"{T}.fault_retries=2"),
         (f"{T}.enable=true", f"{T}.fault_retries=2"),
     ),
+    "T12": (
+        (f"{T}.enable=true", f"{T}.tool_config_path=BROKEN"),
+        (f"{T}.enable=true", f"{T}.tool_config_path=TOOLS"),
+    ),
     "S01": (("trainer.device=cuda",), ("trainer.device=cpu",)),
     "S02": (("trainer.n_gpus_per_node=2", "trainer.runtime=local"), ("trainer.n_gpus_per_node=2",)),
     "S03": (("trainer.n_gpus_per_node=2",), ()),

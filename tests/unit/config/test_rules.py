@@ -17,7 +17,9 @@ ROWS = "data.train_files=arithmetic://sum"
 @pytest.fixture
 def places(tmp_path: Path) -> dict[str, str]:
     tools = tmp_path / "tools.yaml"
-    tools.write_text("tools: []\n")
+    tools.write_text("tools:\n  - builtin: calculator\n")
+    broken = tmp_path / "broken.yaml"
+    broken.write_text("tools:\n  - bulitin: calculator\n")
     plugin = tmp_path / "plugin.py"
     plugin.write_text("class MySampler: ...\n\n\ndef score(): ...\n")
     empty = tmp_path / "empty"
@@ -25,7 +27,7 @@ def places(tmp_path: Path) -> dict[str, str]:
     saved = tmp_path / "saved"
     for step in (9, 10):
         (saved / "luyen" / "run" / "checkpoints" / f"step_{step}").mkdir(parents=True)
-    named = {"TOOLS": tools, "PLUGIN": plugin, "HERE": empty, "SAVED": saved}
+    named = {"TOOLS": tools, "BROKEN": broken, "PLUGIN": plugin, "HERE": empty, "SAVED": saved}
     return {word: str(path) for word, path in named.items()}
 
 

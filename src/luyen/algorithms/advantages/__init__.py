@@ -3,7 +3,7 @@
 Importing this package registers every built-in estimator.
 """
 
-from luyen.algorithms.advantages import gdpo, group, returns, token_baseline
+from luyen.algorithms.advantages import gdpo, group, returns, token_baseline, turns
 from luyen.algorithms.advantages.inputs import Credit, CreditInputs, adv_estimators
 
 __all__ = [
@@ -14,4 +14,5 @@ __all__ = [
     "group",
     "returns",
     "token_baseline",
+    "turns",
 ]

@@ -45,6 +45,8 @@ class CreditInputs:
     """Importance weight between trainer and rollout engine, if a correction is on."""
     positions: Int[Tensor, " tok"] | None = None
     """Position of each token in its response; counted from the first trainable token if absent."""
+    turns: Int[Tensor, " tok"] | None = None
+    """Assistant turn of each token, from 0 up; absent: one turn. On masked tokens, anything."""
 
     def sequence_rewards(self) -> Float[Tensor, " seq"]:
         """Sum of the rewards of each sequence, those on masked tokens included."""

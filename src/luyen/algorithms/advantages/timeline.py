@@ -20,14 +20,28 @@ def credited_rewards(inputs: CreditInputs) -> Float[Tensor, " tok"]:
     nothing here; its outcome still counts in sums (`CreditInputs.sequence_rewards`).
     """
     layout, rewards = inputs.layout, given_rewards(inputs)
+    target, kept = credited_to(layout), layout.mask.nonzero().squeeze(-1)
+    found = target >= 0
+    moved = rewards.new_zeros(kept.numel()).index_add(0, target[found], rewards[found])
+    return torch.zeros_like(rewards).index_copy(0, kept, moved)
+
+
+def credited_to(layout: Layout) -> Int[Tensor, " tok"]:
+    """Which trainable token a reward on each token is credited to, counted over the batch.
+
+    A trainable token keeps its own. -1 in a sequence without trainable tokens.
+
+    Example:
+        >>> layout = Layout(mask=torch.tensor([False, True, False, False]),
+        ...                 offsets=torch.tensor([0, 3, 4]), groups=torch.tensor([0, 0]))
+        >>> credited_to(layout).tolist()
+        [0, 0, 0, -1]
+    """
     seen = layout.mask.long().cumsum(0)
     lengths = layout.lengths()
     first = lengths.cumsum(0) - lengths
     target = torch.maximum(seen - 1, first[layout.segment])
-    has_target = (lengths > 0)[layout.segment]
-    kept = layout.mask.nonzero().squeeze(-1)
-    moved = rewards.new_zeros(kept.numel()).index_add(0, target[has_target], rewards[has_target])
-    return torch.zeros_like(rewards).index_copy(0, kept, moved)
+    return torch.where((lengths > 0)[layout.segment], target, -1)
 
 
 def discounted_to_go(

@@ -6,6 +6,7 @@ from luyen.base.paths import exists
 from luyen.base.suggest import did_you_mean
 from luyen.config.environments import read_environments
 from luyen.config.rules.rule import Finding, Situation, rule
+from luyen.config.tool_file import tool_file_problems
 
 _TURNS = "actor_rollout_ref.rollout.multi_turn"
 _ROOM_FOR_TOOLS = 1024
@@ -161,4 +162,19 @@ def retries_have_effect(s: Situation) -> Iterator[Finding]:
             field=f"{_TURNS}.fault_retries",
             why=f"on_fault is {multi_turn.on_fault}, so nothing is played again",
             fix="drop it, or set on_fault=retry",
+        )
+
+
+@rule("T12", "error")
+def tool_file_is_well_formed(s: Situation) -> Iterator[Finding]:
+    """The file that lists the tools can be read, and its entries make sense."""
+    multi_turn = s.config.actor_rollout_ref.rollout.multi_turn
+    path = multi_turn.tool_config_path
+    if not multi_turn.enable or path is None or not exists(path):
+        return
+    for problem in tool_file_problems(path):
+        yield Finding(
+            field=f"{_TURNS}.tool_config_path",
+            why=f"{problem.origin}: {problem.field}: {problem.why}",
+            fix=problem.fix,
         )

@@ -1,19 +1,21 @@
 """How a rule is declared, and what it looks at.
 
-A rule is a function `(prompt, answer, *, knobs) -> float`. It raises `Unscorable` when it cannot
-judge; a wrong answer is no reason to raise. `isolated=True` runs it in another process under a time
-limit; `door` is a module to import there beforehand; `package` and `extra` name what it needs.
+A rule is a function `(prompt, answer, *, knobs) -> float`. Registered with `sees="rollout"` it is
+`(prompt, rollout, *, knobs)` instead, and reads the whole conversation. A rule returns a number, or
+a `Score` with parts and with shares by turn. It raises `Unscorable` when it cannot judge; a wrong
+answer is no reason to raise. `isolated=True` runs it in another process under a time limit; `door`
+is a module to import there beforehand; `package` and `extra` name what it needs.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, final
 
-from luyen.base.records import Prompt, Rollout, StopReason
+from luyen.base.records import Prompt, Rollout, Score, StopReason
 from luyen.base.registry import Registry
 from luyen.rewards.outcome import Unscorable
 
-rule_rewards: Registry[Callable[..., float]] = Registry("rule", "reward.components")
+rule_rewards: Registry[Callable[..., float | Score]] = Registry("rule", "reward.components")
 
 
 @final

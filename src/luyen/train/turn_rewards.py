@@ -1,0 +1,57 @@
+"""Where the reward of a rollout stands: shares of turns at their end, the rest at the very end."""
+
+from collections.abc import Iterator
+from math import fsum
+
+from luyen.base.records import Rollout, Score, Source
+
+
+def token_rewards(rollout: Rollout) -> list[float]:
+    """Reward of each token, all branches one after the other; their sum is the score.
+
+    A share stands on the last sampled token of its turn. A turn without one gives it to the last
+    sampled token before, or to the first of all. Without any sampled token everything stands on the
+    last token: an outcome is not lost because nothing trains.
+    """
+    tokens = [pair for b in rollout.branches for pair in zip(b.sources, b.turns, strict=True)]
+    rewards = [0.0] * len(tokens)
+    if not tokens:
+        return rewards
+    sampled = [i for i, (source, _) in enumerate(tokens) if source == Source.SAMPLED]
+    first, last = (sampled[0], sampled[-1]) if sampled else (-1, -1)
+    ends = {tokens[i][1]: i for i in sampled}
+    shares = list(turn_shares(_judged(rollout)))
+    for turn, share in shares:
+        rewards[max((end for other, end in ends.items() if other <= turn), default=first)] += share
+    rewards[last] += fsum([reward_of(rollout), *(-share for _, share in shares)])
+    return rewards
+
+
+def turn_shares(score: Score, factor: float = 1.0) -> Iterator[tuple[int, float]]:
+    """Turn and share of the root's value, for everything in the tree that belongs to a turn.
+
+    A share counts as often as the weights between it and the root say. A score that has shares
+    itself speaks for the parts below it.
+
+    Example:
+        >>> calls = Score(name="calls", value=-2.0, weight=0.5, by_turn=((0, -1.0), (1, -1.0)))
+        >>> list(turn_shares(Score(name="reward", value=0.0, parts=(calls,))))
+        [(0, -0.5), (1, -0.5)]
+    """
+    if score.by_turn:
+        yield from ((turn, factor * share) for turn, share in score.by_turn)
+        return
+    for part in score.parts:
+        yield from turn_shares(part, factor * part.weight)
+
+
+def reward_of(rollout: Rollout) -> float:
+    """The judged value; a rollout without one must have been dropped before."""
+    value = _judged(rollout).value
+    assert value is not None, "a rollout reached training without a score"
+    return value
+
+
+def _judged(rollout: Rollout) -> Score:
+    assert rollout.score is not None, "a rollout reached training without being judged"
+    return rollout.score
