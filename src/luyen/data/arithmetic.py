@@ -16,6 +16,8 @@ from luyen.data.task_url import TaskUrl
 SPLITS = ("train", "held-out")
 HELD_OUT_ONE_IN = 8
 DEFAULT_SIZE = {"train": 4096, "held-out": 256}
+QUESTION_KEYS = ("digits", "seed", "size", "split")
+"""What an address may say about the questions, whatever is done with them."""
 _ENUMERABLE_DIGITS = 2
 _MOST_DIGITS = 9
 _SPLIT_KEY = derive_key(0, "arithmetic/split")
@@ -39,18 +41,26 @@ def arithmetic_rows(url: TaskUrl) -> list[dict[str, Any]]:
     """
     if url.name not in OPERATIONS:
         raise url.error(f"no operation `{url.name}`", did_you_mean(url.name, OPERATIONS))
-    url.refuse_unknown(("digits", "seed", "size", "split", "traces", "noise"))
-    digits = url.integer("digits", 2, least=1, most=_MOST_DIGITS)
+    url.refuse_unknown((*QUESTION_KEYS, "traces", "noise"))
+    rows, key = questions(url, url.name, digits=2)
+    traces = url.integer("traces", 0, least=0, most=1000)
+    noise = url.share("noise", 0.0)
+    return [_trace(row, key, noise, t) for row in rows for t in range(traces)] if traces else rows
+
+
+def questions(url: TaskUrl, operation: str, *, digits: int) -> tuple[list[dict[str, Any]], int]:
+    """The rows of an operation that an address asks for, and the key that they were drawn with.
+
+    `digits` holds where the address says nothing about it.
+    """
+    digits = url.integer("digits", digits, least=1, most=_MOST_DIGITS)
     seed = url.integer("seed", 0, least=0, most=2**63 - 1)
     split = url.choice("split", "train", SPLITS)
     most = _available(digits, split)
     size = url.integer("size", min(DEFAULT_SIZE[split], most), least=1, most=most)
-    key = derive_key(seed, f"arithmetic/{url.name}/{split}", digits)
+    key = derive_key(seed, f"arithmetic/{operation}/{split}", digits)
     pairs = islice(_pairs(digits, split, key), size)
-    rows = [_row(url.name, split, i, a, b) for i, (a, b) in enumerate(pairs)]
-    traces = url.integer("traces", 0, least=0, most=1000)
-    noise = url.share("noise", 0.0)
-    return [_trace(row, key, noise, t) for row in rows for t in range(traces)] if traces else rows
+    return [_row(operation, split, i, a, b) for i, (a, b) in enumerate(pairs)], key
 
 
 def is_held_out(a: int, b: int) -> bool:

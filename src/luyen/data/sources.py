@@ -18,9 +18,11 @@ from luyen.data.reasoning_gym import reasoning_gym_rows
 from luyen.data.rows import Columns, RowAt, is_plain_text, read_row
 from luyen.data.shapes import canonical, without_none
 from luyen.data.task_url import FIELD, TaskUrl, parse_task_url
+from luyen.data.tool_tasks import tool_rows
 
 SCHEMES: dict[str, Callable[[TaskUrl], list[dict[str, Any]]]] = {
     "arithmetic": arithmetic_rows,
+    "tools": tool_rows,
     "reasoning_gym": reasoning_gym_rows,
     "hf": hub_rows,
 }

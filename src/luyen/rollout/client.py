@@ -13,7 +13,7 @@ from luyen.base.errors import UserError
 from luyen.rollout.protocol import Completion, Request, RolloutEngine, Sampling
 from luyen.rollout.tools.foreign import boundary
 
-_SETTLING_ROUNDS = 6
+_SETTLING_ROUNDS = 16
 """Turns of the event loop between two passes: what is ready runs until it waits for something."""
 _LINGER_PASSES = 4
 """Passes that a lone newcomer waits for company: reading prompts one by one stops all the rest."""

@@ -22,6 +22,7 @@ def native(policy: Policy, rollout: Rollout, *, longest: int, decode: Decode) ->
             gpu_memory_utilization=rollout.gpu_memory_utilization,
             enforce_eager=rollout.enforce_eager,
             decode=decode,
+            is_open=rollout.multi_turn.enable,
         )
     return NativeEngine(
         policy,

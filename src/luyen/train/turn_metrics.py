@@ -10,8 +10,6 @@ from luyen.telemetry.catalog import metric
 _TURNS = {
     "mean": "Mean number of turns of the policy.",
     "max": "Largest number of turns of the policy.",
-    "seconds_mean": "Mean duration of a conversation, in seconds.",
-    "seconds_max": "Longest duration of a conversation, in seconds.",
     "faults": "Conversations that broke and are not trained on.",
     "retries": "Conversations that were played again because they broke.",
     "splits": "Times that a chat template rewrote what was said, so that a new sample began.",
@@ -24,11 +22,13 @@ _TOOLS = {
     "calls_mean": "Mean number of calls in a conversation.",
     "valid_fraction": "Share of the calls that name a tool and fit its schema.",
     "success_fraction": "Share of the calls made that the tool answered.",
-    "seconds_mean": "Mean duration of a call, in seconds.",
 }
 for _family, _names in {"turns": _TURNS, "tools": _TOOLS}.items():
     for _name, _doc in _names.items():
         metric(f"{_family}/{_name}", doc=_doc)
+metric("time/conversation_mean", unit="s", doc="Mean duration of a conversation.")
+metric("time/conversation_max", unit="s", doc="Longest duration of a conversation.")
+metric("time/tool_call_mean", unit="s", doc="Mean duration of a tool call.")
 metric("turns/stop/<reason>", doc="Share of the conversations that ended for this reason.")
 metric("tools/<status>_calls", doc="Calls of the step that ended this way.")
 metric("tools/<tool>/calls", doc="Calls of one tool in the step.")
@@ -45,8 +45,8 @@ def turn_metrics(rollouts: Sequence[Rollout], *, is_multi_turn: bool) -> dict[st
     found = {
         "turns/mean": fmean(turns),
         "turns/max": max(turns),
-        "turns/seconds_mean": fmean(seconds),
-        "turns/seconds_max": max(seconds),
+        "time/conversation_mean": fmean(seconds),
+        "time/conversation_max": max(seconds),
         "turns/faults": float(sum(rollout.fault is not None for rollout in rollouts)),
     }
     for name in _COUNTED:
@@ -66,7 +66,7 @@ def _call_metrics(calls: Sequence[ToolCall], rollouts: int) -> dict[str, float]:
         found["tools/valid_fraction"] = fmean(call.is_valid for call in calls)
     if ran:
         found["tools/success_fraction"] = fmean(call.status == CallStatus.OK for call in ran)
-        found["tools/seconds_mean"] = fmean(call.seconds for call in ran)
+        found["time/tool_call_mean"] = fmean(call.seconds for call in ran)
     for status in CallStatus:
         count = sum(call.status == status for call in calls)
         found[f"tools/{status.value.replace(' ', '_')}_calls"] = float(count)

@@ -17,7 +17,7 @@ from torch import Tensor
 from luyen.models.cuda.attend_block import BLOCK, dense, fitting_stages, score_factors
 from luyen.models.cuda.decode_groups_kernels import merge_kernel, own_kernel, shared_kernel
 
-_PROGRAMS = 512
+_PROGRAMS = 256
 """Programs that the common pages should keep busy: they are cut into parts until there are."""
 _MOST_PARTS = 16
 """Common pages are not cut into more parts."""
@@ -32,7 +32,7 @@ class Launch:
         `Launch(shared_parts=4)` cuts common pages in four, with all else as usual.
     """
 
-    lanes: int = 128
+    lanes: int = 64
     """Queries of one product at most: members of a group x heads that share a key head."""
     shared_parts: int | None = None
     """Parts of the common pages; None: by the number of rows."""
@@ -42,7 +42,7 @@ class Launch:
     """Pages in flight there."""
     own_parts: int = 8
     """Parts of a row's own pages, where rows are few."""
-    own_warps: int = 1
+    own_warps: int = 2
     """Warps where own pages are read."""
     own_stages: int = 4
     """Pages in flight there."""

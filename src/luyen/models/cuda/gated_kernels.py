@@ -7,7 +7,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_wait
 
+from luyen.models.cuda.early import early
 from luyen.models.cuda.norm_kernels import as_rows
 
 _BLOCK = 512
@@ -44,7 +46,10 @@ def _forward(
     INNER: tl.constexpr,
     CODE: tl.constexpr,
     BLOCK: tl.constexpr,
+    IS_EARLY: tl.constexpr,
 ):
+    if IS_EARLY:
+        gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < INNER
@@ -89,7 +94,15 @@ def gated_forward(gate: Tensor, up: Tensor | None, activation: str) -> Tensor:
     out = torch.empty(rows, inner, dtype=gate.dtype, device=gate.device)
     if rows:
         _forward[_grid(rows, inner)](
-            g, u, out, g.stride(0), u.stride(0), INNER=inner, CODE=_CODES[activation], BLOCK=_BLOCK
+            g,
+            u,
+            out,
+            g.stride(0),
+            u.stride(0),
+            INNER=inner,
+            CODE=_CODES[activation],
+            BLOCK=_BLOCK,
+            **early(g),
         )
     return out.view(*gate.shape[:-1], inner)
 

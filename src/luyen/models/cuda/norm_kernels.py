@@ -11,6 +11,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_wait
+
+from luyen.models.cuda.early import early
 
 _PROGRAMS = 1024
 """Programs that share the rows of a backward pass; each keeps one partial gradient."""
@@ -32,7 +35,10 @@ def _forward(
     BLOCK: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     IS_WIDE: tl.constexpr,
+    IS_EARLY: tl.constexpr,
 ):
+    if IS_EARLY:
+        gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < WIDTH
@@ -126,6 +132,7 @@ def norm_forward(
             HAS_RESIDUAL=residual is not None,
             IS_WIDE=is_wide,
             **tile(width),
+            **early(flat),
         )
     return normed.view(hidden.shape), total.view(hidden.shape), inverse
 

@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from luyen.models.cuda.attend_block import EXACT
+
 _PROGRAMS = 1024
 """Programs that share the tokens of a backward pass through the norms."""
 
@@ -194,6 +196,8 @@ def rotate(
             TAIL=triton.next_power_of_2(tail) if tail else 0,
             IS_INVERSE=is_inverse,
             num_warps=_warps(queries * width),
+            # Decoding turns heads in a kernel of its own, and must round as this one does.
+            **EXACT,
         )  # fmt: skip
     return made[0], made[1]
 

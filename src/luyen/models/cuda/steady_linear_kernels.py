@@ -25,7 +25,7 @@ TILES_HALF: tuple[dict[str, int], ...] = (
     {"TILE_M": 128, "TILE_N": 128, "STEP": 64, "num_warps": 8, "num_stages": 3},
     {"TILE_M": 64, "TILE_N": 64, "STEP": 64, "num_warps": 4, "num_stages": 4},
     {"TILE_M": 64, "TILE_N": 32, "STEP": 64, "num_warps": 4, "num_stages": 5},
-    {"TILE_M": 16, "TILE_N": 32, "STEP": 64, "num_warps": 4, "num_stages": 6},
+    {"TILE_M": 16, "TILE_N": 32, "STEP": 128, "num_warps": 4, "num_stages": 4},
 )
 TILES_FLOAT: tuple[dict[str, int], ...] = (
     {"TILE_M": 64, "TILE_N": 64, "STEP": 16, "num_warps": 8, "num_stages": 3},

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from luyen.models.attention import ATTENTION
+from luyen.models.attention import ATTENTION, JointAttention
 from luyen.models.fused.gated import Activation, gated, gated_pair
 from luyen.models.fused.norm import NormStyle, add_rms_norm
 from luyen.models.fused.packed_weights import PackedLinear
-from luyen.models.fused.rotary import HeadNorms, Heads, apply_rotary, rotated_heads
+from luyen.models.fused.rotary import HeadNorms, Heads, Joint, apply_rotary, rotated_heads
+from luyen.models.kernels import Window
 
 _FUNCTIONS = AttentionInterface()
 """Attention functions by name, those registered later included."""
@@ -131,7 +132,13 @@ def attention_forward(
         )
     plan: AttentionPlan = self.luyen_plan
     batch = hidden_states.shape[:-1]
-    flat = _heads(self, plan, hidden_states.flatten(0, -2), _angles(position_embeddings, batch))
+    angles, rows = _angles(position_embeddings, batch), hidden_states.flatten(0, -2)
+    context = rest.get("luyen_context")
+    if isinstance(context, JointAttention) and (joint := _joint(plan, rows, angles)) is not None:
+        window = _window(**plan.extras(self))
+        out = context.attend_joint(self.layer_idx, joint, self.scaling, window)
+        return self.o_proj(out.reshape(*batch, -1)), None
+    flat = _heads(self, plan, rows, angles)
     attend: Any = _FUNCTIONS[ATTENTION]
     out, weights = attend(
         self,
@@ -176,6 +183,25 @@ def _angles(
         return None
     cos, sin = (x.expand(*batch, -1).flatten(0, -2) for x in embeddings)
     return cos, sin
+
+
+def _joint(plan: AttentionPlan, flat: Tensor, angles: tuple[Tensor, Tensor] | None) -> Joint | None:
+    """The projection before it is turned; None where it is not one, or normed by head."""
+    if plan.packed is None or plan.head_norm is not None or not plan.is_rotated or angles is None:
+        return None
+    cos, sin = angles
+    rotated = _rotated(plan, angles)
+    return Joint(qkv=plan.packed(flat), cos=cos, sin=sin, heads=plan.heads, rotated=rotated)
+
+
+def _window(
+    *,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+) -> Window:
+    """What an architecture adds to attention, by the names of transformers."""
+    return Window(sliding=sliding_window, softcap=softcap, sinks=s_aux)
 
 
 def _heads(

@@ -60,6 +60,34 @@ class HeadNorms:
     """How the norm is written."""
 
 
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Joint:
+    """Queries, keys and values as one projection made them, and how they are to be turned.
+
+    Example:
+        >>> heads = Heads(queries=2, keys=1, width=4)
+        >>> angles = {"cos": torch.ones(3, 4), "sin": torch.zeros(3, 4)}
+        >>> Joint(qkv=torch.ones(3, 16), heads=heads, rotated=4, **angles).turned()[0].shape
+        torch.Size([3, 2, 4])
+    """
+
+    qkv: Tensor
+    """`[tok, columns]`."""
+    cos: Tensor
+    """`[tok, at least rotated / 2]`."""
+    sin: Tensor
+    """The same shape."""
+    heads: Heads
+    """How the columns are divided."""
+    rotated: int
+    """Numbers of a head that turn."""
+
+    def turned(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values `[tok, heads, width]`."""
+        return rotated_heads(self.qkv, self.cos, self.sin, self.heads, self.rotated, None)
+
+
 def rotated_heads(
     qkv: Tensor, cos: Tensor, sin: Tensor, heads: Heads, rotated: int, norms: HeadNorms | None
 ) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,9 +1,9 @@
 """User simulators written for verl: start, generate_response, calculate_score, finalize."""
 
-import inspect
 from collections.abc import Mapping, Sequence
-from importlib import import_module
+from functools import partial
 from itertools import count
+from pathlib import Path
 from typing import Any, cast, final
 
 import yaml
@@ -13,21 +13,28 @@ from luyen.base.paths import expanded
 from luyen.base.records import Message, Prompt
 from luyen.base.suggest import did_you_mean
 from luyen.config.schema.rollout import EnvironmentChoice
+from luyen.rollout.env.given import number_or_none, text_or_none
+from luyen.rollout.env.imported import imported_name
 from luyen.rollout.env.protocol import Observation, envs
+from luyen.rollout.tools.foreign import boundary, line_of, place_of
 from luyen.rollout.tools.protocol import Tool
+from luyen.rollout.tools.threads import Threads
 
 _FIELD = "actor_rollout_ref.rollout.multi_turn.interaction_config_path"
 _KEYS = ("name", "class_name", "config")
 _FIX = "write interaction: [{name: NAME, class_name: PACKAGE.MODULE.CLASS, config: {...}}]"
+_METHODS = ("start_interaction", "generate_response")
 _numbers = count()
 """Instance ids are never used twice in a process."""
+_threads = Threads(most_hanging=64)
+"""For classes whose methods are no coroutine functions, though verl wants them so."""
 
 
 def interactions(path: str) -> dict[str, EnvironmentChoice]:
     """The users that a file of verl lists, by name; a UserError names the entry that is wrong."""
     try:
         page: Any = yaml.safe_load(expanded(path).read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
+    except (OSError, ValueError, yaml.YAMLError) as error:
         raise UserError(_FIELD, path, f"it cannot be read: {error}", _FIX) from error
     listed = cast(Mapping[str, Any], page).get("interaction") if isinstance(page, Mapping) else None
     if not isinstance(listed, list) or not listed:
@@ -35,19 +42,35 @@ def interactions(path: str) -> dict[str, EnvironmentChoice]:
     found: dict[str, EnvironmentChoice] = {}
     for number, raw in enumerate(cast(list[Any], listed), start=1):
         where = f"{path}: interaction {number}"
-        if not isinstance(raw, Mapping) or "class_name" not in raw:
-            raise UserError(where, raw, "an entry names its class", _FIX)
-        entry = cast(Mapping[str, Any], raw)
-        unknown = [key for key in entry if key not in _KEYS]
-        if unknown:
-            raise UserError(where, unknown[0], "no such key", did_you_mean(unknown[0], _KEYS))
-        class_name = str(entry["class_name"])
-        name = str(entry.get("name") or class_name.rpartition(".")[2].lower())
+        name, choice = _entry(raw, where, expanded(path).parent)
         if name in found:
             raise UserError(where, name, "two interactions have this name", "rename one of them")
-        kwargs = {"class_name": class_name, "config": dict(entry.get("config") or {})}
-        found[name] = EnvironmentChoice(kind="interaction", kwargs=kwargs)
+        found[name] = choice
     return found
+
+
+def _entry(raw: Any, where: str, folder: Path) -> tuple[str, EnvironmentChoice]:
+    entry = cast(Mapping[str, Any], raw) if isinstance(raw, Mapping) else {}
+    class_name = entry.get("class_name")
+    if not isinstance(class_name, str) or not class_name:
+        raise UserError(where, raw, "an entry names its class", _FIX)
+    unknown = [str(key) for key in entry if key not in _KEYS]
+    if unknown:
+        raise UserError(where, unknown[0], "no such key", did_you_mean(unknown[0], _KEYS))
+    config = entry.get("config") or {}
+    if not isinstance(config, Mapping):
+        raise UserError(where, config, "`config` is no mapping", "write config: {KEY: VALUE}")
+    if ".py:" in class_name:
+        class_name = str(folder / expanded(class_name))
+    name = str(entry.get("name") or _default_name(class_name))
+    settings = {**cast(Mapping[str, Any], config), "name": name}  # as verl hands it over
+    kwargs = {"class_name": class_name, "config": settings}
+    return name, EnvironmentChoice(kind="interaction", kwargs=kwargs)
+
+
+def _default_name(class_name: str) -> str:
+    """The name that verl gives: the class's own, without `Interaction`, in small letters."""
+    return class_name.replace(":", ".").rpartition(".")[2].removesuffix("Interaction").lower()
 
 
 @final
@@ -68,35 +91,42 @@ class Interaction:
     async def open(self, prompt: Prompt, key: int) -> Sequence[Message]:
         """Start with what the row gives; the prompt is as it is."""
         given: Any = prompt.extra_info.get("interaction_kwargs") or {}
-        self._given = {name: value for name, value in dict(given).items() if name != "name"}
+        if not isinstance(given, Mapping):
+            why = "what a row gives to a user is a mapping"
+            raise UserError("extra_info.interaction_kwargs", given, why, "write {name: NAME}")
+        self._given = dict(cast(Mapping[str, Any], given))
         wanted = f"talk-{key:x}-{next(_numbers)}"
-        started = await _awaited(self._made.start_interaction(wanted, **self._given))
+        started = await self._run("start_interaction", wanted)
         self._instance = started if isinstance(started, str) else wanted
         return prompt.messages
 
     async def act(self, messages: Sequence[Message]) -> Observation:
         """What the user says, and what the turn was worth to them."""
         plain = [{"role": m["role"], "content": m.get("content") or ""} for m in messages]
-        returned = await _awaited(
-            self._made.generate_response(self._instance, plain, **self._given)
-        )
-        if not isinstance(returned, tuple) or len(cast(tuple[Any, ...], returned)) < 3:
-            said = f"{type(returned).__name__}"
+        returned = await self._run("generate_response", self._instance, plain)
+        if not isinstance(returned, tuple | list) or len(cast(Sequence[Any], returned)) < 3:
+            said = type(returned).__name__
             raise TypeError(f"generate_response gives (is_done, text, score, notes), not {said}")
-        is_done, text, score = cast(tuple[Any, ...], returned)[:3]
-        reward = None if score is None else float(score)
+        is_done, text, score = cast(Sequence[Any], returned)[:3]
+        reward = number_or_none(score, "generate_response")
         if is_done:
             return Observation(is_done=True, reward=reward)
-        return Observation(messages=({"role": "user", "content": str(text)},), reward=reward)
+        line = text_or_none(text, "generate_response")
+        if line is None:
+            raise TypeError("generate_response gave no text, and the conversation is not over")
+        return Observation(messages=({"role": "user", "content": line},), reward=reward)
 
     async def score(self) -> float | None:
-        """What the user thinks of the whole; scores of turns were given on the way."""
+        """Nothing: `generate_response` gave the score of each turn, often by `calculate_score`."""
         return None
 
     async def close(self) -> None:
-        """Let the user go."""
+        """Let the user go, if it had come."""
         if self._instance and "finalize_interaction" in dir(self._made):
-            await _awaited(self._made.finalize_interaction(self._instance))
+            await _threads.run(partial(self._made.finalize_interaction, self._instance), {})
+
+    async def _run(self, method: str, *arguments: Any) -> Any:
+        return await _threads.run(partial(getattr(self._made, method), *arguments), self._given)
 
 
 _made: dict[tuple[str, str], Any] = {}
@@ -109,16 +139,18 @@ def interaction(*, class_name: str, config: Mapping[str, Any] | None = None) -> 
     settings = dict(config or {})
     key = class_name, repr(sorted(settings.items()))
     if key not in _made:
-        place, _, name = class_name.rpartition(".")
-        try:
-            cls: Any = getattr(import_module(place), name)
-        except (ImportError, AttributeError, ValueError) as error:
-            why = f"no such class can be imported: {error}"
-            fix = "give PACKAGE.MODULE.CLASS of an importable class"
-            raise UserError(_FIELD, class_name, why, fix) from error
-        _made[key] = cls(settings)
+        _made[key] = _new(class_name, settings)
     return Interaction(_made[key])
 
 
-async def _awaited(value: Any) -> Any:
-    return await value if inspect.isawaitable(value) else value
+def _new(class_name: str, settings: dict[str, Any]) -> Any:
+    cls = imported_name(class_name, _FIELD)
+    lacking = [method for method in _METHODS if method not in dir(cls)]
+    if lacking:
+        why = f"it has no method `{lacking[0]}`"
+        raise UserError(_FIELD, class_name, why, "write it as verl's interactions have it")
+    faults: list[BaseException] = []
+    with boundary(faults):
+        return cls(config=settings)
+    why = f"making it failed: {line_of(faults[0])} ({place_of(faults[0])})"
+    raise UserError(_FIELD, class_name, why, "mend the class or its `config`") from faults[0]

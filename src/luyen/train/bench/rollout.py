@@ -37,6 +37,8 @@ class RolloutFigures:
     """Bytes that decoding must move over the device's bandwidth."""
     fraction: float
     """The floor over the time that was not spent on prompts: 1 is perfect."""
+    whole_fraction: float
+    """The same floor over all of the time."""
     peak_bytes: int
     """Most memory of the device in use; 0 where it is not counted."""
 
@@ -80,6 +82,7 @@ def measure_rollout(
         decode_tokens_per_second=(drawn - len(counts)) / max(1e-9, whole - prompts),
         floor_seconds=floor_seconds,
         fraction=floor_seconds / max(1e-9, whole - prompts),
+        whole_fraction=floor_seconds / whole,
         peak_bytes=peak,
     )
 

@@ -1,12 +1,13 @@
 """What is measured: prompts of given lengths, answers of given lengths, the same every time."""
 
 from dataclasses import dataclass
+from random import Random
 from typing import final
-
-import torch
 
 from luyen.base.seeds import derive_key
 from luyen.rollout.protocol import Request, Sampling
+
+_LARGEST_TOKEN = 10_000
 
 
 @final
@@ -36,19 +37,24 @@ class Work:
         return self.prompt[1] + self.new[1]
 
     def requests(self, vocabulary: int) -> list[Request]:
-        """One request a prompt."""
-        generator = torch.Generator().manual_seed(self.seed)
+        """One request a prompt.
 
-        def between(low: int, high: int) -> int:
-            return int(torch.randint(low, high + 1, (1,), generator=generator))
-
-        found: list[Request] = []
-        for index in range(self.prompts):
-            length, new = between(*self.prompt), between(*self.new)
-            tokens = torch.randint(0, vocabulary, (length,), generator=generator).tolist()
-            keys = (derive_key(self.seed, "bench", index, i) for i in range(self.samples))
-            sampling = Sampling(max_new_tokens=new, ignore_stop=True)
-            found.append(
-                Request(id=f"{index}", tokens=tuple(tokens), keys=tuple(keys), sampling=sampling)
+        With 256 prompts and lengths of 100 to 1,024, prompts and answers are as long as those of
+        nano-vllm's benchmark.
+        """
+        dice = Random(self.seed)
+        largest = min(_LARGEST_TOKEN, vocabulary - 1)
+        prompts = [
+            tuple(dice.randint(0, largest) for _ in range(dice.randint(*self.prompt)))
+            for _ in range(self.prompts)
+        ]
+        answers = [dice.randint(*self.new) for _ in range(self.prompts)]
+        return [
+            Request(
+                id=f"{index}",
+                tokens=tokens,
+                keys=tuple(derive_key(self.seed, "bench", index, i) for i in range(self.samples)),
+                sampling=Sampling(max_new_tokens=new, ignore_stop=True),
             )
-        return found
+            for index, (tokens, new) in enumerate(zip(prompts, answers, strict=True))
+        ]

@@ -5,8 +5,17 @@ from typing import final
 
 from torch import Tensor
 
+from luyen.models.fused.rotary import Joint
 from luyen.models.kernels import Window
-from luyen.models.paged import Chunks, Groups, decode, decode_grouped, prefill, store
+from luyen.models.paged import (
+    Chunks,
+    Groups,
+    decode,
+    decode_grouped,
+    decode_joint,
+    prefill,
+    store,
+)
 from luyen.rollout.native.paged.pool import KeyValues
 
 
@@ -57,6 +66,8 @@ class DrawContext:
     """Keys of each row with the new one; 0: the row rests."""
     is_split: bool
     """Whether a row is spread over several programs."""
+    arrivals: Tensor
+    """A counter for each row and key head, 0 between two layers."""
     groups: Groups | None = None
     """Rows that read common pages together, in another order of sums; None: none does."""
 
@@ -69,5 +80,25 @@ class DrawContext:
         q = query[0].transpose(0, 1)
         read = q, pages, self.tables, self.lengths
         if self.groups is None:
-            return decode(*read, scale, window, is_split=self.is_split)[None]
+            ways = {"is_split": self.is_split, "arrivals": self.arrivals}
+            return decode(*read, scale, window, **ways)[None]
         return decode_grouped(*read, self.groups, scale, window, is_split=self.is_split)[None]
+
+    def attend_joint(self, layer: int, joint: Joint, scale: float, window: Window) -> Tensor:
+        """The same, with turning and storing in the kernel that attends; `[1, rows, heads, width]`.
+
+        Rows that read in groups have kernels that expect both to be done.
+        """
+        if self.groups is not None or not joint.qkv.is_cuda:
+            query, key, value = (x.transpose(0, 1)[None] for x in joint.turned())
+            return self.attend(layer, query, key, value, scale, window)
+        return decode_joint(
+            joint,
+            self.cache.layer(layer),
+            self.tables,
+            self.lengths,
+            scale,
+            window,
+            is_split=self.is_split,
+            arrivals=self.arrivals,
+        )[None]

@@ -49,8 +49,13 @@ class PagedEngine:
         enforce_eager: bool,
         decode: Decode,
         most_pages: int | None = None,
+        is_open: bool = False,
     ) -> None:
-        """`decode` turns tokens into text, for stop strings; `most_pages` caps the pool."""
+        """`decode` turns tokens into text, for stop strings; `most_pages` caps the pool.
+
+        `is_open` says that requests come while others run. Pages are then made for as many rows as
+        may ever run, instead of for those that are there at the beginning.
+        """
         if not policy.is_packed:
             why = "the model was loaded with its own attention, which this engine cannot use"
             raise UserError("actor_rollout_ref.rollout.name", "native", why, "set it to hf")
@@ -61,6 +66,7 @@ class PagedEngine:
         self._utilization = gpu_memory_utilization
         self._decode = decode
         self._most_pages = most_pages
+        self._is_open = is_open
         self._shape = cache_shape(policy)
         self._steps = Steps(policy, heads=self._shape.heads, is_eager=enforce_eager)
         self._seats = Seats(PagePool(0), rows=max_num_seqs, tokens=max_num_batched_tokens)
@@ -91,12 +97,9 @@ class PagedEngine:
     def advance(self) -> list[Completion]:
         """Launch what can be launched, and read the results of everything before the last round."""
         launched = len(self._rounds)
-        if self._seats.waiting:
-            self._make_room()
-            groups = self._seats.admit()
-            if groups:
-                self._compact()
-                self._read_prompts(groups)
+        # All prompts that fit are read before anyone draws: steps of few rows are wasted steps.
+        while self._let_in():
+            pass
         if any(not seat.is_over for seat in self._seats.running):
             self._draw()
         # One round stays unread while the device works on it; without a new one, none does.
@@ -106,16 +109,19 @@ class PagedEngine:
             finished += self._collect(self._rounds.popleft())
         return finished
 
-    def abort(self, request: str) -> list[Completion]:
-        """Stop a request, and give what there is of its unfinished answers."""
+    def abort(self, request: str, sample: int | None = None) -> list[Completion]:
+        """Stop a request or one sample of it; what there is of its unfinished answers.
+
+        Answers of others that are found finished on the way are given too.
+        """
         finished: list[Completion] = []
         while self._rounds:
             finished += self._collect(self._rounds.popleft())
         seats = self._seats
-        rows = [row for row in seats.waiting if row.request.id == request]
-        seats.waiting = deque(row for row in seats.waiting if row.request.id != request)
+        rows = [row for row in seats.waiting if row.is_meant(request, sample)]
+        seats.waiting = deque(row for row in seats.waiting if not row.is_meant(request, sample))
         for seat in seats.running:
-            if not seat.is_over and seat.row.request.id == request:
+            if not seat.is_over and seat.row.is_meant(request, sample):
                 rows.append(seat.row)
                 seats.end(seat)
         self._compact()
@@ -128,6 +134,17 @@ class PagedEngine:
         self._cache, self._state = None, None
         self._seats = Seats(PagePool(0), rows=self._most_rows, tokens=self._tokens_at_once)
 
+    def _let_in(self) -> bool:
+        """Read some of the prompts that wait; False when there are none, or no room for them."""
+        if not self._seats.waiting:
+            return False
+        self._make_room()
+        groups = self._seats.admit()
+        if groups:
+            self._compact()
+            self._read_prompts(groups)
+        return bool(groups)
+
     def _make_room(self) -> None:
         """When nothing runs: pages and rows for what waits, as far as memory goes."""
         seats = self._seats
@@ -137,6 +154,8 @@ class PagedEngine:
         waiting = list(seats.waiting)
         need = max(pages_of(row.limit) for row in waiting) + 1
         wanted = max(demand(waiting[: self._most_rows]), need)
+        if self._is_open:
+            wanted = max(wanted, self._most_rows * (pages_of(self._limit) + 1))
         size = min(wanted, self._affordable())
         if self._cache is None or size > seats.pool.size:
             self._refuse_small_pool(size, need)
@@ -147,7 +166,11 @@ class PagedEngine:
         self._refuse_small_pool(seats.pool.size, need)
         if self._state is None:
             self._state = RowState(
-                self._most_rows, pages_of(self._limit), _STOPS, device=self._policy.device
+                self._most_rows,
+                pages_of(self._limit),
+                _STOPS,
+                heads=self._shape.heads,
+                device=self._policy.device,
             )
         self._steps.prepare(self._cache, self._state)
 
@@ -231,12 +254,11 @@ class PagedEngine:
             self._compact()
         is_truncated = self._is_truncated()
         self._state.tick.zero_()
-        rows = len(self._seats.running)
-        self._steps.run(self._cache, self._state, rows, count, is_truncated=is_truncated)
         seats = list(self._seats.running)
-        self._rounds.append(
-            bring(self._state, seats, slice(0, rows), count, is_truncated=is_truncated)
-        )
+        lengths = [0 if seat.is_over else seat.planned for seat in seats]
+        self._steps.run(self._cache, self._state, lengths, count, is_truncated=is_truncated)
+        here = slice(0, len(seats))
+        self._rounds.append(bring(self._state, seats, here, count, is_truncated=is_truncated))
 
     def _must_compact(self, alive: int) -> bool:
         """Whether a smaller graph would do, or a row that was evicted is still active."""

@@ -1,6 +1,7 @@
 """Decode steps captured once per number of rows, replayed without the cost of launching them."""
 
 import logging
+from collections.abc import Sequence
 from typing import Any, TypeAlias, final
 
 import torch
@@ -11,12 +12,14 @@ from luyen.rollout.native.paged.state import RowState
 from luyen.rollout.native.paged.step import draw_step
 
 _FEW_PROGRAMS = 288
-"""Rows x heads up to which a row's keys are spread over several programs (measured on an H200)."""
+"""Rows x heads up to which a row is always spread over several programs (measured on an H200)."""
+_UNEVEN = 1.25
+"""Longest row over the mean row from which on more rows are, too: whole ones end too far apart."""
 _WARM_UP = 2
 _LOG = logging.getLogger(__name__)
 
-_Kind: TypeAlias = tuple[int, bool, int]
-"""Rows, whether any truncates, and members of a group at most."""
+_Kind: TypeAlias = tuple[int, bool, bool, int]
+"""Rows, whether any truncates, whether rows are spread, and members of a group at most."""
 
 
 def bucket(rows: int, most: int) -> int:
@@ -32,6 +35,17 @@ def bucket(rows: int, most: int) -> int:
     if size > 32 and rows <= size * 3 // 4:
         size = size * 3 // 4
     return min(size, most)
+
+
+def is_spread(rows: int, heads: int, lengths: Sequence[int]) -> bool:
+    """Whether the keys of a row are spread over several programs; `rows` are those of the bucket.
+
+    Example:
+        >>> [is_spread(256, 3, n) for n in ([900, 1000], [100, 1000])]
+        [False, True]
+    """
+    is_uneven = max(lengths) * len(lengths) > _UNEVEN * sum(lengths)
+    return rows * heads <= _FEW_PROGRAMS or is_uneven
 
 
 @final
@@ -67,11 +81,18 @@ class Steps:
         self._pool = None
 
     def run(
-        self, cache: KeyValues, state: RowState, rows: int, count: int, *, is_truncated: bool
+        self,
+        cache: KeyValues,
+        state: RowState,
+        lengths: Sequence[int],
+        count: int,
+        *,
+        is_truncated: bool,
     ) -> None:
-        """`count` decode steps of the first `rows` rows."""
+        """`count` decode steps of the first rows, which have about these lengths."""
         members = 0 if self._policy.is_exact else state.groups.most
-        kind = (bucket(rows, state.rows), is_truncated, members)
+        rows = bucket(len(lengths), state.rows)
+        kind = (rows, is_truncated, is_spread(rows, self._heads, lengths), members)
         graph = self._graph(cache, state, kind)
         for _ in range(count):
             if graph is None:
@@ -102,14 +123,14 @@ class Steps:
         _LOG.warning("decode steps of this model cannot be captured as graphs (%s)", reason)
 
     def _step(self, cache: KeyValues, state: RowState, kind: _Kind) -> None:
-        size, is_truncated, members = kind
+        size, is_truncated, is_split, members = kind
         draw_step(
             self._policy,
             cache,
             state,
             size,
             is_truncated=is_truncated,
-            is_split=size * self._heads <= _FEW_PROGRAMS,
+            is_split=is_split,
             members=members,
         )
 

@@ -16,15 +16,15 @@ from luyen.rollout.native.paged.seats import Seat
 
 _WIDEST = 64
 """Rows of a group at most; more of them make several groups."""
-_WORTH_BYTES = 16 << 20
-"""Bytes a layer must not read again before a second kernel pays (a guess for an H200)."""
+_WORTH_BYTES = 128 << 20
+"""Bytes a layer must not read again before it pays on an H200: its cache holds less than that."""
 
 
 def pays(*, saved_keys: int, key_bytes: int) -> bool:
     """Whether groups are faster that spare a layer so many keys, each of so many bytes.
 
     Example:
-        >>> [pays(saved_keys=n, key_bytes=768) for n in (7 * 1024, 32 * 7 * 1024)]
+        >>> [pays(saved_keys=n, key_bytes=768) for n in (32 * 7 * 256, 32 * 7 * 1024)]
         [False, True]
     """
     return saved_keys * key_bytes >= _WORTH_BYTES

@@ -1,5 +1,6 @@
 """Reading prompts: packed into passes within a token budget, long ones in several chunks."""
 
+from array import array
 from collections.abc import Sequence
 
 import torch
@@ -25,7 +26,10 @@ def read_prompts(
     """
     device = policy.device
     # One transfer for all tokens and tables; passes take slices of them on the device.
-    tokens = sent([t for prompt in prompts for t in prompt], device)
+    flat = array("q")
+    for prompt in prompts:
+        flat.extend(prompt)
+    tokens = sent(flat, device, torch.int64)
     widest = max(len(some) for some in pages)
     rows = [[*some, *[0] * (widest - len(some))] for some in pages]
     tables = sent(rows, device, torch.int32)

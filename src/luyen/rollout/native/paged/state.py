@@ -25,8 +25,13 @@ _ALL = 1 << 62
 class RowState:
     """What decoding knows of each row; row `i` of every tensor is one sequence."""
 
-    def __init__(self, rows: int, pages: int, stops: int, *, device: torch.device) -> None:
-        """`pages` is the most pages a row can have, `stops` the most stop tokens."""
+    def __init__(
+        self, rows: int, pages: int, stops: int, *, heads: int = 1, device: torch.device
+    ) -> None:
+        """`pages` is the most pages a row can have, `stops` the most stop tokens.
+
+        `heads` is how many heads of keys a layer has: attention counts for each of them.
+        """
 
         def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
@@ -48,6 +53,7 @@ class RowState:
         self.active = zeros(rows, dtype=torch.bool)
         self.stops = zeros(rows, stops) - 1
         self.tick = zeros(1)
+        self.arrivals = zeros(rows * heads, dtype=torch.int32)
         self.out_tokens = zeros(ROUND, rows)
         self.out_logps = zeros(ROUND, rows, dtype=torch.float32)
         self.out_kept = zeros(ROUND, rows, dtype=torch.float32)

@@ -36,6 +36,7 @@ def draw_step(
         tables=state.tables[here],
         lengths=lengths,
         is_split=is_split,
+        arrivals=state.arrivals,
         groups=state.groups.of(rows, members) if members else None,
     )
     hidden = policy.hidden(state.tokens[here], place, context)

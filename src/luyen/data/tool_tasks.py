@@ -1,0 +1,64 @@
+"""Tasks that a policy solves by calling tools: `tools://calculator` and `tools://orders`."""
+
+from collections.abc import Callable
+from typing import Any
+
+from luyen.base.seeds import derive_key, uniform
+from luyen.base.suggest import did_you_mean
+from luyen.data.arithmetic import QUESTION_KEYS, questions
+from luyen.data.orders import order_rows
+from luyen.data.task_url import TaskUrl
+from luyen.data.tool_talk import CALCULATOR, answered, called, choices, wrong_guess
+
+
+def tool_rows(url: TaskUrl) -> list[dict[str, Any]]:
+    """Rows of `tools://TASK?...`."""
+    if url.name not in TASKS:
+        raise url.error(f"no task `{url.name}`", did_you_mean(url.name, TASKS))
+    return TASKS[url.name](url)
+
+
+def calculator_rows(url: TaskUrl) -> list[dict[str, Any]]:
+    """Rows of `tools://calculator?digits=3&seed=0&size=4096&split=train`: products to work out.
+
+    The operands held out are those of `arithmetic://`. The rows offer no tool: that is the run's
+    to do.
+
+    With `traces=N`, rows are conversations to learn from, N for each pair. In a share of `calls` of
+    those that offer a calculator, the assistant calls it and says what it gave; in the others it
+    guesses, wrongly. A share of `bare` offers no calculator and guesses.
+    """
+    url.refuse_unknown((*QUESTION_KEYS, "traces", "calls", "bare"))
+    asked, key = questions(url, "product", digits=3)
+    rows = [{**row, "data_source": "tools/calculator"} for row in asked]
+    traces = url.integer("traces", 0, least=0, most=1000)
+    calls, bare = url.share("calls", 1.0), url.share("bare", 0.0)
+    if not traces:
+        return rows
+    return [_trace(row, t, key, calls, bare) for row in rows for t in range(traces)]
+
+
+TASKS: dict[str, Callable[[TaskUrl], list[dict[str, Any]]]] = {
+    "calculator": calculator_rows,
+    "orders": order_rows,
+}
+"""Name -> who makes the rows."""
+
+
+def _trace(row: dict[str, Any], trace: int, key: int, calls: float, bare: float) -> dict[str, Any]:
+    """The row as a conversation."""
+    (question,) = row["prompt"]
+    truth: str = row["reward_model"]["ground_truth"]
+    index: int = row["extra_info"]["index"]
+    is_bare = uniform(derive_key(key, "bare", index, trace), 0) < bare
+    does_call, own = next(choices(key, 0.0 if is_bare else calls, index, trace))
+    expression = question["content"].removesuffix("=")
+    told = (
+        called(CALCULATOR, expression, truth) if does_call else [answered(wrong_guess(truth, own))]
+    )
+    return {
+        "data_source": row["data_source"],
+        "messages": [question, *told],
+        "tools": [] if is_bare else [CALCULATOR],
+        "extra_info": {**row["extra_info"], "trace": trace},
+    }

@@ -1,0 +1,138 @@
+"""A world from a Python class, as TRL's environments are written: `reset`, tools, `get_reward`."""
+
+import asyncio
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any, final
+
+from luyen.base.errors import UserError
+from luyen.base.records import Message, Prompt
+from luyen.base.suggest import did_you_mean
+from luyen.rollout.env.given import number_or_none, text_or_none, with_text
+from luyen.rollout.env.imported import imported_module
+from luyen.rollout.env.methods import MethodTool
+from luyen.rollout.env.protocol import Observation, envs
+from luyen.rollout.tools.protocol import Tool
+from luyen.rollout.tools.signature import Signature
+from luyen.rollout.tools.threads import Threads
+
+_FIELD = "actor_rollout_ref.rollout.multi_turn.environments"
+_OURS = ("reset", "get_reward", "respond", "close")
+"""Methods that the loop calls; every other public one is a tool."""
+_MOST_HANGING = 64
+
+
+@final
+class Blueprint:
+    """A class of worlds, looked at once: which of its methods are tools, and what they take."""
+
+    def __init__(self, cls: type[Any]) -> None:
+        """A UserError when it has no `reset`, or a method that cannot be described to a policy."""
+        self.cls = cls
+        found = {n: inspect.getattr_static(cls, n) for n in dir(cls) if not n.startswith("_")}
+        methods = {n: m for n, m in found.items() if inspect.isfunction(m)}
+        if "reset" not in methods:
+            why = f"class {cls.__name__} has no method `reset`"
+            raise UserError(_FIELD, cls.__name__, why, "write `def reset(self, **row)`")
+        self.own = frozenset(name for name in methods if name in _OURS)
+        self.tools = {
+            name: Signature(method, name=name, method=True)
+            for name, method in methods.items()
+            if name not in _OURS
+        }
+        self.threads = Threads(most_hanging=_MOST_HANGING)
+
+
+@final
+class ClassWorld:
+    """One object of the class for one conversation; it is made when the conversation opens.
+
+    Methods that are no coroutine functions run on threads, and one method runs at a time.
+    """
+
+    def __init__(self, blueprint: Blueprint, settings: Mapping[str, Any]) -> None:
+        """`settings` are the keyword arguments of the class."""
+        self._blueprint = blueprint
+        self._settings = dict(settings)
+        self._made: Any = None
+        self._turns = asyncio.Lock()
+        self.tools: Sequence[Tool] = tuple(
+            MethodTool(signature, self._method(name), turns=self._turns, threads=blueprint.threads)
+            for name, signature in blueprint.tools.items()
+        )
+        """Every public method that the loop does not call itself."""
+
+    async def open(self, prompt: Prompt, key: int) -> Sequence[Message]:
+        """Make the object and reset it with the row; what it says belongs to the user's message."""
+        self._made = await self._blueprint.threads.run(self._blueprint.cls, self._settings)
+        row = _row(self._made.reset, prompt, key)
+        said = text_or_none(await self._run("reset", row), self._who("reset"))
+        return with_text(prompt.messages, said) if said else prompt.messages
+
+    async def act(self, messages: Sequence[Message]) -> Observation:
+        """The next line of the user, where the class has `respond`; otherwise this was the end."""
+        if "respond" not in self._blueprint.own:
+            return Observation(is_done=True)
+        given = {"messages": [dict(message) for message in messages]}
+        said = text_or_none(await self._run("respond", given), self._who("respond"))
+        if said is None:
+            return Observation(is_done=True)
+        return Observation(messages=({"role": "user", "content": said},))
+
+    async def score(self) -> float | None:
+        """What `get_reward` says of the whole conversation."""
+        if self._made is None or "get_reward" not in self._blueprint.own:
+            return None
+        return number_or_none(await self._run("get_reward", {}), self._who("get_reward"))
+
+    async def close(self) -> None:
+        """Let the object go, through its `close` if it has one."""
+        if self._made is not None and "close" in self._blueprint.own:
+            await self._blueprint.threads.run(self._made.close, {})
+
+    async def _run(self, name: str, arguments: Mapping[str, Any]) -> Any:
+        async with self._turns:
+            return await self._blueprint.threads.run(self._method(name)(), arguments)
+
+    def _method(self, name: str) -> Callable[[], Callable[..., Any]]:
+        return lambda: getattr(self._made, name)
+
+    def _who(self, name: str) -> str:
+        return f"{self._blueprint.cls.__name__}.{name}"
+
+
+def _row(reset: Callable[..., Any], prompt: Prompt, key: int) -> dict[str, Any]:
+    """What of the row `reset` takes: all of it, or what it names; `key` only if it is named."""
+    row = {
+        **prompt.extra_info,
+        "ground_truth": prompt.ground_truth,
+        "data_source": prompt.data_source,
+    }
+    takes = inspect.signature(reset).parameters
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in takes.values()):
+        row = {name: value for name, value in row.items() if name in takes}
+    return {"key": key, **row} if "key" in takes else row
+
+
+@cache
+def blueprint_of(path: str, name: str) -> Blueprint:
+    """The class of a file; a UserError says what is wrong with either."""
+    held = vars(imported_module(path, _FIELD))
+    if inspect.isclass(held.get(name)):
+        return Blueprint(held[name])
+    classes = [known for known, value in held.items() if inspect.isclass(value)]
+    raise UserError(_FIELD, name, f"{path} has no such class", did_you_mean(name, classes))
+
+
+@envs.register("class")
+def class_world(*, path: str, name: str, kwargs: Mapping[str, Any] | None = None) -> ClassWorld:
+    """A world from a class in a Python file."""
+    blueprint = blueprint_of(path, name)
+    settings = dict(kwargs or {})
+    try:
+        inspect.signature(blueprint.cls).bind(**settings)
+    except TypeError as error:
+        why = f"{name} cannot be made with these arguments: {error}"
+        raise UserError(f"{_FIELD}: kwargs", settings, why, "mend kwargs") from error
+    return ClassWorld(blueprint, settings)
