@@ -41,6 +41,19 @@ TINY = (
 )
 """A run of a random model that takes less than a second and whose groups differ in reward."""
 
+TURNS = f"{ROLLOUT}.multi_turn"
+CHATTY = (
+    f"trainer.plugins=[{Path(__file__).parent / 'chatty_plugin.py'}]",
+    f"{TURNS}.enable=true",
+    f"{TURNS}.format=chatty",
+    f"{TURNS}.function_tool_path={Path(__file__).parent / 'chatty_tools.py'}",
+    f"{TURNS}.max_assistant_turns=4",
+    "data.max_prompt_length=320",
+    "data.max_response_length=160",
+    f"{ACTOR}.ppo_max_token_len_per_gpu=4096",
+)
+"""What makes such a run one of conversations in which tools are called."""
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -7,7 +7,7 @@ says so before its first step) and `warned` (`luyen check` says that it has no e
 
 from typing import TypeAlias
 
-from tests.runs import ACTOR, MODEL, ROLLOUT
+from tests.runs import ACTOR, CHATTY, MODEL, ROLLOUT, TURNS
 
 Case: TypeAlias = tuple[str, str, tuple[str, ...]]
 
@@ -33,7 +33,7 @@ LONG = (
 CUT = (*LONG, "data.filter_overlong_prompts=false", "data.truncation=right")
 ROWS = ("data.train_files={rows}",)
 ROUTED = (*ROWS, "reward.custom_reward_function.path=null")
-TURNS = (f"{ROLLOUT}.multi_turn.enable=true",)
+CUT_RESULTS = (*CHATTY, f"{TURNS}.max_tool_response_length=2")
 TOKEN = (*OFF, "algorithm.rollout_correction.rollout_is=token", f"{ROLLOUT}.temperature=0.7")
 BYPASS = (*OFF, "algorithm.rollout_correction.bypass_mode=true")
 REJECT = (*OFF, "algorithm.rollout_correction.rollout_rs=token_k1")
@@ -106,12 +106,19 @@ ROLLOUTS: dict[str, Case] = {
     f"{ROLLOUT}.max_num_seqs": ("plan", "4", ()),
     f"{ROLLOUT}.n": ("plan", "8", ()),
     f"{ROLLOUT}.calculate_log_probs": ("stopped", "false", ()),
-    f"{ROLLOUT}.multi_turn.enable": ("stopped", "true", ()),
-    f"{ROLLOUT}.multi_turn.tool_config_path": ("refused", NOWHERE, TURNS),
-    f"{ROLLOUT}.multi_turn.max_assistant_turns": ("stopped", "2", TURNS),
-    f"{ROLLOUT}.multi_turn.max_user_turns": ("stopped", "2", TURNS),
-    f"{ROLLOUT}.multi_turn.format": ("refused", "llama3", ()),
-    f"{ROLLOUT}.multi_turn.tokenization_sanity_check_mode": ("refused", "off", ()),
+    f"{TURNS}.enable": ("run", "false", CHATTY),
+    f"{TURNS}.tool_config_path": ("refused", NOWHERE, CHATTY),
+    f"{TURNS}.function_tool_path": ("run", "null", CHATTY),
+    f"{TURNS}.format": ("run", "hermes", CHATTY),
+    f"{TURNS}.max_assistant_turns": ("run", "2", CHATTY),
+    f"{TURNS}.max_user_turns": ("run", "1", CHATTY),
+    f"{TURNS}.max_tool_calls": ("run", "1", CHATTY),
+    f"{TURNS}.max_parallel_calls": ("run", "2", CHATTY),
+    f"{TURNS}.max_tool_response_length": ("run", "2", CHATTY),
+    f"{TURNS}.tool_response_truncate_side": ("run", "left", CUT_RESULTS),
+    f"{TURNS}.tokenization_sanity_check_mode": ("run", "off", CHATTY),
+    f"{TURNS}.on_parse_failure": ("run", "stop", CHATTY),
+    f"{TURNS}.time_budget_s": ("run", "0.02", CHATTY),
 }
 CREDIT: dict[str, Case] = {
     "critic.enable": ("refused", "true", ()),

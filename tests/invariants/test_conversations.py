@@ -7,20 +7,7 @@ import pytest
 from luyen.base.calls import CallStatus
 from luyen.base.records import Source
 from luyen.telemetry.rollout_files import read_rollouts
-from tests.architecture.tree import ROOT
-from tests.runs import ROLLOUT, Ran, same_weights, train
-
-TURNS = f"{ROLLOUT}.multi_turn"
-CHATTY = (
-    f"trainer.plugins=[{ROOT / 'tests' / 'chatty_plugin.py'}]",
-    f"{TURNS}.enable=true",
-    f"{TURNS}.format=chatty",
-    f"{TURNS}.function_tool_path={ROOT / 'tests' / 'chatty_tools.py'}",
-    f"{TURNS}.max_assistant_turns=4",
-    "data.max_prompt_length=320",
-    "data.max_response_length=160",
-    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=4096",
-)
+from tests.runs import CHATTY, ROLLOUT, Ran, same_weights, train
 
 
 @pytest.fixture(scope="module")

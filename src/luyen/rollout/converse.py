@@ -82,17 +82,19 @@ class Conversation:
         started, budget = clock(), self._setting.time_budget_s
         self._deadline = None if budget is None else started + budget
         stop, faults = StopReason.FAULT, list[BaseException]()
+        notes: dict[str, float] = {}
         with boundary(faults):
             try:
                 stop = await self._course()
+                if not self._transcript.tokens:
+                    raise TimeoutError("its time was up before its world and tools had opened")
                 await self._judge_whole()
+                notes |= self._comparison()
             finally:
                 await self._close()
         if faults and isinstance(faults[0], UserError):
             raise faults[0]
-        notes = {"seconds": clock() - started}
-        if not faults:
-            notes |= self._comparison()
+        notes["seconds"] = clock() - started
         return self._transcript.rollout(
             group=self._address.group,
             sample=self._address.sample,

@@ -1,5 +1,7 @@
 """Faults: one conversation breaks, its siblings do not, and a stated policy says what follows."""
 
+import asyncio
+
 import pytest
 
 from luyen.base.calls import CallStatus
@@ -158,3 +160,15 @@ def test_an_engine_that_fails_stops_everyone_with_its_error():
 
     with pytest.raises(UserError, match="not finite"):
         play(Failing(lambda *_: "x"), setting(), "a", "b", samples=3)
+
+
+def test_a_world_that_never_opens_is_a_fault():
+    class Shut(World):
+        async def open(self, prompt, key):
+            await asyncio.sleep(60)
+
+    engine = ScriptedEngine(lambda *_: "x<|im_end|>")
+    [group] = play(engine, setting(env=lambda _: Shut(), budget_s=0.05), "q")
+    [rollout] = group.rollouts
+    assert (rollout.stop, rollout.tokens) == (StopReason.FAULT, ())
+    assert "before its world and tools had opened" in rollout.fault
