@@ -118,7 +118,6 @@ ROLLOUTS: dict[str, Case] = {
     f"{TURNS}.tool_response_truncate_side": ("run", "left", CUT_RESULTS),
     f"{TURNS}.tokenization_sanity_check_mode": ("run", "off", CHATTY),
     f"{TURNS}.on_parse_failure": ("run", "stop", CHATTY),
-    f"{TURNS}.time_budget_s": ("run", "0.02", CHATTY),
 }
 CREDIT: dict[str, Case] = {
     "critic.enable": ("refused", "true", ()),
