@@ -11,34 +11,15 @@ vLLM lives in an environment and a process of its own, which waits while the oth
 import argparse
 import itertools
 import json
-import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """What one round does."""
-
-    model: str
-    dtype: str
-    prompts: int
-    samples: int
-    new_tokens: int
-    prompt_tokens: tuple[int, int]
-    threads: int
-    rounds: int
-
-    def tokens(self) -> list[list[int]]:
-        """Prompts whose lengths span the given range; their words mean nothing."""
-        low, high = self.prompt_tokens
-        sizes = [low + (high - low) * i // max(1, self.prompts - 1) for i in range(self.prompts)]
-        return [[(97 * i + 31 * j) % 9000 + 100 for j in range(n)] for i, n in enumerate(sizes)]
+from alternate import Work, alternate
 
 
 def luyen_side(work: Work) -> Callable[[], object]:
@@ -72,7 +53,7 @@ def luyen_side(work: Work) -> Callable[[], object]:
         done = 0
         while not engine.is_idle:
             done += sum(len(answer.tokens) for answer in engine.advance())
-        assert done == work.prompts * work.samples * work.new_tokens
+        assert done == work.drawn
 
     return generate
 
@@ -140,19 +121,6 @@ def serve_vllm(work: Work) -> None:
         print(f"seconds {time.perf_counter() - start}", flush=True)
 
 
-def alternate(actions: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Median seconds of each action, taken in turns; the first round warms up."""
-    times: dict[str, list[float]] = {name: [] for name in actions}
-    for round_ in range(rounds + 1):
-        for name, action in actions.items():
-            start = time.perf_counter()
-            told = action()
-            passed = time.perf_counter() - start
-            if round_:
-                times[name].append(told if isinstance(told, float) else passed)
-    return {name: statistics.median(some) for name, some in times.items()}
-
-
 def main() -> None:
     """Measure and print one table."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -183,10 +151,9 @@ def main() -> None:
     if python:
         sides["vllm"] = vllm_side(work, python)
     medians = alternate(sides, work.rounds)
-    count = work.prompts * work.samples * work.new_tokens
     for name, seconds in medians.items():
-        ratio = seconds / medians["luyen"]
-        print(f"{name:13s} {seconds:7.2f} s {count / seconds:7.0f} tokens/s   luyen x {ratio:.2f}")
+        ratio, rate = seconds / medians["luyen"], work.drawn / seconds
+        print(f"{name:13s} {seconds:7.2f} s {rate:7.0f} tokens/s   luyen x {ratio:.2f}")
 
 
 if __name__ == "__main__":

@@ -14,30 +14,16 @@ the same way. Peak memory is that of a process of its own.
 import argparse
 import itertools
 import json
-import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from alternate import Work, alternate
+
 from luyen.base.exactness import prepare_process
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """What one step does."""
-
-    model: str
-    dtype: str
-    prompts: int
-    samples: int
-    new_tokens: int
-    prompt_tokens: tuple[int, int]
-    threads: int
-    steps: int
 
 
 def questions(work: Work) -> list[str]:
@@ -102,17 +88,19 @@ def luyen_side(work: Work) -> Side:
         f"data.max_response_length={work.new_tokens}",
         f"actor_rollout_ref.model.path={work.model}",
         f"actor_rollout_ref.model.dtype={work.dtype}",
+        f"actor_rollout_ref.model.init={work.init}",
         "actor_rollout_ref.model.enable_gradient_checkpointing=false",
         f"actor_rollout_ref.rollout.n={work.samples}",
         f"actor_rollout_ref.actor.ppo_mini_batch_size={work.prompts}",
         "algorithm.adv_estimator=grpo",
-        "trainer.device=cpu",
+        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=160000",
+        f"trainer.device={work.device}",
     ]
     config = check([], words).config
     tokenizer = load_run_tokenizer(config)
     known, _ = read_plugins(())
     needs = needs_of(config, known.estimators["grpo"])
-    roles = build_roles(config, Renderer(tokenizer), tokenizer, needs, "cpu")
+    roles = build_roles(config, Renderer(tokenizer), tokenizer, needs, work.device)
     torch.set_num_threads(work.threads)
     rules = CreditRules(
         estimator="grpo", knobs={}, is_group_relative=True, kl_kind=None, correction=None
@@ -140,7 +128,7 @@ def luyen_side(work: Work) -> Side:
                 for r, v in zip(group.rollouts, values, strict=True)
             ]
             judged.append(Group(prompt=group.prompt, rollouts=tuple(scored)))
-        batch = credit(pack_groups(judged), rules, kl_coef=0.0).batch
+        batch = credit(pack_groups(judged, device=work.device), rules, kl_coef=0.0).batch
         roles.update_actor(batch, objective, lr=1e-6, seed=0)
 
     return Side(generate=answer, step=step)
@@ -150,19 +138,24 @@ def trl_side(work: Work) -> Side:
     """TRL's trainer, and the `model.generate` it is built on."""
     import torch
     from datasets import Dataset
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
     from trl import GRPOConfig, GRPOTrainer
 
     from luyen.models.load import model_directory
 
     path = model_directory(work.model)
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, work.dtype))
+    makes: Any = AutoModelForCausalLM
+    dtype = getattr(torch, work.dtype)
+    if work.init == "random":
+        model = makes.from_config(AutoConfig.from_pretrained(path), dtype=dtype)
+    else:
+        model = makes.from_pretrained(path, dtype=dtype)
     tokenizer = AutoTokenizer.from_pretrained(path)
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     rows = [{"prompt": [{"role": "user", "content": q}]} for q in questions(work)]
     arguments = GRPOConfig(
         output_dir="/tmp/trl_benchmark",
-        use_cpu=True,
+        use_cpu=work.device == "cpu",
         bf16=False,
         per_device_train_batch_size=work.prompts * work.samples,
         num_generations=work.samples,
@@ -199,7 +192,7 @@ def trl_side(work: Work) -> Side:
     def answer() -> object:
         model.eval()
         return model.generate(
-            **batch,
+            **batch.to(model.device),
             do_sample=True,
             top_k=0,
             num_return_sequences=work.samples,
@@ -234,7 +227,7 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=32)
     parser.add_argument("--prompt-tokens", type=int, nargs=2, default=(0, 0))
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--steps", dest="rounds", type=int, default=5)
     parser.add_argument("--memory-of", choices=SIDES)
     parser.add_argument("--work")
     given = parser.parse_args()
@@ -255,37 +248,23 @@ def main() -> None:
         "new_tokens",
         "prompt_tokens",
         "threads",
-        "steps",
+        "rounds",
     )
     work = Work(**{name: vars(given)[name] for name in names})
     sides = {name: make(work) for name, make in SIDES.items()}
     memory = {name: peak_memory(name, work) for name in SIDES}
-    tokens = work.prompts * work.samples * work.new_tokens
     medians = {
-        what: alternate({name: getattr(side, what) for name, side in sides.items()}, work.steps)
+        what: alternate({name: getattr(side, what) for name, side in sides.items()}, work.rounds)
         for what in ("generate", "step")
     }
     for name in SIDES:
         generate, step = medians["generate"][name], medians["step"][name]
         print(
-            f"{name:6s} generate {generate:7.3f} s ({tokens / generate:6.0f} tokens/s)   "
+            f"{name:6s} generate {generate:7.3f} s ({work.drawn / generate:6.0f} tokens/s)   "
             f"step {step:7.3f} s   peak {memory[name]:6.0f} MiB"
         )
     for what, times in medians.items():
         print(f"{what}: {times['trl'] / times['luyen']:.2f} times as fast")
-
-
-def alternate(actions: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Median seconds of each action, taken in turns; the first round warms up."""
-    times: dict[str, list[float]] = {name: [] for name in actions}
-    for round_ in range(rounds + 1):
-        for name, action in actions.items():
-            start = time.perf_counter()
-            told = action()
-            passed = time.perf_counter() - start
-            if round_:
-                times[name].append(told if isinstance(told, float) else passed)
-    return {name: statistics.median(some) for name, some in times.items()}
 
 
 if __name__ == "__main__":

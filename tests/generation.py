@@ -48,6 +48,7 @@ def paged(
     longest: int = 2048,
     pages: int | None = None,
     is_eager: bool = False,
+    is_open: bool = False,
 ):
     """The embedded engine over pages; on a CPU it runs without graphs."""
     return PagedEngine(
@@ -59,6 +60,7 @@ def paged(
         enforce_eager=is_eager,
         decode=spell,
         most_pages=pages,
+        is_open=is_open,
     )
 
 

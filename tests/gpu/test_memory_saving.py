@@ -1,5 +1,6 @@
 """On a GPU, keys that save memory save it, and leave the gradients what they are."""
 
+import gc
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ LENGTHS = (512,) * 16
 PLAIN: dict[str, Any] = {
     "init": "random",
     "enable_gradient_checkpointing": False,
-    "override_config": {"num_hidden_layers": 8, "hidden_size": 512, "intermediate_size": 2048},
+    "override_config": {"num_hidden_layers": 24, "hidden_size": 512, "intermediate_size": 2048},
 }
 
 
@@ -30,6 +31,8 @@ def cuda(device: str) -> str:
 
 def learned(device: str, **changes: Any) -> tuple[int, Tensor, dict[str, Tensor]]:
     """Most bytes of a pass, its log-probabilities, and its gradients by name."""
+    # A policy that is dropped holds itself: its memory must not come free in the middle.
+    gc.collect()
     model = Model(**{**PLAIN, **changes})
     policy: Policy = load_policy(model, device=device, vocabulary=100).train()
     generator = torch.Generator().manual_seed(0)
@@ -51,7 +54,7 @@ def test_offloading_changes_no_bit_and_frees_the_device(cuda, is_checkpointed):
     options = {"enable_gradient_checkpointing": is_checkpointed}
     plain = learned(cuda, **options)
     saving = learned(cuda, **options, enable_activation_offload=True)
-    assert saving[0] < (0.95 if is_checkpointed else 0.6) * plain[0]
+    assert saving[0] < (0.95 if is_checkpointed else 0.4) * plain[0]
     assert torch.equal(saving[1], plain[1])
     assert saving[2].keys() == plain[2].keys()
     for name, gradient in plain[2].items():
@@ -64,7 +67,7 @@ def test_offloading_changes_no_bit_and_frees_the_device(cuda, is_checkpointed):
 def test_slices_free_the_inner_activation(cuda):
     plain = learned(cuda)
     saving = learned(cuda, tiled_mlp=TiledMlp(enabled=True, num_shards=4))
-    assert saving[0] < 0.75 * plain[0]
+    assert saving[0] < 0.5 * plain[0]
     torch.testing.assert_close(saving[1], plain[1], rtol=0, atol=0.05)
     for name, gradient in plain[2].items():
         torch.testing.assert_close(

@@ -36,7 +36,6 @@ REAL = [
 ]
 """Columns, depth of models that people train, of an adapter, and of nobody."""
 COUNTS = (1, 2, 3, 7, 15, 16, 17, 31, 64, 65, 128, 200, 257, 511, 1024, 1777, 2048, 4095, 4096)
-TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 
 
 def kinds(device: str) -> list[torch.dtype]:

@@ -101,6 +101,7 @@ NEAREST: dict[str, str] = {
     f"{_ACTOR}.use_fused_kernels": f"{_ARR}.model.use_fused_kernels",
     f"{_ACTOR}.use_dynamic_batch_size": f"{_ACTOR}.use_dynamic_bsz",
     f"{_ACTOR}.calculate_entropy": "entropy is always measured; drop the key",
+    f"{_ACTOR}.use_torch_compile": "layers are fused by kernels of ours; drop the key",
     f"{_ACTOR}.use_prefix_grouper": "prompts of a group are shared by plan; drop the key",
     f"{_ACTOR}.entropy_from_logits_chunk_size": "chunks are chosen by the engine; drop the key",
     f"{_ACTOR}.rollout_n": f"{_ROLLOUT}.n",

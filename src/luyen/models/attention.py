@@ -4,12 +4,11 @@ Models pass their forward keyword arguments on to it, so the context travels wit
 could change before a checkpointed layer is recomputed, and gradients would be silently wrong.
 """
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
-from luyen.models.fused.rotary import Joint
 from luyen.models.kernels import Window
 
 ATTENTION = "luyen"
@@ -23,15 +22,6 @@ class AttentionContext(Protocol):
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: Window
     ) -> Tensor:
         """`[1, heads, tok, width]` in, `[1, tok, heads, width]` out."""
-        ...
-
-
-@runtime_checkable
-class JointAttention(Protocol):
-    """A context that would rather have queries and keys before they are turned."""
-
-    def attend_joint(self, layer: int, joint: Joint, scale: float, window: Window) -> Tensor:
-        """`[1, tok, heads, width]`, as `attend` gives it for the turned heads."""
         ...
 
 

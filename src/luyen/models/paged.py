@@ -12,7 +12,6 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from luyen.models.fused.rotary import Joint
 from luyen.models.kernels import Window, decode_attention, masked_attention
 
 PAGE = 64
@@ -155,37 +154,6 @@ def decode(
     keys, values = (_gathered(x, tables) for x in (pages.keys, pages.values))
     out = decode_attention(query, keys, values, lengths.clamp(min=1), scale, window)
     return torch.where(lengths[:, None, None] > 0, out, 0.0)
-
-
-def decode_joint(
-    joint: Joint,
-    pages: Pages,
-    tables: Tensor,
-    lengths: Tensor,
-    scale: float,
-    window: Window,
-    *,
-    is_split: bool,
-    arrivals: Tensor,
-) -> Tensor:
-    """As `decode` on CUDA, for rows whose newest key is turned and stored on the way."""
-    from luyen.models.cuda.decode import Fresh, paged_decode
-
-    query, key, value = joint.heads.split(joint.qkv)
-    return paged_decode(
-        query,
-        pages.keys,
-        pages.values,
-        tables,
-        lengths,
-        scale,
-        sliding=window.sliding,
-        softcap=window.softcap,
-        sinks=window.sinks,
-        fresh=Fresh(keys=key, values=value, cos=joint.cos, sin=joint.sin, rotated=joint.rotated),
-        arrivals=arrivals,
-        is_split=is_split,
-    )
 
 
 def decode_grouped(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from luyen.base.errors import UserError
 from luyen.models.attention import AttentionContext, use_our_attention
 from luyen.models.fused.patch import fuse_layers
 from luyen.models.head import Head, Scored, score
@@ -47,6 +48,7 @@ class Policy(nn.Module):
             scale=factor,
         )
         if is_packed:
+            _refuse_adapted_head(output, self.device)
             with no_warnings():
                 use_our_attention(model)
             if self.device.type == "cuda":
@@ -140,4 +142,15 @@ class Policy(nn.Module):
             entropy=entropy,
             entropy_gradient=entropy_gradient,
             sum_pi_squared=sum_pi_squared,
+        )
+
+
+def _refuse_adapted_head(output: Any, device: torch.device) -> None:
+    """On a GPU the kernels that draw and score read one weight; an adapter adds two more."""
+    if device.type == "cuda" and not isinstance(output, nn.Linear):
+        raise UserError(
+            "actor_rollout_ref.model.target_modules",
+            type(output).__name__,
+            "the output layer has an adapter, and scores on a GPU are made from one weight",
+            "leave lm_head out",
         )

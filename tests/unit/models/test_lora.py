@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from luyen.base.errors import UserError
 from luyen.config.schema.model import Model
 from luyen.models.lora import adapter_off, adapter_state, add_adapter
-from luyen.models.policy import Policy
+from luyen.models.policy import Policy, _refuse_adapted_head
 from tests.tiny_models import tiny_net
 
 TOKENS, MASK = torch.arange(3, 20), torch.arange(17) > 0
@@ -124,3 +124,12 @@ def test_another_alpha_than_the_adapter_was_trained_with_is_refused(tmp_path: Pa
     with pytest.raises(UserError, match="was trained with 32"):
         adapted(lora_adapter_path=str(tmp_path))
     assert adapted(lora_alpha=32.0, lora_adapter_path=str(tmp_path)) is not None
+
+
+def test_an_adapter_of_the_output_layer_is_refused_on_a_gpu():
+    net = tiny_net()
+    add_adapter(net, Model(lora_rank=4, target_modules=("lm_head",)))
+    output = net.get_output_embeddings()
+    _refuse_adapted_head(output, torch.device("cpu"))
+    with pytest.raises(UserError, match="leave lm_head out"):
+        _refuse_adapted_head(output, torch.device("cuda"))

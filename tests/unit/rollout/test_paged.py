@@ -1,5 +1,7 @@
 """The paged engine: the same answers as the slotted one, whatever pages and rows there are."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -143,6 +145,38 @@ def test_a_pool_that_memory_bounds_is_made_once(policy):
     generate(engine, asked)
     assert engine._seats.pool is pool
     assert engine._cache is cache
+
+
+def test_conversations_go_on_while_others_run_in_a_pool_that_is_made_once(policy):
+    engine = paged(policy, rows=6, pages=60, longest=300, is_open=True)
+    talks = {f"t{i}": [request(9 + 20 * i, 12, name=f"t{i}")] for i in range(5)}
+    engine.submit(talks["t0"][0])
+    found = {}
+    pools = set()
+    waiting = [talk[0] for talk in talks.values()][1:]
+    while waiting or not engine.is_idle:
+        if waiting:
+            engine.submit(waiting.pop())
+        for done in engine.advance():
+            found[done.request, done.sample] = done
+            talk = talks[done.request.partition("+")[0]]
+            if len(talk) < 3:
+                talk.append(_answered(talk[-1], done))
+                engine.submit(talk[-1])
+        pools.add(engine._seats.pool.size)
+    assert len(found) == 15
+    # Six rows of 300 tokens and a page more each would be 36 pages: memory allows them.
+    assert pools == {36}
+    asked = [one for talk in talks.values() for one in talk]
+    same(dict(sorted(found.items())), generate(native(policy), asked))
+    assert engine._seats.pool.free == 36
+
+
+def _answered(asked: Request, done: Completion) -> Request:
+    """The next turn: all that was said, and a little more."""
+    return replace(
+        asked, id=f"{asked.id}+", tokens=(*asked.tokens, *done.tokens, 5, 6, 7), keys=asked.keys
+    )
 
 
 @pytest.mark.parametrize("name", ["gemma2", "gpt_oss", "mistral", "qwen3"])

@@ -78,32 +78,24 @@ def paged_decode(
     assert keys.shape[2] == BLOCK.value, "a page must be a block of keys"
     assert lengths.dtype == tables.dtype == torch.int32
     query, keys, values, tables = (dense(x) for x in (query, keys, values, tables))
-    rows, kv_heads = query.shape[0], keys.shape[1]
+    (rows, heads, _), kv_heads = query.shape, keys.shape[1]
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-    options = _shape(query, kv_heads, sliding)
-    usual = _BESIDE if is_split else _WHOLE
-    fitting = fitting_stages(stages or usual[1], options["PADDED"], keys.element_size())
-    options |= {"num_warps": warps or usual[0], "num_stages": fitting}
-    options |= {"HAS_CAP": softcap is not None, "HAS_SINKS": sinks is not None}
-    options["HALF"] = fresh.rotated // 2 if fresh is not None else 0
-    arguments = (
-        (query, *query.stride()[:2]),
-        None if fresh is None else _flat(fresh),
-        (keys, *keys.stride()[:3]),
-        (values, *values.stride()[:3]),
-        (tables, tables.stride(0)),
-        lengths,
-        sinks,
-        (out, *out.stride()[:2]),
-        *score_factors(scale, softcap),
-    )
+    options = _shape(query, kv_heads, sliding) | {
+        "HALF": fresh.rotated // 2 if fresh is not None else 0,
+        "HAS_CAP": softcap is not None,
+        "HAS_SINKS": sinks is not None,
+        **_launch(keys, is_split, warps, stages),
+    }
+    pages = (keys, *keys.stride()[:3]), (values, *values.stride()[:3])
+    seen = *pages, (tables, tables.stride(0)), lengths, sinks, (out, *out.stride()[:2])
+    brought = (query, *query.stride()[:2]), None if fresh is None else _flat(fresh)
+    arguments = *brought, *seen, *score_factors(scale, softcap)
     if not is_split:
         whole_kernel[rows, kv_heads](*arguments, **options)
         return out
     splits = triton.cdiv(tables.shape[1] * BLOCK.value, SPLIT.value)
-    parts = _parts(rows * query.shape[1] * splits, options["PADDED"], query.device)
-    if arrivals is None:
-        arrivals = torch.zeros(rows * kv_heads, dtype=torch.int32, device=query.device)
+    parts = _parts(rows * heads * splits, options["PADDED"], query.device)
+    arrivals = _counters(rows * kv_heads, query.device) if arrivals is None else arrivals
     split_kernel[rows, kv_heads, splits](*arguments, parts, arrivals, **options)
     return out
 
@@ -141,6 +133,14 @@ def _flat(fresh: Fresh) -> tuple[Any, ...]:
     return (*heads, *(part for x in angles for part in (x, x.stride(0))))
 
 
+def _launch(keys: Tensor, is_split: bool, warps: int | None, stages: int | None) -> dict[str, Any]:
+    """How many warps a program has, and how many blocks of keys are under way."""
+    usual = _BESIDE if is_split else _WHOLE
+    padded = max(16, triton.next_power_of_2(keys.shape[3]))
+    fitting = fitting_stages(stages or usual[1], padded, keys.element_size())
+    return {"num_warps": warps or usual[0], "num_stages": fitting, **early(keys), **EXACT}
+
+
 def _shape(query: Tensor, kv_heads: int, sliding: int | None) -> dict[str, Any]:
     """What the kernels are compiled for: the tile is the heads of a key head, 16 at least."""
     _, heads, width = query.shape
@@ -151,9 +151,11 @@ def _shape(query: Tensor, kv_heads: int, sliding: int | None) -> dict[str, Any]:
         "WIDTH": width,
         "PADDED": max(16, triton.next_power_of_2(width)),
         "SLIDING": sliding or 0,
-        **early(query),
-        **EXACT,
     }
+
+
+def _counters(count: int, device: torch.device) -> Tensor:
+    return torch.zeros(count, dtype=torch.int32, device=device)
 
 
 def _parts(lanes: int, padded: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:

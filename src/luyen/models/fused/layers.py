@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from luyen.models.attention import ATTENTION, JointAttention
+from luyen.models.attention import ATTENTION
 from luyen.models.fused.gated import Activation, gated, gated_pair
+from luyen.models.fused.joint import JointAttention
 from luyen.models.fused.norm import NormStyle, add_rms_norm
 from luyen.models.fused.packed_weights import PackedLinear
 from luyen.models.fused.rotary import HeadNorms, Heads, Joint, apply_rotary, rotated_heads

@@ -68,11 +68,7 @@ def measure_rollout(
     engine.close()
     counts = [(len(r.tokens), r.sampling.max_new_tokens) for r in asked for _ in r.keys]
     drawn = sum(new for _, new in counts)
-    # The first token of an answer belongs to its prompt.
-    contexts = sum((new - 1) * length + new * (new - 1) // 2 for length, new in counts)
-    steps = max(new for _, new in counts) - 1
-    floor = Sizes.of(policy).decode_bytes(steps, drawn - len(counts), contexts)
-    floor_seconds = floor / ceilings.bytes_per_second
+    floor_seconds = _floor_bytes(policy, counts) / ceilings.bytes_per_second
     return RolloutFigures(
         tokens=drawn,
         seconds=whole,
@@ -85,6 +81,15 @@ def measure_rollout(
         whole_fraction=floor_seconds / whole,
         peak_bytes=peak,
     )
+
+
+def _floor_bytes(policy: Policy, counts: list[tuple[int, int]]) -> float:
+    """What decoding must move for so many tokens in and out of each answer."""
+    # The first token of an answer belongs to its prompt.
+    contexts = sum((new - 1) * length + new * (new - 1) // 2 for length, new in counts)
+    steps = max(new for _, new in counts) - 1
+    drawn = sum(new - 1 for _, new in counts)
+    return Sizes.of(policy).decode_bytes(steps, drawn, contexts)
 
 
 def _shortened(request: Request) -> Request:

@@ -7,15 +7,8 @@ from torch import Tensor
 
 from luyen.models.fused.rotary import Joint
 from luyen.models.kernels import Window
-from luyen.models.paged import (
-    Chunks,
-    Groups,
-    decode,
-    decode_grouped,
-    decode_joint,
-    prefill,
-    store,
-)
+from luyen.models.paged import Chunks, Groups, decode, decode_grouped, prefill, store
+from luyen.models.paged_joint import decode_joint
 from luyen.rollout.native.paged.pool import KeyValues
 
 
