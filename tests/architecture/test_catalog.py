@@ -3,7 +3,10 @@
 from collections.abc import Iterable, Mapping
 
 from luyen.config.catalog import ADV_ESTIMATORS, POLICY_LOSSES
-from tests.architecture.registered import Knobs, estimators, knobs_of, loss_knobs_of, losses
+from luyen.config.plugins import ENVIRONMENTS, TOOL_FORMATS
+from luyen.rollout.env.all import envs
+from luyen.rollout.parsers.all import tool_parsers
+from tests.architecture.registered import Knobs, estimators, knobs_of, loss_knobs_of, losses, ours
 
 
 def violations(declared: Mapping[str, Iterable[str]], registered: Mapping[str, Knobs]) -> list[str]:
@@ -24,6 +27,14 @@ def test_the_catalog_lists_every_estimator_with_its_knobs():
 def test_the_catalog_lists_every_policy_loss_with_its_knobs():
     declared = {name: facts.knobs for name, facts in POLICY_LOSSES.items()}
     assert violations(declared, losses()) == []
+
+
+def test_the_catalog_lists_every_kind_of_environment():
+    assert sorted(ENVIRONMENTS) == sorted(ours(envs))
+
+
+def test_the_catalog_lists_every_format_of_tool_calls():
+    assert sorted(TOOL_FORMATS) == sorted(ours(tool_parsers))
 
 
 def test_a_difference_is_caught():

@@ -44,6 +44,7 @@ def test_every_library_with_a_door_is_banned():
         "trackio",
         "transformers",
         "triton",
+        "verifiers",
         "vllm",
         "wandb",
     ]

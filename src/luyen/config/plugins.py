@@ -34,7 +34,7 @@ SAMPLERS = ("shuffled", "sequential", "grouped", "mixed", "curriculum")
 SAMPLER_NEEDS = {"mixed": "weights", "curriculum": "key"}
 """Sampler -> the argument it cannot do without."""
 TOOL_FORMATS = ("hermes", "qwen3_coder", "llama3", "mistral", "glm", "deepseek", "gpt_oss")
-ENVIRONMENTS = ("user", "task", "reasoning_gym", "verifiers", "class")
+ENVIRONMENTS = ("user", "class", "interaction", "reasoning_gym", "verifiers")
 LOGGERS = ("console", "jsonl", "tensorboard", "wandb", "mlflow", "trackio")
 
 

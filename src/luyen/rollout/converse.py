@@ -17,7 +17,7 @@ from luyen.data.render import Extension
 from luyen.data.sanity import check_against_render
 from luyen.data.turns import assistant_message, tool_message
 from luyen.rollout.client import EngineClient
-from luyen.rollout.env.protocol import Env
+from luyen.rollout.env.guarded import GuardedEnv
 from luyen.rollout.loop import (
     Act,
     Broken,
@@ -62,7 +62,7 @@ class Conversation:
         self._client = client
         self._sampling = sampling
         self._version = version
-        self._env: Env | None = None
+        self._env: GuardedEnv | None = None
         self._tools: OpenTools | None = None
         self._deadline: float | None = None
         self._transcript = Transcript(())
@@ -83,15 +83,15 @@ class Conversation:
         self._deadline = None if budget is None else started + budget
         stop, faults = StopReason.FAULT, list[BaseException]()
         notes: dict[str, float] = {}
-        with boundary(faults):
-            try:
+        try:
+            with boundary(faults):
                 stop = await self._course()
                 if not self._transcript.tokens:
                     raise TimeoutError("its time was up before its world and tools had opened")
                 await self._judge_whole()
                 notes |= self._comparison()
-            finally:
-                await self._close()
+        finally:
+            await self._close(faults)
         if faults and isinstance(faults[0], UserError):
             raise faults[0]
         notes["seconds"] = clock() - started
@@ -108,7 +108,8 @@ class Conversation:
         )
 
     async def _course(self) -> StopReason:
-        self._env = self._setting.make_env(self._prompt)
+        env = self._setting.make_env(self._prompt)
+        self._env = None if env is None else GuardedEnv(env)
         limits = replace(self._setting.limits, has_world=self._env is not None)
         state, effect = advance(State(), await self._in_time(self._open()), limits)
         while not isinstance(effect, End):
@@ -142,7 +143,7 @@ class Conversation:
         prompt, key, besides = self._prompt, self._address.world_key, ()
         messages: Sequence[Message] = prompt.messages
         if self._env is not None:
-            besides = tuple(self._env.tools)
+            besides = self._env.tools
             messages = await self._env.open(prompt, key)
         own = {tool.name for tool in besides}
         names = [n for schema in prompt.tools if (n := schema["function"]["name"]) not in own]
@@ -253,12 +254,13 @@ class Conversation:
             value = await self._env.score()
             self._given += [] if value is None else [(self._turn, value)]
 
-    async def _close(self) -> None:
-        try:
-            if self._tools is not None:
+    async def _close(self, faults: list[BaseException]) -> None:
+        """Let tools and world go, whatever happened; what goes wrong here comes after the rest."""
+        if self._tools is not None:
+            with boundary(faults):
                 await self._tools.release()
-        finally:
-            if self._env is not None:
+        if self._env is not None:
+            with boundary(faults):
                 await self._env.close()
 
     def _comparison(self) -> dict[str, float]:

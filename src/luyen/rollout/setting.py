@@ -65,13 +65,13 @@ class Address:
 
     def key(self, *, turn: int) -> int:
         """The random numbers of one turn."""
-        return self._derived(self.purpose, turn)
+        group = self.group
+        return derive_key(
+            self.seed, self.purpose, group.step, group.draw, group.uid, self.sample, turn
+        )
 
     @property
     def world_key(self) -> int:
-        """The random numbers of its environment and tools."""
-        return self._derived(f"{self.purpose}/world", 0)
-
-    def _derived(self, purpose: str, turn: int) -> int:
+        """The random numbers of its environment and tools: all samples of a group meet the same."""
         group = self.group
-        return derive_key(self.seed, purpose, group.step, group.draw, group.uid, self.sample, turn)
+        return derive_key(self.seed, f"{self.purpose}/world", group.step, group.draw, group.uid)

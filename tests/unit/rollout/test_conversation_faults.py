@@ -7,6 +7,7 @@ import pytest
 from luyen.base.calls import CallStatus
 from luyen.base.errors import UserError
 from luyen.base.records import StopReason
+from luyen.rollout.env.guarded import GuardedEnv
 from luyen.rollout.env.protocol import Observation
 from luyen.rollout.multi_turn import FaultPolicy, faulty_rollouts
 from luyen.rollout.parsers.all import tool_parsers
@@ -172,3 +173,47 @@ def test_a_world_that_never_opens_is_a_fault():
     [rollout] = group.rollouts
     assert (rollout.stop, rollout.tokens) == (StopReason.FAULT, ())
     assert "before its world and tools had opened" in rollout.fault
+
+
+@pytest.mark.parametrize(
+    ("place", "given", "said"),
+    [
+        ("open", None, "World.open gave None"),
+        ("act", None, "World.act gave None; it must give an Observation"),
+        ("act", "more", "World.act gave a str"),
+        ("score", float("nan"), "a reward is a finite number"),
+    ],
+)
+def test_what_a_world_hands_over_is_checked(place: str, given: object, said: str):
+    async def wrong(*_: object) -> object:
+        return given
+
+    world = World()
+    setattr(world, place, wrong)
+    engine = ScriptedEngine(lambda *_: "x<|im_end|>")
+    [group] = play(engine, setting(env=lambda _: world), "q")
+    assert said in group.rollouts[0].fault
+    assert world.closed == 1
+
+
+def test_a_world_that_breaks_twice_is_remembered_for_the_first_time():
+    class Breaks(World):
+        async def act(self, messages):
+            raise ValueError("the reason")
+
+        async def close(self):
+            raise KeyError("the consequence")
+
+    [group] = play(ScriptedEngine(lambda *_: "x<|im_end|>"), setting(env=lambda _: Breaks()), "q")
+    assert "ValueError: the reason" in group.rollouts[0].fault
+
+
+def test_a_world_that_never_judges_is_a_fault(monkeypatch: pytest.MonkeyPatch):
+    class Slow(World):
+        async def score(self):
+            await asyncio.sleep(60)
+
+    make = GuardedEnv.__init__
+    monkeypatch.setattr(GuardedEnv, "__init__", lambda self, env: make(self, env, end_s=0.05))
+    [group] = play(ScriptedEngine(lambda *_: "x<|im_end|>"), setting(env=lambda _: Slow()), "q")
+    assert "Slow.score took more than 0.05 s" in group.rollouts[0].fault

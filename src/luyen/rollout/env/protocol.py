@@ -1,5 +1,6 @@
 """What an environment is: it opens, answers what the policy says, and closes. It is used once."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, final
@@ -26,6 +27,12 @@ class Observation:
     is_done: bool = False
     """Whether the conversation is over."""
 
+    def __post_init__(self) -> None:
+        if not self.is_done and not self.messages:
+            raise ValueError("a world that is not done says something: messages are missing")
+        if self.reward is not None and not math.isfinite(self.reward):
+            raise ValueError(f"the reward of a turn is {self.reward}; it must be a finite number")
+
 
 class Env(Protocol):
     """The world of one conversation. It lives as long as its rollout and is never used again.
@@ -42,7 +49,7 @@ class Env(Protocol):
     async def open(self, prompt: Prompt, key: int) -> Sequence[Message]:
         """The conversation that the policy starts from; often the prompt's own messages.
 
-        `key` seeds whatever is random in the world.
+        `key` seeds whatever is random in the world; the samples of a group have the same one.
         """
         ...
 

@@ -50,7 +50,6 @@ class _Message:
     """The call, or what is wrong with it; None for a message that is only text."""
 
 
-@tool_parsers.register("gpt-oss", stop_tokens=("<|call|>", "<|return|>"), values="json")
 @tool_parsers.register("gpt_oss", stop_tokens=("<|call|>", "<|return|>"), values="json")
 def parse_gpt_oss(text: str) -> Parsed:
     """Calls in the Harmony format, from a text that begins behind `<|start|>assistant`.

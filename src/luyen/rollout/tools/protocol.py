@@ -80,7 +80,10 @@ class Tool(Protocol):
         ...
 
     async def open(self, prompt: Prompt, key: int) -> ToolSession:
-        """A session for one rollout of a prompt; `key` seeds what is random in it."""
+        """A session for one rollout of a prompt.
+
+        `key` seeds what is random in it; the samples of a group have the same one.
+        """
         ...
 
     async def close(self) -> None:

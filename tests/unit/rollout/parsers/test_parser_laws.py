@@ -140,7 +140,7 @@ def test_facts_are_what_a_run_needs(name: str):
 
 
 def test_the_formats_are_these():
-    known = ("deepseek", "glm", "gpt-oss", "gpt_oss", "hermes", "llama3", "mistral", "qwen3_coder")
+    known = ("deepseek", "glm", "gpt_oss", "hermes", "llama3", "mistral", "qwen3_coder")
     assert tuple(PARSERS) == known
     assert tool_parsers.facts("llama3")["stop_tokens"] == ("<|eot_id|>", "<|eom_id|>")
     assert "<|call|>" in tool_parsers.facts("gpt_oss")["stop_tokens"]

@@ -164,7 +164,7 @@ WRITINGS = {
         Writing(parser="deepseek", write=deepseek_v3, opening=CALL_BEGIN, complete=CALL_END),
         Writing(parser="deepseek", write=deepseek_v31, opening=CALL_BEGIN, complete=CALL_END),
         Writing(parser="gpt_oss", write=gpt_oss, opening="to=functions."),
-        Writing(parser="gpt-oss", write=gpt_oss_recipient_first, opening="to=functions."),
+        Writing(parser="gpt_oss", write=gpt_oss_recipient_first, opening="to=functions."),
     )
 }
 
