@@ -48,18 +48,21 @@ def arithmetic_rows(url: TaskUrl) -> list[dict[str, Any]]:
     return [_trace(row, key, noise, t) for row in rows for t in range(traces)] if traces else rows
 
 
-def questions(url: TaskUrl, operation: str, *, digits: int) -> tuple[list[dict[str, Any]], int]:
+def questions(
+    url: TaskUrl, operation: str, *, digits: int, is_exact: bool = False
+) -> tuple[list[dict[str, Any]], int]:
     """The rows of an operation that an address asks for, and the key that they were drawn with.
 
-    `digits` holds where the address says nothing about it.
+    `digits` holds where the address says nothing about it. With `is_exact` operands have no fewer.
     """
     digits = url.integer("digits", digits, least=1, most=_MOST_DIGITS)
     seed = url.integer("seed", 0, least=0, most=2**63 - 1)
     split = url.choice("split", "train", SPLITS)
-    most = _available(digits, split)
+    least = 10 ** (digits - 1) if is_exact else 0
+    most = _available(digits, split, least)
     size = url.integer("size", min(DEFAULT_SIZE[split], most), least=1, most=most)
     key = derive_key(seed, f"arithmetic/{operation}/{split}", digits)
-    pairs = islice(_pairs(digits, split, key), size)
+    pairs = islice(_pairs(digits, split, key, least), size)
     return [_row(operation, split, i, a, b) for i, (a, b) in enumerate(pairs)], key
 
 
@@ -74,25 +77,26 @@ def is_held_out(a: int, b: int) -> bool:
     return mix(mix(_SPLIT_KEY, low), high) % HELD_OUT_ONE_IN == 0
 
 
-def _available(digits: int, split: str) -> int:
+def _available(digits: int, split: str, least: int) -> int:
     """Most rows that a split can give: all its pairs, or half of them where they are many."""
     if digits <= _ENUMERABLE_DIGITS:
-        return len(_enumerated(digits, split))
-    pairs = 10**digits * (10**digits + 1) // 2
+        return len(_enumerated(digits, split, least))
+    operands = 10**digits - least
+    pairs = operands * (operands + 1) // 2
     share = 1 if split == "held-out" else HELD_OUT_ONE_IN - 1
     return min(pairs * share // HELD_OUT_ONE_IN // 2, 1_000_000)
 
 
-def _enumerated(digits: int, split: str) -> list[tuple[int, int]]:
-    beyond = 10**digits
+def _enumerated(digits: int, split: str, least: int) -> list[tuple[int, int]]:
+    operands = range(least, 10**digits)
     wanted = split == "held-out"
-    return [(a, b) for a in range(beyond) for b in range(a, beyond) if is_held_out(a, b) == wanted]
+    return [(a, b) for a in operands for b in operands if a <= b and is_held_out(a, b) == wanted]
 
 
-def _pairs(digits: int, split: str, key: int) -> Iterator[tuple[int, int]]:
+def _pairs(digits: int, split: str, key: int, least: int) -> Iterator[tuple[int, int]]:
     """Pairs of the split in random order, each unordered pair once, either operand first."""
     if digits <= _ENUMERABLE_DIGITS:
-        pairs = _enumerated(digits, split)
+        pairs = _enumerated(digits, split, least)
         for i in shuffled(len(pairs), key):
             a, b = pairs[i]
             yield (a, b) if mix(key, len(pairs) + i) >> 63 else (b, a)
@@ -103,7 +107,8 @@ def _pairs(digits: int, split: str, key: int) -> Iterator[tuple[int, int]]:
         a, b = mix(key, position) % 10**digits, mix(key, position + 1) % 10**digits
         position += 2
         pair = (min(a, b), max(a, b))
-        if pair not in seen and is_held_out(a, b) == (split == "held-out"):
+        is_wanted = pair[0] >= least and is_held_out(a, b) == (split == "held-out")
+        if is_wanted and pair not in seen:
             seen.add(pair)
             yield a, b
 

@@ -1,6 +1,7 @@
 """Tasks that a policy solves by calling tools: `tools://calculator` and `tools://orders`."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from luyen.base.seeds import derive_key, uniform
@@ -21,15 +22,15 @@ def tool_rows(url: TaskUrl) -> list[dict[str, Any]]:
 def calculator_rows(url: TaskUrl) -> list[dict[str, Any]]:
     """Rows of `tools://calculator?digits=3&seed=0&size=4096&split=train`: products to work out.
 
-    The operands held out are those of `arithmetic://`. The rows offer no tool: that is the run's
-    to do.
+    Operands have exactly `digits` digits, and those held out are those of `arithmetic://`. The rows
+    offer no tool: that is the run's to do.
 
     With `traces=N`, rows are conversations to learn from, N for each pair. In a share of `calls` of
     those that offer a calculator, the assistant calls it and says what it gave; in the others it
     guesses, wrongly. A share of `bare` offers no calculator and guesses.
     """
     url.refuse_unknown((*QUESTION_KEYS, "traces", "calls", "bare"))
-    asked, key = questions(url, "product", digits=3)
+    asked, key = questions(url, "product", digits=3, is_exact=True)
     rows = [{**row, "data_source": "tools/calculator"} for row in asked]
     traces = url.integer("traces", 0, least=0, most=1000)
     calls, bare = url.share("calls", 1.0), url.share("bare", 0.0)
@@ -38,9 +39,28 @@ def calculator_rows(url: TaskUrl) -> list[dict[str, Any]]:
     return [_trace(row, t, key, calls, bare) for row in rows for t in range(traces)]
 
 
+def both_rows(url: TaskUrl) -> list[dict[str, Any]]:
+    """Conversations of `tools://both?size=N&seed=0&split=train`: a question, two orders, and so on.
+
+    `calls` and `bare` are those of the calculator, `order_calls` is the `calls` of orders. A batch
+    of such rows always holds both tasks, which are learned together far sooner than in turn.
+    """
+    url.refuse_unknown(("seed", "size", "split", "calls", "bare", "order_calls"))
+    size = url.integer("size", 1024, least=1, most=100_000)
+    common = {key: url.query[key] for key in ("seed", "split") if key in url.query}
+    own = {key: url.query[key] for key in ("calls", "bare") if key in url.query}
+    order_calls = str(url.share("order_calls", 1.0))
+    question = {**common, **own, "traces": "1", "size": str(size)}
+    order = {**common, "calls": order_calls, "traces": "1", "size": str(2 * size)}
+    asked = calculator_rows(replace(url, name="calculator", query=question))
+    ordered = order_rows(replace(url, name="orders", query=order))
+    return [row for i in range(size) for row in (asked[i], *ordered[2 * i : 2 * i + 2])]
+
+
 TASKS: dict[str, Callable[[TaskUrl], list[dict[str, Any]]]] = {
     "calculator": calculator_rows,
     "orders": order_rows,
+    "both": both_rows,
 }
 """Name -> who makes the rows."""
 

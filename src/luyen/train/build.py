@@ -8,6 +8,7 @@ from luyen.algorithms.objective import Objective
 from luyen.base.errors import UserError
 from luyen.base.paths import expanded
 from luyen.base.seeds import derive_key
+from luyen.config.catalog import EstimatorFacts
 from luyen.config.check import Report
 from luyen.config.knobs import estimator_knobs, loss_knobs
 from luyen.config.plan import loss_in_force
@@ -85,13 +86,7 @@ def build_run(
         reward=reward,
         needs=needs,
         objective=build_objective(config, known),
-        credit_rules=CreditRules(
-            estimator=config.algorithm.adv_estimator,
-            knobs=estimator_knobs(config, estimator),
-            is_group_relative=estimator.group_relative,
-            kl_kind=config.algorithm.kl_penalty if config.algorithm.use_kl_in_reward else None,
-            correction=_correction(config),
-        ),
+        credit_rules=_credit_rules(config, estimator),
         sampling=training_sampling(config, tokenizer),
         kl_controller=_kl_controller(config),
         entropy_controller=_entropy_controller(actor),
@@ -129,6 +124,17 @@ def build_objective(config: RunConfig, known: Known) -> Objective:
         entropy_coeff=actor.entropy_coeff,
         kl_loss_coef=actor.kl_loss_coef if actor.use_kl_loss else 0.0,
         kl_loss_type=actor.kl_loss_type,
+    )
+
+
+def _credit_rules(config: RunConfig, estimator: EstimatorFacts) -> CreditRules:
+    algorithm = config.algorithm
+    return CreditRules(
+        estimator=algorithm.adv_estimator,
+        knobs=estimator_knobs(config, estimator),
+        is_group_relative=estimator.group_relative,
+        kl_kind=algorithm.kl_penalty if algorithm.use_kl_in_reward else None,
+        correction=_correction(config),
     )
 
 

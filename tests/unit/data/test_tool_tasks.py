@@ -33,6 +33,7 @@ def test_a_question_has_its_product_as_ground_truth_and_offers_no_tool():
         (message,) = prompt.messages
         a, b = map(int, message["content"].removesuffix("=").split("*"))
         assert [a, b] == prompt.extra_info["operands"]
+        assert 100 <= min(a, b) <= max(a, b) <= 999
         assert prompt.ground_truth == str(a * b)
         assert prompt.data_source == "tools/calculator"
         assert prompt.tools == ()
@@ -165,3 +166,33 @@ def test_rows_are_plain_json():
     for address in ("tools://calculator?size=3&traces=1", "tools://orders?size=3"):
         for prompt in prompts(address):
             json.dumps([prompt.messages, prompt.tools, prompt.extra_info])
+
+
+def test_both_tasks_stand_in_turn_with_their_own_shares():
+    found = prompts("tools://both?size=600&seed=3&calls=0.3&bare=0.1&order_calls=0.6")
+    assert [p.data_source for p in found[:4]] == [
+        "tools/calculator",
+        "tools/orders",
+        "tools/orders",
+        "tools/calculator",
+    ]
+    questions, orders = found[::3], [p for i, p in enumerate(found) if i % 3]
+    assert list(questions) == list(
+        prompts("tools://calculator?size=600&seed=3&calls=0.3&bare=0.1&traces=1")
+    )
+    assert orders == list(prompts("tools://orders?size=1200&seed=3&calls=0.6&traces=1"))
+
+
+@pytest.mark.parametrize("digits", [1, 2])
+def test_few_digits_give_every_pair_of_that_length(digits: int):
+    least = 10 ** (digits - 1) if digits > 1 else 1
+    train = prompts(f"tools://calculator?digits={digits}")
+    held = prompts(f"tools://calculator?digits={digits}&split=held-out&size={_held(digits)}")
+    operands = 10**digits - least
+    assert len(train) + len(held) == operands * (operands + 1) // 2
+    assert all(min(p.extra_info["operands"]) >= least for p in (*train, *held))
+
+
+def _held(digits: int) -> int:
+    operands = range(10 ** (digits - 1), 10**digits)
+    return sum(is_held_out(a, b) for a in operands for b in operands if a <= b)
