@@ -37,7 +37,7 @@ def truncation_spares_tool_schemas(s: Situation) -> Iterator[Finding]:
         )
 
 
-@rule("T03", "warning")
+@rule("T03", "note")
 def prompt_has_room_for_tools(s: Situation) -> Iterator[Finding]:
     """Prompts with tool schemas get room for them."""
     data, multi_turn = s.config.data, s.config.actor_rollout_ref.rollout.multi_turn
