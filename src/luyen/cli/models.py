@@ -12,7 +12,9 @@ def run_list() -> int:
     from luyen.models.fetch import MODELS, is_complete, place_of
 
     typer.echo("builtin://arithmetic  the character-level model of the quickstart, in the package")
-    typer.echo("builtin://tools       a model that can call tools but mostly guesses, in the package")
+    typer.echo(
+        "builtin://tools       a model that can call tools but mostly guesses, in the package"
+    )
     for name, known in MODELS.items():
         place = place_of(name)
         here = str(place) if is_complete(place) else f"not fetched: luyen models get {name}"
