@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from luyen.rollout.tools.builtin import builtin_tools
-from luyen.rollout.tools.foreign import ToolError
+from luyen.rollout.tools.foreign import ToolError, one_line
 from luyen.rollout.tools.function import FunctionTool
 
 _MOST_CHARACTERS = 1000
@@ -84,7 +84,7 @@ def _require_arithmetic(text: str) -> None:
     while at < len(text):
         word = _WORDS.match(text, at)
         if word is None:
-            raise ToolError(f"`{text[at : at + 10].strip()}` is no arithmetic")
+            raise ToolError(f"`{one_line(text[at : at + 10])}` is no arithmetic")
         name = word["name"]
         if name is not None and name not in _FUNCTIONS and name not in _CONSTANTS:
             known = ", ".join([*_FUNCTIONS, *_CONSTANTS])

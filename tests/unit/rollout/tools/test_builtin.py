@@ -5,7 +5,7 @@ import math
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from luyen.base.calls import CallStatus, ToolCall
@@ -78,6 +78,7 @@ def test_integers_are_exact(a: int, b: int, sign: str):
 
 
 @given(st.text() | st.text("0123456789+-*/%^(). e", max_size=60))
+@example(":\n0")
 def test_any_text_has_a_value_or_a_reason(text: str):
     try:
         assert evaluated(text)
