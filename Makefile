@@ -7,7 +7,7 @@ START = start=$$(date +%s)
 TOOK = echo "$@: passed in $$(( $$(date +%s) - start )) s"
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-tools check test test-gpu docs
+.PHONY: help demo demo-tools check test test-gpu defects docs
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -33,6 +33,9 @@ test: $(STAMP) ## every test that needs no GPU, on two cores; under fifteen minu
 
 test-gpu: $(STAMP) ## tests of kernels and of the engine on a CUDA GPU; skipped with a reason elsewhere
 	@set -e; $(START); LUYEN_TEST_DEVICE=cuda $(BIN)/pytest -rs tests/gpu tests/conformance tests/unit/rollout/test_paged.py; $(TOOK)
+
+defects: $(STAMP) ## plant defects in runs: the doctor names each, and says nothing of healthy runs
+	@$(BIN)/python -m tests.defects.table
 
 docs: $(STAMP) ## write docs/config.md and docs/metrics.md anew from the code
 	@$(BIN)/luyen schema --markdown > $(STAMP).config.md

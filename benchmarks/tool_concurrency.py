@@ -100,6 +100,7 @@ def main() -> None:
         tools=ToolBox([rest]),
         make_env=lambda _: None,
         limits=TurnLimits(max_assistant_turns=asked.turns),
+        max_prompt_length=256,
         max_response_length=256,
     )
     sampling = Sampling(max_new_tokens=16, stop_ids=tokenizer.stop_ids)

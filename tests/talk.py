@@ -136,10 +136,25 @@ def setting(
         tools=box or ToolBox(tools, max_tool_response_length=80),
         make_env=env,
         limits=limits,
+        max_prompt_length=1000,
         max_response_length=room,
         time_budget_s=budget_s,
         sanity=sanity,
     )
+
+
+def draws(how: Setting, *questions: str, samples: int = 1, **row) -> list[Draw]:
+    """What to play so that conversations begin with these questions."""
+    prompts = [
+        make_prompt(
+            [{"role": "user", "content": question}], tools=how.tools.schemas(), extra_info=row
+        )
+        for question in questions
+    ]
+    return [
+        Draw(group=GroupId(step=0, draw=i, uid=prompt.uid), prompt=prompt, samples=samples)
+        for i, prompt in enumerate(prompts)
+    ]
 
 
 def play(
@@ -151,23 +166,13 @@ def play(
     **row,
 ) -> list[Group]:
     """The conversations that begin with these questions."""
-    prompts = [
-        make_prompt(
-            [{"role": "user", "content": question}], tools=how.tools.schemas(), extra_info=row
-        )
-        for question in questions
-    ]
-    draws = [
-        Draw(group=GroupId(step=0, draw=i, uid=prompt.uid), prompt=prompt, samples=samples)
-        for i, prompt in enumerate(prompts)
-    ]
     stops = how.renderer.tokenizer.stop_ids
     sampling = Sampling(max_new_tokens=how.max_response_length, stop_ids=stops)
     return asyncio.run(
         converse_all(
             engine,
             how,
-            draws,
+            draws(how, *questions, samples=samples, **row),
             sampling,
             seed=0,
             purpose="rollout",

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from luyen.base.errors import UserError
 from luyen.config.check import check
 from luyen.train.start import run_training
 from tests.e2e.recipes import RECIPES
@@ -54,19 +55,18 @@ def test_the_recipe_makes_the_shipped_weights_again(tmp_path: Path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["tool_calling", "tool_calling_search"])
-def test_a_recipe_goes_from_guessing_to_calling(name: str, tmp_path: Path):
+@pytest.mark.parametrize(("name", "least"), [("tool_calling", 0.9), ("tool_calling_search", 0.8)])
+def test_a_recipe_goes_from_guessing_to_calling(name: str, least: float, tmp_path: Path):
     done = train(tmp_path, "trainer.logger=jsonl", files=[RECIPES[name]])
     before, *_, after = done.course("val/accuracy")
     first, *_, last = done.course("tools/call_fraction")
     assert before <= 0.4
-    assert after >= 0.9
+    assert after >= least
     assert last > first
     assert set(done.course("parity/max_gap")) == {0.0}
 
 
-@pytest.mark.slow
-def test_without_the_tool_nothing_is_learned(tmp_path: Path):
+def test_without_the_tool_there_is_nothing_to_learn_from(tmp_path: Path):
     words = ("trainer.logger=jsonl", f"{TURNS}.tool_config_path=null")
-    done = train(tmp_path, *words, files=[RECIPES["tool_calling"]])
-    assert max(done.course("val/accuracy")) <= 0.4
+    with pytest.raises(UserError, match="got the same reward"):
+        train(tmp_path, *words, files=[RECIPES["tool_calling"]])

@@ -1,11 +1,13 @@
 """Runs with tools as a user begins them: the shortest configuration, and `luyen rollout`."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 from luyen.base.records import Source
 from tests.e2e.tiny import luyen
-from tests.runs import TINY, train
+from tests.runs import CHATTY, TINY, train
 
 TEMPLATE = """
 algorithm:
@@ -77,3 +79,14 @@ def test_a_configuration_with_errors_is_not_played():
     done = luyen("rollout", *RECIPE, "actor_rollout_ref.rollout.multi_turn.format=hermse")
     assert done.exit_code == 1
     assert "did you mean `hermes`" in done.output.replace("Did", "did")
+
+
+def test_a_checkpoint_with_a_plugins_call_format_is_measured_in_another_process(tmp_path: Path):
+    rows = "data.val_files=arithmetic://sum?digits=1&size=4"
+    done = train(tmp_path, *CHATTY, rows, "trainer.total_training_steps=1", "trainer.test_freq=1")
+    command = [sys.executable, "-m", "luyen", "eval", str(done.root), "--json"]
+    measured = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert measured.returncode == 0, measured.stderr
+    found = json.loads(measured.stdout)["metrics"]
+    assert found["val/faults"] == 0.0
+    assert found["val/reward/mean@1"] == done.course("val/reward/mean@1")[-1]

@@ -36,3 +36,17 @@ def value_loss(
         "critic/vpred_mean": Average.over(values, layout.mask),
     }
     return TokenLoss(per_token=0.5 * worst, metrics=metrics)
+
+
+def explained_variance(
+    values: Float[Tensor, " tok"], returns: Float[Tensor, " tok"], layout: Layout
+) -> float | None:
+    """1 - Var(R - v) / Var(R) over the mask: 1 is perfect, below 0 is worse than the mean return.
+
+    None where the returns do not vary: there is nothing to explain.
+    """
+    wanted, found = returns[layout.mask].double(), values[layout.mask].double()
+    spread = wanted.var(correction=0)
+    if not bool(spread > 0):
+        return None
+    return float(1.0 - (wanted - found).var(correction=0) / spread)

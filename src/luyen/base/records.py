@@ -239,15 +239,19 @@ class Rollout:
     @property
     def prompt_length(self) -> int:
         """Tokens before the first one that the policy sampled."""
-        sampled = (i for i, source in enumerate(self.sources) if source == Source.SAMPLED)
-        return next(sampled, len(self.tokens))
+        return _before_sampled(self.branches[0])
 
     @property
     def response_length(self) -> int:
-        """Tokens after the prompt, tool results included."""
-        return len(self.tokens) - self.prompt_length
+        """Tokens after the prompt, tool results included; after the prompt of every branch."""
+        return sum(len(branch.tokens) - _before_sampled(branch) for branch in self.branches)
 
     @property
     def key(self) -> tuple[int, int, str, int]:
         """What rollouts are sorted by, so that the order of finishing never matters."""
         return self.group.step, self.group.draw, self.group.uid, self.sample
+
+
+def _before_sampled(branch: Branch) -> int:
+    sampled = (i for i, source in enumerate(branch.sources) if source == Source.SAMPLED)
+    return next(sampled, len(branch.tokens))

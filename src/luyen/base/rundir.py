@@ -63,6 +63,7 @@ class RunDirectory:
         self.config = self.root / "config.yaml"
         self.provenance = self.root / "provenance.json"
         self.metrics = self.root / "metrics.jsonl"
+        self.digests = self.root / "digests.jsonl"
         self.events = self.root / "events"
         self.tensorboard = self.root / "tensorboard"
         self.checkpoints = self.root / "checkpoints"

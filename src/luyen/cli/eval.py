@@ -96,6 +96,8 @@ def report_lines(
     each = f"{samples} sample{'' if samples == 1 else 's'}"
     yield opened.name
     yield f"{len(measured.groups)} prompts x {each}, {seconds:.1f} s"
+    if faults := measured.metrics.get("val/faults"):
+        yield f"{faults:g} conversations broke and are left out"
     yield ""
     yield from _table(measured)
     if shown:

@@ -9,6 +9,8 @@ from luyen import __version__
 from luyen.base.errors import UserError
 from luyen.cli import model_commands
 from luyen.cli.bench_command import bench
+from luyen.cli.diff_command import diff
+from luyen.cli.doctor_command import doctor
 from luyen.cli.profile_command import profile
 from luyen.cli.rollout_command import rollout
 
@@ -74,8 +76,10 @@ app.command()(model_commands.export)
 app.command()(model_commands.selftest)
 app.command()(model_commands.init)
 app.command()(bench)
+app.command()(diff)
 app.command()(profile)
 app.command()(rollout)
+app.command()(doctor)
 app.add_typer(model_commands.models, name="models")
 
 

@@ -136,7 +136,7 @@ class PlainText:
     def _protected(self, message: Message, cut: str) -> Message:
         role = message["role"]
         if role in ("user", "tool"):
-            found, fields = self._all, ("content",)
+            found, fields = self._all, ("content", "name")  # a tool's name is the policy's word
         elif role == "assistant":
             found, fields = self._ends, ("content", "thinking", "tool_calls")
         else:

@@ -84,7 +84,8 @@ class Renderer:
         """What to append to `tokens`, which say `messages`, so that the assistant speaks next.
 
         The tokens that are there are neither decoded nor compared; only whether the last one
-        already ends the turn is looked at. A turn that was cut off is closed by the template.
+        already ends the turn is looked at. A turn that was cut off is closed by the template. Where
+        the policy ended its turn with the marker of the next speaker, it is not written again.
         """
         has_ended = bool(tokens) and tokens[-1] in self.tokenizer.stop_ids
         count = len(messages)
@@ -102,7 +103,10 @@ class Renderer:
                 marks=marks, messages=safe, count=count, whole=after, start=start, lead=lead
             )
             ids, sources, notes = self._labelled(bridge, tools, is_prompt=True)
-            return Extension(tokens=tuple(ids), sources=tuple(sources), restart=None, notes=notes)
+            said = int(has_ended and self._is_next_speaker(tokens[-1]) and ids[:1] == [tokens[-1]])
+            return Extension(
+                tokens=tuple(ids[said:]), sources=tuple(sources[said:]), restart=None, notes=notes
+            )
 
         return _first_accepted(forms([*messages, *new_messages]), grown)
 
@@ -205,6 +209,10 @@ class Renderer:
         end = self.tokenizer.turn_end
         assert end is not None, "a template that renders has an end of turn"
         return end
+
+    def _is_next_speaker(self, token: int) -> bool:
+        """Whether a token that ends a turn is none that the template closes turns with."""
+        return token != self._turn_end().token
 
     def _labelled(
         self, bridge: Bridge, tools: Tools, *, is_prompt: bool = False

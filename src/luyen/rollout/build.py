@@ -86,6 +86,7 @@ def build_conversations(
     surroundings: Surroundings,
     *,
     renderer: Renderer,
+    max_prompt_length: int,
     max_response_length: int,
 ) -> Conversations:
     """What plays the rollouts of a run."""
@@ -101,6 +102,7 @@ def build_conversations(
             max_parallel_calls=multi_turn.max_parallel_calls,
             on_parse_failure=multi_turn.on_parse_failure,
         ),
+        max_prompt_length=max_prompt_length,
         max_response_length=max_response_length,
         time_budget_s=multi_turn.time_budget_s,
         sanity=multi_turn.tokenization_sanity_check_mode,

@@ -6,7 +6,7 @@ that became ready meanwhile (tools that returned, conversations that go on) gets
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import final
 
 from luyen.base.errors import UserError
@@ -53,7 +53,8 @@ class EngineClient:
         self._arrived = asyncio.Event()
         self._count = 0
         self._lingered = 0
-        self._failure: BaseException | None = None
+        self.failure: BaseException | None = None
+        """What the engine broke with; nothing can be drawn any more."""
 
     async def draw(
         self,
@@ -68,8 +69,8 @@ class EngineClient:
         At the deadline (of the loop's clock) it gives what there is, with the reason `aborted`; a
         cancelled caller leaves nothing running.
         """
-        if self._failure is not None:
-            raise self._failure
+        if self.failure is not None:
+            raise self.failure
         ticket = _Ticket(tokens, key, sampling)
         self._waiting.append(ticket)
         self._arrived.set()
@@ -90,8 +91,10 @@ class EngineClient:
             yield
         finally:
             pump.cancel()
-            with suppress(asyncio.CancelledError):
-                await pump
+            # Not awaited itself: an interrupt that ended it was raised already.
+            await asyncio.wait({pump})
+            if not pump.cancelled():
+                pump.exception()
             for request in list(self._held):
                 self._engine.abort(request)
             self._held.clear()
@@ -167,7 +170,7 @@ class EngineClient:
         return ticket.answer.result() if ticket.answer.done() else nothing
 
     def _fail(self, failure: BaseException) -> None:
-        self._failure = failure
+        self.failure = failure
         held = [ticket for some in self._held.values() for ticket in some.values()]
         for ticket in (*held, *self._waiting):
             if not ticket.answer.done():

@@ -1,7 +1,7 @@
 """One conversation: carries out what the state machine asks for, and writes down what happens.
 
 A fault of a tool, a world or a parser ends this conversation and no other; it is recorded in the
-rollout. Only what is wrong with the configuration is raised.
+rollout. Only what is wrong with the configuration or with the engine is raised.
 """
 
 import asyncio
@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 from typing import final
 
-from luyen.base.calls import CallStatus, ToolCall
+from luyen.base.calls import ToolCall
 from luyen.base.errors import UserError
 from luyen.base.faults import last_line
 from luyen.base.records import Message, Prompt, Rollout, StopReason
@@ -34,6 +34,7 @@ from luyen.rollout.loop import (
 from luyen.rollout.parsers.protocol import Parsed
 from luyen.rollout.protocol import Sampling
 from luyen.rollout.setting import Address, Setting
+from luyen.rollout.tools.finished import outcome_of
 from luyen.rollout.tools.foreign import boundary
 from luyen.rollout.tools.open_tools import OpenTools
 from luyen.rollout.transcript import Transcript
@@ -54,8 +55,12 @@ class Conversation:
         client: EngineClient,
         sampling: Sampling,
         version: int,
+        deadline: float | None = None,
     ) -> None:
-        """`version` is that of the weights that `client` draws with."""
+        """`version` is that of the weights that `client` draws with.
+
+        At the deadline (of the loop's clock) it ends with what there is.
+        """
         self._address = address
         self._prompt = prompt
         self._setting = setting
@@ -64,7 +69,7 @@ class Conversation:
         self._version = version
         self._env: GuardedEnv | None = None
         self._tools: OpenTools | None = None
-        self._deadline: float | None = None
+        self._deadline = deadline
         self._transcript = Transcript(())
         self._prompt_length = 0
         self._messages: list[Message] = []
@@ -79,8 +84,7 @@ class Conversation:
     async def play(self) -> Rollout:
         """The whole conversation, however it ends."""
         clock = asyncio.get_running_loop().time
-        started, budget = clock(), self._setting.time_budget_s
-        self._deadline = None if budget is None else started + budget
+        started = clock()
         stop, faults = StopReason.FAULT, list[BaseException]()
         notes: dict[str, float] = {}
         try:
@@ -92,9 +96,9 @@ class Conversation:
                 notes |= self._comparison()
         finally:
             await self._close(faults)
-        if faults and isinstance(faults[0], UserError):
+        if faults and (isinstance(faults[0], UserError) or faults[0] is self._client.failure):
             raise faults[0]
-        notes["seconds"] = clock() - started
+        notes |= {"seconds": clock() - started, **self._measured()}
         return self._transcript.rollout(
             group=self._address.group,
             sample=self._address.sample,
@@ -121,10 +125,7 @@ class Conversation:
             case Generate(max_new_tokens=room):
                 return await self._generate(room)
             case Act(run=run):
-                event = await self._in_time(self._act(run))
-                if isinstance(event, Broken):
-                    self._calls += self._unanswered(run)
-                return event
+                return await self._in_time(self._act(run))
             case Observe():
                 return await self._in_time(self._observe())
 
@@ -153,11 +154,15 @@ class Conversation:
             self._setting.renderer.prompt_tokens(self._messages, prompt.tools)
         )
         self._prompt_length = len(self._transcript)
+        if self._prompt_length > self._setting.max_prompt_length:
+            most = self._setting.max_prompt_length
+            raise ValueError(f"its world opens with {self._prompt_length} tokens of {most} allowed")
         return Opened(room=self._room(self._prompt_length))
 
     def _room(self, length: int) -> int:
-        """Tokens that may follow a branch of this length."""
-        return self._prompt_length + self._setting.max_response_length - length
+        """Tokens that may follow a branch of this length; all branches share what is sampled."""
+        most = self._setting.max_response_length
+        return min(self._prompt_length + most - length, most - self._transcript.sampled)
 
     async def _generate(self, room: int) -> Event:
         self._turn += 1
@@ -195,13 +200,15 @@ class Conversation:
     async def _act(self, run: int) -> Event:
         """Run the calls side by side; the policy reads about each in the order it wrote them."""
         assert self._tools is not None
-        tools, turn, said = self._tools, self._turn, self._said
-        ran = await asyncio.gather(*(tools.call(call, turn) for call in said.calls[:run]))
-        refused = [tools.refused(call, _ONE_TOO_MANY, turn) for call in said.calls[run:]]
-        broken = [tools.malformed(problem, turn) for problem in said.problems]
-        calls = [*ran, *refused]
-        self._calls += [*calls, *broken]
-        self._given += [(turn, call.reward) for call in calls if call.reward is not None]
+        tools, turn = self._tools, self._turn
+        running = [asyncio.ensure_future(tools.call(call, turn)) for call in self._said.calls[:run]]
+        try:
+            # All of them end before anything else happens, also where one of them is a fault.
+            await asyncio.gather(*running, return_exceptions=True)
+        finally:
+            calls, broken = self._written_down(running)
+        for one in running:
+            one.result()  # the first fault, in the order of writing
         complaints = [call.result for call in broken]
         if not calls:
             # Without a call that it can render, a template has no place for a tool's message.
@@ -215,20 +222,19 @@ class Conversation:
             ]
         )
 
-    def _unanswered(self, run: int) -> list[ToolCall]:
-        """Calls that were cancelled because the conversation's time was up."""
-        return [
-            ToolCall(
-                turn=self._turn,
-                name=call.name,
-                arguments=call.arguments,
-                status=CallStatus.TIMED_OUT,
-                result="",
-                error="the time of the conversation was up (multi_turn.time_budget_s)",
-                attempts=1,
-            )
-            for call in self._said.calls[:run]
-        ]
+    def _written_down(
+        self, running: Sequence["asyncio.Future[ToolCall]"]
+    ) -> tuple[list[ToolCall], list[ToolCall]]:
+        """What became of the turn's calls, the first of which ran, and of what cannot be read."""
+        assert self._tools is not None
+        tools, turn, said = self._tools, self._turn, self._said
+        ran = [outcome_of(*pair, turn) for pair in zip(running, said.calls, strict=False)]
+        refused = [tools.refused(call, _ONE_TOO_MANY, turn) for call in said.calls[len(running) :]]
+        broken = [tools.malformed(problem, turn) for problem in said.problems]
+        calls = [*ran, *refused]
+        self._calls += [*calls, *broken]
+        self._given += [(turn, call.reward) for call in calls if call.reward is not None]
+        return calls, broken
 
     async def _observe(self) -> Event:
         assert self._env is not None
@@ -272,3 +278,10 @@ class Conversation:
             tools=self._prompt.tools,
             mode=self._setting.sanity,
         ) | {"splits": float(len(self._transcript.earlier))}
+
+    def _measured(self) -> dict[str, float]:
+        """What tools measured, and how many of them could not be let go."""
+        if self._tools is None:
+            return {}
+        found = {f"tools/{name}": value for name, value in self._tools.metrics.items()}
+        return {**found, "unreleased": float(len(self._tools.problems))}

@@ -2,8 +2,8 @@
 
 import asyncio
 from collections.abc import Coroutine, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any, Literal, TypeAlias, final
 
 from luyen.base.errors import UserError
@@ -13,9 +13,12 @@ from luyen.rollout.converse import Conversation
 from luyen.rollout.protocol import RolloutEngine, Sampling
 from luyen.rollout.setting import Address, Setting
 from luyen.rollout.single_turn import Draw, Group
+from luyen.rollout.tools.box import ToolBox
 
 OnFault: TypeAlias = Literal["fail", "retry", "keep_min"]
 """A conversation that broke: stop the run, play it again, or go on without it."""
+_LAST_S = 5.0
+"""How long what still runs at the end of a run may take to end."""
 _FIELD = "actor_rollout_ref.rollout.multi_turn.on_fault"
 
 
@@ -55,12 +58,15 @@ async def converse_all(
 ) -> list[Group]:
     """Rollouts of every draw, in the order of the draws, whatever finished first.
 
-    Rollouts with a fault are among them, so that they are recorded.
+    Rollouts with a fault are among them, so that they are recorded. The time budget holds for a
+    rollout with all its attempts.
     """
-    client = EngineClient(engine)
+    client, budget = EngineClient(engine), setting.time_budget_s
+    clock = asyncio.get_running_loop().time
 
     async def one(draw: Draw, sample: int) -> Rollout:
         address = Address(seed=seed, purpose=purpose, group=draw.group, sample=sample)
+        deadline = None if budget is None else clock() + budget
         for attempt in range(policy.attempts):
             talk = Conversation(
                 address,
@@ -69,9 +75,11 @@ async def converse_all(
                 client=client,
                 sampling=sampling,
                 version=version,
+                deadline=deadline,
             )
             rollout = await talk.play()
-            if rollout.fault is None or attempt + 1 == policy.attempts:
+            is_last = attempt + 1 == policy.attempts or (deadline or inf) <= clock()
+            if rollout.fault is None or is_last:
                 return replace(rollout, notes={**rollout.notes, "retries": float(attempt)})
         raise AssertionError("a conversation is played at least once")
 
@@ -106,6 +114,7 @@ class Conversations:
         self._setting = setting
         self._policy = policy
         self._runner = asyncio.Runner()
+        self._is_closed = False
 
     def play(
         self,
@@ -131,21 +140,42 @@ class Conversations:
             )
         )
 
-    def faulty(self, groups: Iterable[Group]) -> list[Rollout]:
-        """The rollouts to leave out of training; a UserError when the policy is to stop."""
-        return faulty_rollouts(groups, self._policy)
+    def faulty(self, groups: Iterable[Group], *, may_be_all: bool = False) -> list[Rollout]:
+        """The rollouts to leave out; a UserError when the policy is to stop."""
+        return faulty_rollouts(groups, self._policy, may_be_all=may_be_all)
 
     def close(self) -> None:
-        """Close tools and the event loop. Closing twice is allowed."""
-        with suppress(RuntimeError):  # the loop is closed already
-            self._runner.run(self._setting.tools.close())
-        self._runner.close()
+        """Close tools and the event loop. Closing twice is allowed.
+
+        What an interrupt left behind is cancelled; code that will not end is left to itself.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
+        loop = self._runner.get_loop()
+        self._runner.run(_wound_down(self._setting.tools))
+        if asyncio.all_tasks(loop):
+            loop.close()  # the runner would wait for them for ever
+        else:
+            self._runner.close()
 
 
-def faulty_rollouts(groups: Iterable[Group], policy: FaultPolicy) -> list[Rollout]:
+async def _wound_down(tools: ToolBox) -> None:
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    if left:
+        await asyncio.wait(left, timeout=_LAST_S)
+    await tools.close()
+
+
+def faulty_rollouts(
+    groups: Iterable[Group], policy: FaultPolicy, *, may_be_all: bool = False
+) -> list[Rollout]:
     """The rollouts to leave out of training: broken ones, and groups with too few sound ones.
 
-    A UserError when the policy is to stop at a fault, or when nothing would be left.
+    A UserError when the policy is to stop at a fault, or when nothing would be left, unless these
+    are only some of the groups and that `may_be_all`.
     """
     every = list(groups)
     broken = [r for group in every for r in group.rollouts if r.fault is not None]
@@ -157,7 +187,7 @@ def faulty_rollouts(groups: Iterable[Group], policy: FaultPolicy) -> list[Rollou
         is_thin = bool(bad) and len(group.rollouts) - len(bad) < policy.min_samples
         out += group.rollouts if is_thin else bad
     total = sum(len(group.rollouts) for group in every)
-    if policy.on_fault == "fail" or len(out) == total:
+    if policy.on_fault == "fail" or (len(out) == total and not may_be_all):
         first = broken[0]
         why = f"{len(broken)} of {total} conversations broke; the first ({first.group}, sample "
         why += f"{first.sample}): {first.fault}"

@@ -21,7 +21,7 @@ class Setting:
 
     Example:
         >>> sorted(Setting.__slots__)[:3]
-        ['limits', 'make_env', 'max_response_length']
+        ['limits', 'make_env', 'max_prompt_length']
     """
 
     renderer: Renderer
@@ -34,6 +34,8 @@ class Setting:
     """The world of a prompt's conversations, made anew for each; None: only tools answer."""
     limits: TurnLimits
     """How far a conversation may go."""
+    max_prompt_length: int
+    """Most tokens that a conversation may open with."""
     max_response_length: int
     """Most tokens after the prompt, tool results included."""
     time_budget_s: float | None = None

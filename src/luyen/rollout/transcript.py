@@ -24,6 +24,8 @@ class Transcript:
     def __init__(self, prompt: Sequence[int]) -> None:
         """`prompt` is what the policy reads first."""
         self.earlier: list[Branch] = []
+        self.sampled = 0
+        """Tokens that the policy has drawn, over all branches."""
         self._begin(prompt, turn=0)
 
     def __len__(self) -> int:
@@ -33,6 +35,7 @@ class Transcript:
     def say(self, completion: Completion, *, turn: int, version: int) -> None:
         """Append what the policy sampled."""
         count = len(completion.tokens)
+        self.sampled += count
         self.tokens += completion.tokens
         self.sources += [Source.SAMPLED] * count
         self.turns += [turn] * count

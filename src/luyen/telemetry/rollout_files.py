@@ -100,8 +100,11 @@ def write_rollouts(path: Path, rollouts: Iterable[RecordedRollout]) -> None:
     write_whole(path, buffer.getvalue())
 
 
-def read_rollouts(path: Path) -> list[RecordedRollout]:
-    """The rollouts of a step; a UserError when the file is missing or damaged."""
+def read_rollouts(path: Path, *, limit: int | None = None) -> list[RecordedRollout]:
+    """The rollouts of a step; a UserError when the file is missing or damaged.
+
+    With a limit, only the first so many.
+    """
     try:
         table = pq.read_table(io.BytesIO(path.read_bytes()))
     except (OSError, pa.ArrowException) as error:
@@ -111,7 +114,7 @@ def read_rollouts(path: Path) -> list[RecordedRollout]:
     if not 1 <= int(version) <= SCHEMA:
         why = f"its columns follow version {int(version)}, and this version reads up to {SCHEMA}"
         raise UserError("rollout file", str(path), why, "install a newer luyen")
-    return [_record(row) for row in table.to_pylist()]
+    return [_record(row) for row in table.slice(0, limit).to_pylist()]
 
 
 def _row(recorded: RecordedRollout) -> dict[str, Any]:

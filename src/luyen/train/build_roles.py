@@ -105,6 +105,7 @@ def conversations_of(
         config.actor_rollout_ref.rollout.multi_turn,
         surroundings,
         renderer=renderer,
+        max_prompt_length=config.data.max_prompt_length,
         max_response_length=config.data.max_response_length,
     )
 

@@ -24,7 +24,7 @@ from luyen.config.schema.run import RunConfig
 from luyen.data.tokenizer import Tokenizer
 from luyen.models.load import load_policy
 from luyen.models.policy import Policy
-from luyen.train.build import load_run_tokenizer
+from luyen.train.build import import_plugins, load_run_tokenizer
 from luyen.train.build_roles import choose_threads
 
 _FIELD = "CHECKPOINT"
@@ -147,6 +147,7 @@ def _opened(
     *,
     keep_dtype: bool,
 ) -> Opened:
+    import_plugins(config.trainer.plugins)  # the tokenizer asks the format of the tool calls
     tokenizer = load_run_tokenizer(config)
     model = _for_inference(config.actor_rollout_ref.model, weights if keep_dtype else None)
     policy = load_policy(model, device=device_for(config), vocabulary=tokenizer.size)

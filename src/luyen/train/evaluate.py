@@ -6,7 +6,9 @@ from math import comb, sqrt
 from luyen.config.schema.run import RunConfig
 from luyen.rewards.step import Scored
 from luyen.rollout.protocol import Sampling
+from luyen.telemetry.catalog import metric
 
+metric("val/faults", doc="Conversations of the validation that broke and are judged by nobody.")
 _Z = 1.959964
 """Two-sided 95 % quantile of the normal distribution."""
 

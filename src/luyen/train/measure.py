@@ -50,5 +50,8 @@ def measure(opened: Opened, *, progress: Callable[[int, int], None]) -> Measured
             draws = draws_of(some, step=0, first=first, samples=val_kwargs.n)
             scored += player.play(draws, sampling, purpose="validation")
         player.settle(scored)
+        broken = player.broken
     progress(len(prompts), len(prompts))
-    return Measured(metrics=scored_metrics(scored), groups=tuple(scored))
+    is_multi_turn = config.actor_rollout_ref.rollout.multi_turn.enable
+    faults = {"val/faults": float(len(broken))} if is_multi_turn else {}
+    return Measured(metrics={**scored_metrics(scored), **faults}, groups=tuple(scored))

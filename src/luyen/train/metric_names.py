@@ -28,6 +28,8 @@ _CRITIC = {
     "vf_loss": "Value loss under the aggregation's weights.",
     "vf_clipfrac": "Share of tokens whose value loss is clipped.",
     "vpred_mean": "Mean value.",
+    "explained_variance": "Share of the variance of the returns that the values before the update "
+    "explain; below 0 the mean return predicts better.",
 }
 _UPDATE = {
     "grad_norm": "Norm of the gradient before clipping, mean over the optimizer steps.",

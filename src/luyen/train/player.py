@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Self, final
 
-from luyen.base.records import Prompt, Rollout
+from luyen.base.records import Prompt, Rollout, make_prompt
 from luyen.config.schema.data import Data, Sampler
 from luyen.data.build import build_data
 from luyen.data.render import Renderer
@@ -12,9 +12,11 @@ from luyen.rewards.build import build_reward
 from luyen.rewards.step import Scored, score_all
 from luyen.rollout.protocol import Sampling
 from luyen.rollout.single_turn import Draw, Group, answer
-from luyen.train.build import import_plugins
 from luyen.train.build_roles import build_engine, conversations_of, surroundings_of
 from luyen.train.checkpointed import Opened
+
+_NOBODY = make_prompt([])
+"""Stands for the prompts of conversations that are counted together."""
 
 
 @final
@@ -24,7 +26,6 @@ class Player:
     def __init__(self, opened: Opened) -> None:
         self._opened = opened
         config = opened.config
-        import_plugins(config.trainer.plugins)
         data = config.data
         self._renderer = Renderer(opened.tokenizer, template_kwargs=data.apply_chat_template_kwargs)
         self._surroundings = surroundings_of(config)
@@ -53,7 +54,7 @@ class Player:
         return found.train.prompts
 
     def play(self, draws: Sequence[Draw], sampling: Sampling, *, purpose: str) -> list[Scored]:
-        """Rollouts of the draws with their scores."""
+        """Rollouts of the draws with their scores; `broken` holds those that have none."""
         seed, version = self._opened.config.trainer.seed, self._opened.step or 0
         if self._conversations is None:
             groups = answer(
@@ -72,14 +73,20 @@ class Player:
         return asyncio.run(score_all(self._reward, self._sound(groups)))
 
     def _sound(self, groups: Sequence[Group]) -> list[tuple[Prompt, tuple[Rollout, ...]]]:
-        broken = self._conversations.faulty(groups) if self._conversations is not None else []
+        talks = self._conversations
+        broken = talks.faulty(groups, may_be_all=True) if talks is not None else []
         self.broken += broken
         keys = {rollout.key for rollout in broken}
         kept = [(g.prompt, tuple(r for r in g.rollouts if r.key not in keys)) for g in groups]
         return [(prompt, rollouts) for prompt, rollouts in kept if rollouts]
 
     def settle(self, scored: Sequence[Scored]) -> None:
-        """A UserError when scores are missing and `reward.on_fault` says to stop at that."""
+        """A UserError when scores are missing and `reward.on_fault` says to stop at that.
+
+        Also when every conversation broke, so that there is nothing to judge.
+        """
+        if self._conversations is not None and self.broken and not scored:
+            self._conversations.faulty([Group(prompt=_NOBODY, rollouts=tuple(self.broken))])
         self._reward.settle(scored)
 
     def close(self) -> None:

@@ -1,9 +1,10 @@
-"""What a run leaves behind: metrics, rollouts, checkpoints."""
+"""What a run leaves behind: metrics, digests, rollouts, checkpoints."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias, final
 
+from luyen.base.digests import DigestFile, StepDigest
 from luyen.base.records import Rollout
 from luyen.base.rundir import RunDirectory
 from luyen.checkpoint.store import CheckpointStore
@@ -25,14 +26,21 @@ Address: TypeAlias = tuple[int, int, str, int]
 class Recorder:
     """Writes into one run directory."""
 
-    def __init__(self, directory: RunDirectory, log: MetricLog, store: CheckpointStore) -> None:
+    def __init__(
+        self, directory: RunDirectory, log: MetricLog, store: CheckpointStore, digests: DigestFile
+    ) -> None:
         self.directory = directory
         self.log = log
         self.store = store
+        self.digests = digests
 
     def metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """One line of numbers."""
         self.log.write(step, metrics)
+
+    def digest(self, digest: StepDigest) -> None:
+        """One line of hashes."""
+        self.digests.write(digest)
 
     def rollouts(
         self, step: int, judged: Sequence[Rollout], used: Mapping[Address, Sequence[Advantages]]
@@ -54,11 +62,13 @@ class Recorder:
                 save_state(folder, name, part)
             save_state(folder, "loop", state.as_json())
 
+        self.digests.sync()
         return self.store.save(state.step, write)
 
     def close(self) -> None:
         """Finish every file."""
         self.log.close()
+        self.digests.close()
 
 
 def restore(folder: Path, roles: LocalRoles) -> LoopState:

@@ -11,6 +11,7 @@ from luyen.rewards.step import Scored, score_metrics
 from luyen.rollout.single_turn import Group
 from luyen.telemetry.spans import SPANS
 from luyen.train.credit import Credited
+from luyen.train.digests import stages_of
 from luyen.train.recorder import advantages_by_rollout
 from luyen.train.run import OnlineRun
 from luyen.train.turn_metrics import turn_metrics
@@ -24,6 +25,14 @@ def finish_step(
 ) -> None:
     """Write metrics and rollouts of the step, move the controllers, and count it as done."""
     rollouts = run.rollouts_of(groups)
+    with run.phase("digest"):
+        run.stages = stages_of(
+            rollouts=_everyone(run),
+            baselines=run.baselines,
+            batch=credited.batch,
+            update=metrics,
+            roles=run.roles,
+        )
     if credited.kl is not None:
         run.follow_kl(credited.kl, len(rollouts))
         drift = kl_drift(run.kl_history)

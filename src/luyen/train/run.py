@@ -6,6 +6,7 @@ from typing import final
 
 from luyen.algorithms.controllers import AdaptiveEntropy, AdaptiveKL, FixedKL
 from luyen.algorithms.objective import Objective
+from luyen.base.digests import BEGINNING, link
 from luyen.base.records import Prompt, Rollout
 from luyen.config.schema.run import RunConfig
 from luyen.data.build import TrainData
@@ -18,6 +19,7 @@ from luyen.runtime.local import LocalRoles
 from luyen.telemetry.display import Display
 from luyen.telemetry.spans import span
 from luyen.train.credit import CreditRules
+from luyen.train.digests import metrics_stage
 from luyen.train.draws import draws_of
 from luyen.train.interrupt import Interruption
 from luyen.train.needs import Needs
@@ -77,6 +79,8 @@ class OnlineRun:
         self.kl_history: tuple[float, ...] = ()
         self.validations: list[dict[str, float]] = []
         self.interruption = Interruption()
+        self.chain = BEGINNING
+        """Digest of everything that was done so far."""
         self.saved = 0
         """Step of the newest checkpoint; the beginning needs none."""
         self.begin_step()
@@ -90,6 +94,7 @@ class OnlineRun:
         """Forget what belonged to the step before."""
         self.notes: dict[str, float] = {}
         self.metrics: dict[str, float] = {}
+        self.stages: dict[str, str] = {}
         self.judged: list[Scored] = []
         self.broken: list[Rollout] = []
         self.baselines: dict[str, float] = {}
@@ -159,7 +164,11 @@ class OnlineRun:
     def write_down(self) -> None:
         """Write and show the numbers of the step that is done, validation included."""
         if self.metrics:
+            stages = {**self.stages, "metrics": metrics_stage(self.metrics)}
+            digest = link(self.chain, step=self.step, stages=stages)
+            self.recorder.digest(digest)
             self.recorder.metrics(self.step, self.metrics)
+            self.chain = digest.chain
         self.metrics = {}
 
     def is_due(self, every: int) -> bool:
@@ -189,12 +198,14 @@ class OnlineRun:
             skipped=self.skipped,
             flat_steps=self.flat_steps,
             first_validation=self.validations[0] if self.validations else {},
+            chain=self.chain,
         )
 
     def restore(self, state: LoopState) -> None:
         """Go on from a checkpoint."""
         self.step, self.cursor, self.version = state.step, state.cursor, state.version
         self.saved = state.step
+        self.chain = state.chain
         self.kl_history = state.kl_history
         self.skipped, self.flat_steps = state.skipped, state.flat_steps
         self.validations = [state.first_validation] if state.first_validation else []

@@ -4,6 +4,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
+from luyen.base.digests import DigestFile
 from luyen.base.errors import UserError
 from luyen.base.rundir import RunDirectory
 from luyen.checkpoint.store import CheckpointStore
@@ -66,7 +67,9 @@ def prepare_online(report: Report) -> OnlineRun:
     )
     with ExitStack() as opened:
         opened.callback(log.close)
-        recorder = Recorder(directory, log, store)
+        digests = DigestFile(directory.digests, first_step=first_step)
+        opened.callback(digests.close)
+        recorder = Recorder(directory, log, store, digests)
         run = build_run(report, data, tokenizer, recorder, display, surroundings)
         if resumed is not None:
             run.restore(restore(resumed.path, run.roles))

@@ -3,6 +3,8 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any, final
 
+from luyen.base.digests import BEGINNING
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +36,8 @@ class LoopState:
     """First steps in which no group differed; -1 once one did."""
     first_validation: dict[str, float] = field(default_factory=dict[str, float])
     """What the first validation found, for the summary."""
+    chain: str = BEGINNING
+    """Digest of everything that was done so far, which the next step's digest goes on from."""
 
     def as_json(self) -> dict[str, Any]:
         """Plain data for a checkpoint."""

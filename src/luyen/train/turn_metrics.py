@@ -12,6 +12,7 @@ _TURNS = {
     "max": "Largest number of turns of the policy.",
     "faults": "Conversations that broke and are not trained on.",
     "retries": "Conversations that were played again because they broke.",
+    "unreleased": "Tools that failed to let go of what a conversation had opened.",
     "splits": "Times that a chat template rewrote what was said, so that a new sample began.",
     "drift": "Conversations whose template text differs from a full re-render.",
     "sampled_differs": "Turns that the template would write differently than the policy did.",
@@ -32,8 +33,11 @@ metric("time/tool_call_mean", unit="s", doc="Mean duration of a tool call.")
 metric("turns/stop/<reason>", doc="Share of the conversations that ended for this reason.")
 metric("tools/<status>_calls", doc="Calls of the step that ended this way.")
 metric("tools/<tool>/calls", doc="Calls of one tool in the step.")
+metric(
+    "tools/<tool>/<number...>", doc="What a tool measured in a conversation, the mean over them."
+)
 
-_COUNTED = ("retries", "splits", "drift", "sampled_differs", "retokenised")
+_COUNTED = ("retries", "unreleased", "splits", "drift", "sampled_differs", "retokenised")
 
 
 def turn_metrics(rollouts: Sequence[Rollout], *, is_multi_turn: bool) -> dict[str, float]:
@@ -55,8 +59,19 @@ def turn_metrics(rollouts: Sequence[Rollout], *, is_multi_turn: bool) -> dict[st
         share = fmean(rollout.stop == reason for rollout in rollouts)
         found[f"turns/stop/{reason.value.replace(' ', '_')}"] = share
     calls = [call for rollout in rollouts for call in rollout.calls]
-    called = fmean(bool(rollout.calls) for rollout in rollouts)
-    return found | {"tools/call_fraction": called} | _call_metrics(calls, len(rollouts))
+    called = fmean(any(call.has_run for call in rollout.calls) for rollout in rollouts)
+    found |= {"tools/call_fraction": called} | _call_metrics(calls, len(rollouts))
+    return _tool_numbers(rollouts) | found
+
+
+def _tool_numbers(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """What tools measured themselves, over the conversations in which they did."""
+    values: dict[str, list[float]] = {}
+    for rollout in rollouts:
+        for name, value in rollout.notes.items():
+            if name.startswith("tools/"):
+                values.setdefault(name, []).append(value)
+    return {name: fmean(values[name]) for name in sorted(values)}
 
 
 def _call_metrics(calls: Sequence[ToolCall], rollouts: int) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from luyen.algorithms.value import explained_variance
 from luyen.base.errors import UserError
 from luyen.base.seeds import derive_key
 from luyen.engine.batch import PackedBatch
@@ -30,7 +31,10 @@ def update_critic(run: OnlineRun, batch: PackedBatch, step: int) -> dict[str, fl
     )
     with run.profiler.part("update critic"):
         done = [run.roles.update_critic(part, lr=lr) for part in parts]
-    return _joined(done, "critic")
+    streams = batch.streams
+    explained = explained_variance(streams["values"], streams["returns"], batch.layout)
+    found = {} if explained is None else {"critic/explained_variance": explained}
+    return _joined(done, "critic") | found
 
 
 def update_actor(run: OnlineRun, batch: PackedBatch, step: int) -> dict[str, float]:

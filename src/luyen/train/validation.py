@@ -22,9 +22,14 @@ def validate(run: OnlineRun) -> None:
             purpose="validation",
             samples=val_kwargs.n,
         )
+        known = len(run.broken)
         scored = scored_groups(run, groups)
         run.reward.settle(scored)
+    broken = run.broken[known:]
     metrics = scored_metrics(scored)
-    run.recorder.validation(run.step, [r for group in scored for r in group.rollouts])
+    if run.roles.conversations is not None:
+        metrics["val/faults"] = float(len(broken))
+    played = [rollout for group in scored for rollout in group.rollouts]
+    run.recorder.validation(run.step, [*played, *broken])
     run.metrics |= metrics
     run.note_validation(metrics)

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from luyen.algorithms.value import value_loss
+from luyen.algorithms.value import explained_variance, value_loss
 from luyen.base.errors import UserError
 from tests.unit.algorithms.batches import f64, layout_of, metrics_of
 
@@ -66,3 +66,18 @@ def test_nan_on_masked_tokens_changes_nothing():
 def test_a_clip_range_that_is_not_positive_is_refused(clip: float):
     with pytest.raises(UserError, match=r"cliprange_value = .*: it must be greater than 0"):
         value_loss(VALUES, OLD, RETURNS, layout_of(3), cliprange_value=clip)
+
+
+def test_explained_variance_is_1_for_the_returns_0_for_a_constant_and_less_for_nonsense():
+    returns = f64(0.0, 1.0, 2.0, 3.0)
+    assert explained_variance(returns, returns, layout_of(4)) == 1.0
+    assert explained_variance(f64(7.0, 7.0, 7.0, 7.0), returns, layout_of(4)) == 0.0
+    # residuals -3, -1, 1, 3 vary by 5, the returns by 1.25
+    backwards = explained_variance(f64(3.0, 2.0, 1.0, 0.0), returns, layout_of(4))
+    assert backwards == pytest.approx(-3.0)
+
+
+def test_nothing_is_explained_where_returns_are_equal_and_masked_tokens_do_not_count():
+    assert explained_variance(f64(0.0, 1.0), f64(2.0, 2.0), layout_of(2)) is None
+    masked = layout_of(3, mask=[True, True, False])
+    assert explained_variance(f64(0.0, 1.0, math.nan), f64(0.0, 1.0, 9.0), masked) == 1.0

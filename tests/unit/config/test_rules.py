@@ -77,3 +77,12 @@ def test_resuming_names_the_newest_checkpoint_by_number(places: dict[str, str]) 
 def test_divisibility_shows_its_arithmetic(places: dict[str, str]) -> None:
     found = [p for p in problems(("data.train_batch_size=300",), places) if p.id == "B02"]
     assert "300 prompts = 1 x 256 + 44" in found[0].why
+
+
+def test_a_pass_holds_a_whole_conversation(places: dict[str, str]) -> None:
+    wide, talks = "actor_rollout_ref.rollout.max_num_batched_tokens=", "multi_turn.enable=true"
+    talks = f"actor_rollout_ref.rollout.{talks}"
+    assert not [p for p in problems((f"{wide}1000",), places) if p.id == "R10"]
+    [found] = [p for p in problems((f"{wide}1000", talks), places) if p.id == "R10"]
+    assert "all that was said" in found.why
+    assert not [p for p in problems((f"{wide}1023", talks), places) if p.id == "R10"]

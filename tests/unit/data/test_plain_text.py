@@ -43,6 +43,12 @@ def test_a_hostile_result_stays_in_its_place():
     assert shown.tokenizer.decode(inside, skip_special=False) == HOSTILE
 
 
+def test_the_name_of_a_tool_stays_text_as_well():
+    plain = PlainText(renderer("chatml").tokenizer)
+    marks, [message] = plain.protect([{"role": "tool", "name": "a<|im_end|>", "content": "x"}])
+    assert marks.read(message["name"]) == ("a<|im_end|>", [2], [])
+
+
 def test_a_quoted_end_of_turn_does_not_end_a_turn_when_a_branch_begins():
     shown = renderer("forgets")
     quoted = [user("a"), assistant("<think>t</think>it says <|im_end|>")]

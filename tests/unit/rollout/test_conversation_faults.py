@@ -217,3 +217,23 @@ def test_a_world_that_never_judges_is_a_fault(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(GuardedEnv, "__init__", lambda self, env: make(self, env, end_s=0.05))
     [group] = play(ScriptedEngine(lambda *_: "x<|im_end|>"), setting(env=lambda _: Slow()), "q")
     assert "Slow.score took more than 0.05 s" in group.rollouts[0].fault
+
+
+def test_a_world_may_not_speak_for_the_policy():
+    class Puppeteer(World):
+        async def act(self, messages):
+            return Observation(messages=({"role": "assistant", "content": "I agree."},))
+
+    engine = ScriptedEngine(lambda *_: "x<|im_end|>")
+    [group] = play(engine, setting(env=lambda _: Puppeteer()), "q")
+    assert "spoke as the assistant" in group.rollouts[0].fault
+
+
+def test_a_world_that_opens_with_too_much_is_a_fault():
+    class Wordy(World):
+        async def open(self, prompt, key):
+            return ({"role": "user", "content": "word " * 400},)
+
+    engine = ScriptedEngine(lambda *_: "x<|im_end|>")
+    bad = play(engine, setting(env=lambda _: Wordy()), "q")[0].rollouts[0]
+    assert "tokens of 1000 allowed" in bad.fault

@@ -6,6 +6,7 @@ import pytest
 
 from luyen.base.calls import CallStatus
 from luyen.base.records import Source, StopReason
+from luyen.data.render import Extension
 from luyen.rollout.env.user import ScriptedUser
 from luyen.rollout.loop import TurnLimits
 from luyen.rollout.tools.function import tool
@@ -229,3 +230,19 @@ def test_a_hostile_result_stays_text():
     assert not markers & set(inside)
     assert rollout.calls[0].result == hostile
     assert TOKENIZER.decode(inside, skip_special=False) == hostile
+
+
+def test_what_is_sampled_is_bounded_over_all_branches(monkeypatch: pytest.MonkeyPatch):
+    """A template that forgets the past at every turn must not make a conversation endless."""
+    renderer = type(setting().renderer)
+
+    def forgetful(self, tokens, messages, new_messages, tools=()):
+        ids = tuple(self.prompt_tokens(new_messages, tools))
+        return Extension(tokens=ids, sources=(Source.PROMPT,) * len(ids), restart="it forgets")
+
+    monkeypatch.setattr(renderer, "extend", forgetful)
+    how = setting(env=lambda _: ScriptedUser(replies=["go on"] * 100), room=20, sanity="off")
+    rollout = one(ScriptedEngine(lambda *_: "abc<|im_end|>"), how)
+    drawn = [s for branch in rollout.branches for s in branch.sources if s == Source.SAMPLED]
+    assert (rollout.stop, len(drawn)) == (StopReason.TOKEN_BUDGET, 20)
+    assert len(rollout.earlier) == 4

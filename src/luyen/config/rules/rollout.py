@@ -135,14 +135,19 @@ def native_runs_on_one_device(s: Situation) -> Iterator[Finding]:
 
 @rule("R10", "error")
 def prompt_fits_one_pass(s: Situation) -> Iterator[Finding]:
-    """The embedded engine reads a prompt in one pass."""
+    """The embedded engine reads a prompt in one pass, and a turn begins with all that was said."""
     rollout, data = s.config.actor_rollout_ref.rollout, s.config.data
-    if rollout.name == "native" and rollout.max_num_batched_tokens < data.max_prompt_length:
+    longest, whose = data.max_prompt_length, "data.max_prompt_length"
+    # On a GPU a conversation that grew beyond a pass is read alone.
+    if rollout.multi_turn.enable and s.where.device == "cpu":
+        longest += data.max_response_length - 1
+        whose += " and data.max_response_length, since a turn begins with all that was said"
+    if rollout.name == "native" and rollout.max_num_batched_tokens < longest:
         yield Finding(
             field=f"{_ROLLOUT}.max_num_batched_tokens",
             why=f"a pass holds {rollout.max_num_batched_tokens} tokens and a prompt may have "
-            f"{data.max_prompt_length} (data.max_prompt_length)",
-            fix=f"set it to at least {data.max_prompt_length}",
+            f"{longest} ({whose})",
+            fix=f"set it to at least {longest}",
         )
 
 

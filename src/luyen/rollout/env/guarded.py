@@ -43,6 +43,8 @@ class GuardedEnv:
         given: Any = await self._outcome(self._env.act(messages), None, "act")
         if not isinstance(given, Observation):
             raise TypeError(f"{self._name}.act gave {_kind(given)}; it must give an Observation")
+        if any(message.get("role") == "assistant" for message in given.messages):
+            raise TypeError(f"{self._name}.act spoke as the assistant; that is the policy's part")
         return given
 
     async def score(self) -> float | None:

@@ -81,16 +81,31 @@ class ToolBox:
         """Sessions of these tools (None: of all), and of those that come besides, for one rollout.
 
         A tool that cannot be opened fails when it is called; where broken tools are faults, a
-        ToolFault is raised and the other tools are released.
+        ToolFault is raised. Whatever is raised, also a cancellation, what was opened is released.
         """
         chosen = self._chosen(names, besides)
-        places = await asyncio.gather(*(self._place(t, prompt, key) for t in chosen.values()))
-        opened = OpenTools(places, self._reading)
+        opening = [asyncio.ensure_future(self._place(t, prompt, key)) for t in chosen.values()]
+        opened: OpenTools | None = None
+        try:
+            places = await asyncio.gather(*opening)
+            self._refuse_broken(places)
+            opened = OpenTools(places, self._reading)
+            return opened
+        finally:
+            if opened is None:
+                await self._given_back(opening)
+
+    def _refuse_broken(self, places: Sequence[Place]) -> None:
         broken = [place for place in places if place.session is None]
         if broken and self._reading.on_error == "fault":
-            await opened.release()
             raise ToolFault(f"{broken[0].name}: {broken[0].problem}")
-        return opened
+
+    async def _given_back(self, opening: "Sequence[asyncio.Task[Place]]") -> None:
+        """Release the sessions that were opened before something went wrong."""
+        for one in opening:
+            one.cancel()
+        found = await asyncio.gather(*opening, return_exceptions=True)
+        await OpenTools([p for p in found if isinstance(p, Place)], self._reading).release()
 
     async def close(self) -> list[str]:
         """Close every tool; what went wrong, one line for each that would not close."""

@@ -85,7 +85,8 @@ async def attempt(coroutine: Coroutine[Any, Any, Any], *, seconds: float | None)
     if is_late:
         return Outcome(is_late=True, seconds=passed)
     if task.cancelled():
-        faults.append(asyncio.CancelledError("it cancelled itself"))
+        # Raised again as it is, it would pass for a cancellation from outside.
+        faults.append(RuntimeError("it cancelled itself"))
     if faults:
         return Outcome(fault=faults[0], seconds=passed)
     return Outcome(value=task.result(), seconds=passed)

@@ -96,17 +96,10 @@ class OpenTools:
 
     async def call(self, written: WrittenCall, turn: int) -> ToolCall:
         """Make a call. Only a cancellation is raised, and a ToolFault where that is the policy."""
-        place = self._places.get(written.name)
-        if place is None:
-            return self._made(written, turn, CallStatus.UNKNOWN_TOOL, self._unknown(written.name))
-        faults: list[BaseException] = []
-        arguments: dict[str, Any] = {}
-        with boundary(faults):
-            arguments = place.checker.fit(written.arguments, from_text=self._reading.from_text)
-        if faults:
-            bad = isinstance(faults[0], InvalidArguments)
-            status = CallStatus.INVALID_ARGUMENTS if bad else CallStatus.FAILED
-            return self._made(written, turn, status, line_of(faults[0]))
+        arguments, mistake = self._checked(written, turn)
+        if mistake is not None:
+            return mistake
+        place = self._places[written.name]
         if place.session is None:
             if self._reading.on_error == "fault":
                 raise ToolFault(f"{place.name}: {place.problem}")
@@ -123,8 +116,12 @@ class OpenTools:
         return self._made(nameless, turn, CallStatus.MALFORMED, problem)
 
     def refused(self, written: WrittenCall, why: str, turn: int) -> ToolCall:
-        """A call that is not made, as the policy hears of it."""
-        return self._made(written, turn, CallStatus.REFUSED, why)
+        """A call that is not made, as the policy hears of it.
+
+        One that could not have been made is what it is: a mistake must not pass for a valid call.
+        """
+        mistake = self._checked(written, turn)[1]
+        return mistake or self._made(written, turn, CallStatus.REFUSED, why)
 
     async def score(self) -> dict[str, float]:
         """What each tool thinks of the whole rollout, for those that have an opinion.
@@ -159,6 +156,19 @@ class OpenTools:
     async def _all(self, waiting: Sequence[Any]) -> list[Outcome]:
         limit = self._reading.end_s
         return await asyncio.gather(*(attempt(one, seconds=limit) for one in waiting))
+
+    def _checked(self, written: WrittenCall, turn: int) -> tuple[dict[str, Any], ToolCall | None]:
+        """The arguments as the tool gets them, or what is wrong with the call."""
+        place = self._places.get(written.name)
+        if place is None:
+            why = self._unknown(written.name)
+            return {}, self._made(written, turn, CallStatus.UNKNOWN_TOOL, why)
+        faults: list[BaseException] = []
+        with boundary(faults):
+            return place.checker.fit(written.arguments, from_text=self._reading.from_text), None
+        bad = isinstance(faults[0], InvalidArguments)
+        status = CallStatus.INVALID_ARGUMENTS if bad else CallStatus.FAILED
+        return {}, self._made(written, turn, status, line_of(faults[0]))
 
     def _judged(self, written: WrittenCall, turn: int, place: Place, outcome: Outcome) -> ToolCall:
         faults: list[BaseException] = []

@@ -7,12 +7,16 @@ from typing import Any, cast, final, overload
 
 from luyen.base.errors import UserError
 from luyen.base.records import Prompt
+from luyen.rollout.tools.foreign import boundary
 from luyen.rollout.tools.limits import check_limits
 from luyen.rollout.tools.marks import OneAtATime
 from luyen.rollout.tools.protocol import ToolLimits, ToolReply, ToolSession
 from luyen.rollout.tools.reply import reply_of
 from luyen.rollout.tools.signature import Signature
 from luyen.rollout.tools.threads import Threads
+
+_MOST_ENDINGS = 64
+"""Scores and releases of a tool that may hang before the next ones are refused."""
 
 
 @final
@@ -40,6 +44,8 @@ class ClassTool:
         doc = inspect.getdoc(call) or inspect.getdoc(cls)
         self._signature = Signature(call, name=self._name, doc=doc, method=True)
         self._threads = Threads(most_hanging=self._limits.concurrency)
+        # Calls that hang must not keep other rollouts from their scores and releases.
+        self._endings = Threads(most_hanging=max(_MOST_ENDINGS, self._limits.concurrency))
 
     @property
     def name(self) -> str:
@@ -71,16 +77,24 @@ class ClassTool:
         return ClassTool(self.cls, name=self._name, limits=self._own, settings=settings)
 
     async def open(self, prompt: Prompt, key: int) -> ToolSession:
-        """A fresh object, after its `create`."""
+        """A fresh object, after its `create`; one whose `create` fails is released at once."""
         made = self.cls(**self._settings)
+        session = _Session(made, self._signature, self._threads, self._endings)
         create = _method(made, "create")
         if create is not None:
             given = {"prompt": prompt, "key": key}
             takes = inspect.signature(create).parameters
             offered = {name: value for name, value in given.items() if name in takes}
             row = row_settings(prompt, self._name, "create_kwargs")
-            await self._threads.run(create, {**offered, **row})
-        return _Session(made, self._signature, self._threads)
+            is_created = False
+            try:
+                await self._threads.run(create, {**offered, **row})
+                is_created = True
+            finally:
+                if not is_created:
+                    with boundary([]):  # what is told is why `create` failed
+                        await session.release()
+        return session
 
     async def close(self) -> None:
         """Nothing is held between rollouts."""
@@ -88,10 +102,11 @@ class ClassTool:
 
 @final
 class _Session(OneAtATime):
-    def __init__(self, made: Any, signature: Signature, threads: Threads) -> None:
+    def __init__(self, made: Any, signature: Signature, threads: Threads, endings: Threads) -> None:
         self._made = made
         self._signature = signature
         self._threads = threads
+        self._endings = endings
 
     async def call(self, arguments: Mapping[str, Any]) -> ToolReply:
         values = self._signature.bind(arguments)
@@ -99,12 +114,12 @@ class _Session(OneAtATime):
 
     async def score(self) -> float | None:
         score = _method(self._made, "score")
-        return None if score is None else await self._threads.run(score, {})
+        return None if score is None else await self._endings.run(score, {})
 
     async def release(self) -> None:
         release = _method(self._made, "release")
         if release is not None:
-            await self._threads.run(release, {})
+            await self._endings.run(release, {})
 
 
 def _method(made: Any, name: str) -> Callable[..., Any] | None:

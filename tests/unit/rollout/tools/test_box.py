@@ -89,7 +89,7 @@ def test_a_reply_carries_a_reward_and_metrics():
         (raising(SystemExit(3)), "Error: SystemExit: 3"),
         (raising(MemoryError()), "Error: MemoryError"),
         (raising(Unprintable()), "Error: Unprintable"),
-        (raising(asyncio.CancelledError()), "Error: CancelledError: it cancelled itself"),
+        (raising(asyncio.CancelledError()), "Error: RuntimeError: it cancelled itself"),
         (raising(TimeoutError("of its own")), "Error: TimeoutError: of its own"),
         (raising(StopIteration()), "Error: RuntimeError: coroutine raised StopIteration"),
         (raising(ToolError("no such page")), "Error: no such page"),
@@ -244,12 +244,12 @@ def test_a_cancelled_call_passes_the_cancellation_on_and_stops_the_tool():
 
 def test_malformed_and_refused_calls():
     async def run() -> tuple[ToolCall, ToolCall]:
-        tools = await ToolBox([]).open(PROMPT, 0)
-        written = WrittenCall(name="act", arguments={"a": 1})
+        tools = await ToolBox([acting(lambda: "done")]).open(PROMPT, 0)
+        written = WrittenCall(name="act", arguments={})
         return tools.malformed("the JSON\nis broken", 2), tools.refused(written, "too many", 2)
 
     malformed, refused = asyncio.run(run())
     assert (malformed.status, malformed.name) == (CallStatus.MALFORMED, "")
     assert malformed.result == "Error: the JSON is broken"
-    assert (refused.status, refused.arguments) == (CallStatus.REFUSED, {"a": 1})
+    assert (refused.status, refused.arguments) == (CallStatus.REFUSED, {})
     assert refused.result == "Error: too many"

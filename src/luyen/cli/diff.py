@@ -1,0 +1,119 @@
+"""`luyen diff`: two runs, and where they parted."""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from luyen.base.digests import STAGES
+from luyen.base.errors import UserError
+from luyen.base.files import plain
+from luyen.studio.diff import RunDifference, compare_runs
+from luyen.studio.inputs import ChangedInput
+from luyen.studio.rollout_diff import Found
+
+_SHOWN = 8
+"""Inputs and metrics that are listed before the rest is counted."""
+
+
+def run_diff(a: Path, b: Path, *, as_json: bool) -> int:
+    """Compare and print; 0 when the runs are equal, 1 when not, 2 when that cannot be said."""
+    try:
+        difference = compare_runs(a, b)
+    except UserError as error:
+        typer.secho(f"error: {error}", err=True, fg="red")
+        return 2
+    if as_json:
+        typer.echo(
+            json.dumps(plain(difference.as_json()), indent=2, ensure_ascii=True, default=str)
+        )
+    else:
+        for line in lines(difference):
+            typer.echo(line)
+    return 0 if difference.is_equal else 1
+
+
+def lines(difference: RunDifference) -> Iterator[str]:
+    """The difference for people."""
+    yield f"A  {difference.a}"
+    yield f"B  {difference.b}"
+    yield ""
+    yield "Inputs that differ" if difference.inputs else "No recorded input differs."
+    yield from _shortened([_input(one) for one in difference.inputs])
+    yield ""
+    yield from _verdict(difference)
+    for note in difference.notes:
+        yield f"note: {note}"
+
+
+def _verdict(difference: RunDifference) -> Iterator[str]:
+    parting, common = difference.parting, difference.common
+    if parting is None:
+        count = f"{len(common)} step{'' if len(common) == 1 else 's'}"
+        yield f"Equal in all {count} that both have ({common[0]} to {common[-1]})."
+        for name, steps in (("A", difference.only_a), ("B", difference.only_b)):
+            if steps:
+                yield f"Only {name} has {_steps(steps)}."
+        return
+    yield f"They part at step {parting.step}, in its {parting.stage}."
+    equal = [stage for stage in STAGES if stage not in parting.stages]
+    yield f"  equal: {', '.join(equal) or 'none'}"
+    yield f"  different: {', '.join(parting.stages)}"
+    if difference.found is not None:
+        yield from _found(difference.found)
+    if difference.metrics:
+        yield "Metrics of that step that differ"
+        yield from _shortened(
+            [f"  {name}: {_value(a)} -> {_value(b)}" for name, (a, b) in difference.metrics.items()]
+        )
+    yield from _cause(difference)
+
+
+def _found(found: Found) -> Iterator[str]:
+    place = "" if found.place is None else f" {found.place}"
+    yield f"First difference: {found.rollout}, {found.what}{place}"
+    yield f"  A  {_value(found.a)}"
+    yield f"  B  {_value(found.b)}"
+
+
+def _cause(difference: RunDifference) -> Iterator[str]:
+    if not difference.suspects:
+        yield "Which input changed first: nothing that is recorded. Either a number was computed"
+        yield "in another order (nondeterminism), or a file that a key names has changed: a reward,"
+        yield "a plugin, a tool, the weights of a model, or code that is not committed."
+        return
+    likeliest = difference.suspects[0]
+    yield f"Which input changed first: most likely {likeliest.name}"
+
+
+def _input(one: ChangedInput) -> str:
+    acts = f"  (acts on {one.acts_on})" if one.acts_on is not None else ""
+    return f"  {one.name}: {_value(one.a)} -> {_value(one.b)}{acts}"
+
+
+def _value(value: Any) -> str:
+    """A value on one line; `none` stands for what a run does not have.
+
+    Example:
+        >>> _value({"id": 5, "logp": -0.5}), _value(None)
+        ('id 5, logp -0.5', 'none')
+    """
+    if value is None:
+        return "none"
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_value(inner)}" for name, inner in value.items())
+    return value if isinstance(value, str) else json.dumps(plain(value), default=str)
+
+
+def _steps(steps: Sequence[int]) -> str:
+    if len(steps) == 1:
+        return f"step {steps[0]}"
+    return f"{len(steps)} more steps, from {steps[0]} to {steps[-1]}"
+
+
+def _shortened(rows: Sequence[str]) -> Iterator[str]:
+    yield from rows[:_SHOWN]
+    if len(rows) > _SHOWN:
+        yield f"  ... and {len(rows) - _SHOWN} more (--json lists all)"

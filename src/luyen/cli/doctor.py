@@ -1,0 +1,86 @@
+"""`luyen doctor`: the findings about a run as text or JSON."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from luyen.base.errors import UserError
+from luyen.base.files import plain
+from luyen.studio.doctor.all import RULES, diagnose
+from luyen.studio.doctor.findings import Finding
+from luyen.studio.doctor.read import RunRecord, read_run
+
+_COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
+_MOST_STEPS = 8
+"""Steps that a line names; the rest are in the JSON."""
+
+
+def run_doctor(root: Path, *, as_json: bool) -> int:
+    """Print what was found; 1 for errors and warnings, 2 where there is no run, 0 otherwise."""
+    try:
+        record = read_run(root)
+    except UserError as error:
+        typer.secho(f"error: {error}", err=True, fg="red")
+        return 2
+    findings = diagnose(record)
+    if as_json:
+        typer.echo(json.dumps(plain(report_json(record, findings)), indent=2, allow_nan=False))
+    else:
+        for line in report_lines(record, findings):
+            typer.echo(line)
+    return 1 if any(finding.is_bad for finding in findings) else 0
+
+
+def report_json(record: RunRecord, findings: Sequence[Finding]) -> dict[str, Any]:
+    """The whole report as plain data."""
+    steps = [line.step for line in record.steps]
+    first = findings[0].symptom.experiment.change if findings else None
+    return {
+        "ok": not any(finding.is_bad for finding in findings),
+        "run": str(record.directory.root),
+        "run_id": record.manifest.get("run_id"),
+        "last_step": steps[-1] if steps else 0,
+        "rules": len(RULES),
+        "findings": [finding.as_json() for finding in findings],
+        "try_first": first,
+    }
+
+
+def report_lines(record: RunRecord, findings: Sequence[Finding]) -> Iterator[str]:
+    """The report for people."""
+    last = record.steps[-1].step if record.steps else 0
+    total = record.config.trainer.total_training_steps
+    yield f"{record.directory.root}: {last} steps{f' of {total}' if total else ''}"
+    if not findings:
+        yield typer.style(f"No findings ({len(RULES)} rules)", fg="green")
+        return
+    counts = Counter(finding.severity for finding in findings)
+    yield ", ".join(f"{n} {kind}{'s' if n > 1 else ''}" for kind, n in counts.items())
+    for finding in findings:
+        yield from _one_finding(finding)
+    yield ""
+    yield f"Try first: {findings[0].symptom.experiment.change}"
+
+
+def _one_finding(finding: Finding) -> Iterator[str]:
+    seen = finding.symptom
+    label = typer.style(f"{finding.severity} {finding.rule}", fg=_COLOURS[finding.severity])
+    yield ""
+    yield f"  {label}  {finding.title}"
+    yield f"    {seen.says}"
+    if seen.steps:
+        yield f"    Steps: {_steps(seen.steps)}"
+    if seen.rollouts:
+        yield f"    Rollouts: {'; '.join(seen.rollouts)}"
+    yield f"    Try ({seen.experiment.stage}): {seen.experiment.change}"
+    if seen.experiment.then:
+        yield f"    Then: {'; '.join(seen.experiment.then)}"
+
+
+def _steps(steps: Sequence[int]) -> str:
+    shown = ", ".join(map(str, steps[:_MOST_STEPS]))
+    return f"{shown}, ... {steps[-1]}" if len(steps) > _MOST_STEPS else shown

@@ -1,0 +1,1 @@
+"""What is wrong with a run, judged by the files it leaves."""

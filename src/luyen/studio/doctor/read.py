@@ -1,0 +1,172 @@
+"""The record of a run as rules see it: read once, rollouts only where a rule asks for them.
+
+Whatever cannot be read is noted and passed over: the rest of a damaged run still has a story.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar, final
+
+from luyen.base.errors import UserError
+from luyen.base.files import read_json
+from luyen.base.rundir import RunDirectory, step_of
+from luyen.config.catalog import ADV_ESTIMATORS
+from luyen.config.load import load
+from luyen.config.model_shape import read_shape
+from luyen.config.parse import parse
+from luyen.config.plan import needs_critic, needs_reference
+from luyen.config.schema.run import RunConfig
+from luyen.studio.doctor.course import Course
+from luyen.studio.doctor.vocabulary import Vocabulary, read_vocabulary
+from luyen.telemetry.metrics_file import StepMetrics, read_metrics, series
+from luyen.telemetry.rollout_files import RecordedRollout, read_rollouts
+
+_T = TypeVar("_T")
+_DAMAGE = (UserError, OSError, ValueError, LookupError, TypeError, AssertionError)
+"""What reading a damaged file may raise; anything else is a fault of ours."""
+RECENT, EARLIER = 4, 4
+"""Steps whose rollouts are read: the latest in a row, and some spread over the run before them."""
+FEWEST, MOST, TOKENS = 64, 512, 200_000
+"""Rollouts read of a step, the first ones: as many as hold so many tokens at their longest. That is
+enough for a share, and seconds for a run of any size."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unread:
+    """A file that could not be read.
+
+    Example:
+        >>> Unread(file="metrics.jsonl", why="line 3 is damaged").file
+        'metrics.jsonl'
+    """
+
+    file: str
+    """Path inside the run directory."""
+    why: str
+    """What is wrong with it."""
+
+
+@final
+class RunRecord:
+    """Everything a rule may look at."""
+
+    def __init__(self, directory: RunDirectory) -> None:
+        """Read metrics and configuration; a UserError only where there is no run."""
+        self.directory = directory
+        self.unread: list[Unread] = []
+        self.manifest: dict[str, Any] = directory.read_manifest()
+        self.config = self._try(directory.config, self._read_config, RunConfig())
+        lines: list[StepMetrics] = []
+        if directory.metrics.is_file():  # a run that just began has none
+            lines = self._try(directory.metrics, read_metrics, lines)
+        self.lines = tuple(lines)
+        """Every line of metrics, the validation before the first step included."""
+        self.steps = tuple(line for line in lines if line.step > 0)
+        """The lines of training steps."""
+
+    def course(self, name: str) -> Course:
+        """A metric over the training steps, where it is finite."""
+        steps, values = series(list(self.steps), name)
+        pairs = [(s, v) for s, v in zip(steps, values, strict=True) if math.isfinite(v)]
+        return Course(steps=tuple(s for s, _ in pairs), values=tuple(v for _, v in pairs))
+
+    def names(self) -> list[str]:
+        """Every metric of the run."""
+        return sorted({name for line in self.steps for name in line.values})
+
+    @cached_property
+    def rollouts(self) -> dict[int, list[RecordedRollout]]:
+        """Rollouts of the steps that are looked at, by step; the latest in a row, some before."""
+        found: dict[int, list[RecordedRollout]] = {}
+        data = self.config.data
+        longest = data.max_prompt_length + data.max_response_length
+        limit = max(FEWEST, min(MOST, TOKENS // longest))
+        for step in _spread(self._steps_in("rollouts")):
+            path = self.directory.rollouts(step)
+            read = self._try(path, lambda p: read_rollouts(p, limit=limit), None)
+            if read:
+                found[step] = read
+        return found
+
+    @cached_property
+    def checkpoints(self) -> dict[int, dict[str, Any]]:
+        """The manifest of every checkpoint, by step."""
+        found: dict[int, dict[str, Any]] = {}
+        for step in self._steps_in("checkpoints"):
+            page = self._try(self.directory.checkpoint(step) / "manifest.json", read_json, None)
+            if page is not None:
+                found[step] = page
+        return found
+
+    def damaged(self) -> list[Unread]:
+        """Every file that cannot be read, of all that a rule may look at."""
+        _ = self.rollouts, self.checkpoints  # reading notes what is damaged
+        return self.unread
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary | None:
+        """What the tokenizer knows; None where its file is not on this machine."""
+        return read_vocabulary(self.config.actor_rollout_ref.model)
+
+    @cached_property
+    def embedding_rows(self) -> int | None:
+        """Ids that the model has a row for; None where its config is not on this machine."""
+        shape = read_shape(self.config.actor_rollout_ref.model)
+        return None if shape is None else shape.vocab
+
+    @property
+    def has_critic(self) -> bool:
+        """Whether a value model is trained."""
+        return needs_critic(self.config, ADV_ESTIMATORS.get(self.config.algorithm.adv_estimator))
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether the policy is compared with a frozen one."""
+        return needs_reference(self.config)
+
+    def _read_config(self, path: Path) -> RunConfig:
+        tree = load([path], [])
+        parsed = parse(tree)
+        wrong = [p for p in (*tree.problems, *parsed.problems) if p.severity == "error"]
+        if wrong:  # what was wrong stands at its default, all else is as the run had it
+            self.unread.append(Unread(file=path.name, why=f"{wrong[0].field}: {wrong[0].why}"))
+        return parsed.config
+
+    def _steps_in(self, folder: str) -> list[int]:
+        place = self.directory.root / folder
+        names = [entry.name for entry in place.iterdir()] if place.is_dir() else []
+        return sorted(step for name in names if (step := step_of(name)) is not None)
+
+    def _try(self, path: Path, read: Callable[[Path], _T], otherwise: _T) -> _T:
+        try:
+            return read(path)
+        except _DAMAGE as error:
+            # A file that a live run has just replaced or removed is no damage.
+            if path.exists():
+                why = error.why if isinstance(error, UserError) else repr(error)
+                name = path.relative_to(self.directory.root).as_posix()
+                self.unread.append(Unread(file=name, why=why))
+            return otherwise
+
+
+def _spread(steps: list[int]) -> list[int]:
+    """The latest steps in a row, and some of the others at equal distances.
+
+    Example:
+        >>> _spread(list(range(1, 21)))
+        [1, 5, 9, 12, 17, 18, 19, 20]
+    """
+    before, recent = steps[:-RECENT], steps[-RECENT:]
+    if len(before) <= EARLIER:
+        return before + recent
+    places = [round(i * (len(before) - 1) / EARLIER) for i in range(EARLIER)]
+    return [before[place] for place in places] + recent
+
+
+def read_run(root: Path | str) -> RunRecord:
+    """The record of a run; a UserError where no run was begun."""
+    return RunRecord(RunDirectory.open(root))

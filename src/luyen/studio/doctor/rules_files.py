@@ -1,0 +1,65 @@
+"""Rules about the files themselves, and about what the run never measured."""
+
+from collections.abc import Iterator
+
+from luyen.studio.doctor.findings import Symptom, rule
+from luyen.studio.doctor.read import RunRecord
+from luyen.studio.doctor.tuning import other_data, repair
+
+_UNWATCHED = 20
+"""Steps without any validation from which on a run is flying blind."""
+_SLOWER, _BUSY_S = 0.5, 0.5
+"""Share of the first speed, and seconds of a step below which a busy machine decides the speed."""
+_SETTLED = 20
+"""Steps before speeds are compared: the first ones compile, allocate and fill caches."""
+
+
+@rule("unreadable-files", "error")
+def unreadable_files(record: RunRecord) -> Iterator[Symptom]:
+    """A file of the run cannot be read."""
+    for unread in record.damaged():
+        yield Symptom(
+            says=f"{unread.file}: {unread.why}",
+            experiment=repair("restore the file from a copy, or remove it if it is not needed"),
+        )
+
+
+@rule("no-validation", "note")
+def no_validation(record: RunRecord) -> Iterator[Symptom]:
+    """Nothing held out is measured."""
+    if len(record.steps) < _UNWATCHED:
+        return
+    measured = [n for line in record.lines for n in line.values if n.startswith("val/")]
+    measured += [n for line in record.lines for n in line.values if n == "sft/val_nll"]
+    if measured:
+        return
+    trainer = record.config.trainer
+    change = "set data.val_files to rows that are not trained on"
+    if record.config.data.val_files:
+        change = f"trainer.test_freq={_UNWATCHED} (it is {trainer.test_freq})"
+    yield Symptom(
+        says=f"{len(record.steps)} steps and no validation: a rising reward may mean anything",
+        experiment=other_data(change),
+        steps=(record.steps[-1].step,),
+    )
+
+
+@rule("slowing-down", "warning")
+def slowing_down(record: RunRecord) -> Iterator[Symptom]:
+    """The run handles fewer and fewer tokens a second."""
+    speed, seconds = record.course("time/tokens_per_s"), record.course("time/step")
+    if len(speed) < _SETTLED or seconds.end() < _BUSY_S:
+        return
+    # The first two steps pay for what is done once.
+    begun = sorted(speed.values[2 : _SETTLED // 2])
+    before, now = begun[len(begun) // 2], speed.end()
+    if now < _SLOWER * before:
+        yield Symptom(
+            says=f"{now:.3g} tokens/s at the end, {before:.3g} at the beginning; a step takes "
+            f"{seconds.end():.3g} s",
+            experiment=repair(
+                "`luyen profile` with this configuration, and look which phase of time/... grows"
+            ),
+            steps=speed.last_steps,
+            numbers={"tokens_per_s": now, "tokens_per_s_before": before},
+        )

@@ -1,0 +1,67 @@
+"""What the tokenizer's own file says, read without a tokenizer: ids, special tokens, `<unk>`."""
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any, final
+
+from luyen.base.paths import expanded
+from luyen.config.schema.model import Model
+
+_BUILTIN = "builtin://"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vocabulary:
+    """The ids a tokenizer knows.
+
+    Example:
+        >>> read_vocabulary(Model()).size
+        128
+    """
+
+    size: int
+    """One more than the largest id."""
+    special: frozenset[int]
+    """Ids that no text is cut into by chance: markers of turns, ends, calls."""
+    unknown: int | None
+    """Id that stands for what has no token; None where everything has one."""
+
+
+def read_vocabulary(model: Model) -> Vocabulary | None:
+    """The vocabulary in `tokenizer.json`; None where no such file is on this machine."""
+    for file in _candidates(model.tokenizer_path or model.path):
+        try:
+            return _vocabulary(json.loads(file.read_text(encoding="utf-8")))
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+            continue  # missing here, or of a kind that says it otherwise
+    return None
+
+
+def _candidates(path: str) -> Iterator[Path]:
+    if path.startswith(_BUILTIN):
+        home = Path(str(resources.files("luyen") / "builtin"))
+        yield home / path.removeprefix(_BUILTIN) / "tokenizer.json"
+        return
+    yield expanded(path) / "tokenizer.json"
+    home = Path(os.environ.get("HF_HOME") or expanded("~/.cache/huggingface"))
+    snapshots = home / "hub" / f"models--{path.replace('/', '--')}" / "snapshots"
+    yield from sorted(snapshots.glob("*/tokenizer.json"), reverse=True)
+
+
+def _vocabulary(page: Any) -> Vocabulary:
+    added = {int(token["id"]): str(token["content"]) for token in page["added_tokens"]}
+    marks = {int(token["id"]) for token in page["added_tokens"] if token.get("special")}
+    known, unknown = page["model"]["vocab"], page["model"].get("unk_token")
+    if isinstance(known, list):  # unigram: pairs of text and score, the id is the place
+        ids, unknown_id = list(range(len(known))), page["model"].get("unk_id")
+    else:
+        ids, unknown_id = [int(i) for i in known.values()], known.get(unknown)
+    if unknown_id is None:
+        unknown_id = next((i for i, text in added.items() if text == unknown), None)
+    special = frozenset(marks - {unknown_id})
+    return Vocabulary(size=max([*ids, *added]) + 1, special=special, unknown=unknown_id)

@@ -1,0 +1,119 @@
+"""What a step did, as one hash per stage. What depends on the clock is left out of every stage."""
+
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+from torch import Tensor
+
+from luyen.base.calls import ToolCall
+from luyen.base.digests import hash_parts, hash_value
+from luyen.base.records import Rollout, Score
+from luyen.engine.batch import PackedBatch
+from luyen.models.digest import describe
+from luyen.runtime.local import LocalRoles
+from luyen.telemetry.metrics_file import CLOCK
+
+_CREDIT = ("advantages", "returns", "is_weights")
+_RATE = "/lr"
+_MOMENT = "exp_avg"
+
+
+def stages_of(
+    *,
+    rollouts: Sequence[Rollout],
+    baselines: Mapping[str, float],
+    batch: PackedBatch,
+    update: Mapping[str, float],
+    roles: LocalRoles,
+) -> dict[str, str]:
+    """Every stage of a step but its metrics.
+
+    `rollouts` are all that were drawn, those that were left out included; `update` is what the
+    optimizer steps measured. The learning rate is no property of a gradient, and is left out.
+    """
+    ordered = sorted(rollouts, key=lambda r: r.key)
+    credit = {name: batch.streams[name] for name in _CREDIT if name in batch.streams}
+    moments, weights = learned(roles.state_dict())
+    texts = describe({**credit, **moments, **weights})
+    measured = {name: v for name, v in update.items() if not name.endswith(_RATE)}
+    return {
+        "prompts": hash_value(sorted({(r.group.draw, r.group.uid) for r in ordered})),
+        "rollouts": hash_parts(_drawn(ordered)),
+        "rewards": hash_value([[_judged(r) for r in ordered], dict(baselines)]),
+        "advantages": hash_value({name: texts[name] for name in credit}),
+        "gradients": hash_value([measured, {name: texts[name] for name in moments}]),
+        "weights": hash_value({name: texts[name] for name in weights}),
+    }
+
+
+def metrics_stage(metrics: Mapping[str, float]) -> str:
+    """The hash of what a step measured."""
+    return hash_value({n: float(v) for n, v in metrics.items() if not n.startswith(CLOCK)})
+
+
+def learned(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Of what a checkpoint keeps of the roles: the first moments, and the weights with masters.
+
+    A first moment holds the gradient of the step, which itself is cleared as soon as it is
+    applied. The second moment holds the same once more, and would cost as much again.
+    """
+    moments: dict[str, Tensor] = {}
+    weights: dict[str, Tensor] = {}
+    for role, part in state.items():
+        if "adamw" not in part:
+            weights |= {f"{role}/{name}": tensor for name, tensor in part.items()}
+            continue
+        for index, kept in part["adamw"]["state"].items():
+            moments[f"{role}/{index}/{_MOMENT}"] = kept[_MOMENT]
+        weights |= {f"{role}/masters/{i}": t for i, t in enumerate(part["masters"])}
+    return moments, weights
+
+
+def _drawn(rollouts: Sequence[Rollout]) -> Iterator[bytes]:
+    """Every token of the rollouts with its origin, and what tools answered on the way.
+
+    Streams go end to end with the lengths of branches beside them: a hash for each would take
+    longer than all tokens.
+    """
+    yield hash_value([_ended(rollout) for rollout in rollouts]).encode()
+    # A rollout has the streams of its last branch; `branches` would copy them.
+    branches = [b for rollout in rollouts for b in (*rollout.earlier, rollout)]
+    flat = chain.from_iterable
+    yield array("q", [len(branch.tokens) for branch in branches]).tobytes()
+    yield array("q", list(flat(branch.tokens for branch in branches))).tobytes()
+    yield bytes(flat(branch.sources for branch in branches))
+    yield array("q", list(flat(branch.turns for branch in branches))).tobytes()
+    # Only sampled tokens have these two, and the sources say which those are.
+    logps = flat(branch.logps for branch in branches)
+    yield array("d", [logp for logp in logps if logp is not None]).tobytes()
+    versions = flat(branch.versions for branch in branches)
+    yield array("q", [version for version in versions if version is not None]).tobytes()
+
+
+def _ended(rollout: Rollout) -> list[Any]:
+    """What a rollout is besides its tokens; the wording of a fault may vary, and is left out."""
+    calls = [_called(call) for call in rollout.calls]
+    faulty = rollout.fault is not None
+    return [*rollout.key, len(rollout.earlier), rollout.stop, faulty, rollout.text, calls]
+
+
+def _called(call: ToolCall) -> list[Any]:
+    """A call and what the policy read about it; how long it took and how often it was tried vary.
+
+    So does the wording of an error, which may name an address or a time.
+    """
+    return [call.turn, call.name, dict(call.arguments), call.status, call.result, call.reward]
+
+
+def _judged(rollout: Rollout) -> list[Any]:
+    score = rollout.score
+    return [*rollout.key, None if score is None else _tree(score), rollout.given]
+
+
+def _tree(score: Score) -> list[Any]:
+    """A score with its parts; why one is missing is told in words, which may vary."""
+    parts = [_tree(part) for part in score.parts]
+    failed = score.error is not None
+    return [score.name, score.value, score.weight, parts, failed, score.by_turn]
