@@ -49,9 +49,13 @@ def save_tensors(file: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def load_tensors(file: Path) -> dict[str, Tensor]:
-    """Tensors by name, on the CPU; names that were one tensor are one again."""
+    """Tensors by name, on the CPU; names that were one tensor are one again.
+
+    They lie in memory of their own: what happens to the file later does not reach them.
+    """
     with safe_open(file, framework="pt", device="cpu") as opened:
-        found = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - no dict
+        names = list(opened.keys())  # no dict
+        found = {name: opened.get_tensor(name).clone() for name in names}
         aliases: dict[str, str] = json.loads((opened.metadata() or {}).get(_ALIASES, "{}"))
     return found | {name: found[first] for name, first in aliases.items()}
 

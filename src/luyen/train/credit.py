@@ -1,7 +1,7 @@
 """Rewards become advantages: KL in the reward, off-policy correction, then the estimator."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import torch
@@ -98,7 +98,7 @@ def credit(
         turns=streams.get("turns"),
     )
     result: Credit = adv_estimators.get(rules.estimator)(inputs, **rules.knobs)
-    metrics |= _group_metrics(rules.estimator, inputs)
+    metrics |= _group_metrics(rules.estimator, inputs, judged=batch.streams["rewards"])
     ready = batch.with_streams(**streams, advantages=result.advantages, returns=result.returns)
     return Credited(batch=ready, metrics=metrics, kl=kl)
 
@@ -125,14 +125,16 @@ def _corrected(
     return {"is_weights": torch.where(found.keep, found.weights, 0.0)}
 
 
-def _group_metrics(estimator: str, inputs: CreditInputs) -> dict[str, float]:
+def _group_metrics(estimator: str, inputs: CreditInputs, *, judged: Tensor) -> dict[str, float]:
     rewards, groups = inputs.sequence_rewards(), inputs.layout.groups
     statistics = group_statistics(rewards, groups)
+    # Whether an answer is right is for the reward to say, without the KL term beside it.
+    solved = group_statistics(replace(inputs, rewards=judged).sequence_rewards(), groups)
     found: dict[str, float | None] = {
         "group/variance": statistics.within_group_variance,
         "group/zero_std_fraction": statistics.zero_std_fraction,
-        "group/solve_all_fraction": statistics.solve_all_fraction,
-        "group/solve_none_fraction": statistics.solve_none_fraction,
+        "group/solve_all_fraction": solved.solve_all_fraction,
+        "group/solve_none_fraction": solved.solve_none_fraction,
     }
     # What the baseline of a plugin's estimator is, only the plugin knows.
     baselines = estimator_baselines(estimator, inputs) if estimator in ADV_ESTIMATORS else None
