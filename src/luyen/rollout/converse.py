@@ -79,6 +79,7 @@ class Conversation:
         self._said = Parsed(content="", calls=())
         self._pending: tuple[tuple[Message, ...], Extension] | None = None
         self._calls: list[ToolCall] = []
+        self._notes: dict[str, float] = {}
         self._given: list[tuple[int, float]] = []
 
     async def play(self) -> Rollout:
@@ -86,19 +87,19 @@ class Conversation:
         clock = asyncio.get_running_loop().time
         started = clock()
         stop, faults = StopReason.FAULT, list[BaseException]()
-        notes: dict[str, float] = {}
         try:
             with boundary(faults):
                 stop = await self._course()
                 if not self._transcript.tokens:
                     raise TimeoutError("its time was up before its world and tools had opened")
                 await self._judge_whole()
-                notes |= self._comparison()
+                self._compare()
         finally:
             await self._close(faults)
         if faults and (isinstance(faults[0], UserError) or faults[0] is self._client.failure):
             raise faults[0]
-        notes |= {"seconds": clock() - started, **self._measured()}
+        splits = float(len(self._transcript.earlier))
+        notes = {"seconds": clock() - started, "splits": splits, **self._measured()}
         return self._transcript.rollout(
             group=self._address.group,
             sample=self._address.sample,
@@ -108,7 +109,7 @@ class Conversation:
             calls=self._calls,
             messages=self._messages[self._opening :],
             given=self._given,
-            notes=notes,
+            notes={**self._notes, **notes},
         )
 
     async def _course(self) -> StopReason:
@@ -168,6 +169,8 @@ class Conversation:
         self._turn += 1
         if self._pending is not None:
             messages, extension = self._pending
+            if extension.restart is not None:
+                self._compare()
             self._messages += messages
             self._transcript.answer(extension, turn=self._turn)
             self._pending = None
@@ -269,15 +272,17 @@ class Conversation:
             with boundary(faults):
                 await self._env.close()
 
-    def _comparison(self) -> dict[str, float]:
-        branch = self._transcript.branch()
-        return check_against_render(
+    def _compare(self) -> None:
+        """Hold the branch that ends here against a rendering of what was said up to here."""
+        found = check_against_render(
             self._setting.renderer,
-            branch=branch,
+            branch=self._transcript.branch(),
             messages=self._messages,
             tools=self._prompt.tools,
             mode=self._setting.sanity,
-        ) | {"splits": float(len(self._transcript.earlier))}
+        )
+        for name, count in found.items():
+            self._notes[name] = self._notes.get(name, 0.0) + count
 
     def _measured(self) -> dict[str, float]:
         """What tools measured, and how many of them could not be let go."""

@@ -11,6 +11,7 @@ from luyen.rollout.env.user import ScriptedUser
 from luyen.rollout.loop import TurnLimits
 from luyen.rollout.tools.function import tool
 from tests.talk import TOKENIZER, ScriptedEngine, World, call, play, setting
+from tests.unit.data.families import family_renderer
 
 
 @tool
@@ -246,3 +247,21 @@ def test_what_is_sampled_is_bounded_over_all_branches(monkeypatch: pytest.Monkey
     drawn = [s for branch in rollout.branches for s in branch.sources if s == Source.SAMPLED]
     assert (rollout.stop, len(drawn)) == (StopReason.TOKEN_BUDGET, 20)
     assert len(rollout.earlier) == 4
+
+
+def test_a_template_that_forgets_thinking_splits_the_rollout_and_says_so():
+    tokenizer = family_renderer("qwen3").tokenizer
+    lines = iter([f"<think>\nstep {i}\n</think>\n\nanswer {i}<|im_end|>" for i in range(3)])
+    how = setting(env=lambda _: ScriptedUser(replies=["And then?", "Really?"]), tokenizer=tokenizer)
+    rollout = one(ScriptedEngine(lambda *_: next(lines), tokenizer), how)
+    assert (rollout.fault, rollout.num_turns, rollout.notes["splits"]) == (None, 3, 2.0)
+    assert rollout.notes["drift"] == 0.0
+    said = [
+        tokenizer.decode(
+            [t for t, s in zip(b.tokens, b.sources, strict=True) if s == Source.SAMPLED],
+            skip_special=False,
+        )
+        for b in rollout.branches
+    ]
+    assert said == [f"<think>\nstep {i}\n</think>\n\nanswer {i}<|im_end|>" for i in range(3)]
+    assert "step 0" not in tokenizer.decode(rollout.tokens)
