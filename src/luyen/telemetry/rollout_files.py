@@ -7,6 +7,7 @@ tool calls and the messages, whose shape tools and templates decide.
 
 import io
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -23,6 +24,7 @@ from luyen.base.records import Branch, GroupId, Rollout, Score, Source, StopReas
 SCHEMA = 2
 """Version of the columns; a reader refuses a later one."""
 _VERSION = b"luyen.rollouts"
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 Advantages: TypeAlias = tuple[float | None, ...]
 """Advantage of each token of a branch, None where it does not train."""
@@ -200,8 +202,7 @@ def _json(value: Any) -> str:
     JSON at all is kept as it prints.
     """
     text = json.dumps(value, ensure_ascii=False, default=repr)
-    is_unicode = not any("\ud800" <= letter <= "\udfff" for letter in text)
-    return text if is_unicode else json.dumps(value, default=repr)
+    return json.dumps(value, default=repr) if _SURROGATE.search(text) else text
 
 
 def _call_tree(call: ToolCall) -> dict[str, Any]:
