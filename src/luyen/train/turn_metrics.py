@@ -11,7 +11,7 @@ _TURNS = {
     "mean": "Mean number of turns of the policy.",
     "max": "Largest number of turns of the policy.",
     "faults": "Conversations that broke and are not trained on.",
-    "retries": "Conversations that were played again because they broke.",
+    "retries": "Times that a conversation was played again because it broke.",
     "unreleased": "Tools that failed to let go of what a conversation had opened.",
     "splits": "Times that a chat template rewrote what was said, so that a new sample began.",
     "drift": "Conversations whose template text differs from a full re-render.",

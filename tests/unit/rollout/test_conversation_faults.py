@@ -237,3 +237,16 @@ def test_a_world_that_opens_with_too_much_is_a_fault():
     engine = ScriptedEngine(lambda *_: "x<|im_end|>")
     bad = play(engine, setting(env=lambda _: Wordy()), "q")[0].rollouts[0]
     assert "tokens of 1000 allowed" in bad.fault
+
+
+def test_a_fault_that_cannot_be_printed_is_a_fault_like_others():
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no words")
+
+    class Breaks(World):
+        async def act(self, messages):
+            raise Mute
+
+    [group] = play(ScriptedEngine(lambda *_: "x<|im_end|>"), setting(env=lambda _: Breaks()), "q")
+    assert group.rollouts[0].fault.startswith("Mute: it cannot be printed")

@@ -10,9 +10,9 @@ from luyen.base.errors import UserError
 from luyen.base.records import Message, Prompt
 from luyen.base.suggest import did_you_mean
 from luyen.rollout.env.given import number_or_none, text_or_none, with_text
-from luyen.rollout.env.imported import imported_module
 from luyen.rollout.env.methods import MethodTool
 from luyen.rollout.env.protocol import Observation, envs
+from luyen.rollout.tools.imported import imported_module
 from luyen.rollout.tools.protocol import Tool
 from luyen.rollout.tools.signature import Signature
 from luyen.rollout.tools.threads import Threads

@@ -14,9 +14,9 @@ from luyen.base.records import Message, Prompt
 from luyen.base.suggest import did_you_mean
 from luyen.config.schema.rollout import EnvironmentChoice
 from luyen.rollout.env.given import number_or_none, text_or_none
-from luyen.rollout.env.imported import imported_name
 from luyen.rollout.env.protocol import Observation, envs
 from luyen.rollout.tools.foreign import boundary, line_of, place_of
+from luyen.rollout.tools.imported import imported_name
 from luyen.rollout.tools.protocol import Tool
 from luyen.rollout.tools.threads import Threads
 

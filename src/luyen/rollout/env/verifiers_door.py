@@ -12,8 +12,8 @@ from typing import Any, final
 
 from luyen.base.errors import UserError
 from luyen.base.records import Message
-from luyen.rollout.env.imported import imported_name
 from luyen.rollout.tools.foreign import boundary, line_of, place_of
+from luyen.rollout.tools.imported import imported_name
 
 FIELD = "actor_rollout_ref.rollout.multi_turn.environments"
 _FIX = 'install it: pip install "luyen[environments]"'

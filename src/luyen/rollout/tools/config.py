@@ -2,22 +2,20 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any, cast
 
 from luyen.base.errors import UserError
 from luyen.base.paths import expanded
-from luyen.base.suggest import did_you_mean
 from luyen.config.tool_file import ToolEntry, read_tool_file
 from luyen.rollout.tools.all import builtin_tools
 from luyen.rollout.tools.foreign import boundary, line_of, place_of
 from luyen.rollout.tools.function import FunctionTool
+from luyen.rollout.tools.imported import imported_module, imported_name
 from luyen.rollout.tools.limits import check_limits
 from luyen.rollout.tools.mcp_entry import server_tools, verl_server_tools
 from luyen.rollout.tools.protocol import Tool, ToolLimits
 from luyen.rollout.tools.stateful import ClassTool
 from luyen.rollout.tools.verl_class import VerlTool, is_verl_class
-from luyen.sandbox.worker import module_of
 
 _FILE_KEY = "actor_rollout_ref.rollout.multi_turn.function_tool_path"
 
@@ -49,7 +47,7 @@ def load_tools(
 
 def file_tools(path: str) -> list[FunctionTool | ClassTool]:
     """Every `@tool` and `@tool_class` of a Python file, in order; a UserError without any."""
-    values = vars(_module(path, field=_FILE_KEY)).values()
+    values = vars(imported_module(path, _FILE_KEY)).values()
     found = [value for value in values if isinstance(value, FunctionTool | ClassTool)]
     if not found:
         why = "the file defines no tools"
@@ -122,28 +120,8 @@ def _builtin(entry: ToolEntry, folder: Path, default: Mapping[str, Any]) -> Tool
 
 
 def _found(target: str, folder: Path) -> Any:
-    """What `FILE.py:NAME` or `PACKAGE.MODULE.NAME` stands for."""
+    """What `FILE.py:NAME`, relative to the folder, or `PACKAGE.MODULE.NAME` stands for."""
     if ".py:" in target:
         file, _, name = target.rpartition(":")
-        module = _module(str(folder / expanded(file)), field="file")
-    else:
-        place, _, name = target.rpartition(".")
-        module = _module(place, field="class_name")
-    if name not in vars(module):
-        why = f"{module.__name__} has no `{name}`"
-        raise UserError("class_name", target, why, did_you_mean(name, vars(module)))
-    return vars(module)[name]
-
-
-def _module(place: str, *, field: str) -> ModuleType:
-    """A module by name or by path; a UserError when importing it fails."""
-    faults: list[BaseException] = []
-    with boundary(faults):
-        return module_of(str(expanded(place).resolve()) if place.endswith(".py") else place)
-    fault = faults[0]
-    if isinstance(fault, ModuleNotFoundError) and str(fault.name).partition(".")[0] == "verl":
-        why = f"it imports `{fault.name}`, and verl is not installed"
-        fix = "drop the import and the base class, which is not needed here, or install verl"
-        raise UserError(field, place, why, fix) from fault
-    why = f"importing it failed: {line_of(fault)} ({place_of(fault)})"
-    raise UserError(field, place, why, "mend the name or the file") from fault
+        target = f"{folder / expanded(file)}:{name}"
+    return imported_name(target, "class_name")
