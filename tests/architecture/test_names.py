@@ -19,6 +19,9 @@ EXCEPTIONS: dict[str, str] = {
     "src/luyen/rollout/tools/foreign.py::boundary: except Exception": (
         "a tool may raise anything; the policy reads about it"
     ),
+    "src/luyen/checkpoint/background.py::CheckpointWriter._write_aside: except Exception": (
+        "it is raised again in the thread of the run"
+    ),
     "src/luyen/telemetry/background.py::BackgroundSink._work: except Exception": (
         "whatever a remote service raises becomes one warning"
     ),

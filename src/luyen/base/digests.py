@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, cast, final
 
 from luyen.base.errors import UserError
-from luyen.base.files import json_line, read_lines, write_whole
+from luyen.base.files import append, json_line, read_lines, write_whole, writing
 
 SCHEMA = 1
 """Version of the lines and of what is hashed; a reader refuses a later one."""
@@ -91,15 +91,18 @@ class DigestFile:
         if path.is_file():
             kept = [d for d in read_digests(path) if d.step < first_step] if first_step else []
             write_whole(path, "".join(_line(digest) for digest in kept))
-        self._file = path.open("ab", buffering=0)
+        self._path = path
+        with writing(path):
+            self._file = path.open("ab", buffering=0)
 
     def write(self, digest: StepDigest) -> None:
         """Append the line of a step."""
-        self._file.write(_line(digest).encode())
+        append(self._file, _line(digest).encode())
 
     def sync(self) -> None:
         """Force the lines to the disk, so that no checkpoint is ahead of them."""
-        os.fsync(self._file.fileno())
+        with writing(self._path):
+            os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Close the file."""

@@ -5,11 +5,14 @@ one. A line goes to its file in one `write`, so a killed process leaves whole li
 power the last line may be torn, and only the last.
 """
 
+import errno
 import json
 import math
 import os
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 from typing import Any, cast
 
@@ -37,13 +40,42 @@ def write_whole(path: Path, content: bytes | str) -> None:
     """Put the content at `path`; whoever looks sees all of it or what was there before."""
     data = content.encode() if isinstance(content, str) else content
     unfinished = temporary_beside(path)
+    with writing(path):
+        try:
+            unfinished.write_bytes(data)
+            sync(unfinished)
+            unfinished.replace(path)
+            sync(path.parent)
+        finally:
+            unfinished.unlink(missing_ok=True)
+
+
+@contextmanager
+def writing(path: Path, *, field: str = "file") -> Generator[None]:
+    """Turn what the disk refuses inside into a UserError that names the file and the reason.
+
+    Example:
+        >>> try:
+        ...     with writing(Path("metrics.jsonl")):
+        ...         raise OSError(28, "No space left on device")
+        ... except UserError as error:
+        ...     print(error.value, error.why)
+        metrics.jsonl it could not be written: No space left on device
+    """
     try:
-        unfinished.write_bytes(data)
-        sync(unfinished)
-        unfinished.replace(path)
-        sync(path.parent)
-    finally:
-        unfinished.unlink(missing_ok=True)
+        yield
+    except OSError as error:
+        why = f"it could not be written: {error.strerror or error}"
+        fix = "make room or mend the permissions, and resume; earlier checkpoints are intact"
+        raise UserError(field, str(path), why, fix) from error
+
+
+def append(file: FileIO, data: bytes) -> None:
+    """Add data to an unbuffered file in one write; a UserError when the disk does not take it."""
+    with writing(Path(str(file.name))):
+        taken = file.write(data)
+        if taken != len(data):  # the last room of a disk takes a part, and the next write fails
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def plain(value: Any) -> Any:

@@ -11,13 +11,15 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Any, cast, final
 
 from luyen.base.errors import UserError
-from luyen.base.files import TEMPORARY, json_page, read_json, sync, temporary_beside, write_whole
+from luyen.base.files import TEMPORARY, json_page, read_json, sync, temporary_beside, writing
 from luyen.base.rundir import step_name, step_of
+from luyen.checkpoint.leftovers import in_progress, is_abandoned
+from luyen.checkpoint.retention import Best, to_retire
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of the layout of a checkpoint; a reader refuses a later one."""
 MANIFEST = "manifest.json"
 _REPLACED = "replaced-"
@@ -52,11 +54,17 @@ class CheckpointStore:
     Making the object touches nothing, so that tools may look at a run that is going on.
     """
 
-    def __init__(self, directory: Path | str, *, keep: int | None = None) -> None:
-        """`keep` is how many of the newest stay after a save; None keeps all."""
+    def __init__(
+        self, directory: Path | str, *, keep: int | None = None, best: Best | None = None
+    ) -> None:
+        """`keep` is how many of the newest stay after a save; None keeps all.
+
+        Those that are best by a metric stay besides them.
+        """
         assert keep is None or keep >= 1, f"keep {keep}: the newest one always stays"
         self.directory = Path(directory)
         self.keep = keep
+        self.best = best
 
     def list(self) -> tuple[int, ...]:
         """Steps of the complete checkpoints, oldest first."""
@@ -85,22 +93,19 @@ class CheckpointStore:
 
         When the writer fails, or the disk does, nothing appears and earlier checkpoints stay.
         """
-        self.directory.mkdir(parents=True, exist_ok=True)
-        self._sweep()
         place = self.directory / step_name(step)
         unfinished = temporary_beside(place)
-        try:
-            unfinished.mkdir()
-            writer(unfinished)
-            _seal(unfinished, step, facts or {})
-            self._put(unfinished, place)
-        except OSError as error:
-            why = f"it could not be written: {error.strerror or error}"
-            fix = "make room or mend the permissions; earlier checkpoints are intact"
-            raise UserError("checkpoint", str(place), why, fix) from error
-        finally:
-            shutil.rmtree(unfinished, ignore_errors=True)
-        self._retire()
+        with writing(place, field="checkpoint"), in_progress(unfinished):
+            self.directory.mkdir(parents=True, exist_ok=True)
+            self._sweep()
+            try:
+                unfinished.mkdir()
+                writer(unfinished)
+                _seal(unfinished, step, facts or {})
+                self._put(unfinished, place)
+            finally:
+                shutil.rmtree(unfinished, ignore_errors=True)
+            self._retire()
         return place
 
     def load(self, step: int) -> Checkpoint:
@@ -131,9 +136,10 @@ class CheckpointStore:
         _remove(aside)
 
     def _retire(self) -> None:
-        """Remove all but the newest `keep`."""
+        """Remove all but the newest `keep` and the best."""
         if self.keep is not None:
-            for step in self.list()[: -self.keep]:
+            facts = {step: _facts(self.path(step)) for step in self.list()}
+            for step in to_retire(facts, keep=self.keep, best=self.best):
                 _remove(self.path(step))
 
     def _sweep(self) -> None:
@@ -141,7 +147,8 @@ class CheckpointStore:
         for path in self.directory.iterdir():
             replaced = path.name.removeprefix(_REPLACED)
             done = replaced != path.name and (self.directory / replaced).is_dir()
-            if path.name.startswith(TEMPORARY) or done:
+            left = path.name.startswith(TEMPORARY) and is_abandoned(path)
+            if left or done:
                 shutil.rmtree(path, ignore_errors=True)
 
 
@@ -186,13 +193,24 @@ def _seal(folder: Path, step: int, facts: Mapping[str, Any]) -> None:
         name = file.relative_to(folder).as_posix()
         files[name] = {"sha256": _sha256(file), "bytes": file.stat().st_size}
     body = {"schema": SCHEMA, "step": step, "facts": dict(facts), "files": files}
-    write_whole(folder / MANIFEST, json_page({**body, "seal": _seal_of(body)}))
+    (folder / MANIFEST).write_text(json_page({**body, "seal": _seal_of(body)}))
+    sync(folder / MANIFEST)
+    sync(folder)
     for inner in (path for path in folder.rglob("*") if path.is_dir()):
         sync(inner)
 
 
 def _seal_of(body: Mapping[str, Any]) -> str:
     return hashlib.sha256(json_page(dict(sorted(body.items()))).encode()).hexdigest()
+
+
+def _facts(folder: Path) -> Mapping[str, Any]:
+    """What was noted beside a checkpoint; nothing where its manifest is damaged."""
+    try:
+        found = read_json(folder / MANIFEST).get("facts")
+    except UserError:
+        return {}
+    return cast(dict[str, Any], found) if isinstance(found, dict) else {}
 
 
 def _sha256(file: Path) -> str:

@@ -11,83 +11,67 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+import torch.distributed as dist
+from safetensors import safe_open
 from torch import Tensor
 
 from luyen.base.errors import UserError
 from luyen.base.files import read_json
+from luyen.checkpoint.sharded import load_sharded, save_sharded
+from luyen.checkpoint.shards import INDEX, read_whole
 
 _ALIASES = "luyen.aliases"
 _MARK = "$"
 
 
-def save_tensors(file: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors by name. Tensors that are one (tied weights) are stored once."""
-    stored: dict[str, Tensor] = {}
-    first: dict[tuple[Any, ...], str] = {}
-    aliases: dict[str, str] = {}
-    homes: set[int] = set()
-    for name, tensor in tensors.items():
-        same = _identity(tensor)
-        if same is not None and first.setdefault(same, name) != name:
-            aliases[name] = first[same]
-            continue
-        # A view into a storage becomes a tensor of its own: its neighbours are not its state.
-        whole = tensor.detach().cpu().contiguous()
-        home = whole.untyped_storage().data_ptr()
-        stored[name] = whole.clone() if _is_view(whole) or home in homes else whole
-        homes.add(home)
-    try:
-        file.touch()
-        mode = file.stat().st_mode  # safetensors makes a file for its owner alone
-        save_file(stored, file, metadata={_ALIASES: json.dumps(aliases)})
-        file.chmod(mode)
-    except (OSError, SafetensorError) as error:
-        why, fix = f"it could not be written: {error}", "make room or mend the permissions"
-        raise UserError("checkpoint file", str(file), why, fix) from error
+def save_state(folder: Path, name: str, state: Any) -> None:
+    """Write a state as `<name>.json`, with its tensors in the folder `<name>` if it has any.
 
-
-def load_tensors(file: Path) -> dict[str, Tensor]:
-    """Tensors by name, on the CPU; names that were one tensor are one again.
-
-    They lie in memory of their own: what happens to the file later does not reach them.
+    In a process group every rank calls it with the same state, whose tensors may be shards.
     """
+    tensors: dict[str, Tensor] = {}
+    tree = _encode(state, "", tensors)
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        text = json.dumps({"state": tree}, ensure_ascii=False, allow_nan=False)
+        (folder / f"{name}.json").write_text(text + "\n")
+        if tensors:
+            (folder / name).mkdir(exist_ok=True)
+    if tensors:
+        if dist.is_initialized():
+            dist.barrier()  # the folder is there
+        save_sharded(folder / name, tensors)
+
+
+def load_state(folder: Path, name: str, *, into: Any = None) -> Any:
+    """What `save_state` wrote: the same types, the same bits; tensors on the CPU, and whole.
+
+    With `into`, a state of the same form, its tensors (or shards) are filled where they are, and
+    stand in the result; every rank calls it then.
+    """
+    tree = read_json(folder / f"{name}.json")["state"]
+    if into is None:
+        return _decode(tree, _tensors(folder, name))
+    own: dict[str, Tensor] = {}
+    _encode(into, "", own)
+    if own:
+        load_sharded(folder / name, own)
+    return _decode(tree, own)
+
+
+def _tensors(folder: Path, name: str) -> dict[str, Tensor]:
+    if (folder / name / INDEX).is_file():
+        return read_whole(folder / name)
+    file = folder / f"{name}.safetensors"
+    return _read_single(file) if file.is_file() else {}
+
+
+def _read_single(file: Path) -> dict[str, Tensor]:
+    """Tensors of a checkpoint of layout 1, which has one file for each state."""
     with safe_open(file, framework="pt", device="cpu") as opened:
         names = list(opened.keys())  # no dict
         found = {name: opened.get_tensor(name).clone() for name in names}
         aliases: dict[str, str] = json.loads((opened.metadata() or {}).get(_ALIASES, "{}"))
     return found | {name: found[first] for name, first in aliases.items()}
-
-
-def _identity(tensor: Tensor) -> tuple[Any, ...] | None:
-    """What two names share when they hold the same memory; None where there is none to share."""
-    if tensor.numel() == 0:
-        return None
-    place = (str(tensor.device), tensor.data_ptr(), tensor.dtype)
-    return (*place, tuple(tensor.shape), tensor.stride())
-
-
-def _is_view(tensor: Tensor) -> bool:
-    """Whether its storage holds more than it."""
-    return tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size()
-
-
-def save_state(folder: Path, name: str, state: Any) -> None:
-    """Write a state as `<name>.json`, with its tensors in `<name>.safetensors` if it has any."""
-    tensors: dict[str, Tensor] = {}
-    tree = _encode(state, "", tensors)
-    text = json.dumps({"state": tree}, ensure_ascii=False, allow_nan=False)
-    (folder / f"{name}.json").write_text(text + "\n")
-    if tensors:
-        save_tensors(folder / f"{name}.safetensors", tensors)
-
-
-def load_state(folder: Path, name: str) -> Any:
-    """What `save_state` wrote: the same types, the same bits; tensors on the CPU."""
-    file = folder / f"{name}.safetensors"
-    tensors = load_tensors(file) if file.is_file() else {}
-    return _decode(read_json(folder / f"{name}.json")["state"], tensors)
 
 
 def _encode(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:

@@ -143,6 +143,10 @@ def _resident(config: RunConfig, shape: ModelShape, where: Placement, width: int
         parts["reference"] = shape.parameters() * width // share
     if any(role.name == "critic" for role in where.roles):
         parts["critic"] = shape.parameters() * (width + moments) // share
+    if config.trainer.async_save and where.device == "cpu":
+        # On a GPU the copy lies in main memory, which is not planned here.
+        learned = _trainable(config, shape) * width + parts["optimizer"]
+        parts["checkpoint"] = learned + parts.get("critic", 0)
     return parts
 
 

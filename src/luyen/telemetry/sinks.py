@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, final
 
 from luyen.base.errors import UserError
-from luyen.base.files import json_line, keep_lines
+from luyen.base.files import append, json_line, keep_lines, writing
 from luyen.base.rundir import RunDirectory
 from luyen.telemetry.background import BackgroundSink, Sink
 from luyen.telemetry.catalog import CATALOG
@@ -69,7 +69,8 @@ class JsonlSink:
     def __init__(self, path: Path, *, first_step: int = 0) -> None:
         """Steps from `first_step` on will be measured again: their lines are dropped."""
         keep_lines(path, lambda entry: entry["step"] < first_step)
-        self._file = path.open("ab", buffering=0)
+        with writing(path):
+            self._file = path.open("ab", buffering=0)
         self._last = -1
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -78,7 +79,7 @@ class JsonlSink:
         assert "step" not in metrics, "`step` is the name of the line, not of a metric"
         self._last = step
         values = {name: float(value) for name, value in metrics.items()}
-        self._file.write(json_line({**values, "step": step}).encode())
+        append(self._file, json_line({**values, "step": step}).encode())
 
     def artifact(self, path: Path) -> None:
         """The run directory holds the file already."""

@@ -13,10 +13,11 @@ import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from io import FileIO
 from pathlib import Path
 from typing import Any, final
 
-from luyen.base.files import json_line
+from luyen.base.files import append, json_line, writing
 from luyen.telemetry.catalog import metric
 
 SCHEMA = 1
@@ -32,25 +33,26 @@ class SpanLog:
     """The spans of one process."""
 
     def __init__(self) -> None:
-        self._handle: int | None = None
+        self._file: FileIO | None = None
         self._lock = threading.Lock()
         self._sums: dict[tuple[int, str], float] = {}
 
     def open(self, folder: Path, *, process: str) -> Path:
         """Write from now on to this process's file in `folder`, and return its path."""
-        folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{process}-{os.getpid()}.jsonl"
         self.close()
-        self._handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        with writing(path):
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("ab", buffering=0)
         self._write({"schema": SCHEMA, "process": process, "pid": os.getpid(), "at": time.time()})
         return path
 
     def close(self) -> None:
         """Stop writing; sums go on."""
         with self._lock:
-            if self._handle is not None:
-                os.close(self._handle)
-            self._handle = None
+            if self._file is not None:
+                self._file.close()
+            self._file = None
 
     @contextmanager
     def span(self, name: str, *, step: int | None = None, **ids: Any) -> Generator[None]:
@@ -83,12 +85,12 @@ class SpanLog:
         self._write({**ids, **line, **place})
 
     def _write(self, entry: dict[str, Any]) -> None:
-        if self._handle is None:
+        if self._file is None:
             return
         line = json_line(entry).encode()
         with self._lock:
-            if self._handle is not None:
-                os.write(self._handle, line)
+            if self._file is not None:
+                append(self._file, line)
 
 
 SPANS = SpanLog()

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import final
 
+from luyen.base.files import append, writing
+
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
@@ -91,10 +93,11 @@ class EventFile:
 
     def __init__(self, folder: Path, *, first_step: int = 0) -> None:
         """A file from `first_step` on: the viewer forgets what an earlier session put there."""
-        folder.mkdir(parents=True, exist_ok=True)
         now = time.time()
         name = f"events.out.tfevents.{int(now)}.{socket.gethostname()}.{os.getpid()}.{first_step}"
-        self._file = (folder / name).open("ab", buffering=0)
+        with writing(folder / name):
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = (folder / name).open("ab", buffering=0)
         self._append(event(now, 0, _field(3, _BYTES, b"brain.Event:2")))
         started = _field(7, _BYTES, _field(1, _VARINT, _varint(1)))  # SessionLog.status = START
         self._append(event(now, first_step, started))
@@ -108,4 +111,4 @@ class EventFile:
         self._file.close()
 
     def _append(self, payload: bytes) -> None:
-        self._file.write(record(payload))
+        append(self._file, record(payload))

@@ -17,6 +17,7 @@ from luyen.telemetry.spans import SPANS, span
 from luyen.train.interrupt import Interruption
 from luyen.train.profile import StepProfiler
 from luyen.train.supervised_files import SupervisedFiles
+from luyen.train.watchdog import Watchdog
 
 
 @final
@@ -41,6 +42,7 @@ class OfflineRun:
         self.first_nll: float | None = None
         self.last_nll: float | None = None
         self.interruption = Interruption()
+        self.watchdog = Watchdog(config.trainer.watchdog, files.directory.events)
         profile, is_cuda = config.trainer.profile, engine.policy.device.type == "cuda"
         self.profiler = StepProfiler(profile, files.directory, is_cuda=is_cuda)
         self.trial_steps: int | None = None
@@ -73,7 +75,9 @@ def train_offline(run: OfflineRun) -> None:
     """Draw, pack, update, until the steps are done or the user interrupts."""
     trainer, optim = run.config.trainer, run.config.actor_rollout_ref.actor.optim
     for batch in run.batches():
-        with span("update", step=run.step + 1), run.profiler.part("update actor"):
+        step = run.step + 1
+        watched = run.watchdog.watching(step, "update")
+        with watched, span("update", step=step), run.profiler.part("update actor"):
             lr = rate(optim, step=run.step, total_steps=run.total_steps)
             done = run.engine.update(batch, lr=lr)
         run.step += 1

@@ -1,19 +1,23 @@
 """What a run leaves behind: metrics, digests, rollouts, checkpoints."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TypeAlias, final
 
 from luyen.base.digests import DigestFile, StepDigest
 from luyen.base.records import Rollout
 from luyen.base.rundir import RunDirectory
+from luyen.checkpoint.background import CheckpointWriter
 from luyen.checkpoint.store import CheckpointStore
-from luyen.checkpoint.tensors import load_state, save_state
+from luyen.checkpoint.tensors import load_state
 from luyen.engine.batch import PackedBatch
 from luyen.runtime.local import LocalRoles
+from luyen.telemetry.journal import WorkJournal
 from luyen.telemetry.rollout_files import Advantages, RecordedRollout, write_rollouts
 from luyen.telemetry.sinks import MetricLog
 from luyen.train import metric_names
+from luyen.train.saving import demand_finite, facts_of
 from luyen.train.state import LoopState
 
 METRICS = metric_names
@@ -27,26 +31,54 @@ class Recorder:
     """Writes into one run directory."""
 
     def __init__(
-        self, directory: RunDirectory, log: MetricLog, store: CheckpointStore, digests: DigestFile
+        self,
+        directory: RunDirectory,
+        log: MetricLog,
+        store: CheckpointStore,
+        digests: DigestFile,
+        *,
+        known: Mapping[str, float] | None = None,
+        is_async: bool = False,
     ) -> None:
+        """`known` is what was measured before; `is_async` writes checkpoints beside training."""
         self.directory = directory
         self.log = log
         self.store = store
         self.digests = digests
+        self.known = dict(known or {})
+        """The last value of each metric."""
+        self.on_saved: Callable[[int], None] = lambda step: None  # noqa: ARG005
+        """Called, by whoever calls `poll`, with the step of a checkpoint that has come to be."""
+        self._writer = CheckpointWriter(store, is_async=is_async)
+        self.journal: WorkJournal | None = None
+        """Where finished work is written down at once; None: nowhere, it is done again."""
 
     def metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """One line of numbers."""
         self.log.write(step, metrics)
+        self.known |= metrics
 
     def digest(self, digest: StepDigest) -> None:
         """One line of hashes."""
         self.digests.write(digest)
 
     def rollouts(
-        self, step: int, judged: Sequence[Rollout], used: Mapping[Address, Sequence[Advantages]]
+        self,
+        step: int,
+        judged: Sequence[Rollout],
+        used: Mapping[Address, Sequence[Advantages]],
+        baselines: Mapping[str, float] | None = None,
     ) -> None:
-        """Every rollout of a step, those that were left out included."""
-        records = [_recorded(rollout, used.get(rollout.key)) for rollout in judged]
+        """Every rollout of a step, those that were left out included.
+
+        `baselines` are greedy rewards by group. The greedy answer itself is drawn at the address of
+        a sample, and recorded only when it broke, so what broke is never what was used.
+        """
+        known = baselines or {}
+        records = [
+            _recorded(r, used.get(r.key) if r.fault is None else None, known.get(str(r.group)))
+            for r in judged
+        ]
         write_rollouts(self.directory.rollouts(step), records)
 
     def validation(self, step: int, judged: Sequence[Rollout]) -> None:
@@ -54,21 +86,36 @@ class Recorder:
         path = self.directory.rollouts(step, validation=True)
         write_rollouts(path, [RecordedRollout(rollout=rollout) for rollout in judged])
 
-    def save(self, state: LoopState, roles: LocalRoles) -> Path:
-        """A checkpoint of everything a resumed run needs."""
-
-        def write(folder: Path) -> None:
-            for name, part in roles.state_dict().items():
-                save_state(folder, name, part)
-            save_state(folder, "loop", state.as_json())
-
+    def save(self, state: LoopState, roles: LocalRoles) -> None:
+        """A checkpoint of everything a resumed run needs; `poll` says when it has come to be."""
+        self.poll()
+        parts = roles.state_dict()
+        demand_finite(parts, step=state.step, newest=self.store.latest())
         self.digests.sync()
-        return self.store.save(state.step, write)
+        facts = facts_of(self.directory, self.known, chain=state.chain)
+        self._writer.save(state.step, {**parts, "loop": state.as_json()}, facts=facts)
+        self.poll()
+
+    def poll(self) -> None:
+        """Forget the work that a new checkpoint holds; raises what stopped one from being made."""
+        for step in self._writer.finished():
+            if self.journal is not None:
+                self.journal.forget(step)
+            self.on_saved(step)
 
     def close(self) -> None:
-        """Finish every file."""
-        self.log.close()
-        self.digests.close()
+        """Finish every file, the checkpoint in progress first; raises what stopped it."""
+        with ExitStack() as ending:
+            ending.callback(self.log.close)
+            ending.callback(self.digests.close)
+            if self.journal is not None:
+                ending.callback(self.journal.close)
+            self.settle()
+
+    def settle(self) -> None:
+        """Return when no checkpoint is in progress; raises what stopped one."""
+        self._writer.wait()
+        self.poll()
 
 
 def restore(folder: Path, roles: LocalRoles) -> LoopState:
@@ -95,7 +142,11 @@ def advantages_by_rollout(
     return found
 
 
-def _recorded(rollout: Rollout, used: Sequence[Advantages] | None) -> RecordedRollout:
+def _recorded(
+    rollout: Rollout, used: Sequence[Advantages] | None, baseline: float | None
+) -> RecordedRollout:
     if used is None:
-        return RecordedRollout(rollout=rollout)
-    return RecordedRollout(rollout=rollout, advantages=used[-1], earlier=tuple(used[:-1]))
+        return RecordedRollout(rollout=rollout, baseline=baseline)
+    return RecordedRollout(
+        rollout=rollout, advantages=used[-1], earlier=tuple(used[:-1]), baseline=baseline
+    )

@@ -2,7 +2,6 @@
 
 import time
 
-from luyen.checkpoint.store import CheckpointStore
 from luyen.config.check import Report
 from luyen.config.schema.run import RunConfig
 from luyen.data.tokenizer import Tokenizer
@@ -24,6 +23,7 @@ from luyen.train.beginning import (
 from luyen.train.build import import_plugins, load_run_tokenizer, total_steps
 from luyen.train.build_roles import actor_passes, choose_threads
 from luyen.train.offline import OfflineRun, train_offline
+from luyen.train.saving import known_at, open_store, saves_aside
 from luyen.train.supervised_files import SupervisedFiles, restore_supervised
 
 
@@ -35,7 +35,7 @@ def run_supervised(report: Report, *, trial_steps: int | None = None) -> Summary
     display = open_run_display(config)
     data = prepare_rows(config, tokenizer, display)
     directory = open_directory(report, data)
-    store = CheckpointStore(directory.checkpoints, keep=config.trainer.max_ckpt_to_keep)
+    store = open_store(directory.checkpoints, config.trainer)
     resumed = find_checkpoint(report, store)
     log = open_sinks(
         config.trainer.logger,
@@ -48,7 +48,13 @@ def run_supervised(report: Report, *, trial_steps: int | None = None) -> Summary
         config,
         data,
         build_engine(config, tokenizer, report.plan.where.device),
-        SupervisedFiles(directory, log, store),
+        SupervisedFiles(
+            directory,
+            log,
+            store,
+            known=known_at(resumed),
+            is_async=saves_aside(config.trainer, report.plan.where.device),
+        ),
         total_steps=total_steps(config, len(data.train.prompts)),
     )
     run.trial_steps = trial_steps
@@ -63,8 +69,9 @@ def _carry_out(run: OfflineRun, display: Display) -> Summary:
     SPANS.open(directory.events, process="controller")
     started, first = time.monotonic(), run.step
     try:
-        with run.interruption:
+        with run.interruption, run.watchdog:
             train_offline(run)
+            run.files.settle()
     finally:
         display.close()
         run.files.close()

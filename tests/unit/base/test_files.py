@@ -3,12 +3,15 @@
 import json
 import math
 import os
+from io import FileIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from luyen.base.errors import UserError
 from luyen.base.files import (
+    append,
     json_line,
     keep_lines,
     plain,
@@ -34,9 +37,24 @@ def test_a_failure_before_the_rename_leaves_the_old_content(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "replace", full)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(UserError, match=r"a\.txt.*No space"):
         write_whole(tmp_path / "a.txt", "new")
     assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("a.txt", "old")]
+
+
+class Short(FileIO):
+    """The last room of a disk: a part of what is written is taken."""
+
+    def write(self, data: Any, /) -> int:
+        return super().write(data[:-1])
+
+
+def test_a_line_that_the_disk_does_not_take_whole_is_an_error_with_the_file(tmp_path: Path):
+    full, short = FileIO("/dev/full", "ab"), Short(tmp_path / "a.jsonl", "ab")
+    for file in (full, short):
+        said = rf"{Path(str(file.name)).name}.*No space left"
+        with file, pytest.raises(UserError, match=said):
+            append(file, b"line\n")
 
 
 def test_content_reaches_the_disk_before_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

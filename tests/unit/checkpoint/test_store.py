@@ -1,6 +1,7 @@
 """A checkpoint is there whole or not at all, and a damaged one is named by its file."""
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from luyen.base.errors import UserError
+from luyen.checkpoint.retention import Best
 from luyen.checkpoint.store import CheckpointStore, DamagedCheckpoint, verify
 
 
@@ -84,6 +86,60 @@ def test_only_the_newest_stay(tmp_path: Path, keep: int):
     assert names(tmp_path) == [f"step_{step:06d}" for step in range(6 - keep, 6)]
 
 
+def kept(folder: Path, values: list[float | None], *, keep: int, best: Best) -> tuple[int, ...]:
+    store = CheckpointStore(folder, keep=keep, best=best)
+    for step, value in enumerate(values, 1):
+        metrics = {} if value is None else {"val/accuracy": value}
+        store.save(step, fill("x"), facts={"metrics": metrics})
+    return store.list()
+
+
+VALUES = [0.2, 0.9, None, 0.5, float("nan"), 0.9, 0.1, float("inf")]
+
+
+@pytest.mark.parametrize(
+    ("mode", "count", "stay"),
+    [("max", 0, (8,)), ("max", 1, (6, 8)), ("max", 3, (2, 4, 6, 8)), ("min", 2, (1, 7, 8))],
+)
+def test_the_best_stay_besides_the_newest(tmp_path: Path, mode, count: int, stay: tuple[int, ...]):
+    best = Best(count=count, metric="val/accuracy", mode=mode)
+    assert kept(tmp_path, VALUES, keep=1, best=best) == stay
+
+
+def test_a_checkpoint_whose_facts_cannot_be_read_is_never_best(tmp_path: Path):
+    best = Best(count=1, metric="val/accuracy", mode="max")
+    assert kept(tmp_path, [0.5, 0.9], keep=2, best=best) == (1, 2)
+    (tmp_path / "step_000002" / "manifest.json").write_text("{")
+    CheckpointStore(tmp_path, keep=1, best=best).save(3, fill("x"))
+    assert CheckpointStore(tmp_path).list() == (1, 3)
+
+
+def test_what_a_living_process_is_writing_is_left_alone(tmp_path: Path):
+    other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    mine = os.getpid()
+    living = tmp_path / f".tmp-step_000007-{other.pid}-0a1b2c3d"
+    gone = tmp_path / ".tmp-step_000007-999999999-0a1b2c3d"
+    before = tmp_path / f".tmp-step_000007-{mine}-0a1b2c3d"
+    for folder in (living, gone, before, tmp_path / ".tmp-odd"):
+        folder.mkdir()
+    try:
+        CheckpointStore(tmp_path).save(1, fill("one"))
+        assert names(tmp_path) == [living.name, "step_000001"]
+    finally:
+        other.communicate(b"\n")
+    CheckpointStore(tmp_path).save(2, fill("two"))
+    assert names(tmp_path) == ["step_000001", "step_000002"]
+
+
+def test_a_store_leaves_what_another_of_this_process_is_writing(tmp_path: Path):
+    def writer(folder: Path) -> None:
+        (folder / "model.bin").write_text("one")
+        CheckpointStore(tmp_path).save(2, fill("two"))
+
+    CheckpointStore(tmp_path).save(1, writer)
+    assert (CheckpointStore(tmp_path).load(1).path / "model.bin").read_text() == "one"
+
+
 def test_a_step_saved_again_is_replaced(tmp_path: Path):
     store = CheckpointStore(tmp_path, keep=3)
     store.save(4, fill("old"))
@@ -114,7 +170,7 @@ DAMAGE = {
     "manifest.json.*missing": lambda f: (f / "manifest.json").unlink(),
     "manifest.json.*damaged": lambda f: (f / "manifest.json").write_text('{"schema": 1'),
     "manifest.json.*not as it was written": edit,
-    "layout 2.*newer luyen": lambda f: (f / "manifest.json").write_text('{"schema": 2}'),
+    "layout 3.*newer luyen": lambda f: (f / "manifest.json").write_text('{"schema": 3}'),
 }
 
 
@@ -163,7 +219,7 @@ def writer(to):
     if point == "writing":
         die()
 
-count, rename, replace = 0, pathlib.Path.rename, pathlib.Path.replace
+count, rename, write_text = 0, pathlib.Path.rename, pathlib.Path.write_text
 
 def dying_rename(path, to):
     global count
@@ -175,12 +231,13 @@ def dying_rename(path, to):
         die()
     return done
 
-def dying_replace(path, to):
-    if point == "manifest":
+def dying_write(path, text):
+    if point == "manifest" and path.name == "manifest.json":
+        write_text(path, text[:40])
         die()
-    return replace(path, to)
+    return write_text(path, text)
 
-pathlib.Path.rename, pathlib.Path.replace = dying_rename, dying_replace
+pathlib.Path.rename, pathlib.Path.write_text = dying_rename, dying_write
 CheckpointStore(folder, keep=2).save(step, writer)
 """
 

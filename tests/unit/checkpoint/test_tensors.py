@@ -1,16 +1,20 @@
 """State goes to files and comes back to the last bit, with its types."""
 
+import json
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from luyen.base.errors import UserError
+from luyen.checkpoint.sharded import load_sharded, save_sharded
+from luyen.checkpoint.shards import read_whole
 from luyen.checkpoint.store import CheckpointStore
-from luyen.checkpoint.tensors import load_state, load_tensors, save_state, save_tensors
+from luyen.checkpoint.tensors import load_state, save_state
 
 
 def bits(tensor: Tensor) -> tuple[torch.dtype, tuple[int, ...], bytes]:
@@ -37,8 +41,8 @@ def test_every_bit_of_a_tensor_comes_back(tmp_path: Path, dtype: torch.dtype):
     raw = torch.randint(0, 256, (64,), generator=generator, dtype=torch.uint8)
     made = noise.bool() if dtype is torch.bool else raw.view(dtype)
     kept = {"flat": made, "square": made[: made.numel() // 4 * 4].reshape(4, -1), "one": made[0]}
-    save_tensors(tmp_path / "a.safetensors", kept)
-    read = load_tensors(tmp_path / "a.safetensors")
+    save_sharded(tmp_path, kept)
+    read = read_whole(tmp_path)
     assert {name: bits(t) for name, t in read.items()} == {
         name: bits(t) for name, t in kept.items()
     }
@@ -47,8 +51,8 @@ def test_every_bit_of_a_tensor_comes_back(tmp_path: Path, dtype: torch.dtype):
 def test_nan_zero_signs_and_empty_tensors_come_back(tmp_path: Path):
     odd = torch.tensor([math.nan, -0.0, math.inf, 1e-45])
     kept = {"odd": odd, "none": torch.empty(0, 3), "none too": torch.empty(0, 3)}
-    save_tensors(tmp_path / "a.safetensors", kept)
-    read = load_tensors(tmp_path / "a.safetensors")
+    save_sharded(tmp_path, kept)
+    read = read_whole(tmp_path)
     assert bits(read["odd"]) == bits(odd)
     assert read["none"].shape == (0, 3)
 
@@ -62,9 +66,9 @@ def test_tied_tensors_are_stored_once_and_are_one_again(tmp_path: Path):
             self.head.weight = self.embed.weight
 
     model = Tied()
-    save_tensors(tmp_path / "a.safetensors", model.state_dict())
-    assert (tmp_path / "a.safetensors").stat().st_size < 100 * 64 * 4 + 1000
-    read = load_tensors(tmp_path / "a.safetensors")
+    save_sharded(tmp_path, model.state_dict())
+    assert (tmp_path / "rank_00000.safetensors").stat().st_size < 100 * 64 * 4 + 1000
+    read = read_whole(tmp_path)
     assert read["head.weight"].data_ptr() == read["embed.weight"].data_ptr()
     fresh = Tied()
     fresh.load_state_dict(read)
@@ -80,8 +84,8 @@ def test_views_of_one_storage_stay_apart_and_small(tmp_path: Path):
         "turned": base.view(100, 100).T,
         "whole": base,
     }
-    save_tensors(tmp_path / "a.safetensors", kept)
-    read = load_tensors(tmp_path / "a.safetensors")
+    save_sharded(tmp_path, kept)
+    read = read_whole(tmp_path)
     assert {name: bits(t) for name, t in read.items()} == {
         name: bits(t) for name, t in kept.items()
     }
@@ -94,13 +98,9 @@ def test_equal_state_gives_equal_bytes(tmp_path: Path):
     for name in ("a", "b"):
         torch.manual_seed(1)
         save_state(tmp_path, name, nn.Linear(7, 5).state_dict())
-    read = [
-        (tmp_path / f"{name}.{end}").read_bytes()
-        for end in ("safetensors", "json")
-        for name in "ab"
-    ]
-    assert read[0] == read[1]
-    assert read[2] == read[3]
+    ends = (".json", "/index.json", "/rank_00000.safetensors")
+    one, other = ([(tmp_path / f"{name}{end}").read_bytes() for end in ends] for name in "ab")
+    assert one == other
 
 
 def same(a: Any, b: Any) -> bool:
@@ -150,14 +150,49 @@ def test_what_cannot_be_kept_is_refused_with_its_place(tmp_path: Path):
         save_state(tmp_path, "loop", {"controllers": [0, {"odd": {1, 2}}]})
 
 
-def test_a_file_that_cannot_be_written_is_named(tmp_path: Path):
-    with pytest.raises(UserError, match=r"gone/a\.safetensors.*could not be written"):
-        save_tensors(tmp_path / "gone" / "a.safetensors", {"a": torch.ones(1)})
+def test_a_file_that_cannot_be_written_is_an_error_of_the_disk(tmp_path: Path):
+    with pytest.raises(FileNotFoundError, match=r"gone/rank_00000\.safetensors"):
+        save_sharded(tmp_path / "gone", {"a": torch.ones(1)})
+    (tmp_path / "rank_00000.safetensors").mkdir()
+    with pytest.raises(IsADirectoryError, match=r"rank_00000\.safetensors"):
+        save_sharded(tmp_path, {"a": torch.ones(1)})
+
+
+def test_tensors_are_filled_where_they_are_and_what_does_not_fit_is_refused(tmp_path: Path):
+    state = {"layers": [torch.arange(6.0).view(2, 3), torch.tensor(7)], "step": 3}
+    save_state(tmp_path, "a", state)
+    into = {"layers": [torch.zeros(2, 3), torch.tensor(0)], "step": 0}
+    loaded = load_state(tmp_path, "a", into=into)
+    assert same(loaded, state)
+    assert loaded["layers"][0] is into["layers"][0]
+    for name, tensor, said in (
+        ("other", torch.zeros(1), "holds no tensor `other`"),
+        ("layers/0", torch.zeros(3, 2), r"float32 of \(2, 3\) there.*\(3, 2\) is wanted"),
+        ("layers/0", torch.zeros(2, 3).bfloat16(), "bfloat16 of .* is wanted"),
+    ):
+        with pytest.raises(UserError, match=said):
+            load_sharded(tmp_path / "a", {name: tensor})
+        assert not tensor.any()
+
+
+def test_the_one_file_of_an_earlier_layout_is_still_read(tmp_path: Path):
+    state = {"weight": torch.arange(4.0), "tied": torch.arange(4.0), "rest": (1, 2.0)}
+    tree = {
+        "weight": {"$tensor": "weight"},
+        "tied": {"$tensor": "tied"},
+        "rest": {"$tuple": [1, 2.0]},
+    }
+    (tmp_path / "a.json").write_text(json.dumps({"state": tree}))
+    aliases = {"luyen.aliases": '{"tied": "weight"}'}
+    save_file({"weight": state["weight"]}, tmp_path / "a.safetensors", metadata=aliases)
+    read = load_state(tmp_path, "a")
+    assert same(read, state)
+    assert read["tied"].data_ptr() == read["weight"].data_ptr()
 
 
 def test_a_file_may_be_read_by_whoever_may_read_the_others(tmp_path: Path):
     save_state(tmp_path, "a", torch.ones(1))
-    modes = {path.stat().st_mode for path in tmp_path.iterdir()}
+    modes = {path.stat().st_mode for path in tmp_path.rglob("*") if path.is_file()}
     assert len(modes) == 1
 
 
@@ -199,9 +234,9 @@ def test_training_goes_on_to_the_same_bits_after_a_checkpoint(tmp_path: Path):
 
 
 def test_what_was_loaded_does_not_change_with_the_file(tmp_path: Path):
-    file = tmp_path / "weights.safetensors"
-    save_tensors(file, {"weight": torch.arange(4096.0)})
-    loaded = load_tensors(file)["weight"]
+    file = tmp_path / "rank_00000.safetensors"
+    save_sharded(tmp_path, {"weight": torch.arange(4096.0)})
+    loaded = read_whole(tmp_path)["weight"]
     with file.open("r+b") as opened:  # the same inode, as an editor or a copy would write it
         size = file.stat().st_size
         opened.write(b"\xff" * size)

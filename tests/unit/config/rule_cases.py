@@ -1,5 +1,6 @@
 """For every rule: overrides that trigger it, and overrides close by that do not."""
 
+from tests.unit.config.life_rule_cases import LIFE_CASES
 from tests.unit.config.reward_rule_cases import REWARD_CASES
 
 GRPO = ("algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=4")
@@ -205,45 +206,6 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         (f"{T}.enable=true", f"{T}.tool_config_path=BROKEN"),
         (f"{T}.enable=true", f"{T}.tool_config_path=TOOLS"),
     ),
-    "S01": (("trainer.device=cuda",), ("trainer.device=cpu",)),
-    "S02": (("trainer.n_gpus_per_node=2", "trainer.runtime=local"), ("trainer.n_gpus_per_node=2",)),
-    "S03": (("trainer.n_gpus_per_node=2",), ()),
-    "S04": (
-        ("trainer.total_training_steps=10", "trainer.save_freq=11"),
-        ("trainer.total_training_steps=10", "trainer.save_freq=10"),
-    ),
-    "S05": (
-        ("trainer.test_freq=5",),
-        ("trainer.test_freq=5", "data.val_files=arithmetic://sum?x=1"),
-    ),
-    "S06": (
-        ("trainer.resume_mode=path",),
-        ("trainer.resume_mode=path", "trainer.resume_from_path=HERE"),
-    ),
-    "S07": (
-        ("trainer.resume_mode=disable", "trainer.default_local_dir=SAVED"),
-        ("trainer.resume_mode=disable",),
-    ),
-    "S08": (("trainer.default_local_dir=SAVED",), ("trainer.default_local_dir=HERE",)),
-    "S09": (("trainer.logger=[console, wanbd]",), ("trainer.logger=[console]",)),
-    "S10": (("trainer.critic_warmup=5", *GRPO), ("trainer.critic_warmup=5",)),
-    "S11": (
-        ("trainer.total_training_steps=10", "trainer.total_epochs=3"),
-        ("trainer.total_epochs=3",),
-    ),
-    "S12": (("trainer.plugins=/nowhere/p.py",), ("trainer.plugins=PLUGIN",)),
-    "S14": (("trainer.logger=[console, wandb]",), ("trainer.logger=[console, jsonl]",)),
-    "S15": (("trainer.experiment_name=../../etc",), ("trainer.experiment_name=a-b_c.1",)),
-    "S13": (("OLD",), ()),
-    "S16": (("trainer.profile.steps=[0, 2]",), ("trainer.profile.steps=[1, 2]",)),
-    "S17": (
-        ("trainer.profile.steps=[2, 4]", "trainer.total_training_steps=3"),
-        ("trainer.profile.steps=[2, 3]", "trainer.total_training_steps=3"),
-    ),
-    "S18": (
-        ("trainer.profile.save_path=traces",),
-        ("trainer.profile.save_path=traces", "trainer.profile.steps=[1]"),
-    ),
     "G01": ((f"{R}.deterministic=false",), (f"{R}.deterministic=true",)),
     "M01": ((f"{M}.path=/nowhere/model",), (f"{M}.path=HERE",)),
     "M02": (("data.train_files=TOOLS",), ("data.train_files=TOOLS", f"{M}.path=org/model")),
@@ -295,4 +257,4 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
 }
 
-CASES |= REWARD_CASES
+CASES |= REWARD_CASES | LIFE_CASES

@@ -14,8 +14,10 @@ from luyen.config.rules import (
     profile,
     rewards,
     rollout,
+    saving,
     turns,
     unbuilt,
+    watchdog,
 )
 from luyen.config.rules.rule import RULES, Rule
 
@@ -35,6 +37,8 @@ MODULES = (
     profile,
     rewards,
     rollout,
+    saving,
     turns,
     unbuilt,
+    watchdog,
 )

@@ -22,6 +22,23 @@ class Profile(Block):
     )
 
 
+class Watchdog(Block):
+    """How long a run may stand still, and what becomes of it then."""
+
+    budget_s: float = key(
+        1800.0, "Seconds without any sign of life before a phase is said to hang; 0: never.", ge=0
+    )
+    on_hang: Literal["report", "stop"] = key(
+        "report",
+        "report: write down what every thread is doing, and wait on; stop: do so, save what can be "
+        "saved, and end the process with exit code 75.",
+    )
+    budgets: dict[str, float] = key(
+        {},
+        "Seconds of single phases: generate, score, log-probs, update, digest, validate, between.",
+    )
+
+
 class Trainer(Block):
     """The life of a run."""
 
@@ -47,6 +64,20 @@ class Trainer(Block):
     max_ckpt_to_keep: int | None = key(
         None, "Newest checkpoints that stay after a save; null: all.", ge=1
     )
+    keep_best: int = key(
+        0, "Best checkpoints that stay besides the newest `max_ckpt_to_keep`.", ge=0
+    )
+    best_metric: str = key(
+        "val/accuracy",
+        "Metric that `keep_best` compares: its last value when a checkpoint was made.",
+        min_length=1,
+    )
+    best_mode: Literal["max", "min"] = key("max", "Which values of `best_metric` are better.")
+    async_save: bool | None = key(
+        None,
+        "Write checkpoints while training goes on, from a copy of weights and optimizer in main "
+        "memory; null: where there is a GPU.",
+    )
     seed: int = key(0, "The one seed that every random choice derives from.", ge=0)
     critic_warmup: int = key(0, "First steps in which only the critic learns.", ge=0)
     resume_mode: Literal["auto", "disable", "path"] = key(
@@ -62,6 +93,7 @@ class Trainer(Block):
     )
     plugins: Names = key((), "Python files that register estimators, losses, rewards or engines.")
     profile: Profile = block(Profile, "Steps that are looked at closely.")
+    watchdog: Watchdog = block(Watchdog, "How long a run may stand still.")
     use_legacy_worker_impl: Literal["auto", "enable", "disable"] = key(
         "disable",
         "verl's choice between two worker implementations.",

@@ -1,0 +1,216 @@
+"""Tensors in a folder: boxes of them in safetensors files, and an index that says where each lies.
+
+A tensor may be one box or many, written by one process or by many. `index.json` holds type, shape
+and boxes of every tensor; names that were one tensor (tied weights) are stored once.
+"""
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias, final
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from luyen.base.errors import UserError
+from luyen.base.files import json_line, read_json
+
+INDEX = "index.json"
+SCHEMA = 1
+"""Version of the index; a reader refuses a later one."""
+_OS_ERROR = re.compile(r"os error (\d+)")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Box:
+    """A part of a tensor and the place where it is stored.
+
+    Example:
+        >>> Box(offsets=(2, 0), sizes=(2, 3), file="rank_00001.safetensors", key="w@2,0").span
+        (slice(2, 4, None), slice(0, 3, None))
+    """
+
+    offsets: tuple[int, ...]
+    """Where it begins in the whole tensor."""
+    sizes: tuple[int, ...]
+    """Its own shape."""
+    file: str
+    """Name of the file, in the folder of the index."""
+    key: str
+    """Its name in that file."""
+
+    @property
+    def span(self) -> tuple[slice, ...]:
+        """The part as an index into the whole tensor."""
+        pairs = zip(self.offsets, self.sizes, strict=True)
+        return tuple(slice(offset, offset + size) for offset, size in pairs)
+
+    @property
+    def inside(self) -> tuple[slice, ...]:
+        """All of the part as an index into itself."""
+        return tuple(slice(size) for size in self.sizes)
+
+
+Part: TypeAlias = tuple[Box, tuple[slice, ...], Tensor]
+"""A box, the part of it that is wanted (counted inside the box), and where it goes."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """A whole tensor as the index describes it.
+
+    Example:
+        >>> Stored(dtype=torch.bfloat16, shape=(4, 3), boxes=()).shape
+        (4, 3)
+    """
+
+    dtype: torch.dtype
+    """Type of its elements."""
+    shape: tuple[int, ...]
+    """Shape of the whole."""
+    boxes: tuple[Box, ...]
+    """Its parts, which do not overlap; those without elements may be left out."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Index:
+    """What a folder holds.
+
+    Example:
+        >>> kept = Stored(dtype=torch.float32, shape=(), boxes=())
+        >>> sorted(Index(stored={"a": kept}, aliases={"b": "a"}).names())
+        ['a', 'b']
+    """
+
+    stored: Mapping[str, Stored]
+    """Tensors by name."""
+    aliases: Mapping[str, str]
+    """Further names of tensors that are stored under another one."""
+
+    def names(self) -> dict[str, Stored]:
+        """Every name with what it stands for."""
+        also = {name: self.stored[first] for name, first in self.aliases.items()}
+        return {**self.stored, **also}
+
+
+def shard_name(rank: int) -> str:
+    """The file that a rank writes; one process alone is rank 0."""
+    return f"rank_{rank:05d}.safetensors"
+
+
+def tied_names(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Names of tensors that are the same memory as an earlier one, and the earlier name."""
+    first: dict[tuple[Any, ...], str] = {}
+    aliases: dict[str, str] = {}
+    for name, tensor in tensors.items():
+        same = memory_of(tensor)
+        if same is not None and first.setdefault(same, name) != name:
+            aliases[name] = first[same]
+    return aliases
+
+
+def memory_of(tensor: Tensor) -> tuple[Any, ...] | None:
+    """What two names share when they hold the same memory; None where there is none to share."""
+    if tensor.numel() == 0:
+        return None
+    place = (str(tensor.device), tensor.data_ptr(), tensor.dtype)
+    return (*place, tuple(tensor.shape), tensor.stride())
+
+
+def write_shard(file: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write tensors by name into one file; an OSError when the disk refuses."""
+    plain: dict[str, Tensor] = {}
+    homes: set[int] = set()
+    for name, tensor in tensors.items():
+        # A view into a storage becomes a tensor of its own: its neighbours are not its state.
+        whole = tensor.detach().cpu().contiguous()
+        home = whole.untyped_storage().data_ptr()
+        plain[name] = whole.clone() if _is_view(whole) or home in homes else whole
+        homes.add(home)
+    file.touch()
+    mode = file.stat().st_mode  # safetensors makes a file for its owner alone
+    try:
+        save_file(plain, file)
+    except SafetensorError as error:
+        number = _OS_ERROR.search(str(error))
+        if number is None:
+            raise
+        code = int(number.group(1))
+        raise OSError(code, os.strerror(code), str(file)) from error
+    file.chmod(mode)
+
+
+def _is_view(tensor: Tensor) -> bool:
+    """Whether its storage holds more than it."""
+    return tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size()
+
+
+def write_index(folder: Path, index: Index) -> None:
+    """Write the index of a folder."""
+    tensors = {
+        name: {
+            "dtype": str(stored.dtype).removeprefix("torch."),
+            "shape": stored.shape,
+            "boxes": [[box.offsets, box.sizes, box.file, box.key] for box in stored.boxes],
+        }
+        for name, stored in index.stored.items()
+    }
+    text = json_line({"schema": SCHEMA, "tensors": tensors, "aliases": index.aliases})
+    (folder / INDEX).write_text(text)
+
+
+def read_index(folder: Path) -> Index:
+    """The index of a folder; a UserError when it is missing or of a later version."""
+    read = read_json(folder / INDEX)
+    schema = read.get("schema")
+    if not isinstance(schema, int) or schema > SCHEMA:
+        why = f"its index follows layout {schema!r}, and this version reads up to {SCHEMA}"
+        raise UserError("checkpoint", str(folder), why, "install a newer luyen")
+    stored = {name: _stored(entry) for name, entry in read["tensors"].items()}
+    return Index(stored=stored, aliases=read["aliases"])
+
+
+def _stored(entry: Mapping[str, Any]) -> Stored:
+    dtype = getattr(torch, entry["dtype"])
+    assert isinstance(dtype, torch.dtype), f"{entry['dtype']} is no type of tensors"
+    boxes = tuple(
+        Box(offsets=tuple(offsets), sizes=tuple(sizes), file=file, key=key)
+        for offsets, sizes, file, key in entry["boxes"]
+    )
+    return Stored(dtype=dtype, shape=tuple(entry["shape"]), boxes=boxes)
+
+
+def read_boxes(folder: Path, wanted: Iterable[Part]) -> None:
+    """Copy parts of boxes into tensors, file by file."""
+    by_file: dict[str, list[Part]] = {}
+    for item in wanted:
+        by_file.setdefault(item[0].file, []).append(item)
+    for file, items in by_file.items():
+        with safe_open(folder / file, framework="pt", device="cpu") as opened:
+            for box, part, into in items:
+                into.copy_(opened.get_tensor(box.key)[part])
+
+
+def read_whole(folder: Path) -> dict[str, Tensor]:
+    """Every tensor of a folder, on the CPU; names that were one tensor are one again.
+
+    They lie in memory of their own: what happens to the files later does not reach them.
+    """
+    index = read_index(folder)
+    found = {name: torch.empty(s.shape, dtype=s.dtype) for name, s in index.stored.items()}
+    read_boxes(
+        folder,
+        (
+            (box, box.inside, found[name][box.span])
+            for name, stored in index.stored.items()
+            for box in stored.boxes
+        ),
+    )
+    return found | {name: found[first] for name, first in index.aliases.items()}

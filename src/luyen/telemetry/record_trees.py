@@ -1,0 +1,49 @@
+"""Scores and tool calls as JSON, and back; what is at its default is left out."""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from luyen.base.calls import CallStatus, ToolCall
+from luyen.base.files import plain
+from luyen.base.records import Score
+
+
+def call_tree(call: ToolCall) -> dict[str, Any]:
+    """A call as JSON."""
+    made = {f.name: getattr(call, f.name) for f in fields(call)}
+    made |= {"arguments": dict(call.arguments), "status": call.status.value}
+    optional = {"error": None, "reward": None, "seconds": 0.0, "attempts": 0}
+    return {name: value for name, value in made.items() if optional.get(name, ...) != value}
+
+
+def call_of(tree: Mapping[str, Any]) -> ToolCall:
+    """What `call_tree` was given."""
+    return ToolCall(**{**tree, "status": CallStatus(tree["status"])})
+
+
+def score_tree(score: Score) -> dict[str, Any]:
+    """A score with its parts as JSON."""
+    tree: dict[str, Any] = {"name": score.name, "value": plain(score.value)}
+    if score.weight != 1.0:
+        tree["weight"] = plain(score.weight)
+    if score.parts:
+        tree["parts"] = [score_tree(part) for part in score.parts]
+    if score.error is not None:
+        tree["error"] = score.error
+    if score.by_turn:
+        tree["by_turn"] = [[turn, plain(share)] for turn, share in score.by_turn]
+    return tree
+
+
+def score_of(tree: Mapping[str, Any]) -> Score:
+    """What `score_tree` was given."""
+    value = tree["value"]
+    return Score(
+        name=tree["name"],
+        value=None if value is None else float(value),
+        weight=float(tree.get("weight", 1.0)),
+        parts=tuple(score_of(part) for part in tree.get("parts", ())),
+        error=tree.get("error"),
+        by_turn=tuple((turn, float(share)) for turn, share in tree.get("by_turn", ())),
+    )

@@ -1,0 +1,84 @@
+"""What a run saves and keeps: how its configuration has it, and never weights that are broken."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from luyen.base.errors import UserError
+from luyen.base.rundir import RunDirectory
+from luyen.checkpoint.retention import METRICS, Best
+from luyen.checkpoint.store import Checkpoint, CheckpointStore
+from luyen.config.schema.trainer import Trainer
+from luyen.telemetry.manifest import versions
+from luyen.telemetry.metrics_file import CLOCK
+
+
+def open_store(folder: Path, trainer: Trainer) -> CheckpointStore:
+    """The checkpoints of a run, with those staying that the configuration wants to keep."""
+    best = Best(count=trainer.keep_best, metric=trainer.best_metric, mode=trainer.best_mode)
+    return CheckpointStore(folder, keep=trainer.max_ckpt_to_keep, best=best)
+
+
+def saves_aside(trainer: Trainer, device: str) -> bool:
+    """Whether checkpoints are written while training goes on."""
+    return device == "cuda" if trainer.async_save is None else trainer.async_save
+
+
+def facts_of(
+    directory: RunDirectory, known: Mapping[str, float], *, chain: str | None
+) -> dict[str, Any]:
+    """What is noted beside a checkpoint: the run, how far it was, and what it measured last.
+
+    Times are left out, so that equal runs note equal facts.
+    """
+    metrics = {name: value for name, value in known.items() if not name.startswith(CLOCK)}
+    noted = {"run_id": directory.run_id, "chain": chain, "versions": versions()}
+    return {**noted, METRICS: metrics}
+
+
+def known_at(checkpoint: Checkpoint | None) -> dict[str, float]:
+    """The last known value of each metric when a checkpoint was made; nothing without one."""
+    noted = checkpoint.facts.get(METRICS, {}) if checkpoint is not None else {}
+    return {name: float(value) for name, value in noted.items()}
+
+
+def demand_finite(parts: Mapping[str, Any], *, step: int, newest: int | None) -> None:
+    """A UserError when a weight, a master or a moment is NaN or infinite: it is never saved.
+
+    Every tensor is looked at where it lies, and one answer a device goes to the host.
+    """
+    ends: dict[torch.device, dict[str, Tensor]] = {}
+    for name, tensor in _tensors(parts, ""):
+        if tensor.is_floating_point() and tensor.numel():
+            # Both ends are NaN when any element is, and finite when all are.
+            both = torch.stack(torch.aminmax(tensor)).float()
+            ends.setdefault(tensor.device, {})[name] = both
+    broken: list[str] = []
+    for found in ends.values():
+        sound = torch.isfinite(torch.stack(list(found.values()))).all(dim=1).tolist()
+        broken += [name for name, is_sound in zip(found, sound, strict=True) if not is_sound]
+    if not broken:
+        return
+    more = f", and {len(broken) - 1} more tensors" if len(broken) > 1 else ""
+    last = f"the last good checkpoint is step {newest}" if newest is not None else "there is none"
+    raise UserError(
+        "weights",
+        broken[0],
+        f"it holds NaN or infinity after step {step}{more}, so this step is not saved; {last}",
+        "lower the learning rate (actor_rollout_ref.actor.optim.lr) or clip_grad, and run again "
+        "with trainer.resume_mode=auto to go on from there",
+    )
+
+
+def _tensors(state: Any, path: str) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(state, Tensor):
+        yield path, state.detach()
+    elif isinstance(state, Mapping):
+        for name, inner in state.items():
+            yield from _tensors(inner, f"{path}/{name}" if path else str(name))
+    elif isinstance(state, list | tuple):
+        for index, inner in enumerate(state):
+            yield from _tensors(inner, f"{path}/{index}")

@@ -1,0 +1,35 @@
+"""A disk that is full stops a run with the reason; with room again it goes on as if nothing was."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.full_disk_job import LEFT_KB
+
+ALONE = ["unshare", "--mount", "--map-root-user"]
+
+
+def may_mount(folder: Path) -> bool:
+    """Whether this machine lets a test mount a small file system where only the test sees it."""
+    mount = [*ALONE, "mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    try:
+        return subprocess.run(mount, capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
+def test_a_full_disk_stops_the_run_with_the_reason_and_nothing_is_lost(tmp_path: Path):
+    if not may_mount(tmp_path):
+        pytest.skip("this machine does not let tests mount a small file system")
+    job = [*ALONE, sys.executable, "-m", "tests.e2e.full_disk_job", str(tmp_path)]
+    done = subprocess.run(job, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    said = dict(line.split("\t") for line in done.stdout.splitlines())
+    assert [int(left) for left in said] == list(LEFT_KB)
+    stopped = [words for words in said.values() if words != "None"]
+    assert len(stopped) >= 4, "most of the cases stop"
+    assert all("it could not be written" in words for words in stopped), said
+    assert any("checkpoint = " in words and "No space left" in words for words in stopped), said
+    assert any("checkpoint = " not in words for words in stopped), said

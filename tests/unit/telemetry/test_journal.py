@@ -1,0 +1,147 @@
+"""Rollouts, scores and calls come back from the journal to the last bit."""
+
+import math
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from luyen.base.calls import CallStatus, ToolCall
+from luyen.base.records import Branch, GroupId, Rollout, Score, Source, StopReason
+from luyen.telemetry.journal import WorkJournal
+from luyen.telemetry.rollout_json import rollout_of, rollout_tree
+
+CALL = ToolCall(
+    turn=0,
+    name="add",
+    arguments={"a": 1, "b": [2.5, None]},
+    status=CallStatus.OK,
+    result="half a pair: \ud83d",
+    reward=0.1,
+    seconds=0.25,
+    attempts=2,
+)
+BRANCH = Branch(
+    tokens=(1, 2),
+    sources=(Source.PROMPT, Source.SAMPLED),
+    turns=(0, 0),
+    logps=(None, -0.1),
+    versions=(None, 3),
+)
+ROLLOUT = Rollout(
+    group=GroupId(step=3, draw=1, uid="ab"),
+    sample=2,
+    tokens=(5, 6, 7, 8),
+    sources=(Source.PROMPT, Source.SAMPLED, Source.TOOL, Source.TEMPLATE),
+    turns=(0, 0, 1, 1),
+    logps=(None, -1 / 3, None, None),
+    versions=(None, 7, None, None),
+    stop=StopReason.TOOL_BUDGET,
+    text="Tôi \ud83d",
+    score=Score(
+        name="reward",
+        value=1 / 3,
+        parts=(Score(name="b", value=None, error="no"),),
+        by_turn=((0, 0.1),),
+    ),
+    calls=(CALL,),
+    messages=({"role": "assistant", "content": "x"},),
+    earlier=(BRANCH,),
+    given=((0, 0.1), (1, math.inf)),
+    notes={"drift": 0.0, "seconds": 1e-300},
+)
+
+
+@pytest.fixture
+def journal(tmp_path: Path):
+    return lambda: WorkJournal(tmp_path / "journal", run_id="run-1")
+
+
+def test_a_rollout_comes_back_to_the_last_bit():
+    assert rollout_of(rollout_tree(ROLLOUT)) == ROLLOUT
+
+
+def test_every_field_of_a_rollout_is_kept():
+    tree = rollout_tree(ROLLOUT)
+    streams = {field.name for field in fields(Branch)}
+    assert set(tree) | streams == {field.name for field in fields(Rollout)} | {"streams"}
+    assert set(tree["streams"]) == streams
+
+
+def test_rollouts_and_scores_are_found_by_their_purpose(journal):
+    one = journal()
+    assert one.begin(4, kind="work", basis=["x"]) == 0
+    one.keep_rollout("rollout", ROLLOUT)
+    score = ROLLOUT.score
+    assert score is not None
+    one.keep_scores("rollout", [ROLLOUT], [score])
+    one.close()
+    two = journal()
+    assert two.begin(4, kind="work", basis=["x"]) == 2
+    assert two.rollout("rollout", ROLLOUT.group, 2) == ROLLOUT
+    assert two.rollout("greedy", ROLLOUT.group, 2) is None
+    assert two.rollout("rollout", ROLLOUT.group, 1) is None
+    assert two.scores("rollout", [ROLLOUT]) == [score]
+    assert two.scores("greedy", [ROLLOUT]) is None
+    two.close()
+
+
+def test_scores_belong_to_what_was_judged(journal):
+    one = journal()
+    one.begin(4, kind="work", basis=["x"])
+    one.keep_scores("rollout", [ROLLOUT], [Score(name="reward", value=1.0)])
+    one.close()
+    two = journal()
+    two.begin(4, kind="work", basis=["x"])
+    from dataclasses import replace
+
+    assert two.scores("rollout", [replace(ROLLOUT, tokens=(5, 6, 7, 9))]) is None
+    assert two.scores("rollout", [ROLLOUT, ROLLOUT]) is None
+    assert two.scores("rollout", [replace(ROLLOUT, score=None)]) is not None
+    two.close()
+
+
+def test_what_could_not_be_judged_is_judged_again(journal):
+    one = journal()
+    one.begin(4, kind="work", basis=["x"])
+    one.keep_scores("rollout", [ROLLOUT], [Score(name="reward", value=None, error="no")])
+    one.close()
+    two = journal()
+    assert two.begin(4, kind="work", basis=["x"]) == 0
+    two.close()
+
+
+def test_a_call_is_unknown_between_its_intent_and_its_result(journal):
+    one = journal()
+    one.begin(1, kind="work", basis=["x"])
+    keys = [one.call_key([0, "rollout", index], "add", {"a": 1}) for index in range(3)]
+    assert len({*keys, one.call_key([0, "rollout", 0], "add", {"a": 2})}) == 4
+    for key in keys:
+        one.intend(key, "add", {"a": 1})
+    one.keep_call(keys[0], CALL, {"add/cost": 2.0})
+    one.keep_call(keys[1], None, {})
+    one.close()
+    two = journal()
+    two.begin(1, kind="work", basis=["x"])
+    known = [two.call(key) for key in keys]
+    assert [k.is_unknown for k in known] == [False, False, True]
+    assert [k.call for k in known] == [CALL, None, None]
+    assert known[0].metrics == {"add/cost": 2.0}
+    assert not two.call("never").is_begun
+    two.close()
+
+
+def test_the_work_of_finished_steps_is_forgotten(journal, tmp_path: Path):
+    one = journal()
+    for step in (1, 2, 3):
+        one.begin(step, kind="work", basis=[step])
+        one.begin(step, kind="validation", basis=[step])
+    one.forget(2)
+    one.close()
+    names = sorted(path.name for path in (tmp_path / "journal").iterdir())
+    assert names == ["step_000003.validation.jsonl", "step_000003.work.jsonl"]
+
+
+def test_keys_of_two_runs_differ(tmp_path: Path):
+    keys = {WorkJournal(tmp_path, run_id=run).call_key([0], "add", {}) for run in ("a", "b")}
+    assert len(keys) == 2
