@@ -12,10 +12,13 @@ from pathlib import Path
 from typing import Any, final
 
 from luyen.base.errors import UserError
-from luyen.base.files import TEMPORARY, json_page, read_json, write_whole
+from luyen.base.files import TEMPORARY, read_json, write_whole
+from luyen.base.seals import read_sealed_text, sealed_page, sealed_text, unsealed
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of the layout and of the files in it; a reader refuses a later one."""
+_UNSEALED = 1
+"""The version whose manifest, configuration and provenance have no seals."""
 
 _STEP = re.compile(r"step_(\d+)")
 _BEGINNING = {"config.yaml", "provenance.json"}
@@ -62,6 +65,8 @@ class RunDirectory:
         self.manifest = self.root / "manifest.json"
         self.config = self.root / "config.yaml"
         self.provenance = self.root / "provenance.json"
+        self.resumptions = self.root / "resumptions.json"
+        self.journal = self.root / "journal"
         self.metrics = self.root / "metrics.jsonl"
         self.digests = self.root / "digests.jsonl"
         self.events = self.root / "events"
@@ -85,8 +90,7 @@ class RunDirectory:
         made = cls(root)
         made._demand_unused()
         made.root.mkdir(parents=True, exist_ok=True)
-        write_whole(made.config, config)
-        write_whole(made.provenance, json_page(provenance))
+        made.write_config(config, provenance)
         for folder in (made.events, made.root / "rollouts", made.checkpoints):
             folder.mkdir(exist_ok=True)
         identity = {
@@ -94,7 +98,7 @@ class RunDirectory:
             "run_id": new_run_id(),
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
         }
-        write_whole(made.manifest, json_page(identity | dict(manifest)))
+        write_whole(made.manifest, sealed_page(identity | dict(manifest)))
         return made
 
     @classmethod
@@ -121,13 +125,49 @@ class RunDirectory:
         return str(self.read_manifest()["run_id"])
 
     def read_manifest(self) -> dict[str, Any]:
-        """The facts that were written when the run began."""
-        return read_json(self.manifest)
+        """The facts that were written when the run began, as they were written."""
+        page = read_json(self.manifest)
+        return unsealed(page, self.manifest, is_demanded=page.get("schema") == SCHEMA)
+
+    def write_config(self, config: str, provenance: Mapping[str, Any]) -> None:
+        """Write the configuration in force, as YAML, and where each key of it came from."""
+        write_whole(self.config, sealed_text(config))
+        write_whole(self.provenance, sealed_page(provenance))
+
+    def read_config(self) -> str:
+        """The configuration as YAML; a UserError when it is not as it was written."""
+        return read_sealed_text(self.config, is_demanded=self._has_seals())
+
+    def read_provenance(self) -> dict[str, str]:
+        """Where each key was written; a UserError when the file is not as it was written."""
+        page = read_json(self.provenance)
+        return unsealed(page, self.provenance, is_demanded=self._has_seals())
+
+    def read_resumptions(self) -> list[dict[str, Any]]:
+        """What was noted each time the run was resumed, oldest first."""
+        if not self.resumptions.is_file():
+            return []
+        page = read_json(self.resumptions)
+        return unsealed(page, self.resumptions, is_demanded=True)["resumptions"]
+
+    def note_resumption(self, facts: Mapping[str, Any]) -> None:
+        """Add what is to be known about a session that goes on with the run."""
+        when = {"time": datetime.now(UTC).isoformat(timespec="seconds")}
+        listed = [*self.read_resumptions(), when | dict(facts)]
+        write_whole(self.resumptions, sealed_page({"resumptions": listed}))
+
+    def _has_seals(self) -> bool:
+        """Whether this run was begun with seals; what lies alone, without a manifest, was not."""
+        return self.exists and self.read_manifest().get("schema") != _UNSEALED
 
     def rollouts(self, step: int, *, validation: bool = False) -> Path:
         """Where the rollouts of a step go."""
         kind = "validation" if validation else "rollouts"
         return self.root / kind / f"{step_name(step)}.parquet"
+
+    def parity(self, step: int) -> Path:
+        """Where the tokens lie about which sampler and trainer disagreed most in a step."""
+        return self.root / "parity" / f"{step_name(step)}.json"
 
     def checkpoint(self, step: int) -> Path:
         """Where the checkpoint of a step lies."""

@@ -1,6 +1,7 @@
 """`luyen diff`: two runs, and where they parted."""
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from luyen.studio.diff import RunDifference, compare_runs
 from luyen.studio.inputs import ChangedInput
 from luyen.studio.rollout_diff import Found
 
+_HASH = re.compile(r"((?:sha256|sampled|revision):[0-9a-f]{12})[0-9a-f]+")
 _SHOWN = 8
 """Inputs and metrics that are listed before the rest is counted."""
 
@@ -41,7 +43,7 @@ def lines(difference: RunDifference) -> Iterator[str]:
     yield f"B  {difference.b}"
     yield ""
     yield "Inputs that differ" if difference.inputs else "No recorded input differs."
-    yield from _shortened([_input(one) for one in difference.inputs])
+    yield from _shortened([input_line(one) for one in difference.inputs])
     yield ""
     yield from _verdict(difference)
     for note in difference.notes:
@@ -81,16 +83,31 @@ def _found(found: Found) -> Iterator[str]:
 def _cause(difference: RunDifference) -> Iterator[str]:
     if not difference.suspects:
         yield "Which input changed first: nothing that is recorded. Either a number was computed"
-        yield "in another order (nondeterminism), or a file that a key names has changed: a reward,"
-        yield "a plugin, a tool, the weights of a model, or code that is not committed."
+        yield "in another order (nondeterminism), or something has changed of which no record is"
+        yield "kept: a module that a reward or a tool imports, a service that it asks, a clock."
         return
-    likeliest = difference.suspects[0]
-    yield f"Which input changed first: most likely {likeliest.name}"
+    yield f"Which input changed first: most likely {_name(difference.suspects[0])}"
 
 
-def _input(one: ChangedInput) -> str:
+def input_line(one: ChangedInput) -> str:
+    """One input that differs, for people.
+
+    Example:
+        >>> input_line(ChangedInput(kind="file", name="trainer.plugins.0", a="p.py sha256:0123456"
+        ...     "789abcdef0", b="missing", acts_on=None))
+        '  content of trainer.plugins.0: p.py sha256:0123456789ab... -> missing'
+    """
     acts = f"  (acts on {one.acts_on})" if one.acts_on is not None else ""
-    return f"  {one.name}: {_value(one.a)} -> {_value(one.b)}{acts}"
+    return f"  {_name(one)}: {_short(one.a)} -> {_short(one.b)}{acts}"
+
+
+def _name(one: ChangedInput) -> str:
+    return f"content of {one.name}" if one.kind == "file" else one.name
+
+
+def _short(value: Any) -> str:
+    """A value with its hashes cut to what tells them apart."""
+    return _HASH.sub(r"\1...", _value(value))
 
 
 def _value(value: Any) -> str:

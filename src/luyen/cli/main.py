@@ -12,6 +12,9 @@ from luyen.cli.bench_command import bench
 from luyen.cli.diff_command import diff
 from luyen.cli.doctor_command import doctor
 from luyen.cli.profile_command import profile
+from luyen.cli.replay_command import replay
+from luyen.cli.report_command import report
+from luyen.cli.reproduce_command import reproduce
 from luyen.cli.rollout_command import rollout
 
 app = typer.Typer(
@@ -78,8 +81,11 @@ app.command()(model_commands.init)
 app.command()(bench)
 app.command()(diff)
 app.command()(profile)
+app.command()(replay)
 app.command()(rollout)
 app.command()(doctor)
+app.command()(reproduce)
+app.command()(report)
 app.add_typer(model_commands.models, name="models")
 
 

@@ -21,8 +21,10 @@ _OWN = (
     "trainer.profile.save_path",
 )
 """Keys that say where a run lies, and nothing about what it does."""
-_FACTS = ("versions", "settings", "threads", "hardware", "revision")
+_FACTS = ("versions", "packages", "code", "settings", "threads", "seeds", "hardware", "revision")
 _HARMLESS = ("hardware.memory_bytes",)
+_SHARED_ONLY = ("packages",)
+"""Blocks that list what a process happened to import: only what both have is compared."""
 
 _ACTS_ON = {
     "data": "prompts",
@@ -72,9 +74,9 @@ class ChangedInput:
     """
 
     kind: str
-    """`config`, `dataset`, or a block of the manifest: `versions`, `settings`, ..."""
+    """`config`, `file`, `dataset`, or a block of the manifest: `versions`, `settings`, ..."""
     name: str
-    """Dotted key."""
+    """Dotted key; of a `file`, the key that names it, and what below it."""
     a: Any
     """Value in the first run."""
     b: Any
@@ -84,25 +86,50 @@ class ChangedInput:
 
 
 def changed_inputs(a: RunDirectory, b: RunDirectory) -> list[ChangedInput]:
-    """Every recorded input that differs: the configuration first, then rows, then the rest."""
+    """Every recorded input that differs: configuration, content of files, rows, then the rest."""
     found = [
         _changed("config", name, one, other)
         for name, one, other in _unequal(_config(a), _config(b))
         if name not in _OWN
     ]
-    facts_a, facts_b = a.read_manifest(), b.read_manifest()
-    rows = _unequal(facts_a.get("datasets") or {}, facts_b.get("datasets") or {})
+    facts = changed_facts(a.read_manifest(), b.read_manifest())
+    is_said = any(one.name == "trainer.seed" for one in found)
+    return found + [one for one in facts if one.kind != "seeds" or not is_said]
+
+
+def changed_facts(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[ChangedInput]:
+    """What differs between two manifests: content of files and rows first, then the machine.
+
+    A block that one of them does not have was not recorded by its version, and says nothing.
+    """
+    found: list[ChangedInput] = []
+    if "files" in a and "files" in b:
+        found += _changed_files(a["files"], b["files"])
+    rows = _unequal(a.get("datasets") or {}, b.get("datasets") or {})
     found += [_changed("dataset", f"dataset.{name}", one, other) for name, one, other in rows]
-    for kind in _FACTS:
-        pairs = _unequal(
-            dict(_leaves(facts_a.get(kind), kind)), dict(_leaves(facts_b.get(kind), kind))
-        )
+    for kind in (kind for kind in _FACTS if kind in a and kind in b):
+        pairs = _unequal(dict(_leaves(a[kind], kind)), dict(_leaves(b[kind], kind)))
         found += [
             ChangedInput(kind=kind, name=name, a=one, b=other, acts_on=None)
             for name, one, other in pairs
-            if name not in _HARMLESS
+            if name not in _HARMLESS and not (kind in _SHARED_ONLY and ABSENT in (one, other))
         ]
     return found
+
+
+def _changed_files(
+    a: Mapping[str, Mapping[str, str]], b: Mapping[str, Mapping[str, str]]
+) -> list[ChangedInput]:
+    """Files whose content differs; one that lies elsewhere with the same content does not."""
+    hashes = [{name: facts["fingerprint"] for name, facts in files.items()} for files in (a, b)]
+    return [
+        _changed("file", name, _file(a.get(name), one), _file(b.get(name), other))
+        for name, one, other in _unequal(*hashes)
+    ]
+
+
+def _file(facts: Mapping[str, str] | None, fingerprint: str) -> str:
+    return fingerprint if facts is None else f"{facts['path']} {fingerprint}"
 
 
 def suspects(inputs: Sequence[ChangedInput], stage: str) -> list[ChangedInput]:
@@ -142,8 +169,8 @@ def _changed(kind: str, name: str, a: Any, b: Any) -> ChangedInput:
 
 def _config(run: RunDirectory) -> dict[str, Any]:
     try:
-        tree = yaml.safe_load(run.config.read_text())
-    except (OSError, ValueError, yaml.YAMLError) as error:
+        tree = yaml.safe_load(run.read_config())
+    except (ValueError, yaml.YAMLError) as error:
         why = f"it cannot be read: {error}"
         raise UserError("file", str(run.config), why, "restore it from a copy") from error
     return dict(_leaves(tree))

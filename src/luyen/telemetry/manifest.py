@@ -6,9 +6,11 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib import metadata
+from importlib import metadata, resources
 from pathlib import Path
 from typing import Any, final
+
+from luyen.telemetry.fingerprints import source_fingerprint
 
 PACKAGES = ("luyen", "torch", "transformers", "numpy", "safetensors", "pyarrow", "peft", "ray")
 """Packages whose version can change a number or a file."""
@@ -29,6 +31,10 @@ class Manifest:
 
     versions: dict[str, str | None]
     """Python and the packages that matter; None for one that is not installed."""
+    packages: dict[str, str]
+    """Every other installed package of which something was imported when the run began."""
+    code: str
+    """Hash over the source files of Luyen as they are, committed or not."""
     hardware: dict[str, Any]
     """System, processor, cores, memory, and the GPUs that the caller names."""
     settings: dict[str, str]
@@ -39,10 +45,14 @@ class Manifest:
     """Seeds by purpose."""
     datasets: dict[str, str]
     """Fingerprint of each dataset."""
+    files: dict[str, dict[str, str]]
+    """Path and fingerprint of what keys only name: code, tool lists, weights, tokenizers."""
     revision: dict[str, Any] | None
     """Git revision of the folder the run was started in; None outside a repository."""
     command: list[str]
     """The command line."""
+    folder: str
+    """The folder in which it was called: relative paths begin there."""
 
     def as_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -55,19 +65,30 @@ def collect(
     datasets: Mapping[str, str],
     gpus: Sequence[str] = (),
     threads: Mapping[str, int | None] | None = None,
+    files: Mapping[str, Mapping[str, str]] | None = None,
     folder: Path | None = None,
 ) -> Manifest:
     """The facts of this process; what needs torch to be known (GPUs, threads) the caller gives."""
+    place = folder or Path.cwd()
     return Manifest(
-        versions={"python": platform.python_version()} | {p: _version(p) for p in PACKAGES},
+        versions=versions(),
+        packages=imported_packages(),
+        code=source_fingerprint(Path(str(resources.files("luyen")))),
         hardware=_hardware() | {"gpus": list(gpus)},
-        settings=_settings(os.environ),
+        settings=settings_of(os.environ),
         threads=dict(threads or {}),
         seeds=dict(seeds),
         datasets=dict(datasets),
-        revision=git_revision(folder or Path.cwd()),
+        files={name: dict(facts) for name, facts in (files or {}).items()},
+        revision=git_revision(place),
         command=list(sys.argv),
+        folder=str(place.resolve()),
     )
+
+
+def versions() -> dict[str, str | None]:
+    """Versions of Python and of the packages that matter; None for one that is not installed."""
+    return {"python": platform.python_version()} | {p: _version(p) for p in PACKAGES}
 
 
 def _version(package: str) -> str | None:
@@ -75,6 +96,33 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
+
+
+def imported_packages() -> dict[str, str]:
+    """Versions of the installed packages of which something is imported, but for `PACKAGES`."""
+    loaded = {name.partition(".")[0].lower() for name in sys.modules}
+    listed = installed_packages()
+    return {
+        name: version
+        for name, (version, modules) in sorted(listed.items())
+        if name not in PACKAGES and modules & loaded
+    }
+
+
+def installed_packages() -> dict[str, tuple[str, set[str]]]:
+    """Package -> version and top modules, by the folders that an installer left.
+
+    Their names say it; reading the metadata of every package would take a tenth of a second.
+    """
+    found: dict[str, tuple[str, set[str]]] = {}
+    for place in filter(None, sys.path):
+        for folder in sorted(Path(place).glob("*.dist-info")):
+            name, _, version = folder.name.removesuffix(".dist-info").partition("-")
+            listing = folder / "top_level.txt"
+            tops = listing.read_text().split() if listing.is_file() else []
+            modules = {top.lower() for top in tops} or {name.lower()}
+            found.setdefault(name.lower().replace("_", "-"), (version, modules))
+    return found
 
 
 def _hardware() -> dict[str, Any]:
@@ -97,7 +145,8 @@ def _processor(listing: Path) -> str:
     return platform.processor()
 
 
-def _settings(environment: Mapping[str, str]) -> dict[str, str]:
+def settings_of(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables of an environment that can change a number."""
     return {name: environment[name] for name in sorted(environment) if name.startswith(SETTINGS)}
 
 

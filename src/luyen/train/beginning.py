@@ -1,23 +1,28 @@
 """What every run begins with: display, rows, directory, checkpoint, its name in the logs."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 import yaml
 
-from luyen.base.files import json_page, write_whole
+from luyen.base.errors import UserError
 from luyen.base.paths import expanded
 from luyen.base.rundir import RunDirectory
 from luyen.checkpoint.store import Checkpoint, CheckpointStore, verify
 from luyen.config.check import Report
+from luyen.config.named_files import named_fingerprints
 from luyen.config.schema.run import RunConfig
 from luyen.data.build import TrainData, build_data
 from luyen.data.tokenizer import Tokenizer
 from luyen.data.tools import Offered
 from luyen.telemetry.display import Display, SilentDisplay, open_display
-from luyen.telemetry.manifest import collect
+from luyen.telemetry.manifest import Manifest, collect
 from luyen.telemetry.patience import explained
 from luyen.telemetry.sinks import RunIdentity
+
+_COMPARED = ("versions", "code", "hardware", "settings", "threads", "datasets", "files", "revision")
+"""Facts that a resumption lists when they are not those of the beginning."""
 
 
 def open_run_display(config: RunConfig) -> Display:
@@ -50,27 +55,50 @@ def open_directory(report: Report, data: TrainData) -> RunDirectory:
     place = root / trainer.project_name / trainer.experiment_name
     config = yaml.safe_dump(report.config.model_dump(mode="json"), sort_keys=False)
     provenance = {key: str(origin) for key, origin in report.origins.items()}
+    facts = facts_of(report.config, data).as_json() | {"rows": {"train": len(data.train.prompts)}}
     if RunDirectory(place).exists and trainer.resume_mode != "disable":
         directory = RunDirectory.open(place)
+        directory.note_resumption(_resumption(directory, config, facts))
         # What is trained from here on follows the configuration of now.
-        write_whole(directory.config, config)
-        write_whole(directory.provenance, json_page(provenance))
+        directory.write_config(config, provenance)
         return directory
+    return RunDirectory.create(place, config=config, provenance=provenance, manifest=facts)
+
+
+def facts_of(config: RunConfig, data: TrainData) -> Manifest:
+    """What this process runs the configuration on and with, content of named files included."""
     datasets = {"train": data.train.fingerprint}
     if data.validation is not None:
         datasets["validation"] = data.validation.fingerprint
-    facts = collect(
-        seeds={"run": trainer.seed},
+    return collect(
+        seeds={"run": config.trainer.seed},
         datasets=datasets,
+        gpus=[torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         threads={"torch": torch.get_num_threads()},
+        files=named_fingerprints(config, folder=Path.cwd()),
         folder=Path.cwd(),
     )
-    return RunDirectory.create(
-        place,
-        config=config,
-        provenance=provenance,
-        manifest=facts.as_json(),
-    )
+
+
+def _resumption(directory: RunDirectory, config: str, facts: dict[str, Any]) -> dict[str, Any]:
+    """What a reader must know of the session that begins: its facts, and which of them are new."""
+    before = directory.read_manifest()
+    new = [kind for kind in _COMPARED if facts[kind] != before.get(kind)]
+    return {
+        "checkpoint": CheckpointStore(directory.checkpoints).latest(),
+        "command": facts["command"],
+        "versions": facts["versions"],
+        "is_config_new": _is_new(directory, config),
+        "changed": {kind: facts[kind] for kind in new},
+    }
+
+
+def _is_new(directory: RunDirectory, config: str) -> bool:
+    """Whether the configuration is another than before; a damaged one is about to be replaced."""
+    try:
+        return directory.read_config() != config
+    except UserError:
+        return True
 
 
 def find_checkpoint(report: Report, store: CheckpointStore) -> Checkpoint | None:

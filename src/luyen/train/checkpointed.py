@@ -71,6 +71,7 @@ def open_checkpoint(
     if not file.is_file():
         why = f"a checkpoint holds weights, and what they are weights of stands in {file}"
         raise UserError(_FIELD, path, why, "leave checkpoints inside their run directory")
+    RunDirectory(file.parent).read_config()  # a UserError where it is not as it was written
     config = read_config([file], overrides)
     weights: dict[str, Tensor] = load_state(found.path, "actor")
     return _opened(config, str(found.path), found.step, weights, keep_dtype=keep_dtype)

@@ -1,6 +1,5 @@
 """A folder with a manifest is a whole run directory; no run is ever written over."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -20,10 +19,10 @@ def begin(root: Path) -> RunDirectory:
 
 def test_a_new_run_has_its_config_provenance_and_manifest(tmp_path: Path):
     run = begin(tmp_path / "p" / "e")
-    assert run.config.read_text() == "trainer:\n  nnodes: 1\n"
-    assert json.loads(run.provenance.read_text()) == {"trainer.nnodes": "a.yaml:2"}
+    assert run.read_config() == "trainer:\n  nnodes: 1\n"
+    assert run.read_provenance() == {"trainer.nnodes": "a.yaml:2"}
     manifest = run.read_manifest()
-    assert (manifest["schema"], manifest["seeds"]) == (1, {"run": 7})
+    assert (manifest["schema"], manifest["seeds"]) == (2, {"run": 7})
     assert sorted(p.name for p in run.root.iterdir()) == [
         "checkpoints",
         "config.yaml",
@@ -91,9 +90,70 @@ def test_a_beginning_that_was_killed_can_be_made_again(
 
 def test_a_later_layout_and_a_damaged_manifest_are_refused(tmp_path: Path):
     run = begin(tmp_path / "e")
-    run.manifest.write_text('{"schema": 2}')
-    with pytest.raises(UserError, match=r"layout 2.*newer luyen"):
+    run.manifest.write_text('{"schema": 3}')
+    with pytest.raises(UserError, match=r"layout 3.*newer luyen"):
         RunDirectory.open(run.root)
     run.manifest.write_text('{"schema": 1')
     with pytest.raises(UserError, match=r"manifest\.json.*damaged"):
         RunDirectory.open(run.root)
+
+
+def test_any_flipped_bit_of_the_first_files_is_found(tmp_path: Path):
+    run = begin(tmp_path / "e")
+    reads = {
+        run.manifest: run.read_manifest,
+        run.config: run.read_config,
+        run.provenance: run.read_provenance,
+    }
+    for path, read in reads.items():
+        content, was = path.read_bytes(), read()
+        for place in range(8 * len(content)):
+            flipped = bytearray(content)
+            flipped[place // 8] ^= 1 << place % 8
+            path.write_bytes(flipped)
+            try:
+                found, said = read(), path.name  # a flip in white space changes nothing
+            except UserError as error:
+                found, said = was, str(error)
+            assert (found, path.name in said) == (was, True), f"bit {place} of {path.name}"
+        path.write_bytes(content)
+
+
+def test_a_run_of_the_layout_without_seals_is_read(tmp_path: Path):
+    run = begin(tmp_path / "e")
+    run.manifest.write_text('{"schema": 1, "run_id": "old"}')
+    run.config.write_text("trainer: {}")
+    run.provenance.write_text('{"a": "b.yaml:1"}')
+    found = RunDirectory.open(run.root)
+    assert (found.run_id, found.read_config(), found.read_provenance()) == (
+        "old",
+        "trainer: {}",
+        {"a": "b.yaml:1"},
+    )
+    run.write_config("trainer: {seed: 1}", {"a": "c.yaml:1"})
+    assert (found.read_config(), found.read_provenance()) == (
+        "trainer: {seed: 1}",
+        {"a": "c.yaml:1"},
+    )
+
+
+def test_files_that_lost_their_seal_or_are_gone_are_named(tmp_path: Path):
+    run = begin(tmp_path / "e")
+    run.config.write_text("trainer: {}")
+    with pytest.raises(UserError, match=r"config\.yaml.*not as it was written"):
+        run.read_config()
+    run.config.unlink()
+    with pytest.raises(UserError, match=r"config\.yaml.*missing"):
+        run.read_config()
+
+
+def test_resumptions_are_listed_in_order(tmp_path: Path):
+    run = begin(tmp_path / "e")
+    assert run.read_resumptions() == []
+    for step in (3, 5):
+        run.note_resumption({"checkpoint": step})
+    assert [entry["checkpoint"] for entry in run.read_resumptions()] == [3, 5]
+    assert set(run.read_resumptions()[0]) == {"time", "checkpoint"}
+    run.resumptions.write_text(run.resumptions.read_text().replace("3", "4", 1))
+    with pytest.raises(UserError, match=r"resumptions\.json"):
+        run.read_resumptions()

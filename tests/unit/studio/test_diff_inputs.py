@@ -55,6 +55,37 @@ def test_keys_rows_and_facts_that_differ_are_listed_in_this_order(tmp_path: Path
     ]
 
 
+def test_content_of_files_counts_and_their_place_does_not(tmp_path: Path):
+    def files(path: str, fingerprint: str) -> dict[str, dict[str, str]]:
+        return {"reward.custom_reward_function.path": {"path": path, "fingerprint": fingerprint}}
+
+    one = run(tmp_path / "a", {}, files=files("a.py", "sha256:ab"), packages={"x": "1", "y": "1"})
+    moved = run(tmp_path / "b", {}, files=files("b.py", "sha256:ab"), packages={"z": "1"})
+    other = run(tmp_path / "c", {}, files=files("a.py", "sha256:cd"), packages={"x": "2"})
+    older = run(tmp_path / "d", {})
+    assert changed_inputs(one, moved) == []
+    assert changed_inputs(one, older) == [], "what was not recorded says nothing"
+    content, package = changed_inputs(one, other)
+    assert (content.kind, content.a, content.b, content.acts_on) == (
+        "file",
+        "a.py sha256:ab",
+        "a.py sha256:cd",
+        "rewards",
+    )
+    assert (package.name, package.a, package.b) == ("packages.x", "1", "2")
+    assert suspects([package, content], "rewards")[0] is content
+
+
+def test_a_seed_is_named_once(tmp_path: Path):
+    runs = [
+        run(tmp_path / str(seed), {"trainer": {"seed": seed}}, seeds={"run": seed})
+        for seed in (0, 1)
+    ]
+    assert [one.name for one in changed_inputs(*runs)] == ["trainer.seed"]
+    same = run(tmp_path / "c", {"trainer": {"seed": 0}}, seeds={"run": 1})
+    assert [one.name for one in changed_inputs(runs[0], same)] == ["seeds.run"]
+
+
 def test_a_run_and_its_copy_have_the_same_inputs(tmp_path: Path):
     runs = [run(tmp_path / name, {"trainer": {"seed": 0}}) for name in "ab"]
     assert changed_inputs(*runs) == []

@@ -30,6 +30,10 @@ def test_versions_settings_and_seeds_are_recorded(tmp_path: Path, monkeypatch: p
     assert (facts["threads"], facts["hardware"]["gpus"]) == ({"torch": 2}, ["A card"])
     assert facts["hardware"]["cores"] >= 1
     assert facts["revision"] is None
+    assert facts["code"].startswith("sha256:")
+    assert facts["packages"]["pytest"] == metadata.version("pytest")
+    assert not facts["packages"].keys() & facts["versions"].keys()
+    assert facts["folder"] == str(tmp_path.resolve())
 
 
 def test_a_package_that_is_not_installed_has_no_version(

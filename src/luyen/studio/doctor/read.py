@@ -13,6 +13,7 @@ from typing import Any, TypeVar, final
 from luyen.base.errors import UserError
 from luyen.base.files import read_json
 from luyen.base.rundir import RunDirectory, step_of
+from luyen.base.seals import unsealed
 from luyen.config.catalog import ADV_ESTIMATORS
 from luyen.config.load import load
 from luyen.config.model_shape import read_shape
@@ -102,9 +103,18 @@ class RunRecord:
                 found[step] = page
         return found
 
+    @cached_property
+    def worst_tokens(self) -> list[dict[str, Any]]:
+        """Tokens about which sampler and trainer disagreed most, in the latest step with any."""
+        steps = self._steps_in("parity")
+        if not steps:
+            return []
+        path = self.directory.parity(steps[-1])
+        return self._try(path, lambda p: unsealed(read_json(p), p, is_demanded=True)["tokens"], [])
+
     def damaged(self) -> list[Unread]:
         """Every file that cannot be read, of all that a rule may look at."""
-        _ = self.rollouts, self.checkpoints  # reading notes what is damaged
+        _ = self.rollouts, self.checkpoints, self.worst_tokens  # reading notes what is damaged
         return self.unread
 
     @cached_property
@@ -129,6 +139,7 @@ class RunRecord:
         return needs_reference(self.config)
 
     def _read_config(self, path: Path) -> RunConfig:
+        self._try(path, lambda _: self.directory.read_config(), "")
         tree = load([path], [])
         parsed = parse(tree)
         wrong = [p for p in (*tree.problems, *parsed.problems) if p.severity == "error"]

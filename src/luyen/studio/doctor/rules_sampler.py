@@ -31,13 +31,34 @@ def parity_gap(record: RunRecord) -> Iterator[Symptom]:
         change = "actor_rollout_ref.rollout.deterministic=true"
         if rollout.deterministic:
             change = "`luyen selftest` with this model: it says where the two part"
+        shares = _shares(record)
         yield Symptom(
             says=f"log-probabilities differ by {mean.end():.3g} nats in the mean and "
-            f"{worst.end():.3g} at worst",
+            f"{worst.end():.3g} at worst{_where(record)}",
             experiment=repair(change),
             steps=mean.last_steps,
-            numbers={"parity/mean_gap": mean.end(), "parity/max_gap": worst.end()},
+            numbers={"parity/mean_gap": mean.end(), "parity/max_gap": worst.end(), **shares},
+            rollouts=tuple(dict.fromkeys(token["rollout"] for token in record.worst_tokens)),
         )
+
+
+def _shares(record: RunRecord) -> dict[str, float]:
+    """What the gap is made of, where the run says so."""
+    courses = {
+        name: record.course(f"parity/{name}_share") for name in ("engine", "staleness", "drift")
+    }
+    return {f"parity/{n}_share": c.end() for n, c in courses.items() if c.has_end}
+
+
+def _where(record: RunRecord) -> str:
+    """The worst token of the latest step that wrote any."""
+    if not record.worst_tokens:
+        return ""
+    worst = record.worst_tokens[0]
+    return (
+        f"; worst of the latest step: {worst['text']!r} at {worst['position']} of "
+        f"{worst['rollout']}, {worst['trainer']:.3g} for {worst['sampler']:.3g} ({worst['part']})"
+    )
 
 
 @rule("stale-weights", "error")

@@ -34,7 +34,7 @@ class Vocabulary:
 
 def read_vocabulary(model: Model) -> Vocabulary | None:
     """The vocabulary in `tokenizer.json`; None where no such file is on this machine."""
-    for file in _candidates(model.tokenizer_path or model.path):
+    for file in tokenizer_files(model.tokenizer_path or model.path):
         try:
             return _vocabulary(json.loads(file.read_text(encoding="utf-8")))
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
@@ -42,7 +42,8 @@ def read_vocabulary(model: Model) -> Vocabulary | None:
     return None
 
 
-def _candidates(path: str) -> Iterator[Path]:
+def tokenizer_files(path: str) -> Iterator[Path]:
+    """Where the `tokenizer.json` of a model may lie on this machine."""
     if path.startswith(_BUILTIN):
         home = Path(str(resources.files("luyen") / "builtin"))
         yield home / path.removeprefix(_BUILTIN) / "tokenizer.json"

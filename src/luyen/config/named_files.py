@@ -1,0 +1,178 @@
+"""Which files a configuration names without holding their content, and their fingerprints.
+
+Code (rewards, plugins, tools, worlds, samplers), lists of tools, and models. Rows are not among
+them: what rows say has a fingerprint of its own. What a named file imports is not followed.
+"""
+
+import importlib.machinery
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast, final
+
+import yaml
+
+from luyen.base.paths import expanded
+from luyen.config.model_files import model_parts
+from luyen.config.schema.run import RunConfig
+from luyen.telemetry.fingerprints import fingerprint_together
+
+_TURNS = "actor_rollout_ref.rollout.multi_turn"
+_MODEL = "actor_rollout_ref.model"
+_ENDINGS = (".py", ".yaml", ".yml", ".json", ".jsonl", ".csv", ".txt", ".parquet")
+"""What a word must end with to be looked for as a file."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedFile:
+    """A file, or the files of one part of a model, that a key names.
+
+    Example:
+        >>> NamedFile(name="trainer.plugins.0", written="a.py", files=(Path("a.py"),)).revision
+    """
+
+    name: str
+    """The key, and what below it."""
+    written: str
+    """What the configuration says."""
+    files: tuple[Path, ...] = ()
+    """Where it lies on this machine."""
+    revision: str | None = None
+    """Revision of a model of the hub, which stands for the content of its files."""
+
+    def fingerprint(self) -> str:
+        """Of the content as it is now."""
+        if self.revision is not None:
+            return f"revision:{self.revision}"
+        return fingerprint_together(self.files)
+
+
+def named_fingerprints(config: RunConfig, *, folder: Path) -> dict[str, dict[str, str]]:
+    """Name -> path and fingerprint of everything the configuration names; paths from `folder`.
+
+    Example:
+        >>> sorted(named_fingerprints(RunConfig(), folder=Path()))[-1]
+        'actor_rollout_ref.model.path.weights'
+    """
+    return {
+        named.name: {"path": named.written, "fingerprint": named.fingerprint()}
+        for named in named_files(config, folder)
+    }
+
+
+def named_files(config: RunConfig, folder: Path) -> Iterator[NamedFile]:
+    """Everything the configuration names; relative paths begin at `folder`."""
+    yield from _code(config, folder)
+    yield from _lists(config, folder)
+    yield from _arguments(config, folder)
+    yield from _models(config, folder)
+
+
+def _code(config: RunConfig, folder: Path) -> Iterator[NamedFile]:
+    multi_turn = config.actor_rollout_ref.rollout.multi_turn
+    keys = {
+        "reward.custom_reward_function.path": config.reward.custom_reward_function.path,
+        "data.sampler.class_path": config.data.sampler.class_path,
+        f"{_TURNS}.function_tool_path": multi_turn.function_tool_path,
+        **{f"trainer.plugins.{i}": path for i, path in enumerate(config.trainer.plugins)},
+    }
+    for name, path in keys.items():
+        if path is not None:
+            yield NamedFile(name=name, written=path, files=(folder / expanded(path),))
+
+
+def _lists(config: RunConfig, folder: Path) -> Iterator[NamedFile]:
+    """Lists of tools and of users, and the files that stand in them."""
+    multi_turn = config.actor_rollout_ref.rollout.multi_turn
+    keys = {
+        f"{_TURNS}.tool_config_path": multi_turn.tool_config_path,
+        f"{_TURNS}.interaction_config_path": multi_turn.interaction_config_path,
+    }
+    for name, path in keys.items():
+        if path is None:
+            continue
+        file = folder / expanded(path)
+        yield NamedFile(name=name, written=path, files=(file,))
+        try:
+            page: Any = yaml.safe_load(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError, yaml.YAMLError):
+            continue  # the check names what is wrong with it
+        yield from _mentioned(page, name, file.parent)
+
+
+def _arguments(config: RunConfig, folder: Path) -> Iterator[NamedFile]:
+    """Files that stand among the free arguments of a component."""
+    multi_turn = config.actor_rollout_ref.rollout.multi_turn
+    keys: dict[str, Mapping[str, Any]] = {
+        "reward.custom_reward_function.reward_kwargs": (
+            config.reward.custom_reward_function.reward_kwargs
+        ),
+        "reward.components": config.reward.components,
+        "data.sampler.kwargs": config.data.sampler.kwargs,
+        f"{_TURNS}.environments": multi_turn.environments,
+    }
+    for name, arguments in keys.items():
+        yield from _mentioned(arguments, name, folder)
+
+
+def _models(config: RunConfig, folder: Path) -> Iterator[NamedFile]:
+    arr = config.actor_rollout_ref
+    has_own = arr.model.tokenizer_path is not None
+    left_out = {"weights"} if arr.model.init == "random" else set[str]()
+    left_out |= {"tokenizer", "template"} if has_own else set[str]()
+    keys = {
+        f"{_MODEL}.path": (arr.model.path, left_out),
+        f"{_MODEL}.tokenizer_path": (arr.model.tokenizer_path, {"weights", "config"}),
+        f"{_MODEL}.lora_adapter_path": (arr.model.lora_adapter_path, set[str]()),
+        "actor_rollout_ref.ref.path": (arr.ref.path, {"tokenizer", "template"}),
+        "critic.model.path": (config.critic.model.path, {"tokenizer", "template"}),
+        "reward.reward_model.model_path": (config.reward.reward_model.model_path, set[str]()),
+    }
+    for name, (path, unused) in keys.items():
+        if path is None:
+            continue
+        for part, (files, revision) in model_parts(path, folder).items():
+            if part not in unused:
+                yield NamedFile(name=f"{name}.{part}", written=path, files=files, revision=revision)
+
+
+def _mentioned(tree: Any, name: str, folder: Path) -> Iterator[NamedFile]:
+    """Words of a tree that are files: `FILE.py`, `FILE.py:NAME`, or `class_name: PACKAGE.CLASS`."""
+    if isinstance(tree, Mapping):
+        for key, inner in cast(Mapping[Any, Any], tree).items():
+            if key == "class_name" and isinstance(inner, str) and ".py" not in inner:
+                file = module_file(inner)
+                yield from () if file is None else [_at(name, inner, file)]
+            else:
+                yield from _mentioned(inner, name, folder)
+    elif isinstance(tree, list):
+        for inner in cast(list[Any], tree):
+            yield from _mentioned(inner, name, folder)
+    elif isinstance(tree, str):
+        path = tree.rpartition(":")[0] if ".py:" in tree else tree
+        if path.endswith(_ENDINGS) and "\n" not in path and (folder / expanded(path)).is_file():
+            yield _at(name, path, folder / expanded(path))
+
+
+def _at(name: str, written: str, file: Path) -> NamedFile:
+    return NamedFile(name=f"{name}:{written}", written=written, files=(file,))
+
+
+def module_file(dotted: str) -> Path | None:
+    """The file of the module that a dotted name leads into, found without importing anything.
+
+    Example:
+        >>> module_file("json.decoder.JSONDecoder").name
+        'decoder.py'
+    """
+    names = dotted.split(".")
+    found, places = None, None
+    for count in range(1, len(names) + 1):
+        spec = importlib.machinery.PathFinder.find_spec(".".join(names[:count]), places)
+        if spec is None:
+            break
+        found, places = spec.origin, spec.submodule_search_locations
+        if places is None:
+            break
+    return None if found is None else Path(found)
