@@ -19,6 +19,7 @@ from luyen.rollout.setting import Setting
 from luyen.rollout.single_turn import Draw, Group
 from luyen.rollout.tools.box import ToolBox
 from luyen.rollout.tools.protocol import Tool
+from luyen.telemetry.journal import WorkJournal
 
 TOKENIZER = load_tokenizer("builtin://arithmetic")
 HERMES = tool_parsers.get("hermes")
@@ -49,6 +50,10 @@ class ScriptedEngine:
     @property
     def is_idle(self) -> bool:
         return not self._rows
+
+    @property
+    def is_steady(self) -> bool:
+        return True
 
     def submit(self, request: Request) -> None:
         self.requests.append(request)
@@ -163,6 +168,7 @@ def play(
     *questions: str,
     samples: int = 1,
     policy: FaultPolicy = KEEP,
+    journal: WorkJournal | None = None,
     **row,
 ) -> list[Group]:
     """The conversations that begin with these questions."""
@@ -178,5 +184,6 @@ def play(
             purpose="rollout",
             version=3,
             policy=policy,
+            journal=journal,
         )
     )

@@ -161,9 +161,12 @@ class Branch:
     """Log-probability each sampled token was drawn with."""
     versions: tuple[int | None, ...]
     """Version of the weights that drew each sampled token."""
+    kept_mass: tuple[float | None, ...] = ()
+    """Probability left by top-k, top-p and min-p where each was sampled; empty: they are off."""
 
     def __post_init__(self) -> None:
         lengths = {len(self.tokens), len(self.sources), len(self.turns), len(self.logps)}
+        lengths |= {len(self.kept_mass)} - {0}
         assert lengths == {len(self.versions)}, "streams of a branch differ in length"
 
 
@@ -213,9 +216,12 @@ class Rollout:
     """Rewards that tools and environments gave on the way: turn and value."""
     notes: Mapping[str, float] = field(default_factory=dict[str, float])
     """Counters of the conversation, e.g. `drift` and `seconds`."""
+    kept_mass: tuple[float | None, ...] = ()
+    """Probability left by top-k, top-p and min-p where each was sampled; empty: they are off."""
 
     def __post_init__(self) -> None:
         lengths = {len(self.tokens), len(self.sources), len(self.turns), len(self.logps)}
+        lengths |= {len(self.kept_mass)} - {0}
         assert lengths == {len(self.versions)}, "streams of a rollout differ in length"
 
     @property
@@ -227,6 +233,7 @@ class Rollout:
             turns=self.turns,
             logps=self.logps,
             versions=self.versions,
+            kept_mass=self.kept_mass,
         )
         return (*self.earlier, last)
 

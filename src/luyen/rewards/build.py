@@ -1,11 +1,12 @@
 """From the `reward` block to the reward of a run."""
 
+import asyncio
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Self, final
 
 from luyen.base.errors import UserError
-from luyen.base.records import Prompt, Rollout, Score
+from luyen.base.records import Rollout
 from luyen.config.reward_parts import read_components, read_routes
 from luyen.config.schema.reward import Component
 from luyen.config.schema.reward import Reward as RewardConfig
@@ -15,11 +16,11 @@ from luyen.rewards.components import RuleReward, knobs_of
 from luyen.rewards.compose import Weighted, WeightedSum
 from luyen.rewards.custom import CustomReward
 from luyen.rewards.pool import Pool
-from luyen.rewards.protocol import Group, Reward, StepReward
+from luyen.rewards.protocol import Group, Reward
 from luyen.rewards.registries import Given, reward_managers
 from luyen.rewards.routing import Routed, routes_in_force
 from luyen.rewards.rules.all import rule_rewards
-from luyen.rewards.step import Scored, settle, side_by_side
+from luyen.rewards.step import Judging, Scored, score_all, settle
 
 MANAGERS = ways
 """Importing it registers the managers that come with the package."""
@@ -107,15 +108,10 @@ class BuiltReward:
         """Ids of the processes it has started."""
         return self._pool.pids
 
-    async def __call__(self, prompt: Prompt, rollouts: Sequence[Rollout]) -> list[Score]:
-        """One tree per rollout of a group."""
-        return await self._inner(prompt, rollouts)
-
-    async def score_step(self, groups: Sequence[Group]) -> list[list[Score]]:
-        """The scores of every group, in order."""
-        if isinstance(self._inner, StepReward):
-            return await self._inner.score_step(groups)
-        return await side_by_side(self._inner, groups, num_workers=self._num_workers)
+    def judge(self, groups: Sequence[Group], work: Judging | None = None) -> list[Scored]:
+        """Every group with its scores, in order; those that the journal has are not judged anew."""
+        scored = score_all(self._inner, groups, num_workers=self._num_workers, work=work)
+        return asyncio.run(scored)
 
     def check_sources(self, sources: Iterable[str]) -> None:
         """Raise a UserError, before anything is sampled, if some data source cannot be judged."""

@@ -9,6 +9,7 @@ from importlib import import_module
 from time import perf_counter
 from typing import Any, Protocol, final
 
+from luyen.base.heartbeat import beat
 from luyen.rewards.loading import load_function, load_module
 from luyen.rewards.outcome import Outcome, boundary, outcome_of
 from luyen.rewards.rules.all import rule_rewards
@@ -92,6 +93,7 @@ class Inline:
         start = perf_counter()
         function = function_of(call.name, call.source, call.rule)
         fault, returned = await attempt(function, call.arguments, timeout_s=self._timeout_s)
+        beat()
         seconds = perf_counter() - start
         if fault is not None:
             return Outcome(error=fault, seconds=seconds)

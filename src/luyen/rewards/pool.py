@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import final
 
+from luyen.base.heartbeat import beat
 from luyen.rewards.calls import Call
 from luyen.rewards.outcome import Outcome
 from luyen.sandbox import pool as processes
@@ -35,6 +36,7 @@ class Pool:
             where="luyen.rewards.worker", name="judge", prepare="load", args=(call,)
         )
         reply = await self._processes.run(asked)
+        beat()
         if reply.timed_out:
             error = f"no score within {self._timeout_s:g} s (reward.timeout_s)"
             return Outcome(error=error, seconds=reply.seconds)

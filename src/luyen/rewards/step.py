@@ -10,6 +10,7 @@ from luyen.base.errors import UserError
 from luyen.base.records import Prompt, Rollout, Score
 from luyen.rewards.clock import measuring
 from luyen.rewards.protocol import Group, Reward, StepReward
+from luyen.telemetry.journal import WorkJournal
 
 
 @final
@@ -35,18 +36,44 @@ class Scored:
         return tuple(r.score for r in self.rollouts if r.score is not None)
 
 
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judging:
+    """Where scores are looked up and written down, in a run that keeps a journal.
+
+    Example:
+        >>> Judging().known(()) is None
+        True
+    """
+
+    journal: WorkJournal | None = None
+    """The journal; None: every group is judged."""
+    purpose: str = "rollout"
+    """What the rollouts were drawn for."""
+
+    def known(self, rollouts: Sequence[Rollout]) -> list[Score] | None:
+        """The scores of a group that was judged before."""
+        return None if self.journal is None else self.journal.scores(self.purpose, rollouts)
+
+    def keep(self, rollouts: Sequence[Rollout], scores: Sequence[Score]) -> None:
+        """Write the scores of a group down."""
+        if self.journal is not None:
+            self.journal.keep_scores(self.purpose, rollouts, scores)
+
+
 async def score_all(
-    reward: Reward, groups: Sequence[Group], *, num_workers: int = 8
+    reward: Reward, groups: Sequence[Group], *, num_workers: int = 8, work: Judging | None = None
 ) -> list[Scored]:
     """Every group with its scores, in order; at most `num_workers` groups are judged at once.
 
-    A reward that wants the whole step at once decides about that itself.
+    A reward that wants the whole step at once decides about that itself. Groups whose scores the
+    journal has are not judged again.
     """
     with measuring() as seconds:
         if isinstance(reward, StepReward):
-            rows = await reward.score_step(groups)
+            rows = await _whole_step(reward, groups, work or Judging())
         else:
-            rows = await side_by_side(reward, groups, num_workers=num_workers)
+            rows = await _side_by_side(reward, groups, num_workers, work or Judging())
     scored: list[Scored] = []
     for (prompt, rollouts), scores in zip(groups, rows, strict=True):
         judged = tuple(_judged(r, score) for r, score in zip(rollouts, scores, strict=True))
@@ -55,15 +82,33 @@ async def score_all(
     return scored
 
 
-async def side_by_side(
-    reward: Reward, groups: Sequence[Group], *, num_workers: int
+async def _whole_step(
+    reward: StepReward, groups: Sequence[Group], work: Judging
+) -> list[list[Score]]:
+    known = [work.known(rollouts) for _, rollouts in groups]
+    found = [scores for scores in known if scores is not None]
+    if len(found) == len(groups):
+        return found
+    rows = await reward.score_step(groups)
+    for (_, rollouts), scores in zip(groups, rows, strict=True):
+        work.keep(rollouts, scores)
+    return rows
+
+
+async def _side_by_side(
+    reward: Reward, groups: Sequence[Group], num_workers: int, work: Judging
 ) -> list[list[Score]]:
     """The scores of each group, in order; the first error stops the rest."""
     room = asyncio.Semaphore(num_workers)
 
     async def one(prompt: Prompt, rollouts: Sequence[Rollout]) -> list[Score]:
+        known = work.known(rollouts)
+        if known is not None:
+            return known
         async with room:
-            return await reward(prompt, rollouts)
+            scores = await reward(prompt, rollouts)
+        work.keep(rollouts, scores)
+        return scores
 
     tasks = [asyncio.ensure_future(one(prompt, rollouts)) for prompt, rollouts in groups]
     try:

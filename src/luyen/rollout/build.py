@@ -106,6 +106,7 @@ def build_conversations(
         max_response_length=max_response_length,
         time_budget_s=multi_turn.time_budget_s,
         sanity=multi_turn.tokenization_sanity_check_mode,
+        on_unknown=multi_turn.on_unknown,
     )
     policy = FaultPolicy(
         on_fault=multi_turn.on_fault,

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from typing import final
 
 from luyen.base.errors import UserError
+from luyen.base.heartbeat import beat
 from luyen.rollout.protocol import Completion, Request, RolloutEngine, Sampling
 from luyen.rollout.tools.foreign import boundary
 
@@ -114,6 +115,7 @@ class EngineClient:
         if not self._engine.is_idle:
             for completion in self._engine.advance():
                 self._deliver(completion)
+            beat()
         elif not self._waiting:
             self._arrived.clear()
             await self._arrived.wait()

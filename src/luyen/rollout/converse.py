@@ -36,6 +36,7 @@ from luyen.rollout.protocol import Sampling
 from luyen.rollout.setting import Address, Setting
 from luyen.rollout.tools.finished import outcome_of
 from luyen.rollout.tools.foreign import boundary
+from luyen.rollout.tools.ledger import CallLedger, UnknownOutcome
 from luyen.rollout.tools.open_tools import OpenTools
 from luyen.rollout.transcript import Transcript
 
@@ -56,8 +57,9 @@ class Conversation:
         sampling: Sampling,
         version: int,
         deadline: float | None = None,
+        ledger: CallLedger | None = None,
     ) -> None:
-        """`version` is that of the weights that `client` draws with.
+        """`version` is that of the weights that `client` draws with; calls go into the ledger.
 
         At the deadline (of the loop's clock) it ends with what there is.
         """
@@ -70,6 +72,7 @@ class Conversation:
         self._env: GuardedEnv | None = None
         self._tools: OpenTools | None = None
         self._deadline = deadline
+        self._ledger = ledger
         self._transcript = Transcript(())
         self._prompt_length = 0
         self._messages: list[Message] = []
@@ -99,7 +102,8 @@ class Conversation:
         if faults and (isinstance(faults[0], UserError) or faults[0] is self._client.failure):
             raise faults[0]
         splits = float(len(self._transcript.earlier))
-        notes = {"seconds": clock() - started, "splits": splits, **self._measured()}
+        unknown = {"unknown": 1.0} if faults and isinstance(faults[0], UnknownOutcome) else {}
+        notes = {"seconds": clock() - started, "splits": splits, **unknown, **self._measured()}
         return self._transcript.rollout(
             group=self._address.group,
             sample=self._address.sample,
@@ -149,7 +153,8 @@ class Conversation:
             messages = await self._env.open(prompt, key)
         own = {tool.name for tool in besides}
         names = [n for schema in prompt.tools if (n := schema["function"]["name"]) not in own]
-        self._tools = await self._setting.tools.open(prompt, key, names, besides=besides)
+        tools, ledger = self._setting.tools, self._ledger
+        self._tools = await tools.open(prompt, key, names, besides=besides, ledger=ledger)
         self._messages, self._opening = list(messages), len(messages)
         self._transcript = Transcript(
             self._setting.renderer.prompt_tokens(self._messages, prompt.tools)
@@ -204,7 +209,10 @@ class Conversation:
         """Run the calls side by side; the policy reads about each in the order it wrote them."""
         assert self._tools is not None
         tools, turn = self._tools, self._turn
-        running = [asyncio.ensure_future(tools.call(call, turn)) for call in self._said.calls[:run]]
+        running = [
+            asyncio.ensure_future(tools.call(call, turn, index))
+            for index, call in enumerate(self._said.calls[:run])
+        ]
         try:
             # All of them end before anything else happens, also where one of them is a fault.
             await asyncio.gather(*running, return_exceptions=True)

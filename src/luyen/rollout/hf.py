@@ -9,6 +9,7 @@ from typing import final
 
 import torch
 
+from luyen.models.fingerprint import Fingerprint
 from luyen.models.plain import PlainForward, plain_attention
 from luyen.models.policy import Policy
 from luyen.rollout.native.running import Decode, Row, RowTensors, write_down
@@ -31,6 +32,11 @@ class HfEngine:
         """Whether nothing is queued."""
         return not self._waiting
 
+    @property
+    def is_steady(self) -> bool:
+        """No: the samples of a request share their matrix products."""
+        return False
+
     def submit(self, request: Request) -> None:
         """Queue a request; a UserError if it can never be served."""
         vocabulary = self._policy.head.vocabulary
@@ -51,6 +57,10 @@ class HfEngine:
         left = ([row for row in rows if row not in dropped] for rows in self._waiting)
         self._waiting = deque(rows for rows in left if rows)
         return [row.completion("aborted") for row in dropped]
+
+    def fingerprint(self) -> Fingerprint:
+        """The very parameters of the policy."""
+        return Fingerprint.of(self._policy)
 
     def close(self) -> None:
         """Forget what waits."""

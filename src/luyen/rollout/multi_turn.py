@@ -14,6 +14,8 @@ from luyen.rollout.protocol import RolloutEngine, Sampling
 from luyen.rollout.setting import Address, Setting
 from luyen.rollout.single_turn import Draw, Group
 from luyen.rollout.tools.box import ToolBox
+from luyen.rollout.tools.ledger import CallLedger
+from luyen.telemetry.journal import WorkJournal
 
 OnFault: TypeAlias = Literal["fail", "retry", "keep_min"]
 """A conversation that broke: stop the run, play it again, or go on without it."""
@@ -45,6 +47,59 @@ class FaultPolicy:
         return 1 + (self.retries if self.on_fault == "retry" else 0)
 
 
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Playing:
+    """What the conversations of one generation have in common."""
+
+    client: EngineClient
+    setting: Setting
+    sampling: Sampling
+    seed: int
+    purpose: str
+    version: int
+    policy: FaultPolicy
+    journal: WorkJournal | None
+
+    async def one(self, draw: Draw, sample: int) -> Rollout:
+        """One rollout: from the journal, or played, and played again where the policy says so."""
+        if self.journal is not None:
+            kept = self.journal.rollout(self.purpose, draw.group, sample)
+            if kept is not None:
+                return kept
+        played = await self._played(draw, sample)
+        if self.journal is not None and played.fault is None:
+            self.journal.keep_rollout(self.purpose, played)
+        return played
+
+    async def _played(self, draw: Draw, sample: int) -> Rollout:
+        address = Address(seed=self.seed, purpose=self.purpose, group=draw.group, sample=sample)
+        clock, budget = asyncio.get_running_loop().time, self.setting.time_budget_s
+        deadline = None if budget is None else clock() + budget
+        for attempt in range(self.policy.attempts):
+            rollout = await Conversation(
+                address,
+                draw.prompt,
+                self.setting,
+                client=self.client,
+                sampling=self.sampling,
+                version=self.version,
+                deadline=deadline,
+                ledger=self._ledger(address, attempt),
+            ).play()
+            is_last = attempt + 1 == self.policy.attempts or (deadline or inf) <= clock()
+            # To play again what may have acted would be to make the call again after all.
+            if rollout.fault is None or is_last or rollout.notes.get("unknown"):
+                return replace(rollout, notes={**rollout.notes, "retries": float(attempt)})
+        raise AssertionError("a conversation is played at least once")
+
+    def _ledger(self, address: Address, attempt: int) -> CallLedger | None:
+        if self.journal is None:
+            return None
+        place = address.place(attempt=attempt)
+        return CallLedger(self.journal, place, on_unknown=self.setting.on_unknown)
+
+
 async def converse_all(
     engine: RolloutEngine,
     setting: Setting,
@@ -55,36 +110,26 @@ async def converse_all(
     purpose: str,
     version: int,
     policy: FaultPolicy,
+    journal: WorkJournal | None = None,
 ) -> list[Group]:
     """Rollouts of every draw, in the order of the draws, whatever finished first.
 
     Rollouts with a fault are among them, so that they are recorded. The time budget holds for a
-    rollout with all its attempts.
+    rollout with all its attempts. Rollouts that the journal has are not played again.
     """
-    client, budget = EngineClient(engine), setting.time_budget_s
-    clock = asyncio.get_running_loop().time
-
-    async def one(draw: Draw, sample: int) -> Rollout:
-        address = Address(seed=seed, purpose=purpose, group=draw.group, sample=sample)
-        deadline = None if budget is None else clock() + budget
-        for attempt in range(policy.attempts):
-            talk = Conversation(
-                address,
-                draw.prompt,
-                setting,
-                client=client,
-                sampling=sampling,
-                version=version,
-                deadline=deadline,
-            )
-            rollout = await talk.play()
-            is_last = attempt + 1 == policy.attempts or (deadline or inf) <= clock()
-            if rollout.fault is None or is_last:
-                return replace(rollout, notes={**rollout.notes, "retries": float(attempt)})
-        raise AssertionError("a conversation is played at least once")
-
+    client = EngineClient(engine)
+    playing = _Playing(
+        client=client,
+        setting=setting,
+        sampling=sampling,
+        seed=seed,
+        purpose=purpose,
+        version=version,
+        policy=policy,
+        journal=journal,
+    )
     async with client.running():
-        played = await _side_by_side([one(d, i) for d in draws for i in range(d.samples)])
+        played = await _side_by_side([playing.one(d, i) for d in draws for i in range(d.samples)])
     rollouts = iter(played)
     return [
         Group(prompt=d.prompt, rollouts=tuple(next(rollouts) for _ in range(d.samples)))
@@ -125,6 +170,7 @@ class Conversations:
         seed: int,
         purpose: str,
         version: int,
+        journal: WorkJournal | None = None,
     ) -> list[Group]:
         """Rollouts of every draw; those that broke are among them, with their fault."""
         return self._runner.run(
@@ -137,6 +183,7 @@ class Conversations:
                 purpose=purpose,
                 version=version,
                 policy=self._policy,
+                journal=journal,
             )
         )
 

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias, final
 
 from luyen.base.errors import UserError
+from luyen.base.heartbeat import beat
 from luyen.base.registry import Registry
+from luyen.models.fingerprint import Fingerprint
 
 Ending: TypeAlias = Literal["stop", "length", "aborted"]
 """Why an answer ended."""
@@ -113,6 +115,15 @@ class RolloutEngine(Protocol):
         """Whether nothing is queued or running."""
         ...
 
+    @property
+    def is_steady(self) -> bool:
+        """Whether an answer does not depend on what else is drawn at the same time."""
+        ...
+
+    def fingerprint(self) -> Fingerprint | None:
+        """The weights it would draw with now; None: it cannot say."""
+        ...
+
     def close(self) -> None:
         """Free what is held."""
         ...
@@ -146,9 +157,15 @@ def refuse_impossible(request: Request, *, vocabulary: int, can_decode: bool = T
 
 
 def generate(
-    engine: RolloutEngine, requests: Iterable[Request]
+    engine: RolloutEngine,
+    requests: Iterable[Request],
+    *,
+    finished: Callable[[Completion], None] | None = None,
 ) -> dict[tuple[str, int], Completion]:
-    """Answer every request; the result does not depend on the order in which answers finish."""
+    """Answer every request; the result does not depend on the order in which answers finish.
+
+    `finished` hears of each answer as soon as it is there.
+    """
     asked = list(requests)
     assert len({request.id for request in asked}) == len(asked), "two requests share an id"
     for request in asked:
@@ -157,4 +174,7 @@ def generate(
     while not engine.is_idle:
         for completion in engine.advance():
             found[completion.request, completion.sample] = completion
+            if finished is not None:
+                finished(completion)
+        beat()
     return dict(sorted(found.items()))

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 from luyen.base.records import GroupId, Prompt
 from luyen.base.seeds import derive_key
@@ -12,6 +12,7 @@ from luyen.rollout.env.protocol import Env
 from luyen.rollout.loop import TurnLimits
 from luyen.rollout.parsers.protocol import ToolParser
 from luyen.rollout.tools.box import ToolBox
+from luyen.rollout.tools.ledger import OnUnknown
 
 
 @final
@@ -42,6 +43,8 @@ class Setting:
     """Most seconds of a conversation; None: no limit."""
     sanity: Mode = "strict"
     """How strictly the tokens are compared with a full re-render."""
+    on_unknown: OnUnknown = "retry"
+    """A tool call that a killed run may or may not have made: make it, or break the rollout."""
 
 
 @final
@@ -71,6 +74,12 @@ class Address:
         return derive_key(
             self.seed, self.purpose, group.step, group.draw, group.uid, self.sample, turn
         )
+
+    def place(self, *, attempt: int) -> tuple[Any, ...]:
+        """Names one attempt at it among all of the run."""
+        group = self.group
+        here = (self.purpose, group.step, group.draw, group.uid, self.sample)
+        return (self.seed, *here, attempt)
 
     @property
     def world_key(self) -> int:

@@ -8,6 +8,7 @@ from luyen.base.records import GroupId, Prompt, Rollout, Source, StopReason
 from luyen.base.seeds import derive_key
 from luyen.data.render import Renderer
 from luyen.rollout.protocol import Completion, Request, RolloutEngine, Sampling, generate
+from luyen.telemetry.journal import WorkJournal
 
 _STOPS = {
     "stop": StopReason.ANSWERED,
@@ -59,23 +60,56 @@ def answer(
     seed: int,
     purpose: str,
     version: int,
+    journal: WorkJournal | None = None,
 ) -> list[Group]:
-    """Rollouts of every draw, in the order of the draws, whatever finished first."""
-    prompts = {
-        str(draw.group): tuple(renderer.prompt_tokens(draw.prompt.messages, draw.prompt.tools))
-        for draw in draws
-    }
-    requests = [
-        Request(
-            id=str(draw.group),
-            tokens=prompts[str(draw.group)],
-            keys=tuple(sampling_key(seed, purpose, draw.group, i) for i in range(draw.samples)),
-            sampling=sampling,
-        )
-        for draw in draws
-    ]
-    found = generate(engine, requests)
-    return [_group(draw, prompts, found, renderer, version) for draw in draws]
+    """Rollouts of every draw, in the order of the draws, whatever finished first.
+
+    Those that the journal has are not drawn again; others are written down as they finish.
+    """
+    found = _known(draws, journal, purpose, is_steady=engine.is_steady)
+    asked: dict[str, tuple[Request, Draw, list[int]]] = {}
+    for draw in draws:
+        left = [i for i in range(draw.samples) if (str(draw.group), i) not in found]
+        if left:
+            request = Request(
+                id=str(draw.group),
+                tokens=tuple(renderer.prompt_tokens(draw.prompt.messages, draw.prompt.tools)),
+                keys=tuple(sampling_key(seed, purpose, draw.group, i) for i in left),
+                sampling=sampling,
+            )
+            asked[request.id] = request, draw, left
+
+    def finished(completion: Completion) -> None:
+        request, draw, left = asked[completion.request]
+        sample = left[completion.sample]
+        rollout = _rollout(draw.group, sample, request.tokens, completion, renderer, version)
+        found[request.id, sample] = rollout
+        if journal is not None:
+            journal.keep_rollout(purpose, rollout)
+
+    generate(engine, [request for request, _, _ in asked.values()], finished=finished)
+    return [_group(draw, found) for draw in draws]
+
+
+def _group(draw: Draw, found: Mapping[tuple[str, int], Rollout]) -> Group:
+    rollouts = tuple(found[str(draw.group), i] for i in range(draw.samples))
+    return Group(prompt=draw.prompt, rollouts=rollouts)
+
+
+def _known(
+    draws: Sequence[Draw], journal: WorkJournal | None, purpose: str, *, is_steady: bool
+) -> dict[tuple[str, int], Rollout]:
+    """Finished rollouts, by group and sample.
+
+    Where an answer depends on what is drawn beside it, the rest would come out otherwise: there,
+    all rollouts are taken or none.
+    """
+    if journal is None:
+        return {}
+    places = [(draw.group, i) for draw in draws for i in range(draw.samples)]
+    looked_up = {(str(g), i): journal.rollout(purpose, g, i) for g, i in places}
+    found = {place: rollout for place, rollout in looked_up.items() if rollout is not None}
+    return found if is_steady or len(found) == len(places) else {}
 
 
 def sampling_key(seed: int, purpose: str, group: GroupId, sample: int, turn: int = 0) -> int:
@@ -83,23 +117,9 @@ def sampling_key(seed: int, purpose: str, group: GroupId, sample: int, turn: int
     return derive_key(seed, purpose, group.step, group.draw, group.uid, sample, turn)
 
 
-def _group(
-    draw: Draw,
-    prompts: Mapping[str, tuple[int, ...]],
-    found: Mapping[tuple[str, int], Completion],
-    renderer: Renderer,
-    version: int,
-) -> Group:
-    name = str(draw.group)
-    rollouts = tuple(
-        _rollout(draw.group, prompts[name], found[name, i], renderer, version)
-        for i in range(draw.samples)
-    )
-    return Group(prompt=draw.prompt, rollouts=rollouts)
-
-
 def _rollout(
     group: GroupId,
+    sample: int,
     prompt: tuple[int, ...],
     completion: Completion,
     renderer: Renderer,
@@ -108,7 +128,7 @@ def _rollout(
     before, drawn = len(prompt), len(completion.tokens)
     return Rollout(
         group=group,
-        sample=completion.sample,
+        sample=sample,
         tokens=prompt + completion.tokens,
         sources=(Source.PROMPT,) * before + (Source.SAMPLED,) * drawn,
         turns=(0,) * (before + drawn),
@@ -116,4 +136,5 @@ def _rollout(
         versions=(None,) * before + (version,) * drawn,
         stop=_STOPS[completion.reason],
         text=renderer.text_of(completion.tokens),
+        kept_mass=(None,) * before + completion.kept_mass if completion.kept_mass else (),
     )

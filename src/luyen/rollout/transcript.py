@@ -41,6 +41,7 @@ class Transcript:
         self.turns += [turn] * count
         self.logps += completion.logps
         self.versions += [version] * count
+        self.kept_mass += completion.kept_mass or [None] * count
 
     def answer(self, extension: Extension, *, turn: int) -> None:
         """Append what leads to the policy's next turn, or begin the new branch it asks for."""
@@ -64,6 +65,7 @@ class Transcript:
             turns=tuple(self.turns),
             logps=tuple(self.logps),
             versions=tuple(self.versions),
+            kept_mass=tuple(self.kept_mass) if any(self.kept_mass) else (),
         )
 
     def rollout(
@@ -101,9 +103,11 @@ class Transcript:
         self.turns: list[int] = []
         self.logps: list[float | None] = []
         self.versions: list[int | None] = []
+        self.kept_mass: list[float | None] = []
         self._unsampled(len(prompt), turn)
 
     def _unsampled(self, count: int, turn: int) -> None:
         self.turns += [turn] * count
         self.logps += [None] * count
         self.versions += [None] * count
+        self.kept_mass += [None] * count

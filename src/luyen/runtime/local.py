@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from luyen.algorithms.objective import Objective
+from luyen.base.errors import UserError
 from luyen.base.records import Rollout
 from luyen.data.render import Renderer
 from luyen.engine.actor import ActorEngine, score
@@ -15,12 +16,14 @@ from luyen.engine.batch import PackedBatch
 from luyen.engine.critic import CriticEngine
 from luyen.engine.passes import Passes
 from luyen.engine.step import Updated
+from luyen.models.fingerprint import Fingerprint
 from luyen.models.lora import adapter_off
 from luyen.models.policy import Policy
 from luyen.models.state import restore_parameters, trained_parameters
 from luyen.rollout.multi_turn import Conversations
 from luyen.rollout.protocol import RolloutEngine, Sampling
 from luyen.rollout.single_turn import Draw, Group, answer
+from luyen.telemetry.journal import WorkJournal
 
 
 @final
@@ -56,6 +59,8 @@ class LocalRoles:
         self.seed = seed
         self.frees_cache = frees_cache
         self.conversations = conversations
+        self.weight_checks = 0
+        """Generations before which the engine's weights were found to be the actor's."""
 
     @property
     def device(self) -> torch.device:
@@ -63,21 +68,56 @@ class LocalRoles:
         return self.actor.policy.device
 
     def generate(
-        self, draws: Sequence[Draw], sampling: Sampling, *, purpose: str, version: int
+        self,
+        draws: Sequence[Draw],
+        sampling: Sampling,
+        *,
+        purpose: str,
+        version: int,
+        journal: WorkJournal | None = None,
     ) -> list[Group]:
-        """Rollouts of every draw."""
+        """Rollouts of every draw; those that the journal has are not made again."""
         engine, seed = self.rollout, self.seed
+        self._refuse_other_weights(version)
         if self.conversations is not None:
             groups = self.conversations.play(
-                engine, draws, sampling, seed=seed, purpose=purpose, version=version
+                engine,
+                draws,
+                sampling,
+                seed=seed,
+                purpose=purpose,
+                version=version,
+                journal=journal,
             )
         else:
             groups = answer(
-                engine, self.renderer, draws, sampling, seed=seed, purpose=purpose, version=version
+                engine,
+                self.renderer,
+                draws,
+                sampling,
+                seed=seed,
+                purpose=purpose,
+                version=version,
+                journal=journal,
             )
         if self.frees_cache:
             self.rollout.close()
         return groups
+
+    def _refuse_other_weights(self, version: int) -> None:
+        """The engine draws with the actor's weights, or not at all."""
+        held = self.rollout.fingerprint()
+        if held is None:
+            return
+        self.weight_checks += 1
+        difference = held.first_difference(Fingerprint.of(self.actor.policy))
+        if difference is not None:
+            raise UserError(
+                "actor_rollout_ref.rollout.name",
+                type(self.rollout).__name__,
+                f"it would not draw with version {version} of the weights: {difference}",
+                "hand every parameter that learns to the engine after each update, adapters too",
+            )
 
     def old_scores(self, batch: PackedBatch, *, sum_pi_squared: bool) -> dict[str, Tensor]:
         """Log-probabilities under the weights that the update starts from."""

@@ -9,19 +9,19 @@ import io
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from luyen.base.calls import CallStatus, ToolCall
 from luyen.base.errors import UserError
-from luyen.base.files import plain, write_whole
-from luyen.base.records import Branch, GroupId, Rollout, Score, Source, StopReason
+from luyen.base.files import write_whole, writing
+from luyen.base.records import Branch, GroupId, Rollout, Source, StopReason
+from luyen.telemetry.record_trees import call_of, call_tree, score_of, score_tree
 
-SCHEMA = 2
+SCHEMA = 3
 """Version of the columns; a reader refuses a later one."""
 _VERSION = b"luyen.rollouts"
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -35,6 +35,7 @@ _STREAMS = (
     ("turns", pa.list_(pa.int32())),
     ("logps", pa.list_(pa.float64())),
     ("versions", pa.list_(pa.int64())),
+    ("kept_mass", pa.list_(pa.float64())),
     ("advantage", pa.list_(pa.float64())),
 )
 _GIVEN = pa.struct([("turn", pa.int32()), ("value", pa.float64())])
@@ -56,6 +57,7 @@ _COLUMNS = pa.schema(
         ("earlier", pa.list_(pa.struct(_STREAMS))),
         ("given", pa.list_(_GIVEN)),
         ("notes", pa.map_(pa.string(), pa.float64())),
+        ("baseline", pa.float64()),
     ],
     metadata={_VERSION: str(SCHEMA).encode()},
 )
@@ -80,6 +82,8 @@ class RecordedRollout:
     """Advantages of its tokens; None: the step did not use it."""
     earlier: tuple[Advantages, ...] = ()
     """Advantages of the tokens of each earlier branch; empty when the step did not use it."""
+    baseline: float | None = None
+    """Greedy reward of its group, where the algorithm compares with one."""
 
     def __post_init__(self) -> None:
         if self.advantages is None:
@@ -98,7 +102,8 @@ def write_rollouts(path: Path, rollouts: Iterable[RecordedRollout]) -> None:
     table = pa.Table.from_pylist(rows, schema=_COLUMNS)
     buffer = io.BytesIO()
     pq.write_table(table, buffer, compression="zstd")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, buffer.getvalue())
 
 
@@ -133,13 +138,14 @@ def _row(recorded: RecordedRollout) -> dict[str, Any]:
         "stop": rollout.stop.value,
         "text": rollout.text,
         "reward": None if score is None else score.value,
-        "score": None if score is None else _json(_tree(score)),
+        "score": None if score is None else _json(score_tree(score)),
         "fault": rollout.fault,
-        "calls": _json([_call_tree(call) for call in rollout.calls]),
+        "calls": _json([call_tree(call) for call in rollout.calls]),
         "messages": _json([dict(message) for message in rollout.messages]),
         "earlier": [_streams(b, row) for b, row in zip(rollout.earlier, rows, strict=True)],
         "given": [{"turn": turn, "value": value} for turn, value in rollout.given],
         "notes": list(rollout.notes.items()),
+        "baseline": recorded.baseline,
     }
 
 
@@ -150,12 +156,13 @@ def _streams(tokens: Rollout | Branch, advantages: Advantages | None) -> dict[st
         "turns": tokens.turns,
         "logps": tokens.logps,
         "versions": tokens.versions,
+        "kept_mass": tokens.kept_mass or None,
         "advantage": advantages,
     }
 
 
 def _record(row: dict[str, Any]) -> RecordedRollout:
-    """A row back as a record; columns that came with version 2 may be missing."""
+    """A row back as a record; columns that came with versions 2 and 3 may be missing."""
     last = _branch(row)
     before: list[dict[str, Any]] = row.get("earlier") or []
     rollout = Rollout(
@@ -166,22 +173,25 @@ def _record(row: dict[str, Any]) -> RecordedRollout:
         turns=last.turns,
         logps=last.logps,
         versions=last.versions,
+        kept_mass=last.kept_mass,
         stop=StopReason(row["stop"]),
         text=row["text"],
-        score=None if row["score"] is None else _score(json.loads(row["score"])),
+        score=None if row["score"] is None else score_of(json.loads(row["score"])),
         fault=row["fault"],
-        calls=tuple(_call(tree) for tree in json.loads(row.get("calls") or "[]")),
+        calls=tuple(call_of(tree) for tree in json.loads(row.get("calls") or "[]")),
         messages=tuple(json.loads(row.get("messages") or "[]")),
         earlier=tuple(_branch(branch) for branch in before),
         given=tuple((one["turn"], one["value"]) for one in row.get("given") or ()),
         notes=dict(row.get("notes") or ()),
     )
+    baseline = row.get("baseline")
     if row["advantage"] is None:
-        return RecordedRollout(rollout=rollout)
+        return RecordedRollout(rollout=rollout, baseline=baseline)
     return RecordedRollout(
         rollout=rollout,
         advantages=tuple(row["advantage"]),
         earlier=tuple(tuple(branch["advantage"]) for branch in before),
+        baseline=baseline,
     )
 
 
@@ -192,6 +202,7 @@ def _branch(row: dict[str, Any]) -> Branch:
         turns=tuple(row["turns"]),
         logps=tuple(row["logps"]),
         versions=tuple(row["versions"]),
+        kept_mass=tuple(row.get("kept_mass") or ()),
     )
 
 
@@ -203,41 +214,3 @@ def _json(value: Any) -> str:
     """
     text = json.dumps(value, ensure_ascii=False, default=repr)
     return json.dumps(value, default=repr) if _SURROGATE.search(text) else text
-
-
-def _call_tree(call: ToolCall) -> dict[str, Any]:
-    """A call as JSON; what is at its default is left out."""
-    made = {f.name: getattr(call, f.name) for f in fields(call)}
-    made |= {"arguments": dict(call.arguments), "status": call.status.value}
-    optional = {"error": None, "reward": None, "seconds": 0.0, "attempts": 0}
-    return {name: value for name, value in made.items() if optional.get(name, ...) != value}
-
-
-def _call(tree: dict[str, Any]) -> ToolCall:
-    return ToolCall(**{**tree, "status": CallStatus(tree["status"])})
-
-
-def _tree(score: Score) -> dict[str, Any]:
-    """A score as JSON; what is at its default is left out."""
-    tree: dict[str, Any] = {"name": score.name, "value": plain(score.value)}
-    if score.weight != 1.0:
-        tree["weight"] = plain(score.weight)
-    if score.parts:
-        tree["parts"] = [_tree(part) for part in score.parts]
-    if score.error is not None:
-        tree["error"] = score.error
-    if score.by_turn:
-        tree["by_turn"] = [[turn, plain(share)] for turn, share in score.by_turn]
-    return tree
-
-
-def _score(tree: dict[str, Any]) -> Score:
-    value = tree["value"]
-    return Score(
-        name=tree["name"],
-        value=None if value is None else float(value),
-        weight=float(tree.get("weight", 1.0)),
-        parts=tuple(_score(part) for part in tree.get("parts", ())),
-        error=tree.get("error"),
-        by_turn=tuple((turn, float(share)) for turn, share in tree.get("by_turn", ())),
-    )

@@ -1,16 +1,12 @@
 """Take the groups of a step: draw, generate, judge, and draw again where nothing is learned."""
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import pstdev
 
-import torch
-from torch import Tensor
-
 from luyen.base.errors import UserError
 from luyen.base.records import Prompt, Rollout, Score
-from luyen.rewards.step import Scored, score_all
+from luyen.rewards.step import Judging, Scored
 from luyen.rollout.protocol import Sampling
 from luyen.rollout.single_turn import Group
 from luyen.train.run import OnlineRun
@@ -75,14 +71,16 @@ def judge(run: OnlineRun, groups: Sequence[Group]) -> list[Group]:
     return [_without(Group(prompt=g.prompt, rollouts=g.rollouts), faulty) for g in scored]
 
 
-def scored_groups(run: OnlineRun, groups: Sequence[Group]) -> list[Scored]:
+def scored_groups(
+    run: OnlineRun, groups: Sequence[Group], *, purpose: str = "rollout"
+) -> list[Scored]:
     """Every group with the scores of its rollouts; what broke on the way is judged by nobody."""
     broken = run.roles.broken(groups)
     run.broken += broken
     keys = {rollout.key for rollout in broken}
     sound = [_without(group, keys) for group in groups]
     pairs = [(group.prompt, group.rollouts) for group in sound if group.rollouts]
-    return asyncio.run(score_all(run.reward, pairs))
+    return run.reward.judge(pairs, Judging(journal=run.journal, purpose=purpose))
 
 
 def _without(group: Group, left_out: set[tuple[int, int, str, int]]) -> Group:
@@ -126,7 +124,7 @@ def _greedy_rewards(
             prompts, step=step, first=first, sampling=greedy, purpose="greedy", samples=1
         )
     with run.phase("score"):
-        scored = scored_groups(run, groups)
+        scored = scored_groups(run, groups, purpose="greedy")
     out = {rollout.key for rollout in run.reward.settle(scored)}
     answers = [group.rollouts[0] for group in scored]
     return {str(r.group): _value(r.score) for r in answers if r.key not in out}
@@ -140,20 +138,3 @@ def _value(score: Score | None) -> float:
     assert score is not None
     assert score.value is not None
     return score.value
-
-
-def baselines_of(run: OnlineRun, rollouts: Sequence[Rollout]) -> Tensor:
-    """The greedy reward that belongs to each rollout."""
-    found = [run.baselines[str(rollout.group)] for rollout in rollouts]
-    return torch.tensor(found, device=run.roles.device)
-
-
-def components_of(run: OnlineRun, rollouts: Sequence[Rollout]) -> dict[str, Tensor]:
-    """Named parts of the reward, one number per rollout."""
-    parts: dict[str, list[float]] = {}
-    for rollout in rollouts:
-        assert rollout.score is not None
-        for part in rollout.score.parts:
-            parts.setdefault(part.name, []).append(_value(part))
-    device = run.roles.device
-    return {name: torch.tensor(values, device=device) for name, values in parts.items()}

@@ -1,6 +1,5 @@
 """A policy that plays rollouts and has them judged, with nothing that trains it."""
 
-import asyncio
 from collections.abc import Sequence
 from typing import Self, final
 
@@ -9,7 +8,7 @@ from luyen.config.schema.data import Data, Sampler
 from luyen.data.build import build_data
 from luyen.data.render import Renderer
 from luyen.rewards.build import build_reward
-from luyen.rewards.step import Scored, score_all
+from luyen.rewards.step import Scored
 from luyen.rollout.protocol import Sampling
 from luyen.rollout.single_turn import Draw, Group, answer
 from luyen.train.build_roles import build_engine, conversations_of, surroundings_of
@@ -70,7 +69,7 @@ class Player:
             groups = self._conversations.play(
                 self._engine, draws, sampling, seed=seed, purpose=purpose, version=version
             )
-        return asyncio.run(score_all(self._reward, self._sound(groups)))
+        return self._reward.judge(self._sound(groups))
 
     def _sound(self, groups: Sequence[Group]) -> list[tuple[Prompt, tuple[Rollout, ...]]]:
         talks = self._conversations

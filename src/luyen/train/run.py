@@ -4,8 +4,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import final
 
-from luyen.algorithms.controllers import AdaptiveEntropy, AdaptiveKL, FixedKL
-from luyen.algorithms.objective import Objective
 from luyen.base.digests import BEGINNING, link
 from luyen.base.records import Prompt, Rollout
 from luyen.config.schema.run import RunConfig
@@ -17,19 +15,21 @@ from luyen.rollout.protocol import Sampling
 from luyen.rollout.single_turn import Group
 from luyen.runtime.local import LocalRoles
 from luyen.telemetry.display import Display
+from luyen.telemetry.journal import WorkJournal
 from luyen.telemetry.spans import span
-from luyen.train.credit import CreditRules
 from luyen.train.digests import metrics_stage
 from luyen.train.draws import draws_of
 from luyen.train.interrupt import Interruption
-from luyen.train.needs import Needs
+from luyen.train.learning import Learning, LearningRules
 from luyen.train.profile import StepProfiler
 from luyen.train.recorder import Recorder
 from luyen.train.state import LoopState
+from luyen.train.watchdog import Watchdog
+from luyen.train.work import weights_print
 
 
 @final
-class OnlineRun:
+class OnlineRun(Learning):
     """Parts (fixed) and progress (changing) of one run."""
 
     def __init__(
@@ -39,56 +39,46 @@ class OnlineRun:
         data: TrainData,
         roles: LocalRoles,
         reward: BuiltReward,
-        needs: Needs,
-        objective: Objective,
-        credit_rules: CreditRules,
+        rules: LearningRules,
         sampling: Sampling,
-        kl_controller: FixedKL | AdaptiveKL,
-        entropy_controller: AdaptiveEntropy | None,
         recorder: Recorder,
         display: Display,
         total_steps: int,
     ) -> None:
-        self.config = config
+        profile, is_cuda = config.trainer.profile, roles.device.type == "cuda"
+        super().__init__(
+            config=config,
+            roles=roles,
+            rules=rules,
+            profiler=StepProfiler(profile, recorder.directory, is_cuda=is_cuda),
+            total_steps=total_steps,
+        )
         self.data = data
-        self.roles = roles
         self.reward = reward
-        self.needs = needs
-        self.objective = objective
-        self.credit_rules = credit_rules
         self.sampling = sampling
-        self.kl_controller = kl_controller
-        self.entropy_controller = entropy_controller
         self.recorder = recorder
         self.display = display
-        self.total_steps = total_steps
-        profile, is_cuda = config.trainer.profile, roles.device.type == "cuda"
-        self.profiler = StepProfiler(profile, recorder.directory, is_cuda=is_cuda)
         self.trial_steps: int | None = None
         """Where a run ends that is only measured and keeps no checkpoint; None: a whole run."""
+        self.settings = ""
+        """Hash of everything configured that rollouts and rewards depend on."""
+        watchdog, events = config.trainer.watchdog, recorder.directory.events
+        self.watchdog = Watchdog(watchdog, events, rescue=self.rescue)
         self._begin()
 
     def _begin(self) -> None:
         """Nothing is done yet."""
-        self.step = 0
-        """Steps that are done; the one in progress is the next."""
         self.cursor = 0
-        self.version = 0
-        self.skipped = 0
         self.flat_steps = 0
-        self.kl_history: tuple[float, ...] = ()
         self.validations: list[dict[str, float]] = []
         self.interruption = Interruption()
         self.chain = BEGINNING
         """Digest of everything that was done so far."""
         self.saved = 0
         """Step of the newest checkpoint; the beginning needs none."""
+        self.boundary: LoopState | None = None
+        """The loop as the step began, as long as the weights are still of that moment."""
         self.begin_step()
-
-    @property
-    def seed(self) -> int:
-        """The one seed that every random choice derives from."""
-        return self.config.trainer.seed
 
     def begin_step(self) -> None:
         """Forget what belonged to the step before."""
@@ -98,14 +88,38 @@ class OnlineRun:
         self.judged: list[Scored] = []
         self.broken: list[Rollout] = []
         self.baselines: dict[str, float] = {}
+        self.trainer_logp = None
 
     def steps(self) -> Iterator[int]:
         """Numbers of the steps that are left, counted from 1, unless the user interrupts."""
         last = min(self.total_steps, self.trial_steps or self.total_steps)
         while self.step < last and not self.interruption.is_wanted:
+            self.recorder.poll()
             self.begin_step()
+            self.boundary = self.state()
+            self.take_up_work("work")
             with self.profiler.step(self.step + 1):
                 yield self.step + 1
+
+    @property
+    def journal(self) -> WorkJournal | None:
+        """Where finished work is written down at once; None where the run keeps none."""
+        return self.recorder.journal if self.trial_steps is None else None
+
+    def take_up_work(self, kind: str) -> None:
+        """Go on with the journal of the step in progress, or of the validation of the last one.
+
+        The chain stands for the weights, since every step puts their hash into it. Before the first
+        step nothing has, and after an update the hashes of that step are not in it yet.
+        """
+        if self.journal is None:
+            return
+        step = self.step + 1 if kind == "work" else self.step
+        weights = weights_print(self.roles) if self.chain == BEGINNING else None
+        basis = [self.chain, weights, self.stages, self.settings]
+        known = self.journal.begin(step, kind=kind, basis=basis)
+        if known:
+            self.display.waiting(f"step {step}: {known} records of work done are in the journal")
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Time a part of the step and show it."""
@@ -114,7 +128,10 @@ class OnlineRun:
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:
         self.display.phase(name)
-        with span(name, step=self.step + 1), self.profiler.part(name):
+        if name == "update":
+            self.boundary = None  # before the watchdog hears of it, which may be saving
+        watched = self.watchdog.watching(self.step + 1, name)
+        with watched, span(name, step=self.step + 1), self.profiler.part(name):
             yield
 
     def generate(
@@ -130,32 +147,14 @@ class OnlineRun:
         """Rollouts of the prompts, drawn at this place of the run."""
         count = samples or self.config.actor_rollout_ref.rollout.n
         draws = draws_of(prompts, step=step, first=first, samples=count)
-        return self.roles.generate(draws, sampling, purpose=purpose, version=self.version)
-
-    def rollouts_of(self, groups: Sequence[Group]) -> list[Rollout]:
-        """The rollouts in the order of the packed batch."""
-        return sorted((r for g in groups for r in g.rollouts), key=lambda r: r.key)
-
-    def entropy_coeff(self) -> float:
-        """Weight of the entropy bonus at the next optimizer step."""
-        if self.entropy_controller is None:
-            return self.config.actor_rollout_ref.actor.entropy_coeff
-        return self.entropy_controller.applied
-
-    def follow_entropy(self, entropy: float) -> None:
-        """Let an adaptive coefficient see what was measured."""
-        if self.entropy_controller is not None:
-            self.entropy_controller = self.entropy_controller.update(entropy=entropy)
+        return self.roles.generate(
+            draws, sampling, purpose=purpose, version=self.version, journal=self.journal
+        )
 
     def follow_success(self, share: float) -> None:
         """Let an adaptive sampler see how much of the step was solved."""
         if isinstance(self.data.sampler, AdaptiveSampler):
             self.data.sampler.record(self.cursor, share)
-
-    def follow_kl(self, kl: float, rollouts: int) -> None:
-        """Let the KL coefficient and its drift see what was measured."""
-        self.kl_controller = self.kl_controller.update(kl=kl, n_steps=rollouts)
-        self.kl_history = (*self.kl_history, kl)[-20:]
 
     def note_validation(self, found: dict[str, float]) -> None:
         """Remember a validation, for the summary."""
@@ -184,6 +183,22 @@ class OnlineRun:
             self.recorder.save(self.state(), self.roles)
             self.saved = self.step
 
+    def rescue(self) -> str:
+        """Save the last finished step of a run that hangs, if its weights are still there.
+
+        Any thread may call it once the loop is stopped. It says what became of it.
+        """
+        boundary = self.boundary
+        if boundary is None:
+            said = "the weights are being changed, so that the newest checkpoint stays"
+        elif self.trial_steps is not None or boundary.step == self.saved:
+            said = f"nothing is to be saved after step {boundary.step}"
+        else:
+            self.recorder.save(boundary, self.roles)
+            said = f"step {boundary.step} is saved"
+        self.recorder.close()
+        return said
+
     def state(self) -> LoopState:
         """What a checkpoint keeps besides weights."""
         entropy, sampler = self.entropy_controller, self.data.sampler
@@ -203,16 +218,11 @@ class OnlineRun:
 
     def restore(self, state: LoopState) -> None:
         """Go on from a checkpoint."""
-        self.step, self.cursor, self.version = state.step, state.cursor, state.version
+        self.go_on_from(state)
+        self.cursor, self.flat_steps = state.cursor, state.flat_steps
         self.saved = state.step
         self.chain = state.chain
-        self.kl_history = state.kl_history
-        self.skipped, self.flat_steps = state.skipped, state.flat_steps
         self.validations = [state.first_validation] if state.first_validation else []
         sampler = self.data.sampler
         if isinstance(sampler, AdaptiveSampler) and state.sampler is not None:
             sampler.state = state.sampler
-        if state.kl_controller is not None:
-            self.kl_controller = self.kl_controller.restore(state.kl_controller)
-        if self.entropy_controller is not None and state.entropy_controller is not None:
-            self.entropy_controller = self.entropy_controller.restore(state.entropy_controller)

@@ -7,9 +7,10 @@ from pathlib import Path
 from luyen.base.digests import DigestFile
 from luyen.base.errors import UserError
 from luyen.base.rundir import RunDirectory
-from luyen.checkpoint.store import CheckpointStore
 from luyen.config.check import Report
+from luyen.config.named_files import named_fingerprints
 from luyen.telemetry.curves import draw_curves
+from luyen.telemetry.journal import WorkJournal
 from luyen.telemetry.sinks import open_sinks
 from luyen.telemetry.spans import SPANS
 from luyen.telemetry.summary import Change, Summary
@@ -25,8 +26,10 @@ from luyen.train.build_roles import surroundings_of
 from luyen.train.online import train_online
 from luyen.train.recorder import Recorder, restore
 from luyen.train.run import OnlineRun
+from luyen.train.saving import known_at, open_store, saves_aside
 from luyen.train.start_offline import run_supervised
 from luyen.train.unbuilt import refuse_unbuilt
+from luyen.train.work import settings_print
 
 
 def run_training(report: Report, *, trial_steps: int | None = None) -> Summary:
@@ -55,7 +58,7 @@ def prepare_online(report: Report) -> OnlineRun:
     offered = surroundings.offered if surroundings is not None else None
     data = prepare_rows(config, tokenizer, display, offered=offered)
     directory = open_directory(report, data)
-    store = CheckpointStore(directory.checkpoints, keep=config.trainer.max_ckpt_to_keep)
+    store = open_store(directory.checkpoints, config.trainer)
     resumed = find_checkpoint(report, store)
     first_step = resumed.step + 1 if resumed is not None else 0
     log = open_sinks(
@@ -69,10 +72,20 @@ def prepare_online(report: Report) -> OnlineRun:
         opened.callback(log.close)
         digests = DigestFile(directory.digests, first_step=first_step)
         opened.callback(digests.close)
-        recorder = Recorder(directory, log, store, digests)
+        recorder = Recorder(
+            directory,
+            log,
+            store,
+            digests,
+            known=known_at(resumed),
+            is_async=saves_aside(config.trainer, report.plan.where.device),
+        )
         run = build_run(report, data, tokenizer, recorder, display, surroundings)
         if resumed is not None:
             run.restore(restore(resumed.path, run.roles))
+        recorder.journal = WorkJournal(directory.journal, run_id=directory.run_id)
+        recorder.journal.forget(run.step if resumed is not None else -1)
+        run.settings = settings_print(config, named_fingerprints(config, folder=Path.cwd()))
         opened.pop_all()
     return run
 
@@ -82,15 +95,13 @@ def _carry_out(run: OnlineRun) -> Summary:
     SPANS.open(directory.events, process="controller")
     started, first = time.monotonic(), run.step
     run.display.start(run.total_steps, done=run.step)
-    try:
-        with run.interruption:
+    with ExitStack() as ending:
+        parts = (run.display, run.recorder, run.reward, run.roles, SPANS)
+        for part in reversed(parts):
+            ending.callback(part.close)
+        with run.interruption, run.watchdog:
             train_online(run)
-    finally:
-        run.display.close()
-        run.recorder.close()
-        run.reward.close()
-        run.roles.close()
-        SPANS.close()
+            run.recorder.settle()
     seconds = time.monotonic() - started
     curves = draw_curves(directory.metrics, directory.report)
     return _summary(run, directory, curves, seconds=seconds, steps=run.step - first)

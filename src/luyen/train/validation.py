@@ -12,6 +12,7 @@ def validate(run: OnlineRun) -> None:
         return
     prompts: tuple[Prompt, ...] = run.data.validation.prompts
     val_kwargs = run.config.actor_rollout_ref.rollout.val_kwargs
+    run.take_up_work("validation")
     with run.phase("validate"):
         # The step is left out of the address: every validation draws the same random numbers.
         groups = run.generate(
@@ -23,7 +24,7 @@ def validate(run: OnlineRun) -> None:
             samples=val_kwargs.n,
         )
         known = len(run.broken)
-        scored = scored_groups(run, groups)
+        scored = scored_groups(run, groups, purpose="validation")
         run.reward.settle(scored)
     broken = run.broken[known:]
     metrics = scored_metrics(scored)

@@ -1,6 +1,5 @@
 """Prompts, rollouts and rewards for these tests."""
 
-import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ from luyen.base.records import GroupId, Prompt, Rollout, Score, Source, StopReas
 from luyen.config.schema.reward import Reward as RewardConfig
 from luyen.rewards.build import build_reward
 from luyen.rewards.rules.rule import Answer
-from luyen.rewards.step import Scored, score_all
+from luyen.rewards.step import Scored
 
 
 def prompt(truth: Any = "12", source: str = "arithmetic/sum", **extra: Any) -> Prompt:
@@ -48,7 +47,7 @@ def scored(
 ) -> list[Scored]:
     """Build, score, close; no process may be left."""
     with build_reward(settings, max_response_length=longest) as reward:
-        found = asyncio.run(score_all(reward, groups))
+        found = reward.judge(groups)
     assert reward.pids == []
     return found
 

@@ -1,6 +1,5 @@
 """math-verify and reasoning-gym: right answers, hostile ones, other threads, hangs."""
 
-import asyncio
 import os
 import threading
 from time import perf_counter
@@ -11,7 +10,6 @@ from luyen.rewards.build import build_reward
 from luyen.rewards.outcome import Unscorable
 from luyen.rewards.rules.gym import reasoning_gym, task_of
 from luyen.rewards.rules.math import math_equal
-from luyen.rewards.step import score_all
 from tests.unit.rewards.builders import answer, config, group, prompt, scores
 
 CASES = [
@@ -60,8 +58,8 @@ def test_an_answer_that_hangs_the_verifier_costs_its_own_score_and_no_other():
     groups = [group(prompt("12", "math_x"), "12", bomb, "13")]
     start = perf_counter()
     with build_reward(config(timeout_s=1.0, num_workers=1), max_response_length=16) as reward:
-        [done] = asyncio.run(score_all(reward, groups))
-        again = asyncio.run(score_all(reward, [group(prompt("12", "math_x"), "12")]))
+        [done] = reward.judge(groups)
+        again = reward.judge([group(prompt("12", "math_x"), "12")])
         pids = reward.pids
     assert [score.value for score in done.scores] == [1.0, None, 0.0]
     assert done.scores[1].error == "math: no score within 1 s (reward.timeout_s)"

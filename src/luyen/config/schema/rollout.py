@@ -49,6 +49,11 @@ class MultiTurn(Block):
     on_tool_error: Literal["observe", "fault"] = key(
         "observe", "A tool that raises or times out: tell the policy, or break the rollout."
     )
+    on_unknown: Literal["retry", "fault"] = key(
+        "retry",
+        "A call that was under way when the run was killed, so that nobody knows whether it acted: "
+        "make it again (tools can ask for its idempotency key), or leave the rollout out.",
+    )
     tool_timeout_s: float = key(30.0, "Most seconds of a call, where a tool says nothing.", gt=0)
     time_budget_s: float | None = key(None, "Most seconds of a rollout; null: no limit.", gt=0)
     on_fault: Literal["fail", "retry", "keep_min"] = key(

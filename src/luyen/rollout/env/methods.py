@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, final
 
 from luyen.base.records import Prompt
+from luyen.rollout.tools.marks import Remembers
 from luyen.rollout.tools.protocol import ToolLimits, ToolReply, ToolSession
 from luyen.rollout.tools.reply import reply_of
 from luyen.rollout.tools.signature import Signature
@@ -12,7 +13,7 @@ from luyen.rollout.tools.threads import Threads
 
 
 @final
-class MethodTool:
+class MethodTool(Remembers):
     """One method of the object that a conversation's world holds."""
 
     def __init__(

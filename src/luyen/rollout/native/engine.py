@@ -13,6 +13,7 @@ from torch import Tensor
 
 from luyen.base.errors import UserError
 from luyen.base.exactness import is_promised
+from luyen.models.fingerprint import Fingerprint
 from luyen.models.packed import PackedContext, packed_positions
 from luyen.models.policy import Policy
 from luyen.models.prepacked import PackedLinears
@@ -65,6 +66,11 @@ class NativeEngine:
         """Whether nothing is queued or running."""
         return not self._waiting and not self._rows
 
+    @property
+    def is_steady(self) -> bool:
+        """Whether an answer does not depend on what else is drawn at the same time."""
+        return self._is_exact
+
     def submit(self, request: Request) -> None:
         """Queue a request; a UserError if it can never be served."""
         refuse_impossible(request, vocabulary=self._policy.head.vocabulary)
@@ -100,6 +106,10 @@ class NativeEngine:
         rows = [*waiting, *self._release(running)]
         self._rest()
         return [row.completion("aborted") for row in rows]
+
+    def fingerprint(self) -> Fingerprint:
+        """The very parameters of the policy."""
+        return Fingerprint.of(self._policy)
 
     def close(self) -> None:
         """Free what is held."""

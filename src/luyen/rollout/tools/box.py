@@ -9,6 +9,7 @@ from luyen.base.errors import UserError
 from luyen.base.records import Prompt
 from luyen.base.suggest import did_you_mean
 from luyen.rollout.tools.foreign import ToolFault, attempt, line_of
+from luyen.rollout.tools.ledger import CallLedger
 from luyen.rollout.tools.open_tools import OnError, OpenTools, Place, Reading
 from luyen.rollout.tools.protocol import Tool, ToolSession
 from luyen.rollout.tools.text import Side
@@ -77,6 +78,7 @@ class ToolBox:
         names: Sequence[str] | None = None,
         *,
         besides: Sequence[Tool] = (),
+        ledger: CallLedger | None = None,
     ) -> OpenTools:
         """Sessions of these tools (None: of all), and of those that come besides, for one rollout.
 
@@ -89,7 +91,7 @@ class ToolBox:
         try:
             places = await asyncio.gather(*opening)
             self._refuse_broken(places)
-            opened = OpenTools(places, self._reading)
+            opened = OpenTools(places, self._reading, ledger)
             return opened
         finally:
             if opened is None:

@@ -9,6 +9,8 @@ from time import perf_counter
 from traceback import extract_tb
 from typing import Any, final
 
+from luyen.base.heartbeat import beat
+
 _SHOWN = 300
 _GRACE_S = 1.0
 """How long a coroutine may take to end after it was cancelled; then it is left to itself."""
@@ -82,6 +84,7 @@ async def attempt(coroutine: Coroutine[Any, Any, Any], *, seconds: float | None)
     finally:
         await _end(task)
     passed = perf_counter() - start
+    beat()
     if is_late:
         return Outcome(is_late=True, seconds=passed)
     if task.cancelled():

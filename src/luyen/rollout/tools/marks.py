@@ -1,7 +1,14 @@
 """What a session may say about itself, besides what every session does."""
 
 
-class OneAtATime:
+class Remembers:
+    """Mark of a session whose calls depend on earlier ones: they share its state.
+
+    The state dies with the process. A rollout that is played again after that makes them again.
+    """
+
+
+class OneAtATime(Remembers):
     """Mark of a session whose calls must not overlap, since they share its state."""
 
 

@@ -21,7 +21,8 @@ from luyen.rollout.tools.foreign import (
     one_line,
     place_of,
 )
-from luyen.rollout.tools.marks import OneAtATime, OwnClock, TimeIsUp
+from luyen.rollout.tools.ledger import CallLedger
+from luyen.rollout.tools.marks import OneAtATime, OwnClock, Remembers, TimeIsUp
 from luyen.rollout.tools.protocol import ToolLimits, ToolReply, ToolSession
 from luyen.rollout.tools.text import Side, as_text, shortened
 from luyen.rollout.tools.validate import Checker
@@ -81,7 +82,11 @@ class Place:
 class OpenTools:
     """The sessions of one rollout. Release them at the end, whatever happened."""
 
-    def __init__(self, places: Sequence[Place], reading: Reading) -> None:
+    def __init__(
+        self, places: Sequence[Place], reading: Reading, ledger: CallLedger | None = None
+    ) -> None:
+        """`ledger` is where calls are written down, in a run that keeps a journal."""
+        self._ledger = ledger
         self._places = {place.name: place for place in places}
         self._reading = reading
         self._turns = {
@@ -94,8 +99,11 @@ class OpenTools:
         self.problems: list[str] = []
         """What went wrong where neither the policy nor the rollout's end could hear of it."""
 
-    async def call(self, written: WrittenCall, turn: int) -> ToolCall:
-        """Make a call. Only a cancellation is raised, and a ToolFault where that is the policy."""
+    async def call(self, written: WrittenCall, turn: int, index: int = 0) -> ToolCall:
+        """Make a call, the turn's `index`th; one that the ledger knows is not made again.
+
+        Only a cancellation is raised, and a ToolFault or UnknownOutcome where that is the policy.
+        """
         arguments, mistake = self._checked(written, turn)
         if mistake is not None:
             return mistake
@@ -104,11 +112,34 @@ class OpenTools:
             if self._reading.on_error == "fault":
                 raise ToolFault(f"{place.name}: {place.problem}")
             return self._made(written, turn, CallStatus.FAILED, place.problem)
+        if self._ledger is None:
+            return (await self._ran(written, turn, place, arguments))[0]
+        remembers = isinstance(place.session, Remembers)
+        key, known = self._ledger.begin(written, turn=turn, index=index, remembers=remembers)
+        if known is not None and known.call is not None:
+            self._count(known.metrics or {})
+            return known.call
+        call, metrics = None, dict[str, float]()
+        try:
+            call, metrics = await self._ran(written, turn, place, arguments)
+            return call
+        finally:
+            self._ledger.end(key, call, metrics)
+
+    async def _ran(
+        self, written: WrittenCall, turn: int, place: Place, arguments: Mapping[str, Any]
+    ) -> tuple[ToolCall, dict[str, float]]:
+        """What came of a call, and what the tool measured."""
+        assert place.session is not None
         async with self._turns[place.name]:
             outcome, attempts, seconds = await _tried(place, place.session, arguments)
-        return replace(
-            self._judged(written, turn, place, outcome), attempts=attempts, seconds=seconds
-        )
+        call, metrics = self._judged(written, turn, place, outcome)
+        self._count(metrics)
+        return replace(call, attempts=attempts, seconds=seconds), metrics
+
+    def _count(self, metrics: Mapping[str, float]) -> None:
+        for path, value in metrics.items():
+            self.metrics[path] = self.metrics.get(path, 0.0) + float(value)
 
     def malformed(self, problem: str, turn: int) -> ToolCall:
         """A call that could not be read, as the policy hears of it."""
@@ -170,7 +201,9 @@ class OpenTools:
         status = CallStatus.INVALID_ARGUMENTS if bad else CallStatus.FAILED
         return {}, self._made(written, turn, status, line_of(faults[0]))
 
-    def _judged(self, written: WrittenCall, turn: int, place: Place, outcome: Outcome) -> ToolCall:
+    def _judged(
+        self, written: WrittenCall, turn: int, place: Place, outcome: Outcome
+    ) -> tuple[ToolCall, dict[str, float]]:
         faults: list[BaseException] = []
         if outcome.fault is not None:
             faults.append(outcome.fault)
@@ -180,25 +213,25 @@ class OpenTools:
         if outcome.is_late:
             status, said = CallStatus.TIMED_OUT, f"no answer within {place.limits.timeout_s:g} s"
         elif isinstance(faults[0], InvalidArguments):
-            return self._made(written, turn, CallStatus.INVALID_ARGUMENTS, line_of(faults[0]))
+            return self._made(written, turn, CallStatus.INVALID_ARGUMENTS, line_of(faults[0])), {}
         else:
             status, said = CallStatus.FAILED, line_of(faults[0])
         where = place_of(faults[0]) if faults else ""
         error = f"{said} ({where})" if where else said
         if self._reading.on_error == "fault" and not isinstance(outcome.fault, ToolError):
             raise ToolFault(f"{place.name}: {error}")
-        return replace(self._made(written, turn, status, said), error=error)
+        return replace(self._made(written, turn, status, said), error=error), {}
 
-    def _succeeded(self, written: WrittenCall, turn: int, reply: Any) -> ToolCall:
+    def _succeeded(
+        self, written: WrittenCall, turn: int, reply: Any
+    ) -> tuple[ToolCall, dict[str, float]]:
         if not isinstance(reply, ToolReply):
             raise TypeError(f"it returned a {type(reply).__name__} where a reply is due")
         if not _is_reward(reply.reward):
             raise TypeError(f"its reward is {reply.reward!r}, no number")
         text = shortened(as_text(reply.text), most=self._reading.most, side=self._reading.side)
-        for name, value in reply.metrics.items():
-            path = f"{written.name}/{name}"
-            self.metrics[path] = self.metrics.get(path, 0.0) + float(value)
-        return ToolCall(
+        metrics = {f"{written.name}/{name}": float(v) for name, v in reply.metrics.items()}
+        call = ToolCall(
             turn=turn,
             name=written.name,
             arguments=written.arguments,
@@ -206,6 +239,7 @@ class OpenTools:
             result=text,
             reward=None if reply.reward is None else float(reply.reward),
         )
+        return call, metrics
 
     def _made(self, written: WrittenCall, turn: int, status: CallStatus, why: str) -> ToolCall:
         """A call that gave no result: the policy reads one line about it."""

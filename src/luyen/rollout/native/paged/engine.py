@@ -11,6 +11,7 @@ from typing import final
 import torch
 
 from luyen.base.errors import UserError
+from luyen.models.fingerprint import Fingerprint
 from luyen.models.paged import PAGE, sent
 from luyen.models.policy import Policy
 from luyen.rollout.native.paged.graphs import Steps, bucket
@@ -80,6 +81,11 @@ class PagedEngine:
         seats = self._seats
         return not (seats.waiting or self._rounds or any(not s.is_over for s in seats.running))
 
+    @property
+    def is_steady(self) -> bool:
+        """Whether an answer does not depend on what else is drawn at the same time."""
+        return self._policy.is_exact
+
     def submit(self, request: Request) -> None:
         """Queue a request; a UserError if it can never be served."""
         refuse_impossible(request, vocabulary=self._policy.head.vocabulary)
@@ -126,6 +132,10 @@ class PagedEngine:
                 seats.end(seat)
         self._compact()
         return [*finished, *(row.completion("aborted") for row in rows)]
+
+    def fingerprint(self) -> Fingerprint:
+        """The very parameters of the policy."""
+        return Fingerprint.of(self._policy)
 
     def close(self) -> None:
         """Free what is held."""

@@ -1,0 +1,1 @@
+"""Runs that are killed at chosen points, and go on."""

@@ -1,0 +1,112 @@
+"""A process that has everything imported, and makes a child for every run: a run takes a moment.
+
+`python -m tests.kill.zygote` reads a job a line from its input, as JSON, and writes how the child
+ended: its exit status, or minus the signal that killed it.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+from typing import Any, Self, final
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+@final
+class Zygote:
+    """The process, from outside."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.kill.zygote"],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(
+        self,
+        overrides: list[str],
+        *,
+        point: str | None = None,
+        call: int = 1,
+        log: Path | None = None,
+        calls: Path | None = None,
+    ) -> int:
+        """Carry a run out in a child; how it ended. What it says goes to `log`."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        job = {"overrides": overrides, "point": point, "call": call}
+        job |= {"log": str(log or os.devnull), "calls": str(calls or os.devnull)}
+        self._process.stdin.write(json.dumps(job) + "\n")
+        self._process.stdin.flush()
+        return int(self._process.stdout.readline())
+
+    def close(self) -> None:
+        """End the process."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait()
+        self._process.stdout.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _live(job: dict[str, Any]) -> None:
+    """The life of a child."""
+    from luyen.config.check import check
+    from luyen.train import start
+    from tests.kill.points import POINTS, arm
+
+    os.environ["LUYEN_TEST_CALLS"] = job["calls"]
+    start.draw_curves = lambda *_: []  # pictures take longer than the run
+    if job["point"] is not None:
+        arm(POINTS[job["point"]], job["call"])
+    start.run_training(check([], job["overrides"]))
+
+
+def _child(job: dict[str, Any]) -> int:
+    status = 1
+    try:
+        log = os.open(job["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        _live(job)
+        status = 0
+    except BaseException:  # noqa: BLE001 - whatever it is, it goes to the log
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def main() -> None:
+    """Serve until the input ends."""
+    import torch
+
+    import luyen.train.start  # noqa: F401 - what every child needs
+    from luyen.base.exactness import prepare_process
+
+    prepare_process()
+    torch.set_num_threads(1)
+    for line in sys.stdin:
+        job = json.loads(line)
+        pid = os.fork()
+        if pid == 0:
+            _child(job)
+        _, status = os.waitpid(pid, 0)
+        sys.stdout.write(f"{os.waitstatus_to_exitcode(status)}\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
