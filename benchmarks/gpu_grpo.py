@@ -14,6 +14,8 @@ import torch
 from alternate import Work, alternate
 from cpu_grpo import SIDES
 
+PARTS = ("generate", "step")
+
 
 def main() -> None:
     """Measure and print one table."""
@@ -26,12 +28,13 @@ def main() -> None:
     parser.add_argument("--prompt-tokens", type=int, nargs=2, default=(256, 256))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--sides", nargs="+", default=list(SIDES), choices=SIDES)
+    parser.add_argument("--parts", nargs="+", default=PARTS, choices=PARTS)
     given = vars(parser.parse_args())
-    sides = given.pop("sides")
+    sides, parts = given.pop("sides"), given.pop("parts")
     given["model"] = str(Path(given["model"]).expanduser())
     work = Work(**given, device="cuda", init="random")
     made = {name: SIDES[name](work) for name in sides}
-    for what in ("generate", "step"):
+    for what in parts:
         actions = {name: getattr(side, what) for name, side in made.items()}
         torch.cuda.reset_peak_memory_stats()
         medians = alternate(actions, work.rounds)

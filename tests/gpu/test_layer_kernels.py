@@ -8,6 +8,7 @@ from torch import Tensor
 
 from luyen.models.attention import use_our_attention
 from luyen.models.fused.gated import Gated, reference_gated
+from luyen.models.fused.gradient_free import applied
 from luyen.models.fused.norm import AddRmsNorm, NormStyle, reference_add_rms_norm
 from luyen.models.fused.patch import fuse_layers
 from luyen.models.fused.rotary import Heads, Rotated, RotatedHeads, reference_rotated
@@ -124,6 +125,32 @@ def test_rotation_of_separate_projections(device: str):
     ours = Rotated.apply(q, k, cos, sin, 16)
     theirs = tuple(reference_rotated(x, cos, sin, 16) for x in (q, k))
     assert_same_gradients(ours, theirs, [q, k])
+
+
+def test_without_gradients_the_bits_are_the_same(device: str):
+    hidden, residual, weight = leaves(device, (3, 40), (3, 40), (40,))
+    cos, sin = (turn(leaves(device, (3, 4)).detach()) for turn in (torch.cos, torch.sin))
+    heads = Heads(queries=2, keys=1, width=10)
+    calls: list[tuple[Any, ...]] = [
+        (AddRmsNorm, hidden, residual, weight, STYLES["llama"]),
+        (AddRmsNorm, hidden, None, weight, STYLES["gemma"]),
+        (Gated, hidden, None, "silu"),
+        (Gated, hidden, residual, "gelu"),
+        (RotatedHeads, hidden, cos, sin, None, None, heads, 8, None),
+        (Rotated, hidden.view(3, 4, 10), residual.view(3, 4, 10), cos, sin, 8),
+    ]
+    for function, *inputs in calls:
+        wanted = function.apply(*inputs)
+        assert torch.equal(_joined(applied(function, *inputs)), _joined(wanted))
+        with torch.no_grad():
+            found = applied(function, *inputs)
+        assert torch.equal(_joined(found), _joined(wanted))
+
+
+def _joined(outputs: Any) -> Tensor:
+    """All numbers of one or several outputs."""
+    parts = outputs if isinstance(outputs, tuple) else (outputs,)
+    return torch.cat([part.reshape(-1) for part in parts])
 
 
 @pytest.mark.parametrize("rows", [2, 37])

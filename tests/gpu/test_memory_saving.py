@@ -14,6 +14,8 @@ from luyen.models.policy import Policy
 pytestmark = pytest.mark.gpu
 
 LENGTHS = (512,) * 16
+# What offloading adds to checkpointing is one hidden state a layer; the peak is the layer that is
+# computed again. With 8 layers that leaves 4 % to save, with 16 layers 7 %, with 24 layers 9 %.
 PLAIN: dict[str, Any] = {
     "init": "random",
     "enable_gradient_checkpointing": False,
@@ -26,6 +28,9 @@ def cuda(device: str) -> str:
     """CUDA, or no test."""
     if device != "cuda":
         pytest.skip("needs CUDA")
+    # The first product of a process takes 32 MiB that it keeps: no pass shall count them.
+    some = torch.ones(16, 16, device=device)
+    torch.mm(some, some)
     return device
 
 
@@ -54,7 +59,7 @@ def test_offloading_changes_no_bit_and_frees_the_device(cuda, is_checkpointed):
     options = {"enable_gradient_checkpointing": is_checkpointed}
     plain = learned(cuda, **options)
     saving = learned(cuda, **options, enable_activation_offload=True)
-    assert saving[0] < (0.95 if is_checkpointed else 0.4) * plain[0]
+    assert saving[0] < (0.93 if is_checkpointed else 0.2) * plain[0]
     assert torch.equal(saving[1], plain[1])
     assert saving[2].keys() == plain[2].keys()
     for name, gradient in plain[2].items():

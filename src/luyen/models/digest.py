@@ -60,21 +60,35 @@ def describe(tensors: Mapping[str, Tensor]) -> dict[str, str]:
         >>> describe({"w": torch.zeros(2, 3)})
         {'w': 'float32 [2, 3] 0000000000000000'}
     """
-    sums: dict[str, Tensor] = {name: digest_sum(tensor) for name, tensor in tensors.items()}
+    numbers: dict[str, int] = {}
+    for device in {tensor.device for tensor in tensors.values()}:
+        here = {name: tensor for name, tensor in tensors.items() if tensor.device == device}
+        numbers |= _numbers_on_gpu(here) if device.type == "cuda" else _numbers(here)
     return {
-        name: f"{_type(tensors[name])} {list(tensors[name].shape)} {number & _MASK:016x}"
-        for name, number in _numbers(sums).items()
+        name: f"{_type(tensor)} {list(tensor.shape)} {numbers[name] & _MASK:016x}"
+        for name, tensor in tensors.items()
     }
 
 
-def _numbers(sums: Mapping[str, Tensor]) -> dict[str, int]:
-    """The sums as integers, in the same order: one transfer for each device."""
-    devices = {tensor.device for tensor in sums.values()}
-    found: dict[str, int] = {}
-    for device in devices:
-        names = [name for name, tensor in sums.items() if tensor.device == device]
-        found |= zip(names, torch.stack([sums[name] for name in names]).tolist(), strict=True)
-    return {name: found[name] for name in sums}
+def _numbers(tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    """The digests as integers, a tensor at a time; one transfer for all."""
+    sums = torch.stack([digest_sum(tensor) for tensor in tensors.values()])
+    return dict(zip(tensors, sums.tolist(), strict=True))
+
+
+def _numbers_on_gpu(tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    """The same in one launch for each size of words."""
+    from luyen.models.cuda.digest_kernels import digest_sums
+
+    groups: dict[torch.dtype, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        groups.setdefault(_WORDS[tensor.element_size()], {})[name] = tensor.contiguous()
+    sums = [
+        digest_sums([*group.values()], word, table=_TABLE, golden=_GOLDEN, mix=_MIX)
+        for word, group in groups.items()
+    ]
+    names = [name for group in groups.values() for name in group]
+    return dict(zip(names, torch.cat(sums).tolist(), strict=True))
 
 
 def _added(parts: list[Tensor], device: torch.device) -> Tensor:

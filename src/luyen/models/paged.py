@@ -201,7 +201,8 @@ def prefill(
 
         segments = Segments(
             query_starts=chunks.starts,
-            key_starts=torch.zeros_like(chunks.starts),
+            # Pages say where keys lie; a start has no meaning then.
+            key_starts=chunks.starts,
             query_lengths=chunks.queries,
             key_lengths=chunks.keys,
             max_query=chunks.longest_query,

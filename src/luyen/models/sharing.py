@@ -87,10 +87,13 @@ def _copies(
 
 def _splits(lengths: Sequence[int], mask: Tensor) -> list[int]:
     """Tokens of each sequence before its first True."""
-    found: list[int] = []
-    for part in mask.split(list(lengths)):
-        found.append(int(part.byte().argmax()) if bool(part.any()) else part.numel())
-    return found
+    sizes = torch.tensor(lengths, dtype=torch.int64)
+    ends = sizes.cumsum(0)
+    starts = ends - sizes
+    # A sequence without one finds that of a later sequence, or the end of all.
+    marks = torch.cat([mask.nonzero()[:, 0], ends[-1:]])
+    first = marks[torch.searchsorted(marks, starts)]
+    return (torch.minimum(first, ends) - starts).tolist()
 
 
 def _joined(parts: list[Tensor], device: torch.device) -> Tensor:

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from luyen.models.fused.gradient_free import applied
 from luyen.models.steady import steady
 
 Activation = Literal["silu", "gelu_tanh", "gelu"]
@@ -16,14 +17,14 @@ def gated(gate_up: Tensor, activation: Activation) -> Tensor:
     if not gate_up.is_cuda:
         gate, up = gate_up.chunk(2, -1)
         return reference_gated(gate, up, activation)
-    return Gated.apply(gate_up, None, activation)
+    return applied(Gated, gate_up, None, activation)
 
 
 def gated_pair(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
     """The same of two tensors."""
     if not gate.is_cuda:
         return reference_gated(gate, up, activation)
-    return Gated.apply(gate, up, activation)
+    return applied(Gated, gate, up, activation)
 
 
 def reference_gated(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:

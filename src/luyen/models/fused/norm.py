@@ -6,6 +6,8 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from luyen.models.fused.gradient_free import applied
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +37,7 @@ def add_rms_norm(
     """
     if not hidden.is_cuda:
         return reference_add_rms_norm(hidden, residual, weight, style)
-    made = AddRmsNorm.apply(hidden, residual, weight, style)
+    made = applied(AddRmsNorm, hidden, residual, weight, style)
     return (made, hidden) if residual is None else made
 
 

@@ -10,6 +10,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from luyen.models.fused.gradient_free import applied
 from luyen.models.fused.norm import NormStyle, reference_add_rms_norm
 
 
@@ -100,7 +101,7 @@ def rotated_heads(
     if qkv.is_cuda:
         weights = (None, None) if norms is None else (norms.query, norms.key)
         style = None if norms is None else norms.style
-        return RotatedHeads.apply(qkv, cos, sin, *weights, heads, rotated, style)
+        return applied(RotatedHeads, qkv, cos, sin, *weights, heads, rotated, style)
     q, k, v = heads.split(qkv)
     if norms is not None:
         q = reference_add_rms_norm(q, None, norms.query, norms.style)[0]
@@ -113,7 +114,7 @@ def apply_rotary(
 ) -> tuple[Tensor, Tensor]:
     """The same for queries and keys `[tok, heads, width]` from projections of their own."""
     if q.is_cuda:
-        return Rotated.apply(q, k, cos, sin, rotated)
+        return applied(Rotated, q, k, cos, sin, rotated)
     return reference_rotated(q, cos, sin, rotated), reference_rotated(k, cos, sin, rotated)
 
 
