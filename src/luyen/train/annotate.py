@@ -1,5 +1,7 @@
 """Add to a batch what the algorithm says it needs: old and reference log-probabilities, values."""
 
+import torch
+
 from luyen.engine.actor import gap_metrics
 from luyen.engine.batch import PackedBatch
 from luyen.runtime.local import LocalRoles
@@ -20,6 +22,9 @@ def annotate(batch: PackedBatch, roles: LocalRoles, needs: Needs) -> PackedBatch
         streams["ref_logp"] = roles.reference_logp(batch)
     if needs.values:
         streams["values"] = roles.values(batch)
+    if needs.old_logp == "skip":
+        # The update may shuffle; its forward pass is then put back in this order.
+        streams["place"] = torch.arange(len(batch.tokens), device=batch.tokens.device)
     return batch.with_streams(**streams)
 
 
@@ -31,6 +36,4 @@ def parity_metrics(batch: PackedBatch, needs: Needs) -> dict[str, float]:
     """
     if needs.old_logp != "compute":
         return {}
-    mask = batch.layout.mask
-    gap = batch.streams["old_logp"] - batch.streams["rollout_logp"]
-    return gap_metrics([gap[mask].abs()])
+    return gap_metrics(batch, batch.streams["old_logp"])

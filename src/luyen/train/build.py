@@ -3,18 +3,10 @@
 import importlib.util
 import sys
 
-from luyen.algorithms.controllers import AdaptiveEntropy, AdaptiveKL, FixedKL
-from luyen.algorithms.objective import Objective
 from luyen.base.errors import UserError
 from luyen.base.paths import expanded
 from luyen.base.seeds import derive_key
-from luyen.config.catalog import EstimatorFacts
 from luyen.config.check import Report
-from luyen.config.knobs import estimator_knobs, loss_knobs
-from luyen.config.plan import loss_in_force
-from luyen.config.plugins import Known, read_plugins
-from luyen.config.schema.actor import Actor
-from luyen.config.schema.algorithm import RolloutCorrection
 from luyen.config.schema.run import RunConfig
 from luyen.data.build import TrainData
 from luyen.data.tokenizer import Tokenizer, load_tokenizer
@@ -22,9 +14,8 @@ from luyen.rewards.build import build_reward
 from luyen.rollout.build import Surroundings, stop_tokens
 from luyen.rollout.protocol import Sampling
 from luyen.telemetry.display import Display
+from luyen.train.build_learning import learning_rules
 from luyen.train.build_roles import build_roles
-from luyen.train.credit import CreditRules
-from luyen.train.needs import needs_of
 from luyen.train.recorder import Recorder
 from luyen.train.run import OnlineRun
 
@@ -65,13 +56,10 @@ def build_run(
 ) -> OnlineRun:
     """Every part of a run, made from a configuration that passed its check."""
     config = report.config
-    known, _ = read_plugins(config.trainer.plugins)
-    estimator = known.estimators[config.algorithm.adv_estimator]
-    needs = needs_of(config, estimator)
+    rules = learning_rules(config)
     reward = build_reward(config.reward, max_response_length=config.data.max_response_length)
     validation = data.validation.prompts if data.validation is not None else ()
     reward.check_sources({p.data_source for p in (*data.train.prompts, *validation)})
-    actor = config.actor_rollout_ref.actor
     return OnlineRun(
         config=config,
         data=data,
@@ -79,17 +67,13 @@ def build_run(
             config,
             data.renderer,
             tokenizer,
-            needs,
+            rules.needs,
             report.plan.where.device,
             surroundings=surroundings,
         ),
         reward=reward,
-        needs=needs,
-        objective=build_objective(config, known),
-        credit_rules=_credit_rules(config, estimator),
+        rules=rules,
         sampling=training_sampling(config, tokenizer),
-        kl_controller=_kl_controller(config),
-        entropy_controller=_entropy_controller(actor),
         recorder=recorder,
         display=display,
         total_steps=total_steps(config, len(data.train.prompts)),
@@ -112,38 +96,6 @@ def total_steps(config: RunConfig, rows: int) -> int:
     return steps
 
 
-def build_objective(config: RunConfig, known: Known) -> Objective:
-    """What the policy's update minimises."""
-    actor = config.actor_rollout_ref.actor
-    name = loss_in_force(config)
-    return Objective(
-        loss=name,
-        knobs=loss_knobs(config, known.losses[name]),
-        aggregation=actor.loss_agg_mode,
-        loss_scale_factor=actor.loss_scale_factor or float(config.data.max_response_length),
-        entropy_coeff=actor.entropy_coeff,
-        kl_loss_coef=actor.kl_loss_coef if actor.use_kl_loss else 0.0,
-        kl_loss_type=actor.kl_loss_type,
-    )
-
-
-def _credit_rules(config: RunConfig, estimator: EstimatorFacts) -> CreditRules:
-    algorithm = config.algorithm
-    return CreditRules(
-        estimator=algorithm.adv_estimator,
-        knobs=estimator_knobs(config, estimator),
-        is_group_relative=estimator.group_relative,
-        kl_kind=algorithm.kl_penalty if algorithm.use_kl_in_reward else None,
-        correction=_correction(config),
-    )
-
-
-def _correction(config: RunConfig) -> RolloutCorrection | None:
-    rollout_correction = config.algorithm.rollout_correction
-    wanted = rollout_correction.rollout_is or rollout_correction.rollout_rs
-    return rollout_correction if wanted and not rollout_correction.bypass_mode else None
-
-
 def training_sampling(config: RunConfig, tokenizer: Tokenizer) -> Sampling:
     """How training draws."""
     rollout = config.actor_rollout_ref.rollout
@@ -153,24 +105,4 @@ def training_sampling(config: RunConfig, tokenizer: Tokenizer) -> Sampling:
         top_k=rollout.top_k,
         top_p=rollout.top_p,
         stop_ids=tokenizer.stop_ids,
-    )
-
-
-def _kl_controller(config: RunConfig) -> FixedKL | AdaptiveKL:
-    kl_ctrl = config.algorithm.kl_ctrl
-    if kl_ctrl.type == "fixed":
-        return FixedKL(kl_coef=kl_ctrl.kl_coef)
-    return AdaptiveKL(kl_coef=kl_ctrl.kl_coef, target_kl=kl_ctrl.target_kl, horizon=kl_ctrl.horizon)
-
-
-def _entropy_controller(actor: Actor) -> AdaptiveEntropy | None:
-    adaptive_entropy = actor.adaptive_entropy
-    if not adaptive_entropy.enable:
-        return None
-    return AdaptiveEntropy(
-        coefficient=actor.entropy_coeff,
-        target=adaptive_entropy.target,
-        delta=adaptive_entropy.delta,
-        min=adaptive_entropy.min,
-        max=adaptive_entropy.max,
     )

@@ -12,8 +12,10 @@ from luyen.rollout.single_turn import Group
 from luyen.telemetry.spans import SPANS
 from luyen.train.credit import Credited
 from luyen.train.digests import stages_of
+from luyen.train.parity import note_parity
 from luyen.train.recorder import advantages_by_rollout
 from luyen.train.run import OnlineRun
+from luyen.train.samples import in_order
 from luyen.train.turn_metrics import turn_metrics
 
 _PATIENCE = 10
@@ -24,7 +26,7 @@ def finish_step(
     run: OnlineRun, groups: list[Group], credited: Credited, metrics: Mapping[str, float]
 ) -> None:
     """Write metrics and rollouts of the step, move the controllers, and count it as done."""
-    rollouts = run.rollouts_of(groups)
+    rollouts = in_order(groups)
     with run.phase("digest"):
         run.stages = stages_of(
             rollouts=_everyone(run),
@@ -33,6 +35,7 @@ def finish_step(
             update=metrics,
             roles=run.roles,
         )
+    note_parity(run, rollouts, credited.batch)
     if credited.kl is not None:
         run.follow_kl(credited.kl, len(rollouts))
         drift = kl_drift(run.kl_history)
@@ -50,7 +53,8 @@ def finish_step(
     run.step += 1
     run.version += 1
     run.metrics |= found
-    run.recorder.rollouts(run.step, _everyone(run), advantages_by_rollout(rollouts, credited.batch))
+    used = advantages_by_rollout(rollouts, credited.batch)
+    run.recorder.rollouts(run.step, _everyone(run), used, run.baselines)
     _refuse_a_hopeless_start(run, found)
 
 

@@ -6,10 +6,15 @@ from dataclasses import replace
 import torch
 
 from luyen.base.errors import UserError
-from luyen.base.records import Source
-from luyen.engine.batch import PackedBatch, pack
+from luyen.base.records import Rollout, Source
+from luyen.engine.batch import PackedBatch, flat_tensor, pack
 from luyen.rollout.single_turn import Group
 from luyen.train.turn_rewards import token_rewards
+
+
+def in_order(groups: Sequence[Group]) -> list[Rollout]:
+    """The rollouts in the order of the packed batch."""
+    return sorted((r for g in groups for r in g.rollouts), key=lambda r: r.key)
 
 
 def pack_groups(groups: Sequence[Group], device: torch.device | str = "cpu") -> PackedBatch:
@@ -18,7 +23,7 @@ def pack_groups(groups: Sequence[Group], device: torch.device | str = "cpu") -> 
     Sorting makes the batch independent of the order in which rollouts finished. Each branch of a
     rollout is a sequence; `PackedBatch.rollouts` puts them together again.
     """
-    rollouts = sorted((r for g in groups for r in g.rollouts), key=lambda r: r.key)
+    rollouts = in_order(groups)
     branches = [(i, branch) for i, r in enumerate(rollouts) for branch in r.branches]
     labels: dict[str, int] = {}
     batch = pack(
@@ -39,7 +44,7 @@ def pack_groups(groups: Sequence[Group], device: torch.device | str = "cpu") -> 
     turns = [turn for _, branch in branches for turn in branch.turns]
     batch = replace(batch, branch_of=tuple(i for i, _ in branches))
     return batch.with_streams(
-        rollout_logp=torch.tensor(drawn, dtype=torch.float32, device=device),
-        rewards=torch.tensor(rewards, dtype=torch.float32, device=device),
-        turns=torch.tensor(turns, dtype=torch.int64, device=device),
+        rollout_logp=flat_tensor(drawn, torch.float32).to(device),
+        rewards=flat_tensor(rewards, torch.float32).to(device),
+        turns=flat_tensor(turns, torch.int64).to(device),
     )

@@ -3,19 +3,22 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+import torch
+from torch import Tensor
+
 from luyen.algorithms.value import explained_variance
 from luyen.base.errors import UserError
 from luyen.base.seeds import derive_key
 from luyen.engine.batch import PackedBatch
 from luyen.engine.optim import rate
 from luyen.engine.step import Updated
+from luyen.train.learning import Learning
 from luyen.train.plan import mini_batches
-from luyen.train.run import OnlineRun
 
 _MOST_SKIPPED = 3
 
 
-def update_critic(run: OnlineRun, batch: PackedBatch, step: int) -> dict[str, float]:
+def update_critic(run: Learning, batch: PackedBatch, step: int) -> dict[str, float]:
     """All optimizer steps of the critic; nothing without one."""
     if run.roles.critic is None:
         return {}
@@ -37,7 +40,7 @@ def update_critic(run: OnlineRun, batch: PackedBatch, step: int) -> dict[str, fl
     return _joined(done, "critic") | found
 
 
-def update_actor(run: OnlineRun, batch: PackedBatch, step: int) -> dict[str, float]:
+def update_actor(run: Learning, batch: PackedBatch, step: int) -> dict[str, float]:
     """All optimizer steps of the policy; nothing while the critic warms up."""
     actor, trainer = run.config.actor_rollout_ref.actor, run.config.trainer
     if step <= trainer.critic_warmup:
@@ -56,13 +59,15 @@ def update_actor(run: OnlineRun, batch: PackedBatch, step: int) -> dict[str, flo
         objective = replace(run.objective, entropy_coeff=run.entropy_coeff())
         seed = derive_key(run.seed, "selection", step, index) >> 1
         with run.profiler.part("update actor"):
-            done.append(run.roles.update_actor(part, objective, lr=lr, seed=seed))
+            done.append(run.update_policy(part, objective, lr=lr, seed=seed))
         run.follow_entropy(done[-1].metrics["actor/entropy"])
+        if done[-1].logp is not None:
+            run.trainer_logp = _in_batch_order(batch, part, done[-1].logp)
     _refuse_endless_skips(run, done)
     return _joined(done, "actor")
 
 
-def _refuse_endless_skips(run: OnlineRun, done: Sequence[Updated]) -> None:
+def _refuse_endless_skips(run: Learning, done: Sequence[Updated]) -> None:
     """A gradient that is not finite is skipped; several in a row mean that training is broken."""
     for updated in done:
         run.skipped = 0 if updated.stepped.is_applied else run.skipped + 1
@@ -75,6 +80,14 @@ def _refuse_endless_skips(run: OnlineRun, done: Sequence[Updated]) -> None:
             "lower actor_rollout_ref.actor.optim.lr, and look at the rewards and log-probs of the "
             "last steps",
         )
+
+
+def _in_batch_order(batch: PackedBatch, part: PackedBatch, logp: Tensor) -> Tensor:
+    """What an update measured on its one, perhaps shuffled mini-batch, in the batch's order."""
+    ordered = torch.zeros_like(logp)
+    ordered[part.streams["place"]] = logp
+    assert ordered.shape == batch.tokens.shape, "the update saw a part of the batch only"
+    return ordered
 
 
 def _joined(done: Sequence[Updated], role: str) -> dict[str, float]:

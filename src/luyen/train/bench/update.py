@@ -14,7 +14,7 @@ from luyen.algorithms.objective import Objective
 from luyen.config.schema.optim import Optim
 from luyen.config.schema.rollout import Rollout
 from luyen.engine.actor import ActorEngine
-from luyen.engine.batch import PackedBatch, pack
+from luyen.engine.batch import PackedBatch, flat_tensor, pack
 from luyen.engine.optim import MasterAdamW
 from luyen.engine.passes import Passes
 from luyen.models.policy import Policy
@@ -136,7 +136,7 @@ def _batch(asked: list[Request], found: Answers, device: torch.device) -> Packed
         groups=[group for group, *_ in rows],
         device=device,
     )
-    logps = torch.tensor([logp for *_, done in rows for logp in done.logps]).to(device)
+    logps = flat_tensor((x for *_, done in rows for x in done.logps), torch.float32).to(device)
     # A reward that differs inside a group and costs nothing.
     worth = [done.tokens[-1] % 7 / 7 for *_, done in rows]
     ends = batch.layout.offsets[1:] - 1

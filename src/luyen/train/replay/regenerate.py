@@ -1,0 +1,178 @@
+"""One recorded rollout drawn again, turn by turn, with the weights that drew it.
+
+Each turn is drawn after the tokens that stood before it in the record. What tools, worlds and
+templates said is among those tokens, so nothing of them is run: were every turn equal, they would
+be asked the same again. A turn that differs is the first thing that can.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import final
+
+from luyen.base.errors import UserError
+from luyen.base.records import Rollout, StopReason
+from luyen.data.tokenizer import Tokenizer
+from luyen.rollout.protocol import Completion, Request, Sampling, generate
+from luyen.rollout.single_turn import sampling_key
+from luyen.train.build import training_sampling
+from luyen.train.replay.learner import Replaying
+from luyen.train.replay.record import RecordedStep
+from luyen.train.replay.turns import RecordedTurn, turns_of
+
+_CUT = (StopReason.TIME_BUDGET, StopReason.ABORTED, StopReason.FAULT)
+"""Endings that do not follow from the tokens: such a turn may have been longer."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """A token with the log-probability it was drawn with.
+
+    Example:
+        >>> Drawn(id=5, text=" x", logp=-0.5).text
+        ' x'
+    """
+
+    id: int
+    """The token."""
+    text: str
+    """The token as text."""
+    logp: float
+    """Its log-probability."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RedrawnToken:
+    """A place of the rollout, as recorded and as drawn again.
+
+    Example:
+        >>> one = Drawn(id=5, text=" x", logp=-0.5)
+        >>> RedrawnToken(branch=0, turn=0, position=9, recorded=one, drawn=one).is_equal
+        True
+    """
+
+    branch: int
+    """Which token list of the rollout."""
+    turn: int
+    """The assistant's turn."""
+    position: int
+    """Place in the list."""
+    recorded: Drawn | None
+    """What the run drew; None: its turn had ended."""
+    drawn: Drawn | None
+    """What was drawn now; None: the turn had ended."""
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether token and log-probability are the same, to the last bit."""
+        return self.recorded == self.drawn
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Regenerated:
+    """A rollout and its repetition.
+
+    Example:
+        >>> Regenerated(rollout="1.0.ab/0", turns=1, tokens=(), notes=()).is_equal
+        True
+    """
+
+    rollout: str
+    """Group and sample."""
+    turns: int
+    """Turns that were drawn again."""
+    tokens: tuple[RedrawnToken, ...]
+    """Every sampled token, in order."""
+    notes: tuple[str, ...]
+    """What a reader should know."""
+
+    @property
+    def difference(self) -> RedrawnToken | None:
+        """The first place that is not the same."""
+        return next((token for token in self.tokens if not token.is_equal), None)
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether every token came again."""
+        return self.difference is None
+
+
+def find_rollout(recorded: RecordedStep, wanted: str) -> Rollout:
+    """The rollout that a beginning of `step.draw.uid/sample` means; a UserError when unclear."""
+    named = {f"{r.group}/{r.sample}": r for r in recorded.rollouts if r.fault is None}
+    named = {f"{r.group}/{r.sample}": r for r in recorded.rollouts} | named
+    found = [wanted] if wanted in named else [name for name in named if name.startswith(wanted)]
+    if len(found) == 1:
+        return named[found[0]]
+    some = found or list(named)
+    what = "several begin so" if found else f"step {recorded.step} has no such rollout"
+    listed = ", ".join(some[:4]) + (f", ... ({len(some)})" if len(some) > 4 else "")
+    raise UserError("--rollout", wanted, f"{what}: {listed}", "give one of them")
+
+
+def regenerate(run: Replaying, rollout: Rollout) -> Regenerated:
+    """Draw a recorded rollout again, with the weights as they stand in `run`."""
+    name = f"{rollout.group}/{rollout.sample}"
+    _refuse_other_versions(run, rollout, name)
+    most = run.config.data.max_response_length
+    turns = list(turns_of(rollout, max_response_length=most))
+    if not turns:
+        why = "nothing was sampled in it"
+        raise UserError("--rollout", name, f"{why} ({rollout.stop.value})", "give another")
+    drawn = _drawn(run, rollout, turns, training_sampling(run.config, run.tokenizer))
+    tokens: list[RedrawnToken] = []
+    notes: list[str] = []
+    for turn, again in zip(turns, drawn, strict=True):
+        is_cut = turn is turns[-1] and rollout.stop in _CUT
+        if is_cut and len(again.tokens) > len(turn.tokens):
+            notes.append(f"the record of its last turn was cut ({rollout.stop.value})")
+        tokens += _compared(turn, again, run.tokenizer, is_cut=is_cut)
+    return Regenerated(rollout=name, turns=len(turns), tokens=tuple(tokens), notes=tuple(notes))
+
+
+def _drawn(
+    run: Replaying, rollout: Rollout, turns: Sequence[RecordedTurn], sampling: Sampling
+) -> list[Completion]:
+    """Every turn drawn after what stood before it, with its own random numbers."""
+    requests = [
+        Request(
+            id=f"turn {turn.turn}",
+            tokens=turn.before,
+            keys=(sampling_key(run.seed, "rollout", rollout.group, rollout.sample, turn.turn),),
+            sampling=replace(sampling, max_new_tokens=turn.room),
+        )
+        for turn in turns
+    ]
+    found = generate(run.roles.rollout, requests)
+    return [found[request.id, 0] for request in requests]
+
+
+def _compared(
+    turn: RecordedTurn, again: Completion, tokenizer: Tokenizer, *, is_cut: bool
+) -> Iterator[RedrawnToken]:
+    def at(index: int, tokens: Sequence[int], logps: Sequence[float]) -> Drawn | None:
+        if index >= len(tokens):
+            return None
+        text = tokenizer.decode([tokens[index]], skip_special=False)
+        return Drawn(id=tokens[index], text=text, logp=logps[index])
+
+    longest = max(len(turn.tokens), len(again.tokens))
+    for index in range(len(turn.tokens) if is_cut else longest):
+        yield RedrawnToken(
+            branch=turn.branch,
+            turn=turn.turn,
+            position=len(turn.before) + index,
+            recorded=at(index, turn.tokens, turn.logps),
+            drawn=at(index, again.tokens, again.logps),
+        )
+
+
+def _refuse_other_versions(run: Replaying, rollout: Rollout, name: str) -> None:
+    versions = {v for branch in rollout.branches for v in branch.versions if v is not None}
+    other = sorted(versions - {run.version})
+    if other:
+        why = f"version {other[0]} of the weights drew it, and version {run.version} stands before "
+        why += f"step {run.step + 1}"
+        raise UserError("--rollout", name, why, f"replay it with --step {other[0] + 1}")
