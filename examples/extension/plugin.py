@@ -14,6 +14,7 @@ from luyen.algorithms.policy_losses import PolicyInputs, TokenLoss, policy_losse
 from luyen.base.records import Prompt, Rollout, Score
 from luyen.config.schema.rollout import Rollout as RolloutConfig
 from luyen.data.samplers import samplers
+from luyen.models.fingerprint import Fingerprint
 from luyen.models.policy import Policy
 from luyen.rewards.compose import with_part
 from luyen.rewards.protocol import Reward
@@ -100,6 +101,11 @@ class OneByOne:
         """Whether nothing waits or runs."""
         return not self._waiting and self._inner.is_idle
 
+    @property
+    def is_steady(self) -> bool:
+        """Whether an answer does not depend on what else is drawn at the same time."""
+        return self._inner.is_steady
+
     def submit(self, request: Request) -> None:
         """Queue a request."""
         self._waiting.append(request)
@@ -114,6 +120,10 @@ class OneByOne:
         """Stop a request that runs, or forget one that waits."""
         self._waiting = deque(r for r in self._waiting if r.id != request)
         return self._inner.abort(request)
+
+    def fingerprint(self) -> Fingerprint | None:
+        """The weights of the engine behind it, which the trainer compares with its own."""
+        return self._inner.fingerprint()
 
     def close(self) -> None:
         """Free what is held."""

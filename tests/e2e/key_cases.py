@@ -158,6 +158,7 @@ TRAINER: dict[str, Case] = {
     "trainer.resume_mode": ("refused", "path", ()),
     "trainer.resume_from_path": ("refused", NOWHERE, ()),
     "trainer.logger": ("refused", "paper", ()),
+    "trainer.watchdog.budgets": ("refused", "{genrate: 60}", ()),
     "trainer.profile.steps": ("refused", "[0]", ()),
     "trainer.profile.memory": ("warned", "true", ("trainer.profile.steps=[1]",)),
     "trainer.profile.save_path": ("warned", "traces", ()),

@@ -51,6 +51,19 @@ _PARITY = {
     "mean_gap": "Mean of that difference.",
     "exact_fraction": "Share of tokens without any difference.",
 }
+_PART = {
+    "engine": "the same weights in other code",
+    "staleness": "weights that have changed since the token was drawn",
+    "drift": "conversations that differ from a re-rendering",
+    "transform": "probability that top-k, top-p and min-p took away",
+}
+_PART_SIZE = {
+    "max": "Largest part of a token's gap that comes from {}.",
+    "mean": "Mean of that part: {}.",
+    "exact_fraction": "Share of its tokens without any: {}.",
+    "kl": "Estimate of KL(sampler, trainer) from that part: {}.",
+    "share": "Its share in the sizes of all parts: {}.",
+}
 _LENGTH = {
     "mean": "Mean number of tokens.",
     "max": "Largest number of tokens.",
@@ -92,6 +105,10 @@ _FAMILIES = {
 for _family, _names in _FAMILIES.items():
     for _name, _doc in _names.items():
         metric(f"{_family}/{_name}", doc=_doc)
+
+for _part, _meaning in _PART.items():
+    for _name, _doc in _PART_SIZE.items():
+        metric(f"parity/{_part}_{_name}", doc=_doc.format(_meaning))
 
 metric("reward/<component...>/mean", doc="Mean of one component of the reward.")
 metric("reward/<component...>/faults", doc="Rollouts for which the component has no value.")
