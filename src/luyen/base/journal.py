@@ -86,12 +86,16 @@ class JournalFile:
             for record in whole[1:]:
                 self._found[record["kind"], record["key"]] = record["body"]
             if damaged:
-                said = f"{self.path}: {damaged} records are damaged; their work is done again"
-                warnings.warn(said, DamagedJournal, stacklevel=4)
+                self._tell(f"{damaged} records are damaged; their work is done again")
             self._drop_torn_end()
         else:
+            if damaged and "schema" not in head:
+                self._tell("its first record is damaged; the work of all is done again")
             os.ftruncate(self._handle, 0)
             self._write({"schema": SCHEMA, "basis": basis})
+
+    def _tell(self, what: str) -> None:
+        warnings.warn(f"{self.path}: {what}", DamagedJournal, stacklevel=5)
 
     def _drop_torn_end(self) -> None:
         """Half a record is work that was not done; the next one must not run into it."""
@@ -129,7 +133,10 @@ class JournalFile:
 
 def _line(record: Mapping[str, Any]) -> bytes:
     """A record as a line of JSON whose last entry is the checksum of what comes before it."""
-    text = json.dumps(plain(record), allow_nan=False, default=repr)[:-1]
+    try:
+        text = json.dumps(record, allow_nan=False, default=repr)[:-1]
+    except ValueError:  # a number that is not finite is written by its name
+        text = json.dumps(plain(record), allow_nan=False, default=repr)[:-1]
     return f"{text}{_CHECK}{zlib.crc32(text.encode())}}}\n".encode()
 
 

@@ -50,16 +50,29 @@ class FaultPolicy:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Playing:
-    """What the conversations of one generation have in common."""
+    """What the conversations of one generation have in common.
+
+    Example:
+        >>> sorted(_Playing.__slots__)[0]
+        'client'
+    """
 
     client: EngineClient
+    """What draws."""
     setting: Setting
+    """What they share with all conversations of the run."""
     sampling: Sampling
+    """How tokens are drawn."""
     seed: int
+    """The run's seed."""
     purpose: str
+    """What they are drawn for."""
     version: int
+    """Version of the weights."""
     policy: FaultPolicy
+    """What becomes of those that break."""
     journal: WorkJournal | None
+    """Where those that are finished are found and kept."""
 
     async def one(self, draw: Draw, sample: int) -> Rollout:
         """One rollout: from the journal, or played, and played again where the policy says so."""

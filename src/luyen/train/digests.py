@@ -1,8 +1,6 @@
 """What a step did, as one hash per stage. What depends on the clock is left out of every stage."""
 
-from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
 from typing import Any
 
 from torch import Tensor
@@ -14,6 +12,7 @@ from luyen.engine.batch import PackedBatch
 from luyen.models.digest import describe
 from luyen.runtime.local import LocalRoles
 from luyen.telemetry.metrics_file import CLOCK
+from luyen.telemetry.streams import stream_bytes
 
 _CREDIT = ("advantages", "returns", "is_weights")
 _RATE = "/lr"
@@ -74,22 +73,13 @@ def learned(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Tens
 def _drawn(rollouts: Sequence[Rollout]) -> Iterator[bytes]:
     """Every token of the rollouts with its origin, and what tools answered on the way.
 
-    Streams go end to end with the lengths of branches beside them: a hash for each would take
-    longer than all tokens.
+    Where one part ends and the next begins counts, so branches need no marks between them.
     """
     yield hash_value([_ended(rollout) for rollout in rollouts]).encode()
     # A rollout has the streams of its last branch; `branches` would copy them.
-    branches = [b for rollout in rollouts for b in (*rollout.earlier, rollout)]
-    flat = chain.from_iterable
-    yield array("q", [len(branch.tokens) for branch in branches]).tobytes()
-    yield array("q", list(flat(branch.tokens for branch in branches))).tobytes()
-    yield bytes(flat(branch.sources for branch in branches))
-    yield array("q", list(flat(branch.turns for branch in branches))).tobytes()
-    # Only sampled tokens have these two, and the sources say which those are.
-    logps = flat(branch.logps for branch in branches)
-    yield array("d", [logp for logp in logps if logp is not None]).tobytes()
-    versions = flat(branch.versions for branch in branches)
-    yield array("q", [version for version in versions if version is not None]).tobytes()
+    for rollout in rollouts:
+        for branch in (*rollout.earlier, rollout):
+            yield stream_bytes(branch)
 
 
 def _ended(rollout: Rollout) -> list[Any]:

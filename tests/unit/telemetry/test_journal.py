@@ -1,7 +1,7 @@
 """Rollouts, scores and calls come back from the journal to the last bit."""
 
 import math
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +10,7 @@ from luyen.base.calls import CallStatus, ToolCall
 from luyen.base.records import Branch, GroupId, Rollout, Score, Source, StopReason
 from luyen.telemetry.journal import WorkJournal
 from luyen.telemetry.rollout_json import rollout_of, rollout_tree
+from luyen.telemetry.streams import stream_bytes, streams_of
 
 CALL = ToolCall(
     turn=0,
@@ -61,11 +62,19 @@ def test_a_rollout_comes_back_to_the_last_bit():
     assert rollout_of(rollout_tree(ROLLOUT)) == ROLLOUT
 
 
+def test_kept_masses_come_back_too():
+    held = replace(ROLLOUT, kept_mass=(None, 1 / 3, None, None))
+    assert rollout_of(rollout_tree(held)) == held
+
+
 def test_every_field_of_a_rollout_is_kept():
     tree = rollout_tree(ROLLOUT)
     streams = {field.name for field in fields(Branch)}
     assert set(tree) | streams == {field.name for field in fields(Rollout)} | {"streams"}
-    assert set(tree["streams"]) == streams
+    assert (
+        set(streams_of(stream_bytes(replace(ROLLOUT, kept_mass=(None, 0.5, None, None)))))
+        == streams
+    )
 
 
 def test_rollouts_and_scores_are_found_by_their_purpose(journal):
@@ -93,8 +102,6 @@ def test_scores_belong_to_what_was_judged(journal):
     one.close()
     two = journal()
     two.begin(4, kind="work", basis=["x"])
-    from dataclasses import replace
-
     assert two.scores("rollout", [replace(ROLLOUT, tokens=(5, 6, 7, 9))]) is None
     assert two.scores("rollout", [ROLLOUT, ROLLOUT]) is None
     assert two.scores("rollout", [replace(ROLLOUT, score=None)]) is not None
