@@ -7,7 +7,7 @@ START = start=$$(date +%s)
 TOOK = echo "$@: passed in $$(( $$(date +%s) - start )) s"
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-tools check test test-gpu defects docs
+.PHONY: help demo demo-tools check test test-all test-gpu defects kills docs
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -31,11 +31,17 @@ check: $(STAMP) ## format, lint, types, layers and architecture tests; under a m
 test: $(STAMP) ## every test that needs no GPU, on two cores; under fifteen minutes
 	@set -e; $(START); $(BIN)/pytest -n 2; $(TOOK)
 
+test-all: $(STAMP) ## every test that needs no GPU, long sweeps included: hours
+	@set -e; $(START); $(BIN)/pytest -n 2 -m "slow or not slow"; $(TOOK)
+
 test-gpu: $(STAMP) ## tests of kernels and of the engine on a CUDA GPU; skipped with a reason elsewhere
 	@set -e; $(START); LUYEN_TEST_DEVICE=cuda $(BIN)/pytest -rs tests/gpu tests/conformance tests/unit/rollout/test_paged.py; $(TOOK)
 
 defects: $(STAMP) ## plant defects in runs: the doctor names each, and says nothing of healthy runs
 	@$(BIN)/python -m tests.defects.table
+
+kills: $(STAMP) ## kill runs at every point: each goes on as if nothing had happened; ten minutes
+	@$(BIN)/python -m tests.kill.table
 
 docs: $(STAMP) ## write docs/config.md and docs/metrics.md anew from the code
 	@$(BIN)/luyen schema --markdown > $(STAMP).config.md

@@ -10,7 +10,7 @@ import json
 import math
 import os
 import secrets
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
@@ -141,10 +141,3 @@ def _entry(line: bytes) -> dict[str, Any] | None:
     except ValueError:
         return None
     return cast(dict[str, Any], found) if isinstance(found, dict) else None
-
-
-def keep_lines(path: Path, wanted: Callable[[dict[str, Any]], bool]) -> None:
-    """Rewrite a JSONL file with the wanted entries only; the torn end goes too."""
-    if path.is_file():
-        kept = [entry for entry in read_lines(path) if wanted(entry)]
-        write_whole(path, "".join(json_line(entry) for entry in kept))

@@ -11,7 +11,7 @@ import os
 import threading
 import warnings
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast, final
 
@@ -40,11 +40,12 @@ class JournalFile:
         """
         self.path = path
         self._found: dict[tuple[str, str], dict[str, Any]] = {}
+        self._places: dict[tuple[str, str], int] = {}
         path.parent.mkdir(parents=True, exist_ok=True)
         self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         self._failure: OSError | None = None
         self._written = threading.Event()
-        self._is_closed = False
+        self._closed = threading.Event()
         self._take_up(basis)
         self._syncer = threading.Thread(target=self._sync_groups, name="journal", daemon=True)
         self._syncer.start()
@@ -56,6 +57,11 @@ class JournalFile:
     def find(self, kind: str, key: str) -> Mapping[str, Any] | None:
         """What an earlier process wrote last under a key; None when it wrote nothing."""
         return self._found.get((kind, key))
+
+    def last(self, key: str, kinds: Sequence[str]) -> str | None:
+        """The kind of these that an earlier process wrote last under a key; None: none of them."""
+        there = [kind for kind in kinds if (kind, key) in self._places]
+        return max(there, key=lambda kind: self._places[kind, key], default=None)
 
     def append(self, kind: str, key: str, body: Mapping[str, Any]) -> None:
         """Write a record; a UserError when the disk takes no more."""
@@ -71,9 +77,9 @@ class JournalFile:
 
     def close(self) -> None:
         """Force everything to the disk and close the file. Closing twice is allowed."""
-        if self._is_closed:
+        if self._closed.is_set():
             return
-        self._is_closed = True
+        self._closed.set()
         self._written.set()
         self._syncer.join()
         os.close(self._handle)
@@ -83,8 +89,9 @@ class JournalFile:
         whole, damaged = _read(self.path)
         head = whole[0] if whole else {}
         if head.get("schema") == SCHEMA and head.get("basis") == basis:
-            for record in whole[1:]:
-                self._found[record["kind"], record["key"]] = record["body"]
+            for number, record in enumerate(whole[1:]):
+                name = record["kind"], record["key"]
+                self._found[name], self._places[name] = record["body"], number
             if damaged:
                 self._tell(f"{damaged} records are damaged; their work is done again")
             self._drop_torn_end()
@@ -119,11 +126,10 @@ class JournalFile:
         return UserError("journal", str(self.path), why, fix)
 
     def _sync_groups(self) -> None:
-        while not self._is_closed:
+        while not self._closed.is_set():
             self._written.wait()
-            if not self._is_closed:
-                # Records that come meanwhile belong to the same group.
-                threading.Event().wait(GROUP_S)
+            # Records that come meanwhile belong to the same group; closing waits for no more.
+            self._closed.wait(GROUP_S)
             self._written.clear()
             try:
                 os.fsync(self._handle)

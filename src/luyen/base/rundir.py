@@ -6,6 +6,7 @@ and one without was never started.
 
 import re
 import secrets
+import warnings
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,7 +22,11 @@ _UNSEALED = 1
 """The version whose manifest, configuration and provenance have no seals."""
 
 _STEP = re.compile(r"step_(\d+)")
-_BEGINNING = {"config.yaml", "provenance.json"}
+_BEGINNING = {"config.yaml", "provenance.json", "resumptions.json"}
+
+
+class DamagedRecord(UserWarning):
+    """A run goes on, and a file that tells of its past is not what it was."""
 
 
 def step_name(step: int) -> str:
@@ -91,6 +96,7 @@ class RunDirectory:
         made._demand_unused()
         made.root.mkdir(parents=True, exist_ok=True)
         made.write_config(config, provenance)
+        write_whole(made.resumptions, sealed_page({"resumptions": []}))
         for folder in (made.events, made.root / "rollouts", made.checkpoints):
             folder.mkdir(exist_ok=True)
         identity = {
@@ -109,7 +115,10 @@ class RunDirectory:
             why = "no run was begun there: it has no manifest.json"
             raise UserError("run directory", str(found.root), why, "give the folder of a run")
         schema = found.read_manifest().get("schema")
-        if not isinstance(schema, int) or schema > SCHEMA:
+        if not isinstance(schema, int):
+            why = "it is no manifest of a run"
+            raise UserError("file", str(found.manifest), why, "restore it from a copy")
+        if schema > SCHEMA:
             why = f"its files follow layout {schema!r}, and this version reads up to {SCHEMA}"
             raise UserError("run directory", str(found.root), why, "install a newer luyen")
         return found
@@ -144,16 +153,33 @@ class RunDirectory:
         return unsealed(page, self.provenance, is_demanded=self._has_seals())
 
     def read_resumptions(self) -> list[dict[str, Any]]:
-        """What was noted each time the run was resumed, oldest first."""
-        if not self.resumptions.is_file():
+        """What was noted each time the run was resumed, oldest first.
+
+        A UserError when the file is not as it was written, or is missing: a run begins with one
+        that lists nothing.
+        """
+        if not self.resumptions.is_file() and not self._has_seals():
             return []
         page = read_json(self.resumptions)
         return unsealed(page, self.resumptions, is_demanded=True)["resumptions"]
 
     def note_resumption(self, facts: Mapping[str, Any]) -> None:
-        """Add what is to be known about a session that goes on with the run."""
+        """Add what is to be known about a session that goes on with the run.
+
+        A damaged list is an error; one that is missing is begun anew, with a warning.
+        """
+        before: list[dict[str, Any]] = []
+        if self.resumptions.is_file():
+            try:
+                before = self.read_resumptions()
+            except UserError as error:
+                fix = "restore it from a copy, or remove it and go on without what it lists"
+                raise UserError(error.field, error.value, error.why, fix) from error
+        elif self._has_seals():
+            said = f"{self.resumptions}: it is missing; what it listed is lost"
+            warnings.warn(said, DamagedRecord, stacklevel=2)
         when = {"time": datetime.now(UTC).isoformat(timespec="seconds")}
-        listed = [*self.read_resumptions(), when | dict(facts)]
+        listed = [*before, when | dict(facts)]
         write_whole(self.resumptions, sealed_page({"resumptions": listed}))
 
     def _has_seals(self) -> bool:
@@ -186,6 +212,7 @@ class RunDirectory:
         for path in present:
             ours = path.name in _BEGINNING or path.name.startswith(TEMPORARY)
             if not ours and not (path.is_dir() and not any(path.iterdir())):
-                why = f"it is not empty (`{path.name}`) and holds no run"
-                fix = "choose another trainer.experiment_name, or clear the folder"
+                why = f"it is not empty (`{path.name}`) and holds no run: no manifest.json"
+                fix = "choose another trainer.experiment_name, clear the folder, or, if it was a "
+                fix += "run, restore its manifest.json from a copy"
                 raise UserError("run directory", str(self.root), why, fix)

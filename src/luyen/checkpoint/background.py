@@ -1,7 +1,7 @@
 """Checkpoints written in this thread, or in one of their own while training goes on."""
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, final
 
@@ -38,6 +38,14 @@ class CheckpointWriter:
             target=self._write_aside, args=(step, copied, dict(facts)), name="checkpoint"
         )
         self._thread.start()
+
+    def save_now(
+        self, step: int, fill: Callable[[Path], None], *, facts: Mapping[str, Any]
+    ) -> None:
+        """Make the checkpoint of a step in this thread; `fill` writes all of it into a folder."""
+        self.wait()
+        self.store.save(step, fill, facts=facts)
+        self._finished.append(step)
 
     def finished(self) -> list[int]:
         """Steps whose checkpoints came to be since the last call; raises what stopped one."""

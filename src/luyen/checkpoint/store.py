@@ -158,17 +158,26 @@ def verify(path: Path) -> Checkpoint:
         raise UserError(
             "checkpoint", str(path), "no such folder", "give the folder of a checkpoint"
         )
+    manifest = read_manifest(path)
+    for name, expected in manifest["files"].items():
+        _demand(path / name, expected)
+    return Checkpoint(step=manifest["step"], path=path, facts=manifest["facts"])
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint; a UserError when it is not as it was written.
+
+    The files that it lists are not looked at.
+    """
     manifest = read_json(path / MANIFEST)
     schema = manifest.get("schema")
     if not isinstance(schema, int) or schema > SCHEMA:
         why = f"its files follow layout {schema!r}, and this version reads up to {SCHEMA}"
-        raise UserError("checkpoint", str(path), why, "install a newer luyen")
+        raise UserError("checkpoint", str(path / MANIFEST), why, "install a newer luyen")
     body = {name: value for name, value in manifest.items() if name != "seal"}
     if manifest.get("seal") != _seal_of(body):
         raise _torn(path / MANIFEST, "it is not as it was written")
-    for name, expected in manifest["files"].items():
-        _demand(path / name, expected)
-    return Checkpoint(step=manifest["step"], path=path, facts=manifest["facts"])
+    return manifest
 
 
 def _demand(file: Path, expected: Mapping[str, Any]) -> None:

@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias, final
@@ -188,10 +188,20 @@ def _follow(wanted: Sequence[StepDigest], rerun: Rerun, say: Say) -> tuple[list[
                 said = time.monotonic()
                 say(f"step {digest.step} of {last}: equal")
             if digest.step >= last:
+                _demand_all(first.keys() - set(equal))
                 return equal, False
         if is_over:
             raise rerun.failure()
         time.sleep(_LOOK_S)
+
+
+def _demand_all(missing: Set[int]) -> None:
+    """A UserError when steps of the run were not run again: then nothing is known of them."""
+    if missing:
+        why = f"the rerun came to its end without {len(missing)} steps of the run, the first of "
+        why += f"them step {min(missing)}: its configuration goes on from a later checkpoint"
+        fix = "compare the runs of each part with luyen diff"
+        raise UserError("trainer.resume_from_path", None, why, fix)
 
 
 def _difference(run: RunDirectory, rerun: Rerun) -> RunDifference:

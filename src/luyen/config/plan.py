@@ -144,9 +144,9 @@ def place(config: RunConfig, machine: Machine, estimator: EstimatorFacts | None)
     runtime = trainer.runtime
     if runtime == "auto":
         runtime = "ray" if world_size > 1 else "local"
-    strategy = {"fsdp": "fsdp2", "auto": "fsdp2" if world_size > 1 else "single"}.get(
-        actor.strategy, actor.strategy
-    )
+    # Sharded over one device, weights are whole.
+    is_sharded = actor.strategy != "single" and world_size > 1
+    strategy = "fsdp2" if is_sharded else "single"
     shared = f"{device}, this process" if runtime == "local" else f"{world_size} x {device}, shared"
     roles = [Role(name="actor", engine=strategy, place=shared)]
     if trainer.stage == "sft":

@@ -13,54 +13,26 @@ from luyen.algorithms.statistic import Average
 from luyen.engine.batch import PackedBatch
 from luyen.engine.optim import MasterAdamW
 from luyen.engine.passes import Passes
-from luyen.engine.step import Updated, take_step
+from luyen.engine.score import score, score_share
+from luyen.engine.share import Share, split
+from luyen.engine.step import (
+    LOSS_WEIGHT,
+    ShareUpdated,
+    Updated,
+    merge_updates,
+    take_share_step,
+)
 from luyen.models.policy import Policy
 
-
-@torch.no_grad()
-def score(
-    policy: Policy,
-    batch: PackedBatch,
-    passes: Passes,
-    *,
-    temperature: float,
-    prefix: str = "",
-    entropy: bool = False,
-    sum_pi_squared: bool = False,
-) -> dict[str, Tensor]:
-    """Streams `logp`, and on demand `entropy` and `sum_pi_squared`, over a whole batch."""
-    found: dict[str, Tensor] = {}
-    for indices in passes.of(batch.lengths, batch.labels()):
-        part = batch.take(indices)
-        scored = policy(
-            part.tokens,
-            part.lengths,
-            part.layout.mask,
-            temperature=temperature,
-            entropy=entropy,
-            sum_pi_squared=sum_pi_squared,
-        )
-        streams = {
-            "logp": scored.logp,
-            "entropy": scored.entropy,
-            "sum_pi_squared": scored.sum_pi_squared,
-        }
-        for name, values in streams.items():
-            if values is not None:
-                stream = found.setdefault(prefix + name, _empty(batch))
-                stream[batch.positions(indices)] = part.scatter(values)
-    return found
+_STATISTICS = "statistics/"
+"""Prefix of streams that a loss reads as its statistics of the step."""
 
 
-def _empty(batch: PackedBatch) -> Tensor:
-    return torch.zeros(batch.tokens.shape, device=batch.tokens.device)
-
-
-def gap_metrics(gaps: Sequence[Tensor]) -> dict[str, float]:
-    """How far the trainer's log-probabilities are from those the sampler drew with."""
-    if not gaps:
+def gap_metrics(batch: PackedBatch, logp: Tensor) -> dict[str, float]:
+    """How far the trainer's log-probabilities are from those the sampler drew with, if it says."""
+    if "rollout_logp" not in batch.streams:
         return {}
-    gap = torch.cat(list(gaps))
+    gap = (logp - batch.streams["rollout_logp"])[batch.layout.mask].abs()
     return {
         "parity/max_gap": float(gap.max()),
         "parity/mean_gap": float(gap.mean()),
@@ -68,41 +40,119 @@ def gap_metrics(gaps: Sequence[Tensor]) -> dict[str, float]:
     }
 
 
+def policy_inputs(part: PackedBatch, logp: Tensor) -> PolicyInputs:
+    """What a loss sees of a batch or of a part, with log-probabilities of the current weights."""
+    streams = part.streams
+    return PolicyInputs(
+        logp=logp,
+        old_logp=streams["old_logp"] if "old_logp" in streams else logp.detach(),
+        advantages=streams["advantages"],
+        layout=part.layout,
+        rollout_logp=streams.get("rollout_logp"),
+        is_weights=streams.get("is_weights"),
+    )
+
+
+def prepare_update(
+    batch: PackedBatch, objective: Objective, statistics: Mapping[str, Tensor]
+) -> tuple[PackedBatch, dict[str, Tensor]]:
+    """What depends on the whole optimizer step, fixed before it is split.
+
+    The batch gets the weight of every token and the statistics per token as streams; statistics
+    that are one number come back beside it.
+    """
+    streams = {f"{_STATISTICS}{k}": v for k, v in statistics.items() if v.dim()}
+    weights = objective.weights(batch.rollouts)
+    numbers = {k: v for k, v in statistics.items() if not v.dim()}
+    return batch.with_streams(**{LOSS_WEIGHT: weights}, **streams), numbers
+
+
+def merge_policy_updates(
+    batch: PackedBatch, shares: Sequence[Share], done: Sequence[ShareUpdated]
+) -> Updated:
+    """`merge_updates`, with the gap to the sampler where the update has measured it."""
+    merged = merge_updates(shares, done)
+    if merged.logp is None:
+        return merged
+    logp = merged.logp.to(batch.tokens.device)
+    return replace(merged, metrics={**merged.metrics, **gap_metrics(batch, logp)}, logp=logp)
+
+
 @final
 class ActorEngine:
-    """One policy on one device, its optimizer, and how passes are cut."""
+    """A policy, or this rank's shards of it, its optimizer, and how passes are cut."""
 
     def __init__(
-        self, policy: Policy, optimizer: MasterAdamW, passes: Passes, *, temperature: float
+        self,
+        policy: Policy,
+        optimizer: MasterAdamW,
+        passes: Passes,
+        *,
+        temperature: float,
+        device: torch.device | None = None,
     ) -> None:
+        """`device` is where passes run, if not where the weights are (they may be offloaded)."""
         self.policy = policy
         self.optimizer = optimizer
         self.passes = passes
         self.temperature = temperature
+        self._device = device
+
+    @property
+    def device(self) -> torch.device:
+        """Where passes run."""
+        return self._device or self.policy.device
+
+    def score_share(
+        self, share: Share, *, entropy: bool = False, sum_pi_squared: bool = False
+    ) -> dict[str, Tensor]:
+        """`luyen.engine.score.score_share` at the policy's temperature."""
+        return score_share(
+            self.policy,
+            share,
+            temperature=self.temperature,
+            entropy=entropy,
+            sum_pi_squared=sum_pi_squared,
+            device=self.device,
+        )
 
     def update(self, batch: PackedBatch, objective: Objective, *, lr: float, seed: int) -> Updated:
         """One optimizer step on the whole batch, whatever the micro-batches are."""
-        weights = objective.weights(batch.rollouts)
-        statistics = self._statistics(batch, objective, seed)
-        gaps: list[Tensor] = []
+        statistics = self.statistics(batch, objective, seed)
+        prepared, numbers = prepare_update(batch, objective, statistics)
+        (share,) = shares = split(prepared, self.passes, ranks=1)
+        done = self.update_share(share, objective, lr=lr, statistics=numbers)
+        return merge_policy_updates(batch, shares, [done])
+
+    def update_share(
+        self, share: Share, objective: Objective, *, lr: float, statistics: Mapping[str, Tensor]
+    ) -> ShareUpdated:
+        """This rank's part of an optimizer step on a batch that `prepare_update` has seen.
+
+        What comes back lies where the share lies.
+        """
+        home, share = share.batch.tokens.device, share.to(self.device)
+        numbers = {name: number.to(self.device) for name, number in statistics.items()}
+        # Where old log-probabilities had no pass of their own, this one gives them.
+        is_first_look = "old_logp" not in share.batch.streams
+        measured = torch.zeros(share.batch.tokens.shape, device=self.device)
 
         def part_loss(part: PackedBatch, place: Tensor) -> tuple[Tensor, Mapping[str, Average]]:
-            inputs, entropy = self._inputs(part, objective)
-            if inputs.rollout_logp is not None and "old_logp" not in part.streams:
-                gap = inputs.logp.detach() - inputs.rollout_logp
-                gaps.append(gap[part.layout.mask].abs())
-            sliced = {k: v[place] if v.dim() else v for k, v in statistics.items()}
+            inputs, entropy = self.inputs(part, objective)
+            if is_first_look:
+                measured[place] = inputs.logp.detach()
             return objective(
-                replace(inputs, statistics=sliced),
-                weights[place],
+                replace(inputs, statistics={**numbers, **_statistics_of(part)}),
+                part.streams[LOSS_WEIGHT],
                 entropy=entropy,
                 ref_logp=part.streams.get("ref_logp"),
             )
 
-        done = take_step(self.policy, self.optimizer, batch, self.passes, part_loss, lr=lr)
-        return replace(done, metrics={**done.metrics, **gap_metrics(gaps)})
+        done = take_share_step(self.policy, self.optimizer, share, part_loss, lr=lr)
+        return replace(done, logp=measured if is_first_look else None).to(home)
 
-    def _inputs(self, part: PackedBatch, objective: Objective) -> tuple[PolicyInputs, Tensor]:
+    def inputs(self, part: PackedBatch, objective: Objective) -> tuple[PolicyInputs, Tensor]:
+        """What a loss sees of a part, from a forward pass, and the entropy of each token."""
         scored = self.policy(
             part.tokens,
             part.lengths,
@@ -112,24 +162,18 @@ class ActorEngine:
             entropy_gradient=objective.entropy_coeff != 0.0,
         )
         assert scored.entropy is not None
-        return self._policy_inputs(part, part.scatter(scored.logp)), part.scatter(scored.entropy)
+        return policy_inputs(part, part.scatter(scored.logp)), part.scatter(scored.entropy)
 
-    def _policy_inputs(self, part: PackedBatch, logp: Tensor) -> PolicyInputs:
-        streams = part.streams
-        return PolicyInputs(
-            logp=logp,
-            old_logp=streams["old_logp"] if "old_logp" in streams else logp.detach(),
-            advantages=streams["advantages"],
-            layout=part.layout,
-            rollout_logp=streams.get("rollout_logp"),
-            is_weights=streams.get("is_weights"),
-        )
-
-    def _statistics(
+    def statistics(
         self, batch: PackedBatch, objective: Objective, seed: int
     ) -> Mapping[str, Tensor]:
         """What a loss that chooses over the step needs, from a pass without gradients."""
         if not objective.needs_statistics:
             return {}
         found = score(self.policy, batch, self.passes, temperature=self.temperature)
-        return objective.statistics(self._policy_inputs(batch, found["logp"]), seed=seed)
+        return objective.statistics(policy_inputs(batch, found["logp"]), seed=seed)
+
+
+def _statistics_of(part: PackedBatch) -> dict[str, Tensor]:
+    found = {k: v for k, v in part.streams.items() if k.startswith(_STATISTICS)}
+    return {name.removeprefix(_STATISTICS): stream for name, stream in found.items()}

@@ -9,16 +9,21 @@ from torch import Tensor
 from luyen.algorithms.aggregation import aggregation_weights
 from luyen.algorithms.statistic import Average
 from luyen.algorithms.value import value_loss
+from luyen.base.heartbeat import beat
 from luyen.engine.batch import PackedBatch
+from luyen.engine.idle import idle_loss, reshard
 from luyen.engine.optim import MasterAdamW
 from luyen.engine.passes import Passes
-from luyen.engine.step import Updated, take_step
+from luyen.engine.share import Share, join, split
+from luyen.engine.step import LOSS_WEIGHT, ShareUpdated, Updated, merge_updates, take_share_step
 from luyen.models.value import ValueModel
+
+_VALUES = "values"
 
 
 @final
 class CriticEngine:
-    """One value model on one device, its optimizer, and how passes are cut."""
+    """A value model, or this rank's shards of it, its optimizer, and how passes are cut."""
 
     def __init__(
         self,
@@ -29,40 +34,71 @@ class CriticEngine:
         cliprange_value: float | None,
         aggregation: str,
         loss_scale_factor: float | None,
+        device: torch.device | None = None,
     ) -> None:
+        """`device` is where passes run, if not where the weights are (they may be offloaded)."""
         self.model = model
         self.optimizer = optimizer
         self.passes = passes
         self.cliprange_value = cliprange_value
         self.aggregation = aggregation
         self.loss_scale_factor = loss_scale_factor
+        self._device = device
 
-    @torch.no_grad()
+    @property
+    def device(self) -> torch.device:
+        """Where passes run."""
+        return self._device or self.model.body.device
+
     def values(self, batch: PackedBatch) -> Tensor:
         """Value before each trainable token, 0 elsewhere."""
-        stream = torch.zeros(batch.tokens.shape, device=batch.tokens.device)
-        for indices in self.passes.of(batch.lengths, batch.labels()):
+        (share,) = shares = split(batch, self.passes, ranks=1)
+        return join(shares, [self.score_share(share)], batch)[_VALUES]
+
+    @torch.no_grad()
+    def score_share(self, share: Share) -> dict[str, Tensor]:
+        """The stream `values` over the tokens of a share, where the share lies."""
+        home, batch = share.batch.tokens.device, share.to(self.device).batch
+        stream = torch.zeros(batch.tokens.shape, device=self.device)
+        for indices in share.passes:
+            if not indices:
+                idle_loss(self.model, self.device)
+                continue
             part = batch.take(indices)
             found = self.model(part.tokens, part.lengths, part.layout.mask)
             stream[batch.positions(indices)] = part.scatter(found)
-        return stream
+            beat()
+        reshard(self.model)
+        return {_VALUES: stream.to(home)}
 
-    def update(self, batch: PackedBatch, *, lr: float) -> Updated:
-        """One optimizer step; reads the streams `values` and `returns`."""
+    def prepare_update(self, batch: PackedBatch) -> PackedBatch:
+        """The batch with the weight of every token in the loss of the whole optimizer step."""
         weights = aggregation_weights(
             self.aggregation, batch.rollouts, loss_scale_factor=self.loss_scale_factor
         )
+        return batch.with_streams(**{LOSS_WEIGHT: weights})
+
+    def update(self, batch: PackedBatch, *, lr: float) -> Updated:
+        """One optimizer step; reads the streams `values` and `returns`."""
+        (share,) = shares = split(self.prepare_update(batch), self.passes, ranks=1)
+        return merge_updates(shares, [self.update_share(share, lr=lr)])
+
+    def update_share(self, share: Share, *, lr: float) -> ShareUpdated:
+        """This rank's part of an optimizer step on a batch that `prepare_update` has seen."""
 
         def part_loss(part: PackedBatch, place: Tensor) -> tuple[Tensor, Mapping[str, Average]]:
+            del place
             loss = value_loss(
                 part.scatter(self.model(part.tokens, part.lengths, part.layout.mask)),
-                part.streams["values"],
+                part.streams[_VALUES],
                 part.streams["returns"],
                 part.layout,
                 cliprange_value=self.cliprange_value,
             )
-            weighted = weights[place] * loss.per_token
-            mean = Average(total=weighted.detach().sum(), count=weights[place].sum())
+            weights = part.streams[LOSS_WEIGHT]
+            weighted = weights * loss.per_token
+            mean = Average(total=weighted.detach().sum(), count=weights.sum())
             return weighted.sum(), {**loss.metrics, "critic/vf_loss": mean}
 
-        return take_step(self.model, self.optimizer, batch, self.passes, part_loss, lr=lr)
+        home, here = share.batch.tokens.device, share.to(self.device)
+        return take_share_step(self.model, self.optimizer, here, part_loss, lr=lr).to(home)

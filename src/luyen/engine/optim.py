@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from luyen.config.schema.optim import Optim
+from luyen.engine.shown import shown_dtype
 
 _copy_all: Any = vars(torch)["_foreach_copy_"]
 """Copies many tensors at once; PyTorch exports it without declaring it."""
@@ -65,7 +66,9 @@ class MasterAdamW:
     """AdamW over fp32 masters. Parameters of another type keep gradients in fp32 as well.
 
     A gradient of a bf16 parameter is added to an fp32 buffer as soon as it is complete, so that
-    accumulation over micro-batches does not round.
+    accumulation over micro-batches does not round. Parameters may be shards (`luyen.engine.fsdp`):
+    every rank then holds its part of masters and moments, clips by the norm over all ranks, and
+    decides alike whether a step is applied.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], optim: Optim) -> None:
@@ -74,6 +77,8 @@ class MasterAdamW:
         self.masters = [self._master(p) for p in self.parameters]
         self.clip_grad = optim.clip_grad
         self._is_on_gpu = all(m.is_cuda for m in self.masters)
+        self.is_sharded = any(hasattr(m, "to_local") for m in self.masters)
+        """Whether this rank holds parts of the parameters."""
         self.adamw = torch.optim.AdamW(
             self.masters,
             lr=optim.lr,
@@ -85,7 +90,7 @@ class MasterAdamW:
 
     def step(self, lr: float) -> Stepped:
         """Clip, update and clear; a gradient that is not finite is counted and never applied."""
-        norm = float(nn.utils.clip_grad_norm_(self.masters, self.clip_grad))
+        norm = self._clip()
         is_finite = math.isfinite(norm)
         if is_finite:
             for group in self.adamw.param_groups:
@@ -100,18 +105,39 @@ class MasterAdamW:
         self.adamw.zero_grad(set_to_none=True)
         return Stepped(grad_norm=norm, is_applied=is_finite, lr=lr)
 
+    def _clip(self) -> float:
+        if not self.is_sharded:
+            return float(nn.utils.clip_grad_norm_(self.masters, self.clip_grad))
+        from luyen.engine.sharded_norm import clip_sharded  # DTensor takes a while to load
+
+        return clip_sharded([m.grad for m in self.masters if m.grad is not None], self.clip_grad)
+
     def state_dict(self) -> dict[str, Any]:
-        """Moments, step counts and masters."""
-        own = [m for p, m in zip(self.parameters, self.masters, strict=True) if p is not m]
-        return {"adamw": self.adamw.state_dict(), "masters": own}
+        """Moments, step counts and masters. Of shards, moments are there before the first step."""
+        if self.is_sharded:
+            self._make_moments()
+        return {"adamw": self.adamw.state_dict(), "masters": self._masters_beside()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` gave."""
-        self.adamw.load_state_dict(state["adamw"])
-        own = [m for p, m in zip(self.parameters, self.masters, strict=True) if p is not m]
+        """Restore what `state_dict` gave; betas, decay and the like stay as configured."""
+        groups = self.adamw.state_dict()["param_groups"]
+        self.adamw.load_state_dict({"state": state["adamw"]["state"], "param_groups": groups})
         with torch.no_grad():
-            for master, saved in zip(own, state["masters"], strict=True):
+            for master, saved in zip(self._masters_beside(), state["masters"], strict=True):
                 master.copy_(saved)
+
+    def _masters_beside(self) -> list[Tensor]:
+        """Masters of parameters that are weights of another type to everybody else."""
+        pairs = zip(self.parameters, self.masters, strict=True)
+        return [m.detach() for p, m in pairs if shown_dtype(p) != m.dtype]
+
+    def _make_moments(self) -> None:
+        """What the first step would make, so that a checkpoint has where to be read into."""
+        for master in self.masters:
+            if not self.adamw.state[master]:
+                step = torch.zeros((), device=master.device if self._is_on_gpu else "cpu")
+                moments = {k: torch.zeros_like(master) for k in ("exp_avg", "exp_avg_sq")}
+                self.adamw.state[master] = {"step": step, **moments}
 
     def release(self) -> None:
         """Let the parameters go: another optimizer may collect their gradients."""

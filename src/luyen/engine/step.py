@@ -1,22 +1,28 @@
 """The micro-batch loop: forward, loss, backward, for every part of one optimizer step.
 
-A part's loss is its share of the step's loss, so gradients simply add up. This is the only place
-where a backward pass is started.
+A part's loss is its share of the step's loss, so gradients simply add up, over the passes of a rank
+and over ranks. This is the only place where a backward pass is started.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, final
 
+import torch
 from torch import Tensor, nn
 
 from luyen.algorithms.statistic import Average
+from luyen.base.heartbeat import beat
 from luyen.engine.batch import PackedBatch
+from luyen.engine.idle import idle_loss
 from luyen.engine.optim import MasterAdamW, Stepped
-from luyen.engine.passes import Passes
+from luyen.engine.share import Share
 
 PartLoss: TypeAlias = Callable[[PackedBatch, Tensor], tuple[Tensor, Mapping[str, Average]]]
-"""`(part, index of its tokens in the step) -> (its share of the loss, metrics that merge)`."""
+"""`(part, index of its tokens in the share) -> (its share of the loss, metrics that merge)`."""
+
+LOSS_WEIGHT = "loss_weight"
+"""Stream: weight of each token in the loss of the whole optimizer step, over all ranks."""
 
 
 @final
@@ -33,26 +39,77 @@ class Updated:
     """Norm, learning rate, and whether it was applied."""
     metrics: Mapping[str, float]
     """Means over the trainable tokens of the step."""
+    logp: Tensor | None = None
+    """`[tok]` log-probabilities before the step, of a policy's update that measured them."""
 
 
-def take_step(
-    model: nn.Module,
-    optimizer: MasterAdamW,
-    batch: PackedBatch,
-    passes: Passes,
-    part_loss: PartLoss,
-    *,
-    lr: float,
-) -> Updated:
-    """One optimizer step on the whole batch, whatever the micro-batches are."""
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShareUpdated:
+    """What one rank knows of an optimizer step; `merge_updates` makes one record of all.
+
+    Example:
+        >>> stepped = Stepped(grad_norm=1.0, is_applied=True, lr=0.1)
+        >>> ShareUpdated(stepped=stepped, averages={}).logp is None
+        True
+    """
+
+    stepped: Stepped
+    """Norm, learning rate, and whether it was applied: the same on every rank."""
+    averages: Mapping[str, Average]
+    """Sums and counts over the trainable tokens of the share."""
+    logp: Tensor | None = None
+    """`[tok]` log-probabilities before the step, of the share's tokens, if they were measured."""
+
+    def to(self, device: torch.device) -> "ShareUpdated":
+        """The same record with its tensors on a device."""
+        averages = {
+            name: Average(total=a.total.to(device), count=a.count.to(device))
+            for name, a in self.averages.items()
+        }
+        logp = None if self.logp is None else self.logp.to(device)
+        return ShareUpdated(stepped=self.stepped, averages=averages, logp=logp)
+
+
+def take_share_step(
+    model: nn.Module, optimizer: MasterAdamW, share: Share, part_loss: PartLoss, *, lr: float
+) -> ShareUpdated:
+    """One optimizer step on the whole batch, of which this rank computes a share."""
     model.train()
     merged: dict[str, Average] = {}
-    for indices in passes.of(batch.lengths, batch.labels()):
-        loss, metrics = part_loss(batch.take(indices), batch.positions(indices))
+    for indices in share.passes:
+        if not indices:
+            idle_loss(model, share.batch.tokens.device).backward()
+            continue
+        part, place = share.batch.take(indices), share.batch.positions(indices)
+        loss, metrics = part_loss(part, place)
         loss.backward()
+        beat()
         for name, average in metrics.items():
             merged[name] = merged[name].merge(average) if name in merged else average
     stepped = optimizer.step(lr)
     model.eval()
+    return ShareUpdated(stepped=stepped, averages=merged)
+
+
+def merge_updates(shares: Sequence[Share], done: Sequence[ShareUpdated]) -> Updated:
+    """The step as all ranks saw it: metrics are means over its tokens, however they were dealt."""
+    assert len({one.stepped.is_applied for one in done}) == 1, "ranks took different steps"
+    merged: dict[str, Average] = {}
+    for one in done:
+        for name, average in one.averages.items():
+            merged[name] = merged[name].merge(average) if name in merged else average
     values = {name: average.value() for name, average in merged.items()}
-    return Updated(stepped=stepped, metrics=values)
+    measured = [one.logp for one in done if one.logp is not None]
+    logp = _joined(shares, measured) if measured else None
+    return Updated(stepped=done[0].stepped, metrics=values, logp=logp)
+
+
+def _joined(shares: Sequence[Share], parts: Sequence[Tensor]) -> Tensor:
+    if len(shares) == 1:
+        return parts[0]
+    device = shares[0].positions.device
+    whole = torch.zeros(sum(len(share.positions) for share in shares), device=device)
+    for share, part in zip(shares, parts, strict=True):
+        whole[share.positions] = part.to(device)
+    return whole

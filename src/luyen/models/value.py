@@ -28,7 +28,8 @@ class ValueModel(nn.Module):
         """Values before the tokens where `mask` is True, in order."""
         where = mask.nonzero()[:, 0]
         hidden = self.body.packed_hidden(tokens, lengths, mask, where - 1)
-        return self.value(hidden.float())[:, 0]
+        # A tensor of its own: FSDP hangs a hook on it, which a view could lose.
+        return self.value(hidden.float())[:, 0].clone()
 
 
 def _is_tied(policy: Policy) -> bool:

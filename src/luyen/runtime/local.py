@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any, final
 
 import torch
@@ -10,19 +11,23 @@ from torch import Tensor
 from luyen.algorithms.objective import Objective
 from luyen.base.errors import UserError
 from luyen.base.records import Rollout
-from luyen.data.render import Renderer
+from luyen.checkpoint.background import CheckpointWriter
+from luyen.checkpoint.finite import not_finite
+from luyen.checkpoint.tensors import load_state
 from luyen.engine.actor import ActorEngine, score
 from luyen.engine.batch import PackedBatch
 from luyen.engine.critic import CriticEngine
 from luyen.engine.passes import Passes
 from luyen.engine.step import Updated
+from luyen.models.digest import describe
 from luyen.models.fingerprint import Fingerprint
 from luyen.models.lora import adapter_off
 from luyen.models.policy import Policy
 from luyen.models.state import restore_parameters, trained_parameters
-from luyen.rollout.multi_turn import Conversations
 from luyen.rollout.protocol import RolloutEngine, Sampling
-from luyen.rollout.single_turn import Draw, Group, answer
+from luyen.rollout.single_turn import Draw, Group
+from luyen.runtime.generation import Generation
+from luyen.runtime.roles import Described, learned
 from luyen.telemetry.journal import WorkJournal
 
 
@@ -35,30 +40,25 @@ class LocalRoles:
         *,
         actor: ActorEngine,
         rollout: RolloutEngine,
-        renderer: Renderer,
+        generation: Generation,
         reference: Policy | None,
         critic: CriticEngine | None,
         log_prob_passes: Passes,
         ref_passes: Passes,
-        seed: int,
         frees_cache: bool = False,
-        conversations: Conversations | None = None,
     ) -> None:
         """`reference` None with a LoRA actor means the actor with its adapter off.
 
-        `frees_cache` gives the engine's memory back after each generation. `conversations` plays
-        several turns; without it every rollout is one answer.
+        `frees_cache` gives the engine's memory back after each generation.
         """
         self.actor = actor
         self.rollout = rollout
-        self.renderer = renderer
+        self.generation = generation
         self.reference = reference
         self.critic = critic
         self.log_prob_passes = log_prob_passes
         self.ref_passes = ref_passes
-        self.seed = seed
         self.frees_cache = frees_cache
-        self.conversations = conversations
         self.weight_checks = 0
         """Generations before which the engine's weights were found to be the actor's."""
 
@@ -66,6 +66,11 @@ class LocalRoles:
     def device(self) -> torch.device:
         """Where batches are to be."""
         return self.actor.policy.device
+
+    @property
+    def has_critic(self) -> bool:
+        """Whether there is a critic."""
+        return self.critic is not None
 
     def generate(
         self,
@@ -77,29 +82,10 @@ class LocalRoles:
         journal: WorkJournal | None = None,
     ) -> list[Group]:
         """Rollouts of every draw; those that the journal has are not made again."""
-        engine, seed = self.rollout, self.seed
         self._refuse_other_weights(version)
-        if self.conversations is not None:
-            groups = self.conversations.play(
-                engine,
-                draws,
-                sampling,
-                seed=seed,
-                purpose=purpose,
-                version=version,
-                journal=journal,
-            )
-        else:
-            groups = answer(
-                engine,
-                self.renderer,
-                draws,
-                sampling,
-                seed=seed,
-                purpose=purpose,
-                version=version,
-                journal=journal,
-            )
+        groups = self.generation.play(
+            self.rollout, draws, sampling, purpose=purpose, version=version, journal=journal
+        )
         if self.frees_cache:
             self.rollout.close()
         return groups
@@ -172,12 +158,39 @@ class LocalRoles:
             restore_parameters(self.critic.model, state["critic"])
             self.critic.optimizer.load_state_dict(state["critic_optimizer"])
 
+    def describe(self) -> Described:
+        """Digests of everything that learns."""
+        moments, weights = learned(self.state_dict())
+        texts = describe({**moments, **weights})
+        return Described(
+            moments={name: texts[name] for name in moments},
+            weights={name: texts[name] for name in weights},
+        )
+
+    def not_finite(self) -> list[str]:
+        """Names of the tensors of a checkpoint that hold NaN or infinity."""
+        return not_finite(self.state_dict())
+
+    def save(
+        self,
+        writer: CheckpointWriter,
+        step: int,
+        *,
+        loop: Mapping[str, Any],
+        facts: Mapping[str, Any],
+    ) -> None:
+        """Make a checkpoint of weights, optimizer state and the loop's own state."""
+        writer.save(step, {**self.state_dict(), "loop": loop}, facts=facts)
+
+    def load(self, folder: Path) -> None:
+        """Restore weights and optimizer state, whatever number of ranks saved them."""
+        self.load_state_dict({name: load_state(folder, name) for name in self.state_dict()})
+
     def broken(self, groups: Sequence[Group]) -> list[Rollout]:
         """Rollouts that no reward should judge; a UserError when they are to stop the run."""
-        return self.conversations.faulty(groups) if self.conversations is not None else []
+        return self.generation.broken(groups)
 
     def close(self) -> None:
         """Free the engine's memory, and let the tools go."""
-        if self.conversations is not None:
-            self.conversations.close()
+        self.generation.close()
         self.rollout.close()

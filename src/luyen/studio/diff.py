@@ -10,6 +10,7 @@ from luyen.base.digests import STAGES, StepDigest, read_digests
 from luyen.base.errors import UserError
 from luyen.base.rundir import RunDirectory
 from luyen.studio.inputs import ChangedInput, changed_inputs, suspects
+from luyen.studio.missing import missing_parts
 from luyen.studio.rollout_diff import Found, first_difference
 from luyen.telemetry.metrics_file import read_metrics
 from luyen.telemetry.rollout_files import read_rollouts
@@ -91,12 +92,14 @@ def compare_runs(a: Path | str, b: Path | str) -> RunDifference:
     lines = [{d.step: d for d in read_digests(run.digests)} for run in (one, other)]
     common = tuple(sorted(lines[0].keys() & lines[1].keys()))
     if not common:
-        why = f"the runs {one.root} and {other.root} have digests of no step in common"
+        why = f"{one.digests} and {other.digests} have no step in common"
         raise UserError("runs", str(other.root), why, "let both do a step, or give other runs")
     inputs = changed_inputs(one, other)
     parting = _parting(lines[0], lines[1], common)
     notes = [
-        note for run, those in zip((one, other), lines, strict=True) for note in _breaks(run, those)
+        note
+        for run, those in zip((one, other), lines, strict=True)
+        for note in (*_breaks(run, those), *_gaps(run))
     ]
     return RunDifference(
         a=str(one.root),
@@ -108,7 +111,7 @@ def compare_runs(a: Path | str, b: Path | str) -> RunDifference:
         parting=parting,
         suspects=tuple(suspects(inputs, parting.stage)) if parting is not None else (),
         found=_rollout(one, other, parting, notes) if parting is not None else None,
-        metrics=_metrics(one, other, parting.step) if parting is not None else {},
+        metrics=_metrics(one, other, parting.step, notes) if parting is not None else {},
         notes=tuple(notes),
     )
 
@@ -139,7 +142,8 @@ def _rollout(a: RunDirectory, b: RunDirectory, parting: Parting, notes: list[str
     if parting.stage not in _IN_FILES or parting.step == 0:
         return None
     try:
-        ones, others = (read_rollouts(run.rollouts(parting.step)) for run in (a, b))
+        step = parting.step
+        ones, others = (read_rollouts(run.rollouts(step), step=step) for run in (a, b))
     except UserError as error:
         notes.append(f"the rollouts of step {parting.step} cannot be compared: {error}")
         return None
@@ -149,16 +153,30 @@ def _rollout(a: RunDirectory, b: RunDirectory, parting: Parting, notes: list[str
     return found
 
 
+def _gaps(run: RunDirectory) -> list[str]:
+    """Lines of a run that must have been there; rollouts are missed when they are needed."""
+    return [f"{one.path}: {one.why}" for one in missing_parts(run) if one.is_damage]
+
+
 def _metrics(
-    a: RunDirectory, b: RunDirectory, step: int
+    a: RunDirectory, b: RunDirectory, step: int, notes: list[str]
 ) -> dict[str, tuple[float | None, float | None]]:
-    ones, others = (_timeless(run, step) for run in (a, b))
+    try:
+        ones, others = (_timeless(run, step) for run in (a, b))
+    except UserError as error:
+        notes.append(f"the metrics of step {step} cannot be compared: {error}")
+        return {}
+    for run, found in ((a, ones), (b, others)):
+        if found is None:
+            notes.append(f"{run.metrics} has no line of step {step}: metrics are not compared")
+    if ones is None or others is None:
+        return {}
     names = sorted(ones.keys() | others.keys())
     pairs = {name: (ones.get(name), others.get(name)) for name in names}
     return {name: pair for name, pair in pairs.items() if repr(pair[0]) != repr(pair[1])}
 
 
-def _timeless(run: RunDirectory, step: int) -> dict[str, float]:
-    """Metrics of a step; none where the run does not write them to its folder."""
+def _timeless(run: RunDirectory, step: int) -> dict[str, float] | None:
+    """Metrics of a step; None where the run's folder has none of it."""
     lines = read_metrics(run.metrics) if run.metrics.is_file() else []
-    return next((line.timeless() for line in lines if line.step == step), {})
+    return next((line.timeless() for line in lines if line.step == step), None)

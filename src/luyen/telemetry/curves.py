@@ -1,5 +1,6 @@
 """Reward and loss over the steps, as pictures. The only place that imports matplotlib."""
 
+import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from luyen.base.files import temporary_beside
+from luyen.base.files import write_whole, writing
 from luyen.telemetry.metrics_file import read_metrics, series
 
 
@@ -54,7 +55,8 @@ def draw_curves(metrics: Path, folder: Path, curves: Sequence[Curve] = CURVES) -
     if not metrics.is_file():
         return []
     steps = read_metrics(metrics)
-    folder.mkdir(parents=True, exist_ok=True)
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     drawn: list[Path] = []
     for curve in curves:
         lines = {name: series(steps, name) for name in curve.metrics}
@@ -77,9 +79,9 @@ def _draw(curve: Curve, lines: dict[str, tuple[list[int], list[float]]], path: P
     axes.grid(visible=True, alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=9)
-    unfinished = temporary_beside(path)
-    canvas.print_png(str(unfinished))
-    unfinished.replace(path)
+    picture = io.BytesIO()
+    canvas.print_png(picture)
+    write_whole(path, picture.getvalue())
     return path
 
 

@@ -21,6 +21,7 @@ from luyen.telemetry.record_trees import call_of, call_tree, score_of, score_tre
 from luyen.telemetry.rollout_json import rollout_of, rollout_tree
 
 _ROLLOUT, _SCORES, _INTENT, _RESULT = "rollout", "scores", "intent", "result"
+_NOWHERE = ""
 Metrics: TypeAlias = Mapping[str, float]
 
 
@@ -61,12 +62,13 @@ class WorkJournal:
         self._folder = folder
         self._run_id = run_id
         self._file: JournalFile | None = None
+        self._name = _NOWHERE
 
     def begin(self, step: int, *, kind: str, basis: Any) -> int:
         """Take up the work of a step on a basis; how many records there are to go on from."""
         self.close()
-        path = self._folder / f"{step_name(step)}.{kind}.jsonl"
-        self._file = JournalFile(path, basis=hash_value(basis))
+        self._name = f"{step_name(step)}.{kind}"
+        self._file = JournalFile(self._folder / f"{self._name}.jsonl", basis=hash_value(basis))
         return len(self._file)
 
     def forget(self, step: int) -> None:
@@ -101,16 +103,20 @@ class WorkJournal:
             self._keep(_SCORES, _group_key(purpose, rollouts), {"scores": trees})
 
     def call_key(self, place: Sequence[Any], name: str, arguments: Mapping[str, Any]) -> str:
-        """The idempotency key of a call: the same for the same call of the same run, ever."""
-        return hash_value([self._run_id, list(place), name, dict(arguments)])[:32]
+        """The idempotency key of a call: the same for the same call of the same run, ever.
+
+        The step counts even where `place` leaves it out, as every validation does: what two of
+        them ask for are two calls.
+        """
+        return hash_value([self._run_id, self._name, list(place), name, dict(arguments)])[:32]
 
     def call(self, key: str) -> CallRecord:
         """What is known of a call."""
         result = self._find(_RESULT, key)
         begun = self._find(_INTENT, key) is not None
-        if result is None:
+        tree = None if result is None else result["call"]
+        if result is None or (tree is None and self._is_begun_again(key)):
             return CallRecord(is_begun=begun, is_ended=False)
-        tree = result["call"]
         made = None if tree is None else call_of(tree)
         return CallRecord(is_begun=begun, is_ended=True, call=made, metrics=result["metrics"])
 
@@ -134,6 +140,10 @@ class WorkJournal:
             self._file.close()
             self._file = None
 
+    def _is_begun_again(self, key: str) -> bool:
+        """Whether a call that broke was made once more, of which nothing is known."""
+        return self._file is not None and self._file.last(key, (_INTENT, _RESULT)) == _INTENT
+
     def _find(self, kind: str, key: str) -> Mapping[str, Any] | None:
         return None if self._file is None else self._file.find(kind, key)
 
@@ -146,6 +156,9 @@ def _group_key(purpose: str, rollouts: Sequence[Rollout]) -> str:
     """Names the rollouts and what they say: a score belongs to nothing else."""
     hasher = hashlib.blake2b(digest_size=16)
     for rollout in rollouts:
-        hasher.update(f"{rollout.key}{rollout.stop}{rollout.text}".encode(errors="surrogatepass"))
+        # Rewards of tools are in no token.
+        calls = [(c.turn, c.name, c.status, c.result, c.reward) for c in rollout.calls]
+        said = f"{rollout.key}{rollout.stop}{rollout.given}{calls}{rollout.text}"
+        hasher.update(said.encode(errors="surrogatepass"))
         hasher.update(array("q", rollout.tokens).tobytes())
     return f"{purpose} {hasher.hexdigest()}"

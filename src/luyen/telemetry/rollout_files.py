@@ -19,10 +19,13 @@ import pyarrow.parquet as pq
 from luyen.base.errors import UserError
 from luyen.base.files import write_whole, writing
 from luyen.base.records import Branch, GroupId, Rollout, Source, StopReason
+from luyen.telemetry.parquet_seals import BLANK, KEY, is_as_written, sealed
 from luyen.telemetry.record_trees import call_of, call_tree, score_of, score_tree
 
-SCHEMA = 3
-"""Version of the columns; a reader refuses a later one."""
+SCHEMA = 4
+"""Version of the file; a reader refuses a later one."""
+_SEALED = 4
+"""The first version whose files have a seal."""
 _VERSION = b"luyen.rollouts"
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -59,7 +62,7 @@ _COLUMNS = pa.schema(
         ("notes", pa.map_(pa.string(), pa.float64())),
         ("baseline", pa.float64()),
     ],
-    metadata={_VERSION: str(SCHEMA).encode()},
+    metadata={_VERSION: str(SCHEMA).encode(), KEY: BLANK},
 )
 
 
@@ -104,24 +107,47 @@ def write_rollouts(path: Path, rollouts: Iterable[RecordedRollout]) -> None:
     pq.write_table(table, buffer, compression="zstd")
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, buffer.getvalue())
+    write_whole(path, sealed(buffer.getvalue()))
 
 
-def read_rollouts(path: Path, *, limit: int | None = None) -> list[RecordedRollout]:
+def read_rollouts(
+    path: Path, *, limit: int | None = None, step: int | None = None
+) -> list[RecordedRollout]:
     """The rollouts of a step; a UserError when the file is missing or damaged.
 
-    With a limit, only the first so many.
+    With a limit, only the first so many. With a step, one that holds those of another is refused;
+    validations are drawn as if at step 0.
     """
+    rows = _table(path).slice(0, limit).to_pylist()
+    strange = [row["step"] for row in rows if step not in (None, row["step"])]
+    if strange:
+        raise _unreadable(path, f"it holds rollouts of step {strange[0]}")
+    return [_record(row) for row in rows]
+
+
+def _table(path: Path) -> pa.Table:
+    """The file's columns; nothing of it is interpreted before its seal is compared."""
     try:
-        table = pq.read_table(io.BytesIO(path.read_bytes()))
+        data = path.read_bytes()
+        fits = is_as_written(data)
+        if fits is False:
+            raise _unreadable(path, "it is not as it was written")
+        table = pq.read_table(io.BytesIO(data))
     except (OSError, pa.ArrowException) as error:
-        why = f"it cannot be read: {error}"
-        raise UserError("rollout file", str(path), why, "restore it from a copy") from error
+        raise _unreadable(path, error) from error
     version = (table.schema.metadata or {}).get(_VERSION, b"0")
+    if not version.isdigit() or (fits is None and _SEALED <= int(version) <= SCHEMA):
+        raise _unreadable(path, "it is not as it was written")
     if not 1 <= int(version) <= SCHEMA:
         why = f"its columns follow version {int(version)}, and this version reads up to {SCHEMA}"
         raise UserError("rollout file", str(path), why, "install a newer luyen")
-    return [_record(row) for row in table.slice(0, limit).to_pylist()]
+    return table
+
+
+def _unreadable(path: Path, why: object) -> UserError:
+    return UserError(
+        "rollout file", str(path), f"it cannot be read: {why}", "restore it from a copy"
+    )
 
 
 def _row(recorded: RecordedRollout) -> dict[str, Any]:
@@ -162,7 +188,7 @@ def _streams(tokens: Rollout | Branch, advantages: Advantages | None) -> dict[st
 
 
 def _record(row: dict[str, Any]) -> RecordedRollout:
-    """A row back as a record; columns that came with versions 2 and 3 may be missing."""
+    """A row back as a record; columns that came with later versions may be missing."""
     last = _branch(row)
     before: list[dict[str, Any]] = row.get("earlier") or []
     rollout = Rollout(

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any, final
 
 from luyen.base.errors import UserError
-from luyen.base.files import append, json_line, keep_lines, writing
+from luyen.base.files import append, writing
 from luyen.base.rundir import RunDirectory
 from luyen.telemetry.background import BackgroundSink, Sink
 from luyen.telemetry.catalog import CATALOG
 from luyen.telemetry.display import Display
+from luyen.telemetry.metrics_file import keep_before, metrics_line
 from luyen.telemetry.spans import SPANS
 from luyen.telemetry.tfevents import EventFile
 
@@ -64,11 +65,11 @@ class ConsoleSink:
 
 @final
 class JsonlSink:
-    """`metrics.jsonl`: one object a step with sorted keys, in one write."""
+    """`metrics.jsonl`: one object a step with sorted keys and a checksum, in one write."""
 
     def __init__(self, path: Path, *, first_step: int = 0) -> None:
         """Steps from `first_step` on will be measured again: their lines are dropped."""
-        keep_lines(path, lambda entry: entry["step"] < first_step)
+        keep_before(path, first_step)
         with writing(path):
             self._file = path.open("ab", buffering=0)
         self._last = -1
@@ -76,10 +77,10 @@ class JsonlSink:
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Append the line of a step."""
         assert step > self._last, f"step {step} was written after step {self._last}"
-        assert "step" not in metrics, "`step` is the name of the line, not of a metric"
+        own = {"step", "check"} & metrics.keys()
+        assert not own, f"{own} are entries of the line, not of a metric"
         self._last = step
-        values = {name: float(value) for name, value in metrics.items()}
-        append(self._file, json_line({**values, "step": step}).encode())
+        append(self._file, metrics_line(step, metrics).encode())
 
     def artifact(self, path: Path) -> None:
         """The run directory holds the file already."""

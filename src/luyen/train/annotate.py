@@ -4,11 +4,11 @@ import torch
 
 from luyen.engine.actor import gap_metrics
 from luyen.engine.batch import PackedBatch
-from luyen.runtime.local import LocalRoles
+from luyen.runtime.roles import Roles
 from luyen.train.needs import Needs
 
 
-def annotate(batch: PackedBatch, roles: LocalRoles, needs: Needs) -> PackedBatch:
+def annotate(batch: PackedBatch, roles: Roles, needs: Needs) -> PackedBatch:
     """The batch with the streams of `needs`, all under the weights before the update."""
     streams = dict(batch.streams)
     if needs.old_logp == "compute" or needs.sum_pi_squared:

@@ -1,14 +1,17 @@
 """What every run begins with: display, rows, directory, checkpoint, its name in the logs."""
 
+import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
 
+from luyen.base.claims import claim
 from luyen.base.errors import UserError
 from luyen.base.paths import expanded
-from luyen.base.rundir import RunDirectory
+from luyen.base.rundir import DamagedRecord, RunDirectory
+from luyen.checkpoint.courses import leave_behind
 from luyen.checkpoint.store import Checkpoint, CheckpointStore, verify
 from luyen.config.check import Report
 from luyen.config.named_files import named_fingerprints
@@ -48,21 +51,27 @@ def prepare_rows(
         )
 
 
-def open_directory(report: Report, data: TrainData) -> RunDirectory:
-    """The run's directory: an earlier one to go on with, or a new one with its facts written."""
+def open_directory(report: Report, data: TrainData, found: Manifest) -> RunDirectory:
+    """The run's directory: an earlier one to go on with, or a new one with its facts written.
+
+    `found` is what `facts_of` gave.
+    """
     trainer = report.config.trainer
     root = expanded(trainer.default_local_dir)
     place = root / trainer.project_name / trainer.experiment_name
     config = yaml.safe_dump(report.config.model_dump(mode="json"), sort_keys=False)
     provenance = {key: str(origin) for key, origin in report.origins.items()}
-    facts = facts_of(report.config, data).as_json() | {"rows": {"train": len(data.train.prompts)}}
+    facts = found.as_json() | {"rows": {"train": len(data.train.prompts)}}
     if RunDirectory(place).exists and trainer.resume_mode != "disable":
         directory = RunDirectory.open(place)
+        claim(directory.manifest)
         directory.note_resumption(_resumption(directory, config, facts))
         # What is trained from here on follows the configuration of now.
         directory.write_config(config, provenance)
         return directory
-    return RunDirectory.create(place, config=config, provenance=provenance, manifest=facts)
+    made = RunDirectory.create(place, config=config, provenance=provenance, manifest=facts)
+    claim(made.manifest)
+    return made
 
 
 def facts_of(config: RunConfig, data: TrainData) -> Manifest:
@@ -97,16 +106,39 @@ def _is_new(directory: RunDirectory, config: str) -> bool:
     """Whether the configuration is another than before; a damaged one is about to be replaced."""
     try:
         return directory.read_config() != config
-    except UserError:
+    except UserError as error:
+        said = f"{error.value}: {error.why}; it is written anew, with the configuration of now"
+        warnings.warn(said, DamagedRecord, stacklevel=4)
         return True
 
 
 def find_checkpoint(report: Report, store: CheckpointStore) -> Checkpoint | None:
-    """The checkpoint to resume from, if `resume_mode` finds one."""
+    """The checkpoint to resume from, if `resume_mode` finds one; later ones are put aside.
+
+    A UserError when there are checkpoints and none is sound: to begin anew would drop everything
+    that the run has written so far.
+    """
     trainer = report.config.trainer
+    found = None
     if trainer.resume_mode == "path" and trainer.resume_from_path is not None:
-        return verify(expanded(trainer.resume_from_path))
-    return store.newest_sound() if trainer.resume_mode == "auto" else None
+        found = verify(expanded(trainer.resume_from_path))
+    elif trainer.resume_mode == "auto":
+        found = store.newest_sound()
+        if found is None and store.list():
+            _refuse_to_begin_anew(store)
+    if found is not None:
+        leave_behind(store, found.step)
+    return found
+
+
+def _refuse_to_begin_anew(store: CheckpointStore) -> None:
+    newest = store.list()[-1]
+    try:
+        store.load(newest)
+    except UserError as error:
+        why = f"none of {len(store.list())} can be used; {error.value}: {error.why}"
+        fix = "restore one from a copy; or begin anew with another trainer.experiment_name"
+        raise UserError("checkpoints", str(store.directory), why, fix) from error
 
 
 def identity(report: Report, directory: RunDirectory) -> RunIdentity:

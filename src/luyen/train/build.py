@@ -1,49 +1,38 @@
 """From a configuration to a wired run. The one place that knows every package."""
 
-import importlib.util
-import sys
-
 from luyen.base.errors import UserError
-from luyen.base.paths import expanded
-from luyen.base.seeds import derive_key
 from luyen.config.check import Report
 from luyen.config.schema.run import RunConfig
 from luyen.data.build import TrainData
-from luyen.data.tokenizer import Tokenizer, load_tokenizer
+from luyen.data.tokenizer import Tokenizer
 from luyen.rewards.build import build_reward
-from luyen.rollout.build import Surroundings, stop_tokens
+from luyen.rollout.build import Surroundings
 from luyen.rollout.protocol import Sampling
+from luyen.runtime.roles import Roles
 from luyen.telemetry.display import Display
 from luyen.train.build_learning import learning_rules
 from luyen.train.build_roles import build_roles
+from luyen.train.needs import Needs
 from luyen.train.recorder import Recorder
 from luyen.train.run import OnlineRun
 
 
-def import_plugins(paths: tuple[str, ...]) -> None:
-    """Run each plugin file once, so that what it registers exists in this process."""
-    for path in paths:
-        file = expanded(path).resolve()
-        name = f"luyen_plugin_{derive_key(0, str(file)):x}"
-        if name in sys.modules:
-            continue
-        spec = importlib.util.spec_from_file_location(name, file)
-        assert spec is not None, f"{path} passed the check of trainer.plugins"
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        sys.modules[name] = module
+def _roles(
+    report: Report,
+    data: TrainData,
+    tokenizer: Tokenizer,
+    needs: Needs,
+    surroundings: Surroundings | None,
+) -> Roles:
+    """In this process, or on a cluster."""
+    config, where = report.config, report.plan.where
+    if where.runtime == "local":
+        return build_roles(
+            config, data.renderer, tokenizer, needs, where.device, surroundings=surroundings
+        )
+    from luyen.train.build_ray import build_ray_roles  # ray, and torch's collectives
 
-
-def load_run_tokenizer(config: RunConfig) -> Tokenizer:
-    """The tokenizer of a run."""
-    model = config.actor_rollout_ref.model
-    return load_tokenizer(
-        model.tokenizer_path or model.path,
-        trust_remote_code=model.trust_remote_code,
-        model_path=model.path,
-        more_stops=stop_tokens(config.actor_rollout_ref.rollout.multi_turn),
-    )
+    return build_ray_roles(config, data.renderer, needs, where, surroundings=surroundings)
 
 
 def build_run(
@@ -63,14 +52,7 @@ def build_run(
     return OnlineRun(
         config=config,
         data=data,
-        roles=build_roles(
-            config,
-            data.renderer,
-            tokenizer,
-            rules.needs,
-            report.plan.where.device,
-            surroundings=surroundings,
-        ),
+        roles=_roles(report, data, tokenizer, rules.needs, surroundings),
         reward=reward,
         rules=rules,
         sampling=training_sampling(config, tokenizer),

@@ -1,10 +1,11 @@
 """Actor, rollout engine, reference and critic, made from a configuration."""
 
+from collections.abc import Callable
+
 import torch
 
 import luyen.rollout.engines
 from luyen.config.schema.actor import Actor
-from luyen.config.schema.optim import Optim
 from luyen.config.schema.rollout import LogProbBatching
 from luyen.config.schema.run import RunConfig
 from luyen.data.render import Renderer
@@ -19,6 +20,7 @@ from luyen.models.value import ValueModel
 from luyen.rollout.build import Surroundings, build_conversations, build_surroundings
 from luyen.rollout.multi_turn import Conversations
 from luyen.rollout.protocol import RolloutEngine, rollout_engines
+from luyen.runtime.generation import Generation
 from luyen.runtime.local import LocalRoles
 from luyen.train.needs import Needs
 
@@ -62,14 +64,16 @@ def build_roles(
             temperature=rollout.temperature,
         ),
         rollout=build_engine(config, policy, tokenizer),
-        renderer=renderer,
-        reference=_reference(config, tokenizer, needs, device),
-        critic=_critic(config, tokenizer, device) if needs.values else None,
+        generation=Generation(
+            renderer=renderer,
+            seed=config.trainer.seed,
+            conversations=conversations_of(config, surroundings, renderer),
+        ),
+        reference=build_reference(config, tokenizer, needs, device),
+        critic=build_critic(config, tokenizer, device) if needs.values else None,
         log_prob_passes=log_prob_passes(rollout, actor),
         ref_passes=log_prob_passes(arr.ref, actor),
-        seed=config.trainer.seed,
         frees_cache=rollout.free_cache_engine,
-        conversations=conversations_of(config, surroundings, renderer),
     )
 
 
@@ -84,7 +88,9 @@ def build_engine(config: RunConfig, policy: Policy, tokenizer: Tokenizer) -> Rol
     )
 
 
-def _reference(config: RunConfig, tokenizer: Tokenizer, needs: Needs, device: str) -> Policy | None:
+def build_reference(
+    config: RunConfig, tokenizer: Tokenizer, needs: Needs, device: str
+) -> Policy | None:
     """The reference policy; None where none is needed, or the actor without its adapter is it."""
     arr = config.actor_rollout_ref
     if not needs.reference or arr.model.lora_rank > 0:
@@ -143,20 +149,44 @@ def _other_weights(
     )
 
 
-def _critic(config: RunConfig, tokenizer: Tokenizer, device: str) -> CriticEngine:
+def critic_passes(config: RunConfig) -> Passes:
+    """How values and the critic's update are cut: as asked, or as the actor's update."""
+    critic, actor = config.critic, config.actor_rollout_ref.actor
+    dynamic = actor.use_dynamic_bsz if critic.use_dynamic_bsz is None else critic.use_dynamic_bsz
+    if dynamic:
+        budget = critic.ppo_max_token_len_per_gpu or actor.ppo_max_token_len_per_gpu
+        return Passes(max_tokens=budget)
+    size = critic.ppo_micro_batch_size_per_gpu or actor.ppo_micro_batch_size_per_gpu or 1
+    return Passes(sequences=size)
+
+
+def value_aggregation(config: RunConfig) -> str:
+    """How the value losses of tokens become one number."""
+    actor = config.actor_rollout_ref.actor
+    return config.critic.loss_agg_mode or actor.loss_agg_mode or "token-mean"
+
+
+def build_critic(
+    config: RunConfig,
+    tokenizer: Tokenizer,
+    device: str,
+    *,
+    sharded: Callable[[ValueModel], None] | None = None,
+    here: torch.device | None = None,
+) -> CriticEngine:
+    """The critic; `sharded` shards its model first, and `here` is where its passes run."""
     critic, actor = config.critic, config.actor_rollout_ref.actor
     weights = _other_weights(config, critic.model.path, tokenizer, device)
     weights.is_exact = config.actor_rollout_ref.rollout.deterministic
     value = ValueModel(weights)
-    dynamic = actor.use_dynamic_bsz if critic.use_dynamic_bsz is None else critic.use_dynamic_bsz
-    budget = critic.ppo_max_token_len_per_gpu or actor.ppo_max_token_len_per_gpu
-    size = critic.ppo_micro_batch_size_per_gpu or actor.ppo_micro_batch_size_per_gpu or 1
-    optim: Optim = critic.optim
+    if sharded is not None:
+        sharded(value)
     return CriticEngine(
         value,
-        MasterAdamW(value.parameters(), optim),
-        Passes(max_tokens=budget) if dynamic else Passes(sequences=size),
+        MasterAdamW(value.parameters(), critic.optim),
+        critic_passes(config),
         cliprange_value=critic.cliprange_value,
-        aggregation=critic.loss_agg_mode or actor.loss_agg_mode or "token-mean",
+        aggregation=value_aggregation(config),
         loss_scale_factor=actor.loss_scale_factor or float(config.data.max_response_length),
+        device=here,
     )

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from luyen.base.errors import UserError
 from luyen.base.files import read_json
-from luyen.base.rundir import RunDirectory
+from luyen.base.rundir import RunDirectory, step_of
 from luyen.checkpoint.store import Checkpoint, CheckpointStore, verify
 from luyen.checkpoint.tensors import load_state
 from luyen.config.load import load
@@ -24,8 +24,8 @@ from luyen.config.schema.run import RunConfig
 from luyen.data.tokenizer import Tokenizer
 from luyen.models.load import load_policy
 from luyen.models.policy import Policy
-from luyen.train.build import import_plugins, load_run_tokenizer
 from luyen.train.build_roles import choose_threads
+from luyen.train.process import import_plugins, load_run_tokenizer
 
 _FIELD = "CHECKPOINT"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -86,22 +86,28 @@ def open_start(config: RunConfig) -> Opened:
 def find_checkpoint(path: str) -> Checkpoint | None:
     """The checkpoint that a path means; None when it means a Hugging Face model."""
     folder = Path(path).expanduser()
-    if (folder / "actor.json").is_file():
+    if (folder / "actor.json").is_file() or _is_of_run(folder):
         return verify(folder)
+    is_model = (folder / "config.json").is_file() or (folder / "adapter_config.json").is_file()
     run = RunDirectory(folder)
-    if run.exists and run.config.is_file():
+    if run.exists or (run.checkpoints.is_dir() and not is_model):
+        RunDirectory.open(folder)  # a UserError where its manifest is not sound
         newest = CheckpointStore(run.checkpoints).newest_sound()
         if newest is None:
             why = "the run has no sound checkpoint yet"
             raise UserError(_FIELD, path, why, "let it reach trainer.save_freq or its end")
         return newest
-    is_model = (folder / "config.json").is_file() or (folder / "adapter_config.json").is_file()
     is_hub_id = _HUB_ID.fullmatch(path) and not Path(path.partition("/")[0]).exists()
     if path.startswith("builtin://") or is_model or is_hub_id:
         return None
     why = "no checkpoint there" if folder.exists() else "no such folder"
     fix = "give runs/PROJECT/EXPERIMENT, a folder below its checkpoints/, or a model directory"
     raise UserError(_FIELD, path, why, fix)
+
+
+def _is_of_run(folder: Path) -> bool:
+    """Whether a folder lies where the checkpoints of a run do, whatever is left in it."""
+    return step_of(folder.name) is not None and folder.parent.name == "checkpoints"
 
 
 def read_config(files: Sequence[Path], overrides: Sequence[str]) -> RunConfig:

@@ -3,20 +3,17 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from torch import Tensor
-
 from luyen.base.calls import ToolCall
 from luyen.base.digests import hash_parts, hash_value
 from luyen.base.records import Rollout, Score
 from luyen.engine.batch import PackedBatch
 from luyen.models.digest import describe
-from luyen.runtime.local import LocalRoles
+from luyen.runtime.roles import Roles
 from luyen.telemetry.metrics_file import CLOCK
 from luyen.telemetry.streams import stream_bytes
 
 _CREDIT = ("advantages", "returns", "is_weights")
 _RATE = "/lr"
-_MOMENT = "exp_avg"
 
 
 def stages_of(
@@ -25,7 +22,7 @@ def stages_of(
     baselines: Mapping[str, float],
     batch: PackedBatch,
     update: Mapping[str, float],
-    roles: LocalRoles,
+    roles: Roles,
 ) -> dict[str, str]:
     """Every stage of a step but its metrics.
 
@@ -34,40 +31,21 @@ def stages_of(
     """
     ordered = sorted(rollouts, key=lambda r: r.key)
     credit = {name: batch.streams[name] for name in _CREDIT if name in batch.streams}
-    moments, weights = learned(roles.state_dict())
-    texts = describe({**credit, **moments, **weights})
+    held = roles.describe()
     measured = {name: v for name, v in update.items() if not name.endswith(_RATE)}
     return {
         "prompts": hash_value(sorted({(r.group.draw, r.group.uid) for r in ordered})),
         "rollouts": hash_parts(_drawn(ordered)),
         "rewards": hash_value([[_judged(r) for r in ordered], dict(baselines)]),
-        "advantages": hash_value({name: texts[name] for name in credit}),
-        "gradients": hash_value([measured, {name: texts[name] for name in moments}]),
-        "weights": hash_value({name: texts[name] for name in weights}),
+        "advantages": hash_value(describe(credit)),
+        "gradients": hash_value([measured, dict(held.moments)]),
+        "weights": hash_value(dict(held.weights)),
     }
 
 
 def metrics_stage(metrics: Mapping[str, float]) -> str:
     """The hash of what a step measured."""
     return hash_value({n: float(v) for n, v in metrics.items() if not n.startswith(CLOCK)})
-
-
-def learned(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Of what a checkpoint keeps of the roles: the first moments, and the weights with masters.
-
-    A first moment holds the gradient of the step, which itself is cleared as soon as it is
-    applied. The second moment holds the same once more, and would cost as much again.
-    """
-    moments: dict[str, Tensor] = {}
-    weights: dict[str, Tensor] = {}
-    for role, part in state.items():
-        if "adamw" not in part:
-            weights |= {f"{role}/{name}": tensor for name, tensor in part.items()}
-            continue
-        for index, kept in part["adamw"]["state"].items():
-            moments[f"{role}/{index}/{_MOMENT}"] = kept[_MOMENT]
-        weights |= {f"{role}/masters/{i}": t for i, t in enumerate(part["masters"])}
-    return moments, weights
 
 
 def _drawn(rollouts: Sequence[Rollout]) -> Iterator[bytes]:

@@ -15,7 +15,7 @@ from luyen.algorithms.objective import Objective
 from luyen.config.schema.run import RunConfig
 from luyen.engine.batch import PackedBatch
 from luyen.engine.step import Updated
-from luyen.runtime.local import LocalRoles
+from luyen.runtime.roles import Roles
 from luyen.train.credit import CreditRules
 from luyen.train.needs import Needs
 from luyen.train.profile import StepProfiler
@@ -51,7 +51,7 @@ class Learning:
         self,
         *,
         config: RunConfig,
-        roles: LocalRoles,
+        roles: Roles,
         rules: LearningRules,
         profiler: StepProfiler,
         total_steps: int,

@@ -77,7 +77,7 @@ def note_parity(run: OnlineRun, rollouts: Sequence[Rollout], batch: PackedBatch)
     inputs = gap_inputs(rollouts, batch, logp, version=run.version)
     parts = split_gap(inputs)
     run.notes |= part_metrics(parts)
-    tokenizer = run.roles.renderer.tokenizer
+    tokenizer = run.roles.generation.renderer.tokenizer
     worst = worst_tokens(
         rollouts, inputs, parts, text_of=lambda token: tokenizer.decode([token], skip_special=False)
     )

@@ -7,6 +7,7 @@ from typing import Any, final
 import torch
 from torch import profiler
 
+from luyen.base.files import write_whole, writing
 from luyen.base.paths import expanded
 from luyen.base.rundir import RunDirectory, step_name
 from luyen.config.schema.trainer import Profile
@@ -43,7 +44,8 @@ class StepProfiler:
 
     @contextmanager
     def _profiled(self, number: int) -> Iterator[None]:
-        self.folder.mkdir(parents=True, exist_ok=True)
+        with writing(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
         activities = [profiler.ProfilerActivity.CPU]
         if self._is_cuda:
             activities.append(profiler.ProfilerActivity.CUDA)
@@ -62,7 +64,7 @@ class StepProfiler:
         # Device time tells nothing where there is no device, and host time little where there is.
         order = "self_device_time_total" if self._is_cuda else "self_cpu_time_total"
         table = found.key_averages().table(sort_by=order, row_limit=_ROWS, max_name_column_width=60)
-        (self.folder / f"operators_{name}.txt").write_text(f"{table.strip()}\n")
+        write_whole(self.folder / f"operators_{name}.txt", f"{table.strip()}\n")
 
     @contextmanager
     def _memory(self, number: int) -> Iterator[None]:

@@ -5,6 +5,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TypeAlias, final
 
+from luyen.base.claims import release
 from luyen.base.digests import DigestFile, StepDigest
 from luyen.base.records import Rollout
 from luyen.base.rundir import RunDirectory
@@ -12,7 +13,7 @@ from luyen.checkpoint.background import CheckpointWriter
 from luyen.checkpoint.store import CheckpointStore
 from luyen.checkpoint.tensors import load_state
 from luyen.engine.batch import PackedBatch
-from luyen.runtime.local import LocalRoles
+from luyen.runtime.roles import Roles
 from luyen.telemetry.journal import WorkJournal
 from luyen.telemetry.rollout_files import Advantages, RecordedRollout, write_rollouts
 from luyen.telemetry.sinks import MetricLog
@@ -86,14 +87,13 @@ class Recorder:
         path = self.directory.rollouts(step, validation=True)
         write_rollouts(path, [RecordedRollout(rollout=rollout) for rollout in judged])
 
-    def save(self, state: LoopState, roles: LocalRoles) -> None:
+    def save(self, state: LoopState, roles: Roles) -> None:
         """A checkpoint of everything a resumed run needs; `poll` says when it has come to be."""
         self.poll()
-        parts = roles.state_dict()
-        demand_finite(parts, step=state.step, newest=self.store.latest())
+        demand_finite(roles.not_finite(), step=state.step, newest=self.store.latest())
         self.digests.sync()
         facts = facts_of(self.directory, self.known, chain=state.chain)
-        self._writer.save(state.step, {**parts, "loop": state.as_json()}, facts=facts)
+        roles.save(self._writer, state.step, loop=state.as_json(), facts=facts)
         self.poll()
 
     def poll(self) -> None:
@@ -106,6 +106,7 @@ class Recorder:
     def close(self) -> None:
         """Finish every file, the checkpoint in progress first; raises what stopped it."""
         with ExitStack() as ending:
+            ending.callback(release, self.directory.manifest)
             ending.callback(self.log.close)
             ending.callback(self.digests.close)
             if self.journal is not None:
@@ -118,10 +119,9 @@ class Recorder:
         self.poll()
 
 
-def restore(folder: Path, roles: LocalRoles) -> LoopState:
+def restore(folder: Path, roles: Roles) -> LoopState:
     """Weights and optimizer state into the roles; the loop's own state as a record."""
-    parts = {name: load_state(folder, name) for name in roles.state_dict()}
-    roles.load_state_dict(parts)
+    roles.load(folder)
     return LoopState.from_json(load_state(folder, "loop"))
 
 

@@ -42,7 +42,9 @@ def finish_step(
         run.notes["actor/ref_kl_slope"] = drift.slope
     found = {
         **score_metrics(run.judged),
-        **turn_metrics(_everyone(run), is_multi_turn=run.roles.conversations is not None),
+        **turn_metrics(
+            _everyone(run), is_multi_turn=run.roles.generation.conversations is not None
+        ),
         **_lengths(groups),
         **credited.metrics,
         **metrics,

@@ -13,7 +13,7 @@ from luyen.rewards.build import BuiltReward
 from luyen.rewards.step import Scored
 from luyen.rollout.protocol import Sampling
 from luyen.rollout.single_turn import Group
-from luyen.runtime.local import LocalRoles
+from luyen.runtime.roles import Roles
 from luyen.telemetry.display import Display
 from luyen.telemetry.journal import WorkJournal
 from luyen.telemetry.spans import span
@@ -37,7 +37,7 @@ class OnlineRun(Learning):
         *,
         config: RunConfig,
         data: TrainData,
-        roles: LocalRoles,
+        roles: Roles,
         reward: BuiltReward,
         rules: LearningRules,
         sampling: Sampling,

@@ -1,16 +1,14 @@
 """What a run saves and keeps: how its configuration has it, and never weights that are broken."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-import torch
-from torch import Tensor
 
 from luyen.base.errors import UserError
 from luyen.base.rundir import RunDirectory
 from luyen.checkpoint.retention import METRICS, Best
 from luyen.checkpoint.store import Checkpoint, CheckpointStore
+from luyen.config.plan import Placement
 from luyen.config.schema.trainer import Trainer
 from luyen.telemetry.manifest import versions
 from luyen.telemetry.metrics_file import CLOCK
@@ -22,9 +20,11 @@ def open_store(folder: Path, trainer: Trainer) -> CheckpointStore:
     return CheckpointStore(folder, keep=trainer.max_ckpt_to_keep, best=best)
 
 
-def saves_aside(trainer: Trainer, device: str) -> bool:
+def saves_aside(trainer: Trainer, where: Placement) -> bool:
     """Whether checkpoints are written while training goes on."""
-    return device == "cuda" if trainer.async_save is None else trainer.async_save
+    if trainer.async_save is None:
+        return where.device == "cuda" and where.runtime == "local"
+    return trainer.async_save
 
 
 def facts_of(
@@ -45,21 +45,11 @@ def known_at(checkpoint: Checkpoint | None) -> dict[str, float]:
     return {name: float(value) for name, value in noted.items()}
 
 
-def demand_finite(parts: Mapping[str, Any], *, step: int, newest: int | None) -> None:
+def demand_finite(broken: Sequence[str], *, step: int, newest: int | None) -> None:
     """A UserError when a weight, a master or a moment is NaN or infinite: it is never saved.
 
-    Every tensor is looked at where it lies, and one answer a device goes to the host.
+    `broken` are the names of such tensors.
     """
-    ends: dict[torch.device, dict[str, Tensor]] = {}
-    for name, tensor in _tensors(parts, ""):
-        if tensor.is_floating_point() and tensor.numel():
-            # Both ends are NaN when any element is, and finite when all are.
-            both = torch.stack(torch.aminmax(tensor)).float()
-            ends.setdefault(tensor.device, {})[name] = both
-    broken: list[str] = []
-    for found in ends.values():
-        sound = torch.isfinite(torch.stack(list(found.values()))).all(dim=1).tolist()
-        broken += [name for name, is_sound in zip(found, sound, strict=True) if not is_sound]
     if not broken:
         return
     more = f", and {len(broken) - 1} more tensors" if len(broken) > 1 else ""
@@ -71,14 +61,3 @@ def demand_finite(parts: Mapping[str, Any], *, step: int, newest: int | None) ->
         "lower the learning rate (actor_rollout_ref.actor.optim.lr) or clip_grad, and run again "
         "with trainer.resume_mode=auto to go on from there",
     )
-
-
-def _tensors(state: Any, path: str) -> Iterator[tuple[str, Tensor]]:
-    if isinstance(state, Tensor):
-        yield path, state.detach()
-    elif isinstance(state, Mapping):
-        for name, inner in state.items():
-            yield from _tensors(inner, f"{path}/{name}" if path else str(name))
-    elif isinstance(state, list | tuple):
-        for index, inner in enumerate(state):
-            yield from _tensors(inner, f"{path}/{index}")

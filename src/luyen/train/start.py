@@ -8,22 +8,24 @@ from luyen.base.digests import DigestFile
 from luyen.base.errors import UserError
 from luyen.base.rundir import RunDirectory
 from luyen.config.check import Report
-from luyen.config.named_files import named_fingerprints
 from luyen.telemetry.curves import draw_curves
 from luyen.telemetry.journal import WorkJournal
 from luyen.telemetry.sinks import open_sinks
 from luyen.telemetry.spans import SPANS
 from luyen.telemetry.summary import Change, Summary
 from luyen.train.beginning import (
+    facts_of,
     find_checkpoint,
     identity,
     open_directory,
     open_run_display,
     prepare_rows,
 )
-from luyen.train.build import build_run, import_plugins, load_run_tokenizer
+from luyen.train.build import build_run
 from luyen.train.build_roles import surroundings_of
+from luyen.train.gaps import warn_of_gaps
 from luyen.train.online import train_online
+from luyen.train.process import import_plugins, load_run_tokenizer
 from luyen.train.recorder import Recorder, restore
 from luyen.train.run import OnlineRun
 from luyen.train.saving import known_at, open_store, saves_aside
@@ -57,9 +59,11 @@ def prepare_online(report: Report) -> OnlineRun:
     surroundings = surroundings_of(config)
     offered = surroundings.offered if surroundings is not None else None
     data = prepare_rows(config, tokenizer, display, offered=offered)
-    directory = open_directory(report, data)
+    facts = facts_of(config, data)
+    directory = open_directory(report, data, facts)
     store = open_store(directory.checkpoints, config.trainer)
     resumed = find_checkpoint(report, store)
+    warn_of_gaps(directory, resumed, has_metrics="jsonl" in config.trainer.logger)
     first_step = resumed.step + 1 if resumed is not None else 0
     log = open_sinks(
         config.trainer.logger,
@@ -78,14 +82,14 @@ def prepare_online(report: Report) -> OnlineRun:
             store,
             digests,
             known=known_at(resumed),
-            is_async=saves_aside(config.trainer, report.plan.where.device),
+            is_async=saves_aside(config.trainer, report.plan.where),
         )
         run = build_run(report, data, tokenizer, recorder, display, surroundings)
         if resumed is not None:
             run.restore(restore(resumed.path, run.roles))
         recorder.journal = WorkJournal(directory.journal, run_id=directory.run_id)
         recorder.journal.forget(run.step if resumed is not None else -1)
-        run.settings = settings_print(config, named_fingerprints(config, folder=Path.cwd()))
+        run.settings = settings_print(config, facts)
         opened.pop_all()
     return run
 

@@ -14,15 +14,18 @@ from luyen.telemetry.sinks import open_sinks
 from luyen.telemetry.spans import SPANS
 from luyen.telemetry.summary import Change, Summary
 from luyen.train.beginning import (
+    facts_of,
     find_checkpoint,
     identity,
     open_directory,
     open_run_display,
     prepare_rows,
 )
-from luyen.train.build import import_plugins, load_run_tokenizer, total_steps
+from luyen.train.build import total_steps
 from luyen.train.build_roles import actor_passes, choose_threads
+from luyen.train.gaps import warn_of_gaps
 from luyen.train.offline import OfflineRun, train_offline
+from luyen.train.process import import_plugins, load_run_tokenizer
 from luyen.train.saving import known_at, open_store, saves_aside
 from luyen.train.supervised_files import SupervisedFiles, restore_supervised
 
@@ -34,9 +37,10 @@ def run_supervised(report: Report, *, trial_steps: int | None = None) -> Summary
     tokenizer = load_run_tokenizer(config)
     display = open_run_display(config)
     data = prepare_rows(config, tokenizer, display)
-    directory = open_directory(report, data)
+    directory = open_directory(report, data, facts_of(config, data))
     store = open_store(directory.checkpoints, config.trainer)
     resumed = find_checkpoint(report, store)
+    warn_of_gaps(directory, resumed, has_metrics="jsonl" in config.trainer.logger)
     log = open_sinks(
         config.trainer.logger,
         directory=directory,
@@ -53,7 +57,7 @@ def run_supervised(report: Report, *, trial_steps: int | None = None) -> Summary
             log,
             store,
             known=known_at(resumed),
-            is_async=saves_aside(config.trainer, report.plan.where.device),
+            is_async=saves_aside(config.trainer, report.plan.where),
         ),
         total_steps=total_steps(config, len(data.train.prompts)),
     )

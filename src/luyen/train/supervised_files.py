@@ -5,8 +5,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import final
 
+from luyen.base.claims import release
 from luyen.base.rundir import RunDirectory
 from luyen.checkpoint.background import CheckpointWriter
+from luyen.checkpoint.finite import not_finite
 from luyen.checkpoint.store import CheckpointStore
 from luyen.checkpoint.tensors import load_state
 from luyen.engine.supervised import SupervisedEngine
@@ -48,13 +50,14 @@ class SupervisedFiles:
             "actor": trained_parameters(engine.policy),
             "actor_optimizer": engine.optimizer.state_dict(),
         }
-        demand_finite(parts, step=step, newest=self.store.latest())
+        demand_finite(not_finite(parts), step=step, newest=self.store.latest())
         facts = facts_of(self.directory, self.known, chain=None)
         self._writer.save(step, {**parts, "loop": {"step": step}}, facts=facts)
 
     def close(self) -> None:
         """Finish every file, the checkpoint in progress first; raises what stopped it."""
         with ExitStack() as ending:
+            ending.callback(release, self.directory.manifest)
             ending.callback(self.log.close)
             self.settle()
 

@@ -20,7 +20,7 @@ _MOST_SKIPPED = 3
 
 def update_critic(run: Learning, batch: PackedBatch, step: int) -> dict[str, float]:
     """All optimizer steps of the critic; nothing without one."""
-    if run.roles.critic is None:
+    if not run.roles.has_critic:
         return {}
     critic, actor = run.config.critic, run.config.actor_rollout_ref.actor
     lr = rate(critic.optim, step=step - 1, total_steps=run.total_steps)

@@ -28,7 +28,7 @@ def validate(run: OnlineRun) -> None:
         run.reward.settle(scored)
     broken = run.broken[known:]
     metrics = scored_metrics(scored)
-    if run.roles.conversations is not None:
+    if run.roles.generation.conversations is not None:
         metrics["val/faults"] = float(len(broken))
     played = [rollout for group in scored for rollout in group.rollouts]
     run.recorder.validation(run.step, [*played, *broken])

@@ -1,25 +1,26 @@
 """What the work of a step depends on: a journal is taken up for the very same work only."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from luyen.base.digests import hash_value
 from luyen.config.schema.run import RunConfig
-from luyen.models.digest import describe
-from luyen.runtime.local import LocalRoles
-from luyen.train.digests import learned
+from luyen.runtime.roles import Roles
+from luyen.telemetry.manifest import Manifest
 
 _ACTS = {"seed", "plugins", "device"}
 """Keys of `trainer` that act on rollouts or rewards; the others act on what follows, or nowhere."""
 
 
-def weights_print(roles: LocalRoles) -> str:
+def weights_print(roles: Roles) -> str:
     """The weights of every role that learns, as one hash."""
-    return hash_value(describe(learned(roles.state_dict())[1]))
+    return hash_value(dict(roles.describe().weights))
 
 
-def settings_print(config: RunConfig, files: Mapping[str, Any]) -> str:
-    """Everything configured that rollouts and rewards depend on, files of code included."""
+def settings_print(config: RunConfig, facts: Manifest) -> str:
+    """Everything that rollouts and rewards depend on besides weights: keys, rows and code.
+
+    What becomes of a call that was under way is decided when the run goes on: a changed mind about
+    it must not drop the very record that it is about.
+    """
     tree = config.model_dump(mode="json")
     tree["trainer"] = {name: v for name, v in tree["trainer"].items() if name in _ACTS}
-    return hash_value([tree, dict(files)])
+    del tree["actor_rollout_ref"]["rollout"]["multi_turn"]["on_unknown"]
+    return hash_value([tree, facts.files, facts.datasets, facts.code, facts.versions])

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from luyen.base.errors import UserError
 from luyen.base.files import (
     append,
     json_line,
-    keep_lines,
     plain,
     read_json,
     read_lines,
@@ -101,15 +99,6 @@ def test_damage_elsewhere_names_the_line(tmp_path: Path, damage: str):
     path.write_text(f'{{"step": 1}}\n{damage}\n{{"step": 3}}\n')
     with pytest.raises(UserError, match=r"a\.jsonl.*line 2 is damaged"):
         read_lines(path)
-
-
-def test_unwanted_lines_and_a_torn_end_are_dropped(tmp_path: Path):
-    path = tmp_path / "a.jsonl"
-    path.write_text(json_line({"step": 1}) + json_line({"step": 2}) + '{"st')
-    keep_lines(path, lambda entry: entry["step"] < 2)
-    assert path.read_text() == '{"step": 1}\n'
-    keep_lines(tmp_path / "absent.jsonl", lambda entry: False)
-    assert os.listdir(tmp_path) == ["a.jsonl"]
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ def test_a_new_run_has_its_config_provenance_and_manifest(tmp_path: Path):
         "events",
         "manifest.json",
         "provenance.json",
+        "resumptions.json",
         "rollouts",
     ]
 
@@ -104,6 +105,7 @@ def test_any_flipped_bit_of_the_first_files_is_found(tmp_path: Path):
         run.manifest: run.read_manifest,
         run.config: run.read_config,
         run.provenance: run.read_provenance,
+        run.resumptions: run.read_resumptions,
     }
     for path, read in reads.items():
         content, was = path.read_bytes(), read()

@@ -165,7 +165,7 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         (f"{R}.data_parallel_size=2", "trainer.n_gpus_per_node=2"),
     ),
     "R10": ((f"{R}.max_num_batched_tokens=500",), (f"{R}.max_num_batched_tokens=512",)),
-    "N01": (("trainer.n_gpus_per_node=2",), ()),
+    "N01": (("trainer.max_staleness=1",), ()),
     "T01": ((f"{T}.enable=true", "data.return_raw_chat=false"), (f"{T}.enable=true",)),
     "T02": (
         (f"{T}.enable=true", "data.filter_overlong_prompts=false", "data.truncation=left"),

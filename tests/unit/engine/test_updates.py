@@ -5,6 +5,7 @@ import torch
 
 from luyen.algorithms.objective import Objective
 from luyen.engine.actor import gap_metrics, score
+from luyen.engine.batch import pack
 from luyen.engine.optim import MasterAdamW
 from luyen.engine.passes import Passes
 from luyen.engine.supervised import SupervisedEngine
@@ -144,13 +145,15 @@ def test_the_gap_is_measured_when_the_update_starts_from_the_sampler():
 
 
 def test_gap_metrics_by_hand():
-    found = gap_metrics([torch.tensor([0.0, 0.5]), torch.tensor([0.25, 0.0])])
-    assert found == {
+    batch = pack([[1, 2, 3], [4, 5, 6]], masks=[[0, 1, 1], [0, 1, 1]], groups=[0, 0])
+    logp = torch.tensor([9.0, -1.0, -1.5, 9.0, -0.25, -2.0])
+    assert gap_metrics(batch, logp) == {}
+    drawn = torch.tensor([0.0, -1.0, -1.0, 0.0, -0.5, -2.0])
+    assert gap_metrics(batch.with_streams(rollout_logp=drawn), logp) == {
         "parity/max_gap": 0.5,
         "parity/mean_gap": 0.1875,
         "parity/exact_fraction": 0.5,
     }
-    assert gap_metrics([]) == {}
 
 
 def test_a_broken_loss_changes_no_weight_and_is_reported():

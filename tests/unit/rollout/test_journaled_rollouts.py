@@ -8,13 +8,14 @@ import pytest
 
 from luyen.base.records import GroupId, StopReason, make_prompt
 from luyen.data.render import Renderer
+from luyen.rollout.env.protocol import Observation
 from luyen.rollout.multi_turn import FaultPolicy
 from luyen.rollout.protocol import Sampling
 from luyen.rollout.single_turn import Draw, answer
 from luyen.rollout.tools import idempotency_key, tool, tool_class
 from luyen.rollout.tools.box import ToolBox
 from luyen.telemetry.journal import WorkJournal
-from tests.talk import TOKENIZER, ScriptedEngine, call, play, setting
+from tests.talk import TOKENIZER, ScriptedEngine, World, call, play, setting
 
 
 @pytest.fixture
@@ -141,6 +142,36 @@ def test_a_session_that_remembers_is_called_again(taken_up):
     journal.close()
     assert len(log) == 2
     assert group.rollouts[0].fault is None
+
+
+def test_a_function_that_changes_its_world_is_called_again(taken_up):
+    class Counting(World):
+        """Its reward is the number of calls that it has seen."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen = 0
+
+            @tool
+            async def add(a: int, b: int) -> str:
+                """Add two numbers."""
+                self.seen += 1
+                return str(a + b)
+
+            self.tools = (add,)
+
+        async def act(self, messages):
+            return Observation(is_done=True)
+
+        async def score(self):
+            return float(self.seen)
+
+    how = setting(env=lambda _: Counting())
+    killed_before(taken_up, how, "rollout")
+    journal = taken_up()
+    [group] = play(ScriptedEngine(asks_then_answers), how, "q", journal=journal)
+    journal.close()
+    assert group.rollouts[0].given == ((1, 1.0),)
 
 
 @pytest.mark.parametrize("on_unknown", ["retry", "fault"])

@@ -104,6 +104,11 @@ def test_scores_belong_to_what_was_judged(journal):
     two.begin(4, kind="work", basis=["x"])
     assert two.scores("rollout", [replace(ROLLOUT, tokens=(5, 6, 7, 9))]) is None
     assert two.scores("rollout", [ROLLOUT, ROLLOUT]) is None
+    assert two.scores("rollout", [replace(ROLLOUT, given=((0, 0.2),))]) is None
+    assert two.scores("rollout", [replace(ROLLOUT, calls=(replace(CALL, reward=0.2),))]) is None
+    assert (
+        two.scores("rollout", [replace(ROLLOUT, calls=(replace(CALL, seconds=9.0),))]) is not None
+    )
     assert two.scores("rollout", [replace(ROLLOUT, score=None)]) is not None
     two.close()
 
@@ -138,6 +143,22 @@ def test_a_call_is_unknown_between_its_intent_and_its_result(journal):
     two.close()
 
 
+def test_a_call_that_broke_and_was_begun_again_is_unknown(journal):
+    one = journal()
+    one.begin(1, kind="work", basis=["x"])
+    keys = [one.call_key([index], "add", {}) for index in range(2)]
+    for key, came in zip(keys, (None, CALL), strict=True):
+        one.intend(key, "add", {})
+        one.keep_call(key, came, {})
+        one.intend(key, "add", {})
+    one.close()
+    two = journal()
+    two.begin(1, kind="work", basis=["x"])
+    assert [two.call(key).is_unknown for key in keys] == [True, False]
+    assert two.call(keys[1]).call == CALL
+    two.close()
+
+
 def test_the_work_of_finished_steps_is_forgotten(journal, tmp_path: Path):
     one = journal()
     for step in (1, 2, 3):
@@ -147,6 +168,16 @@ def test_the_work_of_finished_steps_is_forgotten(journal, tmp_path: Path):
     one.close()
     names = sorted(path.name for path in (tmp_path / "journal").iterdir())
     assert names == ["step_000003.validation.jsonl", "step_000003.work.jsonl"]
+
+
+def test_keys_of_two_validations_differ_and_last(journal):
+    one = journal()
+    keys: list[str] = []
+    for step in (2, 4, 2):
+        one.begin(step, kind="validation", basis=[step])
+        keys.append(one.call_key([0, "validation", 0], "add", {"a": 1}))
+    one.close()
+    assert keys[0] == keys[2] != keys[1]
 
 
 def test_keys_of_two_runs_differ(tmp_path: Path):

@@ -121,3 +121,22 @@ def test_a_missing_file_and_a_foreign_one_are_named(tmp_path: Path):
 def test_advantages_stand_beside_every_token():
     with pytest.raises(AssertionError, match="2 advantages for 4 tokens"):
         RecordedRollout(rollout=rollout(), advantages=(1.0, 1.0))
+
+
+def test_any_flipped_bit_is_found_before_the_file_is_read(tmp_path: Path):
+    path = tmp_path / "step_000003.parquet"
+    write_rollouts(path, [RecordedRollout(rollout=rollout())])
+    content = path.read_bytes()
+    for place in range(0, 8 * len(content), 5):
+        flipped = bytearray(content)
+        flipped[place // 8] ^= 1 << place % 8
+        path.write_bytes(flipped)
+        with pytest.raises(UserError, match=r"step_000003\.parquet"):
+            read_rollouts(path)
+
+
+def test_a_file_of_a_version_without_seals_is_read(tmp_path: Path):
+    write_rollouts(tmp_path / "a.parquet", [RecordedRollout(rollout=rollout())])
+    table = pq.read_table(tmp_path / "a.parquet").replace_schema_metadata({"luyen.rollouts": "3"})
+    pq.write_table(table, tmp_path / "b.parquet")
+    assert read_rollouts(tmp_path / "b.parquet") == read_rollouts(tmp_path / "a.parquet")

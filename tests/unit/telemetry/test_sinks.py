@@ -34,7 +34,9 @@ def test_a_line_has_sorted_keys_and_exact_floats(tmp_path: Path):
     sink = JsonlSink(path)
     sink.write(1, {"b": 0.1 + 0.2, "a": 3, "c": math.nan})
     sink.close()
-    assert path.read_text() == '{"a": 3.0, "b": 0.30000000000000004, "c": "nan", "step": 1}\n'
+    text = path.read_text()
+    values = '{"a": 3.0, "b": 0.30000000000000004, "c": "nan", '
+    assert text == values + f'"check": "{json.loads(text)["check"]}", "step": 1}}\n'
     [step] = read_metrics(path)
     assert step.values["b"] == 0.1 + 0.2
     assert math.isnan(step.values["c"])
@@ -217,4 +219,23 @@ def test_a_metrics_file_is_plain_json(tmp_path: Path):
         raise AssertionError(word)
 
     text = (tmp_path / "m.jsonl").read_text()
-    assert json.loads(text, parse_constant=refuse) == {"a": "inf", "b": "-inf", "step": 0}
+    found = json.loads(text, parse_constant=refuse)
+    assert (found["a"], found["b"], found["step"]) == ("inf", "-inf", 0)
+
+
+def test_any_flipped_bit_of_a_line_is_found(tmp_path: Path):
+    path = tmp_path / "metrics.jsonl"
+    sink = JsonlSink(path)
+    sink.write(1, {"reward/mean": 0.25, "time/step": 1.5, "val/x": math.nan})
+    sink.write(2, {"reward/mean": 0.5})
+    sink.close()
+    content, was = path.read_bytes(), repr(read_metrics(path))
+    for place in range(8 * content.index(b"\n")):
+        flipped = bytearray(content)
+        flipped[place // 8] ^= 1 << place % 8
+        path.write_bytes(flipped)
+        try:
+            assert repr(read_metrics(path)) == was, f"bit {place} changed a number"
+        except UserError as error:
+            assert "metrics.jsonl" in str(error)
+            assert "line 1" in str(error)

@@ -12,6 +12,7 @@ from luyen.base.errors import UserError
 from luyen.base.rundir import RunDirectory
 from luyen.checkpoint.store import CheckpointStore, DamagedCheckpoint
 from luyen.data.render import Renderer
+from luyen.telemetry.metrics_file import metrics_line, read_metrics
 from luyen.telemetry.rollout_files import RecordedRollout, read_rollouts
 from luyen.train.recorder import Recorder
 from luyen.train.replay.rebuild import StepCheck
@@ -170,17 +171,14 @@ def test_another_learning_rate_parts_at_the_weights(copy: Path):
 
 
 def test_an_edited_metric_is_not_equal(copy: Path):
-    text = (copy / "metrics.jsonl").read_text().splitlines()
-    recorded = repr(train_metric(text[2]))
-    text[2] = text[2].replace(f'"actor/entropy": {recorded}', '"actor/entropy": 0.5')
-    (copy / "metrics.jsonl").write_text("\n".join(text) + "\n")
+    edited = [
+        metrics_line(s.step, s.values | ({"actor/entropy": 0.5} if s.step == 3 else {}))
+        for s in read_metrics(copy / "metrics.jsonl")
+    ]
+    (copy / "metrics.jsonl").write_text("".join(edited))
     found = replayed(copy, 3)
     assert found.parting is None
     assert (found.numbers["actor/entropy"].before, found.is_equal) == (0.5, False)
-
-
-def train_metric(line: str) -> float:
-    return float(line.split('"actor/entropy": ')[1].split(",")[0])
 
 
 def test_without_metrics_digests_decide_and_a_note_says_so(copy: Path):

@@ -10,9 +10,11 @@ import torch
 
 from luyen.base.errors import UserError
 from luyen.checkpoint.background import CheckpointWriter
+from luyen.checkpoint.finite import not_finite
 from luyen.checkpoint.staging import Staging
 from luyen.checkpoint.store import CheckpointStore
 from luyen.checkpoint.tensors import load_state
+from luyen.config.plan import Placement
 from luyen.config.schema.trainer import Trainer
 from luyen.train.online import train_online
 from luyen.train.saving import demand_finite, open_store, saves_aside
@@ -211,20 +213,27 @@ def test_weights_that_are_not_finite_are_never_saved(tmp_path: Path, extra, monk
 
 def test_the_broken_tensor_is_named_and_finite_ones_pass():
     sound = {"actor": {"w": torch.ones(3), "n": torch.empty(0), "i": torch.tensor(1)}}
-    demand_finite({**sound, "loop": {"step": 1}}, step=1, newest=None)
+    demand_finite(not_finite({**sound, "loop": {"step": 1}}), step=1, newest=None)
     top = torch.tensor([torch.finfo(torch.bfloat16).max]).bfloat16()
-    demand_finite({"actor": {"w": top, "v": torch.tensor([3e38, -3e38])}}, step=1, newest=None)
+    demand_finite(
+        not_finite({"actor": {"w": top, "v": torch.tensor([3e38, -3e38])}}), step=1, newest=None
+    )
     for bad in (float("nan"), float("inf"), -float("inf")):
         broken = {"actor_optimizer": {"masters": [torch.ones(2), torch.tensor([1.0, bad])]}}
         with pytest.raises(UserError, match=r"'actor_optimizer/masters/1'.*step 4.*there is none"):
-            demand_finite({**sound, **broken}, step=4, newest=None)
+            demand_finite(not_finite({**sound, **broken}), step=4, newest=None)
+
+
+def placed(device: str, *, runtime: str = "local") -> Placement:
+    return Placement(device=device, world_size=1, runtime=runtime, roles=())
 
 
 def test_null_means_beside_training_on_a_gpu_only():
-    assert saves_aside(Trainer(), "cuda")
-    assert not saves_aside(Trainer(), "cpu")
-    assert saves_aside(Trainer(async_save=True), "cpu")
-    assert not saves_aside(Trainer(async_save=False), "cuda")
+    assert saves_aside(Trainer(), placed("cuda"))
+    assert not saves_aside(Trainer(), placed("cpu"))
+    assert not saves_aside(Trainer(), placed("cuda", runtime="ray"))
+    assert saves_aside(Trainer(async_save=True), placed("cpu"))
+    assert not saves_aside(Trainer(async_save=False), placed("cuda"))
 
 
 def test_the_best_of_a_run_stay_and_are_known_after_a_resumption(tmp_path: Path):

@@ -16,16 +16,19 @@ def run_can_be_carried_out(s: Situation) -> Iterator[Finding]:
 def unbuilt(config: RunConfig, where: Placement) -> Iterator[Finding]:
     """What a configuration can plan and this version cannot carry out."""
     trainer, arr = config.trainer, config.actor_rollout_ref
-    actor, rollout = arr.actor, arr.rollout
-    if where.world_size > 1:
-        why = f"{where.world_size} devices are planned, and training runs in one process so far"
-        yield Finding(field="trainer.n_gpus_per_node", why=why, fix="set nnodes and it to 1")
-    if where.runtime == "ray":
-        why = "training runs in this process so far"
-        yield Finding(field="trainer.runtime", why=why, fix="set it to local or auto")
-    if actor.strategy in ("fsdp", "fsdp2"):
-        why = "weights are not sharded so far"
-        yield Finding(field="actor_rollout_ref.actor.strategy", why=why, fix="set it to single")
+    rollout = arr.rollout
+    if where.runtime == "local" and where.world_size > 1:
+        why = f"{where.world_size} devices are planned, and one process has one"
+        yield Finding(field="trainer.runtime", why=why, fix="set it to ray or auto")
+    if where.world_size > 1 and arr.actor.strategy == "single":
+        why = f"it trains one device, and {where.world_size} are planned"
+        yield Finding(field="actor_rollout_ref.actor.strategy", why=why, fix="set it to auto")
+    if where.runtime == "ray" and trainer.async_save:
+        why = "ranks write their shards while training waits, so far"
+        yield Finding(field="trainer.async_save", why=why, fix="drop the line")
+    if where.runtime == "ray" and trainer.stage == "sft":
+        why = "supervised runs train in this process so far"
+        yield Finding(field="trainer.runtime", why=why, fix="set nnodes and n_gpus_per_node to 1")
     if trainer.max_staleness > 0:
         why = "generation and training take turns so far"
         yield Finding(field="trainer.max_staleness", why=why, fix="set it to 0")

@@ -85,8 +85,11 @@ class ToolBox:
         A tool that cannot be opened fails when it is called; where broken tools are faults, a
         ToolFault is raised. Whatever is raised, also a cancellation, what was opened is released.
         """
-        chosen = self._chosen(names, besides)
-        opening = [asyncio.ensure_future(self._place(t, prompt, key)) for t in chosen.values()]
+        worldly = {tool.name for tool in besides}
+        opening = [
+            asyncio.ensure_future(self._place(t, prompt, key, is_of_world=name in worldly))
+            for name, t in self._chosen(names, besides).items()
+        ]
         opened: OpenTools | None = None
         try:
             places = await asyncio.gather(*opening)
@@ -130,7 +133,7 @@ class ToolBox:
         wanted = [t for n, t in self._tools.items() if names is None or n in names]
         return _by_name([*wanted, *besides])
 
-    async def _place(self, tool: Tool, prompt: Prompt, key: int) -> Place:
+    async def _place(self, tool: Tool, prompt: Prompt, key: int, *, is_of_world: bool) -> Place:
         outcome = await attempt(tool.open(prompt, key), seconds=tool.limits.timeout_s)
         session: ToolSession | None = outcome.value
         problem = ""
@@ -146,6 +149,7 @@ class ToolBox:
             free=self._semaphore(tool),
             session=session,
             problem=problem,
+            is_of_world=is_of_world,
         )
 
     def _semaphore(self, tool: Tool) -> asyncio.Semaphore:

@@ -22,11 +22,14 @@ from luyen.base.records import Prompt
 from luyen.base.suggest import did_you_mean
 from luyen.rollout.tools.background import BackgroundLoop
 from luyen.rollout.tools.foreign import ToolError, boundary, line_of, one_line
+from luyen.rollout.tools.ledger import idempotency_key
 from luyen.rollout.tools.protocol import ToolLimits, ToolReply, ToolSession
 from luyen.rollout.tools.text import as_text
 
 _END_S = 15.0
 """How long a server may take to end; its process is killed well before."""
+_KEY = "luyen/idempotency-key"
+"""Where a request holds the key of its call, in its `_meta`."""
 
 
 @final
@@ -81,7 +84,7 @@ class McpServer:
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """The text of a tool's result; ToolError when the server reports an error of the call."""
-        result = await self._background.run(self._call(name, arguments))
+        result = await self._background.run(self._call(name, arguments, idempotency_key()))
         text = _text(result)
         if result.is_error:
             raise ToolError(text or "the tool reports an error without a message")
@@ -109,10 +112,14 @@ class McpServer:
             if cursor is None:
                 return found
 
-    async def _call(self, name: str, arguments: Mapping[str, Any]) -> CallToolResult:
+    async def _call(
+        self, name: str, arguments: Mapping[str, Any], key: str | None
+    ) -> CallToolResult:
         client = await self._connected()
         try:
-            return await client.call_tool(name, dict(arguments))
+            # A server that knows such keys can tell a call that is made again from a new one.
+            meta: Any = None if key is None else {_KEY: key}
+            return await client.call_tool(name, dict(arguments), meta=meta)
         except MCPError as error:
             if error.code == CONNECTION_CLOSED:
                 self._drop(client)

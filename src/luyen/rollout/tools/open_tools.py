@@ -76,6 +76,13 @@ class Place:
     """Its session; None when it could not be opened."""
     problem: str = ""
     """Why there is no session."""
+    is_of_world: bool = False
+    """Whether it came with the world of the conversation, and may change it."""
+
+    @property
+    def remembers(self) -> bool:
+        """Whether its calls share a state that dies with the process."""
+        return self.is_of_world or isinstance(self.session, Remembers)
 
 
 @final
@@ -114,8 +121,7 @@ class OpenTools:
             return self._made(written, turn, CallStatus.FAILED, place.problem)
         if self._ledger is None:
             return (await self._ran(written, turn, place, arguments))[0]
-        remembers = isinstance(place.session, Remembers)
-        key, known = self._ledger.begin(written, turn=turn, index=index, remembers=remembers)
+        key, known = self._ledger.begin(written, turn=turn, index=index, remembers=place.remembers)
         if known is not None and known.call is not None:
             self._count(known.metrics or {})
             return known.call

@@ -10,10 +10,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar, final
 
+from luyen.base.digests import read_digests
 from luyen.base.errors import UserError
 from luyen.base.files import read_json
 from luyen.base.rundir import RunDirectory, step_of
 from luyen.base.seals import unsealed
+from luyen.checkpoint.store import read_manifest
 from luyen.config.catalog import ADV_ESTIMATORS
 from luyen.config.load import load
 from luyen.config.model_shape import read_shape
@@ -22,6 +24,7 @@ from luyen.config.plan import needs_critic, needs_reference
 from luyen.config.schema.run import RunConfig
 from luyen.studio.doctor.course import Course
 from luyen.studio.doctor.vocabulary import Vocabulary, read_vocabulary
+from luyen.studio.missing import Missing, missing_parts
 from luyen.telemetry.metrics_file import StepMetrics, read_metrics, series
 from luyen.telemetry.rollout_files import RecordedRollout, read_rollouts
 
@@ -60,7 +63,7 @@ class RunRecord:
         self.directory = directory
         self.unread: list[Unread] = []
         self.manifest: dict[str, Any] = directory.read_manifest()
-        self.config = self._try(directory.config, self._read_config, RunConfig())
+        self.config = self._try(directory.config, self._read_config, RunConfig(), is_demanded=True)
         lines: list[StepMetrics] = []
         if directory.metrics.is_file():  # a run that just began has none
             lines = self._try(directory.metrics, read_metrics, lines)
@@ -86,9 +89,9 @@ class RunRecord:
         data = self.config.data
         longest = data.max_prompt_length + data.max_response_length
         limit = max(FEWEST, min(MOST, TOKENS // longest))
-        for step in _spread(self._steps_in("rollouts")):
+        for step in _spread(self._done("rollouts")):
             path = self.directory.rollouts(step)
-            read = self._try(path, lambda p: read_rollouts(p, limit=limit), None)
+            read = self._try(path, lambda p, s=step: read_rollouts(p, limit=limit, step=s), None)
             if read:
                 found[step] = read
         return found
@@ -98,7 +101,13 @@ class RunRecord:
         """The manifest of every checkpoint, by step."""
         found: dict[int, dict[str, Any]] = {}
         for step in self._steps_in("checkpoints"):
-            page = self._try(self.directory.checkpoint(step) / "manifest.json", read_json, None)
+            folder = self.directory.checkpoint(step)
+            page = self._try(
+                folder / "manifest.json",
+                lambda path: read_manifest(path.parent),
+                None,
+                is_demanded=folder.is_dir(),
+            )
             if page is not None:
                 found[step] = page
         return found
@@ -106,15 +115,40 @@ class RunRecord:
     @cached_property
     def worst_tokens(self) -> list[dict[str, Any]]:
         """Tokens about which sampler and trainer disagreed most, in the latest step with any."""
-        steps = self._steps_in("parity")
+        steps = self._done("parity")
         if not steps:
             return []
         path = self.directory.parity(steps[-1])
         return self._try(path, lambda p: unsealed(read_json(p), p, is_demanded=True)["tokens"], [])
 
+    @cached_property
+    def removed(self) -> list[Unread]:
+        """Files that are gone, and that people remove when they need room."""
+        gone = [one for one in self._missing if not one.is_damage]
+        return [Unread(file=self._name(one.path), why=one.why) for one in gone]
+
+    @cached_property
+    def _missing(self) -> list[Missing]:
+        return missing_parts(self.directory)
+
+    @cached_property
+    def _others(self) -> None:
+        """Read what no rule looks at, for its damage alone, and ask what is missing."""
+        run = self.directory
+        if run.digests.is_file():
+            self._try(run.digests, read_digests, [])
+        self._try(run.provenance, lambda _: run.read_provenance(), {}, is_demanded=True)
+        self._try(run.resumptions, lambda _: run.read_resumptions(), [], is_demanded=True)
+        for step in _spread(self._steps_in("validation")):
+            path = run.rollouts(step, validation=True)
+            self._try(path, lambda p: read_rollouts(p, limit=1), [])
+        damage = [one for one in self._missing if one.is_damage]
+        self.unread += [Unread(file=self._name(one.path), why=one.why) for one in damage]
+
     def damaged(self) -> list[Unread]:
-        """Every file that cannot be read, of all that a rule may look at."""
-        _ = self.rollouts, self.checkpoints, self.worst_tokens  # reading notes what is damaged
+        """Every file that cannot be read, or lacks what it must have held; of long runs a part."""
+        # Reading notes what is damaged.
+        _ = self.rollouts, self.checkpoints, self.worst_tokens, self._others
         return self.unread
 
     @cached_property
@@ -152,16 +186,28 @@ class RunRecord:
         names = [entry.name for entry in place.iterdir()] if place.is_dir() else []
         return sorted(step for name in names if (step := step_of(name)) is not None)
 
-    def _try(self, path: Path, read: Callable[[Path], _T], otherwise: _T) -> _T:
+    def _done(self, folder: str) -> list[int]:
+        """Steps of a folder, without those that the run left behind when it went on from before.
+
+        A step in progress writes its rollouts before its metrics.
+        """
+        steps = self._steps_in(folder)
+        return [s for s in steps if s <= self.lines[-1].step + 1] if self.lines else steps
+
+    def _try(
+        self, path: Path, read: Callable[[Path], _T], otherwise: _T, *, is_demanded: bool = False
+    ) -> _T:
         try:
             return read(path)
         except _DAMAGE as error:
             # A file that a live run has just replaced or removed is no damage.
-            if path.exists():
+            if path.exists() or is_demanded:
                 why = error.why if isinstance(error, UserError) else repr(error)
-                name = path.relative_to(self.directory.root).as_posix()
-                self.unread.append(Unread(file=name, why=why))
+                self.unread.append(Unread(file=self._name(path), why=why))
             return otherwise
+
+    def _name(self, path: Path) -> str:
+        return path.relative_to(self.directory.root).as_posix()
 
 
 def _spread(steps: list[int]) -> list[int]:

@@ -16,11 +16,17 @@ _SETTLED = 20
 
 @rule("unreadable-files", "error")
 def unreadable_files(record: RunRecord) -> Iterator[Symptom]:
-    """A file of the run cannot be read."""
+    """A file of the run is damaged or missing."""
     for unread in record.damaged():
         yield Symptom(
             says=f"{unread.file}: {unread.why}",
             experiment=repair("restore the file from a copy, or remove it if it is not needed"),
+        )
+    for unread in record.removed:
+        yield Symptom(
+            says=f"{unread.file}: {unread.why}",
+            experiment=repair("nothing, if it was removed on purpose; else restore it from a copy"),
+            severity="note",
         )
 
 

@@ -9,8 +9,8 @@ from luyen.config.check import check
 from luyen.config.problem import Problem
 from luyen.config.schema.run import RunConfig
 from luyen.config.tree import leaves
-from luyen.train.build import import_plugins
 from luyen.train.build_learning import learning_rules
+from luyen.train.process import import_plugins
 from luyen.train.replay.record import RunRecord
 
 _DRAWN = "it says how rollouts are drawn, and those of a recorded step are drawn already"

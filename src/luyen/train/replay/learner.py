@@ -19,11 +19,12 @@ from luyen.engine.batch import PackedBatch
 from luyen.engine.explain import Explained, explain
 from luyen.engine.step import Updated
 from luyen.runtime.local import LocalRoles
-from luyen.train.build import import_plugins, load_run_tokenizer, total_steps
+from luyen.train.build import total_steps
 from luyen.train.build_learning import learning_rules
 from luyen.train.build_roles import build_roles
 from luyen.train.checkpointed import device_for
 from luyen.train.learning import Learning, LearningRules
+from luyen.train.process import import_plugins, load_run_tokenizer
 from luyen.train.profile import StepProfiler
 from luyen.train.state import LoopState
 
@@ -80,6 +81,7 @@ class Replaying(Learning):
         super().__init__(
             config=config, roles=roles, rules=rules, profiler=profiler, total_steps=steps
         )
+        self.local = roles
         self.tokenizer = tokenizer
         self.explains = False
         self.traces: list[Trace] = []
@@ -89,7 +91,7 @@ class Replaying(Learning):
     ) -> Updated:
         """One optimizer step of the policy, explained first where that is wanted."""
         if self.explains:
-            explained = explain(self.roles.actor, batch, objective, seed=seed)
+            explained = explain(self.local.actor, batch, objective, seed=seed)
             self.traces.append(Trace(place=batch.streams[PLACE], explained=explained))
         return super().update_policy(batch, objective, lr=lr, seed=seed)
 
@@ -104,11 +106,11 @@ class Replaying(Learning):
             kl_controller=self.kl_controller.state(),
             entropy_controller=entropy.state() if entropy is not None else None,
         )
-        return Moment(loop=loop, roles=copy.deepcopy(self.roles.state_dict()))
+        return Moment(loop=loop, roles=copy.deepcopy(self.local.state_dict()))
 
     def return_to(self, moment: Moment) -> None:
         """Stand where another stood: weights, optimizer state and coefficients."""
-        self.roles.load_state_dict(moment.roles)
+        self.local.load_state_dict(moment.roles)
         self.go_on_from(moment.loop)
 
 

@@ -104,7 +104,8 @@ class RunRecord:
         done = sorted(number for number in self.digests if number > 0)
         if step not in done:
             known = f"it did {done[0]} to {done[-1]}" if done else "it did none"
-            raise UserError("--step", step, f"the run has no such step: {known}", "give another")
+            why = f"the run has no such step: {known}, as {self.directory.digests.name} has it"
+            raise UserError("--step", step, why, "give another")
 
     def step(self, number: int) -> RecordedStep:
         """The rollouts of a step; a UserError when they are not there, or no step learned."""

@@ -145,7 +145,7 @@ def _drawn(
         )
         for turn in turns
     ]
-    found = generate(run.roles.rollout, requests)
+    found = generate(run.local.rollout, requests)
     return [found[request.id, 0] for request in requests]
 
 

@@ -3,7 +3,7 @@
 import os
 import sys
 
-from mcp.server.mcpserver import MCPServer
+from mcp.server.mcpserver import Context, MCPServer
 
 server = MCPServer("numbers")
 
@@ -24,6 +24,13 @@ def fail() -> str:
 def die() -> str:
     """End the server."""
     os._exit(3)
+
+
+@server.tool()
+def key(context: Context) -> str:
+    """The idempotency key of the call."""
+    meta = context.request_context.meta or {}
+    return str(dict(meta).get("luyen/idempotency-key"))
 
 
 @server.tool()

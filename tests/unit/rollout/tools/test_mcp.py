@@ -16,7 +16,9 @@ from luyen.base.errors import UserError
 from luyen.base.records import make_prompt
 from luyen.rollout.parsers.protocol import WrittenCall
 from luyen.rollout.tools.box import ToolBox
+from luyen.rollout.tools.ledger import CallLedger
 from luyen.rollout.tools.mcp import McpTarget, mcp_tools
+from luyen.telemetry.journal import WorkJournal
 
 SERVER = str(Path(__file__).parent / "mcp_server.py")
 STDIO = McpTarget(command=(sys.executable, SERVER, "stdio"))
@@ -50,7 +52,7 @@ def is_alive(pid: int) -> bool:
 
 
 def test_schemas_come_from_the_server(stdio: ToolBox):
-    assert stdio.names == ("add", "fail", "die", "pid")
+    assert stdio.names == ("add", "fail", "die", "key", "pid")
     function = stdio.schemas(["add"])[0]["function"]
     assert function["description"] == "Add two numbers."
     assert function["parameters"]["required"] == ["a", "b"]
@@ -135,3 +137,19 @@ def test_a_server_over_http_is_called_and_found_again_after_a_restart():
         process.kill()
         process.wait()
         assert asyncio.run(box.close()) == []
+
+
+def test_a_server_is_told_the_key_of_a_call(stdio: ToolBox, tmp_path: Path):
+    journal = WorkJournal(tmp_path, run_id="r")
+    journal.begin(0, kind="work", basis=[])
+
+    async def told(ledger: CallLedger | None) -> str:
+        tools = await stdio.open(make_prompt([]), 0, ledger=ledger)
+        made = await tools.call(WrittenCall(name="key", arguments={}), 0)
+        await tools.release()
+        return made.result
+
+    ledger = CallLedger(journal, [1])
+    assert asyncio.run(told(ledger)) == journal.call_key([1, 0, 0], "key", {})
+    assert asyncio.run(told(None)) == "None"
+    journal.close()

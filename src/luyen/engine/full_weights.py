@@ -1,0 +1,75 @@
+"""Whole weights out of shards, for whoever samples with them."""
+
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from luyen.engine.shown import shown_dtype
+from luyen.models.state import trained_parameters
+
+BUCKET_BYTES = 1 << 28
+"""Whole weights that are gathered in one go."""
+
+_Named: TypeAlias = tuple[str, DTensor]
+
+
+def full_weights(
+    module: nn.Module, *, bucket_bytes: int = BUCKET_BYTES
+) -> Iterator[tuple[str, Tensor]]:
+    """Every parameter that learns, whole, by the names and types it has on one device.
+
+    Every rank takes part and must exhaust the iterator; the first rank is given the weights, the
+    others nothing. At most `bucket_bytes` are gathered at a time, or one parameter. A model that is
+    not sharded gives its own tensors.
+    """
+    own = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+    sharded = [(name, p) for name, p in own if isinstance(p, DTensor)]
+    if not sharded:
+        yield from trained_parameters(module).items()
+        return
+    assert len(sharded) == len(own), "some parameters are whole: a pass has left them so"
+    mesh = sharded[0][1].device_mesh
+    if mesh.ndim > 1 and mesh.get_local_rank(0) > 0:
+        return  # another replica holds the same weights
+    for bucket in _buckets(sharded, bucket_bytes):
+        yield from _gather(bucket, mesh.get_group(mesh.ndim - 1))
+
+
+def _buckets(weights: Sequence[_Named], most: int) -> Iterator[list[_Named]]:
+    """Neighbours of one type, as many as `most` bytes hold."""
+    bucket: list[_Named] = []
+    size = 0
+    for name, weight in weights:
+        dtype = shown_dtype(weight)
+        more = weight.numel() * dtype.itemsize
+        if bucket and (size + more > most or shown_dtype(bucket[0][1]) != dtype):
+            yield bucket
+            bucket, size = [], 0
+        bucket.append((name, weight))
+        size += more
+    if bucket:
+        yield bucket
+
+
+def _gather(bucket: Sequence[_Named], group: dist.ProcessGroup) -> Iterator[tuple[str, Tensor]]:
+    """The parameters of a bucket in one collective: each rank's rows, filled up to one length."""
+    ranks = dist.get_world_size(group)
+    sizes = [-(-w.shape[0] // ranks) * (w.numel() // w.shape[0]) for _, w in bucket]
+    dtype = shown_dtype(bucket[0][1])
+    mine = torch.zeros(sum(sizes), dtype=dtype, device=bucket[0][1].device)
+    for room, (_, weight) in zip(mine.split(sizes), bucket, strict=True):
+        rows = weight.to_local().detach().flatten()
+        room[: rows.numel()] = rows
+    is_first = dist.get_rank(group) == 0
+    found = [torch.empty_like(mine) for _ in range(ranks)] if is_first else None
+    dist.gather(mine, found, group=group, group_dst=0)
+    if found is None:
+        return
+    parts = [one.split(sizes) for one in found]
+    for index, (name, weight) in enumerate(bucket):
+        whole = torch.cat([part[index] for part in parts])
+        yield name, whole[: weight.numel()].view(weight.shape)

@@ -1,0 +1,72 @@
+"""Log-probabilities of given tokens, by passes without gradients over a batch or a share of it."""
+
+import torch
+from torch import Tensor
+
+from luyen.base.heartbeat import beat
+from luyen.engine.batch import PackedBatch
+from luyen.engine.idle import idle_loss, reshard
+from luyen.engine.passes import Passes
+from luyen.engine.share import Share, join, split
+from luyen.models.policy import Policy
+
+
+def score(
+    policy: Policy,
+    batch: PackedBatch,
+    passes: Passes,
+    *,
+    temperature: float,
+    prefix: str = "",
+    entropy: bool = False,
+    sum_pi_squared: bool = False,
+) -> dict[str, Tensor]:
+    """Streams `logp`, and on demand `entropy` and `sum_pi_squared`, over a whole batch."""
+    (share,) = shares = split(batch, passes, ranks=1)
+    found = score_share(
+        policy, share, temperature=temperature, entropy=entropy, sum_pi_squared=sum_pi_squared
+    )
+    whole = join(shares, [found], batch)
+    return {prefix + name: stream for name, stream in whole.items()}
+
+
+@torch.no_grad()
+def score_share(
+    policy: Policy,
+    share: Share,
+    *,
+    temperature: float,
+    entropy: bool = False,
+    sum_pi_squared: bool = False,
+    device: torch.device | None = None,
+) -> dict[str, Tensor]:
+    """The same streams over the tokens of a share, on the device where the share lies.
+
+    `device` is where passes run, if not where the weights are.
+    """
+    home, here = share.batch.tokens.device, device or policy.device
+    batch = share.to(here).batch
+    wanted = {"logp": True, "entropy": entropy, "sum_pi_squared": sum_pi_squared}
+    found = {
+        name: torch.zeros(batch.tokens.shape, device=here)
+        for name, is_on in wanted.items()
+        if is_on
+    }
+    for indices in share.passes:
+        if not indices:
+            idle_loss(policy, here)
+            continue
+        part, place = batch.take(indices), batch.positions(indices)
+        scored = policy(
+            part.tokens,
+            part.lengths,
+            part.layout.mask,
+            temperature=temperature,
+            entropy=entropy,
+            sum_pi_squared=sum_pi_squared,
+        )
+        for name, stream in found.items():
+            stream[place] = part.scatter(getattr(scored, name))
+        beat()
+    reshard(policy)
+    return {name: stream.to(home) for name, stream in found.items()}

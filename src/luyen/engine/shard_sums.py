@@ -1,0 +1,53 @@
+"""Digests of tensors whose shards lie on several ranks: each rank adds its own part."""
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import TypeAlias
+
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from luyen.models.digest import digest_sum
+
+Sums: TypeAlias = Mapping[str, tuple[str, int]]
+"""Type and shape of the whole tensor, and this rank's part of the sum."""
+_MASK = (1 << 64) - 1
+
+
+def shard_sums(tensors: Mapping[str, Tensor], *, is_first: bool) -> dict[str, tuple[str, int]]:
+    """This rank's part of each digest; a tensor that is whole on every rank counts on the first.
+
+    Shards are rows, so the elements of one follow each other in the whole.
+    """
+    found: dict[str, tuple[str, int]] = {}
+    for name, tensor in tensors.items():
+        form = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+        found[name] = form, _part(tensor, is_first=is_first)
+    return found
+
+
+def merged(parts: Sequence[Sums]) -> dict[str, str]:
+    """The texts that `luyen.models.digest.describe` gives for the whole tensors.
+
+    Example:
+        >>> merged([{"w": ("float32 [2]", 3)}, {"w": ("float32 [2]", -1)}])
+        {'w': 'float32 [2] 0000000000000002'}
+    """
+    totals = {name: sum(part[name][1] for part in parts) for name in parts[0]}
+    return {name: f"{parts[0][name][0]} {total & _MASK:016x}" for name, total in totals.items()}
+
+
+def _part(tensor: Tensor, *, is_first: bool) -> int:
+    if not isinstance(tensor, DTensor):
+        return int(digest_sum(tensor)) if is_first else 0
+    mesh, placements = tensor.device_mesh, tensor.placements
+    for dimension, placement in enumerate(placements):
+        if isinstance(placement, Replicate) and mesh.get_local_rank(dimension) > 0:
+            return 0  # another replica counts it
+    local = tensor.to_local()
+    if local.numel() == 0:
+        return 0
+    _, offsets = compute_local_shape_and_global_offset(tensor.shape, mesh, placements)
+    assert not any(offsets[1:]), "shards are rows"
+    return int(digest_sum(local, offset=offsets[0] * prod(tensor.shape[1:])))

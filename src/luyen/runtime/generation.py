@@ -1,0 +1,65 @@
+"""Rollouts of a run: answers or conversations, from whatever engine draws."""
+
+from collections.abc import Sequence
+from typing import final
+
+from luyen.base.records import Rollout
+from luyen.data.render import Renderer
+from luyen.rollout.multi_turn import Conversations
+from luyen.rollout.protocol import RolloutEngine, Sampling
+from luyen.rollout.single_turn import Draw, Group, answer
+from luyen.telemetry.journal import WorkJournal
+
+
+@final
+class Generation:
+    """How the rollouts of a run are made. It holds no weights and no engine."""
+
+    def __init__(
+        self, *, renderer: Renderer, seed: int, conversations: Conversations | None = None
+    ) -> None:
+        """`conversations` plays several turns; without it every rollout is one answer."""
+        self.renderer = renderer
+        self.seed = seed
+        self.conversations = conversations
+
+    def play(
+        self,
+        engine: RolloutEngine,
+        draws: Sequence[Draw],
+        sampling: Sampling,
+        *,
+        purpose: str,
+        version: int,
+        journal: WorkJournal | None = None,
+    ) -> list[Group]:
+        """Rollouts of every draw; those that the journal has are not made again."""
+        if self.conversations is not None:
+            return self.conversations.play(
+                engine,
+                draws,
+                sampling,
+                seed=self.seed,
+                purpose=purpose,
+                version=version,
+                journal=journal,
+            )
+        return answer(
+            engine,
+            self.renderer,
+            draws,
+            sampling,
+            seed=self.seed,
+            purpose=purpose,
+            version=version,
+            journal=journal,
+        )
+
+    def broken(self, groups: Sequence[Group]) -> list[Rollout]:
+        """Rollouts that no reward should judge; a UserError when they are to stop the run."""
+        return self.conversations.faulty(groups) if self.conversations is not None else []
+
+    def close(self) -> None:
+        """Let the tools go."""
+        if self.conversations is not None:
+            self.conversations.close()

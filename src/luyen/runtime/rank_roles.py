@@ -1,0 +1,120 @@
+"""What learns, as one rank of a group holds it: shards of actor, reference and critic.
+
+Every method is called on all ranks at the same time, each with its own share: inside, the ranks
+exchange shards, and one that is missing would be waited for.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from luyen.algorithms.objective import Objective
+from luyen.checkpoint.finite import not_finite
+from luyen.checkpoint.tensors import save_state
+from luyen.engine.actor import ActorEngine
+from luyen.engine.critic import CriticEngine
+from luyen.engine.full_weights import BUCKET_BYTES, full_weights
+from luyen.engine.score import score_share
+from luyen.engine.shard_sums import shard_sums
+from luyen.engine.sharded_state import load_role, role_state
+from luyen.engine.share import Share
+from luyen.engine.step import ShareUpdated
+from luyen.models.lora import adapter_off
+from luyen.models.policy import Policy
+from luyen.runtime.roles import learned
+
+
+@final
+class RankRoles:
+    """The roles of one rank."""
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        actor: ActorEngine,
+        reference: Policy | None,
+        critic: CriticEngine | None,
+    ) -> None:
+        """`reference` None with a LoRA actor means the actor with its adapter off."""
+        self.rank = rank
+        self.actor = actor
+        self.reference = reference
+        self.critic = critic
+
+    def actor_scores(self, share: Share, *, sum_pi_squared: bool = False) -> dict[str, Tensor]:
+        """Log-probabilities under the weights that the update starts from."""
+        return self.actor.score_share(share, sum_pi_squared=sum_pi_squared)
+
+    def reference_scores(self, share: Share) -> dict[str, Tensor]:
+        """Log-probabilities under the reference policy."""
+        policy = self.reference or self.actor.policy
+        with adapter_off(policy) if self.reference is None else nullcontext():
+            return score_share(
+                policy, share, temperature=self.actor.temperature, device=self.actor.device
+            )
+
+    def critic_scores(self, share: Share) -> dict[str, Tensor]:
+        """The critic's value before each token."""
+        assert self.critic is not None, "the run has no critic"
+        return self.critic.score_share(share)
+
+    def update_actor(
+        self, share: Share, *, objective: Objective, lr: float, statistics: Mapping[str, Tensor]
+    ) -> ShareUpdated:
+        """This rank's part of an optimizer step of the policy."""
+        return self.actor.update_share(share, objective, lr=lr, statistics=statistics)
+
+    def update_critic(self, share: Share, *, lr: float) -> ShareUpdated:
+        """This rank's part of an optimizer step of the critic."""
+        assert self.critic is not None, "the run has no critic"
+        return self.critic.update_share(share, lr=lr)
+
+    def sums(self) -> tuple[dict[str, tuple[str, int]], dict[str, tuple[str, int]]]:
+        """This rank's parts of the digests of moments and weights."""
+        is_first = self.rank == 0
+        moments, weights = learned(self._state())
+        return shard_sums(moments, is_first=is_first), shard_sums(weights, is_first=is_first)
+
+    def not_finite(self) -> list[str]:
+        """Names of the tensors whose shard here holds NaN or infinity."""
+        return not_finite(self._state())
+
+    def write(self, folder: Path) -> None:
+        """Write this rank's shards of weights and optimizer state into a folder."""
+        for name, part in self._state().items():
+            save_state(folder, name, part)
+
+    def load(self, folder: Path) -> None:
+        """Go on from a checkpoint, whatever number of ranks saved it."""
+        load_role(folder, "actor", self.actor.policy, self.actor.optimizer)
+        if self.critic is not None:
+            load_role(folder, "critic", self.critic.model, self.critic.optimizer)
+
+    def weights(self, *, bucket_bytes: int = BUCKET_BYTES) -> Iterator[dict[str, Tensor]]:
+        """Whole parameters of the policy, some at a time, on the first rank; nothing on others."""
+        bucket: dict[str, Tensor] = {}
+        size = 0
+        for name, weight in full_weights(self.actor.policy, bucket_bytes=bucket_bytes):
+            bucket[name] = weight.detach().to("cpu", copy=True)
+            size += weight.numel() * weight.element_size()
+            if size >= bucket_bytes:
+                yield bucket
+                bucket, size = {}, 0
+        if bucket:
+            yield bucket
+
+    def _state(self) -> dict[str, Any]:
+        state = role_state("actor", self.actor.policy, self.actor.optimizer)
+        if self.critic is not None:
+            state |= role_state("critic", self.critic.model, self.critic.optimizer)
+        return state
+
+    def close(self) -> None:
+        """Free the device's memory that is not in use."""
+        if self.actor.device.type == "cuda":
+            torch.cuda.empty_cache()

@@ -1,0 +1,253 @@
+"""Replicas and their lives: begun, given the weights, watched, and begun again when they are lost.
+
+Nothing waits for a single replica. What they say arrives in one mailbox, whose events are handled
+on the controller's thread; the cost of an event does not depend on how many replicas there are.
+"""
+
+import queue
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias, final
+
+from luyen.base.errors import UserError
+from luyen.models.fingerprint import Fingerprint
+from luyen.rollout.tools.foreign import boundary
+from luyen.runtime.ray.member import Member
+from luyen.runtime.ray.wire import Died, Held, Link, ReplicaFacts
+
+Then: TypeAlias = Callable[[Member, Any], None]
+"""What is done with a reply."""
+_Event: TypeAlias = tuple[Member, int, Then, Any, BaseException | None]
+"""Who, in which of its lives, what to do, and what it said or failed with."""
+_FIELD = "actor_rollout_ref.rollout.data_parallel_size"
+_LOOK_S = 1.0
+_WAIT_S = 0.05
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How long the controller waits, and how often it begins again.
+
+    Example:
+        >>> Patience().deaths
+        3
+    """
+
+    start_s: float = 600.0
+    """Seconds without any replica that is ready, before the run is given up."""
+    still_s: float = 300.0
+    """Seconds in which a replica with work makes no pass, before it is taken for lost."""
+    deaths: int = 3
+    """Losses in a row that end the run."""
+
+
+@final
+class Crew:
+    """All replicas. The first error that one of them reports is raised, now and ever after."""
+
+    def __init__(
+        self,
+        start: Callable[[int], Link],
+        replicas: int,
+        *,
+        ready: Callable[[Member], None],
+        lost: Callable[[Member], None],
+        patience: Patience,
+    ) -> None:
+        """`start` begins the process of a replica; `ready` and `lost` hear of each."""
+        self._start = start
+        self._ready = ready
+        self._lost = lost
+        self._patience = patience
+        self._mailbox: queue.SimpleQueue[_Event] = queue.SimpleQueue()
+        self._looked = self._some_ready = time.monotonic()
+        self._parts: list[Any] = []
+        self._expected: Fingerprint | None = None
+        self.publication = 0
+        """Counts the publications; 0: replicas draw with the weights they were made with."""
+        self.restarts = 0
+        """Replicas that were begun again."""
+        self.restart_s = 0.0
+        """Seconds until those were ready."""
+        self.failure: BaseException | None = None
+        """The first error."""
+        self.members = [Member(index) for index in range(replicas)]
+        for member in self.members:
+            self._begin(member)
+
+    def call(self, member: Member, method: str, *arguments: Any, then: Then | None = None) -> None:
+        """Call a method of a replica; `then` hears what it returned, in a later `receive`."""
+        assert member.link is not None
+        if then is None:
+            member.link.call(method, *arguments)
+            return
+        life, mailbox = member.life, self._mailbox
+        member.link.call(
+            method, *arguments, reply=lambda value, e: mailbox.put((member, life, then, value, e))
+        )
+
+    def receive(self, wait_s: float) -> None:
+        """Handle what has arrived; where nothing has, wait so long for something."""
+        if self.failure is not None:
+            raise self.failure
+        event = self._next_event(wait_s)
+        while event is not None:
+            self._handle(*event)
+            event = self._next_event(0.0)
+        self._look_after()
+
+    def wait_until(self, is_done: Callable[[], bool]) -> None:
+        """Handle what arrives until something is so."""
+        while not is_done():
+            self.receive(_WAIT_S)
+
+    def ask_all(self, method: str) -> dict[int, Any]:
+        """Call a method of every replica that is ready; the answers of those that stay so."""
+        answers: dict[int, Any] = {}
+        asked = [(member, member.life) for member in self.members if member.is_ready]
+
+        def keep(member: Member, value: Any) -> None:
+            answers[member.index] = value
+
+        for member, _ in asked:
+            self.call(member, method, then=keep)
+        self.wait_until(lambda: all(m.index in answers or m.life != life for m, life in asked))
+        return answers
+
+    def begin_publication(self) -> None:
+        """The parts that follow replace all weights of the replicas."""
+        self.publication += 1
+        self._parts, self._expected = [], None
+
+    def send_part(self, part: Any) -> None:
+        """Give a part of the weights to every replica; it is kept for those that begin later."""
+        self._parts.append(part)
+        for member in self.members:
+            if member.facts is not None:
+                member.moved()
+                self.call(member, "load", self.publication, part, then=_moved)
+
+    def end_publication(self, expected: Mapping[str, str]) -> None:
+        """Return once every replica that can work holds the expected weights; else a UserError."""
+        self._expected = Fingerprint(weights=expected)
+        for member in self.members:
+            if member.facts is not None:
+                self._confirm(member)
+        self.wait_until(self._is_published)
+
+    def stop(self) -> None:
+        """End every replica."""
+        for member in self.members:
+            if member.link is not None:
+                member.link.kill()
+            member.began(None)
+
+    def _next_event(self, wait_s: float) -> _Event | None:
+        try:
+            return self._mailbox.get(block=wait_s > 0, timeout=wait_s or None)
+        except queue.Empty:
+            return None
+
+    def _is_published(self) -> bool:
+        ready = [member for member in self.members if member.is_ready]
+        return bool(ready) and all(member.held == self.publication for member in ready)
+
+    def _begin(self, member: Member) -> None:
+        member.began(self._start(member.index))
+        self.call(member, "facts", then=self._on_facts)
+
+    def _on_facts(self, member: Member, facts: ReplicaFacts) -> None:
+        member.facts = facts
+        member.moved()
+        if self.publication == 0:
+            self._now_ready(member)
+            return
+        for part in self._parts:
+            self.call(member, "load", self.publication, part, then=_moved)
+        if self._expected is not None:
+            self._confirm(member)
+
+    def _confirm(self, member: Member) -> None:
+        self.call(member, "confirm", self.publication, len(self._parts), then=self._on_held)
+
+    def _on_held(self, member: Member, held: Held) -> None:
+        member.moved()
+        if held.version != self.publication or self._expected is None:
+            return
+        difference = Fingerprint(weights=held.digests).first_difference(self._expected)
+        if difference is not None:
+            why = f"replica {member.index} does not hold what was published: {difference}"
+            fix = "look for what else writes into its weights; nothing was drawn with them"
+            raise UserError("actor_rollout_ref.rollout.name", member.index, why, fix)
+        member.held = held.version
+        if not member.is_ready:
+            self._now_ready(member)
+
+    def _now_ready(self, member: Member) -> None:
+        member.is_ready = True
+        member.moved()
+        if member.restarted is not None:
+            self.restart_s += time.monotonic() - member.restarted
+            member.restarted = None
+        self._ready(member)
+
+    def _handle(
+        self, member: Member, life: int, then: Then, value: Any, error: BaseException | None
+    ) -> None:
+        if life != member.life:
+            return
+        faults: list[BaseException] = []
+        with boundary(faults):
+            if isinstance(error, Died):
+                self._replace(member, str(error))
+            elif error is not None:
+                raise error
+            else:
+                then(member, value)
+        if faults:
+            self.failure = faults[0]
+            raise self.failure
+
+    def _replace(self, member: Member, reason: str) -> None:
+        """Begin a lost replica again, in its place."""
+        member.deaths += 1
+        self.restarts += 1
+        if member.link is not None:
+            member.link.kill()
+        member.is_ready = False
+        self._lost(member)
+        if member.deaths >= self._patience.deaths:
+            why = f"replica {member.index} was lost {member.deaths} times in a row: {reason}"
+            fix = "look at its memory and at the node's logs; the run can be resumed"
+            raise UserError(_FIELD, len(self.members), why, fix)
+        member.restarted = member.restarted or time.monotonic()
+        self._begin(member)
+
+    def _look_after(self) -> None:
+        """Once a second: whoever owes an answer and does not get on is taken for lost."""
+        now = time.monotonic()
+        if now - self._looked < _LOOK_S:
+            return
+        self._looked = now
+        for member in self.members:
+            owes = member.is_asked or (member.facts and member.held != self.publication)
+            if owes and now - member.since > self._patience.still_s:
+                self._give_up(member)
+        if any(member.is_ready for member in self.members):
+            self._some_ready = now
+        elif now - self._some_ready > self._patience.start_s:
+            why = f"no replica was ready within {self._patience.start_s:.0f} s"
+            fix = "ask `ray status` what the cluster lacks, and `ray logs` what they wait for"
+            self.failure = UserError(_FIELD, len(self.members), why, fix)
+            raise self.failure
+
+    def _give_up(self, member: Member) -> None:
+        reason = f"it got nothing done for {self._patience.still_s:.0f} s"
+        self._handle(member, member.life, _moved, None, Died(reason))
+
+
+def _moved(member: Member, value: Any) -> None:
+    del value
+    member.moved()

@@ -1,0 +1,235 @@
+"""Many engines as one: requests are dealt out, answers come back as they finish.
+
+An answer depends on its prompt, its key and the weights alone, so it is the same whichever replica
+draws it, and the same when it is drawn again after a replica was lost.
+"""
+
+from collections.abc import Callable
+from typing import final
+
+from luyen.base.errors import UserError
+from luyen.models.fingerprint import Fingerprint
+from luyen.rollout.protocol import Completion, Request
+from luyen.runtime.ray.crew import Crew, Patience
+from luyen.runtime.ray.member import Asked, Member
+from luyen.runtime.ray.routing import Router
+from luyen.runtime.ray.wire import Link, News
+
+_PAUSE_S = 0.003
+"""How long a pass waits for an answer: whoever shares the controller's thread waits as long."""
+_LONG_POLL_S = 1.0
+_PATIENCE = Patience()
+
+
+@final
+class RayEngines:
+    """A rollout engine over replicas. The first error of any of them is raised by every call."""
+
+    def __init__(
+        self, start: Callable[[int], Link], *, replicas: int, patience: Patience = _PATIENCE
+    ) -> None:
+        """`start` begins the process of a replica (`luyen.runtime.ray.start.start_engines`).
+
+        Returns when all of them are ready.
+        """
+        assert replicas >= 1, "no replica, no answer"
+        self._patience = patience
+        self._router = Router()
+        self._asked: dict[str, Asked] = {}
+        self._homeless: list[Asked] = []
+        self._unsent: set[int] = set()
+        self._finished: list[Completion] = []
+        self.resubmitted = 0
+        """Answers that were asked for again because a replica was lost."""
+        self.crew = Crew(
+            start, replicas, ready=self._welcome, lost=self._take_back, patience=patience
+        )
+        """The replicas themselves."""
+        try:
+            self.crew.wait_until(lambda: all(member.is_ready for member in self.crew.members))
+        finally:
+            if self.crew.failure is not None:
+                self.crew.stop()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is queued or running."""
+        return not self._asked and not self._finished
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether an answer does not depend on what else is drawn at the same time."""
+        known = [member.facts for member in self.crew.members if member.facts is not None]
+        return all(facts.is_steady for facts in known)
+
+    def submit(self, request: Request) -> None:
+        """Queue a request; one that can never be served makes `advance` raise a UserError."""
+        assert request.id not in self._asked, f"request {request.id} is there already"
+        asked = Asked(request)
+        self._asked[request.id] = asked
+        self._deal(asked)
+
+    def advance(self) -> list[Completion]:
+        """What was finished; where nothing was, it waits a few milliseconds."""
+        self._send()
+        self.crew.receive(0.0 if self._finished or not self._asked else _PAUSE_S)
+        found, self._finished = self._finished, []
+        return found
+
+    def abort(self, request: str, sample: int | None = None) -> list[Completion]:
+        """Stop a request or one sample of it; what there is of its unfinished answers."""
+        asked = self._asked.get(request)
+        if asked is None:
+            return []
+        meant = sorted(asked.left) if sample is None else [sample]
+        meant = [index for index in meant if index in asked.left]
+        said = self._stop_remotely(asked, meant, sample) if meant else {}
+        return [said.get(index) or asked.stopped(index) for index in meant]
+
+    def fingerprint(self) -> Fingerprint | None:
+        """The weights that all replicas draw with; a UserError where they differ."""
+        held = self.crew.ask_all("fingerprint")
+        if any(digests is None for digests in held.values()):
+            return None
+        prints = {index: Fingerprint(weights=digests) for index, digests in held.items()}
+        (first, wanted), *others = prints.items()
+        for index, other in others:
+            difference = other.first_difference(wanted)
+            if difference is not None:
+                why = f"replicas {first} and {index} hold other weights: {difference}"
+                fix = "publish the weights to all of them"
+                raise UserError("actor_rollout_ref.rollout.name", index, why, fix)
+        return wanted
+
+    def close(self) -> None:
+        """Free what the engines hold; what they were drawing is dropped, and they stay."""
+        for asked in list(self._asked.values()):
+            self._forget(asked)
+        self._finished = []
+        if self.crew.failure is None:
+            self.crew.ask_all("rest")
+
+    def stop(self) -> None:
+        """End the processes of all replicas; nothing can be drawn any more."""
+        self.crew.stop()
+
+    def _deal(self, asked: Asked) -> None:
+        """Give a request to the replica that fits; nobody being there, it waits."""
+        chosen = self._router.choose(asked.request.tokens)
+        if chosen is None:
+            asked.at = None
+            self._homeless.append(asked)
+            return
+        member = self.crew.members[chosen]
+        asked.at = chosen
+        member.requests[asked.request.id] = asked
+        member.queued.append(asked.request)
+        self._router.add(chosen, len(asked.left))
+        self._unsent.add(chosen)
+
+    def _send(self) -> None:
+        """All that was queued, one message for each replica, and ask those that have work."""
+        for index in sorted(self._unsent):
+            member = self.crew.members[index]
+            if member.queued:
+                member.moved()
+                self.crew.call(member, "submit", member.next_number(), tuple(member.queued))
+                member.queued = []
+            self._ask_for_news(member)
+        self._unsent.clear()
+
+    def _ask_for_news(self, member: Member) -> None:
+        if member.requests and not member.is_asked and member.is_ready:
+            member.is_asked = True
+            self.crew.call(member, "collect", member.after, _LONG_POLL_S, then=self._on_news)
+
+    def _on_news(self, member: Member, news: News) -> None:
+        member.is_asked = False
+        self._hear(member, news)
+        if news.failure is not None:
+            raise news.failure
+        self._ask_for_news(member)
+
+    def _hear(self, member: Member, news: News) -> None:
+        """Take in what is new; what was stopped or came already is passed over."""
+        member.after = max(member.after, news.end)
+        if news.passes != member.passes:
+            member.passes = news.passes
+            member.moved()
+        for completion in news.completions:
+            asked = member.requests.get(completion.request)
+            if asked is None:
+                continue
+            named = asked.named(completion)
+            if named.sample in asked.left:
+                self._close_sample(asked, named.sample)
+                self._finished.append(named)
+                member.deaths = 0
+
+    def _close_sample(self, asked: Asked, sample: int) -> None:
+        asked.left.discard(sample)
+        if asked.at is not None:
+            self._router.add(asked.at, -1)
+        if not asked.left:
+            self._forget(asked)
+
+    def _forget(self, asked: Asked) -> None:
+        self._asked.pop(asked.request.id, None)
+        if asked.at is None:
+            self._homeless = [other for other in self._homeless if other is not asked]
+            return
+        member = self.crew.members[asked.at]
+        member.requests.pop(asked.request.id, None)
+        member.queued = [request for request in member.queued if request is not asked.request]
+        self._router.add(asked.at, -len(asked.left))
+
+    def _stop_remotely(
+        self, asked: Asked, meant: list[int], sample: int | None
+    ) -> dict[int, Completion]:
+        """Stop answers where they are drawn, and wait for what there is of them."""
+        self._send()
+        at = None if asked.at is None else self.crew.members[asked.at]
+        life = None if at is None else at.life
+        there = None if sample is None else asked.samples.index(sample)
+        for index in meant:
+            self._close_sample(asked, index)
+        if at is None or not at.is_ready:
+            return {}
+        said: dict[int, Completion] = {}
+        replies: list[News] = []
+
+        def keep(member: Member, news: News) -> None:
+            replies.append(news)
+            for completion in news.completions:
+                if completion.request == asked.request.id:
+                    named = asked.named(completion)
+                    said.setdefault(named.sample, named)
+            self._hear(member, news)
+
+        name, number = asked.request.id, at.next_number()
+        self.crew.call(at, "abort", number, name, there, at.after, then=keep)
+        self.crew.wait_until(lambda: bool(replies) or at.life != life)
+        return said
+
+    def _welcome(self, member: Member) -> None:
+        """A replica is ready: it takes requests, first those that nobody has."""
+        self._router.open(member.index)
+        waiting, self._homeless = self._homeless, []
+        for asked in waiting:
+            self._deal(asked)
+        self._unsent.add(member.index)
+
+    def _take_back(self, member: Member) -> None:
+        """A replica is lost: others draw what it had not finished."""
+        self._router.shut(member.index)
+        orphans = list(member.requests.values())
+        member.requests, member.queued = {}, []
+        for asked in orphans:
+            asked.deaths += 1
+            if asked.deaths >= self._patience.deaths:
+                why = f"{asked.deaths} replicas were lost, one after the other, while they drew it"
+                fix = "look at the memory that a prompt of its length takes"
+                raise UserError(f"request {asked.request.id}", len(asked.request.tokens), why, fix)
+            asked.again()
+            self.resubmitted += len(asked.left)
+            self._deal(asked)

@@ -1,0 +1,101 @@
+"""The controller's view of one replica, and of one request somewhere among them."""
+
+import time
+from dataclasses import replace
+from typing import final
+
+from luyen.rollout.protocol import Completion, Request
+from luyen.runtime.ray.wire import Link, ReplicaFacts
+
+
+@final
+class Asked:
+    """A request, and which of its answers are still wanted."""
+
+    __slots__ = ("at", "deaths", "left", "request", "samples")
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        """As it came, or with the keys that were left when it was sent again."""
+        self.samples = tuple(range(len(request.keys)))
+        """Of each key that was sent, the index it first had."""
+        self.left = set(self.samples)
+        """First indices of the answers that are to come."""
+        self.at: int | None = None
+        """The replica that has it; None: nobody has."""
+        self.deaths = 0
+        """Replicas that were lost while they had it."""
+
+    def again(self) -> None:
+        """Ask only for what is left: the same keys draw the same answers anywhere."""
+        keys = [
+            (sample, key)
+            for sample, key in zip(self.samples, self.request.keys, strict=True)
+            if sample in self.left
+        ]
+        self.samples = tuple(sample for sample, _ in keys)
+        self.request = replace(self.request, keys=tuple(key for _, key in keys))
+
+    def named(self, completion: Completion) -> Completion:
+        """An answer under the index that its key first had."""
+        sample = self.samples[completion.sample]
+        return completion if sample == completion.sample else replace(completion, sample=sample)
+
+    def stopped(self, sample: int) -> Completion:
+        """An answer of which there is nothing."""
+        return Completion(
+            request=self.request.id, sample=sample, tokens=(), logps=(), reason="aborted"
+        )
+
+
+@final
+class Member:
+    """One replica: the way to it, what was sent, and what it is to say."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.link: Link | None = None
+        self.life = 0
+        """Counts its processes: what an earlier one says comes too late."""
+        self.facts: ReplicaFacts | None = None
+        """Who it is, once it has begun."""
+        self.is_ready = False
+        """Whether it has begun and holds the weights."""
+        self.held = 0
+        """Publication that it has confirmed; 0: as it was made."""
+        self.queued: list[Request] = []
+        """Requests on their way to it, sent together."""
+        self.requests: dict[str, Asked] = {}
+        """Requests that it has, or is to have with the next message."""
+        self.deaths = 0
+        """Times it was lost since it last finished something."""
+        self.restarted: float | None = None
+        """Since when it is missing."""
+        self.began(None)
+
+    def began(self, link: Link | None) -> None:
+        """A new process takes its place; nothing was said to it yet."""
+        self.link = link
+        self.life += 1
+        self.facts = None
+        self.is_ready = False
+        self.held = 0
+        self.number = 0
+        """Of the next message whose order matters."""
+        self.after = 0
+        """Answers that came from this process."""
+        self.passes = -1
+        """Passes of its engine when it was last heard."""
+        self.is_asked = False
+        """Whether it owes an answer to `collect`."""
+        self.moved()
+
+    def moved(self) -> None:
+        """There was a sign of life."""
+        self.since = time.monotonic()
+        """When it last was seen to get on."""
+
+    def next_number(self) -> int:
+        """Numbers messages whose order matters."""
+        self.number += 1
+        return self.number - 1

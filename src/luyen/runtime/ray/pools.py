@@ -1,0 +1,252 @@
+"""Which role takes which devices: arithmetic alone, before anything is asked of a cluster.
+
+A pool is a set of devices (GPUs, or cores where there are none) in groups that each must lie on one
+node. Roles of one pool share its devices; a process takes its share of one.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, final
+
+from luyen.base.errors import UserError
+from luyen.config.plan import Placement
+from luyen.config.schema.run import RunConfig
+
+Device: TypeAlias = Literal["cpu", "cuda"]
+SHARED, ROLLOUT, REWARD = "shared", "rollout", "reward model"
+_GRAIN = 10_000
+"""Ray counts shares in parts of so many."""
+_FIELDS = {
+    SHARED: ("trainer.n_gpus_per_node", "set trainer.nnodes and n_gpus_per_node to what there is"),
+    ROLLOUT: (
+        "actor_rollout_ref.rollout.data_parallel_size",
+        "ask for fewer copies, or let them share the devices of the actor",
+    ),
+    REWARD: (
+        "reward.reward_model.n_gpus_per_node",
+        "make its pool smaller, or set enable_resource_pool to false",
+    ),
+}
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeOffer:
+    """What a node of the cluster has.
+
+    Example:
+        >>> NodeOffer(name="a", cpus=8, gpus=2).devices("cuda")
+        2
+    """
+
+    name: str
+    """Its id."""
+    cpus: int
+    """Cores."""
+    gpus: int = 0
+    """GPUs."""
+
+    def devices(self, device: Device) -> int:
+        """How many devices of a kind."""
+        return self.gpus if device == "cuda" else self.cpus
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolFacts:
+    """What a run asks for.
+
+    Example:
+        >>> PoolFacts(device="cpu", nnodes=1, per_node=2, replicas=2).is_split
+        False
+    """
+
+    device: Device
+    """What is counted."""
+    nnodes: int
+    """Groups of devices that train."""
+    per_node: int
+    """Devices of each."""
+    replicas: int
+    """Copies of the rollout engine, of one device each."""
+    is_split: bool = False
+    """Whether these have devices of their own."""
+    trainers: tuple[str, ...] = ("actor",)
+    """Roles that live in the processes that train."""
+    reward: tuple[int, int] | None = None
+    """Groups and devices of each, of the reward model's own pool; None: it has none."""
+    is_reward_shared: bool = False
+    """Whether a reward model shares the devices of the actor."""
+
+    @classmethod
+    def of(cls, config: RunConfig, where: Placement, *, is_split: bool = False) -> "PoolFacts":
+        """What a configuration asks for."""
+        model = config.reward.reward_model
+        has_own = model.enable and model.enable_resource_pool
+        names = [role.name for role in where.roles]
+        return cls(
+            device="cuda" if where.device == "cuda" else "cpu",
+            nnodes=config.trainer.nnodes,
+            per_node=config.trainer.n_gpus_per_node,
+            replicas=config.actor_rollout_ref.rollout.data_parallel_size,
+            is_split=is_split,
+            trainers=tuple(name for name in names if name not in (ROLLOUT, REWARD)),
+            reward=(model.nnodes, model.n_gpus_per_node) if has_own else None,
+            is_reward_shared=model.enable and not model.enable_resource_pool,
+        )
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """Devices that some roles share.
+
+    Example:
+        >>> Pool(name="shared", roles=("actor",), groups=(4, 4)).words("cuda")
+        'shared (actor): 2 x 4 = 8 GPUs'
+    """
+
+    name: str
+    """What it is called."""
+    roles: tuple[str, ...]
+    """Who uses it."""
+    groups: tuple[int, ...]
+    """Devices of each group; the devices of a group lie on one node."""
+
+    @property
+    def devices(self) -> int:
+        """Devices in all."""
+        return sum(self.groups)
+
+    def words(self, device: Device) -> str:
+        """Its part of the arithmetic."""
+        return (
+            f"{self.name} ({', '.join(self.roles)}): {len(self.groups)} x {self.groups[0]} = "
+            f"{self.devices} {_unit(device)}"
+        )
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """Where one process of a role runs.
+
+    Example:
+        >>> Slot(pool="shared", group=0, bundle=1, share=0.5).share
+        0.5
+    """
+
+    pool: str
+    """Name of the pool."""
+    group: int
+    """Index of the group in it."""
+    bundle: int
+    """Index of the device in the group."""
+    share: float
+    """Part of the device that it takes."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pools:
+    """All pools of a run, and the slot of every process.
+
+    Example:
+        >>> facts = PoolFacts(device="cpu", nnodes=1, per_node=2, replicas=2)
+        >>> pools = plan_pools(facts, [NodeOffer(name="a", cpus=2)])
+        >>> [slot.share for slot in pools.slots["rollout"]]
+        [0.5, 0.5]
+    """
+
+    device: Device
+    """What a device is."""
+    pools: tuple[Pool, ...]
+    """The largest groups first, which is the order to ask for them."""
+    slots: Mapping[str, tuple[Slot, ...]]
+    """Of each role, one for each of its processes. Roles of one process have the same slots."""
+
+
+def plan_pools(facts: PoolFacts, nodes: Sequence[NodeOffer]) -> Pools:
+    """Pools and slots; a UserError that shows the arithmetic where the cluster is too small."""
+    pools = sorted(_pools(facts), key=lambda pool: -pool.groups[0])
+    _refuse_shortage(facts.device, pools, nodes)
+    return Pools(device=facts.device, pools=tuple(pools), slots=_slots(facts))
+
+
+def _pools(facts: PoolFacts) -> list[Pool]:
+    beside = () if facts.is_split else (ROLLOUT,)
+    beside += (REWARD,) if facts.is_reward_shared else ()
+    groups = (facts.per_node,) * facts.nnodes
+    pools = [Pool(name=SHARED, roles=(*facts.trainers, *beside), groups=groups)]
+    if facts.is_split:
+        # Replicas are single devices that need not lie together.
+        pools.append(Pool(name=ROLLOUT, roles=(ROLLOUT,), groups=(1,) * facts.replicas))
+    if facts.reward is not None:
+        count, each = facts.reward
+        if count * each < 1:
+            why = f"its own pool of {count} x {each} devices is empty"
+            fix = "set reward.reward_model.nnodes and n_gpus_per_node"
+            raise UserError(_FIELDS[REWARD][0], each, why, fix)
+        pools.append(Pool(name=REWARD, roles=(REWARD,), groups=(each,) * count))
+    return pools
+
+
+def _slots(facts: PoolFacts) -> dict[str, tuple[Slot, ...]]:
+    places = [(group, i) for group in range(facts.nnodes) for i in range(facts.per_node)]
+    on_shared = 0 if facts.is_split else facts.replicas
+    if on_shared > len(places) and facts.device == "cuda":
+        why = f"{on_shared} copies would share {len(places)} GPUs, at most one on each"
+        raise UserError(_FIELDS[ROLLOUT][0], facts.replicas, why, f"set it to {len(places)}")
+    crowd = 1 + -(-on_shared // len(places)) + facts.is_reward_shared
+    share = _GRAIN // crowd / _GRAIN
+
+    def shared(count: int) -> tuple[Slot, ...]:
+        # Ranks fill a node before the next; what is fewer than they are is spread over the nodes.
+        order = places if count == len(places) else sorted(places, key=lambda place: place[1])
+        chosen = [order[i % len(order)] for i in range(count)]
+        return tuple(Slot(pool=SHARED, group=g, bundle=i, share=share) for g, i in chosen)
+
+    slots = {role: shared(len(places)) for role in facts.trainers}
+    slots[ROLLOUT] = shared(on_shared) or _whole(ROLLOUT, (1,) * facts.replicas)
+    if facts.is_reward_shared:
+        slots[REWARD] = shared(len(places))
+    elif facts.reward is not None:
+        slots[REWARD] = _whole(REWARD, (facts.reward[1],) * facts.reward[0])
+    return slots
+
+
+def _whole(pool: str, groups: tuple[int, ...]) -> tuple[Slot, ...]:
+    """A slot for every device of a pool, which takes all of it."""
+    return tuple(
+        Slot(pool=pool, group=group, bundle=i, share=1.0)
+        for group, size in enumerate(groups)
+        for i in range(size)
+    )
+
+
+def _refuse_shortage(device: Device, pools: Sequence[Pool], nodes: Sequence[NodeOffer]) -> None:
+    """Every group finds a node, the largest first; a UserError otherwise."""
+    free = {node.name: node.devices(device) for node in nodes}
+    for pool in pools:
+        for number, size in enumerate(pool.groups, 1):
+            # The fullest node that has room keeps the emptier ones for larger groups.
+            room = min(
+                (left, name) for name, left in (*free.items(), ("", 1 << 60)) if left >= size
+            )
+            if room[1]:
+                free[room[1]] -= size
+                continue
+            field, fix = _FIELDS[pool.name]
+            needed = "; ".join(p.words(device) for p in pools)
+            there = ", ".join(f"{n.name[:8]} {n.devices(device)}" for n in nodes) or "no node"
+            total = sum(node.devices(device) for node in nodes)
+            why = (
+                f"the cluster has too few {_unit(device)}. Needed: {needed}; in all "
+                f"{sum(p.devices for p in pools)}. There are: {there}; in all {total}. Group "
+                f"{number} of {pool.name} finds no node with {size} left"
+            )
+            raise UserError(field, size, why, fix)
+
+
+def _unit(device: Device) -> str:
+    return "GPUs" if device == "cuda" else "cores"

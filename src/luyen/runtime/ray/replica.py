@@ -1,0 +1,183 @@
+"""One engine behind asynchronous calls: what runs in the process of a replica.
+
+Calls may arrive in another order than they were made, so those whose order matters are numbered.
+"""
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, final
+
+from luyen.base.errors import UserError
+from luyen.models.digest import describe
+from luyen.models.fingerprint import Fingerprint
+from luyen.rollout.protocol import Completion, Request, RolloutEngine
+from luyen.runtime.ray.engine_thread import EngineThread
+from luyen.runtime.ray.weights import Part, fill, unpack
+from luyen.runtime.ray.wire import Held, News, ReplicaFacts
+
+
+@final
+class Replica:
+    """An engine that was made here, and what became of the requests it was given."""
+
+    def __init__(
+        self,
+        make: Callable[[int], RolloutEngine],
+        index: int,
+        *,
+        folder: str,
+        node: Callable[[], str],
+    ) -> None:
+        """`folder` is the controller's, so that relative paths mean the same here."""
+        if Path(folder).is_dir():
+            os.chdir(folder)
+        self._node = node()
+        self._dropped = 0
+        """Answers that the controller is known to have."""
+        self._turn = 0
+        self._version = -1
+        self._loaded: set[str] = set()
+        self._parts = 0
+        self._loading_fault: BaseException | None = None
+        self._moved = asyncio.Condition()
+        loop = asyncio.get_running_loop()
+        self._loop = loop
+        self._thread = EngineThread(
+            lambda: make(index),
+            name=f"replica {index} (pid {os.getpid()} on node {self._node[:8]})",
+            changed=lambda: loop.call_soon_threadsafe(self._stir),
+        )
+
+    async def facts(self) -> ReplicaFacts:
+        """Who this is, once the engine is made."""
+        is_steady = await self._ask(lambda engine: engine.is_steady)
+        return ReplicaFacts(pid=os.getpid(), node=self._node, is_steady=is_steady)
+
+    async def submit(self, number: int, requests: Sequence[Request]) -> None:
+        """Queue requests; one that can never be served is told with the next news."""
+        await self._take_turn(number)
+        for request in requests:
+            # Not awaited: the engine takes them between two passes, in this order.
+            self._thread.ask(lambda engine, r=request: self._submit(engine, r))
+
+    def _submit(self, engine: RolloutEngine, request: Request) -> None:
+        try:
+            engine.submit(request)
+        except UserError as refusal:
+            self._thread.failure = self._thread.failure or self._thread.as_error(refusal)
+            self._loop.call_soon_threadsafe(self._stir)
+
+    async def collect(self, after: int, wait_s: float) -> News:
+        """Answers beyond the first `after`, as soon as there are any, or at the end of the wait."""
+        self._drop(after)
+        thread = self._thread
+
+        def has_news() -> bool:
+            return bool(thread.finished) or thread.failure is not None
+
+        try:
+            async with asyncio.timeout(wait_s), self._moved:
+                await self._moved.wait_for(has_news)
+        except TimeoutError:
+            pass
+        return self._news()
+
+    async def abort(self, number: int, request: str, sample: int | None, after: int) -> News:
+        """Stop a request or a sample of it: its unfinished answers, and all that `collect` has."""
+        await self._take_turn(number)
+        self._drop(after)
+        stopped: list[Completion] = await self._ask(lambda engine: engine.abort(request, sample))
+        news = self._news()
+        return replace(news, completions=(*news.completions, *stopped), failure=None)
+
+    async def load(self, version: int, part: Part) -> None:
+        """Write some weights of a version into the engine; parts may come in any order."""
+        if version > self._version:
+            self._version, self._parts, self._loaded = version, 0, set()
+            self._loading_fault = None
+        try:
+            self._loaded |= await self._ask(lambda engine: _load(engine, part))
+        except UserError as error:
+            self._loading_fault = self._loading_fault or error
+            raise
+        finally:
+            self._parts += 1
+            await self._stir_now()
+
+    async def confirm(self, version: int, parts: int) -> Held:
+        """What the engine holds, once all parts of a version are there."""
+        async with self._moved:
+            await self._moved.wait_for(lambda: self._version == version and self._parts >= parts)
+        if self._loading_fault is not None:
+            raise self._loading_fault
+        held = await self.fingerprint() or {}
+        missing = [name for name in held if name not in self._loaded]
+        if missing:
+            why = f"version {version} came without it, and {len(missing) - 1} more are missing"
+            fix = "publish every parameter that learns"
+            raise UserError("actor_rollout_ref.rollout.name", missing[0], why, fix)
+        return Held(version=version, digests=held)
+
+    async def fingerprint(self) -> dict[str, str] | None:
+        """Digests of the weights that the engine would draw with now; None: it cannot say."""
+        return await self._ask(_digests)
+
+    async def rest(self) -> None:
+        """Free what the engine holds."""
+        await self._ask(lambda engine: engine.close())
+        self._dropped += len(self._thread.finished)
+        self._thread.finished.clear()
+
+    async def _ask(self, work: Callable[[RolloutEngine], Any]) -> Any:
+        return await asyncio.wrap_future(self._thread.ask(work))
+
+    async def _take_turn(self, number: int) -> None:
+        async with self._moved:
+            await self._moved.wait_for(lambda: self._turn == number)
+            self._turn += 1
+            self._moved.notify_all()
+
+    def _drop(self, after: int) -> None:
+        """Forget what the controller has."""
+        fresh = max(0, after - self._dropped)
+        del self._thread.finished[:fresh]
+        self._dropped += fresh
+
+    def _news(self) -> News:
+        thread = self._thread
+        found = tuple(thread.finished)
+        return News(
+            completions=found,
+            end=self._dropped + len(found),
+            passes=thread.passes,
+            failure=thread.failure,
+        )
+
+    def _stir(self) -> None:
+        self._stirring = self._loop.create_task(self._stir_now())
+
+    async def _stir_now(self) -> None:
+        async with self._moved:
+            self._moved.notify_all()
+
+
+def _load(engine: RolloutEngine, part: Part) -> set[str]:
+    print_of = engine.fingerprint()
+    if print_of is None:
+        why = "the engine cannot say which weights it holds, so none can be given to it"
+        fix = "let its `fingerprint` return the policy's parameters"
+        raise UserError("actor_rollout_ref.rollout.name", type(engine).__name__, why, fix)
+    given = unpack(part)
+    fill(print_of.weights, given)
+    return set(given)
+
+
+def _digests(engine: RolloutEngine) -> dict[str, str] | None:
+    held: Fingerprint | None = engine.fingerprint()
+    if held is None:
+        return None
+    here = describe({n: w for n, w in held.weights.items() if not isinstance(w, str)})
+    return {n: w if isinstance(w, str) else here[n] for n, w in held.weights.items()}

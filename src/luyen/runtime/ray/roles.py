@@ -1,0 +1,222 @@
+"""The roles of a run on a cluster: ranks that train, replicas that draw, one controller."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from luyen.algorithms.aggregation import aggregation_weights
+from luyen.algorithms.objective import Objective
+from luyen.base.records import Rollout
+from luyen.checkpoint.background import CheckpointWriter
+from luyen.checkpoint.tensors import save_state
+from luyen.engine.actor import merge_policy_updates, policy_inputs, prepare_update
+from luyen.engine.batch import PackedBatch
+from luyen.engine.passes import Passes
+from luyen.engine.shard_sums import merged
+from luyen.engine.share import join, split
+from luyen.engine.step import LOSS_WEIGHT, Updated, merge_updates
+from luyen.rollout.protocol import Sampling
+from luyen.rollout.single_turn import Draw, Group
+from luyen.runtime.generation import Generation
+from luyen.runtime.ray.engines import RayEngines
+from luyen.runtime.ray.publish import Published, publish
+from luyen.runtime.ray.ranks import RankGroup
+from luyen.runtime.roles import Described
+from luyen.telemetry.journal import WorkJournal
+
+_BUCKET_BYTES = 1 << 28
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cuts:
+    """How each kind of pass is cut into micro-batches, on every rank.
+
+    Example:
+        >>> Cuts(actor=Passes(), log_probs=Passes(), reference=Passes()).critic is None
+        True
+    """
+
+    actor: Passes
+    """The policy's update."""
+    log_probs: Passes
+    """Old log-probabilities."""
+    reference: Passes
+    """Log-probabilities of the reference."""
+    critic: Passes | None = None
+    """Values and the critic's update; None: there is no critic."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueWeights:
+    """How the tokens of a step weigh in the value loss.
+
+    Example:
+        >>> ValueWeights(aggregation="token-mean", loss_scale_factor=1.0).aggregation
+        'token-mean'
+    """
+
+    aggregation: str
+    """Name of the aggregation."""
+    loss_scale_factor: float | None
+    """Divisor of one of them."""
+
+
+@final
+class RayRoles:
+    """What the loop calls. Batches are whole and lie here; ranks get their shares of them."""
+
+    def __init__(
+        self,
+        *,
+        ranks: RankGroup,
+        engines: RayEngines,
+        generation: Generation,
+        cuts: Cuts,
+        value_weights: ValueWeights,
+        ending: Sequence[Callable[[], None]] = (),
+    ) -> None:
+        """`ending` is called at the end, in order: it gives devices and cluster back."""
+        self.ranks = ranks
+        self.engines = engines
+        self.generation = generation
+        self.cuts = cuts
+        self.value_weights = value_weights
+        self.published: Published | None = None
+        """The newest publication of weights."""
+        self._ending = list(ending)
+
+    @property
+    def device(self) -> torch.device:
+        """Where batches are to be."""
+        return torch.device("cpu")
+
+    @property
+    def has_critic(self) -> bool:
+        """Whether there is a critic."""
+        return self.cuts.critic is not None
+
+    def generate(
+        self,
+        draws: Sequence[Draw],
+        sampling: Sampling,
+        *,
+        purpose: str,
+        version: int,
+        journal: WorkJournal | None = None,
+    ) -> list[Group]:
+        """Rollouts of every draw, with this version of the weights and no other."""
+        if self.published is None or self.published.version != version:
+            self._publish(version)
+        return self.generation.play(
+            self.engines, draws, sampling, purpose=purpose, version=version, journal=journal
+        )
+
+    def _publish(self, version: int) -> None:
+        start = time.monotonic()
+        parts, digests, size = self.ranks.publish(_BUCKET_BYTES)
+        done = publish(self.engines, parts, version=version, expected=digests)
+        self.published = replace(done, bytes=size, seconds=time.monotonic() - start)
+
+    def broken(self, groups: Sequence[Group]) -> list[Rollout]:
+        """Rollouts that no reward should judge; a UserError when they are to stop the run."""
+        return self.generation.broken(groups)
+
+    def old_scores(self, batch: PackedBatch, *, sum_pi_squared: bool) -> dict[str, Tensor]:
+        """Log-probabilities under the weights that the update starts from."""
+        more = {"sum_pi_squared": sum_pi_squared}
+        return self._scores("actor_scores", batch, self.cuts.log_probs, more)
+
+    def reference_logp(self, batch: PackedBatch) -> Tensor:
+        """Log-probabilities under the reference policy."""
+        return self._scores("reference_scores", batch, self.cuts.reference)["logp"]
+
+    def values(self, batch: PackedBatch) -> Tensor:
+        """The critic's value before each token."""
+        assert self.cuts.critic is not None, "the run has no critic"
+        return self._scores("critic_scores", batch, self.cuts.critic)["values"]
+
+    def _scores(
+        self,
+        method: str,
+        batch: PackedBatch,
+        passes: Passes,
+        more: Mapping[str, Any] | None = None,
+    ) -> dict[str, Tensor]:
+        bare = replace(batch, streams={})
+        shares = split(bare, passes, ranks=self.ranks.count)
+        return join(shares, self.ranks.each(method, [(s,) for s in shares], more), batch)
+
+    def update_actor(
+        self, batch: PackedBatch, objective: Objective, *, lr: float, seed: int
+    ) -> Updated:
+        """One optimizer step of the policy."""
+        statistics: Mapping[str, Tensor] = {}
+        if objective.needs_statistics:
+            logp = self._scores("actor_scores", batch, self.cuts.actor)["logp"]
+            statistics = objective.statistics(policy_inputs(batch, logp), seed=seed)
+        prepared, numbers = prepare_update(batch, objective, statistics)
+        shares = split(prepared, self.cuts.actor, ranks=self.ranks.count)
+        more = {"objective": objective, "lr": lr, "statistics": numbers}
+        done = self.ranks.each("update_actor", [(share,) for share in shares], more)
+        return merge_policy_updates(batch, shares, done)
+
+    def update_critic(self, batch: PackedBatch, *, lr: float) -> Updated:
+        """One optimizer step of the critic."""
+        assert self.cuts.critic is not None, "the run has no critic"
+        how = self.value_weights
+        weights = aggregation_weights(
+            how.aggregation, batch.rollouts, loss_scale_factor=how.loss_scale_factor
+        )
+        prepared = batch.with_streams(**{LOSS_WEIGHT: weights})
+        shares = split(prepared, self.cuts.critic, ranks=self.ranks.count)
+        done = self.ranks.each("update_critic", [(share,) for share in shares], {"lr": lr})
+        return merge_updates(shares, done)
+
+    def describe(self) -> Described:
+        """Digests of everything that learns: each rank's parts, added up."""
+        found = self.ranks.all("sums")
+        return Described(
+            moments=merged([moments for moments, _ in found]),
+            weights=merged([weights for _, weights in found]),
+        )
+
+    def not_finite(self) -> list[str]:
+        """Names of the tensors of a checkpoint that hold NaN or infinity."""
+        return sorted({name for names in self.ranks.all("not_finite") for name in names})
+
+    def save(
+        self,
+        writer: CheckpointWriter,
+        step: int,
+        *,
+        loop: Mapping[str, Any],
+        facts: Mapping[str, Any],
+    ) -> None:
+        """Make a checkpoint; every rank writes its shards into the folder, which all must see."""
+
+        def fill(folder: Path) -> None:
+            self.ranks.all("write", folder.absolute())
+            save_state(folder, "loop", loop)
+
+        writer.save_now(step, fill, facts=facts)
+
+    def load(self, folder: Path) -> None:
+        """Restore weights and optimizer state, whatever number of ranks saved them."""
+        self.ranks.all("load", folder.absolute())
+        self.published = None
+
+    def close(self) -> None:
+        """End every process, and give the devices back."""
+        self.generation.close()
+        self.engines.stop()
+        self.ranks.stop()
+        for end in self._ending:
+            end()
+        self._ending = []

@@ -1,0 +1,137 @@
+"""What the loop calls, wherever it runs: the roles of a run, and what they hold."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, final
+
+import torch
+from torch import Tensor
+
+from luyen.algorithms.objective import Objective
+from luyen.base.records import Rollout
+from luyen.checkpoint.background import CheckpointWriter
+from luyen.engine.batch import PackedBatch
+from luyen.engine.step import Updated
+from luyen.rollout.protocol import Sampling
+from luyen.rollout.single_turn import Draw, Group
+from luyen.runtime.generation import Generation
+from luyen.telemetry.journal import WorkJournal
+
+_MOMENT = "exp_avg"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Described:
+    """What the roles hold, as one text per tensor: type, shape and digest.
+
+    Example:
+        >>> Described(moments={}, weights={"actor/w": "float32 [2] 00"}).weights["actor/w"]
+        'float32 [2] 00'
+    """
+
+    moments: Mapping[str, str]
+    """First moments of the optimizers, which hold the gradients."""
+    weights: Mapping[str, str]
+    """Parameters that learn, and their masters where they have any."""
+
+
+def learned(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Of what a checkpoint keeps of the roles: the first moments, and the weights with masters.
+
+    A first moment holds the gradient of the step, which itself is cleared as soon as it is
+    applied. The second moment holds the same once more, and would cost as much again.
+    """
+    moments: dict[str, Tensor] = {}
+    weights: dict[str, Tensor] = {}
+    for role, part in state.items():
+        if "adamw" not in part:
+            weights |= {f"{role}/{name}": tensor for name, tensor in part.items()}
+            continue
+        for index, kept in part["adamw"]["state"].items():
+            moments[f"{role}/{index}/{_MOMENT}"] = kept[_MOMENT]
+        weights |= {f"{role}/masters/{i}": t for i, t in enumerate(part["masters"])}
+    return moments, weights
+
+
+class Roles(Protocol):
+    """Actor, rollout engine, reference and critic. Batches are whole, and lie on `device`."""
+
+    generation: Generation
+    """How rollouts are made."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where batches are to be."""
+        ...
+
+    @property
+    def has_critic(self) -> bool:
+        """Whether there is a critic."""
+        ...
+
+    def generate(
+        self,
+        draws: Sequence[Draw],
+        sampling: Sampling,
+        *,
+        purpose: str,
+        version: int,
+        journal: WorkJournal | None = None,
+    ) -> list[Group]:
+        """Rollouts of every draw, with this version of the weights and no other."""
+        ...
+
+    def broken(self, groups: Sequence[Group]) -> list[Rollout]:
+        """Rollouts that no reward should judge; a UserError when they are to stop the run."""
+        ...
+
+    def old_scores(self, batch: PackedBatch, *, sum_pi_squared: bool) -> dict[str, Tensor]:
+        """Log-probabilities under the weights that the update starts from."""
+        ...
+
+    def reference_logp(self, batch: PackedBatch) -> Tensor:
+        """Log-probabilities under the reference policy."""
+        ...
+
+    def values(self, batch: PackedBatch) -> Tensor:
+        """The critic's value before each token."""
+        ...
+
+    def update_actor(
+        self, batch: PackedBatch, objective: Objective, *, lr: float, seed: int
+    ) -> Updated:
+        """One optimizer step of the policy."""
+        ...
+
+    def update_critic(self, batch: PackedBatch, *, lr: float) -> Updated:
+        """One optimizer step of the critic."""
+        ...
+
+    def describe(self) -> Described:
+        """Digests of everything that learns."""
+        ...
+
+    def not_finite(self) -> list[str]:
+        """Names of the tensors of a checkpoint that hold NaN or infinity."""
+        ...
+
+    def save(
+        self,
+        writer: CheckpointWriter,
+        step: int,
+        *,
+        loop: Mapping[str, Any],
+        facts: Mapping[str, Any],
+    ) -> None:
+        """Make a checkpoint of weights, optimizer state and the loop's own state."""
+        ...
+
+    def load(self, folder: Path) -> None:
+        """Restore weights and optimizer state, whatever number of ranks saved them."""
+        ...
+
+    def close(self) -> None:
+        """Free everything."""
+        ...

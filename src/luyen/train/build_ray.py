@@ -1,0 +1,142 @@
+"""The roles of a run on a Ray cluster, made from a configuration."""
+
+from contextlib import ExitStack
+from functools import partial
+
+import torch
+
+from luyen.config.plan import Placement
+from luyen.config.schema.run import RunConfig
+from luyen.data.render import Renderer
+from luyen.engine.actor import ActorEngine
+from luyen.engine.fsdp import shard_as
+from luyen.engine.optim import MasterAdamW
+from luyen.engine.ranks import join_ranks
+from luyen.models.load import load_policy
+from luyen.models.policy import Policy
+from luyen.models.value import ValueModel
+from luyen.rollout.build import Surroundings
+from luyen.rollout.protocol import RolloutEngine
+from luyen.runtime.generation import Generation
+from luyen.runtime.rank_roles import RankRoles
+from luyen.runtime.ray.cluster import connect
+from luyen.runtime.ray.pools import PoolFacts, plan_pools
+from luyen.runtime.ray.roles import Cuts, RayRoles, ValueWeights
+from luyen.train.build_roles import (
+    actor_passes,
+    build_critic,
+    build_engine,
+    build_reference,
+    choose_threads,
+    conversations_of,
+    critic_passes,
+    log_prob_passes,
+    value_aggregation,
+)
+from luyen.train.needs import Needs
+from luyen.train.process import import_plugins, load_run_tokenizer
+
+
+def build_ray_roles(
+    config: RunConfig,
+    renderer: Renderer,
+    needs: Needs,
+    where: Placement,
+    *,
+    surroundings: Surroundings | None = None,
+) -> RayRoles:
+    """Ranks and replicas on a cluster, ready to work; everything is given back on an error."""
+    # Ray is there from here on.
+    connection = connect()
+    from luyen.runtime.ray.placement import Placed
+    from luyen.runtime.ray.ranks import RankGroup
+    from luyen.runtime.ray.start import start_engines
+
+    arr = config.actor_rollout_ref
+    with ExitStack() as opened:
+        opened.callback(connection.disconnect)
+        pools = plan_pools(PoolFacts.of(config, where), connection.nodes())
+        placed = Placed(pools)
+        opened.callback(placed.free)
+        ranks = RankGroup(
+            partial(make_rank, config, needs, where.device),
+            places=[placed.options(slot) for slot in pools.slots["actor"]],
+        )
+        opened.callback(ranks.stop)
+        slots = pools.slots["rollout"]
+        engines = start_engines(
+            partial(make_replica, config, where.device),
+            replicas=len(slots),
+            places=[placed.options(slot) for slot in slots],
+        )
+        opened.pop_all()
+    return RayRoles(
+        ranks=ranks,
+        engines=engines,
+        generation=Generation(
+            renderer=renderer,
+            seed=config.trainer.seed,
+            conversations=conversations_of(config, surroundings, renderer),
+        ),
+        cuts=Cuts(
+            actor=actor_passes(arr.actor),
+            log_probs=log_prob_passes(arr.rollout, arr.actor),
+            reference=log_prob_passes(arr.ref, arr.actor),
+            critic=critic_passes(config) if needs.values else None,
+        ),
+        value_weights=ValueWeights(
+            aggregation=value_aggregation(config),
+            loss_scale_factor=arr.actor.loss_scale_factor or float(config.data.max_response_length),
+        ),
+        ending=(placed.free, connection.disconnect),
+    )
+
+
+def make_rank(
+    config: RunConfig, needs: Needs, device: str, rank: int, ranks: int, address: str
+) -> RankRoles:
+    """What one rank holds, made in its process."""
+    import_plugins(config.trainer.plugins)
+    arr = config.actor_rollout_ref
+    fsdp = getattr(arr.actor, "fsdp_config", None) or __import__("luyen.config.schema.fsdp", fromlist=["Fsdp"]).Fsdp()
+    mesh = join_ranks(rank, ranks, address, device=device, fsdp_size=fsdp.fsdp_size)
+    tokenizer = load_run_tokenizer(config)
+
+    def sharded(model: Policy | ValueModel) -> None:
+        if ranks > 1:
+            shard_as(model, mesh, fsdp)
+
+    policy = load_policy(
+        arr.model, device=device, vocabulary=tokenizer.size, seed=config.trainer.seed
+    )
+    choose_threads(policy)
+    sharded(policy)
+    reference = build_reference(config, tokenizer, needs, device)
+    if reference is not None:
+        sharded(reference)
+    here = torch.device(device, torch.cuda.current_device()) if device == "cuda" else None
+    return RankRoles(
+        rank=rank,
+        actor=ActorEngine(
+            policy,
+            MasterAdamW(policy.parameters(), arr.actor.optim),
+            actor_passes(arr.actor),
+            temperature=arr.rollout.temperature,
+            device=here,
+        ),
+        reference=reference,
+        critic=build_critic(config, tokenizer, device, sharded=sharded, here=here)
+        if needs.values
+        else None,
+    )
+
+
+def make_replica(config: RunConfig, device: str, index: int) -> RolloutEngine:
+    """The engine of one replica, made in its process; its weights are published to it later."""
+    del index
+    import_plugins(config.trainer.plugins)
+    tokenizer = load_run_tokenizer(config)
+    model = config.actor_rollout_ref.model
+    policy = load_policy(model, device=device, vocabulary=tokenizer.size, seed=config.trainer.seed)
+    choose_threads(policy)
+    return build_engine(config, policy, tokenizer)

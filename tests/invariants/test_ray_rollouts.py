@@ -1,0 +1,235 @@
+"""Replicas on Ray draw what a local engine draws, to the bit, whatever happens to them."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from luyen.base.errors import UserError
+from luyen.models.fingerprint import Fingerprint
+from luyen.models.policy import Policy
+from luyen.models.state import trained_parameters
+from luyen.rollout.protocol import Completion, Request, generate
+from luyen.runtime.ray.cluster import Connection, connect
+from luyen.runtime.ray.engines import RayEngines
+from luyen.runtime.ray.weights import in_buckets, pack
+from luyen.runtime.ray.wire import RemoteError
+from luyen.train.online import train_online
+from luyen.train.run import OnlineRun
+from tests.generation import native, request
+from tests.runs import CHATTY, MODEL, TINY, Ran, close, prepare, read_back, same_weights, train
+from tests.tiny_models import tiny_policy
+from tests.unit.runtime.ray.broken import broken_engine
+from tests.unit.runtime.ray.factories import engine_of_run, tiny_engine
+
+ray = pytest.importorskip("ray", reason="the extra `ray` is not installed")
+REQUESTS = [request(6 + i, 60, name=f"r{i}", samples=3) for i in range(10)]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Connection]:
+    connection = connect("local", cpus=4, threads=1)
+    yield connection
+    connection.disconnect()
+
+
+@pytest.fixture(scope="module")
+def engines(cluster: Connection) -> Iterator[RayEngines]:
+    """Two replicas of the tiny model; tests put the weights they want into them."""
+    from luyen.runtime.ray.start import start_engines
+
+    found = start_engines(tiny_engine, replicas=2)
+    yield found
+    found.stop()
+
+
+def put(engines: RayEngines, policy: Policy, *, version: int = 1, folder: Path | None = None):
+    from luyen.runtime.ray.publish import publish
+
+    buckets = in_buckets(trained_parameters(policy), most_bytes=50_000)
+    return publish(engines, buckets, version=version, folder=folder)
+
+
+def drawn_with(policy: Policy) -> Mapping[tuple[str, int], Completion]:
+    """What a local engine draws."""
+    return generate(native(policy), REQUESTS)
+
+
+def test_two_replicas_draw_what_one_local_engine_draws(engines: RayEngines):
+    policy = tiny_policy("llama", seed=0)
+    assert engines.is_steady
+    assert {member.index for member in engines.crew.members} == {0, 1}
+    assert len({member.facts.pid for member in engines.crew.members if member.facts}) == 2
+    assert generate(engines, REQUESTS) == drawn_with(policy)
+
+
+@pytest.mark.parametrize("way", ["store", "folder"])
+def test_published_weights_are_confirmed_and_drawn_with(
+    engines: RayEngines, way: str, tmp_path: Path
+):
+    seeds = (1, 2) if way == "store" else (3, 4)
+    folder = tmp_path if way == "folder" else None
+    for version, seed in enumerate(seeds, 1):
+        policy = tiny_policy("llama", seed=seed)
+        done = put(engines, policy, version=version, folder=folder)
+        assert (done.replicas, done.version) == (2, version)
+        assert done.bytes == sum(4 * p.numel() for p in policy.parameters())
+        held = engines.fingerprint()
+        assert held is not None
+        assert held.first_difference(Fingerprint.of(policy)) is None
+        assert generate(engines, REQUESTS) == drawn_with(policy)
+    if folder is not None:
+        assert [entry.name for entry in folder.iterdir()] == ["version_00000002"]
+
+
+def test_a_changed_parameter_is_found(engines: RayEngines):
+    policy = tiny_policy("llama", seed=1)
+    put(engines, policy)
+    name, first = next(iter(trained_parameters(policy).items()))
+    first.view(-1)[0] += 1.0
+    held = engines.fingerprint()
+    assert held is not None
+    assert held.first_difference(Fingerprint.of(policy)) == f"{name} has other values"
+
+
+def test_packed_buckets_of_another_process_are_held_to_the_digests_that_came_with_them(
+    engines: RayEngines,
+):
+    from luyen.models.digest import describe
+    from luyen.runtime.ray.publish import publish
+
+    weights = trained_parameters(tiny_policy("llama", seed=6))
+    refs = [ray.put(pack(bucket)) for bucket in in_buckets(weights, most_bytes=100_000)]
+    publish(engines, refs, version=1, expected=describe(weights))
+    assert generate(engines, REQUESTS) == drawn_with(tiny_policy("llama", seed=6))
+
+
+@pytest.mark.parametrize("way", ["store", pytest.param("folder", marks=pytest.mark.slow)])
+def test_a_replica_that_is_killed_changes_nothing(engines: RayEngines, way: str, tmp_path: Path):
+    policy = tiny_policy("llama", seed=7)
+    put(engines, policy, folder=tmp_path if way == "folder" else None)
+    before = engines.crew.restarts
+    found = generate_and(engines, after=4, do=lambda: kill(engines, 0))
+    assert found == drawn_with(policy)
+    assert engines.crew.restarts == before + 1
+    engines.crew.wait_until(lambda: all(member.is_ready for member in engines.crew.members))
+    held = engines.fingerprint()
+    assert held is not None
+    assert held.first_difference(Fingerprint.of(policy)) is None
+
+
+def test_a_replica_that_is_killed_while_weights_arrive_gets_them_all_the_same(engines: RayEngines):
+    from luyen.runtime.ray.publish import publish
+
+    policy = tiny_policy("llama", seed=8)
+
+    def buckets() -> Iterator[dict]:
+        for number, bucket in enumerate(in_buckets(trained_parameters(policy), most_bytes=50_000)):
+            if number == 1:
+                kill(engines, 1)
+            yield bucket
+
+    publish(engines, buckets(), version=1)
+    assert generate(engines, REQUESTS) == drawn_with(policy)
+
+
+def generate_and(
+    engines: RayEngines, *, after: int, do: Callable[[], None]
+) -> dict[tuple[str, int], Completion]:
+    """Answers to all requests; something is done once some of them are there."""
+    found: list[Completion] = []
+
+    def finished(completion: Completion) -> None:
+        found.append(completion)
+        if len(found) == after:
+            do()
+
+    return generate(engines, REQUESTS, finished=finished)
+
+
+def kill(engines: RayEngines, index: int) -> None:
+    facts = engines.crew.members[index].facts
+    assert facts is not None
+    os.kill(facts.pid, signal.SIGKILL)
+
+
+class Published:
+    """Replicas that are given the trainer's weights whenever the loop asks for theirs."""
+
+    def __init__(self, engines: RayEngines, policy: Policy) -> None:
+        self._engines, self._policy = engines, policy
+        self.submit, self.advance, self.abort = engines.submit, engines.advance, engines.abort
+        self.close = engines.close
+
+    @property
+    def is_idle(self) -> bool:
+        return self._engines.is_idle
+
+    @property
+    def is_steady(self) -> bool:
+        return self._engines.is_steady
+
+    def fingerprint(self) -> Fingerprint | None:
+        put(self._engines, self._policy)
+        return self._engines.fingerprint()
+
+
+def on_ray(folder: Path, words: tuple[str, ...]) -> Ran:
+    """A run whose rollouts are drawn by two replicas, made from its configuration."""
+    from luyen.runtime.ray.start import start_engines
+
+    run: OnlineRun = prepare(folder, *words)
+    engines = start_engines(partial(engine_of_run, words=(*TINY, *words)), replicas=2)
+    run.roles.rollout = Published(engines, run.roles.actor.policy)
+    try:
+        train_online(run)
+        assert run.roles.weight_checks == 2, "once before each generation"
+    finally:
+        close(run)
+        engines.stop()
+    return read_back(run.recorder.directory.root)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (*CHATTY, f"{MODEL}.lora_rank=4"),
+        pytest.param((), marks=pytest.mark.slow),
+        pytest.param(CHATTY, marks=pytest.mark.slow),
+    ],
+    ids=["conversations with an adapter", "answers", "conversations"],
+)
+def test_a_run_whose_rollouts_come_from_replicas_is_the_same_run(
+    words: tuple[str, ...], cluster: Connection, tmp_path: Path
+):
+    here, there = train(tmp_path / "here", *words), on_ray(tmp_path / "there", words)
+    assert here.metrics == there.metrics
+    assert same_weights(here, there)
+
+
+@pytest.mark.parametrize(
+    ("how", "kind", "said"),
+    [
+        ("breaks", RemoteError, "in _divided"),
+        pytest.param("user error", UserError, "it is wrong", marks=pytest.mark.slow),
+        pytest.param("cannot be made", RemoteError, "no such model", marks=pytest.mark.slow),
+    ],
+)
+def test_the_first_error_arrives_with_the_remote_traceback(
+    cluster: Connection, how: str, kind: type[Exception], said: str
+):
+    from luyen.runtime.ray.start import start_engines
+
+    def draw() -> None:
+        found = start_engines(partial(broken_engine, how=how), replicas=1, places=[{"num_cpus": 0}])
+        generate(found, [Request(id="a", tokens=(1,), keys=(1,), sampling=REQUESTS[0].sampling)])
+
+    with pytest.raises(kind) as caught:
+        draw()
+    notes = caught.value.__notes__ if isinstance(caught.value, UserError) else ()
+    text = "\n".join([str(caught.value), *notes])
+    assert said in text
+    assert "broken.py" in text

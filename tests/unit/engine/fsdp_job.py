@@ -1,0 +1,314 @@
+"""Twenty recorded steps by one process or by ranks, and one rank of a world that takes them.
+
+Started as `python fsdp_job.py FOLDER RANK SUITE`: it is a rank of a world of 4, then of one of 2.
+"""
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from luyen.algorithms.objective import Objective
+from luyen.checkpoint.tensors import save_state
+from luyen.config.schema.model import Model
+from luyen.config.schema.optim import Optim
+from luyen.engine.actor import ActorEngine, merge_policy_updates, policy_inputs, prepare_update
+from luyen.engine.batch import PackedBatch, pack
+from luyen.engine.critic import CriticEngine
+from luyen.engine.fsdp import shard
+from luyen.engine.full_weights import full_weights
+from luyen.engine.optim import MasterAdamW
+from luyen.engine.passes import Passes
+from luyen.engine.ranks import join_ranks, leave_ranks, mesh_shape
+from luyen.engine.score import score_share
+from luyen.engine.sharded_state import load_role, role_state
+from luyen.engine.share import Share, join, split
+from luyen.engine.step import merge_updates
+from luyen.models.lora import adapter_off, add_adapter
+from luyen.models.policy import Policy
+from luyen.models.value import ValueModel
+from tests.tiny_models import tiny_net
+
+STEPS = 20
+OPTIM = Optim(lr=1e-3, clip_grad=0.5, weight_decay=0.01)
+GRPO = Objective(loss="vanilla", kl_loss_coef=0.05, aggregation="seq-mean-token-mean")
+PPO = Objective(loss="vanilla", entropy_coeff=0.01)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """What is trained, and how."""
+
+    objective: Objective
+    passes: Passes = field(default_factory=lambda: Passes(max_tokens=64))
+    has_critic: bool = False
+    lora_rank: int = 0
+    is_tied: bool = False
+    is_checkpointed: bool = False
+    dtype: torch.dtype = torch.float32
+    fsdp_size: int = -1
+    cpu_offload: bool = False
+    reshards: bool = True
+    kind: str = "llama"
+    steps: int = STEPS
+    saves: bool = False
+
+    @property
+    def half(self) -> int:
+        return self.steps // 2
+
+
+ALONE, COUNTED = Passes(sequences=1), Passes(sequences=2)
+SUITES: dict[str, dict[str, Case]] = {
+    "quick": {
+        "grpo": Case(objective=GRPO, is_tied=True),
+        "grpo, lora, counted": Case(objective=GRPO, lora_rank=4, passes=COUNTED),
+        "ppo": Case(objective=PPO, has_critic=True, saves=True),
+        "ppo, lora": Case(objective=PPO, has_critic=True, lora_rank=4),
+        "chooses over the step": Case(objective=Objective(loss="kl_cov"), steps=2),
+        "bf16": Case(
+            objective=GRPO, dtype=torch.bfloat16, has_critic=True, passes=ALONE, steps=3, saves=True
+        ),
+        "replicas": Case(objective=GRPO, fsdp_size=2, steps=2),
+        "recomputed": Case(objective=GRPO, is_checkpointed=True, reshards=False, steps=2),
+        "offloaded": Case(objective=GRPO, cpu_offload=True, steps=2),
+    },
+    "matrix": {
+        f"{name}, {kind}, {rank}, {passes}": Case(
+            objective=objective,
+            has_critic=name == "ppo",
+            kind=kind,
+            lora_rank=rank,
+            passes=passes,
+            is_checkpointed=rank == 0,
+        )
+        for name, objective in (("grpo", GRPO), ("ppo", PPO))
+        for kind in ("qwen3", "gemma2")
+        for rank in (0, 4)
+        for passes in (ALONE, Passes(sequences=3), Passes(max_tokens=45))
+    },
+}
+
+
+def recorded(step: int) -> PackedBatch:
+    """Some 9 sequences of 3 groups, other ones at every step, with what a step does not compute."""
+    generator = torch.Generator().manual_seed(step)
+    lengths = torch.randint(4, 42, (8 + step % 3,), generator=generator).tolist()
+    lengths = [5, *lengths]
+    sequences = [torch.randint(3, 60, (n,), generator=generator).tolist() for n in lengths]
+    groups = [min(2, i // 3) for i in range(len(lengths))]
+    heads = {g: sequences[groups.index(g)][:3] for g in set(groups)}
+    sequences = [heads[g] + s[3:] for g, s in zip(groups, sequences, strict=True)]
+    masks = [[int(i >= 3 and i % 7 != 5) for i in range(n)] for n in lengths]
+    batch = pack(sequences, masks=masks, groups=groups)
+    shape = batch.tokens.shape
+    advantages, returns = (torch.randn(shape, generator=generator) for _ in range(2))
+    return batch.with_streams(advantages=advantages, returns=returns)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranks:
+    """Which rank this process is, and how it hears what the others found."""
+
+    rank: int = 0
+    world: int = 1
+    mesh: DeviceMesh | None = None
+
+    def all(self, mine: Any) -> list[Any]:
+        found: list[Any] = [None] * self.world
+        if self.mesh is None:
+            return [mine]
+        dist.all_gather_object(found, mine)
+        return found
+
+
+class Trainee:
+    """A policy, a reference and perhaps a critic, alone or sharded."""
+
+    def __init__(self, case: Case, ranks: Ranks, mesh: DeviceMesh | None) -> None:
+        self.case, self.ranks = case, ranks
+        self.policy = self._policy(lora_rank=case.lora_rank)
+        self.reference = None if case.lora_rank else self._policy().requires_grad_(False)
+        value = ValueModel(self._policy()) if case.has_critic else None
+        if value is not None:
+            generator = torch.Generator().manual_seed(1)
+            torch.nn.init.normal_(value.value.weight, std=0.1, generator=generator)
+        if mesh is not None:
+            for model in (self.policy, self.reference, value):
+                if model is not None:
+                    shard(
+                        model,
+                        mesh,
+                        cpu_offload=case.cpu_offload,
+                        reshard_after_forward=case.reshards,
+                    )
+        optimizer = MasterAdamW(self.policy.parameters(), OPTIM)
+        self.actor = ActorEngine(self.policy, optimizer, case.passes, temperature=0.9)
+        self.critic = None
+        if value is not None:
+            self.critic = CriticEngine(
+                value,
+                MasterAdamW(value.parameters(), OPTIM),
+                case.passes,
+                cliprange_value=0.5,
+                aggregation="token-mean",
+                loss_scale_factor=None,
+            )
+
+    def _policy(self, lora_rank: int = 0) -> Policy:
+        case = self.case
+        small = {"hidden_size": 32, "intermediate_size": 48, "initializer_range": 0.1}
+        net = tiny_net(case.kind, tie_word_embeddings=case.is_tied, **small).to(case.dtype)
+        if lora_rank:
+            model = Model(
+                path="", lora_rank=lora_rank, lora_alpha=16, target_modules=["all-linear"]
+            )
+            add_adapter(net, model)
+            for name, parameter in net.named_parameters():
+                if "lora_B" in name:  # it starts at 0, where half of the gradients are 0
+                    generator = torch.Generator().manual_seed(len(name))
+                    parameter.data.normal_(std=0.05, generator=generator)
+        if case.is_checkpointed:
+            net.gradient_checkpointing_enable({"use_reentrant": False})
+        return Policy(net, vocabulary=61).eval()
+
+    def spread(self, batch: PackedBatch, call: Callable[[Share], Any]) -> tuple[list[Share], list]:
+        """What every rank made of its share."""
+        shares = split(batch, self.case.passes, ranks=self.ranks.world)
+        return shares, self.ranks.all(call(shares[self.ranks.rank]))
+
+    def streams(self, batch: PackedBatch, call: Callable[[Share], Any]) -> dict[str, Tensor]:
+        return join(*self.spread(batch, call), batch)
+
+    def referred(self, share: Share) -> dict[str, Tensor]:
+        if self.reference is not None:
+            return score_share(self.reference, share, temperature=0.9)
+        with adapter_off(self.policy):
+            return self.actor.score_share(share)
+
+    def step(self, number: int) -> dict[str, Any]:
+        """All that a training step computes, and what came out."""
+        batch = recorded(number)
+        old = self.streams(batch, lambda s: self.actor.score_share(s, sum_pi_squared=True))
+        noise = torch.randn(batch.tokens.shape, generator=torch.Generator().manual_seed(number))
+        found: dict[str, Any] = {"old": old["logp"], "sum_pi_squared": old["sum_pi_squared"]}
+        # Old log-probabilities that are a little off make ratios that clip.
+        batch = batch.with_streams(old_logp=old["logp"] + 0.2 * noise, rollout_logp=old["logp"])
+        if self.case.objective.kl_loss_coef:
+            found["ref"] = self.streams(batch, self.referred)["logp"]
+            batch = batch.with_streams(ref_logp=found["ref"])
+        if self.critic is not None:
+            found["values"] = self.streams(batch, self.critic.score_share)["values"]
+            batch = batch.with_streams(values=found["values"])
+            found["critic"] = self.critic_step(batch)
+        found["actor"] = self.actor_step(batch, number)
+        return found
+
+    def critic_step(self, batch: PackedBatch) -> dict[str, float]:
+        critic = self.critic
+        assert critic is not None
+        whole = critic.prepare_update(batch)
+        done = merge_updates(*self.spread(whole, lambda s: critic.update_share(s, lr=1e-3)))
+        return {**done.metrics, "norm": done.stepped.grad_norm}
+
+    def actor_step(self, batch: PackedBatch, number: int) -> dict[str, float]:
+        objective, actor = self.case.objective, self.actor
+        if number % 4 == 3:  # as when no separate pass gave old log-probabilities
+            batch = replace(
+                batch, streams={k: v for k, v in batch.streams.items() if k != "old_logp"}
+            )
+        statistics: dict[str, Tensor] = {}
+        if objective.needs_statistics:
+            logp = self.streams(batch, actor.score_share)["logp"]
+            statistics = objective.statistics(policy_inputs(batch, logp), seed=number)
+        whole, numbers = prepare_update(batch, objective, statistics)
+        shares, done = self.spread(
+            whole, lambda s: actor.update_share(s, objective, lr=1e-3, statistics=numbers)
+        )
+        merged = merge_policy_updates(batch, shares, done)
+        assert (merged.logp is not None) == (number % 4 == 3)
+        return {**merged.metrics, "norm": merged.stepped.grad_norm}
+
+    def weights(self) -> dict[str, Tensor]:
+        """Whole weights, on the first rank."""
+        models = [self.policy] if self.critic is None else [self.policy, self.critic.model]
+        return {
+            f"{index}/{name}": weight.detach().clone()
+            for index, model in enumerate(models)
+            for name, weight in full_weights(model, bucket_bytes=4096)
+        }
+
+    def roles(self) -> dict[str, tuple[Any, MasterAdamW]]:
+        roles: dict[str, tuple[Any, MasterAdamW]] = {"actor": (self.policy, self.actor.optimizer)}
+        if self.critic is not None:
+            roles["critic"] = (self.critic.model, self.critic.optimizer)
+        return roles
+
+    def save(self, folder: Path) -> None:
+        if self.ranks.rank == 0:
+            folder.mkdir(parents=True)
+        self.ranks.all(None)
+        for name, (model, optimizer) in self.roles().items():
+            for part, state in role_state(name, model, optimizer).items():
+                save_state(folder, part, state)
+
+    def load(self, folder: Path) -> None:
+        for name, (model, optimizer) in self.roles().items():
+            load_role(folder, name, model, optimizer)
+
+
+def train(case: Case, ranks: Ranks, mesh: DeviceMesh | None, folder: Path) -> dict[str, Any]:
+    """A whole course; a checkpoint of its first half lies in `folder` then."""
+    trainee = Trainee(case, ranks, mesh)
+    steps: list[dict[str, Any]] = []
+    for number in range(case.steps):
+        if number == case.half and case.saves:
+            trainee.save(folder)
+        steps.append(trainee.step(number))
+    return {"steps": steps, "weights": trainee.weights()}
+
+
+def go_on(case: Case, ranks: Ranks, mesh: DeviceMesh | None, folder: Path) -> dict[str, Any]:
+    """The second half, from a checkpoint of anybody."""
+    trainee = Trainee(case, ranks, mesh)
+    trainee.load(folder)
+    steps = [trainee.step(number) for number in range(case.half, case.steps)]
+    return {"steps": steps, "weights": trainee.weights()}
+
+
+def run_world(root: Path, world: int, rank: int, suite: str) -> None:
+    """Every case of the suite, and going on from what other worlds have saved."""
+    mesh = join_ranks(rank, world, f"file://{root}/meeting_{world}", timeout_s=60)
+    ranks = Ranks(rank=rank, world=world, mesh=mesh)
+    results: dict[str, Any] = {}
+    for name, case in SUITES[suite].items():
+        own = mesh
+        if case.fsdp_size > 0:
+            if world <= case.fsdp_size:
+                continue
+            shape = mesh_shape(world, case.fsdp_size)
+            own = dist.init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
+        begun = time.monotonic()
+        results[name] = train(case, ranks, own, root / f"world_{world}" / name)
+        for other in sorted(root.glob(f"world_*/{name}")):
+            if other.parent.name != f"world_{world}":
+                results[f"{name}, after {other.parent.name}"] = go_on(case, ranks, own, other)
+        print(world, name, f"{time.monotonic() - begun:.1f} s", flush=True)
+    if rank == 0:
+        torch.save(results, root / f"results_{world}.pt")
+    leave_ranks()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    place, number, cases = sys.argv[1:]
+    for size in (4, 2):
+        if int(number) < size:
+            run_world(Path(place), size, int(number), cases)

@@ -1,0 +1,111 @@
+"""Sharded training is the training of one process: twenty recorded steps, saved and gone on with.
+
+Tolerances: losses 1e-6 absolute, norms of gradients 1e-5 relative, scores and values 5e-5, weights
+after the last step 2e-5, where they have moved by up to 2e-2. What is left comes from the order of
+sums, which AdamW may enlarge where a gradient is next to nothing.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.unit.engine.fsdp_job import SUITES, Ranks, go_on, train
+
+ROOT = Path(__file__).parents[3]
+LOSSES = ("actor/pg_loss", "actor/kl_loss", "critic/vf_loss")
+
+
+def run_worlds(folder: Path, suite: str, limit_s: int) -> Path:
+    """Worlds of 4 and of 2 ranks, after one process has trained and saved the same cases."""
+    alone = {n: train(c, Ranks(), None, folder / "world_1" / n) for n, c in SUITES[suite].items()}
+    torch.save(alone, folder / "results_1.pt")
+    job = [sys.executable, "-W", "error", str(Path(__file__).with_name("fsdp_job.py")), str(folder)]
+    ranks = [
+        subprocess.Popen(
+            [*job, str(rank), suite],
+            env={"PYTHONPATH": str(ROOT), "PATH": ""},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(4)
+    ]
+    try:
+        said = [rank.communicate(timeout=limit_s)[1] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [0] * 4, "\n".join(said)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run_worlds(tmp_path_factory.mktemp("worlds"), "quick", 400)
+
+
+def results(folder: Path, world: int) -> dict[str, Any]:
+    return torch.load(folder / f"results_{world}.pt")
+
+
+def demand_equal(found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    for step, (mine, theirs) in enumerate(zip(found["steps"], wanted["steps"], strict=True)):
+        assert mine.keys() == theirs.keys()
+        for name, stream in theirs.items():
+            if isinstance(stream, torch.Tensor):
+                torch.testing.assert_close(mine[name], stream, rtol=0, atol=5e-5)
+            else:
+                demand_metrics(mine[name], stream, f"step {step}")
+    assert found["weights"].keys() == wanted["weights"].keys()
+    for name, weight in wanted["weights"].items():
+        assert found["weights"][name].dtype == weight.dtype
+        torch.testing.assert_close(found["weights"][name], weight, rtol=0, atol=2e-5)
+
+
+def demand_metrics(mine: dict[str, float], theirs: dict[str, float], where: str) -> None:
+    assert mine.keys() == theirs.keys()
+    for name, value in theirs.items():
+        if name == "norm":
+            assert mine[name] == pytest.approx(value, rel=1e-5), where
+        elif name in LOSSES:
+            assert mine[name] == pytest.approx(value, rel=0, abs=1e-6), where
+        else:
+            assert mine[name] == pytest.approx(value, rel=1e-5, abs=1e-5), (where, name)
+
+
+def second_half(course: dict[str, Any], case: str, suite: str = "quick") -> dict[str, Any]:
+    return {**course, "steps": course["steps"][SUITES[suite][case].half :]}
+
+
+@pytest.mark.parametrize("case", SUITES["quick"])
+@pytest.mark.parametrize("world", [2, 4])
+def test_ranks_learn_what_one_process_learns(quick: Path, world: int, case: str):
+    found = results(quick, world)
+    if case == "replicas" and world == 2:
+        assert case not in found
+        return
+    demand_equal(found[case], results(quick, 1)[case])
+
+
+@pytest.mark.parametrize("case", [n for n, c in SUITES["quick"].items() if c.saves])
+def test_what_one_world_saves_another_goes_on_with(quick: Path, case: str):
+    """Four ranks go on from one process, two from four and from one, one process from both."""
+    wanted = second_half(results(quick, 1)[case], case)
+    demand_equal(results(quick, 4)[f"{case}, after world_1"], wanted)
+    demand_equal(results(quick, 2)[f"{case}, after world_1"], wanted)
+    demand_equal(results(quick, 2)[f"{case}, after world_4"], wanted)
+    for world in (2, 4):
+        folder = quick / f"world_{world}" / case
+        demand_equal(go_on(SUITES["quick"][case], Ranks(), None, folder), wanted)
+
+
+@pytest.mark.slow
+def test_more_models_and_ways_to_cut_a_step(tmp_path: Path):
+    run_worlds(tmp_path, "matrix", 1800)
+    for world in (2, 4):
+        for case, found in results(tmp_path, world).items():
+            demand_equal(found, results(tmp_path, 1)[case])

@@ -1,0 +1,117 @@
+"""Replicas in this process, whose engines say what a script says, and which die on demand."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from luyen.rollout.protocol import Completion, Request
+from luyen.runtime.ray.wire import Died, Held, News, ReplicaFacts, Reply
+
+
+def drawn(request: Request, sample: int) -> Completion:
+    """What any replica draws for a key: it depends on nothing else."""
+    tokens = tuple((request.keys[sample] + i) % 97 for i in range(3))
+    logps = tuple(-0.5 * token for token in tokens)
+    return Completion(
+        request=request.id, sample=sample, tokens=tokens, logps=logps, reason="length"
+    )
+
+
+class FakeReplica:
+    """Finishes answers when told to; every call is answered at once, or when there is news."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.calls: list[tuple[Any, ...]] = []
+        self.open: deque[tuple[Request, int]] = deque()
+        self.finished: list[Completion] = []
+        self.waiting: Reply | None = None
+        self.is_dead = False
+        self.passes = 0
+        self.digests: dict[str, str] | None = {"w": "float32 [1] 00"}
+        self.failure: Exception | None = None
+
+    def call(self, method: str, *arguments: Any, reply: Reply | None = None) -> None:
+        self.calls.append((method, *arguments))
+        if self.is_dead:
+            if reply is not None:
+                reply(None, Died("it was killed"))
+        elif method == "collect":
+            assert self.waiting is None, "two polls at once"
+            self.waiting = reply
+            self.tell()
+        else:
+            value = getattr(self, f"on_{method}")(*arguments)
+            if reply is not None:
+                reply(value, None)
+
+    def kill(self) -> None:
+        self.is_dead = True
+
+    def die(self) -> None:
+        """As when its process ends: whoever waits hears of it."""
+        self.is_dead = True
+        waiting, self.waiting = self.waiting, None
+        if waiting is not None:
+            waiting(None, Died("it was killed"))
+
+    def finish(self, count: int = 1) -> None:
+        """Draw some answers to their end."""
+        self.passes += 1
+        for _ in range(min(count, len(self.open))):
+            self.finished.append(drawn(*self.open.popleft()))
+        self.tell()
+
+    def tell(self) -> None:
+        """Answer the poll, if there is something to say."""
+        if self.waiting is not None and (self.finished or self.failure):
+            waiting, self.waiting = self.waiting, None
+            waiting(self.news(), None)
+
+    def news(self) -> News:
+        done, self.finished = self.finished, []
+        return News(completions=tuple(done), end=0, passes=self.passes, failure=self.failure)
+
+    def on_facts(self) -> ReplicaFacts:
+        return ReplicaFacts(pid=self.index, node="here", is_steady=True)
+
+    def on_submit(self, number: int, requests: Sequence[Request]) -> None:
+        self.open += [(request, i) for request in requests for i in range(len(request.keys))]
+
+    def on_abort(self, number: int, request: str, sample: int | None, after: int) -> News:
+        meant = [(r, i) for r, i in self.open if r.id == request and sample in (None, i)]
+        self.open = deque(pair for pair in self.open if pair not in meant)
+        done = [
+            Completion(request=r.id, sample=i, tokens=(1,), logps=(0.0,), reason="aborted")
+            for r, i in meant
+        ]
+        return News(completions=(*self.news().completions, *done), end=0, passes=self.passes)
+
+    def on_load(self, publication: int, part: Any) -> None:
+        self.digests = dict(part)
+
+    def on_confirm(self, publication: int, parts: int) -> Held:
+        return Held(version=publication, digests=self.digests or {})
+
+    def on_fingerprint(self) -> dict[str, str] | None:
+        return self.digests
+
+    def on_rest(self) -> None:
+        self.open.clear()
+
+
+class Fleet:
+    """Starts fake replicas and remembers all of them, the lost ones too."""
+
+    def __init__(self, change: Callable[[FakeReplica], None] = lambda _: None) -> None:
+        self.begun: list[FakeReplica] = []
+        self._change = change
+
+    def __call__(self, index: int) -> FakeReplica:
+        replica = FakeReplica(index)
+        self._change(replica)
+        self.begun.append(replica)
+        return replica
+
+    def living(self) -> list[FakeReplica]:
+        return [replica for replica in self.begun if not replica.is_dead]

@@ -1,0 +1,184 @@
+"""A replica without Ray: an engine on its own thread behind asynchronous calls."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from luyen.base.errors import UserError
+from luyen.models.digest import describe
+from luyen.models.state import trained_parameters
+from luyen.rollout.protocol import Completion, RolloutEngine, generate
+from luyen.runtime.ray.replica import Replica
+from luyen.runtime.ray.weights import fill, in_buckets, pack, unpack, write_part
+from luyen.runtime.ray.wire import RemoteError
+from tests.generation import native, request
+from tests.tiny_models import tiny_policy
+from tests.unit.runtime.ray.broken import broken_engine
+from tests.unit.runtime.ray.factories import tiny_engine
+
+REQUESTS = [request(7, 9, samples=2), request(12, 5, samples=3)]
+
+
+def with_replica(
+    work: Callable[[Replica], Coroutine[Any, Any, Any]],
+    make: Callable[[int], RolloutEngine] = tiny_engine,
+) -> Any:
+    """What some calls of a replica give."""
+
+    async def run() -> Any:
+        return await work(Replica(make, 0, folder=".", node=lambda: "here"))
+
+    return asyncio.run(run())
+
+
+async def answers(replica: Replica, count: int) -> dict[tuple[str, int], Completion]:
+    found: dict[tuple[str, int], Completion] = {}
+    end = 0
+    while len(found) < count:
+        news = await replica.collect(end, 1.0)
+        assert news.failure is None
+        found |= {(c.request, c.sample): c for c in news.completions}
+        end = news.end
+    return dict(sorted(found.items()))
+
+
+def test_it_draws_what_the_engine_draws_whatever_arrives_first():
+    async def work(replica: Replica) -> Any:
+        late = asyncio.create_task(replica.submit(1, REQUESTS[1:]))
+        await asyncio.sleep(0)
+        await replica.submit(0, REQUESTS[:1])
+        await late
+        return await answers(replica, 5)
+
+    assert with_replica(work) == generate(tiny_engine(0), REQUESTS)
+
+
+def test_news_are_told_again_until_they_are_known_to_have_arrived():
+    async def work(replica: Replica) -> None:
+        await replica.submit(0, REQUESTS[:1])
+        while len((await replica.collect(0, 1.0)).completions) < 2:
+            pass
+        again = await replica.collect(1, 0.01)
+        assert (len(again.completions), again.end) == (1, 2)
+        assert (await replica.collect(2, 0.01)).completions == ()
+        assert (await replica.collect(0, 0.01)).end == 2
+
+    with_replica(work)
+
+
+def test_an_abort_waits_for_its_request_and_returns_what_there_is():
+    async def work(replica: Replica) -> None:
+        long = replace(REQUESTS[0], sampling=replace(REQUESTS[0].sampling, max_new_tokens=1500))
+        stopping = asyncio.create_task(replica.abort(1, long.id, 1, 0))
+        await asyncio.sleep(0.05)
+        assert not stopping.done()
+        await replica.submit(0, [long])
+        news = await stopping
+        assert [(c.sample, c.reason) for c in news.completions] == [(1, "aborted")]
+        news = await replica.abort(2, long.id, None, news.end)
+        assert [(c.sample, c.reason) for c in news.completions] == [(0, "aborted")]
+
+    with_replica(work)
+
+
+def test_weights_arrive_in_any_order_and_are_confirmed():
+    policy = tiny_policy("llama", seed=4)
+    wanted = trained_parameters(policy)
+
+    async def work(replica: Replica) -> Any:
+        parts = [pack(bucket) for bucket in in_buckets(wanted, most_bytes=20_000)]
+        assert len(parts) > 3
+        confirming = asyncio.create_task(replica.confirm(1, len(parts)))
+        for part in reversed(parts):
+            await replica.load(1, part)
+        held = await confirming
+        assert held.digests == describe(wanted)
+        assert await replica.fingerprint() == held.digests
+        await replica.submit(0, REQUESTS)
+        return await answers(replica, 5)
+
+    assert with_replica(work) == generate(native(policy), REQUESTS)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda w: w | {"other": torch.ones(1)}, "no such parameter"),
+        (lambda w: {n: t.double() for n, t in w.items()}, "came as float64"),
+        (lambda w: dict(list(w.items())[1:]), "came without it"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused(change: Callable[..., Any], said: str):
+    weights = trained_parameters(tiny_policy("llama"))
+
+    async def work(replica: Replica) -> None:
+        loading = asyncio.gather(
+            replica.load(1, pack(change(dict(weights)))), return_exceptions=True
+        )
+        with pytest.raises(UserError, match=said):
+            await replica.confirm(1, 1)
+        await loading
+
+    with_replica(work)
+
+
+def test_an_engine_that_shows_no_parameters_takes_none():
+    async def work(replica: Replica) -> None:
+        with pytest.raises(UserError, match="cannot say which weights"):
+            await replica.load(1, pack({"w": torch.ones(1)}))
+
+    with_replica(work, partial(broken_engine, how="idles"))
+
+
+def test_an_engine_that_breaks_says_so_with_its_traceback():
+    async def work(replica: Replica) -> None:
+        await replica.submit(0, REQUESTS)
+        failure = (await replica.collect(0, 5.0)).failure
+        assert isinstance(failure, RemoteError)
+        assert "in _divided" in failure.text
+        assert "ZeroDivisionError" in str(failure)
+        with pytest.raises(RemoteError):
+            await replica.facts()
+
+    with_replica(work, partial(broken_engine, how="breaks"))
+
+
+@pytest.mark.parametrize(
+    ("how", "said"), [("user error", "it is wrong"), ("refuses", "it is too long")]
+)
+def test_what_the_user_can_mend_stays_so(how: str, said: str):
+    async def work(replica: Replica) -> None:
+        await replica.submit(0, REQUESTS)
+        failure = (await replica.collect(0, 5.0)).failure
+        assert isinstance(failure, UserError)
+        assert failure.why == said
+        assert "broken.py" in failure.__notes__[0]
+
+    with_replica(work, partial(broken_engine, how=how))
+
+
+def test_weights_are_the_same_to_the_bit_in_parcels_and_files(tmp_path: Path):
+    base = torch.randn(6, 4)
+    weights = {
+        "view": base[1:3],
+        "column": base[:, 1],
+        "half": torch.randn(5).bfloat16(),
+        "scalar": torch.tensor(0.1),
+        "whole": torch.arange(4),
+    }
+    parcel = pack(weights)
+    assert parcel.contents["view"][2].nbytes == 32, "a view does not take its storage along"
+    for part in (parcel, write_part(tmp_path / "a.safetensors", weights)):
+        found = unpack(part)
+        assert describe(found) == describe(weights)
+    own = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
+    places = {name: tensor.data_ptr() for name, tensor in own.items()}
+    fill(own, unpack(parcel))
+    assert describe(own) == describe(weights)
+    assert places == {name: tensor.data_ptr() for name, tensor in own.items()}
