@@ -71,6 +71,7 @@ def test_a_hang_is_described_the_last_step_is_saved_and_the_run_goes_on(
     step = int(file.name.split("-")[1])
     assert file.name == f"hang-{step}-{phase}.txt"
     assert step > 1
+    assert not list((root / "events").glob("locked-*")), "the interpreter was never locked"
     assert f"step {step}, {phase}: nothing has moved for" in said
     assert str(file) in said
     assert f"step {step - 1} is saved" in said

@@ -32,7 +32,7 @@ def _tensors(state: Any, path: str) -> Iterator[tuple[str, Tensor]]:
     if isinstance(state, Tensor):
         here: Any = state.detach()
         # A DTensor of torch, whose class is slow to import.
-        yield path, here.to_local() if hasattr(here, "to_local") else here
+        yield path, here.to_local() if "to_local" in dir(type(here)) else here
     elif isinstance(state, Mapping):
         for name, inner in state.items():
             yield from _tensors(inner, f"{path}/{name}" if path else str(name))

@@ -32,8 +32,6 @@ MOOT: dict[str, tuple[tuple[Any, ...], str]] = {
         (True,),
         "training and inference share one template",
     ),
-    f"{_ACTOR}.fsdp_config.param_offload": ((False,), "offloading is not asked for"),
-    f"{_ACTOR}.fsdp_config.optimizer_offload": ((False,), "offloading is not asked for"),
     f"{_ARR}.ref.fsdp_config.param_offload": ((False,), "offloading is not asked for"),
     "critic.model.fsdp_config.param_offload": ((False,), "offloading is not asked for"),
     "critic.model.fsdp_config.optimizer_offload": ((False,), "offloading is not asked for"),

@@ -11,9 +11,10 @@ from luyen.algorithms.statistic import Average
 from luyen.algorithms.value import value_loss
 from luyen.base.heartbeat import beat
 from luyen.engine.batch import PackedBatch
-from luyen.engine.idle import idle_loss, reshard
+from luyen.engine.idle import idle_loss
 from luyen.engine.optim import MasterAdamW
 from luyen.engine.passes import Passes
+from luyen.engine.reshard import reshard
 from luyen.engine.share import Share, join, split
 from luyen.engine.step import LOSS_WEIGHT, ShareUpdated, Updated, merge_updates, take_share_step
 from luyen.models.value import ValueModel

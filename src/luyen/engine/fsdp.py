@@ -32,13 +32,13 @@ from luyen.models.value import ValueModel
 _PLAN = "luyen_plan"
 
 
-def shard_as(module: Policy | ValueModel, mesh: DeviceMesh, fsdp: Fsdp) -> None:
+def shard_as(module: Policy | ValueModel, mesh: DeviceMesh, fsdp_config: Fsdp) -> None:
     """`shard` as the configuration says."""
     shard(
         module,
         mesh,
-        cpu_offload=fsdp.param_offload and fsdp.optimizer_offload,
-        reshard_after_forward=fsdp.reshard_after_forward,
+        cpu_offload=fsdp_config.param_offload and fsdp_config.optimizer_offload,
+        reshard_after_forward=fsdp_config.reshard_after_forward,
     )
 
 

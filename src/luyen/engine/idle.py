@@ -16,14 +16,3 @@ def idle_loss(model: nn.Module, device: torch.device) -> Tensor:
     found = model(tokens, (2,), torch.tensor([False, True], device=device))
     numbers = found.logp if isinstance(found, Scored) else found
     return 0.0 * numbers.sum()
-
-
-def reshard(model: nn.Module) -> None:
-    """Let go of whole weights that a pass without gradients has left behind on a sharded model.
-
-    They would be taken for the current ones after the shards have changed.
-    """
-    for module in model.modules():
-        let_go = getattr(module, "reshard", None)  # torch's FSDPModule, which is slow to import
-        if callable(let_go):
-            let_go()

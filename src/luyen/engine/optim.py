@@ -7,9 +7,11 @@ from typing import Any, final
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.utils.hooks import RemovableHandle
 
 from luyen.config.schema.optim import Optim
+from luyen.engine.sharded_norm import clip_sharded
 from luyen.engine.shown import shown_dtype
 
 _copy_all: Any = vars(torch)["_foreach_copy_"]
@@ -77,7 +79,7 @@ class MasterAdamW:
         self.masters = [self._master(p) for p in self.parameters]
         self.clip_grad = optim.clip_grad
         self._is_on_gpu = all(m.is_cuda for m in self.masters)
-        self.is_sharded = any(hasattr(m, "to_local") for m in self.masters)
+        self.is_sharded = any(isinstance(m, DTensor) for m in self.masters)
         """Whether this rank holds parts of the parameters."""
         self.adamw = torch.optim.AdamW(
             self.masters,
@@ -108,8 +110,6 @@ class MasterAdamW:
     def _clip(self) -> float:
         if not self.is_sharded:
             return float(nn.utils.clip_grad_norm_(self.masters, self.clip_grad))
-        from luyen.engine.sharded_norm import clip_sharded  # DTensor takes a while to load
-
         return clip_sharded([m.grad for m in self.masters if m.grad is not None], self.clip_grad)
 
     def state_dict(self) -> dict[str, Any]:

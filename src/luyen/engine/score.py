@@ -5,8 +5,9 @@ from torch import Tensor
 
 from luyen.base.heartbeat import beat
 from luyen.engine.batch import PackedBatch
-from luyen.engine.idle import idle_loss, reshard
+from luyen.engine.idle import idle_loss
 from luyen.engine.passes import Passes
+from luyen.engine.reshard import reshard
 from luyen.engine.share import Share, join, split
 from luyen.models.policy import Policy
 

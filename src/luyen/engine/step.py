@@ -94,7 +94,8 @@ def take_share_step(
 
 def merge_updates(shares: Sequence[Share], done: Sequence[ShareUpdated]) -> Updated:
     """The step as all ranks saw it: metrics are means over its tokens, however they were dealt."""
-    assert len({one.stepped.is_applied for one in done}) == 1, "ranks took different steps"
+    first, *others = (one.stepped for one in done)
+    assert all(one.is_applied == first.is_applied for one in others), "ranks took different steps"
     merged: dict[str, Average] = {}
     for one in done:
         for name, average in one.averages.items():
@@ -102,7 +103,7 @@ def merge_updates(shares: Sequence[Share], done: Sequence[ShareUpdated]) -> Upda
     values = {name: average.value() for name, average in merged.items()}
     measured = [one.logp for one in done if one.logp is not None]
     logp = _joined(shares, measured) if measured else None
-    return Updated(stepped=done[0].stepped, metrics=values, logp=logp)
+    return Updated(stepped=first, metrics=values, logp=logp)
 
 
 def _joined(shares: Sequence[Share], parts: Sequence[Tensor]) -> Tensor:

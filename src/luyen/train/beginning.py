@@ -23,6 +23,7 @@ from luyen.telemetry.display import Display, SilentDisplay, open_display
 from luyen.telemetry.manifest import Manifest, collect
 from luyen.telemetry.patience import explained
 from luyen.telemetry.sinks import RunIdentity
+from luyen.train.gaps import warn_of_gaps
 
 _COMPARED = ("versions", "code", "hardware", "settings", "threads", "datasets", "files", "revision")
 """Facts that a resumption lists when they are not those of the beginning."""
@@ -112,11 +113,13 @@ def _is_new(directory: RunDirectory, config: str) -> bool:
         return True
 
 
-def find_checkpoint(report: Report, store: CheckpointStore) -> Checkpoint | None:
+def find_checkpoint(
+    report: Report, store: CheckpointStore, directory: RunDirectory
+) -> Checkpoint | None:
     """The checkpoint to resume from, if `resume_mode` finds one; later ones are put aside.
 
     A UserError when there are checkpoints and none is sound: to begin anew would drop everything
-    that the run has written so far.
+    that the run has written so far. A warning where what is written does not lead up to it.
     """
     trainer = report.config.trainer
     found = None
@@ -128,6 +131,7 @@ def find_checkpoint(report: Report, store: CheckpointStore) -> Checkpoint | None
             _refuse_to_begin_anew(store)
     if found is not None:
         leave_behind(store, found.step)
+        warn_of_gaps(directory, found, has_metrics="jsonl" in trainer.logger)
     return found
 
 

@@ -17,11 +17,12 @@ from luyen.models.policy import Policy
 from luyen.models.value import ValueModel
 from luyen.rollout.build import Surroundings
 from luyen.rollout.protocol import RolloutEngine
+from luyen.runtime.cuts import Cuts
 from luyen.runtime.generation import Generation
 from luyen.runtime.rank_roles import RankRoles
 from luyen.runtime.ray.cluster import connect
 from luyen.runtime.ray.pools import PoolFacts, plan_pools
-from luyen.runtime.ray.roles import Cuts, RayRoles, ValueWeights
+from luyen.runtime.roles import Roles
 from luyen.train.build_roles import (
     actor_passes,
     build_critic,
@@ -44,51 +45,54 @@ def build_ray_roles(
     where: Placement,
     *,
     surroundings: Surroundings | None = None,
-) -> RayRoles:
+) -> Roles:
     """Ranks and replicas on a cluster, ready to work; everything is given back on an error."""
-    # Ray is there from here on.
+    generation = Generation(
+        renderer=renderer,
+        seed=config.trainer.seed,
+        conversations=conversations_of(config, surroundings, renderer),
+    )
     connection = connect()
+    # Whether ray is installed is known from here on.
     from luyen.runtime.ray.placement import Placed
     from luyen.runtime.ray.ranks import RankGroup
+    from luyen.runtime.ray.roles import RayRoles
     from luyen.runtime.ray.start import start_engines
 
-    arr = config.actor_rollout_ref
     with ExitStack() as opened:
         opened.callback(connection.disconnect)
         pools = plan_pools(PoolFacts.of(config, where), connection.nodes())
         placed = Placed(pools)
         opened.callback(placed.free)
-        ranks = RankGroup(
-            partial(make_rank, config, needs, where.device),
-            places=[placed.options(slot) for slot in pools.slots["actor"]],
-        )
+        places = {r: [placed.options(s) for s in slots] for r, slots in pools.slots.items()}
+        ranks = RankGroup(partial(make_rank, config, needs, where.device), places=places["actor"])
         opened.callback(ranks.stop)
-        slots = pools.slots["rollout"]
         engines = start_engines(
             partial(make_replica, config, where.device),
-            replicas=len(slots),
-            places=[placed.options(slot) for slot in slots],
+            replicas=len(places["rollout"]),
+            places=places["rollout"],
         )
         opened.pop_all()
     return RayRoles(
         ranks=ranks,
         engines=engines,
-        generation=Generation(
-            renderer=renderer,
-            seed=config.trainer.seed,
-            conversations=conversations_of(config, surroundings, renderer),
-        ),
-        cuts=Cuts(
-            actor=actor_passes(arr.actor),
-            log_probs=log_prob_passes(arr.rollout, arr.actor),
-            reference=log_prob_passes(arr.ref, arr.actor),
-            critic=critic_passes(config) if needs.values else None,
-        ),
-        value_weights=ValueWeights(
-            aggregation=value_aggregation(config),
-            loss_scale_factor=arr.actor.loss_scale_factor or float(config.data.max_response_length),
-        ),
+        generation=generation,
+        cuts=cuts_of(config, needs),
         ending=(placed.free, connection.disconnect),
+    )
+
+
+def cuts_of(config: RunConfig, needs: Needs) -> Cuts:
+    """How passes are cut on every rank, and how values weigh."""
+    arr = config.actor_rollout_ref
+    actor = arr.actor
+    return Cuts(
+        actor=actor_passes(actor),
+        log_probs=log_prob_passes(arr.rollout, actor),
+        reference=log_prob_passes(arr.ref, actor),
+        critic=critic_passes(config) if needs.values else None,
+        value_aggregation=value_aggregation(config),
+        value_scale=actor.loss_scale_factor or float(config.data.max_response_length),
     )
 
 
@@ -98,7 +102,7 @@ def make_rank(
     """What one rank holds, made in its process."""
     import_plugins(config.trainer.plugins)
     arr = config.actor_rollout_ref
-    fsdp = getattr(arr.actor, "fsdp_config", None) or __import__("luyen.config.schema.fsdp", fromlist=["Fsdp"]).Fsdp()
+    fsdp = arr.actor.fsdp_config
     mesh = join_ranks(rank, ranks, address, device=device, fsdp_size=fsdp.fsdp_size)
     tokenizer = load_run_tokenizer(config)
 

@@ -15,27 +15,27 @@ from luyen.checkpoint.store import Checkpoint
 from luyen.telemetry.metrics_file import read_metrics
 
 
-def warn_of_gaps(directory: RunDirectory, resumed: Checkpoint | None, *, has_metrics: bool) -> None:
+def warn_of_gaps(directory: RunDirectory, resumed: Checkpoint, *, has_metrics: bool) -> None:
     """Warn of lines that the run wrote before this checkpoint of its own, and that are gone.
 
     `has_metrics` says whether the run keeps `metrics.jsonl`. A line that is not as it was written
     is a UserError.
     """
-    if resumed is None or resumed.facts.get("run_id") != directory.run_id:
+    if resumed.facts.get("run_id") != directory.run_id:
         return
     chain = resumed.facts.get("chain")  # None: a supervised run, which has no digests
     digests: list[StepDigest] = []
     if chain not in (None, BEGINNING):
         digests = _digests(directory.digests, resumed.step)
         for said in _unlinked(digests, chain, resumed.step):
-            warnings.warn(f"{directory.digests}: {said}", DamagedRecord, stacklevel=3)
+            warnings.warn(f"{directory.digests}: {said}", DamagedRecord, stacklevel=4)
     if has_metrics:
         measured = _measured(directory.metrics)
         wanted = {*(digest.step for digest in digests), resumed.step} - {0}
         missing = sorted(wanted - measured)
         if missing:
             said = f"{directory.metrics}: it has no line of {_named(missing)}"
-            warnings.warn(said, DamagedRecord, stacklevel=3)
+            warnings.warn(said, DamagedRecord, stacklevel=4)
 
 
 def _digests(path: Path, last: int) -> list[StepDigest]:

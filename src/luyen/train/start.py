@@ -10,6 +10,7 @@ from luyen.base.rundir import RunDirectory
 from luyen.config.check import Report
 from luyen.telemetry.curves import draw_curves
 from luyen.telemetry.journal import WorkJournal
+from luyen.telemetry.manifest import Manifest
 from luyen.telemetry.sinks import open_sinks
 from luyen.telemetry.spans import SPANS
 from luyen.telemetry.summary import Change, Summary
@@ -23,7 +24,6 @@ from luyen.train.beginning import (
 )
 from luyen.train.build import build_run
 from luyen.train.build_roles import surroundings_of
-from luyen.train.gaps import warn_of_gaps
 from luyen.train.online import train_online
 from luyen.train.process import import_plugins, load_run_tokenizer
 from luyen.train.recorder import Recorder, restore
@@ -59,11 +59,9 @@ def prepare_online(report: Report) -> OnlineRun:
     surroundings = surroundings_of(config)
     offered = surroundings.offered if surroundings is not None else None
     data = prepare_rows(config, tokenizer, display, offered=offered)
-    facts = facts_of(config, data)
-    directory = open_directory(report, data, facts)
+    directory = open_directory(report, data, facts := facts_of(config, data))
     store = open_store(directory.checkpoints, config.trainer)
-    resumed = find_checkpoint(report, store)
-    warn_of_gaps(directory, resumed, has_metrics="jsonl" in config.trainer.logger)
+    resumed = find_checkpoint(report, store, directory)
     first_step = resumed.step + 1 if resumed is not None else 0
     log = open_sinks(
         config.trainer.logger,
@@ -87,11 +85,17 @@ def prepare_online(report: Report) -> OnlineRun:
         run = build_run(report, data, tokenizer, recorder, display, surroundings)
         if resumed is not None:
             run.restore(restore(resumed.path, run.roles))
-        recorder.journal = WorkJournal(directory.journal, run_id=directory.run_id)
-        recorder.journal.forget(run.step if resumed is not None else -1)
-        run.settings = settings_print(config, facts)
+        _open_journal(run, facts, done=run.step if resumed is not None else -1)
         opened.pop_all()
     return run
+
+
+def _open_journal(run: OnlineRun, facts: Manifest, *, done: int) -> None:
+    """Work goes into a journal from now on; that of steps up to `done` is not needed any more."""
+    directory = run.recorder.directory
+    run.recorder.journal = WorkJournal(directory.journal, run_id=directory.run_id)
+    run.recorder.journal.forget(done)
+    run.settings = settings_print(run.config, facts)
 
 
 def _carry_out(run: OnlineRun) -> Summary:

@@ -23,7 +23,6 @@ from luyen.train.beginning import (
 )
 from luyen.train.build import total_steps
 from luyen.train.build_roles import actor_passes, choose_threads
-from luyen.train.gaps import warn_of_gaps
 from luyen.train.offline import OfflineRun, train_offline
 from luyen.train.process import import_plugins, load_run_tokenizer
 from luyen.train.saving import known_at, open_store, saves_aside
@@ -39,8 +38,7 @@ def run_supervised(report: Report, *, trial_steps: int | None = None) -> Summary
     data = prepare_rows(config, tokenizer, display)
     directory = open_directory(report, data, facts_of(config, data))
     store = open_store(directory.checkpoints, config.trainer)
-    resumed = find_checkpoint(report, store)
-    warn_of_gaps(directory, resumed, has_metrics="jsonl" in config.trainer.logger)
+    resumed = find_checkpoint(report, store, directory)
     log = open_sinks(
         config.trainer.logger,
         directory=directory,

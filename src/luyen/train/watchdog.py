@@ -82,7 +82,11 @@ class Watchdog:
         with self._locked.open("w") as last_resort:
             self._look(every, limit, last_resort.fileno())
             faulthandler.cancel_dump_traceback_later()
-        if self._locked.stat().st_size == 0:
+        self._drop_if_empty()
+
+    def _drop_if_empty(self) -> None:
+        """Stacks were not needed: a file without any would tell of a lock that never was."""
+        if self._locked.is_file() and self._locked.stat().st_size == 0:
             self._locked.unlink()
 
     def _look(self, every: float, limit: float, last_resort: int) -> None:
@@ -120,6 +124,7 @@ class Watchdog:
         faulthandler.cancel_dump_traceback_later()
         if self._rescue is not None:
             _say(_within(_RESCUE_S, self._rescue))
+        self._drop_if_empty()
         _say(f"hang: the run ends with exit code {EXIT_CODE}; start it again to go on")
         sys.stdout.flush()
         os._exit(EXIT_CODE)

@@ -15,6 +15,22 @@ RM = "reward.reward_model"
 # id -> (overrides that trigger it, overrides close by that do not)
 CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "B01": (("data.train_batch_size=128",), ("data.train_batch_size=256",)),
+    "F01": (
+        (f"{A}.fsdp_config.reshard_after_forward=false",),
+        (f"{A}.fsdp_config.reshard_after_forward=false", "trainer.n_gpus_per_node=2"),
+    ),
+    "F02": (
+        (f"{A}.fsdp_config.param_offload=true", "trainer.n_gpus_per_node=2"),
+        (
+            f"{A}.fsdp_config.param_offload=true",
+            f"{A}.fsdp_config.optimizer_offload=true",
+            "trainer.n_gpus_per_node=2",
+        ),
+    ),
+    "F03": (
+        (f"{A}.fsdp_config.fsdp_size=3", "trainer.n_gpus_per_node=4"),
+        (f"{A}.fsdp_config.fsdp_size=2", "trainer.n_gpus_per_node=4"),
+    ),
     "B02": (("data.train_batch_size=300",), ("data.train_batch_size=512",)),
     "B03": (
         ("trainer.n_gpus_per_node=3",),

@@ -112,7 +112,7 @@ def test_a_verl_key_is_refused_with_the_nearest_thing() -> None:
 
 
 def test_a_verl_block_is_refused_key_by_key() -> None:
-    body = "actor_rollout_ref.actor.fsdp_config={param_offload: true, fsdp_size: -1}"
+    body = "actor_rollout_ref.ref.fsdp_config={param_offload: true, fsdp_size: -1}"
     assert [p.field.rpartition(".")[2] for p in found(body)] == ["param_offload", "fsdp_size"]
 
 

@@ -4,9 +4,8 @@ Started as `python fsdp_job.py FOLDER RANK SUITE`: it is a rank of a world of 4,
 """
 
 import sys
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from luyen.algorithms.objective import Objective
 from luyen.checkpoint.tensors import save_state
 from luyen.config.schema.model import Model
-from luyen.config.schema.optim import Optim
 from luyen.engine.actor import ActorEngine, merge_policy_updates, policy_inputs, prepare_update
-from luyen.engine.batch import PackedBatch, pack
+from luyen.engine.batch import PackedBatch
 from luyen.engine.critic import CriticEngine
 from luyen.engine.fsdp import shard
 from luyen.engine.full_weights import full_weights
 from luyen.engine.optim import MasterAdamW
-from luyen.engine.passes import Passes
 from luyen.engine.ranks import join_ranks, leave_ranks, mesh_shape
 from luyen.engine.score import score_share
 from luyen.engine.sharded_state import load_role, role_state
@@ -35,82 +32,10 @@ from luyen.models.lora import adapter_off, add_adapter
 from luyen.models.policy import Policy
 from luyen.models.value import ValueModel
 from tests.tiny_models import tiny_net
+from tests.unit.engine.fsdp_cases import OPTIM, SUITES, Case, recorded
 
-STEPS = 20
-OPTIM = Optim(lr=1e-3, clip_grad=0.5, weight_decay=0.01)
-GRPO = Objective(loss="vanilla", kl_loss_coef=0.05, aggregation="seq-mean-token-mean")
-PPO = Objective(loss="vanilla", entropy_coeff=0.01)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """What is trained, and how."""
-
-    objective: Objective
-    passes: Passes = field(default_factory=lambda: Passes(max_tokens=64))
-    has_critic: bool = False
-    lora_rank: int = 0
-    is_tied: bool = False
-    is_checkpointed: bool = False
-    dtype: torch.dtype = torch.float32
-    fsdp_size: int = -1
-    cpu_offload: bool = False
-    reshards: bool = True
-    kind: str = "llama"
-    steps: int = STEPS
-    saves: bool = False
-
-    @property
-    def half(self) -> int:
-        return self.steps // 2
-
-
-ALONE, COUNTED = Passes(sequences=1), Passes(sequences=2)
-SUITES: dict[str, dict[str, Case]] = {
-    "quick": {
-        "grpo": Case(objective=GRPO, is_tied=True),
-        "grpo, lora, counted": Case(objective=GRPO, lora_rank=4, passes=COUNTED),
-        "ppo": Case(objective=PPO, has_critic=True, saves=True),
-        "ppo, lora": Case(objective=PPO, has_critic=True, lora_rank=4),
-        "chooses over the step": Case(objective=Objective(loss="kl_cov"), steps=2),
-        "bf16": Case(
-            objective=GRPO, dtype=torch.bfloat16, has_critic=True, passes=ALONE, steps=3, saves=True
-        ),
-        "replicas": Case(objective=GRPO, fsdp_size=2, steps=2),
-        "recomputed": Case(objective=GRPO, is_checkpointed=True, reshards=False, steps=2),
-        "offloaded": Case(objective=GRPO, cpu_offload=True, steps=2),
-    },
-    "matrix": {
-        f"{name}, {kind}, {rank}, {passes}": Case(
-            objective=objective,
-            has_critic=name == "ppo",
-            kind=kind,
-            lora_rank=rank,
-            passes=passes,
-            is_checkpointed=rank == 0,
-        )
-        for name, objective in (("grpo", GRPO), ("ppo", PPO))
-        for kind in ("qwen3", "gemma2")
-        for rank in (0, 4)
-        for passes in (ALONE, Passes(sequences=3), Passes(max_tokens=45))
-    },
-}
-
-
-def recorded(step: int) -> PackedBatch:
-    """Some 9 sequences of 3 groups, other ones at every step, with what a step does not compute."""
-    generator = torch.Generator().manual_seed(step)
-    lengths = torch.randint(4, 42, (8 + step % 3,), generator=generator).tolist()
-    lengths = [5, *lengths]
-    sequences = [torch.randint(3, 60, (n,), generator=generator).tolist() for n in lengths]
-    groups = [min(2, i // 3) for i in range(len(lengths))]
-    heads = {g: sequences[groups.index(g)][:3] for g in set(groups)}
-    sequences = [heads[g] + s[3:] for g, s in zip(groups, sequences, strict=True)]
-    masks = [[int(i >= 3 and i % 7 != 5) for i in range(n)] for n in lengths]
-    batch = pack(sequences, masks=masks, groups=groups)
-    shape = batch.tokens.shape
-    advantages, returns = (torch.randn(shape, generator=generator) for _ in range(2))
-    return batch.with_streams(advantages=advantages, returns=returns)
+BEFORE = {4: 1, 2: 4}
+"""Each world also goes on from what another one saved."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,11 +121,15 @@ class Trainee:
     def step(self, number: int) -> dict[str, Any]:
         """All that a training step computes, and what came out."""
         batch = recorded(number)
-        old = self.streams(batch, lambda s: self.actor.score_share(s, sum_pi_squared=True))
-        noise = torch.randn(batch.tokens.shape, generator=torch.Generator().manual_seed(number))
-        found: dict[str, Any] = {"old": old["logp"], "sum_pi_squared": old["sum_pi_squared"]}
-        # Old log-probabilities that are a little off make ratios that clip.
-        batch = batch.with_streams(old_logp=old["logp"] + 0.2 * noise, rollout_logp=old["logp"])
+        if self.case.sequences is not None:
+            batch = batch.take(range(self.case.sequences))
+        found: dict[str, Any] = {}
+        if number % 2 == 0:  # otherwise the update gives old log-probabilities
+            found = self.streams(batch, lambda s: self.actor.score_share(s, sum_pi_squared=True))
+            noise = torch.randn(batch.tokens.shape, generator=torch.Generator().manual_seed(number))
+            # Old log-probabilities that are a little off make ratios that clip.
+            old = found["logp"] + 0.2 * noise
+            batch = batch.with_streams(old_logp=old, rollout_logp=found["logp"])
         if self.case.objective.kl_loss_coef:
             found["ref"] = self.streams(batch, self.referred)["logp"]
             batch = batch.with_streams(ref_logp=found["ref"])
@@ -220,10 +149,6 @@ class Trainee:
 
     def actor_step(self, batch: PackedBatch, number: int) -> dict[str, float]:
         objective, actor = self.case.objective, self.actor
-        if number % 4 == 3:  # as when no separate pass gave old log-probabilities
-            batch = replace(
-                batch, streams={k: v for k, v in batch.streams.items() if k != "old_logp"}
-            )
         statistics: dict[str, Tensor] = {}
         if objective.needs_statistics:
             logp = self.streams(batch, actor.score_share)["logp"]
@@ -233,7 +158,7 @@ class Trainee:
             whole, lambda s: actor.update_share(s, objective, lr=1e-3, statistics=numbers)
         )
         merged = merge_policy_updates(batch, shares, done)
-        assert (merged.logp is not None) == (number % 4 == 3)
+        assert (merged.logp is None) == ("old_logp" in batch.streams)
         return {**merged.metrics, "norm": merged.stepped.grad_norm}
 
     def weights(self) -> dict[str, Tensor]:
@@ -269,7 +194,7 @@ def train(case: Case, ranks: Ranks, mesh: DeviceMesh | None, folder: Path) -> di
     trainee = Trainee(case, ranks, mesh)
     steps: list[dict[str, Any]] = []
     for number in range(case.steps):
-        if number == case.half and case.saves:
+        if number == case.saved_at:
             trainee.save(folder)
         steps.append(trainee.step(number))
     return {"steps": steps, "weights": trainee.weights()}
@@ -279,8 +204,23 @@ def go_on(case: Case, ranks: Ranks, mesh: DeviceMesh | None, folder: Path) -> di
     """The second half, from a checkpoint of anybody."""
     trainee = Trainee(case, ranks, mesh)
     trainee.load(folder)
-    steps = [trainee.step(number) for number in range(case.half, case.steps)]
+    steps = [trainee.step(number) for number in range(case.saved_at or 0, case.steps)]
     return {"steps": steps, "weights": trainee.weights()}
+
+
+def refuses_a_broken_gradient(ranks: Ranks, mesh: DeviceMesh) -> None:
+    """One token of one rank is NaN: no rank takes the step, and all take the next one."""
+    trainee = Trainee(Case(objective=Objective(loss="vanilla")), ranks, mesh)
+    batch = recorded(0)
+    bad = batch.streams["advantages"].clone()
+    bad[batch.layout.mask.nonzero()[0, 0]] = float("nan")
+    before = trainee.weights()
+    norm = trainee.actor_step(batch.with_streams(advantages=bad), 3)["norm"]
+    assert norm != norm, "the norm is not a number on every rank"
+    after = trainee.weights()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert trainee.actor_step(batch, 3)["norm"] > 0
+    assert all(not torch.equal(v, before[k]) for k, v in trainee.weights().items() if "lm_" in k)
 
 
 def run_world(root: Path, world: int, rank: int, suite: str) -> None:
@@ -295,12 +235,11 @@ def run_world(root: Path, world: int, rank: int, suite: str) -> None:
                 continue
             shape = mesh_shape(world, case.fsdp_size)
             own = dist.init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
-        begun = time.monotonic()
         results[name] = train(case, ranks, own, root / f"world_{world}" / name)
-        for other in sorted(root.glob(f"world_*/{name}")):
-            if other.parent.name != f"world_{world}":
-                results[f"{name}, after {other.parent.name}"] = go_on(case, ranks, own, other)
-        print(world, name, f"{time.monotonic() - begun:.1f} s", flush=True)
+        other = root / f"world_{BEFORE[world]}" / name
+        if case.saved_at is not None:
+            results[f"{name}, gone on"] = go_on(case, ranks, own, other)
+    refuses_a_broken_gradient(ranks, mesh)
     if rank == 0:
         torch.save(results, root / f"results_{world}.pt")
     leave_ranks()

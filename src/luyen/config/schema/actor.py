@@ -3,6 +3,7 @@
 from typing import Literal
 
 from luyen.config.schema.block import Block, block, key
+from luyen.config.schema.fsdp import Fsdp
 from luyen.config.schema.optim import Optim
 
 Aggregation = Literal[
@@ -52,6 +53,7 @@ class Actor(Block):
     strategy: Literal["auto", "single", "fsdp", "fsdp2"] = key(
         "auto", "Training engine; auto: single for one device, fsdp2 for more. fsdp means fsdp2."
     )
+    fsdp_config: Fsdp = block(Fsdp, "How weights are sharded over several devices.")
     ppo_mini_batch_size: int = key(
         256, "Prompts of one optimizer step, over the whole cluster.", ge=1
     )

@@ -19,5 +19,8 @@ class Fsdp(Block):
         False, "Keep the optimizer in host memory, where it then computes, with `param_offload`."
     )
     ulysses_sequence_parallel_size: int = key(
-        1, "Devices that share one sequence; only 1, since sequences stay whole.", ge=1
+        1,
+        "Devices that share one sequence.",
+        only="sequences stay whole; for long ones raise the token budget or take more devices",
+        ge=1,
     )

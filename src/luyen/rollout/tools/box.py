@@ -10,6 +10,7 @@ from luyen.base.records import Prompt
 from luyen.base.suggest import did_you_mean
 from luyen.rollout.tools.foreign import ToolFault, attempt, line_of
 from luyen.rollout.tools.ledger import CallLedger
+from luyen.rollout.tools.marks import Remembers
 from luyen.rollout.tools.open_tools import OnError, OpenTools, Place, Reading
 from luyen.rollout.tools.protocol import Tool, ToolSession
 from luyen.rollout.tools.text import Side
@@ -149,7 +150,7 @@ class ToolBox:
             free=self._semaphore(tool),
             session=session,
             problem=problem,
-            is_of_world=is_of_world,
+            remembers=is_of_world or isinstance(session, Remembers),
         )
 
     def _semaphore(self, tool: Tool) -> asyncio.Semaphore:

@@ -22,7 +22,7 @@ from luyen.rollout.tools.foreign import (
     place_of,
 )
 from luyen.rollout.tools.ledger import CallLedger
-from luyen.rollout.tools.marks import OneAtATime, OwnClock, Remembers, TimeIsUp
+from luyen.rollout.tools.marks import OneAtATime, OwnClock, TimeIsUp
 from luyen.rollout.tools.protocol import ToolLimits, ToolReply, ToolSession
 from luyen.rollout.tools.text import Side, as_text, shortened
 from luyen.rollout.tools.validate import Checker
@@ -76,13 +76,8 @@ class Place:
     """Its session; None when it could not be opened."""
     problem: str = ""
     """Why there is no session."""
-    is_of_world: bool = False
-    """Whether it came with the world of the conversation, and may change it."""
-
-    @property
-    def remembers(self) -> bool:
-        """Whether its calls share a state that dies with the process."""
-        return self.is_of_world or isinstance(self.session, Remembers)
+    remembers: bool = False
+    """Whether its calls share a state, its own or that of a world, which dies with the process."""
 
 
 @final

@@ -1,4 +1,6 @@
-"""Roles on a Ray cluster. `luyen.runtime.ray.cluster` connects; nothing here loads ray before it.
+"""Roles on a Ray cluster.
 
-Ray itself is imported by `cluster`, `placement`, `start` and `publish` only.
+`luyen.runtime.ray.cluster` connects, and loads ray only then. Planning (`pools`) and what the
+controller does with replicas (`engines`, `crew`, `routing`) know nothing of ray; modules that start
+or place processes do, and are imported after it is known to be there.
 """

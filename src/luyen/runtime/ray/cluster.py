@@ -9,6 +9,7 @@ import logging
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Generator
@@ -27,13 +28,12 @@ if TYPE_CHECKING:
 
 _STORE_BYTES = 1 << 30
 """Most memory of the objects of a local cluster: little more than one copy of the weights."""
+_ANSWER_S = 10.0
 _CARRIED = ("MKL_CBWR", "OMP_NUM_THREADS", "TOKENIZERS_PARALLELISM", "HF_HUB_OFFLINE", "HF_HOME")
 """Variables that workers must have before they import anything."""
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_IGNORE_UNHANDLED_ERRORS": "1",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "RAY_DEDUP_LOGS": "0",
 }
 
 
@@ -105,17 +105,34 @@ def connect(
         "runtime_env": {"env_vars": environment},
     }
     with _own_signals():
+        if address not in ("local", "auto"):
+            _refuse_nobody(address)
         if address != "local":
             try:
                 ray.init(address=address, **known)
                 return Connection(ray, guard_process=None)
             except ConnectionError as error:
                 if address != "auto":
-                    why = f"no cluster answers there: {error}"
-                    fix = "start one with `ray start --head`, or unset RAY_ADDRESS"
-                    raise UserError("RAY_ADDRESS", address, why, fix) from error
+                    raise _nobody(address, str(error)) from error
         known["num_cpus"] = cpus or this_machine().cpus
         return _start_local(ray, known, store_bytes)
+
+
+def _refuse_nobody(address: str) -> None:
+    """A UserError at once where nobody listens; Ray itself would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if "://" in address or not port.isdigit():
+        why = "the controller must be a process of the cluster, reached by host:port"
+        raise UserError("RAY_ADDRESS", address, why, "start the run on a node of the cluster")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_S).close()
+    except OSError as error:
+        raise _nobody(address, str(error)) from error
+
+
+def _nobody(address: str, reason: str) -> UserError:
+    fix = "start one with `ray start --head`, or unset RAY_ADDRESS"
+    return UserError("RAY_ADDRESS", address, f"no cluster answers there: {reason}", fix)
 
 
 def worker_environment(threads: int | None) -> dict[str, str]:

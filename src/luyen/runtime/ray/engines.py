@@ -187,13 +187,15 @@ class RayEngines:
         self, asked: Asked, meant: list[int], sample: int | None
     ) -> dict[int, Completion]:
         """Stop answers where they are drawn, and wait for what there is of them."""
-        self._send()
+        is_broken = self.crew.failure is not None
+        if not is_broken:
+            self._send()
         at = None if asked.at is None else self.crew.members[asked.at]
         life = None if at is None else at.life
         there = None if sample is None else asked.samples.index(sample)
         for index in meant:
             self._close_sample(asked, index)
-        if at is None or not at.is_ready:
+        if at is None or not at.is_ready or is_broken:
             return {}
         said: dict[int, Completion] = {}
         replies: list[News] = []

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
 
@@ -22,6 +22,7 @@ from luyen.engine.share import join, split
 from luyen.engine.step import LOSS_WEIGHT, Updated, merge_updates
 from luyen.rollout.protocol import Sampling
 from luyen.rollout.single_turn import Draw, Group
+from luyen.runtime.cuts import Cuts
 from luyen.runtime.generation import Generation
 from luyen.runtime.ray.engines import RayEngines
 from luyen.runtime.ray.publish import Published, publish
@@ -30,42 +31,6 @@ from luyen.runtime.roles import Described
 from luyen.telemetry.journal import WorkJournal
 
 _BUCKET_BYTES = 1 << 28
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cuts:
-    """How each kind of pass is cut into micro-batches, on every rank.
-
-    Example:
-        >>> Cuts(actor=Passes(), log_probs=Passes(), reference=Passes()).critic is None
-        True
-    """
-
-    actor: Passes
-    """The policy's update."""
-    log_probs: Passes
-    """Old log-probabilities."""
-    reference: Passes
-    """Log-probabilities of the reference."""
-    critic: Passes | None = None
-    """Values and the critic's update; None: there is no critic."""
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ValueWeights:
-    """How the tokens of a step weigh in the value loss.
-
-    Example:
-        >>> ValueWeights(aggregation="token-mean", loss_scale_factor=1.0).aggregation
-        'token-mean'
-    """
-
-    aggregation: str
-    """Name of the aggregation."""
-    loss_scale_factor: float | None
-    """Divisor of one of them."""
 
 
 @final
@@ -79,7 +44,6 @@ class RayRoles:
         engines: RayEngines,
         generation: Generation,
         cuts: Cuts,
-        value_weights: ValueWeights,
         ending: Sequence[Callable[[], None]] = (),
     ) -> None:
         """`ending` is called at the end, in order: it gives devices and cluster back."""
@@ -87,7 +51,6 @@ class RayRoles:
         self.engines = engines
         self.generation = generation
         self.cuts = cuts
-        self.value_weights = value_weights
         self.published: Published | None = None
         """The newest publication of weights."""
         self._ending = list(ending)
@@ -170,9 +133,9 @@ class RayRoles:
     def update_critic(self, batch: PackedBatch, *, lr: float) -> Updated:
         """One optimizer step of the critic."""
         assert self.cuts.critic is not None, "the run has no critic"
-        how = self.value_weights
+        cuts = self.cuts
         weights = aggregation_weights(
-            how.aggregation, batch.rollouts, loss_scale_factor=how.loss_scale_factor
+            cuts.value_aggregation, batch.rollouts, loss_scale_factor=cuts.value_scale
         )
         prepared = batch.with_streams(**{LOSS_WEIGHT: weights})
         shares = split(prepared, self.cuts.critic, ranks=self.ranks.count)

@@ -78,6 +78,11 @@ def test_an_address_where_nobody_answers_is_told(monkeypatch: pytest.MonkeyPatch
         connect()
 
 
+def test_the_client_protocol_is_refused():
+    with pytest.raises(UserError, match="must be a process of the cluster"):
+        connect("ray://somewhere:10001")
+
+
 def test_workers_compute_exactly_and_see_the_same_modules(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys, "path", ["", "/nowhere", str(ROOT / "tests"), *sys.path])
     found = worker_environment(3)

@@ -204,6 +204,7 @@ def test_the_first_error_is_raised_now_and_later():
     for _ in range(2):
         with pytest.raises(RemoteError, match="division by zero"):
             engines.advance()
+    assert [stopped.reason for stopped in engines.abort("a")] == ["aborted"] * 4
     engines.close()
 
 

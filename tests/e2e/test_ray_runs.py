@@ -1,0 +1,120 @@
+"""Whole runs on Ray: two ranks that train with FSDP2, two replicas that draw, the same numbers."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from luyen.telemetry.rollout_files import read_rollouts
+from luyen.train.replay.record import RunRecord
+from luyen.train.replay.replay import replay_rollout, replay_step
+from tests.runs import CHATTY, MODEL, ROLLOUT, Ran, train
+
+ray = pytest.importorskip("ray", reason="the extra `ray` is not installed")
+CLUSTER = ("trainer.n_gpus_per_node=2", f"{ROLLOUT}.data_parallel_size=2")
+STEPS = ("trainer.total_training_steps=3", "trainer.save_freq=1")
+PPO = ("algorithm.adv_estimator=gae", "critic.optim.lr=1.0e-3", f"{ROLLOUT}.n=2")
+KINDS = {
+    "PPO with tools": (*CHATTY, *PPO),
+    "GRPO with LoRA and a reference": (
+        f"{MODEL}.lora_rank=4",
+        "actor_rollout_ref.actor.use_kl_loss=true",
+        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=64",
+    ),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster() -> Iterator[None]:
+    """One cluster for all runs: each connects to it, and leaves it."""
+    from ray.cluster_utils import Cluster
+
+    found = Cluster(initialize_head=True, head_node_args={"num_cpus": 4})
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("RAY_ADDRESS", found.address)
+        yield
+    found.shutdown()
+
+
+SECOND = pytest.param("GRPO with LoRA and a reference", marks=pytest.mark.slow)
+
+
+@pytest.fixture(scope="module", params=["PPO with tools", SECOND])
+def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
+    """The same run in this process and on the cluster."""
+    words = (*KINDS[request.param], *STEPS)
+    here = train(tmp_path_factory.mktemp("here"), *words)
+    there = train(tmp_path_factory.mktemp("there"), *words, *CLUSTER)
+    return here, there
+
+
+def rollouts(run: Ran, step: int):
+    return [one.rollout for one in read_rollouts(run.root / f"rollouts/step_{step:06d}.parquet")]
+
+
+def timeless(rollout):
+    return rollout.tokens, rollout.logps, rollout.stop, rollout.text, rollout.score
+
+
+def test_the_first_step_draws_the_same_rollouts_to_the_bit(runs: tuple[Ran, Ran]):
+    here, there = (list(map(timeless, rollouts(run, 1))) for run in runs)
+    assert here == there
+
+
+def test_losses_and_norms_are_those_of_one_process(runs: tuple[Ran, Ran]):
+    here, there = runs
+    names = [n for n in here.metrics[0] if n.startswith(("actor/", "critic/", "reward/"))]
+    for one, other in zip(here.metrics, there.metrics, strict=True):
+        for name in names:
+            norm = name.endswith("grad_norm")
+            assert other[name] == pytest.approx(one[name], rel=2e-4 if norm else 1e-4, abs=1e-5), (
+                name
+            )
+
+
+def test_on_recorded_batches_one_process_finds_the_same(runs: tuple[Ran, Ran]):
+    """Each step of the cluster, trained again here from the checkpoint before it."""
+    record = RunRecord(runs[1].root)
+    for step in (2, 3):
+        again = replay_step(record, step, silent)
+        losses = [name for name in again.numbers if name.endswith(("_loss", "grad_norm"))]
+        assert "actor/pg_loss" in losses
+        for name in losses:
+            number = again.numbers[name]
+            tolerance = {"rel": 1e-5} if name.endswith("grad_norm") else {"abs": 1e-6}
+            assert number.after == pytest.approx(number.before, **tolerance), (step, name)
+
+
+def silent(*_: object) -> None:
+    """Nobody watches."""
+
+
+@pytest.mark.parametrize("step", [2, 3])
+def test_later_rollouts_are_those_of_a_local_engine_with_the_same_weights(
+    runs: tuple[Ran, Ran], step: int
+):
+    record = RunRecord(runs[1].root)
+    for rollout in rollouts(runs[1], step)[:4]:
+        again = replay_rollout(record, step, f"{rollout.group}/{rollout.sample}", silent)
+        assert again.is_equal, rollout.group
+
+
+def test_the_gap_between_trainer_and_sampler_stays_zero(runs: tuple[Ran, Ran]):
+    assert set(runs[1].course("parity/max_gap")) == {0.0}
+
+
+def test_weights_stay_close(runs: tuple[Ran, Ran]):
+    here, there = runs
+    assert here.weights.keys() == there.weights.keys()
+    for name, weight in here.weights.items():
+        torch.testing.assert_close(there.weights[name], weight, rtol=1e-3, atol=2e-5)
+
+
+@pytest.mark.slow
+def test_a_run_of_one_process_goes_on_with_two_ranks(tmp_path: Path):
+    """A checkpoint does not know how many saved it."""
+    words = (*KINDS["PPO with tools"], *STEPS)
+    train(tmp_path, *words, "trainer.total_training_steps=1")
+    went_on = train(tmp_path, *words, *CLUSTER)
+    assert went_on.course("step") == [1.0, 2.0, 3.0]

@@ -1,0 +1,86 @@
+"""What is trained by one process and by ranks, and the batches that were recorded for it."""
+
+from dataclasses import dataclass, field
+
+import torch
+
+from luyen.algorithms.objective import Objective
+from luyen.config.schema.optim import Optim
+from luyen.engine.batch import PackedBatch, pack
+from luyen.engine.passes import Passes
+
+STEPS = 20
+OPTIM = Optim(lr=1e-3, clip_grad=0.5, weight_decay=0.01)
+GRPO = Objective(loss="vanilla", kl_loss_coef=0.05, aggregation="seq-mean-token-mean")
+PPO = Objective(loss="vanilla", entropy_coeff=0.01)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """What is trained, and how."""
+
+    objective: Objective
+    passes: Passes = field(default_factory=lambda: Passes(max_tokens=64))
+    has_critic: bool = False
+    lora_rank: int = 0
+    is_tied: bool = False
+    is_checkpointed: bool = False
+    dtype: torch.dtype = torch.float32
+    fsdp_size: int = -1
+    cpu_offload: bool = False
+    reshards: bool = True
+    kind: str = "llama"
+    steps: int = STEPS
+    sequences: int | None = None
+    """Sequences of a step, where most ranks are to be idle."""
+    saved_at: int | None = None
+    """Steps before a checkpoint, from which other worlds go on."""
+
+
+ALONE, COUNTED = Passes(sequences=1), Passes(sequences=2)
+SUITES: dict[str, dict[str, Case]] = {
+    "quick": {
+        "grpo": Case(objective=GRPO, is_tied=True),
+        "grpo, lora, counted": Case(objective=GRPO, lora_rank=4, passes=COUNTED),
+        "ppo": Case(objective=PPO, has_critic=True, saved_at=17),
+        "ppo, lora": Case(objective=PPO, has_critic=True, lora_rank=4, steps=4),
+        "chooses over the step": Case(objective=Objective(loss="kl_cov"), steps=2),
+        "bf16": Case(
+            objective=GRPO, dtype=torch.bfloat16, has_critic=True, passes=ALONE, steps=3, saved_at=1
+        ),
+        "idle ranks": Case(objective=PPO, has_critic=True, sequences=1, steps=2),
+        "replicas": Case(objective=GRPO, fsdp_size=2, steps=2),
+        "recomputed": Case(objective=GRPO, is_checkpointed=True, reshards=False, steps=2),
+        "offloaded": Case(objective=GRPO, cpu_offload=True, steps=2),
+    },
+    "matrix": {
+        f"{name}, {kind}, {rank}, {passes}": Case(
+            objective=objective,
+            has_critic=name == "ppo",
+            kind=kind,
+            lora_rank=rank,
+            passes=passes,
+            is_checkpointed=rank == 0,
+        )
+        for name, objective in (("grpo", GRPO), ("ppo", PPO))
+        for kind in ("qwen3", "gemma2")
+        for rank in (0, 4)
+        for passes in (ALONE, Passes(sequences=3), Passes(max_tokens=45))
+    },
+}
+
+
+def recorded(step: int) -> PackedBatch:
+    """Some 9 sequences of 3 groups, other ones at every step, with what a step does not compute."""
+    generator = torch.Generator().manual_seed(step)
+    lengths = torch.randint(4, 42, (8 + step % 3,), generator=generator).tolist()
+    lengths = [5, *lengths]
+    sequences = [torch.randint(3, 60, (n,), generator=generator).tolist() for n in lengths]
+    groups = [min(2, i // 3) for i in range(len(lengths))]
+    heads = {g: sequences[groups.index(g)][:3] for g in set(groups)}
+    sequences = [heads[g] + s[3:] for g, s in zip(groups, sequences, strict=True)]
+    masks = [[int(i >= 3 and i % 7 != 5) for i in range(n)] for n in lengths]
+    batch = pack(sequences, masks=masks, groups=groups)
+    shape = batch.tokens.shape
+    advantages, returns = (torch.randn(shape, generator=generator) for _ in range(2))
+    return batch.with_streams(advantages=advantages, returns=returns)
