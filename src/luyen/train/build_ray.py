@@ -67,11 +67,9 @@ def build_ray_roles(
         places = {r: [placed.options(s) for s in slots] for r, slots in pools.slots.items()}
         ranks = RankGroup(partial(make_rank, config, needs, where.device), places=places["actor"])
         opened.callback(ranks.stop)
-        engines = start_engines(
-            partial(make_replica, config, where.device),
-            replicas=len(places["rollout"]),
-            places=places["rollout"],
-        )
+        seats = places["rollout"]
+        make = partial(make_replica, config, where.device)
+        engines = start_engines(make, replicas=len(seats), places=seats)
         opened.pop_all()
     return RayRoles(
         ranks=ranks,
