@@ -154,8 +154,8 @@ CREDIT: dict[str, Case] = {
     "algorithm.rollout_correction.loss_type": ("run", "reinforce", BYPASS),
 }
 TRAINER: dict[str, Case] = {
-    "trainer.nnodes": ("stopped", "2", ()),
-    "trainer.n_gpus_per_node": ("stopped", "2", ()),
+    "trainer.nnodes": ("plan", "2", ()),
+    "trainer.n_gpus_per_node": ("plan", "2", ()),
     "trainer.total_epochs": ("run", "2", ("trainer.total_training_steps=null", "{few}")),
     "trainer.total_training_steps": ("run", "2", ()),
     "trainer.test_freq": ("run", "1", VALIDATED),

@@ -104,7 +104,8 @@ class Damage:
 
     @staticmethod
     def _files(root: Path, kind: str) -> list[Path]:
-        return sorted(path for path in root.glob(KINDS[kind]) if path.is_file())
+        files = [path for path in root.glob(KINDS[kind]) if path.is_file()]
+        return sorted(path for path in files if path.stat().st_size > 1)
 
 
 def all_damages(count: int = 200) -> list[Damage]:

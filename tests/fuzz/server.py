@@ -12,12 +12,26 @@ import sys
 import time
 import traceback
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Self, final
 
 ROOT = Path(__file__).parent.parent.parent
 _LIMIT_S = 60.0
 _HANG = "hang"
+_NEEDED = (
+    "luyen.cli.diff",
+    "luyen.cli.doctor",
+    "luyen.cli.eval",
+    "luyen.cli.main",
+    "luyen.cli.replay",
+    "luyen.studio.report.page",
+    "luyen.train.measure",
+    "luyen.train.replay.replay",
+    "luyen.train.start",
+    "tests.kill.points",
+)
+"""What children need, imported once."""
 
 
 @final
@@ -121,11 +135,12 @@ def main() -> None:
     """Serve until the input ends."""
     import torch
 
-    import tests.kill.points  # noqa: F401 - what every child needs
     from luyen.base.exactness import prepare_process
 
     prepare_process()
     torch.set_num_threads(1)
+    for name in _NEEDED:
+        import_module(name)
     for line in sys.stdin:
         job = json.loads(line)
         pid = os.fork()

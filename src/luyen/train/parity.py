@@ -12,7 +12,7 @@ from torch import Tensor
 
 from luyen.algorithms.parity import GapInputs, GapParts, largest_part, part_metrics, split_gap
 from luyen.base.files import write_whole, writing
-from luyen.base.records import Branch, Rollout, Source
+from luyen.base.records import Branch, Rollout
 from luyen.base.seals import sealed_page
 from luyen.engine.batch import PackedBatch
 from luyen.train.run import OnlineRun
@@ -29,7 +29,7 @@ class WorstToken:
     """A token about whose probability sampler and trainer disagree.
 
     Example:
-        >>> WorstToken(rollout="3.0.a#1", branch=0, position=7, token=5, text="4", version=2,
+        >>> WorstToken(rollout="3.0.a/1", branch=0, position=7, token=5, text="4", version=2,
         ...            trainer=-0.5, sampler=-0.25, kept_mass=None, part="engine").gap
         -0.25
     """
@@ -44,8 +44,8 @@ class WorstToken:
     """Its id."""
     text: str
     """The token as text."""
-    version: int
-    """Version of the weights that drew it."""
+    version: int | None
+    """Version of the weights that drew it; None: nothing did, and the mask is wrong."""
     trainer: float
     """The trainer's log-probability."""
     sampler: float
@@ -79,7 +79,11 @@ def note_parity(run: OnlineRun, rollouts: Sequence[Rollout], batch: PackedBatch)
     run.notes |= part_metrics(parts)
     tokenizer = run.roles.generation.renderer.tokenizer
     worst = worst_tokens(
-        rollouts, inputs, parts, text_of=lambda token: tokenizer.decode([token], skip_special=False)
+        rollouts,
+        batch.layout.mask.nonzero()[:, 0],
+        inputs,
+        parts,
+        text_of=lambda token: tokenizer.decode([token], skip_special=False),
     )
     if worst:
         page = {"schema": SCHEMA, "step": run.step + 1, "tokens": [t.as_json() for t in worst]}
@@ -101,9 +105,9 @@ def gap_inputs(
     none = torch.zeros(int(mask.sum()), dtype=torch.bool, device=mask.device)
 
     def of_tokens(value: Callable[[Rollout, Branch, int], Any]) -> Tensor:
-        found = [value(r, branch, i) for r, branch in rows for i in _sampled(branch)]
-        assert len(found) == len(none), "the batch holds other rollouts than these"
-        return torch.tensor(found, device=mask.device)
+        found = [value(r, branch, i) for r, branch in rows for i in range(len(branch.tokens))]
+        assert len(found) == len(mask), "the batch holds other rollouts than these"
+        return torch.tensor(found, device=mask.device)[mask]
 
     return GapInputs(
         logp=logp[mask],
@@ -117,6 +121,7 @@ def gap_inputs(
 
 def worst_tokens(
     rollouts: Sequence[Rollout],
+    places: Tensor,
     inputs: GapInputs,
     parts: GapParts,
     *,
@@ -124,7 +129,8 @@ def worst_tokens(
 ) -> list[WorstToken]:
     """The tokens with the largest gaps, the largest first; none where there is no gap.
 
-    What was ruled out by choice is no part of this gap; `kept_mass` stands beside it.
+    `places` says where each token of `inputs` stands in the batch of the rollouts. What was ruled
+    out by choice is no part of this gap; `kept_mass` stands beside it.
     """
     gap = (inputs.logp - inputs.rollout_logp).abs()
     sizes, order = gap.topk(min(WORST, len(gap)))
@@ -132,22 +138,21 @@ def worst_tokens(
     if not chosen:
         return []
     rows = [(r, k, branch) for r in rollouts for k, branch in enumerate(r.branches)]
-    ends = list(accumulate(branch.sources.count(Source.SAMPLED) for _, _, branch in rows))
+    ends = list(accumulate(len(branch.tokens) for _, _, branch in rows))
     found: list[WorstToken] = []
     for index in chosen:
-        row = bisect_right(ends, index)
+        place = int(places[index])
+        row = bisect_right(ends, place)
         rollout, number, branch = rows[row]
-        position = _sampled(branch)[index - (ends[row - 1] if row else 0)]
-        version = branch.versions[position]
-        assert version is not None, "a sampled token has the version of its weights"
+        position = place - (ends[row - 1] if row else 0)
         found.append(
             WorstToken(
-                rollout=f"{rollout.group}#{rollout.sample}",
+                rollout=f"{rollout.group}/{rollout.sample}",
                 branch=number,
                 position=position,
                 token=branch.tokens[position],
                 text=text_of(branch.tokens[position]),
-                version=version,
+                version=branch.versions[position],
                 trainer=float(inputs.logp[index]),
                 sampler=float(inputs.rollout_logp[index]),
                 kept_mass=branch.kept_mass[position] if branch.kept_mass else None,
@@ -155,11 +160,6 @@ def worst_tokens(
             )
         )
     return found
-
-
-def _sampled(branch: Branch) -> list[int]:
-    """Positions of what the policy sampled."""
-    return [i for i, source in enumerate(branch.sources) if source == Source.SAMPLED]
 
 
 def _is_drifted(rollout: Rollout) -> bool:

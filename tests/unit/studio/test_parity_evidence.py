@@ -30,11 +30,11 @@ def written(root: Path, step: int, rollout: str) -> Path:
 
 def test_the_latest_worst_token_and_the_shares_are_evidence(tmp_path: Path):
     root = write_run(tmp_path / "run", COURSES)
-    written(root, 4, "4.0.a#1")
-    written(root, 5, "5.2.b#0")
+    written(root, 4, "4.0.a/1")
+    written(root, 5, "5.2.b/0")
     [symptom] = seen(root, "parity-gap")
-    assert "'4' at 7 of 5.2.b#0, -4 for -1 (staleness)" in symptom.says
-    assert symptom.rollouts == ("5.2.b#0",)
+    assert "'4' at 7 of 5.2.b/0, -4 for -1 (staleness)" in symptom.says
+    assert symptom.rollouts == ("5.2.b/0",)
     assert symptom.numbers["parity/staleness_share"] == 0.75
 
 
@@ -46,8 +46,8 @@ def test_a_run_without_such_files_has_the_finding_all_the_same(tmp_path: Path):
 
 def test_a_damaged_file_is_noted_and_passed_over(tmp_path: Path):
     root = write_run(tmp_path / "run", COURSES)
-    path = written(root, 5, "5.2.b#0")
-    path.write_text(path.read_text().replace("5.2.b#0", "5.2.c#0"))
+    path = written(root, 5, "5.2.b/0")
+    path.write_text(path.read_text().replace("5.2.b/0", "5.2.c/0"))
     [symptom] = seen(root, "parity-gap")
     assert symptom.rollouts == ()
     assert [u.file for u in read_run(root).damaged()] == ["parity/step_000005.json"]

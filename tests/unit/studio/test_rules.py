@@ -88,7 +88,7 @@ def test_masks_are_judged_by_origin(tmp_path: Path):
     write_steps(root, [right, holes, spread])
     [empty], [inverted] = seen(root, "empty-mask"), seen(root, "inverted-mask")
     assert (empty.steps, inverted.steps) == ((2,), (3,))
-    assert empty.rollouts == ("2.0.2-0#0",)
+    assert empty.rollouts == ("2.0.2-0/0",)
 
 
 def test_weights_may_be_as_old_as_the_run_allows(tmp_path: Path):

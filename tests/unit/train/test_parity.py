@@ -44,6 +44,12 @@ def known(rollouts: list[Rollout], logp: list[float]) -> GapInputs:
     return gap_inputs(in_order(groups), batch, batch.scatter(torch.tensor(logp)), version=3)
 
 
+def sampled_places(rollouts) -> torch.Tensor:
+    """Where sampled tokens stand in the batch of these rollouts."""
+    sources = [source for r in rollouts for branch in r.branches for source in branch.sources]
+    return torch.tensor([i for i, source in enumerate(sources) if source == Source.SAMPLED])
+
+
 def test_a_token_of_older_weights_is_stale_and_no_other():
     assert known([rollout()], [0.0] * 3).is_stale.tolist() == [False] * 3
     mixed = replace(rollout(1), versions=(None, None, 2, 3, None, 3))
@@ -71,12 +77,18 @@ def test_the_worst_tokens_are_found_where_they_stand():
     )
     split = replace(rollout(1), earlier=(first,))
     inputs = known([rollout(), split], [-1.0, -2.0, -3.5, -3.0, -1.0, -2.0, -3.25])
-    worst = worst_tokens([rollout(), split], inputs, split_gap(inputs), text_of=str)
+    worst = worst_tokens(
+        [rollout(), split],
+        sampled_places([rollout(), split]),
+        inputs,
+        split_gap(inputs),
+        text_of=str,
+    )
     places = [(w.rollout, w.branch, w.position, w.text, w.gap) for w in worst]
     assert places == [
-        ("4.0.a#1", 0, 1, "11", -2.0),
-        ("4.0.a#0", 0, 5, "10", -0.5),
-        ("4.0.a#1", 1, 5, "10", -0.25),
+        ("4.0.a/1", 0, 1, "11", -2.0),
+        ("4.0.a/0", 0, 5, "10", -0.5),
+        ("4.0.a/1", 1, 5, "10", -0.25),
     ]
     assert [w.part for w in worst] == ["staleness", "engine", "engine"]
     assert [w.version for w in worst] == [2, 3, 3]
@@ -84,7 +96,12 @@ def test_the_worst_tokens_are_found_where_they_stand():
 
 def test_without_a_gap_there_are_no_worst_tokens():
     inputs = known([rollout()], [-1.0, -2.0, -3.0])
-    assert worst_tokens([rollout()], inputs, split_gap(inputs), text_of=str) == []
+    assert (
+        worst_tokens(
+            [rollout()], sampled_places([rollout()]), inputs, split_gap(inputs), text_of=str
+        )
+        == []
+    )
 
 
 def test_streams_of_another_length_are_refused():

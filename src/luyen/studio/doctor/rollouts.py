@@ -11,7 +11,7 @@ from luyen.telemetry.rollout_files import RecordedRollout
 
 def name_of(recorded: RecordedRollout) -> str:
     """How a finding names a rollout: group and sample."""
-    return f"{recorded.rollout.group}#{recorded.rollout.sample}"
+    return f"{recorded.rollout.group}/{recorded.rollout.sample}"
 
 
 def used_tokens(recorded: RecordedRollout) -> Iterator[tuple[Source, float | None]]:

@@ -1,8 +1,9 @@
 """Rules about the update of the policy: rates, gradients, clip, KL, entropy."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
+from typing import Any
 
 from luyen.studio.doctor.course import WINDOW
 from luyen.studio.doctor.findings import Symptom, rule
@@ -104,13 +105,17 @@ def frozen_parameters(record: RunRecord) -> Iterator[Symptom]:
 
 def _same_weights(record: RunRecord) -> tuple[int, int] | None:
     """Two neighbouring checkpoints whose policy has the same bytes."""
-    hashes = {
-        step: page.get("files", {}).get("actor.safetensors", {}).get("sha256")
-        for step, page in record.checkpoints.items()
-    }
+    hashes = {step: _policy_hashes(page) for step, page in record.checkpoints.items()}
     steps = sorted(step for step, value in hashes.items() if value is not None)
     pairs = [(a, b) for a, b in pairwise(steps) if hashes[a] == hashes[b]]
     return pairs[0] if pairs else None
+
+
+def _policy_hashes(page: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """Of the files that hold the policy's weights; None: the checkpoint lists none."""
+    files: Mapping[str, Any] = page.get("files") or {}
+    names = [n for n in sorted(files) if n == "actor.safetensors" or n.startswith("actor/")]
+    return tuple(str(files[name].get("sha256")) for name in names) or None
 
 
 @rule("skipped-updates", "warning")

@@ -110,4 +110,4 @@ def many_faults(record: RunRecord) -> Iterator[Symptom]:
 
 def _broken(record: RunRecord) -> tuple[str, ...]:
     found = [r.rollout for rows in record.rollouts.values() for r in rows if r.rollout.fault]
-    return tuple(f"{r.group}#{r.sample}: {(r.fault or '')[:80]}" for r in found[:3])
+    return tuple(f"{r.group}/{r.sample}: {(r.fault or '')[:80]}" for r in found[:3])
