@@ -76,11 +76,11 @@ def luyen_side(work: Work) -> Side:
     from luyen.data.render import Renderer
     from luyen.rollout.protocol import Sampling
     from luyen.rollout.single_turn import Draw, Group
-    from luyen.train.process import load_run_tokenizer
     from luyen.train.build_learning import build_objective
     from luyen.train.build_roles import build_roles
     from luyen.train.credit import CreditRules, credit
     from luyen.train.needs import needs_of
+    from luyen.train.process import load_run_tokenizer
     from luyen.train.samples import pack_groups
 
     words = [

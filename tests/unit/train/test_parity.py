@@ -119,7 +119,7 @@ def test_a_run_writes_its_worst_tokens_only_where_there_is_a_gap(tmp_path: Path)
     assert (page["step"], len(page["tokens"]), worst["part"]) == (1, 10, "engine")
     assert abs(worst["gap"]) == pytest.approx(rough.course("parity/max_gap")[0])
     found = {
-        f"{r.rollout.group}#{r.rollout.sample}": r.rollout
+        f"{r.rollout.group}/{r.rollout.sample}": r.rollout
         for r in read_rollouts(rough.root / "rollouts" / "step_000001.parquet")
     }
     for token in page["tokens"]:
