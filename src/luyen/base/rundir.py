@@ -114,13 +114,13 @@ class RunDirectory:
         if not found.exists:
             why = "no run was begun there: it has no manifest.json"
             raise UserError("run directory", str(found.root), why, "give the folder of a run")
-        schema = found.read_manifest().get("schema")
-        if not isinstance(schema, int):
-            why = "it is no manifest of a run"
-            raise UserError("file", str(found.manifest), why, "restore it from a copy")
-        if schema > SCHEMA:
+        facts = found.read_manifest()
+        schema = facts.get("schema")
+        if isinstance(schema, int) and schema > SCHEMA:
             why = f"its files follow layout {schema!r}, and this version reads up to {SCHEMA}"
             raise UserError("run directory", str(found.root), why, "install a newer luyen")
+        if not isinstance(schema, int) or "run_id" not in facts:
+            raise _foreign(found.manifest, "manifest of a run")
         return found
 
     @property
@@ -150,7 +150,10 @@ class RunDirectory:
     def read_provenance(self) -> dict[str, str]:
         """Where each key was written; a UserError when the file is not as it was written."""
         page = read_json(self.provenance)
-        return unsealed(page, self.provenance, is_demanded=self._has_seals())
+        found = unsealed(page, self.provenance, is_demanded=self._has_seals())
+        if not all(isinstance(place, str) for place in found.values()):
+            raise _foreign(self.provenance, "list of where keys were written")
+        return found
 
     def read_resumptions(self) -> list[dict[str, Any]]:
         """What was noted each time the run was resumed, oldest first.
@@ -160,8 +163,10 @@ class RunDirectory:
         """
         if not self.resumptions.is_file() and not self._has_seals():
             return []
-        page = read_json(self.resumptions)
-        return unsealed(page, self.resumptions, is_demanded=True)["resumptions"]
+        page = unsealed(read_json(self.resumptions), self.resumptions, is_demanded=True)
+        if not isinstance(page.get("resumptions"), list):
+            raise _foreign(self.resumptions, "list of resumptions")
+        return page["resumptions"]
 
     def note_resumption(self, facts: Mapping[str, Any]) -> None:
         """Add what is to be known about a session that goes on with the run.
@@ -216,3 +221,8 @@ class RunDirectory:
                 fix = "choose another trainer.experiment_name, clear the folder, or, if it was a "
                 fix += "run, restore its manifest.json from a copy"
                 raise UserError("run directory", str(self.root), why, fix)
+
+
+def _foreign(path: Path, what: str) -> UserError:
+    """The content is whole, and is that of another file."""
+    return UserError("file", str(path), f"it is no {what}", "restore it from a copy")

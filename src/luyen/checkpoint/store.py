@@ -177,6 +177,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
     body = {name: value for name, value in manifest.items() if name != "seal"}
     if manifest.get("seal") != _seal_of(body):
         raise _torn(path / MANIFEST, "it is not as it was written")
+    if step_of(path.name) not in (None, manifest["step"]):
+        raise _torn(path / MANIFEST, f"it is that of step {manifest['step']}")
     return manifest
 
 
