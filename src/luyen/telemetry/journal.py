@@ -19,6 +19,7 @@ from luyen.base.records import GroupId, Rollout, Score
 from luyen.base.rundir import step_name, step_of
 from luyen.telemetry.record_trees import call_of, call_tree, score_of, score_tree
 from luyen.telemetry.rollout_json import rollout_of, rollout_tree
+from luyen.telemetry.streams import PackedStreams
 
 _ROLLOUT, _SCORES, _INTENT, _RESULT = "rollout", "scores", "intent", "result"
 _NOWHERE = ""
@@ -62,11 +63,14 @@ class WorkJournal:
         self._folder = folder
         self._run_id = run_id
         self._file: JournalFile | None = None
+        self.pack = PackedStreams()
+        """Packs the streams of rollouts, once for the journal and for the digest of the step."""
         self._name = _NOWHERE
 
     def begin(self, step: int, *, kind: str, basis: Any) -> int:
         """Take up the work of a step on a basis; how many records there are to go on from."""
         self.close()
+        self.pack.forget()
         self._name = f"{step_name(step)}.{kind}"
         self._file = JournalFile(self._folder / f"{self._name}.jsonl", basis=hash_value(basis))
         return len(self._file)
@@ -87,7 +91,11 @@ class WorkJournal:
     def keep_rollout(self, purpose: str, rollout: Rollout) -> None:
         """Write down a rollout that is finished and sound."""
         assert rollout.fault is None, "what broke is to be tried again"
-        self._keep(_ROLLOUT, f"{purpose} {rollout.group}/{rollout.sample}", rollout_tree(rollout))
+        self._keep(
+            _ROLLOUT,
+            f"{purpose} {rollout.group}/{rollout.sample}",
+            rollout_tree(rollout, self.pack),
+        )
 
     def scores(self, purpose: str, rollouts: Sequence[Rollout]) -> list[Score] | None:
         """The scores of a group, if these very rollouts were judged."""

@@ -6,17 +6,17 @@ from typing import Any
 
 from luyen.base.records import Branch, GroupId, Rollout, StopReason
 from luyen.telemetry.record_trees import call_of, call_tree, score_of, score_tree
-from luyen.telemetry.streams import stream_bytes, streams_of
+from luyen.telemetry.streams import Pack, stream_bytes, streams_of
 
 
-def rollout_tree(rollout: Rollout) -> dict[str, Any]:
-    """Everything a rollout holds, as JSON can hold it."""
+def rollout_tree(rollout: Rollout, pack: Pack = stream_bytes) -> dict[str, Any]:
+    """Everything a rollout holds, as JSON can hold it; `pack` makes bytes of its streams."""
     group, score = rollout.group, rollout.score
     return {
         "group": [group.step, group.draw, group.uid],
         "sample": rollout.sample,
-        "streams": _text(rollout),
-        "earlier": [_text(branch) for branch in rollout.earlier],
+        "streams": _text(pack(rollout)),
+        "earlier": [_text(pack(branch)) for branch in rollout.earlier],
         "stop": rollout.stop.value,
         "text": rollout.text,
         "score": None if score is None else score_tree(score),
@@ -47,8 +47,8 @@ def rollout_of(tree: Mapping[str, Any]) -> Rollout:
     )
 
 
-def _text(tokens: Rollout | Branch) -> str:
-    return b2a_base64(stream_bytes(tokens), newline=False).decode()
+def _text(packed: bytes) -> str:
+    return b2a_base64(packed, newline=False).decode()
 
 
 def _streams(text: str) -> dict[str, Any]:

@@ -6,11 +6,14 @@ them.
 """
 
 import struct
+from collections.abc import Callable
 from itertools import compress
-from typing import Any
+from typing import Any, TypeAlias, final
 
 from luyen.base.records import Branch, Rollout, Source
 
+Pack: TypeAlias = Callable[["Rollout | Branch"], bytes]
+"""What makes bytes of a branch: `stream_bytes`, or something that remembers."""
 _HEAD = struct.Struct("<IIB")
 _IS_SAMPLED = bytes(int(code == Source.SAMPLED) for code in range(256))
 _SOURCES = {int(source): source for source in Source}
@@ -33,6 +36,34 @@ def stream_bytes(branch: Rollout | Branch) -> bytes:
     if branch.kept_mass:
         parts.append(struct.pack(f"<{drawn}d", *compress(branch.kept_mass, sampled)))
     return b"".join(parts)
+
+
+@final
+class PackedStreams:
+    """Streams that were packed before, found again by the very tuples they were made from.
+
+    A rollout is written down when it ends and hashed when its step does; the tuples between are the
+    same objects, also where a score was added. Others are packed anew.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[tuple[Any, ...], bytes]] = {}
+
+    def __call__(self, branch: Rollout | Branch) -> bytes:
+        """`stream_bytes` of the branch."""
+        streams = (branch.tokens, branch.sources, branch.turns, branch.logps, branch.versions)
+        streams = (*streams, branch.kept_mass)
+        # The tuples are held, so that their ids stay theirs.
+        known = self._known.get(id(branch.tokens))
+        if known is not None and all(a is b for a, b in zip(known[0], streams, strict=True)):
+            return known[1]
+        packed = stream_bytes(branch)
+        self._known[id(branch.tokens)] = streams, packed
+        return packed
+
+    def forget(self) -> None:
+        """Let all of them go."""
+        self._known.clear()
 
 
 def streams_of(data: bytes) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from luyen.engine.batch import PackedBatch
 from luyen.models.digest import describe
 from luyen.runtime.roles import Roles
 from luyen.telemetry.metrics_file import CLOCK
-from luyen.telemetry.streams import stream_bytes
+from luyen.telemetry.streams import Pack, stream_bytes
 
 _CREDIT = ("advantages", "returns", "is_weights")
 _RATE = "/lr"
@@ -23,6 +23,7 @@ def stages_of(
     batch: PackedBatch,
     update: Mapping[str, float],
     roles: Roles,
+    pack: Pack = stream_bytes,
 ) -> dict[str, str]:
     """Every stage of a step but its metrics.
 
@@ -35,7 +36,7 @@ def stages_of(
     measured = {name: v for name, v in update.items() if not name.endswith(_RATE)}
     return {
         "prompts": hash_value(sorted({(r.group.draw, r.group.uid) for r in ordered})),
-        "rollouts": hash_parts(_drawn(ordered)),
+        "rollouts": hash_parts(_drawn(ordered, pack)),
         "rewards": hash_value([[_judged(r) for r in ordered], dict(baselines)]),
         "advantages": hash_value(describe(credit)),
         "gradients": hash_value([measured, dict(held.moments)]),
@@ -48,7 +49,7 @@ def metrics_stage(metrics: Mapping[str, float]) -> str:
     return hash_value({n: float(v) for n, v in metrics.items() if not n.startswith(CLOCK)})
 
 
-def _drawn(rollouts: Sequence[Rollout]) -> Iterator[bytes]:
+def _drawn(rollouts: Sequence[Rollout], pack: Pack) -> Iterator[bytes]:
     """Every token of the rollouts with its origin, and what tools answered on the way.
 
     Where one part ends and the next begins counts, so branches need no marks between them.
@@ -57,7 +58,7 @@ def _drawn(rollouts: Sequence[Rollout]) -> Iterator[bytes]:
     # A rollout has the streams of its last branch; `branches` would copy them.
     for rollout in rollouts:
         for branch in (*rollout.earlier, rollout):
-            yield stream_bytes(branch)
+            yield pack(branch)
 
 
 def _ended(rollout: Rollout) -> list[Any]:

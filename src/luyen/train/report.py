@@ -10,6 +10,7 @@ from luyen.engine.batch import PackedBatch
 from luyen.rewards.step import Scored, score_metrics
 from luyen.rollout.single_turn import Group
 from luyen.telemetry.spans import SPANS
+from luyen.telemetry.streams import stream_bytes
 from luyen.train.credit import Credited
 from luyen.train.digests import stages_of
 from luyen.train.parity import note_parity
@@ -34,6 +35,7 @@ def finish_step(
             batch=credited.batch,
             update=metrics,
             roles=run.roles,
+            pack=run.journal.pack if run.journal is not None else stream_bytes,
         )
     note_parity(run, rollouts, credited.batch)
     if credited.kl is not None:

@@ -10,7 +10,7 @@ from luyen.base.calls import CallStatus, ToolCall
 from luyen.base.records import Branch, GroupId, Rollout, Score, Source, StopReason
 from luyen.telemetry.journal import WorkJournal
 from luyen.telemetry.rollout_json import rollout_of, rollout_tree
-from luyen.telemetry.streams import stream_bytes, streams_of
+from luyen.telemetry.streams import PackedStreams, stream_bytes, streams_of
 
 CALL = ToolCall(
     turn=0,
@@ -65,6 +65,17 @@ def test_a_rollout_comes_back_to_the_last_bit():
 def test_kept_masses_come_back_too():
     held = replace(ROLLOUT, kept_mass=(None, 1 / 3, None, None))
     assert rollout_of(rollout_tree(held)) == held
+
+
+def test_streams_are_packed_once_for_the_very_same_tuples():
+    pack = PackedStreams()
+    first = pack(ROLLOUT)
+    assert first == stream_bytes(ROLLOUT)
+    assert pack(replace(ROLLOUT, score=None)) is first
+    other = replace(ROLLOUT, logps=(None, -0.5, None, None))
+    assert pack(other) == stream_bytes(other) != first
+    pack.forget()
+    assert pack(ROLLOUT) is not first
 
 
 def test_every_field_of_a_rollout_is_kept():
