@@ -16,9 +16,9 @@ from pathlib import Path
 MARK = "LUYEN_RAY_MARK"
 _GRACE_S = 0.5
 """Time for what ends by itself to do so."""
-_WATCH_S = 8.0
+_WATCH_S = 30.0
 """How long new processes are looked for: a starting one may not have been there at first."""
-_QUIET_SCANS = 4
+_QUIET_SCANS = 10
 
 
 def marked(mark: str) -> list[int]:

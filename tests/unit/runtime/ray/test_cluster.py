@@ -14,7 +14,7 @@ from luyen.runtime.ray.cluster import connect, worker_environment
 
 pytest.importorskip("ray", reason="the extra `ray` is not installed")
 ROOT = Path(__file__).parents[4]
-GONE_S = 10.0
+GONE_S = 45.0
 
 
 def descendants(pid: int) -> set[int]:
