@@ -18,7 +18,6 @@ def score(
     passes: Passes,
     *,
     temperature: float,
-    prefix: str = "",
     entropy: bool = False,
     sum_pi_squared: bool = False,
 ) -> dict[str, Tensor]:
@@ -27,8 +26,7 @@ def score(
     found = score_share(
         policy, share, temperature=temperature, entropy=entropy, sum_pi_squared=sum_pi_squared
     )
-    whole = join(shares, [found], batch)
-    return {prefix + name: stream for name, stream in whole.items()}
+    return join(shares, [found], batch)
 
 
 @torch.no_grad()

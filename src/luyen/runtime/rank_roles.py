@@ -9,7 +9,6 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, final
 
-import torch
 from torch import Tensor
 
 from luyen.algorithms.objective import Objective
@@ -113,8 +112,3 @@ class RankRoles:
         if self.critic is not None:
             state |= role_state("critic", self.critic.model, self.critic.optimizer)
         return state
-
-    def close(self) -> None:
-        """Free the device's memory that is not in use."""
-        if self.actor.device.type == "cuda":
-            torch.cuda.empty_cache()

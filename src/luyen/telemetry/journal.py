@@ -137,11 +137,6 @@ class WorkJournal:
         tree = None if call is None else call_tree(call)
         self._keep(_RESULT, key, {"call": tree, "metrics": dict(metrics)})
 
-    def sync(self) -> None:
-        """Force everything to the disk."""
-        if self._file is not None:
-            self._file.sync()
-
     def close(self) -> None:
         """Close the file that is open. Closing twice is allowed."""
         if self._file is not None:

@@ -1,6 +1,6 @@
 """What a run leaves behind: metrics, digests, rollouts, checkpoints."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TypeAlias, final
@@ -48,8 +48,6 @@ class Recorder:
         self.digests = digests
         self.known = dict(known or {})
         """The last value of each metric."""
-        self.on_saved: Callable[[int], None] = lambda step: None  # noqa: ARG005
-        """Called, by whoever calls `poll`, with the step of a checkpoint that has come to be."""
         self._writer = CheckpointWriter(store, is_async=is_async)
         self.journal: WorkJournal | None = None
         """Where finished work is written down at once; None: nowhere, it is done again."""
@@ -101,7 +99,6 @@ class Recorder:
         for step in self._writer.finished():
             if self.journal is not None:
                 self.journal.forget(step)
-            self.on_saved(step)
 
     def close(self) -> None:
         """Finish every file, the checkpoint in progress first; raises what stopped it."""

@@ -112,9 +112,9 @@ def test_values_and_scores_do_not_depend_on_the_passes():
     assert values[0][batch.layout.mask].abs().min() > 0
     assert values[0][~batch.layout.mask].abs().max() == 0
     policy = tiny_policy(initializer_range=0.1)
-    options = {"temperature": 0.8, "entropy": True, "sum_pi_squared": True, "prefix": "old_"}
+    options = {"temperature": 0.8, "entropy": True, "sum_pi_squared": True}
     scores = [score(policy, batch, passes, **options) for passes in PASSES.values()]
-    assert scores[0].keys() == {"old_logp", "old_entropy", "old_sum_pi_squared"}
+    assert scores[0].keys() == {"logp", "entropy", "sum_pi_squared"}
     assert all(torch.equal(scores[0][k], other[k]) for other in scores[1:] for k in scores[0])
 
 

@@ -118,7 +118,9 @@ def test_runs_that_save_beside_training_end_the_same(tmp_path: Path):
             assert files[0].read_bytes() == files[1].read_bytes()
 
 
-def test_the_hook_is_called_in_the_main_thread_once_the_checkpoint_is_there(tmp_path: Path):
+def test_work_is_forgotten_in_the_main_thread_once_the_checkpoint_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     run = prepare(tmp_path, *ASIDE)
     told: list[tuple[int, bool, bool]] = []
 
@@ -126,7 +128,7 @@ def test_the_hook_is_called_in_the_main_thread_once_the_checkpoint_is_there(tmp_
         is_main = threading.current_thread() is threading.main_thread()
         told.append((step, is_main, step in run.recorder.store.list()))
 
-    run.recorder.on_saved = saved
+    monkeypatch.setattr(run.recorder.journal, "forget", saved)
     try:
         train_online(run)
     finally:

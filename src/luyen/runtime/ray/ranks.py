@@ -17,7 +17,6 @@ from luyen.models.digest import describe
 from luyen.runtime.rank_roles import RankRoles
 from luyen.runtime.ray.weights import pack, size_of
 from luyen.runtime.ray.wire import RemoteError
-from luyen.telemetry.stacks import describe_process
 
 MakeRank: TypeAlias = Callable[[int, int, str], RankRoles]
 """`(rank, ranks, address where they meet) -> what it holds`."""
@@ -65,10 +64,6 @@ class RankProcess:
             size += size_of(bucket.values())
         return parts, digests, size
 
-    def stacks(self) -> str:
-        """What every thread of this process is doing."""
-        return describe_process(f"rank {self._rank}")
-
 
 @final
 class RankGroup:
@@ -80,8 +75,7 @@ class RankGroup:
         shared = ray.put(make)
         kind: Any = ray.remote(RankProcess)
         self._actors = [
-            # Besides its work a rank must be able to say where it stands.
-            kind.options(max_restarts=0, max_concurrency=2, **options).remote(
+            kind.options(max_restarts=0, **options).remote(
                 shared, rank, self.count, folder=os.getcwd()
             )
             for rank, options in enumerate(places)
@@ -107,13 +101,6 @@ class RankGroup:
     def publish(self, bucket_bytes: int) -> tuple[list[Any], dict[str, str], int]:
         """The policy's weights in the object store: references, digests, bytes."""
         return self._gathered([a.publish.remote(bucket_bytes) for a in self._actors])[0]
-
-    def stacks(self, wait_s: float = 5.0) -> str:
-        """What the threads of every rank are doing, of those that answer in time."""
-        asked = [actor.stacks.remote() for actor in self._actors]
-        done, late = ray.wait(asked, num_returns=len(asked), timeout=wait_s)
-        said = [str(ray.get(one)) for one in done]
-        return "\n".join([*said, *(["some ranks do not answer"] if late else [])])
 
     def stop(self) -> None:
         """End every rank. Stopping twice is allowed."""

@@ -20,7 +20,7 @@ from luyen.config.catalog import ADV_ESTIMATORS
 from luyen.config.load import load
 from luyen.config.model_shape import read_shape
 from luyen.config.parse import parse
-from luyen.config.plan import needs_critic, needs_reference
+from luyen.config.plan import needs_critic
 from luyen.config.schema.run import RunConfig
 from luyen.studio.doctor.course import Course
 from luyen.studio.doctor.vocabulary import Vocabulary, read_vocabulary
@@ -166,11 +166,6 @@ class RunRecord:
     def has_critic(self) -> bool:
         """Whether a value model is trained."""
         return needs_critic(self.config, ADV_ESTIMATORS.get(self.config.algorithm.adv_estimator))
-
-    @property
-    def has_reference(self) -> bool:
-        """Whether the policy is compared with a frozen one."""
-        return needs_reference(self.config)
 
     def _read_config(self, path: Path) -> RunConfig:
         self._try(path, lambda _: self.directory.read_config(), "")
