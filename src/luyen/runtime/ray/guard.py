@@ -1,19 +1,27 @@
 """A process that outlives the controller by seconds, to end what Ray leaves behind.
 
 Ray ties its own processes to the one that started them, but for two agents of a node, which stay
-for a minute when everything dies at once. Every process of a local cluster carries a mark in its
-environment; when the controller is gone, the guard ends whoever carries the mark.
+for a minute when everything dies at once. Every process of a local cluster is started with a mark
+in its environment; when the controller is gone, the guard ends whoever belongs to the cluster.
+
+A process that gives itself a title may write over its environment, and one whose parent has died
+belongs to nobody. So the guard looks while the controller lives, and remembers: a process belongs
+to the cluster if it carries the mark or is the child of one that belongs.
 
 It runs by path, without the package: only the standard library may be imported here.
 """
 
 import os
+import select
 import signal
 import sys
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 MARK = "LUYEN_RAY_MARK"
+_LOOK_S = 1.0
+"""Between two looks while the controller lives."""
 _GRACE_S = 0.5
 """Time for what ends by itself to do so."""
 _WATCH_S = 30.0
@@ -21,19 +29,46 @@ _WATCH_S = 30.0
 _QUIET_SCANS = 10
 
 
-def marked(mark: str) -> list[int]:
-    """Processes that carry the mark."""
-    wanted = f"{MARK}={mark}".encode()
-    found: list[int] = []
+class Process(NamedTuple):
+    """A process; a number is given again, but not with the same start."""
+
+    pid: int
+    started: int
+
+
+def living() -> dict[Process, int]:
+    """Every process that has not ended, with the number of its parent."""
+    found: dict[Process, int] = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
         try:
-            is_marked = wanted in (entry / "environ").read_bytes().split(b"\0")
-        except OSError:  # it has ended, or is another user's
+            state, parent, *rest = (entry / "stat").read_text().rpartition(")")[2].split()
+        except OSError:  # it has ended
             continue
-        if is_marked:
-            found.append(int(entry.name))
+        if state != "Z":
+            found[Process(int(entry.name), int(rest[17]))] = int(parent)
+    return found
+
+
+def carries(pid: int, mark: str) -> bool:
+    """Whether a process still shows the mark."""
+    try:
+        shown = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:  # it has ended, or is another user's
+        return False
+    return f"{MARK}={mark}".encode() in shown.split(b"\0")
+
+
+def family(known: set[Process], mark: str) -> set[Process]:
+    """Those living that belong to the cluster, given who was known to before."""
+    alive = living()
+    found = {one for one in alive if one in known or carries(one.pid, mark)}
+    fresh = found
+    while fresh:
+        parents = {one.pid for one in fresh}
+        fresh = {one for one, parent in alive.items() if parent in parents} - found
+        found = found | fresh
     return found
 
 
@@ -45,17 +80,27 @@ def end(pid: int) -> None:
         return
 
 
+def watch(mark: str) -> set[Process]:
+    """Who belongs to the cluster, once the other end of standard input is closed."""
+    known: set[Process] = set()
+    while True:
+        heard, _, _ = select.select([sys.stdin], [], [], _LOOK_S)
+        if heard and not os.read(sys.stdin.fileno(), 1):
+            return known
+        known = family(known, mark)
+
+
 def main(mark: str) -> None:
-    """Wait for the other end of standard input to close, then end what carries the mark."""
+    """Wait for the other end of standard input to close, then end what belongs to the cluster."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    sys.stdin.buffer.read()
+    known = watch(mark)
     time.sleep(_GRACE_S)
     last, quiet = time.monotonic() + _WATCH_S, 0
     while quiet < _QUIET_SCANS and time.monotonic() < last:
-        left = marked(mark)
-        for pid in left:
-            end(pid)
-        quiet = 0 if left else quiet + 1
+        known = family(known, mark)
+        for one in known:
+            end(one.pid)
+        quiet = 0 if known else quiet + 1
         time.sleep(_GRACE_S)
 
 
