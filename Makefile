@@ -7,7 +7,7 @@ START = start=$$(date +%s)
 TOOK = echo "$@: passed in $$(( $$(date +%s) - start )) s"
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-tools check test test-all test-gpu defects kills docs
+.PHONY: help demo demo-tools check test test-all test-gpu defects kills kills-ray docs
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -42,6 +42,9 @@ defects: $(STAMP) ## plant defects in runs: the doctor names each, and says noth
 
 kills: $(STAMP) ## kill runs at every point: each goes on as if nothing had happened; ten minutes
 	@$(BIN)/python -m tests.kill.table
+
+kills-ray: $(STAMP) ## the same on a cluster of this machine: controller, ranks and replicas; hours
+	@$(BIN)/python -m tests.kill.table ray
 
 docs: $(STAMP) ## write docs/config.md and docs/metrics.md anew from the code
 	@$(BIN)/luyen schema --markdown > $(STAMP).config.md

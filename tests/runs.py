@@ -5,12 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
+import pytest
 import torch
 from torch import Tensor
 
 from luyen.checkpoint.store import CheckpointStore
 from luyen.checkpoint.tensors import load_state
 from luyen.config.check import Report, check
+from luyen.runtime.strict import VARIABLE as STRICT
 from luyen.telemetry.metrics_file import read_metrics
 from luyen.train.online import train_online
 from luyen.train.run import OnlineRun
@@ -78,8 +80,13 @@ def report_of(folder: Path, *overrides: str, files: Sequence[Path] = ()) -> Repo
 
 
 def train(folder: Path, *overrides: str, files: Sequence[Path] = ()) -> Ran:
-    """Run to the end and read back what is there. No curves are drawn: they take the most time."""
-    run = prepare(folder, *overrides, files=files)
+    """Run to the end and read back what is there. No curves are drawn: they take the most time.
+
+    In one process, too, what the loop and the roles exchange is pickled as on a cluster.
+    """
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv(STRICT, "1")
+        run = prepare(folder, *overrides, files=files)
     try:
         train_online(run)
     finally:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from luyen.base.records import GroupId, Prompt, make_prompt
 from luyen.data.render import Renderer
 from luyen.data.tokenizer import Tokenizer, load_tokenizer
+from luyen.rollout.client import EngineClient
 from luyen.rollout.env.protocol import Env, Observation
 from luyen.rollout.loop import TurnLimits
 from luyen.rollout.multi_turn import FaultPolicy, converse_all
@@ -175,7 +176,7 @@ def play(
     stops = how.renderer.tokenizer.stop_ids
     sampling = Sampling(max_new_tokens=how.max_response_length, stop_ids=stops)
     return asyncio.run(
-        converse_all(
+        converse(
             engine,
             how,
             draws(how, *questions, samples=samples, **row),
@@ -187,3 +188,10 @@ def play(
             journal=journal,
         )
     )
+
+
+async def converse(engine, *arguments, **more) -> list[Group]:
+    """Conversations with an engine that nobody else asks."""
+    client = EngineClient(engine)
+    async with client.running():
+        return await converse_all(client, *arguments, **more)

@@ -19,7 +19,7 @@ EXCEPTIONS: dict[str, str] = {
     "src/luyen/rollout/tools/foreign.py::boundary: except Exception": (
         "a tool may raise anything; the policy reads about it"
     ),
-    "src/luyen/checkpoint/background.py::CheckpointWriter._write_aside: except Exception": (
+    "src/luyen/checkpoint/aside.py::Aside._carry_out: except Exception": (
         "it is raised again in the thread of the run"
     ),
     "src/luyen/telemetry/background.py::BackgroundSink._work: except Exception": (

@@ -102,6 +102,8 @@ ROLLOUTS: dict[str, Case] = {
     f"{ROLLOUT}.gpu_memory_utilization": ("plan", "0.2", ()),
     f"{ROLLOUT}.tensor_model_parallel_size": ("refused", "2", ()),
     f"{ROLLOUT}.data_parallel_size": ("refused", "2", ()),
+    f"{ROLLOUT}.nnodes": ("plan", "1", ()),
+    f"{ROLLOUT}.n_gpus_per_node": ("plan", "2", (f"{ROLLOUT}.nnodes=1",)),
     f"{ROLLOUT}.expert_parallel_size": ("refused", "2", ()),
     f"{ROLLOUT}.deterministic": ("warned", "false", ()),
     f"{ROLLOUT}.enforce_eager": ("warned", "true", ()),

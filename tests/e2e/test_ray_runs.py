@@ -6,10 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from luyen.studio.timeline.read import read_processes
+from luyen.telemetry.metrics_file import read_metrics
 from luyen.telemetry.rollout_files import read_rollouts
+from luyen.telemetry.spans import SPANS
+from luyen.train.online import train_online
 from luyen.train.replay.record import RunRecord
 from luyen.train.replay.replay import replay_rollout, replay_step
-from tests.runs import CHATTY, MODEL, ROLLOUT, Ran, train
+from tests.runs import CHATTY, MODEL, ROLLOUT, Ran, close, prepare, read_back, train
 
 ray = pytest.importorskip("ray", reason="the extra `ray` is not installed")
 CLUSTER = ("trainer.n_gpus_per_node=2", f"{ROLLOUT}.data_parallel_size=2")
@@ -45,8 +49,20 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     """The same run in this process and on the cluster."""
     words = (*KINDS[request.param], *STEPS)
     here = train(tmp_path_factory.mktemp("here"), *words)
-    there = train(tmp_path_factory.mktemp("there"), *words, *CLUSTER)
+    there = traced(tmp_path_factory.mktemp("there"), *words, *CLUSTER)
     return here, there
+
+
+def traced(folder: Path, *words: str) -> Ran:
+    """A run whose spans are written, as those of the command are."""
+    run = prepare(folder, *words)
+    SPANS.open(run.recorder.directory.events, process="controller")
+    try:
+        train_online(run)
+    finally:
+        close(run)
+        SPANS.close()
+    return read_back(run.recorder.directory.root)
 
 
 def rollouts(run: Ran, step: int):
@@ -109,6 +125,53 @@ def test_weights_stay_close(runs: tuple[Ran, Ran]):
     assert here.weights.keys() == there.weights.keys()
     for name, weight in here.weights.items():
         torch.testing.assert_close(there.weights[name], weight, rtol=1e-3, atol=2e-5)
+
+
+INSIDE = {"update_actor": "update", "publish": "generate", "draw": "generate"}
+"""Work of ranks and replicas, and the phase of the loop in which it is done."""
+
+
+def test_the_timeline_shows_ranks_and_replicas_inside_the_phases(runs: tuple[Ran, Ran]):
+    """To within twice the bound of the clocks' error, and a millisecond."""
+    controller, *others = read_processes(runs[1].root)
+    assert [(one.role, one.index) for one in others] == [
+        ("actor", 0),
+        ("actor", 1),
+        ("rollout", 0),
+        ("rollout", 1),
+    ]
+    for process in others:
+        assert process.clock_error_s is not None
+        assert process.clock_error_s < 1.0
+        slack = 2 * process.clock_error_s + 1e-3
+        work = [span for span in process.spans if span.name in INSIDE]
+        assert len(work) >= 3, process.name
+        for span in work:
+            assert any(
+                phase.start - slack <= span.start <= span.end <= phase.end + slack
+                for phase in controller.spans
+                if phase.name == INSIDE[span.name]
+            ), (process.name, span)
+
+
+def test_publications_memory_and_waits_are_logged_at_every_step(runs: tuple[Ran, Ran]):
+    here, there = (read_metrics(run.root / "metrics.jsonl") for run in runs)
+    size = sum(weight.numel() * weight.element_size() for weight in runs[1].weights.values())
+    for line in there:
+        values = line.values
+        assert values["publish/bytes"] == size
+        assert values["publish/parameters"] == len(runs[1].weights)
+        assert 0 < values["time/publish"] <= values["time/generate"]
+        assert values["wait/controller_on_actor"] > 0
+        assert values["wait/controller_on_rollout"] > 0
+        for role in ("actor", "rollout"):
+            assert 0 < values[f"role/{role}/busy"] <= 1
+            assert values[f"role/{role}/memory_gb"] > 0.05
+            assert values[f"wait/{role}_idle"] >= 0
+    for line in here:
+        shares = [line.values[f"role/{role}/busy"] for role in ("actor", "rollout")]
+        assert all(0 < share < 1 for share in shares)
+        assert line.values["role/controller/memory_gb"] > 0.05
 
 
 @pytest.mark.slow

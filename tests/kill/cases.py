@@ -7,6 +7,7 @@ from typing import final
 
 from luyen.base.digests import read_digests
 from tests.kill.points import POINTS
+from tests.kill.remote import Loss, is_loaded, load
 from tests.kill.zygote import Zygote
 from tests.runs import ACTOR, CHATTY, MODEL, ROLLOUT, TINY, TURNS
 
@@ -38,9 +39,11 @@ class Case:
     algorithm: str
     point: str
     call: int
+    staleness: int = 0
 
     def __str__(self) -> str:
-        return f"{self.shape}, {self.algorithm}: {self.point} (call {self.call})"
+        ahead = f", staleness {self.staleness}" if self.staleness else ""
+        return f"{self.shape}, {self.algorithm}{ahead}: {self.point} (call {self.call})"
 
 
 def all_cases() -> list[Case]:
@@ -67,6 +70,13 @@ def quick_cases() -> list[Case]:
     return list(found.values())
 
 
+def staleness_words(staleness: int) -> tuple[str, ...]:
+    """What lets generation run ahead of training."""
+    if staleness == 0:
+        return ()
+    return (f"trainer.max_staleness={staleness}", "algorithm.rollout_correction.rollout_is=token")
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class Killing:
@@ -74,45 +84,62 @@ class Killing:
 
     zygote: Zygote
     folder: Path
-    whole: dict[tuple[str, str], list[str]] = field(
-        default_factory=dict[tuple[str, str], list[str]]
+    words: tuple[str, ...] = ()
+    """What all runs have besides: where they run."""
+    whole: dict[tuple[str, str, int], list[str]] = field(
+        default_factory=dict[tuple[str, str, int], list[str]]
     )
 
-    def chain(self, shape: str, algorithm: str) -> list[str]:
+    def chain(self, case: Case) -> list[str]:
         """The chains of an uninterrupted run."""
-        if (shape, algorithm) not in self.whole:
-            place = self.folder / f"{shape}-{algorithm}"
+        kind = (case.shape, case.algorithm, case.staleness)
+        if kind not in self.whole:
+            place = self.folder / "-".join(map(str, kind))
             place.mkdir()
-            status = self._run(place, shape, algorithm)
-            assert status == 0, (place / "log").read_text()[-4000:]
-            self.whole[shape, algorithm] = chains(place)
-        return self.whole[shape, algorithm]
+            status = self._run(place, case)
+            assert status == 0, log_of(place)
+            self.whole[kind] = chains(place)
+        return self.whole[kind]
 
     def carry_out(self, case: Case, place: Path) -> None:
         """Kill and go on; AssertionError when anything is not as it would have been."""
-        expected = self.chain(case.shape, case.algorithm)
-        first = self._run(place, case.shape, case.algorithm, point=case.point, call=case.call)
+        expected = self.chain(case)
+        first = self._run(place, case, point=case.point)
         assert first == KILLED, f"it was not killed ({first}): {log_of(place)}"
         unknown = unknown_calls(place)
-        again = self._run(place, case.shape, case.algorithm)
+        again = self._run(place, case)
         assert again == 0, log_of(place)
-        assert chains(place) == expected, "the run that went on did something else"
-        left = [path.name for path in (place / "luyen" / "run" / "journal").iterdir()]
-        assert left == [], f"a finished run keeps its journal: {left}"
-        repeated = repeated_calls(place) - unknown
-        assert not repeated, f"calls whose result was known were made again: {repeated}"
+        demand_whole(place, expected, unknown)
 
-    def _run(
-        self, place: Path, shape: str, algorithm: str, *, point: str | None = None, call: int = 1
-    ) -> int:
-        words = [*TINY, *SHAPES[shape], *ALGORITHMS[algorithm], *_EVERY]
+    def outlive(self, case: Case, place: Path, *, loss: Loss = "process") -> str:
+        """Lose a process of it elsewhere, or its node: the run itself goes on; what it said."""
+        expected = self.chain(case)
+        load(case.point, case.call, loss=loss)
+        status = self._run(place, case)
+        assert not is_loaded(), "nobody came by the point"
+        assert status == 0, log_of(place)
+        demand_whole(place, expected, set())
+        return log_of(place)
+
+    def _run(self, place: Path, case: Case, *, point: str | None = None) -> int:
+        words = [*TINY, *SHAPES[case.shape], *ALGORITHMS[case.algorithm], *_EVERY]
+        words += [*staleness_words(case.staleness), *self.words]
         return self.zygote.run(
             [*words, f"trainer.default_local_dir={place}"],
             point=point,
-            call=call,
+            call=case.call,
             log=place / "log",
             calls=place / "calls",
         )
+
+
+def demand_whole(place: Path, expected: list[str], unknown: set[str]) -> None:
+    """An AssertionError unless a run that is over did what an uninterrupted one does."""
+    assert chains(place) == expected, "the run that went on did something else"
+    left = [path.name for path in (place / "luyen" / "run" / "journal").iterdir()]
+    assert left == [], f"a finished run keeps its journal: {left}"
+    repeated = repeated_calls(place) - unknown
+    assert not repeated, f"calls whose result was known were made again: {repeated}"
 
 
 def chains(place: Path) -> list[str]:

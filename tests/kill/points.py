@@ -89,7 +89,7 @@ POINTS: dict[str, Point] = {
         where="luyen.checkpoint.store:CheckpointStore._put", when="before", calls=(1, 2)
     ),
     "a checkpoint is in place, the journal too": Point(
-        where="luyen.telemetry.journal:WorkJournal.forget", when="before", calls=(2, 3)
+        where="luyen.telemetry.journal:WorkJournals.forget", when="before", calls=(2, 3)
     ),
     "an old checkpoint goes": Point(
         where="luyen.checkpoint.store:CheckpointStore._retire", when="after", calls=(2,)
@@ -115,17 +115,24 @@ POINTS: dict[str, Point] = {
 }  # fmt: skip
 
 
-def arm(point: Point, call: int) -> None:
-    """Let this process die at the point."""
+def kill_self() -> None:
+    """End this process at once, as any other could."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def arm(point: Point, call: int, *, die: Callable[[], None] = kill_self) -> None:
+    """Let this process die at the point, if `die` does not think better of it."""
     module, _, path = point.where.partition(":")
     owner: Any = import_module(module)
     *above, name = path.split(".")
     for one in above:
         owner = getattr(owner, one)
-    setattr(owner, name, _deadly(getattr(owner, name), point, call))
+    setattr(owner, name, _deadly(getattr(owner, name), point, call, die))
 
 
-def _deadly(function: Callable[..., Any], point: Point, call: int) -> Callable[..., Any]:
+def _deadly(
+    function: Callable[..., Any], point: Point, call: int, die: Callable[[], None]
+) -> Callable[..., Any]:
     counted = [0]
 
     def is_due() -> bool:
@@ -138,7 +145,7 @@ def _deadly(function: Callable[..., Any], point: Point, call: int) -> Callable[.
         async def later(*args: Any, **kwargs: Any) -> Any:
             due = is_due()
             found = await function(*args, **kwargs)
-            _die() if due else None
+            die() if due else None
             return found
 
         return later
@@ -147,12 +154,12 @@ def _deadly(function: Callable[..., Any], point: Point, call: int) -> Callable[.
     def now(*args: Any, **kwargs: Any) -> Any:
         due = is_due()
         if due and point.when == "before":
-            _die()
+            die()
         if due and point.when == "torn":
             _tear(*args)
         found = function(*args, **kwargs)
-        if due:
-            _die()
+        if due and point.when == "after":
+            die()
         return found
 
     return now
@@ -160,8 +167,4 @@ def _deadly(function: Callable[..., Any], point: Point, call: int) -> Callable[.
 
 def _tear(file: JournalFile, record: Any) -> None:
     os.write(file._handle, b'{"kind": "rollout", "key": "' + repr(record)[:40].encode())
-    _die()
-
-
-def _die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
+    kill_self()

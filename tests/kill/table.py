@@ -1,42 +1,60 @@
-"""`python -m tests.kill.table`: kill runs at every point and print which went on as they should."""
+"""`python -m tests.kill.table [ray] [short] [STALENESS...]`: kill runs at every point, on a cluster
+or here, and print which went on as they should. In short: once at each point.
+"""
 
 import sys
 import tempfile
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tests.kill.cases import ALGORITHMS, SHAPES, Case, Killing, all_cases
-from tests.kill.points import POINTS
+from tests.kill.cases import Case, Killing, all_cases
+from tests.kill.on_ray import on_ray, ray_cases
 from tests.kill.zygote import Zygote
 
 
-def main() -> int:
-    """Carry the whole matrix out; how many cases failed."""
-    columns = [(shape, algorithm) for shape in SHAPES for algorithm in ALGORITHMS]
-    done: dict[tuple[str, str, str], list[bool]] = {}
-    with tempfile.TemporaryDirectory() as folder, Zygote() as zygote:
+def main(words: Sequence[str]) -> int:
+    """Carry a whole matrix out; how many cases failed."""
+    with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        killing = Killing(zygote, root)
-        cases = all_cases()
-        for number, case in enumerate(cases):
-            sys.stderr.write(f"\r{number + 1}/{len(cases)} {case}".ljust(120)[:120])
-            kind = (case.point, case.shape, case.algorithm)
-            done.setdefault(kind, []).append(_holds(killing, case, root / f"case{number}"))
+        if "ray" in words:
+            staleness = [int(word) for word in words if word.isdigit()] or [0]
+            with on_ray(root) as kill:
+                return _table(ray_cases(staleness, is_short="short" in words), kill, root)
+        with Zygote() as zygote:
+            killing = Killing(zygote, root)
+            return _table(all_cases(), killing.carry_out, root)
+
+
+def _table(cases: Sequence[Case], kill: Callable[[Case, Path], object], root: Path) -> int:
+    done: dict[tuple[str, str], list[bool]] = {}
+    started = time.monotonic()
+    for number, case in enumerate(cases):
+        minutes = (time.monotonic() - started) / 60
+        sys.stderr.write(f"\r{number + 1}/{len(cases)} {minutes:.0f} min {case}".ljust(120)[:120])
+        held = _holds(kill, case, root / f"case{number}")
+        done.setdefault((case.point, _column(case)), []).append(held)
     sys.stderr.write("\n")
-    heads = [f"{shape}, {algorithm}" for shape, algorithm in columns]
-    print(f"| killed when | {' | '.join(heads)} |")
-    print(f"|---|{'---|' * len(heads)}")
-    for point in POINTS:
-        cells = [_cell(done.get((point, *column))) for column in columns]
+    columns = list(dict.fromkeys(map(_column, cases)))
+    print(f"| killed when | {' | '.join(columns)} |")
+    print(f"|---|{'---|' * len(columns)}")
+    for point in dict.fromkeys(case.point for case in cases):
+        cells = [_cell(done.get((point, column))) for column in columns]
         print(f"| {point} | {' | '.join(cells)} |")
     results = [held for row in done.values() for held in row]
     print(f"\n{sum(results)} of {len(results)} runs went on as if nothing had happened.")
     return len(results) - sum(results)
 
 
-def _holds(killing: Killing, case: Case, place: Path) -> bool:
+def _column(case: Case) -> str:
+    ahead = f", staleness {case.staleness}" if case.staleness else ""
+    return f"{case.shape}, {case.algorithm}{ahead}"
+
+
+def _holds(kill: Callable[[Case, Path], object], case: Case, place: Path) -> bool:
     place.mkdir()
     try:
-        killing.carry_out(case, place)
+        kill(case, place)
     except AssertionError as error:
         sys.stderr.write(f"\n{case}: {error}\n")
         return False
@@ -48,4 +66,4 @@ def _cell(results: list[bool] | None) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(1 if main() else 0)
+    sys.exit(1 if main(sys.argv[1:]) else 0)

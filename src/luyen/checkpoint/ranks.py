@@ -25,27 +25,28 @@ from torch.futures import Future
 
 from luyen.base.errors import UserError
 from luyen.checkpoint.shards import (
+    INDEX,
     Box,
     Index,
     Part,
     Stored,
+    index_text,
     read_boxes,
     shard_name,
     tied_names,
-    write_index,
-    write_shard,
 )
+from luyen.checkpoint.writes import Writes
 
 
 def save_together(
-    folder: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None
+    folder: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None, writes: Writes
 ) -> None:
     """Every rank writes its share; rank 0 writes the index."""
     # Rank 0 holds a part of every tensor that has elements, so it sees what is tied.
     tied = [tied_names({name: _local(tensor) for name, tensor in tensors.items()})]
     dist.broadcast_object_list(tied, group=group, group_src=0)
     own = {name: tensor for name, tensor in tensors.items() if name not in tied[0]}
-    writer = ShardWriter(folder, rank=dist.get_rank(group), aliases=tied[0])
+    writer = ShardWriter(folder, writes, rank=dist.get_rank(group), aliases=tied[0])
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     try:
         state_dict_saver.save(own, storage_writer=writer, planner=planner, process_group=group)
@@ -81,8 +82,11 @@ def _cause(error: CheckpointException) -> BaseException:
 class ShardWriter(StorageWriter):
     """Writes the parts that DCP gives to this rank; rank 0 writes the index."""
 
-    def __init__(self, folder: Path, *, rank: int, aliases: Mapping[str, str]) -> None:
+    def __init__(
+        self, folder: Path, writes: Writes, *, rank: int, aliases: Mapping[str, str]
+    ) -> None:
         self._folder = folder
+        self._writes = writes
         self._file = shard_name(rank)
         self._aliases = aliases
 
@@ -119,7 +123,7 @@ class ShardWriter(StorageWriter):
                 WriteResult(index=item.index, size_in_bytes=data.nbytes, storage_data=box)
             )
         if parts:
-            write_shard(self._folder / self._file, parts)
+            self._writes.tensors(self._folder / self._file, parts)
         done: Future[list[WriteResult]] = Future()
         done.set_result(results)
         return done
@@ -136,7 +140,8 @@ class ShardWriter(StorageWriter):
             stored[name] = Stored(
                 dtype=kept.properties.dtype, shape=tuple(kept.size), boxes=ordered
             )
-        write_index(self._folder, Index(stored=stored, aliases=self._aliases))
+        index = Index(stored=stored, aliases=self._aliases)
+        self._writes.text(self._folder / INDEX, index_text(index))
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:  # noqa: ARG003

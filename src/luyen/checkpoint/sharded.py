@@ -14,33 +14,40 @@ from torch import Tensor
 
 from luyen.base.errors import UserError
 from luyen.checkpoint.shards import (
+    INDEX,
     Box,
     Index,
     Stored,
+    index_text,
     read_boxes,
     read_index,
     shard_name,
     tied_names,
-    write_index,
-    write_shard,
 )
+from luyen.checkpoint.writes import AtOnce, Writes
+
+_AT_ONCE = AtOnce()
 
 
 def save_sharded(
-    folder: Path, tensors: Mapping[str, Tensor], *, group: dist.ProcessGroup | None = None
+    folder: Path,
+    tensors: Mapping[str, Tensor],
+    *,
+    group: dist.ProcessGroup | None = None,
+    writes: Writes = _AT_ONCE,
 ) -> None:
     """Write tensors and DTensors by name into a folder that exists.
 
     Every rank of the group calls it with the same names; a plain tensor is the same on all of them.
     Without a process group one process writes alone. Tied tensors are stored once. An OSError of
-    any rank is raised on all.
+    any rank is raised on all, unless `writes` puts the writing off: no rank hears of another then.
     """
     if not dist.is_initialized():
-        _save_alone(folder, tensors)
+        _save_alone(folder, tensors, writes)
         return
     from luyen.checkpoint.ranks import save_together  # DCP takes a while to load
 
-    save_together(folder, tensors, group)
+    save_together(folder, tensors, group, writes)
 
 
 def load_sharded(
@@ -62,7 +69,7 @@ def load_sharded(
     load_together(folder, index, tensors, group)
 
 
-def _save_alone(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+def _save_alone(folder: Path, tensors: Mapping[str, Tensor], writes: Writes) -> None:
     tied, file = tied_names(tensors), shard_name(0)
     own = {name: tensor for name, tensor in tensors.items() if name not in tied}
     stored: dict[str, Stored] = {}
@@ -70,8 +77,8 @@ def _save_alone(folder: Path, tensors: Mapping[str, Tensor]) -> None:
         shape = tuple(tensor.shape)
         box = Box(offsets=(0,) * len(shape), sizes=shape, file=file, key=name)
         stored[name] = Stored(dtype=tensor.dtype, shape=shape, boxes=(box,))
-    write_shard(folder / file, own)
-    write_index(folder, Index(stored=stored, aliases=tied))
+    writes.tensors(folder / file, own)
+    writes.text(folder / INDEX, index_text(Index(stored=stored, aliases=tied)))
 
 
 def _load_alone(folder: Path, index: Index, tensors: Mapping[str, Tensor]) -> None:

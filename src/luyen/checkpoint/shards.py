@@ -152,8 +152,8 @@ def _is_view(tensor: Tensor) -> bool:
     return tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size()
 
 
-def write_index(folder: Path, index: Index) -> None:
-    """Write the index of a folder."""
+def index_text(index: Index) -> str:
+    """The index of a folder as its file holds it."""
     tensors = {
         name: {
             "dtype": str(stored.dtype).removeprefix("torch."),
@@ -162,8 +162,7 @@ def write_index(folder: Path, index: Index) -> None:
         }
         for name, stored in index.stored.items()
     }
-    text = json_line({"schema": SCHEMA, "tensors": tensors, "aliases": index.aliases})
-    (folder / INDEX).write_text(text)
+    return json_line({"schema": SCHEMA, "tensors": tensors, "aliases": index.aliases})
 
 
 def read_index(folder: Path) -> Index:

@@ -8,7 +8,8 @@ what happens to its files afterwards is found by the hashes when it is loaded.
 import hashlib
 import shutil
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast, final
@@ -93,19 +94,29 @@ class CheckpointStore:
 
         When the writer fails, or the disk does, nothing appears and earlier checkpoints stay.
         """
+        unfinished = self.begin(step)
+        with unfinished.filling():
+            writer(unfinished.folder)
+        return unfinished.finish(facts or {})
+
+    def begin(self, step: int) -> "Unfinished":
+        """An empty folder for the checkpoint of a step, to be finished or abandoned."""
         place = self.directory / step_name(step)
-        unfinished = temporary_beside(place)
-        with writing(place, field="checkpoint"), in_progress(unfinished):
+        folder = temporary_beside(place)
+        with ExitStack() as claimed, writing(place, field="checkpoint"):
+            claimed.enter_context(in_progress(folder))
             self.directory.mkdir(parents=True, exist_ok=True)
             self._sweep()
-            try:
-                unfinished.mkdir()
-                writer(unfinished)
-                _seal(unfinished, step, facts or {})
-                self._put(unfinished, place)
-            finally:
-                shutil.rmtree(unfinished, ignore_errors=True)
-            self._retire()
+            folder.mkdir()
+            kept = claimed.pop_all()
+        return Unfinished(self, step, folder, kept)
+
+    def take(self, unfinished: Path, step: int, facts: Mapping[str, Any]) -> Path:
+        """Seal a folder that is filled, and rename it to its place."""
+        place = self.directory / step_name(step)
+        _seal(unfinished, step, facts)
+        self._put(unfinished, place)
+        self._retire()
         return place
 
     def load(self, step: int) -> Checkpoint:
@@ -150,6 +161,39 @@ class CheckpointStore:
             left = path.name.startswith(TEMPORARY) and is_abandoned(path)
             if left or done:
                 shutil.rmtree(path, ignore_errors=True)
+
+
+@final
+class Unfinished:
+    """A checkpoint on its way: a folder beside its place, until it is finished or abandoned."""
+
+    def __init__(self, store: CheckpointStore, step: int, folder: Path, claim: ExitStack) -> None:
+        self.folder = folder
+        self._store = store
+        self._step = step
+        self._claim = claim
+        """As long as it is open, nobody else sweeps the folder away."""
+
+    @contextmanager
+    def filling(self) -> Generator[None]:
+        """Write into the folder inside; whatever goes wrong there abandons it."""
+        place = self._store.path(self._step)
+        with ExitStack() as failed, writing(place, field="checkpoint"):
+            failed.callback(self.abandon)
+            yield
+            failed.pop_all()
+
+    def finish(self, facts: Mapping[str, Any]) -> Path:
+        """Let the checkpoint appear whole; where that fails nothing appears."""
+        with self.filling():
+            place = self._store.take(self.folder, self._step, facts)
+        self._claim.close()
+        return place
+
+    def abandon(self) -> None:
+        """Remove what was written. Abandoning twice is allowed."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self._claim.close()
 
 
 def verify(path: Path) -> Checkpoint:

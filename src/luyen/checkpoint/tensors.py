@@ -19,12 +19,14 @@ from luyen.base.errors import UserError
 from luyen.base.files import read_json
 from luyen.checkpoint.sharded import load_sharded, save_sharded
 from luyen.checkpoint.shards import INDEX, read_whole
+from luyen.checkpoint.writes import AtOnce, Writes
 
 _ALIASES = "luyen.aliases"
 _MARK = "$"
+_AT_ONCE = AtOnce()
 
 
-def save_state(folder: Path, name: str, state: Any) -> None:
+def save_state(folder: Path, name: str, state: Any, *, writes: Writes = _AT_ONCE) -> None:
     """Write a state as `<name>.json`, with its tensors in the folder `<name>` if it has any.
 
     In a process group every rank calls it with the same state, whose tensors may be shards.
@@ -33,13 +35,13 @@ def save_state(folder: Path, name: str, state: Any) -> None:
     tree = _encode(state, "", tensors)
     if not dist.is_initialized() or dist.get_rank() == 0:
         text = json.dumps({"state": tree}, ensure_ascii=False, allow_nan=False)
-        (folder / f"{name}.json").write_text(text + "\n")
+        writes.text(folder / f"{name}.json", text + "\n")
         if tensors:
             (folder / name).mkdir(exist_ok=True)
     if tensors:
         if dist.is_initialized():
             dist.barrier()  # the folder is there
-        save_sharded(folder / name, tensors)
+        save_sharded(folder / name, tensors, writes=writes)
 
 
 def load_state(folder: Path, name: str, *, into: Any = None) -> Any:

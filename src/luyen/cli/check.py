@@ -11,13 +11,14 @@ from typing import Any, cast
 import typer
 
 from luyen.base.errors import UserError
-from luyen.config.check import Plan, Report, check
+from luyen.config.check import Report, check
 from luyen.config.explain import show_value
 from luyen.config.load import is_file
 from luyen.config.machine import Machine, this_machine
 from luyen.config.memory import MemoryPlan
 from luyen.config.plan import batch_lines
 from luyen.config.problem import Problem
+from luyen.runtime.ray.pools import Device, Pool, PoolFacts, pools_of
 
 _GIB = 1024**3
 _COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
@@ -70,6 +71,7 @@ def report_json(report: Report) -> dict[str, Any]:
         "plan": {
             "batch": asdict(plan.batch),
             "placement": asdict(plan.where),
+            "pools": [asdict(pool) for pool in _pools(report)],
             "model": asdict(plan.shape) if plan.shape else None,
             "memory": memory,
         },
@@ -98,7 +100,7 @@ def report_lines(report: Report, files: Sequence[str], machine: Machine) -> Iter
     yield from problem_lines(report, files)
     if report.is_whole:
         yield ""
-        yield from _plan_lines(report.plan, machine)
+        yield from _plan_lines(report, machine)
 
 
 def problem_lines(report: Report, files: Sequence[str]) -> Iterator[str]:
@@ -128,8 +130,14 @@ def _one_problem(problem: Problem) -> Iterator[str]:
         yield f"    Fix: {problem.fix}"
 
 
-def _plan_lines(plan: Plan, machine: Machine) -> Iterator[str]:
-    where = plan.where
+def _pools(report: Report) -> list[Pool]:
+    """Devices that are asked of a cluster; none where the run is this process."""
+    where = report.plan.where
+    return pools_of(PoolFacts.of(report.config, where)) if where.runtime == "ray" else []
+
+
+def _plan_lines(report: Report, machine: Machine) -> Iterator[str]:
+    plan, where = report.plan, report.plan.where
     workers = f"{where.world_size} device{'s' if where.world_size > 1 else ''}"
     yield f"Plan: {where.runtime} runtime, {workers} of {where.device} (here: {machine.words()})"
     for label, words in batch_lines(plan.batch):
@@ -137,11 +145,20 @@ def _plan_lines(plan: Plan, machine: Machine) -> Iterator[str]:
     yield "Roles"
     for role in where.roles:
         yield f"  {role.name:16s} {role.engine}; {role.place}"
+    yield from _pool_lines(_pools(report), "cuda" if where.device == "cuda" else "cpu")
     if plan.shape is None or plan.memory is None:
         yield "Memory: unknown, since no config.json of the model can be read on this machine"
         return
     yield f"Memory on one device, for a model of {_count(plan.shape.parameters())} parameters"
     yield from _memory_lines(plan.memory)
+
+
+def _pool_lines(pools: Sequence[Pool], device: Device) -> Iterator[str]:
+    if pools:
+        unit = "GPUs" if device == "cuda" else "cores"
+        yield f"Pools: {sum(pool.devices for pool in pools)} {unit} of the cluster in all"
+    for pool in pools:
+        yield f"  {pool.words(device)}"
 
 
 def _memory_lines(memory: MemoryPlan) -> Iterator[str]:

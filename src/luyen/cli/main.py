@@ -16,6 +16,7 @@ from luyen.cli.replay_command import replay
 from luyen.cli.report_command import report
 from luyen.cli.reproduce_command import reproduce
 from luyen.cli.rollout_command import rollout
+from luyen.cli.timeline_command import timeline
 
 app = typer.Typer(
     name="luyen",
@@ -86,6 +87,7 @@ app.command()(rollout)
 app.command()(doctor)
 app.command()(reproduce)
 app.command()(report)
+app.command()(timeline)
 app.add_typer(model_commands.models, name="models")
 
 

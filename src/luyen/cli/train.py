@@ -35,7 +35,13 @@ def run_train(words: Sequence[str]) -> int:
             typer.echo(line)
     prepare_process()
     # torch and everything above it load here, after the configuration has been found sound.
+    from luyen.runtime.ray.wire import RemoteError
     from luyen.train.start import run_training
 
-    typer.echo(f"\n{run_training(report).text()}")
+    try:
+        typer.echo(f"\n{run_training(report).text()}")
+    except RemoteError as error:
+        # Its traceback is the one to read; where this process heard of it helps nobody.
+        typer.secho(f"error: {error}", err=True, fg="red")
+        return 1
     return 0

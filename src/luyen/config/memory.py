@@ -10,9 +10,10 @@ from math import ceil
 from typing import final
 
 from luyen.config.activations import Pass, Tokens
+from luyen.config.held import Held, held, is_offloaded, trainable
 from luyen.config.machine import Machine
 from luyen.config.model_shape import ModelShape
-from luyen.config.plan import BatchPlan, Placement, needs_reference
+from luyen.config.plan import BatchPlan, Placement
 from luyen.config.schema.run import RunConfig
 
 _FP32 = 4
@@ -77,7 +78,10 @@ def plan_memory(
 ) -> MemoryPlan:
     """Bytes of each phase on one device."""
     width = _compute_width(config, where.device)
-    resident = _resident(config, shape, where, width)
+    keeps = held(config, shape, where, width)
+    is_split = where.rollout_pool is not None
+    training = keeps.training if is_split else keeps.beside()
+    drawing = keeps.drawing if is_split else training
     capacity = machine.device_bytes(where.device)
     largest = Pass(
         shape=shape,
@@ -86,23 +90,25 @@ def plan_memory(
         width=width,
         device=where.device,
     )
-    update = _update(config, shape, batch, where, largest)
+    update = _update(config, shape, batch, where, keeps, largest)
     if config.trainer.stage == "sft":
-        alone = _largest("update", resident, update)
+        alone = _largest("update", training, update)
         return MemoryPlan(phases=(alone,), device_bytes=capacity, kv_budget=0, kv_demand=0)
     rollout = config.actor_rollout_ref.rollout
     demand = _kv_demand(config, shape, batch, where, width)
-    share = int(capacity * rollout.gpu_memory_utilization) - resident["weights"]
-    budget = max(0, min(share, capacity - sum(resident.values())))
+    weights = keeps.drawing.get("replica") or training["weights"]
+    share = int(capacity * rollout.gpu_memory_utilization) - weights
+    budget = max(0, min(share, capacity - sum(drawing.values())))
     cache = {"kv cache": min(demand, budget)}
     # The pages stay where they are while the policy learns, unless they are given back.
-    after = resident if rollout.free_cache_engine else {**resident, **cache}
+    is_free = rollout.free_cache_engine or is_split
+    after = training if is_free else {**training, **cache}
     scoring = (
-        {"activations": largest.inside()},
-        {"logits": largest.head(is_learning=False)},
+        {"gathered": keeps.gathered, "activations": largest.inside()},
+        {"gathered": keeps.gathered, "logits": largest.head(is_learning=False)},
     )
     phases = (
-        _largest("generate", {**resident, **cache}, _generate(config, shape, batch, largest)),
+        _largest("generate", {**drawing, **cache}, _generate(config, shape, batch, largest)),
         _largest("log-probs", after, scoring),
         _largest("update", after, update),
     )
@@ -123,39 +129,12 @@ def _compute_width(config: RunConfig, device: str) -> int:
     return 2 if dtype == "bfloat16" else _FP32
 
 
-def _trainable(config: RunConfig, shape: ModelShape) -> int:
-    rank = config.actor_rollout_ref.model.lora_rank
-    return shape.lora_parameters(rank) if rank else shape.parameters()
-
-
-def _resident(config: RunConfig, shape: ModelShape, where: Placement, width: int) -> dict[str, int]:
-    """What stays on the device during the whole step."""
-    model = config.actor_rollout_ref.model
-    share = where.world_size
-    # With bf16 the optimizer holds fp32 masters beside its two moments.
-    moments = (3 if width == 2 else 2) * _FP32
-    adapter = shape.lora_parameters(model.lora_rank) if model.lora_rank else 0
-    parts = {
-        "weights": (shape.parameters() + adapter) * width,
-        "optimizer": _trainable(config, shape) * moments // share,
-    }
-    if needs_reference(config) and not model.lora_rank:
-        parts["reference"] = shape.parameters() * width // share
-    if any(role.name == "critic" for role in where.roles):
-        parts["critic"] = shape.parameters() * (width + moments) // share
-    if config.trainer.async_save and where.device == "cpu":
-        # On a GPU the copy lies in main memory, which is not planned here.
-        learned = _trainable(config, shape) * width + parts["optimizer"]
-        parts["checkpoint"] = learned + parts.get("critic", 0)
-    return parts
-
-
 def _kv_demand(
     config: RunConfig, shape: ModelShape, batch: BatchPlan, where: Placement, width: int
 ) -> int:
     """Prompts of a group are held once; each running sample holds its own response."""
     rollout, data = config.actor_rollout_ref.rollout, config.data
-    running = min(rollout.max_num_seqs, ceil(batch.rollouts / where.world_size))
+    running = min(rollout.max_num_seqs, ceil(batch.rollouts / where.replicas))
     prompts = ceil(running / rollout.n)
     tokens = running * data.max_response_length + prompts * data.max_prompt_length
     if where.device == "cuda":
@@ -183,17 +162,33 @@ def _generate(
 
 
 def _update(
-    config: RunConfig, shape: ModelShape, batch: BatchPlan, where: Placement, largest: Pass
+    config: RunConfig,
+    shape: ModelShape,
+    batch: BatchPlan,
+    where: Placement,
+    keeps: Held,
+    largest: Pass,
 ) -> tuple[dict[str, int], ...]:
     """The head's gradient, the first layer's gradient, and the step of the optimizer."""
-    gradients = _trainable(config, shape) * _FP32 // where.world_size
+    gradients = trainable(config, shape) * _FP32 // keeps.share
+    if is_offloaded(config, where):
+        gradients = 0
     # In the first micro-batch gradients come into being as activations go.
     early = gradients if batch.micro_batches > 1 else 0
-    is_tied = shape.is_tied and not config.actor_rollout_ref.model.lora_rank
-    waiting = shape.vocab * shape.hidden * largest.width if is_tied else 0
-    held = largest.held()
+    is_whole = not config.actor_rollout_ref.model.lora_rank
+    waiting = shape.vocab * shape.hidden * largest.width if shape.is_tied and is_whole else 0
+    # A unit's gradient is whole until it is summed over ranks, in fp32.
+    number = largest.width + _FP32 if keeps.gathered and is_whole else 0
+    summed = {"gathered": keeps.gathered + shape.layer_parameters() * number}
+    root = {"gathered": shape.embeddings() * (largest.width + number) if keeps.gathered else 0}
+    kept = largest.held()
     return (
-        {"gradients": early, "activations": held, "logits": largest.head(is_learning=True)},
-        {"gradients": early, "activations": held + largest.layer(), "embedding": waiting},
-        {"gradients": gradients, "embedding": 2 * waiting},
+        {
+            **summed,
+            "gradients": early,
+            "activations": kept,
+            "logits": largest.head(is_learning=True),
+        },
+        {**summed, "gradients": early, "activations": kept + largest.layer(), "embedding": waiting},
+        {**root, "gradients": gradients, "embedding": 2 * waiting},
     )

@@ -47,13 +47,19 @@ class ModelShape:
         """Columns of the query, key and value projections together."""
         return (self.heads + 2 * self.kv_heads) * self.head_dim
 
-    def parameters(self) -> int:
-        """Weights of the model, norms included, biases not."""
+    def layer_parameters(self) -> int:
+        """Weights of one decoder layer, norms included, biases not."""
         attention = self.hidden * (self.attention_width() + self.heads * self.head_dim)
         feed_forward = 3 * self.hidden * self.intermediate * self.experts
-        embeddings = self.vocab * self.hidden * (1 if self.is_tied else 2)
-        norms = 2 * self.hidden
-        return self.layers * (attention + feed_forward + norms) + embeddings + self.hidden
+        return attention + feed_forward + 2 * self.hidden
+
+    def embeddings(self) -> int:
+        """Weights outside of the decoder layers: embedding, last norm and head."""
+        return self.vocab * self.hidden * (1 if self.is_tied else 2) + self.hidden
+
+    def parameters(self) -> int:
+        """Weights of the model, norms included, biases not."""
+        return self.layers * self.layer_parameters() + self.embeddings()
 
     def lora_parameters(self, rank: int) -> int:
         """Weights of an adapter of this rank on every linear layer."""

@@ -7,6 +7,7 @@ from typing import final
 from luyen.config.catalog import EstimatorFacts
 from luyen.config.machine import Machine
 from luyen.config.schema.run import RunConfig
+from luyen.config.schema.trainer import Trainer
 
 
 @final
@@ -128,6 +129,27 @@ class Placement:
     """local or ray."""
     roles: tuple[Role, ...]
     """Who is there."""
+    replicas: int = 1
+    """Copies of the rollout engine."""
+    rollout_pool: tuple[int, int] | None = None
+    """Machines and devices of each that only draw; None: rollouts share the actor's devices."""
+
+
+def rollout_pool(config: RunConfig) -> tuple[int, int] | None:
+    """Machines, and devices of each, that are the rollout engine's own; None where it has none."""
+    rollout = config.actor_rollout_ref.rollout
+    if rollout.nnodes == 0 or config.trainer.stage == "sft":
+        return None
+    return rollout.nnodes, rollout.n_gpus_per_node or config.trainer.n_gpus_per_node
+
+
+def count_replicas(config: RunConfig) -> int:
+    """Copies of the rollout engine: as asked for, or as many as its devices can hold."""
+    trainer, rollout = config.trainer, config.actor_rollout_ref.rollout
+    if rollout.data_parallel_size is not None:
+        return rollout.data_parallel_size
+    nodes, each = rollout_pool(config) or (trainer.nnodes, trainer.n_gpus_per_node)
+    return max(1, nodes * each // rollout.tensor_model_parallel_size)
 
 
 def place(config: RunConfig, machine: Machine, estimator: EstimatorFacts | None) -> Placement:
@@ -141,9 +163,10 @@ def place(config: RunConfig, machine: Machine, estimator: EstimatorFacts | None)
     if device == "auto":
         device = "cuda" if machine.gpu_bytes else "cpu"
     world_size = trainer.nnodes * trainer.n_gpus_per_node
+    pool = rollout_pool(config)
     runtime = trainer.runtime
     if runtime == "auto":
-        runtime = "ray" if world_size > 1 else "local"
+        runtime = "ray" if world_size > 1 or pool is not None else "local"
     # Sharded over one device, weights are whole.
     is_sharded = actor.strategy != "single" and world_size > 1
     strategy = "fsdp2" if is_sharded else "single"
@@ -151,7 +174,8 @@ def place(config: RunConfig, machine: Machine, estimator: EstimatorFacts | None)
     roles = [Role(name="actor", engine=strategy, place=shared)]
     if trainer.stage == "sft":
         return Placement(device=device, world_size=world_size, runtime=runtime, roles=tuple(roles))
-    roles.append(Role(name="rollout", engine=rollout.name, place=shared))
+    replicas = count_replicas(config)
+    roles.append(_rollout_role(rollout.name, replicas, pool, device, shared))
     if needs_reference(config):
         lora = config.actor_rollout_ref.model.lora_rank > 0
         how = "the actor with its adapter off" if lora else "a frozen copy"
@@ -160,7 +184,22 @@ def place(config: RunConfig, machine: Machine, estimator: EstimatorFacts | None)
         roles.append(Role(name="critic", engine=strategy, place=shared))
     if config.reward.reward_model.enable:
         roles.append(_reward_role(config, shared))
-    return Placement(device=device, world_size=world_size, runtime=runtime, roles=tuple(roles))
+    return Placement(
+        device=device,
+        world_size=world_size,
+        runtime=runtime,
+        roles=tuple(roles),
+        replicas=replicas,
+        rollout_pool=pool,
+    )
+
+
+def _rollout_role(
+    name: str, replicas: int, pool: tuple[int, int] | None, device: str, shared: str
+) -> Role:
+    engine = name if replicas == 1 else f"{replicas} copies of {name}"
+    own = f"{pool[0]} x {pool[1]} {device} of its own" if pool is not None else shared
+    return Role(name="rollout", engine=engine, place=own)
 
 
 def _reward_role(config: RunConfig, shared: str) -> Role:
@@ -216,3 +255,13 @@ def batch_lines(plan: BatchPlan) -> list[tuple[str, str]]:
         ("tokens", tokens),
         ("steps", str(plan.total_steps or "as many as the rows and total_epochs make")),
     ]
+
+
+def is_swapping(trainer: Trainer) -> bool:
+    """Whether answers in progress go on with every new version of the weights."""
+    return trainer.max_staleness > 0 and trainer.async_order == "completion"
+
+
+def versions_held(trainer: Trainer) -> int:
+    """Versions of the weights that a rollout engine has room for."""
+    return 1 if is_swapping(trainer) else 1 + trainer.max_staleness

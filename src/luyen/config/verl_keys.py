@@ -11,7 +11,11 @@ _ACTOR = f"{_ARR}.actor"
 _ROLLOUT = f"{_ARR}.rollout"
 
 MOOT: dict[str, tuple[tuple[Any, ...], str]] = {
-    f"{_ARR}.hybrid_engine": ((True,), "one policy serves training and generation"),
+    f"{_ARR}.hybrid_engine": (
+        (True,),
+        "rollouts share the devices of the actor unless actor_rollout_ref.rollout.nnodes gives "
+        "them their own",
+    ),
     f"{_ARR}.model.use_shm": ((False,), "weights are read where they are"),
     f"{_ARR}.model.external_lib": ((None,), "extensions are named under trainer.plugins"),
     f"{_ACTOR}.use_remove_padding": ((True,), "batches are always packed"),
@@ -110,8 +114,6 @@ NEAREST: dict[str, str] = {
     f"{_ROLLOUT}.prompt_length": "data.max_prompt_length",
     f"{_ROLLOUT}.response_length": "data.max_response_length",
     f"{_ROLLOUT}.dtype": f"{_ARR}.model.dtype",
-    f"{_ROLLOUT}.nnodes": "trainer.nnodes",
-    f"{_ROLLOUT}.n_gpus_per_node": "trainer.n_gpus_per_node",
     f"{_ROLLOUT}.pipeline_model_parallel_size": f"{_ROLLOUT}.tensor_model_parallel_size",
     f"{_ROLLOUT}.over_sample_rate": "algorithm.filter_groups",
     f"{_ROLLOUT}.agent": f"{_ROLLOUT}.multi_turn",

@@ -5,12 +5,13 @@ that became ready meanwhile (tools that returned, conversations that go on) gets
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from typing import final
 
 from luyen.base.errors import UserError
 from luyen.base.heartbeat import beat
+from luyen.rollout.partial import Partial
 from luyen.rollout.protocol import Completion, Request, RolloutEngine, Sampling
 from luyen.rollout.tools.foreign import boundary
 
@@ -18,6 +19,8 @@ _SETTLING_ROUNDS = 16
 """Turns of the event loop between two passes: what is ready runs until it waits for something."""
 _LINGER_PASSES = 4
 """Passes that a lone newcomer waits for company: reading prompts one by one stops all the rest."""
+_PAUSE_S = 0.002
+"""Between two looks while weights change."""
 _CROWD = 8
 """Newcomers that do not wait for more."""
 
@@ -26,12 +29,14 @@ _CROWD = 8
 class _Ticket:
     """One answer that somebody waits for."""
 
-    __slots__ = ("answer", "key", "request", "sample", "sampling", "tokens")
+    __slots__ = ("answer", "partial", "request", "sample", "tokens", "weights")
 
-    def __init__(self, tokens: tuple[int, ...], key: int, sampling: Sampling) -> None:
+    def __init__(
+        self, tokens: tuple[int, ...], key: int, sampling: Sampling, weights: int | None
+    ) -> None:
         self.tokens = tokens
-        self.key = key
-        self.sampling = sampling
+        self.partial = Partial(key, sampling)
+        self.weights = weights
         self.answer: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self.request = ""
         """The engine's request that holds it; empty while it waits here."""
@@ -49,6 +54,9 @@ class EngineClient:
 
     def __init__(self, engine: RolloutEngine) -> None:
         self._engine = engine
+        self._is_paused = False
+        self.version: int | None = None
+        """Version that everything is drawn with, whatever was asked for; None: as asked."""
         self._waiting: list[_Ticket] = []
         self._held: dict[str, dict[int, _Ticket]] = {}
         self._arrived = asyncio.Event()
@@ -57,6 +65,11 @@ class EngineClient:
         self.failure: BaseException | None = None
         """What the engine broke with; nothing can be drawn any more."""
 
+    @property
+    def is_steady(self) -> bool:
+        """Whether an answer does not depend on what else is drawn at the same time."""
+        return self._engine.is_steady
+
     async def draw(
         self,
         tokens: tuple[int, ...],
@@ -64,15 +77,16 @@ class EngineClient:
         key: int,
         sampling: Sampling,
         deadline: float | None = None,
+        weights: int | None = None,
     ) -> Completion:
-        """The continuation of `tokens` under a random key.
+        """The continuation of `tokens` under a random key, drawn with this version of the weights.
 
         At the deadline (of the loop's clock) it gives what there is, with the reason `aborted`; a
         cancelled caller leaves nothing running.
         """
         if self.failure is not None:
             raise self.failure
-        ticket = _Ticket(tokens, key, sampling)
+        ticket = _Ticket(tokens, key, sampling, weights)
         self._waiting.append(ticket)
         self._arrived.set()
         try:
@@ -83,6 +97,31 @@ class EngineClient:
         except asyncio.CancelledError:
             self._withdraw(ticket)
             raise
+
+    async def change_weights(self, version: int, place: Awaitable[None]) -> None:
+        """Let the engine have other weights in the middle of answers, which go on with them."""
+        self._is_paused = True
+        try:
+            self._interrupt()
+            await place
+        finally:
+            self._is_paused = False
+        self.version = version
+        self._arrived.set()
+
+    def _interrupt(self) -> None:
+        """Take back what is being drawn; it waits here, with what there is of it."""
+        for name in list(self._held):
+            for completion in self._engine.abort(name):
+                ticket = self._held.get(completion.request, {}).get(completion.sample)
+                if completion.reason != "aborted" or ticket is None:
+                    self._deliver(completion)
+                    continue
+                assert self.version is not None, "nothing was drawn before there were weights"
+                ticket.partial.go_on_after(completion, self.version)
+                ticket.request = ""
+                self._waiting.append(ticket)
+            self._held.pop(name, None)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -112,7 +151,9 @@ class EngineClient:
         for _ in range(_SETTLING_ROUNDS):
             await asyncio.sleep(0)
         self._submit()
-        if not self._engine.is_idle:
+        if self._is_paused:
+            await asyncio.sleep(_PAUSE_S)
+        elif not self._engine.is_idle:
             for completion in self._engine.advance():
                 self._deliver(completion)
             beat()
@@ -122,23 +163,26 @@ class EngineClient:
 
     def _submit(self) -> None:
         """Hand over what waits, equal prompts together, once it is many or has waited enough."""
-        if not self._waiting:
+        if not self._waiting or self._is_paused:
             return
         self._lingered += 1
         is_alone = len(self._waiting) < _CROWD and self._lingered <= _LINGER_PASSES
         if is_alone and not self._engine.is_idle:
             return
         self._lingered = 0
-        alike: dict[tuple[tuple[int, ...], Sampling], list[_Ticket]] = {}
+        alike: dict[tuple[tuple[int, ...], Sampling, int | None], list[_Ticket]] = {}
         for ticket in self._waiting:
-            alike.setdefault((ticket.tokens, ticket.sampling), []).append(ticket)
+            tokens = ticket.tokens + ticket.partial.tokens
+            weights = ticket.weights if self.version is None else None
+            alike.setdefault((tokens, ticket.partial.sampling, weights), []).append(ticket)
         self._waiting = []
-        for (tokens, sampling), tickets in alike.items():
+        for (tokens, sampling, weights), tickets in alike.items():
             self._count += 1
             name = f"ask-{self._count}"
-            keys = tuple(ticket.key for ticket in tickets)
+            keys = tuple(ticket.partial.key for ticket in tickets)
+            request = Request(id=name, tokens=tokens, keys=keys, sampling=sampling, weights=weights)
             try:
-                self._engine.submit(Request(id=name, tokens=tokens, keys=keys, sampling=sampling))
+                self._engine.submit(request)
             except UserError as refusal:
                 for ticket in tickets:
                     if not ticket.answer.done():
@@ -154,7 +198,10 @@ class EngineClient:
         if not held:
             self._held.pop(completion.request, None)
         if ticket is not None and not ticket.answer.done():
-            ticket.answer.set_result(completion)
+            ticket.answer.set_result(self._whole(ticket, completion))
+
+    def _whole(self, ticket: _Ticket, last: Completion) -> Completion:
+        return last if self.version is None else ticket.partial.ended(last, self.version)
 
     def _withdraw(self, ticket: _Ticket) -> Completion:
         """Stop one answer; what there is of it."""
@@ -165,11 +212,11 @@ class EngineClient:
         )
         if not ticket.request:
             self._waiting = [other for other in self._waiting if other is not ticket]
-            return nothing
+            return self._whole(ticket, nothing)
         # An engine that works ahead may finish other answers while it stops this one.
         for completion in self._engine.abort(ticket.request, ticket.sample):
             self._deliver(completion)
-        return ticket.answer.result() if ticket.answer.done() else nothing
+        return ticket.answer.result() if ticket.answer.done() else self._whole(ticket, nothing)
 
     def _fail(self, failure: BaseException) -> None:
         self.failure = failure

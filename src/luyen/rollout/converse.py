@@ -59,7 +59,7 @@ class Conversation:
         deadline: float | None = None,
         ledger: CallLedger | None = None,
     ) -> None:
-        """`version` is that of the weights that `client` draws with; calls go into the ledger.
+        """`version` is that of the weights that are to draw; calls go into the ledger.
 
         At the deadline (of the loop's clock) it ends with what there is.
         """
@@ -184,10 +184,10 @@ class Conversation:
             key=self._address.key(turn=self._turn),
             sampling=replace(self._sampling, max_new_tokens=room),
             deadline=self._deadline,
+            weights=self._version,
         )
         self._transcript.say(completion, turn=self._turn, version=self._version)
-        tokenizer = self._setting.renderer.tokenizer
-        tokens = completion.tokens
+        tokenizer, tokens = self._setting.renderer.tokenizer, completion.tokens
         self._text = tokenizer.decode(tokens)
         if tokens and tokens[-1] in self._sampling.stop_ids:
             tokens = tokens[:-1]

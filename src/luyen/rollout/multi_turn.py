@@ -114,7 +114,7 @@ class _Playing:
 
 
 async def converse_all(
-    engine: RolloutEngine,
+    client: EngineClient,
     setting: Setting,
     draws: Sequence[Draw],
     sampling: Sampling,
@@ -130,7 +130,6 @@ async def converse_all(
     Rollouts with a fault are among them, so that they are recorded. The time budget holds for a
     rollout with all its attempts. Rollouts that the journal has are not played again.
     """
-    client = EngineClient(engine)
     playing = _Playing(
         client=client,
         setting=setting,
@@ -141,8 +140,7 @@ async def converse_all(
         policy=policy,
         journal=journal,
     )
-    async with client.running():
-        played = await _side_by_side([playing.one(d, i) for d in draws for i in range(d.samples)])
+    played = await _side_by_side([playing.one(d, i) for d in draws for i in range(d.samples)])
     rollouts = iter(played)
     return [
         Group(prompt=d.prompt, rollouts=tuple(next(rollouts) for _ in range(d.samples)))
@@ -186,19 +184,50 @@ class Conversations:
         journal: WorkJournal | None = None,
     ) -> list[Group]:
         """Rollouts of every draw; those that broke are among them, with their fault."""
-        return self._runner.run(
-            converse_all(
-                engine,
-                self._setting,
-                draws,
-                sampling,
-                seed=seed,
-                purpose=purpose,
-                version=version,
-                policy=self._policy,
-                journal=journal,
-            )
+
+        async def played() -> list[Group]:
+            client = EngineClient(engine)
+            async with client.running():
+                return await self.converse(
+                    client,
+                    draws,
+                    sampling,
+                    seed=seed,
+                    purpose=purpose,
+                    version=version,
+                    journal=journal,
+                )
+
+        return self._runner.run(played())
+
+    async def converse(
+        self,
+        client: EngineClient,
+        draws: Sequence[Draw],
+        sampling: Sampling,
+        *,
+        seed: int,
+        purpose: str,
+        version: int,
+        journal: WorkJournal | None = None,
+    ) -> list[Group]:
+        """What `play` gives, in the event loop of the caller, who must `wind_down` in it."""
+        return await converse_all(
+            client,
+            self._setting,
+            draws,
+            sampling,
+            seed=seed,
+            purpose=purpose,
+            version=version,
+            policy=self._policy,
+            journal=journal,
         )
+
+    async def wind_down(self) -> None:
+        """End what still runs in this event loop, and close the tools; `close` has no work left."""
+        self._is_closed = True
+        await _wound_down(self._setting.tools)
 
     def faulty(self, groups: Iterable[Group], *, may_be_all: bool = False) -> list[Rollout]:
         """The rollouts to leave out; a UserError when the policy is to stop."""

@@ -69,6 +69,8 @@ class Request:
     """One random key per answer (`luyen.base.seeds.derive_key`)."""
     sampling: Sampling
     """How to draw."""
+    weights: int | None = None
+    """Version of the weights that must draw it, where several are held; None: the last."""
 
 
 @final
@@ -93,6 +95,8 @@ class Completion:
     """Why it ended."""
     kept_mass: tuple[float, ...] = ()
     """Probability left by top-k, top-p and min-p at each token; empty when they are off."""
+    versions: tuple[int, ...] = ()
+    """Version of the weights that drew each token; empty: the one that was asked for."""
 
 
 class RolloutEngine(Protocol):

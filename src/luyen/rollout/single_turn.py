@@ -1,5 +1,6 @@
 """One question, one answer: prompts become requests, completions become rollouts."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
@@ -7,6 +8,7 @@ from typing import final
 from luyen.base.records import GroupId, Prompt, Rollout, Source, StopReason
 from luyen.base.seeds import derive_key
 from luyen.data.render import Renderer
+from luyen.rollout.client import EngineClient
 from luyen.rollout.protocol import Completion, Request, RolloutEngine, Sampling, generate
 from luyen.telemetry.journal import WorkJournal
 
@@ -76,6 +78,7 @@ def answer(
                 tokens=tuple(renderer.prompt_tokens(draw.prompt.messages, draw.prompt.tools)),
                 keys=tuple(sampling_key(seed, purpose, draw.group, i) for i in left),
                 sampling=sampling,
+                weights=version,
             )
             asked[request.id] = request, draw, left
 
@@ -88,6 +91,38 @@ def answer(
             journal.keep_rollout(purpose, rollout)
 
     generate(engine, [request for request, _, _ in asked.values()], finished=finished)
+    return [_group(draw, found) for draw in draws]
+
+
+async def answer_all(
+    client: EngineClient,
+    renderer: Renderer,
+    draws: Sequence[Draw],
+    sampling: Sampling,
+    *,
+    seed: int,
+    purpose: str,
+    version: int,
+    journal: WorkJournal | None = None,
+) -> list[Group]:
+    """What `answer` gives, from an engine that others ask too, by this version of the weights."""
+    found = _known(draws, journal, purpose, is_steady=client.is_steady)
+
+    async def one(draw: Draw, prompt: tuple[int, ...], sample: int) -> None:
+        key = sampling_key(seed, purpose, draw.group, sample)
+        completion = await client.draw(prompt, key=key, sampling=sampling, weights=version)
+        rollout = _rollout(draw.group, sample, prompt, completion, renderer, version)
+        found[str(draw.group), sample] = rollout
+        if journal is not None:
+            journal.keep_rollout(purpose, rollout)
+
+    async with asyncio.TaskGroup() as tasks:
+        for draw in draws:
+            left = [i for i in range(draw.samples) if (str(draw.group), i) not in found]
+            if left:
+                prompt = tuple(renderer.prompt_tokens(draw.prompt.messages, draw.prompt.tools))
+                for sample in left:
+                    tasks.create_task(one(draw, prompt, sample))
     return [_group(draw, found) for draw in draws]
 
 
@@ -133,7 +168,7 @@ def _rollout(
         sources=(Source.PROMPT,) * before + (Source.SAMPLED,) * drawn,
         turns=(0,) * (before + drawn),
         logps=(None,) * before + completion.logps,
-        versions=(None,) * before + (version,) * drawn,
+        versions=(None,) * before + (completion.versions or (version,) * drawn),
         stop=_STOPS[completion.reason],
         text=renderer.text_of(completion.tokens),
         kept_mass=(None,) * before + completion.kept_mass if completion.kept_mass else (),

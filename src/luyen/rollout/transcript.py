@@ -40,7 +40,7 @@ class Transcript:
         self.sources += [Source.SAMPLED] * count
         self.turns += [turn] * count
         self.logps += completion.logps
-        self.versions += [version] * count
+        self.versions += completion.versions or [version] * count
         self.kept_mass += completion.kept_mass or [None] * count
 
     def answer(self, extension: Extension, *, turn: int) -> None:

@@ -5,9 +5,10 @@ from typing import final
 
 from luyen.base.records import Rollout
 from luyen.data.render import Renderer
+from luyen.rollout.client import EngineClient
 from luyen.rollout.multi_turn import Conversations
 from luyen.rollout.protocol import RolloutEngine, Sampling
-from luyen.rollout.single_turn import Draw, Group, answer
+from luyen.rollout.single_turn import Draw, Group, answer, answer_all
 from luyen.telemetry.journal import WorkJournal
 
 
@@ -54,6 +55,43 @@ class Generation:
             version=version,
             journal=journal,
         )
+
+    async def converse(
+        self,
+        client: EngineClient,
+        draws: Sequence[Draw],
+        sampling: Sampling,
+        *,
+        purpose: str,
+        version: int,
+        journal: WorkJournal | None = None,
+    ) -> list[Group]:
+        """What `play` gives, beside other generations in the event loop of the caller."""
+        if self.conversations is not None:
+            return await self.conversations.converse(
+                client,
+                draws,
+                sampling,
+                seed=self.seed,
+                purpose=purpose,
+                version=version,
+                journal=journal,
+            )
+        return await answer_all(
+            client,
+            self.renderer,
+            draws,
+            sampling,
+            seed=self.seed,
+            purpose=purpose,
+            version=version,
+            journal=journal,
+        )
+
+    async def wind_down(self) -> None:
+        """Let the tools go, in the event loop that `converse` ran in."""
+        if self.conversations is not None:
+            await self.conversations.wind_down()
 
     def broken(self, groups: Sequence[Group]) -> list[Rollout]:
         """Rollouts that no reward should judge; a UserError when they are to stop the run."""

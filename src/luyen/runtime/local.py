@@ -1,6 +1,6 @@
 """Every role in this process: actor, rollout, reference and critic share one device."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, final
@@ -25,15 +25,22 @@ from luyen.models.lora import adapter_off
 from luyen.models.policy import Policy
 from luyen.models.state import restore_parameters, trained_parameters
 from luyen.rollout.protocol import RolloutEngine, Sampling
+from luyen.rollout.resident import ResidentEngines
 from luyen.rollout.single_turn import Draw, Group
+from luyen.runtime.ahead import AheadGeneration
+from luyen.runtime.fill import fill
 from luyen.runtime.generation import Generation
+from luyen.runtime.pending import InTurn, Pending
 from luyen.runtime.roles import Described, learned
 from luyen.telemetry.journal import WorkJournal
 
 
 @final
 class LocalRoles:
-    """What the loop calls. The engine samples with the actor's own weights: none are copied."""
+    """What the loop calls. The engine samples with the actor's own weights: none are copied.
+
+    Only where generation runs ahead does each version that is needed have a copy.
+    """
 
     def __init__(
         self,
@@ -46,10 +53,13 @@ class LocalRoles:
         log_prob_passes: Passes,
         ref_passes: Passes,
         frees_cache: bool = False,
+        is_swapping: bool = False,
     ) -> None:
         """`reference` None with a LoRA actor means the actor with its adapter off.
 
-        `frees_cache` gives the engine's memory back after each generation.
+        `frees_cache` gives the engine's memory back after each generation. Engines that hold
+        versions of their own draw while the actor learns; with `is_swapping`, answers in progress
+        get every new one.
         """
         self.actor = actor
         self.rollout = rollout
@@ -61,6 +71,12 @@ class LocalRoles:
         self.frees_cache = frees_cache
         self.weight_checks = 0
         """Generations before which the engine's weights were found to be the actor's."""
+        self.ahead: AheadGeneration | None = None
+        """Draws while the actor learns; None: they take turns."""
+        if isinstance(rollout, ResidentEngines):
+            self.ahead = AheadGeneration(
+                rollout, generation, place=self._place, is_swapping=is_swapping
+            )
 
     @property
     def device(self) -> torch.device:
@@ -72,6 +88,11 @@ class LocalRoles:
         """Whether there is a critic."""
         return self.critic is not None
 
+    @property
+    def watch(self) -> None:
+        """Nobody need be watched: this process does everything."""
+        return
+
     def generate(
         self,
         draws: Sequence[Draw],
@@ -82,7 +103,39 @@ class LocalRoles:
         journal: WorkJournal | None = None,
     ) -> list[Group]:
         """Rollouts of every draw; those that the journal has are not made again."""
-        self._refuse_other_weights(version)
+        asked = self.submit(draws, sampling, purpose=purpose, version=version, journal=journal)
+        return asked.result()
+
+    def submit(
+        self,
+        draws: Sequence[Draw],
+        sampling: Sampling,
+        *,
+        purpose: str,
+        version: int,
+        journal: WorkJournal | None = None,
+    ) -> Pending:
+        """Ask for what `generate` gives; where generation runs ahead, it begins at once."""
+        if self.ahead is not None:
+            return self.ahead.begin(
+                draws, sampling, purpose=purpose, version=version, journal=journal
+            )
+        return InTurn(lambda: self._generate(draws, sampling, purpose, version, journal))
+
+    def keep_weights(self, versions: Collection[int]) -> None:
+        """Only these versions will be asked for again, besides those of later moments."""
+        if self.ahead is not None:
+            self.ahead.keep(versions)
+
+    def _generate(
+        self,
+        draws: Sequence[Draw],
+        sampling: Sampling,
+        purpose: str,
+        version: int,
+        journal: WorkJournal | None,
+    ) -> list[Group]:
+        self._refuse_other_weights(self.rollout, version)
         groups = self.generation.play(
             self.rollout, draws, sampling, purpose=purpose, version=version, journal=journal
         )
@@ -90,9 +143,18 @@ class LocalRoles:
             self.rollout.close()
         return groups
 
-    def _refuse_other_weights(self, version: int) -> None:
+    async def _place(self, version: int, keep: Collection[int]) -> None:
+        """Copy the actor's weights into an engine that is free, as this version."""
+        assert isinstance(self.rollout, ResidentEngines)
+        engine = self.rollout.hold(version, keep=keep)
+        held = engine.fingerprint()
+        if held is not None:
+            fill(held.weights, trained_parameters(self.actor.policy))
+        self._refuse_other_weights(engine, version)
+
+    def _refuse_other_weights(self, engine: RolloutEngine, version: int) -> None:
         """The engine draws with the actor's weights, or not at all."""
-        held = self.rollout.fingerprint()
+        held = engine.fingerprint()
         if held is None:
             return
         self.weight_checks += 1
@@ -100,7 +162,7 @@ class LocalRoles:
         if difference is not None:
             raise UserError(
                 "actor_rollout_ref.rollout.name",
-                type(self.rollout).__name__,
+                type(engine).__name__,
                 f"it would not draw with version {version} of the weights: {difference}",
                 "hand every parameter that learns to the engine after each update, adapters too",
             )
@@ -154,6 +216,8 @@ class LocalRoles:
         """Restore what `state_dict` gave, in place: parameters keep their addresses."""
         restore_parameters(self.actor.policy, state["actor"])
         self.actor.optimizer.load_state_dict(state["actor_optimizer"])
+        if self.ahead is not None:
+            self.ahead.forget()
         if self.critic is not None:
             restore_parameters(self.critic.model, state["critic"])
             self.critic.optimizer.load_state_dict(state["critic_optimizer"])
@@ -192,5 +256,7 @@ class LocalRoles:
 
     def close(self) -> None:
         """Free the engine's memory, and let the tools go."""
+        if self.ahead is not None:
+            self.ahead.close()
         self.generation.close()
         self.rollout.close()

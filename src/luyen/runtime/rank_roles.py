@@ -12,8 +12,11 @@ from typing import Any, final
 from torch import Tensor
 
 from luyen.algorithms.objective import Objective
+from luyen.base.files import writing
+from luyen.checkpoint.beside import BesideWriter
 from luyen.checkpoint.finite import not_finite
 from luyen.checkpoint.tensors import save_state
+from luyen.checkpoint.writes import Writes
 from luyen.engine.actor import ActorEngine
 from luyen.engine.critic import CriticEngine
 from luyen.engine.full_weights import BUCKET_BYTES, full_weights
@@ -44,6 +47,7 @@ class RankRoles:
         self.actor = actor
         self.reference = reference
         self.critic = critic
+        self._beside = BesideWriter()
 
     def actor_scores(self, share: Share, *, sum_pi_squared: bool = False) -> dict[str, Tensor]:
         """Log-probabilities under the weights that the update starts from."""
@@ -85,8 +89,22 @@ class RankRoles:
 
     def write(self, folder: Path) -> None:
         """Write this rank's shards of weights and optimizer state into a folder."""
-        for name, part in self._state().items():
-            save_state(folder, name, part)
+        with writing(folder, field="checkpoint"):
+            for name, part in self._state().items():
+                save_state(folder, name, part)
+
+    def begin_write(self, folder: Path) -> None:
+        """Copy this rank's shards; a thread writes them into the folder while training goes on."""
+
+        def fill(writes: Writes) -> None:
+            for name, part in self._state().items():
+                save_state(folder, name, part, writes=writes)
+
+        self._beside.begin(folder, fill)
+
+    def is_written(self) -> bool:
+        """Whether all that was begun is written here; raises what stopped it."""
+        return self._beside.is_done()
 
     def load(self, folder: Path) -> None:
         """Go on from a checkpoint, whatever number of ranks saved it."""

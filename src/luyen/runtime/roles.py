@@ -1,6 +1,6 @@
 """What the loop calls, wherever it runs: the roles of a run, and what they hold."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, final
@@ -16,6 +16,8 @@ from luyen.engine.step import Updated
 from luyen.rollout.protocol import Sampling
 from luyen.rollout.single_turn import Draw, Group
 from luyen.runtime.generation import Generation
+from luyen.runtime.pending import Pending
+from luyen.runtime.watch import RoleWatch
 from luyen.telemetry.journal import WorkJournal
 
 _MOMENT = "exp_avg"
@@ -71,6 +73,11 @@ class Roles(Protocol):
         """Whether there is a critic."""
         ...
 
+    @property
+    def watch(self) -> RoleWatch | None:
+        """What hears of the processes of the roles; None: they are all in this one."""
+        ...
+
     def generate(
         self,
         draws: Sequence[Draw],
@@ -81,6 +88,25 @@ class Roles(Protocol):
         journal: WorkJournal | None = None,
     ) -> list[Group]:
         """Rollouts of every draw, with this version of the weights and no other."""
+        ...
+
+    def submit(
+        self,
+        draws: Sequence[Draw],
+        sampling: Sampling,
+        *,
+        purpose: str,
+        version: int,
+        journal: WorkJournal | None = None,
+    ) -> Pending:
+        """Ask for what `generate` gives; where generation runs ahead, it begins at once.
+
+        A version that was not asked for before is that of the policy's weights of this moment.
+        """
+        ...
+
+    def keep_weights(self, versions: Collection[int]) -> None:
+        """Only these versions will be asked for again, besides those of later moments."""
         ...
 
     def broken(self, groups: Sequence[Group]) -> list[Rollout]:

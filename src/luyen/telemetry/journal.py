@@ -53,9 +53,9 @@ class CallRecord:
 
 @final
 class WorkJournal:
-    """The journal of a run: one file for each step, and for each validation, in progress.
+    """The journal of one step, or of one validation, in progress.
 
-    Outside a step nothing is found, and nothing is kept.
+    Before it begins and after it is closed nothing is found, and nothing is kept.
     """
 
     def __init__(self, folder: Path, *, run_id: str) -> None:
@@ -75,13 +75,10 @@ class WorkJournal:
         self._file = JournalFile(self._folder / f"{self._name}.jsonl", basis=hash_value(basis))
         return len(self._file)
 
-    def forget(self, step: int) -> None:
-        """Remove the work of a step and of all before it: a checkpoint holds what came of it."""
-        if self._folder.is_dir():
-            for path in self._folder.iterdir():
-                found = step_of(path.name)
-                if found is not None and found <= step:
-                    path.unlink(missing_ok=True)
+    @property
+    def is_open(self) -> bool:
+        """Whether it has begun and was not closed."""
+        return self._file is not None
 
     def rollout(self, purpose: str, group: GroupId, sample: int) -> Rollout | None:
         """A rollout that was finished."""
@@ -153,6 +150,39 @@ class WorkJournal:
     def _keep(self, kind: str, key: str, body: Mapping[str, Any]) -> None:
         if self._file is not None:
             self._file.append(kind, key, body)
+
+
+@final
+class WorkJournals:
+    """The journals of a run: one file for each step, and for each validation, in progress."""
+
+    def __init__(self, folder: Path, *, run_id: str) -> None:
+        """`run_id` keeps the keys of tool calls apart from those of any other run."""
+        self._folder = folder
+        self._run_id = run_id
+        self._open: list[WorkJournal] = []
+
+    def take_up(self, step: int, *, kind: str, basis: Any) -> tuple[WorkJournal, int]:
+        """The journal of a step on a basis, and how many records there are to go on from."""
+        journal = WorkJournal(self._folder, run_id=self._run_id)
+        known = journal.begin(step, kind=kind, basis=basis)
+        self._open = [one for one in self._open if one.is_open]
+        self._open.append(journal)
+        return journal, known
+
+    def forget(self, step: int) -> None:
+        """Remove the work of a step and of all before it: a checkpoint holds what came of it."""
+        if self._folder.is_dir():
+            for path in self._folder.iterdir():
+                found = step_of(path.name)
+                if found is not None and found <= step:
+                    path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Close every file that is open. Closing twice is allowed."""
+        for journal in self._open:
+            journal.close()
+        self._open = []
 
 
 def _group_key(purpose: str, rollouts: Sequence[Rollout]) -> str:

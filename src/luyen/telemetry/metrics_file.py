@@ -13,8 +13,8 @@ from typing import Any, final
 from luyen.base.errors import UserError
 from luyen.base.files import json_line, read_lines, write_whole
 
-CLOCK = "time/"
-"""How the name of a metric begins that depends on the clock."""
+CLOCK = ("time/", "role/", "wait/", "publish/")
+"""How the name of a metric begins that depends on the clock, or on where the roles of a run are."""
 _STEP, _CHECK = "step", "check"
 
 

@@ -10,7 +10,7 @@ costs some microseconds; without an open file only the sums are kept.
 import os
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from io import FileIO
@@ -36,6 +36,13 @@ class SpanLog:
         self._file: FileIO | None = None
         self._lock = threading.Lock()
         self._sums: dict[tuple[int, str], float] = {}
+        self.folder: Path | None = None
+        """Where spans are written; None: nowhere."""
+
+    @property
+    def step(self) -> int | None:
+        """The step that this thread or task is in; None: in none."""
+        return _step.get()
 
     def open(self, folder: Path, *, process: str) -> Path:
         """Write from now on to this process's file in `folder`, and return its path."""
@@ -44,6 +51,7 @@ class SpanLog:
         with writing(path):
             folder.mkdir(parents=True, exist_ok=True)
             self._file = path.open("ab", buffering=0)
+        self.folder = folder
         self._write({"schema": SCHEMA, "process": process, "pid": os.getpid(), "at": time.time()})
         return path
 
@@ -52,7 +60,7 @@ class SpanLog:
         with self._lock:
             if self._file is not None:
                 self._file.close()
-            self._file = None
+            self._file = self.folder = None
 
     @contextmanager
     def span(self, name: str, *, step: int | None = None, **ids: Any) -> Generator[None]:
@@ -67,6 +75,12 @@ class SpanLog:
             _step.reset(token)
             self._record(name, mine, start, took, ids)
 
+    def past(
+        self, name: str, *, start: float, duration_s: float, step: int | None, **ids: Any
+    ) -> None:
+        """Write a span that was timed elsewhere, often inside others: it is in no sum."""
+        self._write(span_line(name, start, duration_s, step, ids))
+
     def drain(self, step: int) -> dict[str, float]:
         """`time/<span>` of a step; steps up to it are forgotten."""
         with self._lock:
@@ -80,9 +94,7 @@ class SpanLog:
         if step is not None:
             with self._lock:
                 self._sums[step, name] = self._sums.get((step, name), 0.0) + took
-        line = {"span": name, "start": round(start, 6), "duration_s": round(took, 6)}
-        place = {"step": step, "thread": threading.get_native_id()}
-        self._write({**ids, **line, **place})
+        self._write(span_line(name, start, took, step, ids))
 
     def _write(self, entry: dict[str, Any]) -> None:
         if self._file is None:
@@ -91,6 +103,14 @@ class SpanLog:
         with self._lock:
             if self._file is not None:
                 append(self._file, line)
+
+
+def span_line(
+    name: str, start: float, duration_s: float, step: int | None, ids: Mapping[str, Any]
+) -> dict[str, Any]:
+    """A span of the calling thread as it is written."""
+    line = {"span": name, "start": round(start, 6), "duration_s": round(duration_s, 6)}
+    return {**ids, **line, "step": step, "thread": threading.get_native_id()}
 
 
 SPANS = SpanLog()

@@ -1,5 +1,7 @@
 """From a configuration to a wired run. The one place that knows every package."""
 
+import os
+
 from luyen.base.errors import UserError
 from luyen.config.check import Report
 from luyen.config.schema.run import RunConfig
@@ -9,6 +11,7 @@ from luyen.rewards.build import build_reward
 from luyen.rollout.build import Surroundings
 from luyen.rollout.protocol import Sampling
 from luyen.runtime.roles import Roles
+from luyen.runtime.strict import VARIABLE, StrictRoles
 from luyen.telemetry.display import Display
 from luyen.train.build_learning import learning_rules
 from luyen.train.build_roles import build_roles
@@ -27,9 +30,16 @@ def _roles(
     """In this process, or on a cluster."""
     config, where = report.config, report.plan.where
     if where.runtime == "local":
-        return build_roles(
-            config, data.renderer, tokenizer, needs, where.device, surroundings=surroundings
+        roles = build_roles(
+            config,
+            data.renderer,
+            tokenizer,
+            needs,
+            where.device,
+            surroundings=surroundings,
+            runs_ahead=config.trainer.max_staleness > 0,
         )
+        return StrictRoles(roles) if os.environ.get(VARIABLE) == "1" else roles
     from luyen.train.build_ray import build_ray_roles  # ray, and torch's collectives
 
     return build_ray_roles(config, data.renderer, needs, where, surroundings=surroundings)

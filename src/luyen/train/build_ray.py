@@ -5,7 +5,7 @@ from functools import partial
 
 import torch
 
-from luyen.config.plan import Placement
+from luyen.config.plan import Placement, is_swapping, versions_held
 from luyen.config.schema.run import RunConfig
 from luyen.data.render import Renderer
 from luyen.engine.actor import ActorEngine
@@ -20,7 +20,7 @@ from luyen.rollout.protocol import RolloutEngine
 from luyen.runtime.cuts import Cuts
 from luyen.runtime.generation import Generation
 from luyen.runtime.rank_roles import RankRoles
-from luyen.runtime.ray.cluster import connect
+from luyen.runtime.ray.cluster import STORE_BYTES, connect
 from luyen.runtime.ray.pools import PoolFacts, plan_pools
 from luyen.runtime.roles import Roles
 from luyen.train.build_roles import (
@@ -32,6 +32,7 @@ from luyen.train.build_roles import (
     conversations_of,
     critic_passes,
     log_prob_passes,
+    resident_engines,
     value_aggregation,
 )
 from luyen.train.needs import Needs
@@ -52,7 +53,7 @@ def build_ray_roles(
         seed=config.trainer.seed,
         conversations=conversations_of(config, surroundings, renderer),
     )
-    connection = connect()
+    connection = connect(store_bytes=STORE_BYTES * versions_held(config.trainer))
     # Whether ray is installed is known from here on.
     from luyen.runtime.ray.placement import Placed
     from luyen.runtime.ray.ranks import RankGroup
@@ -67,9 +68,8 @@ def build_ray_roles(
         places = {r: [placed.options(s) for s in slots] for r, slots in pools.slots.items()}
         ranks = RankGroup(partial(make_rank, config, needs, where.device), places=places["actor"])
         opened.callback(ranks.stop)
-        seats = places["rollout"]
-        make = partial(make_replica, config, where.device)
-        engines = start_engines(make, replicas=len(seats), places=seats)
+        seats, make = places["rollout"], partial(make_replica, config, where.device)
+        engines = start_engines(make, replicas=len(seats), places=seats, watch=ranks.watch)
         opened.pop_all()
     return RayRoles(
         ranks=ranks,
@@ -77,6 +77,8 @@ def build_ray_roles(
         generation=generation,
         cuts=cuts_of(config, needs),
         ending=(placed.free, connection.disconnect),
+        runs_ahead=config.trainer.max_staleness > 0,
+        is_swapping=is_swapping(config.trainer),
     )
 
 
@@ -141,4 +143,6 @@ def make_replica(config: RunConfig, device: str, index: int) -> RolloutEngine:
     model = config.actor_rollout_ref.model
     policy = load_policy(model, device=device, vocabulary=tokenizer.size, seed=config.trainer.seed)
     choose_threads(policy)
+    if config.trainer.max_staleness > 0:
+        return resident_engines(config, policy, tokenizer, device)
     return build_engine(config, policy, tokenizer)

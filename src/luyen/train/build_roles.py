@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 
 import luyen.rollout.engines
+from luyen.config.plan import is_swapping, versions_held
 from luyen.config.schema.actor import Actor
 from luyen.config.schema.rollout import LogProbBatching
 from luyen.config.schema.run import RunConfig
@@ -20,6 +21,7 @@ from luyen.models.value import ValueModel
 from luyen.rollout.build import Surroundings, build_conversations, build_surroundings
 from luyen.rollout.multi_turn import Conversations
 from luyen.rollout.protocol import RolloutEngine, rollout_engines
+from luyen.rollout.resident import ResidentEngines
 from luyen.runtime.generation import Generation
 from luyen.runtime.local import LocalRoles
 from luyen.train.needs import Needs
@@ -48,8 +50,12 @@ def build_roles(
     device: str,
     *,
     surroundings: Surroundings | None = None,
+    runs_ahead: bool = False,
 ) -> LocalRoles:
-    """Actor, rollout engine, reference and critic on one device."""
+    """Actor, rollout engine, reference and critic on one device.
+
+    With `runs_ahead` generation goes on while the actor learns, as `trainer` says.
+    """
     arr = config.actor_rollout_ref
     policy = load_policy(
         arr.model, device=device, vocabulary=tokenizer.size, seed=config.trainer.seed
@@ -63,7 +69,9 @@ def build_roles(
             actor_passes(actor),
             temperature=rollout.temperature,
         ),
-        rollout=build_engine(config, policy, tokenizer),
+        rollout=resident_engines(config, policy, tokenizer, device)
+        if runs_ahead
+        else build_engine(config, policy, tokenizer),
         generation=Generation(
             renderer=renderer,
             seed=config.trainer.seed,
@@ -74,6 +82,7 @@ def build_roles(
         log_prob_passes=log_prob_passes(rollout, actor),
         ref_passes=log_prob_passes(arr.ref, actor),
         frees_cache=rollout.free_cache_engine,
+        is_swapping=is_swapping(config.trainer),
     )
 
 
@@ -86,6 +95,30 @@ def build_engine(config: RunConfig, policy: Policy, tokenizer: Tokenizer) -> Rol
         longest=data.max_prompt_length + data.max_response_length,
         decode=tokenizer.decode,
     )
+
+
+def resident_engines(
+    config: RunConfig, policy: Policy, tokenizer: Tokenizer, device: str
+) -> ResidentEngines:
+    """Engines for every version of the weights that may be needed at a time.
+
+    Each has parameters of its own, but those that never learn are the policy's.
+    """
+    frozen = {name: p for name, p in policy.named_parameters() if not p.requires_grad}
+
+    def make() -> RolloutEngine:
+        copied = load_policy(
+            config.actor_rollout_ref.model,
+            device=device,
+            vocabulary=tokenizer.size,
+            seed=config.trainer.seed,
+        )
+        for name, parameter in copied.named_parameters():
+            if name in frozen:
+                parameter.data = frozen[name].data
+        return build_engine(config, copied, tokenizer)
+
+    return ResidentEngines(make, versions=versions_held(config.trainer))
 
 
 def build_reference(

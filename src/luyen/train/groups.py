@@ -1,14 +1,14 @@
 """Take the groups of a step: draw, generate, judge, and draw again where nothing is learned."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from statistics import pstdev
 
 from luyen.base.errors import UserError
-from luyen.base.records import Prompt, Rollout, Score
+from luyen.base.records import Rollout, Score
 from luyen.rewards.step import Judging, Scored
-from luyen.rollout.protocol import Sampling
 from luyen.rollout.single_turn import Group
+from luyen.runtime.pending import Pending
+from luyen.train.asked import Asked
 from luyen.train.run import OnlineRun
 
 
@@ -22,12 +22,17 @@ def take_groups(run: OnlineRun, step: int) -> list[Group]:
     most = filter_groups.max_num_gen_batches if filter_groups.enable else 1
     kept: list[Group] = []
     batches = idle = 0
+    asked: Asked | None = None
+    run.ask_ahead(step)
     while len(kept) < wanted and not (batches and batches == most):
-        fresh = [g for g in _one_batch(run, step, batches) if _teaches(g, run)]
+        with run.phase("generate"):
+            asked = run.supply.take(step, before=asked)
+        fresh = [group for group in _one_batch(run, asked) if _teaches(group, run)]
         batches, idle = batches + 1, 0 if fresh else idle + 1
         kept += fresh
         if idle * wanted >= len(run.data.train.prompts):
             break  # every row was tried since the last group that teaches
+    run.supply.release()
     run.notes["group/generated_batches"] = float(batches)
     run.notes["group/kept_fraction"] = len(kept) / (batches * wanted)
     is_short = filter_groups.enable and batches == most and len(kept) < wanted
@@ -44,18 +49,14 @@ def take_groups(run: OnlineRun, step: int) -> list[Group]:
     return kept[:wanted]
 
 
-def _one_batch(run: OnlineRun, step: int, batch: int) -> list[Group]:
-    count = run.config.data.train_batch_size
-    rows = run.data.sampler.take(run.cursor, count)
-    run.cursor += count
-    prompts = [run.data.train.prompts[i] for i in rows]
-    first = batch * count
+def _one_batch(run: OnlineRun, asked: Asked) -> list[Group]:
+    run.write_work_to(asked.journal)
     with run.phase("generate"):
-        drawn = run.generate(prompts, step=step, first=first, sampling=run.sampling)
+        drawn = asked.drawn.result()
     with run.phase("score"):
         judged = judge(run, drawn)
-    if run.needs.baselines:
-        run.baselines |= _greedy_rewards(run, prompts, step, first)
+    if asked.greedy is not None:
+        run.baselines |= _greedy_rewards(run, asked.greedy)
         judged = [group for group in judged if _has_baseline(group, run)]
     return judged
 
@@ -111,18 +112,13 @@ def _metric(rollout: Rollout, name: str) -> float:
     return found
 
 
-def _greedy_rewards(
-    run: OnlineRun, prompts: Sequence[Prompt], step: int, first: int
-) -> dict[str, float]:
+def _greedy_rewards(run: OnlineRun, asked: Pending) -> dict[str, float]:
     """Reward of the likeliest answer to each prompt (ReMax's baseline), by group.
 
     Where it could not be computed, `reward.on_fault` decides as for any other rollout.
     """
-    greedy: Sampling = replace(run.sampling, temperature=0.0, top_k=-1, top_p=1.0)
     with run.phase("generate"):
-        groups = run.generate(
-            prompts, step=step, first=first, sampling=greedy, purpose="greedy", samples=1
-        )
+        groups = asked.result()
     with run.phase("score"):
         scored = scored_groups(run, groups, purpose="greedy")
     out = {rollout.key for rollout in run.reward.settle(scored)}

@@ -89,6 +89,21 @@ _SFT = {
     "val_nll": "The same on the validation rows.",
     "tokens": "Assistant tokens of the step.",
 }
+_ROLE = {
+    "memory_gb": ("GiB", "Most main memory of a process of the role since it began."),
+    "device_gb": ("GiB", "Most memory of a GPU that such a process held since it began."),
+    "busy": (
+        "",
+        "Share of the time since the step before in which the role worked, mean over its "
+        "processes; in one process, its share of the phases.",
+    ),
+}
+_WAIT = {
+    "controller_on_actor": "Seconds for which the loop did nothing but wait for ranks.",
+    "controller_on_rollout": "Seconds for which the loop did nothing but wait for replicas.",
+    "actor_idle": "Seconds since the step before in which a rank did nothing, mean over them.",
+    "rollout_idle": "Seconds since the step before in which a replica did nothing, mean over them.",
+}
 _FAMILIES = {
     "actor": {**_ACTOR, **_UPDATE},
     "critic": {**_CRITIC, **_UPDATE},
@@ -115,4 +130,11 @@ metric("reward/<component...>/faults", doc="Rollouts for which the component has
 metric("rollout_corr/<name>", doc="Mismatch between sampler and trainer; see rollout correction.")
 metric("training/<name>", doc="Differences of probabilities between sampler and trainer.")
 metric("time/step", unit="s", doc="Seconds of the step's phases together.")
+metric("time/publish", unit="s", doc="Seconds until every replica had confirmed new weights.")
+metric("publish/bytes", unit="B", doc="Bytes of the weights that were published, counted once.")
+metric("publish/parameters", doc="Parameters that were published: few where an adapter learns.")
+for _name, (_unit, _doc) in _ROLE.items():
+    metric(f"role/<role>/{_name}", unit=_unit, doc=_doc)
+for _name, _doc in _WAIT.items():
+    metric(f"wait/{_name}", unit="s", doc=_doc)
 metric("time/tokens_per_s", unit="1/s", doc="Tokens of the step by its seconds.")

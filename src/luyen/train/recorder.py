@@ -14,7 +14,7 @@ from luyen.checkpoint.store import CheckpointStore
 from luyen.checkpoint.tensors import load_state
 from luyen.engine.batch import PackedBatch
 from luyen.runtime.roles import Roles
-from luyen.telemetry.journal import WorkJournal
+from luyen.telemetry.journal import WorkJournals
 from luyen.telemetry.rollout_files import Advantages, RecordedRollout, write_rollouts
 from luyen.telemetry.sinks import MetricLog
 from luyen.train import metric_names
@@ -49,7 +49,7 @@ class Recorder:
         self.known = dict(known or {})
         """The last value of each metric."""
         self._writer = CheckpointWriter(store, is_async=is_async)
-        self.journal: WorkJournal | None = None
+        self.journals: WorkJournals | None = None
         """Where finished work is written down at once; None: nowhere, it is done again."""
 
     def metrics(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -97,8 +97,8 @@ class Recorder:
     def poll(self) -> None:
         """Forget the work that a new checkpoint holds; raises what stopped one from being made."""
         for step in self._writer.finished():
-            if self.journal is not None:
-                self.journal.forget(step)
+            if self.journals is not None:
+                self.journals.forget(step)
 
     def close(self) -> None:
         """Finish every file, the checkpoint in progress first; raises what stopped it."""
@@ -106,8 +106,8 @@ class Recorder:
             ending.callback(release, self.directory.manifest)
             ending.callback(self.log.close)
             ending.callback(self.digests.close)
-            if self.journal is not None:
-                ending.callback(self.journal.close)
+            if self.journals is not None:
+                ending.callback(self.journals.close)
             self.settle()
 
     def settle(self) -> None:

@@ -15,6 +15,7 @@ from luyen.train.credit import Credited
 from luyen.train.digests import stages_of
 from luyen.train.parity import note_parity
 from luyen.train.recorder import advantages_by_rollout
+from luyen.train.role_metrics import role_metrics
 from luyen.train.run import OnlineRun
 from luyen.train.samples import in_order
 from luyen.train.turn_metrics import turn_metrics
@@ -90,7 +91,12 @@ def _times(run: OnlineRun, batch: PackedBatch) -> dict[str, float]:
     times = SPANS.drain(run.step + 1)
     total = sum(times.values())
     tokens = sum(batch.lengths)
-    return {**times, "time/step": total, "time/tokens_per_s": tokens / total if total else 0.0}
+    return {
+        **times,
+        "time/step": total,
+        "time/tokens_per_s": tokens / total if total else 0.0,
+        **role_metrics(run.roles.watch, times),
+    }
 
 
 def _refuse_a_hopeless_start(run: OnlineRun, found: Mapping[str, float]) -> None:

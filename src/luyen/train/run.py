@@ -1,7 +1,8 @@
 """A wired run: the parts that the loop uses, and how far it has come."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from typing import final
 
 from luyen.base.digests import BEGINNING, link
@@ -17,6 +18,7 @@ from luyen.runtime.roles import Roles
 from luyen.telemetry.display import Display
 from luyen.telemetry.journal import WorkJournal
 from luyen.telemetry.spans import span
+from luyen.train.asked import Asked, Asking, Origin
 from luyen.train.digests import metrics_stage
 from luyen.train.draws import draws_of
 from luyen.train.interrupt import Interruption
@@ -25,6 +27,7 @@ from luyen.train.profile import StepProfiler
 from luyen.train.recorder import Recorder
 from luyen.train.state import LoopState
 from luyen.train.watchdog import Watchdog
+from luyen.train.window import supply_of
 from luyen.train.work import weights_print
 
 
@@ -68,8 +71,20 @@ class OnlineRun(Learning):
 
     def _begin(self) -> None:
         """Nothing is done yet."""
-        self.cursor = 0
+        self.asking = Asking(
+            self.config,
+            self.data,
+            self.roles,
+            self.sampling,
+            has_baselines=self.needs.baselines,
+            take_up=self._work_of,
+        )
+        """How training rows become rollouts."""
+        self.supply = supply_of(self.config.trainer, self.asking)
+        """What this step and later ones learn from, asked for in time."""
         self.flat_steps = 0
+        self.journal: WorkJournal | None = None
+        """Where finished work is written down at once; None: nowhere, it is done again."""
         self.validations: list[dict[str, float]] = []
         self.interruption = Interruption()
         self.chain = BEGINNING
@@ -78,6 +93,7 @@ class OnlineRun(Learning):
         """Step of the newest checkpoint; the beginning needs none."""
         self.boundary: LoopState | None = None
         """The loop as the step began, as long as the weights are still of that moment."""
+        self._begun_with: tuple[Asked, ...] = ()
         self.begin_step()
 
     def begin_step(self) -> None:
@@ -92,34 +108,52 @@ class OnlineRun(Learning):
 
     def steps(self) -> Iterator[int]:
         """Numbers of the steps that are left, counted from 1, unless the user interrupts."""
-        last = min(self.total_steps, self.trial_steps or self.total_steps)
-        while self.step < last and not self.interruption.is_wanted:
+        while self.step < self._last_step and not self.interruption.is_wanted:
             self.recorder.poll()
             self.begin_step()
-            self.boundary = self.state()
-            self.take_up_work("work")
+            self.boundary, self._begun_with = self.state(), self.supply.outstanding
             with self.profiler.step(self.step + 1):
                 yield self.step + 1
 
     @property
-    def journal(self) -> WorkJournal | None:
-        """Where finished work is written down at once; None where the run keeps none."""
-        return self.recorder.journal if self.trial_steps is None else None
+    def _last_step(self) -> int:
+        return min(self.total_steps, self.trial_steps or self.total_steps)
 
-    def take_up_work(self, kind: str) -> None:
-        """Go on with the journal of the step in progress, or of the validation of the last one.
+    def ask_ahead(self, step: int) -> None:
+        """Ask for the rollouts of a step, and of those that may be drawn before it is trained."""
+        last = min(step + self.config.trainer.max_staleness, self._last_step)
+        self.supply.ask_up_to(last, version=self.version, origin=self._origin())
+
+    def write_work_to(self, journal: WorkJournal | None) -> None:
+        """Go on with a journal; the one before is done with."""
+        if self.journal is not None and self.journal is not journal:
+            self.journal.close()
+        self.journal = journal
+
+    def take_up_validation(self) -> None:
+        """Go on with the journal of the validation after the step that is done."""
+        self.write_work_to(self._taken_up(self.step, "validation", self._origin()))
+
+    def _work_of(self, step: int, origin: Origin) -> WorkJournal | None:
+        return self._taken_up(step, "work", origin)
+
+    def _origin(self) -> Origin:
+        """What work depends on besides the configuration.
 
         The chain stands for the weights, since every step puts their hash into it. Before the first
         step nothing has, and after an update the hashes of that step are not in it yet.
         """
-        if self.journal is None:
-            return
-        step = self.step + 1 if kind == "work" else self.step
-        weights = weights_print(self.roles) if self.chain == BEGINNING else None
-        basis = [self.chain, weights, self.stages, self.settings]
-        known = self.journal.begin(step, kind=kind, basis=basis)
+        return self.chain, weights_print(self.roles) if self.chain == BEGINNING else None
+
+    def _taken_up(self, step: int, kind: str, origin: Origin) -> WorkJournal | None:
+        journals = self.recorder.journals
+        if journals is None or self.trial_steps is not None:
+            return None
+        basis = [*origin, self.stages, self.settings]
+        journal, known = journals.take_up(step, kind=kind, basis=basis)
         if known:
             self.display.waiting(f"step {step}: {known} records of work done are in the journal")
+        return journal
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Time a part of the step and show it."""
@@ -154,7 +188,7 @@ class OnlineRun(Learning):
     def follow_success(self, share: float) -> None:
         """Let an adaptive sampler see how much of the step was solved."""
         if isinstance(self.data.sampler, AdaptiveSampler):
-            self.data.sampler.record(self.cursor, share)
+            self.data.sampler.record(self.asking.cursor, share)
 
     def note_validation(self, found: dict[str, float]) -> None:
         """Remember a validation, for the summary."""
@@ -180,7 +214,9 @@ class OnlineRun(Learning):
     def save(self) -> None:
         """A checkpoint of the step that is done, unless it has one."""
         if self.trial_steps is None and self.saved != self.step:
-            self.recorder.save(self.state(), self.roles)
+            with self.phase("generate") if self.supply.outstanding else nullcontext():
+                asked = self.supply.kept()
+            self.recorder.save(replace(self.state(), asked=asked), self.roles)
             self.saved = self.step
 
     def rescue(self) -> str:
@@ -193,18 +229,21 @@ class OnlineRun(Learning):
             said = "the weights are being changed, so that the newest checkpoint stays"
         elif self.trial_steps is not None or boundary.step == self.saved:
             said = f"nothing is to be saved after step {boundary.step}"
+        elif not all(asked.is_done for asked in self._begun_with):
+            said = "rollouts of later steps are in progress, so that the newest checkpoint stays"
         else:
-            self.recorder.save(boundary, self.roles)
+            asked = tuple(one.as_json() for one in self._begun_with)
+            self.recorder.save(replace(boundary, asked=asked), self.roles)
             said = f"step {boundary.step} is saved"
         self.recorder.close()
         return said
 
     def state(self) -> LoopState:
-        """What a checkpoint keeps besides weights."""
+        """What a checkpoint keeps besides weights and rollouts of later steps."""
         entropy, sampler = self.entropy_controller, self.data.sampler
         return LoopState(
             step=self.step,
-            cursor=self.cursor,
+            cursor=self.asking.cursor,
             version=self.version,
             kl_controller=self.kl_controller.state(),
             entropy_controller=entropy.state() if entropy is not None else None,
@@ -219,10 +258,12 @@ class OnlineRun(Learning):
     def restore(self, state: LoopState) -> None:
         """Go on from a checkpoint."""
         self.go_on_from(state)
-        self.cursor, self.flat_steps = state.cursor, state.flat_steps
+        self.flat_steps = state.flat_steps
         self.saved = state.step
         self.chain = state.chain
         self.validations = [state.first_validation] if state.first_validation else []
         sampler = self.data.sampler
         if isinstance(sampler, AdaptiveSampler) and state.sampler is not None:
             sampler.state = state.sampler
+        self.asking.cursor = state.cursor
+        self.supply.restore(state.step, state.asked)

@@ -23,7 +23,7 @@ def open_store(folder: Path, trainer: Trainer) -> CheckpointStore:
 def saves_aside(trainer: Trainer, where: Placement) -> bool:
     """Whether checkpoints are written while training goes on."""
     if trainer.async_save is None:
-        return where.device == "cuda" and where.runtime == "local"
+        return where.device == "cuda"
     return trainer.async_save
 
 

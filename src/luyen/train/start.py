@@ -7,9 +7,10 @@ from pathlib import Path
 from luyen.base.digests import DigestFile
 from luyen.base.errors import UserError
 from luyen.base.rundir import RunDirectory
+from luyen.checkpoint.store import Checkpoint
 from luyen.config.check import Report
 from luyen.telemetry.curves import draw_curves
-from luyen.telemetry.journal import WorkJournal
+from luyen.telemetry.journal import WorkJournals
 from luyen.telemetry.manifest import Manifest
 from luyen.telemetry.sinks import open_sinks
 from luyen.telemetry.spans import SPANS
@@ -27,6 +28,7 @@ from luyen.train.build_roles import surroundings_of
 from luyen.train.online import train_online
 from luyen.train.process import import_plugins, load_run_tokenizer
 from luyen.train.recorder import Recorder, restore
+from luyen.train.recovery import until_done
 from luyen.train.run import OnlineRun
 from luyen.train.saving import known_at, open_store, saves_aside
 from luyen.train.start_offline import run_supervised
@@ -45,9 +47,12 @@ def run_training(report: Report, *, trial_steps: int | None = None) -> Summary:
     refuse_unbuilt(report)
     if report.config.trainer.stage == "sft":
         return run_supervised(report, trial_steps=trial_steps)
-    run = prepare_online(report)
-    run.trial_steps = trial_steps
-    return _carry_out(run)
+
+    def carry_out(run: OnlineRun) -> Summary:
+        run.trial_steps = trial_steps
+        return _carry_out(run)
+
+    return until_done(report, prepare_online, carry_out)
 
 
 def prepare_online(report: Report) -> OnlineRun:
@@ -83,18 +88,28 @@ def prepare_online(report: Report) -> OnlineRun:
             is_async=saves_aside(config.trainer, report.plan.where),
         )
         run = build_run(report, data, tokenizer, recorder, display, surroundings)
-        if resumed is not None:
-            run.restore(restore(resumed.path, run.roles))
-        _open_journal(run, facts, done=run.step if resumed is not None else -1)
+        opened.callback(run.roles.close)
+        opened.callback(run.reward.close)
+        _go_on_from(resumed, run, facts)
         opened.pop_all()
     return run
 
 
-def _open_journal(run: OnlineRun, facts: Manifest, *, done: int) -> None:
-    """Work goes into a journal from now on; that of steps up to `done` is not needed any more."""
+def _go_on_from(resumed: Checkpoint | None, run: OnlineRun, facts: Manifest) -> None:
+    """Put the run where a checkpoint left it, or at its beginning, with its journals open."""
+    if resumed is None:
+        _open_journals(run, facts, done=-1)
+        return
+    state = restore(resumed.path, run.roles)
+    _open_journals(run, facts, done=state.step)
+    run.restore(state)
+
+
+def _open_journals(run: OnlineRun, facts: Manifest, *, done: int) -> None:
+    """Work goes into journals from now on; that of steps up to `done` is not needed any more."""
     directory = run.recorder.directory
-    run.recorder.journal = WorkJournal(directory.journal, run_id=directory.run_id)
-    run.recorder.journal.forget(done)
+    run.recorder.journals = WorkJournals(directory.journal, run_id=directory.run_id)
+    run.recorder.journals.forget(done)
     run.settings = settings_print(run.config, facts)
 
 

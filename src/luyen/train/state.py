@@ -36,6 +36,8 @@ class LoopState:
     """First steps in which no group differed; -1 once one did."""
     first_validation: dict[str, float] = field(default_factory=dict[str, float])
     """What the first validation found, for the summary."""
+    asked: tuple[dict[str, Any], ...] = ()
+    """Batches of later steps that were asked for, with their rollouts."""
     chain: str = BEGINNING
     """Digest of everything that was done so far, which the next step's digest goes on from."""
 
@@ -50,5 +52,6 @@ class LoopState:
         tuples = {
             "kl_history": tuple(saved["kl_history"]),
             "sampler": tuple(sampler) if sampler is not None else None,
+            "asked": tuple(saved.get("asked", ())),
         }
         return cls(**{**saved, **tuples})

@@ -12,7 +12,7 @@ def validate(run: OnlineRun) -> None:
         return
     prompts: tuple[Prompt, ...] = run.data.validation.prompts
     val_kwargs = run.config.actor_rollout_ref.rollout.val_kwargs
-    run.take_up_work("validation")
+    run.take_up_validation()
     with run.phase("validate"):
         # The step is left out of the address: every validation draws the same random numbers.
         groups = run.generate(

@@ -159,6 +159,10 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         (f"{C}.bypass_mode=true",),
     ),
     "O07": ((f"{R}.top_p=0.9",), (f"{R}.top_p=0.9", "data.train_batch_size=256")),
+    "O08": (
+        ("trainer.async_order=completion",),
+        ("trainer.async_order=completion", "trainer.max_staleness=1", f"{C}.rollout_is=token"),
+    ),
     "R01": ((f"{R}.name=vlm",), (f"{R}.name=hf",)),
     "R02": ((f"{R}.name=vllm",), (f"{R}.name=native",)),
     "R03": ((f"{R}.max_model_len=1000",), (f"{R}.max_model_len=1024",)),
@@ -180,8 +184,20 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         (f"{R}.data_parallel_size=2",),
         (f"{R}.data_parallel_size=2", "trainer.n_gpus_per_node=2"),
     ),
+    "R11": (
+        (f"{R}.nnodes=1", f"{R}.n_gpus_per_node=2", f"{R}.data_parallel_size=1"),
+        (f"{R}.nnodes=1", f"{R}.n_gpus_per_node=2"),
+    ),
+    "R12": (
+        (f"{R}.nnodes=1", "trainer.runtime=local"),
+        (f"{R}.nnodes=1", "trainer.runtime=ray"),
+    ),
+    "R13": (
+        (f"{R}.n_gpus_per_node=2",),
+        (f"{R}.n_gpus_per_node=2", f"{R}.nnodes=1"),
+    ),
     "R10": ((f"{R}.max_num_batched_tokens=500",), (f"{R}.max_num_batched_tokens=512",)),
-    "N01": (("trainer.max_staleness=1",), ()),
+    "N01": (("data.return_raw_chat=false",), ("trainer.max_staleness=1",)),
     "T01": ((f"{T}.enable=true", "data.return_raw_chat=false"), (f"{T}.enable=true",)),
     "T02": (
         (f"{T}.enable=true", "data.filter_overlong_prompts=false", "data.truncation=left"),

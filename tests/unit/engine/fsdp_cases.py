@@ -27,6 +27,7 @@ class Case:
     is_checkpointed: bool = False
     dtype: torch.dtype = torch.float32
     fsdp_size: int = -1
+    """Ranks of one copy; in a world of four the other two hold a second one."""
     cpu_offload: bool = False
     reshards: bool = True
     kind: str = "llama"
@@ -43,13 +44,13 @@ SUITES: dict[str, dict[str, Case]] = {
         "grpo": Case(objective=GRPO, is_tied=True),
         "grpo, lora, counted": Case(objective=GRPO, lora_rank=4, passes=COUNTED),
         "ppo": Case(objective=PPO, has_critic=True, saved_at=17),
-        "ppo, lora": Case(objective=PPO, has_critic=True, lora_rank=4, steps=4),
+        "ppo, lora, counted": Case(objective=PPO, has_critic=True, lora_rank=4, passes=COUNTED),
         "chooses over the step": Case(objective=Objective(loss="kl_cov"), steps=2),
         "bf16": Case(
             objective=GRPO, dtype=torch.bfloat16, has_critic=True, passes=ALONE, steps=3, saved_at=1
         ),
         "idle ranks": Case(objective=PPO, has_critic=True, sequences=1, steps=2),
-        "replicas": Case(objective=GRPO, fsdp_size=2, steps=2),
+        "replicas": Case(objective=PPO, has_critic=True, fsdp_size=2, steps=4, saved_at=2),
         "recomputed": Case(objective=GRPO, is_checkpointed=True, reshards=False, steps=2),
         "offloaded": Case(objective=GRPO, cpu_offload=True, steps=2),
     },
@@ -66,6 +67,13 @@ SUITES: dict[str, dict[str, Case]] = {
         for kind in ("qwen3", "gemma2")
         for rank in (0, 4)
         for passes in (ALONE, Passes(sequences=3), Passes(max_tokens=45))
+    },
+    "replicated": {
+        f"{name}, {rank}": Case(
+            objective=objective, has_critic=name == "ppo", lora_rank=rank, fsdp_size=2
+        )
+        for name, objective in (("grpo", GRPO), ("ppo", PPO))
+        for rank in (0, 4)
     },
 }
 

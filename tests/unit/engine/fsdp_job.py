@@ -230,9 +230,7 @@ def run_world(root: Path, world: int, rank: int, suite: str) -> None:
     results: dict[str, Any] = {}
     for name, case in SUITES[suite].items():
         own = mesh
-        if case.fsdp_size > 0:
-            if world <= case.fsdp_size:
-                continue
+        if 0 < case.fsdp_size < world:
             shape = mesh_shape(world, case.fsdp_size)
             own = dist.init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
         results[name] = train(case, ranks, own, root / f"world_{world}" / name)

@@ -81,11 +81,7 @@ def demand_metrics(mine: dict[str, float], theirs: dict[str, float], where: str)
 @pytest.mark.parametrize("case", SUITES["quick"])
 @pytest.mark.parametrize("world", [2, 4])
 def test_ranks_learn_what_one_process_learns(quick: Path, world: int, case: str):
-    found = results(quick, world)
-    if case == "replicas" and world == 2:
-        assert case not in found
-        return
-    demand_equal(found[case], results(quick, 1)[case])
+    demand_equal(results(quick, world)[case], results(quick, 1)[case])
 
 
 @pytest.mark.parametrize("case", [n for n, c in SUITES["quick"].items() if c.saved_at])
@@ -100,8 +96,11 @@ def test_what_one_world_saves_another_goes_on_with(quick: Path, case: str):
 
 
 @pytest.mark.slow
-def test_more_models_and_ways_to_cut_a_step(tmp_path: Path):
-    run_worlds(tmp_path, "matrix", 1800)
+@pytest.mark.parametrize("suite", ["matrix", "replicated"])
+def test_more_models_ways_to_cut_a_step_and_copies(tmp_path: Path, suite: str):
+    run_worlds(tmp_path, suite, 1800)
     for world in (2, 4):
-        for case, found in results(tmp_path, world).items():
-            demand_equal(found, results(tmp_path, 1)[case])
+        found = results(tmp_path, world)
+        assert found.keys() == SUITES[suite].keys()
+        for case, course in found.items():
+            demand_equal(course, results(tmp_path, 1)[case])

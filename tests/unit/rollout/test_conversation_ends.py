@@ -10,14 +10,14 @@ from luyen.base.calls import CallStatus
 from luyen.base.errors import UserError
 from luyen.base.records import StopReason
 from luyen.rollout.loop import TurnLimits
-from luyen.rollout.multi_turn import Conversations, FaultPolicy, converse_all, faulty_rollouts
+from luyen.rollout.multi_turn import Conversations, FaultPolicy, faulty_rollouts
 from luyen.rollout.protocol import Sampling
 from luyen.rollout.tools.box import ToolBox
 from luyen.rollout.tools.function import tool
 from luyen.rollout.tools.protocol import ToolReply
 from luyen.rollout.tools.stateful import tool_class
 from luyen.train.turn_metrics import turn_metrics
-from tests.talk import KEEP, TOKENIZER, ScriptedEngine, World, call, draws, play, setting
+from tests.talk import KEEP, TOKENIZER, ScriptedEngine, World, call, converse, draws, play, setting
 from tests.unit.train.conversations import talk
 
 SAMPLING = Sampling(max_new_tokens=400, stop_ids=TOKENIZER.stop_ids)
@@ -270,7 +270,7 @@ def test_nothing_runs_on_after_a_step():
     async def left() -> int:
         how = setting([boom, watched([], takes_s=60)], budget_s=0.1)
         engine = says(call("slow", a=1) + call("boom", a=1))
-        await converse_all(engine, how, draws(how, "q"), SAMPLING, policy=KEEP, **ADDRESS)
+        await converse(engine, how, draws(how, "q"), SAMPLING, policy=KEEP, **ADDRESS)
         return len(asyncio.all_tasks()) - 1
 
     assert asyncio.run(left()) == 0

@@ -99,6 +99,22 @@ def test_weights_may_be_as_old_as_the_run_allows(tmp_path: Path):
         assert len(seen(root, "stale-weights")) == (1 if allowed == 0 else 0)
 
 
+def test_a_role_is_idle_only_where_roles_work_at_the_same_time(tmp_path: Path):
+    courses = {
+        "role/actor/busy": [0.9] * 5,
+        "wait/actor_idle": [0.2] * 5,
+        "role/rollout/busy": [0.2] * 5,
+        "wait/rollout_idle": [8.0] * 5,
+    }
+    ahead = "trainer: {max_staleness: 1}"
+    in_turn = write_run(tmp_path / "turn", courses)
+    beside = write_run(tmp_path / "beside", courses, config=ahead)
+    short = write_run(tmp_path / "short", courses | {"wait/rollout_idle": [0.1] * 5}, config=ahead)
+    assert seen(in_turn, "idle-role") == seen(short, "idle-role") == []
+    [symptom] = seen(beside, "idle-role")
+    assert symptom.says.startswith("rollout works for 20% of the time")
+
+
 def test_prompts_are_compared_as_tokens_not_by_name(tmp_path: Path):
     root = write_run(tmp_path / "run", {})
     write_steps(root, [rollout(s, draw=d, uid=f"{s}{d}") for s in (1, 2) for d in (0, 1)])

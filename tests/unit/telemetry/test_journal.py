@@ -8,7 +8,7 @@ import pytest
 
 from luyen.base.calls import CallStatus, ToolCall
 from luyen.base.records import Branch, GroupId, Rollout, Score, Source, StopReason
-from luyen.telemetry.journal import WorkJournal
+from luyen.telemetry.journal import WorkJournal, WorkJournals
 from luyen.telemetry.rollout_json import rollout_of, rollout_tree
 from luyen.telemetry.streams import PackedStreams, stream_bytes, streams_of
 
@@ -175,8 +175,8 @@ def test_the_work_of_finished_steps_is_forgotten(journal, tmp_path: Path):
     for step in (1, 2, 3):
         one.begin(step, kind="work", basis=[step])
         one.begin(step, kind="validation", basis=[step])
-    one.forget(2)
     one.close()
+    WorkJournals(tmp_path / "journal", run_id="run-1").forget(2)
     names = sorted(path.name for path in (tmp_path / "journal").iterdir())
     assert names == ["step_000003.validation.jsonl", "step_000003.work.jsonl"]
 

@@ -29,6 +29,18 @@ def async_is_corrected(s: Situation) -> Iterator[Finding]:
         )
 
 
+@rule("O08", "warning")
+def async_order_has_effect(s: Situation) -> Iterator[Finding]:
+    """The order of rollouts matters only where generation runs ahead."""
+    trainer = s.config.trainer
+    if trainer.max_staleness == 0 and s.is_changed("trainer.async_order"):
+        yield Finding(
+            field="trainer.async_order",
+            why="generation and training take turns, so it has no effect",
+            fix="drop it, or set trainer.max_staleness to 1 or more",
+        )
+
+
 @rule("O02", "error")
 def correction_has_log_probs(s: Situation) -> Iterator[Finding]:
     """A correction compares with the sampler's log-probabilities, so they are recorded."""

@@ -13,13 +13,12 @@ from luyen.config.rules.rule import Finding, Situation, rule
 
 @rule("S01", "error")
 def device_exists(s: Situation) -> Iterator[Finding]:
-    """A local run on CUDA has a GPU for each worker."""
-    trainer = s.config.trainer
+    """A local run on CUDA has a GPU; on Ray the devices of the cluster are counted at its start."""
     gpus = len(s.machine.gpu_bytes)
-    if trainer.device == "cuda" and trainer.nnodes == 1 and gpus < trainer.n_gpus_per_node:
+    if s.config.trainer.device == "cuda" and s.where.runtime == "local" and gpus == 0:
         yield Finding(
             field="trainer.device",
-            why=f"{trainer.n_gpus_per_node} GPUs are asked for and this machine has {gpus}",
+            why=f"a GPU is asked for and this machine has {gpus}",
             fix="set trainer.device=cpu or auto, or run the check where the GPUs are",
         )
 

@@ -149,18 +149,3 @@ def prompt_fits_one_pass(s: Situation) -> Iterator[Finding]:
             f"{longest} ({whose})",
             fix=f"set it to at least {longest}",
         )
-
-
-@rule("R09", "error")
-def replicas_fit_the_devices(s: Situation) -> Iterator[Finding]:
-    """The copies of the engine, each on its devices, fit the cluster."""
-    rollout = s.config.actor_rollout_ref.rollout
-    needed = rollout.data_parallel_size * rollout.tensor_model_parallel_size
-    if needed > s.where.world_size:
-        yield Finding(
-            field=f"{_ROLLOUT}.data_parallel_size",
-            why=f"data_parallel_size {rollout.data_parallel_size} x tensor_model_parallel_size "
-            f"{rollout.tensor_model_parallel_size} = {needed} devices, and nnodes x "
-            f"n_gpus_per_node = {s.where.world_size}",
-            fix="take fewer copies, or more devices",
-        )

@@ -23,14 +23,11 @@ def unbuilt(config: RunConfig, where: Placement) -> Iterator[Finding]:
     if where.world_size > 1 and arr.actor.strategy == "single":
         why = f"it trains one device, and {where.world_size} are planned"
         yield Finding(field="actor_rollout_ref.actor.strategy", why=why, fix="set it to auto")
-    if where.runtime == "ray" and trainer.async_save:
-        why = "ranks write their shards while training waits, so far"
-        yield Finding(field="trainer.async_save", why=why, fix="drop the line")
     if where.runtime == "ray" and trainer.stage == "sft":
         why = "supervised runs train in this process so far"
         yield Finding(field="trainer.runtime", why=why, fix="set nnodes and n_gpus_per_node to 1")
-    if trainer.max_staleness > 0:
-        why = "generation and training take turns so far"
+    if trainer.max_staleness > 0 and trainer.stage == "rl" and where.device == "cuda":
+        why = "on a GPU generation and training take turns so far"
         yield Finding(field="trainer.max_staleness", why=why, fix="set it to 0")
     if config.reward.reward_model.enable:
         why = "rules and functions judge so far"

@@ -110,7 +110,18 @@ class Rollout(LogProbBatching):
         0.5, "Share of the device's memory that weights and KV cache may take.", gt=0, le=1
     )
     tensor_model_parallel_size: int = key(1, "Devices that share one copy of the model.", ge=1)
-    data_parallel_size: int = key(1, "Copies of the engine.", ge=1)
+    data_parallel_size: int | None = key(
+        None, "Copies of the engine; null: as many as its devices can hold.", ge=1
+    )
+    nnodes: int = key(
+        0,
+        "Machines that only draw, besides those that train; 0: the engine shares the devices of "
+        "the actor.",
+        ge=0,
+    )
+    n_gpus_per_node: int | None = key(
+        None, "Devices of each of these machines; null: `trainer.n_gpus_per_node`.", ge=1
+    )
     expert_parallel_size: int = key(1, "Devices that share the experts of a layer.", ge=1)
     deterministic: bool = key(
         True,

@@ -54,6 +54,12 @@ class Trainer(Block):
     max_staleness: int = key(
         0, "Steps by which generation may run ahead of training; 0 is synchronous.", ge=0
     )
+    async_order: Literal["submission", "completion"] = key(
+        "submission",
+        "How steps take rollouts with `max_staleness` above 0. submission: each step those asked "
+        "for it, drawn by one version of the weights, so that batches repeat; completion: what "
+        "finishes first of those asked for, with new weights in the middle of answers, for speed.",
+    )
     total_epochs: int = key(1, "Passes over the training rows.", ge=1)
     total_training_steps: int | None = key(
         None, "Steps of the run; null: as many as `total_epochs` makes.", ge=1

@@ -26,7 +26,7 @@ from luyen.runtime.ray.pools import NodeOffer
 if TYPE_CHECKING:
     from types import ModuleType
 
-_STORE_BYTES = 1 << 30
+STORE_BYTES = 1 << 30
 """Most memory of the objects of a local cluster: little more than one copy of the weights."""
 _ANSWER_S = 10.0
 _CARRIED = ("MKL_CBWR", "OMP_NUM_THREADS", "TOKENIZERS_PARALLELISM", "HF_HUB_OFFLINE", "HF_HOME")
@@ -88,7 +88,7 @@ def connect(
     *,
     cpus: int | None = None,
     threads: int | None = None,
-    store_bytes: int = _STORE_BYTES,
+    store_bytes: int = STORE_BYTES,
 ) -> Connection:
     """Connect to `address`, to RAY_ADDRESS, or to this machine's cluster; else start a local one.
 

@@ -6,7 +6,8 @@ on the controller's thread; the cost of an event does not depend on how many rep
 
 import queue
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeAlias, final
 
@@ -15,6 +16,7 @@ from luyen.models.fingerprint import Fingerprint
 from luyen.rollout.tools.foreign import boundary
 from luyen.runtime.ray.member import Member
 from luyen.runtime.ray.wire import Died, Held, Link, ReplicaFacts
+from luyen.telemetry.waits import waiting_for
 
 Then: TypeAlias = Callable[[Member, Any], None]
 """What is done with a reply."""
@@ -44,6 +46,21 @@ class Patience:
 
 
 @final
+class Publication:
+    """Weights that replicas hold, or are to hold."""
+
+    def __init__(self, number: int, version: int | None) -> None:
+        self.number = number
+        """Counts the publications."""
+        self.version = version
+        """What requests call these weights; None: nothing, there are no others."""
+        self.parts: list[Any] = []
+        """What replicas load, for those that begin later."""
+        self.expected: Fingerprint | None = None
+        """What they are to hold; None: more parts follow."""
+
+
+@final
 class Crew:
     """All replicas. The first error that one of them reports is raised, now and ever after."""
 
@@ -63,8 +80,7 @@ class Crew:
         self._patience = patience
         self._mailbox: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._looked = self._some_ready = time.monotonic()
-        self._parts: list[Any] = []
-        self._expected: Fingerprint | None = None
+        self._published: list[Publication] = []
         self.publication = 0
         """Counts the publications; 0: replicas draw with the weights they were made with."""
         self.restarts = 0
@@ -116,26 +132,39 @@ class Crew:
         self.wait_until(lambda: all(m.index in answers or m.life != life for m, life in asked))
         return answers
 
-    def begin_publication(self) -> None:
-        """The parts that follow replace all weights of the replicas."""
+    def begin_publication(self, version: int | None = None, *, keep: Collection[int] = ()) -> None:
+        """The parts that follow replace all weights of the replicas but the versions to keep."""
         self.publication += 1
-        self._parts, self._expected = [], None
+        kept = [one for one in self._published if one.version is not None and one.version in keep]
+        self._published = [*kept, Publication(self.publication, version)]
+        for member in self.members:
+            member.held &= {one.number for one in kept}
 
     def send_part(self, part: Any) -> None:
         """Give a part of the weights to every replica; it is kept for those that begin later."""
-        self._parts.append(part)
+        self._published[-1].parts.append(part)
         for member in self.members:
             if member.facts is not None:
                 member.moved()
-                self.call(member, "load", self.publication, part, then=_moved)
+                self._load(member, self._published[-1], part)
+
+    def expect(self, expected: Mapping[str, str]) -> None:
+        """There are no more parts: every replica is to say that it holds the expected weights."""
+        self._published[-1].expected = Fingerprint(weights=expected)
+        for member in self.members:
+            if member.facts is not None:
+                self._confirm(member, self._published[-1])
 
     def end_publication(self, expected: Mapping[str, str]) -> None:
         """Return once every replica that can work holds the expected weights; else a UserError."""
-        self._expected = Fingerprint(weights=expected)
-        for member in self.members:
-            if member.facts is not None:
-                self._confirm(member)
-        self.wait_until(self._is_published)
+        self.expect(expected)
+        self.wait_until(lambda: self.is_published)
+
+    @property
+    def is_published(self) -> bool:
+        """Whether some replica can work, and all that can hold the newest weights."""
+        ready = [member for member in self.members if member.is_ready]
+        return bool(ready) and all(self.publication in member.held for member in ready)
 
     def stop(self) -> None:
         """End every replica."""
@@ -146,13 +175,10 @@ class Crew:
 
     def _next_event(self, wait_s: float) -> _Event | None:
         try:
-            return self._mailbox.get(block=wait_s > 0, timeout=wait_s or None)
+            with waiting_for("rollout") if wait_s > 0 else nullcontext():
+                return self._mailbox.get(block=wait_s > 0, timeout=wait_s or None)
         except queue.Empty:
             return None
-
-    def _is_published(self) -> bool:
-        ready = [member for member in self.members if member.is_ready]
-        return bool(ready) and all(member.held == self.publication for member in ready)
 
     def _begin(self, member: Member) -> None:
         member.began(self._start(member.index))
@@ -164,26 +190,38 @@ class Crew:
         if self.publication == 0:
             self._now_ready(member)
             return
-        for part in self._parts:
-            self.call(member, "load", self.publication, part, then=_moved)
-        if self._expected is not None:
-            self._confirm(member)
+        for publication in self._published:
+            for part in publication.parts:
+                self._load(member, publication, part)
+            if publication.expected is not None:
+                self._confirm(member, publication)
 
-    def _confirm(self, member: Member) -> None:
-        self.call(member, "confirm", self.publication, len(self._parts), then=self._on_held)
+    def _load(self, member: Member, publication: Publication, part: Any) -> None:
+        keep = frozenset(one.version for one in self._published)
+        what = publication.number, publication.version, keep
+        self.call(member, "load", *what, part, then=_moved)
+
+    def _confirm(self, member: Member, publication: Publication) -> None:
+        what = publication.number, publication.version, len(publication.parts)
+        self.call(member, "confirm", *what, then=self._on_held)
 
     def _on_held(self, member: Member, held: Held) -> None:
         member.moved()
-        if held.version != self.publication or self._expected is None:
+        meant = next((one for one in self._published if one.number == held.version), None)
+        if meant is None or meant.expected is None:
             return
-        difference = Fingerprint(weights=held.digests).first_difference(self._expected)
+        difference = Fingerprint(weights=held.digests).first_difference(meant.expected)
         if difference is not None:
             why = f"replica {member.index} does not hold what was published: {difference}"
             fix = "look for what else writes into its weights; nothing was drawn with them"
             raise UserError("actor_rollout_ref.rollout.name", member.index, why, fix)
-        member.held = held.version
-        if not member.is_ready:
+        member.held.add(held.version)
+        if not member.is_ready and not self._lacks(member):
             self._now_ready(member)
+
+    def _lacks(self, member: Member) -> bool:
+        """Whether a replica does not hold all weights that it should."""
+        return not member.held >= {one.number for one in self._published}
 
     def _now_ready(self, member: Member) -> None:
         member.is_ready = True
@@ -232,7 +270,7 @@ class Crew:
             return
         self._looked = now
         for member in self.members:
-            owes = member.is_asked or (member.facts and member.held != self.publication)
+            owes = member.is_asked or (member.facts and self._lacks(member))
             if owes and now - member.since > self._patience.still_s:
                 self._give_up(member)
         if any(member.is_ready for member in self.members):

@@ -11,6 +11,7 @@ from luyen.base.errors import UserError
 from luyen.rollout.protocol import Completion, RolloutEngine
 from luyen.rollout.tools.foreign import boundary
 from luyen.runtime.ray.wire import RemoteError
+from luyen.telemetry.own_work import WORK
 
 
 @final
@@ -71,8 +72,11 @@ class EngineThread:
 
     def _advance(self, engine: RolloutEngine) -> None:
         if engine.is_idle:
+            WORK.end_stretch()
             return
+        WORK.begin_pass()
         done = engine.advance()
+        WORK.end_pass(answers=len(done), is_idle=engine.is_idle)
         self.passes += 1
         if done:
             self.finished += done

@@ -61,8 +61,8 @@ class Member:
         """Who it is, once it has begun."""
         self.is_ready = False
         """Whether it has begun and holds the weights."""
-        self.held = 0
-        """Publication that it has confirmed; 0: as it was made."""
+        self.held = set[int]()
+        """Publications that it has confirmed; none: it is as it was made."""
         self.queued: list[Request] = []
         """Requests on their way to it, sent together."""
         self.requests: dict[str, Asked] = {}
@@ -79,7 +79,7 @@ class Member:
         self.life += 1
         self.facts = None
         self.is_ready = False
-        self.held = 0
+        self.held = set[int]()
         self.number = 0
         """Of the next message whose order matters."""
         self.after = 0

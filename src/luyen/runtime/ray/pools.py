@@ -14,13 +14,15 @@ from luyen.config.schema.run import RunConfig
 
 Device: TypeAlias = Literal["cpu", "cuda"]
 SHARED, ROLLOUT, REWARD = "shared", "rollout", "reward model"
+_COPIES = "actor_rollout_ref.rollout.data_parallel_size"
 _GRAIN = 10_000
 """Ray counts shares in parts of so many."""
 _FIELDS = {
     SHARED: ("trainer.n_gpus_per_node", "set trainer.nnodes and n_gpus_per_node to what there is"),
     ROLLOUT: (
-        "actor_rollout_ref.rollout.data_parallel_size",
-        "ask for fewer copies, or let them share the devices of the actor",
+        "actor_rollout_ref.rollout.n_gpus_per_node",
+        "make its pool smaller, or set rollout.nnodes to 0: copies then share the devices of the "
+        "actor",
     ),
     REWARD: (
         "reward.reward_model.n_gpus_per_node",
@@ -69,8 +71,8 @@ class PoolFacts:
     """Devices of each."""
     replicas: int
     """Copies of the rollout engine, of one device each."""
-    is_split: bool = False
-    """Whether these have devices of their own."""
+    rollout: tuple[int, int] | None = None
+    """Groups and devices of each, of the rollout engine's own pool; None: it has none."""
     trainers: tuple[str, ...] = ("actor",)
     """Roles that live in the processes that train."""
     reward: tuple[int, int] | None = None
@@ -78,8 +80,13 @@ class PoolFacts:
     is_reward_shared: bool = False
     """Whether a reward model shares the devices of the actor."""
 
+    @property
+    def is_split(self) -> bool:
+        """Whether copies of the rollout engine have devices of their own."""
+        return self.rollout is not None
+
     @classmethod
-    def of(cls, config: RunConfig, where: Placement, *, is_split: bool = False) -> "PoolFacts":
+    def of(cls, config: RunConfig, where: Placement) -> "PoolFacts":
         """What a configuration asks for."""
         model = config.reward.reward_model
         has_own = model.enable and model.enable_resource_pool
@@ -88,8 +95,8 @@ class PoolFacts:
             device="cuda" if where.device == "cuda" else "cpu",
             nnodes=config.trainer.nnodes,
             per_node=config.trainer.n_gpus_per_node,
-            replicas=config.actor_rollout_ref.rollout.data_parallel_size,
-            is_split=is_split,
+            replicas=where.replicas,
+            rollout=where.rollout_pool,
             trainers=tuple(name for name in names if name not in (ROLLOUT, REWARD)),
             reward=(model.nnodes, model.n_gpus_per_node) if has_own else None,
             is_reward_shared=model.enable and not model.enable_resource_pool,
@@ -168,35 +175,43 @@ class Pools:
 
 def plan_pools(facts: PoolFacts, nodes: Sequence[NodeOffer]) -> Pools:
     """Pools and slots; a UserError that shows the arithmetic where the cluster is too small."""
-    pools = sorted(_pools(facts), key=lambda pool: -pool.groups[0])
+    if facts.reward is not None and min(facts.reward) < 1:
+        count, each = facts.reward
+        why = f"its own pool of {count} x {each} devices is empty"
+        fix = "set reward.reward_model.nnodes and n_gpus_per_node"
+        raise UserError(_FIELDS[REWARD][0], each, why, fix)
+    pools = sorted(pools_of(facts), key=lambda pool: -pool.groups[0])
     _refuse_shortage(facts.device, pools, nodes)
     return Pools(device=facts.device, pools=tuple(pools), slots=_slots(facts))
 
 
-def _pools(facts: PoolFacts) -> list[Pool]:
+def pools_of(facts: PoolFacts) -> list[Pool]:
+    """The pools that a run asks for, and who uses them.
+
+    Example:
+        >>> facts = PoolFacts(device="cuda", nnodes=1, per_node=4, replicas=2, rollout=(1, 2))
+        >>> [pool.words("cuda") for pool in pools_of(facts)]
+        ['shared (actor): 1 x 4 = 4 GPUs', 'rollout (rollout): 1 x 2 = 2 GPUs']
+    """
     beside = () if facts.is_split else (ROLLOUT,)
     beside += (REWARD,) if facts.is_reward_shared else ()
     groups = (facts.per_node,) * facts.nnodes
     pools = [Pool(name=SHARED, roles=(*facts.trainers, *beside), groups=groups)]
-    if facts.is_split:
-        # Replicas are single devices that need not lie together.
-        pools.append(Pool(name=ROLLOUT, roles=(ROLLOUT,), groups=(1,) * facts.replicas))
-    if facts.reward is not None:
-        count, each = facts.reward
-        if count * each < 1:
-            why = f"its own pool of {count} x {each} devices is empty"
-            fix = "set reward.reward_model.nnodes and n_gpus_per_node"
-            raise UserError(_FIELDS[REWARD][0], each, why, fix)
-        pools.append(Pool(name=REWARD, roles=(REWARD,), groups=(each,) * count))
+    for name, own in ((ROLLOUT, facts.rollout), (REWARD, facts.reward)):
+        if own is not None and min(own) > 0:
+            pools.append(Pool(name=name, roles=(name,), groups=(own[1],) * own[0]))
     return pools
 
 
 def _slots(facts: PoolFacts) -> dict[str, tuple[Slot, ...]]:
     places = [(group, i) for group in range(facts.nnodes) for i in range(facts.per_node)]
     on_shared = 0 if facts.is_split else facts.replicas
+    if facts.rollout is not None and facts.replicas > facts.rollout[0] * facts.rollout[1]:
+        why = f"{facts.replicas} copies have {facts.rollout[0]} x {facts.rollout[1]} devices"
+        raise UserError(_COPIES, facts.replicas, why, "drop it: every device then has a copy")
     if on_shared > len(places) and facts.device == "cuda":
         why = f"{on_shared} copies would share {len(places)} GPUs, at most one on each"
-        raise UserError(_FIELDS[ROLLOUT][0], facts.replicas, why, f"set it to {len(places)}")
+        raise UserError(_COPIES, facts.replicas, why, f"set it to {len(places)}")
     crowd = 1 + -(-on_shared // len(places)) + facts.is_reward_shared
     share = _GRAIN // crowd / _GRAIN
 
@@ -207,7 +222,10 @@ def _slots(facts: PoolFacts) -> dict[str, tuple[Slot, ...]]:
         return tuple(Slot(pool=SHARED, group=g, bundle=i, share=share) for g, i in chosen)
 
     slots = {role: shared(len(places)) for role in facts.trainers}
-    slots[ROLLOUT] = shared(on_shared) or _whole(ROLLOUT, (1,) * facts.replicas)
+    slots[ROLLOUT] = shared(on_shared)
+    if facts.rollout is not None:
+        own = _whole(ROLLOUT, (facts.rollout[1],) * facts.rollout[0])
+        slots[ROLLOUT] = own[: facts.replicas]
     if facts.is_reward_shared:
         slots[REWARD] = shared(len(places))
     elif facts.reward is not None:

@@ -1,8 +1,9 @@
 """Weights from the trainer to every replica, confirmed before anything is drawn with them."""
 
+import asyncio
 import shutil
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias, final
@@ -15,6 +16,8 @@ from luyen.models.digest import describe
 from luyen.runtime.ray.engines import RayEngines
 from luyen.runtime.ray.weights import Parcel, pack, size_of, unpack, write_part
 
+_LOOK_S = 0.005
+"""Between two looks whether replicas have confirmed, while others draw."""
 Bucket: TypeAlias = "Mapping[str, Tensor] | ObjectRef[Parcel] | Path"
 """Some parameters: here, packed in the object store by whoever has them, or in a file."""
 
@@ -60,7 +63,7 @@ def publish(
     here = None if folder is None else folder / f"version_{version:08d}"
     if here is not None:
         here.mkdir(parents=True, exist_ok=True)
-    engines.crew.begin_publication()
+    engines.crew.begin_publication(version)
     for number, bucket in enumerate(buckets):
         if isinstance(bucket, Mapping):
             digests |= describe(bucket)
@@ -74,6 +77,34 @@ def publish(
         version=version,
         replicas=sum(member.is_ready for member in engines.crew.members),
         bytes=size,
+        seconds=time.monotonic() - start,
+    )
+
+
+async def publish_beside(
+    engines: RayEngines,
+    parts: Sequence["ObjectRef[Parcel]"],
+    *,
+    version: int,
+    keep: Collection[int],
+    expected: Mapping[str, str],
+) -> Published:
+    """Give every replica one more version of the weights; those to be kept go on drawing.
+
+    Returns when each that can work holds exactly the expected ones.
+    """
+    start = time.monotonic()
+    engines.crew.begin_publication(version, keep=keep)
+    for part in parts:
+        engines.crew.send_part(part)
+    engines.crew.expect(expected)
+    while not engines.crew.is_published:
+        engines.crew.receive(0.0)
+        await asyncio.sleep(_LOOK_S)
+    return Published(
+        version=version,
+        replicas=sum(member.is_ready for member in engines.crew.members),
+        bytes=0,
         seconds=time.monotonic() - start,
     )
 

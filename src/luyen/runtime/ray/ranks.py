@@ -1,27 +1,41 @@
 """Ranks that train together, as Ray actors: called all at once, and lost all at once.
 
 A rank that dies leaves the others waiting in a collective for ever. So the first error of any of
-them ends the group, and that error is what the caller hears.
+them ends the group, and that error is what the caller hears; where the first to complain only lost
+the connection to another, it is the reason of that other.
 """
 
 import os
 import socket
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias, final
 
 import ray
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import RayError
 
-from luyen.base.errors import UserError
+from luyen.base.heartbeat import HEART
 from luyen.models.digest import describe
+from luyen.runtime.device_memory import device_bytes
 from luyen.runtime.rank_roles import RankRoles
+from luyen.runtime.ray.answered import Answered, opened
+from luyen.runtime.ray.losses import is_echo, lost_silent, meaning
+from luyen.runtime.ray.pulse import Pulse
+from luyen.runtime.ray.tied import end_with_parent
 from luyen.runtime.ray.weights import pack, size_of
-from luyen.runtime.ray.wire import RemoteError
+from luyen.runtime.watch import RoleWatch
+from luyen.telemetry.own_work import WORK
+from luyen.telemetry.waits import waiting_for
 
 MakeRank: TypeAlias = Callable[[int, int, str], RankRoles]
 """`(rank, ranks, address where they meet) -> what it holds`."""
 _LOOK_S = 1.0
-_FIELD = "trainer.n_gpus_per_node"
+_GRACE_S = 5.0
+"""How long the reason of a lost connection is waited for."""
+START_S = 600.0
+"""A rank whose process is not there after so many seconds is lost."""
+SILENCE_S = 120.0
+"""A process that cannot say for so many seconds that it lives is lost."""
 
 
 @final
@@ -29,11 +43,19 @@ class RankProcess:
     """The process of one rank."""
 
     def __init__(self, make: MakeRank, rank: int, ranks: int, *, folder: str) -> None:
+        end_with_parent()
         os.chdir(folder)
         self._make = make
         self._rank = rank
         self._ranks = ranks
         self._roles: RankRoles | None = None
+        self._node = ray.get_runtime_context().get_node_id()
+        WORK.device_bytes = device_bytes
+
+    @ray.method(concurrency_group="life")
+    def alive(self) -> int:
+        """Beats of this process so far; it answers whatever else it is doing."""
+        return HEART.count
 
     def address(self) -> str:
         """Where the ranks can meet, if this is the first of them."""
@@ -42,18 +64,34 @@ class RankProcess:
             free.bind((host, 0))
             return f"tcp://{host}:{free.getsockname()[1]}"
 
-    def join(self, address: str) -> int:
+    def join(self, address: str) -> Answered:
         """Meet the others and load the models; the process id."""
+        return self._answer("join", self._join, address)
+
+    def carry_out(self, method: str, arguments: Sequence[Any], more: Mapping[str, Any]) -> Answered:
+        """Call a method of the roles."""
+        assert self._roles is not None, "the rank has not joined"
+        return self._answer(method, getattr(self._roles, method), *arguments, **more)
+
+    def publish(self, bucket_bytes: int) -> Answered:
+        """The policy's weights in the object store, with digests and bytes; from the first rank."""
+        return self._answer("publish", self._publish, bucket_bytes)
+
+    def _answer(
+        self, name: str, work: Callable[..., Any], *arguments: Any, **more: Any
+    ) -> Answered:
+        """Do something, with what it took beside the result."""
+        came, worked = time.time(), time.process_time()
+        with WORK.span(name) as facts:
+            value = work(*arguments, **more)
+            facts["cpu_s"] = round(time.process_time() - worked, 6)
+        return Answered(value=value, report=WORK.report(node=self._node, came=came))
+
+    def _join(self, address: str) -> int:
         self._roles = self._make(self._rank, self._ranks, address)
         return os.getpid()
 
-    def carry_out(self, method: str, arguments: Sequence[Any], more: Mapping[str, Any]) -> Any:
-        """Call a method of the roles."""
-        assert self._roles is not None, "the rank has not joined"
-        return getattr(self._roles, method)(*arguments, **more)
-
-    def publish(self, bucket_bytes: int) -> tuple[list[Any], dict[str, str], int]:
-        """The policy's weights in the object store, with digests and bytes; from the first rank."""
+    def _publish(self, bucket_bytes: int) -> tuple[list[Any], dict[str, str], int]:
         assert self._roles is not None, "the rank has not joined"
         parts: list[Any] = []
         digests: dict[str, str] = {}
@@ -69,30 +107,44 @@ class RankProcess:
 class RankGroup:
     """All ranks. After the first error nothing can be asked of them any more."""
 
-    def __init__(self, make: MakeRank, *, places: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(
+        self,
+        make: MakeRank,
+        *,
+        places: Sequence[Mapping[str, Any]],
+        start_s: float = START_S,
+        silence_s: float = SILENCE_S,
+    ) -> None:
         """One rank for each place (options of an actor); returns when all have met and loaded."""
         self.count = len(places)
+        self.watch = RoleWatch()
+        """Hears what the ranks do; others of the run may tell it more."""
         shared = ray.put(make)
-        kind: Any = ray.remote(RankProcess)
+        remote: Any = ray.remote
+        kind = remote(concurrency_groups={"life": 1})(RankProcess)
         self._actors = [
             kind.options(max_restarts=0, **options).remote(
                 shared, rank, self.count, folder=os.getcwd()
             )
             for rank, options in enumerate(places)
         ]
+        asks = [actor.alive.remote for actor in self._actors]
+        self._pulse = Pulse(asks, start_s=start_s, silence_s=silence_s)
         (address,) = self._gathered([self._actors[0].address.remote()])
-        self.pids: list[int] = self._gathered([a.join.remote(address) for a in self._actors])
+        sent = time.time()
+        joining = [a.join.remote(address) for a in self._actors]
+        self.pids: list[int] = self._gathered(joining, sent=sent)
 
     def each(
         self, method: str, arguments: Sequence[Sequence[Any]], more: Mapping[str, Any] | None = None
     ) -> list[Any]:
         """Call a method on every rank with its own arguments; what each returned."""
-        given = dict(more or {})
+        given, sent = dict(more or {}), time.time()
         called = [
             actor.carry_out.remote(method, tuple(own), given)
             for actor, own in zip(self._actors, arguments, strict=True)
         ]
-        return self._gathered(called)
+        return self._gathered(called, sent=sent)
 
     def all(self, method: str, *arguments: Any) -> list[Any]:
         """Call a method on every rank with the same arguments; what each returned."""
@@ -100,7 +152,14 @@ class RankGroup:
 
     def publish(self, bucket_bytes: int) -> tuple[list[Any], dict[str, str], int]:
         """The policy's weights in the object store: references, digests, bytes."""
-        return self._gathered([a.publish.remote(bucket_bytes) for a in self._actors])[0]
+        sent = time.time()
+        called = [a.publish.remote(bucket_bytes) for a in self._actors]
+        return self._gathered(called, sent=sent)[0]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing can be asked of them any more."""
+        return not self._actors
 
     def stop(self) -> None:
         """End every rank. Stopping twice is allowed."""
@@ -108,32 +167,55 @@ class RankGroup:
             ray.kill(actor, no_restart=True)
         self._actors = []
 
-    def _gathered(self, called: Sequence[Any]) -> list[Any]:
+    def _gathered(self, called: Sequence[Any], *, sent: float | None = None) -> list[Any]:
         """All results in order; the first error ends the group and is raised."""
-        left = list(called)
+        left, back = list(called), dict[Any, float]()
+        self._pulse.begin()
         while left:
-            done, left = ray.wait(left, num_returns=1, timeout=_LOOK_S)
-            for one in done:
-                try:
-                    ray.get(one)
-                except RayError as error:
-                    rank = list(called).index(one)
-                    self.stop()
-                    raise _meaning(error, rank) from error
-        return ray.get(list(called))
+            with waiting_for("actor"):
+                done, left = ray.wait(left, num_returns=1, timeout=_LOOK_S)
+            back |= dict.fromkeys(done, time.time())
+            fault = self._fault(called, done)
+            if fault is not None:
+                self.stop()
+                raise fault
+        found = ray.get(list(called))
+        if sent is None:
+            return found
+        return [
+            opened(answer, self.watch, "actor", rank, sent=sent, back=back[one])
+            for rank, (one, answer) in enumerate(zip(called, found, strict=True))
+        ]
+
+    def _fault(self, called: Sequence[Any], done: Sequence[Any]) -> BaseException | None:
+        """Why nothing more can come of these calls; None: it can."""
+        first = _errors(called, done)
+        if first:
+            return self._cause(called, *first[0])
+        if done:
+            return None
+        # A rank that has done its part and died holds up the others, too.
+        for rank, error in self._pulse.gone().items():
+            return meaning(error, rank)
+        return next((lost_silent(*one) for one in self._pulse.silent().items()), None)
+
+    def _cause(self, called: Sequence[Any], rank: int, error: RayError) -> BaseException:
+        """What the first error stands for; of an echo, what it is the echo of."""
+        last = time.monotonic() + _GRACE_S
+        while is_echo(error) and time.monotonic() < last:
+            done, _ = ray.wait(list(called), num_returns=len(called), timeout=0.2)
+            others = [*_errors(called, done), *self._pulse.gone().items()]
+            for other in (one for one in others if not is_echo(one[1])):
+                rank, error = other
+        return meaning(error, rank)
 
 
-def _meaning(error: RayError, rank: int) -> BaseException:
-    """What an error of Ray stands for, to the one who runs."""
-    if isinstance(error, RayTaskError):
-        cause = error.cause
-        return cause if isinstance(cause, UserError) else RemoteError(f"rank {rank}", str(error))
-    if isinstance(error, RayActorError):
-        first = str(error).strip().splitlines()[0]
-        why = f"rank {rank} is gone: {first}"
-        fix = (
-            "look at the memory and the logs of its node; the same command goes on from the newest "
-            "checkpoint and the journal"
-        )
-        return UserError(_FIELD, rank, why, fix)
-    return error
+def _errors(called: Sequence[Any], done: Sequence[Any]) -> list[tuple[int, RayError]]:
+    """Ranks whose calls failed, with their errors."""
+    found: list[tuple[int, RayError]] = []
+    for one in done:
+        try:
+            ray.get(one)
+        except RayError as error:
+            found.append((list(called).index(one), error))
+    return found

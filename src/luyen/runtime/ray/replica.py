@@ -5,7 +5,7 @@ Calls may arrive in another order than they were made, so those whose order matt
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
@@ -14,9 +14,31 @@ from luyen.base.errors import UserError
 from luyen.models.digest import describe
 from luyen.models.fingerprint import Fingerprint
 from luyen.rollout.protocol import Completion, Request, RolloutEngine
+from luyen.rollout.resident import ResidentEngines
+from luyen.runtime.fill import fill
 from luyen.runtime.ray.engine_thread import EngineThread
-from luyen.runtime.ray.weights import Part, fill, unpack
+from luyen.runtime.ray.weights import Part, unpack
 from luyen.runtime.ray.wire import Held, News, ReplicaFacts
+
+_REMEMBERED = 64
+"""Publications of which it is known what came of them."""
+
+
+def _resident(engine: RolloutEngine) -> ResidentEngines:
+    """An engine as a place for one version of the weights, unless it has room for more."""
+    if isinstance(engine, ResidentEngines):
+        return engine
+    return ResidentEngines(lambda: engine, versions=1)
+
+
+@final
+class _Arrived:
+    """What came of a publication."""
+
+    def __init__(self) -> None:
+        self.parts = 0
+        self.names: set[str] = set()
+        self.fault: BaseException | None = None
 
 
 @final
@@ -38,15 +60,12 @@ class Replica:
         self._dropped = 0
         """Answers that the controller is known to have."""
         self._turn = 0
-        self._version = -1
-        self._loaded: set[str] = set()
-        self._parts = 0
-        self._loading_fault: BaseException | None = None
+        self._arrived: dict[int, _Arrived] = {}
         self._moved = asyncio.Condition()
         loop = asyncio.get_running_loop()
         self._loop = loop
         self._thread = EngineThread(
-            lambda: make(index),
+            lambda: _resident(make(index)),
             name=f"replica {index} (pid {os.getpid()} on node {self._node[:8]})",
             changed=lambda: loop.call_soon_threadsafe(self._stir),
         )
@@ -93,36 +112,41 @@ class Replica:
         news = self._news()
         return replace(news, completions=(*news.completions, *stopped), failure=None)
 
-    async def load(self, version: int, part: Part) -> None:
-        """Write some weights of a version into the engine; parts may come in any order."""
-        if version > self._version:
-            self._version, self._parts, self._loaded = version, 0, set()
-            self._loading_fault = None
+    async def load(
+        self, number: int, version: int | None, keep: Collection[int | None], part: Part
+    ) -> None:
+        """Write some weights of a publication into the engine; parts may come in any order.
+
+        Versions that are not to be kept are let go.
+        """
+        arrived = self._arrived.setdefault(number, _Arrived())
+        self._arrived = {n: one for n, one in self._arrived.items() if n > number - _REMEMBERED}
         try:
-            self._loaded |= await self._ask(lambda engine: _load(engine, part))
+            arrived.names |= await self._ask(lambda engine: _load(engine, version, keep, part))
         except UserError as error:
-            self._loading_fault = self._loading_fault or error
+            arrived.fault = arrived.fault or error
             raise
         finally:
-            self._parts += 1
+            arrived.parts += 1
             await self._stir_now()
 
-    async def confirm(self, version: int, parts: int) -> Held:
-        """What the engine holds, once all parts of a version are there."""
+    async def confirm(self, number: int, version: int | None, parts: int) -> Held:
+        """What the engine holds, once all parts of a publication are there."""
+        arrived = self._arrived.setdefault(number, _Arrived())
         async with self._moved:
-            await self._moved.wait_for(lambda: self._version == version and self._parts >= parts)
-        if self._loading_fault is not None:
-            raise self._loading_fault
-        held = await self.fingerprint() or {}
-        missing = [name for name in held if name not in self._loaded]
+            await self._moved.wait_for(lambda: arrived.parts >= parts)
+        if arrived.fault is not None:
+            raise arrived.fault
+        held = await self._ask(lambda engine: _digests(engine.engine(version))) or {}
+        missing = [name for name in held if name not in arrived.names]
         if missing:
             why = f"version {version} came without it, and {len(missing) - 1} more are missing"
             fix = "publish every parameter that learns"
             raise UserError("actor_rollout_ref.rollout.name", missing[0], why, fix)
-        return Held(version=version, digests=held)
+        return Held(version=number, digests=held)
 
     async def fingerprint(self) -> dict[str, str] | None:
-        """Digests of the weights that the engine would draw with now; None: it cannot say."""
+        """Digests of the weights that came last; None: the engine cannot say."""
         return await self._ask(_digests)
 
     async def rest(self) -> None:
@@ -131,7 +155,7 @@ class Replica:
         self._dropped += len(self._thread.finished)
         self._thread.finished.clear()
 
-    async def _ask(self, work: Callable[[RolloutEngine], Any]) -> Any:
+    async def _ask(self, work: Callable[[Any], Any]) -> Any:
         return await asyncio.wrap_future(self._thread.ask(work))
 
     async def _take_turn(self, number: int) -> None:
@@ -164,7 +188,10 @@ class Replica:
             self._moved.notify_all()
 
 
-def _load(engine: RolloutEngine, part: Part) -> set[str]:
+def _load(
+    engines: ResidentEngines, version: int | None, keep: Collection[int | None], part: Part
+) -> set[str]:
+    engine = engines.engine() if version is None else engines.hold(version, keep=keep)
     print_of = engine.fingerprint()
     if print_of is None:
         why = "the engine cannot say which weights it holds, so none can be given to it"

@@ -1,7 +1,8 @@
 """The roles of a run on a cluster: ranks that train, replicas that draw, one controller."""
 
+import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
@@ -13,6 +14,7 @@ from luyen.algorithms.aggregation import aggregation_weights
 from luyen.algorithms.objective import Objective
 from luyen.base.records import Rollout
 from luyen.checkpoint.background import CheckpointWriter
+from luyen.checkpoint.elsewhere import WritersGone
 from luyen.checkpoint.tensors import save_state
 from luyen.engine.actor import merge_policy_updates, policy_inputs, prepare_update
 from luyen.engine.batch import PackedBatch
@@ -22,10 +24,13 @@ from luyen.engine.share import join, split
 from luyen.engine.step import LOSS_WEIGHT, Updated, merge_updates
 from luyen.rollout.protocol import Sampling
 from luyen.rollout.single_turn import Draw, Group
+from luyen.runtime.ahead import AheadGeneration
 from luyen.runtime.cuts import Cuts
 from luyen.runtime.generation import Generation
+from luyen.runtime.pending import InTurn, Pending
 from luyen.runtime.ray.engines import RayEngines
-from luyen.runtime.ray.publish import Published, publish
+from luyen.runtime.ray.last_words import hear_last_words
+from luyen.runtime.ray.publish import Published, publish, publish_beside
 from luyen.runtime.ray.ranks import RankGroup
 from luyen.runtime.roles import Described
 from luyen.telemetry.journal import WorkJournal
@@ -45,15 +50,30 @@ class RayRoles:
         generation: Generation,
         cuts: Cuts,
         ending: Sequence[Callable[[], None]] = (),
+        runs_ahead: bool = False,
+        is_swapping: bool = False,
     ) -> None:
-        """`ending` is called at the end, in order: it gives devices and cluster back."""
+        """`ending` is called at the end, in order: it gives devices and cluster back.
+
+        With `runs_ahead` replicas draw while ranks learn; they must have room for the weights, or
+        with `is_swapping` for one version, which answers in progress go on with.
+        """
         self.ranks = ranks
         self.engines = engines
         self.generation = generation
         self.cuts = cuts
         self.published: Published | None = None
         """The newest publication of weights."""
+        self.watch = ranks.watch
+        """Hears what ranks and replicas do."""
+        self.watch.restart()
         self._ending = list(ending)
+        self.ahead: AheadGeneration | None = None
+        """Draws while the ranks learn; None: they take turns."""
+        if runs_ahead:
+            self.ahead = AheadGeneration(
+                engines, generation, place=self._place, is_swapping=is_swapping
+            )
 
     @property
     def device(self) -> torch.device:
@@ -75,17 +95,61 @@ class RayRoles:
         journal: WorkJournal | None = None,
     ) -> list[Group]:
         """Rollouts of every draw, with this version of the weights and no other."""
+        asked = self.submit(draws, sampling, purpose=purpose, version=version, journal=journal)
+        return asked.result()
+
+    def submit(
+        self,
+        draws: Sequence[Draw],
+        sampling: Sampling,
+        *,
+        purpose: str,
+        version: int,
+        journal: WorkJournal | None = None,
+    ) -> Pending:
+        """Ask for what `generate` gives; where generation runs ahead, it begins at once."""
+        if self.ahead is not None:
+            return self.ahead.begin(
+                draws, sampling, purpose=purpose, version=version, journal=journal
+            )
+        return InTurn(lambda: self._generate(draws, sampling, purpose, version, journal))
+
+    def keep_weights(self, versions: Collection[int]) -> None:
+        """Only these versions will be asked for again, besides those of later moments."""
+        if self.ahead is not None:
+            self.ahead.keep(versions)
+
+    def _generate(
+        self,
+        draws: Sequence[Draw],
+        sampling: Sampling,
+        purpose: str,
+        version: int,
+        journal: WorkJournal | None,
+    ) -> list[Group]:
         if self.published is None or self.published.version != version:
-            self._publish(version)
+            start = time.monotonic()
+            parts, digests, size = self.ranks.publish(_BUCKET_BYTES)
+            done = publish(self.engines, parts, version=version, expected=digests)
+            self._note(replace(done, bytes=size, seconds=time.monotonic() - start), len(digests))
         return self.generation.play(
             self.engines, draws, sampling, purpose=purpose, version=version, journal=journal
         )
 
-    def _publish(self, version: int) -> None:
+    async def _place(self, version: int, keep: Collection[int]) -> None:
+        """Publish the ranks' weights beside those that are kept; drawing goes on meanwhile."""
         start = time.monotonic()
-        parts, digests, size = self.ranks.publish(_BUCKET_BYTES)
-        done = publish(self.engines, parts, version=version, expected=digests)
-        self.published = replace(done, bytes=size, seconds=time.monotonic() - start)
+        parts, digests, size = await asyncio.to_thread(self.ranks.publish, _BUCKET_BYTES)
+        done = await publish_beside(
+            self.engines, parts, version=version, keep=keep, expected=digests
+        )
+        self._note(replace(done, bytes=size, seconds=time.monotonic() - start), len(digests))
+
+    def _note(self, done: Published, parameters: int) -> None:
+        self.published = done
+        self.watch.published(
+            version=done.version, size=done.bytes, parameters=parameters, seconds=done.seconds
+        )
 
     def broken(self, groups: Sequence[Group]) -> list[Rollout]:
         """Rollouts that no reward should judge; a UserError when they are to stop the run."""
@@ -163,21 +227,36 @@ class RayRoles:
         facts: Mapping[str, Any],
     ) -> None:
         """Make a checkpoint; every rank writes its shards into the folder, which all must see."""
+        how = "begin_write" if writer.is_async else "write"
 
         def fill(folder: Path) -> None:
-            self.ranks.all("write", folder.absolute())
+            self.ranks.all(how, folder.absolute())
             save_state(folder, "loop", loop)
 
-        writer.save_now(step, fill, facts=facts)
+        def is_written() -> bool:
+            if self.ranks.is_over:
+                raise WritersGone
+            return all(self.ranks.all("is_written"))
+
+        if writer.is_async:
+            writer.save_elsewhere(step, fill, is_written, facts=facts)
+        else:
+            writer.save_now(step, fill, facts=facts)
 
     def load(self, folder: Path) -> None:
         """Restore weights and optimizer state, whatever number of ranks saved them."""
         self.ranks.all("load", folder.absolute())
         self.published = None
+        if self.ahead is not None:
+            self.ahead.forget()
 
     def close(self) -> None:
         """End every process, and give the devices back."""
+        if self.ahead is not None:
+            self.ahead.close()
         self.generation.close()
+        hear_last_words(self.engines.crew.members)
+        self.watch.write()
         self.engines.stop()
         self.ranks.stop()
         for end in self._ending:

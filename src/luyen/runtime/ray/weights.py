@@ -1,4 +1,4 @@
-"""Weights on their way: tensors as plain bytes, and back into the parameters of an engine.
+"""Weights on their way: tensors as plain bytes, and back.
 
 A tensor that is a view would take its whole storage along if it were pickled; here only its own
 elements travel, and what arrives is the same to the bit, whatever the type.
@@ -13,11 +13,7 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from luyen.base.errors import UserError
 from luyen.base.files import write_whole
-
-_FIELD = "actor_rollout_ref.rollout.name"
-_FIX = "publish the parameters of the very model that the engine holds"
 
 
 @final
@@ -88,26 +84,3 @@ def in_buckets(
 def size_of(tensors: Iterable[Tensor]) -> int:
     """Bytes of the elements."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
-
-def fill(own: Mapping[str, Tensor | str], given: Mapping[str, Tensor]) -> None:
-    """Write values into the parameters of an engine; they keep their addresses.
-
-    A UserError for a parameter that the engine has not, or has in another form.
-    """
-    with torch.no_grad():
-        for name, tensor in given.items():
-            mine = own.get(name)
-            if mine is None:
-                raise UserError(_FIELD, name, "the engine has no such parameter that learns", _FIX)
-            if isinstance(mine, str):
-                why = "the engine holds its weights elsewhere and takes none from here"
-                raise UserError(_FIELD, name, why, "use an engine that shows its parameters")
-            if (mine.dtype, mine.shape) != (tensor.dtype, tensor.shape):
-                why = f"it is {_form(mine)} in the engine and came as {_form(tensor)}"
-                raise UserError(_FIELD, name, why, _FIX)
-            mine.copy_(tensor)
-
-
-def _form(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

@@ -32,6 +32,14 @@ class Died(Exception):
 
 
 @final
+class RanksLost(Exception):
+    """Ranks are gone, or cannot reach each other, through no fault of what they were to do.
+
+    The same work done again from the newest checkpoint may well succeed.
+    """
+
+
+@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaFacts:
     """Who a replica is.

@@ -6,6 +6,7 @@ from luyen.studio.doctor import (
     rules_policy,
     rules_prompts,
     rules_reward,
+    rules_roles,
     rules_sampler,
     rules_signal,
     rules_tools,
@@ -24,6 +25,7 @@ MODULES = (
     rules_prompts,
     rules_critic,
     rules_tools,
+    rules_roles,
 )
 
 

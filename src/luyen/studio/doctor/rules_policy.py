@@ -39,7 +39,7 @@ def not_finite(record: RunRecord) -> Iterator[Symptom]:
     where: dict[str, list[int]] = {}
     for line in record.lines:
         for name, value in line.values.items():
-            if not math.isfinite(value) and not name.startswith((CLOCK, "actor/lr", "critic/lr")):
+            if not math.isfinite(value) and not name.startswith((*CLOCK, "actor/lr", "critic/lr")):
                 where.setdefault(name, []).append(line.step)
     if where:
         first = min(where, key=lambda name: (where[name][0], name))

@@ -169,6 +169,17 @@ def _compared(
         )
 
 
+def step_of_weights(rollout: Rollout, step: int) -> int:
+    """The step before which the weights stood that drew a rollout; a UserError if several did."""
+    versions = {v for branch in rollout.branches for v in branch.versions if v is not None}
+    if len(versions) > 1:
+        name, several = f"{rollout.group}/{rollout.sample}", ", ".join(map(str, sorted(versions)))
+        why = f"versions {several} of the weights drew it, one after the other"
+        fix = "give one that a single version drew; trainer.async_order=submission makes only such"
+        raise UserError("--rollout", name, why, fix)
+    return versions.pop() + 1 if versions else step
+
+
 def _refuse_other_versions(run: Replaying, rollout: Rollout, name: str) -> None:
     versions = {v for branch in rollout.branches for v in branch.versions if v is not None}
     other = sorted(versions - {run.version})

@@ -8,7 +8,12 @@ from luyen.train.replay.changes import changed_config, changed_keys
 from luyen.train.replay.learner import Replaying, Trace, open_learner
 from luyen.train.replay.rebuild import Learned, StepCheck, Watch, check, learn_step, rebuild
 from luyen.train.replay.record import RecordedStep, RunRecord
-from luyen.train.replay.regenerate import Regenerated, find_rollout, regenerate
+from luyen.train.replay.regenerate import (
+    Regenerated,
+    find_rollout,
+    regenerate,
+    step_of_weights,
+)
 from luyen.train.replay.results import Number, Replayed, Varied
 from luyen.train.replay.tokens import token_changes
 from luyen.train.samples import in_order
@@ -69,10 +74,10 @@ def vary_step(record: RunRecord, step: int, overrides: Sequence[str], watch: Wat
 
 
 def replay_rollout(record: RunRecord, step: int, wanted: str, watch: Watch) -> Regenerated:
-    """Draw one rollout of a recorded step again, with the weights before the step."""
+    """Draw one rollout of a recorded step again, with the weights that drew it."""
     record.demand(step)
     rollout = find_rollout(record.step(step), wanted)
-    rebuilt = rebuild(record, step, watch)
+    rebuilt = rebuild(record, step_of_weights(rollout, step), watch)
     try:
         return regenerate(rebuilt.run, rollout)
     finally:

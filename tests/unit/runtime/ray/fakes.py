@@ -87,10 +87,10 @@ class FakeReplica:
         ]
         return News(completions=(*self.news().completions, *done), end=0, passes=self.passes)
 
-    def on_load(self, publication: int, part: Any) -> None:
+    def on_load(self, publication: int, version: int | None, keep: Any, part: Any) -> None:
         self.digests = dict(part)
 
-    def on_confirm(self, publication: int, parts: int) -> Held:
+    def on_confirm(self, publication: int, version: int | None, parts: int) -> Held:
         return Held(version=publication, digests=self.digests or {})
 
     def on_fingerprint(self) -> dict[str, str] | None:

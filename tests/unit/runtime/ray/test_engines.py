@@ -110,7 +110,7 @@ def test_a_replica_that_begins_again_gets_the_current_weights():
 def test_a_replica_that_does_not_hold_what_was_published_stops_the_run():
     def deaf(replica: FakeReplica) -> None:
         if replica.index == 1:
-            replica.on_load = lambda publication, part: None
+            replica.on_load = lambda *_: None
 
     engines = RayEngines(Fleet(deaf), replicas=2)
     engines.crew.begin_publication()

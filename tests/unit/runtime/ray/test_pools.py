@@ -34,17 +34,37 @@ def test_fewer_replicas_than_devices_are_spread_over_the_nodes():
 
 
 def test_split_replicas_have_devices_of_their_own():
-    pools = plan_pools(facts(is_split=True, replicas=3), nodes(2, 3))
+    pools = plan_pools(facts(rollout=(1, 3), replicas=3), nodes(2, 3))
     assert [(pool.name, pool.groups) for pool in pools.pools] == [
+        ("rollout", (3,)),
         ("shared", (2,)),
-        ("rollout", (1, 1, 1)),
     ]
-    assert [(s.group, s.bundle, s.share) for s in pools.slots["rollout"]] == [
-        (0, 0, 1.0),
-        (1, 0, 1.0),
-        (2, 0, 1.0),
+    assert [(s.pool, s.group, s.bundle, s.share) for s in pools.slots["rollout"]] == [
+        ("rollout", 0, i, 1.0) for i in range(3)
     ]
-    assert pools.slots["actor"][0].share == 1.0
+    assert {(slot.pool, slot.share) for slot in pools.slots["actor"]} == {("shared", 1.0)}
+
+
+def test_machines_of_one_device_lie_anywhere():
+    pools = plan_pools(facts(rollout=(3, 1), replicas=3), nodes(3, 1, 1))
+    assert [pool.groups for pool in pools.pools] == [(2,), (1, 1, 1)]
+    assert [(s.group, s.bundle) for s in pools.slots["rollout"]] == [(0, 0), (1, 0), (2, 0)]
+
+
+def test_a_shortage_of_a_split_pool_names_both_pools():
+    with pytest.raises(UserError) as caught:
+        plan_pools(facts(device="cuda", per_node=4, rollout=(1, 4), replicas=4), nodes(8, gpus=6))
+    assert str(caught.value) == (
+        "actor_rollout_ref.rollout.n_gpus_per_node = 4: the cluster has too few GPUs. Needed: "
+        "shared (actor): 1 x 4 = 4 GPUs; rollout (rollout): 1 x 4 = 4 GPUs; in all 8. There are: "
+        "node0 6; in all 6. Group 1 of rollout finds no node with 4 left. Fix: make its pool "
+        "smaller, or set rollout.nnodes to 0: copies then share the devices of the actor"
+    )
+
+
+def test_more_copies_than_a_pool_has_devices_are_refused():
+    with pytest.raises(UserError, match="3 copies have 1 x 2 devices"):
+        plan_pools(facts(rollout=(1, 2), replicas=3), nodes(8))
 
 
 def test_a_reward_model_has_a_pool_of_its_own_or_shares():
@@ -102,6 +122,15 @@ def test_what_a_configuration_asks_for(tmp_path: Path):
     assert found == PoolFacts(
         device="cpu", nnodes=2, per_node=4, replicas=8, trainers=("actor", "reference")
     )
+
+
+def test_a_pool_of_its_own_is_read_from_the_configuration(tmp_path: Path):
+    words = ("trainer.n_gpus_per_node=4", "actor_rollout_ref.rollout.nnodes=2")
+    report = report_of(tmp_path, *words)
+    found = PoolFacts.of(report.config, report.plan.where)
+    assert (found.rollout, found.replicas, found.is_split) == ((2, 4), 8, True)
+    one = report_of(tmp_path, "actor_rollout_ref.rollout.nnodes=1")
+    assert one.plan.where.runtime == "ray", "two devices are two processes"
 
 
 def test_an_empty_pool_of_the_reward_model_is_refused():

@@ -14,8 +14,9 @@ from luyen.base.errors import UserError
 from luyen.models.digest import describe
 from luyen.models.state import trained_parameters
 from luyen.rollout.protocol import Completion, RolloutEngine, generate
+from luyen.runtime.fill import fill
 from luyen.runtime.ray.replica import Replica
-from luyen.runtime.ray.weights import fill, in_buckets, pack, unpack, write_part
+from luyen.runtime.ray.weights import in_buckets, pack, unpack, write_part
 from luyen.runtime.ray.wire import RemoteError
 from tests.generation import native, request
 from tests.tiny_models import tiny_policy
@@ -94,9 +95,9 @@ def test_weights_arrive_in_any_order_and_are_confirmed():
     async def work(replica: Replica) -> Any:
         parts = [pack(bucket) for bucket in in_buckets(wanted, most_bytes=20_000)]
         assert len(parts) > 3
-        confirming = asyncio.create_task(replica.confirm(1, len(parts)))
+        confirming = asyncio.create_task(replica.confirm(1, None, len(parts)))
         for part in reversed(parts):
-            await replica.load(1, part)
+            await replica.load(1, None, (), part)
         held = await confirming
         assert held.digests == describe(wanted)
         assert await replica.fingerprint() == held.digests
@@ -119,10 +120,10 @@ def test_weights_that_do_not_fit_are_refused(change: Callable[..., Any], said: s
 
     async def work(replica: Replica) -> None:
         loading = asyncio.gather(
-            replica.load(1, pack(change(dict(weights)))), return_exceptions=True
+            replica.load(1, None, (), pack(change(dict(weights)))), return_exceptions=True
         )
         with pytest.raises(UserError, match=said):
-            await replica.confirm(1, 1)
+            await replica.confirm(1, None, 1)
         await loading
 
     with_replica(work)
@@ -131,7 +132,7 @@ def test_weights_that_do_not_fit_are_refused(change: Callable[..., Any], said: s
 def test_an_engine_that_shows_no_parameters_takes_none():
     async def work(replica: Replica) -> None:
         with pytest.raises(UserError, match="cannot say which weights"):
-            await replica.load(1, pack({"w": torch.ones(1)}))
+            await replica.load(1, None, (), pack({"w": torch.ones(1)}))
 
     with_replica(work, partial(broken_engine, how="idles"))
 

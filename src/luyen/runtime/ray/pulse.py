@@ -1,0 +1,70 @@
+"""Who of some processes is gone, and who has not been heard of for too long.
+
+A process that is killed is told of by Ray at once. One that is stopped, or on a node that cannot be
+reached, says nothing at all, and whoever waits for it would wait for ever.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+import ray
+from ray.exceptions import RayError
+
+from luyen.base.heartbeat import beat
+
+
+@final
+class Pulse:
+    """Asks for signs of life, one question to each process at a time."""
+
+    def __init__(
+        self, asks: Sequence[Callable[[], Any]], *, start_s: float, silence_s: float
+    ) -> None:
+        """`asks` send the question and return at once. A first answer may take `start_s`."""
+        self._asks = asks
+        self._start_s = start_s
+        self._silence_s = silence_s
+        self._pending: dict[int, Any] = {}
+        self._beats: dict[int, int] = {}
+        self._heard: dict[int, float] = {}
+        self._gone: dict[int, RayError] = {}
+
+    def begin(self) -> None:
+        """Somebody waits for them from now on: silence before this moment means nothing."""
+        now = time.monotonic()
+        self._heard = dict.fromkeys(range(len(self._asks)), now)
+
+    def gone(self) -> dict[int, RayError]:
+        """Processes that cannot answer any more, with what Ray says; work of others is beaten."""
+        for rank, ask in enumerate(self._asks):
+            if rank not in self._pending and rank not in self._gone:
+                self._pending[rank] = ask()
+        ranks = {asked: rank for rank, asked in self._pending.items()}
+        # Without any wait even an answer that is there may not be seen.
+        done, _ = ray.wait(list(ranks), num_returns=len(ranks), timeout=0.01) if ranks else ([], [])
+        for asked in done:
+            self._hear(ranks[asked], asked)
+        return dict(self._gone)
+
+    def silent(self) -> dict[int, float]:
+        """Processes that gave no sign of life for too long, and for how many seconds."""
+        now = time.monotonic()
+        found = {rank: now - heard for rank, heard in self._heard.items()}
+        return {rank: seconds for rank, seconds in found.items() if seconds > self._limit(rank)}
+
+    def _limit(self, rank: int) -> float:
+        return self._silence_s if rank in self._beats else self._start_s
+
+    def _hear(self, rank: int, asked: Any) -> None:
+        del self._pending[rank]
+        try:
+            beats: int = ray.get(asked)
+        except RayError as error:
+            self._gone[rank] = error
+            return
+        if beats != self._beats.get(rank):
+            # What moves there moves the run: the watchdog of this process hears of it.
+            beat()
+        self._beats[rank] = beats
+        self._heard[rank] = time.monotonic()

@@ -1,0 +1,1 @@
+"""The timeline of a run over all of its processes, made from their spans."""

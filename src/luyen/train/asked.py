@@ -1,0 +1,178 @@
+"""Rows that rollouts were asked for, and how they are asked for."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias, final
+
+from luyen.base.errors import UserError
+from luyen.config.schema.run import RunConfig
+from luyen.data.build import TrainData
+from luyen.rollout.protocol import Sampling
+from luyen.rollout.single_turn import Group
+from luyen.runtime.pending import Known, Pending
+from luyen.runtime.roles import Roles
+from luyen.telemetry.journal import WorkJournal
+from luyen.telemetry.rollout_json import rollout_of, rollout_tree
+from luyen.train.draws import draws_of
+
+Origin: TypeAlias = tuple[str, str | None]
+"""The chain when rows were asked for, and the weights where no chain stands for them."""
+TakeUp: TypeAlias = Callable[[int, Origin], WorkJournal | None]
+"""`(step, origin)`: the journal of a step's work."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where rows stand in a run, and what the run was when they were asked for.
+
+    Example:
+        >>> Place(step=3, first=8, rows=(5, 6), version=2, origin=("", None)).rows
+        (5, 6)
+    """
+
+    step: int
+    """The step that they are drawn for."""
+    first: int
+    """Draws of that step before them."""
+    rows: tuple[int, ...]
+    """Indices of their prompts."""
+    version: int
+    """Version of the weights that was the newest then."""
+    origin: Origin
+    """Chain and weights of then."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "step": self.step,
+            "first": self.first,
+            "rows": list(self.rows),
+            "version": self.version,
+            "origin": list(self.origin),
+        }
+
+    @classmethod
+    def from_json(cls, tree: Mapping[str, Any]) -> "Place":
+        """What `as_json` gave."""
+        chain, weights = tree["origin"]
+        return cls(
+            step=tree["step"],
+            first=tree["first"],
+            rows=tuple(tree["rows"]),
+            version=tree["version"],
+            origin=(chain, weights),
+        )
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Asked:
+    """Rollouts that were asked for.
+
+    Example:
+        >>> place = Place(step=1, first=0, rows=(), version=0, origin=("", None))
+        >>> Asked(place=place, drawn=Known([]), greedy=None, journal=None).is_done
+        True
+    """
+
+    place: Place
+    """Where they stand in the run."""
+    drawn: Pending
+    """Their groups."""
+    greedy: Pending | None
+    """The likeliest answer to each prompt, where the algorithm wants it."""
+    journal: WorkJournal | None
+    """Where the work of the step is written down."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nobody has to wait for them."""
+        return self.drawn.done() and (self.greedy is None or self.greedy.done())
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data for a checkpoint, with every rollout; waits for those in progress."""
+        greedy = None if self.greedy is None else _trees(self.greedy)
+        return {**self.place.as_json(), "drawn": _trees(self.drawn), "greedy": greedy}
+
+
+@final
+class Asking:
+    """How a run asks for rollouts of its training rows."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        data: TrainData,
+        roles: Roles,
+        sampling: Sampling,
+        *,
+        has_baselines: bool,
+        take_up: TakeUp,
+    ) -> None:
+        """`take_up` opens the journal of a step."""
+        self.batch = config.data.train_batch_size
+        """Groups of a step."""
+        self.roles = roles
+        self.take_up = take_up
+        self._samples = config.actor_rollout_ref.rollout.n
+        self._data = data
+        self._sampling = sampling
+        self._has_baselines = has_baselines
+        self.cursor = 0
+        """Rows drawn so far."""
+
+    def next_rows(self, count: int) -> tuple[int, ...]:
+        """The rows of so many draws, which are used up then."""
+        rows = self._data.sampler.take(self.cursor, count)
+        self.cursor += count
+        return tuple(rows)
+
+    def ask(self, place: Place, journal: WorkJournal | None) -> Asked:
+        """Ask for the rollouts of rows at their place."""
+        prompts = [self._data.train.prompts[i] for i in place.rows]
+
+        def submit(purpose: str, samples: int, sampling: Sampling) -> Pending:
+            return self.roles.submit(
+                draws_of(prompts, step=place.step, first=place.first, samples=samples),
+                sampling,
+                purpose=purpose,
+                version=place.version,
+                journal=journal,
+            )
+
+        greedy = replace(self._sampling, temperature=0.0, top_k=-1, top_p=1.0)
+        return Asked(
+            place=place,
+            drawn=submit("rollout", self._samples, self._sampling),
+            greedy=submit("greedy", 1, greedy) if self._has_baselines else None,
+            journal=journal,
+        )
+
+    def restored(self, tree: Mapping[str, Any], journal: WorkJournal | None) -> Asked:
+        """What `Asked.as_json` gave; a UserError where the rows are others now."""
+        place = Place.from_json(tree)
+        greedy = tree["greedy"]
+        return Asked(
+            place=place,
+            drawn=self._known(place, tree["drawn"]),
+            greedy=None if greedy is None else self._known(place, greedy),
+            journal=journal,
+        )
+
+    def _known(self, place: Place, trees: Sequence[Sequence[Mapping[str, Any]]]) -> Known:
+        prompts = self._data.train.prompts
+        groups: list[Group] = []
+        for row, some in zip(place.rows, trees, strict=True):
+            rollouts = tuple(rollout_of(tree) for tree in some)
+            uids = {rollout.group.uid for rollout in rollouts}
+            if row >= len(prompts) or uids - {prompts[row].uid}:
+                why = f"row {row} is not the one that rollouts of the checkpoint answer"
+                fix = "go on with the rows that the run began with"
+                raise UserError("data.train_files", sorted(uids)[0], why, fix)
+            groups.append(Group(prompt=prompts[row], rollouts=rollouts))
+        return Known(groups)
+
+
+def _trees(pending: Pending) -> list[list[dict[str, Any]]]:
+    return [[rollout_tree(one) for one in group.rollouts] for group in pending.result()]

@@ -1,0 +1,94 @@
+"""Rollouts in the order of the steps they are for, asked for as far ahead as allowed.
+
+What is asked for, and with which weights, depends on the loop alone and never on a clock, so that a
+run draws the same batches whatever takes long. With staleness k, step s is asked for when k steps
+before it are still to be trained on: by the weights of then, which it keeps.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, final
+
+from luyen.train.asked import Asked, Asking, Origin, Place
+
+
+class Supply(Protocol):
+    """Where the loop takes its rollouts from."""
+
+    def ask_up_to(self, step: int, *, version: int, origin: Origin) -> None:
+        """Ask for what the steps up to this one need and was not asked for, with these weights."""
+        ...
+
+    def take(self, step: int, *, before: Asked | None = None) -> Asked:
+        """Groups for a step; `before` are those that did not fill it."""
+        ...
+
+    def release(self) -> None:
+        """The step has what it needs: let the weights go that nothing in progress needs."""
+        ...
+
+    @property
+    def outstanding(self) -> tuple[Asked, ...]:
+        """What was asked for and not taken."""
+        ...
+
+    def kept(self) -> tuple[dict[str, Any], ...]:
+        """What a checkpoint keeps of it."""
+        ...
+
+    def restore(self, step: int, kept: Sequence[Mapping[str, Any]]) -> None:
+        """Go on from what a checkpoint after `step` kept."""
+        ...
+
+
+@final
+class InOrder:
+    """Each step gets the rows that were asked for it."""
+
+    def __init__(self, asking: Asking) -> None:
+        self._asking = asking
+        self._asked: dict[int, Asked] = {}
+        self._last = 0
+
+    def ask_up_to(self, step: int, *, version: int, origin: Origin) -> None:
+        """Ask for the first batch of every step up to this one, of which none was asked for."""
+        for later in range(self._last + 1, step + 1):
+            rows = self._asking.next_rows(self._asking.batch)
+            place = Place(step=later, first=0, rows=rows, version=version, origin=origin)
+            self._asked[later] = self._asking.ask(place, self._asking.take_up(later, origin))
+            self._last = later
+
+    def take(self, step: int, *, before: Asked | None = None) -> Asked:
+        """The batch of a step; after the first, more rows drawn with the same weights."""
+        if before is None:
+            return self._asked.pop(step)
+        rows = self._asking.next_rows(self._asking.batch)
+        first = before.place.first + len(before.place.rows)
+        version, origin = before.place.version, before.place.origin
+        place = Place(step=step, first=first, rows=rows, version=version, origin=origin)
+        return self._asking.ask(place, before.journal)
+
+    def release(self) -> None:
+        """Let the weights go that no batch in progress needs."""
+        versions = {asked.place.version for asked in self._asked.values()}
+        self._asking.roles.keep_weights(versions)
+
+    @property
+    def outstanding(self) -> tuple[Asked, ...]:
+        """What was asked for and not taken."""
+        return tuple(self._asked.values())
+
+    def kept(self) -> tuple[dict[str, Any], ...]:
+        """All of it with every rollout; those in progress are waited for.
+
+        The weights that draw them are not those of the checkpoint.
+        """
+        return tuple(asked.as_json() for asked in self._asked.values())
+
+    def restore(self, step: int, kept: Sequence[Mapping[str, Any]]) -> None:
+        """Go on from what a checkpoint after `step` kept."""
+        self._last = step
+        for tree in kept:
+            place = Place.from_json(tree)
+            journal = self._asking.take_up(place.step, place.origin)
+            self._asked[place.step] = self._asking.restored(tree, journal)
+            self._last = max(self._last, place.step)

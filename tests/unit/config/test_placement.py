@@ -1,0 +1,110 @@
+"""Pools, copies and shards in the plan of a run, against numbers worked out by hand."""
+
+import pytest
+
+from luyen.config.check import Report, check
+from luyen.config.machine import Machine
+from luyen.config.memory import plan_memory
+from luyen.config.model_shape import ModelShape
+
+GIB = 1024**3
+GPUS = Machine(cpus=64, ram_bytes=512 * GIB, gpu_bytes=(80 * GIB,) * 16)
+SHAPE = ModelShape(
+    layers=10, hidden=512, heads=8, kv_heads=4, head_dim=64, intermediate=2048, vocab=1000,
+    is_tied=False,
+)  # fmt: skip
+LAYER = 512 * (16 * 64 + 8 * 64) + 3 * 512 * 2048 + 2 * 512
+ENDS = 2 * 1000 * 512 + 512
+ALL = 10 * LAYER + ENDS
+ARR = "actor_rollout_ref"
+FSDP = f"{ARR}.actor.fsdp_config"
+OFFLOAD = (f"{FSDP}.param_offload=true", f"{FSDP}.optimizer_offload=true")
+
+
+def report_of(*words: str) -> Report:
+    given = [
+        "data.train_files=arithmetic://sum",
+        "algorithm.adv_estimator=grpo",
+        f"{ARR}.rollout.n=4",
+    ]
+    return check([], [*given, *words], machine=GPUS)
+
+
+def phases(*words: str) -> dict[str, dict[str, int]]:
+    report = report_of(*words)
+    plan = report.plan
+    memory = plan_memory(report.config, SHAPE, plan.batch, plan.where, GPUS)
+    return {phase.name: phase.parts for phase in memory.phases}
+
+
+def test_every_device_has_a_copy_unless_a_number_is_given():
+    assert report_of().plan.where.replicas == 1
+    assert report_of("trainer.n_gpus_per_node=4").plan.where.replicas == 4
+    assert (
+        report_of(
+            "trainer.n_gpus_per_node=4", f"{ARR}.rollout.data_parallel_size=2"
+        ).plan.where.replicas
+        == 2
+    )
+    own = ("trainer.n_gpus_per_node=4", f"{ARR}.rollout.nnodes=2")
+    where = report_of(*own).plan.where
+    assert (where.replicas, where.rollout_pool, where.runtime) == (8, (2, 4), "ray")
+    assert {r.name: r.place for r in where.roles}["rollout"] == "2 x 4 cuda of its own"
+
+
+def test_shards_are_fp32_and_the_copy_that_draws_is_whole():
+    parts = phases("trainer.n_gpus_per_node=4")["update"]
+    assert parts["weights"] == ALL * 4 // 4
+    assert parts["optimizer"] == ALL * 8 // 4
+    assert parts["gradients"] == ALL * 4 // 4
+    assert parts["replica"] == ALL * 2
+    # Two layers and the ends in bf16, and one layer's gradient in bf16 and, to be summed, in fp32.
+    assert parts["gathered"] == (ENDS + 2 * LAYER) * 2 + LAYER * 6
+
+
+def test_copies_of_what_learns_are_sharded_over_fewer():
+    parts = phases("trainer.nnodes=2", "trainer.n_gpus_per_node=4", f"{FSDP}.fsdp_size=4")["update"]
+    assert parts["weights"] == ALL * 4 // 4
+
+
+def test_what_is_offloaded_is_not_on_the_device():
+    parts = phases("trainer.n_gpus_per_node=4", *OFFLOAD)["update"]
+    assert not parts.keys() & {"weights", "optimizer", "gradients"}
+    assert parts["replica"] == ALL * 2
+
+
+def test_an_adapter_leaves_frozen_shards_in_their_type():
+    adapter = SHAPE.lora_parameters(8)
+    parts = phases("trainer.n_gpus_per_node=4", f"{ARR}.model.lora_rank=8")["update"]
+    assert parts["weights"] == (adapter * 4 + ALL * 2) // 4
+    assert parts["optimizer"] == adapter * 8 // 4
+
+
+def test_with_a_pool_of_its_own_the_copy_and_its_cache_lie_elsewhere():
+    found = phases("trainer.n_gpus_per_node=4", f"{ARR}.rollout.nnodes=1")
+    assert found["generate"].keys() <= {"replica", "kv cache", "activations", "logits"}
+    assert not found["update"].keys() & {"replica", "kv cache"}
+
+
+@pytest.mark.parametrize(
+    ("word", "why", "fix"),
+    [
+        (f"{FSDP}.ulysses_sequence_parallel_size=2", "sequences stay whole", "set it to 1"),
+        (f"{ARR}.rollout.tensor_model_parallel_size=2", "holds the whole model", "name=vllm"),
+        (f"{ARR}.rollout.expert_parallel_size=2", "holds the whole model", "name=vllm"),
+    ],
+)
+def test_what_would_split_a_sequence_or_a_model_is_refused(word: str, why: str, fix: str):
+    report = report_of(word, "trainer.n_gpus_per_node=2")
+    [problem] = [p for p in report.problems if p.field == word.partition("=")[0]]
+    assert problem.severity == "error"
+    assert why in problem.why
+    assert fix in problem.fix
+
+
+def test_every_version_that_is_held_has_a_copy_of_what_learns():
+    ahead = ("trainer.max_staleness=2", "algorithm.rollout_correction.rollout_is=token")
+    cluster = "trainer.n_gpus_per_node=4"
+    assert phases(*ahead)["generate"]["versions"] == 3 * ALL * 2
+    assert phases(*ahead, cluster)["generate"]["versions"] == 2 * ALL * 2
+    assert "versions" not in phases(*ahead, cluster, "trainer.async_order=completion")["generate"]

@@ -1,0 +1,106 @@
+"""Weights that change in the middle of an answer: each token knows who drew it, and how likely."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+import torch
+
+from luyen.rollout.client import EngineClient
+from luyen.rollout.partial import Partial
+from luyen.rollout.protocol import Completion, Sampling
+from luyen.rollout.resident import ResidentEngines
+from luyen.runtime.fill import fill
+from tests.generation import native, packed_logps, prompt
+from tests.tiny_models import tiny_policy
+
+LONG = Sampling(max_new_tokens=24, ignore_stop=True)
+
+
+def weights(seed: int):
+    return dict(tiny_policy(seed=seed).named_parameters())
+
+
+def client_over(engines: ResidentEngines) -> EngineClient:
+    return EngineClient(engines)
+
+
+async def place(engines: ResidentEngines, version: int) -> None:
+    held = engines.hold(version).fingerprint()
+    assert held is not None
+    fill(held.weights, weights(version))
+
+
+def answers(swaps: int, *, sampling: Sampling = LONG, count: int = 3) -> list[Completion]:
+    """Answers to prompts, while the weights change so many times."""
+
+    async def run() -> list[Completion]:
+        engines = ResidentEngines(lambda: native(tiny_policy(seed=9)), versions=1)
+        client = client_over(engines)
+        async with client.running():
+            await client.change_weights(0, place(engines, 0))
+            asked = [
+                asyncio.ensure_future(client.draw(prompt(7, seed=i), key=i, sampling=sampling))
+                for i in range(count)
+            ]
+            for version in range(1, swaps + 1):
+                for _ in range(80):
+                    await asyncio.sleep(0)
+                await client.change_weights(version, place(engines, version))
+            return await asyncio.gather(*asked)
+
+    return asyncio.run(run())
+
+
+def test_each_token_has_the_log_probability_of_the_weights_that_drew_it():
+    found = answers(2)
+    assert {v for one in found for v in one.versions} == {0, 1, 2}
+    for i, one in enumerate(found):
+        assert len(one.tokens) == len(one.logps) == len(one.versions) == LONG.max_new_tokens
+        assert list(one.versions) == sorted(one.versions)
+        for version in set(one.versions):
+            said = packed_logps(tiny_policy(seed=version), [(prompt(7, seed=i), one)])
+            drawn = [k for k, v in enumerate(one.versions) if v == version]
+            assert torch.equal(said[drawn], torch.tensor([one.logps[k] for k in drawn]))
+
+
+def test_without_a_change_an_answer_is_what_the_engine_draws():
+    changed = answers(0)
+
+    async def run() -> list[Completion]:
+        client = EngineClient(native(tiny_policy(seed=0)))
+        async with client.running():
+            asked = [client.draw(prompt(7, seed=i), key=i, sampling=LONG) for i in range(3)]
+            return await asyncio.gather(*asked)
+
+    for one, other in zip(changed, asyncio.run(run()), strict=True):
+        assert (one.tokens, one.logps) == (other.tokens, other.logps)
+        assert set(one.versions) == {0}
+
+
+def test_an_answer_that_a_text_may_end_begins_anew():
+    sampling = replace(LONG, stop_strings=("never said",))
+    for one in answers(1, sampling=sampling):
+        assert set(one.versions) == {1}
+        assert len(one.tokens) == LONG.max_new_tokens
+
+
+def test_the_rest_of_an_answer_has_other_random_numbers_and_less_room():
+    whole = Partial(5, LONG)
+    part = Completion(request="a", sample=0, tokens=(1, 2), logps=(-1.0, -2.0), reason="aborted")
+    whole.go_on_after(part, 3)
+    assert whole.key != 5
+    assert whole.sampling.max_new_tokens == 22
+    assert whole.ended(replace(part, reason="length"), 4).versions == (3, 3, 4, 4)
+
+
+def test_a_version_that_is_not_here_draws_nothing():
+    engines = ResidentEngines(lambda: native(tiny_policy(seed=0)), versions=2)
+    engines.hold(4)
+    with pytest.raises(AssertionError, match="version 3 of the weights is not here"):
+        engines.engine(3)
+    engines.hold(5, keep={4})
+    with pytest.raises(AssertionError, match="leave no room for 6"):
+        engines.hold(6, keep={4, 5})
+    assert engines.hold(6, keep={5}) is not engines.engine(5)
+    assert engines.versions == (5, 6)

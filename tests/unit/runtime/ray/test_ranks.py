@@ -1,0 +1,100 @@
+"""Ranks that die, stop or break: the group ends, nobody waits, and the cause is what is told."""
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from luyen.base.errors import UserError
+from luyen.runtime.ray.cluster import connect
+from luyen.runtime.ray.wire import RanksLost, RemoteError
+from tests.unit.runtime.ray.frail import frail
+from tests.unit.runtime.ray.test_cluster import living
+
+exceptions = pytest.importorskip("ray.exceptions", reason="the extra `ray` is not installed")
+PEER = "[gloo/transport/tcp/pair.cc:538] Connection closed by peer [192.0.2.7]:29401"
+SILENCE_S = 4.0
+GONE_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def group() -> Iterator[Callable[[], Any]]:
+    """Starts two ranks on a cluster of our own."""
+    connection = connect("local", cpus=4, threads=1)
+    from luyen.runtime.ray.ranks import RankGroup
+
+    yield lambda: RankGroup(frail, places=[{"num_cpus": 1}] * 2, silence_s=SILENCE_S)
+    connection.disconnect()
+
+
+def demand_nobody(pids: set[int]) -> None:
+    last = time.monotonic() + GONE_S
+    while living(pids) and time.monotonic() < last:
+        time.sleep(0.1)
+    assert living(pids) == set()
+
+
+def test_the_cause_is_told_and_not_who_lost_the_connection(group: Callable[[], Any]):
+    """Rank 1 breaks; rank 0 hears that its peer is gone at nearly the same time."""
+    ranks = group()
+    assert ranks.all("added", 2.0) == [4.0, 4.0]
+    with pytest.raises(RemoteError) as caught:
+        ranks.all("wrong", 1)
+    said = str(caught.value)
+    assert said.startswith("rank 1 broke:")
+    assert "ValueError: the plugin of a user is wrong" in said
+    assert "frail.py" in said, "the remote traceback"
+    demand_nobody(set(ranks.pids))
+
+
+def test_a_rank_that_is_stopped_is_lost_after_a_while(group: Callable[[], Any]):
+    """Nobody hears of it: as on a node that is cut off."""
+    ranks = group()
+    with pytest.raises(RanksLost, match="rank 0 gave no sign of life for 4 s"):
+        ranks.all("stopped", 0)
+    demand_nobody(set(ranks.pids))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["killed", "killed_later"])
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_rank_that_dies_is_named_and_the_others_do_not_wait(
+    group: Callable[[], Any], how: str, who: int
+):
+    ranks = group()
+    with pytest.raises(RanksLost, match=f"rank {who} is gone: Worker unexpectedly exits"):
+        ranks.all(how, who)
+    demand_nobody(set(ranks.pids))
+
+
+def task_error(cause: Exception) -> Exception:
+    """As Ray hands on what was raised elsewhere."""
+    try:
+        raise cause
+    except type(cause) as error:
+        text = (
+            f"\x1b[36mray::RankProcess\x1b[39m (pid=1)\n      ^^^^\n{type(error).__name__}: {error}"
+        )
+        return exceptions.RayTaskError("carry_out", text, error)
+
+
+def test_what_errors_stand_for():
+    from luyen.runtime.ray.losses import holds_lost, is_echo, meaning, reason
+
+    mendable = UserError("a.b", 1, f"it is wrong; {PEER}", "mend it")
+    assert meaning(task_error(mendable), 0) is mendable
+    assert is_echo(task_error(RuntimeError(PEER)))
+    assert not is_echo(task_error(mendable))
+    assert not is_echo(task_error(ValueError("no")))
+    lost = meaning(task_error(RuntimeError(PEER)), 1)
+    assert isinstance(lost, RanksLost)
+    assert "rank 1 lost the connection" in str(lost)
+    assert PEER in str(lost)
+    broken = meaning(task_error(ValueError("no")), 1)
+    assert str(broken) == "rank 1 broke:\nray::RankProcess (pid=1)\nValueError: no"
+    assert holds_lost(exceptions.OwnerDiedError("a" * 56, None, "ref"))
+    memory = "\x1b[33mTask was killed due to the node running low on memory.\x1b[39m\nMemory: 1 GB"
+    out = exceptions.OutOfMemoryError(memory)
+    assert reason(out) == "Task was killed due to the node running low on memory"
+    assert str(meaning(out, 2)).startswith("rank 2 is gone: Task was killed due to")
