@@ -86,9 +86,13 @@ def build_roles(
     )
 
 
-def build_engine(config: RunConfig, policy: Policy, tokenizer: Tokenizer) -> RolloutEngine:
-    """The engine that generates with these weights."""
+def build_engine(
+    config: RunConfig, policy: Policy, tokenizer: Tokenizer, *, sharing: int = 1
+) -> RolloutEngine:
+    """The engine that generates with these weights; so many share the memory of a device."""
     data, rollout = config.data, config.actor_rollout_ref.rollout
+    share = {"gpu_memory_utilization": rollout.gpu_memory_utilization / sharing}
+    rollout = rollout.model_copy(update=share)
     return rollout_engines.get(rollout.name)(
         policy,
         rollout,
@@ -116,9 +120,10 @@ def resident_engines(
         for name, parameter in copied.named_parameters():
             if name in frozen:
                 parameter.data = frozen[name].data
-        return build_engine(config, copied, tokenizer)
+        return build_engine(config, copied, tokenizer, sharing=versions)
 
-    return ResidentEngines(make, versions=versions_held(config.trainer))
+    versions = versions_held(config.trainer)
+    return ResidentEngines(make, versions=versions)
 
 
 def build_reference(

@@ -104,7 +104,13 @@ _WAIT = {
     "actor_idle": "Seconds since the step before in which a rank did nothing, mean over them.",
     "rollout_idle": "Seconds since the step before in which a replica did nothing, mean over them.",
 }
+_ASYNC = {
+    "staleness_mean": "Mean number of steps by which the weights that drew a rollout are behind.",
+    "staleness_max": "The largest such number in the step.",
+    "mixed_fraction": "Share of rollouts that several versions of the weights drew.",
+}
 _FAMILIES = {
+    "async": _ASYNC,
     "actor": {**_ACTOR, **_UPDATE},
     "critic": {**_CRITIC, **_UPDATE},
     "group": _GROUP,

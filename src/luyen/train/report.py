@@ -18,6 +18,7 @@ from luyen.train.recorder import advantages_by_rollout
 from luyen.train.role_metrics import role_metrics
 from luyen.train.run import OnlineRun
 from luyen.train.samples import in_order
+from luyen.train.staleness import staleness_metrics
 from luyen.train.turn_metrics import turn_metrics
 
 _PATIENCE = 10
@@ -49,6 +50,7 @@ def finish_step(
             _everyone(run), is_multi_turn=run.roles.generation.conversations is not None
         ),
         **_lengths(groups),
+        **_staleness(run, rollouts),
         **credited.metrics,
         **metrics,
         **run.notes,
@@ -72,6 +74,11 @@ def _solved(judged: Sequence[Scored]) -> float:
     """Share of the rollouts that reach reward 1, of all that were drawn for the step."""
     values = [score.value for group in judged for score in group.scores]
     return fmean(value is not None and value >= 1.0 for value in values)
+
+
+def _staleness(run: OnlineRun, rollouts: Sequence[Rollout]) -> dict[str, float]:
+    is_ahead = run.config.trainer.max_staleness > 0
+    return staleness_metrics(rollouts, run.version) if is_ahead else {}
 
 
 def _lengths(groups: list[Group]) -> dict[str, float]:

@@ -26,9 +26,11 @@ def unbuilt(config: RunConfig, where: Placement) -> Iterator[Finding]:
     if where.runtime == "ray" and trainer.stage == "sft":
         why = "supervised runs train in this process so far"
         yield Finding(field="trainer.runtime", why=why, fix="set nnodes and n_gpus_per_node to 1")
-    if trainer.max_staleness > 0 and trainer.stage == "rl" and where.device == "cuda":
-        why = "on a GPU generation and training take turns so far"
-        yield Finding(field="trainer.max_staleness", why=why, fix="set it to 0")
+    is_one_gpu = where.device == "cuda" and where.runtime == "local"
+    if trainer.max_staleness > 0 and trainer.stage == "rl" and is_one_gpu:
+        why = "in one process on a GPU, generation and training take turns so far"
+        fix = "set trainer.runtime=ray and actor_rollout_ref.rollout.nnodes=1, or it to 0"
+        yield Finding(field="trainer.max_staleness", why=why, fix=fix)
     if config.reward.reward_model.enable:
         why = "rules and functions judge so far"
         yield Finding(field="reward.reward_model.enable", why=why, fix="set it to false")
