@@ -62,6 +62,7 @@ def lose_a_node(
     return log_of(place)
 
 
+@pytest.mark.slow
 def test_a_node_lost_in_the_update_costs_time_and_nothing_else(
     three: tuple[Any, Killing], tmp_path: Path
 ):

@@ -9,10 +9,6 @@ from tests.kill.cases import Case
 from tests.kill.on_ray import Kill, on_ray, ray_cases
 
 pytest.importorskip("ray", reason="the extra `ray` is not installed")
-SAMPLE = ("all rollouts are drawn (call 2)", "a replica draws (call 2)")
-CASES = ray_cases()
-QUICK = [case for case in CASES if str(case).endswith(SAMPLE)]
-REST = [case for case in CASES if case not in QUICK]
 
 
 @pytest.fixture(scope="module")
@@ -21,12 +17,7 @@ def kill(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kill]:
         yield kill
 
 
-@pytest.mark.parametrize("case", QUICK, ids=str)
-def test_a_killed_run_goes_on_as_if_nothing_had_happened(case: Case, kill: Kill, tmp_path: Path):
-    kill(case, tmp_path)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("case", REST, ids=str)
-def test_the_whole_matrix(case: Case, kill: Kill, tmp_path: Path):
+@pytest.mark.parametrize("case", ray_cases(), ids=str)
+def test_a_killed_run_goes_on_as_if_nothing_had_happened(case: Case, kill: Kill, tmp_path: Path):
     kill(case, tmp_path)
