@@ -90,15 +90,16 @@ def connect(
     threads: int | None = None,
     store_bytes: int = STORE_BYTES,
 ) -> Connection:
-    """Connect to `address`, to RAY_ADDRESS, or to this machine's cluster; else start a local one.
+    """Connect to `address` or to RAY_ADDRESS; where neither is given, start a cluster of our own.
 
-    The address `local` always starts one, of `cpus` logical cores. Workers see the modules that
-    this process sees, and compute with `threads` threads (None: as Ray decides).
+    `auto` is the cluster of this machine, `local` starts one, of `cpus` logical cores. Workers see
+    the modules that this process sees, and compute with `threads` threads (None: as Ray decides).
     """
     ray = require_ray()
     assert not ray.is_initialized(), "this process is connected already"
     environment = worker_environment(threads)
-    address = address or os.environ.get("RAY_ADDRESS") or "auto"
+    # Never a cluster that merely happens to be here: it may be somebody else's.
+    address = address or os.environ.get("RAY_ADDRESS") or "local"
     known: dict[str, Any] = {
         "log_to_driver": False,
         "logging_level": logging.ERROR,
@@ -112,8 +113,7 @@ def connect(
                 ray.init(address=address, **known)
                 return Connection(ray, guard_process=None)
             except ConnectionError as error:
-                if address != "auto":
-                    raise _nobody(address, str(error)) from error
+                raise _nobody(address, str(error)) from error
         known["num_cpus"] = cpus or this_machine().cpus
         return _start_local(ray, known, store_bytes)
 
