@@ -42,9 +42,11 @@ def unknown_commands(text: str) -> list[str]:
     table = typer.main.get_command(app).commands
     wrong: list[str] = []
     for words in commands(text, "luyen"):
-        command = table.get(words[1])
+        command, rest = table.get(words[1]), words[2:]
+        if isinstance(command, typer.core.TyperGroup) and rest:
+            command = command.commands.get(rest[0])
         options = {o for p in command.params for o in p.opts} | {"--help"} if command else set()
-        flags = [w.split("=")[0] for w in words[2:] if w.startswith("--")]
+        flags = [w.split("=")[0] for w in rest if w.startswith("--")]
         if command is None or not set(flags) <= options:
             wrong.append(" ".join(words))
     return wrong + [w[1] for w in commands(text, "make") if w[1] not in TARGETS and "=" not in w[1]]
@@ -131,6 +133,10 @@ def test_a_name_that_is_not_there_is_caught():
 def test_a_command_that_is_not_there_is_caught():
     planted = "`luyen conjure`, `luyen check --loudly a.yaml`\n\n```console\n$ make tea\n```\n"
     assert unknown_commands(planted) == ["luyen conjure", "luyen check --loudly a.yaml", "tea"]
+    assert unknown_commands("`luyen data conjure` `luyen data inspect a --loud`") == [
+        "luyen data conjure",
+        "luyen data inspect a --loud",
+    ]
     assert unknown_commands("`luyen check a.yaml` and `make test`") == []
 
 

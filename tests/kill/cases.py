@@ -1,6 +1,7 @@
 """Which runs are killed where, and whether what goes on is what an uninterrupted run does."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import final
@@ -68,6 +69,16 @@ def quick_cases() -> list[Case]:
         call = point.calls[index % len(point.calls)]
         found[name] = Case(shape=shape, algorithm=algorithm, point=name, call=call)
     return list(found.values())
+
+
+def ahead_cases(staleness: Sequence[int]) -> list[Case]:
+    """Conversations whose rollouts are drawn ahead, killed everywhere."""
+    return [
+        Case(shape="tool-calling", algorithm="GRPO", point=name, call=call, staleness=ahead)
+        for ahead in staleness
+        for name, point in POINTS.items()
+        for call in point.calls
+    ]
 
 
 def staleness_words(staleness: int) -> tuple[str, ...]:

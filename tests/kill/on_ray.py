@@ -22,6 +22,8 @@ Kill: TypeAlias = Callable[[Case, Path], object]
 _TESTS = Path(__file__).parent.parent
 PLUGINS = f"trainer.plugins=[{_TESTS / 'chatty_plugin.py'},{_TESTS / 'kill' / 'armed_plugin.py'}]"
 WORDS = (PLUGINS, "trainer.n_gpus_per_node=2", f"{ROLLOUT}.data_parallel_size=2")
+SMALL = (PLUGINS, "trainer.runtime=ray")
+"""One rank and one replica: half as many processes begin."""
 _STORE = {"object_store_memory": 80 << 20}
 _QUICK = {"health_check_period_ms": 500, "health_check_failure_threshold": 3}
 """A lost node is noticed in seconds, not in half a minute."""
@@ -76,10 +78,10 @@ def mend(cluster: Any, *, cpus: int) -> None:
 
 
 @contextmanager
-def on_ray(folder: Path) -> Generator[Kill]:
+def on_ray(folder: Path, words: tuple[str, ...] = WORDS) -> Generator[Kill]:
     """A cluster, and what carries a case out there."""
     with a_cluster(folder, nodes=1, cpus=4), Zygote() as zygote:
-        killing = Killing(zygote, folder, WORDS)
+        killing = Killing(zygote, folder, words)
         yield lambda case, place: kill(killing, case, place)
 
 

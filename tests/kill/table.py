@@ -1,5 +1,6 @@
-"""`python -m tests.kill.table [ray] [short] [STALENESS...]`: kill runs at every point, on a cluster
-or here, and print which went on as they should. In short: once at each point.
+"""`python -m tests.kill.table [ray] [small] [short] [STALENESS...]`: kill runs at every point, on a
+cluster or here, and print which went on as they should. Small: with one rank and one replica; in
+short: once at each point.
 """
 
 import sys
@@ -8,8 +9,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tests.kill.cases import Case, Killing, all_cases
-from tests.kill.on_ray import on_ray, ray_cases
+from tests.kill.cases import Case, Killing, ahead_cases, all_cases
+from tests.kill.on_ray import SMALL, WORDS, on_ray, ray_cases
 from tests.kill.zygote import Zygote
 
 
@@ -17,13 +18,15 @@ def main(words: Sequence[str]) -> int:
     """Carry a whole matrix out; how many cases failed."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
+        staleness = [int(word) for word in words if word.isdigit()]
         if "ray" in words:
-            staleness = [int(word) for word in words if word.isdigit()] or [0]
-            with on_ray(root) as kill:
-                return _table(ray_cases(staleness, is_short="short" in words), kill, root)
+            with on_ray(root, SMALL if "small" in words else WORDS) as kill:
+                cases = ray_cases(staleness or [0], is_short="short" in words)
+                return _table(cases, kill, root)
         with Zygote() as zygote:
             killing = Killing(zygote, root)
-            return _table(all_cases(), killing.carry_out, root)
+            cases = ahead_cases(staleness) if staleness else all_cases()
+            return _table(cases, killing.carry_out, root)
 
 
 def _table(cases: Sequence[Case], kill: Callable[[Case, Path], object], root: Path) -> int:

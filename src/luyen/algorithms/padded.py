@@ -4,7 +4,7 @@ Inputs are checked by name at the door: shapes, dtypes, and finite numbers where
 true. What masked positions hold does not matter. Knobs carry the name of their config key.
 """
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -19,11 +19,29 @@ from luyen.algorithms.kl import kl_penalty
 from luyen.algorithms.knobs import knob_names, read_by, require_known, require_not_negative
 from luyen.algorithms.layout import Layout
 from luyen.algorithms.objective import default_aggregation, loss_knobs, step_statistics
+from luyen.algorithms.padded_preference import preference_loss, unpaired_preference_loss
 from luyen.algorithms.policy_losses import PolicyInputs, TokenLoss, policy_losses
+from luyen.algorithms.rows import (
+    Groups,
+    clean_mask,
+    optional_numbers,
+    optional_stream,
+    required_stream,
+    row_layout,
+    row_numbers,
+)
 from luyen.algorithms.value import value_loss as flat_value_loss
 from luyen.base.errors import UserError
 
-Groups = Tensor | Iterable[Hashable]
+__all__ = [
+    "advantage",
+    "kl",
+    "policy_loss",
+    "preference_loss",
+    "rollout_correction",
+    "unpaired_preference_loss",
+    "value_loss",
+]
 
 
 def advantage(
@@ -49,17 +67,18 @@ def advantage(
     """
     estimator = adv_estimators.get(name)
     require_known(f"advantage estimator `{name}`", knobs, knob_names(estimator))
-    clean = _mask(mask)
-    layout = _layout(clean, groups)
+    clean = clean_mask(mask)
+    layout = row_layout(clean, groups)
     parts = components or {}
     inputs = CreditInputs(
         rewards=_rewards(rewards, clean).flatten(),
         layout=layout,
-        values=_stream("values", values, clean),
-        baselines=_per_row("baselines", baselines, clean),
-        components={k: _row(f"components[{k!r}]", v, clean) for k, v in parts.items()} or None,
-        old_logp=_stream("old_logp", old_logp, clean),
-        sum_pi_squared=_stream("sum_pi_squared", sum_pi_squared, clean),
+        values=optional_stream("values", values, clean),
+        baselines=optional_numbers("baselines", baselines, clean),
+        components={k: row_numbers(f"components[{k!r}]", v, clean) for k, v in parts.items()}
+        or None,
+        old_logp=optional_stream("old_logp", old_logp, clean),
+        sum_pi_squared=optional_stream("sum_pi_squared", sum_pi_squared, clean),
         is_weights=_weights(rollout_is_weights, clean),
         positions=torch.arange(clean.shape[1], device=clean.device).repeat(clean.shape[0]),
         turns=_turns(turns, clean),
@@ -89,13 +108,13 @@ def policy_loss(
     losses that draw tokens (clip_cov).
     """
     require_known(f"policy loss `{name}`", knobs, loss_knobs(name))
-    clean = _mask(mask)
+    clean = clean_mask(mask)
     inputs = PolicyInputs(
-        logp=_required("logp", logp, clean),
-        old_logp=_required("old_logp", old_logp, clean),
-        advantages=_required("advantages", advantages, clean),
-        layout=_layout(clean, range(clean.shape[0])),
-        rollout_logp=_stream("rollout_logp", rollout_logp, clean),
+        logp=required_stream("logp", logp, clean),
+        old_logp=required_stream("old_logp", old_logp, clean),
+        advantages=required_stream("advantages", advantages, clean),
+        layout=row_layout(clean, range(clean.shape[0])),
+        rollout_logp=optional_stream("rollout_logp", rollout_logp, clean),
         is_weights=_weights(rollout_is_weights, clean),
     )
     statistics = step_statistics(name, inputs, seed=seed, knobs=knobs)
@@ -124,12 +143,12 @@ def value_loss(
     loss_scale_factor: float | None = None,
 ) -> tuple[Tensor, dict[str, float]]:
     """(loss, metrics) of the critic; `clip` is `critic.cliprange_value`, None: no clipping."""
-    clean = _mask(mask)
-    layout = _layout(clean, range(clean.shape[0]))
+    clean = clean_mask(mask)
+    layout = row_layout(clean, range(clean.shape[0]))
     token_loss = flat_value_loss(
-        _required("values", values, clean),
-        _required("old_values", old_values, clean),
-        _required("returns", returns, clean),
+        required_stream("values", values, clean),
+        required_stream("old_values", old_values, clean),
+        required_stream("returns", returns, clean),
         layout,
         cliprange_value=clip,
     )
@@ -142,11 +161,11 @@ def rollout_correction(
     """(weights, mask of the tokens kept, metrics) between the trainer and the sampler."""
     known = knob_names(correct.rollout_correction)
     require_known("rollout correction", knobs, known)
-    clean = _mask(mask)
+    clean = clean_mask(mask)
     correction = correct.rollout_correction(
-        _required("old_logp", old_logp, clean),
-        _required("rollout_logp", rollout_logp, clean),
-        _layout(clean, range(clean.shape[0])),
+        required_stream("old_logp", old_logp, clean),
+        required_stream("rollout_logp", rollout_logp, clean),
+        row_layout(clean, range(clean.shape[0])),
         **knobs,
     )
     weights, keep = correction.weights.view(clean.shape), correction.keep.view(clean.shape)
@@ -164,55 +183,9 @@ def _reduced(
     return (weights * loss.per_token).sum(), metrics
 
 
-def _mask(mask: Tensor) -> Tensor:
-    """The mask as booleans; a UserError unless it is `[batch, time]` of zeros and ones."""
-    if mask.dim() != 2 or mask.shape[1] == 0:
-        why = "it must be [batch, time] with at least one position"
-        raise UserError("mask", tuple(mask.shape), why, "pass one row per sequence")
-    odd = (mask != 0) & (mask != 1)
-    if bool(odd.any()):
-        why = "a mask holds 0 and 1 only"
-        raise UserError("mask", mask[odd][0].item(), why, "pass weights as rollout_is_weights")
-    return mask.bool()
-
-
-def _layout(mask: Tensor, groups: Groups) -> Layout:
-    """Rows as sequences of the padded width, one after the other."""
-    batch, width = mask.shape
-    if isinstance(groups, Tensor):
-        rows = mask.new_zeros(batch)
-        require_same_shape("groups", groups, "the rows of mask", rows)
-    labels: list[Hashable] = (
-        [x.item() for x in groups] if isinstance(groups, Tensor) else list(groups)
-    )
-    if len(labels) != batch:
-        why = f"mask {tuple(mask.shape)} has {batch} rows, and there are {len(labels)} labels"
-        raise UserError("groups", len(labels), why, "pass one label per row")
-    numbers: dict[Hashable, int] = {}
-    index = [numbers.setdefault(label, len(numbers)) for label in labels]
-    return Layout(
-        mask=mask.flatten(),
-        offsets=torch.arange(batch + 1, device=mask.device) * width,
-        groups=torch.tensor(index, dtype=torch.int64, device=mask.device),
-    )
-
-
-def _required(name: str, x: Tensor, mask: Tensor) -> Tensor:
-    """x flattened, after checking its dtype, its shape, and that it is finite on the mask."""
-    require_float(name, x)
-    require_same_shape(name, x, "mask", mask)
-    require_finite(name, x.detach(), mask)
-    return x.flatten()
-
-
-def _stream(name: str, x: Tensor | None, mask: Tensor) -> Tensor | None:
-    """`_required`, or None for a stream that was not given."""
-    return None if x is None else _required(name, x, mask)
-
-
 def _weights(x: Tensor | None, mask: Tensor) -> Tensor | None:
     """Importance weights: a stream that is nowhere negative on the mask."""
-    weights = _stream("rollout_is_weights", x, mask)
+    weights = optional_stream("rollout_is_weights", x, mask)
     if weights is not None:
         lowest = torch.where(mask.flatten(), weights.detach(), 0.0).min() if mask.numel() else 0.0
         require_not_negative("rollout_is_weights", float(lowest))
@@ -229,23 +202,10 @@ def _turns(x: Tensor | None, mask: Tensor) -> Tensor | None:
     return x.flatten()
 
 
-def _row(name: str, x: Tensor, mask: Tensor) -> Tensor:
-    """One finite number per row."""
-    require_float(name, x)
-    require_same_shape(name, x, "the rows of mask", mask.new_zeros(mask.shape[0]))
-    require_finite(name, x.detach())
-    return x
-
-
-def _per_row(name: str, x: Tensor | None, mask: Tensor) -> Tensor | None:
-    """`_row`, or None for numbers that were not given."""
-    return None if x is None else _row(name, x, mask)
-
-
 def _rewards(rewards: Tensor, mask: Tensor) -> Tensor:
     """Rewards per token. NaN on a masked token is no reward; infinity is refused anywhere."""
     if rewards.dim() == 1:
-        row = _row("rewards", rewards, mask)
+        row = row_numbers("rewards", rewards, mask)
         columns = torch.arange(mask.shape[1], device=mask.device)
         last = torch.where(mask, columns, -1).amax(1)
         last = torch.where(last < 0, mask.shape[1] - 1, last)

@@ -4,6 +4,7 @@ Engine passes, micro-batches, finished rollouts, tool calls and scores beat. Who
 asks whether the number has changed, so that a beat lost between two threads means nothing.
 """
 
+from threading import get_ident
 from typing import final
 
 
@@ -18,15 +19,29 @@ class Heartbeat:
         1
     """
 
-    __slots__ = ("count",)
+    __slots__ = ("_ahead", "ahead", "count")
 
     def __init__(self) -> None:
         self.count = 0
         """Beats so far."""
+        self.ahead = 0
+        """Beats of threads that work ahead: they tell nothing of a loop that waits for others."""
+        self._ahead = frozenset[int]()
 
     def beat(self) -> None:
         """Something moved."""
-        self.count += 1
+        if get_ident() in self._ahead:
+            self.ahead += 1
+        else:
+            self.count += 1
+
+    def work_ahead(self) -> None:
+        """From now on the calling thread works ahead of the loop."""
+        self._ahead |= {get_ident()}
+
+    def end_ahead(self) -> None:
+        """The calling thread ends: another one may get its number."""
+        self._ahead -= {get_ident()}
 
 
 HEART = Heartbeat()
@@ -34,5 +49,7 @@ HEART = Heartbeat()
 beat = HEART.beat
 BETWEEN = "between"
 """Where a run is when it is in no phase: packing, crediting, writing files."""
+DRAWING = ("generate", "validate")
+"""Phases in which the loop waits for rollouts."""
 PHASES = ("generate", "score", "log-probs", "update", "digest", "validate", BETWEEN)
 """Phases of a run that can be watched."""

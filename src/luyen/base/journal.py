@@ -46,6 +46,7 @@ class JournalFile:
         self._failure: OSError | None = None
         self._written = threading.Event()
         self._closed = threading.Event()
+        self._gate = threading.Lock()
         self._take_up(basis)
         self._syncer = threading.Thread(target=self._sync_groups, name="journal", daemon=True)
         self._syncer.start()
@@ -64,7 +65,7 @@ class JournalFile:
         return max(there, key=lambda kind: self._places[kind, key], default=None)
 
     def append(self, kind: str, key: str, body: Mapping[str, Any]) -> None:
-        """Write a record; a UserError when the disk takes no more."""
+        """Write a record; a UserError when the disk takes no more. Nothing, once it is closed."""
         self._write({"kind": kind, "key": key, "body": body})
         self._written.set()
 
@@ -82,7 +83,8 @@ class JournalFile:
         self._closed.set()
         self._written.set()
         self._syncer.join()
-        os.close(self._handle)
+        with self._gate:
+            os.close(self._handle)
 
     def _take_up(self, basis: str) -> None:
         """Read what is there; without a usable beginning, begin anew."""
@@ -114,7 +116,9 @@ class JournalFile:
             raise self._broken(self._failure) from self._failure
         data = _line(record)
         try:
-            written = os.write(self._handle, data)
+            with self._gate:
+                # Another thread may have closed it: the number may mean another file by now.
+                written = len(data) if self._closed.is_set() else os.write(self._handle, data)
         except OSError as error:
             raise self._broken(error) from error
         if written != len(data):

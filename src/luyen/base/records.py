@@ -240,25 +240,30 @@ class Rollout:
     @property
     def num_turns(self) -> int:
         """Assistant turns in which something was sampled."""
-        pairs = [p for b in self.branches for p in zip(b.sources, b.turns, strict=True)]
+        pairs = [p for part in self._parts for p in zip(part.sources, part.turns, strict=True)]
         return len({turn for source, turn in pairs if source == Source.SAMPLED})
 
     @property
     def prompt_length(self) -> int:
         """Tokens before the first one that the policy sampled."""
-        return _before_sampled(self.branches[0])
+        return _before_sampled(self._parts[0])
 
     @property
     def response_length(self) -> int:
         """Tokens after the prompt, tool results included; after the prompt of every branch."""
-        return sum(len(branch.tokens) - _before_sampled(branch) for branch in self.branches)
+        return sum(len(part.tokens) - _before_sampled(part) for part in self._parts)
 
     @property
     def key(self) -> tuple[int, int, str, int]:
         """What rollouts are sorted by, so that the order of finishing never matters."""
         return self.group.step, self.group.draw, self.group.uid, self.sample
 
+    @property
+    def _parts(self) -> "tuple[Branch | Rollout, ...]":
+        """`branches`, where only streams are read: a rollout has those of its last branch."""
+        return (*self.earlier, self)
 
-def _before_sampled(branch: Branch) -> int:
-    sampled = (i for i, source in enumerate(branch.sources) if source == Source.SAMPLED)
-    return next(sampled, len(branch.tokens))
+
+def _before_sampled(part: Branch | Rollout) -> int:
+    sources, sampled = part.sources, Source.SAMPLED
+    return sources.index(sampled) if sampled in sources else len(sources)

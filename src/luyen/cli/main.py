@@ -9,6 +9,7 @@ from luyen import __version__
 from luyen.base.errors import UserError
 from luyen.cli import model_commands
 from luyen.cli.bench_command import bench
+from luyen.cli.data_command import data
 from luyen.cli.diff_command import diff
 from luyen.cli.doctor_command import doctor
 from luyen.cli.profile_command import profile
@@ -89,6 +90,7 @@ app.command()(reproduce)
 app.command()(report)
 app.command()(timeline)
 app.add_typer(model_commands.models, name="models")
+app.add_typer(data, name="data")
 
 
 @app.command()

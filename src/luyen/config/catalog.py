@@ -46,6 +46,30 @@ class LossFacts:
     """Keys of the `actor`, `policy_loss` and `rollout_correction` blocks that it reads."""
 
 
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreferenceFacts:
+    """What a preference loss needs from the run.
+
+    Example:
+        >>> PREFERENCE_LOSSES["simpo"].reference
+        False
+    """
+
+    kind: str = "pair"
+    """What it reads: a `pair` of answers, or `unpaired` answers that are marked good or bad."""
+    reference: bool = True
+    """Whether it compares the policy with a reference."""
+    needs_step: bool = False
+    """Whether it looks at the sums of the whole optimizer step before the step is split."""
+    needs: tuple[str, ...] = ()
+    """Numbers beyond the common ones: `mismatched`."""
+    optional: tuple[str, ...] = ()
+    """Numbers that it reads where they are given: `margins`, `density_ratio`, `history`."""
+    knobs: tuple[str, ...] = ()
+    """Hyper-parameters that it reads, by the name of their config key."""
+
+
 ADV_ESTIMATORS: dict[str, EstimatorFacts] = {
     "gae": EstimatorFacts(
         baseline="value", needs=("values",), knobs=("gamma", "lam", "whiten_advantages")
@@ -122,6 +146,39 @@ POLICY_LOSSES: dict[str, LossFacts] = {
     ),
     "bypass_mode": LossFacts(
         needs=("rollout_logp",), knobs=(*_CLIP, "clip_ratio_c", "ratio_cap", *_CORRECTION)
+    ),
+}
+
+_DIVERGENCE = ("f_divergence_type", "f_alpha_divergence_coef")
+_MARKED = ("beta", "desirable_weight", "undesirable_weight")
+_NOISY = ("beta", "label_smoothing")
+
+PREFERENCE_LOSSES: dict[str, PreferenceFacts] = {
+    "sigmoid": PreferenceFacts(optional=("margins",), knobs=(*_NOISY, *_DIVERGENCE)),
+    "sigmoid_norm": PreferenceFacts(optional=("margins",), knobs=("beta", *_DIVERGENCE)),
+    "hinge": PreferenceFacts(optional=("margins",), knobs=("beta", *_DIVERGENCE)),
+    "ipo": PreferenceFacts(knobs=("beta", *_DIVERGENCE)),
+    "robust": PreferenceFacts(optional=("margins",), knobs=(*_NOISY, *_DIVERGENCE)),
+    "exo_pair": PreferenceFacts(optional=("margins",), knobs=(*_NOISY, *_DIVERGENCE)),
+    "discopop": PreferenceFacts(
+        optional=("margins",), knobs=("beta", "discopop_tau", *_DIVERGENCE)
+    ),
+    "sft": PreferenceFacts(reference=False),
+    "nca_pair": PreferenceFacts(knobs=("beta",)),
+    "bco_pair": PreferenceFacts(knobs=("beta",)),
+    "sppo_hard": PreferenceFacts(knobs=("beta",)),
+    "apo_zero": PreferenceFacts(knobs=("beta",)),
+    "apo_down": PreferenceFacts(knobs=("beta",)),
+    "aot": PreferenceFacts(needs_step=True, knobs=_NOISY),
+    "aot_unpaired": PreferenceFacts(needs_step=True, knobs=_NOISY),
+    "orpo": PreferenceFacts(reference=False, knobs=("beta",)),
+    "cpo": PreferenceFacts(reference=False, knobs=(*_NOISY, "cpo_alpha")),
+    "simpo": PreferenceFacts(reference=False, knobs=(*_NOISY, "simpo_gamma", "cpo_alpha")),
+    "alphapo": PreferenceFacts(reference=False, knobs=(*_NOISY, "simpo_gamma", "alpha")),
+    "kto": PreferenceFacts(kind="unpaired", needs=("mismatched",), knobs=_MARKED),
+    "apo_zero_unpaired": PreferenceFacts(kind="unpaired", knobs=_MARKED),
+    "bco": PreferenceFacts(
+        kind="unpaired", needs_step=True, optional=("density_ratio", "history"), knobs=_MARKED
     ),
 }
 

@@ -79,7 +79,7 @@ def read_row(row: Any, at: RowAt, columns: Columns) -> Prompt:
         raise at.error(columns.prompt, None, why, "set data.prompt_key to the column")
     return make_prompt(
         _messages(fields[name], name, at, columns),
-        tools=check_tools(_decoded(fields.get("tools"), "tools", at), at.error),
+        tools=check_tools(decoded(fields.get("tools"), "tools", at), at.error),
         data_source=_data_source(fields, at, columns),
         ground_truth=_ground_truth(fields, at, columns),
         extra_info=_extra_info(fields, name, at, columns),
@@ -132,7 +132,7 @@ def _extra_info(
 
 
 def _mapping(fields: Mapping[str, Any], name: str, at: RowAt) -> dict[str, Any]:
-    value = _decoded(fields.get(name), name, at)
+    value = decoded(fields.get(name), name, at)
     if value is None:
         return {}
     if not is_object(value):
@@ -140,7 +140,7 @@ def _mapping(fields: Mapping[str, Any], name: str, at: RowAt) -> dict[str, Any]:
     return value
 
 
-def _decoded(value: Any, name: str, at: RowAt) -> Any:
+def decoded(value: Any, name: str, at: RowAt) -> Any:
     """The value; text is read as JSON, since columnar files often store such columns so."""
     if not isinstance(value, str):
         return value

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -86,7 +86,7 @@ def load_dataset(
     wrapped = 0
     for address in addresses:
         digest, count = hashlib.blake2b(digest_size=16), 0
-        for file, number, row in _rows(address):
+        for file, number, row in list(raw_rows(address)):  # a torn file first
             digest.update(_canonical_text(row).encode())
             count += 1
             if most >= 0 and len(prompts) >= most:
@@ -109,34 +109,35 @@ def load_dataset(
     )
 
 
-def _rows(address: str) -> "Sequence[tuple[str, int, Any]]":
-    """(file, number, raw row) of everything behind an address."""
+def raw_rows(address: str) -> Iterator[tuple[str, int, Any]]:
+    """(file, number, raw row) of everything behind an address, one after the other."""
     if "://" in address:
         url = parse_task_url(address)
         if url.scheme not in SCHEMES:
             why = f"no task source `{url.scheme}://`"
             raise UserError(FIELD, address, why, did_you_mean(url.scheme, SCHEMES))
-        return [(address, i, row) for i, row in enumerate(SCHEMES[url.scheme](url), 1)]
+        yield from _with_file(address, enumerate(SCHEMES[url.scheme](url), 1))
+        return
     path = Path(address).expanduser()
-    if path.is_dir():
-        return _directory(path)
     if not path.exists():
         raise UserError(FIELD, address, "no such file on this machine", "mend the path")
-    return _with_file(address, read_file(path))
+    yield from _directory(path) if path.is_dir() else _with_file(address, read_file(path))
 
 
-def _directory(path: Path) -> list[tuple[str, int, Any]]:
+def _directory(path: Path) -> Iterator[tuple[str, int, Any]]:
     if is_saved_dataset(path):
-        return _with_file(str(path), enumerate(saved_rows(path), 1))
+        yield from _with_file(str(path), enumerate(saved_rows(path), 1))
+        return
     files = sorted(p for p in path.iterdir() if p.suffix.lower() in READERS)
     if not files:
         why = "the directory holds neither a saved dataset nor files of rows"
         raise UserError(FIELD, str(path), why, f"add files ending in {', '.join(READERS)}")
-    return [row for file in files for row in _with_file(str(file), read_file(file))]
+    for file in files:
+        yield from _with_file(str(file), read_file(file))
 
 
-def _with_file(file: str, rows: "Numbered | enumerate[Any]") -> list[tuple[str, int, Any]]:
-    return [(file, number, row) for number, row in rows]
+def _with_file(file: str, rows: "Numbered | enumerate[Any]") -> Iterator[tuple[str, int, Any]]:
+    return ((file, number, row) for number, row in rows)
 
 
 def _canonical_text(row: Any) -> str:

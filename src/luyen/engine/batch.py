@@ -70,8 +70,11 @@ class PackedBatch:
     def positions(self, sequences: Sequence[int]) -> Tensor:
         """Index of every token of these sequences."""
         offsets = [0, *itertools.accumulate(self.lengths)]
-        spans = [torch.arange(offsets[i], offsets[i + 1]) for i in sequences]
-        return torch.cat([torch.arange(0), *spans]).to(self.tokens.device)
+        lengths = flat_tensor((self.lengths[i] for i in sequences), torch.int64)
+        starts = flat_tensor((offsets[i] for i in sequences), torch.int64)
+        ends = lengths.cumsum(0)
+        moved = (starts - ends + lengths).repeat_interleave(lengths)
+        return (torch.arange(len(moved)) + moved).to(self.tokens.device)
 
     def to(self, device: torch.device) -> "PackedBatch":
         """The batch on a device; itself where it is there already."""

@@ -111,17 +111,28 @@ class EngineClient:
 
     def _interrupt(self) -> None:
         """Take back what is being drawn; it waits here, with what there is of it."""
+        assert self.version is not None or not self._held, "drawn before there were weights"
         for name in list(self._held):
             for completion in self._engine.abort(name):
                 ticket = self._held.get(completion.request, {}).get(completion.sample)
                 if completion.reason != "aborted" or ticket is None:
                     self._deliver(completion)
-                    continue
-                assert self.version is not None, "nothing was drawn before there were weights"
-                ticket.partial.go_on_after(completion, self.version)
-                ticket.request = ""
-                self._waiting.append(ticket)
-            self._held.pop(name, None)
+                else:
+                    self._take_back(ticket, completion)
+        # While one was stopped others may have ended, of which the engine has still to tell.
+        while not self._engine.is_idle:
+            for completion in self._engine.advance():
+                self._deliver(completion)
+
+    def _take_back(self, ticket: _Ticket, stopped: Completion) -> None:
+        held = self._held[stopped.request]
+        del held[stopped.sample]
+        if not held:
+            del self._held[stopped.request]
+        assert self.version is not None
+        ticket.partial.go_on_after(stopped, self.version)
+        ticket.request = ""
+        self._waiting.append(ticket)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

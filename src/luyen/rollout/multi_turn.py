@@ -1,10 +1,10 @@
 """Conversations of all draws of a step, side by side; what fails is handled by a stated policy."""
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Any, Literal, TypeAlias, final
+from typing import Literal, TypeAlias, final
 
 from luyen.base.errors import UserError
 from luyen.base.records import Rollout
@@ -12,6 +12,7 @@ from luyen.rollout.client import EngineClient
 from luyen.rollout.converse import Conversation
 from luyen.rollout.protocol import RolloutEngine, Sampling
 from luyen.rollout.setting import Address, Setting
+from luyen.rollout.side_by_side import side_by_side
 from luyen.rollout.single_turn import Draw, Group
 from luyen.rollout.tools.box import ToolBox
 from luyen.rollout.tools.ledger import CallLedger
@@ -140,23 +141,12 @@ async def converse_all(
         policy=policy,
         journal=journal,
     )
-    played = await _side_by_side([playing.one(d, i) for d in draws for i in range(d.samples)])
+    played = await side_by_side([playing.one(d, i) for d in draws for i in range(d.samples)])
     rollouts = iter(played)
     return [
         Group(prompt=d.prompt, rollouts=tuple(next(rollouts) for _ in range(d.samples)))
         for d in draws
     ]
-
-
-async def _side_by_side(work: Sequence[Coroutine[Any, Any, Rollout]]) -> list[Rollout]:
-    """What came of each, in order; the first error stops the rest and is raised once they went."""
-    tasks = [asyncio.ensure_future(one) for one in work]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @final

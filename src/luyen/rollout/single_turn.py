@@ -1,15 +1,15 @@
 """One question, one answer: prompts become requests, completions become rollouts."""
 
-import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 from luyen.base.records import GroupId, Prompt, Rollout, Source, StopReason
 from luyen.base.seeds import derive_key
 from luyen.data.render import Renderer
 from luyen.rollout.client import EngineClient
 from luyen.rollout.protocol import Completion, Request, RolloutEngine, Sampling, generate
+from luyen.rollout.side_by_side import side_by_side
 from luyen.telemetry.journal import WorkJournal
 
 _STOPS = {
@@ -116,13 +116,13 @@ async def answer_all(
         if journal is not None:
             journal.keep_rollout(purpose, rollout)
 
-    async with asyncio.TaskGroup() as tasks:
-        for draw in draws:
-            left = [i for i in range(draw.samples) if (str(draw.group), i) not in found]
-            if left:
-                prompt = tuple(renderer.prompt_tokens(draw.prompt.messages, draw.prompt.tools))
-                for sample in left:
-                    tasks.create_task(one(draw, prompt, sample))
+    asked: list[Coroutine[Any, Any, None]] = []
+    for draw in draws:
+        left = [i for i in range(draw.samples) if (str(draw.group), i) not in found]
+        if left:
+            prompt = tuple(renderer.prompt_tokens(draw.prompt.messages, draw.prompt.tools))
+            asked += [one(draw, prompt, sample) for sample in left]
+    await side_by_side(asked)
     return [_group(draw, found) for draw in draws]
 
 

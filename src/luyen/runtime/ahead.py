@@ -7,12 +7,13 @@ the tools. What a generation gives does not depend on when it runs, or beside wh
 import asyncio
 import threading
 from collections.abc import Callable, Collection, Coroutine, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import AsyncExitStack
 from typing import Any, TypeAlias, TypeVar, final
 
 import torch
 
+from luyen.base.heartbeat import HEART
 from luyen.rollout.client import EngineClient
 from luyen.rollout.protocol import RolloutEngine, Sampling
 from luyen.rollout.single_turn import Draw, Group
@@ -72,7 +73,7 @@ class AheadGeneration:
 
         Raises what stopped an earlier generation, if something did.
         """
-        self._raise_first()
+        self.raise_first()
         if version not in self._held:
             kept = set[int]() if self._is_swapping else {v for v in self._held if v in self._needed}
             placing = self._place(version, kept)
@@ -101,8 +102,8 @@ class AheadGeneration:
         while not wanted.done():
             left = [one for one in self._begun if not one.done()]
             with waiting_for("rollout"):
-                wait([wanted, *left], timeout=1.0, return_when=FIRST_EXCEPTION)
-            self._raise_first()
+                wait([wanted, *left], timeout=1.0, return_when=FIRST_COMPLETED)
+            self.raise_first()
         return wanted.result()
 
     def close(self) -> None:
@@ -116,10 +117,13 @@ class AheadGeneration:
         if not self._thread.is_alive():
             self._loop.close()
 
-    def _raise_first(self) -> None:
-        failed = next((f for f in self._begun if f.done() and f.exception() is not None), None)
-        if failed is not None:
-            failed.result()
+    def raise_first(self) -> None:
+        """Raise what stopped a generation, if something did."""
+        for found in self._begun:
+            if found.done():
+                found.result()
+        if not self._thread.is_alive():
+            raise RuntimeError("the thread that draws has ended, and nothing can be drawn")
         self._begun = [one for one in self._begun if not one.done()]
 
     def _on_thread(self, work: Coroutine[Any, Any, T]) -> Future[T]:
@@ -129,7 +133,11 @@ class AheadGeneration:
         # The number is each thread's own; another one could round sums otherwise.
         torch.set_num_threads(threads)
         asyncio.set_event_loop(self._loop)
-        self._loop.run_forever()
+        HEART.work_ahead()
+        try:
+            self._loop.run_forever()
+        finally:
+            HEART.end_ahead()
 
     async def _enter(self, engine: RolloutEngine) -> None:
         self._client = EngineClient(engine)
@@ -155,7 +163,9 @@ class Begun:
         self._future = future
 
     def done(self) -> bool:
-        """Whether nobody has to wait for it."""
+        """Whether nobody has to wait for it; raises the first error of any generation."""
+        if not self._future.done():
+            self._ahead.raise_first()
         return self._future.done()
 
     def result(self) -> list[Group]:

@@ -34,6 +34,8 @@ from luyen.runtime.pending import InTurn, Pending
 from luyen.runtime.roles import Described, learned
 from luyen.telemetry.journal import WorkJournal
 
+_FIELD = "actor_rollout_ref.rollout.name"
+
 
 @final
 class LocalRoles:
@@ -148,8 +150,11 @@ class LocalRoles:
         assert isinstance(self.rollout, ResidentEngines)
         engine = self.rollout.hold(version, keep=keep)
         held = engine.fingerprint()
-        if held is not None:
-            fill(held.weights, trained_parameters(self.actor.policy))
+        if held is None:
+            why = "it cannot say which weights it holds, so none can be given to it"
+            fix = "let its `fingerprint` return the policy's parameters, or set max_staleness to 0"
+            raise UserError(_FIELD, type(engine).__name__, why, fix)
+        fill(held.weights, trained_parameters(self.actor.policy))
         self._refuse_other_weights(engine, version)
 
     def _refuse_other_weights(self, engine: RolloutEngine, version: int) -> None:
@@ -161,7 +166,7 @@ class LocalRoles:
         difference = held.first_difference(Fingerprint.of(self.actor.policy))
         if difference is not None:
             raise UserError(
-                "actor_rollout_ref.rollout.name",
+                _FIELD,
                 type(engine).__name__,
                 f"it would not draw with version {version} of the weights: {difference}",
                 "hand every parameter that learns to the engine after each update, adapters too",

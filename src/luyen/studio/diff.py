@@ -9,7 +9,7 @@ from typing import Any, final
 from luyen.base.digests import STAGES, StepDigest, read_digests
 from luyen.base.errors import UserError
 from luyen.base.rundir import RunDirectory
-from luyen.studio.inputs import ChangedInput, changed_inputs, suspects
+from luyen.studio.inputs import ChangedInput, changed_inputs, follows_the_clock, suspects
 from luyen.studio.missing import missing_parts
 from luyen.studio.rollout_diff import Found, first_difference
 from luyen.telemetry.metrics_file import read_metrics
@@ -101,6 +101,11 @@ def compare_runs(a: Path | str, b: Path | str) -> RunDifference:
         for run, those in zip((one, other), lines, strict=True)
         for note in (*_breaks(run, those), *_gaps(run))
     ]
+    if parting is not None and follows_the_clock(one) and follows_the_clock(other):
+        notes.append(
+            "both learned from what finished first (trainer.async_order=completion): such runs "
+            "part, whatever they have in common"
+        )
     return RunDifference(
         a=str(one.root),
         b=str(other.root),

@@ -52,6 +52,7 @@ _ACTS_ON = {
     "trainer.plugins": "prompts",
     "trainer.device": "rollouts",
     "trainer.max_staleness": "rollouts",
+    "trainer.async_order": "prompts",
     "trainer.critic_warmup": "gradients",
     "trainer.total_epochs": "weights",
     "trainer.total_training_steps": "weights",
@@ -95,6 +96,13 @@ def changed_inputs(a: RunDirectory, b: RunDirectory) -> list[ChangedInput]:
     facts = changed_facts(a.read_manifest(), b.read_manifest())
     is_said = any(one.name == "trainer.seed" for one in found)
     return found + [one for one in facts if one.kind != "seeds" or not is_said]
+
+
+def follows_the_clock(run: RunDirectory) -> bool:
+    """Whether a run learned from what finished first, so that no other run need equal it."""
+    config = _config(run)
+    is_ahead = config.get("trainer.max_staleness", 0) > 0
+    return is_ahead and config.get("trainer.async_order") == "completion"
 
 
 def changed_facts(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[ChangedInput]:

@@ -27,7 +27,11 @@ SCHEMA = 4
 _SEALED = 4
 """The first version whose files have a seal."""
 _VERSION = b"luyen.rollouts"
+_STEP = b"luyen.step"
+"""The step whose file it is: where steps take what finishes first, groups may be of others."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_PLAIN = json.JSONEncoder(ensure_ascii=False, default=repr)
+_ESCAPED = json.JSONEncoder(default=repr)
 
 Advantages: TypeAlias = tuple[float | None, ...]
 """Advantage of each token of a branch, None where it does not train."""
@@ -92,17 +96,25 @@ class RecordedRollout:
         if self.advantages is None:
             assert not self.earlier, "advantages of earlier branches only"
             return
-        branches, rows = self.rollout.branches, (*self.earlier, self.advantages)
-        assert len(rows) == len(branches), f"advantages of {len(rows)} of {len(branches)} branches"
-        for branch, row in zip(branches, rows, strict=True):
-            wanted, given = len(branch.tokens), len(row)
+        parts, rows = (*self.rollout.earlier, self.rollout), (*self.earlier, self.advantages)
+        assert len(rows) == len(parts), f"advantages of {len(rows)} of {len(parts)} branches"
+        for part, row in zip(parts, rows, strict=True):
+            wanted, given = len(part.tokens), len(row)
             assert given == wanted, f"{given} advantages for {wanted} tokens"
 
 
-def write_rollouts(path: Path, rollouts: Iterable[RecordedRollout]) -> None:
-    """Write the rollouts of a step, whole or not at all, sorted so that order never matters."""
+def write_rollouts(
+    path: Path, rollouts: Iterable[RecordedRollout], *, step: int | None = None
+) -> None:
+    """Write the rollouts of a step, whole or not at all, sorted so that order never matters.
+
+    Without a `step` it is the one that all of them were drawn for.
+    """
     rows = [_row(r) for r in sorted(rollouts, key=lambda r: r.rollout.key)]
-    table = pa.Table.from_pylist(rows, schema=_COLUMNS)
+    schema = _COLUMNS
+    if step is not None:
+        schema = schema.with_metadata({**(schema.metadata or {}), _STEP: b"%d" % step})
+    table = pa.Table.from_pylist(rows, schema=schema)
     buffer = io.BytesIO()
     pq.write_table(table, buffer, compression="zstd")
     with writing(path):
@@ -118,8 +130,11 @@ def read_rollouts(
     With a limit, only the first so many. With a step, one that holds those of another is refused;
     validations are drawn as if at step 0.
     """
-    rows = _table(path).slice(0, limit).to_pylist()
-    strange = [row["step"] for row in rows if step not in (None, row["step"])]
+    table = _table(path)
+    rows = table.slice(0, limit).to_pylist()
+    stated = (table.schema.metadata or {}).get(_STEP)
+    found = [row["step"] for row in rows] if stated is None else [int(stated)]
+    strange = [other for other in found if step not in (None, other)]
     if strange:
         raise _unreadable(path, f"it holds rollouts of step {strange[0]}")
     return [_record(row) for row in rows]
@@ -166,8 +181,8 @@ def _row(recorded: RecordedRollout) -> dict[str, Any]:
         "reward": None if score is None else score.value,
         "score": None if score is None else _json(score_tree(score)),
         "fault": rollout.fault,
-        "calls": _json([call_tree(call) for call in rollout.calls]),
-        "messages": _json([dict(message) for message in rollout.messages]),
+        "calls": _json([call_tree(call) for call in rollout.calls]) if rollout.calls else "[]",
+        "messages": _json([dict(m) for m in rollout.messages]) if rollout.messages else "[]",
         "earlier": [_streams(b, row) for b, row in zip(rollout.earlier, rows, strict=True)],
         "given": [{"turn": turn, "value": value} for turn, value in rollout.given],
         "notes": list(rollout.notes.items()),
@@ -178,7 +193,7 @@ def _row(recorded: RecordedRollout) -> dict[str, Any]:
 def _streams(tokens: Rollout | Branch, advantages: Advantages | None) -> dict[str, Any]:
     return {
         "tokens": tokens.tokens,
-        "sources": [int(source) for source in tokens.sources],
+        "sources": tokens.sources,
         "turns": tokens.turns,
         "logps": tokens.logps,
         "versions": tokens.versions,
@@ -238,5 +253,5 @@ def _json(value: Any) -> str:
     A policy may write half of a surrogate pair as an escape: such text stays escaped. What is no
     JSON at all is kept as it prints.
     """
-    text = json.dumps(value, ensure_ascii=False, default=repr)
-    return json.dumps(value, default=repr) if _SURROGATE.search(text) else text
+    text = _PLAIN.encode(value)
+    return _ESCAPED.encode(value) if _SURROGATE.search(text) else text

@@ -1,9 +1,10 @@
 """Rows that rollouts were asked for, and how they are asked for."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeAlias, final
 
+from luyen.base.digests import hash_value
 from luyen.base.errors import UserError
 from luyen.config.schema.run import RunConfig
 from luyen.data.build import TrainData
@@ -17,8 +18,8 @@ from luyen.train.draws import draws_of
 
 Origin: TypeAlias = tuple[str, str | None]
 """The chain when rows were asked for, and the weights where no chain stands for them."""
-TakeUp: TypeAlias = Callable[[int, Origin], WorkJournal | None]
-"""`(step, origin)`: the journal of a step's work."""
+TakeUp: TypeAlias = Callable[[int, str, Origin], WorkJournal | None]
+"""`(step, kind, origin)`: the journal of a step's work of a kind."""
 
 
 @final
@@ -119,14 +120,30 @@ class Asking:
         self._data = data
         self._sampling = sampling
         self._has_baselines = has_baselines
+        self.manner = self._manner(config)
+        """Hash of how rollouts are drawn, by whatever weights."""
         self.cursor = 0
         """Rows drawn so far."""
+        self.returned: tuple[int, ...] = ()
+        """Rows that were drawn and given back: they are the next ones."""
+
+    def _manner(self, config: RunConfig) -> str:
+        turns = config.actor_rollout_ref.rollout.multi_turn.model_dump(mode="json")
+        del turns["on_unknown"]  # it is about what a process left behind
+        drawing = {**asdict(self._sampling), "stop_ids": sorted(self._sampling.stop_ids)}
+        rows = self._data.train.fingerprint
+        return hash_value([drawing, self._samples, self._has_baselines, turns, rows])
 
     def next_rows(self, count: int) -> tuple[int, ...]:
         """The rows of so many draws, which are used up then."""
-        rows = self._data.sampler.take(self.cursor, count)
-        self.cursor += count
-        return tuple(rows)
+        again, self.returned = self.returned[:count], self.returned[count:]
+        rows = self._data.sampler.take(self.cursor, count - len(again))
+        self.cursor += len(rows)
+        return (*again, *rows)
+
+    def give_back(self, rows: Sequence[int]) -> None:
+        """Rows that nothing came of; those that are no longer there stay away."""
+        self.returned += tuple(row for row in rows if row < len(self._data.train.prompts))
 
     def ask(self, place: Place, journal: WorkJournal | None) -> Asked:
         """Ask for the rollouts of rows at their place."""
@@ -172,6 +189,20 @@ class Asking:
                 raise UserError("data.train_files", sorted(uids)[0], why, fix)
             groups.append(Group(prompt=prompts[row], rollouts=rollouts))
         return Known(groups)
+
+
+def row_by_row(tree: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What a checkpoint keeps of some rows, for each of them alone."""
+    parts = {name: tree.get(name) for name in ("drawn", "greedy")}
+    return [
+        {
+            **tree,
+            "first": tree["first"] + i,
+            "rows": [row],
+            **{name: None if part is None else [part[i]] for name, part in parts.items()},
+        }
+        for i, row in enumerate(tree["rows"])
+    ]
 
 
 def _trees(pending: Pending) -> list[list[dict[str, Any]]]:

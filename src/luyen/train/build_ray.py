@@ -48,6 +48,8 @@ def build_ray_roles(
     surroundings: Surroundings | None = None,
 ) -> Roles:
     """Ranks and replicas on a cluster, ready to work; everything is given back on an error."""
+    # Batches are small beside models: a second thread of the controller waits for a busy core.
+    torch.set_num_threads(1)
     generation = Generation(
         renderer=renderer,
         seed=config.trainer.seed,

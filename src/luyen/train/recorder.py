@@ -3,12 +3,14 @@
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from threading import Event
 from typing import TypeAlias, final
 
 from luyen.base.claims import release
 from luyen.base.digests import DigestFile, StepDigest
 from luyen.base.records import Rollout
 from luyen.base.rundir import RunDirectory
+from luyen.checkpoint.aside import Aside
 from luyen.checkpoint.background import CheckpointWriter
 from luyen.checkpoint.store import CheckpointStore
 from luyen.checkpoint.tensors import load_state
@@ -25,6 +27,8 @@ METRICS = metric_names
 """Importing it declares every number a run writes."""
 Address: TypeAlias = tuple[int, int, str, int]
 """`Rollout.key`."""
+_LATER_S = 0.02
+"""The loop goes first and asks for the next rollouts: threads of Python only take turns."""
 
 
 @final
@@ -49,6 +53,8 @@ class Recorder:
         self.known = dict(known or {})
         """The last value of each metric."""
         self._writer = CheckpointWriter(store, is_async=is_async)
+        self._files = Aside()
+        self._is_awaited = Event()
         self.journals: WorkJournals | None = None
         """Where finished work is written down at once; None: nowhere, it is done again."""
 
@@ -68,8 +74,9 @@ class Recorder:
         used: Mapping[Address, Sequence[Advantages]],
         baselines: Mapping[str, float] | None = None,
     ) -> None:
-        """Every rollout of a step, those that were left out included.
+        """Every rollout of a step, those that were left out included, in a thread of its own.
 
+        The file is there when a checkpoint of the step is, and what stops it is raised by then.
         `baselines` are greedy rewards by group. The greedy answer itself is drawn at the address of
         a sample, and recorded only when it broke, so what broke is never what was used.
         """
@@ -78,16 +85,32 @@ class Recorder:
             _recorded(r, used.get(r.key) if r.fault is None else None, known.get(str(r.group)))
             for r in judged
         ]
-        write_rollouts(self.directory.rollouts(step), records)
+        self._write_aside(self.directory.rollouts(step), records, step=step)
 
     def validation(self, step: int, judged: Sequence[Rollout]) -> None:
-        """The rollouts of a validation."""
+        """The rollouts of a validation, as those of a step."""
         path = self.directory.rollouts(step, validation=True)
-        write_rollouts(path, [RecordedRollout(rollout=rollout) for rollout in judged])
+        self._write_aside(path, [RecordedRollout(rollout=rollout) for rollout in judged])
+
+    def _write_aside(
+        self, path: Path, records: Sequence[RecordedRollout], *, step: int | None = None
+    ) -> None:
+        def write() -> None:
+            self._is_awaited.wait(_LATER_S)
+            write_rollouts(path, records, step=step)
+
+        self._finish_files()
+        self._is_awaited.clear()
+        self._files.begin(write)
+
+    def _finish_files(self) -> None:
+        self._is_awaited.set()
+        self._files.wait()
 
     def save(self, state: LoopState, roles: Roles) -> None:
         """A checkpoint of everything a resumed run needs; `poll` says when it has come to be."""
         self.poll()
+        self._finish_files()
         demand_finite(roles.not_finite(), step=state.step, newest=self.store.latest())
         self.digests.sync()
         facts = facts_of(self.directory, self.known, chain=state.chain)
@@ -111,9 +134,12 @@ class Recorder:
             self.settle()
 
     def settle(self) -> None:
-        """Return when no checkpoint is in progress; raises what stopped one."""
-        self._writer.wait()
-        self.poll()
+        """Return when no file and no checkpoint is in progress; raises what stopped one."""
+        try:
+            self._finish_files()
+        finally:
+            self._writer.wait()
+            self.poll()
 
 
 def restore(folder: Path, roles: Roles) -> LoopState:
@@ -130,11 +156,12 @@ def advantages_by_rollout(
     found: dict[Address, list[Advantages]] = {}
     start = 0
     for rollout in rollouts:
-        for branch in rollout.branches:
-            span = range(start, start + len(branch.tokens))
-            row = tuple(stream[i] if mask[i] else None for i in span)
+        for part in (*rollout.earlier, rollout):
+            end = start + len(part.tokens)
+            pairs = zip(stream[start:end], mask[start:end], strict=True)
+            row = tuple(value if trains else None for value, trains in pairs)
             found.setdefault(rollout.key, []).append(row)
-            start = span.stop
+            start = end
     assert start == len(stream), "the batch holds other rollouts than these"
     return found
 

@@ -1,9 +1,9 @@
 """A wired run: the parts that the loop uses, and how far it has come."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from typing import final
+from typing import Any, final
 
 from luyen.base.digests import BEGINNING, link
 from luyen.base.records import Prompt, Rollout
@@ -77,7 +77,7 @@ class OnlineRun(Learning):
             self.roles,
             self.sampling,
             has_baselines=self.needs.baselines,
-            take_up=self._work_of,
+            take_up=self._taken_up,
         )
         """How training rows become rollouts."""
         self.supply = supply_of(self.config.trainer, self.asking)
@@ -133,9 +133,6 @@ class OnlineRun(Learning):
     def take_up_validation(self) -> None:
         """Go on with the journal of the validation after the step that is done."""
         self.write_work_to(self._taken_up(self.step, "validation", self._origin()))
-
-    def _work_of(self, step: int, origin: Origin) -> WorkJournal | None:
-        return self._taken_up(step, "work", origin)
 
     def _origin(self) -> Origin:
         """What work depends on besides the configuration.
@@ -216,7 +213,7 @@ class OnlineRun(Learning):
         if self.trial_steps is None and self.saved != self.step:
             with self.phase("generate") if self.supply.outstanding else nullcontext():
                 asked = self.supply.kept()
-            self.recorder.save(replace(self.state(), asked=asked), self.roles)
+            self._keep(self.state(), asked)
             self.saved = self.step
 
     def rescue(self) -> str:
@@ -232,11 +229,15 @@ class OnlineRun(Learning):
         elif not all(asked.is_done for asked in self._begun_with):
             said = "rollouts of later steps are in progress, so that the newest checkpoint stays"
         else:
-            asked = tuple(one.as_json() for one in self._begun_with)
-            self.recorder.save(replace(boundary, asked=asked), self.roles)
+            self._keep(boundary, [one.as_json() for one in self._begun_with])
             said = f"step {boundary.step} is saved"
         self.recorder.close()
         return said
+
+    def _keep(self, state: LoopState, asked: Sequence[Mapping[str, Any]]) -> None:
+        """Save a state with the rollouts of later steps, and how they were drawn."""
+        trees = tuple({**tree, "manner": self.asking.manner} for tree in asked)
+        self.recorder.save(replace(state, asked=trees), self.roles)
 
     def state(self) -> LoopState:
         """What a checkpoint keeps besides weights and rollouts of later steps."""
@@ -244,6 +245,7 @@ class OnlineRun(Learning):
         return LoopState(
             step=self.step,
             cursor=self.asking.cursor,
+            returned=self.asking.returned,
             version=self.version,
             kl_controller=self.kl_controller.state(),
             entropy_controller=entropy.state() if entropy is not None else None,
@@ -265,5 +267,9 @@ class OnlineRun(Learning):
         sampler = self.data.sampler
         if isinstance(sampler, AdaptiveSampler) and state.sampler is not None:
             sampler.state = state.sampler
-        self.asking.cursor = state.cursor
-        self.supply.restore(state.step, state.asked)
+        self.asking.cursor, self.asking.returned = state.cursor, state.returned
+        self.supply.restore(state.step, [self._usable(tree) for tree in state.asked])
+
+    def _usable(self, tree: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What a checkpoint kept of later steps; no rollouts that were drawn in another way."""
+        return tree if tree.get("manner") == self.asking.manner else {**tree, "drawn": None}

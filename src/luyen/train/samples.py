@@ -24,11 +24,13 @@ def pack_groups(groups: Sequence[Group], device: torch.device | str = "cpu") -> 
     rollout is a sequence; `PackedBatch.rollouts` puts them together again.
     """
     rollouts = in_order(groups)
-    branches = [(i, branch) for i, r in enumerate(rollouts) for branch in r.branches]
+    # A rollout has the streams of its last branch; `branches` would copy them.
+    branches = [(i, part) for i, r in enumerate(rollouts) for part in (*r.earlier, r)]
     labels: dict[str, int] = {}
+    drawn = Source.SAMPLED
     batch = pack(
         [branch.tokens for _, branch in branches],
-        masks=[[s == Source.SAMPLED for s in branch.sources] for _, branch in branches],
+        masks=[[s is drawn for s in branch.sources] for _, branch in branches],
         groups=[labels.setdefault(str(rollouts[i].group), len(labels)) for i, _ in branches],
         device=device,
     )
@@ -39,12 +41,12 @@ def pack_groups(groups: Sequence[Group], device: torch.device | str = "cpu") -> 
             "no token was sampled by the policy, so there is nothing to train on",
             "look at the rollouts of this step: are prompts cut, is max_response_length too small?",
         )
-    drawn = [0.0 if logp is None else logp for _, branch in branches for logp in branch.logps]
+    logps = [0.0 if logp is None else logp for _, branch in branches for logp in branch.logps]
     rewards = [reward for rollout in rollouts for reward in token_rewards(rollout)]
     turns = [turn for _, branch in branches for turn in branch.turns]
     batch = replace(batch, branch_of=tuple(i for i, _ in branches))
     return batch.with_streams(
-        rollout_logp=flat_tensor(drawn, torch.float32).to(device),
+        rollout_logp=flat_tensor(logps, torch.float32).to(device),
         rewards=flat_tensor(rewards, torch.float32).to(device),
         turns=flat_tensor(turns, torch.int64).to(device),
     )

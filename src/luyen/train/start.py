@@ -6,6 +6,7 @@ from pathlib import Path
 
 from luyen.base.digests import DigestFile
 from luyen.base.errors import UserError
+from luyen.base.garbage import settled
 from luyen.base.rundir import RunDirectory
 from luyen.checkpoint.store import Checkpoint
 from luyen.config.check import Report
@@ -122,7 +123,7 @@ def _carry_out(run: OnlineRun) -> Summary:
         parts = (run.display, run.recorder, run.reward, run.roles, SPANS)
         for part in reversed(parts):
             ending.callback(part.close)
-        with run.interruption, run.watchdog:
+        with run.interruption, run.watchdog, settled():
             train_online(run)
             run.recorder.settle()
     seconds = time.monotonic() - started

@@ -20,6 +20,8 @@ class LoopState:
     """Steps that are done."""
     cursor: int = 0
     """Rows drawn so far: the sampler is a pure function of it."""
+    returned: tuple[int, ...] = ()
+    """Rows among them that nothing came of, and that come before further ones."""
     version: int = 0
     """Version of the policy's weights."""
     kl_controller: dict[str, float | None] | None = None
@@ -53,5 +55,6 @@ class LoopState:
             "kl_history": tuple(saved["kl_history"]),
             "sampler": tuple(sampler) if sampler is not None else None,
             "asked": tuple(saved.get("asked", ())),
+            "returned": tuple(saved.get("returned", ())),
         }
         return cls(**{**saved, **tuples})

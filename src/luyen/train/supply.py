@@ -44,28 +44,40 @@ class Supply(Protocol):
 class InOrder:
     """Each step gets the rows that were asked for it."""
 
-    def __init__(self, asking: Asking) -> None:
+    def __init__(self, asking: Asking, *, staleness: int) -> None:
+        """`staleness` is how many steps behind the weights of a batch may be when it is used."""
         self._asking = asking
+        self._staleness = staleness
         self._asked: dict[int, Asked] = {}
         self._last = 0
+        self._newest = 0
+        self._origin: Origin = ("", None)
 
     def ask_up_to(self, step: int, *, version: int, origin: Origin) -> None:
         """Ask for the first batch of every step up to this one, of which none was asked for."""
+        self._newest, self._origin = version, origin
         for later in range(self._last + 1, step + 1):
             rows = self._asking.next_rows(self._asking.batch)
             place = Place(step=later, first=0, rows=rows, version=version, origin=origin)
-            self._asked[later] = self._asking.ask(place, self._asking.take_up(later, origin))
+            self._asked[later] = self._asking.ask(
+                place, self._asking.take_up(later, "work", origin)
+            )
             self._last = later
 
     def take(self, step: int, *, before: Asked | None = None) -> Asked:
-        """The batch of a step; after the first, more rows drawn with the same weights."""
+        """The batch of a step; after the first, more rows drawn with the newest weights.
+
+        Older ones may be gone: a run that goes on has those of its checkpoint and no others.
+        """
         if before is None:
             return self._asked.pop(step)
-        rows = self._asking.next_rows(self._asking.batch)
+        rows, origin = self._asking.next_rows(self._asking.batch), self._origin
         first = before.place.first + len(before.place.rows)
-        version, origin = before.place.version, before.place.origin
-        place = Place(step=step, first=first, rows=rows, version=version, origin=origin)
-        return self._asking.ask(place, before.journal)
+        place = Place(step=step, first=first, rows=rows, version=self._newest, origin=origin)
+        # A journal stands for the weights of one moment.
+        is_same = before.place.origin == origin
+        journal = before.journal if is_same else self._asking.take_up(step, "more", origin)
+        return self._asking.ask(place, journal)
 
     def release(self) -> None:
         """Let the weights go that no batch in progress needs."""
@@ -85,10 +97,22 @@ class InOrder:
         return tuple(asked.as_json() for asked in self._asked.values())
 
     def restore(self, step: int, kept: Sequence[Mapping[str, Any]]) -> None:
-        """Go on from what a checkpoint after `step` kept."""
+        """Go on from what a checkpoint after `step` kept; what is no use now is asked for anew.
+
+        The run may have had another staleness, or another order, until then.
+        """
         self._last = step
         for tree in kept:
             place = Place.from_json(tree)
-            journal = self._asking.take_up(place.step, place.origin)
+            if tree["drawn"] is None or not self._is_next(place):
+                self._asking.give_back(place.rows)
+                continue
+            journal = self._asking.take_up(place.step, "work", place.origin)
             self._asked[place.step] = self._asking.restored(tree, journal)
-            self._last = max(self._last, place.step)
+            self._last = place.step
+
+    def _is_next(self, place: Place) -> bool:
+        """Whether rows are the batch that comes after what is there, and not too old for it."""
+        is_whole = place.first == 0 and len(place.rows) == self._asking.batch
+        age = place.step - 1 - place.version
+        return place.step == self._last + 1 and is_whole and age <= self._staleness

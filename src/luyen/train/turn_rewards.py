@@ -13,14 +13,17 @@ def token_rewards(rollout: Rollout) -> list[float]:
     sampled token before, or to the first of all. Without any sampled token everything stands on the
     last token: an outcome is not lost because nothing trains.
     """
-    tokens = [pair for b in rollout.branches for pair in zip(b.sources, b.turns, strict=True)]
-    rewards = [0.0] * len(tokens)
-    if not tokens:
+    parts = (*rollout.earlier, rollout)  # a rollout has the streams of its last branch
+    sources = [source for part in parts for source in part.sources]
+    rewards = [0.0] * len(sources)
+    if not sources:
         return rewards
-    sampled = [i for i, (source, _) in enumerate(tokens) if source == Source.SAMPLED]
+    drawn = Source.SAMPLED
+    sampled = [i for i, source in enumerate(sources) if source is drawn]
     first, last = (sampled[0], sampled[-1]) if sampled else (-1, -1)
-    ends = {tokens[i][1]: i for i in sampled}
     shares = list(turn_shares(_judged(rollout)))
+    turns = [turn for part in parts for turn in part.turns] if shares else []
+    ends = {turns[i]: i for i in sampled} if shares else {}
     for turn, share in shares:
         rewards[max((end for other, end in ends.items() if other <= turn), default=first)] += share
     rewards[last] += fsum([reward_of(rollout), *(-share for _, share in shares)])

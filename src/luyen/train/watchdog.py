@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Self, final
 
-from luyen.base.heartbeat import BETWEEN, HEART
+from luyen.base.heartbeat import BETWEEN, DRAWING, HEART
 from luyen.config.schema.trainer import Watchdog as Settings
 from luyen.telemetry.stacks import describe_process
 
@@ -91,14 +91,15 @@ class Watchdog:
 
     def _look(self, every: float, limit: float, last_resort: int) -> None:
         """Look until the run ends; report when the budget is over, and at each doubling of it."""
-        place, beats, since, patience = self._place, HEART.count, time.monotonic(), 1
+        place, beats, since, patience = self._place, _beats(self._place), time.monotonic(), 1
         while not self._ended.wait(every):
             # Foreign code that never lets the interpreter go stops this thread too. Then a timer
             # that needs no interpreter writes stacks down; nothing can be saved, the code is 1.
             faulthandler.dump_traceback_later(limit, file=last_resort, exit=self._is_stopping)
             now = time.monotonic()
-            if self._place is not place or HEART.count != beats:
-                place, beats, since, patience = self._place, HEART.count, now, 1
+            if self._place is not place or _beats(place) != beats:
+                place, since, patience = self._place, now, 1
+                beats = _beats(place)
                 continue
             budget = self._budget(place[1])
             if 0 < budget * patience <= now - since:
@@ -128,6 +129,11 @@ class Watchdog:
         _say(f"hang: the run ends with exit code {EXIT_CODE}; start it again to go on")
         sys.stdout.flush()
         os._exit(EXIT_CODE)
+
+
+def _beats(place: tuple[int, str]) -> int:
+    """Signs of life of what the loop waits for in a phase."""
+    return HEART.count + (HEART.ahead if place[1] in DRAWING else 0)
 
 
 def _within(seconds: float, work: Callable[[], str]) -> str:

@@ -12,7 +12,8 @@ from luyen.config.plan import is_swapping
 from luyen.config.schema.trainer import Trainer
 from luyen.rollout.single_turn import Group
 from luyen.runtime.pending import Known
-from luyen.train.asked import Asked, Asking, Origin, Place
+from luyen.telemetry.waits import waiting_for
+from luyen.train.asked import Asked, Asking, Origin, Place, row_by_row
 from luyen.train.supply import InOrder, Supply
 
 _LOOK_S = 0.01
@@ -29,7 +30,7 @@ class Window:
         self._staleness = staleness
         self._asked: list[Asked] = []
         self._again: list[Place] = []
-        self._count = 0
+        self._taken = 0
         self._newest = 0
         self._origin: Origin = ("", None)
 
@@ -39,13 +40,13 @@ class Window:
         again, self._again = self._again, []
         for place in again:
             self._ask(place.step, place.first, place.rows)
-        self._ask_more(step * self._asking.batch - self._count)
+        self._ask_more((step - self._taken) * self._asking.batch - len(self._asked))
 
     def take(self, step: int, *, before: Asked | None = None) -> Asked:
         """As many groups as a step has; where they did not fill it, as many again."""
         if before is not None:
             self._ask_more(self._asking.batch)
-        chosen = self._chosen()
+        chosen, self._taken = self._chosen(), step
         rows = tuple(row for one in chosen for row in one.place.rows)
         place = Place(step=step, first=0, rows=rows, version=self._newest, origin=self._origin)
         has_greedy = all(one.greedy is not None for one in chosen)
@@ -55,7 +56,7 @@ class Window:
             greedy=Known([g for one in chosen for g in _greedy(one)]) if has_greedy else None,
             journal=before.journal
             if before is not None
-            else self._asking.take_up(step, self._origin),
+            else self._asking.take_up(step, "work", self._origin),
         )
 
     def release(self) -> None:
@@ -74,19 +75,23 @@ class Window:
         )
 
     def restore(self, step: int, kept: Sequence[Mapping[str, Any]]) -> None:
-        """Go on from what a checkpoint after `step` kept."""
-        size = self._asking.batch
-        self._count = max([step * size, *((t["step"] - 1) * size + t["first"] + 1 for t in kept)])
-        for tree in kept:
-            if tree["drawn"] is None:
-                self._again.append(Place.from_json(tree))
+        """Go on from what a checkpoint after `step` kept.
+
+        A group that would be too old when its turn comes is asked for anew: the run may have had
+        another staleness until then.
+        """
+        self._taken = step
+        for tree in [one for some in kept for one in row_by_row(some)]:
+            place = Place.from_json(tree)
+            behind = step + len(self._asked) // self._asking.batch - place.version
+            if tree["drawn"] is None or behind > self._staleness:
+                self._again.append(place)
             else:
                 self._asked.append(self._asking.restored(tree, None))
 
     def _ask_more(self, groups: int) -> None:
         for _ in range(groups):
-            step, first = divmod(self._count, self._asking.batch)
-            self._count += 1
+            step, first = divmod(self._asking.cursor, self._asking.batch)
             self._ask(step + 1, first, self._asking.next_rows(1))
 
     def _ask(self, step: int, first: int, rows: tuple[int, ...]) -> None:
@@ -102,7 +107,8 @@ class Window:
             ready = [one for one in self._asked if one.is_done and one not in due]
             if all(one.is_done for one in due) and len(due) + len(ready) >= self._asking.batch:
                 break
-            time.sleep(_LOOK_S)
+            with waiting_for("rollout"):
+                time.sleep(_LOOK_S)
         picked = [*due, *ready][: self._asking.batch]
         self._asked = [one for one in self._asked if one not in picked]
         return picked
@@ -112,7 +118,7 @@ def supply_of(trainer: Trainer, asking: Asking) -> Supply:
     """Where the loop takes its rollouts from, as configured."""
     if is_swapping(trainer):
         return Window(asking, staleness=trainer.max_staleness)
-    return InOrder(asking)
+    return InOrder(asking, staleness=trainer.max_staleness)
 
 
 def _greedy(asked: Asked) -> list[Group]:

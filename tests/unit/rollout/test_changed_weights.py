@@ -8,7 +8,7 @@ import torch
 
 from luyen.rollout.client import EngineClient
 from luyen.rollout.partial import Partial
-from luyen.rollout.protocol import Completion, Sampling
+from luyen.rollout.protocol import Completion, Ending, Request, Sampling
 from luyen.rollout.resident import ResidentEngines
 from luyen.runtime.fill import fill
 from tests.generation import native, packed_logps, prompt
@@ -104,3 +104,62 @@ def test_a_version_that_is_not_here_draws_nothing():
         engines.hold(6, keep={4, 5})
     assert engines.hold(6, keep={5}) is not engines.engine(5)
     assert engines.versions == (5, 6)
+
+
+class Remote:
+    """An engine elsewhere: while it stops one answer another ends, and it tells of that later."""
+
+    is_steady = True
+
+    def __init__(self) -> None:
+        self.asked: dict[str, Request] = {}
+        self.finished: list[Completion] = []
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.asked and not self.finished
+
+    def submit(self, request: Request) -> None:
+        self.asked[request.id] = request
+
+    def advance(self) -> list[Completion]:
+        told, self.finished = self.finished, []
+        return told
+
+    def abort(self, request: str, sample: int | None = None) -> list[Completion]:
+        if self.asked.pop(request, None) is None:
+            return []
+        self.finished += [said(name, "stop") for name in self.asked]
+        self.asked.clear()
+        return [said(request, "aborted")]
+
+
+def said(request: str, reason: Ending) -> Completion:
+    return Completion(request=request, sample=0, tokens=(1, 2), logps=(-1.0, -2.0), reason=reason)
+
+
+def test_an_answer_that_ends_while_others_are_stopped_is_neither_lost_nor_of_the_new_weights():
+    async def nothing() -> None:
+        """There is nothing to write."""
+
+    async def run() -> list[Completion]:
+        engine = Remote()
+        client = EngineClient(engine)  # type: ignore[arg-type]
+        async with client.running(), asyncio.timeout(5.0):
+            await client.change_weights(0, nothing())
+            asked = [
+                asyncio.ensure_future(client.draw(prompt(7, seed=i), key=i, sampling=LONG))
+                for i in range(3)
+            ]
+            while len(engine.asked) < 3:
+                await asyncio.sleep(0)
+            await client.change_weights(1, nothing())
+            while not engine.asked:
+                await asyncio.sleep(0)
+            engine.finished = [said(name, "length") for name in engine.asked]
+            engine.asked.clear()
+            return await asyncio.gather(*asked)
+
+    first, *others = asyncio.run(run())
+    assert (first.versions, first.reason) == ((0, 0, 1, 1), "length")
+    assert [(one.versions, one.reason) for one in others] == [((0, 0), "stop")] * 2

@@ -51,3 +51,14 @@ def test_a_damaged_file_is_noted_and_passed_over(tmp_path: Path):
     [symptom] = seen(root, "parity-gap")
     assert symptom.rollouts == ()
     assert [u.file for u in read_run(root).damaged()] == ["parity/step_000005.json"]
+
+
+def test_older_weights_are_no_fault_of_the_engine(tmp_path: Path):
+    """Only tokens of the very weights that learn can tell whether the two sides compute alike."""
+    ahead = "{trainer: {max_staleness: 1}}"
+    courses = {**COURSES, "parity/engine_mean": [0.001], "parity/engine_max": [0.01]}
+    assert seen(write_run(tmp_path / "sound", courses, config=ahead), "parity-gap") == []
+    assert seen(write_run(tmp_path / "unknown", COURSES, config=ahead), "parity-gap") == []
+    courses["parity/engine_mean"] = [0.2]
+    [symptom] = seen(write_run(tmp_path / "off", courses, config=ahead), "parity-gap")
+    assert symptom.numbers["parity/engine_mean"] == 0.2

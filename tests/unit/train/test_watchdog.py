@@ -51,6 +51,27 @@ def test_whatever_beats_is_alive(tmp_path: Path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(("phase", "is_seen"), [("score", True), ("generate", False)])
+def test_what_is_drawn_ahead_hides_no_hang_of_a_loop_that_does_not_wait_for_it(
+    phase: str, is_seen: bool, tmp_path: Path
+):
+    ended = threading.Event()
+
+    def draw() -> None:
+        HEART.work_ahead()
+        while not ended.wait(0.05):
+            beat()
+        HEART.end_ahead()
+
+    thread = threading.Thread(target=draw)
+    with Watchdog(settings(0.6), tmp_path) as dog, dog.watching(1, phase):
+        thread.start()
+        time.sleep(1.0)
+        ended.set()
+        thread.join()
+    assert (reports(tmp_path, f"hang-1-{phase}.txt") > 0) is is_seen
+
+
 def test_a_new_phase_begins_anew_and_time_between_counts(tmp_path: Path):
     with Watchdog(settings(0.6), tmp_path) as dog:
         for step in range(4):

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from luyen.base.suggest import did_you_mean
+from luyen.config.plan import is_swapping
 from luyen.config.rules.rule import Finding, Situation, rule
 
 _ROLLOUT = "actor_rollout_ref.rollout"
@@ -139,9 +140,11 @@ def prompt_fits_one_pass(s: Situation) -> Iterator[Finding]:
     rollout, data = s.config.actor_rollout_ref.rollout, s.config.data
     longest, whose = data.max_prompt_length, "data.max_prompt_length"
     # On a GPU a conversation that grew beyond a pass is read alone.
-    if rollout.multi_turn.enable and s.where.device == "cpu":
+    reads_answers = rollout.multi_turn.enable or is_swapping(s.config.trainer)
+    if reads_answers and s.where.device == "cpu":
         longest += data.max_response_length - 1
-        whose += " and data.max_response_length, since a turn begins with all that was said"
+        why = "a turn" if rollout.multi_turn.enable else "a new version of the weights"
+        whose += f" and data.max_response_length, since {why} begins with all that was said"
     if rollout.name == "native" and rollout.max_num_batched_tokens < longest:
         yield Finding(
             field=f"{_ROLLOUT}.max_num_batched_tokens",

@@ -61,6 +61,10 @@ class Replica:
         """Answers that the controller is known to have."""
         self._turn = 0
         self._arrived: dict[int, _Arrived] = {}
+        self._newest = 0
+        """The newest publication of which a part has come."""
+        self._kept: Collection[int | None] = ()
+        """Versions that are needed beside it."""
         self._moved = asyncio.Condition()
         loop = asyncio.get_running_loop()
         self._loop = loop
@@ -117,12 +121,17 @@ class Replica:
     ) -> None:
         """Write some weights of a publication into the engine; parts may come in any order.
 
-        Versions that are not to be kept are let go.
+        Versions that are not to be kept are let go, and a part of one that a newer publication
+        has ended comes too late.
         """
+        if number >= self._newest:
+            self._newest, self._kept = number, keep
+        keep, is_late = self._kept, number < self._newest and version not in self._kept
         arrived = self._arrived.setdefault(number, _Arrived())
         self._arrived = {n: one for n, one in self._arrived.items() if n > number - _REMEMBERED}
         try:
-            arrived.names |= await self._ask(lambda engine: _load(engine, version, keep, part))
+            if not is_late:
+                arrived.names |= await self._ask(lambda e: _load(e, version, keep, part))
         except UserError as error:
             arrived.fault = arrived.fault or error
             raise
@@ -131,13 +140,16 @@ class Replica:
             await self._stir_now()
 
     async def confirm(self, number: int, version: int | None, parts: int) -> Held:
-        """What the engine holds, once all parts of a publication are there."""
+        """What the engine holds, once all parts of a publication are there.
+
+        Of a version that a newer publication has ended, nothing.
+        """
         arrived = self._arrived.setdefault(number, _Arrived())
         async with self._moved:
             await self._moved.wait_for(lambda: arrived.parts >= parts)
         if arrived.fault is not None:
             raise arrived.fault
-        held = await self._ask(lambda engine: _digests(engine.engine(version))) or {}
+        held = await self._ask(lambda engine: _version_digests(engine, version)) or {}
         missing = [name for name in held if name not in arrived.names]
         if missing:
             why = f"version {version} came without it, and {len(missing) - 1} more are missing"
@@ -200,6 +212,11 @@ def _load(
     given = unpack(part)
     fill(print_of.weights, given)
     return set(given)
+
+
+def _version_digests(engines: ResidentEngines, version: int | None) -> dict[str, str] | None:
+    is_gone = version is not None and version not in engines.versions
+    return None if is_gone else _digests(engines.engine(version))
 
 
 def _digests(engine: RolloutEngine) -> dict[str, str] | None:

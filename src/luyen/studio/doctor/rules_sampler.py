@@ -23,8 +23,12 @@ _GAIN = 0.05
 @rule("parity-gap", "warning")
 def parity_gap(record: RunRecord) -> Iterator[Symptom]:
     """Sampler and trainer disagree about the probability of the same tokens."""
-    mean, worst = record.course("parity/mean_gap"), record.course("parity/max_gap")
-    if not mean.has_end:
+    # Where rollouts are older than the weights, only tokens of the same version say anything.
+    is_ahead = record.config.trainer.max_staleness > 0
+    names = ("engine_mean", "engine_max") if is_ahead else ("mean_gap", "max_gap")
+    measured = {name: record.course(f"parity/{name}") for name in names}
+    mean, worst = measured.values()
+    if not (mean.has_end or (is_ahead and len(mean))):
         return
     if mean.end() > _MEAN_GAP or (worst.has_end and worst.end() > _WORST_GAP):
         rollout = record.config.actor_rollout_ref.rollout
@@ -37,7 +41,7 @@ def parity_gap(record: RunRecord) -> Iterator[Symptom]:
             f"{worst.end():.3g} at worst{_where(record)}",
             experiment=repair(change),
             steps=mean.last_steps,
-            numbers={"parity/mean_gap": mean.end(), "parity/max_gap": worst.end(), **shares},
+            numbers={**{f"parity/{n}": c.end() for n, c in measured.items()}, **shares},
             rollouts=tuple(dict.fromkeys(token["rollout"] for token in record.worst_tokens)),
         )
 

@@ -113,11 +113,9 @@ class RunRecord:
         if not path.is_file():
             why = f"the rollouts of step {number} are needed, and the file is missing"
             raise UserError("file", str(path), why, "restore it, or replay a step that needs less")
-        found = RecordedStep(step=number, rows=tuple(read_rollouts(path)))
-        strangers = [r for r in found.rollouts if r.group.step != number]
-        if strangers or not found.groups:
-            other = f"it holds rollouts of step {strangers[0].group.step}" if strangers else None
-            why = other or "none of its rollouts has advantages: no step learned from them"
+        found = RecordedStep(step=number, rows=tuple(read_rollouts(path, step=number)))
+        if not found.groups:
+            why = "none of its rollouts has advantages: no step learned from them"
             raise UserError("file", str(path), why, "restore it from a copy")
         return found
 

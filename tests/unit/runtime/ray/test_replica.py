@@ -107,6 +107,22 @@ def test_weights_arrive_in_any_order_and_are_confirmed():
     assert with_replica(work) == generate(native(policy), REQUESTS)
 
 
+def test_a_version_that_a_newer_publication_has_ended_comes_too_late_and_stops_nothing():
+    """A replica that begins again is sent all versions, while the next one may be on its way."""
+    old, new = (trained_parameters(tiny_policy("llama", seed=seed)) for seed in (4, 5))
+
+    async def work(replica: Replica) -> None:
+        confirming = asyncio.create_task(replica.confirm(1, 7, 2))
+        first, *_ = parts = [pack(bucket) for bucket in in_buckets(old, most_bytes=20_000)]
+        await replica.load(1, 7, {7}, first)
+        await replica.load(2, 8, {8}, pack(new))
+        await replica.load(1, 7, {7}, parts[1])
+        assert (await confirming).digests == {}
+        assert (await replica.confirm(2, 8, 1)).digests == describe(new)
+
+    with_replica(work)
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

@@ -1,0 +1,1 @@
+"""Distillation: divergences between a student and a teacher, one number per token."""

@@ -1,0 +1,148 @@
+"""Divergences between rows of log-probabilities of a student and a teacher, chunk by chunk.
+
+A row is a distribution over the vocabulary at one token. The teacher never gets a gradient.
+"""
+
+from collections.abc import Callable
+from typing import cast
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
+
+from luyen.algorithms.layout import Layout
+from luyen.algorithms.policy_losses.inputs import TokenLoss
+from luyen.algorithms.statistic import Average
+from luyen.base.errors import UserError
+
+Rows = Float[Tensor, "tok vocab"]
+
+
+def _kl(p: Rows, q: Rows) -> Float[Tensor, " tok"]:
+    """Σ p (log p - log q); where p is 0 the term is 0, whatever q is."""
+    gap = torch.where(p == -torch.inf, 0.0, p - q)
+    return (p.exp() * gap).sum(-1)
+
+
+def _reverse(student: Rows, teacher: Rows) -> Float[Tensor, " tok"]:
+    return _kl(student, teacher)
+
+
+def _forward(student: Rows, teacher: Rows) -> Float[Tensor, " tok"]:
+    return _kl(teacher, student)
+
+
+def _mixed(student: Rows, teacher: Rows, beta: float) -> Float[Tensor, " tok"]:
+    """β·KL(teacher ‖ m) + (1 - β)·KL(student ‖ m) with m = β·teacher + (1 - β)·student."""
+    share = torch.tensor(beta, dtype=student.dtype, device=student.device)
+    # Two infinities would make the gradient of their sum NaN; e^-10000 is 0 in every type.
+    student, teacher = student.clamp(min=-1e4), teacher.clamp(min=-1e4)
+    middle = torch.logaddexp(student + torch.log1p(-share), teacher + torch.log(share))
+    return beta * _kl(teacher, middle) + (1.0 - beta) * _kl(student, middle)
+
+
+def reverse_kl(
+    student: Rows, teacher: Rows, layout: Layout, *, chunk_tokens: int = 256
+) -> TokenLoss:
+    """KL(student ‖ teacher) at each token: the student keeps to what the teacher would say.
+
+    Example:
+        >>> layout = Layout(mask=torch.tensor([True]), offsets=torch.tensor([0, 1]),
+        ...                 groups=torch.tensor([0]))
+        >>> even, sure = torch.tensor([[0.5, 0.5]]).log(), torch.tensor([[0.75, 0.25]]).log()
+        >>> reverse_kl(even, sure, layout).per_token
+        tensor([0.1438])
+    """
+    return _by_chunks(_reverse, student, teacher, layout, chunk_tokens)
+
+
+def forward_kl(
+    student: Rows, teacher: Rows, layout: Layout, *, chunk_tokens: int = 256
+) -> TokenLoss:
+    """KL(teacher ‖ student) at each token: the student covers all that the teacher would say."""
+    return _by_chunks(_forward, student, teacher, layout, chunk_tokens)
+
+
+def generalised_jsd(
+    student: Rows,
+    teacher: Rows,
+    layout: Layout,
+    *,
+    beta: float = 0.5,
+    chunk_tokens: int = 256,
+) -> TokenLoss:
+    """β·KL(t ‖ m) + (1 - β)·KL(s ‖ m), m = β·t + (1 - β)·s, at each token (GKD, arXiv:2306.13649).
+
+    β = 0 stands for the forward KL and β = 1 for the reverse KL, as in TRL: the formula itself is 0
+    there, and they are its limits over β and over 1 - β.
+    """
+    if not 0.0 <= beta <= 1.0:
+        raise UserError("beta", beta, "it is a share of the teacher", "set beta in [0, 1]")
+    if beta == 0.0:
+        return forward_kl(student, teacher, layout, chunk_tokens=chunk_tokens)
+    if beta == 1.0:
+        return reverse_kl(student, teacher, layout, chunk_tokens=chunk_tokens)
+
+    def rows(s: Tensor, t: Tensor) -> Tensor:
+        return _mixed(s, t, beta)
+
+    return _by_chunks(rows, student, teacher, layout, chunk_tokens)
+
+
+def forward_kl_topk(
+    student: Float[Tensor, "tok vocab"],
+    teacher_ids: Int[Tensor, "tok k"],
+    teacher_logp: Float[Tensor, "tok k"],
+    layout: Layout,
+    *,
+    chunk_tokens: int = 256,
+) -> TokenLoss:
+    """KL(teacher ‖ student) over the teacher's k likeliest ids and one bucket for all the others.
+
+    The bucket holds what both leave over, so both sides are distributions: the value is at least 0,
+    at most the full forward KL, and 0 where they agree on the k ids. With k the whole vocabulary it
+    is the full forward KL.
+    """
+
+    def rows(s: Tensor, t: Tensor, ids: Tensor) -> Tensor:
+        picked = s.gather(-1, ids)
+        return _kl(_with_rest(t), _with_rest(picked))
+
+    return _by_chunks(rows, student, teacher_logp, layout, chunk_tokens, teacher_ids)
+
+
+def _with_rest(logp: Float[Tensor, "tok k"]) -> Float[Tensor, "tok bucket"]:
+    """The rows with one more entry: log of what their probabilities leave over.
+
+    A rest below the resolution of the type counts as that resolution, so that its log is finite.
+    """
+    left = 1.0 - logp.exp().sum(-1, keepdim=True)
+    return torch.cat([logp, left.clamp(min=torch.finfo(logp.dtype).eps).log()], -1)
+
+
+def _by_chunks(
+    rows: Callable[..., Tensor],
+    student: Rows,
+    teacher: Float[Tensor, "tok entry"],
+    layout: Layout,
+    chunk_tokens: int,
+    ids: Int[Tensor, "tok entry"] | None = None,
+) -> TokenLoss:
+    """A divergence of each trainable token, a chunk of them at a time.
+
+    What a chunk computes is computed again in the backward pass instead of being kept.
+    """
+    if chunk_tokens < 1:
+        raise UserError("chunk_tokens", chunk_tokens, "a chunk holds tokens", "set 1 or more")
+    trains = layout.mask.nonzero().squeeze(-1)
+    fixed = [teacher.detach()] if ids is None else [teacher.detach(), ids]
+    parts: list[Tensor] = []
+    for start in range(0, trains.numel(), chunk_tokens):
+        place = trains[start : start + chunk_tokens]
+        given = [student[place], *(x[place] for x in fixed)]
+        parts.append(cast(Tensor, checkpoint(rows, *given, use_reentrant=False)))
+    values = torch.cat(parts) if parts else student.new_zeros(0)
+    per_token = student.new_zeros(layout.mask.shape[0]).index_copy(0, trains, values)
+    metrics = {"distill/divergence": Average.over(per_token, layout.mask)}
+    return TokenLoss(per_token=per_token, metrics=metrics)

@@ -1,0 +1,216 @@
+"""`luyen data inspect`: a file of rows, looked at."""
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from luyen.base.files import plain
+from luyen.cli.data_problems import counted, problem_lines, problems_json
+from luyen.cli.quiet import prepare
+
+if TYPE_CHECKING:
+    from luyen.data.formats.layout import Part, Stretch
+    from luyen.data.formats.survey import Repeated, ShownRow, Survey
+    from luyen.data.render import Renderer
+
+LEARNED = "bold green"
+_COLOURS = {
+    **dict.fromkeys(("prompt", "user"), "cyan"),
+    **dict.fromkeys(("tool", "observation"), "yellow"),
+    **dict.fromkeys(("template", "system", "developer"), "bright_black"),
+}
+_HEAD, _TAIL = 500, 250
+"""Characters that are shown of a long stretch, at its beginning and at its end."""
+_BAR = 40
+
+
+def run_inspect(
+    file: str, *, shown: int, tokenizer: str | None, form: str | None, as_json: bool
+) -> int:
+    """Print what was found; 1 when a row has a problem."""
+    prepare()
+    from luyen.data.formats.survey import survey
+
+    renderer = _renderer(tokenizer) if tokenizer is not None else None
+    found = survey(file, shown=shown, renderer=renderer, form=form)
+    if as_json:
+        typer.echo(json.dumps(plain(survey_json(found)), indent=2, ensure_ascii=False, default=str))
+    else:
+        console = Console(highlight=False, soft_wrap=True)
+        is_plain = console.no_color or console.color_system is None
+        bar = "█" if console.encoding.lower().startswith("utf") else "#"
+        for line in survey_lines(found, is_plain=is_plain, bar=bar):
+            console.print(line)
+    return 0 if found.is_sound else 1
+
+
+def survey_lines(found: "Survey", *, is_plain: bool, bar: str) -> Iterator[Text]:
+    """The report for people."""
+    yield Text(found.address, style="bold")
+    yield Text(f"  {counted(found.rows, 'row')} of the format ").append(
+        found.format.form.name, style="bold"
+    )
+    yield Text(f"  because {found.format.why}", style="bright_black")
+    for note in found.format.notes:
+        yield Text(f"  {note}", style="yellow")
+    if found.texts:
+        words = f"  plain text was taken for messages in {counted(found.texts, 'row')}"
+        yield Text(f"{words}: training asks for data.string_prompts=user", style="yellow")
+    if found.shown:
+        yield from (Text(), _legend(found, is_plain=is_plain))
+        for row in found.shown:
+            yield from _row(row, found, is_plain=is_plain)
+    if found.measured:
+        yield from _lengths(found, bar)
+    yield Text("\nRows", style="bold")
+    for fact in found.facts:
+        yield Text(f"  {fact}")
+    yield _repeated(found.same_row, "repeats another", "repeat an earlier one")
+    if found.same_prompt != found.same_row:
+        yield _repeated(
+            found.same_prompt, "asks what another asked", "ask what an earlier one asked"
+        )
+    for what in found.oddities:
+        yield Text(f"  look: {what}", style="yellow")
+    yield Text()
+    yield from problem_lines(found.problems, found.torn, found.address)
+    if found.is_sound:
+        yield Text("No problems", style="green")
+
+
+def _legend(found: "Survey", *, is_plain: bool) -> Text:
+    text = Text("First rows", style="bold")
+    if not any(part.learned for row in found.shown for part in row.parts):
+        return text
+    if is_plain:
+        return text.append("   [[learned]] and only read", style="not bold")
+    text.append("   learned", style=LEARNED)
+    for word, who in (("prompt", "prompt"), ("tool", "tool"), ("template", "template")):
+        text.append(f"  {word}", style=f"not bold {_COLOURS[who]}")
+    return text
+
+
+def _row(row: "ShownRow", found: "Survey", *, is_plain: bool) -> Iterator[Text]:
+    from luyen.data.formats.raw import place
+
+    unit = found.unit
+    yield Text(place(row.at, found.address), style="bold")
+    for part in row.parts:
+        learned = f", {part.learned:,} learned" if part.learned else ""
+        yield Text(f"  {part.name}: {part.length:,} {unit}{learned}", style="underline")
+        body = in_words(part, is_plain=is_plain) if unit == "characters" else Text()
+        if unit == "tokens":
+            for stretch in part.stretches:
+                body.append_text(_stretch(stretch, is_plain=is_plain))
+        for line in body.split("\n"):
+            yield Text("    ").append_text(line)
+        for note in part.notes:
+            yield Text(f"    note: {note}", style="yellow")
+
+
+def in_words(part: "Part", *, is_plain: bool) -> Text:
+    """Messages, each after the name of who says it."""
+    lines: list[Text] = []
+    for stretch in part.stretches:
+        head = Text("" if stretch.who in ("text", "step") else f"{stretch.who}: ", style="dim")
+        lines.append(Text().append_text(head).append_text(_stretch(stretch, is_plain=is_plain)))
+    return Text("\n").join(lines)
+
+
+def _stretch(stretch: "Stretch", *, is_plain: bool) -> Text:
+    text = shortened(stretch.text)
+    if stretch.is_learned and not text.strip():
+        text = repr(text)[1:-1]  # white space shows no colour
+    if is_plain:
+        return Text(f"[[{text}]]" if stretch.is_learned else text)
+    return Text(text, style=LEARNED if stretch.is_learned else _COLOURS.get(stretch.who, ""))
+
+
+def shortened(text: str) -> str:
+    """The text, or its beginning and its end.
+
+    Example:
+        >>> shortened("ab"), len(shortened("a" * 5000)) < 1000
+        ('ab', True)
+    """
+    left = len(text) - _HEAD - _TAIL
+    if left < 50:
+        return text
+    return f"{text[:_HEAD]} ... {left:,} more characters ... {text[-_TAIL:]}"
+
+
+def _lengths(found: "Survey", block: str) -> Iterator[Text]:
+    is_all = found.measured >= found.rows - len(found.problems)
+    some = "" if is_all else f" of {found.measured:,} rows, evenly spread"
+    yield Text(f"\nLengths in {found.unit}{some}", style="bold")
+    wide = max(len(name) for name in found.figures)
+    yield Text(f"  {'':{wide}}  shortest    median      95 %   longest", style="bright_black")
+    for name, one in found.figures.items():
+        numbers = (one.least, one.median, one.nearly_all, one.most)
+        yield Text(f"  {name:{wide}}" + "".join(f"  {number:>8,}" for number in numbers))
+    most = max(bar.rows for bar in found.histogram)
+    labels = [
+        f"{bar.low:,}-{bar.high:,}" if bar.high > bar.low else f"{bar.low:,}"
+        for bar in found.histogram
+    ]
+    place = max(map(len, labels))
+    yield Text()
+    for label, bar in zip(labels, found.histogram, strict=True):
+        size = max(round(bar.rows / most * _BAR), 1 if bar.rows else 0)
+        yield (
+            Text(f"  {label:>{place}}  ")
+            .append(block * size, style="cyan")
+            .append(f" {bar.rows:,}")
+        )
+
+
+def _repeated(found: "Repeated", none: str, some: str) -> Text:
+    if not found.rows:
+        return Text(f"  no row {none}")
+    named = ", ".join(f"{one} as {earlier}" for one, earlier in found.examples)
+    more = ", ..." if found.rows > len(found.examples) else ""
+    verb = some if found.rows > 1 else some.replace("repeat", "repeats").replace("ask ", "asks ")
+    return Text(f"  {counted(found.rows, 'row')} {verb} ({named}{more})")
+
+
+def survey_json(found: "Survey") -> dict[str, Any]:
+    """The whole report as plain data."""
+    return {
+        "ok": found.is_sound,
+        "file": found.address,
+        "format": found.format.form.name,
+        "kind": found.format.kind.value,
+        "why": found.format.why,
+        "notes": list(found.format.notes),
+        "rows": found.rows,
+        "plain_text_rows": found.texts,
+        "first_rows": [
+            {"row": row.at.number, "parts": [asdict(part) for part in row.parts]}
+            for row in found.shown
+        ],
+        "lengths": {
+            "unit": found.unit,
+            "rows": found.measured,
+            "parts": {name: asdict(figures) for name, figures in found.figures.items()},
+            "histogram": [asdict(bar) for bar in found.histogram],
+        },
+        "repeated_rows": asdict(found.same_row),
+        "repeated_prompts": asdict(found.same_prompt),
+        "facts": list(found.facts),
+        "look_at": list(found.oddities),
+        "problems": problems_json(found.problems, found.torn),
+    }
+
+
+def _renderer(tokenizer: str) -> "Renderer":
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it warns of rows longer than usual
+    from luyen.data.render import Renderer
+    from luyen.data.tokenizer import load_tokenizer
+
+    return Renderer(load_tokenizer("builtin://arithmetic" if tokenizer == "builtin" else tokenizer))

@@ -1,0 +1,151 @@
+"""One raw row, asked column by column; every complaint names file, row and column."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypeAlias, final
+
+from luyen.base.records import Message
+from luyen.data.formats.forms import Format
+from luyen.data.formats.speakers import learned, read_messages
+from luyen.data.messages import check_tools
+from luyen.data.rows import RowAt, decoded
+from luyen.data.shapes import is_list, is_object
+
+StringPrompts: TypeAlias = Literal["refuse", "user"]
+"""Whether plain text where messages are meant is refused, or becomes one message."""
+TOOLS, KWARGS, EXTRA = "tools", "chat_template_kwargs", "extra_info"
+_MEDIA = ("image", "images", "video", "videos", "audio", "audios")
+_TRUE, _FALSE = ("true", "1", "yes"), ("false", "0", "no")
+
+
+@final
+class Cells:
+    """A row of a file under the format of the file."""
+
+    def __init__(self, row: Any, at: RowAt, format: Format, strings: StringPrompts) -> None:
+        """Refuses what is no row, and rows with pictures or sound."""
+        if not is_object(row):
+            raise at.error("row", row, "a row is an object with named fields", "write {...}")
+        self._row = row
+        self.at = at
+        self.format = format
+        self._strings: StringPrompts = strings
+        self.num_texts = 0
+        """Plain texts that became messages."""
+        for name in _MEDIA:
+            if row.get(name):
+                raise at.error(name, row[name], "Luyen trains text models", "drop the rows with it")
+
+    def has(self, name: str) -> bool:
+        """Whether the column is there and filled."""
+        return self._row.get(self.format.column(name)) is not None
+
+    def value(self, name: str) -> Any:
+        """What the column holds, as it is."""
+        if not self.has(name):
+            why = f"the row has no such column; it has {', '.join(self._row) or 'none'}"
+            raise self.error(name, None, why, "add it, or drop the row")
+        return self._row[self.format.column(name)]
+
+    def error(self, name: str, value: Any, why: str, fix: str) -> Exception:
+        """An error about a column of this row, under the file's own name for it."""
+        return self.at.error(self.format.column(name), value, why, fix)
+
+    def text(self, name: str) -> str:
+        """A column of text."""
+        value = self.value(name)
+        if not isinstance(value, str):
+            raise self.error(name, value, "this column holds text", "write a string")
+        return value
+
+    def optional_text(self, name: str) -> str:
+        """A column of text that may be absent."""
+        return self.text(name) if self.has(name) else ""
+
+    def messages(self, name: str) -> tuple[list[Message], tuple[float, ...]]:
+        """A column of messages, possibly as JSON text, with the weight of each."""
+        column = self.format.column(name)
+        value = decoded(self.value(name), column, self.at)
+        found, own = read_messages(value, column, self.at, self.format.tags)
+        return found, learned(found, own, column, self.at)
+
+    def said(self, name: str, role: str) -> list[Message]:
+        """Messages, one message, or plain text, which is then said by `role`."""
+        value = self.value(name)
+        column = self.format.column(name)
+        if isinstance(value, str):
+            if self._strings == "refuse":
+                why = "plain text would have to skip the chat template"
+                fix = (
+                    f'write [{{"role": "{role}", "content": ...}}], or set '
+                    "data.string_prompts=user to make each text one message"
+                )
+                raise self.error(name, value, why, fix)
+            self.num_texts += 1
+            return [{"role": role, "content": value}]
+        messages = [value] if is_object(value) else value
+        return read_messages(messages, column, self.at, self.format.tags)[0]
+
+    def truth(self, name: str) -> bool:
+        """A column of yes and no."""
+        value = self.value(name)
+        if isinstance(value, bool):
+            return value
+        if str(value).lower() in (*_TRUE, *_FALSE):
+            return str(value).lower() in _TRUE
+        raise self.error(name, value, "a label is true or false", "write true or false")
+
+    def number(self, name: str) -> float | None:
+        """A column with a number that may be absent."""
+        value = self._row.get(self.format.column(name))
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.error(name, value, "this column holds a number", "write a number")
+        if not math.isfinite(value):
+            raise self.error(name, value, "the number is not finite", "write a number")
+        return float(value)
+
+    def each(self, name: str) -> list[Any]:
+        """A column that holds a list, possibly as JSON text."""
+        column = self.format.column(name)
+        value = decoded(self.value(name), column, self.at)
+        if not is_list(value):
+            raise self.error(name, value, "this column holds a list", "write [...]")
+        return value
+
+    def shared(self) -> dict[str, Any]:
+        """What every format may have besides: tools, arguments of the template, other columns."""
+        column = self.format.column(TOOLS)
+        tools = decoded(self._row.get(column) or None, column, self.at)
+        return {
+            "tools": tuple(check_tools(tools, self.at.error)),
+            "template_kwargs": self._object(KWARGS),
+            "extra_info": self.extra_info(),
+        }
+
+    def extra_info(self) -> dict[str, Any]:
+        """The columns that the format does not read; those of `extra_info` itself win."""
+        form = self.format.form
+        names: Sequence[str] = (*form.needs, *form.may, TOOLS, KWARGS, EXTRA)
+        taken = {self.format.column(name) for name in names}
+        others = {k: v for k, v in self._row.items() if k not in taken and v is not None}
+        return others | self._object(EXTRA)
+
+    def _object(self, name: str) -> dict[str, Any]:
+        value = decoded(self._row.get(name) or None, name, self.at)
+        if value is None:
+            return {}
+        if not is_object(value):
+            why = "an object with named fields is expected"
+            raise self.at.error(name, value, why, "write {...}")
+        return value
+
+    def raw(self) -> Mapping[str, Any]:
+        """The row as the file has it."""
+        return self._row
+
+    @property
+    def strings(self) -> StringPrompts:
+        """What happens to plain text."""
+        return self._strings

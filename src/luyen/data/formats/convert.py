@@ -1,0 +1,203 @@
+"""Rows of any format to one of our forms, and an account of what that form cannot hold."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias, final
+
+from luyen.base.errors import UserError
+from luyen.base.records import Message, make_prompt
+from luyen.data.formats.forms import Format, Kind
+from luyen.data.formats.own import Lost, write_rows
+from luyen.data.formats.read import LEFT_OUT, READ, TEXTS, Problem, Reading, open_rows
+from luyen.data.formats.records import (
+    STEP_END,
+    AnyRow,
+    ConversationRow,
+    LabelledRow,
+    PreferenceRow,
+    SteppedRow,
+)
+
+Change: TypeAlias = "Callable[[AnyRow, Lost], list[AnyRow]]"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Converted:
+    """What a conversion did.
+
+    Example:
+        >>> from luyen.data.formats.forms import FORMS
+        >>> alpaca = Format(form=FORMS["alpaca"], why="asked for by name")
+        >>> Converted(format=alpaca, kind=Kind.CONVERSATION, read=3, written=2, left_out=1, texts=0,
+        ...           lost={}, problems=()).written
+        2
+    """
+
+    format: Format
+    """The format of the file that was read."""
+    kind: Kind
+    """The form that was written."""
+    read: int
+    """Rows in the file."""
+    written: int | None
+    """Rows in the new one; None where problems stopped it and there is none."""
+    left_out: int
+    """Rows with a problem."""
+    texts: int
+    """Rows in which plain text became messages."""
+    lost: Mapping[str, int]
+    """What the new form cannot hold -> how often."""
+    problems: tuple[Problem, ...]
+    """What is wrong with rows."""
+    torn: UserError | None = None
+    """Where the file itself breaks off, if it does."""
+
+    @property
+    def is_written(self) -> bool:
+        """Whether there is a new file."""
+        return self.written is not None
+
+
+def convert(
+    source: str, target: Path, *, to: str | None = None, form: str | None = None, skip: bool = False
+) -> Converted:
+    """Read a file and write it in our form for its kind, or for the kind `to`.
+
+    A row with a problem stops it, and nothing is written, unless `skip` leaves such rows out.
+    """
+    reading = open_rows(source, form=form, string_prompts="user", on_problem="skip")
+    kind = _target(reading.format, to)
+    lost: Lost = Counter()
+    try:
+        written = write_rows(target, _changed(reading, kind, lost, skip=skip), lost)
+    except _ProblemsFoundError:
+        written = None
+        lost.clear()
+    return Converted(
+        format=reading.format,
+        kind=kind,
+        read=reading.counts[READ],
+        written=written,
+        left_out=reading.counts[LEFT_OUT],
+        texts=reading.counts[TEXTS],
+        lost={what: n for what, n in lost.items() if n},
+        problems=tuple(reading.problems),
+        torn=reading.torn,
+    )
+
+
+class _ProblemsFoundError(Exception):
+    """All rows are read, and some are wrong: nothing is written."""
+
+
+def _target(format: Format, to: str | None) -> Kind:
+    if to is None or to == format.kind:
+        return format.kind
+    possible = [after for before, after in CHANGES if before == format.kind]
+    if to not in possible:
+        why = f"rows of the kind `{format.kind}` cannot become that"
+        known = ", ".join([format.kind, *possible])
+        raise UserError("--to", to, why, f"choose among {known}")
+    return Kind(to)
+
+
+def _changed(reading: Reading[AnyRow], kind: Kind, lost: Lost, *, skip: bool) -> Iterator[AnyRow]:
+    change = CHANGES.get((reading.format.kind, kind))
+    for _, row in reading:
+        yield from [row] if change is None else change(row, lost)
+    if reading.torn is not None or (reading.problems and not skip):
+        raise _ProblemsFoundError
+
+
+def _pair_to_answers(row: AnyRow, lost: Lost) -> list[AnyRow]:
+    assert isinstance(row, PreferenceRow)
+    lost["which two answers were compared"] += 1
+    lost["margin"] += row.margin is not None
+    return [
+        LabelledRow(
+            prompt=row.prompt,
+            completion=answer,
+            label=label,
+            tools=row.tools,
+            template_kwargs=row.template_kwargs,
+            extra_info=row.extra_info,
+        )
+        for answer, label in ((row.chosen, True), (row.rejected, False))
+    ]
+
+
+def _pair_to_conversation(row: AnyRow, lost: Lost) -> list[AnyRow]:
+    assert isinstance(row, PreferenceRow)
+    lost["rejected answer"] += 1
+    lost["margin"] += row.margin is not None
+    return [_conversation(row, row.chosen)]
+
+
+def _answer_to_conversation(row: AnyRow, lost: Lost) -> list[AnyRow]:
+    assert isinstance(row, LabelledRow)
+    lost["answer with the label false"] += not row.label
+    return [_conversation(row, row.completion)] if row.label else []
+
+
+def _steps_to_answer(row: AnyRow, lost: Lost) -> list[AnyRow]:
+    """Wanted is an answer whose judged steps are all right."""
+    assert isinstance(row, SteppedRow)
+    judged = [label for label in row.labels if label is not None]
+    lost["answer whose steps nobody judged"] += not judged
+    lost["label of a step"] += len(judged)
+    answer = {"role": "assistant", "content": STEP_END.join(row.steps)}
+    labelled = LabelledRow(
+        prompt=row.prompt,
+        completion=(answer,),
+        label=all(label >= 0.5 for label in judged),
+        tools=row.tools,
+        template_kwargs=row.template_kwargs,
+        extra_info=row.extra_info,
+    )
+    return [labelled] if judged else []
+
+
+def _to_prompt(row: AnyRow, lost: Lost) -> list[AnyRow]:
+    """What is asked; a plain answer to a conversation is kept in `extra_info.answer`."""
+    assert isinstance(row, PreferenceRow | LabelledRow | SteppedRow | ConversationRow)
+    lost["arguments of the chat template"] += bool(row.template_kwargs)
+    if not isinstance(row, ConversationRow):
+        lost["answer"] += 2 if isinstance(row, PreferenceRow) else 1
+        return [make_prompt(row.prompt, tools=row.tools, extra_info=row.extra_info)]
+    last = max(i for i, message in enumerate(row.messages) if message["role"] == "assistant")
+    answer, before = row.messages[last], row.messages[:last]
+    if not before:
+        lost["conversation that the assistant begins"] += 1
+        return []
+    lost["message after the last answer"] += len(row.messages) - last - 1
+    lost["tool call of the last answer"] += "tool_calls" in answer
+    extra = {"answer": answer["content"], **row.extra_info}
+    return [make_prompt(before, tools=row.tools, extra_info=extra)]
+
+
+CHANGES: dict[tuple[Kind, Kind], Change] = {
+    (Kind.PREFERENCE, Kind.LABELLED): _pair_to_answers,
+    (Kind.PREFERENCE, Kind.CONVERSATION): _pair_to_conversation,
+    (Kind.LABELLED, Kind.CONVERSATION): _answer_to_conversation,
+    (Kind.STEPPED, Kind.LABELLED): _steps_to_answer,
+    (Kind.PREFERENCE, Kind.PROMPTS): _to_prompt,
+    (Kind.LABELLED, Kind.PROMPTS): _to_prompt,
+    (Kind.STEPPED, Kind.PROMPTS): _to_prompt,
+    (Kind.CONVERSATION, Kind.PROMPTS): _to_prompt,
+}
+"""(kind, other kind) -> how a row changes, and what is lost."""
+
+
+def _conversation(row: PreferenceRow | LabelledRow, answer: tuple[Message, ...]) -> ConversationRow:
+    """Prompt and answer as one conversation, of which only the answer is learned."""
+    learned = tuple(float(message["role"] == "assistant") for message in answer)
+    return ConversationRow(
+        messages=(*row.prompt, *answer),
+        weights=(*(0.0 for _ in row.prompt), *learned),
+        tools=row.tools,
+        template_kwargs=row.template_kwargs,
+        extra_info=row.extra_info,
+    )

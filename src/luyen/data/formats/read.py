@@ -1,0 +1,227 @@
+"""Typed rows of a file, one after the other, under the format that the file has.
+
+What is wrong with a row stops the reading, or is kept in `problems` and the row is left out. There
+is no third way: no row disappears without being counted.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, Generic, Literal, TypeAlias, TypeVar, final
+
+from luyen.base.errors import UserError
+from luyen.base.records import Prompt
+from luyen.data.formats.cells import Cells, StringPrompts
+from luyen.data.formats.dataset_info import described
+from luyen.data.formats.detect import detect
+from luyen.data.formats.forms import FORMS, Format, Kind, find_form
+from luyen.data.formats.parse import parse_row
+from luyen.data.formats.raw import FILE, placed_rows
+from luyen.data.formats.records import (
+    AnyRow,
+    ConversationRow,
+    LabelledRow,
+    PreferenceRow,
+    SteppedRow,
+    TextRow,
+)
+from luyen.data.rows import RowAt
+from luyen.data.shapes import is_object
+
+R = TypeVar("R", bound=AnyRow)
+OnProblem: TypeAlias = Literal["raise", "skip"]
+READ, TEXTS, LEFT_OUT = "read", "plain text made messages", "left out"
+_FIRST = 64
+"""Rows by which the format is judged."""
+RECORDS: Mapping[Kind, type[Any]] = {
+    Kind.PROMPTS: Prompt,
+    Kind.CONVERSATION: ConversationRow,
+    Kind.TEXT: TextRow,
+    Kind.PREFERENCE: PreferenceRow,
+    Kind.LABELLED: LabelledRow,
+    Kind.STEPPED: SteppedRow,
+}
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """What is wrong with one row.
+
+    Example:
+        >>> at = RowAt(file="a.jsonl", number=3)
+        >>> Problem(at=at, error=at.error("label", 7, "no label", "mend it")).column
+        'label'
+    """
+
+    at: RowAt
+    """Where the row stands."""
+    error: UserError
+    """Column, value, reason and fix."""
+
+    @property
+    def column(self) -> str:
+        """The column, or the place inside it, that is meant."""
+        return self.error.field.removeprefix(f"{self.at}: ")
+
+
+@final
+class Reading(Generic[R]):
+    """The rows of one file, and what happened on the way; it is gone through once.
+
+    Example:
+        >>> reading = open_rows("arithmetic://sum?size=2")
+        >>> [(at.number, row.ground_truth) for at, row in reading], dict(reading.counts)
+        ([(1, '104'), (2, '101')], {'read': 2})
+    """
+
+    def __init__(
+        self,
+        format: Format,
+        rows: Iterator[tuple[RowAt, Any]],
+        *,
+        strings: StringPrompts,
+        on_problem: OnProblem,
+    ) -> None:
+        self.format = format
+        self.counts: Counter[str] = Counter()
+        """Rows read, rows left out, and rows in which plain text became messages."""
+        self.problems: list[Problem] = []
+        """Why each row that was left out was."""
+        self.torn: UserError | None = None
+        """Where the file itself breaks off, if it does."""
+        self._rows = rows
+        self._strings: StringPrompts = strings
+        self._on_problem: OnProblem = on_problem
+
+    def __iter__(self) -> Iterator[tuple[RowAt, R]]:
+        """Place and record of every row that is sound."""
+        while True:
+            try:
+                at, raw = next(self._rows)
+            except StopIteration:
+                return
+            except UserError as error:
+                if self._on_problem == "raise":
+                    raise
+                self.torn = error
+                return
+            self.counts[READ] += 1
+            found = self._parsed(at, raw)
+            if found is not None:
+                yield at, found
+
+    def _parsed(self, at: RowAt, raw: Any) -> R | None:
+        try:
+            cells = Cells(raw, at, self.format, self._strings)
+            row: Any = parse_row(cells)
+        except UserError as error:
+            if self._on_problem == "raise":
+                raise
+            self.problems.append(Problem(at=at, error=error))
+            self.counts[LEFT_OUT] += 1
+            return None
+        if cells.num_texts:
+            self.counts[TEXTS] += 1
+        return row
+
+
+def open_rows(
+    address: str,
+    *,
+    form: str | None = None,
+    string_prompts: StringPrompts = "refuse",
+    on_problem: OnProblem = "raise",
+) -> Reading[AnyRow]:
+    """The rows of a file or address, in whatever format it has, or in the one that is named."""
+    rows = placed_rows(address)
+    taken = list(_first_rows(rows))
+    torn = [one for one in taken if isinstance(one, UserError)]
+    first = [one for one in taken if not isinstance(one, UserError)]
+    if not first:
+        raise torn[0] if torn else UserError(FILE, address, "there are no rows in it", "mend it")
+    format = _format(address, form, [raw for _, raw in first])
+    left = chain(first, _raised(torn), rows)
+    return Reading(format, left, strings=string_prompts, on_problem=on_problem)
+
+
+def read_preferences(
+    address: str, *, string_prompts: StringPrompts = "refuse", on_problem: OnProblem = "raise"
+) -> Reading[PreferenceRow]:
+    """Pairs; a UserError where the file holds something else."""
+    return _of_kind(Kind.PREFERENCE, address, string_prompts, on_problem)
+
+
+def read_labelled(
+    address: str, *, string_prompts: StringPrompts = "refuse", on_problem: OnProblem = "raise"
+) -> Reading[LabelledRow]:
+    """Answers with labels; a UserError where the file holds something else."""
+    return _of_kind(Kind.LABELLED, address, string_prompts, on_problem)
+
+
+def read_stepped(
+    address: str, *, string_prompts: StringPrompts = "refuse", on_problem: OnProblem = "raise"
+) -> Reading[SteppedRow]:
+    """Answers with a label per step; a UserError where the file holds something else."""
+    return _of_kind(Kind.STEPPED, address, string_prompts, on_problem)
+
+
+def read_conversations(
+    address: str, *, string_prompts: StringPrompts = "refuse", on_problem: OnProblem = "raise"
+) -> Reading[ConversationRow]:
+    """Conversations to learn from; a UserError where the file holds something else."""
+    return _of_kind(Kind.CONVERSATION, address, string_prompts, on_problem)
+
+
+def _of_kind(
+    kind: Kind, address: str, string_prompts: StringPrompts, on_problem: OnProblem
+) -> Reading[Any]:
+    found = open_rows(address, string_prompts=string_prompts, on_problem=on_problem)
+    if found.format.kind != kind:
+        wanted = [", ".join(form.needs) for form in FORMS.values() if form.kind == kind]
+        why = f"its rows are of the format `{found.format.form.name}` ({found.format.why})"
+        fix = f"give rows of the kind `{kind}`, with columns {' or '.join(wanted)}"
+        raise UserError(FILE, address, why, fix)
+    return found
+
+
+def _format(address: str, form: str | None, first: list[Any]) -> Format:
+    if form is not None:
+        return Format(form=find_form(form, "--as"), why="asked for by name")
+    path = Path(address).expanduser()
+    info = described(path) if "://" not in address and path.exists() else None
+    if info is not None:
+        return info
+    rows = [row for row in first if is_object(row)]
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    if not columns:
+        why = "its rows are not objects with named fields"
+        raise UserError(FILE, address, why, "write {...} for every row")
+    try:
+        return detect(columns, rows)
+    except UserError as error:
+        raise UserError(f"{address}: {error.field}", error.value, error.why, error.fix) from None
+
+
+def _first_rows(rows: Iterator[tuple[RowAt, Any]]) -> Iterator[tuple[RowAt, Any] | UserError]:
+    """The rows by which the format is judged, and last the error where the file breaks off.
+
+    They are taken one by one: a generator around `rows` would close it when it is dropped.
+    """
+    for _ in range(_FIRST):
+        try:
+            yield next(rows)
+        except StopIteration:
+            return
+        except UserError as error:
+            yield error
+            return
+
+
+def _raised(torn: list[UserError]) -> Iterator[tuple[RowAt, Any]]:
+    """No rows; what was caught while the format was judged is raised in its place."""
+    yield from ()
+    if torn:
+        raise torn[0]

@@ -1,0 +1,274 @@
+"""Rows as tokens: a prompt once, what goes on from it, and which of that is learned.
+
+A pair is laid down so that one pass over the prompt serves both answers. That is right only where
+the template writes the same tokens before either answer; where it does not, the row is refused or,
+if the caller allows it, both are rendered whole and the pair says so.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+from luyen.base.errors import UserError
+from luyen.base.records import Message, Source
+from luyen.data.formats.records import (
+    STEP_END,
+    ConversationRow,
+    LabelledRow,
+    PreferenceRow,
+    SteppedRow,
+)
+from luyen.data.render import Renderer
+from luyen.data.rendered import Rendered
+
+WHOLE = "the template writes other tokens before the two answers: both are rendered whole"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Continuation:
+    """What goes on from a prompt, as tokens.
+
+    Example:
+        >>> Continuation(tokens=(7, 8), sources=(Source.SAMPLED, Source.TEMPLATE)).mask
+        (True, False)
+    """
+
+    tokens: tuple[int, ...]
+    """Ids, in order."""
+    sources: tuple[Source, ...]
+    """Where each came from."""
+
+    def __post_init__(self) -> None:
+        assert len(self.tokens) == len(self.sources), "streams differ in length"
+
+    @property
+    def mask(self) -> tuple[bool, ...]:
+        """Which tokens count: those that the assistant wrote."""
+        return tuple(source == Source.SAMPLED for source in self.sources)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenderedAnswer:
+    """A prompt and one way to go on.
+
+    Example:
+        >>> said = Continuation(tokens=(7,), sources=(Source.SAMPLED,))
+        >>> RenderedAnswer(prompt=(5, 6), answer=said).tokens
+        (5, 6, 7)
+    """
+
+    prompt: tuple[int, ...]
+    """Tokens after which the assistant speaks."""
+    answer: Continuation
+    """What it says, and what happens between its turns."""
+    notes: tuple[str, ...] = ()
+    """What the template did that inference would not see."""
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """The whole sequence."""
+        return self.prompt + self.answer.tokens
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenderedPair:
+    """A prompt and two ways to go on; prompt plus either is what the template writes.
+
+    Example:
+        >>> yes, no = (Continuation(tokens=(t,), sources=(Source.SAMPLED,)) for t in (7, 8))
+        >>> RenderedPair(prompt=(5, 6), chosen=yes, rejected=no).num_tokens
+        4
+    """
+
+    prompt: tuple[int, ...]
+    """Tokens that both begin with."""
+    chosen: Continuation
+    """The better one."""
+    rejected: Continuation
+    """The worse one."""
+    notes: tuple[str, ...] = ()
+    """Why the prompt is not the whole prompt, where it is not, and what else was noticed."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens to compute when the prompt is computed once."""
+        return len(self.prompt) + len(self.chosen.tokens) + len(self.rejected.tokens)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenderedSteps:
+    """A prompt and an answer in steps, with the token on which each step is judged.
+
+    Example:
+        >>> RenderedSteps(prompt=(5,), tokens=(7, 1, 8, 1), ends=(1, 3), labels=(1.0, None)).ends
+        (1, 3)
+    """
+
+    prompt: tuple[int, ...]
+    """Tokens after which the assistant speaks."""
+    tokens: tuple[int, ...]
+    """The steps, each followed by its end, and the end of the turn."""
+    ends: tuple[int, ...]
+    """For each step the place of its last token in `tokens`."""
+    labels: tuple[float | None, ...]
+    """How right each step is; None: nobody judged it."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weighted:
+    """A branch of a conversation and how much each of its tokens counts.
+
+    Example:
+        >>> told = Rendered(tokens=(5,), sources=(Source.PROMPT,), turns=(0,))
+        >>> Weighted(rendered=told, weights=(0.0,)).weights
+        (0.0,)
+    """
+
+    rendered: Rendered
+    """The tokens and where each came from."""
+    weights: tuple[float, ...]
+    """The weight of the message that each sampled token belongs to; 0 for the others."""
+
+
+def render_pair(
+    row: PreferenceRow, renderer: Renderer, *, allow_whole: bool = False
+) -> RenderedPair:
+    """The pair as tokens. `allow_whole` takes a template that lets the answer change the prompt.
+
+    Example:
+        >>> from luyen.data.tokenizer import load_tokenizer
+        >>> say = lambda role, text: ({"role": role, "content": text},)
+        >>> row = PreferenceRow(prompt=say("user", "1+1="), chosen=say("assistant", "2"),
+        ...                     rejected=say("assistant", "3"))
+        >>> pair = render_pair(row, Renderer(load_tokenizer("builtin://arithmetic")))
+        >>> sum(pair.chosen.mask), len(pair.prompt)
+        (2, 23)
+    """
+    fitting = for_row(renderer, row.template_kwargs)
+    chosen = _answer(row.prompt, row.chosen, row.tools, fitting)
+    rejected = _answer(row.prompt, row.rejected, row.tools, fitting)
+    notes = tuple(dict.fromkeys(chosen.notes + rejected.notes))
+    if chosen.prompt == rejected.prompt:
+        return RenderedPair(
+            prompt=chosen.prompt, chosen=chosen.answer, rejected=rejected.answer, notes=notes
+        )
+    if not allow_whole:
+        why = "the chat template writes other tokens before the chosen than before the rejected"
+        fix = "use a template that leaves the prompt alone, or allow whole rendering"
+        raise UserError("chosen, rejected", renderer.tokenizer.path, why, fix)
+    shared = _common(chosen.prompt, rejected.prompt)
+    return RenderedPair(
+        prompt=chosen.prompt[:shared],
+        chosen=_longer(chosen, shared),
+        rejected=_longer(rejected, shared),
+        notes=(*notes, WHOLE),
+    )
+
+
+def render_answer(row: LabelledRow, renderer: Renderer) -> RenderedAnswer:
+    """A labelled answer as tokens."""
+    fitting = for_row(renderer, row.template_kwargs)
+    return _answer(row.prompt, row.completion, row.tools, fitting)
+
+
+def render_steps(row: SteppedRow, renderer: Renderer) -> RenderedSteps:
+    """An answer in steps; each is encoded by itself, as it would be judged while it grows."""
+    fitting = for_row(renderer, row.template_kwargs)
+    prompt = fitting.prompt_tokens(row.prompt, row.tools)
+    tokens, ends = list[int](), list[int]()
+    for step in row.steps:
+        tokens += renderer.tokenizer.encode(step + STEP_END)
+        ends.append(len(tokens) - 1)
+    end = renderer.tokenizer.turn_end
+    tokens += renderer.tokenizer.encode(end.text) if end is not None else []
+    return RenderedSteps(
+        prompt=tuple(prompt), tokens=tuple(tokens), ends=tuple(ends), labels=row.labels
+    )
+
+
+def render_conversation(row: ConversationRow, renderer: Renderer) -> tuple[Weighted, ...]:
+    """A conversation with the weight of every token, in as many branches as the template makes."""
+    fitting = for_row(renderer, row.template_kwargs)
+    pairs = zip(row.messages, row.weights, strict=True)
+    by_turn = [weight for message, weight in pairs if message["role"] == "assistant"]
+    found: list[Weighted] = []
+    for branch in fitting.conversation(row.messages, row.tools):
+        places = zip(branch.sources, branch.turns, strict=True)
+        weights = [by_turn[turn] if source == Source.SAMPLED else 0.0 for source, turn in places]
+        found.append(Weighted(rendered=branch, weights=tuple(weights)))
+    return tuple(found)
+
+
+def for_row(renderer: Renderer, template_kwargs: Mapping[str, Any]) -> Renderer:
+    """The renderer with the row's own arguments of the template, which win over the run's."""
+    if not template_kwargs:
+        return renderer
+    return Renderer(
+        renderer.tokenizer, template_kwargs={**renderer.template_kwargs, **template_kwargs}
+    )
+
+
+def _answer(
+    prompt: Sequence[Message],
+    answer: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]],
+    renderer: Renderer,
+) -> RenderedAnswer:
+    """The last branch, cut where the answer begins; every turn of the answer must stand in it.
+
+    What stands before the cut holds the whole prompt, or else text of others would be learned.
+    """
+    branches = renderer.conversation([*prompt, *answer], tools)
+    first = sum(message["role"] == "assistant" for message in prompt)
+    if any(_sampled_from(branch, first) is not None for branch in branches[:-1]):
+        why = "the chat template rewrites an earlier turn of the answer when a later one follows"
+        fix = "use a template that keeps what was said, or answers of one turn"
+        raise UserError("answer", renderer.tokenizer.path, why, fix)
+    last = branches[-1]
+    cut = _sampled_from(last, first)
+    if cut is None:
+        why = "the chat template writes nothing of the answer"
+        raise UserError("answer", list(answer), why, "mend the row or the template")
+    if not _keeps(last.tokens[:cut], prompt, tools, renderer):
+        why = "the chat template writes the prompt in another way once an answer follows"
+        raise UserError("prompt", renderer.tokenizer.path, why, "mend the template")
+    rest = Continuation(tokens=last.tokens[cut:], sources=last.sources[cut:])
+    notes = tuple(text for text in last.breaks if not text.endswith("was said before"))
+    return RenderedAnswer(prompt=last.tokens[:cut], answer=rest, notes=notes)
+
+
+def _keeps(
+    before: Sequence[int],
+    prompt: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]],
+    renderer: Renderer,
+) -> bool:
+    """Whether all of the prompt stands before the answer, whatever opens the assistant's turn."""
+    decode = renderer.tokenizer.decode
+    whole = decode(renderer.tokens_of(prompt, tools), skip_special=False)
+    return decode(before, skip_special=False).startswith(whole)
+
+
+def _sampled_from(branch: Rendered, first: int) -> int | None:
+    """Place of the first token that was sampled in turn `first` or later."""
+    places = enumerate(zip(branch.sources, branch.turns, strict=True))
+    return next((i for i, (s, turn) in places if s == Source.SAMPLED and turn >= first), None)
+
+
+def _common(a: Sequence[int], b: Sequence[int]) -> int:
+    pairs = enumerate(zip(a, b, strict=False))
+    return next((i for i, (x, y) in pairs if x != y), min(len(a), len(b)))
+
+
+def _longer(answer: RenderedAnswer, shared: int) -> Continuation:
+    """The answer with that part of its prompt that the other one does not share."""
+    before = answer.prompt[shared:]
+    return Continuation(
+        tokens=before + answer.answer.tokens,
+        sources=(Source.PROMPT,) * len(before) + answer.answer.sources,
+    )
