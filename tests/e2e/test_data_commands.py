@@ -64,6 +64,12 @@ def test_a_sound_file_exits_with_0_and_long_text_is_shortened(tmp_path: Path):
     assert "a" * 600 not in done.output
 
 
+def test_text_cannot_drive_the_terminal(tmp_path: Path):
+    done = luyen("data", "inspect", write(tmp_path / "text.jsonl", {"text": "a\x1b[2Jb\r\n"}))
+    assert "[[a\\x1b[2Jb\\r\n" in done.output
+    assert "\x1b" not in done.output
+
+
 def test_equal_problems_stand_together(tmp_path: Path):
     bad = [{"text": number} for number in range(20)]
     done = luyen("data", "inspect", write(tmp_path / "text.jsonl", {"text": "a"}, *bad))

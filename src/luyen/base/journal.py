@@ -22,6 +22,7 @@ SCHEMA = 1
 """Version of the lines; a file of another one is not used."""
 GROUP_S = 0.5
 """Most seconds between a record and the moment it is forced to the disk."""
+_ENCODER = json.JSONEncoder(allow_nan=False, default=repr)
 _CHECK = ', "crc": '
 
 
@@ -144,9 +145,9 @@ class JournalFile:
 def _line(record: Mapping[str, Any]) -> bytes:
     """A record as a line of JSON whose last entry is the checksum of what comes before it."""
     try:
-        text = json.dumps(record, allow_nan=False, default=repr)[:-1]
+        text = _ENCODER.encode(record)[:-1]
     except ValueError:  # a number that is not finite is written by its name
-        text = json.dumps(plain(record), allow_nan=False, default=repr)[:-1]
+        text = _ENCODER.encode(plain(record))[:-1]
     return f"{text}{_CHECK}{zlib.crc32(text.encode())}}}\n".encode()
 
 

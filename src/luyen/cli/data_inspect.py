@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,8 @@ _COLOURS = {
 _HEAD, _TAIL = 500, 250
 """Characters that are shown of a long stretch, at its beginning and at its end."""
 _BAR = 40
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""Characters that would move the cursor or change the colours of a terminal."""
 
 
 def run_inspect(
@@ -124,7 +127,7 @@ def in_words(part: "Part", *, is_plain: bool) -> Text:
 
 
 def _stretch(stretch: "Stretch", *, is_plain: bool) -> Text:
-    text = shortened(stretch.text)
+    text = _CONTROL.sub(lambda found: repr(found[0])[1:-1], shortened(stretch.text))
     if stretch.is_learned and not text.strip():
         text = repr(text)[1:-1]  # white space shows no colour
     if is_plain:

@@ -22,7 +22,7 @@ from luyen.telemetry.journal import WorkJournal
 from luyen.telemetry.waits import waiting_for
 
 T = TypeVar("T")
-Place: TypeAlias = Callable[[int, Collection[int]], Coroutine[Any, Any, None]]
+GiveWeights: TypeAlias = Callable[[int, Collection[int]], Coroutine[Any, Any, None]]
 """`(version, versions to keep)`: gives the engine the trainer's weights of this moment."""
 _LAST_S = 10.0
 """How long what still runs may take to end."""
@@ -37,7 +37,7 @@ class AheadGeneration:
         engine: RolloutEngine,
         generation: Generation,
         *,
-        place: Place,
+        place: GiveWeights,
         is_swapping: bool = False,
     ) -> None:
         """`place` is run on the thread of the engine, while the caller waits for it.

@@ -12,6 +12,9 @@ from typing import final
 _LATEST = 64
 """Round trips that are remembered: clocks drift, so that an old one is worth less than it says."""
 
+_ROUNDING_S = 1e-6
+"""Seconds since 1970 are rounded to about a quarter of this."""
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,14 +65,14 @@ class OtherClock:
 
     def heard(self, trip: RoundTrip) -> None:
         """Take in a round trip; one during which a clock was set says nothing."""
-        if trip.error_s >= 0:
+        if trip.error_s > -_ROUNDING_S:
             self._trips.append(trip)
             self._best = min(self._trips, key=lambda one: one.error_s)
 
     @property
     def error_s(self) -> float | None:
         """By how much `ours` can be wrong; None: nothing was heard."""
-        return None if self._best is None else self._best.error_s
+        return None if self._best is None else max(self._best.error_s, 0.0)
 
     def ours(self, theirs: float) -> float:
         """A time of their clock by ours; as it is where nothing was heard."""

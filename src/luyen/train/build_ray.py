@@ -18,7 +18,6 @@ from luyen.models.value import ValueModel
 from luyen.rollout.build import Surroundings
 from luyen.rollout.protocol import RolloutEngine
 from luyen.runtime.cuts import Cuts
-from luyen.runtime.generation import Generation
 from luyen.runtime.rank_roles import RankRoles
 from luyen.runtime.ray.cluster import STORE_BYTES, connect
 from luyen.runtime.ray.pools import PoolFacts, plan_pools
@@ -29,8 +28,8 @@ from luyen.train.build_roles import (
     build_engine,
     build_reference,
     choose_threads,
-    conversations_of,
     critic_passes,
+    generation_of,
     log_prob_passes,
     resident_engines,
     value_aggregation,
@@ -48,13 +47,6 @@ def build_ray_roles(
     surroundings: Surroundings | None = None,
 ) -> Roles:
     """Ranks and replicas on a cluster, ready to work; everything is given back on an error."""
-    # Batches are small beside models: a second thread of the controller waits for a busy core.
-    torch.set_num_threads(1)
-    generation = Generation(
-        renderer=renderer,
-        seed=config.trainer.seed,
-        conversations=conversations_of(config, surroundings, renderer),
-    )
     connection = connect(store_bytes=STORE_BYTES * versions_held(config.trainer))
     # Whether ray is installed is known from here on.
     from luyen.runtime.ray.placement import Placed
@@ -76,7 +68,7 @@ def build_ray_roles(
     return RayRoles(
         ranks=ranks,
         engines=engines,
-        generation=generation,
+        generation=generation_of(config, surroundings, renderer),
         cuts=cuts_of(config, needs),
         ending=(placed.free, connection.disconnect),
         runs_ahead=config.trainer.max_staleness > 0,

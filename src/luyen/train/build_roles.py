@@ -19,7 +19,6 @@ from luyen.models.load import load_policy
 from luyen.models.policy import Policy
 from luyen.models.value import ValueModel
 from luyen.rollout.build import Surroundings, build_conversations, build_surroundings
-from luyen.rollout.multi_turn import Conversations
 from luyen.rollout.protocol import RolloutEngine, rollout_engines
 from luyen.rollout.resident import ResidentEngines
 from luyen.runtime.generation import Generation
@@ -72,11 +71,7 @@ def build_roles(
         rollout=resident_engines(config, policy, tokenizer, device)
         if runs_ahead
         else build_engine(config, policy, tokenizer),
-        generation=Generation(
-            renderer=renderer,
-            seed=config.trainer.seed,
-            conversations=conversations_of(config, surroundings, renderer),
-        ),
+        generation=generation_of(config, surroundings, renderer),
         reference=build_reference(config, tokenizer, needs, device),
         critic=build_critic(config, tokenizer, device) if needs.values else None,
         log_prob_passes=log_prob_passes(rollout, actor),
@@ -139,19 +134,20 @@ def build_reference(
     return reference
 
 
-def conversations_of(
+def generation_of(
     config: RunConfig, surroundings: Surroundings | None, renderer: Renderer
-) -> Conversations | None:
-    """What plays conversations of several turns, in a run that has them."""
-    if surroundings is None:
-        return None
-    return build_conversations(
-        config.actor_rollout_ref.rollout.multi_turn,
-        surroundings,
-        renderer=renderer,
-        max_prompt_length=config.data.max_prompt_length,
-        max_response_length=config.data.max_response_length,
-    )
+) -> Generation:
+    """How rollouts are made: conversations of several turns where there are `surroundings`."""
+    conversations = None
+    if surroundings is not None:
+        conversations = build_conversations(
+            config.actor_rollout_ref.rollout.multi_turn,
+            surroundings,
+            renderer=renderer,
+            max_prompt_length=config.data.max_prompt_length,
+            max_response_length=config.data.max_response_length,
+        )
+    return Generation(renderer=renderer, seed=config.trainer.seed, conversations=conversations)
 
 
 def actor_passes(actor: Actor) -> Passes:

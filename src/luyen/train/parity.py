@@ -97,14 +97,15 @@ def gap_inputs(
     rollouts: Sequence[Rollout], batch: PackedBatch, logp: Tensor, *, version: int
 ) -> GapInputs:
     """What is known about the sampled tokens; `version` is that of the present weights."""
-    mask, rows = batch.layout.mask, [(r, branch) for r in rollouts for branch in r.branches]
+    # A rollout has the streams of its last branch; `branches` would copy them.
+    mask, rows = batch.layout.mask, [(r, part) for r in rollouts for part in (*r.earlier, r)]
     sampled = batch.streams.get("sampled_logp")
     is_old = any(v not in (None, version) for _, branch in rows for v in set(branch.versions))
     has_drift = any(_is_drifted(rollout) for rollout in rollouts)
     has_kept = any(branch.kept_mass for _, branch in rows)
     none = torch.zeros(int(mask.sum()), dtype=torch.bool, device=mask.device)
 
-    def of_tokens(value: Callable[[Rollout, Branch, int], Any]) -> Tensor:
+    def of_tokens(value: Callable[[Rollout, Branch | Rollout, int], Any]) -> Tensor:
         found = [value(r, branch, i) for r, branch in rows for i in range(len(branch.tokens))]
         assert len(found) == len(mask), "the batch holds other rollouts than these"
         return torch.tensor(found, device=mask.device)[mask]
@@ -166,7 +167,7 @@ def _is_drifted(rollout: Rollout) -> bool:
     return rollout.notes.get("drift", 0.0) > 0
 
 
-def _log_kept(branch: Branch, position: int) -> float:
+def _log_kept(branch: Branch | Rollout, position: int) -> float:
     mass = branch.kept_mass[position] if branch.kept_mass else None
     # A sum of probabilities may exceed 1 by a rounding.
     return 0.0 if mass is None else math.log(min(mass, 1.0))

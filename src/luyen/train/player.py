@@ -10,8 +10,8 @@ from luyen.data.render import Renderer
 from luyen.rewards.build import build_reward
 from luyen.rewards.step import Scored
 from luyen.rollout.protocol import Sampling
-from luyen.rollout.single_turn import Draw, Group, answer
-from luyen.train.build_roles import build_engine, conversations_of, surroundings_of
+from luyen.rollout.single_turn import Draw, Group
+from luyen.train.build_roles import build_engine, generation_of, surroundings_of
 from luyen.train.checkpointed import Opened
 
 _NOBODY = make_prompt([])
@@ -26,9 +26,9 @@ class Player:
         self._opened = opened
         config = opened.config
         data = config.data
-        self._renderer = Renderer(opened.tokenizer, template_kwargs=data.apply_chat_template_kwargs)
+        renderer = Renderer(opened.tokenizer, template_kwargs=data.apply_chat_template_kwargs)
         self._surroundings = surroundings_of(config)
-        self._conversations = conversations_of(config, self._surroundings, self._renderer)
+        self._generation = generation_of(config, self._surroundings, renderer)
         self._reward = build_reward(config.reward, max_response_length=data.max_response_length)
         self._engine = build_engine(config, opened.policy, opened.tokenizer)
         self.broken: list[Rollout] = []
@@ -54,25 +54,14 @@ class Player:
 
     def play(self, draws: Sequence[Draw], sampling: Sampling, *, purpose: str) -> list[Scored]:
         """Rollouts of the draws with their scores; `broken` holds those that have none."""
-        seed, version = self._opened.config.trainer.seed, self._opened.step or 0
-        if self._conversations is None:
-            groups = answer(
-                self._engine,
-                self._renderer,
-                draws,
-                sampling,
-                seed=seed,
-                purpose=purpose,
-                version=version,
-            )
-        else:
-            groups = self._conversations.play(
-                self._engine, draws, sampling, seed=seed, purpose=purpose, version=version
-            )
+        version = self._opened.step or 0
+        groups = self._generation.play(
+            self._engine, draws, sampling, purpose=purpose, version=version
+        )
         return self._reward.judge(self._sound(groups))
 
     def _sound(self, groups: Sequence[Group]) -> list[tuple[Prompt, tuple[Rollout, ...]]]:
-        talks = self._conversations
+        talks = self._generation.conversations
         broken = talks.faulty(groups, may_be_all=True) if talks is not None else []
         self.broken += broken
         keys = {rollout.key for rollout in broken}
@@ -84,14 +73,14 @@ class Player:
 
         Also when every conversation broke, so that there is nothing to judge.
         """
-        if self._conversations is not None and self.broken and not scored:
-            self._conversations.faulty([Group(prompt=_NOBODY, rollouts=tuple(self.broken))])
+        talks = self._generation.conversations
+        if talks is not None and self.broken and not scored:
+            talks.faulty([Group(prompt=_NOBODY, rollouts=tuple(self.broken))])
         self._reward.settle(scored)
 
     def close(self) -> None:
         """Let the engine, the tools and the reward's processes go."""
-        if self._conversations is not None:
-            self._conversations.close()
+        self._generation.close()
         self._reward.close()
         self._engine.close()
 

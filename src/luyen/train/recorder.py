@@ -1,6 +1,6 @@
 """What a run leaves behind: metrics, digests, rollouts, checkpoints."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from threading import Event
@@ -71,33 +71,42 @@ class Recorder:
         self,
         step: int,
         judged: Sequence[Rollout],
-        used: Mapping[Address, Sequence[Advantages]],
+        used: Callable[[], Mapping[Address, Sequence[Advantages]]],
         baselines: Mapping[str, float] | None = None,
     ) -> None:
         """Every rollout of a step, those that were left out included, in a thread of its own.
 
         The file is there when a checkpoint of the step is, and what stops it is raised by then.
+        `used` is asked in that thread for the advantages of what the step learned from.
         `baselines` are greedy rewards by group. The greedy answer itself is drawn at the address of
         a sample, and recorded only when it broke, so what broke is never what was used.
         """
         known = baselines or {}
-        records = [
-            _recorded(r, used.get(r.key) if r.fault is None else None, known.get(str(r.group)))
-            for r in judged
-        ]
+
+        def records() -> list[RecordedRollout]:
+            found = used()
+            return [
+                _recorded(r, found.get(r.key) if r.fault is None else None, known.get(str(r.group)))
+                for r in judged
+            ]
+
         self._write_aside(self.directory.rollouts(step), records, step=step)
 
     def validation(self, step: int, judged: Sequence[Rollout]) -> None:
         """The rollouts of a validation, as those of a step."""
         path = self.directory.rollouts(step, validation=True)
-        self._write_aside(path, [RecordedRollout(rollout=rollout) for rollout in judged])
+        self._write_aside(path, lambda: [RecordedRollout(rollout=one) for one in judged])
 
     def _write_aside(
-        self, path: Path, records: Sequence[RecordedRollout], *, step: int | None = None
+        self,
+        path: Path,
+        records: Callable[[], list[RecordedRollout]],
+        *,
+        step: int | None = None,
     ) -> None:
         def write() -> None:
             self._is_awaited.wait(_LATER_S)
-            write_rollouts(path, records, step=step)
+            write_rollouts(path, records(), step=step)
 
         self._finish_files()
         self._is_awaited.clear()

@@ -1,6 +1,7 @@
 """The numbers of a step, written down and shown; what looks broken is said at once."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from statistics import fmean
 
 from luyen.algorithms.group_metrics import kl_drift
@@ -60,7 +61,7 @@ def finish_step(
     run.step += 1
     run.version += 1
     run.metrics |= found
-    used = advantages_by_rollout(rollouts, credited.batch)
+    used = partial(advantages_by_rollout, rollouts, credited.batch)
     run.recorder.rollouts(run.step, _everyone(run), used, run.baselines)
     _refuse_a_hopeless_start(run, found)
 

@@ -26,6 +26,7 @@ BROKEN: list[tuple[str, dict[str, Any], str, str]] = [
     ("TRL, implicit prompt", {"chosen": [user("z"), assistant("a")]}, "rejected", "no common"),
     ("TRL, implicit prompt", {"chosen": "plain"}, "chosen", "where the answer begins"),
     ("TRL, implicit prompt", {"prompt": "z"}, "prompt", "begin with another prompt"),
+    ("unpaired", {"completion": "a\ud800"}, "completion", "half of a character"),
     ("unpaired", {"label": "maybe"}, "label", "true or false"),
     ("unpaired", {"completion": [user("a")]}, "completion", "begins with the assistant"),
     ("stepwise", {"labels": [True]}, "labels", "3 steps and 1 labels"),

@@ -79,7 +79,7 @@ def test_text_without_tokens_is_odd(tmp_path: Path):
 def test_what_the_template_refuses_is_a_problem_of_the_row(tmp_path: Path):
     row = {"text": "a"}
     assert look(tmp_path, row, renderer=worn(ANSWER_CHANGES_PROMPT)).is_sound
-    found = look(tmp_path, pair("a", "b"), renderer=worn(ANSWER_CHANGES_PROMPT))
+    found = look(tmp_path, pair("long", "b"), renderer=worn(ANSWER_CHANGES_PROMPT))
     assert [problem.at.number for problem in found.problems] == [1]
     assert "another way once an answer follows" in found.problems[0].error.why
     assert (found.shown, found.measured, found.is_sound) == ((), 0, False)

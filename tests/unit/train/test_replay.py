@@ -13,7 +13,7 @@ from luyen.base.rundir import RunDirectory
 from luyen.checkpoint.store import CheckpointStore, DamagedCheckpoint
 from luyen.data.render import Renderer
 from luyen.telemetry.metrics_file import metrics_line, read_metrics
-from luyen.telemetry.rollout_files import RecordedRollout, read_rollouts
+from luyen.telemetry.rollout_files import RecordedRollout, read_rollouts, write_rollouts
 from luyen.train.recorder import Recorder
 from luyen.train.replay.rebuild import StepCheck
 from luyen.train.replay.record import RunRecord
@@ -232,7 +232,7 @@ def test_a_greedy_answer_that_broke_is_not_taken_for_the_sample_at_its_address(
     broken = replace(
         sound, tokens=(), sources=(), turns=(), logps=(), versions=(), fault="no server", score=None
     )
-    writer = SimpleNamespace(directory=RunDirectory(tmp_path))
+    writer = SimpleNamespace(directory=RunDirectory(tmp_path), _write_aside=write_rollouts)
     used = {sound.key: [row.advantages or ()]}
     Recorder.rollouts(writer, 1, [sound, broken], used, {str(sound.group): 0.25})  # type: ignore[arg-type]
     rows = read_rollouts(RunDirectory(tmp_path).rollouts(1))

@@ -109,14 +109,14 @@ def test_a_beginning_that_is_unique_is_enough(plain: Ran):
         find_rollout(recorded, "9.9")
 
 
-def test_a_rollout_that_other_weights_drew_is_refused(tmp_path: Path):
+def test_a_rollout_that_several_versions_drew_is_refused(tmp_path: Path):
     ran = train(tmp_path, STEPS)
 
     def stale(rows: list[RecordedRollout]) -> list[RecordedRollout]:
         first = rows[0].rollout
-        versions = tuple(None if v is None else 0 for v in first.versions)
+        versions = tuple(None if v is None else i % 2 for i, v in enumerate(first.versions))
         return [replace(rows[0], rollout=replace(first, versions=versions)), *rows[1:]]
 
     edit_rows(ran.root, STEP, stale)
-    with pytest.raises(UserError, match="version 0 of the weights drew it"):
+    with pytest.raises(UserError, match="versions 0, 1 of the weights drew it"):
         again(ran, rollouts(ran)[0])

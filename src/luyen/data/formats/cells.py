@@ -1,5 +1,6 @@
 """One raw row, asked column by column; every complaint names file, row and column."""
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias, final
@@ -23,7 +24,7 @@ class Cells:
     """A row of a file under the format of the file."""
 
     def __init__(self, row: Any, at: RowAt, format: Format, strings: StringPrompts) -> None:
-        """Refuses what is no row, and rows with pictures or sound."""
+        """Refuses what is no row, what is no text, and rows with pictures or sound."""
         if not is_object(row):
             raise at.error("row", row, "a row is an object with named fields", "write {...}")
         self._row = row
@@ -32,6 +33,10 @@ class Cells:
         self._strings: StringPrompts = strings
         self.num_texts = 0
         """Plain texts that became messages."""
+        for name, value in row.items():
+            if not _is_text_throughout(value):
+                why = "half of a character stands in it, which no encoding can hold"
+                raise at.error(name, ascii(value), why, "mend or drop the text")
         for name in _MEDIA:
             if row.get(name):
                 raise at.error(name, row[name], "Luyen trains text models", "drop the rows with it")
@@ -149,3 +154,12 @@ class Cells:
     def strings(self) -> StringPrompts:
         """What happens to plain text."""
         return self._strings
+
+
+def _is_text_throughout(value: Any) -> bool:
+    """Whether all text can be written: JSON may spell lone surrogates, which nothing encodes."""
+    try:
+        json.dumps(value, ensure_ascii=False, default=str).encode()
+    except UnicodeEncodeError:
+        return False
+    return True

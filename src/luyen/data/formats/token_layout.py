@@ -84,7 +84,7 @@ def _tokens(
         length=len(ids),
         learned=learned,
         notes=(),
-        unknown=list(ids).count(tokenizer.unknown_id),
+        unknown=sum(token == tokenizer.unknown_id for token in ids),
     )
 
 
@@ -113,5 +113,5 @@ def _masked(
         length=len(ids),
         learned=sum(learned),
         notes=notes,
-        unknown=list(ids).count(tokenizer.unknown_id),
+        unknown=sum(token == tokenizer.unknown_id for token in ids),
     )

@@ -58,6 +58,8 @@ class RayRoles:
         With `runs_ahead` replicas draw while ranks learn; they must have room for the weights, or
         with `is_swapping` for one version, which answers in progress go on with.
         """
+        # Batches are small beside models: a second thread of the controller waits for a busy core.
+        torch.set_num_threads(1)
         self.ranks = ranks
         self.engines = engines
         self.generation = generation
