@@ -4,7 +4,6 @@ import hashlib
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -13,7 +12,7 @@ from luyen.base.rundir import RunDirectory
 from luyen.checkpoint.store import CheckpointStore, DamagedCheckpoint
 from luyen.data.render import Renderer
 from luyen.telemetry.metrics_file import metrics_line, read_metrics
-from luyen.telemetry.rollout_files import RecordedRollout, read_rollouts, write_rollouts
+from luyen.telemetry.rollout_files import RecordedRollout, read_rollouts
 from luyen.train.recorder import Recorder
 from luyen.train.replay.rebuild import StepCheck
 from luyen.train.replay.record import RunRecord
@@ -232,9 +231,10 @@ def test_a_greedy_answer_that_broke_is_not_taken_for_the_sample_at_its_address(
     broken = replace(
         sound, tokens=(), sources=(), turns=(), logps=(), versions=(), fault="no server", score=None
     )
-    writer = SimpleNamespace(directory=RunDirectory(tmp_path), _write_aside=write_rollouts)
+    writer = Recorder(RunDirectory(tmp_path), *[None] * 3)  # type: ignore[arg-type]
     used = {sound.key: [row.advantages or ()]}
-    Recorder.rollouts(writer, 1, [sound, broken], used, {str(sound.group): 0.25})  # type: ignore[arg-type]
+    writer.rollouts(1, [sound, broken], lambda: used, {str(sound.group): 0.25})
+    writer.settle()
     rows = read_rollouts(RunDirectory(tmp_path).rollouts(1))
     assert [one.advantages is None for one in rows] == [False, True]
     assert {one.baseline for one in rows} == {0.25}
