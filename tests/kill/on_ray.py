@@ -31,13 +31,19 @@ _ELSEWHERE = ("between two optimizer steps",)
 """Points that the controller does not come by: ranks do."""
 
 
-def ray_cases(staleness: Sequence[int] = (0,), *, is_short: bool = False) -> list[Case]:
-    """Conversations with tools and GRPO, killed everywhere; in short, once at each point."""
+def ray_cases(
+    staleness: Sequence[int] = (0,), *, is_short: bool = False, is_small: bool = False
+) -> list[Case]:
+    """Conversations with tools and GRPO, killed everywhere; in short, once at each point.
+
+    Points of ranks and replicas are counted for two of each: a small run has none of them.
+    """
     points = {name: p for name, p in POINTS.items() if name not in _ELSEWHERE}
+    remote = {} if is_small else REMOTE
     return [
         Case(shape="tool-calling", algorithm="GRPO", point=name, call=call, staleness=ahead)
         for ahead in staleness
-        for name, point in {**points, **REMOTE}.items()
+        for name, point in {**points, **remote}.items()
         for call in (point.calls[-1:] if is_short else point.calls)
     ]
 

@@ -1,6 +1,6 @@
 """`python -m tests.kill.table [ray] [small] [short] [STALENESS...]`: kill runs at every point, on a
-cluster or here, and print which went on as they should. Small: with one rank and one replica; in
-short: once at each point.
+cluster or here, and print which went on as they should. Small: with one rank and one replica, and
+only the controller is killed; in short: once at each point.
 """
 
 import sys
@@ -21,7 +21,8 @@ def main(words: Sequence[str]) -> int:
         staleness = [int(word) for word in words if word.isdigit()]
         if "ray" in words:
             with on_ray(root, SMALL if "small" in words else WORDS) as kill:
-                cases = ray_cases(staleness or [0], is_short="short" in words)
+                ways = {f"is_{word}": word in words for word in ("short", "small")}
+                cases = ray_cases(staleness or [0], **ways)
                 return _table(cases, kill, root)
         with Zygote() as zygote:
             killing = Killing(zygote, root)
