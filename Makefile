@@ -24,7 +24,7 @@ check: $(STAMP) ## format, lint, types, layers and architecture tests; under a m
 	echo "ruff check"; $(BIN)/ruff check --quiet .; \
 	echo "pyright, beside the rest"; $(BIN)/pyright > $(STAMP).pyright 2>&1 & types=$$!; \
 	echo "import-linter"; $(BIN)/lint-imports --no-logo; \
-	echo "architecture tests"; $(BIN)/pytest tests/architecture; \
+	echo "architecture tests"; $(BIN)/pytest -n 2 tests/architecture; \
 	wait $$types || { cat $(STAMP).pyright; exit 1; }; \
 	$(TOOK)
 

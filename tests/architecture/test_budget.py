@@ -5,7 +5,7 @@ The length of a function is its code: the lines from `def` to its end, without i
 
 import ast
 
-from tests.architecture.tree import functions, sources
+from tests.architecture.tree import functions, parsed, sources
 
 FILE_LIMIT, FILE_CAP = 300, 500
 FUNCTION_LIMIT, FUNCTION_CAP = 40, 80
@@ -17,7 +17,7 @@ EXCEPTIONS: dict[str, tuple[int, str]] = {}
 def lengths(path: str, text: str) -> dict[str, int]:
     """Lines of the file under `path`, and of each of its functions under `path::name`."""
     found = {path: len(text.splitlines())}
-    for name, node in functions(ast.parse(text)):
+    for name, node in functions(parsed(text)):
         assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         assert node.end_lineno is not None
         length = node.end_lineno - node.lineno + 1

@@ -7,7 +7,7 @@ from pathlib import PurePath
 
 import pytest
 
-from tests.architecture.tree import functions, sources
+from tests.architecture.tree import functions, parsed, sources
 
 EXCEPTIONS: dict[str, str] = {
     "src/luyen/rewards/outcome.py::boundary: except Exception": (
@@ -93,7 +93,7 @@ def findings(path: str, text: str) -> Iterator[str]:
             yield f"{path}:{number}: unfinished"
         if BLANKET.search(line):
             yield f"{path}:{number}: blanket ignore"
-    tree = ast.parse(text)
+    tree = parsed(text)
     owner: dict[ast.AST, str] = {}
     for name, function in functions(tree):
         owner |= dict.fromkeys(ast.walk(function), name)

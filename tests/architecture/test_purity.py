@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from tests.architecture.tree import imported, sources
+from tests.architecture.tree import imported, parsed, sources
 
 FORBIDDEN_IMPORTS = ("logging", "warnings", "torch.distributed", "os", "random", "numpy")
 FORBIDDEN_METHODS = ("cuda", "cpu")
@@ -16,7 +16,7 @@ READABLE = ("luyen.config.catalog.", "luyen.config.thresholds.")
 
 def violations(text: str) -> list[str]:
     """What a file of `algorithms/` does that a pure function may not, with the line."""
-    tree = ast.parse(text)
+    tree = parsed(text)
     problems: list[str] = []
     for line, name in imported(tree):
         outside = any(f"{name}.".startswith(f"{bad}.") for bad in FORBIDDEN_IMPORTS)

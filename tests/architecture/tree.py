@@ -5,6 +5,7 @@ import importlib
 import importlib.util
 import pkgutil
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -19,6 +20,12 @@ def sources(*folders: str) -> Iterator[tuple[str, str]]:
     for folder in folders or (PACKAGE,):
         for path in sorted((ROOT / folder).rglob("*.py")):
             yield path.relative_to(ROOT).as_posix(), path.read_text()
+
+
+@cache
+def parsed(text: str) -> ast.Module:
+    """The syntax tree of a file, which several tests look at and none changes."""
+    return ast.parse(text)
 
 
 def functions(tree: ast.AST, above: str = "") -> Iterator[tuple[str, ast.AST]]:
