@@ -6,7 +6,7 @@ from pathlib import Path
 
 from luyen.base.files import json_line, write_whole
 from luyen.base.records import Rollout
-from luyen.base.rundir import step_of
+from luyen.base.rundir import RunDirectory, step_of
 from luyen.config.schema.model import Model
 from luyen.studio.doctor.vocabulary import read_vocabulary
 from luyen.telemetry.metrics_file import read_metrics
@@ -103,6 +103,16 @@ def torn_rollouts(root: Path) -> None:
     path.write_bytes(path.read_bytes()[:-100])
 
 
+def idle_replicas(root: Path) -> None:
+    """Replicas that may draw ahead, and have nothing to do for most of the time."""
+    directory = RunDirectory(root)
+    ahead = directory.read_config().replace("max_staleness: 0", "max_staleness: 1")
+    directory.write_config(ahead, {})
+    idle = {"role/rollout/busy": 0.1, "wait/rollout_idle": 9.0}
+    busy = {"role/actor/busy": 0.9, "wait/actor_idle": 0.1}
+    edit_metrics(root, lambda _step, _values: {**idle, **busy})
+
+
 EDITS: dict[str, tuple[str, Callable[[Path], None]]] = {
     "entropy falls to nothing": ("entropy-collapse", grow("actor/entropy", by=0.6)),
     "entropy climbs": ("entropy-blow-up", grow("actor/entropy", by=1.3)),
@@ -117,6 +127,7 @@ EDITS: dict[str, tuple[str, Callable[[Path], None]]] = {
     "the critic misleads": ("critic-worse-than-mean", put("critic/explained_variance", -0.8)),
     "no gradient": ("frozen-parameters", put("actor/grad_norm", 0.0)),
     "steps get slower": ("slowing-down", slower),
+    "replicas have nothing to do": ("idle-role", idle_replicas),
     "no chat template": ("no-chat-template", bare_prompts),
     "ids of another vocabulary": ("vocabulary-mismatch", foreign_ids),
     "a torn file": ("unreadable-files", torn_rollouts),
