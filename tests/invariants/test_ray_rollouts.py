@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -161,8 +162,7 @@ class Published:
 
     def __init__(self, engines: RayEngines, policy: Policy) -> None:
         self._engines, self._policy = engines, policy
-        self.submit, self.advance, self.abort = engines.submit, engines.advance, engines.abort
-        self.close = engines.close
+        self.advance, self.abort, self.close = engines.advance, engines.abort, engines.close
 
     @property
     def is_idle(self) -> bool:
@@ -171,6 +171,10 @@ class Published:
     @property
     def is_steady(self) -> bool:
         return self._engines.is_steady
+
+    def submit(self, request: Request) -> None:
+        # They have the newest weights and no others.
+        self._engines.submit(replace(request, weights=None))
 
     def fingerprint(self) -> Fingerprint | None:
         put(self._engines, self._policy)

@@ -15,6 +15,7 @@ from luyen.models.digest import describe
 from luyen.models.fingerprint import Fingerprint
 from luyen.rollout.protocol import Completion, Request, RolloutEngine
 from luyen.rollout.resident import ResidentEngines
+from luyen.rollout.tools.foreign import boundary
 from luyen.runtime.fill import fill
 from luyen.runtime.ray.engine_thread import EngineThread
 from luyen.runtime.ray.weights import Part, unpack
@@ -87,10 +88,11 @@ class Replica:
             self._thread.ask(lambda engine, r=request: self._submit(engine, r))
 
     def _submit(self, engine: RolloutEngine, request: Request) -> None:
-        try:
+        faults: list[BaseException] = []
+        with boundary(faults):
             engine.submit(request)
-        except UserError as refusal:
-            self._thread.failure = self._thread.failure or self._thread.as_error(refusal)
+        if faults:  # nobody waits for this call: it is told with the news
+            self._thread.failure = self._thread.failure or self._thread.as_error(faults[0])
             self._loop.call_soon_threadsafe(self._stir)
 
     async def collect(self, after: int, wait_s: float) -> News:

@@ -199,3 +199,13 @@ def test_weights_are_the_same_to_the_bit_in_parcels_and_files(tmp_path: Path):
     fill(own, unpack(parcel))
     assert describe(own) == describe(weights)
     assert places == {name: tensor.data_ptr() for name, tensor in own.items()}
+
+
+def test_a_request_for_weights_that_are_not_here_is_told_and_not_waited_for():
+    async def work(replica: Replica) -> Any:
+        await replica.submit(0, [replace(REQUESTS[0], weights=7)])
+        return (await replica.collect(0, 30.0)).failure
+
+    failure = with_replica(work)
+    assert isinstance(failure, RemoteError)
+    assert "version 7 of the weights is not here" in str(failure)
