@@ -41,13 +41,13 @@ def masks(change: Callable[[bool, int], bool]) -> Sabotage:
 
 def sampled(change: Callable[[Rollout], Rollout]) -> Sabotage:
     """An engine whose rollouts are changed before anyone sees them."""
-    generate = LocalRoles.generate
+    generate = LocalRoles._generate
 
     def sabotaged(self: LocalRoles, *words: Any, **rest: Any) -> list[Group]:
         groups = generate(self, *words, **rest)
         return [replace(g, rollouts=tuple(change(r) for r in g.rollouts)) for g in groups]
 
-    return patch.object(LocalRoles, "generate", sabotaged)
+    return patch.object(LocalRoles, "_generate", sabotaged)
 
 
 def off_by(rollout: Rollout) -> Rollout:
