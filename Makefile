@@ -22,10 +22,10 @@ check: $(STAMP) ## format, lint, types, layers and architecture tests; under a m
 	@set -e; $(START); \
 	echo "ruff format"; $(BIN)/ruff format --check --quiet .; \
 	echo "ruff check"; $(BIN)/ruff check --quiet .; \
-	echo "pyright, beside the rest"; $(BIN)/pyright > $(STAMP).pyright 2>&1 & types=$$!; \
-	echo "import-linter"; $(BIN)/lint-imports --no-logo; \
-	echo "architecture tests"; $(BIN)/pytest -n 2 tests/architecture; \
-	wait $$types || { cat $(STAMP).pyright; exit 1; }; \
+	echo "import-linter and pyright, beside the rest"; \
+	{ $(BIN)/lint-imports --no-logo && $(BIN)/pyright; } > $(STAMP).types 2>&1 & types=$$!; \
+	echo "architecture tests"; $(BIN)/pytest tests/architecture; \
+	wait $$types || { cat $(STAMP).types; exit 1; }; \
 	$(TOOK)
 
 test: $(STAMP) ## every test that needs no GPU, on two cores; under fifteen minutes
