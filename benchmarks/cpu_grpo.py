@@ -118,7 +118,7 @@ def luyen_side(work: Work) -> Side:
             Draw(group=GroupId(step=number, draw=i, uid=p.uid), prompt=p, samples=work.samples)
             for i, p in enumerate(prompts)
         ]
-        return roles.generate(draws, sampling, purpose="rollout", version=number)
+        return roles.submit(draws, sampling, purpose="rollout", version=number).result()
 
     def step() -> None:
         groups = answer()

@@ -95,19 +95,6 @@ class LocalRoles:
         """Nobody need be watched: this process does everything."""
         return
 
-    def generate(
-        self,
-        draws: Sequence[Draw],
-        sampling: Sampling,
-        *,
-        purpose: str,
-        version: int,
-        journal: WorkJournal | None = None,
-    ) -> list[Group]:
-        """Rollouts of every draw; those that the journal has are not made again."""
-        asked = self.submit(draws, sampling, purpose=purpose, version=version, journal=journal)
-        return asked.result()
-
     def submit(
         self,
         draws: Sequence[Draw],
@@ -117,7 +104,7 @@ class LocalRoles:
         version: int,
         journal: WorkJournal | None = None,
     ) -> Pending:
-        """Ask for what `generate` gives; where generation runs ahead, it begins at once."""
+        """Ask for rollouts of every draw; those that the journal has are not made again."""
         if self.ahead is not None:
             return self.ahead.begin(
                 draws, sampling, purpose=purpose, version=version, journal=journal

@@ -78,18 +78,6 @@ class Roles(Protocol):
         """What hears of the processes of the roles; None: they are all in this one."""
         ...
 
-    def generate(
-        self,
-        draws: Sequence[Draw],
-        sampling: Sampling,
-        *,
-        purpose: str,
-        version: int,
-        journal: WorkJournal | None = None,
-    ) -> list[Group]:
-        """Rollouts of every draw, with this version of the weights and no other."""
-        ...
-
     def submit(
         self,
         draws: Sequence[Draw],
@@ -99,9 +87,10 @@ class Roles(Protocol):
         version: int,
         journal: WorkJournal | None = None,
     ) -> Pending:
-        """Ask for what `generate` gives; where generation runs ahead, it begins at once.
+        """Ask for rollouts of every draw; where generation runs ahead, it begins at once.
 
-        A version that was not asked for before is that of the policy's weights of this moment.
+        They are drawn with this version of the weights and no other. One that was not asked for
+        before is that of the policy's weights of this moment.
         """
         ...
 

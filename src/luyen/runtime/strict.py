@@ -69,20 +69,6 @@ class StrictRoles:
         """What hears of the processes of the roles."""
         return self.inner.watch
 
-    def generate(
-        self,
-        draws: Sequence[Draw],
-        sampling: Sampling,
-        *,
-        purpose: str,
-        version: int,
-        journal: WorkJournal | None = None,
-    ) -> list[Group]:
-        """Rollouts of every draw, with this version of the weights and no other."""
-        return self.inner.generate(
-            draws, travelled(sampling), purpose=purpose, version=version, journal=journal
-        )
-
     def submit(
         self,
         draws: Sequence[Draw],
@@ -92,7 +78,7 @@ class StrictRoles:
         version: int,
         journal: WorkJournal | None = None,
     ) -> Pending:
-        """Ask for what `generate` gives."""
+        """Ask for rollouts of every draw."""
         return self.inner.submit(
             draws, travelled(sampling), purpose=purpose, version=version, journal=journal
         )

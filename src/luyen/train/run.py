@@ -178,9 +178,10 @@ class OnlineRun(Learning):
         """Rollouts of the prompts, drawn at this place of the run."""
         count = samples or self.config.actor_rollout_ref.rollout.n
         draws = draws_of(prompts, step=step, first=first, samples=count)
-        return self.roles.generate(
+        asked = self.roles.submit(
             draws, sampling, purpose=purpose, version=self.version, journal=self.journal
         )
+        return asked.result()
 
     def follow_success(self, share: float) -> None:
         """Let an adaptive sampler see how much of the step was solved."""

@@ -87,19 +87,6 @@ class RayRoles:
         """Whether there is a critic."""
         return self.cuts.critic is not None
 
-    def generate(
-        self,
-        draws: Sequence[Draw],
-        sampling: Sampling,
-        *,
-        purpose: str,
-        version: int,
-        journal: WorkJournal | None = None,
-    ) -> list[Group]:
-        """Rollouts of every draw, with this version of the weights and no other."""
-        asked = self.submit(draws, sampling, purpose=purpose, version=version, journal=journal)
-        return asked.result()
-
     def submit(
         self,
         draws: Sequence[Draw],
@@ -109,7 +96,7 @@ class RayRoles:
         version: int,
         journal: WorkJournal | None = None,
     ) -> Pending:
-        """Ask for what `generate` gives; where generation runs ahead, it begins at once."""
+        """Ask for rollouts of every draw; those that the journal has are not made again."""
         if self.ahead is not None:
             return self.ahead.begin(
                 draws, sampling, purpose=purpose, version=version, journal=journal
