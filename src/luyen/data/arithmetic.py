@@ -11,6 +11,7 @@ from typing import Any
 
 from luyen.base.seeds import derive_key, mix, shuffled, uniform
 from luyen.base.suggest import did_you_mean
+from luyen.data.arithmetic_pairs import TASTES, marked_row, pair_row, stepped_row
 from luyen.data.task_url import TaskUrl
 
 SPLITS = ("train", "held-out")
@@ -18,6 +19,8 @@ HELD_OUT_ONE_IN = 8
 DEFAULT_SIZE = {"train": 4096, "held-out": 256}
 QUESTION_KEYS = ("digits", "seed", "size", "split")
 """What an address may say about the questions, whatever is done with them."""
+_TAUGHT = ("traces", "pairs", "labels", "steps")
+"""What an address may say about answers to learn from."""
 _ENUMERABLE_DIGITS = 2
 _MOST_DIGITS = 9
 _SPLIT_KEY = derive_key(0, "arithmetic/split")
@@ -37,15 +40,31 @@ def arithmetic_rows(url: TaskUrl) -> list[dict[str, Any]]:
     of a smaller one. A difference puts the larger operand first, so it is never negative.
 
     With `traces=N`, rows are conversations to learn from: N answers to each pair, of which a share
-    of `noise` has one wrong digit. Answers to one pair stand together.
+    of `noise` has one wrong digit. Answers to one pair stand together. With `pairs=TASTE` each
+    question has a better and a worse answer, with `labels=TASTE` one that is marked, and with
+    `steps=1` a sum is worked out in steps that are marked; a share of `noise` is marked wrongly.
     """
     if url.name not in OPERATIONS:
         raise url.error(f"no operation `{url.name}`", did_you_mean(url.name, OPERATIONS))
-    url.refuse_unknown((*QUESTION_KEYS, "traces", "noise"))
+    url.refuse_unknown((*QUESTION_KEYS, *_TAUGHT, "noise"))
+    if len(asked := [name for name in _TAUGHT if name in url.query]) > 1:
+        raise url.error(f"{' and '.join(asked)} ask for different rows", "keep one of them")
     rows, key = questions(url, url.name, digits=2)
     traces = url.integer("traces", 0, least=0, most=1000)
     noise = url.share("noise", 0.0)
-    return [_trace(row, key, noise, t) for row in rows for t in range(traces)] if traces else rows
+    if traces:
+        return [_trace(row, key, noise, t) for row in rows for t in range(traces)]
+    if "pairs" in asked:
+        taste = url.choice("pairs", "even", tuple(TASTES))
+        return [pair_row(row, key, taste, noise) for row in rows]
+    if "labels" in asked:
+        taste = url.choice("labels", "even", tuple(TASTES))
+        return [marked_row(row, key, taste, noise) for row in rows]
+    if "steps" in asked and url.integer("steps", 0, least=0, most=1):
+        if url.name != "sum":
+            raise url.error("only sums are worked out in steps", "use arithmetic://sum")
+        return [stepped_row(row, key, noise) for row in rows]
+    return rows
 
 
 def questions(

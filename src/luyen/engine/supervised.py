@@ -8,13 +8,16 @@ from torch import Tensor
 
 from luyen.algorithms.aggregation import aggregation_weights
 from luyen.algorithms.statistic import Average
-from luyen.algorithms.supervised import negative_log_likelihood
+from luyen.algorithms.supervised import supervised_losses
 from luyen.engine.batch import PackedBatch
 from luyen.engine.optim import MasterAdamW
 from luyen.engine.passes import Passes
 from luyen.engine.share import Share, split
 from luyen.engine.step import LOSS_WEIGHT, ShareUpdated, Updated, merge_updates, take_share_step
 from luyen.models.policy import Policy
+
+TOKEN_WEIGHT = "token_weight"
+"""Stream: how much each trainable token counts beside the others; without it, all the same."""
 
 
 @final
@@ -28,6 +31,7 @@ class SupervisedEngine:
         passes: Passes,
         *,
         aggregation: str,
+        loss: str = "nll",
         device: torch.device | None = None,
     ) -> None:
         """`device` is where passes run, if not where the weights are (they may be offloaded)."""
@@ -35,17 +39,27 @@ class SupervisedEngine:
         self.optimizer = optimizer
         self.passes = passes
         self.aggregation = aggregation
+        self._loss = supervised_losses.get(loss)
         self._device = device
 
     def prepare_update(self, batch: PackedBatch) -> PackedBatch:
-        """The batch with the weight of every token in the loss of the whole optimizer step."""
-        return batch.with_streams(
-            **{LOSS_WEIGHT: aggregation_weights(self.aggregation, batch.layout)}
-        )
+        """The batch with the weight of every token in the loss of the whole optimizer step.
+
+        Where tokens count more or less (`TOKEN_WEIGHT`), all together count as much as without.
+        """
+        weights = aggregation_weights(self.aggregation, batch.layout)
+        if TOKEN_WEIGHT in batch.streams:
+            counted = weights * batch.streams[TOKEN_WEIGHT]
+            weights = counted * (weights.double().sum() / counted.double().sum()).float()
+        return batch.with_streams(**{LOSS_WEIGHT: weights})
 
     def update(self, batch: PackedBatch, *, lr: float) -> Updated:
         """One optimizer step on the whole batch, whatever the micro-batches are."""
-        (share,) = shares = split(self.prepare_update(batch), self.passes, ranks=1)
+        return self.update_prepared(self.prepare_update(batch), lr=lr)
+
+    def update_prepared(self, batch: PackedBatch, *, lr: float) -> Updated:
+        """One optimizer step on a batch whose tokens have their weights in the loss."""
+        (share,) = shares = split(batch, self.passes, ranks=1)
         return merge_updates(shares, [self.update_share(share, lr=lr)])
 
     def update_share(self, share: Share, *, lr: float) -> ShareUpdated:
@@ -54,7 +68,7 @@ class SupervisedEngine:
         def part_loss(part: PackedBatch, place: Tensor) -> tuple[Tensor, Mapping[str, Average]]:
             del place
             scored = self.policy(part.tokens, part.lengths, part.layout.mask)
-            loss = negative_log_likelihood(part.scatter(scored.logp), part.layout)
+            loss = self._loss(part.scatter(scored.logp), part.layout)
             return (part.streams[LOSS_WEIGHT] * loss.per_token).sum(), loss.metrics
 
         home, here = share.batch.tokens.device, share.to(self._device or self.policy.device)

@@ -8,6 +8,7 @@ reads.
 import sys
 import time
 from collections.abc import Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Protocol, TextIO, final
 
@@ -18,6 +19,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+HEADING: ContextVar[str] = ContextVar("heading", default="")
+"""What the run is a part of, such as a stage of a pipeline, for displays that open from now on."""
 PHASES = ("generate", "score", "log-probs", "update")
 """The phases that every step goes through, in order; others are shown when they come."""
 
@@ -54,6 +57,8 @@ FIGURES = (
     Figure(label="reward", names=("reward/mean",), form=".3f"),
     Figure(label="accuracy", names=("val/accuracy",), form=".3f"),
     Figure(label="nll", names=("sft/nll",), form=".3f"),
+    Figure(label="loss", names=("preference/loss", "reward_model/loss"), form=".4f"),
+    Figure(label="pairs right", names=("preference/accuracy", "reward_model/accuracy"), form=".3f"),
     Figure(label="entropy", names=("actor/entropy",), form=".3f"),
     Figure(label="length", names=("response_length/mean",), form=".1f"),
     Figure(label="KL", names=("actor/ref_kl", "actor/kl_loss", "actor/ppo_kl"), form=".4f"),
@@ -149,6 +154,7 @@ class PlainDisplay:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._clock = Clock()
+        self._heading = HEADING.get()
 
     def waiting(self, words: str) -> None:
         """Write the line."""
@@ -168,6 +174,7 @@ class PlainDisplay:
         known = [(figure.label, figure.show(metrics)) for figure in FIGURES]
         words = [f"{label} {text}" for label, text in known if text is not None]
         place = f"step {step:>{len(str(self._clock.total))}}/{self._clock.total}"
+        words = [self._heading, *words] if self._heading else words
         words += [
             f"{duration(self._clock.elapsed_s())} gone, {duration(self._clock.left_s())} left"
         ]
@@ -190,6 +197,7 @@ class LiveDisplay:
         self._metrics: dict[str, float] = {}
         self._course: list[float] = []
         self._console = console
+        self._title = f"luyen: {HEADING.get()}" if HEADING.get() else "luyen"
         self._live = Live(
             console=console, get_renderable=self._render, refresh_per_second=4, transient=False
         )
@@ -234,7 +242,7 @@ class LiveDisplay:
             ProgressBar(total=max(clock.total, 1), completed=clock.done),
             f"{duration(clock.elapsed_s())} gone, {duration(clock.left_s())} left",
         )
-        return Panel(Group(head, self._phase_line(), self._figure_grid()), title="luyen")
+        return Panel(Group(head, self._phase_line(), self._figure_grid()), title=self._title)
 
     def _phase_line(self) -> Text:
         line = Text()

@@ -125,9 +125,14 @@ def build_reference(
     config: RunConfig, tokenizer: Tokenizer, needs: Needs, device: str
 ) -> Policy | None:
     """The reference policy; None where none is needed, or the actor without its adapter is it."""
-    arr = config.actor_rollout_ref
-    if not needs.reference or arr.model.lora_rank > 0:
+    if not needs.reference or config.actor_rollout_ref.model.lora_rank > 0:
         return None
+    return frozen_policy(config, tokenizer, device)
+
+
+def frozen_policy(config: RunConfig, tokenizer: Tokenizer, device: str) -> Policy:
+    """What the policy is compared with: `ref.path`, or the policy as it starts; it never learns."""
+    arr = config.actor_rollout_ref
     reference = _other_weights(config, arr.ref.path, tokenizer, device)
     reference.requires_grad_(False)
     reference.is_exact = arr.rollout.deterministic

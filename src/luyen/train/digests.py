@@ -33,15 +33,19 @@ def stages_of(
     ordered = sorted(rollouts, key=lambda r: r.key)
     credit = {name: batch.streams[name] for name in _CREDIT if name in batch.streams}
     held = roles.describe()
-    measured = {name: v for name, v in update.items() if not name.endswith(_RATE)}
     return {
         "prompts": hash_value(sorted({(r.group.draw, r.group.uid) for r in ordered})),
         "rollouts": hash_parts(_drawn(ordered, pack)),
         "rewards": hash_value([[_judged(r) for r in ordered], dict(baselines)]),
         "advantages": hash_value(describe(credit)),
-        "gradients": hash_value([measured, dict(held.moments)]),
+        "gradients": hash_value([measured_update(update), dict(held.moments)]),
         "weights": hash_value(dict(held.weights)),
     }
+
+
+def measured_update(update: Mapping[str, float]) -> dict[str, float]:
+    """What an optimizer step measured, without its learning rate."""
+    return {name: value for name, value in update.items() if not name.endswith(_RATE)}
 
 
 def metrics_stage(metrics: Mapping[str, float]) -> str:
@@ -85,4 +89,6 @@ def _tree(score: Score) -> list[Any]:
     """A score with its parts; why one is missing is told in words, which may vary."""
     parts = [_tree(part) for part in score.parts]
     failed = score.error is not None
-    return [score.name, score.value, score.weight, parts, failed, score.by_turn]
+    told = [score.name, score.value, score.weight, parts, failed, score.by_turn]
+    made = [score.raw, score.gated, score.combine]
+    return told if made == [None, False, "sum"] else told + made

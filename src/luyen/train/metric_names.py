@@ -89,6 +89,19 @@ _SFT = {
     "val_nll": "The same on the validation rows.",
     "tokens": "Assistant tokens of the step.",
 }
+_PREFERENCE = {
+    "loss": "Loss, mean over pairs or answers.",
+    "accuracy": "Share of pairs whose chosen answer has the higher implicit reward, or of marked "
+    "answers on their side of the threshold; a tie counts half.",
+    "margin": "Implicit reward of chosen answers minus that of rejected ones.",
+    "chosen_reward": "Implicit reward of chosen or good answers.",
+    "rejected_reward": "Implicit reward of rejected or bad answers.",
+    "chosen_logp": "Log-probability of chosen or good answers.",
+    "rejected_logp": "Log-probability of rejected or bad answers.",
+    "kl": "Estimate of the KL to the reference from mismatched answers (kto).",
+    "reward_shift": "Mean implicit reward of all answers so far (bco).",
+    "<name>_loss": "Loss of one part of a mixture.",
+}
 _ROLE = {
     "memory_gb": ("GiB", "Most main memory of a process of the role since it began."),
     "device_gb": ("GiB", "Most memory of a GPU that such a process held since it began."),
@@ -121,11 +134,15 @@ _FAMILIES = {
     "val": _VALIDATION,
     "val/<source...>": _VALIDATION,
     "sft": _SFT,
+    "preference": _PREFERENCE,
 }
 
 for _family, _names in _FAMILIES.items():
     for _name, _doc in _names.items():
         metric(f"{_family}/{_name}", doc=_doc)
+
+for _name, _doc in _PREFERENCE.items():
+    metric(f"preference/val_{_name}", doc=f"On the held-out rows: {_doc[0].lower()}{_doc[1:]}")
 
 for _part, _meaning in _PART.items():
     for _name, _doc in _PART_SIZE.items():

@@ -26,13 +26,13 @@ from luyen.train.beginning import (
 )
 from luyen.train.build import build_run
 from luyen.train.build_roles import surroundings_of
+from luyen.train.offline.start import run_offline
 from luyen.train.online import train_online
 from luyen.train.process import import_plugins, load_run_tokenizer
 from luyen.train.recorder import Recorder, restore
 from luyen.train.recovery import until_done
 from luyen.train.run import OnlineRun
 from luyen.train.saving import known_at, open_store, saves_aside
-from luyen.train.start_offline import run_supervised
 from luyen.train.unbuilt import refuse_unbuilt
 from luyen.train.work import settings_print
 
@@ -46,8 +46,8 @@ def run_training(report: Report, *, trial_steps: int | None = None) -> Summary:
         first = next(p for p in report.problems if p.severity == "error")
         raise UserError(first.field, first.value, first.why, first.fix)
     refuse_unbuilt(report)
-    if report.config.trainer.stage == "sft":
-        return run_supervised(report, trial_steps=trial_steps)
+    if report.config.trainer.stage != "rl":
+        return run_offline(report, trial_steps=trial_steps)
 
     def carry_out(run: OnlineRun) -> Summary:
         run.trial_steps = trial_steps

@@ -6,8 +6,10 @@ from luyen.config.schema.block import Block, block
 from luyen.config.schema.critic import Critic
 from luyen.config.schema.data import Data
 from luyen.config.schema.model import Model
+from luyen.config.schema.preference import Preference
 from luyen.config.schema.reward import Reward
 from luyen.config.schema.rollout import Ref, Rollout
+from luyen.config.schema.sft import Sft
 from luyen.config.schema.trainer import Trainer
 
 
@@ -21,7 +23,7 @@ class ActorRolloutRef(Block):
 
 
 class RunConfig(Block):
-    """A whole run, in six blocks."""
+    """A whole run: six blocks of any run, and one for each offline stage."""
 
     data: Data = block(Data, "What is read and how much of it makes a step.")
     actor_rollout_ref: ActorRolloutRef = block(ActorRolloutRef, "The policy in its three roles.")
@@ -29,3 +31,5 @@ class RunConfig(Block):
     reward: Reward = block(Reward, "What scores rollouts.")
     algorithm: Algorithm = block(Algorithm, "What is learned.")
     trainer: Trainer = block(Trainer, "The life of a run.")
+    sft: Sft = block(Sft, "`trainer.stage: sft`.")
+    preference: Preference = block(Preference, "`trainer.stage: preference`.")

@@ -42,8 +42,11 @@ class Watchdog(Block):
 class Trainer(Block):
     """The life of a run."""
 
-    stage: Literal["rl", "sft"] = key(
-        "rl", "rl: learn from rewards; sft: learn from the conversations that are given."
+    stage: Literal["rl", "sft", "preference", "reward_model", "distill"] = key(
+        "rl",
+        "rl: learn from rewards; sft: from the conversations that are given; preference: from "
+        "pairs or marked answers; reward_model: to judge as preferences do; distill: from a "
+        "teacher.",
     )
     nnodes: int = key(1, "Machines.", ge=1)
     n_gpus_per_node: int = key(1, "Devices of each machine (on CPU: worker processes).", ge=1)

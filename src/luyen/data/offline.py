@@ -1,0 +1,207 @@
+"""Rows that are learned from as they are: read in any format, checked, filtered, and ordered."""
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Generic, TypeVar, cast, final
+
+from luyen.base.errors import UserError
+from luyen.base.records import Prompt, make_prompt
+from luyen.config.schema.data import Data
+from luyen.data.build import TrainData, build_sampler
+from luyen.data.formats.forms import FORMS, Kind
+from luyen.data.formats.read import open_rows
+from luyen.data.formats.records import (
+    AnyRow,
+    ConversationRow,
+    LabelledRow,
+    PreferenceRow,
+    SteppedRow,
+    TextRow,
+)
+from luyen.data.markers import find_markers
+from luyen.data.offline_lengths import longest
+from luyen.data.render import Renderer
+from luyen.data.sources import Dataset, RowSource
+from luyen.data.tokenizer import Tokenizer
+
+R = TypeVar("R", bound=AnyRow)
+_DIGEST = 16
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfflineData(Generic[R]):
+    """Rows of one kind, and the same rows as prompts, by which they are drawn and listed.
+
+    Example:
+        >>> from luyen.data.tokenizer import load_tokenizer
+        >>> found = build_offline_data(Data(train_files=("arithmetic://sum?size=8&traces=1",)),
+        ...     kinds=(Kind.CONVERSATION,), tokenizer=load_tokenizer("builtin://arithmetic"))
+        >>> [len(found.train[i].messages) for i in found.given.sampler.take(0, 2)]
+        [2, 2]
+    """
+
+    train: tuple[R, ...]
+    """What is learned from."""
+    validation: tuple[R, ...]
+    """What is measured on; empty when no files are named."""
+    given: TrainData
+    """The rows as prompts in the same order, with their sampler, counts and renderer."""
+
+
+def build_offline_data(
+    data: Data, *, kinds: Sequence[Kind], tokenizer: Tokenizer, seed: int = 0
+) -> OfflineData[Any]:
+    """Every row of the files in the formats that they have; a UserError for rows of other kinds.
+
+    Training rows that repeat an earlier one and pairs of equal answers are dropped and counted, and
+    so is everywhere what does not fit into `max_prompt_length + max_response_length` tokens.
+    """
+    renderer = Renderer(tokenizer, template_kwargs=data.apply_chat_template_kwargs)
+    rows, train = _load(data, data.train_files, kinds, renderer, data.train_max_samples, "train")
+    held: tuple[list[Any], Dataset | None] = ([], None)
+    if data.val_files:
+        held = _load(data, data.val_files, kinds, renderer, data.val_max_samples, "val")
+    known = {prompt.uid for prompt in train.prompts}
+    validation = held[1]
+    given = TrainData(
+        train=train,
+        validation=validation,
+        sampler=build_sampler(data, train, seed=seed),
+        renderer=renderer,
+        num_leaked=sum(p.uid in known for p in validation.prompts) if validation else 0,
+    )
+    return OfflineData(train=tuple(rows), validation=tuple(held[0]), given=given)
+
+
+def _load(
+    data: Data, files: Sequence[str], kinds: Sequence[Kind], renderer: Renderer, most: int, of: str
+) -> tuple[list[Any], Dataset]:
+    rows: list[Any] = []
+    prompts, origins, sources = list[Prompt](), list[str](), list[RowSource]()
+    counts: dict[str, int] = {}
+    for address in files:
+        reading = open_rows(address, string_prompts=data.string_prompts)
+        _require_kind(address, reading.format.kind, kinds)
+        digest, first = hashlib.blake2b(digest_size=_DIGEST), len(rows)
+        for at, row in reading:
+            digest.update(json.dumps(asdict(row), sort_keys=True, default=str).encode())
+            if 0 <= most <= len(rows):
+                continue
+            rows.append(as_conversation(row) if isinstance(row, Prompt) else row)
+            prompts.append(as_prompt(rows[-1], data.reward_fn_key))
+            origins.append(str(at))
+        if not reading.counts["read"]:
+            raise UserError(f"data.{of}_files", address, "there are no rows in it", "mend it")
+        read = reading.counts["read"]
+        sources.append(RowSource(address=address, rows=read, fingerprint=digest.hexdigest()))
+        counts["read"] = counts.get("read", 0) + len(rows) - first
+    together = "".join(source.fingerprint for source in sources)
+    dataset = Dataset(
+        prompts=tuple(prompts),
+        origins=tuple(origins),
+        sources=tuple(sources),
+        fingerprint=hashlib.blake2b(together.encode(), digest_size=_DIGEST).hexdigest(),
+        counts=counts,
+    )
+    return _filtered(data, rows, dataset, renderer, of)
+
+
+def _filtered(
+    data: Data, rows: list[Any], dataset: Dataset, renderer: Renderer, of: str
+) -> tuple[list[Any], Dataset]:
+    limit = data.max_prompt_length + data.max_response_length
+    seen: set[str] = set()
+
+    def is_repeated(_: Any, prompt: Prompt) -> bool:
+        known = prompt.uid in seen
+        seen.add(prompt.uid)
+        return known and of == "train" and data.filter_duplicates
+
+    reasons: dict[str, Callable[[Any, Prompt], bool]] = {
+        "ties": lambda row, _: isinstance(row, PreferenceRow) and row.is_tie,
+        "duplicates": is_repeated,
+        "overlong": lambda row, _: longest(row, renderer) > limit,
+    }
+    kept, dropped = list[int](), dict[str, int]()
+    for place, (row, prompt) in enumerate(zip(rows, dataset.prompts, strict=True)):
+        why = next((name for name, holds in reasons.items() if holds(row, prompt)), None)
+        if why is None:
+            kept.append(place)
+        else:
+            dropped[why] = dropped.get(why, 0) + 1
+    dataset = replace(
+        dataset,
+        prompts=tuple(dataset.prompts[i] for i in kept),
+        origins=tuple(dataset.origins[i] for i in kept),
+        counts={**dataset.counts, **dropped},
+    )
+    if not kept:
+        said = ", ".join(f"{n} {what}" for what, n in dataset.counts.items())
+        files = [source.address for source in dataset.sources]
+        raise UserError(f"data.{of}_files", files, f"no row is left: {said}", "loosen the filters")
+    special = renderer.tokenizer.special_tokens
+    markers = find_markers(dataset.prompts, dataset.origins, special)
+    return [rows[i] for i in kept], replace(dataset, markers=markers)
+
+
+def _require_kind(address: str, found: Kind, wanted: Sequence[Kind]) -> None:
+    if found not in wanted:
+        forms = [", ".join(form.needs) for form in FORMS.values() if form.kind in wanted]
+        why = f"its rows are of the kind `{found}`, and this stage learns from others"
+        fix = f"give rows with the columns {' or '.join(forms)}; see `luyen data inspect`"
+        raise UserError("data.train_files", address, why, fix)
+
+
+def as_conversation(prompt: Prompt) -> ConversationRow:
+    """A row under `prompt` that holds a whole conversation; all that the assistant says counts.
+
+    Example:
+        >>> row = make_prompt([{"role": "user", "content": "1+1="},
+        ...                    {"role": "assistant", "content": "2"}])
+        >>> as_conversation(row).weights
+        (0.0, 1.0)
+    """
+    speaks = [message["role"] == "assistant" for message in prompt.messages]
+    if not any(speaks):
+        roles = [message["role"] for message in prompt.messages]
+        why = "supervised training needs a message of the assistant to learn from"
+        raise UserError("messages", roles, why, "add the answer, or drop the row")
+    return ConversationRow(
+        messages=prompt.messages,
+        weights=tuple(map(float, speaks)),
+        tools=prompt.tools,
+        extra_info={**prompt.extra_info, "data_source": prompt.data_source},
+    )
+
+
+def as_prompt(row: AnyRow, source_key: str) -> Prompt:
+    """The row as what it asks, with a uid that everything in it counts in."""
+    assert not isinstance(row, Prompt)
+    asked, rest = _split(row)
+    source = row.extra_info.get(source_key, "")
+    return make_prompt(
+        asked,
+        tools=() if isinstance(row, TextRow) else row.tools,
+        data_source=source if isinstance(source, str) else "",
+        ground_truth=rest,
+        extra_info=row.extra_info,
+    )
+
+
+def _split(row: AnyRow) -> tuple[Sequence[Any], Any]:
+    """What a row asks, and what it teaches."""
+    match row:
+        case PreferenceRow():
+            return row.prompt, [list(row.chosen), list(row.rejected), row.margin]
+        case LabelledRow():
+            return row.prompt, [list(row.completion), row.label]
+        case SteppedRow():
+            return row.prompt, [list(row.steps), list(row.labels)]
+        case TextRow():
+            return ({"role": "user", "content": row.text},), None
+        case _:
+            spoken = cast(ConversationRow, row)
+            return spoken.messages, list(spoken.weights)

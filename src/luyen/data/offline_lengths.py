@@ -1,0 +1,43 @@
+"""How many tokens the longest sequence of a row has."""
+
+from luyen.data.formats.records import (
+    AnyRow,
+    ConversationRow,
+    LabelledRow,
+    PreferenceRow,
+    SteppedRow,
+    TextRow,
+)
+from luyen.data.formats.render import (
+    render_answer,
+    render_conversation,
+    render_pair,
+    render_steps,
+)
+from luyen.data.render import Renderer
+
+
+def longest(row: AnyRow, renderer: Renderer) -> int:
+    """Tokens of the longest sequence that the row makes, prompt included.
+
+    Example:
+        >>> from luyen.data.tokenizer import load_tokenizer
+        >>> longest(TextRow(text="1+1=2"), Renderer(load_tokenizer("builtin://arithmetic")))
+        5
+    """
+    match row:
+        case PreferenceRow():
+            pair = render_pair(row, renderer, allow_whole=True)
+            return len(pair.prompt) + max(len(pair.chosen.tokens), len(pair.rejected.tokens))
+        case LabelledRow():
+            return len(render_answer(row, renderer).tokens)
+        case SteppedRow():
+            steps = render_steps(row, renderer)
+            return len(steps.prompt) + len(steps.tokens)
+        case TextRow():
+            return len(renderer.tokenizer.encode(row.text))
+        case ConversationRow():
+            branches = render_conversation(row, renderer)
+            return max(len(branch.rendered.tokens) for branch in branches)
+        case _:
+            raise AssertionError("a prompt teaches nothing")

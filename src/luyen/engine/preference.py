@@ -1,0 +1,126 @@
+"""Optimizer steps on pairs and on marked answers.
+
+A preference loss is a function of one sum of log-probabilities per sequence. A pass without
+gradients gives all sums of the step; the loss gives its derivative by each of them; and a second
+pass lets every token learn with the derivative of its sequence as its weight. So the gradient is
+that of the whole step for any cut into micro-batches, even between the two answers of a pair, and
+batch terms (KTO's reference point, AOT's order) are over the whole step.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeAlias, final
+
+import torch
+from torch import Tensor
+
+from luyen.algorithms.preference.inputs import PairInputs, UnpairedInputs
+from luyen.algorithms.preference.length import sequence_sums
+from luyen.algorithms.preference.step import PreferenceObjective, StepCoefficients
+from luyen.algorithms.preference.unpaired import step_rewards
+from luyen.algorithms.statistic import Average
+from luyen.engine.batch import PackedBatch
+from luyen.engine.lesson import Lesson
+from luyen.engine.score import score
+from luyen.engine.step import LOSS_WEIGHT, Updated
+from luyen.engine.supervised import SupervisedEngine
+from luyen.models.policy import Policy
+
+Sums: TypeAlias = dict[str, Tensor]
+"""Sum of log-probabilities of each sequence: of the `batch`, and of each batch aside."""
+MARGINS, DESIRABLE, MISMATCHED = "margins", "desirable", "mismatched"
+
+
+@final
+class PreferenceEngine:
+    """A policy that learns by a preference objective, beside a reference that does not."""
+
+    def __init__(self, learner: SupervisedEngine, objective: PreferenceObjective) -> None:
+        self.learner = learner
+        self.objective = objective
+        self.reference: Callable[[Lesson], Sums] | None = None
+        """Gives the sums of the reference policy; None: there is none, and no loss may need it."""
+        self.history: Average | None = None
+        """Implicit rewards of every step so far (bco)."""
+
+    def update(self, lesson: Lesson, *, lr: float) -> Updated:
+        """One optimizer step on the whole lesson, whatever the micro-batches are."""
+        found, inputs = self._evaluate(lesson)
+        weights = self._token_weights(lesson)
+        per_sequence = -_by_sequence(found, lesson.batch)
+        per_token = lesson.batch.layout.spread(per_sequence)
+        if weights is not None:
+            per_token = per_token * weights
+        prepared = lesson.batch.with_streams(**{LOSS_WEIGHT: per_token.float()})
+        done = self.learner.update_prepared(prepared, lr=lr)
+        if "bco" in self.objective.losses and isinstance(inputs, UnpairedInputs):
+            self.history = step_rewards(inputs, float(self.objective.knobs.get("beta", 0.1)))
+        return replace(done, metrics=_values(found))
+
+    @torch.no_grad()
+    def measure(self, lesson: Lesson) -> dict[str, float]:
+        """Loss, accuracy and rewards of a lesson, from which nothing is learned."""
+        return _values(self._evaluate(lesson)[0])
+
+    def _evaluate(self, lesson: Lesson) -> tuple[StepCoefficients, PairInputs | UnpairedInputs]:
+        sums = self.sums(self.learner.policy, lesson)
+        inputs = self._inputs(lesson, sums)
+        return self.objective.coefficients(inputs), inputs
+
+    def sums(self, policy: Policy, lesson: Lesson) -> Sums:
+        """What a policy gives to every sequence of a lesson, as the objective weighs tokens."""
+        weights = {"batch": self._token_weights(lesson)}
+        return {
+            name: sequence_sums(
+                score(policy, batch, self.learner.passes, temperature=1.0)["logp"],
+                batch.layout,
+                weights.get(name),
+            )
+            for name, batch in {"batch": lesson.batch, **lesson.aside}.items()
+        }
+
+    def _token_weights(self, lesson: Lesson) -> Tensor | None:
+        if self.objective.kind != "pair":
+            return None
+        lengths = lesson.batch.layout.lengths()
+        shorter = torch.minimum(lengths[0::2], lengths[1::2]).repeat_interleave(2)
+        return self.objective.token_weights(lesson.batch.layout, shorter)
+
+    def _inputs(self, lesson: Lesson, sums: Sums) -> PairInputs | UnpairedInputs:
+        known = self.reference(lesson) if self.reference is not None else {}
+        logp, ref = sums["batch"], known.get("batch")
+        if self.objective.kind == "pair":
+            lengths = lesson.batch.layout.lengths()
+            return PairInputs(
+                chosen=logp[0::2],
+                rejected=logp[1::2],
+                chosen_tokens=lengths[0::2],
+                rejected_tokens=lengths[1::2],
+                ref_chosen=None if ref is None else ref[0::2],
+                ref_rejected=None if ref is None else ref[1::2],
+                margins=lesson.numbers.get(MARGINS),
+            )
+        assert ref is not None, "losses of marked answers compare with a reference"
+        return UnpairedInputs(
+            logp=logp,
+            ref_logp=ref,
+            desirable=lesson.numbers[DESIRABLE],
+            mismatched=sums.get(MISMATCHED),
+            ref_mismatched=known.get(MISMATCHED),
+            history=self.history,
+        )
+
+
+def _by_sequence(found: StepCoefficients, batch: PackedBatch) -> Tensor:
+    """The derivative of the loss by the sum of each sequence, in their order."""
+    if "logp" in found.by:
+        return found.by["logp"]
+    together = torch.stack((found.by["chosen"], found.by["rejected"]), dim=1)
+    assert together.numel() == len(batch.lengths), "a pair is two sequences"
+    return together.reshape(-1)
+
+
+def _values(found: StepCoefficients) -> dict[str, float]:
+    """Means over the step; a mean of nothing, such as of bad answers where all are good, is none."""
+    counted = {name: a for name, a in found.metrics.items() if float(a.count) > 0}
+    return {name: average.value() for name, average in counted.items()}

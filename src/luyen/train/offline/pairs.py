@@ -1,0 +1,126 @@
+"""Pairs and marked answers as tokens."""
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import torch
+
+from luyen.base.errors import UserError
+from luyen.data.formats.records import LabelledRow, PreferenceRow
+from luyen.data.formats.render import RenderedAnswer, render_answer, render_pair
+from luyen.data.render import Renderer
+from luyen.engine.batch import PackedBatch, pack
+from luyen.engine.lesson import Lesson
+from luyen.engine.preference import DESIRABLE, MARGINS, MISMATCHED
+
+Marked: TypeAlias = LabelledRow | PreferenceRow
+
+
+def lay_pairs(
+    rows: Sequence[PreferenceRow],
+    places: Sequence[int],
+    renderer: Renderer,
+    device: torch.device,
+    *,
+    use_margins: bool = False,
+    is_held: bool = False,
+) -> Lesson:
+    """Two sequences for each row, the chosen one first; the prompt of a pair is computed once."""
+    tokens, masks, groups = list[tuple[int, ...]](), list[list[bool]](), list[int]()
+    margins: list[float] = []
+    for number, place in enumerate(places):
+        pair = render_pair(rows[place], renderer, allow_whole=True)
+        for answer in (pair.chosen, pair.rejected):
+            tokens.append(pair.prompt + answer.tokens)
+            masks.append([False] * len(pair.prompt) + list(answer.mask))
+            groups.append(number)
+        if use_margins:
+            margins.append(_margin(rows[place]))
+    numbers = {MARGINS: torch.tensor(margins, device=device)} if use_margins else {}
+    batch = pack(tokens, masks=masks, groups=groups, device=device)
+    return Lesson(rows=_named(places, is_held), batch=batch, numbers=numbers)
+
+
+def lay_marked(
+    rows: Sequence[Marked],
+    places: Sequence[int],
+    renderer: Renderer,
+    device: torch.device,
+    *,
+    is_mismatched: bool = False,
+    is_held: bool = False,
+) -> Lesson:
+    """One sequence for a marked answer, two for a pair, whose answers are good and bad.
+
+    With `is_mismatched` every answer also stands after the prompt of another row: which one depends
+    on the rows alone, not on the step.
+    """
+    marked = [one for place in places for one in _answers(rows[place])]
+    aside: dict[str, PackedBatch] = {}
+    if is_mismatched:
+        others = [one for place in places for one in _mismatched(rows, place)]
+        aside[MISMATCHED] = _packed([render_answer(row, renderer) for row in others], device)
+    return Lesson(
+        rows=_named(places, is_held),
+        batch=_packed([render_answer(row, renderer) for row in marked], device),
+        aside=aside,
+        numbers={DESIRABLE: torch.tensor([row.label for row in marked], device=device)},
+    )
+
+
+def _answers(row: Marked) -> tuple[LabelledRow, ...]:
+    if isinstance(row, LabelledRow):
+        return (row,)
+    return tuple(
+        LabelledRow(
+            prompt=row.prompt,
+            completion=said,
+            label=is_good,
+            tools=row.tools,
+            template_kwargs=row.template_kwargs,
+        )
+        for said, is_good in ((row.chosen, True), (row.rejected, False))
+    )
+
+
+def _mismatched(rows: Sequence[Marked], place: int) -> list[LabelledRow]:
+    """The answers of the next row that asks something else, after the prompt of this one."""
+    row, count = rows[place], len(rows)
+    after = (rows[(place + step) % count] for step in range(1, count))
+    other = next((one for one in after if one.prompt != row.prompt), None)
+    if other is None:
+        why = "every row asks the same, and kto needs answers to other prompts"
+        fix = "add rows, or choose preference.loss_type=apo_zero_unpaired"
+        raise UserError("data.train_files", count, why, fix)
+    said = [one.completion for one in _answers(other)]
+    own = _answers(row)
+    return [
+        LabelledRow(
+            prompt=one.prompt,
+            completion=said[i % len(said)],
+            label=one.label,
+            tools=one.tools,
+            template_kwargs=one.template_kwargs,
+        )
+        for i, one in enumerate(own)
+    ]
+
+
+def _packed(answers: Sequence[RenderedAnswer], device: torch.device) -> PackedBatch:
+    return pack(
+        [one.tokens for one in answers],
+        masks=[[False] * len(one.prompt) + list(one.answer.mask) for one in answers],
+        groups=list(range(len(answers))),
+        device=device,
+    )
+
+
+def _margin(row: PreferenceRow) -> float:
+    if row.margin is None:
+        why = "a row has no margin"
+        raise UserError("preference.use_margins", True, why, "add the column, or set it to false")
+    return row.margin
+
+
+def _named(places: Sequence[int], is_held: bool) -> tuple[int, ...]:
+    return tuple(-1 - place for place in places) if is_held else tuple(places)

@@ -1,0 +1,110 @@
+"""The reference's log-probabilities of every row, made once and kept beside the run.
+
+A reference never changes, so its numbers need no model at every step. They are those that a live
+reference would give, and belong to the rows, the weights and the weights of tokens: a table of
+anything else is made anew.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from luyen.base.digests import hash_value
+from luyen.base.files import read_json
+from luyen.checkpoint.tensors import load_state, save_state
+from luyen.data.offline import OfflineData
+from luyen.engine.lesson import Lesson
+from luyen.engine.preference import Sums
+from luyen.models.digest import describe
+from luyen.train.offline.stage import Given
+
+_FOLDER, _NAME = "reference", "sums"
+
+
+def precomputed(
+    live: Callable[[Lesson], Sums],
+    lessons: Callable[[int], Iterable[Lesson]],
+    given: Given,
+    *,
+    weights: Mapping[str, Tensor],
+) -> Callable[[Lesson], Sums]:
+    """What a live reference gives for each lesson, looked up instead of computed.
+
+    `weights` are those that the policy begins with.
+    """
+    key = _key(given, weights)
+    table = _known(given, key) or _made(live, lessons, given, key)
+    device = given.device
+
+    def looked_up(lesson: Lesson) -> Sums:
+        rows = [table[str(place)] for place in lesson.rows]
+        return {name: torch.cat([row[name] for row in rows]).to(device) for name in rows[0]}
+
+    return looked_up
+
+
+def _made(
+    live: Callable[[Lesson], Sums],
+    lessons: Callable[[int], Iterable[Lesson]],
+    given: Given,
+    key: str,
+) -> dict[str, Sums]:
+    size, total = given.config.data.train_batch_size, _count(given.data)
+    table: dict[str, Sums] = {}
+    for lesson in lessons(size):
+        given.display.waiting(f"reference: log-probabilities of {len(table)} of {total} rows")
+        sums = {name: x.cpu() for name, x in live(lesson).items()}
+        each = {name: len(x) // len(lesson.rows) for name, x in sums.items()}
+        for i, place in enumerate(lesson.rows):
+            table[str(place)] = {
+                name: x[i * each[name] : (i + 1) * each[name]].clone() for name, x in sums.items()
+            }
+    if given.directory is not None:
+        folder = given.directory.root / _FOLDER
+        folder.mkdir(exist_ok=True)
+        places = list(table)
+        joined = {name: torch.cat([table[p][name] for p in places]) for name in table[places[0]]}
+        state = {"key": key, "places": [int(p) for p in places], "sums": joined}
+        save_state(folder, _NAME, state)
+    return table
+
+
+def _known(given: Given, key: str) -> dict[str, Sums] | None:
+    """The table that the run kept, if it is of these rows and weights."""
+    if given.directory is None:
+        return None
+    folder = given.directory.root / _FOLDER
+    if not (folder / f"{_NAME}.json").is_file():
+        return None
+    if read_json(folder / f"{_NAME}.json")["state"].get("key") != key:
+        return None
+    kept = load_state(folder, _NAME)
+    places, sums = kept["places"], kept["sums"]
+    each = {name: len(x) // len(places) for name, x in sums.items()}
+    return {
+        str(place): {name: x[i * each[name] : (i + 1) * each[name]] for name, x in sums.items()}
+        for i, place in enumerate(places)
+    }
+
+
+def _key(given: Given, weights: Mapping[str, Tensor]) -> str:
+    """Hash of what the numbers depend on."""
+    config, rows = given.config, given.data.given
+    held = rows.validation.fingerprint if rows.validation is not None else None
+    arr, data = config.actor_rollout_ref, config.data
+    return hash_value(
+        [
+            [rows.train.fingerprint, held, len(given.data.train), len(given.data.validation)],
+            arr.model.model_dump(mode="json"),
+            arr.ref.path,
+            [config.preference.ld_alpha, list(config.preference.loss_type)],
+            [data.max_prompt_length, data.max_response_length, data.apply_chat_template_kwargs],
+            describe(weights),
+        ]
+    )
+
+
+def _count(data: OfflineData[Any]) -> int:
+    return len(data.train) + len(data.validation)

@@ -1,0 +1,143 @@
+"""The offline loop: draw rows, take an optimizer step, measure, write down."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, final
+
+from luyen.base.digests import BEGINNING, link
+from luyen.config.schema.run import RunConfig
+from luyen.data.build import TrainData
+from luyen.engine.lesson import Lesson
+from luyen.engine.optim import rate
+from luyen.engine.step import Updated
+from luyen.telemetry.display import Display
+from luyen.telemetry.spans import SPANS, span
+from luyen.train.digests import metrics_stage
+from luyen.train.interrupt import Interruption
+from luyen.train.offline.digests import stages_of
+from luyen.train.offline.files import OfflineFiles
+from luyen.train.offline.stage import OfflineStage
+from luyen.train.profile import StepProfiler
+from luyen.train.watchdog import Watchdog
+
+
+@final
+class OfflineRun:
+    """Parts and progress of a run of one offline stage."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        data: TrainData,
+        stage: OfflineStage,
+        files: OfflineFiles,
+        display: Display,
+        *,
+        total_steps: int,
+    ) -> None:
+        self.config = config
+        self.data = data
+        self.stage = stage
+        self.files = files
+        self.display = display
+        self.total_steps = total_steps
+        self.step = 0
+        self.chain = BEGINNING
+        """Digest of everything that was done so far."""
+        self.first: dict[str, float] = {}
+        """The first value of each number that the stage is judged by."""
+        self.last: dict[str, float] = {}
+        """The newest value of each."""
+        self.interruption = Interruption()
+        self.watchdog = Watchdog(config.trainer.watchdog, files.directory.events)
+        profile, is_cuda = config.trainer.profile, stage.device.type == "cuda"
+        self.profiler = StepProfiler(profile, files.directory, is_cuda=is_cuda)
+        self.trial_steps: int | None = None
+        """Where a run ends that is only measured and keeps no checkpoint; None: a whole run."""
+        self.saved = 0
+        """Step of the newest checkpoint; the beginning needs none."""
+
+    def lessons(self) -> Iterator[Lesson]:
+        """The lesson of each step that is left; rows are a pure function of the step."""
+        last = min(self.total_steps, self.trial_steps or self.total_steps)
+        while self.step < last and not self.interruption.is_wanted:
+            with self.profiler.step(self.step + 1):
+                yield self.stage.lesson(self.rows_of(self.step + 1))
+
+    def rows_of(self, step: int) -> list[int]:
+        """Places of the training rows that a step learns from."""
+        size = self.config.data.train_batch_size
+        return list(self.data.sampler.take((step - 1) * size, size))
+
+    def rate_of(self, step: int) -> float:
+        """The learning rate of a step."""
+        optim = self.config.actor_rollout_ref.actor.optim
+        return rate(optim, step=step - 1, total_steps=self.total_steps)
+
+    def is_due(self, every: int) -> bool:
+        """Whether something that happens every so many steps, and at the end, happens now."""
+        return self.step >= self.total_steps or (every > 0 and self.step % every == 0)
+
+    def measure(self) -> dict[str, float]:
+        """What the held-out rows say now."""
+        self.display.phase("validate")
+        with self.watchdog.watching(self.step, "validate"), span("validate", step=self.step):
+            return self.stage.measure()
+
+    def write_down(self, stages: Mapping[str, str], metrics: Mapping[str, float]) -> None:
+        """Write and show the numbers of the step that is done, validation included."""
+        found = {**metrics, **SPANS.drain(self.step)}
+        named = {**stages, "metrics": metrics_stage(found)}
+        digest = link(self.chain, step=self.step, stages=named)
+        self.files.step(digest, found)
+        self.chain = digest.chain
+        for goal in self.stage.goals:
+            if goal.metric in found:
+                self.first.setdefault(goal.metric, found[goal.metric])
+                self.last[goal.metric] = found[goal.metric]
+
+    def save(self) -> None:
+        """A checkpoint of the step that is done, unless it has one."""
+        if self.trial_steps is None and self.saved != self.step:
+            loop = {"step": self.step, "chain": self.chain, "first": self.first}
+            self.files.save(self.stage.state(), loop)
+            self.saved = self.step
+
+    def go_on_from(self, loop: Mapping[str, Any]) -> None:
+        """Stand where a checkpoint stood; the stage was put there already."""
+        self.step = self.saved = int(loop["step"])
+        self.chain = str(loop["chain"])
+        self.first = dict(loop["first"])
+
+
+def train_offline(run: OfflineRun) -> None:
+    """Draw, update, measure, until the steps are done or the user interrupts."""
+    trainer = run.config.trainer
+    if run.step == 0 and trainer.val_before_train and (found := run.measure()):
+        run.write_down({}, found)
+    for lesson in run.lessons():
+        done = _learn(run, lesson)
+        run.step += 1
+        metrics = update_metrics(done)
+        uids = [run.data.train.prompts[i].uid for i in lesson.rows]
+        with span("digest", step=run.step):
+            stages = stages_of(uids, lesson, metrics, run.stage.state())
+        if run.is_due(trainer.test_freq):
+            metrics |= run.measure()
+        run.write_down(stages, metrics)
+        if run.is_due(trainer.save_freq):
+            run.save()
+    run.save()
+
+
+def update_metrics(done: Updated) -> dict[str, float]:
+    """What an optimizer step measured, with its norm and its learning rate."""
+    stepped = done.stepped
+    return {**done.metrics, "actor/grad_norm": stepped.grad_norm, "actor/lr": stepped.lr}
+
+
+def _learn(run: OfflineRun, lesson: Lesson) -> Updated:
+    step = run.step + 1
+    run.display.phase("update")
+    watched = run.watchdog.watching(step, "update")
+    with watched, span("update", step=step), run.profiler.part("update actor"):
+        return run.stage.update(lesson, lr=run.rate_of(step))

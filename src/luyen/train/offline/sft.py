@@ -1,0 +1,180 @@
+"""The stage `sft`: conversations in which the assistant has answered, and plain text."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, final
+
+import torch
+
+from luyen.base.errors import UserError
+from luyen.base.records import Source
+from luyen.checkpoint.tensors import load_state
+from luyen.config.schema.run import RunConfig
+from luyen.data.formats.forms import Kind
+from luyen.data.formats.records import ConversationRow, TextRow
+from luyen.data.formats.render import Weighted, render_conversation
+from luyen.data.offline import OfflineData
+from luyen.data.render import Renderer
+from luyen.data.rendered import Rendered
+from luyen.data.tokenizer import Tokenizer
+from luyen.engine.batch import PackedBatch, pack
+from luyen.engine.lesson import Lesson
+from luyen.engine.optim import MasterAdamW
+from luyen.engine.score import score
+from luyen.engine.step import Updated
+from luyen.engine.supervised import TOKEN_WEIGHT, SupervisedEngine
+from luyen.models.load import load_policy
+from luyen.models.state import restore_parameters, trained_parameters
+from luyen.train.build_roles import actor_passes, choose_threads
+from luyen.train.offline.stage import Given, Goal, OfflineStage, StageKind
+
+Learnable = ConversationRow | TextRow
+
+
+@final
+class SftStage:
+    """A policy that learns what the assistant says."""
+
+    goals = (
+        Goal(metric="sft/val_nll", label="negative log-likelihood of held-out rows"),
+        Goal(metric="sft/nll", label="negative log-likelihood"),
+    )
+
+    def __init__(
+        self, engine: SupervisedEngine, data: OfflineData[Learnable], *, learn: str
+    ) -> None:
+        self._engine = engine
+        self._data = data
+        self._learn = learn
+
+    @property
+    def device(self) -> torch.device:
+        """Where passes run."""
+        return self._engine.policy.device
+
+    def lesson(self, rows: Sequence[int]) -> Lesson:
+        """The rows at these places as packed tokens."""
+        chosen = [self._data.train[i] for i in rows]
+        return Lesson(rows=tuple(rows), batch=self._packed(chosen))
+
+    def update(self, lesson: Lesson, *, lr: float) -> Updated:
+        """One optimizer step; how many tokens it learned from is among its metrics."""
+        done = self._engine.update(lesson.batch, lr=lr)
+        tokens = float(lesson.batch.layout.mask.sum())
+        return Updated(stepped=done.stepped, metrics={**done.metrics, "sft/tokens": tokens})
+
+    @torch.no_grad()
+    def measure(self) -> dict[str, float]:
+        """Mean negative log-likelihood of what is learned, on the held-out rows."""
+        if not self._data.validation:
+            return {}
+        batch = self._packed(self._data.validation)
+        logp = score(self._engine.policy, batch, self._engine.passes, temperature=1.0)["logp"]
+        total = batch.layout.on_mask(logp).double().sum()
+        return {"sft/val_nll": -float(total) / int(batch.layout.mask.sum())}
+
+    def state(self) -> dict[str, Any]:
+        """Weights and optimizer."""
+        return actor_state(self._engine)
+
+    def load(self, folder: Path) -> None:
+        """Stand where a checkpoint stood."""
+        load_actor(self._engine, folder)
+
+    def _packed(self, rows: Sequence[Learnable]) -> PackedBatch:
+        renderer = self._data.given.renderer
+        return pack_conversations(rows, renderer, self.device, learn=self._learn)
+
+
+def actor_state(engine: SupervisedEngine) -> dict[str, Any]:
+    """A policy that learns, as a checkpoint keeps it."""
+    return {
+        "actor": trained_parameters(engine.policy),
+        "actor_optimizer": engine.optimizer.state_dict(),
+    }
+
+
+def load_actor(engine: SupervisedEngine, folder: Path) -> None:
+    """Put a policy and its optimizer where a checkpoint left them."""
+    restore_parameters(engine.policy, load_state(folder, "actor"))
+    engine.optimizer.load_state_dict(load_state(folder, "actor_optimizer"))
+
+
+def build_learner(
+    config: RunConfig, tokenizer: Tokenizer, device: str, *, loss: str = "nll"
+) -> SupervisedEngine:
+    """The policy with its optimizer."""
+    arr = config.actor_rollout_ref
+    policy = load_policy(
+        arr.model, device=device, vocabulary=tokenizer.size, seed=config.trainer.seed
+    )
+    choose_threads(policy)
+    return SupervisedEngine(
+        policy,
+        MasterAdamW(policy.parameters(), arr.actor.optim),
+        actor_passes(arr.actor),
+        aggregation=arr.actor.loss_agg_mode or "token-mean",
+        loss=loss,
+    )
+
+
+def pack_conversations(
+    rows: Sequence[Learnable],
+    renderer: Renderer,
+    device: torch.device | str = "cpu",
+    *,
+    learn: str = "assistant",
+) -> PackedBatch:
+    """Conversations as packed tokens; `learn` says which of the assistant's tokens count."""
+    laid = [one for row in rows for one in _branches(row, renderer, learn)]
+    weights = [one.weights for one in laid]
+    batch = pack(
+        [one.rendered.tokens for one in laid],
+        masks=[[weight > 0 for weight in row] for row in weights],
+        groups=list(range(len(laid))),
+        device=device,
+    )
+    if not bool(batch.layout.mask.any()):
+        why = f"no token of these {len(rows)} conversations is one to learn"
+        raise UserError("data.train_files", len(rows), why, "add assistant messages")
+    if all(weight in (0.0, 1.0) for row in weights for weight in row):
+        return batch
+    flat = torch.tensor([weight for row in weights for weight in row], device=device)
+    return batch.with_streams(**{TOKEN_WEIGHT: flat})
+
+
+def _branches(row: Learnable, renderer: Renderer, learn: str) -> Sequence[Weighted]:
+    if isinstance(row, TextRow):
+        return (_text(row.text, renderer),)
+    branches = render_conversation(row, renderer)
+    if learn == "assistant":
+        return branches
+    spoken = [i for i, message in enumerate(row.messages) if message["role"] == "assistant"]
+    others = [i for i, message in enumerate(row.messages) if message["role"] != "assistant"]
+    after = max((i for i in others if i < spoken[-1]), default=-1)
+    first = len(spoken) - 1 if learn == "last_turn" else sum(i < after for i in spoken)
+    return tuple(_from_turn(branch, first) for branch in branches)
+
+
+def _from_turn(branch: Weighted, first: int) -> Weighted:
+    """The branch with nothing learned of turns before `first`."""
+    pairs = zip(branch.rendered.turns, branch.weights, strict=True)
+    weights = tuple(weight if turn >= first else 0.0 for turn, weight in pairs)
+    return Weighted(rendered=branch.rendered, weights=weights)
+
+
+def _text(text: str, renderer: Renderer) -> Weighted:
+    """Text as it stands; its first token has nothing before it and is only read."""
+    tokens = tuple(renderer.tokenizer.encode(text))
+    sources = (Source.PROMPT, *[Source.SAMPLED] * (len(tokens) - 1))
+    told = Rendered(tokens=tokens, sources=sources, turns=(0,) * len(tokens))
+    return Weighted(rendered=told, weights=(0.0, *[1.0] * (len(tokens) - 1)))
+
+
+def _build(given: Given) -> OfflineStage:
+    loss, learn = given.config.sft.loss, given.config.sft.learn
+    learner = build_learner(given.config, given.tokenizer, given.device, loss=loss)
+    return SftStage(learner, given.data, learn=learn)
+
+
+STAGE = StageKind(kinds=lambda _: (Kind.CONVERSATION, Kind.TEXT, Kind.PROMPTS), build=_build)

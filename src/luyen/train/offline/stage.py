@@ -1,0 +1,107 @@
+"""What an offline run learns, behind one protocol; the loop knows nothing else of it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, final
+
+import torch
+
+from luyen.base.rundir import RunDirectory
+from luyen.config.schema.run import RunConfig
+from luyen.data.formats.forms import Kind
+from luyen.data.offline import OfflineData
+from luyen.data.tokenizer import Tokenizer
+from luyen.engine.lesson import Lesson
+from luyen.engine.step import Updated
+from luyen.telemetry.display import Display
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goal:
+    """The number by which people judge a stage.
+
+    Example:
+        >>> Goal(metric="sft/val_nll", label="negative log-likelihood").metric
+        'sft/val_nll'
+    """
+
+    metric: str
+    """Its name among the metrics of a step, or of a measurement."""
+    label: str
+    """What it is called in the last words of a run."""
+
+
+class OfflineStage(Protocol):
+    """Rows as lessons, optimizer steps on them, and a measurement on rows that are held out."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where passes run."""
+        ...
+
+    @property
+    def goals(self) -> tuple[Goal, ...]:
+        """What to tell at the end; the first that was measured counts."""
+        ...
+
+    def lesson(self, rows: Sequence[int]) -> Lesson:
+        """The training rows at these places as tokens; nothing but the rows decides it."""
+        ...
+
+    def update(self, lesson: Lesson, *, lr: float) -> Updated:
+        """One optimizer step on the whole lesson, whatever the micro-batches are."""
+        ...
+
+    def measure(self) -> dict[str, float]:
+        """What the held-out rows say of the weights of now; nothing where there are none."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps, by part: weights, optimizer, and small numbers."""
+        ...
+
+    def load(self, folder: Path) -> None:
+        """Stand where the checkpoint in `folder` stood."""
+        ...
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """What a stage is built from.
+
+    Example:
+        >>> sorted(Given.__slots__)
+        ['config', 'data', 'device', 'directory', 'display', 'tokenizer']
+    """
+
+    config: RunConfig
+    """The whole configuration."""
+    data: OfflineData[Any]
+    """Rows of the kind that the stage asked for."""
+    tokenizer: Tokenizer
+    """The policy's."""
+    device: str
+    """Where weights are to be."""
+    directory: RunDirectory | None
+    """Where long preparations are kept; None: nowhere, they are made again."""
+    display: Display
+    """Who hears what takes long."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageKind:
+    """How a stage of one name is made.
+
+    Example:
+        >>> sorted(StageKind.__slots__)
+        ['build', 'kinds']
+    """
+
+    kinds: Callable[[RunConfig], tuple[Kind, ...]]
+    """What its rows may be."""
+    build: Callable[[Given], OfflineStage]
+    """The stage, at its beginning."""

@@ -1,0 +1,6 @@
+"""Every offline stage by the name that `trainer.stage` gives it."""
+
+from luyen.train.offline import preference, sft
+from luyen.train.offline.stage import StageKind
+
+STAGES: dict[str, StageKind] = {"sft": sft.STAGE, "preference": preference.STAGE}
