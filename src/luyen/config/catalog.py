@@ -23,9 +23,9 @@ class EstimatorFacts:
     group_relative: bool = False
     """Whether it compares the samples of a group, so that a group of one teaches nothing."""
     needs: tuple[str, ...] = ()
-    """Streams beyond rewards: `values`, `baselines`, `components`, `sum_pi_squared`."""
+    """Streams beyond rewards: `values`, `baselines`, `components`, `sum_pi_squared`, `old_logp`."""
     knobs: tuple[str, ...] = ()
-    """Keys of the `algorithm` block that it reads."""
+    """Keys of the `algorithm` block, or of `preference`, that it reads."""
 
 
 @final
@@ -102,6 +102,24 @@ ADV_ESTIMATORS: dict[str, EstimatorFacts] = {
     "opo": EstimatorFacts(baseline="length-weighted", group_relative=True),
     "remax": EstimatorFacts(baseline="greedy", needs=("baselines",)),
     "gpg": EstimatorFacts(baseline="group mean", group_relative=True),
+    "online_dpo": EstimatorFacts(
+        baseline="pairs",
+        group_relative=True,
+        needs=("old_logp",),
+        knobs=(
+            "loss_type",
+            "loss_weights",
+            "beta",
+            "label_smoothing",
+            "f_divergence_type",
+            "f_alpha_divergence_coef",
+            "discopop_tau",
+            "cpo_alpha",
+            "simpo_gamma",
+            "alpha",
+            "ld_alpha",
+        ),
+    ),
     "optimal_token_baseline": EstimatorFacts(
         baseline="per token",
         group_relative=True,
@@ -181,6 +199,8 @@ PREFERENCE_LOSSES: dict[str, PreferenceFacts] = {
         kind="unpaired", needs_step=True, optional=("density_ratio", "history"), knobs=_MARKED
     ),
 }
+
+SUPERVISED_LOSSES = ("nll", "dft")
 
 AGGREGATIONS = (
     "token-mean",

@@ -9,17 +9,27 @@ from dataclasses import dataclass, field
 from typing import Any, cast, final
 
 from luyen.base.paths import expanded
-from luyen.config.catalog import ADV_ESTIMATORS, POLICY_LOSSES, EstimatorFacts, LossFacts
+from luyen.config.catalog import (
+    ADV_ESTIMATORS,
+    POLICY_LOSSES,
+    PREFERENCE_LOSSES,
+    SUPERVISED_LOSSES,
+    EstimatorFacts,
+    LossFacts,
+    PreferenceFacts,
+)
 from luyen.config.reward_catalog import RULE_REWARDS, RuleFacts
 
 REGISTRIES = (
     "adv_estimators",
     "envs",
     "policy_losses",
+    "preference_losses",
     "reward_managers",
     "rollout_engines",
     "rule_rewards",
     "samplers",
+    "supervised_losses",
     "tool_parsers",
 )
 ENGINES = ("native", "hf", "vllm", "sglang")
@@ -71,6 +81,12 @@ class Known:
     """Advantage estimators."""
     losses: Mapping[str, LossFacts] = field(default_factory=lambda: POLICY_LOSSES)
     """Policy losses."""
+    preference_losses: Mapping[str, PreferenceFacts] = field(
+        default_factory=lambda: PREFERENCE_LOSSES
+    )
+    """Losses of pairs and of marked answers."""
+    supervised_losses: tuple[str, ...] = SUPERVISED_LOSSES
+    """Losses of given answers."""
     engines: tuple[str, ...] = ENGINES
     """Rollout engines."""
     reward_managers: tuple[str, ...] = REWARD_MANAGERS
@@ -134,10 +150,13 @@ def _with_plugins(found: list[Registered]) -> Known:
 
     estimators = {e.name: _estimator(e.facts) for e in of("adv_estimators")}
     losses = {e.name: _loss(e.facts) for e in of("policy_losses")}
+    preferences = {e.name: _preference(e.facts) for e in of("preference_losses")}
     rules = {e.name: _rule(e.facts) for e in of("rule_rewards")}
     return Known(
         estimators={**ADV_ESTIMATORS, **estimators},
         losses={**POLICY_LOSSES, **losses},
+        preference_losses={**PREFERENCE_LOSSES, **preferences},
+        supervised_losses=(*SUPERVISED_LOSSES, *(e.name for e in of("supervised_losses"))),
         engines=(*ENGINES, *(e.name for e in of("rollout_engines"))),
         reward_managers=(*REWARD_MANAGERS, *(e.name for e in of("reward_managers"))),
         rule_rewards={**RULE_REWARDS, **rules},
@@ -160,6 +179,17 @@ def _loss(facts: Mapping[str, Any]) -> LossFacts:
     return LossFacts(
         aggregation=str(facts.get("aggregation", "token-mean")),
         needs=_names(facts.get("needs")),
+        knobs=_names(facts.get("knobs")),
+    )
+
+
+def _preference(facts: Mapping[str, Any]) -> PreferenceFacts:
+    return PreferenceFacts(
+        kind="unpaired" if facts.get("kind") == "unpaired" else "pair",
+        reference=bool(facts.get("reference", True)),
+        needs_step=bool(facts.get("needs_step", False)),
+        needs=_names(facts.get("needs")),
+        optional=_names(facts.get("optional")),
         knobs=_names(facts.get("knobs")),
     )
 

@@ -1,6 +1,7 @@
 """For every rule: overrides that trigger it, and overrides close by that do not."""
 
 from tests.unit.config.life_rule_cases import LIFE_CASES
+from tests.unit.config.offline_rule_cases import OFFLINE_CASES
 from tests.unit.config.reward_rule_cases import REWARD_CASES
 
 GRPO = ("algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=4")
@@ -289,4 +290,4 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
 }
 
-CASES |= REWARD_CASES | LIFE_CASES
+CASES |= REWARD_CASES | LIFE_CASES | OFFLINE_CASES

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any, final
 
 from luyen.base.claims import release
@@ -10,8 +11,10 @@ from luyen.base.rundir import RunDirectory
 from luyen.checkpoint.background import CheckpointWriter
 from luyen.checkpoint.finite import not_finite
 from luyen.checkpoint.store import CheckpointStore
+from luyen.checkpoint.tensors import load_state
 from luyen.telemetry.sinks import MetricLog
 from luyen.train import metric_names
+from luyen.train.offline.stage import OfflineStage
 from luyen.train.saving import demand_finite, facts_of
 
 METRICS = metric_names
@@ -67,3 +70,8 @@ class OfflineFiles:
     def settle(self) -> None:
         """Return when no checkpoint is in progress; raises what stopped one."""
         self._writer.wait()
+
+
+def load_parts(folder: Path, stage: OfflineStage) -> dict[str, Any]:
+    """What a checkpoint kept of a stage, by part."""
+    return {name: load_state(folder, name) for name in stage.state()}

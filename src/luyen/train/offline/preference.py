@@ -1,14 +1,12 @@
 """The stage `preference`: pairs of answers, or answers that are marked good or bad."""
 
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, final
 
 import torch
 
 from luyen.algorithms.preference.step import PreferenceObjective
 from luyen.algorithms.statistic import Average
-from luyen.checkpoint.tensors import load_state
 from luyen.config.catalog import PREFERENCE_LOSSES
 from luyen.config.preference_knobs import preference_knobs
 from luyen.config.schema.run import RunConfig
@@ -21,7 +19,7 @@ from luyen.models.lora import adapter_off
 from luyen.train.build_roles import frozen_policy
 from luyen.train.offline.pairs import lay_marked, lay_pairs
 from luyen.train.offline.precomputed import precomputed
-from luyen.train.offline.sft import actor_state, build_learner, load_actor
+from luyen.train.offline.sft import actor_state, build_learner, restore_actor
 from luyen.train.offline.stage import Given, Goal, OfflineStage, StageKind
 
 _STATE = "preference"
@@ -77,10 +75,10 @@ class PreferenceStage:
         kept = None if history is None else [float(history.total), float(history.count)]
         return {**actor_state(self._engine.learner), _STATE: {"history": kept}}
 
-    def load(self, folder: Path) -> None:
-        """Stand where a checkpoint stood."""
-        load_actor(self._engine.learner, folder)
-        kept = load_state(folder, _STATE)["history"]
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Stand where another stood."""
+        restore_actor(self._engine.learner, state)
+        kept = state[_STATE]["history"]
         total, count = (torch.tensor(x, dtype=torch.float64) for x in kept or (0.0, 0.0))
         self._engine.history = None if kept is None else Average(total=total, count=count)
 

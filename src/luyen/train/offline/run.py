@@ -4,18 +4,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any, final
 
 from luyen.base.digests import BEGINNING, link
-from luyen.config.schema.run import RunConfig
-from luyen.data.build import TrainData
 from luyen.engine.lesson import Lesson
-from luyen.engine.optim import rate
-from luyen.engine.step import Updated
 from luyen.telemetry.display import Display
 from luyen.telemetry.spans import SPANS, span
 from luyen.train.digests import metrics_stage
 from luyen.train.interrupt import Interruption
-from luyen.train.offline.digests import stages_of
+from luyen.train.offline.course import OfflineCourse
 from luyen.train.offline.files import OfflineFiles
-from luyen.train.offline.stage import OfflineStage
 from luyen.train.profile import StepProfiler
 from luyen.train.watchdog import Watchdog
 
@@ -26,20 +21,17 @@ class OfflineRun:
 
     def __init__(
         self,
-        config: RunConfig,
-        data: TrainData,
-        stage: OfflineStage,
+        course: OfflineCourse,
         files: OfflineFiles,
         display: Display,
-        *,
-        total_steps: int,
     ) -> None:
+        config, stage = course.config, course.stage
+        self.course = course
         self.config = config
-        self.data = data
         self.stage = stage
         self.files = files
         self.display = display
-        self.total_steps = total_steps
+        self.total_steps = course.total_steps
         self.step = 0
         self.chain = BEGINNING
         """Digest of everything that was done so far."""
@@ -61,17 +53,7 @@ class OfflineRun:
         last = min(self.total_steps, self.trial_steps or self.total_steps)
         while self.step < last and not self.interruption.is_wanted:
             with self.profiler.step(self.step + 1):
-                yield self.stage.lesson(self.rows_of(self.step + 1))
-
-    def rows_of(self, step: int) -> list[int]:
-        """Places of the training rows that a step learns from."""
-        size = self.config.data.train_batch_size
-        return list(self.data.sampler.take((step - 1) * size, size))
-
-    def rate_of(self, step: int) -> float:
-        """The learning rate of a step."""
-        optim = self.config.actor_rollout_ref.actor.optim
-        return rate(optim, step=step - 1, total_steps=self.total_steps)
+                yield self.course.lesson(self.step + 1)
 
     def is_due(self, every: int) -> bool:
         """Whether something that happens every so many steps, and at the end, happens now."""
@@ -115,12 +97,10 @@ def train_offline(run: OfflineRun) -> None:
     if run.step == 0 and trainer.val_before_train and (found := run.measure()):
         run.write_down({}, found)
     for lesson in run.lessons():
-        done = _learn(run, lesson)
+        metrics = _learn(run, lesson)
         run.step += 1
-        metrics = update_metrics(done)
-        uids = [run.data.train.prompts[i].uid for i in lesson.rows]
         with span("digest", step=run.step):
-            stages = stages_of(uids, lesson, metrics, run.stage.state())
+            stages = run.course.stages(lesson, metrics)
         if run.is_due(trainer.test_freq):
             metrics |= run.measure()
         run.write_down(stages, metrics)
@@ -129,15 +109,9 @@ def train_offline(run: OfflineRun) -> None:
     run.save()
 
 
-def update_metrics(done: Updated) -> dict[str, float]:
-    """What an optimizer step measured, with its norm and its learning rate."""
-    stepped = done.stepped
-    return {**done.metrics, "actor/grad_norm": stepped.grad_norm, "actor/lr": stepped.lr}
-
-
-def _learn(run: OfflineRun, lesson: Lesson) -> Updated:
+def _learn(run: OfflineRun, lesson: Lesson) -> dict[str, float]:
     step = run.step + 1
     run.display.phase("update")
     watched = run.watchdog.watching(step, "update")
     with watched, span("update", step=step), run.profiler.part("update actor"):
-        return run.stage.update(lesson, lr=run.rate_of(step))
+        return run.course.update(step, lesson)

@@ -1,14 +1,12 @@
 """The stage `sft`: conversations in which the assistant has answered, and plain text."""
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 import torch
 
 from luyen.base.errors import UserError
 from luyen.base.records import Source
-from luyen.checkpoint.tensors import load_state
 from luyen.config.schema.run import RunConfig
 from luyen.data.formats.forms import Kind
 from luyen.data.formats.records import ConversationRow, TextRow
@@ -77,9 +75,9 @@ class SftStage:
         """Weights and optimizer."""
         return actor_state(self._engine)
 
-    def load(self, folder: Path) -> None:
-        """Stand where a checkpoint stood."""
-        load_actor(self._engine, folder)
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Stand where another stood."""
+        restore_actor(self._engine, state)
 
     def _packed(self, rows: Sequence[Learnable]) -> PackedBatch:
         renderer = self._data.given.renderer
@@ -94,10 +92,10 @@ def actor_state(engine: SupervisedEngine) -> dict[str, Any]:
     }
 
 
-def load_actor(engine: SupervisedEngine, folder: Path) -> None:
-    """Put a policy and its optimizer where a checkpoint left them."""
-    restore_parameters(engine.policy, load_state(folder, "actor"))
-    engine.optimizer.load_state_dict(load_state(folder, "actor_optimizer"))
+def restore_actor(engine: SupervisedEngine, state: Mapping[str, Any]) -> None:
+    """Put a policy and its optimizer where `actor_state` found another."""
+    restore_parameters(engine.policy, state["actor"])
+    engine.optimizer.load_state_dict(state["actor_optimizer"])
 
 
 def build_learner(

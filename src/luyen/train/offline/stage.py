@@ -1,8 +1,7 @@
 """What an offline run learns, behind one protocol; the loop knows nothing else of it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol, final
 
 import torch
@@ -62,8 +61,8 @@ class OfflineStage(Protocol):
         """What a checkpoint keeps, by part: weights, optimizer, and small numbers."""
         ...
 
-    def load(self, folder: Path) -> None:
-        """Stand where the checkpoint in `folder` stood."""
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Stand where another stood whose `state` this was; it is copied."""
         ...
 
 

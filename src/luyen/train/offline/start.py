@@ -24,7 +24,8 @@ from luyen.train.beginning import (
     open_run_display,
 )
 from luyen.train.build import total_steps
-from luyen.train.offline.files import OfflineFiles
+from luyen.train.offline.course import OfflineCourse
+from luyen.train.offline.files import OfflineFiles, load_parts
 from luyen.train.offline.run import OfflineRun, train_offline
 from luyen.train.offline.stage import Given
 from luyen.train.offline.stages import STAGES
@@ -80,9 +81,10 @@ def prepare_offline(report: Report) -> OfflineRun:
             )
         )
         steps = total_steps(config, len(data.train))
-        run = OfflineRun(config, data.given, stage, files, display, total_steps=steps)
+        course = OfflineCourse(config=config, data=data.given, stage=stage, total_steps=steps)
+        run = OfflineRun(course, files, display)
         if resumed is not None:
-            stage.load(resumed.path)
+            stage.restore(load_parts(resumed.path, stage))
             run.go_on_from(load_state(resumed.path, "loop"))
         opened.pop_all()
     return run

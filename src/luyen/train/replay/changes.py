@@ -29,6 +29,8 @@ _REASONS: dict[str, str | None] = {
     "reward": "no reward is called in a replay: the scores are those of the record",
     "algorithm": None,
     "algorithm.filter_groups": "it chooses groups, and those of a recorded step are chosen already",
+    "sft": None,
+    "preference": None,
     "trainer": "it does not act on what a step computes from its rollouts",
     "trainer.seed": "random numbers belong to the run: prompts and rollouts were drawn with it",
     "trainer.critic_warmup": None,
@@ -93,6 +95,8 @@ def _new_errors(file: Path, overrides: Sequence[str]) -> list[Problem]:
 
 
 def _refuse_what_was_not_there(before: RunConfig, after: RunConfig) -> None:
+    if before.trainer.stage != "rl":
+        return
     had, needs = learning_rules(before).needs, learning_rules(after).needs
     estimator = after.algorithm.adv_estimator
     if needs.values and not had.values:

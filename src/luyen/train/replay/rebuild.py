@@ -133,9 +133,14 @@ def learn_step(run: Replaying, recorded: RecordedStep) -> Learned:
 
 def check(record: RunRecord, step: int, learned: Learned) -> StepCheck:
     """The stages of a step held against the digests of the run."""
+    return check_stages(record, step, learned.stages)
+
+
+def check_stages(record: RunRecord, step: int, stages: Mapping[str, str]) -> StepCheck:
+    """Digests of a step held against those of the run."""
     written = record.digests[step].stages if step in record.digests else {}
-    both = [stage for stage in STAGES if stage in written and stage in learned.stages]
-    same = {stage: written[stage] == learned.stages[stage] for stage in both}
+    both = [stage for stage in STAGES if stage in written and stage in stages]
+    same = {stage: written[stage] == stages[stage] for stage in both}
     return StepCheck(
         step=step,
         equal=tuple(stage for stage in both if same[stage]),

@@ -19,7 +19,6 @@ from luyen.rollout.single_turn import Group
 from luyen.telemetry.metrics_file import read_metrics
 from luyen.telemetry.rollout_files import RecordedRollout, read_rollouts
 from luyen.train.checkpointed import read_config
-from luyen.train.state import LoopState
 
 _UNREAD = make_prompt([])
 """Stands for prompts: learning reads tokens, and those are in the rollouts."""
@@ -88,12 +87,13 @@ class RunRecord:
         return {s.step: s.timeless() for s in read_metrics(path)} if path.is_file() else {}
 
     def config(self, overrides: Sequence[str] = ()) -> RunConfig:
-        """The configuration of the run; a UserError for a supervised one."""
-        found = read_config([self.directory.config], overrides)
-        if found.trainer.stage != "rl":
-            why = "the run was supervised: it has no rollouts to learn from again"
-            raise UserError("RUN", str(self.directory.root), why, "give a run of reinforcement")
-        return found
+        """The configuration of the run, with other values where they are given."""
+        return read_config([self.directory.config], overrides)
+
+    @property
+    def is_offline(self) -> bool:
+        """Whether the run learned from given rows, and has no rollouts."""
+        return self.config().trainer.stage != "rl"
 
     def rows(self) -> int | None:
         """Training rows of the run; None when it was begun by an older version."""
@@ -142,8 +142,7 @@ class RunRecord:
     def _belongs(self, checkpoint: Checkpoint) -> bool:
         """Whether a checkpoint is of the course that the digests tell of."""
         written = self.digests.get(checkpoint.step)
-        loop = LoopState.from_json(load_state(checkpoint.path, "loop"))
-        return written is None or written.chain == loop.chain
+        return written is None or written.chain == load_state(checkpoint.path, "loop")["chain"]
 
     def _origin(self, step: int, chain: str) -> Checkpoint:
         """The checkpoint of another run that this one went on from."""
