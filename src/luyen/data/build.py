@@ -12,7 +12,6 @@ from luyen.data.filters import (
     drop_duplicates,
     drop_empty,
     drop_overlong,
-    drop_overlong_conversations,
     truncate,
 )
 from luyen.data.markers import find_markers
@@ -69,14 +68,13 @@ def build_data(
     *,
     tokenizer: Tokenizer,
     seed: int = 0,
-    is_supervised: bool = False,
     offered: Offered | None = None,
 ) -> TrainData:
     """Rows loaded, checked and filtered, with the sampler and the renderer the block asks for.
 
-    Rows are prompts that the assistant answers, or, where training is supervised, conversations in
-    which it already did. `seed` is the run's; the block may have its own. Validation rows keep
-    their order and their duplicates. `offered` says which tools a prompt gets: rows only choose.
+    Rows are prompts that the assistant answers. `seed` is the run's; the block may have its own.
+    Validation rows keep their order and their duplicates. `offered` says which tools a prompt
+    gets: rows only choose.
     """
     renderer = Renderer(tokenizer, template_kwargs=data.apply_chat_template_kwargs)
     columns = Columns(
@@ -88,12 +86,12 @@ def build_data(
     train = load_dataset(data.train_files, columns, most=data.train_max_samples)
     train = with_tools(train, offered) if offered is not None else train
     train = drop_duplicates(train) if data.filter_duplicates else train
-    train = _prepared(train, data, renderer, "data.train_files", is_supervised)
+    train = _prepared(train, data, renderer, "data.train_files")
     validation = None
     if data.val_files:
         validation = load_dataset(data.val_files, columns, most=data.val_max_samples)
         validation = with_tools(validation, offered) if offered is not None else validation
-        validation = _prepared(validation, data, renderer, "data.val_files", is_supervised)
+        validation = _prepared(validation, data, renderer, "data.val_files")
     known = {prompt.uid for prompt in train.prompts}
     return TrainData(
         train=train,
@@ -132,16 +130,11 @@ def build_sampler(data: Data, dataset: Dataset, *, seed: int = 0) -> Sampler:
     return made
 
 
-def _prepared(
-    dataset: Dataset, data: Data, renderer: Renderer, field: str, is_supervised: bool
-) -> Dataset:
+def _prepared(dataset: Dataset, data: Data, renderer: Renderer, field: str) -> Dataset:
     dataset = drop_empty(dataset)
-    _check_who_speaks(dataset, is_supervised)
+    _check_who_speaks(dataset)
     _check_tools_are_rendered(dataset, renderer)
-    if is_supervised:
-        most = data.max_prompt_length + data.max_response_length
-        dataset = drop_overlong_conversations(dataset, renderer, most=most)
-    elif data.filter_overlong_prompts:
+    if data.filter_overlong_prompts:
         dataset = drop_overlong(dataset, renderer, max_prompt_length=data.max_prompt_length)
     else:
         dataset = truncate(
@@ -158,13 +151,10 @@ def _prepared(
     return replace(dataset, markers=found)
 
 
-def _check_who_speaks(dataset: Dataset, is_supervised: bool) -> None:
+def _check_who_speaks(dataset: Dataset) -> None:
     for prompt, origin in zip(dataset.prompts, dataset.origins, strict=True):
         roles = [message["role"] for message in prompt.messages]
-        if is_supervised and "assistant" not in roles:
-            why = "supervised training needs a message of the assistant to learn from"
-            raise UserError(f"{origin}: messages", roles, why, "add the answer, or drop the row")
-        if not is_supervised and roles[-1] == "assistant":
+        if roles[-1] == "assistant":
             why = "the assistant has answered already; a prompt ends where it should speak"
             raise UserError(f"{origin}: messages", roles, why, "drop the last message")
 

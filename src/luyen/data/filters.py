@@ -47,16 +47,6 @@ def drop_overlong(dataset: Dataset, renderer: Renderer, *, max_prompt_length: in
     )
 
 
-def drop_overlong_conversations(dataset: Dataset, renderer: Renderer, *, most: int) -> Dataset:
-    """Without rows whose conversation, answers included, has more tokens than allowed."""
-
-    def fits(prompt: Prompt, _: str) -> bool:
-        branches = renderer.conversation(prompt.messages, prompt.tools)
-        return max(len(branch.tokens) for branch in branches) <= most
-
-    return _keep(dataset, "overlong", fits)
-
-
 def truncate(
     dataset: Dataset, renderer: Renderer, *, max_prompt_length: int, truncation: Truncation
 ) -> Dataset:

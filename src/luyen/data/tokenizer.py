@@ -1,5 +1,6 @@
 """The tokenizer and its chat template: the one file of `data/` that knows transformers."""
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -82,6 +83,31 @@ class Tokenizer:
         self.stop_ids: frozenset[int] = frozenset(stops)
         """Ids that end a turn: the tokenizer's, the model's and the template's together."""
 
+    def fingerprint(self) -> tuple[str, str | None]:
+        """Hashes of how text becomes ids, and of the chat template; None where there is none.
+
+        Tokenizers with equal hashes make the same ids of every conversation.
+        """
+        backend = self._backend
+        whole = backend.backend_tokenizer.to_str() if backend.is_fast else ""
+        known = json.dumps([whole, backend.get_vocab(), self.markers], sort_keys=True)
+        template = json.dumps(backend.chat_template) if self.has_template else None
+        return _digest(known), None if template is None else _digest(template)
+
+    def difference(self, other: "Tokenizer") -> str | None:
+        """How the ids of another tokenizer differ from these, in words; None: they do not."""
+        mine: dict[str, int] = self._backend.get_vocab()
+        theirs: dict[str, int] = other._backend.get_vocab()
+        if self.size != other.size:
+            return f"it knows {other.size} ids where {self.size} are known here"
+        odd = sorted(token for token in mine.keys() | theirs.keys() if _unlike(mine, theirs, token))
+        if not odd:
+            return None
+        first = odd[0]
+        return f"{len(odd)} tokens have other ids: {first!r} is {theirs.get(first)} there and " + (
+            f"{mine.get(first)} here"
+        )
+
     def encode(self, text: str) -> list[int]:
         """Ids of exactly this text: special tokens only where the text spells them."""
         return cast(list[int], self._backend.encode(text, add_special_tokens=False))
@@ -144,6 +170,14 @@ class Tokenizer:
         names = {*self.special_tokens, *map(str, self._backend.get_added_vocab())}
         whole = sorted(name for name in names if len(name.strip()) > 1)
         return {name: self._backend.convert_tokens_to_ids(name) for name in whole}
+
+
+def _unlike(mine: Mapping[str, int], theirs: Mapping[str, int], token: str) -> bool:
+    return mine.get(token) != theirs.get(token)
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def load_tokenizer(

@@ -10,6 +10,8 @@ from luyen.base.errors import UserError
 from luyen.base.records import Source
 from luyen.config.schema.data import Data
 from luyen.data.build import TrainData, build_data
+from luyen.data.formats.forms import Kind
+from luyen.data.offline import build_offline_data
 from luyen.data.samplers import samplers
 from luyen.data.samplers.orders import Sequential
 from tests.unit.data.templates import assistant, pieces, renderer, tokenizer, user
@@ -17,9 +19,15 @@ from tests.unit.data.templates import assistant, pieces, renderer, tokenizer, us
 SUM = "arithmetic://sum?size=12"
 
 
-def build(*files: str, name: str = "chatml", is_supervised: bool = False, **keys: Any) -> TrainData:
+def build(*files: str, name: str = "chatml", **keys: Any) -> TrainData:
     data = Data.model_validate({"train_files": list(files) or [SUM], **keys})
-    return build_data(data, tokenizer=tokenizer(name), seed=7, is_supervised=is_supervised)
+    return build_data(data, tokenizer=tokenizer(name), seed=7)
+
+
+def build_offline(*files: str, name: str = "chatml", **keys: Any) -> TrainData:
+    data = Data.model_validate({"train_files": list(files), **keys})
+    kinds = (Kind.CONVERSATION, Kind.PROMPTS)
+    return build_offline_data(data, kinds=kinds, tokenizer=tokenizer(name), seed=7).given
 
 
 def write(path: Path, *rows: dict[str, Any]) -> str:
@@ -42,7 +50,7 @@ def test_one_dataset_trains_under_two_templates_unchanged(tmp_path: Path):
     ends = {"chatml": "<|im_end|>", "headers": "<|eot_id|>"}
     prompts = {}
     for name, end in ends.items():
-        found = build(path, name=name, is_supervised=True)
+        found = build_offline(path, name=name)
         prompts[name] = (found.train.prompts, found.train.fingerprint, found.sampler.take(0, 9))
         for i, prompt in enumerate(found.train.prompts):
             (branch,) = found.renderer.conversation(prompt.messages)
@@ -96,10 +104,10 @@ def test_a_conversation_may_fill_prompt_and_response_together(tmp_path: Path):
     path = write(tmp_path / "rows.jsonl", {"messages": [user("1"), assistant("2")]})
     (branch,) = renderer("chatml").conversation([user("1"), assistant("2")])
     length = len(branch.tokens)
-    keys = {"max_prompt_length": length - 4, "is_supervised": True}
-    assert len(build(path, max_response_length=4, **keys).train.prompts) == 1
+    keys = {"max_prompt_length": length - 4}
+    assert len(build_offline(path, max_response_length=4, **keys).train.prompts) == 1
     with pytest.raises(UserError, match="no row is left: 1 read, 1 overlong"):
-        build(path, max_response_length=3, **keys)
+        build_offline(path, max_response_length=3, **keys)
 
 
 def test_columns_and_template_arguments_come_from_the_block(tmp_path: Path):
@@ -130,8 +138,8 @@ def test_who_must_speak_last_depends_on_the_training(tmp_path: Path):
     with pytest.raises(UserError, match="has answered already") as caught:
         build(answered)
     assert caught.value.field == f"{answered} row 1: messages"
-    with pytest.raises(UserError, match="needs a message of the assistant"):
-        build(asked, is_supervised=True)
+    with pytest.raises(UserError, match="assistant"):
+        build_offline(asked)
     assert len(build(asked).train.prompts) == 1
 
 

@@ -12,7 +12,6 @@ from luyen.data.filters import (
     drop_duplicates,
     drop_empty,
     drop_overlong,
-    drop_overlong_conversations,
     truncate,
 )
 from luyen.data.sources import Dataset, load_dataset
@@ -77,13 +76,6 @@ def test_a_prompt_may_be_as_long_as_the_limit_and_no_longer(tmp_path: Path):
 def test_tools_count_towards_the_length_of_a_prompt(tmp_path: Path):
     found = dataset(tmp_path, [user("12")], tools=[{"name": "f"}])
     assert drop_overlong(found, SHOWN, max_prompt_length=EMPTY + 2).counts["overlong"] == 1
-
-
-def test_a_conversation_is_measured_with_its_answers(tmp_path: Path):
-    found = dataset(tmp_path, [user("12"), assistant("34")], [user("12"), assistant("345")])
-    most = EMPTY + 2 + 2 + 2  # question, answer, end of turn and the line break after it
-    kept = drop_overlong_conversations(found, SHOWN, most=most)
-    assert contents(kept) == ["34"]
 
 
 @pytest.mark.parametrize(

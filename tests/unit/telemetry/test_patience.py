@@ -33,8 +33,7 @@ def test_a_quick_block_and_one_that_fails_are_not():
     assert said == []
 
 
-@pytest.mark.parametrize("stage", ["rl", "sft"])
-def test_a_run_says_that_it_prepares_rows(stage: str, tmp_path, monkeypatch: pytest.MonkeyPatch):
+def test_a_run_says_that_it_prepares_rows(tmp_path, monkeypatch: pytest.MonkeyPatch):
     spoken, found = Event(), object()
     said: list[str] = []
     display = SilentDisplay()
@@ -43,15 +42,14 @@ def test_a_run_says_that_it_prepares_rows(stage: str, tmp_path, monkeypatch: pyt
         said.append(words)
         spoken.set()
 
-    def slow(data, *, is_supervised: bool, **_: object) -> object:
+    def slow(*_: object, **__: object) -> object:
         assert spoken.wait(10)
-        assert is_supervised == (stage == "sft")
         return found
 
     monkeypatch.setattr(display, "waiting", say)
     monkeypatch.setattr(beginning, "build_data", slow)
     monkeypatch.setattr(beginning, "explained", partial(explained, after_s=0.01))
-    config = report_of(tmp_path, f"trainer.stage={stage}").config
+    config = report_of(tmp_path).config
     assert beginning.prepare_rows(config, None, display) is found  # pyright: ignore[reportArgumentType]
     assert len(said) == 1
     assert said[0].startswith("preparing rows")
