@@ -5,11 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.kill.cases import Case, Killing, all_cases, quick_cases
+from tests.kill.cases import (
+    Case,
+    Killing,
+    all_cases,
+    offline_cases,
+    quick_cases,
+    quick_offline_cases,
+)
 from tests.kill.zygote import Zygote
 
-QUICK = quick_cases()
-REST = [case for case in all_cases() if case not in QUICK]
+QUICK = [*quick_cases(), *quick_offline_cases()]
+REST = [case for case in [*all_cases(), *offline_cases()] if case not in QUICK]
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import final
 
 from luyen.base.digests import read_digests
+from tests.kill.offline import OFFLINE, OFFLINE_POINTS, is_passed
 from tests.kill.points import POINTS
 from tests.kill.remote import Loss, is_loaded, load
 from tests.kill.zygote import Zygote
@@ -24,6 +25,9 @@ _EVERY = (
     f"{ACTOR}.ppo_mini_batch_size=2",
 )
 SHAPES = {"single-turn": (), "tool-calling": (*CHATTY, f"{TURNS}.function_tool_path={_TOOLS}")}
+_OFFLINE = "offline"
+_ONLINE = (ROLLOUT, "algorithm.", "reward.", f"{ACTOR}.ppo_mini_batch_size")
+"""Keys that offline runs do not read."""
 ALGORITHMS = {
     "GRPO": (),
     "PPO": ("algorithm.adv_estimator=gae", "critic.optim.lr=1.0e-3", f"{ROLLOUT}.n=2"),
@@ -69,6 +73,30 @@ def quick_cases() -> list[Case]:
         call = point.calls[index % len(point.calls)]
         found[name] = Case(shape=shape, algorithm=algorithm, point=name, call=call)
     return list(found.values())
+
+
+def offline_cases() -> list[Case]:
+    """Every kind of offline run, killed everywhere."""
+    return [
+        Case(shape=_OFFLINE, algorithm=run, point=name, call=call)
+        for run in OFFLINE
+        for name, point in OFFLINE_POINTS.items()
+        if is_passed(run, name)
+        for call in point.calls
+    ]
+
+
+def quick_offline_cases() -> list[Case]:
+    """Every point once, over changing runs."""
+    runs = list(OFFLINE)
+    found: list[Case] = []
+    for index, (name, point) in enumerate(OFFLINE_POINTS.items()):
+        fitting = [run for run in runs if is_passed(run, name)]
+        if name.startswith("the reference"):
+            fitting = [run for run in fitting if "precomputed" in run]
+        run, call = fitting[index % len(fitting)], point.calls[index % len(point.calls)]
+        found.append(Case(shape=_OFFLINE, algorithm=run, point=name, call=call))
+    return found
 
 
 def ahead_cases(staleness: Sequence[int]) -> list[Case]:
@@ -136,7 +164,12 @@ class Killing:
         return log_of(place)
 
     def _run(self, place: Path, case: Case, *, point: str | None = None) -> int:
-        words = [*TINY, *SHAPES[case.shape], *ALGORITHMS[case.algorithm], *_EVERY]
+        words = [*TINY, *_EVERY]
+        if case.shape == _OFFLINE:
+            words = [word for word in words if not word.startswith(_ONLINE)]
+            words += OFFLINE[case.algorithm]
+        else:
+            words = [*TINY, *SHAPES[case.shape], *ALGORITHMS[case.algorithm], *_EVERY]
         words += [*staleness_words(case.staleness), *self.words]
         return self.zygote.run(
             [*words, f"trainer.default_local_dir={place}"],
@@ -150,7 +183,8 @@ class Killing:
 def demand_whole(place: Path, expected: list[str], unknown: set[str]) -> None:
     """An AssertionError unless a run that is over did what an uninterrupted one does."""
     assert chains(place) == expected, "the run that went on did something else"
-    left = [path.name for path in (place / "luyen" / "run" / "journal").iterdir()]
+    journal = place / "luyen" / "run" / "journal"
+    left = [path.name for path in journal.iterdir()] if journal.is_dir() else []
     assert left == [], f"a finished run keeps its journal: {left}"
     repeated = repeated_calls(place) - unknown
     assert not repeated, f"calls whose result was known were made again: {repeated}"

@@ -1,6 +1,7 @@
-"""`python -m tests.kill.table [ray] [small] [short] [STALENESS...]`: kill runs at every point, on a
-cluster or here, and print which went on as they should. Small: with one rank and one replica, and
-only the controller is killed; in short: once at each point.
+"""`python -m tests.kill.table [offline] [ray] [small] [short] [STALENESS...]`: kill runs at every
+point, on a cluster or here, and print which went on as they should. Offline: runs that learn from
+given rows. Small: with one rank and one replica, and only the controller is killed; in short: once
+at each point.
 """
 
 import sys
@@ -9,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tests.kill.cases import Case, Killing, ahead_cases, all_cases
+from tests.kill.cases import Case, Killing, ahead_cases, all_cases, offline_cases
 from tests.kill.on_ray import SMALL, WORDS, on_ray, ray_cases
 from tests.kill.zygote import Zygote
 
@@ -27,6 +28,7 @@ def main(words: Sequence[str]) -> int:
         with Zygote() as zygote:
             killing = Killing(zygote, root)
             cases = ahead_cases(staleness) if staleness else all_cases()
+            cases = offline_cases() if "offline" in words else cases
             return _table(cases, killing.carry_out, root)
 
 

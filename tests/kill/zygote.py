@@ -65,12 +65,15 @@ def _live(job: dict[str, Any]) -> None:
     """The life of a child."""
     from luyen.config.check import check
     from luyen.train import start
+    from luyen.train.offline import start as offline
+    from tests.kill.offline import OFFLINE_POINTS
     from tests.kill.points import POINTS, arm
 
     os.environ["LUYEN_TEST_CALLS"] = job["calls"]
-    start.draw_curves = lambda *_: []  # pictures take longer than the run
+    # Pictures take longer than the run.
+    start.draw_curves = offline.draw_curves = lambda *_: []
     if job["point"] is not None:
-        arm(POINTS[job["point"]], job["call"])
+        arm({**POINTS, **OFFLINE_POINTS}[job["point"]], job["call"])
     start.run_training(check([], job["overrides"]))
 
 
