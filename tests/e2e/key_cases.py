@@ -33,6 +33,10 @@ LONG = (
 CUT = (*LONG, "data.filter_overlong_prompts=false", "data.truncation=right")
 ROWS = ("data.train_files={rows}",)
 ROUTED = (*ROWS, "reward.custom_reward_function.path=null")
+TREE = (
+    "reward.custom_reward_function.path=null",
+    "reward.components={right: {rule: exact}, brief: {rule: length, weight: 0.1}}",
+)
 CUT_RESULTS = (*CHATTY, f"{TURNS}.max_tool_response_length=2")
 TOKEN = (*OFF, "algorithm.rollout_correction.rollout_is=token", f"{ROLLOUT}.temperature=0.7")
 BYPASS = (*OFF, "algorithm.rollout_correction.bypass_mode=true")
@@ -134,6 +138,7 @@ CREDIT: dict[str, Case] = {
     "critic.loss_agg_mode": ("run", "seq-mean-token-sum", CRITIC),
     "reward.custom_reward_function.path": ("run", "{reward}", ()),
     "reward.custom_reward_function.name": ("refused", "nobody", ()),
+    "reward.combine": ("run", "gdpo", TREE),
     "reward.reward_model.enable": ("refused", "true", ()),
     "reward.reward_model.enable_resource_pool": ("refused", "true", ()),
     "reward.reward_model.rollout.max_num_seqs": ("refused", "8", ()),

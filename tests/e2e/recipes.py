@@ -1,12 +1,15 @@
 """The recipes of the repository, made small enough to run in a test."""
 
 from luyen.config.check import check
+from luyen.config.pipeline import is_pipeline
 from tests.architecture.tree import ROOT
 from tests.runs import ACTOR, MODEL, ROLLOUT, TINY
 
-RECIPES = {path.stem: path for path in sorted((ROOT / "recipes").glob("*.yaml"))}
-SUPERVISED = {"builtin_arithmetic", "builtin_tools"}
-ONLINE = sorted(set(RECIPES) - SUPERVISED)
+_FILES = sorted((ROOT / "recipes").glob("*.yaml"))
+RECIPES = {path.stem: path for path in _FILES if not is_pipeline([path])}
+PIPELINES = {path.stem: path for path in _FILES if is_pipeline([path])}
+OFFLINE = {n for n, path in RECIPES.items() if check([path]).config.trainer.stage != "rl"}
+ONLINE = sorted(set(RECIPES) - OFFLINE)
 LEARNED = sorted(set(ONLINE) - {"smollm2_products"})
 """Recipes for the built-in model; the other one needs a model that no test fetches."""
 _KEPT = ("data.train_batch_size", f"{ROLLOUT}.n", "algorithm.", f"{ACTOR}.ppo_mini_batch_size")

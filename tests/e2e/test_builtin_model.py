@@ -26,7 +26,7 @@ PARITY = 0.05
 
 def accuracy(model: Path) -> float:
     """Share of right answers on pairs that were never trained on."""
-    told = luyen("eval", model, HELD_OUT, "--json", "--samples", "0")
+    told = luyen("eval", model, HELD_OUT, "--json", "--show", "0")
     assert told.exit_code == 0, told.output
     return json.loads(told.output)["metrics"]["val/accuracy"]
 

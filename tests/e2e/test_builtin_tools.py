@@ -27,7 +27,7 @@ def success(model: Path, *overrides: str, rows: int = 64) -> float:
         f"{ROLLOUT}.val_kwargs.temperature=1.0",
         *overrides,
     ]
-    told = luyen("eval", model, *words, "--json", "--samples", "0")
+    told = luyen("eval", model, *words, "--json", "--show", "0")
     assert told.exit_code == 0, told.output
     return json.loads(told.output)["metrics"]["val/accuracy"]
 

@@ -54,6 +54,7 @@ def advantage(
     baselines: Tensor | None = None,
     components: Mapping[str, Tensor] | None = None,
     old_logp: Tensor | None = None,
+    ref_logp: Tensor | None = None,
     sum_pi_squared: Tensor | None = None,
     rollout_is_weights: Tensor | None = None,
     turns: Tensor | None = None,
@@ -78,6 +79,7 @@ def advantage(
         components={k: row_numbers(f"components[{k!r}]", v, clean) for k, v in parts.items()}
         or None,
         old_logp=optional_stream("old_logp", old_logp, clean),
+        ref_logp=optional_stream("ref_logp", ref_logp, clean),
         sum_pi_squared=optional_stream("sum_pi_squared", sum_pi_squared, clean),
         is_weights=_weights(rollout_is_weights, clean),
         positions=torch.arange(clean.shape[1], device=clean.device).repeat(clean.shape[0]),

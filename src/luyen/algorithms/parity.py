@@ -129,7 +129,7 @@ def part_metrics(parts: GapParts) -> dict[str, float]:
         k3 = -tokens if name == "transform" else torch.expm1(safe) - safe
         numbers[f"parity/{name}_max"] = size.max()
         numbers[f"parity/{name}_mean"] = size.mean()
-        numbers[f"parity/{name}_exact_fraction"] = (tokens == 0).double().mean()
+        numbers[f"parity/{name}_exact_fraction"] = (tokens == 0).sum().double() / tokens.numel()
         numbers[f"parity/{name}_kl"] = k3.mean()
         numbers[f"parity/{name}_share"] = share
     return {name: float(number) for name, number in numbers.items()}

@@ -36,6 +36,25 @@ def claim(manifest: Path) -> None:
     _mine[place] = handle
 
 
+def is_claimed(manifest: Path) -> bool:
+    """Whether some process is training the run; False where the file system has no locks."""
+    if manifest.resolve() in _mine:
+        return True
+    try:
+        handle = os.open(manifest, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(handle)
+    return False
+
+
 def release(manifest: Path) -> None:
     """Let others have the run. Releasing what is not claimed is allowed."""
     handle = _mine.pop(manifest.resolve(), None)

@@ -130,6 +130,26 @@ class Score:
     """Why there is no value."""
     by_turn: tuple[tuple[int, float], ...] = ()
     """Shares of the value that belong to assistant turns; the rest belongs to the whole."""
+    raw: float | None = None
+    """What was judged, where scaling, clipping or normalising made another value of it."""
+    gated: bool = False
+    """Whether it was not judged because a gate was closed; the value is what stands for it."""
+    combine: str = "sum"
+    """How the parts made the value."""
+    seconds: float | None = field(default=None, compare=False)
+    """How long judging it took; no part of what it is."""
+
+    def remarks(self) -> str:
+        """What a reader should know besides the numbers, in brackets; nothing where all is plain.
+
+        Example:
+            >>> Score(name="brief", value=-1.0, raw=-2.5).remarks()
+            ' (judged -2.5)'
+        """
+        told = ["gated"] if self.gated else []
+        told += [f"judged {self.raw:g}"] if self.raw is not None and not self.gated else []
+        told += [self.combine] if self.combine != "sum" else []
+        return f" ({', '.join(told)})" if told else ""
 
     def flat(self, prefix: str = "") -> dict[str, float | None]:
         """Every number of the tree by its path."""

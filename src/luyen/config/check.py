@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import final
 
 from luyen.base.compat import version_of
+from luyen.config.artifact_refs import with_artifacts
 from luyen.config.fields import all_fields
 from luyen.config.load import load
 from luyen.config.machine import Machine, this_machine
@@ -91,7 +92,18 @@ def check(
     versions: Callable[[str], tuple[int, int] | None] = version_of,
 ) -> Report:
     """Load, parse, apply every rule and make the plan. Nothing is written, no model is loaded."""
-    tree = load(files, overrides)
+    tree = with_artifacts(load(files, overrides))
+    return check_tree(tree, machine=machine, installed=installed, versions=versions)
+
+
+def check_tree(
+    tree: Tree,
+    *,
+    machine: Machine | None = None,
+    installed: Callable[[str], bool] = is_installed,
+    versions: Callable[[str], tuple[int, int] | None] = version_of,
+) -> Report:
+    """The same for a configuration that is loaded already, with no artifact in it left to find."""
     parsed = parse(tree)
     config = parsed.config
     here = machine or this_machine()
@@ -148,12 +160,12 @@ def _not_yet(config: RunConfig, tree: Tree) -> Iterator[Problem]:
         )
 
 
-_SUPERVISED = ("D", "G", "M", "S", "B05", "B06", "B07", "P02")
-"""Rules that concern a supervised run too; the others are about rollouts and rewards."""
+_OFFLINE = ("D", "G", "H", "M", "S", "Y", "B05", "B06", "B07", "P02")
+"""Rules that concern an offline run too; the others are about rollouts and rewards."""
 
 
 def _applies(rule: str, stage: str) -> bool:
-    return stage == "rl" or rule.startswith(_SUPERVISED)
+    return stage == "rl" or rule.startswith(_OFFLINE)
 
 
 def _broken_rules(s: Situation, tree: Tree) -> Iterator[Problem]:

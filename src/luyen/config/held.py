@@ -3,9 +3,11 @@
 from dataclasses import dataclass
 from typing import final
 
-from luyen.config.model_shape import ModelShape
+from luyen.config.model_shape import ModelShape, read_shape
 from luyen.config.plan import Placement, needs_reference, versions_held
+from luyen.config.schema.model import Model
 from luyen.config.schema.run import RunConfig
+from luyen.config.signals import has_teacher
 
 _FP32 = 4
 
@@ -116,10 +118,18 @@ def _others(
     learning: int,
     share: int,
 ) -> dict[str, int]:
-    """Reference and critic, at so many bytes a weight."""
+    """Reference, critic and teacher, at so many bytes a weight."""
     parts: dict[str, int] = {}
     if needs_reference(config) and not config.actor_rollout_ref.model.lora_rank:
         parts["reference"] = shape.parameters() * frozen // share
     if any(role.name == "critic" for role in where.roles):
         parts["critic"] = shape.parameters() * learning // share
+    if has_teacher(config):
+        parts["teacher"] = _teacher(config, shape).parameters() * frozen // share
     return parts
+
+
+def _teacher(config: RunConfig, student: ModelShape) -> ModelShape:
+    """The teacher's own shape; the student's where no config on this machine says it."""
+    path = config.distill.teacher_path
+    return (read_shape(Model(path=path)) if path is not None else None) or student

@@ -7,8 +7,11 @@ from luyen.config.schema.run import RunConfig
 
 
 def estimator_knobs(config: RunConfig, facts: EstimatorFacts) -> dict[str, Any]:
-    """Keyword arguments of the advantage estimator; an empty list stands for its default."""
-    given = dict(config.algorithm)
+    """Keyword arguments of the advantage estimator; an empty list stands for its default.
+
+    One that makes pairs reads how they are compared from `preference`.
+    """
+    given = {**dict(config.preference), **dict(config.algorithm)}
     return {name: given[name] if given[name] != () else None for name in facts.knobs}
 
 

@@ -17,8 +17,17 @@ _VERL_BASES = ("ppo_trainer", "ppo_megatron_trainer", "sft_trainer", "sft_traine
 
 def load(files: Sequence[Path], overrides: Sequence[str]) -> Tree:
     """Later files win over earlier ones, overrides over all; `${...}` is resolved at the end."""
-    trees = [_read_file(path, ()) for path in files]
-    trees += [_read_override(text) for text in overrides]
+    trees = [read_file(path) for path in files]
+    return load_trees([*trees, *(read_override(text) for text in overrides)])
+
+
+def read_file(path: Path) -> Tree:
+    """What a file says, with what it includes."""
+    return _read_file(path, ())
+
+
+def load_trees(trees: Sequence[Tree]) -> Tree:
+    """Later trees laid over earlier ones, with `${...}` resolved."""
     whole = merge(trees)
     if not any("${" in str(value) for _, value in leaves(whole.values)):
         return whole
@@ -105,7 +114,7 @@ def _failed(
     return Tree(values={}, origins={}, problems=(problem,))
 
 
-def _read_override(text: str) -> Tree:
+def read_override(text: str) -> Tree:
     """`a.b=value`; Hydra's leading + or ++ is accepted, since it means the same here."""
     path, equals, raw = text.lstrip("+").partition("=")
     names = path.split(".")

@@ -11,6 +11,7 @@ from typing import final
 
 from luyen.config.activations import Pass, Tokens
 from luyen.config.held import Held, held, is_offloaded, trainable
+from luyen.config.judge_memory import judge_memory
 from luyen.config.machine import Machine
 from luyen.config.model_shape import ModelShape
 from luyen.config.plan import BatchPlan, Placement
@@ -32,7 +33,7 @@ class Phase:
     """
 
     name: str
-    """generate, log-probs or update."""
+    """generate, judge, log-probs or update."""
     parts: dict[str, int]
     """Bytes by purpose."""
 
@@ -91,10 +92,14 @@ def plan_memory(
         device=where.device,
     )
     update = _update(config, shape, batch, where, keeps, largest)
-    if config.trainer.stage == "sft":
+    if config.trainer.stage != "rl":
         alone = _largest("update", training, update)
         return MemoryPlan(phases=(alone,), device_bytes=capacity, kv_budget=0, kv_demand=0)
     rollout = config.actor_rollout_ref.rollout
+    judge = judge_memory(config, where, largest)
+    if judge is not None:
+        training = {**training, **judge.beside()}
+        drawing = {**drawing, **({} if is_split else judge.beside())}
     demand = _kv_demand(config, shape, batch, where, width)
     weights = keeps.drawing.get("replica") or training["weights"]
     share = int(capacity * rollout.gpu_memory_utilization) - weights
@@ -107,8 +112,10 @@ def plan_memory(
         {"gathered": keeps.gathered, "activations": largest.inside()},
         {"gathered": keeps.gathered, "logits": largest.head(is_learning=False)},
     )
+    judging = () if judge is None else (Phase(name="judge", parts=judge.judging(after)),)
     phases = (
         _largest("generate", {**drawing, **cache}, _generate(config, shape, batch, largest)),
+        *judging,
         _largest("log-probs", after, scoring),
         _largest("update", after, update),
     )

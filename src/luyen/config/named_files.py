@@ -127,6 +127,7 @@ def _models(config: RunConfig, folder: Path) -> Iterator[NamedFile]:
         f"{_MODEL}.lora_adapter_path": (arr.model.lora_adapter_path, set[str]()),
         "actor_rollout_ref.ref.path": (arr.ref.path, {"tokenizer", "template"}),
         "critic.model.path": (config.critic.model.path, {"tokenizer", "template"}),
+        "distill.teacher_path": (config.distill.teacher_path, {"template"}),
         "reward.reward_model.model_path": (config.reward.reward_model.model_path, set[str]()),
     }
     for name, (path, unused) in keys.items():

@@ -8,6 +8,13 @@ from luyen.config.catalog import EstimatorFacts
 from luyen.config.machine import Machine
 from luyen.config.schema.run import RunConfig
 from luyen.config.schema.trainer import Trainer
+from luyen.config.signals import (
+    has_teacher,
+    is_teacher_alone,
+    pairs_need_reference,
+    rows_need_reference,
+    sequences_of_a_row,
+)
 
 
 @final
@@ -58,10 +65,10 @@ def plan_batches(config: RunConfig, *, world_size: int) -> BatchPlan:
         config.actor_rollout_ref.actor,
         config.actor_rollout_ref.rollout,
     )
-    # A supervised step is one optimizer step on the conversations that are drawn.
-    is_supervised = config.trainer.stage == "sft"
-    samples = 1 if is_supervised else rollout.n
-    prompts = data.train_batch_size if is_supervised else actor.ppo_mini_batch_size
+    # An offline step is one optimizer step on the rows that are drawn.
+    is_offline = config.trainer.stage != "rl"
+    samples = sequences_of_a_row(config) if is_offline else rollout.n
+    prompts = data.train_batch_size if is_offline else actor.ppo_mini_batch_size
     rollouts = data.train_batch_size * samples
     mini_batches = max(1, data.train_batch_size // prompts)
     per_mini = min(prompts, data.train_batch_size) * samples
@@ -84,8 +91,8 @@ def plan_batches(config: RunConfig, *, world_size: int) -> BatchPlan:
         longest_sequence=longest,
         micro_batch_tokens=tokens,
         micro_batches=micro_batches,
-        epochs=1 if is_supervised else actor.ppo_epochs,
-        optimizer_steps=mini_batches * (1 if is_supervised else actor.ppo_epochs),
+        epochs=1 if is_offline else actor.ppo_epochs,
+        optimizer_steps=mini_batches * (1 if is_offline else actor.ppo_epochs),
         tokens=rollouts * longest,
         computed_tokens=data.train_batch_size * data.max_prompt_length
         + rollouts * data.max_response_length,
@@ -104,7 +111,7 @@ class Role:
     """
 
     name: str
-    """actor, rollout, reference, critic or reward model."""
+    """actor, teacher, rollout, reference, critic or reward model."""
     engine: str
     """What carries it out."""
     place: str
@@ -138,9 +145,27 @@ class Placement:
 def rollout_pool(config: RunConfig) -> tuple[int, int] | None:
     """Machines, and devices of each, that are the rollout engine's own; None where it has none."""
     rollout = config.actor_rollout_ref.rollout
-    if rollout.nnodes == 0 or config.trainer.stage == "sft":
+    if rollout.nnodes == 0 or config.trainer.stage != "rl":
         return None
     return rollout.nnodes, rollout.n_gpus_per_node or config.trainer.n_gpus_per_node
+
+
+def reward_pool(config: RunConfig) -> tuple[int, int] | None:
+    """Machines, and devices of each, that are the reward model's own; None where it has none."""
+    reward_model = config.reward.reward_model
+    is_used = reward_model.enable and config.trainer.stage == "rl"
+    if not (is_used and reward_model.enable_resource_pool):
+        return None
+    return reward_model.nnodes, reward_model.n_gpus_per_node
+
+
+def count_judges(config: RunConfig) -> int:
+    """Copies of the reward model: as asked for, or one on each device that it has or shares."""
+    trainer, reward_model = config.trainer, config.reward.reward_model
+    if reward_model.rollout.data_parallel_size is not None:
+        return reward_model.rollout.data_parallel_size
+    nodes, each = reward_pool(config) or (trainer.nnodes, trainer.n_gpus_per_node)
+    return max(1, nodes * each)
 
 
 def count_replicas(config: RunConfig) -> int:
@@ -166,24 +191,25 @@ def place(config: RunConfig, machine: Machine, estimator: EstimatorFacts | None)
     pool = rollout_pool(config)
     runtime = trainer.runtime
     if runtime == "auto":
-        runtime = "ray" if world_size > 1 or pool is not None else "local"
+        is_split = pool is not None or reward_pool(config) is not None
+        runtime = "ray" if world_size > 1 or is_split else "local"
     # Sharded over one device, weights are whole.
     is_sharded = actor.strategy != "single" and world_size > 1
     strategy = "fsdp2" if is_sharded else "single"
     shared = f"{device}, this process" if runtime == "local" else f"{world_size} x {device}, shared"
     roles = [Role(name="actor", engine=strategy, place=shared)]
-    if trainer.stage == "sft":
+    if has_teacher(config):
+        roles.append(Role(name="teacher", engine="a frozen model", place=shared))
+    if trainer.stage != "rl":
+        roles += _reference_roles(config, shared)
         return Placement(device=device, world_size=world_size, runtime=runtime, roles=tuple(roles))
     replicas = count_replicas(config)
     roles.append(_rollout_role(rollout.name, replicas, pool, device, shared))
-    if needs_reference(config):
-        lora = config.actor_rollout_ref.model.lora_rank > 0
-        how = "the actor with its adapter off" if lora else "a frozen copy"
-        roles.append(Role(name="reference", engine=how, place=shared))
+    roles += _reference_roles(config, shared)
     if needs_critic(config, estimator):
         roles.append(Role(name="critic", engine=strategy, place=shared))
     if config.reward.reward_model.enable:
-        roles.append(_reward_role(config, shared))
+        roles.append(_reward_role(config, device, shared))
     return Placement(
         device=device,
         world_size=world_size,
@@ -194,6 +220,14 @@ def place(config: RunConfig, machine: Machine, estimator: EstimatorFacts | None)
     )
 
 
+def _reference_roles(config: RunConfig, shared: str) -> list[Role]:
+    if not needs_reference(config):
+        return []
+    lora = config.actor_rollout_ref.model.lora_rank > 0
+    how = "the actor with its adapter off" if lora else "a frozen copy"
+    return [Role(name="reference", engine=how, place=shared)]
+
+
 def _rollout_role(
     name: str, replicas: int, pool: tuple[int, int] | None, device: str, shared: str
 ) -> Role:
@@ -202,23 +236,29 @@ def _rollout_role(
     return Role(name="rollout", engine=engine, place=own)
 
 
-def _reward_role(config: RunConfig, shared: str) -> Role:
-    reward_model = config.reward.reward_model
-    own = f"{reward_model.nnodes} x {reward_model.n_gpus_per_node} devices of its own"
-    where = own if reward_model.enable_resource_pool else shared
-    return Role(name="reward model", engine=reward_model.rollout.name, place=where)
+def _reward_role(config: RunConfig, device: str, shared: str) -> Role:
+    pool, copies = reward_pool(config), count_judges(config)
+    name = config.reward.reward_model.rollout.name
+    own = f"{pool[0]} x {pool[1]} {device} of its own" if pool is not None else shared
+    engine = name if copies == 1 else f"{copies} copies of {name}"
+    return Role(name="reward model", engine=engine, place=own)
 
 
 def needs_reference(config: RunConfig) -> bool:
     """Whether the run keeps a reference policy."""
+    if config.trainer.stage != "rl":
+        return rows_need_reference(config)
     ref = config.actor_rollout_ref.ref
     if ref.enable is not None:
         return ref.enable
-    return config.actor_rollout_ref.actor.use_kl_loss or config.algorithm.use_kl_in_reward
+    is_kl_on = config.actor_rollout_ref.actor.use_kl_loss or config.algorithm.use_kl_in_reward
+    return is_kl_on or pairs_need_reference(config)
 
 
 def needs_critic(config: RunConfig, estimator: EstimatorFacts | None) -> bool:
     """Whether the run trains a critic; `estimator` is None when its name is unknown."""
+    if is_teacher_alone(config):
+        return False
     if config.critic.enable is not None:
         return config.critic.enable
     return estimator is not None and "values" in estimator.needs
@@ -236,25 +276,6 @@ def is_off_policy(config: RunConfig) -> bool:
     actor = config.actor_rollout_ref.actor
     several = config.data.train_batch_size > actor.ppo_mini_batch_size
     return several or actor.ppo_epochs > 1 or config.trainer.max_staleness > 0
-
-
-def batch_lines(plan: BatchPlan) -> list[tuple[str, str]]:
-    """The arithmetic as label and sentence, for people."""
-    samples = f"{plan.prompts} prompts x {plan.samples_per_prompt} samples = {plan.rollouts}"
-    minis = f"{plan.mini_batches} x {plan.mini_batch_rollouts} rollouts"
-    micros = f"about {plan.micro_batches} of at most {plan.micro_batch_tokens} tokens"
-    steps = f"{plan.mini_batches} (mini-batches) x {plan.epochs} (epochs) = {plan.optimizer_steps}"
-    tokens = f"at most {plan.tokens} a step, {plan.longest_sequence} a sequence"
-    if plan.computed_tokens < plan.tokens:
-        tokens += f"; {plan.computed_tokens} computed, prompts once a group"
-    return [
-        ("rollouts", samples),
-        ("mini-batches", minis),
-        ("micro-batches", f"{micros} on each device"),
-        ("optimizer steps", f"{steps} a step"),
-        ("tokens", tokens),
-        ("steps", str(plan.total_steps or "as many as the rows and total_epochs make")),
-    ]
 
 
 def is_swapping(trainer: Trainer) -> bool:

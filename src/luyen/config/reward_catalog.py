@@ -36,12 +36,16 @@ RULE_REWARDS: dict[str, RuleFacts] = {
     "choice": RuleFacts(knobs=("choices",)),
     "regex": RuleFacts(knobs=("pattern", "match"), required=("pattern",)),
     "json": RuleFacts(knobs=("required", "fenced")),
+    "json_schema": RuleFacts(knobs=("schema", "fenced")),
+    "ifeval": RuleFacts(knobs=("mode", "credit")),
     "reasoning_gym": RuleFacts(knobs=("tag",), package="reasoning_gym", extra="tasks"),
     "code": RuleFacts(knobs=("credit", "cpu_s", "memory_mb")),
     "length": RuleFacts(knobs=("free", "max_response_length")),
     "overlong": RuleFacts(
         knobs=("buffer", "penalty_factor", "max_response_length"), required=("buffer",)
     ),
+    "cosine": RuleFacts(knobs=("at_zero", "at_limit", "when_cut", "max_response_length")),
+    "repetition": RuleFacts(knobs=("ngram", "unit")),
     "tool_valid": RuleFacts(knobs=("without",)),
     "tool_success": RuleFacts(knobs=("without",)),
     "tool_needless": RuleFacts(knobs=("allowed",)),

@@ -13,4 +13,6 @@ STRUCTURE: dict[str, str] = {
     "C010": "A key with one possible value has that value; keys of verl among them.",
     "C011": "Overrides have the form key=value.",
     "C012": "Hydra settings are named and left aside.",
+    "C013": "An artifact that is named was noted by a run, or is made by an earlier stage.",
+    "C014": "A pipeline lists stages by name, each with keys of its own and a run directory.",
 }

@@ -57,6 +57,32 @@ def read_tree(text: str, source: str) -> Tree:
         return _broken(source, 1, why, "save the file as plain UTF-8 text")
 
 
+def read_items(text: str, source: str, name: str) -> list[Tree]:
+    """The blocks of a list at a key of the top, each as a tree of its own; the text must be sound.
+
+    What stands in the list and is no block is left out: `read_tree` has its value.
+    """
+    loader = _Loader(text)
+    try:
+        root = loader.get_single_node()
+        assert isinstance(root, yaml.MappingNode), "the text holds no keys"
+        listed = next(value for key, value in root.value if key.value == name)
+        return [_tree(loader, node, source) for node in listed.value if _is_block(node)]
+    finally:
+        loader.dispose()
+
+
+def _is_block(node: yaml.Node) -> bool:
+    return isinstance(node, yaml.MappingNode)
+
+
+def _tree(loader: _Loader, node: yaml.MappingNode, source: str) -> Tree:
+    origins: dict[str, Origin] = {}
+    problems: list[Problem] = []
+    values = _mapping(loader, node, source, "", origins, problems)
+    return Tree(values=values, origins=origins, problems=tuple(problems))
+
+
 def _require_shallow(text: str) -> None:
     """Raise before the document is composed if it is nested beyond any use."""
     depth = 0
@@ -77,10 +103,7 @@ def _parsed(text: str, source: str) -> Tree:
             return Tree(values={}, origins={})
         if not isinstance(root, yaml.MappingNode):
             return _broken(source, 1, "the file must hold keys and values", "start with `data:`")
-        origins: dict[str, Origin] = {}
-        problems: list[Problem] = []
-        values = _mapping(loader, root, source, "", origins, problems)
-        return Tree(values=values, origins=origins, problems=tuple(problems))
+        return _tree(loader, root, source)
     finally:
         loader.dispose()
 

@@ -51,16 +51,19 @@ def load_policy(
     source = model_directory(path or model.path)
     net = _load(model, source, dtype_of(model, device), seed)
     torch.nn.Module.to(net, torch.device(device))
-    _leave_the_file(net)
+    leave_the_file(net)
     if model.lora_rank > 0 and path is None:
         add_adapter(net, model, seed=seed)
     policy = Policy(net, vocabulary=vocabulary, is_packed=is_packed)
-    _save_memory(policy, model)
+    save_memory(policy.model, model)
+    if model.use_fused_kernels:
+        policy.head = replace(policy.head, is_fused=True)
+    policy.is_offloading = model.enable_activation_offload
     return policy.eval()
 
 
 @torch.no_grad()
-def _leave_the_file(net: PreTrainedModel) -> None:
+def leave_the_file(net: PreTrainedModel) -> None:
     """Copy weights on the CPU into memory of their own.
 
     The loader maps them from the file where their type is the file's: whoever writes to the file
@@ -71,21 +74,18 @@ def _leave_the_file(net: PreTrainedModel) -> None:
             tensor.data = tensor.data.clone()
 
 
-def _save_memory(policy: Policy, model: Model) -> None:
-    """Have the policy keep less between its forward and its backward pass, as the model asks."""
+def save_memory(net: PreTrainedModel, model: Model) -> None:
+    """Have the layers keep less between their forward and backward pass, as the model asks."""
     tiled_mlp = model.tiled_mlp
     if model.enable_gradient_checkpointing:
-        policy.model.gradient_checkpointing_enable({"use_reentrant": False})
+        net.gradient_checkpointing_enable({"use_reentrant": False})
     if tiled_mlp.enabled:
-        tile_feed_forward(policy.model, slices=tiled_mlp.num_shards)
-    if model.use_fused_kernels:
-        policy.head = replace(policy.head, is_fused=True)
-    policy.is_offloading = model.enable_activation_offload
+        tile_feed_forward(net, slices=tiled_mlp.num_shards)
 
 
 def _load(model: Model, source: str, dtype: torch.dtype, seed: int) -> PreTrainedModel:
     try:
-        config = _config(model, source)
+        config = read_config(model, source)
         loader: Any = AutoModelForCausalLM
         if model.init == "random":
             with torch.random.fork_rng(devices=[]):
@@ -110,7 +110,7 @@ def _load(model: Model, source: str, dtype: torch.dtype, seed: int) -> PreTraine
     return net
 
 
-def _config(model: Model, source: str) -> Any:
+def read_config(model: Model, source: str) -> Any:
     """The model's configuration with what the run overrides, and without randomness."""
     loader: Any = AutoConfig
     config, unknown = loader.from_pretrained(

@@ -9,17 +9,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from luyen.base.errors import UserError
-from luyen.models.attention import AttentionContext, use_our_attention
-from luyen.models.fused.patch import fuse_layers
+from luyen.models.attention import AttentionContext
+from luyen.models.backbone import hidden_at, prepare_layers
 from luyen.models.head import Head, Scored, score
 from luyen.models.offload import kept_on_host
-from luyen.models.packed import PackedContext, packed_positions
 from luyen.models.probe import refuse_what_cannot_be_packed
-from luyen.models.sharing import Sharing, share_prompts
-from luyen.models.silence import no_warnings
-from luyen.models.steady import steady_modules
 from luyen.models.steady_linear import choose_products
-from luyen.models.varlen import VarlenContext
 
 
 @final
@@ -49,12 +44,7 @@ class Policy(nn.Module):
         )
         if is_packed:
             _refuse_adapted_head(output, self.device)
-            with no_warnings():
-                use_our_attention(model)
-            if self.device.type == "cuda":
-                self.fused = fuse_layers(model)
-            else:
-                steady_modules(model)
+            self.fused = prepare_layers(model, self.device)
         self.is_exact = True
         if is_packed:
             refuse_what_cannot_be_packed(model, self.head)
@@ -98,22 +88,15 @@ class Policy(nn.Module):
         is_shared: bool = True,
     ) -> Tensor:
         """Last hidden states at the packed positions `where`."""
-        positions = packed_positions(lengths, tokens.device)
-        sharing = share_prompts(tokens, lengths, mask) if is_shared else None
-        if sharing is None or sharing.saved == 0:
-            context = self._context(lengths, tokens.device, None)
-            return self.hidden(tokens, positions, context).index_select(0, where)
-        context = self._context(lengths, tokens.device, sharing)
-        hidden = self.hidden(tokens[sharing.first], positions[sharing.first], context)
-        return hidden.index_select(0, sharing.place[where])
-
-    def _context(
-        self, lengths: Sequence[int], device: torch.device, sharing: Sharing | None
-    ) -> AttentionContext:
-        """Attention for packed sequences on this kind of device."""
-        if device.type == "cuda":
-            return VarlenContext.of(lengths, device=device, is_exact=self.is_exact, sharing=sharing)
-        return PackedContext.of(lengths, device=device, sharing=sharing)
+        return hidden_at(
+            self.hidden,
+            tokens,
+            lengths,
+            mask,
+            where,
+            is_exact=self.is_exact,
+            is_shared=is_shared,
+        )
 
     def forward(
         self,

@@ -36,8 +36,11 @@ class _Witness:
 
 
 @torch.no_grad()
-def refuse_what_cannot_be_packed(model: PreTrainedModel, head: Head) -> None:
-    """A UserError when packed sequences would not give what the model alone gives."""
+def refuse_what_cannot_be_packed(model: PreTrainedModel, head: Head | None) -> None:
+    """A UserError when packed sequences would not give what the model alone gives.
+
+    Without a `head` only hidden states are compared: nobody makes logits of them.
+    """
     try:
         why = _fault(model, head)
     except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
@@ -53,7 +56,7 @@ def refuse_what_cannot_be_packed(model: PreTrainedModel, head: Head) -> None:
         )
 
 
-def _fault(model: PreTrainedModel, head: Head) -> str | None:
+def _fault(model: PreTrainedModel, head: Head | None) -> str | None:
     config: Any = model.config.get_text_config()
     given: dict[str, Any] = config.to_dict()
     kinds: list[str] = given.get("layer_types") or ["full_attention"] * config.num_hidden_layers
@@ -71,6 +74,8 @@ def _fault(model: PreTrainedModel, head: Head) -> str | None:
     alone = base(**one, luyen_context=_witness(model, (2,))).last_hidden_state[0]
     if not _is_near(together, alone):
         return "a packed sequence changes with the one before it: the model keeps a running state"
+    if head is None:
+        return None
     # The model's own logits against ours: a scale or a cap that we do not know would show.
     whole: Any = model
     logits = whole(**one, luyen_context=_witness(model, (2,))).logits[0, :, : head.vocabulary]

@@ -2,39 +2,65 @@
 
 import asyncio
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Self, final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self, final
 
-from luyen.base.errors import UserError
+from luyen.base.paths import expanded
 from luyen.base.records import Rollout
-from luyen.config.reward_parts import read_components, read_routes
-from luyen.config.schema.reward import Component
 from luyen.config.schema.reward import Reward as RewardConfig
 from luyen.rewards import ways
-from luyen.rewards.calls import Executor
-from luyen.rewards.components import RuleReward, knobs_of
-from luyen.rewards.compose import Weighted, WeightedSum
-from luyen.rewards.custom import CustomReward
+from luyen.rewards.cache import FILE, ScoreCache
+from luyen.rewards.counts import Counts
+from luyen.rewards.growth import TreeBuilder
 from luyen.rewards.pool import Pool
-from luyen.rewards.protocol import Group, Reward
+from luyen.rewards.protocol import Group, Reward, Services
 from luyen.rewards.registries import Given, reward_managers
-from luyen.rewards.routing import Routed, routes_in_force
-from luyen.rewards.rules.all import rule_rewards
-from luyen.rewards.step import Judging, Scored, score_all, settle
+from luyen.rewards.seen import values_seen
+from luyen.rewards.step import VALIDATION, Judging, Scored, score_all, settle
+from luyen.rewards.tree import plainly
 
 MANAGERS = ways
 """Importing it registers the managers that come with the package."""
 
 
-def build_reward(reward: RewardConfig, *, max_response_length: int) -> "BuiltReward":
-    """The reward that a block describes. Close it at the end, or use it in a `with`."""
+def build_reward(
+    reward: RewardConfig,
+    *,
+    max_response_length: int,
+    services: Services | None = None,
+    folder: Path | None = None,
+) -> "BuiltReward":
+    """The reward that a block describes. Close it at the end, or use it in a `with`.
+
+    `folder` is the run directory, where a cache without a path of its own is kept; without one it
+    lives in memory.
+    """
     make = reward_managers.get(reward.reward_manager.name)
-    pool = Pool(size=_processes(reward), timeout_s=reward.timeout_s)
-    judges = Judges(reward, pool=pool, max_response_length=max_response_length)
-    given = Given(
-        reward=reward, max_response_length=max_response_length, pool=pool, build=judges.build
+    memory = None if reward.memory_mb is None else reward.memory_mb * 2**20
+    pool = Pool(size=_processes(reward), timeout_s=reward.timeout_s, memory_bytes=memory)
+    counts = Counts()
+    cache = _cache(reward, folder, counts)
+    builder = TreeBuilder(
+        reward,
+        pool=pool,
+        services=services or Services(),
+        cache=cache,
+        counts=counts,
+        max_response_length=max_response_length,
     )
-    return BuiltReward(make(given), reward=reward, pool=pool, judges=judges)
+    given = Given(
+        reward=reward, max_response_length=max_response_length, pool=pool, build=builder.build
+    )
+    return BuiltReward(
+        make(given),
+        reward=reward,
+        pool=pool,
+        builder=builder,
+        cache=cache,
+        counts=counts,
+        closing=services.closing if services is not None else None,
+    )
 
 
 def _processes(reward: RewardConfig) -> int:
@@ -43,58 +69,35 @@ def _processes(reward: RewardConfig) -> int:
     return reward.num_workers if is_own else min(reward.num_workers, os.cpu_count() or 1)
 
 
-@final
-class Judges:
-    """Builds what the configuration judges by, and remembers what it built."""
-
-    def __init__(self, reward: RewardConfig, *, pool: Pool, max_response_length: int) -> None:
-        components, wrong = read_components(reward)
-        if wrong:
-            raise UserError("reward.components", reward.components, wrong[0], "mend the component")
-        self._reward = reward
-        self._pool = pool
-        self._max_response_length = max_response_length
-        self._routes = routes_in_force(read_routes(reward), components)
-        self.routed: list[Routed] = []
-
-    def build(self, executor: Executor) -> Reward:
-        """The custom function, or the routes, with calls made by this executor."""
-        custom_reward_function = self._reward.custom_reward_function
-        if custom_reward_function.path is not None:
-            return CustomReward(
-                custom_reward_function.path,
-                custom_reward_function.name,
-                custom_reward_function.reward_kwargs,
-                executor=executor,
-            )
-        routed = Routed(self._routes, build=lambda parts: self._sum(parts, executor))
-        self.routed.append(routed)
-        return routed
-
-    def _sum(self, components: Mapping[str, Component], executor: Executor) -> Reward:
-        return WeightedSum(
-            [
-                Weighted(name=name, weight=part.weight, reward=self._rule(part, executor))
-                for name, part in components.items()
-            ]
-        )
-
-    def _rule(self, component: Component, executor: Executor) -> Reward:
-        knobs = dict(component.kwargs)
-        if "max_response_length" in knobs_of(rule_rewards.get(component.rule)):
-            knobs.setdefault("max_response_length", self._max_response_length)
-        is_isolated = rule_rewards.facts(component.rule).get("isolated", False)
-        return RuleReward(component.rule, knobs, executor=self._pool if is_isolated else executor)
+def _cache(reward: RewardConfig, folder: Path | None, counts: Counts) -> ScoreCache | None:
+    if not reward.cache.enable:
+        return None
+    if reward.cache.path is not None:
+        return ScoreCache(expanded(reward.cache.path), counts=counts)
+    return ScoreCache(None if folder is None else folder / FILE, counts=counts)
 
 
 @final
 class BuiltReward:
     """The reward of a run: what its manager made, with the processes and the policy for faults."""
 
-    def __init__(self, inner: Reward, *, reward: RewardConfig, pool: Pool, judges: Judges) -> None:
+    def __init__(
+        self,
+        inner: Reward,
+        *,
+        reward: RewardConfig,
+        pool: Pool,
+        builder: TreeBuilder,
+        cache: ScoreCache | None,
+        counts: Counts,
+        closing: Callable[[], None] | None,
+    ) -> None:
         self._inner = inner
+        self._closing = closing
         self._pool = pool
-        self._judges = judges
+        self._builder = builder
+        self._cache = cache
+        self._counts = counts
         self._num_workers = reward.num_workers
         self._on_fault = reward.on_fault
 
@@ -109,14 +112,39 @@ class BuiltReward:
         return self._pool.pids
 
     def judge(self, groups: Sequence[Group], work: Judging | None = None) -> list[Scored]:
-        """Every group with its scores, in order; those that the journal has are not judged anew."""
-        scored = score_all(self._inner, groups, num_workers=self._num_workers, work=work)
-        return asyncio.run(scored)
+        """Every group with its scores, in order; those that the journal has are not judged anew.
+
+        A validation is judged without normalising, so that its numbers can be compared over time.
+        """
+        is_validation = work is not None and work.purpose == VALIDATION
+        with plainly(is_validation):
+            scored = score_all(self._inner, groups, num_workers=self._num_workers, work=work)
+            return asyncio.run(scored)
+
+    def advance(self, scored: Sequence[Scored]) -> None:
+        """Count the values of a step that is done towards running normalisation.
+
+        Call it once for each step, with all that was judged in it, wherever the scores came from:
+        the values are read from the trees. The next step is normalised by what was counted so far.
+        """
+        self._builder.moments.add(values_seen(scored, self._builder.running))
+
+    def state(self) -> dict[str, Any]:
+        """What a resumed run must know, as JSON can hold it."""
+        return {"running": self._builder.moments.state()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` gave; an empty one is the beginning."""
+        self._builder.moments.restore(state.get("running", {}))
+
+    def take_counts(self) -> dict[str, float]:
+        """Requests, retries, faults and cache hits since the last time, by metric."""
+        return self._counts.take()
 
     def check_sources(self, sources: Iterable[str]) -> None:
         """Raise a UserError, before anything is sampled, if some data source cannot be judged."""
         asked = list(sources)
-        for routed in self._judges.routed:
+        for routed in self._builder.routed:
             routed.check_sources(asked)
 
     def settle(self, scored: Sequence[Scored]) -> list[Rollout]:
@@ -124,8 +152,12 @@ class BuiltReward:
         return settle(scored, on_fault=self._on_fault)
 
     def close(self) -> None:
-        """End every process. Closing twice is allowed."""
+        """End every process and what the run brought, close the cache. Twice is allowed."""
         self._pool.close()
+        if self._closing is not None:
+            self._closing()
+        if self._cache is not None:
+            self._cache.close()
 
     def __enter__(self) -> Self:
         return self

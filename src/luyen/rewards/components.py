@@ -57,12 +57,13 @@ class RuleReward:
         return Call(name=self._rule, source=self._source, rule=True, arguments=arguments)
 
     def _score(self, outcome: Outcome) -> Score:
+        seconds = outcome.seconds
         if outcome.tree is not None:
-            return replace(outcome.tree, name=self._rule, weight=1.0)
+            return replace(outcome.tree, name=self._rule, weight=1.0, seconds=seconds)
         if outcome.numbers is not None and set(outcome.numbers) == {"score"}:
-            return Score(name=self._rule, value=outcome.numbers["score"])
+            return Score(name=self._rule, value=outcome.numbers["score"], seconds=seconds)
         if outcome.error is not None:
-            return Score(name=self._rule, value=None, error=outcome.error)
+            return Score(name=self._rule, value=None, error=outcome.error, seconds=seconds)
         returned = outcome.refused or repr(dict(outcome.numbers or {}))
         why = f"the rule returned {returned}, which is not a finite number"
         raise UserError(FIELD, self._rule, why, "return a float from the rule, or a Score")

@@ -1,55 +1,16 @@
-"""A weighted sum of named components. Each stays visible in the tree, and none is replaced by 0."""
+"""How the parts of a tree become one score. Each stays visible, and none is replaced by 0."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import final
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from luyen.base.records import Prompt, Rollout, Score
-from luyen.rewards.protocol import Reward
+from luyen.base.records import Score
+from luyen.rewards.shares import gathered, rescaled
 
 ROOT = "reward"
 """Name at the top of every tree."""
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Weighted:
-    """A component of a sum.
-
-    Example:
-        >>> sorted(Weighted.__slots__)
-        ['name', 'reward', 'weight']
-    """
-
-    name: str
-    """What it is called in the tree."""
-    weight: float
-    """Its factor in the sum."""
-    reward: Reward
-    """What judges it."""
-
-
-@final
-class WeightedSum:
-    """Judges a group by every component and adds them up."""
-
-    def __init__(self, parts: Sequence[Weighted]) -> None:
-        assert parts, "a sum of nothing would score 0"
-        self._parts = tuple(parts)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the components."""
-        return tuple(part.name for part in self._parts)
-
-    async def __call__(self, prompt: Prompt, rollouts: Sequence[Rollout]) -> list[Score]:
-        """One tree per rollout, with a part for each component."""
-        columns: list[list[Score]] = []
-        for part in self._parts:
-            scores = await part.reward(prompt, rollouts)
-            columns.append([replace(s, name=part.name, weight=part.weight) for s in scores])
-        return [total(parts) for parts in zip(*columns, strict=True)]
+STD_EPSILON = 1e-6
+"""Added to the spread of a group before dividing by it, as the estimator `gdpo` does."""
 
 
 def total(parts: Sequence[Score], *, name: str = ROOT) -> Score:
@@ -62,16 +23,80 @@ def total(parts: Sequence[Score], *, name: str = ROOT) -> Score:
         >>> total([right, Score(name="judge", value=None, error="timed out")]).error
         'judge: timed out'
     """
+    return _made(parts, name, "sum", sum)
+
+
+def combined(parts: Sequence[Score], *, how: str, name: str = ROOT) -> Score:
+    """The score that parts make by the sum, the product or the least of weight times value.
+
+    A product or a least value leaves out parts of weight 0, which are only shown, and belongs to no
+    turn. `gdpo` and `lexicographic` are sums; what is special about them happened to the parts.
+
+    Example:
+        >>> parts = [Score(name="right", value=1.0), Score(name="safe", value=0.5, weight=0.5)]
+        >>> [combined(parts, how=how).value for how in ("sum", "product", "min")]
+        [1.25, 0.25, 0.25]
+    """
+    if how not in ("product", "min"):
+        return replace(total(parts, name=name), combine=how)
+    return _made(parts, name, how, math.prod if how == "product" else min)
+
+
+def _made(
+    parts: Sequence[Score], name: str, how: str, rule: Callable[[list[float]], float]
+) -> Score:
     faults = [f"{part.name}: {part.error}" for part in parts if part.value is None]
     if faults:
-        return Score(name=name, value=None, parts=tuple(parts), error="; ".join(faults))
-    value = sum(part.weight * part.value for part in parts if part.value is not None)
+        error = "; ".join(faults)
+        return Score(name=name, value=None, parts=tuple(parts), error=error, combine=how)
+    is_sum = how == "sum"
+    counted = [p for p in parts if p.value is not None and (is_sum or p.weight != 0)]
+    value = float(rule([p.weight * p.value for p in counted if p.value is not None] or [0.0]))
     if not math.isfinite(value):
-        return Score(name=name, value=None, parts=tuple(parts), error="the sum is not finite")
-    return Score(name=name, value=float(value), parts=tuple(parts))
+        error = f"the {how} is not finite"
+        return Score(name=name, value=None, parts=tuple(parts), error=error, combine=how)
+    made = Score(name=name, value=value, parts=tuple(parts), combine=how)
+    return made if is_sum else replace(made, by_turn=gathered(made, factor=0.0))
+
+
+def normalised(scores: Sequence[Score], counts: Sequence[bool]) -> list[Score]:
+    """One part of a group's rollouts: (value - mean) / (std + ε), over those that count.
+
+    The spread has n - 1 below; a rollout alone, or among equals, gets exactly 0. Scores that do not
+    count stay as they are.
+
+    Example:
+        >>> some = [Score(name="right", value=v) for v in (0.0, 1.0, 0.0, 1.0)]
+        >>> [round(score.value, 4) for score in normalised(some, [True] * 4)]
+        [-0.866, 0.866, -0.866, 0.866]
+    """
+    values = [s.value for s, c in zip(scores, counts, strict=True) if c and s.value is not None]
+    if not values:
+        return list(scores)
+    # Taking the largest off first makes equal values exactly 0, as in algorithms.advantages.
+    top = max(values)
+    mean = math.fsum(value - top for value in values) / len(values)
+    squares = math.fsum((value - top - mean) ** 2 for value in values)
+    factor = 1.0 / (math.sqrt(squares / max(len(values) - 1, 1)) + STD_EPSILON)
+    return [
+        rescaled(score, (score.value - top - mean) * factor, factor=factor)
+        if does and score.value is not None
+        else score
+        for score, does in zip(scores, counts, strict=True)
+    ]
+
+
+def adds_up(score: Score) -> bool:
+    """Whether a score is the sum of its parts, so that one more can stand beside them."""
+    values = [part.weight * part.value for part in score.parts if part.value is not None]
+    if len(values) < len(score.parts):
+        return score.combine not in ("product", "min")
+    return bool(values) and score.value is not None and math.isclose(score.value, sum(values))
 
 
 def with_part(score: Score, part: Score) -> Score:
-    """A tree with one more component under its root."""
-    own = score.parts or (replace(score, name="score", weight=1.0),)
-    return total((*own, part), name=score.name)
+    """A tree with one more component under its root; a root that is no sum moves down."""
+    if adds_up(score):
+        return replace(total((*score.parts, part), name=score.name), combine=score.combine)
+    own = replace(score, name="score", weight=1.0)
+    return total((own, part), name=score.name)

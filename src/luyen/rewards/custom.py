@@ -57,16 +57,16 @@ def _plain(call: ToolCall) -> dict[str, Any]:
 def score_of(outcome: Outcome, path: str, name: str) -> Score:
     """A tree from what the function returned; its other numbers are parts that weigh nothing."""
     if outcome.error is not None:
-        part = Score(name="score", value=None, error=outcome.error)
+        part = Score(name="score", value=None, error=outcome.error, seconds=outcome.seconds)
         return Score(name=ROOT, value=None, parts=(part,), error=outcome.error)
     if outcome.numbers is None:
         why = f"`{name}` in {path} returned {outcome.refused}, which is no score"
         fix = 'return a finite number, or a dict of them that holds "score"'
         raise UserError(FILE_FIELD, name, why, fix)
     numbers = dict(outcome.numbers)
-    score = Score(name="score", value=numbers.pop("score"))
+    score = Score(name="score", value=numbers.pop("score"), seconds=outcome.seconds)
     if outcome.tree is not None:
-        score = replace(outcome.tree, name="score", weight=1.0)
+        score = replace(outcome.tree, name="score", weight=1.0, seconds=outcome.seconds)
     others = [Score(name=n, value=value, weight=0.0) for n, value in numbers.items()]
     return total([score, *others])
 

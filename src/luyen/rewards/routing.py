@@ -8,7 +8,8 @@ from typing import final
 from luyen.base.errors import UserError
 from luyen.base.records import Prompt, Rollout, Score
 from luyen.config.schema.reward import Component
-from luyen.rewards.protocol import Reward
+from luyen.rewards.protocol import Group
+from luyen.rewards.tree import Tree, together
 
 BUILT_IN: Mapping[str, str] = {
     "arithmetic": "exact",
@@ -37,7 +38,7 @@ class Route:
     pattern: str
     """`*` stands for anything, `?` for one letter; capitals matter."""
     components: Mapping[str, Component]
-    """Name in the tree -> rule, weight and knobs."""
+    """Name in the tree -> its node."""
 
     def matches(self, source: str) -> bool:
         """Whether rows of this source take the route."""
@@ -68,12 +69,12 @@ class Routed:
     """Judges each group by the first route that its data source matches."""
 
     def __init__(
-        self, routes: Sequence[Route], *, build: Callable[[Mapping[str, Component]], Reward]
+        self, routes: Sequence[Route], *, build: Callable[[Mapping[str, Component]], Tree]
     ) -> None:
-        """`build` makes a reward of components; a route is built when a row first takes it."""
+        """`build` makes a tree of components; a route is built when a row first takes it."""
         self._routes = tuple(routes)
         self._build = build
-        self._built: dict[str, Reward] = {}
+        self._built: dict[str, Tree] = {}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -82,7 +83,18 @@ class Routed:
 
     async def __call__(self, prompt: Prompt, rollouts: Sequence[Rollout]) -> list[Score]:
         """One tree per rollout."""
-        return await self._reward(prompt.data_source)(prompt, rollouts)
+        return await self._tree(prompt.data_source)(prompt, rollouts)
+
+    async def judge(self, groups: Sequence[Group]) -> list[list[Score]]:
+        """One tree per rollout of every group, in order; each route sees its groups at once."""
+        taken: dict[Tree, list[int]] = {}
+        for index, (prompt, _) in enumerate(groups):
+            taken.setdefault(self._tree(prompt.data_source), []).append(index)
+        columns = await together([t.judge([groups[i] for i in own]) for t, own in taken.items()])
+        found: dict[int, list[Score]] = {}
+        for own, rows in zip(taken.values(), columns, strict=True):
+            found |= zip(own, rows, strict=True)
+        return [found[index] for index in range(len(groups))]
 
     def check_sources(self, sources: Iterable[str]) -> None:
         """Raise a UserError that lists every source without a route; build the routes of others."""
@@ -91,9 +103,9 @@ class Routed:
         if lost:
             raise UserError("data_source", ", ".join(lost), self._why(), self._fix(lost[0]))
         for source in asked:
-            self._reward(source)
+            self._tree(source)
 
-    def _reward(self, source: str) -> Reward:
+    def _tree(self, source: str) -> Tree:
         route = next((route for route in self._routes if route.matches(source)), None)
         if route is None:
             raise UserError("data_source", source, self._why(), self._fix(source))

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean, pstdev
 from typing import final
 
 from luyen.base.errors import UserError
@@ -11,6 +10,9 @@ from luyen.base.records import Prompt, Rollout, Score
 from luyen.rewards.clock import measuring
 from luyen.rewards.protocol import Group, Reward, StepReward
 from luyen.telemetry.journal import WorkJournal
+
+VALIDATION = "validation"
+"""The purpose of rollouts whose scores nobody learns from."""
 
 
 @final
@@ -152,24 +154,3 @@ def settle(scored: Sequence[Scored], *, on_fault: str) -> list[Rollout]:
 
 def _source(scored: Sequence[Scored], rollout: Rollout) -> str:
     return next(group.prompt.data_source for group in scored if rollout in group.rollouts)
-
-
-def score_metrics(scored: Sequence[Scored]) -> dict[str, float]:
-    """Mean, spread and range of the reward, the mean of every component, faults and time."""
-    scores = [score for group in scored for score in group.scores]
-    values: dict[str, list[float]] = {}
-    faults: dict[str, int] = {}
-    for score in scores:
-        for path, value in score.flat().items():
-            if value is None:
-                faults[path] = faults.get(path, 0) + 1
-            else:
-                values.setdefault(path, []).append(value)
-    found = {f"{path}/mean": fmean(some) for path, some in sorted(values.items())}
-    top = values.get("reward", [])
-    if top:
-        found |= {"reward/std": pstdev(top), "reward/min": min(top), "reward/max": max(top)}
-    found |= {f"{path}/faults": float(count) for path, count in sorted(faults.items())}
-    found["reward/faults"] = float(len(faults_in(scored)))
-    spent = [s for group in scored for s in group.seconds if s is not None]
-    return found | {"time/reward": sum(spent)}

@@ -7,7 +7,7 @@ from luyen.base.errors import UserError
 from luyen.base.records import Prompt, Rollout, Score
 from luyen.rewards.batch import BatchReward
 from luyen.rewards.compose import with_part
-from luyen.rewards.protocol import Reward
+from luyen.rewards.protocol import Group, Reward, StepReward, StepWide
 from luyen.rewards.registries import Given, reward_managers
 from luyen.rewards.rules.length import overlong
 from luyen.rewards.rules.rule import answer_of
@@ -51,12 +51,21 @@ def dapo(given: Given) -> Reward:
         why = f"the buffer is longer than a response ({given.max_response_length} tokens)"
         fix = "set it to at most data.max_response_length"
         raise UserError("reward.overlong_buffer.len", overlong_buffer.len, why, fix)
-    return Shortened(
-        given.judge(),
+    judge = given.judge()
+    shortened = Shortened(
+        judge,
         buffer=overlong_buffer.len,
         penalty_factor=overlong_buffer.penalty_factor,
         max_response_length=given.max_response_length,
     )
+    if not isinstance(judge, StepReward):
+        return shortened
+
+    async def step(groups: Sequence[Group]) -> list[list[Score]]:
+        rows = await judge.score_step(groups)
+        return [shortened.apply(g, scores) for g, scores in zip(groups, rows, strict=True)]
+
+    return StepWide(shortened, step)
 
 
 @final
@@ -78,7 +87,11 @@ class Shortened:
 
     async def __call__(self, prompt: Prompt, rollouts: Sequence[Rollout]) -> list[Score]:
         """One tree per rollout."""
-        scores = await self._inner(prompt, rollouts)
+        return self.apply((prompt, rollouts), await self._inner(prompt, rollouts))
+
+    def apply(self, group: Group, scores: Sequence[Score]) -> list[Score]:
+        """The scores of a group with the penalty of each."""
+        prompt, rollouts = group
         pairs = zip(scores, rollouts, strict=True)
         return [with_part(score, self._penalty(prompt, rollout)) for score, rollout in pairs]
 

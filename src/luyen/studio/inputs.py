@@ -46,6 +46,8 @@ _ACTS_ON = {
     "critic.optim.clip_grad": "gradients",
     "reward": "rewards",
     "algorithm": "advantages",
+    "distill": "advantages",
+    "preference": "advantages",
     "algorithm.filter_groups": "prompts",
     "trainer.seed": "prompts",
     "trainer.stage": "prompts",

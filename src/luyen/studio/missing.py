@@ -17,6 +17,9 @@ from luyen.base.rundir import RunDirectory
 from luyen.checkpoint.store import CheckpointStore, read_manifest
 from luyen.telemetry.metrics_file import read_metrics
 
+_REWARDS = "rewards"
+"""The stage that only steps with rollouts have."""
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +48,7 @@ def missing_parts(run: RunDirectory) -> list[Missing]:
     try:
         saved = CheckpointStore(run.checkpoints).list()
         before = _measured(run)
-        digested = _digested(run)
+        digested, drawn = _digested(run)
         after = _measured(run)
         chained = [step for step in saved if _is_chained(run.checkpoint(step))]
         keeps = run.metrics.is_file() or _keeps_metrics(run)
@@ -56,7 +59,7 @@ def missing_parts(run: RunDirectory) -> list[Missing]:
         *_lines(run.digests, before - digested if digested else set(), run.metrics),
         *_whole(run.digests, bool(chained and not digested)),
         *_lines(run.metrics, lost, run.digests),
-        *_rollouts(run, digested - {0}),
+        *_rollouts(run, drawn),
     ]
 
 
@@ -72,8 +75,8 @@ def _whole(path: Path, is_lost: bool) -> Iterator[Missing]:
         yield Missing(path=path, why="it is missing or empty, and checkpoints hold its chain")
 
 
-def _rollouts(run: RunDirectory, digested: set[int]) -> Iterator[Missing]:
-    gone = [step for step in sorted(digested) if not run.rollouts(step).is_file()]
+def _rollouts(run: RunDirectory, drawn: set[int]) -> Iterator[Missing]:
+    gone = [step for step in sorted(drawn) if not run.rollouts(step).is_file()]
     if gone:
         more = f", and so are those of {len(gone) - 1} more steps" if len(gone) > 1 else ""
         why = f"it is missing{more}, and {run.digests.name} has the step"
@@ -88,9 +91,11 @@ def _unsure(digested: set[int], saved: tuple[int, ...]) -> set[int]:
     return {max(digested)} - set(saved) if digested else set()
 
 
-def _digested(run: RunDirectory) -> set[int]:
+def _digested(run: RunDirectory) -> tuple[set[int], set[int]]:
+    """Steps that have a digest, and those of them that drew rollouts: offline ones do not."""
     found = read_digests(run.digests) if run.digests.is_file() else []
-    return {digest.step for digest in found}
+    drawn = {digest.step for digest in found if _REWARDS in digest.stages}
+    return {digest.step for digest in found}, drawn
 
 
 def _measured(run: RunDirectory) -> set[int]:

@@ -137,6 +137,8 @@ def _parts(score: Score | None, prefix: str = "") -> dict[str, Any]:
         return {}
     path = f"{prefix}{score.name}"
     own: dict[str, Any] = {"value": score.value, "weight": score.weight, "by_turn": score.by_turn}
+    if score.raw is not None or score.gated:
+        own |= {"raw": score.raw, "gated": score.gated}
     found: dict[str, Any] = {path: own}
     for part in score.parts:
         found |= _parts(part, f"{path}/")

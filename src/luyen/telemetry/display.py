@@ -255,10 +255,13 @@ class LiveDisplay:
 
     def _figure_grid(self) -> Table:
         grid = Table.grid(padding=(0, 1), expand=True)
-        for _ in FIGURES:
+        # No run measures all of them, and a narrow terminal has no room for empty columns.
+        found = [figure for figure in FIGURES if figure.value(self._metrics) is not None]
+        known = found or FIGURES[:2]
+        for _ in known:
             grid.add_column(justify="right")
-        grid.add_row(*(Text(figure.label, style="dim") for figure in FIGURES))
-        grid.add_row(*(Text(f.show(self._metrics) or "-", style="bold") for f in FIGURES))
+        grid.add_row(*(Text(figure.label, style="dim") for figure in known))
+        grid.add_row(*(Text(f.show(self._metrics) or "-", style="bold") for f in known))
         course = sparkline(self._course, 60)
         outer = Table.grid(expand=True)
         outer.add_row(grid)

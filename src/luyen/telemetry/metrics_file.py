@@ -13,8 +13,9 @@ from typing import Any, final
 from luyen.base.errors import UserError
 from luyen.base.files import json_line, read_lines, write_whole
 
-CLOCK = ("time/", "role/", "wait/", "publish/")
-"""How the name of a metric begins that depends on the clock, or on where the roles of a run are."""
+CLOCK = ("time/", "role/", "wait/", "publish/", "judging/")
+"""How the name of a metric begins that depends on the clock, on where the roles of a run are, or on
+what was judged before."""
 _STEP, _CHECK = "step", "check"
 
 

@@ -33,17 +33,32 @@ def score_tree(score: Score) -> dict[str, Any]:
         tree["error"] = score.error
     if score.by_turn:
         tree["by_turn"] = [[turn, plain(share)] for turn, share in score.by_turn]
+    if score.raw is not None:
+        tree["raw"] = plain(score.raw)
+    if score.gated:
+        tree["gated"] = True
+    if score.combine != "sum":
+        tree["combine"] = score.combine
+    if score.seconds is not None:
+        tree["seconds"] = plain(score.seconds)
     return tree
 
 
 def score_of(tree: Mapping[str, Any]) -> Score:
     """What `score_tree` was given."""
-    value = tree["value"]
     return Score(
         name=tree["name"],
-        value=None if value is None else float(value),
+        value=_number(tree["value"]),
         weight=float(tree.get("weight", 1.0)),
         parts=tuple(score_of(part) for part in tree.get("parts", ())),
         error=tree.get("error"),
         by_turn=tuple((turn, float(share)) for turn, share in tree.get("by_turn", ())),
+        raw=_number(tree.get("raw")),
+        gated=tree.get("gated", False),
+        combine=tree.get("combine", "sum"),
+        seconds=_number(tree.get("seconds")),
     )
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)

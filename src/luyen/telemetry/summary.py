@@ -6,6 +6,9 @@ from typing import final
 
 from luyen.telemetry.display import duration
 
+INTERRUPTED = "Interrupted"
+"""The headline of a run that was asked to end."""
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +66,11 @@ class Summary:
     """What each file is, and where."""
     commands: tuple[str, ...] = ()
     """Commands to try next."""
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether the run was asked to end before its last step."""
+        return self.headline == INTERRUPTED
 
     def text(self) -> str:
         """The summary as it is printed."""

@@ -1,4 +1,4 @@
-"""Add to a batch what the algorithm says it needs: old and reference log-probabilities, values."""
+"""Add to a batch what the algorithm says it needs: log-probabilities of others, and values."""
 
 import torch
 
@@ -20,6 +20,8 @@ def annotate(batch: PackedBatch, roles: Roles, needs: Needs) -> PackedBatch:
         streams["old_logp"] = streams["rollout_logp"]
     if needs.reference:
         streams["ref_logp"] = roles.reference_logp(batch)
+    if needs.teacher:
+        streams["teacher_logp"] = roles.teacher_logp(batch)
     if needs.values:
         streams["values"] = roles.values(batch)
     if needs.old_logp == "skip":

@@ -24,6 +24,7 @@ from luyen.telemetry.manifest import Manifest, collect
 from luyen.telemetry.patience import explained
 from luyen.telemetry.sinks import RunIdentity
 from luyen.train.gaps import warn_of_gaps
+from luyen.train.lineage import inputs_of, note_inputs
 
 _COMPARED = ("versions", "code", "hardware", "settings", "threads", "datasets", "files", "revision")
 """Facts that a resumption lists when they are not those of the beginning."""
@@ -47,7 +48,6 @@ def prepare_rows(
             config.data,
             tokenizer=tokenizer,
             seed=config.trainer.seed,
-            is_supervised=config.trainer.stage == "sft",
             offered=offered,
         )
 
@@ -63,15 +63,18 @@ def open_directory(report: Report, data: TrainData, found: Manifest) -> RunDirec
     config = yaml.safe_dump(report.config.model_dump(mode="json"), sort_keys=False)
     provenance = {key: str(origin) for key, origin in report.origins.items()}
     facts = found.as_json() | {"rows": {"train": len(data.train.prompts)}}
+    inputs = inputs_of(report.config, found.datasets)
     if RunDirectory(place).exists and trainer.resume_mode != "disable":
         directory = RunDirectory.open(place)
         claim(directory.manifest)
         directory.note_resumption(_resumption(directory, config, facts))
         # What is trained from here on follows the configuration of now.
         directory.write_config(config, provenance)
+        note_inputs(directory, report.config, inputs)
         return directory
     made = RunDirectory.create(place, config=config, provenance=provenance, manifest=facts)
     claim(made.manifest)
+    note_inputs(made, report.config, inputs)
     return made
 
 

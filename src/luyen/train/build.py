@@ -58,7 +58,8 @@ def build_run(
     rules = learning_rules(config)
     reward = build_reward(config.reward, max_response_length=config.data.max_response_length)
     validation = data.validation.prompts if data.validation is not None else ()
-    reward.check_sources({p.data_source for p in (*data.train.prompts, *validation)})
+    judged = (*data.train.prompts, *validation) if rules.needs.reward else validation
+    reward.check_sources({p.data_source for p in judged})
     return OnlineRun(
         config=config,
         data=data,

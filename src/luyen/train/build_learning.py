@@ -9,6 +9,7 @@ from luyen.config.plugins import Known, read_plugins
 from luyen.config.schema.actor import Actor
 from luyen.config.schema.algorithm import RolloutCorrection
 from luyen.config.schema.run import RunConfig
+from luyen.config.signals import is_teacher_alone
 from luyen.train.credit import CreditRules
 from luyen.train.learning import LearningRules
 from luyen.train.needs import needs_of
@@ -47,9 +48,10 @@ def _credit_rules(config: RunConfig, estimator: EstimatorFacts) -> CreditRules:
     return CreditRules(
         estimator=algorithm.adv_estimator,
         knobs=estimator_knobs(config, estimator),
-        is_group_relative=estimator.group_relative,
+        is_group_relative=estimator.group_relative and not is_teacher_alone(config),
         kl_kind=algorithm.kl_penalty if algorithm.use_kl_in_reward else None,
         correction=_correction(config),
+        task_weight=config.distill.task_weight if config.distill.on_policy else None,
     )
 
 

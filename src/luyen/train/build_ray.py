@@ -36,6 +36,7 @@ from luyen.train.build_roles import (
 )
 from luyen.train.needs import Needs
 from luyen.train.process import import_plugins, load_run_tokenizer
+from luyen.train.teacher import load_teacher
 
 
 def build_ray_roles(
@@ -110,8 +111,10 @@ def make_rank(
     choose_threads(policy)
     sharded(policy)
     reference = build_reference(config, tokenizer, needs, device)
-    if reference is not None:
-        sharded(reference)
+    teacher = load_teacher(config, tokenizer, device) if needs.teacher else None
+    for frozen in (reference, teacher):
+        if frozen is not None:
+            sharded(frozen)
     here = torch.device(device, torch.cuda.current_device()) if device == "cuda" else None
     return RankRoles(
         rank=rank,
@@ -123,6 +126,7 @@ def make_rank(
             device=here,
         ),
         reference=reference,
+        teacher=teacher,
         critic=build_critic(config, tokenizer, device, sharded=sharded, here=here)
         if needs.values
         else None,

@@ -24,6 +24,7 @@ from luyen.rollout.resident import ResidentEngines
 from luyen.runtime.generation import Generation
 from luyen.runtime.local import LocalRoles
 from luyen.train.needs import Needs
+from luyen.train.teacher import load_teacher
 
 ENGINES = luyen.rollout.engines
 """Importing it registers the engines that come with the package."""
@@ -78,6 +79,7 @@ def build_roles(
         ref_passes=log_prob_passes(arr.ref, actor),
         frees_cache=rollout.free_cache_engine,
         is_swapping=is_swapping(config.trainer),
+        teacher=load_teacher(config, tokenizer, device) if needs.teacher else None,
     )
 
 

@@ -25,6 +25,7 @@ from luyen.data.tokenizer import Tokenizer
 from luyen.models.load import load_policy
 from luyen.models.policy import Policy
 from luyen.train.build_roles import choose_threads
+from luyen.train.measured_config import with_model_of
 from luyen.train.process import import_plugins, load_run_tokenizer
 
 _FIELD = "CHECKPOINT"
@@ -55,17 +56,22 @@ class Opened:
 
 
 def open_checkpoint(
-    path: str, overrides: Sequence[str] = (), *, keep_dtype: bool = False
+    path: str,
+    overrides: Sequence[str] = (),
+    *,
+    files: Sequence[Path] = (),
+    keep_dtype: bool = False,
 ) -> Opened:
     """The policy behind a path; of a run directory, its newest sound checkpoint.
 
     Every file of a checkpoint is compared with its hash first. `overrides` are `key=value` on top
-    of the run's configuration. With `keep_dtype` weights keep the type they were saved in;
-    otherwise the type is chosen for this machine.
+    of the run's configuration. `files` take the place of the run's configuration for everything
+    but the model: a Hugging Face model has none of its own. With `keep_dtype` weights keep the
+    type they were saved in; otherwise the type is chosen for this machine.
     """
     found = find_checkpoint(path)
     if found is None:
-        config = read_config([], [*_model_keys(path), *overrides])
+        config = read_config(files, [*_model_keys(path), *overrides])
         return _opened(config, path, None, None, keep_dtype=keep_dtype)
     file = found.path.parent.parent / "config.yaml"
     if not file.is_file():
@@ -73,6 +79,11 @@ def open_checkpoint(
         raise UserError(_FIELD, path, why, "leave checkpoints inside their run directory")
     RunDirectory(file.parent).read_config()  # a UserError where it is not as it was written
     config = read_config([file], overrides)
+    if config.trainer.stage == "reward_model":
+        why = "it holds a reward model, which judges answers and gives none"
+        raise UserError(_FIELD, path, why, "give it to a run as reward.reward_model.model_path")
+    if files:
+        config = with_model_of(read_config(files, overrides), config)
     weights: dict[str, Tensor] = load_state(found.path, "actor")
     return _opened(config, str(found.path), found.step, weights, keep_dtype=keep_dtype)
 

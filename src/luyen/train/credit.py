@@ -1,4 +1,4 @@
-"""Rewards become advantages: KL in the reward, off-policy correction, then the estimator."""
+"""Rewards become advantages: KL in the reward, off-policy correction, estimator, teacher."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -9,9 +9,11 @@ from torch import Tensor
 
 from luyen.algorithms.advantages import Credit, CreditInputs, adv_estimators
 from luyen.algorithms.correction.correct import rollout_correction
+from luyen.algorithms.distill.sampled import distillation_advantages
 from luyen.algorithms.group_metrics import baseline_bias, estimator_baselines, group_statistics
 from luyen.algorithms.kl import kl_penalty
 from luyen.algorithms.layout import Layout
+from luyen.algorithms.statistic import Average
 from luyen.config.catalog import ADV_ESTIMATORS
 from luyen.config.schema.algorithm import RolloutCorrection
 from luyen.engine.batch import PackedBatch
@@ -56,6 +58,8 @@ class CreditRules:
     """KL estimator of the term in the reward; None: no such term."""
     correction: RolloutCorrection | None
     """Off-policy correction; None: none, or bypass mode, which brings its own."""
+    task_weight: float | None = None
+    """Weight of the estimator's advantages beside a teacher's; None: there is no teacher."""
 
 
 def credit(
@@ -86,21 +90,53 @@ def credit(
             metrics["actor/reward_kl_coef"] = kl_coef
     if rules.correction is not None:
         streams |= _corrected(streams, layout, rules.correction, metrics)
-    inputs = CreditInputs(
+    result: Credit | None = None
+    if "rewards" in streams:
+        inputs = _inputs(streams, layout, baselines, components)
+        result = adv_estimators.get(rules.estimator)(inputs, **rules.knobs)
+        metrics |= _group_metrics(rules.estimator, inputs, judged=batch.streams["rewards"])
+    if rules.task_weight is not None:
+        result = with_teacher(result, streams, layout, task_weight=rules.task_weight)
+    assert result is not None, "neither a reward nor a teacher says what is good"
+    counted = {name: found for name, found in result.metrics.items() if float(found.count) > 0}
+    metrics |= {name: average.value() for name, average in counted.items()}
+    ready = batch.with_streams(**streams, advantages=result.advantages, returns=result.returns)
+    return Credited(batch=ready, metrics=metrics, kl=kl)
+
+
+def with_teacher(
+    task: Credit | None, streams: Mapping[str, Tensor], layout: Layout, *, task_weight: float
+) -> Credit:
+    """log teacher - log student of each sampled token, and beside it the credit of a task.
+
+    The returns of a task stay as they are: a critic says what the task is worth, not the teacher.
+    """
+    taught = distillation_advantages(streams["old_logp"], streams["teacher_logp"], layout)
+    metrics = {"distill/reverse_kl": Average.over(-taught, layout.mask)}
+    if task is None:
+        return Credit(advantages=taught, returns=taught, metrics=metrics)
+    both = taught + task_weight * task.advantages
+    return Credit(advantages=both, returns=task.returns, metrics={**task.metrics, **metrics})
+
+
+def _inputs(
+    streams: Mapping[str, Tensor],
+    layout: Layout,
+    baselines: Tensor | None,
+    components: Mapping[str, Tensor] | None,
+) -> CreditInputs:
+    return CreditInputs(
         rewards=streams["rewards"],
         layout=layout,
         values=streams.get("values"),
         baselines=baselines,
         components=components,
         old_logp=streams.get("old_logp"),
+        ref_logp=streams.get("ref_logp"),
         sum_pi_squared=streams.get("sum_pi_squared"),
         is_weights=streams.get("is_weights"),
         turns=streams.get("turns"),
     )
-    result: Credit = adv_estimators.get(rules.estimator)(inputs, **rules.knobs)
-    metrics |= _group_metrics(rules.estimator, inputs, judged=batch.streams["rewards"])
-    ready = batch.with_streams(**streams, advantages=result.advantages, returns=result.returns)
-    return Credited(batch=ready, metrics=metrics, kl=kl)
 
 
 def _corrected(

@@ -1,16 +1,14 @@
 """Validation: rollouts on held-out prompts, with pass@k, mean@k and a confidence interval."""
 
 from collections.abc import Mapping, Sequence
-from math import comb, sqrt
 
 from luyen.config.schema.run import RunConfig
 from luyen.rewards.step import Scored
 from luyen.rollout.protocol import Sampling
 from luyen.telemetry.catalog import metric
+from luyen.train.shares import pass_at_k, powers_of_two, wilson_interval
 
 metric("val/faults", doc="Conversations of the validation that broke and are judged by nobody.")
-_Z = 1.959964
-"""Two-sided 95 % quantile of the normal distribution."""
 
 
 def validation_sampling(config: RunConfig, stop_ids: frozenset[int]) -> Sampling:
@@ -34,34 +32,6 @@ def scored_metrics(scored: Sequence[Scored]) -> dict[str, float]:
         if values:
             rewards.setdefault(group.prompt.data_source, []).append(values)
     return validation_metrics(rewards)
-
-
-def pass_at_k(solved: int, samples: int, k: int) -> float:
-    """Chance that k of the samples, drawn without replacement, hold a solution (arXiv:2107.03374).
-
-    Example:
-        >>> pass_at_k(1, 4, 2)
-        0.5
-    """
-    return 1.0 - comb(samples - solved, k) / comb(samples, k)
-
-
-def wilson_interval(mean: float, count: int) -> tuple[float, float]:
-    """95 % interval of a share of `count` independent trials; sound near 0 and 1.
-
-    Example:
-        >>> low, high = wilson_interval(1.0, 10)
-        >>> round(low, 2), round(high, 2)
-        (0.72, 1.0)
-    """
-    if count == 0:
-        return 0.0, 1.0
-    square = _Z * _Z
-    centre = (mean + square / (2 * count)) / (1 + square / count)
-    half = (
-        _Z * sqrt(mean * (1 - mean) / count + square / (4 * count * count)) / (1 + square / count)
-    )
-    return max(0.0, centre - half), min(1.0, centre + half)
 
 
 def validation_metrics(
@@ -92,9 +62,7 @@ def _metrics(prompts: Sequence[Sequence[float]], solved_at: float) -> dict[str, 
         "accuracy_low": low,
         "accuracy_high": high,
     }
-    k = 1
-    while k <= samples:
+    for k in powers_of_two(samples):
         chances = [pass_at_k(n, len(r), k) for n, r in zip(solved, prompts, strict=True)]
         found[f"pass@{k}"] = sum(chances) / len(chances)
-        k *= 2
     return found

@@ -66,7 +66,7 @@ def judge(run: OnlineRun, groups: Sequence[Group]) -> list[Group]:
 
     What is left out is recorded with the rest of the step.
     """
-    scored = scored_groups(run, groups)
+    scored = scored_groups(run, groups) if run.needs.reward else _unjudged(run, groups)
     run.judged += scored
     faulty = {rollout.key for rollout in run.reward.settle(scored)}
     return [_without(Group(prompt=g.prompt, rollouts=g.rollouts), faulty) for g in scored]
@@ -76,12 +76,25 @@ def scored_groups(
     run: OnlineRun, groups: Sequence[Group], *, purpose: str = "rollout"
 ) -> list[Scored]:
     """Every group with the scores of its rollouts; what broke on the way is judged by nobody."""
+    pairs = [(group.prompt, group.rollouts) for group in _sound(run, groups)]
+    return run.reward.judge(pairs, Judging(journal=run.journal, purpose=purpose))
+
+
+def _unjudged(run: OnlineRun, groups: Sequence[Group]) -> list[Scored]:
+    """Groups of which nobody asks how good they are: what is learned comes from a teacher."""
+    return [
+        Scored(prompt=g.prompt, rollouts=g.rollouts, seconds=(None,) * len(g.rollouts))
+        for g in _sound(run, groups)
+    ]
+
+
+def _sound(run: OnlineRun, groups: Sequence[Group]) -> list[Group]:
+    """The groups without what broke on the way, which is noted; one of which nothing is left goes."""
     broken = run.roles.broken(groups)
     run.broken += broken
     keys = {rollout.key for rollout in broken}
     sound = [_without(group, keys) for group in groups]
-    pairs = [(group.prompt, group.rollouts) for group in sound if group.rollouts]
-    return run.reward.judge(pairs, Judging(journal=run.journal, purpose=purpose))
+    return [group for group in sound if group.rollouts]
 
 
 def _without(group: Group, left_out: set[tuple[int, int, str, int]]) -> Group:

@@ -17,7 +17,7 @@ from luyen.train.update import update_actor, update_critic
 
 def annotated(run: Learning, groups: Sequence[Group]) -> PackedBatch:
     """The rollouts as one batch, with everything that the algorithm needs beside the tokens."""
-    batch = pack_groups(groups, run.roles.device)
+    batch = pack_groups(groups, run.roles.device, is_judged=run.needs.reward)
     with run.phase("log-probs"):
         return annotate(batch, run.roles, run.needs)
 

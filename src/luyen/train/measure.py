@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import final
 
 from luyen.base.errors import UserError
+from luyen.base.records import Prompt, Rollout
 from luyen.rewards.step import Scored
 from luyen.train.checkpointed import Opened
 from luyen.train.draws import draws_of
@@ -26,6 +27,10 @@ class Measured:
     """`val/...` as in the run's own metrics."""
     groups: tuple[Scored, ...]
     """Every rollout with its score."""
+    prompts: tuple[Prompt, ...] = ()
+    """All prompts, in the order of their draws."""
+    broken: tuple[Rollout, ...] = ()
+    """Rollouts that could not be played to an end and were judged by nobody."""
 
 
 def measure(opened: Opened, *, progress: Callable[[int, int], None]) -> Measured:
@@ -54,4 +59,9 @@ def measure(opened: Opened, *, progress: Callable[[int, int], None]) -> Measured
     progress(len(prompts), len(prompts))
     is_multi_turn = config.actor_rollout_ref.rollout.multi_turn.enable
     faults = {"val/faults": float(len(broken))} if is_multi_turn else {}
-    return Measured(metrics={**scored_metrics(scored), **faults}, groups=tuple(scored))
+    return Measured(
+        metrics={**scored_metrics(scored), **faults},
+        groups=tuple(scored),
+        prompts=prompts,
+        broken=tuple(broken),
+    )

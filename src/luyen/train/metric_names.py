@@ -102,6 +102,22 @@ _PREFERENCE = {
     "reward_shift": "Mean implicit reward of all answers so far (bco).",
     "<name>_loss": "Loss of one part of a mixture.",
 }
+_REWARD_MODEL = {
+    "loss": "Loss of the reward model, mean over pairs, answers or steps.",
+    "accuracy": "Share of pairs whose chosen answer has the higher score, or of steps that it tells "
+    "right; a tie counts half.",
+    "margin": "Score of chosen answers minus that of rejected ones.",
+    "chosen_score": "Mean score of chosen answers.",
+    "rejected_score": "Mean score of rejected answers.",
+    "absolute_error": "Mean distance of scores from the numbers of the rows (regression).",
+    "bias": "Mean of scores minus the numbers of the rows (regression).",
+    "step_score": "Mean probability that a step is right (process).",
+    "calibration_error": "How far it is from being right as often as it is sure, over 15 bins.",
+}
+_DISTILL = {
+    "divergence": "Mean divergence from the teacher over the tokens that are learned.",
+    "nll": "Mean negative log-likelihood of the given answers under the student.",
+}
 _ROLE = {
     "memory_gb": ("GiB", "Most main memory of a process of the role since it began."),
     "device_gb": ("GiB", "Most memory of a GPU that such a process held since it began."),
@@ -114,6 +130,9 @@ _ROLE = {
 _WAIT = {
     "controller_on_actor": "Seconds for which the loop did nothing but wait for ranks.",
     "controller_on_rollout": "Seconds for which the loop did nothing but wait for replicas.",
+    "controller_on_reward_model": "Seconds for which judging did nothing but wait for reward models.",
+    "reward_model_idle": "Seconds since the step before in which a copy of the reward model did "
+    "nothing, mean over them.",
     "actor_idle": "Seconds since the step before in which a rank did nothing, mean over them.",
     "rollout_idle": "Seconds since the step before in which a replica did nothing, mean over them.",
 }
@@ -135,6 +154,7 @@ _FAMILIES = {
     "val/<source...>": _VALIDATION,
     "sft": _SFT,
     "preference": _PREFERENCE,
+    "reward_model": _REWARD_MODEL,
 }
 
 for _family, _names in _FAMILIES.items():
@@ -143,6 +163,16 @@ for _family, _names in _FAMILIES.items():
 
 for _name, _doc in _PREFERENCE.items():
     metric(f"preference/val_{_name}", doc=f"On the held-out rows: {_doc[0].lower()}{_doc[1:]}")
+
+for _name, _doc in _REWARD_MODEL.items():
+    metric(f"reward_model/val_{_name}", doc=f"On the held-out rows: {_doc[0].lower()}{_doc[1:]}")
+
+for _name, _doc in _DISTILL.items():
+    metric(f"distill/{_name}", doc=_doc)
+    metric(f"distill/val_{_name}", doc=f"On the held-out rows: {_doc[0].lower()}{_doc[1:]}")
+metric("distill/tokens", doc="Tokens of given answers that the step learned from.")
+metric("distill/reverse_kl", doc="Mean over sampled tokens of log student minus log teacher.")
+metric("preference/tied_fraction", doc="Share of groups without a pair (online_dpo).")
 
 for _part, _meaning in _PART.items():
     for _name, _doc in _PART_SIZE.items():

@@ -6,6 +6,7 @@ from typing import final
 from luyen.config.catalog import EstimatorFacts
 from luyen.config.plan import is_off_policy, needs_critic, needs_reference
 from luyen.config.schema.run import RunConfig
+from luyen.config.signals import has_teacher, is_teacher_alone
 
 
 @final
@@ -32,10 +33,16 @@ class Needs:
     """Rewards of greedy rollouts (ReMax)."""
     components: bool
     """Parts of the reward (GDPO)."""
+    teacher: bool = False
+    """Log-probabilities of the teacher."""
+    reward: bool = True
+    """Scores of rollouts; False: the teacher alone decides, and nobody judges them."""
 
 
 def needs_of(config: RunConfig, estimator: EstimatorFacts) -> Needs:
     """The needs of a run."""
+    is_judged = not is_teacher_alone(config)
+    asked = estimator.needs if is_judged else ()
     correction = config.algorithm.rollout_correction
     if correction.bypass_mode:
         old = "rollout"
@@ -44,7 +51,8 @@ def needs_of(config: RunConfig, estimator: EstimatorFacts) -> Needs:
         or correction.rollout_is is not None
         or correction.rollout_rs is not None
         or config.algorithm.use_kl_in_reward
-        or "sum_pi_squared" in estimator.needs
+        or not {"sum_pi_squared", "old_logp"}.isdisjoint(asked)
+        or config.distill.on_policy
     ):
         old = "compute"
     else:
@@ -53,7 +61,9 @@ def needs_of(config: RunConfig, estimator: EstimatorFacts) -> Needs:
         old_logp=old,
         reference=needs_reference(config),
         values=needs_critic(config, estimator),
-        sum_pi_squared="sum_pi_squared" in estimator.needs,
-        baselines="baselines" in estimator.needs,
-        components="components" in estimator.needs,
+        sum_pi_squared="sum_pi_squared" in asked,
+        baselines="baselines" in asked,
+        components="components" in asked,
+        teacher=has_teacher(config),
+        reward=is_judged,
     )

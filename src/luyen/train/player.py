@@ -8,7 +8,7 @@ from luyen.config.schema.data import Data, Sampler
 from luyen.data.build import build_data
 from luyen.data.render import Renderer
 from luyen.rewards.build import build_reward
-from luyen.rewards.step import Scored
+from luyen.rewards.step import VALIDATION, Judging, Scored
 from luyen.rollout.protocol import Sampling
 from luyen.rollout.single_turn import Draw, Group
 from luyen.train.build_roles import build_engine, generation_of, surroundings_of
@@ -58,7 +58,7 @@ class Player:
         groups = self._generation.play(
             self._engine, draws, sampling, purpose=purpose, version=version
         )
-        return self._reward.judge(self._sound(groups))
+        return self._reward.judge(self._sound(groups), Judging(purpose=VALIDATION))
 
     def _sound(self, groups: Sequence[Group]) -> list[tuple[Prompt, tuple[Rollout, ...]]]:
         talks = self._generation.conversations

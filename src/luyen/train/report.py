@@ -8,7 +8,8 @@ from luyen.algorithms.group_metrics import kl_drift
 from luyen.base.errors import UserError
 from luyen.base.records import Rollout, StopReason
 from luyen.engine.batch import PackedBatch
-from luyen.rewards.step import Scored, score_metrics
+from luyen.rewards.metrics import score_metrics
+from luyen.rewards.step import Scored
 from luyen.rollout.single_turn import Group
 from luyen.telemetry.spans import SPANS
 from luyen.telemetry.streams import stream_bytes
@@ -46,7 +47,8 @@ def finish_step(
         drift = kl_drift(run.kl_history)
         run.notes["actor/ref_kl_slope"] = drift.slope
     found = {
-        **score_metrics(run.judged),
+        **(score_metrics(run.judged) if run.needs.reward else {}),
+        **run.reward.take_counts(),
         **turn_metrics(
             _everyone(run), is_multi_turn=run.roles.generation.conversations is not None
         ),
@@ -57,7 +59,9 @@ def finish_step(
         **run.notes,
         **_times(run, credited.batch),
     }
-    run.follow_success(_solved(run.judged))
+    if run.needs.reward:
+        run.follow_success(_solved(run.judged))
+    run.reward.advance(run.judged)
     run.step += 1
     run.version += 1
     run.metrics |= found

@@ -255,6 +255,7 @@ class OnlineRun(Learning):
             skipped=self.skipped,
             flat_steps=self.flat_steps,
             first_validation=self.validations[0] if self.validations else {},
+            reward=self.reward.state(),
             chain=self.chain,
         )
 
@@ -264,6 +265,7 @@ class OnlineRun(Learning):
         self.flat_steps = state.flat_steps
         self.saved = state.step
         self.chain = state.chain
+        self.reward.restore(state.reward)
         self.validations = [state.first_validation] if state.first_validation else []
         sampler = self.data.sampler
         if isinstance(sampler, AdaptiveSampler) and state.sampler is not None:

@@ -17,8 +17,12 @@ def in_order(groups: Sequence[Group]) -> list[Rollout]:
     return sorted((r for g in groups for r in g.rollouts), key=lambda r: r.key)
 
 
-def pack_groups(groups: Sequence[Group], device: torch.device | str = "cpu") -> PackedBatch:
+def pack_groups(
+    groups: Sequence[Group], device: torch.device | str = "cpu", *, is_judged: bool = True
+) -> PackedBatch:
     """All rollouts, sorted by their address, with the log-probabilities they were drawn with.
+
+    There are rewards beside them where they are judged.
 
     Sorting makes the batch independent of the order in which rollouts finished. Each branch of a
     rollout is a sequence; `PackedBatch.rollouts` puts them together again.
@@ -42,11 +46,13 @@ def pack_groups(groups: Sequence[Group], device: torch.device | str = "cpu") -> 
             "look at the rollouts of this step: are prompts cut, is max_response_length too small?",
         )
     logps = [0.0 if logp is None else logp for _, branch in branches for logp in branch.logps]
-    rewards = [reward for rollout in rollouts for reward in token_rewards(rollout)]
     turns = [turn for _, branch in branches for turn in branch.turns]
     batch = replace(batch, branch_of=tuple(i for i, _ in branches))
-    return batch.with_streams(
+    batch = batch.with_streams(
         rollout_logp=flat_tensor(logps, torch.float32).to(device),
-        rewards=flat_tensor(rewards, torch.float32).to(device),
         turns=flat_tensor(turns, torch.int64).to(device),
     )
+    if not is_judged:
+        return batch
+    rewards = [reward for rollout in rollouts for reward in token_rewards(rollout)]
+    return batch.with_streams(rewards=flat_tensor(rewards, torch.float32).to(device))

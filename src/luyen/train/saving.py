@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from luyen.base.errors import UserError
+from luyen.base.paths import expanded
 from luyen.base.rundir import RunDirectory
 from luyen.checkpoint.retention import METRICS, Best
 from luyen.checkpoint.store import Checkpoint, CheckpointStore
@@ -12,12 +13,23 @@ from luyen.config.plan import Placement
 from luyen.config.schema.trainer import Trainer
 from luyen.telemetry.manifest import versions
 from luyen.telemetry.metrics_file import CLOCK
+from luyen.train.lineage import CheckpointNotes
 
 
 def open_store(folder: Path, trainer: Trainer) -> CheckpointStore:
-    """The checkpoints of a run, with those staying that the configuration wants to keep."""
+    """The checkpoints of a run, with those staying that the configuration wants to keep.
+
+    Each is noted as an artifact of the run, also one that a killed process had no time to note.
+    """
     best = Best(count=trainer.keep_best, metric=trainer.best_metric, mode=trainer.best_mode)
-    return CheckpointStore(folder, keep=trainer.max_ckpt_to_keep, best=best)
+    run = RunDirectory(folder.parent)
+    if not run.exists:
+        return CheckpointStore(folder, keep=trainer.max_ckpt_to_keep, best=best)
+    notes = CheckpointNotes(run, expanded(trainer.default_local_dir))
+    store = CheckpointStore(folder, keep=trainer.max_ckpt_to_keep, best=best, watcher=notes)
+    for step in store.list():
+        notes.kept(store.path(step))
+    return store
 
 
 def saves_aside(trainer: Trainer, where: Placement) -> bool:

@@ -40,6 +40,8 @@ class LoopState:
     """What the first validation found, for the summary."""
     asked: tuple[dict[str, Any], ...] = ()
     """Batches of later steps that were asked for, with their rollouts."""
+    reward: dict[str, Any] = field(default_factory=dict[str, Any])
+    """What running statistics of the rewards have seen."""
     chain: str = BEGINNING
     """Digest of everything that was done so far, which the next step's digest goes on from."""
 

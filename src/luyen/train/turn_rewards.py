@@ -1,9 +1,9 @@
 """Where the reward of a rollout stands: shares of turns at their end, the rest at the very end."""
 
-from collections.abc import Iterator
 from math import fsum
 
 from luyen.base.records import Rollout, Score, Source
+from luyen.rewards.shares import turn_shares
 
 
 def token_rewards(rollout: Rollout) -> list[float]:
@@ -28,24 +28,6 @@ def token_rewards(rollout: Rollout) -> list[float]:
         rewards[max((end for other, end in ends.items() if other <= turn), default=first)] += share
     rewards[last] += fsum([reward_of(rollout), *(-share for _, share in shares)])
     return rewards
-
-
-def turn_shares(score: Score, factor: float = 1.0) -> Iterator[tuple[int, float]]:
-    """Turn and share of the root's value, for everything in the tree that belongs to a turn.
-
-    A share counts as often as the weights between it and the root say. A score that has shares
-    itself speaks for the parts below it.
-
-    Example:
-        >>> calls = Score(name="calls", value=-2.0, weight=0.5, by_turn=((0, -1.0), (1, -1.0)))
-        >>> list(turn_shares(Score(name="reward", value=0.0, parts=(calls,))))
-        [(0, -0.5), (1, -0.5)]
-    """
-    if score.by_turn:
-        yield from ((turn, factor * share) for turn, share in score.by_turn)
-        return
-    for part in score.parts:
-        yield from turn_shares(part, factor * part.weight)
 
 
 def reward_of(rollout: Rollout) -> float:

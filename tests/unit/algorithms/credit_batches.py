@@ -25,6 +25,7 @@ class Row:
     rewards: tuple[float, ...]
     values: tuple[float, ...] = ()
     old_logp: tuple[float, ...] = ()
+    ref_logp: tuple[float, ...] = ()
     sum_pi_squared: tuple[float, ...] = ()
     is_weights: tuple[float, ...] = ()
     turns: tuple[int, ...] = ()
@@ -72,6 +73,7 @@ def inputs_of(rows: Sequence[Row], dtype: torch.dtype = torch.float64) -> Credit
         baselines=torch.tensor([r.baseline for r in rows], dtype=dtype),
         components=parts or None,
         old_logp=stream("old_logp"),
+        ref_logp=stream("ref_logp"),
         sum_pi_squared=stream("sum_pi_squared"),
         is_weights=stream("is_weights"),
         turns=None if turns is None else turns.long(),
@@ -107,6 +109,7 @@ def rows_of(draw: st.DrawFn, group: int, *, live: bool = False, weighted: bool =
         rewards=stream(QUARTERS),
         values=stream(QUARTERS),
         old_logp=stream(st.integers(1, 12).map(lambda k: -k / 4)),
+        ref_logp=stream(st.integers(1, 12).map(lambda k: -k / 4)),
         sum_pi_squared=stream(st.integers(1, 9).map(lambda k: k / 10)),
         is_weights=stream(st.integers(1, 8).map(lambda k: k / 4)) if weighted else (),
         turns=tuple(accumulate(stream(st.integers(0, 1)))),

@@ -210,6 +210,27 @@ def token_baseline(rows: Sequence[Row], *, by_rank: bool, zero_tail: bool = True
     return table(rows, result)
 
 
+def online_dpo(rows: Sequence[Row], beta: float = 0.1) -> Table:
+    """σ(-β(c - r))·β over the pairs of the step, up for the best of a group, down for its worst."""
+
+    def ratio(row: Row) -> float:
+        return sum(row.old_logp[t] - row.ref_logp[t] for t in live(row))
+
+    pairs: list[tuple[int, int]] = []
+    for group in {r.group for r in rows}:
+        places = [i for i, r in enumerate(rows) if r.group == group and live(r)]
+        best = max(places, key=lambda i: outcome(rows[i]), default=-1)
+        worst = min(places, key=lambda i: outcome(rows[i]), default=-1)
+        if places and outcome(rows[best]) > outcome(rows[worst]):
+            pairs.append((best, worst))
+    numbers = [0.0] * len(rows)
+    for best, worst in pairs:
+        gap = beta * (ratio(rows[best]) - ratio(rows[worst]))
+        push = beta / (1.0 + math.exp(gap)) / len(pairs)
+        numbers[best], numbers[worst] = push, -push
+    return tiled(rows, numbers)
+
+
 PLAIN: dict[str, Callable[[Sequence[Row]], Table]] = {
     "gae": gae,
     "grpo": grpo,
@@ -223,6 +244,7 @@ PLAIN: dict[str, Callable[[Sequence[Row]], Table]] = {
     "reinforce_plus_plus": reinforce_plus_plus,
     "reinforce_plus_plus_baseline": reinforce_plus_plus_baseline,
     "remax": remax,
+    "online_dpo": online_dpo,
     "optimal_token_baseline": lambda rows: token_baseline(rows, by_rank=False),
     "tir_optimal_token_baseline": lambda rows: token_baseline(rows, by_rank=True),
 }

@@ -9,7 +9,7 @@ from luyen.algorithms.preference import preference_losses
 from luyen.algorithms.preference.step import PreferenceObjective, preference_facts
 from tests.architecture.pages import blocks, links, sections
 from tests.architecture.registered import Knobs, knobs_of, ours
-from tests.architecture.test_algorithm_pages import ROW
+from tests.architecture.test_algorithm_pages import ROW, refused
 from tests.architecture.tree import ROOT
 from tests.unit.algorithms.preference_steps import (
     answer_inputs,
@@ -21,7 +21,7 @@ from tests.unit.algorithms.preference_steps import (
 
 FOLDER = ROOT / "docs" / "algorithms" / "preference"
 NAMES = ours(preference_losses)
-REQUIRED = ("Formula", "Use", "Paper", "Knobs", "Metrics")
+REQUIRED = ("Formula", "Preset", "Use", "Paper", "Knobs", "Metrics")
 
 
 def written_knobs(text: str) -> Knobs:
@@ -43,13 +43,16 @@ def reported(name: str) -> set[str]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_page_is_true_of_its_loss(name: str):
+def test_a_page_is_true_of_its_loss(name: str, tmp_path: Path):
     text = (FOLDER / f"{name}.md").read_text()
     found = sections(text)
     assert [title for title in REQUIRED if not found.get(title, "").strip()] == []
     assert written_knobs(text) == knobs_of(preference_losses.get(name))
     assert {m for m in reported(name) if f"`{m}`" in found["Metrics"]} == reported(name)
     assert f'"{name}"' in blocks(found["Use"], "python")[0]
+    (preset,) = blocks(found["Preset"], "yaml")
+    assert f"loss_type: {name}\n" in preset
+    assert refused(preset, tmp_path) == []
 
 
 def test_every_page_has_a_loss_and_the_overview_leads_to_each():

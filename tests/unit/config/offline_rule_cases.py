@@ -21,5 +21,6 @@ OFFLINE_CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         (PAIRS, "preference.loss_type=ipo", "preference.reference=precomputed"),
     ),
     "Y05": ((SFT, "preference.beta=0.5"), (PAIRS, "preference.beta=0.5")),
+    "Y07": ((SFT, "data.prompt_key=question"), ("data.prompt_key=question",)),
     "Y06": ((SFT, "sft.loss=dfft"), (SFT, "sft.loss=dft")),
 }

@@ -1,6 +1,8 @@
 """Rules of the reward stack: overrides that trigger each, and overrides close by that do not."""
 
 L = "reward.overlong_buffer"
+TWO = "reward.components={a: {rule: json}, b: {rule: exact"
+GATE = "gate: {by:"
 OWN = "reward.custom_reward_function.path=PLUGIN"
 
 REWARD_CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -48,5 +50,33 @@ REWARD_CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "W12": (
         ("reward.components={right: {rule: math}}",),
         ("reward.components={right: {rule: gsm8k}}",),
+    ),
+    "V01": (
+        ("reward.components={a: {rule: exact}, b: {rule: json, gate: {by: right}}}",),
+        ("reward.components={a: {rule: exact}, b: {rule: json, gate: {by: a}}}",),
+    ),
+    "V02": (
+        (f"reward.components={{a: {{rule: exact, {GATE} b}}}}, b: {{rule: json, {GATE} a}}}}}}",),
+        (f"reward.components={{a: {{rule: exact}}, b: {{rule: json, {GATE} a}}}}}}",),
+    ),
+    "V03": (
+        (f"{TWO}, bar: 0.5}}}}",),
+        (f"{TWO}, bar: 0.5}}}}", "reward.combine=lexicographic"),
+    ),
+    "V04": (
+        ("reward.components={taste: {model: reward_model}}",),
+        ("reward.components={taste: {model: reward_model}}", "reward.reward_model.enable=true"),
+    ),
+    "V05": (
+        ("reward.components={a: {rule: exact}}", "reward.combine=min"),
+        (f"{TWO}}}}}", "reward.combine=min"),
+    ),
+    "V06": (
+        (f"{TWO}}}}}", "reward.combine=gdpo", "actor_rollout_ref.rollout.n=1"),
+        (f"{TWO}}}}}", "reward.combine=gdpo", "actor_rollout_ref.rollout.n=4"),
+    ),
+    "V07": (
+        (f"{TWO}, normalise: running}}}}", "reward.combine=gdpo"),
+        (f"{TWO}, normalise: running}}}}",),
     ),
 }

@@ -2,7 +2,9 @@
 
 from tests.unit.config.life_rule_cases import LIFE_CASES
 from tests.unit.config.offline_rule_cases import OFFLINE_CASES
+from tests.unit.config.reward_model_rule_cases import REWARD_MODEL_CASES
 from tests.unit.config.reward_rule_cases import REWARD_CASES
+from tests.unit.config.teacher_rule_cases import TEACHER_CASES
 
 GRPO = ("algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=4")
 A = "actor_rollout_ref.actor"
@@ -11,7 +13,6 @@ REF = "actor_rollout_ref.ref"
 M = "actor_rollout_ref.model"
 C = "algorithm.rollout_correction"
 T = f"{R}.multi_turn"
-RM = "reward.reward_model"
 
 # id -> (overrides that trigger it, overrides close by that do not)
 CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -260,8 +261,6 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("reward.custom_reward_function.path=PLUGIN", "reward.custom_reward_function.name=score"),
     ),
     "D06": (("reward.reward_manager.name=naiv",), ("reward.reward_manager.name=dapo",)),
-    "D07": ((f"{RM}.enable=true",), (f"{RM}.enable=true", f"{RM}.model_path=org/rm")),
-    "D08": ((f"{RM}.model_path=org/rm",), (f"{RM}.model_path=org/rm", f"{RM}.enable=true")),
     "D09": (
         ("data.truncation=left",),
         ("data.truncation=left", "data.filter_overlong_prompts=false"),
@@ -290,4 +289,4 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
 }
 
-CASES |= REWARD_CASES | LIFE_CASES | OFFLINE_CASES
+CASES |= REWARD_CASES | REWARD_MODEL_CASES | LIFE_CASES | OFFLINE_CASES | TEACHER_CASES

@@ -14,6 +14,7 @@ PARTS = {
     "brief": {"rule": "length", "weight": 0.5},
     "shape": {"rule": "json"},
 }
+NEVER = {"by": "b", "at_least": 2.0, "below": 1.0}
 
 
 def test_a_sum_shows_every_component_with_its_weight():
@@ -111,10 +112,24 @@ def test_names_are_those_of_the_components():
         ({"components": {"a": {"rule": "exat"}}}, "did you mean `exact`"),
         ({"components": {"a": {"rule": "exact", "kwargs": {"stirp": 1}}}}, "did you mean `strip`"),
         ({"components": {"a": {"rule": "regex"}}}, "needs the knob `pattern`"),
-        ({"components": {"a": {"weight": 1.0}}}, "`a`: rule: Field required"),
+        (
+            {"components": {"a": {"weight": 1.0}}},
+            "`a`: it has exactly one of rule, judge, model and parts",
+        ),
         ({"components": {"a": "exact"}}, "`a`: expected {rule: RULE"),
         ({"components": {"a/b": {"rule": "exact"}}}, "holds no `/`"),
         ({"routes": {"*": ["exat"]}}, "did you mean `exact`"),
+        ({"components": {"a": {"parts": {"b": {"weight": 1}}}}}, "`a/b`: it has exactly one of"),
+        ({"components": {"a": {"parts": {"b/c": {"rule": "exact"}}}}}, "`b/c`: a name is not"),
+        ({"components": {"a": {"parts": {}}}}, "`a`: parts: there is none"),
+        ({"components": {"a": {"parts": {"b": {"rul": "x"}}}}}, "`a`: parts.b.rul: Extra inputs"),
+        ({"components": {"a": {"rule": "exact", "parts": PARTS}}}, "exactly one of rule, judge"),
+        ({"components": {"a": {"parts": PARTS, "kwargs": {"b": 1}}}}, "knobs of a rule"),
+        ({"components": {"a": {"rule": "exact", "combine": "min"}}}, "combine is about parts"),
+        ({"components": {"a": {"rule": "exact", "floor": 2, "ceiling": 1}}}, "above ceiling 1"),
+        ({"components": {"a": {"rule": "exact", "gate": NEVER}}}, "no value is at least 2 and bel"),
+        ({"components": {"a": {"rule": "exact", "gate": {"by": "b"}}}}, "gates of a look at no"),
+        ({"components": {"a": {"model": "reward_model"}}}, "asks for the learned reward, and"),
     ],
 )
 def test_a_component_that_is_wrong_is_refused(keys, message):

@@ -13,8 +13,9 @@ import pytest
 from luyen.base.errors import UserError
 from luyen.base.records import Score
 from luyen.rewards.calls import Call
+from luyen.rewards.metrics import score_metrics
 from luyen.rewards.pool import Pool
-from luyen.rewards.step import score_all, score_metrics, settle
+from luyen.rewards.step import score_all, settle
 from tests.unit.rewards.builders import config, group, own, prompt, scored
 
 
@@ -83,7 +84,7 @@ def test_a_fault_is_counted_recorded_and_leaves_its_siblings_alone(tmp_path):
     done = faulty(tmp_path, "1", "x", "3")
     assert [r.fault is None for r in done[0].rollouts] == [True, False, True]
     metrics = score_metrics(done)
-    assert metrics.pop("time/reward") > 0
+    assert metrics.pop("time/reward") == pytest.approx(metrics.pop("time/reward/score"))
     assert metrics == {
         "reward/mean": 2.0,
         "reward/acc/mean": 1.0,

@@ -8,9 +8,9 @@ import yaml
 from luyen.base.errors import UserError
 from luyen.base.records import Score
 from luyen.rewards.loading import load_module
+from luyen.rewards.metrics import score_metrics
 from luyen.rewards.outcome import outcome_of
 from luyen.rewards.rules.all import rule_rewards
-from luyen.rewards.step import score_metrics
 from luyen.telemetry.catalog import CATALOG
 from luyen.train import metric_names
 from luyen.train.turn_rewards import token_rewards

@@ -149,3 +149,28 @@ def test_a_plugin_file_adds_a_manager_and_a_rule(tmp_path: Path):
     [done] = scored(settings, [group(prompt("", "mine"), "aa", "a", "eeee")])
     assert [score.value for score in done.scores] == [1.0, 0.0, 0.0]
     assert [score.parts[0].value for score in done.scores] == [2.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize("manager", ["naive", "prime", "dapo", "test_best_of_group"])
+def test_every_manager_judges_trees(tmp_path: Path, manager: str):
+    file = tmp_path / "plugin.py"
+    file.write_text(PLUGIN)
+    if "test_best_of_group" not in reward_managers:
+        load_module(str(file), field="trainer.plugins")
+    style = {"parts": {"json": {"rule": "json"}, "brief": {"rule": "length"}}, "combine": "min"}
+    settings = config(
+        components={"right": {"rule": "numeric"}, "style": {**style, "gate": {"by": "right"}}},
+        reward_manager={"name": manager},
+        num_workers=1,
+    )
+    [done] = scored(settings, [group(prompt("12", "mine"), "12", "13")], longest=8)
+    right, wrong = done.scores
+    assert right.flat() == {
+        "reward": 1.0 if manager == "test_best_of_group" else 0.5,
+        "reward/right": 1.0,
+        "reward/style": -0.5,
+        "reward/style/json": 1.0,
+        "reward/style/brief": -0.5,
+    }
+    assert wrong.flat() == {"reward": 0.0, "reward/right": 0.0, "reward/style": 0.0}
+    assert wrong.parts[1].gated

@@ -157,3 +157,19 @@ def test_durations_are_readable():
         "1h00m",
         "25h01m",
     ]
+
+
+def test_a_stage_of_a_pipeline_is_named_on_both_displays(clock: list[float]):
+    token = module.HEADING.set("stage 2 of 3: rl")
+    try:
+        console, drawn = screen(80)
+        live, stream = LiveDisplay(console), io.StringIO()
+        plain = PlainDisplay(stream)
+    finally:
+        module.HEADING.reset(token)
+    for shown in (live, plain):
+        shown.start(10)
+        shown.step(1, {"reward/mean": 0.5})
+        shown.close()
+    assert "luyen: stage 2 of 3: rl" in drawn.getvalue()
+    assert stream.getvalue().startswith("step  1/10  stage 2 of 3: rl  reward 0.500")

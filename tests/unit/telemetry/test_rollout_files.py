@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from luyen.base.errors import UserError
 from luyen.base.records import GroupId, Rollout, Score, Source, StopReason
+from luyen.telemetry.record_trees import score_of, score_tree
 from luyen.telemetry.rollout_files import RecordedRollout, read_rollouts, write_rollouts
 
 
@@ -39,6 +40,26 @@ def test_a_rollout_comes_back_as_it_was(tmp_path: Path):
     ]
     write_rollouts(tmp_path / "deep" / "step_000003.parquet", kept)
     assert read_rollouts(tmp_path / "deep" / "step_000003.parquet") == kept
+
+
+def test_a_tree_comes_back_with_what_was_made_of_it(tmp_path: Path):
+    clipped = Score(name="brief", value=-1.0, raw=-1 / 3, seconds=0.25)
+    gated = Score(name="judge", value=0.0, weight=0.5, gated=True)
+    tree = Score(name="reward", value=-1.0, parts=(clipped, gated), combine="min")
+    write_rollouts(
+        tmp_path / "a.parquet", [RecordedRollout(rollout=replace(rollout(), score=tree))]
+    )
+    [read] = read_rollouts(tmp_path / "a.parquet")
+    assert read.rollout.score == tree
+    assert read.rollout.score.parts[0].seconds == 0.25
+
+
+def test_a_tree_of_an_older_file_has_nothing_made_of_it():
+    old = {"name": "reward", "value": 1.0, "parts": [{"name": "right", "value": 1.0}]}
+    read = score_of(old)
+    assert read == Score(name="reward", value=1.0, parts=(Score(name="right", value=1.0),))
+    assert (read.raw, read.gated, read.combine, read.seconds) == (None, False, "sum", None)
+    assert score_tree(read) == old
 
 
 finite = st.floats(allow_nan=False)

@@ -3,7 +3,7 @@
 Importing this package registers every built-in estimator.
 """
 
-from luyen.algorithms.advantages import gdpo, group, returns, token_baseline, turns
+from luyen.algorithms.advantages import gdpo, group, online_dpo, returns, token_baseline, turns
 from luyen.algorithms.advantages.inputs import Credit, CreditInputs, adv_estimators
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "adv_estimators",
     "gdpo",
     "group",
+    "online_dpo",
     "returns",
     "token_baseline",
     "turns",

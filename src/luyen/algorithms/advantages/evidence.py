@@ -13,6 +13,7 @@ SOURCES = {
     "components": "return the parts of the reward by name and pass one number per sequence",
     "sum_pi_squared": "set actor_rollout_ref.actor.calculate_sum_pi_squared: true",
     "old_logp": "pass the log-probabilities of the policy that the update starts from",
+    "ref_logp": "pass the log-probabilities of the reference policy, or choose a loss without one",
 }
 """Where each optional stream comes from: the fix shown when it is missing."""
 

@@ -1,7 +1,7 @@
 """What an advantage estimator sees and what it returns."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import final
 
 import torch
@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from luyen.algorithms.layout import Layout
+from luyen.algorithms.statistic import Average
 from luyen.base.registry import Registry
 
 
@@ -39,6 +40,8 @@ class CreditInputs:
     """Named parts of the reward, one number per sequence (GDPO)."""
     old_logp: Float[Tensor, " tok"] | None = None
     """Log-probability of each token under the policy that the update starts from."""
+    ref_logp: Float[Tensor, " tok"] | None = None
+    """The same under the reference policy (online preferences)."""
     sum_pi_squared: Float[Tensor, " tok"] | None = None
     """Σ over the vocabulary of π² at each token (optimal token baselines)."""
     is_weights: Float[Tensor, " tok"] | None = None
@@ -72,6 +75,8 @@ class Credit:
     """What the policy loss multiplies."""
     returns: Float[Tensor, " tok"]
     """What the critic regresses to; equal to the advantages where no critic is involved."""
+    metrics: Mapping[str, Average] = field(default_factory=dict[str, Average])
+    """What the estimator has to say of the step, where group statistics do not say it."""
 
 
 Estimator = Callable[..., Credit]

@@ -15,6 +15,7 @@ from luyen.algorithms.layout import Layout
 from luyen.algorithms.policy_losses.inputs import TokenLoss
 from luyen.algorithms.statistic import Average
 from luyen.base.errors import UserError
+from luyen.base.suggest import did_you_mean
 
 Rows = Float[Tensor, "tok vocab"]
 
@@ -110,6 +111,37 @@ def forward_kl_topk(
         return _kl(_with_rest(t), _with_rest(picked))
 
     return _by_chunks(rows, student, teacher_logp, layout, chunk_tokens, teacher_ids)
+
+
+def row_divergences(
+    divergence: str, student: Rows, teacher: Rows, *, beta: float, top_k: int
+) -> Float[Tensor, " tok"]:
+    """The divergence of each row by its name, for rows that are a chunk already.
+
+    Names are those of `distill.divergence`; `beta` is read by jsd, `top_k` by topk_forward_kl.
+
+    Example:
+        >>> even, sure = torch.tensor([[0.5, 0.5]]).log(), torch.tensor([[0.75, 0.25]]).log()
+        >>> row_divergences("topk_forward_kl", even, sure, beta=0.5, top_k=1)
+        tensor([0.1308])
+    """
+    teacher = teacher.detach()
+    match divergence:
+        case "reverse_kl":
+            return _reverse(student, teacher)
+        case "forward_kl":
+            return _forward(student, teacher)
+        case "jsd":
+            ends = {0.0: _forward, 1.0: _reverse}
+            return ends[beta](student, teacher) if beta in ends else _mixed(student, teacher, beta)
+        case "topk_forward_kl":
+            likeliest = teacher.topk(min(top_k, teacher.shape[-1]), -1)
+            picked = student.gather(-1, likeliest.indices)
+            return _kl(_with_rest(likeliest.values), _with_rest(picked))
+        case _:
+            known = ["reverse_kl", "forward_kl", "jsd", "topk_forward_kl"]
+            fix = did_you_mean(divergence, known)
+            raise UserError("distill.divergence", divergence, "no such divergence", fix)
 
 
 def _with_rest(logp: Float[Tensor, "tok k"]) -> Float[Tensor, "tok bucket"]:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from luyen.base.suggest import did_you_mean
 from luyen.config.catalog import ADV_ESTIMATORS
+from luyen.config.fields import all_fields
 from luyen.config.rules.rule import Finding, Situation, rule
 
 _NAME = "algorithm.adv_estimator"
@@ -14,7 +15,7 @@ _N = "actor_rollout_ref.rollout.n"
 def estimator_exists(s: Situation) -> Iterator[Finding]:
     """`adv_estimator` is a registered name."""
     name = s.config.algorithm.adv_estimator
-    if s.estimator is None:
+    if name not in s.known.estimators:
         fix = did_you_mean(name, s.known.estimators)
         yield Finding(field=_NAME, why="no such advantage estimator is registered", fix=fix)
 
@@ -92,7 +93,7 @@ def estimator_knob_has_effect(s: Situation) -> Iterator[Finding]:
     """A knob of an estimator is changed only where the chosen estimator reads it."""
     everyone = {knob for facts in ADV_ESTIMATORS.values() for knob in facts.knobs}
     for knob in sorted(everyone - set(s.estimator.knobs if s.estimator else everyone)):
-        if s.is_changed(f"algorithm.{knob}"):
+        if f"algorithm.{knob}" in all_fields() and s.is_changed(f"algorithm.{knob}"):
             readers = [n for n, facts in s.known.estimators.items() if knob in facts.knobs]
             yield Finding(
                 field=f"algorithm.{knob}",

@@ -99,38 +99,6 @@ def reward_manager_exists(s: Situation) -> Iterator[Finding]:
         yield Finding(field=field, why="no such reward manager is registered", fix=fix)
 
 
-@rule("D07", "error")
-def reward_model_is_complete(s: Situation) -> Iterator[Finding]:
-    """A reward model that is on has weights and an engine; a pool of its own has devices."""
-    reward_model = s.config.reward.reward_model
-    pool = reward_model.nnodes * reward_model.n_gpus_per_node
-    if reward_model.enable and reward_model.model_path is None:
-        why = "the reward model is on and no weights are named"
-        yield Finding(field="reward.reward_model.model_path", why=why, fix="set a model directory")
-    if reward_model.enable and reward_model.rollout.name not in s.known.engines:
-        fix = did_you_mean(reward_model.rollout.name, s.known.engines)
-        yield Finding(field="reward.reward_model.rollout.name", why="no such engine", fix=fix)
-    if reward_model.enable_resource_pool and pool == 0:
-        yield Finding(
-            field="reward.reward_model.enable_resource_pool",
-            why=f"nnodes {reward_model.nnodes} x n_gpus_per_node {reward_model.n_gpus_per_node} "
-            "gives the pool no device",
-            fix="set reward.reward_model.nnodes and n_gpus_per_node, or share the others' devices",
-        )
-
-
-@rule("D08", "warning")
-def reward_model_knob_has_effect(s: Situation) -> Iterator[Finding]:
-    """Keys of the reward model are changed only when it is on."""
-    if s.config.reward.reward_model.enable:
-        return
-    for name in ("enable_resource_pool", "nnodes", "n_gpus_per_node", "model_path", "rollout.name"):
-        if s.is_changed(f"reward.reward_model.{name}"):
-            why = "reward.reward_model.enable is false, so it has no effect"
-            fix = "drop it, or set reward.reward_model.enable=true"
-            yield Finding(field=f"reward.reward_model.{name}", why=why, fix=fix)
-
-
 @rule("D09", "warning")
 def truncation_is_reached(s: Situation) -> Iterator[Finding]:
     """`truncation` is chosen only where overlong prompts are not dropped before."""

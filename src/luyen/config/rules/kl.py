@@ -6,6 +6,7 @@ from luyen.base.suggest import did_you_mean
 from luyen.config.catalog import KL_KINDS
 from luyen.config.plan import needs_reference
 from luyen.config.rules.rule import Finding, Situation, rule
+from luyen.config.signals import pairs_need_reference
 
 _ACTOR = "actor_rollout_ref.actor"
 _REF = "actor_rollout_ref.ref"
@@ -129,7 +130,7 @@ def kl_estimator_exists(s: Situation) -> Iterator[Finding]:
 def reference_is_used(s: Situation) -> Iterator[Finding]:
     """A reference policy is kept only for a KL term, and its keys are set only when it exists."""
     ref = s.config.actor_rollout_ref.ref
-    if ref.enable and not _kl_is_on(s):
+    if ref.enable and not _kl_is_on(s) and not pairs_need_reference(s.config):
         yield Finding(
             field=f"{_REF}.enable",
             why="no KL term reads it: KL drift is measured for the price of a pass a step",

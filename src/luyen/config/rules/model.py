@@ -24,6 +24,7 @@ def model_exists(s: Situation) -> Iterator[Finding]:
         f"{_MODEL}.lora_adapter_path": model.lora_adapter_path,
         "critic.model.path": critic.model.path,
         "actor_rollout_ref.ref.path": ref.path,
+        "distill.teacher_path": s.config.distill.teacher_path,
         "reward.reward_model.model_path": s.config.reward.reward_model.model_path,
     }
     for field, path in paths.items():

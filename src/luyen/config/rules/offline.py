@@ -91,6 +91,18 @@ def blocks_belong_to_the_stage(s: Situation) -> Iterator[Finding]:
             yield Finding(field=path, why=why, fix=f"set trainer.stage={reader}, or drop the line")
 
 
+@rule("Y07", "warning")
+def columns_are_those_of_the_format(s: Situation) -> Iterator[Finding]:
+    """Offline rows are read in the format that a file has, not by keys of the configuration."""
+    if s.config.trainer.stage == "rl":
+        return
+    for name in ("prompt_key", "ground_truth_key", "filter_overlong_prompts", "truncation"):
+        if s.is_changed(f"data.{name}"):
+            why = "offline stages read the columns of known formats and drop rows that are too long"
+            fix = "drop the line; `luyen data inspect` shows what is read"
+            yield Finding(field=f"data.{name}", why=why, fix=fix)
+
+
 @rule("Y06", "error")
 def supervised_loss_is_known(s: Situation) -> Iterator[Finding]:
     """The loss of a supervised run is built in or registered by a plugin."""

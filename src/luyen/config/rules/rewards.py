@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from luyen.base.suggest import did_you_mean
-from luyen.config.reward_parts import read_components, read_routes
+from luyen.config.reward_parts import nodes, read_components, read_routes
 from luyen.config.rules.rule import Finding, Situation, rule
 from luyen.config.schema.reward import Component
 
@@ -13,27 +13,28 @@ _ROUTES = "reward.routes"
 
 @rule("W01", "error")
 def components_are_well_formed(s: Situation) -> Iterator[Finding]:
-    """Each reward component names a rule, and a weight and knobs if it likes, and nothing else."""
+    """Each reward component has one source, keys that exist, and none that has no effect."""
     for wrong in read_components(s.config.reward)[1]:
-        fix = "write NAME: {rule: RULE, weight: 1.0, kwargs: {...}}"
+        fix = "write NAME: {rule: RULE, weight: 1.0, kwargs: {...}}; docs/rewards.md has the rest"
         yield Finding(field=_COMPONENTS, why=wrong, fix=fix)
 
 
 @rule("W02", "error")
 def rules_exist(s: Situation) -> Iterator[Finding]:
     """The rule of each component is registered."""
-    for name, component in read_components(s.config.reward)[0].items():
-        if component.rule not in s.known.rule_rewards:
-            why = f"`{name}`: no rule `{component.rule}` is registered"
-            fix = did_you_mean(component.rule, s.known.rule_rewards)
+    for path, component in nodes(read_components(s.config.reward)[0]):
+        rule = component.rule
+        if rule is not None and rule not in s.known.rule_rewards:
+            why = f"`{path}`: no rule `{rule}` is registered"
+            fix = did_you_mean(rule, s.known.rule_rewards)
             yield Finding(field=_COMPONENTS, why=why, fix=fix)
 
 
 @rule("W03", "error")
 def knobs_of_rules_exist(s: Situation) -> Iterator[Finding]:
     """A component gives its rule every knob that it needs, and none that it does not have."""
-    for name, component in read_components(s.config.reward)[0].items():
-        facts = s.known.rule_rewards.get(component.rule)
+    for name, component in nodes(read_components(s.config.reward)[0]):
+        facts = s.known.rule_rewards.get(component.rule or "")
         if facts is None or facts.knobs is None:
             continue
         for knob in component.kwargs:
@@ -158,5 +159,6 @@ def packages_of_rules_are_installed(s: Situation) -> Iterator[Finding]:
 
 
 def _rules(components: dict[str, Component]) -> Iterator[str]:
-    for component in components.values():
-        yield component.rule
+    for _, component in nodes(components):
+        if component.rule is not None:
+            yield component.rule

@@ -14,6 +14,7 @@ from luyen.config.plan import BatchPlan, Placement, loss_in_force
 from luyen.config.plugins import Known
 from luyen.config.problem import Severity
 from luyen.config.schema.run import RunConfig
+from luyen.config.signals import is_teacher_alone
 
 
 @final
@@ -49,7 +50,9 @@ class Situation:
 
     @property
     def estimator(self) -> EstimatorFacts | None:
-        """Facts of the chosen estimator; None when its name is unknown."""
+        """Facts of the chosen estimator; None when its name is unknown, or a teacher stands in."""
+        if is_teacher_alone(self.config):
+            return None
         return self.known.estimators.get(self.config.algorithm.adv_estimator)
 
     @property

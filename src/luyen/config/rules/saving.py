@@ -27,8 +27,9 @@ def best_metric_is_measured(s: Situation) -> Iterator[Finding]:
     trainer = s.config.trainer
     if not trainer.keep_best or not trainer.best_metric.startswith(_VALIDATION):
         return
-    if trainer.stage == "sft":
-        why, fix = "a supervised run measures no such metric", "set it to sft/val_nll or sft/nll"
+    if trainer.stage != "rl":
+        why = f"a run of the stage {trainer.stage} measures no such metric"
+        fix = "set it to one that it does, e.g. sft/val_nll or preference/val_accuracy"
         yield Finding(field="trainer.best_metric", why=why, fix=fix)
     elif not s.config.data.val_files:
         why = "data.val_files is empty: nothing measures it, and no checkpoint would be best"

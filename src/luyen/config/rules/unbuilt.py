@@ -23,7 +23,7 @@ def unbuilt(config: RunConfig, where: Placement) -> Iterator[Finding]:
     if where.world_size > 1 and arr.actor.strategy == "single":
         why = f"it trains one device, and {where.world_size} are planned"
         yield Finding(field="actor_rollout_ref.actor.strategy", why=why, fix="set it to auto")
-    if where.runtime == "ray" and trainer.stage == "sft":
+    if where.runtime == "ray" and trainer.stage != "rl":
         why = "supervised runs train in this process so far"
         yield Finding(field="trainer.runtime", why=why, fix="set nnodes and n_gpus_per_node to 1")
     is_one_gpu = where.device == "cuda" and where.runtime == "local"

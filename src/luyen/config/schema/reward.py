@@ -3,8 +3,10 @@
 from typing import Any, Literal
 
 from luyen.config.schema.block import Block, block, key
+from luyen.config.schema.judge import Judge, RewardCache
 
-_REWARD_MODEL = "the reward model's lifecycle"
+Combine = Literal["sum", "gdpo", "lexicographic", "product", "min"]
+"""How the nodes of a tree become one value."""
 
 
 class CustomRewardFunction(Block):
@@ -17,12 +19,40 @@ class CustomRewardFunction(Block):
     reward_kwargs: dict[str, Any] = key({}, "Keyword arguments added to every call of it.")
 
 
-class Component(Block):
-    """One named part of the reward, as written under `reward.components`."""
+class Gate(Block):
+    """When a node counts: where a sibling reaches a bar. Elsewhere it is not even judged."""
 
-    rule: str = key(..., "Registered rule that judges.")
-    weight: float = key(1.0, "Factor in the sum.")
+    by: str = key(..., "Name of the sibling that is looked at.")
+    at_least: float | None = key(None, "Open from this value of it on; null without `below`: 1.")
+    below: float | None = key(None, "Open only under this value of it.")
+    otherwise: float = key(0.0, "The node's value where the gate is closed.")
+
+
+class Component(Block):
+    """A node of the reward tree, as written under `reward.components` or under `parts`.
+
+    Its value comes from exactly one of `rule`, `judge`, `model` and `parts`. It is then scaled,
+    shifted and clipped, normalised if so wished, and enters the node above times its weight.
+    """
+
+    rule: str | None = key(None, "Registered rule that judges.")
+    judge: Judge | None = key(None, "A language model that judges.")
+    model: Literal["reward_model"] | None = key(
+        None, "The learned reward of `reward.reward_model`."
+    )
+    parts: "dict[str, Component] | None" = key(None, "Nodes below this one.")
+    combine: Combine = key("sum", "parts: how they make one value.")
     kwargs: dict[str, Any] = key({}, "Knobs of the rule.")
+    scale: float = key(1.0, "Factor of the value as it was judged.")
+    shift: float = key(0.0, "Added to it then.")
+    floor: float | None = key(None, "Least value; a lower one is raised to it.")
+    ceiling: float | None = key(None, "Largest value; a higher one is lowered to it.")
+    normalise: Literal["none", "running"] = key(
+        "none", "running: less the mean of all steps before, over their standard deviation."
+    )
+    gate: Gate | None = key(None, "Where the node counts.")
+    bar: float = key(1.0, "Under lexicographic: the value from which on later nodes count.")
+    weight: float = key(1.0, "Factor in the node above.")
 
 
 class OverlongBuffer(Block):
@@ -42,20 +72,31 @@ class RewardManagerChoice(Block):
 class RewardModelRollout(Block):
     """How the reward model is run."""
 
-    name: str = key("native", "Engine of the reward model.")
+    name: str = key(
+        "native",
+        "Engine of the reward model.",
+        only="conversations are read in packed passes of our own, without generating",
+    )
     gpu_memory_utilization: float = key(
-        0.5, "Share of the device's memory.", gt=0, le=1, awaits=_REWARD_MODEL
+        0.5,
+        "Share of the device's memory.",
+        gt=0,
+        le=1,
+        only="there is no cache to give memory to; max_num_batched_tokens bounds what a pass takes",
     )
     tensor_model_parallel_size: int = key(
-        1, "Devices that share one copy.", ge=1, awaits=_REWARD_MODEL
+        1, "Devices that share one copy.", ge=1, only="every copy lies on one device"
     )
-    data_parallel_size: int = key(1, "Copies.", ge=1, awaits=_REWARD_MODEL)
-    max_num_batched_tokens: int = key(
-        8192, "Most tokens of one forward pass.", ge=1, awaits=_REWARD_MODEL
+    data_parallel_size: int | None = key(
+        None, "Copies, among which conversations are dealt; null: one on each of its devices.", ge=1
     )
-    max_num_seqs: int = key(256, "Most sequences at once.", ge=1, awaits=_REWARD_MODEL)
+    max_num_batched_tokens: int = key(8192, "Most tokens of one pass.", ge=1)
+    max_num_seqs: int = key(256, "Most conversations of one pass.", ge=1)
     max_model_len: int | None = key(
-        None, "Most tokens of a sequence; null: as the policy's.", ge=1, awaits=_REWARD_MODEL
+        None,
+        "Most tokens of a conversation, beyond which it is a fault and never cut; null: what the "
+        "model and a pass can take.",
+        ge=1,
     )
 
 
@@ -67,6 +108,16 @@ class RewardModel(Block):
     nnodes: int = key(0, "Machines of that pool.", ge=0)
     n_gpus_per_node: int = key(0, "Devices of each of these machines.", ge=0)
     model_path: str | None = key(None, "Directory or hub id of the reward model.")
+    steps: Literal["min", "mean", "product"] | None = key(
+        None,
+        "For a process reward model: how the probabilities that the steps of an answer, which are "
+        "its lines, are right become its reward; null: the score of the whole answer is it.",
+    )
+    param_offload: bool | None = key(
+        None,
+        "On a GPU: keep the weights in host memory while nothing is judged; null: where others use "
+        "the device too.",
+    )
     rollout: RewardModelRollout = block(RewardModelRollout, "How the reward model is run.")
 
 
@@ -74,8 +125,9 @@ class Reward(Block):
     """Where scores come from."""
 
     components: dict[str, Any] = key(
-        {}, "Parts of the reward: `NAME: {rule: RULE, weight: 1.0, kwargs: {...}}`, summed."
+        {}, "Parts of the reward: `NAME: {rule: RULE, weight: 1.0, kwargs: {...}}`."
     )
+    combine: Combine = key("sum", "How the components make the reward.")
     routes: dict[str, Any] = key(
         {}, "Pattern of a data source -> components or rules that judge it; built-in ones follow."
     )
@@ -83,9 +135,13 @@ class Reward(Block):
     timeout_s: float = key(
         10.0, "Most seconds for one score, where a process or a coroutine computes it.", gt=0
     )
+    memory_mb: int | None = key(
+        4096, "Most MiB that one process for judging may hold; null: all there is.", ge=64
+    )
     on_fault: Literal["fail", "drop"] = key(
         "fail", "When a score cannot be computed: stop the run, or leave the rollout out."
     )
+    cache: RewardCache = block(RewardCache, "Scores that were computed once.")
     overlong_buffer: OverlongBuffer = block(OverlongBuffer, "DAPO's soft penalty for length.")
     custom_reward_function: CustomRewardFunction = block(
         CustomRewardFunction, "A scoring function of your own."

@@ -5,9 +5,11 @@ from luyen.config.schema.algorithm import Algorithm
 from luyen.config.schema.block import Block, block
 from luyen.config.schema.critic import Critic
 from luyen.config.schema.data import Data
+from luyen.config.schema.distill import Distill
 from luyen.config.schema.model import Model
 from luyen.config.schema.preference import Preference
 from luyen.config.schema.reward import Reward
+from luyen.config.schema.reward_training import RewardTraining
 from luyen.config.schema.rollout import Ref, Rollout
 from luyen.config.schema.sft import Sft
 from luyen.config.schema.trainer import Trainer
@@ -33,3 +35,5 @@ class RunConfig(Block):
     trainer: Trainer = block(Trainer, "The life of a run.")
     sft: Sft = block(Sft, "`trainer.stage: sft`.")
     preference: Preference = block(Preference, "`trainer.stage: preference`.")
+    reward_training: RewardTraining = block(RewardTraining, "`trainer.stage: reward_model`.")
+    distill: Distill = block(Distill, "`trainer.stage: distill`, and a teacher in `rl`.")

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from luyen.models.cuda.segments import Segments
+from luyen.models.fixed_order import in_fixed_order
 
 _QUERIES = 128
 """Queries whose scores are in memory at once."""
@@ -51,15 +52,20 @@ def flash_gradients(
     scale: float,
     sliding: int | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """PyTorch's flash kernel, on CUDA in bf16 or fp16; segments must be packed."""
+    """PyTorch's flash kernel, on CUDA in bf16 or fp16; segments must be packed.
+
+    The same inputs give the same gradients, to the bit.
+    """
     # There is no dropout: the state of the random numbers is never read.
     state = torch.zeros(2, dtype=torch.uint64, device=query.device)
-    return torch.ops.aten._flash_attention_backward(
-        grad.contiguous(), query.contiguous(), key.contiguous(), value.contiguous(), out, lse,
-        segments.query_ends(), segments.key_ends(), segments.max_query, segments.max_key,
-        0.0, sliding is None, state, state[:0], scale=scale,
-        window_size_left=-1 if sliding is None else sliding - 1, window_size_right=0,
-    )  # fmt: skip
+    given = [x.contiguous() for x in (grad, query, key, value)]
+    ends = segments.query_ends(), segments.key_ends()
+    with in_fixed_order():
+        return torch.ops.aten._flash_attention_backward(
+            *given, out, lse, *ends, segments.max_query, segments.max_key,
+            0.0, sliding is None, state, state[:0], scale=scale,
+            window_size_left=-1 if sliding is None else sliding - 1, window_size_right=0,
+        )  # fmt: skip
 
 
 def blockwise_gradients(

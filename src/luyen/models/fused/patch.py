@@ -8,6 +8,7 @@ from typing import Any, final
 
 from torch import nn
 
+from luyen.models.fused.embedding import steady_embeddings
 from luyen.models.fused.layers import (
     AttentionPlan,
     LayerPlan,
@@ -63,6 +64,7 @@ def fuse_layers(model: nn.Module) -> FusedReport:
     for module in model.modules():
         if "layers" in dict(module.named_children()):
             _fuse_stack(module, report)
+    steady_embeddings(model)
     return replace(report, fused=dict(report.fused))
 
 

@@ -6,9 +6,12 @@ from luyen.rewards.rules import (
     exact,
     gsm8k,
     gym,
+    ifeval,
+    json_schema,
     length,
     math,
     numbers,
+    repetition,
     safety,
     shape,
     tools,
@@ -17,4 +20,19 @@ from luyen.rewards.rules.rule import rule_rewards
 
 __all__ = ["rule_rewards"]
 
-MODULES = (choice, code, exact, gsm8k, gym, length, math, numbers, safety, shape, tools)
+MODULES = (
+    choice,
+    code,
+    exact,
+    gsm8k,
+    gym,
+    ifeval,
+    json_schema,
+    length,
+    math,
+    numbers,
+    repetition,
+    safety,
+    shape,
+    tools,
+)

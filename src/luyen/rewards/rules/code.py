@@ -8,6 +8,7 @@ from typing import Any, Literal, cast
 
 from luyen.base.records import Prompt
 from luyen.rewards.outcome import Unscorable
+from luyen.rewards.rules.function_tests import call_test
 from luyen.rewards.rules.rule import Answer, rule_rewards, truth_of
 from luyen.sandbox.deadline import seconds_left
 from luyen.sandbox.launch import SandboxFault
@@ -62,6 +63,8 @@ def program_in(text: str) -> str:
 def tests_of(truth: Any) -> list[Test]:
     """The tests of a row: assertions as text or a list of texts; cases as pairs of lists or a list.
 
+    Pairs beside an `fn_name` are arguments and what the function must return.
+
     Example:
         >>> tests_of(["assert add(1, 2) == 3"])
         ['assert add(1, 2) == 3']
@@ -89,14 +92,16 @@ def _from_json(text: str) -> Any:
 
 
 def _pairs(given: Mapping[str, Any]) -> list[Test]:
-    if "fn_name" in given:
-        raise Unscorable("tests that call `fn_name` are not understood; write them as assertions")
+    name = given.get("fn_name")
     inputs, outputs = given.get("inputs"), given.get("outputs")
     if not isinstance(inputs, list | tuple) or not isinstance(outputs, list | tuple):
         return [_one(given)]
     if len(inputs) != len(outputs):
         raise Unscorable(f"the row has {len(inputs)} inputs and {len(outputs)} outputs")
-    return [Case(stdin=_text(i), stdout=_text(o)) for i, o in zip(inputs, outputs, strict=True)]
+    pairs = zip(cast(Sequence[Any], inputs), cast(Sequence[Any], outputs), strict=True)
+    if name is not None:
+        return [call_test(str(name), arguments, wanted) for arguments, wanted in pairs]
+    return [Case(stdin=_text(i), stdout=_text(o)) for i, o in pairs]
 
 
 def _one(test: Any) -> Test:

@@ -1,4 +1,6 @@
-"""Penalties for length. They are negative or zero; the weight of the component sets their force."""
+"""Rewards and penalties for length. The weight of the component sets their force."""
+
+import math
 
 from luyen.base.records import Prompt
 from luyen.rewards.outcome import Unscorable
@@ -34,6 +36,27 @@ def overlong(
     if not 0 < buffer <= most:
         raise Unscorable(f"a buffer of {buffer} tokens does not fit into {most}")
     return min(-(answer.response_length - (most - buffer)) / buffer * penalty_factor, 0.0)
+
+
+@rule_rewards.register("cosine")
+def cosine(
+    prompt: Prompt,  # noqa: ARG001
+    answer: Answer,
+    *,
+    at_zero: float = 1.0,
+    at_limit: float = 0.0,
+    when_cut: float | None = None,
+    max_response_length: int | None = None,
+) -> float:
+    """From `at_zero` for no token along half a cosine to `at_limit` (arXiv:2502.03373).
+
+    A response of `max_response_length` tokens gets `when_cut`, where that is given: it was cut.
+    """
+    most = _limit(max_response_length)
+    if answer.response_length >= most and when_cut is not None:
+        return when_cut
+    share = min(answer.response_length / most, 1.0)
+    return at_limit + 0.5 * (at_zero - at_limit) * (1.0 + math.cos(math.pi * share))
 
 
 def _limit(max_response_length: int | None) -> int:

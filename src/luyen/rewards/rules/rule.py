@@ -4,7 +4,8 @@ A rule is a function `(prompt, answer, *, knobs) -> float`. Registered with `see
 `(prompt, rollout, *, knobs)` instead, and reads the whole conversation. A rule returns a number, or
 a `Score` with parts and with shares by turn. It raises `Unscorable` when it cannot judge; a wrong
 answer is no reason to raise. `isolated=True` runs it in another process under a time limit; `door`
-is a module to import there beforehand; `package` and `extra` name what it needs.
+is a module to import there beforehand; `package` and `extra` name what it needs. Scores of a rule
+with `deterministic=True` may be taken from the cache.
 """
 
 from collections.abc import Callable

@@ -12,7 +12,7 @@ from luyen.rewards.rules.rule import Answer, rule_rewards
 _FENCED = re.compile(r"\A\s*```(?:json)?[ \t]*\n(.*)\n[ \t]*```\s*\Z", re.DOTALL)
 
 
-@rule_rewards.register("regex", isolated=True)
+@rule_rewards.register("regex", isolated=True, deterministic=True)
 def regex(
     prompt: Prompt,  # noqa: ARG001
     answer: Answer,
@@ -41,14 +41,19 @@ def json_valid(
     fenced: bool = True,
 ) -> float:
     """1 when the answer is JSON and holds every required key at its top; a fence is allowed."""
-    fence = _FENCED.match(answer.text) if fenced else None
     try:
-        value = json.loads(fence.group(1) if fence else answer.text, parse_constant=_refuse)
+        value = parsed_json(answer.text, fenced=fenced)
     except (ValueError, RecursionError):
         return 0.0
     if not required:
         return 1.0
     return float(isinstance(value, dict) and all(name in value for name in required))
+
+
+def parsed_json(text: str, *, fenced: bool = True) -> Any:
+    """The value of a text that is JSON, in a fence if that is allowed; NaN and infinity are not."""
+    fence = _FENCED.match(text) if fenced else None
+    return json.loads(fence.group(1) if fence else text, parse_constant=_refuse)
 
 
 def _refuse(constant: str) -> Any:

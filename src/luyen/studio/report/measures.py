@@ -32,8 +32,32 @@ class Curve:
 
 CURVES = (
     Curve(title="Reward", names=("reward/mean",)),
-    Curve(title="Validation", names=("val/accuracy", "val/reward/mean@*", "sft/val_nll")),
-    Curve(title="Loss", names=("actor/pg_loss", "actor/loss", "sft/nll")),
+    Curve(
+        title="Validation",
+        names=(
+            "val/accuracy",
+            "val/reward/mean@*",
+            "sft/val_nll",
+            "preference/val_accuracy",
+            "reward_model/val_accuracy",
+            "distill/val_divergence",
+        ),
+    ),
+    Curve(
+        title="Loss",
+        names=(
+            "actor/pg_loss",
+            "actor/loss",
+            "sft/nll",
+            "preference/loss",
+            "reward_model/loss",
+            "distill/divergence",
+        ),
+    ),
+    Curve(title="Preferences", names=("preference/accuracy", "reward_model/accuracy")),
+    Curve(
+        title="Implicit rewards", names=("preference/chosen_reward", "preference/rejected_reward")
+    ),
     Curve(title="Value loss", names=("critic/vf_loss",)),
     Curve(title="KL", names=("actor/ref_kl", "actor/kl_loss", "actor/ppo_kl")),
     Curve(title="Entropy", names=("actor/entropy",)),

@@ -96,7 +96,8 @@ def _tree(score: Score) -> Html:
     error = "" if score.error is None else f" ({score.error})"
     parts = [_tree(part) for part in score.parts]
     inner = element("ul", *parts, class_="tree") if parts else None
-    return element("li", f"{score.name}: {number(score.value)}{weight}{error}", inner)
+    words = f"{score.name}: {number(score.value)}{weight}{score.remarks()}{error}"
+    return element("li", words, inner)
 
 
 def _calls(calls: tuple[ToolCall, ...]) -> Html | None:

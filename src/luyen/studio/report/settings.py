@@ -49,8 +49,9 @@ def settings_section(record: RunRecord) -> Html:
 
 
 def _arithmetic(record: RunRecord, plan: BatchPlan) -> Html:
-    if record.config.trainer.stage == "sft":
-        return element("p", f"Supervised; {plan.prompts} conversations a step.")
+    if record.config.trainer.stage != "rl":
+        stage = record.config.trainer.stage
+        return element("p", f"Stage {stage}: {plan.prompts} rows a step, one optimizer step each.")
     algorithm = record.config.algorithm.adv_estimator
     return element(
         "p",

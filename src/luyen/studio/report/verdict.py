@@ -14,6 +14,8 @@ _REACHED = (
     ("Validation accuracy", "val/accuracy"),
     ("Negative log-likelihood", "sft/nll"),
     ("Negative log-likelihood of held-out rows", "sft/val_nll"),
+    ("Held-out preference accuracy", "preference/val_accuracy"),
+    ("Held-out accuracy of judging", "reward_model/val_accuracy"),
 )
 _LIVE_S = 300.0
 """A run that wrote within so many seconds may still be going on."""

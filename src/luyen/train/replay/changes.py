@@ -31,6 +31,8 @@ _REASONS: dict[str, str | None] = {
     "algorithm.filter_groups": "it chooses groups, and those of a recorded step are chosen already",
     "sft": None,
     "preference": None,
+    "distill": None,
+    "distill.teacher_path": _WEIGHTS,
     "trainer": "it does not act on what a step computes from its rollouts",
     "trainer.seed": "random numbers belong to the run: prompts and rollouts were drawn with it",
     "trainer.critic_warmup": None,
@@ -103,6 +105,10 @@ def _refuse_what_was_not_there(before: RunConfig, after: RunConfig) -> None:
         why = "it needs a critic, and the run trained none"
         fix = "choose an estimator without a critic"
         raise UserError("algorithm.adv_estimator", estimator, why, fix)
+    if needs.reward and not had.reward:
+        why = "the run learned from its teacher alone, and nobody judged its rollouts"
+        fix = "leave it at 0"
+        raise UserError("distill.task_weight", after.distill.task_weight, why, fix)
     if needs.baselines and not had.baselines:
         why = "it compares with greedy answers, and the run drew none"
         fix = "choose an estimator without greedy answers"

@@ -1,0 +1,214 @@
+"""A pipeline: stages in one YAML file, each of which is the configuration of a run.
+
+What all stages share stands below `defaults`; a stage adds a file, keys of its own, or both. Each
+stage gets a run directory of its own, `<project>/<stage>` unless it says otherwise.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast, final
+
+from luyen.base.suggest import did_you_mean
+from luyen.config.fields import all_blocks
+from luyen.config.load import load_trees, read_file, read_override
+from luyen.config.problem import Origin, Problem
+from luyen.config.tree import Tree
+from luyen.config.yaml_tree import read_items, read_tree
+
+STAGES = "stages"
+_TOP = ("name", "defaults", STAGES)
+_OWN = ("name", "file", "config")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """One stage, with its whole configuration.
+
+    Example:
+        >>> Stage(name="sft", tree=Tree(values={}, origins={})).name
+        'sft'
+    """
+
+    name: str
+    """How other stages refer to it."""
+    tree: Tree
+    """Its keys, overrides included; artifacts are still names."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipeline:
+    """Stages in the order they run.
+
+    Example:
+        >>> Pipeline(name="demo", source="demo.yaml", stages=()).problems
+        ()
+    """
+
+    name: str
+    """Also the project of its runs, unless a stage names one."""
+    source: str
+    """The file."""
+    stages: tuple[Stage, ...]
+    """In order."""
+    problems: tuple[Problem, ...] = ()
+    """What is wrong with the file itself, as opposed to the configuration of a stage."""
+
+
+def is_pipeline(files: Sequence[Path]) -> bool:
+    """Whether one of the files lists stages; a file that cannot be read does not."""
+    return any(STAGES in _top(file).values for file in files)
+
+
+def read_pipeline(files: Sequence[Path], overrides: Sequence[str]) -> Pipeline:
+    """The pipeline in a file; `key=value` is for all of its stages, `STAGE.key=value` for one."""
+    file = next(file for file in files if STAGES in _top(file).values)
+    top = _top(file)
+    problems = [*top.problems, *_odd_keys(top, _TOP, ""), *_other_files(files, file)]
+    items = [] if top.problems else _items(file, top)
+    listed = top.values[STAGES]
+    if not items or len(items) != len(listed):
+        why = "it must be a list of stages, each with a name"
+        problems.append(_problem(STAGES, top.origins[STAGES], listed, why, "write `- name: sft`"))
+    problems += [found for item in items for found in (*item.problems, *_wrong_with(item))]
+    problems += [*_twice(items), *_named_alike(top)]
+    name = str(top.values.get("name", file.stem))
+    names = [str(item.values.get("name")) for item in items]
+    stages: list[Stage] = []
+    if not problems:
+        over = [(text, _stage_of(text, names)) for text in overrides]
+        stages = [_stage(name, file, top, item, over) for item in items]
+    return Pipeline(name=name, source=str(file), stages=tuple(stages), problems=tuple(problems))
+
+
+def _top(file: Path) -> Tree:
+    try:
+        return read_tree(file.read_text(encoding="utf-8"), str(file))
+    except (OSError, UnicodeDecodeError):
+        return Tree(values={}, origins={})
+
+
+def _items(file: Path, top: Tree) -> list[Tree]:
+    if not isinstance(top.values[STAGES], list):
+        return []
+    return read_items(file.read_text(encoding="utf-8"), str(file), STAGES)
+
+
+def _stage(
+    pipeline: str, file: Path, top: Tree, item: Tree, overrides: Sequence[tuple[str, str | None]]
+) -> Stage:
+    name = str(item.values["name"])
+    written = item.values.get("file", [])
+    paths = [written] if isinstance(written, str) else cast(list[str], written)
+    shared = _below(top, "defaults")
+    trees = [
+        shared,
+        *(read_file(file.parent / path) for path in paths),
+        _names(pipeline, name, shared, item.origins["name"]),
+        _below(item, "config"),
+    ]
+    for text, stage in overrides:
+        if stage in (None, name):
+            trees.append(read_override(text if stage is None else _without(text, name)))
+    return Stage(name=name, tree=load_trees(trees))
+
+
+def _names(pipeline: str, stage: str, shared: Tree, origin: Origin) -> Tree:
+    """Where the run of a stage lies; a file that several stages read must not decide it."""
+    written: Any = shared.values.get("trainer")
+    block = cast(dict[str, Any], written) if isinstance(written, dict) else {}
+    names = {"project_name": block.get("project_name", pipeline), "experiment_name": stage}
+    places = dict.fromkeys((f"trainer.{key}" for key in names), origin)
+    return Tree(values={"trainer": names}, origins=places)
+
+
+def _below(tree: Tree, name: str) -> Tree:
+    """The block `name` as a tree of its own."""
+    head = f"{name}."
+    origins = {key[len(head) :]: at for key, at in tree.origins.items() if key.startswith(head)}
+    return Tree(values=dict(tree.values.get(name) or {}), origins=origins)
+
+
+def _stage_of(text: str, names: Sequence[str]) -> str | None:
+    """The stage that an override is for; None: all of them.
+
+    A stage may be called like a block, as `sft` is: then a block of a run must follow its name.
+    """
+    first, _, rest = text.lstrip("+").partition("=")[0].partition(".")
+    blocks = {block.partition(".")[0] for block in all_blocks()}
+    is_stage = first in names and (first not in blocks or rest.partition(".")[0] in blocks)
+    return first if is_stage else None
+
+
+def _without(text: str, name: str) -> str:
+    return text.lstrip("+").removeprefix(f"{name}.")
+
+
+def _wrong_with(item: Tree) -> Iterator[Problem]:
+    yield from _odd_keys(item, _OWN, f"{STAGES}.")
+    name, at = item.values.get("name"), item.origins.get("name", _first(item))
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        why = "a stage has a name of letters, digits, - and _"
+        yield _problem(f"{STAGES}.name", at, name, why, "give it one, such as `name: sft`")
+    for key in ("config", "file"):
+        value: Any = item.values.get(key)
+        is_fit = isinstance(value, dict) if key == "config" else _is_paths(value)
+        if value is not None and not is_fit:
+            why = "it holds keys of a run" if key == "config" else "it names YAML files"
+            yield _problem(f"{STAGES}.{key}", item.origins[key], value, why, "mend it")
+    if "config" not in item.values and "file" not in item.values:
+        why = "a stage says what to run"
+        yield _problem(f"{STAGES}.config", at, None, why, "give it `config:` or `file:`")
+
+
+def _is_paths(value: Any) -> bool:
+    if isinstance(value, list):
+        return all(isinstance(one, str) for one in cast(list[Any], value))
+    return isinstance(value, str)
+
+
+def _twice(items: Sequence[Tree]) -> Iterator[Problem]:
+    seen: set[str] = set()
+    for item in items:
+        name = str(item.values.get("name"))
+        if name in seen:
+            why = "two stages have this name"
+            yield _problem(f"{STAGES}.name", item.origins["name"], name, why, "rename one")
+        seen.add(name)
+
+
+def _named_alike(top: Tree) -> Iterator[Problem]:
+    key = "defaults.trainer.experiment_name"
+    if key in top.origins:
+        why = "all stages would have one run directory"
+        fix = "drop it: each stage is called by its own name"
+        yield _problem(key, top.origins[key], None, why, fix)
+
+
+def _odd_keys(tree: Tree, known: Sequence[str], head: str) -> Iterator[Problem]:
+    for name in tree.values:
+        if name not in known:
+            why, fix = "no such key in a pipeline", did_you_mean(name, known)
+            yield _problem(f"{head}{name}", tree.origins[name], tree.values[name], why, fix)
+
+
+def _other_files(files: Sequence[Path], pipeline: Path) -> Iterator[Problem]:
+    for file in files:
+        if file != pipeline:
+            why = f"{pipeline} is a pipeline, which is given alone"
+            fix = "name it as `file:` of a stage, or give overrides"
+            yield _problem(str(file), Origin(source=str(file)), None, why, fix)
+
+
+def _first(item: Tree) -> Origin:
+    return next(iter(item.origins.values()), Origin(source=STAGES))
+
+
+def _problem(key: str, origin: Origin, value: Any, why: str, fix: str) -> Problem:
+    return Problem(
+        id="C014", severity="error", field=key, value=value, why=why, fix=fix, origin=origin
+    )

@@ -1,0 +1,149 @@
+"""E, and D07, D08, Y08, Y09: learned rewards: who judges, where, and how a judge is trained."""
+
+from collections.abc import Iterator
+
+from luyen.config.plan import count_judges, reward_pool
+from luyen.config.rules.rule import Finding, Situation, rule
+
+_MODEL = "reward.reward_model"
+_KEYS = (
+    "enable_resource_pool",
+    "nnodes",
+    "n_gpus_per_node",
+    "model_path",
+    "steps",
+    "param_offload",
+    "rollout.data_parallel_size",
+    "rollout.max_num_batched_tokens",
+    "rollout.max_num_seqs",
+    "rollout.max_model_len",
+)
+_READ_BY = {
+    "center_rewards_coefficient": "bradley_terry",
+    "use_margins": "bradley_terry",
+    "target_key": "regression",
+}
+"""Key of `reward_training` -> the objective that reads it."""
+
+
+@rule("D07", "error")
+def reward_model_is_complete(s: Situation) -> Iterator[Finding]:
+    """A reward model that is on has weights; a pool of its own has devices."""
+    reward_model = s.config.reward.reward_model
+    pool = reward_model.nnodes * reward_model.n_gpus_per_node
+    if reward_model.enable and reward_model.model_path is None:
+        why = "the reward model is on and no weights are named"
+        yield Finding(field=f"{_MODEL}.model_path", why=why, fix="set a model directory")
+    if reward_model.enable_resource_pool and pool == 0:
+        yield Finding(
+            field=f"{_MODEL}.enable_resource_pool",
+            why=f"nnodes {reward_model.nnodes} x n_gpus_per_node {reward_model.n_gpus_per_node} "
+            "gives the pool no device",
+            fix=f"set {_MODEL}.nnodes and n_gpus_per_node, or share the others' devices",
+        )
+
+
+@rule("D08", "warning")
+def reward_model_knob_has_effect(s: Situation) -> Iterator[Finding]:
+    """Keys of the reward model are changed only when it is on, in a run that asks for rewards."""
+    reward_model, stage = s.config.reward.reward_model, s.config.trainer.stage
+    if reward_model.enable and stage != "rl":
+        why = f"the stage `{stage}` learns from given rows and asks for no reward"
+        yield Finding(field=f"{_MODEL}.enable", why=why, fix="set it to false")
+    if reward_model.enable:
+        return
+    for name in _KEYS:
+        if s.is_changed(f"{_MODEL}.{name}"):
+            why = f"{_MODEL}.enable is false, so it has no effect"
+            fix = f"drop it, or set {_MODEL}.enable=true"
+            yield Finding(field=f"{_MODEL}.{name}", why=why, fix=fix)
+
+
+@rule("E01", "error")
+def pool_of_the_reward_model_needs_processes(s: Situation) -> Iterator[Finding]:
+    """Devices of its own need processes of its own."""
+    pool = reward_pool(s.config)
+    if pool is not None and s.where.runtime == "local":
+        yield Finding(
+            field=f"{_MODEL}.enable_resource_pool",
+            why=f"{pool[0]} x {pool[1]} devices are to judge beside those that train, and "
+            "trainer.runtime=local is one process on one device",
+            fix="set trainer.runtime to ray or auto, or it to false",
+        )
+
+
+@rule("E02", "error")
+def copies_of_the_reward_model_fit(s: Situation) -> Iterator[Finding]:
+    """The copies of the reward model, one on a device, fit the devices that it has."""
+    if not s.config.reward.reward_model.enable or s.config.trainer.stage != "rl":
+        return
+    copies, pool = count_judges(s.config), reward_pool(s.config)
+    there = pool[0] * pool[1] if pool is not None else s.where.world_size
+    if copies > max(1, there):
+        words = "of its own pool" if pool is not None else "that train, which it shares"
+        yield Finding(
+            field=f"{_MODEL}.rollout.data_parallel_size",
+            why=f"{copies} copies, and {there} devices {words}",
+            fix="drop the line: every device then has a copy",
+        )
+
+
+@rule("E03", "error")
+def conversations_fit_the_reward_model(s: Situation) -> Iterator[Finding]:
+    """What the policy may say fits into what the reward model may read."""
+    reward_model = s.config.reward.reward_model
+    if not reward_model.enable or s.config.trainer.stage != "rl":
+        return
+    longest = s.batch.longest_sequence
+    limits = {
+        "max_num_batched_tokens": reward_model.rollout.max_num_batched_tokens,
+        "max_model_len": reward_model.rollout.max_model_len,
+    }
+    for name, limit in limits.items():
+        if limit is not None and limit < longest:
+            yield Finding(
+                field=f"{_MODEL}.rollout.{name}",
+                why=f"a conversation may have {longest} tokens (data.max_prompt_length + "
+                "max_response_length), and one that is too long has no score",
+                fix=f"set it to at least {longest}, and more where its template is longer",
+            )
+
+
+@rule("E04", "warning")
+def keys_of_its_devices_have_an_effect(s: Situation) -> Iterator[Finding]:
+    """Keys about the reward model's devices are changed only where they are read."""
+    reward_model = s.config.reward.reward_model
+    if not reward_model.enable:
+        return
+    for name in ("nnodes", "n_gpus_per_node"):
+        if not reward_model.enable_resource_pool and s.is_changed(f"{_MODEL}.{name}"):
+            why = "the reward model shares the devices that train: it has no pool of its own"
+            fix = f"drop the line, or set {_MODEL}.enable_resource_pool=true"
+            yield Finding(field=f"{_MODEL}.{name}", why=why, fix=fix)
+    if s.where.device == "cpu" and reward_model.param_offload:
+        why = "without a GPU its weights are in main memory anyway"
+        yield Finding(field=f"{_MODEL}.param_offload", why=why, fix="drop the line")
+
+
+@rule("Y08", "error")
+def reward_models_learn_whole(s: Situation) -> Iterator[Finding]:
+    """A reward model that is trained has no adapter."""
+    rank = s.config.actor_rollout_ref.model.lora_rank
+    if s.config.trainer.stage == "reward_model" and rank > 0:
+        yield Finding(
+            field="actor_rollout_ref.model.lora_rank",
+            why="the stage reward_model trains all weights and the head",
+            fix="set it to 0",
+        )
+
+
+@rule("Y09", "warning")
+def reward_training_keys_are_read(s: Situation) -> Iterator[Finding]:
+    """A key of `reward_training` is changed only where the chosen objective reads it."""
+    objective = s.config.reward_training.objective
+    if s.config.trainer.stage != "reward_model":
+        return
+    for name, reader in _READ_BY.items():
+        if objective != reader and s.is_changed(f"reward_training.{name}"):
+            why = f"the objective is `{objective}`, and only `{reader}` reads it"
+            yield Finding(field=f"reward_training.{name}", why=why, fix="drop the line")

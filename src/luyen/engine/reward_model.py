@@ -1,0 +1,175 @@
+"""Optimizer steps of a reward model.
+
+A loss of reward models is a function of the scores of the whole step, few numbers. A pass without
+gradients gives them; the loss gives its derivative by each; and a second pass lets every score
+learn with its derivative as its weight. So the gradient is that of the whole step for any cut into
+micro-batches, even between the two answers of a pair, and so are accuracy and calibration.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import final
+
+import torch
+from torch import Tensor
+
+from luyen.algorithms.reward_losses import RewardLoss, bradley_terry, process_reward, regression
+from luyen.algorithms.statistic import Average
+from luyen.base.heartbeat import beat
+from luyen.engine.batch import PackedBatch
+from luyen.engine.idle import idle_loss
+from luyen.engine.lesson import Lesson
+from luyen.engine.optim import MasterAdamW
+from luyen.engine.passes import Passes
+from luyen.engine.reshard import reshard
+from luyen.engine.share import Share, join, split
+from luyen.engine.step import LOSS_WEIGHT, ShareUpdated, Updated, merge_updates, take_share_step
+from luyen.models.reward_model import RewardModel
+
+JUDGED = "judged"
+"""Stream: 1 at the tokens that have a score, 0 elsewhere."""
+SCORES = "scores"
+"""Stream: the score of each judged token, 0 elsewhere."""
+MARGINS, TARGETS, LABELS = "margins", "targets", "labels"
+"""Numbers of a lesson: one per pair, per sequence, per judged step."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardObjective:
+    """What a reward model minimises: the mean over the pairs, answers or steps of a step.
+
+    Example:
+        >>> pairs = RewardObjective(name="bradley_terry", center_rewards_coefficient=0.01)
+        >>> found = pairs.loss(torch.tensor([1.0, -1.0]), {})
+        >>> found.loss, found.metrics["reward_model/accuracy"].value()
+        (tensor([0.1269]), 1.0)
+    """
+
+    name: str
+    """bradley_terry, regression or process."""
+    center_rewards_coefficient: float = 0.0
+    """bradley_terry: keeps scores around 0."""
+
+    def loss(self, scores: Tensor, numbers: Mapping[str, Tensor]) -> RewardLoss:
+        """Losses of all judged tokens; those of a pair stand side by side, the chosen one first."""
+        match self.name:
+            case "bradley_terry":
+                return bradley_terry(
+                    scores[0::2],
+                    scores[1::2],
+                    margins=numbers.get(MARGINS),
+                    center_rewards_coefficient=self.center_rewards_coefficient,
+                )
+            case "regression":
+                return regression(scores, numbers[TARGETS].to(scores.dtype))
+            case _:
+                is_known = torch.ones_like(scores, dtype=torch.bool)
+                return process_reward(scores, numbers[LABELS].to(scores.dtype), is_known)
+
+    def derivative(
+        self, scores: Tensor, numbers: Mapping[str, Tensor]
+    ) -> tuple[Tensor, RewardLoss]:
+        """The derivative of the mean loss by each score, and the losses; computed in float64."""
+        with torch.enable_grad():
+            leaf = scores.detach().double().requires_grad_()
+            found = self.loss(leaf, numbers)
+            (slope,) = torch.autograd.grad(found.loss.mean(), leaf)
+        return slope, found
+
+
+@final
+class RewardModelEngine:
+    """A reward model, its optimizer, and how passes are cut."""
+
+    def __init__(
+        self,
+        model: RewardModel,
+        optimizer: MasterAdamW,
+        passes: Passes,
+        objective: RewardObjective,
+        *,
+        device: torch.device | None = None,
+    ) -> None:
+        """`device` is where passes run, if not where the weights are (they may be offloaded)."""
+        self.model = model
+        self.optimizer = optimizer
+        self.passes = passes
+        self.objective = objective
+        self._device = device
+
+    @property
+    def device(self) -> torch.device:
+        """Where passes run."""
+        return self._device or self.model.device
+
+    def prepare_update(self, lesson: Lesson, scores: Tensor) -> tuple[PackedBatch, RewardLoss]:
+        """The batch with the weight of every score, given the stream of scores of all ranks."""
+        batch = lesson.batch
+        judged = batch.streams[JUDGED].bool()
+        slope, found = self.objective.derivative(scores[judged], lesson.numbers)
+        weights = torch.zeros_like(scores).masked_scatter(judged, slope.to(scores.dtype))
+        return batch.with_streams(**{LOSS_WEIGHT: weights}), found
+
+    def update(self, lesson: Lesson, *, lr: float) -> Updated:
+        """One optimizer step on the whole lesson, whatever the micro-batches are."""
+        scores = score_sequences(self.model, lesson.batch, self.passes, device=self._device)
+        prepared, found = self.prepare_update(lesson, scores)
+        (share,) = shares = split(prepared, self.passes, ranks=1)
+        done = merge_updates(shares, [self.update_share(share, lr=lr)])
+        return replace(done, metrics=numbers_of(found))
+
+    def update_share(self, share: Share, *, lr: float) -> ShareUpdated:
+        """This rank's part of an optimizer step on a batch that `prepare_update` has seen."""
+
+        def part_loss(part: PackedBatch, place: Tensor) -> tuple[Tensor, Mapping[str, Average]]:
+            del place
+            judged = part.streams[JUDGED].bool()
+            scores = self.model(part.tokens, part.lengths, part.layout.mask, judged)
+            return (part.streams[LOSS_WEIGHT][judged] * scores).sum(), {}
+
+        home, here = share.batch.tokens.device, share.to(self.device)
+        return take_share_step(self.model, self.optimizer, here, part_loss, lr=lr).to(home)
+
+    def measure(self, lesson: Lesson) -> dict[str, float]:
+        """Loss, accuracy and calibration of a lesson, from which nothing is learned."""
+        scores = score_sequences(self.model, lesson.batch, self.passes, device=self._device)
+        judged = lesson.batch.streams[JUDGED].bool()
+        return numbers_of(self.objective.loss(scores[judged].double(), lesson.numbers))
+
+
+def score_sequences(
+    model: RewardModel, batch: PackedBatch, passes: Passes, *, device: torch.device | None = None
+) -> Tensor:
+    """The stream `scores` of a whole batch, where the batch lies."""
+    (share,) = shares = split(batch, passes, ranks=1)
+    return join(shares, [score_share(model, share, device=device)], batch)[SCORES]
+
+
+@torch.no_grad()
+def score_share(
+    model: RewardModel, share: Share, *, device: torch.device | None = None
+) -> dict[str, Tensor]:
+    """The stream `scores` over the tokens of a share; `device` is where passes run."""
+    home, here = share.batch.tokens.device, device or model.device
+    batch = share.to(here).batch
+    stream = torch.zeros(batch.tokens.shape, dtype=model.head.weight.dtype, device=here)
+    for indices in share.passes:
+        if not indices:
+            idle_loss(model, here)
+            continue
+        part = batch.take(indices)
+        judged = part.streams[JUDGED].bool()
+        found = model(part.tokens, part.lengths, part.layout.mask, judged)
+        stream[batch.positions(indices)[judged]] = found
+        beat()
+    reshard(model)
+    return {SCORES: stream.to(home)}
+
+
+def numbers_of(found: RewardLoss) -> dict[str, float]:
+    """Means over the step, and how far the model is from being right as often as it is sure."""
+    numbers = {name: average.value() for name, average in found.metrics.items()}
+    if found.calibration is None:
+        return numbers
+    return {**numbers, "reward_model/calibration_error": found.calibration.error()}

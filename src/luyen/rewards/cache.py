@@ -1,0 +1,152 @@
+"""Scores that were computed once, found again by the hash of everything they depend on.
+
+A record is written when it is known and survives the death of the process; several runs may share
+the file at the same time. Faults are never kept.
+"""
+
+import inspect
+import json
+import pickle
+import sqlite3
+import threading
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
+from functools import cache
+from hashlib import sha256
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, cast, final
+
+import luyen
+from luyen.base.errors import UserError
+from luyen.rewards.calls import Call, Executor
+from luyen.rewards.counts import Counts
+from luyen.rewards.outcome import Outcome
+from luyen.rewards.rules.all import rule_rewards
+
+FILE = "reward_cache.sqlite"
+"""Name of the cache in a run directory."""
+_WAIT_S = 30.0
+"""How long another process may hold the file."""
+
+
+@final
+class ScoreCache:
+    """A table from hashes to small records. Without a path it lives in memory.
+
+    Example:
+        >>> scores = ScoreCache(None, counts=Counts())
+        >>> scores.keep("a1", {"value": 0.5})
+        >>> scores.find("a1"), scores.find("b2")
+        ({'value': 0.5}, None)
+    """
+
+    def __init__(self, path: Path | None, *, counts: Counts) -> None:
+        """A UserError when the file cannot be opened, or is no cache."""
+        self._path = path
+        self._counts = counts
+        self._lock = threading.Lock()
+        with self._told():
+            if path is not None:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            place = ":memory:" if path is None else str(path)
+            self._table = sqlite3.connect(
+                place, timeout=_WAIT_S, isolation_level=None, check_same_thread=False
+            )
+            self._table.execute("PRAGMA journal_mode=WAL")
+            self._table.execute("PRAGMA synchronous=NORMAL")
+            self._table.execute(
+                "CREATE TABLE IF NOT EXISTS scores (key TEXT PRIMARY KEY, body TEXT)"
+            )
+
+    def find(self, key: str) -> Mapping[str, Any] | None:
+        """What was kept under a key."""
+        with self._lock, self._told():
+            row = self._table.execute("SELECT body FROM scores WHERE key = ?", (key,)).fetchone()
+        self._counts.add("judging/cache_misses" if row is None else "judging/cache_hits")
+        return None if row is None else cast(dict[str, Any], json.loads(row[0]))
+
+    def keep(self, key: str, body: Mapping[str, Any]) -> None:
+        """Write a record down; the first one under a key stays."""
+        text = json.dumps(dict(body), allow_nan=False)
+        with self._lock, self._told():
+            self._table.execute("INSERT OR IGNORE INTO scores VALUES (?, ?)", (key, text))
+
+    def close(self) -> None:
+        """Close the file. Closing twice is allowed."""
+        with self._lock:
+            self._table.close()
+
+    @contextmanager
+    def _told(self) -> Generator[None]:
+        try:
+            yield
+        except (sqlite3.Error, OSError) as error:
+            why = f"the cache of scores cannot be used: {error}"
+            fix = "name another file, make room on the disk, or set reward.cache.enable=false"
+            raise UserError("reward.cache.path", str(self._path), why, fix) from error
+
+
+def content_hash(*parts: Any) -> str:
+    """SHA-256 of plain data and records; anything else is hashed as it pickles.
+
+    Example:
+        >>> content_hash({"a": 1, "b": 2}) == content_hash({"b": 2, "a": 1}) != content_hash("a")
+        True
+    """
+    text = json.dumps(parts, sort_keys=True, default=_plain, ensure_ascii=True)
+    return sha256(text.encode()).hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return dict(cast(Mapping[Any, Any], value))
+    return sha256(pickle.dumps(value)).hexdigest()
+
+
+@final
+class Remembering:
+    """Makes calls of deterministic rules once; the others are passed on.
+
+    A score depends on the rule and its code, its knobs, the prompt and the answer.
+    """
+
+    def __init__(self, inner: Executor, scores: ScoreCache) -> None:
+        self._inner = inner
+        self._scores = scores
+
+    async def run(self, calls: Sequence[Call]) -> list[Outcome]:
+        """What came of each call, in order."""
+        keys = [_key(call) for call in calls]
+        found = [None if key is None else self._scores.find(key) for key in keys]
+        fresh = [call for call, known in zip(calls, found, strict=True) if known is None]
+        made = iter(await self._inner.run(fresh) if fresh else [])
+        outcomes: list[Outcome] = []
+        for key, known in zip(keys, found, strict=True):
+            outcome = next(made) if known is None else Outcome(numbers={"score": known["value"]})
+            if key is not None and known is None and outcome.tree is None and outcome.numbers:
+                self._scores.keep(key, {"value": outcome.numbers["score"]})
+            outcomes.append(outcome)
+        return outcomes
+
+
+def _key(call: Call) -> str | None:
+    """The key of a call that may be remembered."""
+    if not call.rule or not rule_rewards.facts(call.name).get("deterministic", False):
+        return None
+    try:
+        return content_hash(call.name, _code(call.name), dict(call.arguments))
+    except (TypeError, ValueError, AttributeError, RecursionError, pickle.PicklingError):
+        return None  # a row that cannot be hashed is judged each time
+
+
+@cache
+def _code(rule: str) -> tuple[str, ...]:
+    """What stands for the code of a rule: its file, our version, that of the package it asks."""
+    file = inspect.getsourcefile(rule_rewards.get(rule))
+    code = sha256(Path(file).read_bytes()).hexdigest() if file is not None else ""
+    package = rule_rewards.facts(rule).get("package")
+    return code, luyen.__version__, "" if package is None else version(package)

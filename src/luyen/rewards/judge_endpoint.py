@@ -1,0 +1,92 @@
+"""An OpenAI-compatible endpoint: a conversation goes in, the text of the reply comes out."""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any, cast, final
+
+from luyen.base.errors import UserError
+from luyen.base.records import Message
+from luyen.rewards.judge_faults import CUT_OFF, EMPTY, NOT_JSON, SHAPE, JudgeFault
+from luyen.rewards.judge_http import Response, post
+
+_SHOWN = 160
+
+
+@final
+class Endpoint:
+    """Asks one model of one server, once per call; waiting and trying again is for others."""
+
+    def __init__(self, base_url: str, *, api_key_env: str | None) -> None:
+        """A UserError when the environment does not hold the key."""
+        self._url = f"{base_url.rstrip('/')}/chat/completions"
+        self._headers = {"Content-Type": "application/json", "Accept": "application/json"}
+        if api_key_env is not None:
+            key = os.environ.get(api_key_env, "").strip()
+            if not key or not key.isascii() or not key.isprintable():
+                why = "the environment variable is not set, or holds no key"
+                raise UserError("judge.api_key_env", api_key_env, why, f"export {api_key_env}=...")
+            self._headers["Authorization"] = f"Bearer {key}"
+
+    async def __call__(self, messages: Sequence[Message], settings: Mapping[str, Any]) -> str:
+        """The text of the reply; a JudgeFault when there is none."""
+        asked = {"messages": [dict(message) for message in messages], **settings}
+        body = json.dumps(asked, allow_nan=False).encode()
+        response = await post(self._url, body, self._headers)
+        if response.status != 200:
+            kind = f"http_{response.status}"
+            raise JudgeFault(kind, _said(response), retry_after_s=_retry_after(response))
+        return reply_in(response.body)
+
+
+def reply_in(body: bytes) -> str:
+    """The text of the first choice of a chat completion.
+
+    Example:
+        >>> reply_in(b'{"choices": [{"message": {"content": "Score: 7"}}]}')
+        'Score: 7'
+    """
+    try:
+        found: Any = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise JudgeFault(NOT_JSON, f"the body is {_cut(body)}") from error
+    try:
+        choice = found["choices"][0]
+        text = choice["message"].get("content")
+    except (KeyError, IndexError, TypeError, AttributeError) as error:
+        raise JudgeFault(SHAPE, f"no choices[0].message in {_cut(body)}") from error
+    if text is not None and not isinstance(text, str):
+        raise JudgeFault(SHAPE, f"the content is no text in {_cut(body)}")
+    if not text or not text.strip():
+        is_cut = cast(dict[str, Any], choice).get("finish_reason") == "length"
+        why = "max_tokens ended the reply before its first word" if is_cut else "the reply is empty"
+        raise JudgeFault(CUT_OFF if is_cut else EMPTY, why)
+    return text
+
+
+def _said(response: Response) -> str:
+    """What a server says about an error: its message where it has one."""
+    try:
+        error: Any = json.loads(response.body)["error"]
+        return str(error["message"] if isinstance(error, dict) else error)[:_SHOWN]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return _cut(response.body)
+
+
+def _cut(body: bytes) -> str:
+    return repr(body[:_SHOWN].decode(errors="replace"))
+
+
+def _retry_after(response: Response) -> float | None:
+    """Seconds that the server wants us to wait: it writes a number, or a date."""
+    text = response.headers.get("retry-after", "").strip()
+    if text.isdecimal() and text.isascii():
+        return float(text[:9])
+    try:
+        at = parsedate_to_datetime(text)
+    except ValueError:
+        return None
+    at = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
+    return max(0.0, (at - datetime.now(UTC)).total_seconds())

@@ -1,0 +1,63 @@
+"""JSON that fits a schema: one for all rows, or the row's own."""
+
+import json
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, cast
+
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import SchemaError
+from jsonschema.validators import validator_for
+from referencing import Registry
+from referencing.exceptions import Unresolvable
+
+from luyen.base.records import Prompt
+from luyen.rewards.outcome import Unscorable
+from luyen.rewards.rules.rule import Answer, rule_rewards
+from luyen.rewards.rules.shape import parsed_json
+
+
+@rule_rewards.register("json_schema", isolated=True, deterministic=True)
+def json_schema(
+    prompt: Prompt, answer: Answer, *, schema: Mapping[str, Any] | None = None, fenced: bool = True
+) -> float:
+    """1 when the answer is JSON that fits the schema: `schema`, else `extra_info["json_schema"]`,
+    else the ground truth. A fence around it is allowed.
+
+    It runs isolated: a pattern in a schema may backtrack for ever. Nothing is downloaded; a schema
+    that points elsewhere cannot judge.
+    """
+    validator = _validator(json.dumps(_schema_of(prompt) if schema is None else dict(schema)))
+    try:
+        value = parsed_json(answer.text, fenced=fenced)
+    except (ValueError, RecursionError):
+        return 0.0
+    try:
+        return float(validator.is_valid(value))
+    except Unresolvable as error:
+        raise Unscorable(f"the schema points to what it does not hold: {error}") from error
+
+
+def _schema_of(prompt: Prompt) -> Any:
+    found = prompt.extra_info.get("json_schema", prompt.ground_truth)
+    if isinstance(found, str):
+        try:
+            found = json.loads(found)
+        except (ValueError, RecursionError) as error:
+            raise Unscorable(f"the row's schema is no JSON: {error}") from error
+    if not isinstance(found, Mapping | bool):
+        why = 'the row has no schema in extra_info["json_schema"] or as its ground truth'
+        raise Unscorable(f"{why} (data source `{prompt.data_source}`)")
+    return dict(cast(Mapping[str, Any], found)) if isinstance(found, Mapping) else found
+
+
+@lru_cache(maxsize=256)
+def _validator(text: str) -> Any:
+    """The validator of a schema, for the draft that it names; the newest without one."""
+    schema = json.loads(text)
+    kind: Any = validator_for(schema, default=Draft202012Validator)
+    try:
+        kind.check_schema(schema)
+    except SchemaError as error:
+        raise Unscorable(f"the schema is none: {error.message[:200]}") from error
+    return kind(schema, registry=Registry())

@@ -1,0 +1,1 @@
+"""What samples of a policy say: intervals, and whether two policies differ."""

@@ -1,0 +1,180 @@
+"""Two policies on the same prompts: the difference, and whether it can be told from chance."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import final
+
+from luyen.base.errors import UserError
+from luyen.studio.evaluation.intervals import Interval, mean_interval
+from luyen.studio.evaluation.paired import prompts_needed, sign_test, smallest_visible, spread_of
+from luyen.studio.evaluation.samples import Sample
+from luyen.studio.evaluation.summary import ALL, by_prompt, rewards_of, solved_share
+
+_LEVEL = 0.05
+_WORTH_SEEING = 0.05
+"""The difference that the hint is about where none at all was seen."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flip:
+    """A prompt that one policy solves more often than the other.
+
+    Example:
+        >>> flip = Flip(uid="a", question="1+1=", first=1.0, second=0.0, answers=("2", "3"))
+        >>> flip.first > flip.second
+        True
+    """
+
+    uid: str
+    """Hash of the prompt."""
+    question: str
+    """Its last message."""
+    first: float
+    """Share of the first policy's samples that solve it."""
+    second: float
+    """The same of the second policy."""
+    answers: tuple[str, str]
+    """The first answer of each."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """The second policy less the first, on one data source or on all.
+
+    Example:
+        >>> point = Interval(low=-0.1, high=0.3, method="bca")
+        >>> found = Difference(source="sum", prompts=40, first=0.5, second=0.6, accuracy=0.1,
+        ...     interval=point, reward=0.1, reward_interval=point, better=6, worse=2,
+        ...     test="mcnemar", p=0.29, needed=300, needed_for=0.1, visible=0.27)
+        >>> found.is_told
+        False
+    """
+
+    source: str
+    """Its name."""
+    prompts: int
+    """Prompts that both policies answered."""
+    first: float
+    """Accuracy of the first policy on them."""
+    second: float
+    """Accuracy of the second."""
+    accuracy: float
+    """Second less first."""
+    interval: Interval
+    """95 % interval of that, from drawing pairs again."""
+    reward: float
+    """Difference of the mean rewards, second less first."""
+    reward_interval: Interval
+    """95 % interval of that."""
+    better: int
+    """Prompts that the second policy solves more often."""
+    worse: int
+    """Prompts that the first one solves more often."""
+    test: str
+    """`mcnemar` with one sample of each prompt, `sign` with several."""
+    p: float
+    """Its two-sided p value."""
+    needed: int
+    """Prompts with which a difference of `needed_for` is found four times in five."""
+    needed_for: float
+    """The difference seen, or 0.05 where none was seen."""
+    visible: float
+    """The smallest difference that so many prompts find four times in five."""
+
+    @property
+    def is_told(self) -> bool:
+        """Whether it can be told from chance: both by the test and by the interval."""
+        return self.p < _LEVEL and not self.interval.holds(0.0)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Everything about two policies.
+
+    Example:
+        >>> Comparison(differences=(), gained=(), lost=(), unpaired=(0, 2)).unpaired
+        (0, 2)
+    """
+
+    differences: tuple[Difference, ...]
+    """For every data source, and for all together where there are several."""
+    gained: tuple[Flip, ...]
+    """Prompts that the second policy solves more often, the largest change first."""
+    lost: tuple[Flip, ...]
+    """Prompts that the first one solves more often, the largest change first."""
+    unpaired: tuple[int, int]
+    """Prompts that only the first, and only the second policy has a reward for."""
+
+
+_Pair = tuple[list[Sample], list[Sample]]
+
+
+def compare(
+    first: Sequence[Sample], second: Sequence[Sample], *, solved_at: float = 1.0, seed: int = 0
+) -> Comparison:
+    """The second policy against the first, prompt by prompt; a UserError where none is shared.
+
+    A prompt enters when both have a sample of it with a reward. What is broken is left out.
+    """
+    one, two = by_prompt(first), by_prompt(second)
+    pairs = [(samples, two[key]) for key, samples in one.items() if key in two]
+    if not pairs:
+        why = f"no prompt is in both: {len(one)} and {len(two)} prompts have rewards"
+        raise UserError("compare", None, why, "measure both on the same rows")
+    sources = list(dict.fromkeys(pair[0][0].data_source for pair in pairs))
+    found = [
+        _difference(name, [p for p in pairs if p[0][0].data_source == name], solved_at, seed)
+        for name in sources
+    ]
+    if len(sources) > 1:
+        found.append(_difference(ALL, pairs, solved_at, seed))
+    flips = [_flip(pair, solved_at) for pair in pairs]
+    flips.sort(key=lambda flip: -abs(flip.second - flip.first))
+    return Comparison(
+        differences=tuple(found),
+        gained=tuple(flip for flip in flips if flip.second > flip.first),
+        lost=tuple(flip for flip in flips if flip.first > flip.second),
+        unpaired=(len(one) - len(pairs), len(two) - len(pairs)),
+    )
+
+
+def _difference(source: str, pairs: Sequence[_Pair], solved_at: float, seed: int) -> Difference:
+    shares = [(solved_share(a, solved_at), solved_share(b, solved_at)) for a, b in pairs]
+    changes = [b - a for a, b in shares]
+    rewards = [fmean(rewards_of(b)) - fmean(rewards_of(a)) for a, b in pairs]
+    better, worse = sum(c > 0 for c in changes), sum(c < 0 for c in changes)
+    mean, spread = fmean(changes), spread_of(changes)
+    wanted = abs(mean) or _WORTH_SEEING
+    is_single = all(len(a) == len(b) == 1 for a, b in pairs)
+    return Difference(
+        source=source,
+        prompts=len(pairs),
+        first=fmean(a for a, _ in shares),
+        second=fmean(b for _, b in shares),
+        accuracy=mean,
+        interval=mean_interval(changes, seed=seed),
+        reward=fmean(rewards),
+        reward_interval=mean_interval(rewards, seed=seed),
+        better=better,
+        worse=worse,
+        test="mcnemar" if is_single else "sign",
+        p=sign_test(better, worse),
+        needed=prompts_needed(spread, wanted),
+        needed_for=wanted,
+        visible=smallest_visible(spread, len(pairs)),
+    )
+
+
+def _flip(pair: _Pair, solved_at: float) -> Flip:
+    first, second = pair
+    return Flip(
+        uid=first[0].uid,
+        question=first[0].question,
+        first=solved_share(first, solved_at),
+        second=solved_share(second, solved_at),
+        answers=(first[0].answer, second[0].answer),
+    )

@@ -1,0 +1,131 @@
+"""One rollout as statistics look at it: which prompt, which answer, which reward."""
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+from luyen.base.errors import UserError
+
+NEEDED = ("uid", "data_source", "sample", "answer", "reward", "fault")
+"""Columns without which a row cannot be compared."""
+_BOXED = re.compile(r"\\boxed\s*\{")
+_TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One rollout, as far as statistics look at it.
+
+    Example:
+        >>> Sample(uid="a", draw=0, data_source="sum", question="1+1=", answer="It is 2.",
+        ...        reward=1.0, fault=None).vote
+        '2'
+    """
+
+    uid: str
+    """Hash of the prompt."""
+    draw: int
+    """Which of the rows with this prompt it belongs to, counted from 0."""
+    data_source: str
+    """Where the prompt came from."""
+    question: str
+    """The last message of the prompt, for people."""
+    answer: str
+    """What the policy said at the end."""
+    reward: float | None
+    """Its reward; None where nobody could judge it."""
+    fault: str | None
+    """What went wrong, if anything did."""
+
+    @property
+    def prompt(self) -> tuple[str, int]:
+        """The row that it answers: the same in every file about the same rows."""
+        return self.uid, self.draw
+
+    @property
+    def vote(self) -> str:
+        """The final answer, for a majority: what `vote_of` finds."""
+        return vote_of(self.answer)
+
+
+def vote_of(text: str) -> str:
+    r"""The part of an answer that is compared: boxed, tagged, after ####, the last number, or all.
+
+    Example:
+        >>> vote_of(r"so \boxed{\frac{1}{2}}."), vote_of("1 + 1 = 2"), vote_of(" Yes ")
+        ('\\frac{1}{2}', '2', 'yes')
+    """
+    boxed = _last_boxed(text)
+    if boxed is not None:
+        return _flat(boxed)
+    if tagged := _TAGGED.findall(text):
+        return _flat(tagged[-1])
+    if "####" in text:
+        return _flat(text.rpartition("####")[2])
+    if numbers := _NUMBER.findall(text):
+        return str(numbers[-1]).replace(",", "").removeprefix("+")
+    return _flat(text)
+
+
+def _last_boxed(text: str) -> str | None:
+    """What stands between the braces of the last closed box."""
+    for match in reversed(list(_BOXED.finditer(text))):
+        depth = 1
+        for place in range(match.end(), len(text)):
+            depth += {"{": 1, "}": -1}.get(text[place], 0)
+            if depth == 0:
+                return text[match.end() : place]
+    return None
+
+
+def _flat(text: str) -> str:
+    return " ".join(text.split()).casefold()
+
+
+def samples_of(rows: Iterable[Mapping[str, Any]], *, source: str) -> list[Sample]:
+    """The rows as samples; a UserError that names `source` where a row is no sample."""
+    found: list[Sample] = []
+    seen: dict[tuple[str, int], int] = {}
+    for number, row in enumerate(rows, 1):
+        lacking = [name for name in NEEDED if name not in row]
+        if lacking:
+            why = f"row {number} has no `{lacking[0]}`"
+            raise UserError("samples", source, why, "give a file of `luyen eval --samples-out`")
+        # The same prompt may stand in several rows; its samples then come round again.
+        key = (str(row["uid"]), int(row["sample"]))
+        draw = seen.get(key, 0)
+        seen[key] = draw + 1
+        found.append(_sample(row, draw, source=f"{source}, row {number}"))
+    if not found:
+        fix = "give a file of `luyen eval --samples-out`"
+        raise UserError("samples", source, "it holds no row", fix)
+    return found
+
+
+def _sample(row: Mapping[str, Any], draw: int, *, source: str) -> Sample:
+    reward = row["reward"]
+    fault = row["fault"]
+    if reward is not None:
+        try:
+            reward = float(reward)
+        except (TypeError, ValueError):
+            fix = "a reward is a number, or null with a `fault`"
+            raise UserError("reward", reward, f"no number in {source}", fix) from None
+        if not math.isfinite(reward):  # never a 0: it is left out and counted
+            reward, fault = None, fault or f"reward: {reward}"
+    messages = row.get("prompt")
+    last: Any = messages[-1] if isinstance(messages, Sequence) and messages else messages
+    question = last.get("content") if isinstance(last, Mapping) else last
+    return Sample(
+        uid=str(row["uid"]),
+        draw=draw,
+        data_source=str(row["data_source"]),
+        question="" if question is None else str(question),
+        answer=str(row["answer"]),
+        reward=reward,
+        fault=None if fault is None else str(fault),
+    )

@@ -1,0 +1,145 @@
+"""All artifacts of the runs below a folder: found by name or hash, verified, traced to their roots.
+
+What run directories say counts. The index at the top saves looking for them, keeps what removed
+runs noted, and is made again by `rebuild`.
+"""
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import final
+
+from luyen.base.errors import UserError
+from luyen.base.rundir import RunDirectory
+from luyen.base.suggest import did_you_mean
+from luyen.telemetry.artifact_lines import (
+    NAME,
+    add_artifacts,
+    current,
+    read_artifacts,
+    rewrite_artifacts,
+)
+from luyen.telemetry.artifacts import Artifact
+
+_DEEPEST = 4
+"""Folders between the top and a run: project and experiment, either of which may hold a slash."""
+_HASH = re.compile(r"(?:\w+:)?([0-9a-f]{6,64})")
+
+
+def run_directories(root: Path, *, deepest: int = _DEEPEST) -> Iterator[RunDirectory]:
+    """The runs below a folder, by name; the folder itself where it is one. Runs hold no runs."""
+    if RunDirectory(root).exists:
+        yield RunDirectory(root)
+        return
+    if deepest == 0:
+        return
+    try:
+        below = sorted(entry.path for entry in os.scandir(root) if entry.is_dir())
+    except OSError:
+        return
+    for path in below:
+        yield from run_directories(Path(path), deepest=deepest - 1)
+
+
+@final
+class Registry:
+    """The artifacts below one folder, as they were noted when this was made.
+
+    Example:
+        >>> Registry(Path("/nowhere")).artifacts
+        ()
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        runs = [one for run in run_directories(root) for one in read_artifacts(run.root / NAME)]
+        here = {one.run for one in runs}
+        self._here = current(runs)
+        # A run that is here speaks for itself; the index adds those that are not here any more.
+        gone = [one for one in _index(root) if one.run not in here]
+        self.artifacts = (*current(gone), *self._here)
+
+    def find(self, words: str) -> list[Artifact]:
+        """What is meant by a name, `NAME@HASH` or a hash; the beginning of a hash is enough.
+
+        What was made stands before what was read, and an artifact is listed once for its place.
+        """
+        name, at, content = words.rpartition("@")
+        whole = name if at else words
+        wanted = _HASH.fullmatch(content if at else words)
+        found = [
+            one
+            for one in self.artifacts
+            if (one.name == whole and (not at or _begins(one, wanted)))
+            or (not at and _begins(one, wanted))
+        ]
+        unique = {(one.hash, one.path): one for one in sorted(found, key=_is_read, reverse=True)}
+        return sorted(unique.values(), key=_is_read)
+
+    def one(self, words: str, key: str) -> Artifact:
+        """The artifact that `NAME@HASH` means; a UserError, about a key, when none does."""
+        found = [one for one in self.find(words) if not one.is_retired]
+        hashes = {one.hash for one in found}
+        if len(hashes) == 1:
+            return found[0]
+        if hashes:
+            why = f"{len(hashes)} artifacts are meant by it"
+            titles = ", ".join(sorted({one.title for one in found}))
+            raise UserError(key, f"artifact:{words}", why, f"give one of {titles}")
+        titles = sorted({one.title for one in self.artifacts if not one.is_retired})
+        why = f"no run below {self.root} has noted it"
+        hint = did_you_mean(words, titles)
+        raise UserError(key, f"artifact:{words}", why, hint or "`luyen artifacts` lists them")
+
+    def maker(self, content: str) -> Artifact | None:
+        """The artifact of this content, as its maker noted it where a run made it."""
+        found = [one for one in self.artifacts if one.hash == content]
+        return min(found, key=_is_read, default=None)
+
+    def rebuild(self) -> int:
+        """Write the index anew, of the runs that are here, and say how many lines it has."""
+        rewrite_artifacts(self.root / NAME, self._here)
+        return len(self._here)
+
+
+def made_at(path: Path) -> Artifact | None:
+    """What a run made and left at a place in its directory; None where no run did.
+
+    Example:
+        >>> made_at(Path("/nowhere/export"))
+    """
+    place = path.resolve()
+    home = next((folder for folder in place.parents if RunDirectory(folder).exists), None)
+    if home is None:
+        return None
+    found = {one.path: one for one in current(read_artifacts(home / NAME)) if one.used_as is None}
+    made = found.get(str(place))
+    return None if made is None or made.is_retired else made
+
+
+def note(run: RunDirectory, artifacts: list[Artifact], root: Path | None) -> None:
+    """Add artifacts to a run's list, and to the index of all runs below `root`.
+
+    An index that is damaged is left as it is, for `rebuild`: it holds nothing of its own.
+    """
+    add_artifacts(run.root / NAME, artifacts)
+    if root is not None:
+        with suppress(UserError):
+            add_artifacts(root / NAME, artifacts)
+
+
+def _index(root: Path) -> list[Artifact]:
+    try:
+        return read_artifacts(root / NAME)
+    except UserError:
+        return []
+
+
+def _begins(one: Artifact, wanted: re.Match[str] | None) -> bool:
+    return wanted is not None and one.hash.rpartition(":")[2].startswith(wanted.group(1))
+
+
+def _is_read(one: Artifact) -> bool:
+    return one.used_as is not None

@@ -1,0 +1,186 @@
+"""What a run reads and makes, noted as artifacts: rows, models, checkpoints, exports."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import final
+
+from luyen.base.errors import UserError
+from luyen.base.paths import expanded
+from luyen.base.rundir import RunDirectory
+from luyen.checkpoint.store import read_manifest
+from luyen.config.model_files import model_parts
+from luyen.config.schema.run import RunConfig
+from luyen.telemetry.artifact_lines import NAME, current, read_artifacts
+from luyen.telemetry.artifact_registry import made_at, note
+from luyen.telemetry.artifacts import (
+    MISSING,
+    Artifact,
+    Kind,
+    hash_files,
+    hash_of,
+    now,
+    require_unchanged,
+)
+
+_MODEL = "actor_rollout_ref.model"
+
+
+def inputs_of(config: RunConfig, rows: Mapping[str, str]) -> list[Artifact]:
+    """Rows and models that a run with this configuration reads, every file hashed.
+
+    `rows` are fingerprints of the rows by split: they stand for rows that have no file here. What a
+    run has made must be as it was made: a UserError names the file that is not.
+    """
+    found = [*_datasets(config, rows)]
+    for key, path in _models(config).items():
+        kind = "reward_model" if key.startswith("reward.") else "model"
+        found.append(_model(key, path, kind))
+    resumed = config.trainer.resume_from_path
+    if config.trainer.resume_mode == "path" and resumed is not None:
+        key, place = "trainer.resume_from_path", expanded(resumed)
+        name = "/".join(place.resolve().parts[-4:])
+        found.append(_checkpoint(place, name=name, run="", parents=(), used_as=key))
+    return found
+
+
+def note_inputs(directory: RunDirectory, config: RunConfig, inputs: Sequence[Artifact]) -> None:
+    """Write down what a run reads; what no run made counts as noted by this one."""
+    run, when = directory.run_id, now()
+    noted = [replace(one, run=run, made=when) for one in inputs]
+    note(directory, noted, expanded(config.trainer.default_local_dir))
+
+
+def input_hashes(directory: RunDirectory) -> tuple[str, ...]:
+    """Hashes of what a run reads: the parents of all it makes."""
+    held = current(read_artifacts(directory.root / NAME))
+    return tuple(dict.fromkeys(one.hash for one in held if one.used_as is not None))
+
+
+@final
+class CheckpointNotes:
+    """Writes down the checkpoints of a run as they come and go."""
+
+    def __init__(self, directory: RunDirectory, root: Path) -> None:
+        """`root` is the folder whose index lists the artifacts of all runs."""
+        self._directory = directory
+        self._root = root
+
+    def kept(self, path: Path) -> None:
+        """A checkpoint is whole and in its place."""
+        self._note(path, is_retired=False)
+
+    def going(self, path: Path) -> None:
+        """A checkpoint is about to be taken away."""
+        self._note(path, is_retired=True)
+
+    def _note(self, path: Path, *, is_retired: bool) -> None:
+        name = f"{name_of(self._directory)}/{path.name}"
+        run, parents = self._directory.run_id, input_hashes(self._directory)
+        try:
+            made = _checkpoint(path, name=name, run=run, parents=parents)
+        except UserError:
+            return  # a damaged one is found by whoever loads it
+        note(self._directory, [replace(made, is_retired=is_retired)], self._root)
+
+
+def note_export(checkpoint: Path, folder: Path, kind: Kind) -> Artifact:
+    """Write down a model that was made from a checkpoint of a run."""
+    directory = RunDirectory(checkpoint.resolve().parent.parent)
+    root = directory.root.parent.parent
+    files = hash_files(folder)
+    made = Artifact(
+        kind=kind,
+        name=name_of(directory),
+        hash=hash_of(files),
+        path=str(folder.resolve()),
+        run=directory.run_id,
+        parents=(hash_of(_sealed_hashes(checkpoint)),),
+        made=now(),
+        files=files,
+    )
+    # Only runs begin an index: the directory may have been copied away from the others.
+    note(directory, [made], root if (root / NAME).is_file() else None)
+    return made
+
+
+def name_of(directory: RunDirectory) -> str:
+    """Project and experiment of a run: what its export is called."""
+    return "/".join(directory.root.resolve().parts[-2:])
+
+
+def _datasets(config: RunConfig, rows: Mapping[str, str]) -> Iterator[Artifact]:
+    """Each file is an artifact; all the addresses of a split together are one."""
+    splits = {"train": config.data.train_files, "validation": config.data.val_files}
+    for split, written in splits.items():
+        key = "data.train_files" if split == "train" else "data.val_files"
+        addresses = ", ".join(path for path in written if "://" in path)
+        if addresses:
+            content = f"rows:{rows[split]}" if split in rows else MISSING
+            yield _read("dataset", addresses, content, addresses, key)
+        for number, path in enumerate(written):
+            if "://" not in path:
+                place = expanded(path).resolve()
+                yield _read_files("dataset", place, f"{key}.{number}", hash_files(place))
+
+
+def _models(config: RunConfig) -> dict[str, str]:
+    """Key -> path of every model that is read."""
+    arr, reward = config.actor_rollout_ref, config.reward
+    paths = {
+        f"{_MODEL}.path": arr.model.path,
+        f"{_MODEL}.tokenizer_path": arr.model.tokenizer_path,
+        f"{_MODEL}.lora_adapter_path": arr.model.lora_adapter_path,
+        "actor_rollout_ref.ref.path": arr.ref.path,
+        "critic.model.path": config.critic.model.path,
+        "distill.teacher_path": config.distill.teacher_path,
+        "reward.reward_model.model_path": reward.reward_model.model_path,
+    }
+    return {key: path for key, path in paths.items() if path is not None}
+
+
+def _model(key: str, path: str, kind: Kind) -> Artifact:
+    made = made_at(expanded(path))
+    if made is not None:
+        require_unchanged(made, key)
+        return replace(made, used_as=key)
+    parts = model_parts(path, Path.cwd())
+    files = [file for found, _ in parts.values() for file in found]
+    if not files:
+        revision = parts.get("revision", ((), None))[1]
+        return _read(kind, path, f"revision:{revision}" if revision else MISSING, path, key)
+    home = files[0].parent.resolve()
+    hashes = hash_files(home, sorted(file.name for file in files))
+    return replace(_read_files(kind, home, key, hashes), name=path)
+
+
+def _checkpoint(
+    path: Path, *, name: str, run: str, parents: tuple[str, ...], used_as: str | None = None
+) -> Artifact:
+    """A checkpoint by the hashes that were made when it was sealed; no file is read again."""
+    files = _sealed_hashes(path)
+    return Artifact(
+        kind="checkpoint",
+        name=name,
+        hash=hash_of(files),
+        path=str(path.resolve()),
+        run=run,
+        parents=parents,
+        made=now(),
+        files=files,
+        used_as=used_as,
+    )
+
+
+def _sealed_hashes(path: Path) -> dict[str, str]:
+    listed = read_manifest(path)["files"]
+    return {name: facts["sha256"] for name, facts in sorted(listed.items())}
+
+
+def _read_files(kind: Kind, place: Path, key: str, files: Mapping[str, str]) -> Artifact:
+    read = _read(kind, place.name, hash_of(files), str(place), key)
+    return replace(read, files=files)
+
+
+def _read(kind: Kind, name: str, content: str, path: str, key: str) -> Artifact:
+    return Artifact(kind=kind, name=name, hash=content, path=path, run="", used_as=key)

@@ -1,0 +1,93 @@
+"""Whether a stage that was begun is still the one that the pipeline describes."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from luyen.base.errors import UserError
+from luyen.base.rundir import RunDirectory
+from luyen.config.named_files import named_fingerprints
+from luyen.config.schema.run import RunConfig
+from luyen.config.tree import leaves
+from luyen.telemetry.artifacts import Artifact, difference, short
+
+_MODEL_KEYS = ("path", "model_path", "lora_adapter_path", "teacher_path")
+_FREE = (
+    "trainer.default_local_dir",
+    "trainer.project_name",
+    "trainer.experiment_name",
+    "trainer.logger",
+    "trainer.watchdog",
+    "trainer.profile",
+    "trainer.save_freq",
+    "trainer.async_save",
+    "trainer.max_ckpt_to_keep",
+    "trainer.keep_best",
+    "trainer.best_metric",
+    "trainer.best_mode",
+    "trainer.resume_mode",
+)
+"""Keys that say where a run lies, or what it tells and keeps: they may change in its middle."""
+
+
+def require_same_stage(
+    stage: str,
+    directory: RunDirectory,
+    config: RunConfig,
+    noted: Sequence[Artifact],
+    handed: Mapping[str, Artifact],
+) -> None:
+    """A UserError that names the first key, file or artifact that is another than before.
+
+    `noted` is what the run has noted, `handed` what earlier stages give it now, by key.
+    """
+    changes: list[str] = [
+        *_changed_keys(directory, config, handed),
+        *_changed_inputs(noted, handed),
+        *_changed_code(directory, config),
+    ]
+    if changes:
+        more = f", and {len(changes) - 1} more" if len(changes) > 1 else ""
+        why = f"it was begun with something else: {changes[0]}{more}"
+        fix = f"undo the change, give the stage another name, or remove {directory.root}"
+        raise UserError("stage", stage, why, fix)
+
+
+def _changed_keys(
+    directory: RunDirectory, config: RunConfig, handed: Mapping[str, Artifact]
+) -> Iterator[str]:
+    before = _settings(yaml.safe_load(directory.read_config()))
+    now = _settings(config.model_dump(mode="json"))
+    for key in sorted(before.keys() | now.keys()):
+        is_free = any(key == free or key.startswith(f"{free}.") for free in _FREE)
+        is_handed = any(one == key or one.startswith(f"{key}.") for one in handed)
+        if not is_free and not is_handed and before.get(key) != now.get(key):
+            yield f"{key} was {before.get(key)!r} and is {now.get(key)!r}"
+
+
+def _settings(tree: Any) -> dict[str, Any]:
+    return dict(leaves(tree))
+
+
+def _changed_inputs(noted: Sequence[Artifact], handed: Mapping[str, Artifact]) -> Iterator[str]:
+    for one in noted:
+        if one.used_as is None:
+            continue
+        given = handed.get(one.used_as)
+        if given is not None and given.hash != one.hash:
+            yield f"{one.used_as} was {short(one.hash)} and is {short(given.hash)}"
+        elif given is None and (how := difference(one)) is not None:
+            yield how
+
+
+def _changed_code(directory: RunDirectory, config: RunConfig) -> Iterator[str]:
+    """Files that keys only name: rewards, plugins, tools. Models are among the artifacts."""
+    before: dict[str, Any] = directory.read_manifest().get("files", {})
+    now = named_fingerprints(config, folder=Path.cwd())
+    for name, facts in now.items():
+        is_model = any(f".{key}." in name for key in _MODEL_KEYS)
+        was = before.get(name, {}).get("fingerprint")
+        if not is_model and was is not None and was != facts["fingerprint"]:
+            yield f"{facts['path']} has other content"

@@ -1,0 +1,107 @@
+"""Pipelines in children of a process that has everything imported; a child may be killed anywhere.
+
+`python -m tests.e2e.pipeline_process` reads a job a line from its input, as JSON, and writes how
+the child ended: its exit status, or minus the signal that killed it.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+from typing import Any, Self, final
+
+ROOT = Path(__file__).parent.parent.parent
+KILLED = -9
+
+
+@final
+class Pipelines:
+    """The process, from outside."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.e2e.pipeline_process"],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def train(self, *words: str | Path, log: Path, die: tuple[str, str, int] | None = None) -> int:
+        """`luyen train` with these words; `die` names a function, before or after it, which call.
+
+        What it says goes to `log`.
+        """
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        job = {"words": [str(word) for word in words], "log": str(log), "die": die}
+        self._process.stdin.write(json.dumps(job) + "\n")
+        self._process.stdin.flush()
+        return int(self._process.stdout.readline())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait()
+        self._process.stdout.close()
+
+
+def _live(job: dict[str, Any]) -> int:
+    from luyen.base.errors import UserError
+    from luyen.cli.train import run_train
+    from luyen.train import start
+    from tests.kill.points import Point, arm
+
+    start.draw_curves = lambda *_: []  # pictures take longer than the run
+    if job["die"] is not None:
+        where, when, call = job["die"]
+        arm(Point(where=where, when=when, calls=(call,)), call)
+    try:
+        return run_train(job["words"])
+    except UserError as error:
+        sys.stdout.write(f"error: {error}\n")
+        return 1
+
+
+def _child(job: dict[str, Any]) -> None:
+    status = 70
+    try:
+        log = os.open(job["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        status = _live(job)
+    except BaseException:  # noqa: BLE001 - whatever it is, it goes to the log
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def main() -> None:
+    """Serve until the input ends."""
+    import torch
+
+    import luyen.train.pipeline  # noqa: F401 - what every child needs
+    from luyen.base.exactness import prepare_process
+
+    prepare_process()
+    torch.set_num_threads(1)
+    for line in sys.stdin:
+        job = json.loads(line)
+        pid = os.fork()
+        if pid == 0:
+            _child(job)
+        _, status = os.waitpid(pid, 0)
+        sys.stdout.write(f"{os.waitstatus_to_exitcode(status)}\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

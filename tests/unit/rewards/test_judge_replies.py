@@ -1,0 +1,162 @@
+"""Which score a reply holds, and which replies hold none."""
+
+import math
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from luyen.rewards.judge_endpoint import reply_in
+from luyen.rewards.judge_faults import JudgeFault
+from luyen.rewards.judge_reply import (
+    choice_in,
+    json_number_in,
+    number_in,
+    on_scale,
+    pattern_number_in,
+)
+
+NUMBERS = [
+    ("7", 7.0),
+    (" 7.5\n", 7.5),
+    ("-2", -2.0),
+    ("Score: -2", -2.0),
+    ("Score - 2", 2.0),
+    ("Score: 7", 7.0),
+    ("**Score:** 7", 7.0),
+    ("Score = 7.", 7.0),
+    ("Score: 7/10", 7.0),
+    ("I count 3 errors in 12 lines.\nFinal score: 4", 4.0),
+    ("Score: 2? No. Score: 8", 8.0),
+    ("The rating is 9 out of 10, for 2 reasons", 9.0),
+    ("My verdict over 4 pages: [[6]]", 6.0),
+    ("[[6]] though score: 3", 6.0),
+    ("I would give this a 7.", 7.0),
+    ("<think>Score: 1, or 2?</think>Score: 9", 9.0),
+    ("Score: 1e1", 10.0),
+]
+NO_NUMBERS = [
+    ("", "unparsable"),
+    ("seven", "unparsable"),
+    ("between 6 and 8", "unparsable"),
+    ("7/20", "unparsable"),
+    ("70%", "unparsable"),
+    ("version 1.2.3", "unparsable"),
+    ("Score: n/a", "unparsable"),
+    ("Score: nan", "not_finite"),
+    ("-inf", "not_finite"),
+    ("[[Infinity]]", "not_finite"),
+    ("Score: 1e999", "not_finite"),
+]
+
+
+@pytest.mark.parametrize(("reply", "value"), NUMBERS)
+def test_the_number_that_is_the_score(reply, value):
+    assert number_in(reply, best=10.0) == value
+
+
+@pytest.mark.parametrize(("reply", "kind"), NO_NUMBERS)
+def test_no_number_is_guessed(reply, kind):
+    with pytest.raises(JudgeFault) as caught:
+        number_in(reply, best=10.0)
+    assert caught.value.kind == kind
+
+
+def test_percent_of_a_hundred_is_a_score():
+    assert number_in("Rating: 70%", best=100.0) == 70.0
+
+
+@given(st.floats(-1e6, 1e6).map(lambda x: round(x, 3)), st.text(alphabet="abc \n.,", max_size=30))
+def test_what_is_called_the_score_is_read_after_any_words(number, words):
+    assert number_in(f"{words}\nScore: {number}") == number
+
+
+AB = {"A": 1.0, "B": 0.0, "tie": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("reply", "value"),
+    [
+        ("A", 1.0),
+        ("**B**", 0.0),
+        ("A is long.\n\nB", 0.0),
+        ("Verdict: A", 1.0),
+        ("B is weaker, so my answer is (A), clearly", 1.0),
+        ("[[tie]]\nA and B agree", 0.5),
+        ("Verdict: TIE", 0.5),
+        ("B. It is shorter.", 0.0),
+    ],
+)
+def test_the_choice_that_is_settled_on(reply, value):
+    assert choice_in(reply, AB) == value
+
+
+@pytest.mark.parametrize(
+    "reply", ["", "A good answer is hard to find", "a", "A or B", "C", "Answer: Because", "[[C]]"]
+)
+def test_no_choice_is_guessed(reply):
+    with pytest.raises(JudgeFault, match="unparsable"):
+        choice_in(reply, AB)
+
+
+def test_longer_choices_win_over_their_beginnings():
+    choices = {"good": 0.5, "good enough": 0.7, "not good": 0.0}
+    assert choice_in("Verdict: good enough", choices) == 0.7
+    assert choice_in("Not good.", choices) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("reply", "value"),
+    [
+        ('{"score": 3}', 3.0),
+        ('```json\n{"score": "3.5"}\n```', 3.5),
+        ('Draft: {"score": 1}. Final: {"why": "{x}", "score": 4}', 4.0),
+        ('{"score": 5, "parts": {"score": 3}}', 5.0),
+        ('{not json} {"score": true}', 1.0),
+    ],
+)
+def test_the_number_under_a_key(reply, value):
+    assert json_number_in(reply, "score") == value
+
+
+@pytest.mark.parametrize(
+    ("reply", "kind"),
+    [
+        ("3", "unparsable"),
+        ('{"grade": 3}', "unparsable"),
+        ('{"score": null}', "unparsable"),
+        ('{"score": [3]}', "unparsable"),
+        ('{"score": "good"}', "unparsable"),
+        ('{"score": 3', "unparsable"),
+        ('{"score": NaN}', "not_finite"),
+        ('{"score": 1e999}', "not_finite"),
+        ("{" * 100_000, "unparsable"),
+    ],
+)
+def test_json_without_a_number_is_a_fault(reply, kind):
+    with pytest.raises(JudgeFault) as caught:
+        json_number_in(reply, "score")
+    assert caught.value.kind == kind
+
+
+def test_the_last_match_of_a_pattern_counts():
+    assert pattern_number_in("grade 1, then grade 2", r"grade (\d)") == 2.0
+
+
+@given(st.floats(-100, 100), st.floats(0.001, 100), st.floats(0, 1))
+def test_the_scale_maps_worst_to_0_and_best_to_1_and_keeps_order(worst, span, share):
+    scale = worst, worst + span
+    inside = min(scale[1], worst + share * span)
+    assert (on_scale(worst, scale), on_scale(scale[1], scale)) == (0.0, 1.0)
+    assert 0.0 <= on_scale(inside, scale) <= 1.0
+    assert math.isclose(on_scale(inside, scale), share, abs_tol=1e-6) or span < 1e-2
+    for outside in (scale[0] - 1.0, scale[1] + 1.0):
+        with pytest.raises(JudgeFault, match="out_of_range"):
+            on_scale(outside, scale)
+
+
+@given(st.binary(max_size=60))
+def test_whatever_a_server_says_is_a_text_or_a_fault(body):
+    with suppress(JudgeFault):
+        assert reply_in(body).strip()

@@ -1,0 +1,108 @@
+"""Artifacts of many runs, found by name and hash, whatever became of the index."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from luyen.base.errors import UserError
+from luyen.base.rundir import RunDirectory
+from luyen.telemetry.artifact_lines import NAME, read_artifacts
+from luyen.telemetry.artifact_registry import Registry, made_at, note, run_directories
+from luyen.telemetry.artifacts import Artifact, hash_files, hash_of
+
+
+def begin(root: Path, name: str) -> RunDirectory:
+    return RunDirectory.create(root / name, config="", provenance={}, manifest={})
+
+
+def export(run: RunDirectory, content: str, *, parents: tuple[str, ...] = ()) -> Artifact:
+    folder = run.root / "export"
+    folder.mkdir()
+    (folder / "weights").write_text(content)
+    files = hash_files(folder)
+    name = "/".join(run.root.parts[-2:])
+    return Artifact(
+        kind="export",
+        name=name,
+        hash=hash_of(files),
+        path=str(folder),
+        run=run.run_id,
+        parents=parents,
+        files=files,
+    )
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> tuple[Artifact, Artifact]:
+    """An export, and another that was made from it."""
+    first, second = begin(tmp_path, "p/one"), begin(tmp_path, "p/deep/two")
+    parent = export(first, "1")
+    note(first, [parent], tmp_path)
+    child = export(second, "2", parents=(parent.hash,))
+    read = replace(parent, run=second.run_id, used_as="actor_rollout_ref.model.path")
+    note(second, [read, child], tmp_path)
+    return parent, child
+
+
+def test_runs_are_found_wherever_they_lie(two: tuple[Artifact, Artifact], tmp_path: Path):
+    found = [run.root.relative_to(tmp_path).as_posix() for run in run_directories(tmp_path)]
+    assert found == ["p/deep/two", "p/one"]
+    assert [run.root for run in run_directories(tmp_path / "p/one")] == [tmp_path / "p/one"]
+
+
+def test_an_artifact_is_found_by_name_by_hash_and_by_both(
+    two: tuple[Artifact, Artifact], tmp_path: Path
+):
+    registry = Registry(tmp_path)
+    parent, child = two
+    assert registry.find("p/one") == [parent]
+    assert registry.find(parent.title) == [parent]
+    assert registry.find(child.hash) == registry.find(child.hash[7:15]) == [child]
+    assert registry.find(f"p/one@{child.hash[7:15]}") == []
+    assert registry.one(parent.title, "key") == parent
+    assert registry.maker(child.parents[0]) == parent
+
+
+def test_a_name_that_nobody_noted_is_refused_with_what_there_is(
+    two: tuple[Artifact, Artifact], tmp_path: Path
+):
+    with pytest.raises(UserError) as refused:
+        Registry(tmp_path).one(two[0].title.replace("one", "onn"), "actor_rollout_ref.model.path")
+    assert two[0].title in refused.value.fix
+
+
+def test_a_name_of_two_contents_needs_its_hash(two: tuple[Artifact, Artifact], tmp_path: Path):
+    again = begin(tmp_path, "q/one")
+    note(again, [replace(export(again, "other"), name="p/one")], tmp_path)
+    with pytest.raises(UserError, match="2 artifacts are meant"):
+        Registry(tmp_path).one("p/one", "key")
+    assert Registry(tmp_path).one(two[0].title, "key") == two[0]
+
+
+def test_the_index_can_be_lost_and_made_again(two: tuple[Artifact, Artifact], tmp_path: Path):
+    whole, known = read_artifacts(tmp_path / NAME), Registry(tmp_path).artifacts
+    (tmp_path / NAME).write_text("not JSON\n")
+    assert Registry(tmp_path).artifacts == known
+    note(RunDirectory(tmp_path / "p/one"), [replace(two[0], name="more", path="/m")], tmp_path)
+    (tmp_path / NAME).unlink()
+    assert Registry(tmp_path).rebuild() == len(whole) + 1
+    assert {one.hash for one in read_artifacts(tmp_path / NAME)} == {one.hash for one in whole}
+
+
+def test_a_run_that_was_removed_is_known_until_the_index_is_made_again(
+    two: tuple[Artifact, Artifact], tmp_path: Path
+):
+    shutil.rmtree(tmp_path / "p/one")
+    assert Registry(tmp_path).find("p/one")[0].hash == two[0].hash
+    Registry(tmp_path).rebuild()
+    assert [one.run for one in Registry(tmp_path).find("p/one")] == [two[1].run]
+
+
+def test_what_lies_in_a_run_is_known_by_its_place(two: tuple[Artifact, Artifact], tmp_path: Path):
+    assert made_at(tmp_path / "p/one/export") == two[0]
+    assert made_at(tmp_path / "p/one") is None
+    run = RunDirectory(tmp_path / "p/one")
+    note(run, [replace(two[0], is_retired=True)], tmp_path)
+    assert made_at(tmp_path / "p/one/export") is None

@@ -1,0 +1,57 @@
+"""What a command changes about a measurement, and what it leaves alone."""
+
+import pytest
+
+from luyen.base.errors import UserError
+from luyen.config.schema.run import RunConfig
+from luyen.train.checkpointed import read_config
+from luyen.train.measured_config import AskedMeasure, asked_config, with_model_of
+
+VAL_KWARGS = "actor_rollout_ref.rollout.val_kwargs"
+
+
+def drawn(config: RunConfig, **asked: object) -> tuple[int, bool, float, float]:
+    changed = asked_config(config, AskedMeasure(**asked))  # pyright: ignore[reportArgumentType]
+    val_kwargs = changed.actor_rollout_ref.rollout.val_kwargs
+    return val_kwargs.n, val_kwargs.do_sample, val_kwargs.temperature, val_kwargs.top_p
+
+
+def test_nothing_asked_leaves_the_draws_as_they_are():
+    sampled = read_config([], [f"{VAL_KWARGS}.n=4", f"{VAL_KWARGS}.do_sample=true"])
+    for config in (RunConfig(), sampled):
+        asked = asked_config(config, AskedMeasure())
+        assert asked.actor_rollout_ref == config.actor_rollout_ref
+        assert asked.data == config.data
+        assert asked.reward.on_fault == "drop"
+
+
+def test_several_samples_are_drawn_as_in_training_unless_validation_says_otherwise():
+    own = [f"{VAL_KWARGS}.do_sample=true", f"{VAL_KWARGS}.temperature=0.6"]
+    assert drawn(RunConfig(), samples=8) == (8, True, 1.0, 1.0)
+    warm = read_config([], ["actor_rollout_ref.rollout.temperature=0.7"])
+    assert drawn(warm, samples=8) == (8, True, 0.7, 1.0)
+    assert drawn(read_config([], own), samples=8) == (8, True, 0.6, 1.0)
+    assert drawn(read_config([], own), samples=8, temperature=0.2, top_p=0.9) == (8, True, 0.2, 0.9)
+
+
+def test_temperature_0_takes_the_likeliest_token_once():
+    own = read_config([], [f"{VAL_KWARGS}.n=4", f"{VAL_KWARGS}.do_sample=true"])
+    assert drawn(own, temperature=0.0)[:2] == (1, False)
+    for more in ({"samples": 2}, {"top_p": 0.5}):
+        with pytest.raises(UserError, match="--temperature"):
+            drawn(RunConfig(), temperature=0.0, **more)
+
+
+def test_a_rule_takes_the_place_of_the_whole_reward_and_rows_of_the_rows():
+    own = read_config([], ["reward.components.a.rule=exact_match", "data.val_files=a.jsonl"])
+    asked = asked_config(own, AskedMeasure(reward="numeric", data=("b.jsonl",)))
+    assert asked.reward.components == {"numeric": {"rule": "numeric"}}
+    assert asked.data.val_files == ("b.jsonl",)
+
+
+def test_the_model_of_another_configuration_comes_alone():
+    one = read_config([], ["trainer.seed=5", "actor_rollout_ref.model.path=a"])
+    two = read_config([], ["trainer.seed=6", "actor_rollout_ref.model.path=b"])
+    mixed = with_model_of(one, two)
+    assert mixed.actor_rollout_ref.model.path == "b"
+    assert mixed.trainer.seed == 5

@@ -1,0 +1,150 @@
+"""Rows as lessons: which tokens count, which answers stand together, and what is dropped."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from luyen.base.errors import UserError
+from luyen.config.schema.data import Data
+from luyen.data.formats.forms import Kind
+from luyen.data.formats.records import ConversationRow, LabelledRow, PreferenceRow, TextRow
+from luyen.data.offline import OfflineData, build_offline_data
+from luyen.data.render import Renderer
+from luyen.data.tokenizer import load_tokenizer
+from luyen.engine.batch import PackedBatch
+from luyen.engine.preference import DESIRABLE, MARGINS, MISMATCHED
+from luyen.engine.supervised import TOKEN_WEIGHT
+from luyen.train.offline.pairs import lay_marked, lay_pairs
+from luyen.train.offline.sft import pack_conversations
+
+TOKENIZER = load_tokenizer("builtin://arithmetic")
+RENDERER = Renderer(TOKENIZER)
+CPU = torch.device("cpu")
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def said(text: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": text}
+
+
+def learned(batch: PackedBatch) -> str:
+    """The tokens that count, as text."""
+    return TOKENIZER.decode(batch.tokens[batch.layout.mask].tolist())
+
+
+def talk(*weights: float) -> ConversationRow:
+    messages = (user("1+1="), said("2"), user("2+2="), said("4"), said("5"))
+    return ConversationRow(messages=messages, weights=weights or (0.0, 1.0, 0.0, 1.0, 1.0))
+
+
+class TestConversations:
+    def test_what_the_assistant_says_counts(self):
+        assert learned(pack_conversations([talk()], RENDERER)) == "245"
+
+    def test_the_last_turn_alone(self):
+        assert learned(pack_conversations([talk()], RENDERER, learn="last_turn")) == "5"
+
+    def test_everything_after_the_last_question(self):
+        assert learned(pack_conversations([talk()], RENDERER, learn="completion")) == "45"
+
+    def test_a_message_of_weight_zero_is_read_and_not_learned(self):
+        row = talk(0.0, 0.0, 0.0, 1.0, 1.0)
+        assert learned(pack_conversations([row], RENDERER)) == "45"
+
+    def test_weights_of_messages_are_weights_of_tokens(self):
+        batch = pack_conversations([talk(0.0, 0.5, 0.0, 1.0, 1.0)], RENDERER)
+        weights = batch.streams[TOKEN_WEIGHT][batch.layout.mask]
+        assert sorted(set(weights.tolist())) == [0.5, 1.0]
+        assert TOKEN_WEIGHT not in pack_conversations([talk()], RENDERER).streams
+
+    def test_plain_text_counts_but_for_its_first_token(self):
+        assert learned(pack_conversations([TextRow(text="1+1=2")], RENDERER)) == "+1=2"
+
+    def test_rows_without_anything_to_learn_are_refused(self):
+        row = talk(0.0, 0.0, 0.0, 0.0, 0.0)
+        with pytest.raises(UserError, match="to learn"):
+            pack_conversations([row], RENDERER)
+
+
+def pair(question: str, margin: float | None = None) -> PreferenceRow:
+    return PreferenceRow(
+        prompt=(user(question),), chosen=(said("22"),), rejected=(said("3"),), margin=margin
+    )
+
+
+class TestPairs:
+    def test_the_chosen_answer_stands_first_and_shares_its_group(self):
+        lesson = lay_pairs([pair("1+1="), pair("2+2=")], [1, 0], RENDERER, CPU)
+        assert lesson.rows == (1, 0)
+        assert lesson.batch.labels() == [0, 0, 1, 1]
+        end = len(TOKENIZER.encode(TOKENIZER.turn_end.text)) if TOKENIZER.turn_end else 0
+        assert lesson.batch.layout.lengths().tolist() == [2 + end, 1 + end] * 2
+
+    def test_margins_are_read_when_asked_for(self):
+        rows = [pair("1+1=", 0.5), pair("2+2=", 2.0)]
+        lesson = lay_pairs(rows, [0, 1], RENDERER, CPU, use_margins=True)
+        assert lesson.numbers[MARGINS].tolist() == [0.5, 2.0]
+        with pytest.raises(UserError, match="margin"):
+            lay_pairs([pair("1+1=")], [0], RENDERER, CPU, use_margins=True)
+
+    def test_a_pair_makes_a_good_and_a_bad_answer(self):
+        lesson = lay_marked([pair("1+1="), pair("2+2=")], [0], RENDERER, CPU)
+        assert lesson.numbers[DESIRABLE].tolist() == [True, False]
+
+    def test_mismatched_answers_follow_other_prompts_whatever_the_step(self):
+        rows = [
+            LabelledRow(prompt=(user(f"{i}+1="),), completion=(said(str(i)),), label=i % 2 == 0)
+            for i in range(4)
+        ]
+        whole = lay_marked(rows, range(4), RENDERER, CPU, is_mismatched=True)
+        part = lay_marked(rows, [2], RENDERER, CPU, is_mismatched=True)
+        aside, alone = whole.aside[MISMATCHED], part.aside[MISMATCHED]
+        assert learned(aside) == "1230"
+        assert torch.equal(aside.take([2]).tokens, alone.tokens)
+
+    def test_rows_that_all_ask_the_same_have_no_mismatch(self):
+        rows = [pair("1+1="), pair("1+1=")]
+        with pytest.raises(UserError, match="asks the same"):
+            lay_marked(rows, [0], RENDERER, CPU, is_mismatched=True)
+
+
+def offline(path: Path, *rows: dict[str, Any], kind: Kind, **keys: Any) -> OfflineData[Any]:
+    path.write_text("\n".join(map(json.dumps, rows)))
+    data = Data.model_validate({"train_files": [str(path)], **keys})
+    return build_offline_data(data, kinds=(kind,), tokenizer=TOKENIZER)
+
+
+class TestRows:
+    ROW = {"prompt": [user("1+1=")], "chosen": [said("2")], "rejected": [said("3")]}  # noqa: RUF012
+
+    def test_ties_duplicates_and_overlong_rows_are_dropped_and_counted(self, tmp_path: Path):
+        tie = {**self.ROW, "rejected": [said("2")]}
+        long = {**self.ROW, "chosen": [said("2" * 90)]}
+        rows = (self.ROW, self.ROW, tie, long, {**self.ROW, "prompt": [user("1+2=")]})
+        keys = {"max_prompt_length": 40, "max_response_length": 40}
+        found = offline(tmp_path / "a.jsonl", *rows, kind=Kind.PREFERENCE, **keys)
+        assert len(found.train) == len(found.given.train.prompts) == 2
+        counts = {"read": 5, "duplicates": 1, "ties": 1, "overlong": 1}
+        assert dict(found.given.train.counts) == counts
+
+    def test_rows_of_another_kind_are_refused_by_name(self, tmp_path: Path):
+        with pytest.raises(UserError, match="of the kind `preference`"):
+            offline(tmp_path / "a.jsonl", self.ROW, kind=Kind.LABELLED)
+
+    def test_every_part_of_a_row_counts_in_its_identity(self, tmp_path: Path):
+        other = {**self.ROW, "rejected": [said("4")]}
+        found = offline(tmp_path / "a.jsonl", self.ROW, other, kind=Kind.PREFERENCE)
+        first, second = found.given.train.prompts
+        assert first.messages == second.messages
+        assert first.uid != second.uid
+
+    def test_alpaca_rows_become_conversations(self, tmp_path: Path):
+        row = {"instruction": "1+1=", "input": "", "output": "2"}
+        found = offline(tmp_path / "a.jsonl", row, kind=Kind.CONVERSATION)
+        assert learned(pack_conversations(found.train, RENDERER)) == "2"
