@@ -1,13 +1,24 @@
 """Every test runs on one core, so that suites can share a machine, and with exact arithmetic."""
 
+import gc
+
 import torch
 from hypothesis import settings
 
 from luyen.base.exactness import prepare_process
 
+# What is imported while tests are collected stays to the end: there is no garbage to look for.
+gc.disable()
 prepare_process()
 torch.set_num_threads(1)
 
 # How long an example takes says nothing on a machine that others use too.
 settings.register_profile("shared machine", deadline=None)
 settings.load_profile("shared machine")
+
+
+def pytest_collection_finish() -> None:
+    """From here on garbage is looked for, but not in what was imported, and not all the time."""
+    gc.freeze()
+    gc.set_threshold(20_000, 10, 10)
+    gc.enable()

@@ -1,10 +1,16 @@
 """Small random models of many architectures, made through transformers without any file."""
 
 import os
+from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    PreTrainedModel,
+)
 
 from luyen.models.policy import Policy
 
@@ -75,3 +81,20 @@ def tiny_net(kind: str = "llama", *, seed: int = 0, **changes: Any) -> PreTraine
 def tiny_policy(kind: str = "llama", *, vocabulary: int = VOCABULARY, **changes: Any) -> Policy:
     """A policy over a random model."""
     return Policy(tiny_net(kind, **changes).to(DEVICE), vocabulary=vocabulary).eval()
+
+
+def tiny_judge_net(
+    kind: str = "llama", *, seed: int = 0, dtype: torch.dtype = torch.float32, **changes: Any
+) -> PreTrainedModel:
+    """A random model with one number as its head, as transformers makes reward models."""
+    config = AutoConfig.for_model(kind, **{**COMMON, **KINDS.get(kind, {}), **changes})
+    config.num_labels = changes.get("num_labels", 1)
+    torch.manual_seed(seed)
+    return AutoModelForSequenceClassification.from_config(config, dtype=dtype).eval()
+
+
+def read_judge_net(folder: Path) -> PreTrainedModel:
+    """A reward model as transformers itself reads it."""
+    return AutoModelForSequenceClassification.from_pretrained(
+        folder, attn_implementation="eager"
+    ).eval()

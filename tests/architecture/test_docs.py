@@ -2,16 +2,18 @@
 
 import doctest
 import importlib
+import io
 import os
 import re
-import subprocess
+import shlex
 import sys
-from pathlib import Path
+from contextlib import chdir, redirect_stderr, redirect_stdout, suppress
+from unittest import mock
 
 import pytest
 import typer
 
-from luyen.cli.main import app
+from luyen.cli.main import app, run
 from luyen.config.document import config_page
 from tests.architecture.pages import anchors, blocks, commands, links, pages
 from tests.architecture.tree import PACKAGE, ROOT
@@ -19,7 +21,7 @@ from tests.architecture.tree import PACKAGE, ROOT
 PAGES = dict(pages())
 DOTTED = re.compile(r"\bluyen(?:\.[A-Za-z_]\w*)+")
 TARGETS = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
-LUYEN = str(Path(sys.executable).parent / "luyen")
+PLAIN = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
 
 
 def resolves(name: str) -> bool:
@@ -84,20 +86,25 @@ def run_console(body: str) -> str:
         command, _, expected = entry.partition("\n")
         if not command.startswith("luyen "):
             continue
-        environment = os.environ | {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
-        line = f"exec {LUYEN}{command.removeprefix('luyen')} 2>&1"
-        done = subprocess.run(
-            ["bash", "-c", line],
-            cwd=ROOT,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        flags = doctest.ELLIPSIS
-        if not doctest.OutputChecker().check_output(expected, done.stdout, flags):
-            wrong.append(f"$ {command}\n{done.stdout}")
+        said = said_by(shlex.split(command, comments=True))
+        if not doctest.OutputChecker().check_output(expected, said, doctest.ELLIPSIS):
+            wrong.append(f"$ {command}\n{said}")
     return "\n".join(wrong)
+
+
+def said_by(words: list[str]) -> str:
+    """What a command prints, run in this process, which has loaded all that it needs."""
+    said = io.StringIO()
+    with (
+        mock.patch.dict(os.environ, PLAIN),
+        mock.patch.object(sys, "argv", words),
+        chdir(ROOT),
+        redirect_stdout(said),
+        redirect_stderr(said),
+        suppress(SystemExit),
+    ):
+        run()
+    return said.getvalue()
 
 
 @pytest.mark.parametrize("path", PAGES)

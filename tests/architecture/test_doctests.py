@@ -11,14 +11,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.architecture.tree import parsed, sources
+from tests.architecture.tree import parsed, sources, statements
 
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def examples(text: str) -> Iterator[tuple[str, str]]:
     """(name, docstring) of everything in a file whose docstring holds an example."""
-    for node in ast.walk(parsed(text)):
+    for node in statements(parsed(text)) if ">>>" in text else ():
         doc = ast.get_docstring(node) if isinstance(node, DOCUMENTED) else None
         if doc is not None and ">>>" in doc:
             yield "<module>" if isinstance(node, ast.Module) else node.name, doc

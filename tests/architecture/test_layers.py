@@ -89,15 +89,18 @@ def test_every_package_from_config_down_is_guarded_against_torch():
     assert unguarded(contracts.replace("luyen.config\n", ""), ["base", "config"]) == ["config"]
 
 
-def loaded(*names: str) -> set[str]:
+def loaded(*names: str, first: Path = ROOT) -> set[str]:
     """Which heavy libraries a fresh interpreter holds after importing the named modules."""
     heavy = "{'torch', 'transformers', 'ray', 'vllm', 'sglang'}"
-    code = f"import sys, {', '.join(names)}; print(*({heavy} & set(sys.modules)))"
+    code = (
+        f"import sys; sys.path.insert(0, {str(first)!r}); import {', '.join(names)}; "
+        f"print(*({heavy} & set(sys.modules)))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return set(done.stdout.split())
 
 
-def test_importing_everything_from_config_down_and_the_commands_loads_no_torch():
+def test_importing_everything_from_config_down_and_the_commands_loads_no_torch(tmp_path: Path):
     light = [
         path.relative_to(ROOT / "src").with_suffix("").as_posix().replace("/", ".")
         for package in (*TORCH_FREE, "cli")
@@ -106,4 +109,6 @@ def test_importing_everything_from_config_down_and_the_commands_loads_no_torch()
     ]
     assert "luyen.base.registry" in light
     assert loaded(*light) == set()
-    assert loaded("luyen.algorithms.layout") == {"torch"}
+    (tmp_path / "torch.py").touch()
+    (tmp_path / "planted.py").write_text("import torch")
+    assert loaded("planted", first=tmp_path) == {"torch"}

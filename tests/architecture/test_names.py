@@ -94,13 +94,14 @@ def findings(path: str, text: str) -> Iterator[str]:
         if BLANKET.search(line):
             yield f"{path}:{number}: blanket ignore"
     tree = parsed(text)
+    broken = [(node, rule) for node in ast.walk(tree) if (rule := rules_broken(node, path))]
+    if not broken:
+        return
     owner: dict[ast.AST, str] = {}
     for name, function in functions(tree):
         owner |= dict.fromkeys(ast.walk(function), name)
-    for node in ast.walk(tree):
-        rule = rules_broken(node, path)
-        if rule is not None:
-            yield f"{path}::{owner.get(node, '<module>')}: {rule}"
+    for node, rule in broken:
+        yield f"{path}::{owner.get(node, '<module>')}: {rule}"
 
 
 def violations(found: set[str], exceptions: dict[str, str]) -> list[str]:

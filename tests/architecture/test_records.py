@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from tests.architecture.tree import parsed, sources
+from tests.architecture.tree import parsed, sources, statements
 
 FLAGS = ("frozen", "slots", "kw_only")
 
@@ -45,7 +45,7 @@ def undocumented_fields(node: ast.ClassDef) -> list[str]:
 def violations(text: str) -> list[str]:
     """What each dataclass of a file lacks."""
     problems: list[str] = []
-    for node in ast.walk(parsed(text)):
+    for node in statements(parsed(text)):
         flags = dataclass_flags(node) if isinstance(node, ast.ClassDef) else None
         if flags is None:
             continue

@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 
 from luyen.config.check import check
+from luyen.config.pipeline import is_pipeline, read_pipeline
+from luyen.config.pipeline_check import check_pipeline
 from tests.architecture.tree import PACKAGE, ROOT
 
 NOT_A_RUN: dict[str, str] = {
@@ -23,7 +25,13 @@ FILES = sorted(
 
 def violations(path: Path) -> list[str]:
     """The errors that `check` reports for one file."""
-    return [f"{p.id} {p.field}: {p.why}" for p in check([path]).problems if p.severity == "error"]
+    if is_pipeline([path]):
+        pipeline = read_pipeline([path], [])
+        found = [p for stage in check_pipeline(pipeline) for p in stage.report.problems]
+        found += pipeline.problems
+    else:
+        found = [*check([path]).problems]
+    return [f"{p.id} {p.field}: {p.why}" for p in found if p.severity == "error"]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.relative_to(ROOT).as_posix())

@@ -130,6 +130,10 @@ ROLLOUTS: dict[str, Case] = {
     f"{TURNS}.tokenization_sanity_check_mode": ("run", "off", CHATTY),
     f"{TURNS}.on_parse_failure": ("run", "stop", CHATTY),
 }
+JUDGE = (
+    "reward.custom_reward_function.path=null",
+    "reward.reward_model={enable: true, model_path: 'builtin://arithmetic'}",
+)
 CREDIT: dict[str, Case] = {
     "critic.enable": ("refused", "true", ()),
     "critic.model.path": ("refused", NOWHERE, CRITIC),
@@ -141,7 +145,7 @@ CREDIT: dict[str, Case] = {
     "reward.combine": ("run", "gdpo", TREE),
     "reward.reward_model.enable": ("refused", "true", ()),
     "reward.reward_model.enable_resource_pool": ("refused", "true", ()),
-    "reward.reward_model.rollout.max_num_seqs": ("refused", "8", ()),
+    "reward.reward_model.rollout.max_model_len": ("refused", "8", JUDGE),
     "algorithm.adv_estimator": ("run", "rloo", ()),
     "algorithm.gamma": ("run", "0.5", CRITIC),
     "algorithm.lam": ("run", "0.5", (*CRITIC, "trainer.total_training_steps=2")),

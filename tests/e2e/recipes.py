@@ -10,8 +10,11 @@ RECIPES = {path.stem: path for path in _FILES if not is_pipeline([path])}
 PIPELINES = {path.stem: path for path in _FILES if is_pipeline([path])}
 OFFLINE = {n for n, path in RECIPES.items() if check([path]).config.trainer.stage != "rl"}
 ONLINE = sorted(set(RECIPES) - OFFLINE)
-LEARNED = sorted(set(ONLINE) - {"smollm2_products"})
-"""Recipes for the built-in model; the other one needs a model that no test fetches."""
+LEARNED = sorted(set(ONLINE) - {"smollm2_products", "on_policy_distill"})
+"""Recipes that raise the reward of the built-in model.
+
+Of the others one needs a model that no test fetches, and one learns from a teacher.
+"""
 _KEPT = ("data.train_batch_size", f"{ROLLOUT}.n", "algorithm.", f"{ACTOR}.ppo_mini_batch_size")
 """What a recipe says itself and its small form must not lose."""
 

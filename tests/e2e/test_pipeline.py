@@ -10,6 +10,7 @@ from luyen.base.digests import read_digests
 from luyen.telemetry.artifact_registry import Registry
 from luyen.telemetry.artifacts import difference
 from tests.e2e.pipeline_process import KILLED, Pipelines
+from tests.e2e.recipes import PIPELINES
 from tests.runs import SHAPE
 
 REWARD = Path(__file__).parent.parent / "shares_reward.py"
@@ -214,3 +215,21 @@ def test_an_artifact_of_another_run_is_named_by_its_hash(
     [end] = Registry(whole / "runs").find("demo/alone")
     [other] = Registry(whole / "runs").find("demo/rl")
     assert end.hash == other.hash
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_a_pipeline_among_the_recipes_runs_in_small(
+    name: str, pipelines: Pipelines, tmp_path: Path
+):
+    small = [
+        "trainer.total_training_steps=2",
+        "trainer.logger=jsonl",
+        f"trainer.default_local_dir={tmp_path}",
+        "data.train_batch_size=8",
+        "data.val_max_samples=8",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=8",
+        "actor_rollout_ref.actor.optim.lr_warmup_steps=1",
+    ]
+    log = tmp_path / "log.txt"
+    assert pipelines.train(PIPELINES[name], *small, log=log) == 0, log.read_text()
+    assert "Finished: all" in log.read_text()

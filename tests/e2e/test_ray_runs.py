@@ -26,6 +26,11 @@ KINDS = {
         "actor_rollout_ref.actor.use_kl_loss=true",
         "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=64",
     ),
+    "GRPO beside a teacher": (
+        "distill.on_policy=true",
+        "distill.teacher_path=builtin://arithmetic",
+        "distill.task_weight=0.5",
+    ),
 }
 
 
@@ -41,10 +46,10 @@ def cluster() -> Iterator[None]:
     found.shutdown()
 
 
-SECOND = pytest.param("GRPO with LoRA and a reference", marks=pytest.mark.slow)
+LATER = [pytest.param(name, marks=pytest.mark.slow) for name in list(KINDS)[1:]]
 
 
-@pytest.fixture(scope="module", params=["PPO with tools", SECOND])
+@pytest.fixture(scope="module", params=["PPO with tools", *LATER])
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
     """The same run in this process and on the cluster."""
     words = (*KINDS[request.param], *STEPS)
@@ -80,7 +85,9 @@ def test_the_first_step_draws_the_same_rollouts_to_the_bit(runs: tuple[Ran, Ran]
 
 def test_losses_and_norms_are_those_of_one_process(runs: tuple[Ran, Ran]):
     here, there = runs
-    names = [n for n in here.metrics[0] if n.startswith(("actor/", "critic/", "reward/"))]
+    names = [
+        n for n in here.metrics[0] if n.startswith(("actor/", "critic/", "reward/", "distill/"))
+    ]
     for one, other in zip(here.metrics, there.metrics, strict=True):
         for name in names:
             norm = name.endswith("grad_norm")

@@ -19,6 +19,10 @@ ESTIMATORS_NEED = {
     "reinforce": [f"{ROLLOUT}.n=1"],
     "reinforce_plus_plus": [f"{ROLLOUT}.n=1"],
     "gdpo": ["algorithm.gdpo_reward_keys=[digits, letters]"],
+    "online_dpo": [
+        f"{ACTOR}.policy_loss.loss_mode=reinforce",
+        f"{ACTOR}.loss_agg_mode=token-sum",
+    ],
     "optimal_token_baseline": [f"{ACTOR}.calculate_sum_pi_squared=true"],
     "tir_optimal_token_baseline": [f"{ACTOR}.calculate_sum_pi_squared=true"],
 }
@@ -79,6 +83,24 @@ def test_a_recipe_raises_its_reward(name: str, seed: int, tmp_path: Path):
     print(f"{name} seed {seed}: {before:.3f} -> {after:.3f}")
     assert before < 0.7
     assert after > before + 0.1
+
+
+@pytest.mark.slow
+def test_on_policy_distillation_halves_the_distance_to_the_teacher(tmp_path: Path):
+    done = train(tmp_path, *learning(seed=0, steps=40), files=[RECIPES["on_policy_distill"]])
+    before, *_, after = done.course("distill/reverse_kl")
+    print(f"on_policy_distill: {before:.3f} -> {after:.3f}")
+    assert after < before / 2
+
+
+@pytest.mark.slow
+def test_distillation_on_given_answers_brings_the_student_near_its_teacher(tmp_path: Path):
+    words = [*learning(seed=0, steps=40), f"trainer.default_local_dir={tmp_path}"]
+    summary = run_training(check([RECIPES["distill"]], words))
+    before, after = summary.changes[0].before, summary.changes[0].after
+    assert before is not None
+    assert after is not None
+    assert after < before / 3
 
 
 @pytest.mark.parametrize("name", ADV_ESTIMATORS)

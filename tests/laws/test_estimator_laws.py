@@ -50,7 +50,7 @@ def test_it_equals_the_formula_in_plain_floats(name: str, rows: list[Row]):
     close(run(name, rows).advantages, expected)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [n for n in NAMES if n != "online_dpo"])
 @given(rows=batches(), random=st.randoms(use_true_random=False))
 @few
 def test_the_order_of_sequences_does_not_matter(name: str, rows: list[Row], random):
@@ -111,6 +111,7 @@ def test_nan_on_masked_positions_changes_nothing(name: str, rows: list[Row]):
             rewards=spoilt(r, r.rewards),
             values=spoilt(r, r.values),
             old_logp=spoilt(r, r.old_logp),
+            ref_logp=spoilt(r, r.ref_logp),
             sum_pi_squared=spoilt(r, r.sum_pi_squared),
             is_weights=spoilt(r, r.is_weights),
             turns=tuple(x if m else -1 for x, m in zip(r.turns, r.mask, strict=True)),

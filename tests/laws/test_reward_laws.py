@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from luyen.base.records import Score
 from luyen.rewards.compose import total, with_part
+from luyen.rewards.metrics import score_metrics
 from luyen.rewards.outcome import outcome_of
 from luyen.rewards.rules.choice import choice
 from luyen.rewards.rules.exact import exact
@@ -16,7 +17,7 @@ from luyen.rewards.rules.gsm8k import gsm8k
 from luyen.rewards.rules.length import length, overlong
 from luyen.rewards.rules.numbers import numbers_in, numeric
 from luyen.rewards.rules.shape import json_valid
-from luyen.rewards.step import score_all, score_metrics
+from luyen.rewards.step import score_all
 from tests.unit.rewards.builders import answer, group, prompt
 
 NUMBERS = st.floats(-1e6, 1e6)

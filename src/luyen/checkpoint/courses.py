@@ -26,6 +26,7 @@ def leave_behind(store: CheckpointStore, step: int) -> list[Path]:
     moved: list[Path] = []
     for later in (number for number in store.list() if number > step):
         place = _free(store.directory, step_name(later))
+        store.part_with(later)
         store.path(later).rename(place)
         moved.append(place)
     if moved:

@@ -19,6 +19,7 @@ from luyen.base.files import TEMPORARY, json_page, read_json, sync, temporary_be
 from luyen.base.rundir import step_name, step_of
 from luyen.checkpoint.leftovers import in_progress, is_abandoned
 from luyen.checkpoint.retention import Best, to_retire
+from luyen.checkpoint.watcher import NOBODY, Watcher
 
 SCHEMA = 2
 """Version of the layout of a checkpoint; a reader refuses a later one."""
@@ -56,7 +57,12 @@ class CheckpointStore:
     """
 
     def __init__(
-        self, directory: Path | str, *, keep: int | None = None, best: Best | None = None
+        self,
+        directory: Path | str,
+        *,
+        keep: int | None = None,
+        best: Best | None = None,
+        watcher: Watcher = NOBODY,
     ) -> None:
         """`keep` is how many of the newest stay after a save; None keeps all.
 
@@ -66,6 +72,7 @@ class CheckpointStore:
         self.directory = Path(directory)
         self.keep = keep
         self.best = best
+        self.watcher = watcher
 
     def list(self) -> tuple[int, ...]:
         """Steps of the complete checkpoints, oldest first."""
@@ -116,6 +123,7 @@ class CheckpointStore:
         place = self.directory / step_name(step)
         _seal(unfinished, step, facts)
         self._put(unfinished, place)
+        self.watcher.kept(place)
         self._retire()
         return place
 
@@ -151,7 +159,12 @@ class CheckpointStore:
         if self.keep is not None:
             facts = {step: _facts(self.path(step)) for step in self.list()}
             for step in to_retire(facts, keep=self.keep, best=self.best):
+                self.part_with(step)
                 _remove(self.path(step))
+
+    def part_with(self, step: int) -> None:
+        """Say that the checkpoint of a step is about to be taken away from its place."""
+        self.watcher.going(self.path(step))
 
     def _sweep(self) -> None:
         """Remove what killed writers left: unfinished folders, and replaced ones not needed."""

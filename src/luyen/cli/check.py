@@ -16,7 +16,9 @@ from luyen.config.explain import show_value
 from luyen.config.load import is_file
 from luyen.config.machine import Machine, this_machine
 from luyen.config.memory import MemoryPlan
-from luyen.config.plan import batch_lines
+from luyen.config.pipeline import Pipeline, is_pipeline, read_pipeline
+from luyen.config.pipeline_check import check_pipeline
+from luyen.config.plan_lines import batch_lines, offline_lines
 from luyen.config.problem import Problem
 from luyen.runtime.ray.pools import Device, Pool, PoolFacts, pools_of
 
@@ -30,6 +32,8 @@ def run_check(words: Sequence[str], *, as_json: bool, device_memory_gb: float | 
     machine = this_machine()
     if device_memory_gb is not None:
         machine = _with_gpus(machine, device_memory_gb)
+    if is_pipeline(files):
+        return check_stages(read_pipeline(files, overrides), machine, as_json=as_json)
     report = check(files, overrides, machine=machine)
     if as_json:
         typer.echo(json.dumps(_plain(report_json(report)), indent=2, allow_nan=False))
@@ -37,6 +41,28 @@ def run_check(words: Sequence[str], *, as_json: bool, device_memory_gb: float | 
         for line in report_lines(report, [str(f) for f in files], machine):
             typer.echo(line)
     return 0 if report.is_sound else 1
+
+
+def check_stages(pipeline: Pipeline, machine: Machine, *, as_json: bool) -> int:
+    """Print the report of every stage of a pipeline; 1 when one of them has errors."""
+    stages = check_pipeline(pipeline, machine=machine)
+    is_sound = not pipeline.problems and all(stage.report.is_sound for stage in stages)
+    if as_json:
+        page = {
+            "ok": is_sound,
+            "problems": [problem.as_json() for problem in pipeline.problems],
+            "stages": [{"name": one.name, **report_json(one.report)} for one in stages],
+        }
+        typer.echo(json.dumps(_plain(page), indent=2, allow_nan=False))
+        return 0 if is_sound else 1
+    for problem in pipeline.problems:
+        for line in _one_problem(problem):
+            typer.echo(line)
+    for number, one in enumerate(stages, 1):
+        typer.echo(f"{'' if number == 1 else chr(10)}Stage {number} of {len(stages)}: {one.name}")
+        for line in report_lines(one.report, [pipeline.source], machine):
+            typer.echo(line)
+    return 0 if is_sound else 1
 
 
 def split_words(words: Sequence[str]) -> tuple[list[Path], list[str]]:
@@ -140,7 +166,8 @@ def _plan_lines(report: Report, machine: Machine) -> Iterator[str]:
     plan, where = report.plan, report.plan.where
     workers = f"{where.world_size} device{'s' if where.world_size > 1 else ''}"
     yield f"Plan: {where.runtime} runtime, {workers} of {where.device} (here: {machine.words()})"
-    for label, words in batch_lines(plan.batch):
+    lines = batch_lines if report.config.trainer.stage == "rl" else offline_lines
+    for label, words in lines(plan.batch):
         yield f"  {label:16s} {words}"
     yield "Roles"
     for role in where.roles:

@@ -1,49 +1,195 @@
-"""`luyen eval`: a checkpoint measured on validation rows."""
+"""`luyen eval`: a checkpoint measured on validation rows, or two compared."""
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, final
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from luyen.base.errors import UserError
-from luyen.base.files import json_page, write_whole
-from luyen.base.records import Rollout
+from luyen.base.files import json_page, plain, write_whole
+from luyen.cli.eval_request import EvalRequest
 from luyen.cli.quiet import prepare
 
 if TYPE_CHECKING:
+    from luyen.studio.evaluation.compare import Comparison
+    from luyen.studio.evaluation.samples import Sample
+    from luyen.studio.evaluation.summary import SourceSummary
     from luyen.train.checkpointed import Opened
     from luyen.train.measure import Measured
 
-_INDENT = "    "
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluated:
+    """One policy, measured or read from a file.
+
+    Example:
+        >>> Evaluated(name="a.jsonl", rows=(), samples=(), summaries=(), about={}).page(None)
+        {'summary': [], 'rollouts': []}
+    """
+
+    name: str
+    """Where it came from."""
+    rows: "Sequence[Mapping[str, Any]]"
+    """Every rollout."""
+    samples: "Sequence[Sample]"
+    """The same, as statistics see it."""
+    summaries: "Sequence[SourceSummary]"
+    """What it says for each data source."""
+    about: Mapping[str, Any]
+    """What else a report tells of it."""
+
+    def page(self, shown: int | None) -> dict[str, Any]:
+        """The report as plain data, with the rollouts of the first `shown` prompts."""
+        prompts = list(dict.fromkeys(sample.prompt for sample in self.samples))[:shown]
+        kept = set(prompts)
+        pairs = zip(self.rows, self.samples, strict=True)
+        return {
+            **self.about,
+            "summary": [asdict(found) for found in self.summaries],
+            "rollouts": [dict(row) for row, sample in pairs if sample.prompt in kept],
+        }
 
 
-def run_eval(
-    checkpoint: str, overrides: Sequence[str], *, as_json: bool, out: Path | None, shown: int
-) -> int:
-    """Measure, print, and write where asked to."""
-    if out is not None and not out.parent.is_dir():
-        raise UserError("--out", str(out), "its folder is not there", "make the folder first")
-    prepare()
-    from luyen.train.checkpointed import open_checkpoint
-
+def run_eval(request: EvalRequest) -> int:
+    """Measure or read, compare where asked, print, and write where asked to."""
+    request.demand_sense()
     started = time.monotonic()
-    opened = open_checkpoint(checkpoint, overrides)
-    measured = _with_progress(opened)
+    found = _read(request) if request.compare is not None else _measure_all(request)
     seconds = time.monotonic() - started
-    if out is not None:
-        write_whole(out, json_page(report_json(opened, measured, shown=None)))
-    if as_json:
-        page = report_json(opened, measured, shown=shown)
+    comparison = _compare(found, request) if len(found) == 2 else None
+    if request.out is not None:
+        write_whole(request.out, json_page(report_json(found, comparison, shown=None)))
+    if request.as_json:
+        page = plain(report_json(found, comparison, shown=request.shown))
         typer.echo(json.dumps(page, indent=2, ensure_ascii=False))
     else:
-        for line in report_lines(opened, measured, shown=shown, seconds=seconds):
+        for line in report_lines(found, comparison, shown=request.shown, seconds=seconds):
             typer.echo(line)
     return 0
+
+
+def report_json(
+    found: "Sequence[Evaluated]", comparison: "Comparison | None", *, shown: int | None
+) -> dict[str, Any]:
+    """The whole report; of two policies under `first` and `second`."""
+    if comparison is None:
+        return found[0].page(shown)
+    told = [{**asdict(one), "is_told": one.is_told} for one in comparison.differences]
+    return {
+        "first": found[0].page(shown),
+        "second": found[1].page(shown),
+        "comparison": {**asdict(comparison), "differences": told},
+    }
+
+
+def report_lines(
+    found: "Sequence[Evaluated]", comparison: "Comparison | None", *, shown: int, seconds: float
+) -> Iterator[str]:
+    """The whole report for people."""
+    from luyen.cli.eval_lines import (
+        comparison_lines,
+        drawn_differently,
+        sample_lines,
+        summary_lines,
+    )
+
+    for one in found:
+        samples = max(row["sample"] for row in one.rows) + 1
+        each = f"{samples} sample{'' if samples == 1 else 's'}"
+        prompts = len({sample.prompt for sample in one.samples})
+        took = "" if comparison is not None else f", {seconds:.1f} s"
+        yield one.name
+        yield f"{prompts} prompts x {each}{took}"
+        yield ""
+        yield from summary_lines(one.summaries)
+        if comparison is None:
+            yield from sample_lines(one.rows, shown)
+        else:
+            yield ""
+    if comparison is not None:
+        yield "Comparison"
+        yield f"  first   {found[0].name}"
+        yield f"  second  {found[1].name}"
+        yield from drawn_differently(found[0].rows[0], found[1].rows[0])
+        yield from comparison_lines(comparison, shown=shown)
+
+
+def _compare(found: "Sequence[Evaluated]", request: EvalRequest) -> "Comparison":
+    from luyen.studio.evaluation.compare import compare
+
+    return compare(found[0].samples, found[1].samples, solved_at=request.solved_at)
+
+
+def _read(request: EvalRequest) -> "list[Evaluated]":
+    from luyen.studio.evaluation.sample_files import read_rows
+
+    assert request.compare is not None
+    return [_evaluated(str(path), read_rows(path), request, {}) for path in request.compare]
+
+
+def _evaluated(
+    name: str, rows: Sequence[Mapping[str, Any]], request: EvalRequest, about: Mapping[str, Any]
+) -> Evaluated:
+    from luyen.studio.evaluation.samples import samples_of
+    from luyen.studio.evaluation.summary import summarise
+
+    samples = samples_of(rows, source=name)
+    ks = request.ks(most=max(int(row["sample"]) for row in rows) + 1)
+    summaries = summarise(samples, ks, solved_at=request.solved_at)
+    about = {"checkpoint": name, **about}
+    return Evaluated(name=name, rows=rows, samples=samples, summaries=summaries, about=about)
+
+
+def _measure_all(request: EvalRequest) -> "list[Evaluated]":
+    """The checkpoint, after the one that it is measured against, on the same rows and draws."""
+    prepare()
+    from luyen.train.checkpointed import open_checkpoint
+    from luyen.train.measured_config import AskedMeasure, asked_config, with_model_of
+
+    assert request.checkpoint is not None
+    asked = AskedMeasure(
+        samples=request.samples,
+        temperature=request.temperature,
+        top_p=request.top_p,
+        data=request.data,
+        reward=request.reward,
+    )
+    opened = open_checkpoint(request.checkpoint, request.overrides, files=request.config)
+    opened = replace(opened, config=asked_config(opened.config, asked))
+    request.ks(most=opened.config.actor_rollout_ref.rollout.val_kwargs.n)
+    found = [_measured(opened, request, request.samples_out)]
+    if request.against is not None:
+        config, opened = opened.config, None  # two models need not fit into memory together
+        other = open_checkpoint(request.against, request.overrides, files=request.config)
+        other = replace(other, config=with_model_of(config, other.config))
+        place = request.samples_out
+        beside = None if place is None else place.with_name(f"{place.stem}.against{place.suffix}")
+        found.insert(0, _measured(other, request, beside))
+    return found
+
+
+def _measured(opened: "Opened", request: EvalRequest, place: Path | None) -> Evaluated:
+    from luyen.studio.evaluation.sample_files import write_rows
+    from luyen.train.sample_rows import decoding_of, sample_rows
+
+    measured = _with_progress(opened)
+    rows = sample_rows(opened, measured)
+    if place is not None:
+        write_rows(place, rows)
+    about = {
+        "step": opened.step,
+        "prompts": len(measured.prompts),
+        "samples": opened.config.actor_rollout_ref.rollout.val_kwargs.n,
+        "decoding": decoding_of(opened),
+        "metrics": dict(measured.metrics),
+    }
+    return _evaluated(opened.name, rows, request, about)
 
 
 def _with_progress(opened: "Opened") -> "Measured":
@@ -61,85 +207,3 @@ def _with_progress(opened: "Opened") -> "Measured":
             bar.update(task, completed=done, total=total)
 
         return measure(opened, progress=progress)
-
-
-def report_json(opened: "Opened", measured: "Measured", *, shown: int | None) -> dict[str, Any]:
-    """The whole report as plain data; `shown` limits the prompts whose rollouts are in it."""
-    return {
-        "checkpoint": opened.name,
-        "step": opened.step,
-        "prompts": len(measured.groups),
-        "samples": opened.config.actor_rollout_ref.rollout.val_kwargs.n,
-        "metrics": dict(measured.metrics),
-        "rollouts": [
-            {
-                "data_source": group.prompt.data_source,
-                "prompt": [dict(message) for message in group.prompt.messages],
-                "ground_truth": group.prompt.ground_truth,
-                "sample": rollout.sample,
-                "answer": rollout.text,
-                "reward": rollout.score.value if rollout.score is not None else None,
-                "fault": rollout.fault,
-                "stop": rollout.stop.value,
-            }
-            for group in measured.groups[:shown]
-            for rollout in group.rollouts
-        ],
-    }
-
-
-def report_lines(
-    opened: "Opened", measured: "Measured", *, shown: int, seconds: float
-) -> Iterator[str]:
-    """The whole report for people."""
-    samples = opened.config.actor_rollout_ref.rollout.val_kwargs.n
-    each = f"{samples} sample{'' if samples == 1 else 's'}"
-    yield opened.name
-    yield f"{len(measured.groups)} prompts x {each}, {seconds:.1f} s"
-    if faults := measured.metrics.get("val/faults"):
-        yield f"{faults:g} conversations broke and are left out"
-    yield ""
-    yield from _table(measured)
-    if shown:
-        yield ""
-        yield "Samples"
-        for group in measured.groups[:shown]:
-            yield f"  {_one_line(group.prompt.messages[-1]['content'])}"
-            yield f"{_INDENT}{_words(group.rollouts[0], group.prompt.ground_truth)}"
-
-
-def _table(measured: "Measured") -> Iterator[str]:
-    """A line per data source, and one over all where there are several."""
-    sources = list(dict.fromkeys(group.prompt.data_source for group in measured.groups))
-    prefixes = {source: f"val/{source}" for source in sources}
-    if len(sources) != 1:
-        prefixes["all"] = "val"
-    width = max(len(name) for name in ("source", *prefixes))
-    passes = sorted((n for n in measured.metrics if n.startswith("val/pass@")), key=_number)
-    heads = [f"pass@{_number(name)}" for name in passes]
-    yield f"{'source':{width}s}  accuracy  95 % interval   reward  {'  '.join(heads)}"
-    for name, prefix in prefixes.items():
-        found = measured.metrics
-        low, high = found[f"{prefix}/accuracy_low"], found[f"{prefix}/accuracy_high"]
-        mean = next(v for n, v in found.items() if n.startswith(f"{prefix}/reward/mean@"))
-        chances = [f"{found.get(f'{prefix}/{head}', mean):{len(head)}.3f}" for head in heads]
-        yield (
-            f"{name:{width}s}  {found[f'{prefix}/accuracy']:8.3f}  {low:.3f} to {high:.3f}  "
-            f"{mean:6.3f}  {'  '.join(chances)}"
-        )
-
-
-def _number(metric: str) -> int:
-    return int(metric.rpartition("@")[2])
-
-
-def _words(rollout: Rollout, truth: object) -> str:
-    reward = rollout.score.value if rollout.score is not None else None
-    judged = f"reward {reward:g}" if reward is not None else f"no reward: {rollout.fault}"
-    right = f", ground truth {truth}" if truth is not None else ""
-    return f"{_one_line(rollout.text)}   ({judged}{right})"
-
-
-def _one_line(text: str, most: int = 100) -> str:
-    flat = " ".join(text.split())
-    return flat if len(flat) <= most else flat[: most - 3] + "..."

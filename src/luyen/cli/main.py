@@ -8,15 +8,19 @@ import typer
 from luyen import __version__
 from luyen.base.errors import UserError
 from luyen.cli import model_commands
+from luyen.cli.artifacts_command import artifacts
 from luyen.cli.bench_command import bench
 from luyen.cli.data_command import data
 from luyen.cli.diff_command import diff
 from luyen.cli.doctor_command import doctor
+from luyen.cli.eval_command import evaluate
 from luyen.cli.profile_command import profile
 from luyen.cli.replay_command import replay
 from luyen.cli.report_command import report
 from luyen.cli.reproduce_command import reproduce
+from luyen.cli.rescore_command import rescore
 from luyen.cli.rollout_command import rollout
+from luyen.cli.runs_command import runs
 from luyen.cli.timeline_command import timeline
 
 app = typer.Typer(
@@ -75,7 +79,7 @@ def train(
     raise typer.Exit(run_train(config or []))
 
 
-app.command("eval")(model_commands.evaluate)
+app.command("eval")(evaluate)
 app.command()(model_commands.chat)
 app.command()(model_commands.export)
 app.command()(model_commands.selftest)
@@ -84,13 +88,16 @@ app.command()(bench)
 app.command()(diff)
 app.command()(profile)
 app.command()(replay)
+app.command()(rescore)
 app.command()(rollout)
 app.command()(doctor)
 app.command()(reproduce)
 app.command()(report)
 app.command()(timeline)
+app.command()(runs)
 app.add_typer(model_commands.models, name="models")
 app.add_typer(data, name="data")
+app.add_typer(artifacts, name="artifacts")
 
 
 @app.command()

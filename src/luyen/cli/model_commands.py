@@ -1,4 +1,4 @@
-"""Commands about policies: measure, talk, export, test, begin, fetch."""
+"""Commands about policies: talk, export, test, begin, fetch."""
 
 from pathlib import Path
 from typing import Annotated
@@ -15,28 +15,6 @@ Checkpoint = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
 
 models = typer.Typer(help="Real models to begin with.", no_args_is_help=True, rich_markup_mode=None)
-
-
-def evaluate(
-    checkpoint: Checkpoint,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(help="Overrides of the run's configuration.", metavar="[KEY=VALUE]..."),
-    ] = None,
-    as_json: AsJson = False,
-    out: Annotated[
-        Path | None, typer.Option(help="Also write the report, with every rollout, as JSON.")
-    ] = None,
-    samples: Annotated[int, typer.Option(min=0, help="Prompts whose answers are shown.")] = 3,
-) -> None:
-    """Measure a checkpoint on its run's validation rows.
-
-    Draws exactly as the run's own validation does. Nothing is written without --out.
-    """
-    from luyen.cli.eval import run_eval
-
-    code = run_eval(checkpoint, overrides or [], as_json=as_json, out=out, shown=samples)
-    raise typer.Exit(code)
 
 
 def chat(

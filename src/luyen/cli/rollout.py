@@ -147,7 +147,7 @@ def score_lines(score: Score, depth: int = 0) -> Iterator[str]:
     value = f"{score.value:g}" if score.value is not None else f"none ({score.error})"
     weight = "" if score.weight == 1.0 else f" x {score.weight:g}"
     turns = "".join(f", turn {turn}: {share:g}" for turn, share in score.by_turn)
-    yield f"{'  ' * depth}{score.name} {value}{weight}{turns}"
+    yield f"{'  ' * depth}{score.name} {value}{weight}{score.remarks()}{turns}"
     for part in score.parts:
         yield from score_lines(part, depth + 1)
 
@@ -198,6 +198,10 @@ def _score_json(score: Score) -> dict[str, Any]:
         "name": score.name,
         "value": score.value,
         "weight": score.weight,
+        "raw": score.raw,
+        "gated": score.gated,
+        "combine": score.combine,
+        "seconds": score.seconds,
         "by_turn": [list(pair) for pair in score.by_turn],
         "error": score.error,
         "parts": [_score_json(part) for part in score.parts],

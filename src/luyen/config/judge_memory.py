@@ -33,22 +33,28 @@ class JudgeMemory:
 
     def beside(self) -> dict[str, int]:
         """What it takes of the device of others while they work."""
-        return {PART: self.weights} if self.is_resident and not self.is_alone else {}
+        is_there = bool(self.weights) and self.is_resident and not self.is_alone
+        return {PART: self.weights} if is_there else {}
 
     def judging(self, others: dict[str, int]) -> dict[str, int]:
-        """What is on its device while it judges."""
+        """What is on its device while it judges; nothing where there is no such model."""
+        if not self.weights:
+            return {}
         own = {PART: self.weights, "activations": self.activations}
         return own if self.is_alone else {**others, **own}
 
 
-def judge_memory(config: RunConfig, where: Placement, largest: Pass) -> JudgeMemory | None:
-    """Of the reward model of a run; None where there is none, or its sizes are not known here."""
+NOBODY = JudgeMemory(weights=0, activations=0, is_alone=True, is_resident=False)
+
+
+def judge_memory(config: RunConfig, where: Placement, largest: Pass) -> JudgeMemory:
+    """Of the reward model of a run; 0 where there is none, or its sizes are not known here."""
     reward_model = config.reward.reward_model
     if not reward_model.enable or reward_model.model_path is None:
-        return None
+        return NOBODY
     shape = read_shape(Model(path=reward_model.model_path))
     if shape is None:
-        return None
+        return NOBODY
     width = 2 if where.device == "cuda" else 4
     read = reward_model.rollout.max_num_batched_tokens
     tokens = Tokens(packed=read, padded=read, computed=read, scored=0)

@@ -97,9 +97,8 @@ def plan_memory(
         return MemoryPlan(phases=(alone,), device_bytes=capacity, kv_budget=0, kv_demand=0)
     rollout = config.actor_rollout_ref.rollout
     judge = judge_memory(config, where, largest)
-    if judge is not None:
-        training = {**training, **judge.beside()}
-        drawing = {**drawing, **({} if is_split else judge.beside())}
+    training = training | judge.beside()
+    drawing = drawing if is_split else training
     demand = _kv_demand(config, shape, batch, where, width)
     weights = keeps.drawing.get("replica") or training["weights"]
     share = int(capacity * rollout.gpu_memory_utilization) - weights
@@ -108,15 +107,11 @@ def plan_memory(
     # The pages stay where they are while the policy learns, unless they are given back.
     is_free = rollout.free_cache_engine or is_split
     after = training if is_free else {**training, **cache}
-    scoring = (
-        {"gathered": keeps.gathered, "activations": largest.inside()},
-        {"gathered": keeps.gathered, "logits": largest.head(is_learning=False)},
-    )
-    judging = () if judge is None else (Phase(name="judge", parts=judge.judging(after)),)
+    judging = judge.judging(after)
     phases = (
         _largest("generate", {**drawing, **cache}, _generate(config, shape, batch, largest)),
-        *judging,
-        _largest("log-probs", after, scoring),
+        *([Phase(name="judge", parts=judging)] if judging else []),
+        _largest("log-probs", after, _score(keeps, largest)),
         _largest("update", after, update),
     )
     return MemoryPlan(phases=phases, device_bytes=capacity, kv_budget=budget, kv_demand=demand)
@@ -166,6 +161,14 @@ def _generate(
     number = largest.width if largest.device == "cuda" and not is_sorted else 3 * _FP32
     drawing = rows * (shape.vocab * number + 2 * shape.hidden * largest.width)
     return {"activations": replace(largest, tokens=tokens).inside()}, {"logits": drawing}
+
+
+def _score(keeps: Held, largest: Pass) -> tuple[dict[str, int], ...]:
+    """Hidden states are made, then log-probabilities."""
+    return (
+        {"gathered": keeps.gathered, "activations": largest.inside()},
+        {"gathered": keeps.gathered, "logits": largest.head(is_learning=False)},
+    )
 
 
 def _update(

@@ -133,7 +133,7 @@ def build_sampler(data: Data, dataset: Dataset, *, seed: int = 0) -> Sampler:
 def _prepared(dataset: Dataset, data: Data, renderer: Renderer, field: str) -> Dataset:
     dataset = drop_empty(dataset)
     _check_who_speaks(dataset)
-    _check_tools_are_rendered(dataset, renderer)
+    check_tools_are_rendered(dataset, renderer)
     if data.filter_overlong_prompts:
         dataset = drop_overlong(dataset, renderer, max_prompt_length=data.max_prompt_length)
     else:
@@ -159,7 +159,7 @@ def _check_who_speaks(dataset: Dataset) -> None:
             raise UserError(f"{origin}: messages", roles, why, "drop the last message")
 
 
-def _check_tools_are_rendered(dataset: Dataset, renderer: Renderer) -> None:
+def check_tools_are_rendered(dataset: Dataset, renderer: Renderer) -> None:
     """A template without a place for tools would hide them from the policy without a word."""
     pairs = zip(dataset.prompts, dataset.origins, strict=True)
     prompt, origin = next((pair for pair in pairs if pair[0].tools), (None, ""))

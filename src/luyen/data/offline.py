@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar, cast, final
 from luyen.base.errors import UserError
 from luyen.base.records import Prompt, make_prompt
 from luyen.config.schema.data import Data
-from luyen.data.build import TrainData, build_sampler
+from luyen.data.build import TrainData, build_sampler, check_tools_are_rendered
 from luyen.data.formats.forms import FORMS, Kind
 from luyen.data.formats.read import open_rows
 from luyen.data.formats.records import (
@@ -106,6 +106,7 @@ def _load(
         fingerprint=hashlib.blake2b(together.encode(), digest_size=_DIGEST).hexdigest(),
         counts=counts,
     )
+    check_tools_are_rendered(dataset, renderer)
     return _filtered(data, rows, dataset, renderer, of)
 
 

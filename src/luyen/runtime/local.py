@@ -56,6 +56,7 @@ class LocalRoles:
         ref_passes: Passes,
         frees_cache: bool = False,
         is_swapping: bool = False,
+        teacher: Policy | None = None,
     ) -> None:
         """`reference` None with a LoRA actor means the actor with its adapter off.
 
@@ -67,6 +68,7 @@ class LocalRoles:
         self.rollout = rollout
         self.generation = generation
         self.reference = reference
+        self.teacher = teacher
         self.critic = critic
         self.log_prob_passes = log_prob_passes
         self.ref_passes = ref_passes
@@ -176,6 +178,12 @@ class LocalRoles:
         with off:
             scored = score(policy, batch, self.ref_passes, temperature=self.actor.temperature)
         return scored["logp"]
+
+    def teacher_logp(self, batch: PackedBatch) -> Tensor:
+        """Log-probabilities under the teacher."""
+        assert self.teacher is not None, "the run has no teacher"
+        temperature = self.actor.temperature
+        return score(self.teacher, batch, self.log_prob_passes, temperature=temperature)["logp"]
 
     def values(self, batch: PackedBatch) -> Tensor:
         """The critic's value before each token."""

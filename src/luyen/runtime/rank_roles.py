@@ -41,12 +41,14 @@ class RankRoles:
         actor: ActorEngine,
         reference: Policy | None,
         critic: CriticEngine | None,
+        teacher: Policy | None = None,
     ) -> None:
         """`reference` None with a LoRA actor means the actor with its adapter off."""
         self.rank = rank
         self.actor = actor
         self.reference = reference
         self.critic = critic
+        self.teacher = teacher
         self._beside = BesideWriter()
 
     def actor_scores(self, share: Share, *, sum_pi_squared: bool = False) -> dict[str, Tensor]:
@@ -60,6 +62,13 @@ class RankRoles:
             return score_share(
                 policy, share, temperature=self.actor.temperature, device=self.actor.device
             )
+
+    def teacher_scores(self, share: Share) -> dict[str, Tensor]:
+        """Log-probabilities under the teacher."""
+        assert self.teacher is not None, "the run has no teacher"
+        return score_share(
+            self.teacher, share, temperature=self.actor.temperature, device=self.actor.device
+        )
 
     def critic_scores(self, share: Share) -> dict[str, Tensor]:
         """The critic's value before each token."""

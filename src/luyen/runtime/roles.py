@@ -110,6 +110,10 @@ class Roles(Protocol):
         """Log-probabilities under the reference policy."""
         ...
 
+    def teacher_logp(self, batch: PackedBatch) -> Tensor:
+        """Log-probabilities under the teacher."""
+        ...
+
     def values(self, batch: PackedBatch) -> Tensor:
         """The critic's value before each token."""
         ...

@@ -99,6 +99,10 @@ class StrictRoles:
         """Log-probabilities under the reference policy."""
         return travelled(self.inner.reference_logp(travelled(batch)))
 
+    def teacher_logp(self, batch: PackedBatch) -> Tensor:
+        """Log-probabilities under the teacher."""
+        return travelled(self.inner.teacher_logp(travelled(batch)))
+
     def values(self, batch: PackedBatch) -> Tensor:
         """The critic's value before each token."""
         return travelled(self.inner.values(travelled(batch)))

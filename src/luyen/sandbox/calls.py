@@ -46,5 +46,7 @@ class Reply:
     """The exception in one line, the timeout, the death of the process; None: it returned."""
     timed_out: bool = False
     """Whether the error is that the time was up."""
+    exit_code: int | None = None
+    """How the process ended, where the error is that it did."""
     seconds: float = 0.0
     """How long it took, loading not counted; after a fault, from the asking."""

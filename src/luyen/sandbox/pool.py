@@ -119,7 +119,7 @@ class Pool:
         except (EOFError, OSError):
             code = self._crew.remove(worker, patience_s=PATIENCE_S)
             error = f"the process that computed it ended (exit code {code})"
-            return Reply(error=error, seconds=perf_counter() - start)
+            return Reply(error=error, exit_code=code, seconds=perf_counter() - start)
         if reply is None:
             self._crew.remove(worker)
             error = f"no answer within {timeout_s:g} s"

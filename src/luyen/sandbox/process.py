@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
+from pathlib import Path
+from time import monotonic, sleep
 from typing import final
 
 from luyen.sandbox.calls import Reply
@@ -14,6 +16,8 @@ from luyen.sandbox.worker import READY
 
 START_S = 120.0
 """How long a process may take to start and to load a function; importing can be slow."""
+_LOOK_S = 0.005
+"""Pause between two looks at a process that is about to end."""
 _ENVELOPE = 4096
 """What an error may add to a result of the allowed size."""
 
@@ -54,20 +58,42 @@ class Worker:
 
     def kill(self) -> None:
         """Kill the process and all it started; who waits for its answer sees the pipe close."""
-        if self._process.poll() is None:
-            os.killpg(self._process.pid, signal.SIGKILL)
+        if self._process.returncode is not None:  # buried: its number may be another's by now
+            return
+        strays = stemming_from(self.pid)  # some may have left its group
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        for stray in strays:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(stray, signal.SIGKILL)
 
     def end(self, *, patience_s: float = 0.0) -> int:
-        """Kill the process, when nobody waits for it; its exit code.
+        """Kill the process and what it left behind, when nobody waits for it; its exit code.
 
         One that has closed its pipe is about to end; with some patience its own exit code is seen.
         """
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(patience_s)
+        deadline = monotonic() + patience_s
+        while not self._has_ended() and monotonic() < deadline:
+            sleep(_LOOK_S)
         self.kill()
         code = self._process.wait()
         self._pipe.close()
         return code
+
+    def _has_ended(self) -> bool:
+        """Whether it is dead; it stays unburied, so that its group keeps its number."""
+        flags = os.WEXITED | os.WNOWAIT | os.WNOHANG
+        return os.waitid(os.P_PID, self.pid, flags) is not None
+
+
+def stemming_from(pid: int) -> list[int]:
+    """All processes that a process started, and those that these started, as far as /proc tells."""
+    found: list[int] = [pid]
+    for parent in found:  # it grows while it is walked
+        with suppress(OSError):  # it ended meanwhile, or there is no /proc
+            for task in Path(f"/proc/{parent}/task").iterdir():
+                found += map(int, (task / "children").read_text().split())
+    return found[1:]
 
 
 def _unpacked(data: bytes) -> Reply:

@@ -89,7 +89,7 @@ def _unjudged(run: OnlineRun, groups: Sequence[Group]) -> list[Scored]:
 
 
 def _sound(run: OnlineRun, groups: Sequence[Group]) -> list[Group]:
-    """The groups without what broke on the way, which is noted; one of which nothing is left goes."""
+    """The groups without what broke on the way, which is noted; empty ones are left out."""
     broken = run.roles.broken(groups)
     run.broken += broken
     keys = {rollout.key for rollout in broken}

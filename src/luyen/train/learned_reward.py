@@ -17,17 +17,25 @@ if TYPE_CHECKING:
 
 
 def learned_services(
-    config: RunConfig, policy: Renderer, scorer: Scorer | None, device: str
+    config: RunConfig,
+    policy: Renderer,
+    scorer: Scorer | None,
+    device: str,
+    *,
+    say: Callable[[str], None] | None = None,
 ) -> Services:
     """What rewards are brought: the reward model, where it is on.
 
-    Without a `scorer`, the model is loaded here. Closing the rewards closes it.
+    Without a `scorer`, the model is loaded here. Closing the rewards closes it. `say` hears which
+    tokens it reads.
     """
     reward_model = config.reward.reward_model
     if not reward_model.enable:
         return Services()
     start: Callable[[], Scorer] = partial(load_scorer, reward_model, device, is_alone=False)
     model = open_learned_reward(reward_model, policy, start if scorer is None else lambda: scorer)
+    if say is not None:
+        say(f"the reward model reads {model.way}")
     return Services(model=model, closing=model.close)
 
 

@@ -28,7 +28,9 @@ def load_teacher(config: RunConfig, tokenizer: Tokenizer, device: str) -> Policy
     except UserError as error:
         raise UserError(_FIELD, path, error.why, error.fix) from error
     rows = teacher.head.vocabulary
-    _refuse_other_ids(path, f"it has {rows} of {tokenizer.size} ids" if rows < tokenizer.size else "")
+    _refuse_other_ids(
+        path, f"it has {rows} of {tokenizer.size} ids" if rows < tokenizer.size else ""
+    )
     teacher.requires_grad_(False)
     teacher.is_exact = config.actor_rollout_ref.rollout.deterministic
     return teacher

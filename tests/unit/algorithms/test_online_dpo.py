@@ -46,6 +46,7 @@ def autograd(rows: list[Row], objective: PreferenceObjective) -> Tensor:
     inputs = inputs_of(rows)
     best, worst = sides(rows)
     assert inputs.old_logp is not None
+    assert inputs.ref_logp is not None
     logp = inputs.old_logp.clone().requires_grad_()
     if not best:
         return torch.zeros_like(logp)
@@ -141,9 +142,7 @@ def test_a_reference_is_asked_for_where_a_loss_reads_one():
 @settings(max_examples=10, deadline=None)
 def test_only_the_order_of_rewards_counts(scale: int, shift: int):
     rows = pair()
-    moved = [
-        replace(r, rewards=(*r.rewards[:-1], scale * r.rewards[-1] + shift / 4)) for r in rows
-    ]
+    moved = [replace(r, rewards=(*r.rewards[:-1], scale * r.rewards[-1] + shift / 4)) for r in rows]
     one, other = (online_dpo(inputs_of(some)).advantages for some in (rows, moved))
     assert one.any()
     assert torch.equal(one, other)

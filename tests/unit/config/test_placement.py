@@ -108,3 +108,31 @@ def test_every_version_that_is_held_has_a_copy_of_what_learns():
     assert phases(*ahead)["generate"]["versions"] == 3 * ALL * 2
     assert phases(*ahead, cluster)["generate"]["versions"] == 2 * ALL * 2
     assert "versions" not in phases(*ahead, cluster, "trainer.async_order=completion")["generate"]
+
+
+JUDGE = ("reward.reward_model.enable=true", "reward.reward_model.model_path=builtin://arithmetic")
+OWN = ("enable_resource_pool=true", "nnodes=1", "n_gpus_per_node=2")
+
+
+def test_a_reward_model_rests_beside_others_and_stays_on_devices_of_its_own():
+    shared = phases(*JUDGE)
+    assert "reward model" in shared["judge"]
+    assert "weights" in shared["judge"], "the policy is there while it judges"
+    assert "reward model" not in shared["update"]
+    kept = phases(*JUDGE, "reward.reward_model.param_offload=false")
+    assert kept["update"]["reward model"] == kept["judge"]["reward model"]
+    own = phases(*JUDGE, *(f"reward.reward_model.{word}" for word in OWN))
+    assert own["judge"].keys() == {"reward model", "activations"}
+    assert "reward model" not in own["update"]
+    assert "judge" not in phases()
+
+
+def test_a_pool_for_the_reward_model_asks_for_a_cluster():
+    words = [f"reward.reward_model.{word}" for word in OWN]
+    where = report_of(*JUDGE, *words).plan.where
+    assert where.runtime == "ray"
+    [role] = [role for role in where.roles if role.name == "reward model"]
+    assert (role.engine, role.place) == ("2 copies of native", "1 x 2 cuda of its own")
+    one = report_of(*JUDGE, *words, "reward.reward_model.rollout.data_parallel_size=1").plan.where
+    assert one.roles[-1].engine == "native"
+    assert report_of(*JUDGE).plan.where.runtime == "local"

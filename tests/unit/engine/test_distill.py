@@ -120,7 +120,9 @@ def test_the_gradient_is_that_of_the_formula_in_plain_transformers(name: str):
         )
         loss = loss + rows[mask].sum()
     (loss / batch.layout.mask.sum()).backward()
-    expected = torch.cat([p.grad.flatten() for p in student.parameters()]).double()
+    expected = torch.cat(
+        [p.grad.flatten() for p in student.parameters() if p.grad is not None]
+    ).double()
     assert (found - expected).norm() < 2e-5 * expected.norm()
 
 

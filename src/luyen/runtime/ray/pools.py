@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias, final
 
 from luyen.base.errors import UserError
-from luyen.config.plan import Placement
+from luyen.config.plan import Placement, count_judges, reward_pool
 from luyen.config.schema.run import RunConfig
 
 Device: TypeAlias = Literal["cpu", "cuda"]
@@ -79,6 +79,8 @@ class PoolFacts:
     """Groups and devices of each, of the reward model's own pool; None: it has none."""
     is_reward_shared: bool = False
     """Whether a reward model shares the devices of the actor."""
+    judges: int | None = None
+    """Copies of the reward model; None: one on each device that it has."""
 
     @property
     def is_split(self) -> bool:
@@ -88,8 +90,7 @@ class PoolFacts:
     @classmethod
     def of(cls, config: RunConfig, where: Placement) -> "PoolFacts":
         """What a configuration asks for."""
-        model = config.reward.reward_model
-        has_own = model.enable and model.enable_resource_pool
+        model, own = config.reward.reward_model, reward_pool(config)
         names = [role.name for role in where.roles]
         return cls(
             device="cuda" if where.device == "cuda" else "cpu",
@@ -98,8 +99,9 @@ class PoolFacts:
             replicas=where.replicas,
             rollout=where.rollout_pool,
             trainers=tuple(name for name in names if name not in (ROLLOUT, REWARD)),
-            reward=(model.nnodes, model.n_gpus_per_node) if has_own else None,
-            is_reward_shared=model.enable and not model.enable_resource_pool,
+            reward=own,
+            is_reward_shared=model.enable and own is None,
+            judges=count_judges(config) if model.enable else None,
         )
 
 
@@ -227,9 +229,9 @@ def _slots(facts: PoolFacts) -> dict[str, tuple[Slot, ...]]:
         own = _whole(ROLLOUT, (facts.rollout[1],) * facts.rollout[0])
         slots[ROLLOUT] = own[: facts.replicas]
     if facts.is_reward_shared:
-        slots[REWARD] = shared(len(places))
+        slots[REWARD] = shared(facts.judges or len(places))
     elif facts.reward is not None:
-        slots[REWARD] = _whole(REWARD, (facts.reward[1],) * facts.reward[0])
+        slots[REWARD] = _whole(REWARD, (facts.reward[1],) * facts.reward[0])[: facts.judges]
     return slots
 
 

@@ -153,6 +153,10 @@ class RayRoles:
         """Log-probabilities under the reference policy."""
         return self._scores("reference_scores", batch, self.cuts.reference)["logp"]
 
+    def teacher_logp(self, batch: PackedBatch) -> Tensor:
+        """Log-probabilities under the teacher."""
+        return self._scores("teacher_scores", batch, self.cuts.log_probs)["logp"]
+
     def values(self, batch: PackedBatch) -> Tensor:
         """The critic's value before each token."""
         assert self.cuts.critic is not None, "the run has no critic"

@@ -1,0 +1,127 @@
+"""`luyen artifacts`: what runs read and made, as a list, as a tree, and hashed again."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from luyen.base.errors import UserError
+from luyen.base.files import plain
+from luyen.cli.runs import table
+from luyen.telemetry.artifact_registry import Registry
+from luyen.telemetry.artifacts import Artifact, difference, short
+
+_HEAD = ("kind", "name", "hash", "made from", "run", "when")
+_DEEPEST = 50
+"""Generations that are shown; a hash among its own ancestors could only be forged."""
+
+
+def run_list(folder: Path, *, as_json: bool) -> int:
+    """Print what was noted, each artifact once."""
+    found = _once(_registry(folder))
+    if as_json:
+        typer.echo(_json([_page(one) for one in found]))
+        return 0
+    rows = [_row(one) for one in found]
+    for line in table(_HEAD, rows) if rows else [f"No artifacts in {folder}"]:
+        typer.echo(line)
+    return 0
+
+
+def run_verify(folder: Path, *, as_json: bool) -> int:
+    """Hash all there is; 1 when something is not as it was noted."""
+    held = [one for one in _once(_registry(folder)) if one.files and not one.is_retired]
+    wrong = [(one, how) for one in held if (how := difference(one)) is not None]
+    if as_json:
+        changed = [{**_page(one), "why": how} for one, how in wrong]
+        typer.echo(_json({"verified": len(held), "changed": changed}))
+    else:
+        for one, how in wrong:
+            typer.secho(f"{one.kind} {one.title}: {how}", fg="red")
+        count = f"{len(held)} artifact{'' if len(held) == 1 else 's'}"
+        typer.echo(f"{count} hashed, {len(wrong)} not as noted")
+    return 1 if wrong else 0
+
+
+def run_show(name: str, folder: Path, *, as_json: bool) -> int:
+    """Print the ancestors of every artifact that is meant."""
+    registry = _registry(folder)
+    found = registry.find(name)
+    if not found:
+        registry.one(name, "NAME")  # says what is known instead
+    if as_json:
+        typer.echo(_json([_tree(registry, one, _DEEPEST) for one in found]))
+        return 0
+    for one in found:
+        for line in _branch(registry, one, "", _DEEPEST):
+            typer.echo(line)
+    return 0
+
+
+def run_rebuild(folder: Path) -> int:
+    """Write the index and say how long it is."""
+    registry = _registry(folder)
+    count = registry.rebuild()
+    typer.echo(f"{count} line{'' if count == 1 else 's'} in {registry.root / 'artifacts.jsonl'}")
+    return 0
+
+
+def _registry(folder: Path) -> Registry:
+    root = folder.expanduser()
+    if not root.is_dir():
+        fix = "give the folder that trainer.default_local_dir names"
+        raise UserError("DIR", str(folder), "no such folder", fix)
+    return Registry(root)
+
+
+def _once(registry: Registry) -> list[Artifact]:
+    """Each content at each place once, as its maker noted it, in the order of time."""
+    made = {one.hash for one in registry.artifacts if one.used_as is None}
+    found: dict[tuple[str, str], Artifact] = {}
+    for one in registry.artifacts:
+        if one.used_as is None or one.hash not in made:
+            found.setdefault((one.hash, one.path), one)
+    return sorted(found.values(), key=lambda one: (one.made, one.used_as is None))
+
+
+def _row(one: Artifact) -> tuple[str, ...]:
+    parents = " ".join(map(short, one.parents)) or "-"
+    kind = f"{one.kind} (retired)" if one.is_retired else one.kind
+    return (kind, one.name, short(one.hash), parents, one.run, one.made.replace("T", " ")[:16])
+
+
+def _branch(registry: Registry, one: Artifact, indent: str, left: int) -> Iterator[str]:
+    made = f"read by {one.run}" if one.used_as is not None else f"made by {one.run}"
+    where = "" if one.path == one.name else f"  {_from_here(one.path)}"
+    yield f"{indent}{one.kind} {one.title}  {made}{where}"
+    if left == 0:
+        return
+    for parent in one.parents:
+        above = registry.maker(parent)
+        if above is None:
+            yield f"{indent}  {short(parent)}  nothing is noted of it"
+        else:
+            yield from _branch(registry, above, f"{indent}  ", left - 1)
+
+
+def _from_here(path: str) -> str:
+    """A path below the folder of the command without that folder."""
+    here = Path.cwd()
+    return str(Path(path).relative_to(here)) if Path(path).is_relative_to(here) else path
+
+
+def _tree(registry: Registry, one: Artifact, left: int) -> dict[str, Any]:
+    above = [registry.maker(parent) for parent in one.parents] if left else []
+    known = [_tree(registry, parent, left - 1) for parent in above if parent is not None]
+    return {**_page(one), "made_from": known}
+
+
+def _page(one: Artifact) -> dict[str, Any]:
+    return {**asdict(one), "files": dict(one.files)}
+
+
+def _json(value: Any) -> str:
+    return json.dumps(plain(value), indent=2)

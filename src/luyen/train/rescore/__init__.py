@@ -1,0 +1,1 @@
+"""Recorded rollouts judged by another reward."""
