@@ -9,6 +9,7 @@ scoring is scoring. What is left is overhead:
   ranks digest what they hold. They are given beside it.
 
     python benchmarks/ray_overhead.py --steps 40
+    python benchmarks/ray_overhead.py --steps 10 --hidden 512 --layers 8
 """
 
 import argparse
@@ -47,10 +48,21 @@ def train(folder: Path, asked: argparse.Namespace) -> Path:
         "trainer.project_name=overhead",
         "trainer.experiment_name=run",
     ]
-    report = check([RECIPE], words)
+    report = check([RECIPE], words + (larger(asked.hidden, asked.layers) if asked.hidden else []))
     assert report.is_sound, report.problems
     run_training(report)
     return folder / "overhead/run"
+
+
+def larger(hidden: int, layers: int) -> list[str]:
+    """A model of another size: fresh weights, and a reward in which random answers differ."""
+    shape = f"hidden_size: {hidden}, intermediate_size: {4 * hidden}, num_hidden_layers: {layers}"
+    heads = f"num_attention_heads: {hidden // 64}, num_key_value_heads: {hidden // 64}"
+    return [
+        "actor_rollout_ref.model.init=random",
+        f"actor_rollout_ref.model.override_config={{{shape}, {heads}, head_dim: 64}}",
+        "reward.components={digit: {rule: regex, kwargs: {pattern: '[0-4]', match: search}}}",
+    ]
 
 
 def parts_of(step: Interval, spans: Sequence[TimedSpan]) -> dict[str, float]:
@@ -106,6 +118,8 @@ def main() -> None:
     """Run, and hold the controller's share against the bar."""
     words = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     words.add_argument("--steps", type=int, default=40)
+    words.add_argument("--hidden", type=int, default=0, help="a larger model, with fresh weights")
+    words.add_argument("--layers", type=int, default=8, help="its layers")
     words.add_argument("--run", type=Path, help="a run that is there already, instead of a new one")
     words.add_argument("--json", action="store_true")
     asked = words.parse_args()
