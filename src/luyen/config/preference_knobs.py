@@ -4,19 +4,6 @@ from typing import Any
 
 from luyen.config.schema.preference import Preference
 
-KNOBS = (
-    "beta",
-    "label_smoothing",
-    "f_divergence_type",
-    "f_alpha_divergence_coef",
-    "discopop_tau",
-    "cpo_alpha",
-    "simpo_gamma",
-    "alpha",
-    "desirable_weight",
-    "undesirable_weight",
-)
-
 
 def preference_knobs(preference: Preference) -> dict[str, Any]:
     """Those that are not null; a loss has its own value of the others.
@@ -25,5 +12,16 @@ def preference_knobs(preference: Preference) -> dict[str, Any]:
         >>> preference_knobs(Preference(beta=0.5))
         {'beta': 0.5}
     """
-    given = dict(preference)
-    return {name: given[name] for name in KNOBS if given[name] is not None}
+    given = {
+        "beta": preference.beta,
+        "label_smoothing": preference.label_smoothing,
+        "f_divergence_type": preference.f_divergence_type,
+        "f_alpha_divergence_coef": preference.f_alpha_divergence_coef,
+        "discopop_tau": preference.discopop_tau,
+        "cpo_alpha": preference.cpo_alpha,
+        "simpo_gamma": preference.simpo_gamma,
+        "alpha": preference.alpha,
+        "desirable_weight": preference.desirable_weight,
+        "undesirable_weight": preference.undesirable_weight,
+    }
+    return {name: value for name, value in given.items() if value is not None}

@@ -59,6 +59,7 @@ FIGURES = (
     Figure(label="nll", names=("sft/nll",), form=".3f"),
     Figure(label="loss", names=("preference/loss", "reward_model/loss"), form=".4f"),
     Figure(label="pairs right", names=("preference/accuracy", "reward_model/accuracy"), form=".3f"),
+    Figure(label="from teacher", names=("distill/divergence", "distill/reverse_kl"), form=".4f"),
     Figure(label="entropy", names=("actor/entropy",), form=".3f"),
     Figure(label="length", names=("response_length/mean",), form=".1f"),
     Figure(label="KL", names=("actor/ref_kl", "actor/kl_loss", "actor/ppo_kl"), form=".4f"),

@@ -1,6 +1,7 @@
 """Validation: rollouts on held-out prompts, with pass@k, mean@k and a confidence interval."""
 
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 
 from luyen.config.schema.run import RunConfig
 from luyen.rewards.step import Scored
@@ -9,6 +10,10 @@ from luyen.telemetry.catalog import metric
 from luyen.train.shares import pass_at_k, powers_of_two, wilson_interval
 
 metric("val/faults", doc="Conversations of the validation that broke and are judged by nobody.")
+metric(
+    "val/reward/<component...>/mean",
+    doc="Mean of one component over the validation's samples, whatever its weight.",
+)
 
 
 def validation_sampling(config: RunConfig, stop_ids: frozenset[int]) -> Sampling:
@@ -24,14 +29,27 @@ def validation_sampling(config: RunConfig, stop_ids: frozenset[int]) -> Sampling
 
 
 def scored_metrics(scored: Sequence[Scored]) -> dict[str, float]:
-    """`validation_metrics` of the rollouts that have a score; a group without any is left out."""
+    """`validation_metrics` of the rollouts that have a score; a group without any is left out.
+
+    Components have means of their own: one of weight 0 may be what a learned reward stands for.
+    """
     rewards: dict[str, list[list[float]]] = {}
     for group in scored:
         scores = [rollout.score for rollout in group.rollouts if rollout.score is not None]
         values = [score.value for score in scores if score.value is not None]
         if values:
             rewards.setdefault(group.prompt.data_source, []).append(values)
-    return validation_metrics(rewards)
+    return {**validation_metrics(rewards), **_component_means(scored)}
+
+
+def _component_means(scored: Sequence[Scored]) -> dict[str, float]:
+    """Mean of every node below the root, where it has a value."""
+    values: dict[str, list[float]] = {}
+    for score in (score for group in scored for score in group.scores):
+        for path, value in score.flat().items():
+            if value is not None and path != score.name:
+                values.setdefault(f"val/{path}/mean", []).append(value)
+    return {name: fmean(some) for name, some in values.items()}
 
 
 def validation_metrics(

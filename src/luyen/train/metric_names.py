@@ -104,8 +104,8 @@ _PREFERENCE = {
 }
 _REWARD_MODEL = {
     "loss": "Loss of the reward model, mean over pairs, answers or steps.",
-    "accuracy": "Share of pairs whose chosen answer has the higher score, or of steps that it tells "
-    "right; a tie counts half.",
+    "accuracy": "Share of pairs whose chosen answer has the higher score, or of steps that are "
+    "told right; a tie counts half.",
     "margin": "Score of chosen answers minus that of rejected ones.",
     "chosen_score": "Mean score of chosen answers.",
     "rejected_score": "Mean score of rejected answers.",
@@ -130,7 +130,7 @@ _ROLE = {
 _WAIT = {
     "controller_on_actor": "Seconds for which the loop did nothing but wait for ranks.",
     "controller_on_rollout": "Seconds for which the loop did nothing but wait for replicas.",
-    "controller_on_reward_model": "Seconds for which judging did nothing but wait for reward models.",
+    "controller_on_reward_model": "Seconds for which judging only waited for reward models.",
     "reward_model_idle": "Seconds since the step before in which a copy of the reward model did "
     "nothing, mean over them.",
     "actor_idle": "Seconds since the step before in which a rank did nothing, mean over them.",

@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 
 from luyen.base.errors import UserError
-from luyen.base.records import Score, make_prompt
+from luyen.base.records import Score
 from luyen.config.schema.judge import Judge
 from luyen.rewards import limits
 from luyen.rewards.cache import ScoreCache
 from luyen.rewards.calls import Inline
 from luyen.rewards.counts import Counts
 from luyen.rewards.judge import Judges
-from luyen.rewards.judge_prompt import messages_for
 from luyen.rewards.pool import Pool
 from tests.unit.rewards.builders import prompt, rollout
 from tests.unit.rewards.judge_server import JudgeServer, judge_server
@@ -284,34 +283,3 @@ def test_a_key_that_is_not_there_is_said_before_anything_is_asked(monkeypatch):
     monkeypatch.delenv("NO_SUCH_KEY", raising=False)
     with pytest.raises(UserError, match="the environment variable is not set"):
         ask(judge("http://localhost:1/v1", api_key_env="NO_SUCH_KEY"), "x")
-
-
-def test_a_conversation_is_shown_with_its_roles():
-    asked = make_prompt(
-        [
-            {"role": "system", "content": "Short."},
-            {"role": "user", "content": [{"type": "text", "text": "Hi"}, {"type": "image"}]},
-        ]
-    )
-    [message] = messages_for(judge("http://a/v1", prompt="{question}|{answer}"), asked, "Ho")
-    assert message["content"] == "system: Short.\n\nuser: Hi|Ho"
-
-
-@pytest.mark.parametrize(
-    ("keys", "why"),
-    [
-        ({"base_url": "localhost:80/v1"}, "begins with http"),
-        ({"base_url": "http://h:99999/v1"}, "is no address"),
-        ({"prompt": "Is {question} good?"}, "does not show {answer}"),
-        ({"parse": "choice"}, "choices are needed"),
-        ({"choices": {"A": 1.0}}, "choices are needed"),
-        ({"parse": "regex"}, "pattern is needed"),
-        ({"parse": "regex", "pattern": "("}, "no regular expression"),
-        ({"parse": "regex", "pattern": "x"}, "has no group"),
-        ({"parse": "choice", "choices": {"A": 1.0}, "scale": [0, 1]}, "scale has no effect"),
-        ({"scale": [1, 1]}, "worst lies below best"),
-    ],
-)
-def test_a_block_that_cannot_judge_is_refused(keys, why):
-    with pytest.raises(ValueError, match=why):
-        Judge.model_validate({"base_url": "http://h/v1", "prompt": "{answer}"} | keys)

@@ -3,6 +3,7 @@
 from luyen.studio.doctor import (
     rules_critic,
     rules_files,
+    rules_hacking,
     rules_policy,
     rules_prompts,
     rules_reward,
@@ -22,6 +23,7 @@ MODULES = (
     rules_policy,
     rules_sampler,
     rules_reward,
+    rules_hacking,
     rules_prompts,
     rules_critic,
     rules_tools,

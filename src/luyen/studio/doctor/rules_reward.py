@@ -1,4 +1,4 @@
-"""Rules about the reward: which part of it decides, and whether it still means what it should."""
+"""Rules about the reward: which part of it decides, and whether it can be computed."""
 
 from collections.abc import Iterator
 from statistics import pstdev
@@ -9,10 +9,6 @@ from luyen.studio.doctor.tuning import other_data, repair
 
 _DOMINANT = 20.0
 """Times the spread of any other component: the others are lost in its noise."""
-_RISE = 0.2
-"""Rise of the training reward, in its own spread, that counts as progress."""
-_FALL, _SHARE = 0.1, 0.5
-"""Fall of a component, and share of it that is gone, while the whole rises."""
 _BROKEN = 0.1
 """Share of rollouts without a score: one in ten is no accident."""
 
@@ -43,47 +39,6 @@ def reward_dominance(record: RunRecord) -> Iterator[Symptom]:
             steps=tuple(record.rollouts),
             numbers={f"spread of {name}": value for name, value in spreads.items()},
         )
-
-
-@rule("reward-hacking", "warning")
-def reward_hacking(record: RunRecord) -> Iterator[Symptom]:
-    """The training reward rises while what it stands for falls."""
-    reward, spread = record.course("reward/mean"), record.course("reward/std")
-    if not reward.has_both_ends or not spread.has_both_ends:
-        return
-    rise = reward.end() - reward.start()
-    if rise <= _RISE * spread.start():
-        return
-    for what, before, now in (*_held_out(record), *_components(record)):
-        yield Symptom(
-            says=f"the training reward rose from {reward.start():.3g} to {reward.end():.3g} while "
-            f"{what} fell from {before:.3g} to {now:.3g}",
-            experiment=other_data(
-                "read the best rollouts of the last steps: what earns the reward is not the task",
-                f"give {what} a weight of its own in reward.components",
-            ),
-            steps=reward.last_steps,
-            numbers={"reward/mean": reward.end(), what: now, f"{what} at the beginning": before},
-        )
-
-
-def _held_out(record: RunRecord) -> Iterator[tuple[str, float, float]]:
-    """Validation accuracy, where its interval lies below the first one."""
-    found = [line.values for line in record.lines if "val/accuracy" in line.values]
-    if len(found) >= 2 and found[-1]["val/accuracy_high"] < found[0]["val/accuracy_low"]:
-        yield "val/accuracy", found[0]["val/accuracy"], found[-1]["val/accuracy"]
-
-
-def _components(record: RunRecord) -> Iterator[tuple[str, float, float]]:
-    """Components that lost at least half of what they had."""
-    for name in record.names():
-        if not (name.startswith("reward/") and name.endswith("/mean")):
-            continue
-        course = record.course(name)
-        if course.has_both_ends and course.start() > 0:
-            fall = course.start() - course.end()
-            if fall > max(_FALL, _SHARE * course.start()):
-                yield name, course.start(), course.end()
 
 
 @rule("many-faults", "warning")

@@ -37,7 +37,7 @@ def steadier(record: RunRecord) -> Experiment:
     config = record.config
     return ladder(
         [
-            ("clip and KL", _more_kl(config)),
+            ("clip and KL", more_kl(config)),
             ("clip and KL", _narrower_clip(config)),
             ("learning rate", _critic_rate(record)),
             ("learning rate", _actor_rate(config)),
@@ -64,7 +64,7 @@ def livelier(record: RunRecord) -> Experiment:
     return ladder(
         [
             ("clip and KL", _clip_higher(config)),
-            ("clip and KL", _more_kl(config)),
+            ("clip and KL", more_kl(config)),
             ("learning rate", _critic_rate(record)),
             ("learning rate", _actor_rate(config)),
             ("loss mode", _loss_mode(config, "clip_cov")),
@@ -104,7 +104,7 @@ def shorter(record: RunRecord) -> Experiment:
     return ladder(
         [
             ("clip and KL", _price(config)),
-            ("clip and KL", _more_kl(config)),
+            ("clip and KL", more_kl(config)),
             ("learning rate", _critic_rate(record)),
             ("learning rate", _actor_rate(config)),
             ("loss mode", f"{_ACTOR}.loss_agg_mode=token-mean, which gives long answers no rebate"),
@@ -129,7 +129,8 @@ def _price(config: RunConfig) -> str | None:
     return "reward.reward_manager.name=dapo with reward.overlong_buffer.enable=true"
 
 
-def _more_kl(config: RunConfig) -> str | None:
+def more_kl(config: RunConfig) -> str | None:
+    """A KL term, or a larger one; None where it is strong already."""
     actor, algorithm = config.actor_rollout_ref.actor, config.algorithm
     if actor.use_kl_loss:
         coef = actor.kl_loss_coef

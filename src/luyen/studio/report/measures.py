@@ -60,6 +60,7 @@ CURVES = (
     ),
     Curve(title="Value loss", names=("critic/vf_loss",)),
     Curve(title="KL", names=("actor/ref_kl", "actor/kl_loss", "actor/ppo_kl")),
+    Curve(title="Reverse KL to the teacher", names=("distill/reverse_kl",)),
     Curve(title="Entropy", names=("actor/entropy",)),
     Curve(title="Gradient norm", names=("actor/grad_norm", "critic/grad_norm", "sft/grad_norm")),
     Curve(title="Learning rate", names=("actor/lr", "critic/lr", "sft/lr")),

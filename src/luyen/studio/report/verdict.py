@@ -16,6 +16,8 @@ _REACHED = (
     ("Negative log-likelihood of held-out rows", "sft/val_nll"),
     ("Held-out preference accuracy", "preference/val_accuracy"),
     ("Held-out accuracy of judging", "reward_model/val_accuracy"),
+    ("Held-out divergence from the teacher", "distill/val_divergence"),
+    ("Reverse KL to the teacher", "distill/reverse_kl"),
 )
 _LIVE_S = 300.0
 """A run that wrote within so many seconds may still be going on."""

@@ -5,6 +5,8 @@ from contextlib import ExitStack
 from typing import Any
 
 from luyen.base.digests import DigestFile
+from luyen.base.rundir import RunDirectory
+from luyen.checkpoint.store import Checkpoint, CheckpointStore
 from luyen.checkpoint.tensors import load_state
 from luyen.config.check import Report
 from luyen.config.schema.run import RunConfig
@@ -50,36 +52,18 @@ def prepare_offline(report: Report) -> OfflineRun:
     directory = open_directory(report, data.given, facts_of(config, data.given))
     store = open_store(directory.checkpoints, config.trainer)
     resumed = find_checkpoint(report, store, directory)
-    first_step = resumed.step + 1 if resumed is not None else 0
+    given = Given(
+        config=config,
+        data=data,
+        tokenizer=tokenizer,
+        device=report.plan.where.device,
+        directory=directory,
+        display=display,
+    )
     with ExitStack() as opened:
-        log = open_sinks(
-            config.trainer.logger,
-            directory=directory,
-            who=identity(report, directory),
-            display=display,
-            first_step=first_step,
-        )
-        opened.callback(log.close)
-        digests = DigestFile(directory.digests, first_step=first_step)
-        opened.callback(digests.close)
-        files = OfflineFiles(
-            directory,
-            log,
-            store,
-            digests,
-            known=known_at(resumed),
-            is_async=saves_aside(config.trainer, report.plan.where),
-        )
-        stage = STAGES[config.trainer.stage].build(
-            Given(
-                config=config,
-                data=data,
-                tokenizer=tokenizer,
-                device=report.plan.where.device,
-                directory=directory,
-                display=display,
-            )
-        )
+        files = _open_files(report, directory, store, resumed, display)
+        opened.callback(files.close)
+        stage = STAGES[config.trainer.stage].build(given)
         steps = total_steps(config, len(data.train))
         course = OfflineCourse(config=config, data=data.given, stage=stage, total_steps=steps)
         run = OfflineRun(course, files, display)
@@ -88,6 +72,33 @@ def prepare_offline(report: Report) -> OfflineRun:
             run.go_on_from(load_state(resumed.path, "loop"))
         opened.pop_all()
     return run
+
+
+def _open_files(
+    report: Report,
+    directory: RunDirectory,
+    store: CheckpointStore,
+    resumed: Checkpoint | None,
+    display: Display,
+) -> OfflineFiles:
+    """Metrics, digests and checkpoints; lines of steps that will be done again are dropped."""
+    trainer = report.config.trainer
+    first_step = resumed.step + 1 if resumed is not None else 0
+    log = open_sinks(
+        trainer.logger,
+        directory=directory,
+        who=identity(report, directory),
+        display=display,
+        first_step=first_step,
+    )
+    return OfflineFiles(
+        directory,
+        log,
+        store,
+        DigestFile(directory.digests, first_step=first_step),
+        known=known_at(resumed),
+        is_async=saves_aside(trainer, report.plan.where),
+    )
 
 
 def offline_rows(config: RunConfig, tokenizer: Tokenizer, display: Display) -> OfflineData[Any]:

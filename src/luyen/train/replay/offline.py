@@ -24,11 +24,18 @@ from luyen.train.replay.results import Replayed, Varied
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Taken:
-    """A step that was taken: what it measured, and its digests."""
+class Taken:
+    """An offline step that was taken again.
+
+    Example:
+        >>> Taken(metrics={"sft/nll": 0.5}, stages={}).metrics
+        {'sft/nll': 0.5}
+    """
 
     metrics: Mapping[str, float]
+    """What it measured."""
     stages: Mapping[str, str]
+    """Digest of each stage but the metrics."""
 
 
 def replay_offline(record: RunRecord, step: int, watch: Watch) -> Replayed:
@@ -71,10 +78,10 @@ def vary_offline(record: RunRecord, step: int, after: RunConfig, watch: Watch) -
     )
 
 
-def _take(course: OfflineCourse, step: int) -> _Taken:
+def _take(course: OfflineCourse, step: int) -> Taken:
     lesson = course.lesson(step)
     metrics = course.update(step, lesson)
-    return _Taken(metrics=metrics, stages=course.stages(lesson, metrics))
+    return Taken(metrics=metrics, stages=course.stages(lesson, metrics))
 
 
 def _rebuilt(

@@ -1,0 +1,202 @@
+"""Recorded rewards beside what they stand for: early rollouts against the latest ones."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import fmean, pstdev, variance
+from typing import final
+
+from luyen.base.records import Rollout, Score, Source
+from luyen.config.reward_parts import nodes, read_components
+from luyen.config.schema.reward import Reward
+from luyen.rewards.objectives import correlation
+from luyen.studio.doctor.read import RECENT, RunRecord
+from luyen.studio.doctor.rollouts import name_of
+from luyen.telemetry.rollout_files import RecordedRollout
+
+_FEWEST = 8
+"""Groups on a side: with fewer, the variance between groups is a guess."""
+_RISEN = 2.0
+"""Standard errors from which on a component counts as better: it acquits, so less is asked."""
+_LONGER, _MORE_TOKENS = 2.0, 4.0
+"""Times the first length, and tokens above it, from which on answers have grown."""
+_REPEATED = 0.2
+"""Rise of the share of repeated 3-grams that no way of writing well explains."""
+_FOLLOWS = 0.5
+"""Correlation with the reward above which it pays for a property rather than for its company."""
+_NGRAM = 3
+_SHOWN = 3
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watched:
+    """A component that nobody learns from, early and late in a run.
+
+    Example:
+        >>> Watched(name="exact", before=0.6, now=0.1, spread=0.5, change=-9.0, correlation=-0.2,
+        ...         parting=-6.0, against=-3.0).has_risen
+        False
+    """
+
+    name: str
+    """What it is called."""
+    before: float
+    """Its mean in the early steps."""
+    now: float
+    """Its mean in the latest ones."""
+    spread: float
+    """Its standard deviation over all rollouts that were read."""
+    change: float
+    """How far it moved, in standard errors of the means of groups."""
+    correlation: float | None
+    """Its correlation with the whole reward in the latest steps; None where one never differs."""
+    parting: float
+    """How far that moved since the early steps, in standard errors."""
+    against: float
+    """How far it lies from 0, in standard errors."""
+    examples: tuple[str, ...] = ()
+    """Late rollouts with the highest reward of those that have less of it than the mean had."""
+
+    @property
+    def has_risen(self) -> bool:
+        """Whether it got better."""
+        return self.change > _RISEN
+
+
+def has_proxy(reward: Reward) -> bool:
+    """Whether something learned judges: a reward model, or a language model."""
+    found = nodes(read_components(reward)[0])
+    return any(n.weight and (n.judge is not None or n.model is not None) for _, n in found)
+
+
+def watched_in(record: RunRecord, name: str) -> Watched | None:
+    """A component in the rollouts that the doctor reads; None where there is too little of it.
+
+    So is one that was never above 0 at first: it is a penalty, and no reward stands for that.
+    """
+    early, late = (_judged(rows, name) for rows in _sides(record))
+    if min(len(_by_group(early)), len(_by_group(late))) < _FEWEST:
+        return None
+    values = [value for _, _, value in (*early, *late)]
+    before, now = (fmean(value for _, _, value in rows) for rows in (early, late))
+    if before <= 0:
+        return None
+    old, new = (_correlated(rows) for rows in (early, late))
+    return Watched(
+        name=name,
+        before=before,
+        now=now,
+        spread=pstdev(values),
+        change=_moved(early, late),
+        correlation=None if new is None else new[0],
+        parting=0.0 if old is None or new is None else _parted(old, new),
+        against=0.0 if new is None else _fisher(new[0]) * math.sqrt(new[1] - 3),
+        examples=tuple(_examples(late, before)),
+    )
+
+
+def growth_paid(record: RunRecord) -> Iterator[tuple[str, float, float, float]]:
+    """Properties of answers that grew out of proportion, and that the reward follows."""
+    early, late = _sides(record)
+    for what, measure, has_grown in (
+        ("response length", _length, _is_longer),
+        ("the share of repeated 3-grams", _repetition, _is_repeating),
+    ):
+        rows = [(measure(r.rollout), _value(r.rollout.score)) for r in (*early, *late)]
+        pairs = [(amount, value) for amount, value in rows if value is not None]
+        if not early or not late or not pairs:
+            continue
+        before, now = (fmean(measure(r.rollout) for r in side) for side in (early, late))
+        found = correlation(pairs)
+        if has_grown(before, now) and found is not None and found > _FOLLOWS:
+            yield what, before, now, found
+
+
+_Row = tuple[RecordedRollout, float, float]
+"""A rollout, its whole reward, and the watched component."""
+
+
+def _sides(record: RunRecord) -> tuple[list[RecordedRollout], list[RecordedRollout]]:
+    """Rollouts of the earlier steps that are read, and those of the latest."""
+    steps = list(record.rollouts)
+    early = [row for step in steps[:-RECENT] for row in record.rollouts[step]]
+    return early, [row for step in steps[-RECENT:] for row in record.rollouts[step]]
+
+
+def _judged(rows: Sequence[RecordedRollout], name: str) -> list[_Row]:
+    found: list[_Row] = []
+    for row in rows:
+        score = row.rollout.score
+        part = next((p for p in score.parts if p.name == name), None) if score else None
+        whole, value = _value(score), _value(part)
+        if whole is not None and value is not None and part is not None and not part.gated:
+            found.append((row, whole, value))
+    return found
+
+
+def _by_group(rows: Sequence[_Row]) -> dict[str, list[_Row]]:
+    """Rollouts of one draw are no independent witnesses: groups are what is counted."""
+    groups: dict[str, list[_Row]] = {}
+    for row in rows:
+        groups.setdefault(str(row[0].rollout.group), []).append(row)
+    return groups
+
+
+def _moved(early: Sequence[_Row], late: Sequence[_Row]) -> float:
+    """Difference of the means of groups over its standard error (Welch)."""
+    means = [[fmean(r[2] for r in g) for g in _by_group(rows).values()] for rows in (early, late)]
+    error = math.sqrt(sum(variance(side) / len(side) for side in means))
+    difference = fmean(means[1]) - fmean(means[0])
+    return difference / error if error else math.copysign(math.inf, difference) if difference else 0
+
+
+def _correlated(rows: Sequence[_Row]) -> tuple[float, int] | None:
+    """Correlation of reward and component, and how many groups it rests on."""
+    found = correlation([(whole, value) for _, whole, value in rows])
+    return None if found is None else (found, len(_by_group(rows)))
+
+
+def _parted(old: tuple[float, int], new: tuple[float, int]) -> float:
+    """Difference of two correlations over its standard error."""
+    error = math.sqrt(1 / (old[1] - 3) + 1 / (new[1] - 3))
+    return (_fisher(new[0]) - _fisher(old[0])) / error
+
+
+def _fisher(value: float) -> float:
+    """Fisher's transform: its variance is 1 / (count - 3), whatever the correlation is."""
+    return math.atanh(max(-0.999, min(0.999, value)))
+
+
+def _examples(late: Sequence[_Row], before: float) -> Iterator[str]:
+    poor = [row for row in late if row[2] < before]
+    for row, whole, _ in sorted(poor, key=lambda row: -row[1])[:_SHOWN]:
+        yield f"{name_of(row)}: reward {whole:.3g} for {row.rollout.text[:60]!r}"
+
+
+def _value(score: Score | None) -> float | None:
+    return None if score is None else score.value
+
+
+def _length(rollout: Rollout) -> float:
+    return float(rollout.response_length)
+
+
+def _repetition(rollout: Rollout) -> float:
+    """Share of the n-grams of sampled tokens that were there before."""
+    tokens = [
+        token
+        for branch in rollout.branches
+        for token, source in zip(branch.tokens, branch.sources, strict=True)
+        if source == Source.SAMPLED
+    ]
+    grams = [tuple(tokens[i : i + _NGRAM]) for i in range(len(tokens) - _NGRAM + 1)]
+    return 1 - len(set(grams)) / len(grams) if grams else 0.0
+
+
+def _is_longer(before: float, now: float) -> bool:
+    return now > max(_LONGER * before, before + _MORE_TOKENS)
+
+
+def _is_repeating(before: float, now: float) -> bool:
+    return now > before + _REPEATED
