@@ -4,6 +4,7 @@ import asyncio
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from time import perf_counter
 from typing import Protocol, TypeAlias, final
 
@@ -12,6 +13,7 @@ from luyen.base.records import Prompt, Rollout, Score
 from luyen.rewards.clock import add_time
 from luyen.rewards.model_input import ModelInput, Reader
 from luyen.rewards.protocol import Group
+from luyen.telemetry.waits import waiting_for
 
 NAME = "reward_model"
 """What the learned reward is called among components."""
@@ -21,6 +23,9 @@ Steps: TypeAlias = Callable[[Sequence[float]], float]
 
 class Scorer(Protocol):
     """A reward model, wherever it runs."""
+
+    is_remote: bool
+    """Whether other processes do the work, and this one waits for them."""
 
     def score(self, inputs: Sequence[ModelInput]) -> list[tuple[float, ...]]:
         """For each input the score of every token that is to be judged, in order."""
@@ -92,7 +97,8 @@ class LearnedReward:
         found: list[tuple[float, ...]] = []
         if inputs:
             loop = asyncio.get_running_loop()
-            found = await loop.run_in_executor(self._thread, self._scorer.score, inputs)
+            with waiting_for(NAME) if self._scorer.is_remote else nullcontext():
+                found = await loop.run_in_executor(self._thread, self._scorer.score, inputs)
         each_s = (perf_counter() - started) / max(1, len(asked))
         for _, rollout in asked:
             add_time(rollout, each_s)

@@ -30,6 +30,8 @@ _PATH = f"{_BLOCK}.model_path"
 class LocalScorer:
     """A reward model on one device. An input has the same scores whatever is read beside it."""
 
+    is_remote = False
+
     def __init__(
         self, model: RewardModel, *, max_tokens: int, max_sequences: int, is_resting: bool = False
     ) -> None:

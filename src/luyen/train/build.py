@@ -1,13 +1,16 @@
 """From a configuration to a wired run. The one place that knows every package."""
 
 import os
+from contextlib import ExitStack
+from dataclasses import replace
 
 from luyen.base.errors import UserError
 from luyen.config.check import Report
 from luyen.config.schema.run import RunConfig
 from luyen.data.build import TrainData
 from luyen.data.tokenizer import Tokenizer
-from luyen.rewards.build import build_reward
+from luyen.rewards.build import BuiltReward, build_reward
+from luyen.rewards.learned import Scorer
 from luyen.rollout.build import Surroundings
 from luyen.rollout.protocol import Sampling
 from luyen.runtime.roles import Roles
@@ -15,6 +18,9 @@ from luyen.runtime.strict import VARIABLE, StrictRoles
 from luyen.telemetry.display import Display
 from luyen.train.build_learning import learning_rules
 from luyen.train.build_roles import build_roles
+from luyen.train.engine_judge import PURPOSE as JUDGE
+from luyen.train.engine_judge import EngineAsk
+from luyen.train.learned_reward import learned_services
 from luyen.train.needs import Needs
 from luyen.train.recorder import Recorder
 from luyen.train.run import OnlineRun
@@ -26,8 +32,8 @@ def _roles(
     tokenizer: Tokenizer,
     needs: Needs,
     surroundings: Surroundings | None,
-) -> Roles:
-    """In this process, or on a cluster."""
+) -> tuple[Roles, Scorer | None]:
+    """In this process, or on a cluster, where the reward model has processes of its own."""
     config, where = report.config, report.plan.where
     if where.runtime == "local":
         roles = build_roles(
@@ -39,7 +45,7 @@ def _roles(
             surroundings=surroundings,
             runs_ahead=config.trainer.max_staleness > 0,
         )
-        return StrictRoles(roles) if os.environ.get(VARIABLE) == "1" else roles
+        return (StrictRoles(roles) if os.environ.get(VARIABLE) == "1" else roles), None
     from luyen.train.build_ray import build_ray_roles  # ray, and torch's collectives
 
     return build_ray_roles(config, data.renderer, needs, where, surroundings=surroundings)
@@ -56,21 +62,60 @@ def build_run(
     """Every part of a run, made from a configuration that passed its check."""
     config = report.config
     rules = learning_rules(config)
-    reward = build_reward(config.reward, max_response_length=config.data.max_response_length)
-    validation = data.validation.prompts if data.validation is not None else ()
-    judged = (*data.train.prompts, *validation) if rules.needs.reward else validation
-    reward.check_sources({p.data_source for p in judged})
-    return OnlineRun(
-        config=config,
-        data=data,
-        roles=_roles(report, data, tokenizer, rules.needs, surroundings),
-        reward=reward,
-        rules=rules,
-        sampling=training_sampling(config, tokenizer),
-        recorder=recorder,
-        display=display,
-        total_steps=total_steps(config, len(data.train.prompts)),
+    ask = EngineAsk(data.renderer, longest=longest_sequence(config))
+    with ExitStack() as opened:
+        roles, scorer = _roles(report, data, tokenizer, rules.needs, surroundings)
+        opened.callback(roles.close)
+        reward = build_run_reward(report, data, recorder, display, scorer=scorer, ask=ask)
+        opened.callback(reward.close)
+        validation = data.validation.prompts if data.validation is not None else ()
+        judged = (*data.train.prompts, *validation) if rules.needs.reward else validation
+        reward.check_sources({p.data_source for p in judged})
+        run = OnlineRun(
+            config=config,
+            data=data,
+            roles=roles,
+            reward=reward,
+            rules=rules,
+            sampling=training_sampling(config, tokenizer),
+            recorder=recorder,
+            display=display,
+            total_steps=total_steps(config, len(data.train.prompts)),
+        )
+        opened.pop_all()
+    ask.connect(
+        lambda draws, sampling: run.roles.submit(
+            draws, sampling, purpose=JUDGE, version=run.version
+        ).result()
     )
+    return run
+
+
+def build_run_reward(
+    report: Report,
+    data: TrainData,
+    recorder: Recorder,
+    display: Display,
+    *,
+    scorer: Scorer | None,
+    ask: EngineAsk,
+) -> BuiltReward:
+    """The reward with what only a run has: its reward model, its engine, its folder."""
+    config = report.config
+    services = learned_services(
+        config, data.renderer, scorer, report.plan.where.device, say=display.waiting
+    )
+    return build_reward(
+        config.reward,
+        max_response_length=config.data.max_response_length,
+        services=replace(services, ask=ask),
+        folder=recorder.directory.root,
+    )
+
+
+def longest_sequence(config: RunConfig) -> int:
+    """Tokens that the engine holds of a prompt and its answer."""
+    return config.data.max_prompt_length + config.data.max_response_length
 
 
 def total_steps(config: RunConfig, rows: int) -> int:

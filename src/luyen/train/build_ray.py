@@ -15,12 +15,13 @@ from luyen.engine.ranks import join_ranks
 from luyen.models.load import load_policy
 from luyen.models.policy import Policy
 from luyen.models.value import ValueModel
+from luyen.rewards.learned import Scorer
 from luyen.rollout.build import Surroundings
 from luyen.rollout.protocol import RolloutEngine
 from luyen.runtime.cuts import Cuts
 from luyen.runtime.rank_roles import RankRoles
 from luyen.runtime.ray.cluster import STORE_BYTES, connect
-from luyen.runtime.ray.pools import PoolFacts, plan_pools
+from luyen.runtime.ray.pools import REWARD, PoolFacts, plan_pools
 from luyen.runtime.roles import Roles
 from luyen.train.build_roles import (
     actor_passes,
@@ -34,6 +35,7 @@ from luyen.train.build_roles import (
     resident_engines,
     value_aggregation,
 )
+from luyen.train.learned_reward import ray_scorer
 from luyen.train.needs import Needs
 from luyen.train.process import import_plugins, load_run_tokenizer
 from luyen.train.teacher import load_teacher
@@ -46,8 +48,8 @@ def build_ray_roles(
     where: Placement,
     *,
     surroundings: Surroundings | None = None,
-) -> Roles:
-    """Ranks and replicas on a cluster, ready to work; everything is given back on an error."""
+) -> tuple[Roles, Scorer | None]:
+    """Ranks, replicas and the reward model on a cluster; everything is given back on an error."""
     connection = connect(store_bytes=STORE_BYTES * versions_held(config.trainer))
     # Whether ray is installed is known from here on.
     from luyen.runtime.ray.placement import Placed
@@ -65,8 +67,10 @@ def build_ray_roles(
         opened.callback(ranks.stop)
         seats, make = places["rollout"], partial(make_replica, config, where.device)
         engines = start_engines(make, replicas=len(seats), places=seats, watch=ranks.watch)
+        opened.callback(engines.close)
+        scorer = ray_scorer(config, where.device, places.get(REWARD, ()), ranks.watch)
         opened.pop_all()
-    return RayRoles(
+    roles = RayRoles(
         ranks=ranks,
         engines=engines,
         generation=generation_of(config, surroundings, renderer),
@@ -75,6 +79,7 @@ def build_ray_roles(
         runs_ahead=config.trainer.max_staleness > 0,
         is_swapping=is_swapping(config.trainer),
     )
+    return roles, scorer
 
 
 def cuts_of(config: RunConfig, needs: Needs) -> Cuts:

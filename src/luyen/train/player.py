@@ -1,6 +1,8 @@
 """A policy that plays rollouts and has them judged, with nothing that trains it."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Self, final
 
 from luyen.base.records import Prompt, Rollout, make_prompt
@@ -13,6 +15,9 @@ from luyen.rollout.protocol import Sampling
 from luyen.rollout.single_turn import Draw, Group
 from luyen.train.build_roles import build_engine, generation_of, surroundings_of
 from luyen.train.checkpointed import Opened
+from luyen.train.engine_judge import PURPOSE as JUDGE
+from luyen.train.engine_judge import EngineAsk
+from luyen.train.learned_reward import learned_services
 
 _NOBODY = make_prompt([])
 """Stands for the prompts of conversations that are counted together."""
@@ -29,8 +34,15 @@ class Player:
         renderer = Renderer(opened.tokenizer, template_kwargs=data.apply_chat_template_kwargs)
         self._surroundings = surroundings_of(config)
         self._generation = generation_of(config, self._surroundings, renderer)
-        self._reward = build_reward(config.reward, max_response_length=data.max_response_length)
+        ask = EngineAsk(renderer, longest=data.max_prompt_length + data.max_response_length)
+        services = learned_services(config, renderer, None, opened.policy.device.type)
+        self._reward = build_reward(
+            config.reward,
+            max_response_length=data.max_response_length,
+            services=replace(services, ask=ask),
+        )
         self._engine = build_engine(config, opened.policy, opened.tokenizer)
+        ask.connect(partial(self._generate, purpose=JUDGE))
         self.broken: list[Rollout] = []
         """Rollouts that could not be played to an end and were judged by nobody."""
 
@@ -52,12 +64,15 @@ class Player:
         self._reward.check_sources({prompt.data_source for prompt in found.train.prompts})
         return found.train.prompts
 
-    def play(self, draws: Sequence[Draw], sampling: Sampling, *, purpose: str) -> list[Scored]:
-        """Rollouts of the draws with their scores; `broken` holds those that have none."""
+    def _generate(self, draws: Sequence[Draw], sampling: Sampling, *, purpose: str) -> list[Group]:
         version = self._opened.step or 0
-        groups = self._generation.play(
+        return self._generation.play(
             self._engine, draws, sampling, purpose=purpose, version=version
         )
+
+    def play(self, draws: Sequence[Draw], sampling: Sampling, *, purpose: str) -> list[Scored]:
+        """Rollouts of the draws with their scores; `broken` holds those that have none."""
+        groups = self._generate(draws, sampling, purpose=purpose)
         return self._reward.judge(self._sound(groups), Judging(purpose=VALIDATION))
 
     def _sound(self, groups: Sequence[Group]) -> list[tuple[Prompt, tuple[Rollout, ...]]]:

@@ -1,6 +1,7 @@
 """A learned reward in this process: what it reads, what it refuses, and what it leaves behind."""
 
 import asyncio
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -105,6 +106,8 @@ def test_a_conversation_that_is_too_long_is_a_fault_and_never_cut(judge: str):
 
 def test_a_score_that_is_no_number_is_a_fault(judge: str):
     class Broken:
+        is_remote = False
+
         def score(self, inputs):
             return [(float("nan"),) for _ in inputs]
 
@@ -120,8 +123,6 @@ def test_a_score_that_is_no_number_is_a_fault(judge: str):
 def test_a_process_reward_model_judges_lines(tmp_path: Path, steps: str):
     path = saved_judge(tmp_path, is_stepwise=True)
     asked, rollouts = groups()[0]
-    from dataclasses import replace
-
     lines = [replace(rollouts[0], text="1+1=2\n2"), replace(rollouts[0], text="1+1=2\n\n2\n")]
     reward = opened(path, steps=steps)
     assert reward.way == BY_STEP

@@ -8,14 +8,12 @@ import pytest
 from typer.testing import CliRunner
 
 from luyen.base.errors import UserError
-from luyen.base.rundir import RunDirectory
 from luyen.cli.main import app
-from luyen.telemetry.rollout_files import read_rollouts
 from luyen.train.rescore.judge import rescore
 from tests.runs import CHATTY, train
 
 VALIDATED = (
-    "data.val_files=arithmetic://sum?digits=1&split=held-out&size=4",
+    "data.val_files=arithmetic://sum?digits=1&split=held-out&size=3",
     "trainer.test_freq=1",
 )
 LENGTH = "reward: {components: {brief: {rule: length}, loops: {rule: repetition, weight: 0.5}}}"
@@ -124,10 +122,12 @@ def test_conversations_are_judged_with_their_calls(tmp_path: Path):
             "reward.components={cost: {rule: tool_cost}}",
         ],
     )
-    drawn = [r.rollout for r in read_rollouts(RunDirectory(root).rollouts(1))]
-    made = sum(len(r.calls) for r in drawn if r.score is not None)
-    costs = [s.value or 0.0 for g in found.new for s in g.scores if g.rollouts[0].group.step == 1]
-    assert sum(costs) == -made
+    calls = {r.key: r.calls for g in found.old for r in g.rollouts}
+    assert any(calls.values())
+    for rollout in (r for g in found.new for r in g.rollouts):
+        assert rollout.score is not None
+        ran = [call for call in calls[rollout.key] if call.has_run]
+        assert rollout.score.value == -len(ran)
 
 
 @pytest.mark.parametrize(

@@ -31,9 +31,6 @@ def unbuilt(config: RunConfig, where: Placement) -> Iterator[Finding]:
         why = "in one process on a GPU, generation and training take turns so far"
         fix = "set trainer.runtime=ray and actor_rollout_ref.rollout.nnodes=1, or it to 0"
         yield Finding(field="trainer.max_staleness", why=why, fix=fix)
-    if config.reward.reward_model.enable:
-        why = "rules and functions judge so far"
-        yield Finding(field="reward.reward_model.enable", why=why, fix="set it to false")
     if not rollout.calculate_log_probs:
         why = "the engine always returns log-probabilities; nothing is saved without them"
         yield Finding(

@@ -26,7 +26,6 @@ from luyen.runtime.ray.tied import end_with_parent
 from luyen.runtime.ray.wire import RemoteError
 from luyen.runtime.watch import RoleWatch
 from luyen.telemetry.own_work import WORK
-from luyen.telemetry.waits import waiting_for
 
 MakeScorer: TypeAlias = Callable[[], Scorer]
 """Loads the model, in the process of a copy."""
@@ -70,6 +69,8 @@ class RewardProcess:
 @final
 class RayScorer:
     """All copies, as one scorer. After `close` nothing can be asked of them."""
+
+    is_remote = True
 
     def __init__(
         self,
@@ -142,8 +143,7 @@ class RayScorer:
         pulse.begin()
         lost: dict[int, str] = {}
         while calls:
-            with waiting_for(ROLE):
-                done, _ = ray.wait(list(calls), num_returns=1, timeout=_LOOK_S)
+            done, _ = ray.wait(list(calls), num_returns=1, timeout=_LOOK_S)
             for one in done:
                 copy = calls.pop(one)
                 try:

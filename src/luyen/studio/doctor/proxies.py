@@ -70,6 +70,14 @@ def has_proxy(reward: Reward) -> bool:
     return any(n.weight and (n.judge is not None or n.model is not None) for _, n in found)
 
 
+def reward_rise(record: RunRecord) -> float:
+    """How far the reward itself moved between the same rollouts, in standard errors."""
+    early, late = (_judged(rows, None) for rows in _sides(record))
+    if min(len(_by_group(early)), len(_by_group(late))) < _FEWEST:
+        return 0.0
+    return _moved(early, late)
+
+
 def watched_in(record: RunRecord, name: str) -> Watched | None:
     """A component in the rollouts that the doctor reads; None where there is too little of it.
 
@@ -124,11 +132,14 @@ def _sides(record: RunRecord) -> tuple[list[RecordedRollout], list[RecordedRollo
     return early, [row for step in steps[-RECENT:] for row in record.rollouts[step]]
 
 
-def _judged(rows: Sequence[RecordedRollout], name: str) -> list[_Row]:
+def _judged(rows: Sequence[RecordedRollout], name: str | None) -> list[_Row]:
+    """Rollouts that have both; without a name the reward is compared with itself."""
     found: list[_Row] = []
     for row in rows:
         score = row.rollout.score
-        part = next((p for p in score.parts if p.name == name), None) if score else None
+        part = score
+        if score is not None and name is not None:
+            part = next((p for p in score.parts if p.name == name), None)
         whole, value = _value(score), _value(part)
         if whole is not None and value is not None and part is not None and not part.gated:
             found.append((row, whole, value))

@@ -8,12 +8,19 @@ from collections.abc import Iterator, Mapping
 
 from luyen.config.reward_parts import read_components
 from luyen.studio.doctor.findings import Experiment, Symptom, rule
-from luyen.studio.doctor.proxies import Watched, growth_paid, has_proxy, watched_in
+from luyen.studio.doctor.proxies import (
+    Watched,
+    growth_paid,
+    has_proxy,
+    reward_rise,
+    watched_in,
+)
 from luyen.studio.doctor.read import RunRecord
 from luyen.studio.doctor.tuning import more_kl, other_data
 
 _RISE = 0.2
-"""Rise of the training reward, in its own spread, that counts as progress."""
+"""Rise of the training reward, and fall of what is watched, in its own spread, that counts; a
+smaller rise counts where it is certain."""
 _FALL, _SHARE = 0.1, 0.5
 """Fall of a component that is learned, and share of it that is gone: parts may be traded for one
 another, so only a loss that nobody would accept counts."""
@@ -30,7 +37,8 @@ def reward_hacking(record: RunRecord) -> Iterator[Symptom]:
     reward, spread = record.course("reward/mean"), record.course("reward/std")
     if not reward.has_both_ends or not spread.has_both_ends:
         return
-    if reward.end() - reward.start() <= _RISE * spread.start():
+    rise = reward.end() - reward.start()
+    if rise <= _RISE * spread.start() and not (rise > 0 and reward_rise(record) > _CERTAIN):
         return
     rose = f"the training reward rose from {reward.start():.3g} to {reward.end():.3g} while "
     watched = [watched_in(record, name) for name in _watched_names(record)]
