@@ -23,8 +23,8 @@ def run_bench(
     import torch
 
     from luyen.models.shapes import shaped_policy
+    from luyen.models.threads import choose_threads
     from luyen.train.bench.roofline import measure_ceilings
-    from luyen.train.build_roles import choose_threads
 
     device = _device(device, is_there=torch.cuda.is_available())
     number = getattr(torch, dtype if dtype != "auto" else _dtype(device))

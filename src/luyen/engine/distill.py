@@ -84,14 +84,15 @@ class DistillEngine:
             return (part.streams[LOSS_WEIGHT] * loss).sum(), metrics
 
         (share,) = shares = split(learner.prepare_update(batch), learner.passes, ranks=1)
-        done = take_share_step(learner.policy, learner.optimizer, share, part_loss, lr=lr)
-        return merge_updates(shares, [done])
+        here = share.to(learner.policy.device)
+        done = take_share_step(learner.policy, learner.optimizer, here, part_loss, lr=lr)
+        return merge_updates(shares, [done.to(batch.tokens.device)])
 
     @torch.no_grad()
     def measure(self, batch: PackedBatch) -> dict[str, float]:
         """Means over the tokens that would be learned, of a batch that nothing is learned from."""
-        learner = self.learner
-        (share,) = split(batch, learner.passes, ranks=1)
+        batch = batch.to(self.learner.policy.device)
+        (share,) = split(batch, self.learner.passes, ranks=1)
         merged: dict[str, Average] = {}
         for indices in share.passes:
             for name, average in self._losses(batch.take(indices))[1].items():

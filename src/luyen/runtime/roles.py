@@ -58,7 +58,7 @@ def learned(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Tens
 
 
 class Roles(Protocol):
-    """Actor, rollout engine, reference and critic. Batches are whole, and lie on `device`."""
+    """Actor, rollout engine, reference, teacher and critic. Batches are whole, on `device`."""
 
     generation: Generation
     """How rollouts are made."""

@@ -48,6 +48,8 @@ _ACTS_ON = {
     "algorithm": "advantages",
     "distill": "advantages",
     "preference": "advantages",
+    "sft": "rollouts",
+    "reward_training": "rollouts",
     "algorithm.filter_groups": "prompts",
     "trainer.seed": "prompts",
     "trainer.stage": "prompts",

@@ -14,6 +14,7 @@ from luyen.engine.optim import MasterAdamW
 from luyen.engine.ranks import join_ranks
 from luyen.models.load import load_policy
 from luyen.models.policy import Policy
+from luyen.models.threads import choose_threads
 from luyen.models.value import ValueModel
 from luyen.rewards.learned import Scorer
 from luyen.rollout.build import Surroundings
@@ -28,7 +29,6 @@ from luyen.train.build_roles import (
     build_critic,
     build_engine,
     build_reference,
-    choose_threads,
     critic_passes,
     generation_of,
     log_prob_passes,

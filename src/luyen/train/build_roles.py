@@ -17,6 +17,7 @@ from luyen.engine.optim import MasterAdamW
 from luyen.engine.passes import Passes
 from luyen.models.load import load_policy
 from luyen.models.policy import Policy
+from luyen.models.threads import choose_threads
 from luyen.models.value import ValueModel
 from luyen.rollout.build import Surroundings, build_conversations, build_surroundings
 from luyen.rollout.protocol import RolloutEngine, rollout_engines
@@ -28,12 +29,6 @@ from luyen.train.teacher import load_teacher
 
 ENGINES = luyen.rollout.engines
 """Importing it registers the engines that come with the package."""
-
-
-def choose_threads(policy: Policy) -> None:
-    """One thread for a tiny model: waiting for a second costs more than it computes."""
-    if sum(p.numel() for p in policy.parameters()) < 10_000_000:
-        torch.set_num_threads(1)
 
 
 def surroundings_of(config: RunConfig) -> Surroundings | None:

@@ -24,7 +24,7 @@ from luyen.config.schema.run import RunConfig
 from luyen.data.tokenizer import Tokenizer
 from luyen.models.load import load_policy
 from luyen.models.policy import Policy
-from luyen.train.build_roles import choose_threads
+from luyen.models.threads import choose_threads
 from luyen.train.measured_config import with_model_of
 from luyen.train.process import import_plugins, load_run_tokenizer
 

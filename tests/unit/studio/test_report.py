@@ -114,7 +114,7 @@ def test_a_supervised_run_is_shown(tmp_path: Path):
     courses = {"sft/nll": [2.0, 1.0], "sft/val_nll": [2.0, 1.5], "time/update": [1.0, 1.0]}
     text, _ = report(write_run(tmp_path / "run", courses, config="trainer: {stage: sft}"))
     assert "Negative log-likelihood went from 2 to 1" in text
-    assert "Supervised;" in text
+    assert "Stage sft: 1024 rows a step" in text
 
 
 def test_what_a_policy_and_a_user_wrote_is_text(tmp_path: Path):

@@ -61,6 +61,7 @@ def packed(rollouts: tuple[Rollout, ...]) -> PackedBatch:
     mask = batch.layout.mask
     numbers = torch.linspace(-1.0, 1.0, int(mask.sum()))
     streams = {"values": numbers, "old_logp": numbers.abs() - 2.0, "sum_pi_squared": numbers**2}
+    streams["ref_logp"] = numbers - 2.0
     return batch.with_streams(**{name: batch.scatter(x) for name, x in streams.items()})
 
 

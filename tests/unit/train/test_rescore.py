@@ -105,7 +105,7 @@ def test_rows_that_changed_are_refused(run: Path, tmp_path: Path):
     ]
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    root = train(tmp_path, f"data.train_files={rows}", "data.string_prompts=true").root
+    root = train(tmp_path, f"data.train_files={rows}", "data.string_prompts=user").root
     assert rescore(root).count == 32
     lines[0]["extra_info"] = {"hint": 1}
     rows.write_text("".join(json.dumps(line) + "\n" for line in lines))

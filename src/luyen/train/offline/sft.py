@@ -23,7 +23,8 @@ from luyen.engine.step import Updated
 from luyen.engine.supervised import TOKEN_WEIGHT, SupervisedEngine
 from luyen.models.load import load_policy
 from luyen.models.state import restore_parameters, trained_parameters
-from luyen.train.build_roles import actor_passes, choose_threads
+from luyen.models.threads import choose_threads
+from luyen.train.build_roles import actor_passes
 from luyen.train.offline.stage import Given, Goal, OfflineStage, StageKind
 
 Learnable = ConversationRow | TextRow

@@ -55,7 +55,9 @@ def rescore(
             if watch is not None:
                 watch(done, len(wanted))
             path = directory.rollouts(step, validation=is_validation)
-            drawn = [row.rollout for row in read_rollouts(path, step=step)]
+            # Validations are drawn as if at step 0, whatever step they belong to.
+            rows = read_rollouts(path, step=None if is_validation else step)
+            drawn = [row.rollout for row in rows]
             sound = [r for r in drawn if r.score is not None or r.fault is None]
             broken += len(drawn) - len(sound)
             groups = grouped(sound, prompts)
