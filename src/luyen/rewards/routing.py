@@ -20,6 +20,8 @@ BUILT_IN: Mapping[str, str] = {
     "math*": "math",
     "*/MATH*": "math",
     "aime*": "math",
+    "*IFEval*": "ifeval",
+    "ifeval*": "ifeval",
 }
 """Pattern of a data source -> the rule that judges it when the configuration says nothing."""
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean, pstdev, variance
-from typing import final
+from typing import TypeVar, final
 
 from luyen.base.records import Rollout, Score, Source
 from luyen.config.reward_parts import nodes, read_components
@@ -14,6 +14,7 @@ from luyen.studio.doctor.read import RECENT, RunRecord
 from luyen.studio.doctor.rollouts import name_of
 from luyen.telemetry.rollout_files import RecordedRollout
 
+_T = TypeVar("_T")
 _FEWEST = 8
 """Groups on a side: with fewer, the variance between groups is a guess."""
 _RISEN = 2.0
@@ -34,21 +35,23 @@ class Watched:
     """A component that nobody learns from, early and late in a run.
 
     Example:
-        >>> Watched(name="exact", before=0.6, now=0.1, spread=0.5, change=-9.0, correlation=-0.2,
-        ...         parting=-6.0, against=-3.0).has_risen
-        False
+        >>> Watched(name="exact", before=0.6, now=0.1, spread=0.5, change=-9.0, has_risen=False,
+        ...         correlation=-0.2, parting=-6.0, against=-3.0).now
+        0.1
     """
 
     name: str
     """What it is called."""
     before: float
-    """Its mean in the early steps."""
+    """Its mean in the early steps, or in the best of them if the fall from there is surer."""
     now: float
     """Its mean in the latest ones."""
     spread: float
     """Its standard deviation over all rollouts that were read."""
     change: float
     """How far it moved, in standard errors of the means of groups."""
+    has_risen: bool
+    """Whether it is better than in all early steps together."""
     correlation: float | None
     """Its correlation with the whole reward in the latest steps; None where one never differs."""
     parting: float
@@ -57,11 +60,6 @@ class Watched:
     """How far it lies from 0, in standard errors."""
     examples: tuple[str, ...] = ()
     """Late rollouts with the highest reward of those that have less of it than the mean had."""
-
-    @property
-    def has_risen(self) -> bool:
-        """Whether it got better."""
-        return self.change > _RISEN
 
 
 def has_proxy(reward: Reward) -> bool:
@@ -72,10 +70,9 @@ def has_proxy(reward: Reward) -> bool:
 
 def reward_rise(record: RunRecord) -> float:
     """How far the reward itself moved between the same rollouts, in standard errors."""
-    early, late = (_judged(rows, None) for rows in _sides(record))
-    if min(len(_by_group(early)), len(_by_group(late))) < _FEWEST:
-        return 0.0
-    return _moved(early, late)
+    steps = [_judged(rows, None) for rows in _steps(record)]
+    early, late = _joined(steps[:-RECENT]), _joined(steps[-RECENT:])
+    return _moved(early, late) if _is_enough(early) and _is_enough(late) else 0.0
 
 
 def watched_in(record: RunRecord, name: str) -> Watched | None:
@@ -83,11 +80,14 @@ def watched_in(record: RunRecord, name: str) -> Watched | None:
 
     So is one that was never above 0 at first: it is a penalty, and no reward stands for that.
     """
-    early, late = (_judged(rows, name) for rows in _sides(record))
-    if min(len(_by_group(early)), len(_by_group(late))) < _FEWEST:
+    steps = [_judged(rows, name) for rows in _steps(record)]
+    early, late = _joined(steps[:-RECENT]), _joined(steps[-RECENT:])
+    if not (_is_enough(early) and _is_enough(late)):
         return None
-    values = [value for _, _, value in (*early, *late)]
-    before, now = (fmean(value for _, _, value in rows) for rows in (early, late))
+    # What is hacked is often learned first: the best early step is a beginning, too.
+    begins = [early, *(rows for rows in steps[:-RECENT] if _is_enough(rows))]
+    begin = min(begins, key=lambda rows: _moved(rows, late))
+    before, now = (fmean(value for _, _, value in rows) for rows in (begin, late))
     if before <= 0:
         return None
     old, new = (_correlated(rows) for rows in (early, late))
@@ -95,8 +95,9 @@ def watched_in(record: RunRecord, name: str) -> Watched | None:
         name=name,
         before=before,
         now=now,
-        spread=pstdev(values),
-        change=_moved(early, late),
+        spread=pstdev(value for _, _, value in (*early, *late)),
+        change=_moved(begin, late),
+        has_risen=_moved(early, late) > _RISEN,
         correlation=None if new is None else new[0],
         parting=0.0 if old is None or new is None else _parted(old, new),
         against=0.0 if new is None else _fisher(new[0]) * math.sqrt(new[1] - 3),
@@ -106,7 +107,8 @@ def watched_in(record: RunRecord, name: str) -> Watched | None:
 
 def growth_paid(record: RunRecord) -> Iterator[tuple[str, float, float, float]]:
     """Properties of answers that grew out of proportion, and that the reward follows."""
-    early, late = _sides(record)
+    steps = _steps(record)
+    early, late = _joined(steps[:-RECENT]), _joined(steps[-RECENT:])
     for what, measure, has_grown in (
         ("response length", _length, _is_longer),
         ("the share of repeated 3-grams", _repetition, _is_repeating),
@@ -125,11 +127,17 @@ _Row = tuple[RecordedRollout, float, float]
 """A rollout, its whole reward, and the watched component."""
 
 
-def _sides(record: RunRecord) -> tuple[list[RecordedRollout], list[RecordedRollout]]:
-    """Rollouts of the earlier steps that are read, and those of the latest."""
-    steps = list(record.rollouts)
-    early = [row for step in steps[:-RECENT] for row in record.rollouts[step]]
-    return early, [row for step in steps[-RECENT:] for row in record.rollouts[step]]
+def _steps(record: RunRecord) -> list[list[RecordedRollout]]:
+    """Rollouts of each step that is read; the last `RECENT` of them are the latest."""
+    return list(record.rollouts.values())
+
+
+def _joined(steps: Sequence[Sequence[_T]]) -> list[_T]:
+    return [row for rows in steps for row in rows]
+
+
+def _is_enough(rows: Sequence[_Row]) -> bool:
+    return len(_by_group(rows)) >= _FEWEST
 
 
 def _judged(rows: Sequence[RecordedRollout], name: str | None) -> list[_Row]:
