@@ -51,6 +51,13 @@ TOOLS = (
 )
 """The recipe with a calculator, with few conversations a step."""
 
+WATCHED = (
+    "reward.components.exact={rule: exact}",
+    "reward.components.brief={rule: length, weight: 0.0}",
+    "reward.components.even={rule: regex, weight: 0.0, kwargs: {pattern: '.*[02468]'}}",
+)
+"""A penalty, and something that has nothing to do with being right, beside the reward."""
+
 HEALTHY: dict[str, tuple[str, ...]] = {
     "grpo": (LONG,),
     "dr. grpo": ("algorithm.norm_adv_by_std_in_grpo=false",),
@@ -64,6 +71,7 @@ HEALTHY: dict[str, tuple[str, ...]] = {
     "kl in the reward": ("algorithm.use_kl_in_reward=true", "trainer.save_freq=4"),
     "two epochs": (f"{ACTOR}.ppo_epochs=2", f"{ACTOR}.ppo_mini_batch_size=2"),
     "gspo": (f"{ACTOR}.policy_loss.loss_mode=gspo",),
+    "watched components": WATCHED,
 }
 """What is laid over the small quickstart, by name."""
 

@@ -25,6 +25,15 @@ _PARTS = (
     "reward.components.exact={rule: numeric, weight: 0.01}",
     "reward.components.digit={rule: regex, weight: 50, kwargs: {pattern: '[5-9]', match: search}}",
 )
+_NINES = (
+    "reward.components.nines={rule: regex, kwargs: {pattern: '9', match: search}}",
+    "reward.components.exact={rule: exact, weight: 0.0}",
+    "data.train_batch_size=16",
+    f"{ACTOR}.ppo_mini_batch_size=16",
+    f"{ACTOR}.optim.lr=3.0e-4",
+    "trainer.total_training_steps=16",
+)
+"""A reward for answers that hold a 9; whether they are right is watched and not learned."""
 Sabotage = AbstractContextManager[Any]
 
 
@@ -80,6 +89,7 @@ SABOTAGED: dict[str, tuple[str, Callable[[], Sabotage], tuple[str, ...]]] = {
         (_ODD, f"{_REWARD}=by_prompt", _SHORT),
     ),
     "a heavy component": ("reward-dominance", nullcontext, (*_PARTS, _SHORT)),
+    "a reward for the wrong thing": ("reward-hacking", nullcontext, _NINES),
     "rewards that break": (
         "many-faults",
         nullcontext,

@@ -11,6 +11,7 @@ from tests.defects.table import edited, healthy, sabotaged
 
 QUICK = (
     "a constant reward",
+    "a reward for the wrong thing",
     "an inverted mask",
     "an optimizer that writes nothing",
     "an engine with old weights",

@@ -163,11 +163,20 @@ def _by_group(rows: Sequence[_Row]) -> dict[str, list[_Row]]:
 
 
 def _moved(early: Sequence[_Row], late: Sequence[_Row]) -> float:
-    """Difference of the means of groups over its standard error (Welch)."""
+    """Difference of the means of groups in standard errors, as a normal variable would have it.
+
+    Welch's t with Satterthwaite's degrees of freedom: few groups know their variance badly, so
+    that a large t of few is made smaller.
+    """
     means = [[fmean(r[2] for r in g) for g in _by_group(rows).values()] for rows in (early, late)]
-    error = math.sqrt(sum(variance(side) / len(side) for side in means))
+    errors = [variance(side) / len(side) for side in means]
     difference = fmean(means[1]) - fmean(means[0])
-    return difference / error if error else math.copysign(math.inf, difference) if difference else 0
+    if not sum(errors):
+        return math.copysign(math.inf, difference) if difference else 0.0
+    t = difference / math.sqrt(sum(errors))
+    pairs = zip(errors, means, strict=True)
+    freedom = sum(errors) ** 2 / sum(e * e / (len(side) - 1) for e, side in pairs)
+    return t * (1 - 1 / (4 * freedom)) / math.sqrt(1 + t * t / (2 * freedom))
 
 
 def _correlated(rows: Sequence[_Row]) -> tuple[float, int] | None:
