@@ -5,6 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, final
 
+_ROUNDING = 1e-12
+"""Relative to the mean: below it, a spread is what rounding left."""
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,8 +34,11 @@ class Moments:
 
     @property
     def factor(self) -> float:
-        """What a distance from the mean is multiplied by; 1 while there is no spread."""
-        return 1.0 / self.std if self.std > 0 else 1.0
+        """What a distance from the mean is multiplied by; 1 while there is no spread.
+
+        Equal values may differ from their rounded mean: a spread of that size is none.
+        """
+        return 1.0 / self.std if self.std > _ROUNDING * abs(self.mean) else 1.0
 
     def normalise(self, value: float) -> float:
         """The value less the mean, in standard deviations; itself while nothing was seen."""

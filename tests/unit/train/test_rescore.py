@@ -55,7 +55,7 @@ def test_another_reward_takes_the_place_of_the_whole_block(run: Path, tmp_path: 
             assert rollout.score is not None
             parts = {part.name: part.value for part in rollout.score.parts}
             assert parts["brief"] == -rollout.response_length / 6
-            assert rollout.score.value == parts["brief"] + 0.5 * (parts["loops"] or 0)
+            assert rollout.score.value == (parts["brief"] or 0) + 0.5 * (parts["loops"] or 0)
     front = found.objectives()[1].front
     assert front is not None
     assert 0 < front <= 1
@@ -100,7 +100,7 @@ def test_what_cannot_be_judged_is_counted_and_never_zero(run: Path, tmp_path: Pa
 
 
 def test_rows_that_changed_are_refused(run: Path, tmp_path: Path):
-    lines = [
+    lines: list[dict[str, object]] = [
         {"prompt": f"{a}+1=", "data_source": "s", "ground_truth": str(a + 1)} for a in range(8)
     ]
     rows = tmp_path / "rows.jsonl"
