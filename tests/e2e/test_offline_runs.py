@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 from luyen.base.digests import read_digests
+from luyen.base.errors import UserError
 from luyen.config.check import check
 from luyen.telemetry.metrics_file import read_metrics
+from luyen.train.offline.start import ChangedRows
 from luyen.train.start import run_training
 from tests.e2e.recipes import OFFLINE, RECIPES
 from tests.e2e.tiny import luyen
@@ -67,6 +69,45 @@ def test_a_step_is_not_done_again_from_other_rows(tmp_path: Path):
     again = luyen("replay", done, "--step", "2")
     assert again.exit_code == 2
     assert "not those that the run learned from" in again.output
+
+
+def test_a_run_goes_on_with_other_rows_says_so_and_can_be_replayed(tmp_path: Path):
+    rows = tmp_path / "rows.jsonl"
+
+    def write(worse: int) -> None:
+        lines = [
+            {"prompt": f"{i}+1=", "chosen": str(i + 1), "rejected": str(i + worse)}
+            for i in range(8)
+        ]
+        rows.write_text("\n".join(map(json.dumps, lines)))
+
+    words = (f"data.train_files=[{rows}]", "data.val_files=[]", "data.string_prompts=user")
+    words += ("trainer.test_freq=-1",)
+    write(2)
+    run("dpo", tmp_path, "trainer.total_training_steps=2", *words)
+    write(3)
+    with pytest.warns(ChangedRows, match="rows of now"):
+        done = run("dpo", tmp_path, "trainer.total_training_steps=4", *words)
+    assert luyen("replay", done, "--step", "4").exit_code == 0
+    assert luyen("replay", done, "--step", "2").exit_code == 2
+
+
+def test_a_run_of_another_stage_is_not_gone_on_with(tmp_path: Path):
+    done = run("dpo", tmp_path, "trainer.total_training_steps=2")
+    before = (done / "config.yaml").read_text()
+    words = ("trainer.experiment_name=dpo", "trainer.total_training_steps=3")
+    with pytest.raises(UserError, match="of the stage `preference`"):
+        run("reward_model", tmp_path, *words)
+    assert (done / "config.yaml").read_text() == before
+
+
+def test_marked_answers_and_pairs_mix_with_a_precomputed_reference(tmp_path: Path):
+    files = [f"arithmetic://sum?{kind}=even&size=12" for kind in ("labels", "pairs")]
+    words = (f"data.train_files={files}", "data.train_max_samples=24")
+    words += ("preference.reference=precomputed", "trainer.total_training_steps=2")
+    done = run("kto", tmp_path, *words)
+    run("kto", tmp_path, *words[:-1], "trainer.total_training_steps=4")
+    assert [line.step for line in read_digests(done / "digests.jsonl")] == [0, 1, 2, 3, 4]
 
 
 def test_a_precomputed_reference_gives_the_same_run(tmp_path: Path):

@@ -12,6 +12,7 @@ from luyen.algorithms.advantages.evidence import greedy_rewards, outcomes
 from luyen.algorithms.advantages.grouping import Grouping, centred
 from luyen.algorithms.advantages.inputs import CreditInputs
 from luyen.algorithms.checks import require_finite, require_same_shape
+from luyen.base.bars import lowest
 from luyen.base.errors import UserError
 from luyen.base.suggest import did_you_mean
 from luyen.config.catalog import ADV_ESTIMATORS, estimator_facts
@@ -53,7 +54,7 @@ def group_statistics(
     squares = grouping.sum(centred(rewards, grouping).square().double())
     variance = (squares / (grouping.sizes - 1).clamp(min=1))[compared]
     equal = grouping.max(rewards) == -grouping.max(-rewards)
-    solved = grouping.sum((rewards >= solved_at).double())
+    solved = grouping.sum((rewards >= lowest(solved_at)).double())
     return GroupStatistics(
         within_group_variance=float(variance.mean()) if any_compared else None,
         zero_std_fraction=float(equal[compared].double().mean()) if any_compared else None,

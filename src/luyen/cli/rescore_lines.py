@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 _CONFLICT = -0.1
 """Correlation of two components below which one is bought with the other."""
+_ROUNDING = 1e-9
 _LONGEST = 100
 """Characters of a question or an answer that are shown."""
 
@@ -73,20 +74,20 @@ def _means(components: "Sequence[Component]") -> Iterator[str]:
 
 def _orders(found: "Rescored") -> Iterator[str]:
     changes = [change for _, change in found.changes()]
+    told = [change.tau for change in changes if change.tau is not None]
     if not changes:
         yield "No group has two rollouts with both rewards: there is no order to compare."
-        return
-    told = [change for change in changes if change.tau is not None]
-    tau, same = mean_tau(changes), sum(c.tau is not None and c.tau > 1 - 1e-9 for c in changes)
-    others = sum(change.has_other_best for change in changes)
-    if tau is None:
+    elif not told:
         yield f"Order: no group of {len(changes)} is told apart by both rewards."
     else:
+        same = sum(tau > 1 - _ROUNDING for tau in told)
         yield (
-            f"Order: Kendall's tau {tau:.3f}, mean of {len(told)} groups that both rewards tell "
-            f"apart; {same} keep their order"
+            f"Order: Kendall's tau {fmean(told):.3f}, mean of {len(told)} groups that both rewards "
+            f"tell apart; {same} keep their order"
         )
-    yield f"Another best rollout: {others} of {len(changes)} groups"
+    if changes:
+        others = sum(change.has_other_best for change in changes)
+        yield f"Another best rollout: {others} of {len(changes)} groups"
     both = found.correlation()
     if both is not None:
         yield f"Correlation of the two rewards over all rollouts: {both:.3f}"

@@ -66,6 +66,8 @@ class Report:
     """Where each key was written."""
     plan: Plan
     """What the run will do."""
+    goes_on: bool = False
+    """Whether checkpoints of the run's own come before `trainer.resume_from_path`."""
 
     @property
     def is_sound(self) -> bool:

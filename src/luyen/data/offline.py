@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, Generic, TypeVar, cast, final
 
 from luyen.base.errors import UserError
@@ -21,7 +22,7 @@ from luyen.data.formats.records import (
     TextRow,
 )
 from luyen.data.markers import find_markers
-from luyen.data.offline_lengths import longest
+from luyen.data.offline_lengths import longest, teaches_nothing
 from luyen.data.render import Renderer
 from luyen.data.sources import Dataset, RowSource
 from luyen.data.tokenizer import Tokenizer
@@ -52,18 +53,26 @@ class OfflineData(Generic[R]):
 
 
 def build_offline_data(
-    data: Data, *, kinds: Sequence[Kind], tokenizer: Tokenizer, seed: int = 0
+    data: Data,
+    *,
+    kinds: Sequence[Kind],
+    tokenizer: Tokenizer,
+    seed: int = 0,
+    columns: Sequence[str] = (),
 ) -> OfflineData[Any]:
     """Every row of the files in the formats that they have; a UserError for rows of other kinds.
 
-    Training rows that repeat an earlier one and pairs of equal answers are dropped and counted, and
-    so is everywhere what does not fit into `max_prompt_length + max_response_length` tokens.
+    Training rows that repeat an earlier one, pairs of equal answers and rows without anything to
+    learn are dropped and counted, and so is everywhere what does not fit into
+    `max_prompt_length + max_response_length` tokens. Rows that differ in one of `columns` are not
+    the same.
     """
     renderer = Renderer(tokenizer, template_kwargs=data.apply_chat_template_kwargs)
-    rows, train = _load(data, data.train_files, kinds, renderer, data.train_max_samples, "train")
+    load = partial(_load, data, kinds=kinds, renderer=renderer, columns=columns)
+    rows, train = load(data.train_files, data.train_max_samples, "train")
     held: tuple[list[Any], Dataset | None] = ([], None)
     if data.val_files:
-        held = _load(data, data.val_files, kinds, renderer, data.val_max_samples, "val")
+        held = load(data.val_files, data.val_max_samples, "val")
     known = {prompt.uid for prompt in train.prompts}
     validation = held[1]
     given = TrainData(
@@ -77,7 +86,14 @@ def build_offline_data(
 
 
 def _load(
-    data: Data, files: Sequence[str], kinds: Sequence[Kind], renderer: Renderer, most: int, of: str
+    data: Data,
+    files: Sequence[str],
+    most: int,
+    of: str,
+    *,
+    kinds: Sequence[Kind],
+    renderer: Renderer,
+    columns: Sequence[str],
 ) -> tuple[list[Any], Dataset]:
     rows: list[Any] = []
     prompts, origins, sources = list[Prompt](), list[str](), list[RowSource]()
@@ -91,7 +107,7 @@ def _load(
             if 0 <= most <= len(rows):
                 continue
             rows.append(as_conversation(row) if isinstance(row, Prompt) else row)
-            prompts.append(as_prompt(rows[-1], data.reward_fn_key))
+            prompts.append(as_prompt(rows[-1], data.reward_fn_key, columns))
             origins.append(str(at))
         if not reading.counts["read"]:
             raise UserError(f"data.{of}_files", address, "there are no rows in it", "mend it")
@@ -122,6 +138,7 @@ def _filtered(
         return known and of == "train" and data.filter_duplicates
 
     reasons: dict[str, Callable[[Any, Prompt], bool]] = {
+        "without anything to learn": lambda row, _: teaches_nothing(row, renderer),
         "ties": lambda row, _: isinstance(row, PreferenceRow) and row.is_tie,
         "duplicates": is_repeated,
         "overlong": lambda row, _: longest(row, renderer) > limit,
@@ -178,11 +195,15 @@ def as_conversation(prompt: Prompt) -> ConversationRow:
     )
 
 
-def as_prompt(row: AnyRow, source_key: str) -> Prompt:
-    """The row as what it asks, with a uid that everything in it counts in."""
+def as_prompt(row: AnyRow, source_key: str, columns: Sequence[str] = ()) -> Prompt:
+    """The row as what it asks, with a uid that all that is learned from it counts in."""
     assert not isinstance(row, Prompt)
     asked, rest = _split(row)
     source = row.extra_info.get(source_key, "")
+    more = [row.extra_info[name] for name in columns if name in row.extra_info]
+    if not isinstance(row, TextRow) and row.template_kwargs:
+        more.append(dict(row.template_kwargs))
+    rest = [rest, more] if more else rest
     return make_prompt(
         asked,
         tools=() if isinstance(row, TextRow) else row.tools,

@@ -1,4 +1,4 @@
-"""How many tokens the longest sequence of a row has."""
+"""How many tokens the longest sequence of a row has, and whether there is anything to learn."""
 
 from luyen.data.formats.records import (
     AnyRow,
@@ -41,3 +41,23 @@ def longest(row: AnyRow, renderer: Renderer) -> int:
             return max(len(branch.rendered.tokens) for branch in branches)
         case _:
             raise AssertionError("a prompt teaches nothing")
+
+
+def teaches_nothing(row: AnyRow, renderer: Renderer) -> bool:
+    """Whether no token of a row could be learned from: nothing is said, weighted or labelled.
+
+    Example:
+        >>> from luyen.data.tokenizer import load_tokenizer
+        >>> shown = Renderer(load_tokenizer("builtin://arithmetic"))
+        >>> teaches_nothing(TextRow(text=""), shown), teaches_nothing(TextRow(text="1+1"), shown)
+        (True, False)
+    """
+    match row:
+        case TextRow():
+            return not renderer.tokenizer.encode(row.text)
+        case ConversationRow():
+            return not row.learned
+        case SteppedRow():
+            return all(label is None for label in row.labels)
+        case _:
+            return False

@@ -77,6 +77,10 @@ class Tokenizer:
         self.has_template: bool = backend.chat_template is not None
         self.turn_end = self._find_turn_end() if self.has_template else None
         own = backend.eos_token_id
+        self.end_id: int | None = own
+        """Id that ends a text; None where the tokenizer has none."""
+        self.pad_id: int | None = backend.pad_token_id
+        """Id with which others fill up rows; None where there is none. Nothing here is padded."""
         closing = self.turn_end.token if self.turn_end is not None else None
         calling = [self.markers[name] for name in more_stops if name in self.markers]
         stops = {i for i in (own, closing, *generation_stops, *calling) if i is not None}

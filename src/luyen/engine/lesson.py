@@ -25,12 +25,19 @@ class Lesson:
 
     rows: tuple[int, ...]
     """Places of the rows among the training rows; held-out rows count from -1 downwards."""
+    sequences: tuple[int, ...] = ()
+    """How many sequences each row makes; empty: one each, or two each where rows are pairs."""
     batch: PackedBatch
     """The sequences that learn, in the order of the rows; a pair is two, the chosen one first."""
     aside: Mapping[str, PackedBatch] = field(default_factory=dict[str, PackedBatch])
     """Sequences that are only scored, by what they are for."""
     numbers: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
     """What the rows say besides tokens, a number per row or per sequence, by name."""
+
+    def by_row(self, numbers: Tensor) -> list[Tensor]:
+        """Numbers of the sequences, row by row."""
+        each = len(numbers) // len(self.rows)
+        return list(numbers.split(self.sequences or (each,) * len(self.rows)))
 
     def to(self, device: torch.device) -> "Lesson":
         """The same lesson on a device."""

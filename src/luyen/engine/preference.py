@@ -121,6 +121,6 @@ def _by_sequence(found: StepCoefficients, batch: PackedBatch) -> Tensor:
 
 
 def _values(found: StepCoefficients) -> dict[str, float]:
-    """Means over the step; a mean of nothing, such as of bad answers where all are good, is none."""
+    """Means over the step, of what there is: bad answers have none where all are good."""
     counted = {name: a for name, a in found.metrics.items() if float(a.count) > 0}
     return {name: average.value() for name, average in counted.items()}

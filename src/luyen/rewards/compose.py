@@ -16,6 +16,8 @@ STD_EPSILON = 1e-6
 def total(parts: Sequence[Score], *, name: str = ROOT) -> Score:
     """The sum of weight times value; without a value as soon as one part has none.
 
+    It is rounded once, so the order of the parts changes no bit.
+
     Example:
         >>> right = Score(name="right", value=1.0)
         >>> total([right, Score(name="brief", value=0.5, weight=0.2)]).value
@@ -23,7 +25,7 @@ def total(parts: Sequence[Score], *, name: str = ROOT) -> Score:
         >>> total([right, Score(name="judge", value=None, error="timed out")]).error
         'judge: timed out'
     """
-    return _made(parts, name, "sum", sum)
+    return _made(parts, name, "sum", _exact_sum)
 
 
 def combined(parts: Sequence[Score], *, how: str, name: str = ROOT) -> Score:
@@ -40,6 +42,13 @@ def combined(parts: Sequence[Score], *, how: str, name: str = ROOT) -> Score:
     if how not in ("product", "min"):
         return replace(total(parts, name=name), combine=how)
     return _made(parts, name, how, math.prod if how == "product" else min)
+
+
+def _exact_sum(values: Sequence[float]) -> float:
+    try:
+        return math.fsum(values)
+    except (OverflowError, ValueError):  # beyond any float, or infinities that cancel
+        return math.nan
 
 
 def _made(
@@ -87,11 +96,12 @@ def normalised(scores: Sequence[Score], counts: Sequence[bool]) -> list[Score]:
 
 
 def adds_up(score: Score) -> bool:
-    """Whether a score is the sum of its parts, so that one more can stand beside them."""
-    values = [part.weight * part.value for part in score.parts if part.value is not None]
-    if len(values) < len(score.parts):
-        return score.combine not in ("product", "min")
-    return bool(values) and score.value is not None and math.isclose(score.value, sum(values))
+    """Whether a score says that it is the sum of its parts, so that one more can join them.
+
+    Never by its numbers: a product may equal the sum by chance, and the trees of a group would
+    then have different shapes.
+    """
+    return bool(score.parts) and score.combine not in ("product", "min")
 
 
 def with_part(score: Score, part: Score) -> Score:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import final
 
+from luyen.base.bars import reaches
 from luyen.config.reward_parts import opens_at
 from luyen.config.schema.reward import Component
 
@@ -30,7 +31,7 @@ class Condition:
 
     def is_met(self, value: float) -> bool:
         """Whether a node counts beside a sibling of this value."""
-        return self.at_least <= value < self.below
+        return reaches(value, self.at_least) and not reaches(value, self.below)
 
 
 def conditions(

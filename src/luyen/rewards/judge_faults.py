@@ -14,6 +14,7 @@ UNPARSABLE = "unparsable"
 NOT_FINITE = "not_finite"
 OUT_OF_RANGE = "out_of_range"
 
+_SHOWN = 120
 _OF_THE_REPLY = (CUT_OFF, UNPARSABLE, NOT_FINITE, OUT_OF_RANGE)
 _PASSING_STATUS = ("http_408", "http_409", "http_425", "http_429")
 
@@ -43,3 +44,13 @@ class JudgeFault(Exception):
         if self.kind.startswith("http_"):
             return self.kind in _PASSING_STATUS or self.kind.startswith("http_5")
         return temperature > 0 if self.kind in _OF_THE_REPLY else True
+
+
+def shown(text: str) -> str:
+    """The end of a text, as a fault quotes it.
+
+    Example:
+        >>> shown("seven"), len(shown("7" * 1000))
+        ("'seven'", 125)
+    """
+    return repr(text if len(text) <= _SHOWN else f"...{text[-_SHOWN:]}")

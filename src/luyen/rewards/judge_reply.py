@@ -6,40 +6,41 @@ import re
 from collections.abc import Mapping
 from typing import Any, cast
 
-from luyen.rewards.judge_faults import NOT_FINITE, OUT_OF_RANGE, UNPARSABLE, JudgeFault
+from luyen.rewards.judge_faults import (
+    CUT_OFF,
+    NOT_FINITE,
+    OUT_OF_RANGE,
+    UNPARSABLE,
+    JudgeFault,
+    shown,
+)
+from luyen.rewards.judge_number import score_in
 from luyen.rewards.outcome import Unscorable
 
-_NUMBER = r"(?<![\w.])[-+]?(?:nan|inf(?:inity)?|(?:\d+(?:\.\d+)?|\.\d+)(?:e[-+]?\d+)?)(?!\w|\.\d)"
-_TOTAL = r"(?:\s*(?:/|out of)\s*(?P<total>\d+(?:\.\d+)?)|\s*(?P<percent>%))?"
-_BETWEEN = r"(?:[^\w.+-]|_){0,6}"
-"""What may stand before the number: a sign and a point belong to it."""
-_SAID = re.compile(
-    rf"(?:score|rating|grade|mark)s?{_BETWEEN}(?:is|of)?{_BETWEEN}(?P<number>{_NUMBER}){_TOTAL}",
-    re.IGNORECASE,
-)
-_BRACKETS = re.compile(rf"\[\[\s*(?P<number>{_NUMBER}){_TOTAL}\s*\]\]", re.IGNORECASE)
-_ANY = re.compile(rf"(?P<number>{_NUMBER}){_TOTAL}", re.IGNORECASE)
 _THINKING = re.compile(r"\A.*</think>", re.DOTALL)
+_STILL_THINKING = re.compile(r"^\s*<think>", re.MULTILINE)
 _VERDICT = (
     r"(?:verdict|answer|choice|judge?ment|grade|rating|score)[*_]*(?:\s+is|\s*[:=])[\s*_\"'(\[]*"
 )
-_SHOWN = 120
 _STARTS = 200
 """How many braces of a reply are tried as the beginning of JSON."""
 
 
 def spoken(reply: str) -> str:
-    """A reply without the thoughts before it.
+    """A reply without the thoughts before it; a fault when it ends among them.
 
     Example:
         >>> spoken("<think>7? 8?</think> Score: 8")
         'Score: 8'
     """
-    return _THINKING.sub("", reply).strip()
+    said = _THINKING.sub("", reply).strip()
+    if _STILL_THINKING.search(said):
+        raise JudgeFault(CUT_OFF, f"the reply ends in its thoughts: {shown(said)}")
+    return said
 
 
 def number_in(reply: str, *, best: float | None = None) -> float:
-    """The number in double brackets, else the one that is called the score, else the only one.
+    """The number that a reply gives as its score, as `luyen.rewards.judge_number` finds it.
 
     A total behind it (`7/10`, `7 out of 10`, `70%`) must be the best score.
 
@@ -48,21 +49,19 @@ def number_in(reply: str, *, best: float | None = None) -> float:
         (7.0, 3.0)
     """
     text = spoken(reply)
-    named = list(_BRACKETS.finditer(text)) or list(_SAID.finditer(text))
-    found = named or list(_ANY.finditer(text))
-    if not found or (not named and len(found) > 1):
-        raise JudgeFault(UNPARSABLE, f"{'several' if found else 'no'} numbers in {_cut(text)}")
-    total = "100" if found[-1]["percent"] else found[-1]["total"]
-    if total is not None and float(total) != best:
-        raise JudgeFault(UNPARSABLE, f"a part of {total} in {_cut(text)}, where scale does not end")
-    return finite(found[-1]["number"])
+    found = score_in(text)
+    if found.total is not None and finite(found.total) != best:
+        why = f"a part of {found.total} in {shown(text)}, where scale does not end"
+        raise JudgeFault(UNPARSABLE, why)
+    return finite(found.number)
 
 
 def choice_in(reply: str, choices: Mapping[str, float]) -> float:
     """The score of the choice that a reply settles on.
 
-    It stands in double brackets, or alone on the last line, or after `verdict:` and the like, or
-    opens the reply before a punctuation mark. A single letter must have the case it is written in.
+    It stands in double brackets, or alone on the last line, or after `verdict:` and the like (best
+    on a line of its own), or opens the reply before a punctuation mark. Two different ones in such
+    a place, or `A or B`, are a fault. A single letter must have the case it is written in.
 
     Example:
         >>> choice_in("B repeats itself.\\nVerdict: **A**", {"A": 1.0, "B": 0.0})
@@ -73,23 +72,28 @@ def choice_in(reply: str, choices: Mapping[str, float]) -> float:
     text = spoken(reply)
     names = sorted(choices, key=len, reverse=True)
     forms = [re.escape(n) if len(n) == 1 else f"(?i:{re.escape(n)})" for n in names]
-    one = rf"({'|'.join(forms)})(?!\w)"
+    any_of = rf"(?:{'|'.join(forms)})(?!\w)"
+    one = rf"({any_of})(?!\W*(?:\bor\b|[/|])\W*{any_of})"
     last = text.rpartition("\n")[2].strip(" \t*_.\"'()[]`")
     places = (
         re.findall(rf"\[\[\s*{one}\s*\]\]", text),
         re.findall(rf"\A{one}\Z", last),
+        re.findall(rf"(?m)^[\s*_#>\-]*(?i:{_VERDICT}){one}[*_.!\"')\] \t]*$", text),
         re.findall(rf"(?i:{_VERDICT}){one}", text),
         re.findall(rf"\A[\s*_\"'(\[]*{one}(?=[*_\"')\]]*(?:[.,:;!\n]|\Z))", text),
     )
-    found = next((some[-1] for some in places if some), None)
-    if found is None:
-        raise JudgeFault(UNPARSABLE, f"none of {', '.join(choices)} settled on in {_cut(text)}")
+    found = next((some for some in places if some), [])
+    scores = {_score_of(name, choices) for name in found}
+    if len(scores) != 1:
+        how = "several" if scores else "none"
+        raise JudgeFault(UNPARSABLE, f"{how} of {', '.join(choices)} settled on in {shown(text)}")
+    return scores.pop()
+
+
+def _score_of(found: str, choices: Mapping[str, float]) -> float:
     exact = {n: s for n, s in choices.items() if n == found}
-    return next(iter((exact or {n: s for n, s in choices.items() if _same(n, found)}).values()))
-
-
-def _same(one: str, other: str) -> bool:
-    return one.casefold() == other.casefold()
+    alike = {n: s for n, s in choices.items() if n.casefold() == found.casefold()}
+    return next(iter((exact or alike).values()))
 
 
 def json_number_in(reply: str, json_key: str) -> float:
@@ -106,7 +110,7 @@ def json_number_in(reply: str, json_key: str) -> float:
             found = cast(Any, found).get(name) if isinstance(found, Mapping) else None
         if isinstance(found, str | int | float):
             return finite(found)
-    raise JudgeFault(UNPARSABLE, f"no JSON object with a number under {json_key} in {_cut(text)}")
+    raise JudgeFault(UNPARSABLE, f"no JSON object with a number under {json_key} in {shown(text)}")
 
 
 def _objects(text: str) -> list[Any]:
@@ -139,7 +143,7 @@ def finite(value: str | float) -> float:
     try:
         number = float(value)
     except (ValueError, OverflowError) as error:
-        raise JudgeFault(UNPARSABLE, f"{_cut(str(value))} is no number") from error
+        raise JudgeFault(UNPARSABLE, f"{shown(str(value))} is no number") from error
     if not math.isfinite(number):
         raise JudgeFault(NOT_FINITE, f"the score is {number}")
     return number
@@ -158,7 +162,3 @@ def on_scale(number: float, scale: tuple[float, float] | None) -> float:
     if not worst <= number <= best:
         raise JudgeFault(OUT_OF_RANGE, f"{number:g} does not lie between {worst:g} and {best:g}")
     return (number - worst) / (best - worst)
-
-
-def _cut(text: str) -> str:
-    return repr(text if len(text) <= _SHOWN else f"...{text[-_SHOWN:]}")

@@ -5,8 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, final
 
-_ROUNDING = 1e-12
-"""Relative to the mean: below it, a spread is what rounding left."""
+_LEAST_STD = 1e-6
+"""A smaller spread is none: dividing by it would make a huge reward of the next real difference."""
+_ROUNDING = 1e-9
+"""Relative to the mean, likewise: what rounding leaves of large values that are equal."""
 
 
 @final
@@ -36,9 +38,10 @@ class Moments:
     def factor(self) -> float:
         """What a distance from the mean is multiplied by; 1 while there is no spread.
 
-        Equal values may differ from their rounded mean: a spread of that size is none.
+        Values that should be equal differ by rounding: a spread of that size is none.
         """
-        return 1.0 / self.std if self.std > _ROUNDING * abs(self.mean) else 1.0
+        std = self.std
+        return 1.0 / std if std > max(_LEAST_STD, _ROUNDING * abs(self.mean)) else 1.0
 
     def normalise(self, value: float) -> float:
         """The value less the mean, in standard deviations; itself while nothing was seen."""

@@ -21,7 +21,7 @@ from luyen.telemetry.artifact_lines import (
     read_artifacts,
     rewrite_artifacts,
 )
-from luyen.telemetry.artifacts import Artifact
+from luyen.telemetry.artifacts import NOTE, Artifact
 
 _DEEPEST = 4
 """Folders between the top and a run: project and experiment, either of which may hold a slash."""
@@ -105,17 +105,18 @@ class Registry:
 
 
 def made_at(path: Path) -> Artifact | None:
-    """What a run made and left at a place in its directory; None where no run did.
+    """What a run made and left at a place; None where no run did.
+
+    In a run directory its list says so, elsewhere the note that an export carries.
 
     Example:
         >>> made_at(Path("/nowhere/export"))
     """
     place = path.resolve()
     home = next((folder for folder in place.parents if RunDirectory(folder).exists), None)
-    if home is None:
-        return None
-    found = {one.path: one for one in current(read_artifacts(home / NAME)) if one.used_as is None}
-    made = found.get(str(place))
+    listed = read_artifacts(home / NAME) if home is not None else []
+    found = {one.path: one for one in current(listed) if one.used_as is None}
+    made = found.get(str(place)) or next(iter(read_artifacts(place / NOTE)), None)
     return None if made is None or made.is_retired else made
 
 

@@ -18,6 +18,8 @@ from luyen.base.files import TEMPORARY, json_line
 Kind = Literal["dataset", "model", "reward_model", "checkpoint", "export"]
 MISSING = "missing"
 """The hash of what is not there."""
+NOTE = "luyen_artifact.jsonl"
+"""What an export says of itself, in its own folder: no part of its content."""
 _THREADS = 8
 """Files that are hashed at once: hashing leaves the interpreter to others."""
 
@@ -61,6 +63,15 @@ class Artifact:
         """Name and the beginning of the hash: what stands after `artifact:`."""
         return f"{self.name}@{short(self.hash)}"
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether `files` are all that lie below `path`: one more is a difference.
+
+        Of a checkpoint and of a model that no run made, only those count that are read.
+        """
+        is_made = self.kind == "export" or (self.kind == "reward_model" and bool(self.parents))
+        return is_made or self.kind == "dataset"
+
 
 def short(content: str) -> str:
     """The first eight characters of a hash, without its kind.
@@ -86,8 +97,7 @@ def hash_files(path: Path, names: Sequence[str] | None = None) -> dict[str, str]
     if path.is_file():
         return {path.name: _sha256(path)}
     if names is None:
-        found = sorted(p.relative_to(path) for p in path.rglob("*") if p.is_file())
-        names = [p.as_posix() for p in found if not any(s.startswith(TEMPORARY) for s in p.parts)]
+        names = _names(path)
     with ThreadPoolExecutor(_THREADS) as pool:
         return dict(zip(names, pool.map(lambda name: _sha256(path / name), names), strict=True))
 
@@ -120,6 +130,9 @@ def difference(artifact: Artifact) -> str | None:
             return f"{file} is missing"
         if found != expected:
             return f"{file} has other content (sha256 {found[:8]} instead of {expected[:8]})"
+    if artifact.is_whole and artifact.files and place.is_dir():
+        added = [name for name in _names(place) if name not in artifact.files]
+        return f"{place / added[0]} was added" if added else None
     return None
 
 
@@ -127,8 +140,16 @@ def require_unchanged(artifact: Artifact, key: str) -> None:
     """A UserError, about the key that names it, when the content is not what was noted."""
     why = difference(artifact)
     if why is not None:
-        fix = "restore it from a copy, or make it again and name the new one"
+        fix = "restore it from a copy, or make it again and name the new one; a change that is "
+        fix += f"meant belongs in a copy elsewhere, without {NOTE}"
         raise UserError(key, artifact.title, f"it is not as it was noted: {why}", fix)
+
+
+def _names(folder: Path) -> list[str]:
+    """Every file below a folder, but what is unfinished and the note of the folder itself."""
+    found = sorted(p.relative_to(folder) for p in folder.rglob("*") if p.is_file())
+    whole = [p for p in found if not any(part.startswith(TEMPORARY) for part in p.parts)]
+    return [p.as_posix() for p in whole if p.as_posix() != NOTE]
 
 
 def _sha256(file: Path) -> str:

@@ -66,6 +66,7 @@ def open_directory(report: Report, data: TrainData, found: Manifest) -> RunDirec
     inputs = inputs_of(report.config, found.datasets)
     if RunDirectory(place).exists and trainer.resume_mode != "disable":
         directory = RunDirectory.open(place)
+        _refuse_other_stage(directory, trainer.stage)
         claim(directory.manifest)
         directory.note_resumption(_resumption(directory, config, facts))
         # What is trained from here on follows the configuration of now.
@@ -76,6 +77,19 @@ def open_directory(report: Report, data: TrainData, found: Manifest) -> RunDirec
     claim(made.manifest)
     note_inputs(made, report.config, inputs)
     return made
+
+
+def _refuse_other_stage(directory: RunDirectory, stage: str) -> None:
+    """A UserError, before anything is written, where the run there learned in another way."""
+    try:
+        written = yaml.safe_load(directory.read_config())
+    except UserError:
+        return  # damaged: what goes on from it is told by the checkpoints
+    made = (written.get("trainer") or {}).get("stage", "rl")
+    if made != stage:
+        why = f"the run in {directory.root} is of the stage `{made}`"
+        fix = "set another trainer.experiment_name; its exported model may be model.path"
+        raise UserError("trainer.stage", stage, why, fix)
 
 
 def facts_of(config: RunConfig, data: TrainData) -> Manifest:
@@ -126,9 +140,10 @@ def find_checkpoint(
     """
     trainer = report.config.trainer
     found = None
-    if trainer.resume_mode == "path" and trainer.resume_from_path is not None:
+    has_own = report.goes_on and bool(store.list())
+    if trainer.resume_mode == "path" and trainer.resume_from_path is not None and not has_own:
         found = verify(expanded(trainer.resume_from_path))
-    elif trainer.resume_mode == "auto":
+    elif trainer.resume_mode == "auto" or has_own:
         found = store.newest_sound()
         if found is None and store.list():
             _refuse_to_begin_anew(store)

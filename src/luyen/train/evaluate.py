@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
+from luyen.base.bars import reaches
 from luyen.config.schema.run import RunConfig
 from luyen.rewards.step import Scored
 from luyen.rollout.protocol import Sampling
@@ -71,7 +72,7 @@ def validation_metrics(
 def _metrics(prompts: Sequence[Sequence[float]], solved_at: float) -> dict[str, float]:
     samples = min(len(rewards) for rewards in prompts)
     means = [sum(rewards) / len(rewards) for rewards in prompts]
-    solved = [sum(r >= solved_at for r in rewards) for rewards in prompts]
+    solved = [sum(reaches(r, solved_at) for r in rewards) for rewards in prompts]
     accuracy = sum(n / len(r) for n, r in zip(solved, prompts, strict=True)) / len(prompts)
     low, high = wilson_interval(accuracy, len(prompts))
     found = {

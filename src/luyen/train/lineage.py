@@ -1,6 +1,6 @@
 """What a run reads and makes, noted as artifacts: rows, models, checkpoints, exports."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import final
@@ -11,10 +11,11 @@ from luyen.base.rundir import RunDirectory
 from luyen.checkpoint.store import read_manifest
 from luyen.config.model_files import model_parts
 from luyen.config.schema.run import RunConfig
-from luyen.telemetry.artifact_lines import NAME, current, read_artifacts
+from luyen.telemetry.artifact_lines import NAME, current, read_artifacts, rewrite_artifacts
 from luyen.telemetry.artifact_registry import made_at, note
 from luyen.telemetry.artifacts import (
     MISSING,
+    NOTE,
     Artifact,
     Kind,
     hash_files,
@@ -32,16 +33,26 @@ def inputs_of(config: RunConfig, rows: Mapping[str, str]) -> list[Artifact]:
     `rows` are fingerprints of the rows by split: they stand for rows that have no file here. What a
     run has made must be as it was made: a UserError names the file that is not.
     """
-    found = [*_datasets(config, rows)]
-    for key, path in _models(config).items():
-        kind = "reward_model" if key.startswith("reward.") else "model"
-        found.append(_model(key, path, kind))
+    found = [*_datasets(config, rows), *models_of(config)]
     resumed = config.trainer.resume_from_path
     if config.trainer.resume_mode == "path" and resumed is not None:
-        key, place = "trainer.resume_from_path", expanded(resumed)
-        name = "/".join(place.resolve().parts[-4:])
-        found.append(_checkpoint(place, name=name, run="", parents=(), used_as=key))
+        found.append(read_checkpoint("trainer.resume_from_path", expanded(resumed)))
     return found
+
+
+def models_of(config: RunConfig, *, known: Container[str] = ()) -> list[Artifact]:
+    """Models that a run with this configuration reads, but for those of the keys in `known`."""
+    paths = {key: path for key, path in _models(config).items() if key not in known}
+    kinds: dict[str, Kind] = {
+        key: "reward_model" if key.startswith("reward.") else "model" for key in paths
+    }
+    return [_model(key, path, kinds[key]) for key, path in paths.items()]
+
+
+def read_checkpoint(key: str, place: Path) -> Artifact:
+    """A checkpoint as a run reads it at a key, by the hashes of its seal."""
+    name = "/".join(place.resolve().parts[-4:])
+    return _checkpoint(place, name=name, run="", parents=(), used_as=key)
 
 
 def note_inputs(directory: RunDirectory, config: RunConfig, inputs: Sequence[Artifact]) -> None:
@@ -85,7 +96,7 @@ class CheckpointNotes:
 
 
 def note_export(checkpoint: Path, folder: Path, kind: Kind) -> Artifact:
-    """Write down a model that was made from a checkpoint of a run."""
+    """Write down a model that was made from a checkpoint of a run, in the run and beside it."""
     directory = RunDirectory(checkpoint.resolve().parent.parent)
     root = directory.root.parent.parent
     files = hash_files(folder)
@@ -99,6 +110,8 @@ def note_export(checkpoint: Path, folder: Path, kind: Kind) -> Artifact:
         made=now(),
         files=files,
     )
+    # First beside the model, which may be moved: there it also stands if the run is read-only.
+    rewrite_artifacts(folder / NOTE, [made])
     # Only runs begin an index: the directory may have been copied away from the others.
     note(directory, [made], root if (root / NAME).is_file() else None)
     return made

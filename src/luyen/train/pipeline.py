@@ -25,6 +25,8 @@ from luyen.telemetry.artifact_lines import NAME, current, read_artifacts
 from luyen.telemetry.artifact_registry import Registry, made_at
 from luyen.telemetry.artifacts import Artifact, require_unchanged
 from luyen.telemetry.display import HEADING
+from luyen.train.lineage import read_checkpoint
+from luyen.train.recovery import going_on
 from luyen.train.stage_changes import require_same_stage
 from luyen.train.stage_model import export_stage
 from luyen.train.start import run_training
@@ -87,7 +89,7 @@ def run_pipeline(pipeline: Pipeline, say: Callable[[str], None], *, machine: Mac
 def _carry_out(report: Report, place: Handed, heading: str, say: Callable[[str], None]) -> bool:
     token = HEADING.set(heading)
     try:
-        summary = run_training(report)
+        summary = run_training(going_on(report))
     finally:
         HEADING.reset(token)
     say(f"\n{summary.text()}\n")
@@ -110,7 +112,8 @@ def _report(
     for key, words in refs_in(stage.tree).items():
         name, _, part = words.partition("/")
         if part == CHECKPOINT and name in handed:
-            paths[key] = str(handed[name].checkpoint())
+            sources[key] = read_checkpoint(key, handed[name].checkpoint())
+            paths[key] = sources[key].path
             continue
         found = Registry(root).one(words, key) if "@" in words else handed[name].artifact()
         assert found is not None, f"stage {name} has not run"

@@ -20,7 +20,7 @@ from luyen.telemetry.journal import WorkJournals
 from luyen.telemetry.rollout_files import Advantages, RecordedRollout, write_rollouts
 from luyen.telemetry.sinks import MetricLog
 from luyen.train import metric_names
-from luyen.train.saving import demand_finite, facts_of
+from luyen.train.saving import demand_finite, demand_stage, facts_of
 from luyen.train.state import LoopState
 
 METRICS = metric_names
@@ -153,8 +153,10 @@ class Recorder:
 
 def restore(folder: Path, roles: Roles) -> LoopState:
     """Weights and optimizer state into the roles; the loop's own state as a record."""
+    loop = load_state(folder, "loop")
+    demand_stage(loop, "rl", folder)
     roles.load(folder)
-    return LoopState.from_json(load_state(folder, "loop"))
+    return LoopState.from_json(loop)
 
 
 def advantages_by_rollout(

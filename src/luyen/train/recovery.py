@@ -62,14 +62,14 @@ def stopped(lost: RanksLost, why_now: str) -> UserError:
     return UserError("trainer.n_gpus_per_node", "ranks", f"{lost}; {why_now}", fix)
 
 
-def going_on(report: Report, *, has_checkpoint: bool) -> Report:
+def going_on(report: Report) -> Report:
     """The same run, to be gone on with, however it was begun.
 
     One that began from a checkpoint elsewhere does so again until it has one of its own.
     """
     mode = report.config.trainer.resume_mode
-    if mode == "auto" or (mode == "path" and not has_checkpoint):
-        return report
+    if mode != "disable":
+        return replace(report, goes_on=True)
     trainer = report.config.trainer.model_copy(update={"resume_mode": "auto"})
     return replace(report, config=report.config.model_copy(update={"trainer": trainer}))
 
@@ -91,8 +91,7 @@ def until_done(
                 raise stopped(lost, "the run was asked to end") from lost
             said = losses.note(lost, step=run.step if run is not None else 0)
             sys.stderr.write(f"\n{said}; beginning again from the newest checkpoint\n")
-            has_checkpoint = run is not None and run.recorder.store.latest() is not None
-            report = going_on(report, has_checkpoint=has_checkpoint)
+            report = going_on(report)
             time.sleep(losses.pause_s)
 
 

@@ -5,6 +5,7 @@ from functools import partial
 from statistics import fmean
 
 from luyen.algorithms.group_metrics import kl_drift
+from luyen.base.bars import reaches
 from luyen.base.errors import UserError
 from luyen.base.records import Rollout, StopReason
 from luyen.engine.batch import PackedBatch
@@ -78,7 +79,7 @@ def _everyone(run: OnlineRun) -> list[Rollout]:
 def _solved(judged: Sequence[Scored]) -> float:
     """Share of the rollouts that reach reward 1, of all that were drawn for the step."""
     values = [score.value for group in judged for score in group.scores]
-    return fmean(value is not None and value >= 1.0 for value in values)
+    return fmean(value is not None and reaches(value, 1.0) for value in values)
 
 
 def _staleness(run: OnlineRun, rollouts: Sequence[Rollout]) -> dict[str, float]:

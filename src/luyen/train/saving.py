@@ -73,3 +73,12 @@ def demand_finite(broken: Sequence[str], *, step: int, newest: int | None) -> No
         "lower the learning rate (actor_rollout_ref.actor.optim.lr) or clip_grad, and run again "
         "with trainer.resume_mode=auto to go on from there",
     )
+
+
+def demand_stage(loop: Mapping[str, Any], stage: str, path: Path) -> None:
+    """A UserError unless a checkpoint's loop is of the stage that is to go on from it."""
+    made = loop.get("stage", "rl")
+    if made != stage:
+        why = f"{path} was made by the stage `{made}`, whose loop and optimizer are others"
+        fix = "set another trainer.experiment_name, and begin with its exported model"
+        raise UserError("trainer.stage", stage, why, fix)

@@ -12,6 +12,7 @@ from luyen.config.named_files import named_fingerprints
 from luyen.config.schema.run import RunConfig
 from luyen.config.tree import leaves
 from luyen.telemetry.artifacts import Artifact, difference, short
+from luyen.train.lineage import models_of
 
 _MODEL_KEYS = ("path", "model_path", "lora_adapter_path", "teacher_path")
 _FREE = (
@@ -45,7 +46,7 @@ def require_same_stage(
     """
     changes: list[str] = [
         *_changed_keys(directory, config, handed),
-        *_changed_inputs(noted, handed),
+        *_changed_inputs(noted, handed, models_of(config, known=handed)),
         *_changed_code(directory, config),
     ]
     if changes:
@@ -71,14 +72,24 @@ def _settings(tree: Any) -> dict[str, Any]:
     return dict(leaves(tree))
 
 
-def _changed_inputs(noted: Sequence[Artifact], handed: Mapping[str, Artifact]) -> Iterator[str]:
+def _changed_inputs(
+    noted: Sequence[Artifact], handed: Mapping[str, Artifact], models: Sequence[Artifact]
+) -> Iterator[str]:
+    """`models` are hashed now, so that a file that was added to one is seen."""
+    # What has no files is believed: a hub's cache may come and go.
+    given = {one.used_as: one for one in models if one.files} | dict(handed)
     for one in noted:
         if one.used_as is None:
             continue
-        given = handed.get(one.used_as)
-        if given is not None and given.hash != one.hash:
-            yield f"{one.used_as} was {short(one.hash)} and is {short(given.hash)}"
-        elif given is None and (how := difference(one)) is not None:
+        now = given.get(one.used_as) if one.files else handed.get(one.used_as)
+        if now is None:
+            how = difference(one)
+        elif now.hash != one.hash:
+            how = f"{one.used_as} was {short(one.hash)} and is {short(now.hash)}"
+            how = how if one.used_as in handed else difference(one) or how
+        else:
+            how = None
+        if how is not None:
             yield how
 
 

@@ -63,8 +63,10 @@ class TestConversations:
         assert sorted(set(weights.tolist())) == [0.5, 1.0]
         assert TOKEN_WEIGHT not in pack_conversations([talk()], RENDERER).streams
 
-    def test_plain_text_counts_but_for_its_first_token(self):
-        assert learned(pack_conversations([TextRow(text="1+1=2")], RENDERER)) == "+1=2"
+    def test_plain_text_and_its_end_count_but_for_its_first_token(self):
+        batch = pack_conversations([TextRow(text="1+1=2")], RENDERER)
+        assert learned(batch) == "+1=2"
+        assert int(batch.tokens[-1]) == TOKENIZER.end_id
 
     def test_rows_without_anything_to_learn_are_refused(self):
         row = talk(0.0, 0.0, 0.0, 0.0, 0.0)
@@ -110,8 +112,23 @@ class TestPairs:
 
     def test_rows_that_all_ask_the_same_have_no_mismatch(self):
         rows = [pair("1+1="), pair("1+1=")]
-        with pytest.raises(UserError, match="asks the same"):
+        with pytest.raises(UserError, match="asks something else"):
             lay_marked(rows, [0], RENDERER, CPU, is_mismatched=True)
+
+    def test_a_mismatched_answer_keeps_to_the_longest_sequence(self):
+        rows = [
+            LabelledRow(prompt=(user(asked),), completion=(said(text),), label=True)
+            for asked, text in (("1" * 30, "1"), ("2+2=", "2" * 40), ("3+3=", "3"))
+        ]
+        lesson = lay_marked(rows, [0], RENDERER, CPU, is_mismatched=True, longest=70)
+        assert learned(lesson.aside[MISMATCHED]) == "3"
+        with pytest.raises(UserError, match="fits"):
+            lay_marked(rows, [0], RENDERER, CPU, is_mismatched=True, longest=20)
+
+    def test_numbers_of_marked_answers_and_pairs_go_back_to_their_rows(self):
+        single = LabelledRow(prompt=(user("7+7="),), completion=(said("1"),), label=False)
+        lesson = lay_marked([pair("1+1="), single, pair("2+2=")], [2, 1, 0], RENDERER, CPU)
+        assert [x.tolist() for x in lesson.by_row(torch.arange(5))] == [[0, 1], [2], [3, 4]]
 
 
 def offline(path: Path, *rows: dict[str, Any], kind: Kind, **keys: Any) -> OfflineData[Any]:
@@ -143,6 +160,23 @@ class TestRows:
         first, second = found.given.train.prompts
         assert first.messages == second.messages
         assert first.uid != second.uid
+
+    def test_rows_without_anything_to_learn_are_dropped(self, tmp_path: Path):
+        found = offline(tmp_path / "a.jsonl", {"text": ""}, {"text": "1+1"}, kind=Kind.TEXT)
+        assert [row.text for row in found.train] == ["1+1"]
+        assert found.given.train.counts["without anything to learn"] == 1
+
+    def test_two_ratings_of_one_answer_are_two_rows(self, tmp_path: Path):
+        rows = [{"prompt": "1+1=", "completion": "2", "score": score} for score in (0.0, 1.0)]
+        path = tmp_path / "a.jsonl"
+        path.write_text("\n".join(map(json.dumps, rows)))
+        data = Data.model_validate({"train_files": [str(path)], "string_prompts": "user"})
+        kinds = (Kind.CONVERSATION,)
+        counts = [
+            len(build_offline_data(data, kinds=kinds, tokenizer=TOKENIZER, columns=columns).train)
+            for columns in ((), ("score",))
+        ]
+        assert counts == [1, 2]
 
     def test_alpaca_rows_become_conversations(self, tmp_path: Path):
         row = {"instruction": "1+1=", "input": "", "output": "2"}

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import final
 
+from luyen.base.bars import reaches
 from luyen.base.records import Source
 from luyen.studio.doctor.read import RECENT, RunRecord
 from luyen.telemetry.rollout_files import RecordedRollout
@@ -65,7 +66,7 @@ def solved_groups(record: RunRecord) -> Solved:
         for recorded in record.rollouts[step]:
             score = recorded.rollout.score
             if score is not None and score.value is not None:
-                groups.setdefault(str(recorded.rollout.group), []).append(score.value >= 1.0)
+                groups.setdefault(str(recorded.rollout.group), []).append(reaches(score.value, 1.0))
     return Solved(
         groups=len(groups),
         all=sum(all(found) for found in groups.values()),

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from luyen.base.bars import reaches
 from luyen.base.records import Source
 from luyen.studio.doctor.course import WINDOW
 from luyen.studio.doctor.findings import Symptom, rule
@@ -44,7 +45,7 @@ def reward_all_equal(record: RunRecord) -> Iterator[Symptom]:
     low, high = record.course("reward/min"), record.course("reward/max")
     if not low.has_end or low.values[-WINDOW:] != high.values[-WINDOW:]:
         return
-    is_solved = low.end() >= 1.0 and low.values != high.values
+    is_solved = reaches(low.end(), 1.0) and low.values != high.values
     yield Symptom(
         says=f"every rollout of the last {WINDOW} steps scores {low.end():g}",
         experiment=other_data("stop here, or take harder rows")
@@ -110,7 +111,7 @@ def starvation(record: RunRecord) -> Iterator[Symptom]:
         )
     best, solved = record.course("reward/max"), solved_groups(record)
     # Only where a reward of 1 is reached at all does "not solved" mean anything.
-    reached = [step for step, value in zip(best.steps, best.values, strict=True) if value >= 1.0]
+    reached = [step for step, value in zip(best.steps, best.values, strict=True) if reaches(value, 1.0)]
     if best.has_both_ends and solved.none_share >= _HARD and reached:
         yield Symptom(
             says=f"{solved.none} of {solved.groups} groups hold no solution, though step "

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import final
 
+from luyen.base.bars import reaches
 from luyen.studio.evaluation.intervals import Interval, mean_interval
 from luyen.studio.evaluation.samples import Sample
 from luyen.train.shares import majority_at_k, pass_at_k, wilson_interval
@@ -94,7 +95,7 @@ def rewards_of(samples: Iterable[Sample]) -> list[float]:
 def solved_share(samples: Sequence[Sample], solved_at: float) -> float:
     """Share of the samples of a prompt that reach `solved_at`."""
     rewards = rewards_of(samples)
-    return sum(reward >= solved_at for reward in rewards) / len(rewards)
+    return sum(reaches(reward, solved_at) for reward in rewards) / len(rewards)
 
 
 def _summary(
@@ -128,7 +129,7 @@ def _of_k(
     prompts: Sequence[Sequence[Sample]], k: int, solved_at: float, seed: int
 ) -> list[Measure]:
     """pass@k, and from k = 3 on maj@k: a majority of two votes is no more than their mean."""
-    right = [[reward >= solved_at for reward in rewards_of(one)] for one in prompts]
+    right = [[reaches(reward, solved_at) for reward in rewards_of(one)] for one in prompts]
     chances = [pass_at_k(sum(flags), len(flags), k) for flags in right]
     found = [_measure(f"pass@{k}", chances, seed, is_share=True)]
     if k >= 3:

@@ -1,5 +1,6 @@
 """Rows as sequences with the tokens on which a reward model judges them."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeAlias
@@ -13,7 +14,7 @@ from luyen.data.render import Renderer
 from luyen.engine.batch import PackedBatch, pack
 from luyen.engine.lesson import Lesson
 from luyen.engine.reward_model import JUDGED, LABELS, MARGINS, TARGETS
-from luyen.train.offline.pairs import lay_pairs
+from luyen.train.offline.pairs import lay_pairs, margin_of
 
 Rated: TypeAlias = LabelledRow | ConversationRow
 _BLOCK = "reward_training"
@@ -29,7 +30,7 @@ def lay_judged_pairs(
 ) -> Lesson:
     """Two sequences for each row, the chosen one first, each judged on its last token."""
     laid = lay_pairs(rows, places, renderer, device)
-    margins = [_margin(rows[place]) for place in places] if use_margins else []
+    margins = [margin_of(rows[place]) for place in places] if use_margins else []
     numbers = {MARGINS: torch.tensor(margins, device=device)} if use_margins else {}
     return replace(laid, batch=_judged_at_the_end(laid.batch), numbers=numbers)
 
@@ -51,7 +52,7 @@ def lay_rated(
         groups=list(range(len(laid))),
         device=device,
     )
-    targets = torch.tensor([_target(row, target_key) for row in chosen], device=device)
+    targets = torch.tensor([target_of(row, target_key) for row in chosen], device=device)
     return Lesson(rows=tuple(places), batch=_judged_at_the_end(batch), numbers={TARGETS: targets})
 
 
@@ -97,19 +98,12 @@ def _rated_tokens(row: Rated, renderer: Renderer) -> tuple[tuple[int, ...], list
     return last.rendered.tokens, [weight > 0 for weight in last.weights]
 
 
-def _target(row: Rated, target_key: str) -> float:
+def target_of(row: Rated, target_key: str) -> float:
+    """The number that a row gives its answer; a UserError where it gives none."""
     found = row.extra_info.get(target_key)
-    if isinstance(found, int | float):
+    if isinstance(found, int | float) and math.isfinite(found):
         return float(found)
     if found is None and isinstance(row, LabelledRow):
         return float(row.label)
-    why = f"a row gives {found!r} there, and a score to learn is a number"
+    why = f"a row gives {found!r} there, and a score to learn is a finite number"
     raise UserError(f"{_BLOCK}.target_key", target_key, why, "name a column of numbers")
-
-
-def _margin(row: PreferenceRow) -> float:
-    if row.margin is None:
-        why = "a row has no margin"
-        fix = "add the column, or set it to false"
-        raise UserError(f"{_BLOCK}.use_margins", True, why, fix)
-    return row.margin

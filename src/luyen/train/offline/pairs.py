@@ -35,7 +35,7 @@ def lay_pairs(
             masks.append([False] * len(pair.prompt) + list(answer.mask))
             groups.append(number)
         if use_margins:
-            margins.append(_margin(rows[place]))
+            margins.append(margin_of(rows[place]))
     numbers = {MARGINS: torch.tensor(margins, device=device)} if use_margins else {}
     batch = pack(tokens, masks=masks, groups=groups, device=device)
     return Lesson(rows=_named(places, is_held), batch=batch, numbers=numbers)
@@ -48,20 +48,23 @@ def lay_marked(
     device: torch.device,
     *,
     is_mismatched: bool = False,
+    longest: int | None = None,
     is_held: bool = False,
 ) -> Lesson:
     """One sequence for a marked answer, two for a pair, whose answers are good and bad.
 
-    With `is_mismatched` every answer also stands after the prompt of another row: which one depends
-    on the rows alone, not on the step.
+    With `is_mismatched` every answer also stands after the prompt of another row, in at most
+    `longest` tokens: which one depends on the rows alone, not on the step.
     """
-    marked = [one for place in places for one in _answers(rows[place])]
+    answers = [_answers(rows[place]) for place in places]
+    marked = [one for some in answers for one in some]
     aside: dict[str, PackedBatch] = {}
     if is_mismatched:
-        others = [one for place in places for one in _mismatched(rows, place)]
-        aside[MISMATCHED] = _packed([render_answer(row, renderer) for row in others], device)
+        others = [one for p in places for one in _mismatched(rows, p, renderer, longest)]
+        aside[MISMATCHED] = _packed(others, device)
     return Lesson(
         rows=_named(places, is_held),
+        sequences=tuple(map(len, answers)),
         batch=_packed([render_answer(row, renderer) for row in marked], device),
         aside=aside,
         numbers={DESIRABLE: torch.tensor([row.label for row in marked], device=device)},
@@ -83,17 +86,26 @@ def _answers(row: Marked) -> tuple[LabelledRow, ...]:
     )
 
 
-def _mismatched(rows: Sequence[Marked], place: int) -> list[LabelledRow]:
-    """The answers of the next row that asks something else, after the prompt of this one."""
+def _mismatched(
+    rows: Sequence[Marked], place: int, renderer: Renderer, longest: int | None
+) -> list[RenderedAnswer]:
+    """The answers of the next row that asks something else and fits, after this row's prompt."""
     row, count = rows[place], len(rows)
-    after = (rows[(place + step) % count] for step in range(1, count))
-    other = next((one for one in after if one.prompt != row.prompt), None)
-    if other is None:
-        why = "every row asks the same, and kto needs answers to other prompts"
-        fix = "add rows, or choose preference.loss_type=apo_zero_unpaired"
-        raise UserError("data.train_files", count, why, fix)
+    for step in range(1, count):
+        other = rows[(place + step) % count]
+        if other.prompt == row.prompt:
+            continue
+        found = [render_answer(one, renderer) for one in _exchanged(row, other)]
+        if longest is None or max(len(one.tokens) for one in found) <= longest:
+            return found
+    why = "no other row asks something else and fits, and kto needs answers to other prompts"
+    fix = "add rows, or choose preference.loss_type=apo_zero_unpaired"
+    raise UserError("data.train_files", count, why, fix)
+
+
+def _exchanged(row: Marked, other: Marked) -> list[LabelledRow]:
+    """The answers of another row after the prompt of this one."""
     said = [one.completion for one in _answers(other)]
-    own = _answers(row)
     return [
         LabelledRow(
             prompt=one.prompt,
@@ -102,7 +114,7 @@ def _mismatched(rows: Sequence[Marked], place: int) -> list[LabelledRow]:
             tools=one.tools,
             template_kwargs=one.template_kwargs,
         )
-        for i, one in enumerate(own)
+        for i, one in enumerate(_answers(row))
     ]
 
 
@@ -115,7 +127,8 @@ def _packed(answers: Sequence[RenderedAnswer], device: torch.device) -> PackedBa
     )
 
 
-def _margin(row: PreferenceRow) -> float:
+def margin_of(row: PreferenceRow) -> float:
+    """How much better the chosen answer is; a UserError where the row does not say."""
     if row.margin is None:
         why = "a row has no margin"
         raise UserError("preference.use_margins", True, why, "add the column, or set it to false")

@@ -32,7 +32,7 @@ def precomputed(
 ) -> Callable[[Lesson], Sums]:
     """What a live reference gives for each lesson, looked up instead of computed.
 
-    `weights` are those that the policy begins with.
+    `weights` are those of the reference.
     """
     key = _key(given, weights)
     table = _known(given, key) or _made(live, lessons, given, key)
@@ -55,18 +55,17 @@ def _made(
     table: dict[str, Sums] = {}
     for lesson in lessons(size):
         given.display.waiting(f"reference: log-probabilities of {len(table)} of {total} rows")
-        sums = {name: x.cpu() for name, x in live(lesson).items()}
-        each = {name: len(x) // len(lesson.rows) for name, x in sums.items()}
+        by_row = {name: lesson.by_row(x.cpu()) for name, x in live(lesson).items()}
         for i, place in enumerate(lesson.rows):
-            table[str(place)] = {
-                name: x[i * each[name] : (i + 1) * each[name]].clone() for name, x in sums.items()
-            }
+            table[str(place)] = {name: parts[i].clone() for name, parts in by_row.items()}
     if given.directory is not None:
         folder = given.directory.root / _FOLDER
         folder.mkdir(exist_ok=True)
         places = list(table)
         joined = {name: torch.cat([table[p][name] for p in places]) for name in table[places[0]]}
-        state = {"key": key, "places": [int(p) for p in places], "sums": joined}
+        sizes = [len(next(iter(table[p].values()))) for p in places]
+        kept = {"places": [int(p) for p in places], "sizes": sizes}
+        state = {"key": key, **kept, "sums": joined}
         save_state(folder, _NAME, state)
     return table
 
@@ -81,11 +80,10 @@ def _known(given: Given, key: str) -> dict[str, Sums] | None:
     if read_json(folder / f"{_NAME}.json")["state"].get("key") != key:
         return None
     kept = load_state(folder, _NAME)
-    places, sums = kept["places"], kept["sums"]
-    each = {name: len(x) // len(places) for name, x in sums.items()}
+    parts = {name: x.split(kept["sizes"]) for name, x in kept["sums"].items()}
     return {
-        str(place): {name: x[i * each[name] : (i + 1) * each[name]] for name, x in sums.items()}
-        for i, place in enumerate(places)
+        str(place): {name: split[i] for name, split in parts.items()}
+        for i, place in enumerate(kept["places"])
     }
 
 
@@ -101,7 +99,7 @@ def _key(given: Given, weights: Mapping[str, Tensor]) -> str:
             arr.ref.path,
             [config.preference.ld_alpha, list(config.preference.loss_type)],
             [data.max_prompt_length, data.max_response_length, data.apply_chat_template_kwargs],
-            describe(weights),
+            [describe(weights), given.tokenizer.fingerprint()],
         ]
     )
 

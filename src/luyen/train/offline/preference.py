@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, final
 
 import torch
+from torch import Tensor
 
 from luyen.algorithms.preference.step import PreferenceObjective
 from luyen.algorithms.statistic import Average
@@ -17,7 +18,7 @@ from luyen.engine.preference import PreferenceEngine, Sums
 from luyen.engine.step import Updated
 from luyen.models.lora import adapter_off
 from luyen.train.build_roles import frozen_policy
-from luyen.train.offline.pairs import lay_marked, lay_pairs
+from luyen.train.offline.pairs import lay_marked, lay_pairs, margin_of
 from luyen.train.offline.precomputed import precomputed
 from luyen.train.offline.sft import actor_state, build_learner, restore_actor
 from luyen.train.offline.stage import Given, Goal, OfflineStage, StageKind
@@ -42,11 +43,16 @@ class PreferenceStage:
         *,
         use_margins: bool,
         is_mismatched: bool,
+        longest: int,
     ) -> None:
         self._engine = engine
         self._data = data
         self._use_margins = use_margins
         self._is_mismatched = is_mismatched
+        self._longest = longest
+        if use_margins:
+            for row in (*data.train, *data.validation):
+                margin_of(row)
 
     @property
     def device(self) -> torch.device:
@@ -96,7 +102,13 @@ class PreferenceStage:
                 rows, places, renderer, self.device, use_margins=self._use_margins, is_held=is_held
             )
         return lay_marked(
-            rows, places, renderer, self.device, is_mismatched=self._is_mismatched, is_held=is_held
+            rows,
+            places,
+            renderer,
+            self.device,
+            is_mismatched=self._is_mismatched,
+            longest=self._longest,
+            is_held=is_held,
         )
 
 
@@ -111,18 +123,20 @@ def objective_of(config: RunConfig) -> PreferenceObjective:
     )
 
 
-def live_reference(given: Given, engine: PreferenceEngine) -> Callable[[Lesson], Sums]:
-    """What the policy was at the beginning: a frozen copy, or itself with its adapter off."""
+def live_reference(
+    given: Given, engine: PreferenceEngine
+) -> tuple[Callable[[Lesson], Sums], Mapping[str, Tensor]]:
+    """A frozen copy of the beginning, or the policy with its adapter off; and its weights."""
     policy = engine.learner.policy
     if given.config.actor_rollout_ref.model.lora_rank == 0:
         frozen = frozen_policy(given.config, given.tokenizer, given.device)
-        return lambda lesson: engine.sums(frozen, lesson)
+        return lambda lesson: engine.sums(frozen, lesson), dict(frozen.named_parameters())
 
     def without_adapter(lesson: Lesson) -> Sums:
         with adapter_off(policy):
             return engine.sums(policy, lesson)
 
-    return without_adapter
+    return without_adapter, dict(policy.named_parameters())
 
 
 def kinds_of(config: RunConfig) -> tuple[Kind, ...]:
@@ -142,11 +156,11 @@ def _build(given: Given) -> OfflineStage:
         given.data,
         use_margins=config.preference.use_margins,
         is_mismatched="kto" in objective.losses,
+        longest=config.data.max_prompt_length + config.data.max_response_length,
     )
     if objective.needs_reference:
-        live = live_reference(given, engine)
+        live, weights = live_reference(given, engine)
         if config.preference.reference == "precomputed":
-            weights = dict(engine.learner.policy.named_parameters())
             live = precomputed(live, stage.lessons, given, weights=weights)
         engine.reference = live
     return stage

@@ -17,7 +17,8 @@ from luyen.models.reward_model_load import load_reward_model
 from luyen.models.state import restore_parameters, trained_parameters
 from luyen.models.threads import choose_threads
 from luyen.train.build_roles import actor_passes
-from luyen.train.offline.judged import lay_judged_pairs, lay_rated, lay_steps
+from luyen.train.offline.judged import lay_judged_pairs, lay_rated, lay_steps, target_of
+from luyen.train.offline.pairs import margin_of
 from luyen.train.offline.stage import Given, Goal, OfflineStage, StageKind
 
 _FIELD = "actor_rollout_ref.model.path"
@@ -46,6 +47,7 @@ class RewardModelStage:
         self._engine = engine
         self._data = data
         self._reward_training = reward_training
+        _demand_numbers((*data.train, *data.validation), reward_training)
 
     @property
     def device(self) -> torch.device:
@@ -105,6 +107,16 @@ class RewardModelStage:
                 return lay_steps(rows, places, renderer, self.device)
 
 
+def _demand_numbers(rows: Sequence[Any], reward_training: RewardTraining) -> None:
+    """A UserError, before the first step, where a row lacks a number that is learned from."""
+    if reward_training.objective == "regression":
+        for row in rows:
+            target_of(row, reward_training.target_key)
+    elif reward_training.objective == "bradley_terry" and reward_training.use_margins:
+        for row in rows:
+            margin_of(row)
+
+
 def build_reward_engine(config: RunConfig, device: str) -> RewardModelEngine:
     """A reward model over the model of the run, whose head is new where it has none."""
     arr, reward_training = config.actor_rollout_ref, config.reward_training
@@ -123,4 +135,11 @@ def _build(given: Given) -> OfflineStage:
     return RewardModelStage(engine, given.data, given.config.reward_training)
 
 
-STAGE = StageKind(kinds=lambda c: _KINDS[c.reward_training.objective], build=_build)
+def _columns(config: RunConfig) -> tuple[str, ...]:
+    training = config.reward_training
+    return (training.target_key,) if training.objective == "regression" else ()
+
+
+STAGE = StageKind(
+    kinds=lambda c: _KINDS[c.reward_training.objective], build=_build, columns=_columns
+)

@@ -80,7 +80,12 @@ class OfflineRun:
     def save(self) -> None:
         """A checkpoint of the step that is done, unless it has one."""
         if self.trial_steps is None and self.saved != self.step:
-            loop = {"step": self.step, "chain": self.chain, "first": self.first}
+            loop = {
+                "stage": self.config.trainer.stage,
+                "step": self.step,
+                "chain": self.chain,
+                "first": self.first,
+            }
             self.files.save(self.stage.state(), loop)
             self.saved = self.step
 

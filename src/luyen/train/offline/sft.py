@@ -163,8 +163,9 @@ def _from_turn(branch: Weighted, first: int) -> Weighted:
 
 
 def _text(text: str, renderer: Renderer) -> Weighted:
-    """Text as it stands; its first token has nothing before it and is only read."""
-    tokens = tuple(renderer.tokenizer.encode(text))
+    """Text as it stands, and its end where the tokenizer has one; its first token is only read."""
+    end = renderer.tokenizer.end_id
+    tokens = (*renderer.tokenizer.encode(text), *(() if end is None else (end,)))
     sources = (Source.PROMPT, *[Source.SAMPLED] * (len(tokens) - 1))
     told = Rendered(tokens=tokens, sources=sources, turns=(0,) * len(tokens))
     return Weighted(rendered=told, weights=(0.0, *[1.0] * (len(tokens) - 1)))

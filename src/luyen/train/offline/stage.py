@@ -97,10 +97,12 @@ class StageKind:
 
     Example:
         >>> sorted(StageKind.__slots__)
-        ['build', 'kinds']
+        ['build', 'columns', 'kinds']
     """
 
     kinds: Callable[[RunConfig], tuple[Kind, ...]]
     """What its rows may be."""
+    columns: Callable[[RunConfig], tuple[str, ...]] = lambda _: ()
+    """Further columns that rows are learned from; those that differ in one are not the same."""
     build: Callable[[Given], OfflineStage]
     """The stage, at its beginning."""

@@ -1,6 +1,7 @@
 """Begin or resume an offline run and carry it to its end."""
 
 import time
+import warnings
 from contextlib import ExitStack
 from typing import Any
 
@@ -32,7 +33,11 @@ from luyen.train.offline.run import OfflineRun, train_offline
 from luyen.train.offline.stage import Given
 from luyen.train.offline.stages import STAGES
 from luyen.train.process import import_plugins, load_run_tokenizer
-from luyen.train.saving import known_at, open_store, saves_aside
+from luyen.train.saving import demand_stage, known_at, open_store, saves_aside
+
+
+class ChangedRows(UserWarning):
+    """The rows of a run are not those that it began with."""
 
 
 def run_offline(report: Report, *, trial_steps: int | None = None) -> Summary:
@@ -52,6 +57,8 @@ def prepare_offline(report: Report) -> OfflineRun:
     directory = open_directory(report, data.given, facts_of(config, data.given))
     store = open_store(directory.checkpoints, config.trainer)
     resumed = find_checkpoint(report, store, directory)
+    if resumed is not None:
+        _warn_of_other_rows(directory)
     given = Given(
         config=config,
         data=data,
@@ -68,10 +75,22 @@ def prepare_offline(report: Report) -> OfflineRun:
         course = OfflineCourse(config=config, data=data.given, stage=stage, total_steps=steps)
         run = OfflineRun(course, files, display)
         if resumed is not None:
+            loop = load_state(resumed.path, "loop")
+            demand_stage(loop, config.trainer.stage, resumed.path)
             stage.restore(load_parts(resumed.path, stage))
-            run.go_on_from(load_state(resumed.path, "loop"))
+            run.go_on_from(loop)
         opened.pop_all()
     return run
+
+
+def _warn_of_other_rows(directory: RunDirectory) -> None:
+    """Say that the rows have changed: later steps learn from the new ones."""
+    sessions = directory.read_resumptions()
+    changed = sessions[-1].get("changed", {}) if sessions else {}
+    begun = directory.read_manifest().get("datasets", {}).get("train")
+    if changed.get("datasets", {}).get("train", begun) != begun:
+        said = "data.train_files are not as when the run began: it goes on with the rows of now"
+        warnings.warn(said, ChangedRows, stacklevel=2)
 
 
 def _open_files(
@@ -105,9 +124,11 @@ def offline_rows(config: RunConfig, tokenizer: Tokenizer, display: Display) -> O
     """The rows of the run; the display says what is done when it takes long."""
     words = "preparing rows: reading, checking and measuring data.train_files and data.val_files"
     with explained(display.waiting, words):
+        kind = STAGES[config.trainer.stage]
         return build_offline_data(
             config.data,
-            kinds=STAGES[config.trainer.stage].kinds(config),
+            kinds=kind.kinds(config),
+            columns=kind.columns(config),
             tokenizer=tokenizer,
             seed=config.trainer.seed,
         )

@@ -98,7 +98,7 @@ def _rebuilt(
     holds.
     """
     record.demand(step)
-    course = open_course(since or config, record)
+    course = open_course(since or config, record, step)
     checkpoint = record.checkpoint_before(step)
     first, start = 1, "the beginning"
     if checkpoint is not None:
@@ -111,18 +111,17 @@ def _rebuilt(
         watch(len(checks), step - first + 1, checks[-1])
     if since is None:
         return course, start, checks
-    other = open_course(config, record)
+    other = open_course(config, record, step)
     other.stage.restore(course.stage.state())
     return other, start, checks
 
 
-def open_course(config: RunConfig, record: RunRecord) -> OfflineCourse:
+def open_course(config: RunConfig, record: RunRecord, step: int) -> OfflineCourse:
     """What a run with this configuration begins with; a UserError where its rows are others now."""
     import_plugins(config.trainer.plugins)
     tokenizer, display = load_run_tokenizer(config), SilentDisplay()
     data = offline_rows(config, tokenizer, display)
-    written = record.directory.read_manifest().get("datasets", {}).get("train")
-    if written != data.given.train.fingerprint:
+    if record.training_rows(step) != data.given.train.fingerprint:
         why = "the training rows are not those that the run learned from"
         fix = "restore the files; an offline step is done again from its rows"
         raise UserError("data.train_files", list(config.data.train_files), why, fix)

@@ -99,6 +99,14 @@ class RunRecord:
         """Training rows of the run; None when it was begun by an older version."""
         return self.directory.read_manifest().get("rows", {}).get("train")
 
+    def training_rows(self, step: int) -> str | None:
+        """Fingerprint of the rows that a step learned from, as the session that did it had them."""
+        datasets = begun = self.directory.read_manifest().get("datasets", {})
+        for session in self.directory.read_resumptions():
+            if (session.get("checkpoint") or 0) < step:
+                datasets = session.get("changed", {}).get("datasets", begun)
+        return datasets.get("train")
+
     def demand(self, step: int) -> None:
         """A UserError unless the run did this step."""
         done = sorted(number for number in self.digests if number > 0)
