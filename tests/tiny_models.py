@@ -5,10 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
+    AutoTokenizer,
     PreTrainedModel,
 )
 
@@ -91,6 +93,18 @@ def tiny_judge_net(
     config.num_labels = changes.get("num_labels", 1)
     torch.manual_seed(seed)
     return AutoModelForSequenceClassification.from_config(config, dtype=dtype).eval()
+
+
+def padded_scores(folder: Path, talks: list[Any]) -> tuple[Tensor, Tensor]:
+    """What transformers says of conversations: each alone, and all in one batch padded right."""
+    net: Any = read_judge_net(folder)
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    forms = {"tokenize": True, "return_dict": True, "return_tensors": "pt"}
+    batch = tokenizer.apply_chat_template(talks, padding=True, padding_side="right", **forms)
+    assert (batch["attention_mask"] == 0).any(), "the conversations have several lengths"
+    with torch.no_grad():
+        alone = [net(**tokenizer.apply_chat_template([t], **forms)).logits[0, 0] for t in talks]
+        return torch.stack(alone), net(**batch).logits[:, 0]
 
 
 def read_judge_net(folder: Path) -> PreTrainedModel:

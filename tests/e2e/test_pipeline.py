@@ -217,6 +217,44 @@ def test_an_artifact_of_another_run_is_named_by_its_hash(
     assert end.hash == other.hash
 
 
+def further(folder: Path) -> list[str | Path]:
+    """A pipeline whose second stage begins where the first one ended, with its optimizer."""
+    file = write_pipeline(folder)
+    text = file.read_text()
+    first = text[text.index("    config:\n      trainer: {stage: sft") : text.index("  - name: rl")]
+    words = "{stage: sft, total_training_steps: 5, resume_mode: path, resume_from_path: FROM}"
+    second = first.replace("{stage: sft, total_training_steps: 2}", words)
+    second = second.replace("FROM", '"artifact:sft/checkpoint"')
+    head = text[: text.index("  - name: rl")]
+    (folder / "further.yaml").write_text(f"{head}  - name: more\n{second}")
+    return [folder / "further.yaml", f"trainer.default_local_dir={folder / 'runs'}"]
+
+
+def test_a_stage_that_began_from_a_checkpoint_goes_on_from_its_own(
+    pipelines: Pipelines, tmp_path: Path
+):
+    called, log = further(tmp_path), tmp_path / "log.txt"
+    more = tmp_path / "runs" / "demo" / "more"
+    death = ("luyen.checkpoint.store:CheckpointStore._put", "before", 5)
+    assert pipelines.train(*called, log=log, die=death) == KILLED, log.read_text()
+    kept = more / "checkpoints" / "step_000004"
+    made = kept.stat().st_ino
+    assert pipelines.train(*called, log=log) == 0, log.read_text()
+    assert kept.stat().st_ino == made, "what was done is not done again"
+    assert not list(more.glob("checkpoints/left-*"))
+    assert [one.step for one in read_digests(more / "digests.jsonl")] == [3, 4, 5]
+    source = tmp_path / "runs" / "demo" / "sft" / "checkpoints" / "step_000002"
+    for file in (path for path in source.rglob("*") if path.is_file()):
+        file.write_bytes(b"")
+    said = refused_further(pipelines, called, tmp_path)
+    assert "stage = 'more': it was begun with something else: trainer.resume_from_path was" in said
+
+
+def refused_further(pipelines: Pipelines, called: list[str | Path], folder: Path) -> str:
+    assert pipelines.train(*called, log=folder / "refused.txt") == 1
+    return (folder / "refused.txt").read_text()
+
+
 @pytest.mark.parametrize("name", PIPELINES)
 def test_a_pipeline_among_the_recipes_runs_in_small(
     name: str, pipelines: Pipelines, tmp_path: Path

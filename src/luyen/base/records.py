@@ -136,6 +136,8 @@ class Score:
     """Whether it was not judged because a gate was closed; the value is what stands for it."""
     combine: str = "sum"
     """How the parts made the value."""
+    turned: bool = False
+    """Whether a negative scale turned it around: the more was judged, the less it is worth."""
     seconds: float | None = field(default=None, compare=False)
     """How long judging it took; no part of what it is."""
 

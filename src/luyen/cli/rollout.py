@@ -201,6 +201,7 @@ def _score_json(score: Score) -> dict[str, Any]:
         "raw": score.raw,
         "gated": score.gated,
         "combine": score.combine,
+        "turned": score.turned,
         "seconds": score.seconds,
         "by_turn": [list(pair) for pair in score.by_turn],
         "error": score.error,

@@ -4,7 +4,6 @@ A record is written when it is known and survives the death of the process; seve
 the file at the same time. Faults are never kept.
 """
 
-import inspect
 import json
 import pickle
 import sqlite3
@@ -12,17 +11,16 @@ import threading
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
-from functools import cache
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast, final
 
-import luyen
 from luyen.base.errors import UserError
 from luyen.rewards.calls import Call, Executor
 from luyen.rewards.counts import Counts
 from luyen.rewards.outcome import Outcome
+from luyen.rewards.rule_code import code_of
 from luyen.rewards.rules.all import rule_rewards
 
 FILE = "reward_cache.sqlite"
@@ -111,16 +109,18 @@ def _plain(value: Any) -> Any:
 class Remembering:
     """Makes calls of deterministic rules once; the others are passed on.
 
-    A score depends on the rule and its code, its knobs, the prompt and the answer.
+    A score depends on the rule and its code (`luyen.rewards.rule_code`), its knobs, the prompt and
+    the answer.
     """
 
     def __init__(self, inner: Executor, scores: ScoreCache) -> None:
         self._inner = inner
         self._scores = scores
+        self._codes: dict[str, list[str] | None] = {}
 
     async def run(self, calls: Sequence[Call]) -> list[Outcome]:
         """What came of each call, in order."""
-        keys = [_key(call) for call in calls]
+        keys = [self._key(call) for call in calls]
         found = [None if key is None else self._scores.find(key) for key in keys]
         fresh = [call for call, known in zip(calls, found, strict=True) if known is None]
         made = iter(await self._inner.run(fresh) if fresh else [])
@@ -132,21 +132,21 @@ class Remembering:
             outcomes.append(outcome)
         return outcomes
 
+    def _key(self, call: Call) -> str | None:
+        """The key of a call that may be remembered."""
+        if not call.rule or not rule_rewards.facts(call.name).get("deterministic", False):
+            return None
+        try:
+            code = self._code(call.name)
+            return None if code is None else content_hash(call.name, code, dict(call.arguments))
+        except (TypeError, ValueError, AttributeError, RecursionError, pickle.PicklingError):
+            return None  # a row that cannot be hashed is judged each time
 
-def _key(call: Call) -> str | None:
-    """The key of a call that may be remembered."""
-    if not call.rule or not rule_rewards.facts(call.name).get("deterministic", False):
-        return None
-    try:
-        return content_hash(call.name, _code(call.name), dict(call.arguments))
-    except (TypeError, ValueError, AttributeError, RecursionError, pickle.PicklingError):
-        return None  # a row that cannot be hashed is judged each time
-
-
-@cache
-def _code(rule: str) -> tuple[str, ...]:
-    """What stands for the code of a rule: its file, our version, that of the package it asks."""
-    file = inspect.getsourcefile(rule_rewards.get(rule))
-    code = sha256(Path(file).read_bytes()).hexdigest() if file is not None else ""
-    package = rule_rewards.facts(rule).get("package")
-    return code, luyen.__version__, "" if package is None else version(package)
+    def _code(self, rule: str) -> list[str] | None:
+        """What stands for the code of a rule, with the version of the package it asks."""
+        if rule not in self._codes:
+            code = code_of(rule_rewards.get(rule))
+            package = rule_rewards.facts(rule).get("package")
+            asked = [] if package is None else [version(package)]
+            self._codes[rule] = None if code is None else code + asked
+        return self._codes[rule]

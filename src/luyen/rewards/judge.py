@@ -46,7 +46,10 @@ class Line:
 
 @final
 class Judges:
-    """Makes judges. Those that ask the same endpoint share its limits; all share the cache."""
+    """Makes judges. Those that ask the same endpoint share its limits and the cache.
+
+    What the engine of the run says is never cached.
+    """
 
     def __init__(
         self, *, own: Ask | None, executor: Executor, cache: ScoreCache | None, counts: Counts
@@ -68,7 +71,9 @@ class Judges:
                 pace=Pace(per_minute=judge.requests_per_minute),
                 room=Room(judge.concurrency),
             )
-        line, cache, counts = self._lines[place], self._cache, self._counts
+        # The policy learns: tomorrow it would answer otherwise, under the same key.
+        cache = None if judge.base_url == OWN_ENGINE else self._cache
+        line, counts = self._lines[place], self._counts
         return JudgeReward(judge, line, executor=self._executor, cache=cache, counts=counts)
 
     def _ask(self, judge: Judge) -> Ask:

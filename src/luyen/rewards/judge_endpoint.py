@@ -3,16 +3,20 @@
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, cast, final
 
 from luyen.base.errors import UserError
 from luyen.base.records import Message
-from luyen.rewards.judge_faults import CUT_OFF, EMPTY, NOT_JSON, SHAPE, JudgeFault
+from luyen.rewards.judge_faults import CUT_OFF, EMPTY, NOT_JSON, SHAPE, JudgeFault, shown
 from luyen.rewards.judge_http import Response, post
 
 _SHOWN = 160
+_HIDDEN = b"(the key)"
+_LEAST_SECRET = 8
+"""Characters of a key that is worth hiding in replies."""
 
 
 @final
@@ -23,26 +27,41 @@ class Endpoint:
         """A UserError when the environment does not hold the key."""
         self._url = f"{base_url.rstrip('/')}/chat/completions"
         self._headers = {"Content-Type": "application/json", "Accept": "application/json"}
+        self._key: str | None = None
         if api_key_env is not None:
             key = os.environ.get(api_key_env, "").strip()
             if not key or not key.isascii() or not key.isprintable():
                 why = "the environment variable is not set, or holds no key"
                 raise UserError("judge.api_key_env", api_key_env, why, f"export {api_key_env}=...")
             self._headers["Authorization"] = f"Bearer {key}"
+            self._key = key
 
     async def __call__(self, messages: Sequence[Message], settings: Mapping[str, Any]) -> str:
-        """The text of the reply; a JudgeFault when there is none."""
+        """The text of the reply; a JudgeFault when there is none. Neither holds the key."""
         asked = {"messages": [dict(message) for message in messages], **settings}
         body = json.dumps(asked, allow_nan=False).encode()
-        response = await post(self._url, body, self._headers)
+        response = self._without_key(await post(self._url, body, self._headers))
         if response.status != 200:
             kind = f"http_{response.status}"
             raise JudgeFault(kind, _said(response), retry_after_s=_retry_after(response))
         return reply_in(response.body)
 
+    def _without_key(self, response: Response) -> Response:
+        """Servers repeat the key that they refuse, and what they say is recorded.
+
+        It is replaced before anything is read or cut, also where JSON writes it with escapes. A
+        short one is no secret but a word, such as `none`: a reply may well say it.
+        """
+        if self._key is None or (response.status == 200 and len(self._key) < _LEAST_SECRET):
+            return response
+        body = response.body
+        for spelling in {self._key, json.dumps(self._key)[1:-1], self._key.replace("/", "\\/")}:
+            body = body.replace(spelling.encode(), _HIDDEN)
+        return replace(response, body=body)
+
 
 def reply_in(body: bytes) -> str:
-    """The text of the first choice of a chat completion.
+    """The text of the first choice of a chat completion, if it was said to its end.
 
     Example:
         >>> reply_in(b'{"choices": [{"message": {"content": "Score: 7"}}]}')
@@ -57,12 +76,12 @@ def reply_in(body: bytes) -> str:
         text = choice["message"].get("content")
     except (KeyError, IndexError, TypeError, AttributeError) as error:
         raise JudgeFault(SHAPE, f"no choices[0].message in {_cut(body)}") from error
+    if cast(dict[str, Any], choice).get("finish_reason") == "length":
+        raise JudgeFault(CUT_OFF, f"max_tokens ended the reply: {shown(str(text or ''))}")
     if text is not None and not isinstance(text, str):
         raise JudgeFault(SHAPE, f"the content is no text in {_cut(body)}")
     if not text or not text.strip():
-        is_cut = cast(dict[str, Any], choice).get("finish_reason") == "length"
-        why = "max_tokens ended the reply before its first word" if is_cut else "the reply is empty"
-        raise JudgeFault(CUT_OFF if is_cut else EMPTY, why)
+        raise JudgeFault(EMPTY, "the reply is empty")
     return text
 
 

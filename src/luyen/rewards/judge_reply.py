@@ -18,7 +18,7 @@ from luyen.rewards.judge_number import score_in
 from luyen.rewards.outcome import Unscorable
 
 _THINKING = re.compile(r"\A.*</think>", re.DOTALL)
-_STILL_THINKING = re.compile(r"^\s*<think>", re.MULTILINE)
+_STILL_THINKING = re.compile(r"^[ \t]{0,20}<think>", re.MULTILINE)
 _VERDICT = (
     r"(?:verdict|answer|choice|judge?ment|grade|rating|score)[*_]*(?:\s+is|\s*[:=])[\s*_\"'(\[]*"
 )
@@ -73,12 +73,12 @@ def choice_in(reply: str, choices: Mapping[str, float]) -> float:
     names = sorted(choices, key=len, reverse=True)
     forms = [re.escape(n) if len(n) == 1 else f"(?i:{re.escape(n)})" for n in names]
     any_of = rf"(?:{'|'.join(forms)})(?!\w)"
-    one = rf"({any_of})(?!\W*(?:\bor\b|[/|])\W*{any_of})"
+    one = rf"({any_of})(?!\W{{0,6}}(?:\bor\b|[/|])\W{{0,6}}{any_of})"
     last = text.rpartition("\n")[2].strip(" \t*_.\"'()[]`")
     places = (
         re.findall(rf"\[\[\s*{one}\s*\]\]", text),
         re.findall(rf"\A{one}\Z", last),
-        re.findall(rf"(?m)^[\s*_#>\-]*(?i:{_VERDICT}){one}[*_.!\"')\] \t]*$", text),
+        re.findall(rf"(?m)^[ \t*_#>\-]{{0,20}}(?i:{_VERDICT}){one}[*_.!\"')\] \t]*$", text),
         re.findall(rf"(?i:{_VERDICT}){one}", text),
         re.findall(rf"\A[\s*_\"'(\[]*{one}(?=[*_\"')\]]*(?:[.,:;!\n]|\Z))", text),
     )

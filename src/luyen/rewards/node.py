@@ -61,7 +61,14 @@ class Node:
 
         A clip takes from every turn alike.
         """
-        own = replace(score, name=self.name, weight=self.component.weight, raw=None, gated=False)
+        own = replace(
+            score,
+            name=self.name,
+            weight=self.component.weight,
+            raw=None,
+            gated=False,
+            turned=self.component.scale < 0,
+        )
         if own.value is None:
             return replace(own, error=own.error or "it has no value and does not say why")
         value = shape(self.component, own.value)

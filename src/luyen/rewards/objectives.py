@@ -57,7 +57,7 @@ def objectives(scored: Sequence[Scored]) -> Objectives:
     """How the components of all rollouts with a score stand to one another and to the whole.
 
     A component as judged is its value before it was scaled, clipped or normalised; a negative
-    weight turns it around. One of weight 0 is no objective.
+    weight or scale turns it around, and both together do not. One of weight 0 is no objective.
     """
     groups = [[s for s in group.scores if s.value is not None] for group in scored]
     rows = [judged(score) for group in groups for score in group]
@@ -86,7 +86,7 @@ def judged(score: Score) -> dict[str, float]:
     for part in score.parts:
         value = part.value if part.raw is None else part.raw
         if value is not None and part.weight:
-            found[part.name] = math.copysign(1.0, part.weight) * value
+            found[part.name] = value if (part.weight < 0) == part.turned else -value
     return found
 
 

@@ -39,6 +39,8 @@ def score_tree(score: Score) -> dict[str, Any]:
         tree["gated"] = True
     if score.combine != "sum":
         tree["combine"] = score.combine
+    if score.turned:
+        tree["turned"] = True
     if score.seconds is not None:
         tree["seconds"] = plain(score.seconds)
     return tree
@@ -56,6 +58,7 @@ def score_of(tree: Mapping[str, Any]) -> Score:
         raw=_number(tree.get("raw")),
         gated=tree.get("gated", False),
         combine=tree.get("combine", "sum"),
+        turned=tree.get("turned", False),
         seconds=_number(tree.get("seconds")),
     )
 

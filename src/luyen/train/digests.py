@@ -91,4 +91,6 @@ def _tree(score: Score) -> list[Any]:
     failed = score.error is not None
     told = [score.name, score.value, score.weight, parts, failed, score.by_turn]
     made = [score.raw, score.gated, score.combine]
+    if score.turned:
+        return [*told, *made, "turned"]
     return told if made == [None, False, "sum"] else told + made

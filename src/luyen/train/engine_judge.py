@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias, final
 
 from luyen.base.errors import UserError
-from luyen.base.records import GroupId, Message, Prompt, make_prompt
+from luyen.base.records import GroupId, Message, Prompt, Rollout, StopReason, make_prompt
 from luyen.data.render import Renderer
-from luyen.rewards.judge_faults import ENGINE, JudgeFault
+from luyen.rewards.judge_faults import CUT_OFF, ENGINE, JudgeFault, shown
 from luyen.rewards.outcome import boundary
 from luyen.rollout.protocol import Sampling
 from luyen.rollout.single_turn import Draw, Group
@@ -40,7 +40,7 @@ class EngineAsk:
         self._draw = draw
 
     async def __call__(self, messages: Sequence[Message], settings: Mapping[str, Any]) -> str:
-        """The reply; a UserError when the question does not fit."""
+        """The reply, said to its end; a UserError when the question does not fit."""
         sampling = Sampling(
             max_new_tokens=settings["max_tokens"],
             temperature=settings["temperature"],
@@ -74,15 +74,18 @@ class EngineAsk:
             for uid, prompt in prompts.items()
         ]
         faults: list[str] = []
-        replies: dict[str, str] = {}
+        replies: dict[str, Rollout] = {}
         with boundary(faults):
             assert self._draw is not None, "a judge was asked before there was an engine"
             groups = self._draw(draws, sampling)
-            replies = {group.prompt.uid: group.rollouts[0].text for group in groups}
+            replies = {group.prompt.uid: group.rollouts[0] for group in groups}
         for prompt, _, reply in asked:
             if reply.done():  # nobody waits any more
                 continue
             if faults:
                 reply.set_exception(JudgeFault(ENGINE, faults[0]))
+            elif replies[prompt.uid].stop == StopReason.TOKEN_BUDGET:
+                why = f"max_tokens ended the reply: {shown(replies[prompt.uid].text)}"
+                reply.set_exception(JudgeFault(CUT_OFF, why))
             else:
-                reply.set_result(replies[prompt.uid])
+                reply.set_result(replies[prompt.uid].text)

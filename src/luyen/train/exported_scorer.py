@@ -27,12 +27,12 @@ def fill_scorer(config: RunConfig, checkpoint: Path, folder: Path) -> None:
     written: Any = model.net.config
     model.save(
         folder,
-        pad_token=_pad_token(load_run_tokenizer(config), written.get_text_config().pad_token_id),
+        pad_token=pad_token(load_run_tokenizer(config), written.get_text_config().pad_token_id),
         is_stepwise=config.reward_training.objective == "process",
     )
 
 
-def _pad_token(tokenizer: Tokenizer, of_model: int | None) -> int | None:
+def pad_token(tokenizer: Tokenizer, of_model: int | None) -> int | None:
     """The tokenizer's padding token, else the model's; None where it may end what is judged.
 
     transformers would then look at the token before the end, and give another score.

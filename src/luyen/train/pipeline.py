@@ -6,7 +6,7 @@ the same command goes on wherever it was killed.
 
 import gc
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import final
 
@@ -26,7 +26,6 @@ from luyen.telemetry.artifact_registry import Registry, made_at
 from luyen.telemetry.artifacts import Artifact, require_unchanged
 from luyen.telemetry.display import HEADING
 from luyen.train.lineage import read_checkpoint
-from luyen.train.recovery import going_on
 from luyen.train.stage_changes import require_same_stage
 from luyen.train.stage_model import export_stage
 from luyen.train.start import run_training
@@ -89,7 +88,7 @@ def run_pipeline(pipeline: Pipeline, say: Callable[[str], None], *, machine: Mac
 def _carry_out(report: Report, place: Handed, heading: str, say: Callable[[str], None]) -> bool:
     token = HEADING.set(heading)
     try:
-        summary = run_training(going_on(report))
+        summary = run_training(replace(report, goes_on=True))
     finally:
         HEADING.reset(token)
     say(f"\n{summary.text()}\n")

@@ -75,22 +75,29 @@ def _settings(tree: Any) -> dict[str, Any]:
 def _changed_inputs(
     noted: Sequence[Artifact], handed: Mapping[str, Artifact], models: Sequence[Artifact]
 ) -> Iterator[str]:
-    """`models` are hashed now, so that a file that was added to one is seen."""
-    # What has no files is believed: a hub's cache may come and go.
-    given = {one.used_as: one for one in models if one.files} | dict(handed)
+    """`models` are those that no stage hands on, hashed now."""
+    now = {one.used_as: one for one in models if one.files}
     for one in noted:
         if one.used_as is None:
             continue
-        now = given.get(one.used_as) if one.files else handed.get(one.used_as)
-        if now is None:
-            how = difference(one)
-        elif now.hash != one.hash:
-            how = f"{one.used_as} was {short(one.hash)} and is {short(now.hash)}"
-            how = how if one.used_as in handed else difference(one) or how
+        given = handed.get(one.used_as)
+        if given is not None:
+            how = f"{one.used_as} was {short(one.hash)} and is {short(given.hash)}"
+            how = how if given.hash != one.hash else None
         else:
-            how = None
+            how = _changed_files(one, now.get(one.used_as))
         if how is not None:
             yield how
+
+
+def _changed_files(one: Artifact, now: Artifact | None) -> str | None:
+    """How an input differs; `now` is what lies there, where it has files and was just hashed."""
+    if now is None or not one.files:  # what has no files is believed: a hub's cache comes and goes
+        return difference(one)
+    if now.hash == one.hash:
+        return None
+    added = sorted(now.files.keys() - one.files.keys())
+    return difference(one) or f"{Path(now.path) / added[0]} was added"
 
 
 def _changed_code(directory: RunDirectory, config: RunConfig) -> Iterator[str]:

@@ -3,6 +3,7 @@
 L = "reward.overlong_buffer"
 TWO = "reward.components={a: {rule: json}, b: {rule: exact"
 GATE = "gate: {by:"
+POLICY = "{judge: {base_url: 'engine://', prompt: '{answer}'}}"
 OWN = "reward.custom_reward_function.path=PLUGIN"
 
 REWARD_CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -50,6 +51,10 @@ REWARD_CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "W12": (
         ("reward.components={right: {rule: math}}",),
         ("reward.components={right: {rule: gsm8k}}",),
+    ),
+    "W13": (
+        ("reward.cache.enable=true", f"reward.components={{a: {POLICY}}}"),
+        ("reward.cache.enable=true", f"reward.components={{a: {POLICY}, b: {{rule: exact}}}}"),
     ),
     "V01": (
         ("reward.components={a: {rule: exact}, b: {rule: json, gate: {by: right}}}",),

@@ -1,12 +1,14 @@
 """Weighted sums, and which of them judges a row."""
 
+from itertools import permutations
+
 import pytest
 
 from luyen.base.errors import UserError
 from luyen.base.records import Score
 from luyen.config.reward_parts import read_components
 from luyen.rewards.build import build_reward
-from luyen.rewards.compose import total, with_part
+from luyen.rewards.compose import combined, total, with_part
 from tests.unit.rewards.builders import config, group, prompt, scored, scores
 
 PARTS = {
@@ -37,6 +39,39 @@ def test_a_fault_of_one_component_is_a_fault_of_the_total():
 def test_a_sum_beyond_all_bounds_is_a_fault():
     huge = Score(name="a", value=1e308, weight=10.0)
     assert total([huge]).error == "the sum is not finite"
+
+
+@pytest.mark.parametrize("values", [(1e308, 1e308), (1e308 * 10, -1e308 * 10)])
+def test_sums_that_no_float_holds_are_faults(values):
+    parts = [Score(name=str(value), value=value) for value in values]
+    assert total(parts).error == "the sum is not finite"
+
+
+@pytest.mark.parametrize("weights", [(0.6, 0.3, 0.1), (0.7, 0.2, 0.1), (0.8, 0.1, 0.1)])
+def test_the_order_of_parts_changes_no_bit_of_a_sum(weights):
+    parts = [Score(name=str(w), value=1.0, weight=w) for w in weights]
+    assert {total(some).value for some in permutations(parts)} == {1.0}
+
+
+@pytest.mark.parametrize("combine", ["sum", "lexicographic"])
+def test_whoever_is_perfect_reaches_a_bar_of_1(combine):
+    split = {n: {"rule": "exact", "weight": w} for n, w in (("a", 0.01), ("b", -0.93), ("c", 1.92))}
+    gate = {"gate": {"by": "right"}} if combine == "sum" else {}
+    components = {"right": {"parts": split}, "style": {"rule": "exact", **gate}}
+    [score] = scores(config(combine=combine, components=components), prompt("12"), "12")
+    assert score.parts[0].value == 0.9999999999999999
+    assert not score.parts[1].gated
+
+
+@pytest.mark.parametrize("how", ["sum", "gdpo", "lexicographic", "product", "min"])
+def test_a_part_joins_by_how_a_tree_was_made_and_not_by_its_numbers(how):
+    shapes = set[tuple[str, ...]]()
+    for one, other in [(0.0, 0.0), (2.0, 2.0), (1.0, 0.0), (1.0, 1.0)]:
+        root = combined([Score(name="a", value=one), Score(name="b", value=other)], how=how)
+        made = with_part(root, Score(name="overlong", value=-0.5))
+        assert made.value == (root.value or 0.0) - 0.5
+        shapes.add(tuple(made.flat()))
+    assert len(shapes) == 1
 
 
 def test_a_part_is_added_to_a_tree_and_to_a_bare_score():

@@ -1,7 +1,9 @@
 """Which score a reply holds, and which replies hold none."""
 
+import json
 import math
 from contextlib import suppress
+from time import perf_counter
 
 import pytest
 from hypothesis import given
@@ -28,7 +30,12 @@ NUMBERS = [
     ("Score = 7.", 7.0),
     ("Score: 7/10", 7.0),
     ("I count 3 errors in 12 lines.\nFinal score: 4", 4.0),
-    ("Score: 2? No. Score: 8", 8.0),
+    ("Score (0-10): 7", 7.0),
+    ("Score [1-10]: 7", 7.0),
+    ("Score: 3\n\nA score of 5 would need a proof.", 3.0),
+    ("- _Final score:_ **7**\nScore: 7, as said", 7.0),
+    ("The rating is 8 of 10", 8.0),
+    ("2 errors. <score>7</score>", 7.0),
     ("The rating is 9 out of 10, for 2 reasons", 9.0),
     ("My verdict over 4 pages: [[6]]", 6.0),
     ("[[6]] though score: 3", 6.0),
@@ -44,6 +51,25 @@ NO_NUMBERS = [
     ("70%", "unparsable"),
     ("version 1.2.3", "unparsable"),
     ("Score: n/a", "unparsable"),
+    ("Score: 2? No. Score: 8", "unparsable"),
+    ("On a score of 1 to 10, this is an 8.", "unparsable"),
+    ("A score of 10 is only for perfect answers. This one deserves 3.", "unparsable"),
+    ("I would give a score of 10 only to perfect answers.", "unparsable"),
+    ("Score: 3 is fair. A score of 5 would need a proof.", "unparsable"),
+    ("Score: 3\nScore: 4", "unparsable"),
+    ("Score: 7-8", "unparsable"),
+    ("Score: 7 to 8", "unparsable"),
+    ("Score: 7 or 8", "unparsable"),
+    ("Score: 7,5", "unparsable"),
+    ("Score: 1,000", "unparsable"),
+    ("Score: < 5", "unparsable"),
+    ("Score > 5", "unparsable"),
+    ("about ~5", "unparsable"),
+    ("Score: 7/10, score: 7/20", "unparsable"),
+    ("I'd mark 2 errors", "unparsable"),
+    ("[[3]] or [[4]]", "unparsable"),
+    ("<think>A weak one would get score: 2, a good one", "cut_off"),
+    ("Hm.\n<think>\nScore: 2", "cut_off"),
     ("Score: nan", "not_finite"),
     ("-inf", "not_finite"),
     ("[[Infinity]]", "not_finite"),
@@ -86,6 +112,7 @@ AB = {"A": 1.0, "B": 0.0, "tie": 0.5}
         ("[[tie]]\nA and B agree", 0.5),
         ("Verdict: TIE", 0.5),
         ("B. It is shorter.", 0.0),
+        ("Answer: B is weaker.\n**Verdict:** A.", 1.0),
     ],
 )
 def test_the_choice_that_is_settled_on(reply, value):
@@ -93,7 +120,12 @@ def test_the_choice_that_is_settled_on(reply, value):
 
 
 @pytest.mark.parametrize(
-    "reply", ["", "A good answer is hard to find", "a", "A or B", "C", "Answer: Because", "[[C]]"]
+    "reply",
+    [
+        *("", "A good answer is hard to find", "a", "A or B", "C", "Answer: Because", "[[C]]"),
+        *("Verdict: A or B?", "Verdict: A/B", "Verdict: A\nVerdict: B", "[[A]] [[B]]"),
+        "The answer: B is wrong. Answer: A",
+    ],
 )
 def test_no_choice_is_guessed(reply):
     with pytest.raises(JudgeFault, match="unparsable"):
@@ -160,3 +192,22 @@ def test_the_scale_maps_worst_to_0_and_best_to_1_and_keeps_order(worst, span, sh
 def test_whatever_a_server_says_is_a_text_or_a_fault(body):
     with suppress(JudgeFault):
         assert reply_in(body).strip()
+
+
+@pytest.mark.parametrize("said", ["Good. Score: 1", "", None, "Score: 7"])
+def test_a_reply_that_max_tokens_ended_is_cut_off_whatever_it_says(said):
+    choice = {"finish_reason": "length", "message": {"content": said}}
+    with pytest.raises(JudgeFault) as caught:
+        reply_in(json.dumps({"choices": [choice]}).encode())
+    assert caught.value.kind == "cut_off"
+
+
+@pytest.mark.parametrize(
+    "reply", ["\n" * 200_000, "score " * 50_000, "7 " * 100_000, "/" * 200_000]
+)
+def test_long_replies_are_read_in_no_time(reply):
+    start = perf_counter()
+    for read in (number_in, lambda text: choice_in(f"A{text}", AB)):
+        with suppress(JudgeFault):
+            read(reply)
+    assert perf_counter() - start < 5

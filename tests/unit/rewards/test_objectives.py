@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 from luyen.base.records import Score
 from luyen.rewards.metrics import score_metrics
 from luyen.rewards.objectives import correlation, objectives, surpasses
+from luyen.telemetry import spans
 from luyen.telemetry.catalog import CATALOG
 from luyen.train import metric_names
 from tests.unit.rewards import tree_rules
 from tests.unit.rewards.builders import config, group, prompt, scored
 
-DECLARED = metric_names
-"""Importing it declares the metrics of the loop."""
+DECLARED = metric_names, spans
+"""Importing them declares the metrics of the loop."""
 SMALL = st.floats(-100, 100)
 
 
@@ -108,3 +109,14 @@ def test_objectives_are_as_judged_whatever_was_made_of_them():
     assert objectives(plain).with_other == objectives(normal).with_other
     assert isinstance(normal[0].scores[0], Score)
     assert normal[0].scores[0].value == pytest.approx(-1 / sqrt(1.0) + 1.0, abs=1e-5)
+
+
+def test_a_negative_scale_turns_a_component_around_like_a_negative_weight():
+    ways = [{"weight": -1.0}, {"scale": -1.0}, {"scale": -2.0, "shift": 18.0}]
+    for keys in ways:
+        parts = {"a": number(0), "cost": number(1, **keys)}
+        found = objectives(judged("1 9", "1 3", "2 6", components=parts))
+        assert found.front == pytest.approx(2 / 3)
+        assert found.means["cost"] == -6.0
+    both = {"a": number(0), "cost": number(1, weight=-1.0, scale=-1.0)}
+    assert objectives(judged("1 9", "1 3", components=both)).means["cost"] == 6.0

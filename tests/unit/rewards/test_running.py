@@ -49,6 +49,14 @@ def test_a_value_is_normalised_by_mean_and_spread(values: list[float]):
         assert stdev(found) == pytest.approx(1.0, rel=1e-6)
 
 
+@pytest.mark.parametrize("count", [2, 3, 12, 96, 1024])
+@pytest.mark.parametrize("values", [(0.1,), (0.1 + 0.2, 0.3), (1e-17, -1e-17), (1e6 / 3,)])
+def test_what_rounding_leaves_is_no_spread(values: tuple[float, ...], count: int):
+    seen = Moments().after([*values] * count).after([*values] * count)
+    assert seen.factor == 1.0
+    assert seen.normalise(values[0] + 0.5) == pytest.approx(0.5)
+
+
 def build(**keys: Any) -> BuiltReward:
     assert tree_rules.SEEN is not None
     return build_reward(config(**keys), max_response_length=16)

@@ -8,9 +8,9 @@ import pytest
 
 from luyen.base.errors import UserError
 from luyen.base.rundir import RunDirectory
-from luyen.telemetry.artifact_lines import NAME, read_artifacts
+from luyen.telemetry.artifact_lines import NAME, read_artifacts, rewrite_artifacts
 from luyen.telemetry.artifact_registry import Registry, made_at, note, run_directories
-from luyen.telemetry.artifacts import Artifact, hash_files, hash_of
+from luyen.telemetry.artifacts import NOTE, Artifact, difference, hash_files, hash_of
 
 
 def begin(root: Path, name: str) -> RunDirectory:
@@ -98,6 +98,15 @@ def test_a_run_that_was_removed_is_known_until_the_index_is_made_again(
     assert Registry(tmp_path).find("p/one")[0].hash == two[0].hash
     Registry(tmp_path).rebuild()
     assert [one.run for one in Registry(tmp_path).find("p/one")] == [two[1].run]
+
+
+def test_an_export_elsewhere_is_known_by_its_own_note_wherever_it_is_copied(tmp_path: Path):
+    made = export(begin(tmp_path, "p/one"), "1")
+    rewrite_artifacts(tmp_path / "p/one/export" / NOTE, [made])
+    shutil.copytree(tmp_path / "p/one/export", tmp_path / "copied")
+    assert made_at(tmp_path / "copied") == replace(made, path=str(tmp_path / "copied"))
+    (tmp_path / "copied" / "weights").write_text("2")
+    assert "has other content" in (difference(made_at(tmp_path / "copied") or made) or "")
 
 
 def test_what_lies_in_a_run_is_known_by_its_place(two: tuple[Artifact, Artifact], tmp_path: Path):

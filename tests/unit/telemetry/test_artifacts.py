@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from luyen.base.errors import UserError
 from luyen.telemetry.artifact_lines import add_artifacts, current, read_artifacts
 from luyen.telemetry.artifacts import (
+    NOTE,
     Artifact,
     difference,
     hash_files,
@@ -71,6 +72,24 @@ def test_a_changed_file_is_named_though_its_size_and_time_are_as_before(tmp_path
     assert "/b is missing" in (difference(one) or "")
     with pytest.raises(UserError, match="it is not as it was noted"):
         require_unchanged(one, "actor_rollout_ref.model.path")
+
+
+@pytest.mark.parametrize("kind", ["export", "dataset", "reward_model"])
+def test_an_added_file_is_named(tmp_path: Path, kind: str):
+    fill(tmp_path, {"a": b"1", "b": b"2"})
+    one = noted(tmp_path, kind=kind, parents=("sha256:ab",))
+    fill(tmp_path / ".tmp-x", {"c": b"3"})
+    (tmp_path / NOTE).write_text("what it says of itself")
+    assert difference(one) is None
+    (tmp_path / "chat_template.jinja").write_text("{{ 'other' }}")
+    assert difference(one) == f"{tmp_path / 'chat_template.jinja'} was added"
+
+
+def test_of_a_model_that_no_run_made_only_files_that_are_read_count(tmp_path: Path):
+    fill(tmp_path, {"a": b"1", "b": b"2"})
+    one = noted(tmp_path, kind="reward_model", used_as="reward.reward_model.model_path")
+    (tmp_path / "README.md").write_text("words")
+    assert difference(one) is None
 
 
 def test_a_list_is_read_back_as_it_was_written(tmp_path: Path):

@@ -1,9 +1,10 @@
 """The run's own engine as a judge."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
-from luyen.base.records import make_prompt
+from luyen.base.records import StopReason, make_prompt
 from luyen.config.schema.judge import Judge
 from luyen.data.render import Renderer
 from luyen.data.tokenizer import load_tokenizer
@@ -28,10 +29,12 @@ ENGINE = NativeEngine(
 )
 
 
-def drawing(batches: list[list[str]]):
+def drawing(batches: list[list[str]], stop: StopReason = StopReason.ANSWERED):
     def draw(draws: list[Draw], sampling: Sampling):
         batches.append([str(d.prompt.messages[-1]["content"]) for d in draws])
-        return answer(ENGINE, RENDERER, draws, sampling, seed=3, purpose=PURPOSE, version=0)
+        found = answer(ENGINE, RENDERER, draws, sampling, seed=3, purpose=PURPOSE, version=0)
+        ended = [tuple(replace(r, stop=stop) for r in g.rollouts) for g in found]
+        return [replace(g, rollouts=some) for g, some in zip(found, ended, strict=True)]
 
     return draw
 
@@ -82,3 +85,11 @@ def test_an_engine_that_breaks_is_a_fault_of_those_who_asked():
     ask.connect(broken)
     for score in judged(ask, "1+1=", "2+2=", max_tokens=4):
         assert (score.error or "").startswith("judge engine: RuntimeError: out of pages")
+
+
+def test_a_reply_that_its_budget_ended_is_cut_off_whatever_it_says():
+    ask = EngineAsk(RENDERER, longest=64)
+    ask.connect(drawing([], StopReason.TOKEN_BUDGET))
+    [score] = judged(ask, "1+1=", max_tokens=4)
+    assert score.value is None
+    assert (score.error or "").startswith("judge cut_off: max_tokens ended the reply")

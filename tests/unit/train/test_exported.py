@@ -10,12 +10,16 @@ from luyen.base.errors import UserError
 from luyen.checkpoint.tensors import load_state
 from luyen.config.check import check
 from luyen.config.schema.model import Model
+from luyen.data.tokenizer import load_tokenizer
 from luyen.models.reward_model_load import load_reward_model
 from luyen.models.state import trained_parameters
 from luyen.telemetry.artifact_registry import Registry
 from luyen.train.exported import export_checkpoint
+from luyen.train.exported_scorer import pad_token
 from luyen.train.start import run_training
+from tests.character_tokenizer import build_character_tokenizer
 from tests.runs import MODEL, SHAPE, train
+from tests.tiny_models import padded_scores
 
 FIELD = "reward.reward_model.model_path"
 
@@ -64,6 +68,36 @@ def test_a_reward_model_is_exported_as_one_and_can_be_used_at_once(judged: Path,
     assert all(torch.equal(held[name], saved[name]) for name in saved)
     [noted] = Registry(judged.parent.parent).find("luyen/run")
     assert (noted.kind, noted.path) == ("reward_model", str(tmp_path / "scorer"))
+
+
+def test_transformers_gives_a_padded_batch_the_scores_of_single_conversations(
+    judged: Path, tmp_path: Path
+):
+    export_checkpoint(str(judged), tmp_path / "scorer", merge=None)
+    talks = [turn("user", f"{a}+{a}=") + turn("assistant", str(2 * a)) for a in (1, 60, 5000)]
+    alone, together = padded_scores(tmp_path / "scorer", talks)
+    torch.testing.assert_close(together, alone)
+
+
+@pytest.mark.parametrize(
+    ("end", "pad", "wanted"),
+    [
+        ("<|im_end|>\\n", "<|endoftext|>", 1),
+        ("<|im_end|>\\n", "<|im_end|>", 3),
+        ("<|im_end|>", "<|im_end|>", None),
+        ("<|im_end|>", "<|endoftext|>", 1),
+        ("", "<|endoftext|>", None),
+    ],
+)
+def test_a_padding_token_never_ends_an_answer(
+    end: str, pad: str, wanted: int | None, tmp_path: Path
+):
+    said = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + 'END' }}"
+    build_character_tokenizer(tmp_path, chat_template=said.replace("END", end) + "{% endfor %}")
+    file = tmp_path / "tokenizer_config.json"
+    facts = json.loads(file.read_text())
+    file.write_text(json.dumps({**facts, "pad_token": pad}))
+    assert pad_token(load_tokenizer(str(tmp_path)), None) == wanted
 
 
 def test_a_reward_model_has_nothing_to_merge(judged: Path, tmp_path: Path):

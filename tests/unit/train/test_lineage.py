@@ -105,6 +105,16 @@ def test_an_export_is_noted_and_read_only_as_it_was_made(ran: Ran, tmp_path: Pat
     assert not (tmp_path / "broken" / "luyen").exists(), "a run that was refused leaves nothing"
 
 
+def test_an_export_elsewhere_is_read_only_as_it_was_made(ran: Ran, tmp_path: Path):
+    place = tmp_path / "model"
+    assert CliRunner().invoke(app, ["export", str(ran.root), str(place)]).exit_code == 0
+    words = (f"{MODEL}.path={place}", f"{MODEL}.init=pretrained")
+    train(tmp_path / "sound", *words)
+    (place / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    with pytest.raises(UserError, match=r"chat_template\.jinja was added"):
+        train(tmp_path / "broken", *words)
+
+
 def test_a_run_that_goes_on_notes_nothing_twice(rows: Path, tmp_path: Path):
     words = (f"data.train_files={rows}", "trainer.save_freq=1")
     ran = train(tmp_path, *words, "trainer.total_training_steps=1")

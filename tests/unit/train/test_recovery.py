@@ -77,8 +77,8 @@ def test_a_run_that_was_to_begin_anew_goes_on_with_what_it_has(tmp_path):
 
 def test_one_from_another_run_starts_there_until_it_has_a_checkpoint(tmp_path):
     report = report_of(tmp_path, "trainer.resume_mode=path", "trainer.resume_from_path=/elsewhere")
-    assert going_on(report, has_checkpoint=False) is report
-    assert going_on(report, has_checkpoint=True).config.trainer.resume_mode == "auto"
+    again = going_on(report)
+    assert (again.config, again.goes_on) == (report.config, True)
 
 
 def test_losses_before_the_first_step_count_too():

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from luyen.base.suggest import did_you_mean
 from luyen.config.reward_parts import nodes, read_components, read_routes
 from luyen.config.rules.rule import Finding, Situation, rule
+from luyen.config.schema.judge import ENGINE
 from luyen.config.schema.reward import Component
 
 _COMPONENTS = "reward.components"
@@ -156,6 +157,17 @@ def packages_of_rules_are_installed(s: Situation) -> Iterator[Finding]:
             if facts.package is not None and not s.installed(facts.package):
                 why = f"the rule `{name}` needs the package {facts.package}: not installed here"
                 yield Finding(field=field, why=why, fix=f"pip install 'luyen[{facts.extra}]'")
+
+
+@rule("W13", "warning")
+def cache_has_something_to_keep(s: Situation) -> Iterator[Finding]:
+    """The cache is on only where something else than the run's own engine judges."""
+    reward = s.config.reward
+    leaves = [n for _, n in nodes(read_components(reward)[0]) if n.parts is None]
+    is_own = [n.judge is not None and n.judge.base_url == ENGINE for n in leaves]
+    if reward.cache.enable and leaves and all(is_own) and not read_routes(reward):
+        why = f"only {ENGINE} judges, and the policy's replies change with it: nothing is kept"
+        yield Finding(field="reward.cache.enable", why=why, fix="set it to false")
 
 
 def _rules(components: dict[str, Component]) -> Iterator[str]:

@@ -111,7 +111,9 @@ def starvation(record: RunRecord) -> Iterator[Symptom]:
         )
     best, solved = record.course("reward/max"), solved_groups(record)
     # Only where a reward of 1 is reached at all does "not solved" mean anything.
-    reached = [step for step, value in zip(best.steps, best.values, strict=True) if reaches(value, 1.0)]
+    reached = [
+        step for step, value in zip(best.steps, best.values, strict=True) if reaches(value, 1.0)
+    ]
     if best.has_both_ends and solved.none_share >= _HARD and reached:
         yield Symptom(
             says=f"{solved.none} of {solved.groups} groups hold no solution, though step "
