@@ -42,6 +42,7 @@ def test_it_is_one_component_beside_a_rule(tmp_path: Path):
         assert total == pytest.approx(0.5 * taste + right)
 
 
+@pytest.mark.slow  # the quick suite has copies in a pool of their own in tests/unit/runtime/ray
 def test_a_pool_of_its_own_gives_the_same_rewards(tmp_path: Path):
     pytest.importorskip("ray", reason="the extra `ray` is not installed")
     path = saved_judge(tmp_path / "judge")

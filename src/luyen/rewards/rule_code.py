@@ -48,11 +48,9 @@ def _rewards_hash() -> str:
 
 def _package_of(rule: Callable[..., Any]) -> Path | None:
     """The folder of the outermost package that a rule is defined in."""
-    module = sys.modules.get(rule.__module__.partition(".")[0])
-    file = getattr(module, "__file__", None)
-    if module is None or file is None or not hasattr(module, "__path__"):
-        return None
-    return Path(file).resolve().parent
+    outermost = vars(sys.modules[rule.__module__.partition(".")[0]])
+    file = outermost.get("__file__")
+    return Path(file).resolve().parent if file and "__path__" in outermost else None
 
 
 def _files(start: Path, package: Path | None) -> set[Path]:

@@ -1,0 +1,54 @@
+"""The key of an endpoint: it is sent, and never seen again."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from luyen.base.records import Score
+from luyen.config.schema.judge import Judge
+from luyen.rewards import judge_endpoint
+from luyen.rewards.calls import Inline
+from luyen.rewards.counts import Counts
+from luyen.rewards.judge import Judges
+from luyen.rewards.judge_http import Response
+from tests.unit.rewards.builders import prompt, rollout
+
+
+def asked() -> Score:
+    judges = Judges(own=None, executor=Inline(timeout_s=1.0), cache=None, counts=Counts())
+    block = Judge(
+        base_url="http://h/v1",
+        prompt="{answer}",
+        scale=(0.0, 10.0),
+        retries=0,
+        api_key_env="JUDGE_KEY",
+    )
+    return asyncio.run(judges.judge(block)(prompt(), [rollout("x")]))[0]
+
+
+@pytest.mark.parametrize("status", [200, 401])
+@pytest.mark.parametrize("pad", [0, 150])
+def test_a_key_that_a_server_repeats_is_replaced(monkeypatch, status, pad):
+    monkeypatch.setenv("JUDGE_KEY", "sk-SECRET/12345")
+
+    async def answered(*_: Any) -> Response:
+        body = json.dumps({"error": {"message": "." * pad + "no: sk-SECRET/12345"}})
+        return Response(status=status, headers={}, body=body.replace("/", "\\/").encode())
+
+    monkeypatch.setattr(judge_endpoint, "post", answered)
+    score = asked()
+    assert "SECRET" not in (score.error or "SECRET")
+
+
+def test_a_short_word_for_a_key_stays_in_replies(monkeypatch):
+    monkeypatch.setenv("JUDGE_KEY", "7")
+
+    async def answered(*_: Any) -> Response:
+        body = json.dumps({"choices": [{"message": {"content": "Score: 7"}}]})
+        return Response(status=200, headers={}, body=body.encode())
+
+    monkeypatch.setattr(judge_endpoint, "post", answered)
+    score = asked()
+    assert score.value == 0.7
