@@ -28,8 +28,9 @@ check: $(STAMP) ## format, lint, types, layers and architecture tests; under a m
 	wait $$types || { cat $(STAMP).types; exit 1; }; \
 	$(TOOK)
 
+# A worker more than cores: tests of Ray wait for processes most of the time.
 test: $(STAMP) ## every test that needs no GPU, on two cores; under fifteen minutes
-	@set -e; $(START); $(BIN)/pytest -n 2; $(TOOK)
+	@set -e; $(START); $(BIN)/pytest -n 3; $(TOOK)
 
 test-all: $(STAMP) ## every test that needs no GPU, long sweeps included: hours
 	@set -e; $(START); $(BIN)/pytest -n 2 -m "slow or not slow"; $(TOOK)

@@ -54,6 +54,8 @@ DEATHS = {
     "an old checkpoint is about to go": ("luyen.checkpoint.store:_remove", "before", 4),
     "the second export is noted": ("luyen.train.exported:_note", "after", 2),
 }  # fmt: skip
+QUICKEST = "pipeline_sft_rl"
+LONGER = [pytest.param(n, marks=pytest.mark.slow) for n in sorted(set(PIPELINES) - {QUICKEST})]
 QUICK = ("the export is not noted", "the second stage is in a step")
 
 
@@ -255,7 +257,7 @@ def refused_further(pipelines: Pipelines, called: list[str | Path], folder: Path
     return (folder / "refused.txt").read_text()
 
 
-@pytest.mark.parametrize("name", PIPELINES)
+@pytest.mark.parametrize("name", [QUICKEST, *LONGER])
 def test_a_pipeline_among_the_recipes_runs_in_small(
     name: str, pipelines: Pipelines, tmp_path: Path
 ):

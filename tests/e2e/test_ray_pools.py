@@ -32,6 +32,7 @@ def chains(run: Ran) -> list[str]:
     return [store.load(step).facts["chain"] for step in store.list()]
 
 
+@pytest.mark.slow  # a minute of two cores; tests/unit/runtime/ray places pools in seconds
 def test_rollouts_of_another_node_and_checkpoints_beside_change_nothing(tmp_path: Path):
     words = ("trainer.total_training_steps=3", "trainer.save_freq=1")
     here = train(tmp_path / "here", *words)

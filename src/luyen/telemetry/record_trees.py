@@ -22,13 +22,13 @@ def call_of(tree: Mapping[str, Any]) -> ToolCall:
     return ToolCall(**{**tree, "status": CallStatus(tree["status"])})
 
 
-def score_tree(score: Score) -> dict[str, Any]:
-    """A score with its parts as JSON."""
+def score_tree(score: Score, *, is_timed: bool = True) -> dict[str, Any]:
+    """A score with its parts as JSON; without `is_timed`, equal scores give equal trees."""
     tree: dict[str, Any] = {"name": score.name, "value": plain(score.value)}
     if score.weight != 1.0:
         tree["weight"] = plain(score.weight)
     if score.parts:
-        tree["parts"] = [score_tree(part) for part in score.parts]
+        tree["parts"] = [score_tree(part, is_timed=is_timed) for part in score.parts]
     if score.error is not None:
         tree["error"] = score.error
     if score.by_turn:
@@ -41,7 +41,7 @@ def score_tree(score: Score) -> dict[str, Any]:
         tree["combine"] = score.combine
     if score.turned:
         tree["turned"] = True
-    if score.seconds is not None:
+    if is_timed and score.seconds is not None:
         tree["seconds"] = plain(score.seconds)
     return tree
 

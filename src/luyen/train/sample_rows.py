@@ -47,7 +47,7 @@ def _row(prompt: Prompt, rollout: Rollout) -> dict[str, Any]:
         "messages": [dict(message) for message in rollout.messages],
         "answer": rollout.text,
         "reward": None if score is None else score.value,
-        "score": None if score is None else score_tree(score),
+        "score": None if score is None else score_tree(score, is_timed=False),
         "fault": rollout.fault,
         "stop": rollout.stop.value,
         "tokens": rollout.response_length,

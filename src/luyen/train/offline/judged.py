@@ -17,7 +17,7 @@ from luyen.engine.reward_model import JUDGED, LABELS, MARGINS, TARGETS
 from luyen.train.offline.pairs import lay_pairs, margin_of
 
 Rated: TypeAlias = LabelledRow | ConversationRow
-_BLOCK = "reward_training"
+BLOCK = "reward_training"
 
 
 def lay_judged_pairs(
@@ -30,7 +30,7 @@ def lay_judged_pairs(
 ) -> Lesson:
     """Two sequences for each row, the chosen one first, each judged on its last token."""
     laid = lay_pairs(rows, places, renderer, device)
-    margins = [margin_of(rows[place]) for place in places] if use_margins else []
+    margins = [margin_of(rows[place], block=BLOCK) for place in places] if use_margins else []
     numbers = {MARGINS: torch.tensor(margins, device=device)} if use_margins else {}
     return replace(laid, batch=_judged_at_the_end(laid.batch), numbers=numbers)
 
@@ -106,4 +106,4 @@ def target_of(row: Rated, target_key: str) -> float:
     if found is None and isinstance(row, LabelledRow):
         return float(row.label)
     why = f"a row gives {found!r} there, and a score to learn is a finite number"
-    raise UserError(f"{_BLOCK}.target_key", target_key, why, "name a column of numbers")
+    raise UserError(f"{BLOCK}.target_key", target_key, why, "name a column of numbers")

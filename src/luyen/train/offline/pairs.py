@@ -127,11 +127,11 @@ def _packed(answers: Sequence[RenderedAnswer], device: torch.device) -> PackedBa
     )
 
 
-def margin_of(row: PreferenceRow) -> float:
-    """How much better the chosen answer is; a UserError where the row does not say."""
+def margin_of(row: PreferenceRow, *, block: str = "preference") -> float:
+    """How much better the chosen answer is; a UserError of the block where the row does not say."""
     if row.margin is None:
         why = "a row has no margin"
-        raise UserError("preference.use_margins", True, why, "add the column, or set it to false")
+        raise UserError(f"{block}.use_margins", True, why, "add the column, or set it to false")
     return row.margin
 
 

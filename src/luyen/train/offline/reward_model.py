@@ -17,7 +17,7 @@ from luyen.models.reward_model_load import load_reward_model
 from luyen.models.state import restore_parameters, trained_parameters
 from luyen.models.threads import choose_threads
 from luyen.train.build_roles import actor_passes
-from luyen.train.offline.judged import lay_judged_pairs, lay_rated, lay_steps, target_of
+from luyen.train.offline.judged import BLOCK, lay_judged_pairs, lay_rated, lay_steps, target_of
 from luyen.train.offline.pairs import margin_of
 from luyen.train.offline.stage import Given, Goal, OfflineStage, StageKind
 
@@ -114,7 +114,7 @@ def _demand_numbers(rows: Sequence[Any], reward_training: RewardTraining) -> Non
             target_of(row, reward_training.target_key)
     elif reward_training.objective == "bradley_terry" and reward_training.use_margins:
         for row in rows:
-            margin_of(row)
+            margin_of(row, block=BLOCK)
 
 
 def build_reward_engine(config: RunConfig, device: str) -> RewardModelEngine:
