@@ -1,12 +1,14 @@
 """Offline stages as a user runs them: recipes, held-out accuracy, resuming, replay."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from luyen.base.digests import read_digests
 from luyen.base.errors import UserError
+from luyen.checkpoint.store import CheckpointStore
 from luyen.config.check import check
 from luyen.telemetry.metrics_file import read_metrics
 from luyen.train.offline.start import ChangedRows
@@ -34,13 +36,14 @@ def run(name: str, folder: Path, *more: str) -> Path:
 
 @pytest.mark.parametrize("name", sorted(OFFLINE - SLOW))
 def test_a_recipe_runs_in_small_and_goes_on(name: str, tmp_path: Path):
-    whole = run(name, tmp_path / "whole", "trainer.total_training_steps=3")
-    run(name, tmp_path / "parts", "trainer.total_training_steps=3", "trainer.max_ckpt_to_keep=1")
-    steps = [line.step for line in read_metrics(whole / "metrics.jsonl")]
+    done = run(name, tmp_path, "trainer.total_training_steps=3")
+    steps = [line.step for line in read_metrics(done / "metrics.jsonl")]
     assert steps == [0, 1, 2, 3]
-    chains = [line.chain for line in read_digests(whole / "digests.jsonl")]
-    other = tmp_path / "parts" / whole.relative_to(tmp_path / "whole")
-    assert [line.chain for line in read_digests(other / "digests.jsonl")] == chains
+    chains = [line.chain for line in read_digests(done / "digests.jsonl")]
+    shutil.rmtree(done / "checkpoints" / "step_000003")
+    run(name, tmp_path, "trainer.total_training_steps=3")
+    assert CheckpointStore(done / "checkpoints").list() == (2, 3)
+    assert [line.chain for line in read_digests(done / "digests.jsonl")] == chains
 
 
 def test_a_step_is_done_again_and_otherwise(tmp_path: Path):

@@ -53,7 +53,7 @@ class PreferenceEngine:
             per_token = per_token * weights
         prepared = lesson.batch.with_streams(**{LOSS_WEIGHT: per_token.float()})
         done = self.learner.update_prepared(prepared, lr=lr)
-        if "bco" in self.objective.losses and isinstance(inputs, UnpairedInputs):
+        if self.objective.reads("history") and isinstance(inputs, UnpairedInputs):
             self.history = step_rewards(inputs, float(self.objective.knobs.get("beta", 0.1)))
         return replace(done, metrics=_values(found))
 

@@ -117,6 +117,11 @@ class PreferenceObjective:
         """Whether a loss reads the reference's log-probabilities."""
         return any(preference_facts(name).reference for name in self.losses)
 
+    def reads(self, name: str) -> bool:
+        """Whether a loss reads numbers beyond the sums: `margins`, `mismatched`, `history`."""
+        facts = (preference_facts(loss) for loss in self.losses)
+        return any(name in (*fact.needs, *fact.optional) for fact in facts)
+
     @property
     def needs_step(self) -> bool:
         """Whether a loss looks at the sums of the whole step, so that parts alone do not do."""

@@ -19,10 +19,8 @@ from luyen.train.offline.sft import (
     pack_conversations,
     restore_actor,
 )
-from luyen.train.offline.stage import Given, Goal, OfflineStage, StageKind
+from luyen.train.offline.stage import Given, Goal, OfflineStage, StageKind, held_out
 from luyen.train.teacher import load_teacher
-
-_VALIDATION = "val_"
 
 
 @final
@@ -59,7 +57,7 @@ class DistillStage:
         if not self._data.validation:
             return {}
         found = self._engine.measure(self._packed(self._data.validation))
-        return {name.replace("/", f"/{_VALIDATION}", 1): value for name, value in found.items()}
+        return held_out(found)
 
     def state(self) -> dict[str, Any]:
         """Weights and optimizer of the student; the teacher is where it was."""

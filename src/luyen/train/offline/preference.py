@@ -6,25 +6,23 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from luyen.algorithms.preference.step import PreferenceObjective
+from luyen.algorithms.preference.step import PreferenceObjective, preference_facts
 from luyen.algorithms.statistic import Average
-from luyen.config.catalog import PREFERENCE_LOSSES
 from luyen.config.preference_knobs import preference_knobs
 from luyen.config.schema.run import RunConfig
 from luyen.data.formats.forms import Kind
 from luyen.data.offline import OfflineData
 from luyen.engine.lesson import Lesson
-from luyen.engine.preference import PreferenceEngine, Sums
+from luyen.engine.preference import MISMATCHED, PreferenceEngine, Sums
 from luyen.engine.step import Updated
 from luyen.models.lora import adapter_off
 from luyen.train.build_roles import frozen_policy
 from luyen.train.offline.pairs import lay_marked, lay_pairs, margin_of
 from luyen.train.offline.precomputed import precomputed
 from luyen.train.offline.sft import actor_state, build_learner, restore_actor
-from luyen.train.offline.stage import Given, Goal, OfflineStage, StageKind
+from luyen.train.offline.stage import Given, Goal, OfflineStage, StageKind, held_out
 
 _STATE = "preference"
-_VALIDATION = "val_"
 
 
 @final
@@ -73,7 +71,7 @@ class PreferenceStage:
         if not rows:
             return {}
         found = self._engine.measure(self._lay(rows, range(len(rows)), is_held=True))
-        return {name.replace("/", f"/{_VALIDATION}", 1): value for name, value in found.items()}
+        return held_out(found)
 
     def state(self) -> dict[str, Any]:
         """Weights, optimizer, and what earlier steps left to later ones."""
@@ -141,10 +139,8 @@ def live_reference(
 
 def kinds_of(config: RunConfig) -> tuple[Kind, ...]:
     """Which rows the losses read."""
-    first = PREFERENCE_LOSSES.get(config.preference.loss_type[0])
-    if first is None or first.kind == "pair":
-        return (Kind.PREFERENCE,)
-    return (Kind.LABELLED, Kind.PREFERENCE)
+    is_paired = preference_facts(config.preference.loss_type[0]).kind == "pair"
+    return (Kind.PREFERENCE,) if is_paired else (Kind.LABELLED, Kind.PREFERENCE)
 
 
 def _build(given: Given) -> OfflineStage:
@@ -155,7 +151,7 @@ def _build(given: Given) -> OfflineStage:
         engine,
         given.data,
         use_margins=config.preference.use_margins,
-        is_mismatched="kto" in objective.losses,
+        is_mismatched=objective.reads(MISMATCHED),
         longest=config.data.max_prompt_length + config.data.max_response_length,
     )
     if objective.needs_reference:

@@ -19,10 +19,9 @@ from luyen.models.threads import choose_threads
 from luyen.train.build_roles import actor_passes
 from luyen.train.offline.judged import BLOCK, lay_judged_pairs, lay_rated, lay_steps, target_of
 from luyen.train.offline.pairs import margin_of
-from luyen.train.offline.stage import Given, Goal, OfflineStage, StageKind
+from luyen.train.offline.stage import VALIDATION, Given, Goal, OfflineStage, StageKind, held_out
 
 _FIELD = "actor_rollout_ref.model.path"
-_VALIDATION = "val_"
 _KINDS = {
     "bradley_terry": (Kind.PREFERENCE,),
     "regression": (Kind.LABELLED, Kind.CONVERSATION, Kind.PROMPTS),
@@ -60,7 +59,7 @@ class RewardModelStage:
         name = "absolute_error" if self._reward_training.objective == "regression" else "accuracy"
         label = _GOALS[name]
         return (
-            Goal(metric=f"reward_model/{_VALIDATION}{name}", label=f"held-out {label}"),
+            Goal(metric=f"reward_model/{VALIDATION}{name}", label=f"held-out {label}"),
             Goal(metric=f"reward_model/{name}", label=label),
         )
 
@@ -78,7 +77,7 @@ class RewardModelStage:
         if not rows:
             return {}
         found = self._engine.measure(self._lay(rows, range(len(rows))))
-        return {name.replace("/", f"/{_VALIDATION}", 1): value for name, value in found.items()}
+        return held_out(found)
 
     def state(self) -> dict[str, Any]:
         """Weights, head included, and optimizer."""

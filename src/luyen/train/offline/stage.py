@@ -15,6 +15,9 @@ from luyen.engine.lesson import Lesson
 from luyen.engine.step import Updated
 from luyen.telemetry.display import Display
 
+VALIDATION = "val_"
+"""What the name of a number begins with that was measured on held-out rows."""
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,3 +109,13 @@ class StageKind:
     """Further columns that rows are learned from; those that differ in one are not the same."""
     build: Callable[[Given], OfflineStage]
     """The stage, at its beginning."""
+
+
+def held_out(found: Mapping[str, float]) -> dict[str, float]:
+    """Numbers of a step under the names that they have on held-out rows.
+
+    Example:
+        >>> held_out({"preference/accuracy": 0.5})
+        {'preference/val_accuracy': 0.5}
+    """
+    return {name.replace("/", f"/{VALIDATION}", 1): value for name, value in found.items()}
