@@ -1,15 +1,17 @@
-"""What the controller adds to a step on Ray: two ranks, two replicas, the quickstart.
+"""What a step on Ray takes besides generation, scoring and gradients: two ranks, two replicas.
 
 A step is everything from one request for rollouts to the next: validations and checkpoints are left
-out. Of it, waiting for replicas is generation, waiting for ranks in the update is gradients, and
-scoring is scoring. What is left is overhead:
+out. From the timelines of all processes: while some replica draws it is generation, while some rank
+passes over the batch it is gradients, while the controller scores it is scoring. Everything else is
+overhead, and is held against the bar: nothing of it is anybody's work but the runtime's. It is
 
-- `own`: the controller's time outside of waiting and scoring. This is held against the bar.
-- `publication` and `digests`: waiting for ranks and replicas while weights are published, and while
-  ranks digest what they hold. They are given beside it.
+- `hand-over`: ranks gather or digest weights, or replicas load or confirm them;
+- `controller`: nobody else does anything, and the controller does not wait;
+- `messages`: nobody does anything; a message is on its way.
 
     python benchmarks/ray_overhead.py --steps 40
     python benchmarks/ray_overhead.py --steps 10 --hidden 512 --layers 8
+    python benchmarks/ray_overhead.py --steps 8 --hidden 512 --layers 8 --response 64
 """
 
 import argparse
@@ -24,14 +26,15 @@ from luyen.base.exactness import prepare_process
 from luyen.config.check import check
 from luyen.studio.timeline.intervals import Interval, overlap, seconds, union, without
 from luyen.studio.timeline.read import WAIT, TimedSpan, read_processes
-from luyen.telemetry.metrics_file import read_metrics
 from luyen.train.start import run_training
 
 RECIPE = Path(__file__).resolve().parent.parent / "recipes/quickstart.yaml"
 BAR = 0.05
 WARM_UP = 3
 """First steps that are left out: imports, compilers and caches."""
-PHASES = ("generate", "score", "log-probs", "update", "digest")
+DRAWING = ("draw",)
+PASSES = ("update_actor", "update_critic", "actor_scores", "reference_scores", "critic_scores")
+HANDING_OVER = ("publish", "sums", "weight_sums", "load weights", "confirm weights")
 
 
 def train(folder: Path, asked: argparse.Namespace) -> Path:
@@ -48,7 +51,9 @@ def train(folder: Path, asked: argparse.Namespace) -> Path:
         "trainer.project_name=overhead",
         "trainer.experiment_name=run",
     ]
-    report = check([RECIPE], words + (larger(asked.hidden, asked.layers) if asked.hidden else []))
+    words += larger(asked.hidden, asked.layers) if asked.hidden else []
+    words += longer(asked.response) if asked.response else []
+    report = check([RECIPE], words)
     assert report.is_sound, report.problems
     run_training(report)
     return folder / "overhead/run"
@@ -65,61 +70,60 @@ def larger(hidden: int, layers: int) -> list[str]:
     ]
 
 
-def parts_of(step: Interval, spans: Sequence[TimedSpan]) -> dict[str, float]:
+def longer(tokens: int) -> list[str]:
+    """Answers of so many tokens: fresh weights rarely end one."""
+    return [f"data.max_response_length={tokens}"]
+
+
+def parts_of(
+    step: Interval, controller: Sequence[TimedSpan], others: Sequence[TimedSpan]
+) -> dict[str, float]:
     """Seconds of one step by what they were spent on."""
-    inside = [span for span in spans if step[0] <= span.start < step[1]]
-    waits = union(span.interval for span in inside if span.name.startswith(WAIT))
 
-    def during(*names: str) -> list[Interval]:
-        return union(span.interval for span in inside if span.name in names)
+    def during(spans: Sequence[TimedSpan], *names: str) -> list[Interval]:
+        return overlap([step], union(span.interval for span in spans if span.name in names))
 
-    def waited(*names: str) -> float:
-        return seconds(overlap(waits, during(*names)))
-
-    scoring = seconds(without(during("score"), waits))
-    own = {f"own, {name}": seconds(without(during(name), waits)) for name in PHASES}
-    del own["own, score"]
-    between = seconds(without([step], union([*during(*PHASES), *waits])))
+    kinds = {
+        "generation": during(others, *DRAWING),
+        "gradients": during(others, *PASSES),
+        "scoring": during(controller, "score"),
+    }
+    left = without([step], union(one for kind in kinds.values() for one in kind))
+    handing = overlap(left, during(others, *HANDING_OVER))
+    waits = union(span.interval for span in controller if span.name.startswith(WAIT))
+    quiet = without(left, handing)
     return {
         "step": step[1] - step[0],
-        "scoring": scoring,
-        "generation and publication": waited("generate"),
-        "gradients": waited("update", "log-probs"),
-        "digests": waited("digest"),
-        **own,
-        "own, between": between,
-        "own": sum(own.values()) + between,
+        **{name: seconds(kind) for name, kind in kinds.items()},
+        "overhead": seconds(left),
+        "hand-over": seconds(handing),
+        "controller": seconds(without(quiet, waits)),
+        "messages": seconds(overlap(quiet, waits)),
     }
 
 
 def measured(root: Path) -> list[dict[str, float]]:
     """The parts of every step after the warm-up."""
-    spans = read_processes(root)[0].spans
+    controller, *others = (process.spans for process in read_processes(root))
     begins: dict[int, float] = {}
-    for span in spans:
+    for span in controller:
         if span.name == "generate" and span.step is not None:
             begins.setdefault(span.step, span.start)
-    published = {
-        line.step: line.values.get("time/publish", 0.0)
-        for line in read_metrics(root / "metrics.jsonl")
-    }
-    found: list[dict[str, float]] = []
-    judged = {span.step for span in spans if span.name == "validate"}
-    for number in sorted(begins.keys() - judged)[WARM_UP:-1]:
-        parts = parts_of((begins[number], begins[number + 1]), spans)
-        both = parts.pop("generation and publication")
-        found.append(
-            {**parts, "publication": published[number], "generation": both - published[number]}
-        )
-    return found
+    judged = {span.step for span in controller if span.name == "validate"}
+    elsewhere = [span for spans in others for span in spans]
+    return [
+        parts_of((begins[number], begins[number + 1]), controller, elsewhere)
+        for number in sorted(begins.keys() - judged)[WARM_UP:-1]
+    ]
 
 
 def main() -> None:
-    """Run, and hold the controller's share against the bar."""
+    """Run, and hold the overhead against the bar."""
     words = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     words.add_argument("--steps", type=int, default=40)
     words.add_argument("--hidden", type=int, default=0, help="a larger model, with fresh weights")
     words.add_argument("--layers", type=int, default=8, help="its layers")
+    words.add_argument("--response", type=int, default=0, help="tokens of an answer, at most")
     words.add_argument("--run", type=Path, help="a run that is there already, instead of a new one")
     words.add_argument("--json", action="store_true")
     asked = words.parse_args()
@@ -130,28 +134,26 @@ def main() -> None:
         steps = measured(asked.run or train(Path(name), asked))
     whole = sum(one["step"] for one in steps)
     shares = {name: sum(one[name] for one in steps) / whole for name in steps[0]}
-    share = shares["own"]
-    median = statistics.median(one["own"] / one["step"] for one in steps)
+    share = shares["overhead"]
+    median = statistics.median(one["overhead"] / one["step"] for one in steps)
     tree = {
         "steps": len(steps),
         "ms_per_step": {
             name: 1e3 * sum(one[name] for one in steps) / len(steps) for name in shares
         },
-        "own_share": share,
-        "own_share_of_the_median_step": median,
-        "with_publication_and_digests": share + shares["publication"] + shares["digests"],
+        "overhead": share,
+        "overhead_of_the_median_step": median,
         "bar": BAR,
         "load": [load, os.getloadavg()],
     }
     if asked.json:
         print(json.dumps(tree))
         return
-    for name, part in sorted(shares.items(), key=lambda pair: -pair[1]):
-        print(f"{name:20s} {tree['ms_per_step'][name]:8.1f} ms {part:7.2%}")
+    for name, part in shares.items():
+        print(f"{name:12s} {tree['ms_per_step'][name]:8.1f} ms {part:7.2%}")
     print(
-        f"the controller's own share of {len(steps)} steps: {share:.2%}, of the median step"
-        f" {median:.2%} (bar {BAR:.0%}: {'met' if share < BAR else 'MISSED'}); with publication and"
-        f" digests {tree['with_publication_and_digests']:.2%}; load {load[0]:.1f} to"
+        f"overhead of {len(steps)} steps: {share:.2%}, of the median step {median:.2%} (bar"
+        f" {BAR:.0%}: {'met' if share < BAR else 'MISSED'}); load {load[0]:.1f} to"
         f" {os.getloadavg()[0]:.1f}"
     )
 

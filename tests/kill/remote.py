@@ -33,7 +33,7 @@ RANKS: dict[str, Point] = {
         where="luyen.runtime.rank_roles:full_weights", when="before", calls=(1, 2)
     ),
     "a rank has gathered weights for the replicas": Point(
-        where="luyen.runtime.ray.ranks:describe", when="after", calls=(3,)
+        where="luyen.runtime.ray.ranks:pack", when="after", calls=(3,)
     ),
 }  # fmt: skip
 REPLICAS: dict[str, Point] = {

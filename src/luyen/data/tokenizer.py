@@ -10,6 +10,7 @@ from typing import Any, cast, final
 
 from jinja2 import TemplateError
 from transformers import AutoTokenizer, GenerationConfig
+from transformers.tokenization_utils_tokenizers import TokenizersBackend
 
 from luyen.base.errors import UserError
 from luyen.base.records import Message
@@ -20,6 +21,9 @@ _BUILTIN = "builtin://"
 _PROBE = "Kp7"
 _auto_tokenizer: Any = AutoTokenizer  # untyped beyond this point
 _generation_config: Any = GenerationConfig
+_fast: Any = TokenizersBackend
+_READING = ("__call__", "encode", "_encode_plus")
+"""What a kind of tokenizer may do in its own way."""
 
 
 @final
@@ -64,6 +68,7 @@ class Tokenizer:
         the tokenizer does not have are passed over.
         """
         self._backend = backend
+        self._rust = _plain_rust(backend)
         self.path = path
         self.size: int = len(backend)
         """Ids the tokenizer knows; a model may have rows beyond them that mean nothing."""
@@ -114,10 +119,15 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Ids of exactly this text: special tokens only where the text spells them."""
+        if self._rust is not None:
+            return cast(list[int], self._rust.encode(text, add_special_tokens=False).ids)
         return cast(list[int], self._backend.encode(text, add_special_tokens=False))
 
     def encode_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]] | None]:
         """Ids, and for each the characters it covers; None where the tokenizer cannot say."""
+        if self._rust is not None:
+            read = self._rust.encode(text, add_special_tokens=False)
+            return cast(list[int], read.ids), cast(list[tuple[int, int]], read.offsets)
         if not self._backend.is_fast:
             return self.encode(text), None
         found = self._backend(text, add_special_tokens=False, return_offsets_mapping=True)
@@ -233,3 +243,17 @@ def _generation_stops(where: str) -> tuple[int, ...]:
     if named is None:
         return ()
     return (named,) if isinstance(named, int) else tuple(named)
+
+
+def _plain_rust(backend: Any) -> Any | None:
+    """What a tokenizer asks for ids, where it adds nothing to it; None: it must be asked itself.
+
+    Asked directly it wakes no threads for a single text, and answers in less than half the time.
+    """
+    if not isinstance(backend, _fast):
+        return None
+    kind: Any = cast(Any, type(backend))
+    if any(getattr(kind, name) is not getattr(_fast, name) for name in _READING):
+        return None
+    backend("", add_special_tokens=False)  # its files may ask for padding, and this call does not
+    return backend.backend_tokenizer

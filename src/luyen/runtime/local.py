@@ -1,6 +1,6 @@
 """Every role in this process: actor, rollout, reference and critic share one device."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, final
@@ -222,8 +222,11 @@ class LocalRoles:
             restore_parameters(self.critic.model, state["critic"])
             self.critic.optimizer.load_state_dict(state["critic_optimizer"])
 
-    def describe(self) -> Described:
+    def describing(self) -> Callable[[], Described]:
         """Digests of everything that learns."""
+        return self._described
+
+    def _described(self) -> Described:
         moments, weights = learned(self.state_dict())
         texts = describe({**moments, **weights})
         return Described(

@@ -24,6 +24,7 @@ from luyen.engine.score import score_share
 from luyen.engine.shard_sums import shard_sums
 from luyen.engine.sharded_state import load_role, role_state
 from luyen.engine.share import Share
+from luyen.engine.shown import shown_parameters
 from luyen.engine.step import ShareUpdated
 from luyen.models.lora import adapter_off
 from luyen.models.policy import Policy
@@ -92,6 +93,10 @@ class RankRoles:
         moments, weights = learned(self._state())
         return shard_sums(moments, is_first=is_first), shard_sums(weights, is_first=is_first)
 
+    def weight_sums(self) -> dict[str, tuple[str, int]]:
+        """This rank's parts of the digests of what `weights` gives."""
+        return shard_sums(shown_parameters(self.actor.policy), is_first=self.rank == 0)
+
     def not_finite(self) -> list[str]:
         """Names of the tensors whose shard here holds NaN or infinity."""
         return not_finite(self._state())
@@ -122,11 +127,14 @@ class RankRoles:
             load_role(folder, "critic", self.critic.model, self.critic.optimizer)
 
     def weights(self, *, bucket_bytes: int = BUCKET_BYTES) -> Iterator[dict[str, Tensor]]:
-        """Whole parameters of the policy, some at a time, on the first rank; nothing on others."""
+        """Whole parameters of the policy, some at a time, on the first rank; nothing on others.
+
+        Those of a model that is not sharded are its own: they change with the next update.
+        """
         bucket: dict[str, Tensor] = {}
         size = 0
         for name, weight in full_weights(self.actor.policy, bucket_bytes=bucket_bytes):
-            bucket[name] = weight.detach().to("cpu", copy=True)
+            bucket[name] = weight.detach().to("cpu")
             size += weight.numel() * weight.element_size()
             if size >= bucket_bytes:
                 yield bucket

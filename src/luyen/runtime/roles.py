@@ -1,6 +1,6 @@
 """What the loop calls, wherever it runs: the roles of a run, and what they hold."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, final
@@ -128,8 +128,12 @@ class Roles(Protocol):
         """One optimizer step of the critic."""
         ...
 
-    def describe(self) -> Described:
-        """Digests of everything that learns."""
+    def describing(self) -> Callable[[], Described]:
+        """Digests of everything that learns, from whoever asks the result for them.
+
+        Other processes make them while the caller does something else. No role may be changed
+        before the result was asked.
+        """
         ...
 
     def not_finite(self) -> list[str]:

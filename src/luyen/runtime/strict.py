@@ -5,7 +5,7 @@ very tensor it gave. On Ray neither works. Behind this wrapper neither works her
 """
 
 import pickle
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, final
 
@@ -118,9 +118,10 @@ class StrictRoles:
         """One optimizer step of the critic."""
         return travelled(self.inner.update_critic(travelled(batch), lr=lr))
 
-    def describe(self) -> Described:
+    def describing(self) -> Callable[[], Described]:
         """Digests of everything that learns."""
-        return travelled(self.inner.describe())
+        described = self.inner.describing()
+        return lambda: travelled(described())
 
     def not_finite(self) -> list[str]:
         """Names of the tensors of a checkpoint that hold NaN or infinity."""

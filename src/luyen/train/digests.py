@@ -30,14 +30,18 @@ def stages_of(
     `rollouts` are all that were drawn, those that were left out included; `update` is what the
     optimizer steps measured. The learning rate is no property of a gradient, and is left out.
     """
+    described = roles.describing()  # ranks digest what they hold while the rest is hashed here
     ordered = sorted(rollouts, key=lambda r: r.key)
     credit = {name: batch.streams[name] for name in _CREDIT if name in batch.streams}
-    held = roles.describe()
-    return {
+    drawn = {
         "prompts": hash_value(sorted({(r.group.draw, r.group.uid) for r in ordered})),
         "rollouts": hash_parts(_drawn(ordered, pack)),
         "rewards": hash_value([[_judged(r) for r in ordered], dict(baselines)]),
         "advantages": hash_value(describe(credit)),
+    }
+    held = described()
+    return {
+        **drawn,
         "gradients": hash_value([measured_update(update), dict(held.moments)]),
         "weights": hash_value(dict(held.weights)),
     }

@@ -11,7 +11,7 @@ _ACTS = {"seed", "plugins", "device"}
 
 def weights_print(roles: Roles) -> str:
     """The weights of every role that learns, as one hash."""
-    return hash_value(dict(roles.describe().weights))
+    return hash_value(dict(roles.describing()().weights))
 
 
 def settings_print(config: RunConfig, facts: Manifest) -> str:

@@ -4,11 +4,12 @@ import json
 import pickle
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from luyen.base.errors import UserError
-from luyen.data.tokenizer import load_tokenizer, resolve_path
+from luyen.data.tokenizer import Tokenizer, load_tokenizer, resolve_path
 from tests.character_tokenizer import CHARACTERS, build_character_tokenizer
 from tests.unit.data.templates import HEADER_TOKENS, HEADERS, tokenizer, user
 
@@ -133,3 +134,43 @@ def test_a_template_that_refuses_a_conversation_names_the_roles(tmp_path: Path):
     found = load_tokenizer(str(tmp_path))
     with pytest.raises(UserError, match="refuses a conversation of user, user, user: too long"):
         found.apply_template([user("a")] * 3)
+
+
+def test_files_that_ask_for_padding_and_truncation_change_no_ids(tmp_path: Path):
+    build_character_tokenizer(tmp_path)
+    file = tmp_path / "tokenizer.json"
+    tree = json.loads(file.read_text())
+    tree["truncation"] = {
+        "direction": "Right",
+        "max_length": 2,
+        "strategy": "LongestFirst",
+        "stride": 0,
+    }
+    tree["padding"] = {
+        "strategy": {"Fixed": 9},
+        "direction": "Right",
+        "pad_to_multiple_of": None,
+        "pad_id": 1,
+        "pad_type_id": 0,
+        "pad_token": "<|endoftext|>",
+    }
+    file.write_text(json.dumps(tree))
+    plain, odd = load_tokenizer(BUILTIN), load_tokenizer(str(tmp_path))
+    for text in ("", "1+2=", "<think>é</think><|im_end|>"):
+        assert odd.encode(text) == plain.encode(text)
+        assert odd.encode_spans(text) == plain.encode_spans(text)
+        whole = plain._backend(text, add_special_tokens=False, return_offsets_mapping=True)
+        assert odd.encode_spans(text) == (whole["input_ids"], whole["offset_mapping"])
+
+
+def test_a_kind_of_tokenizer_that_reads_in_its_own_way_is_asked_itself():
+    plain = load_tokenizer(BUILTIN)
+    kind: Any = type(plain._backend)
+
+    def shouted(self: Any, text: str, *args: Any, **kwargs: Any) -> Any:
+        return kind._encode_plus(self, text.upper(), *args, **kwargs)
+
+    own: Any = type("Loud", (kind,), {"_encode_plus": shouted})
+    loud = Tokenizer(own.from_pretrained(resolve_path(BUILTIN)), path="loud")
+    assert loud.encode("ab") == plain.encode("AB") != plain.encode("ab")
+    assert loud.encode_spans("ab")[0] == plain.encode("AB")

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, final
 from luyen.base.errors import UserError
 from luyen.models.fingerprint import Fingerprint
 from luyen.rollout.tools.foreign import boundary
-from luyen.runtime.ray.member import Member
+from luyen.runtime.ray.member import Member, Publication
 from luyen.runtime.ray.wire import Died, Held, Link, ReplicaFacts
 from luyen.telemetry.waits import waiting_for
 
@@ -43,21 +43,6 @@ class Patience:
     """Seconds in which a replica with work makes no pass, before it is taken for lost."""
     deaths: int = 3
     """Losses in a row that end the run."""
-
-
-@final
-class Publication:
-    """Weights that replicas hold, or are to hold."""
-
-    def __init__(self, number: int, version: int | None) -> None:
-        self.number = number
-        """Counts the publications."""
-        self.version = version
-        """What requests call these weights; None: nothing, there are no others."""
-        self.parts: list[Any] = []
-        """What replicas load, for those that begin later."""
-        self.expected: Fingerprint | None = None
-        """What they are to hold; None: more parts follow."""
 
 
 @final
@@ -139,6 +124,7 @@ class Crew:
         self._published = [*kept, Publication(self.publication, version)]
         for member in self.members:
             member.held &= {one.number for one in kept}
+            member.said = {}
 
     def send_part(self, part: Any) -> None:
         """Give a part of the weights to every replica; it is kept for those that begin later."""
@@ -148,12 +134,21 @@ class Crew:
                 member.moved()
                 self._load(member, self._published[-1], part)
 
-    def expect(self, expected: Mapping[str, str]) -> None:
-        """There are no more parts: every replica is to say that it holds the expected weights."""
-        self._published[-1].expected = Fingerprint(weights=expected)
+    def end_parts(self) -> None:
+        """There are no more parts: every replica is to say what it holds."""
+        self._published[-1].is_whole = True
         for member in self.members:
             if member.facts is not None:
                 self._confirm(member, self._published[-1])
+
+    def expect(self, expected: Mapping[str, str]) -> None:
+        """Every replica is to hold these weights, now that it has all parts; else a UserError."""
+        newest = self._published[-1]
+        newest.expected = Fingerprint(weights=expected)
+        if not newest.is_whole:
+            self.end_parts()
+        for member in self.members:
+            self._compare(member, newest)
 
     def end_publication(self, expected: Mapping[str, str]) -> None:
         """Return once every replica that can work holds the expected weights; else a UserError."""
@@ -193,7 +188,7 @@ class Crew:
         for publication in self._published:
             for part in publication.parts:
                 self._load(member, publication, part)
-            if publication.expected is not None:
+            if publication.is_whole:
                 self._confirm(member, publication)
 
     def _load(self, member: Member, publication: Publication, part: Any) -> None:
@@ -207,15 +202,23 @@ class Crew:
 
     def _on_held(self, member: Member, held: Held) -> None:
         member.moved()
+        member.said[held.version] = held.digests
         meant = next((one for one in self._published if one.number == held.version), None)
-        if meant is None or meant.expected is None:
+        if meant is not None:
+            self._compare(member, meant)
+
+    def _compare(self, member: Member, meant: Publication) -> None:
+        """Let a replica count as one that holds a publication, once it is known that it does."""
+        if meant.expected is None or meant.number not in member.said:
             return
-        difference = Fingerprint(weights=held.digests).first_difference(meant.expected)
+        held = Fingerprint(weights=member.said.pop(meant.number))
+        difference = held.first_difference(meant.expected)
         if difference is not None:
             why = f"replica {member.index} does not hold what was published: {difference}"
             fix = "look for what else writes into its weights; nothing was drawn with them"
-            raise UserError("actor_rollout_ref.rollout.name", member.index, why, fix)
-        member.held.add(held.version)
+            self.failure = UserError("actor_rollout_ref.rollout.name", member.index, why, fix)
+            raise self.failure
+        member.held.add(meant.number)
         if not member.is_ready and not self._lacks(member):
             self._now_ready(member)
 

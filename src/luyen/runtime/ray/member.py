@@ -1,9 +1,11 @@
-"""The controller's view of one replica, and of one request somewhere among them."""
+"""The controller's view of one replica, and of what is sent to them: requests and weights."""
 
 import time
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import final
+from typing import Any, final
 
+from luyen.models.fingerprint import Fingerprint
 from luyen.rollout.protocol import Completion, Request
 from luyen.runtime.ray.wire import Link, ReplicaFacts
 
@@ -49,6 +51,23 @@ class Asked:
 
 
 @final
+class Publication:
+    """Weights that replicas hold, or are to hold."""
+
+    def __init__(self, number: int, version: int | None) -> None:
+        self.number = number
+        """Counts the publications."""
+        self.version = version
+        """What requests call these weights; None: nothing, there are no others."""
+        self.parts: list[Any] = []
+        """What replicas load, for those that begin later."""
+        self.is_whole = False
+        """Whether there are no more parts."""
+        self.expected: Fingerprint | None = None
+        """What they are to hold; None: nobody has said so yet."""
+
+
+@final
 class Member:
     """One replica: the way to it, what was sent, and what it is to say."""
 
@@ -63,6 +82,8 @@ class Member:
         """Whether it has begun and holds the weights."""
         self.held = set[int]()
         """Publications that it has confirmed; none: it is as it was made."""
+        self.said: dict[int, Mapping[str, str]] = {}
+        """Digests of publications that it has, as long as nobody knows what they should be."""
         self.queued: list[Request] = []
         """Requests on their way to it, sent together."""
         self.requests: dict[str, Asked] = {}
@@ -80,6 +101,7 @@ class Member:
         self.facts = None
         self.is_ready = False
         self.held = set[int]()
+        self.said = {}
         self.number = 0
         """Of the next message whose order matters."""
         self.after = 0

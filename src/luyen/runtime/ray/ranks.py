@@ -15,7 +15,6 @@ import ray
 from ray.exceptions import RayError
 
 from luyen.base.heartbeat import HEART
-from luyen.models.digest import describe
 from luyen.runtime.device_memory import device_bytes
 from luyen.runtime.rank_roles import RankRoles
 from luyen.runtime.ray.answered import Answered, opened
@@ -74,7 +73,7 @@ class RankProcess:
         return self._answer(method, getattr(self._roles, method), *arguments, **more)
 
     def publish(self, bucket_bytes: int) -> Answered:
-        """The policy's weights in the object store, with digests and bytes; from the first rank."""
+        """The policy's weights in the object store, from the first rank: parts and bytes."""
         return self._answer("publish", self._publish, bucket_bytes)
 
     def _answer(
@@ -91,16 +90,14 @@ class RankProcess:
         self._roles = self._make(self._rank, self._ranks, address)
         return os.getpid()
 
-    def _publish(self, bucket_bytes: int) -> tuple[list[Any], dict[str, str], int]:
+    def _publish(self, bucket_bytes: int) -> tuple[list[Any], int]:
         assert self._roles is not None, "the rank has not joined"
         parts: list[Any] = []
-        digests: dict[str, str] = {}
         size = 0
         for bucket in self._roles.weights(bucket_bytes=bucket_bytes):
             parts.append(ray.put(pack(bucket)))
-            digests |= describe(bucket)
             size += size_of(bucket.values())
-        return parts, digests, size
+        return parts, size
 
 
 @final
@@ -135,26 +132,39 @@ class RankGroup:
         joining = [a.join.remote(address) for a in self._actors]
         self.pids: list[int] = self._gathered(joining, sent=sent)
 
-    def each(
+    def begin(
         self, method: str, arguments: Sequence[Sequence[Any]], more: Mapping[str, Any] | None = None
-    ) -> list[Any]:
-        """Call a method on every rank with its own arguments; what each returned."""
+    ) -> Callable[[], list[Any]]:
+        """Call a method on every rank with its own arguments; ask the result what each returned.
+
+        Ranks do one thing after the other, in the order in which they were called.
+        """
         given, sent = dict(more or {}), time.time()
         called = [
             actor.carry_out.remote(method, tuple(own), given)
             for actor, own in zip(self._actors, arguments, strict=True)
         ]
-        return self._gathered(called, sent=sent)
+        return lambda: self._gathered(called, sent=sent)
+
+    def each(
+        self, method: str, arguments: Sequence[Sequence[Any]], more: Mapping[str, Any] | None = None
+    ) -> list[Any]:
+        """Call a method on every rank with its own arguments; what each returned."""
+        return self.begin(method, arguments, more)()
 
     def all(self, method: str, *arguments: Any) -> list[Any]:
         """Call a method on every rank with the same arguments; what each returned."""
         return self.each(method, [arguments] * self.count)
 
-    def publish(self, bucket_bytes: int) -> tuple[list[Any], dict[str, str], int]:
-        """The policy's weights in the object store: references, digests, bytes."""
+    def begin_all(self, method: str) -> Callable[[], list[Any]]:
+        """Call a method on every rank; ask the result what each returned."""
+        return self.begin(method, [()] * self.count)
+
+    def begin_publish(self, bucket_bytes: int) -> Callable[[], tuple[list[Any], int]]:
+        """Put the policy's weights into the object store; ask the result for parts and bytes."""
         sent = time.time()
         called = [a.publish.remote(bucket_bytes) for a in self._actors]
-        return self._gathered(called, sent=sent)[0]
+        return lambda: self._gathered(called, sent=sent)[0]
 
     @property
     def is_over(self) -> bool:

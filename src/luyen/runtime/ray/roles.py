@@ -1,7 +1,5 @@
 """The roles of a run on a cluster: ranks that train, replicas that draw, one controller."""
 
-import asyncio
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,12 +28,11 @@ from luyen.runtime.generation import Generation
 from luyen.runtime.pending import InTurn, Pending
 from luyen.runtime.ray.engines import RayEngines
 from luyen.runtime.ray.last_words import hear_last_words
-from luyen.runtime.ray.publish import Published, publish, publish_beside
+from luyen.runtime.ray.publish import Published
+from luyen.runtime.ray.publisher import Publisher
 from luyen.runtime.ray.ranks import RankGroup
 from luyen.runtime.roles import Described
 from luyen.telemetry.journal import WorkJournal
-
-_BUCKET_BYTES = 1 << 28
 
 
 @final
@@ -64,17 +61,17 @@ class RayRoles:
         self.engines = engines
         self.generation = generation
         self.cuts = cuts
-        self.published: Published | None = None
-        """The newest publication of weights."""
         self.watch = ranks.watch
         """Hears what ranks and replicas do."""
         self.watch.restart()
+        self.publisher = Publisher(ranks, engines, note=self._note)
+        """How the ranks' weights get to the replicas."""
         self._ending = list(ending)
         self.ahead: AheadGeneration | None = None
         """Draws while the ranks learn; None: they take turns."""
         if runs_ahead:
             self.ahead = AheadGeneration(
-                engines, generation, place=self._place, is_swapping=is_swapping
+                engines, generation, place=self.publisher.place, is_swapping=is_swapping
             )
 
     @property
@@ -116,26 +113,12 @@ class RayRoles:
         version: int,
         journal: WorkJournal | None,
     ) -> list[Group]:
-        if self.published is None or self.published.version != version:
-            start = time.monotonic()
-            parts, digests, size = self.ranks.publish(_BUCKET_BYTES)
-            done = publish(self.engines, parts, version=version, expected=digests)
-            self._note(replace(done, bytes=size, seconds=time.monotonic() - start), len(digests))
+        self.publisher.ensure(version)
         return self.generation.play(
             self.engines, draws, sampling, purpose=purpose, version=version, journal=journal
         )
 
-    async def _place(self, version: int, keep: Collection[int]) -> None:
-        """Publish the ranks' weights beside those that are kept; drawing goes on meanwhile."""
-        start = time.monotonic()
-        parts, digests, size = await asyncio.to_thread(self.ranks.publish, _BUCKET_BYTES)
-        done = await publish_beside(
-            self.engines, parts, version=version, keep=keep, expected=digests
-        )
-        self._note(replace(done, bytes=size, seconds=time.monotonic() - start), len(digests))
-
     def _note(self, done: Published, parameters: int) -> None:
-        self.published = done
         self.watch.published(
             version=done.version, size=done.bytes, parameters=parameters, seconds=done.seconds
         )
@@ -185,6 +168,7 @@ class RayRoles:
         shares = split(prepared, self.cuts.actor, ranks=self.ranks.count)
         more = {"objective": objective, "lr": lr, "statistics": numbers}
         done = self.ranks.each("update_actor", [(share,) for share in shares], more)
+        self.publisher.change()
         return merge_policy_updates(batch, shares, done)
 
     def update_critic(self, batch: PackedBatch, *, lr: float) -> Updated:
@@ -199,13 +183,23 @@ class RayRoles:
         done = self.ranks.each("update_critic", [(share,) for share in shares], {"lr": lr})
         return merge_updates(shares, done)
 
-    def describe(self) -> Described:
-        """Digests of everything that learns: each rank's parts, added up."""
-        found = self.ranks.all("sums")
-        return Described(
-            moments=merged([moments for moments, _ in found]),
-            weights=merged([weights for _, weights in found]),
-        )
+    def describing(self) -> Callable[[], Described]:
+        """Digests of everything that learns: each rank's parts, added up.
+
+        Where drawing waits for updates, weights that are new go to the replicas on the way.
+        """
+        if self.ahead is None:
+            self.publisher.begin()
+        sums = self.ranks.begin_all("sums")
+
+        def described() -> Described:
+            self.publisher.send()
+            found = sums()
+            weights = merged([weights for _, weights in found])
+            self.publisher.expect(weights)
+            return Described(moments=merged([moments for moments, _ in found]), weights=weights)
+
+        return described
 
     def not_finite(self) -> list[str]:
         """Names of the tensors of a checkpoint that hold NaN or infinity."""
@@ -239,7 +233,7 @@ class RayRoles:
     def load(self, folder: Path) -> None:
         """Restore weights and optimizer state, whatever number of ranks saved them."""
         self.ranks.all("load", folder.absolute())
-        self.published = None
+        self.publisher.forget()
         if self.ahead is not None:
             self.ahead.forget()
 

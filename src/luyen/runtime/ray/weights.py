@@ -4,6 +4,7 @@ A tensor that is a view would take its whole storage along if it were pickled; h
 elements travel, and what arrives is the same to the bit, whatever the type.
 """
 
+import warnings
 from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,14 +46,16 @@ def pack(tensors: Mapping[str, Tensor]) -> Parcel:
 
 
 def unpack(part: Part) -> dict[str, Tensor]:
-    """The tensors of a part, on the CPU."""
+    """The tensors of a part, on the CPU, to be read only: a parcel's lie where it lies."""
     if isinstance(part, Path):
         return load_file(part)
-    # Arrays of the object store are read-only, and PyTorch knows no such tensor.
-    return {
-        name: torch.from_numpy(array.copy()).view(getattr(torch, dtype)).reshape(shape)
-        for name, (dtype, shape, array) in part.contents.items()
-    }
+    with warnings.catch_warnings():
+        # Arrays of the object store are read-only, and PyTorch knows no such tensor.
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return {
+            name: torch.from_numpy(array).view(getattr(torch, dtype)).reshape(shape)
+            for name, (dtype, shape, array) in part.contents.items()
+        }
 
 
 def write_part(file: Path, tensors: Mapping[str, Tensor]) -> Path:

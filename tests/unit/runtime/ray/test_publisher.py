@@ -1,0 +1,143 @@
+"""New weights are on their way before anybody asks, and only those that are right count."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from luyen.base.errors import UserError
+from luyen.runtime.ray.engines import RayEngines
+from luyen.runtime.ray.publish import Published
+from luyen.runtime.ray.publisher import Publisher
+from tests.unit.runtime.ray.fakes import FakeReplica, Fleet
+
+FORM = "float32 [1]"
+
+
+class FakeRanks:
+    """Two ranks, each with a part of the sum of one weight; a step changes it."""
+
+    def __init__(self) -> None:
+        self.weight = 1
+        self.gathered = 0
+
+    def begin_publish(self, bucket_bytes: int) -> Callable[[], tuple[list[Any], int]]:
+        assert bucket_bytes > 0
+        self.gathered += 1
+        part = (("w", self.digest()),)
+        return lambda: ([part], 4)
+
+    def begin_all(self, method: str) -> Callable[[], list[Any]]:
+        assert method == "weight_sums"
+        sums = [{"w": (FORM, self.weight)}, {"w": (FORM, 0)}]
+        return lambda: sums
+
+    def digest(self) -> str:
+        return f"{FORM} {self.weight:016x}"
+
+
+class Run:
+    """What the roles do, step after step."""
+
+    def __init__(self, change: Callable[[FakeReplica], None] = lambda _: None) -> None:
+        self.fleet = Fleet(change)
+        self.engines = RayEngines(self.fleet, replicas=2)
+        self.ranks: Any = FakeRanks()
+        self.noted: list[tuple[Published, int]] = []
+        self.publisher = Publisher(
+            self.ranks, self.engines, note=lambda done, count: self.noted.append((done, count))
+        )
+
+    def learn(self) -> None:
+        self.ranks.weight += 1
+        self.publisher.change()
+
+    def describe(self) -> None:
+        self.publisher.begin()
+        self.publisher.send()
+        digest = self.ranks.digest()
+        self.publisher.expect({"actor/w": digest, "actor/masters/0": "x", "critic/w": "y"})
+
+    def held(self) -> list[dict[str, str] | None]:
+        return [replica.digests for replica in self.fleet.living()]
+
+
+def test_weights_that_went_ahead_are_not_gathered_again():
+    run = Run()
+    run.publisher.ensure(0)
+    run.learn()
+    run.describe()
+    assert run.held() == [{"w": f"{FORM} {2:016x}"}] * 2
+    run.publisher.ensure(1)
+    assert run.ranks.gathered == 2
+    assert [(done.version, done.replicas, done.bytes, n) for done, n in run.noted] == [
+        (0, 2, 4, 1),
+        (1, 2, 4, 1),
+    ]
+
+
+def test_nothing_goes_before_somebody_has_asked_or_when_nothing_is_new():
+    run = Run()
+    run.learn()
+    run.describe()
+    assert run.ranks.gathered == 0
+    run.publisher.ensure(0)
+    run.describe()
+    run.publisher.ensure(0)
+    assert run.ranks.gathered == 1
+
+
+@pytest.mark.parametrize("reason", ["another version", "another step", "nobody said what"])
+def test_what_went_ahead_is_dropped_when_something_else_is_asked_for(reason: str):
+    run = Run()
+    run.publisher.ensure(0)
+    run.learn()
+    if reason == "nobody said what":
+        run.publisher.begin()
+        run.publisher.send()
+    else:
+        run.describe()
+    if reason == "another step":
+        run.learn()
+    run.publisher.ensure(7 if reason == "another version" else 1)
+    assert run.ranks.gathered == 3
+    assert run.held() == [{"w": run.ranks.digest()}] * 2
+    assert run.publisher.newest is not None
+    assert run.publisher.newest.version == (7 if reason == "another version" else 1)
+
+
+def test_a_checkpoint_makes_every_version_unknown():
+    run = Run()
+    run.publisher.ensure(3)
+    run.ranks.weight = 9
+    run.publisher.forget()
+    run.publisher.ensure(3)
+    assert run.held() == [{"w": run.ranks.digest()}] * 2
+
+
+def test_a_replica_that_got_something_else_stops_the_run_before_anything_is_drawn():
+    def deaf(replica: FakeReplica) -> None:
+        if replica.index == 1:
+            replica.on_load = lambda *_: None
+            replica.digests = {"w": f"{FORM} {1:016x}"}
+
+    run = Run(deaf)
+    run.publisher.ensure(0)
+    run.learn()
+    with pytest.raises(UserError, match="replica 1 does not hold"):
+        (run.describe(), run.publisher.ensure(1))
+
+
+def test_a_replica_that_is_lost_on_the_way_gets_them_when_it_is_back():
+    run = Run()
+    run.publisher.ensure(0)
+    run.learn()
+    run.publisher.begin()
+    run.fleet.begun[0].is_dead = True
+    run.publisher.send()
+    run.publisher.expect({"actor/w": run.ranks.digest()})
+    run.publisher.ensure(1)
+    members = run.engines.crew.members
+    run.engines.crew.wait_until(lambda: all(member.is_ready for member in members))
+    assert len(run.fleet.begun) == 3
+    assert run.fleet.begun[2].digests == {"w": run.ranks.digest()}
