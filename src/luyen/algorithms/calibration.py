@@ -7,6 +7,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from luyen.algorithms.summed import summed
+
 BINS = 15
 """Equal parts of [0, 1]."""
 
@@ -42,11 +44,10 @@ class Calibration:
         said = torch.where(mask, probability.detach(), 0.0).double()
         held = torch.where(mask, outcome.detach(), 0.0).double()
         place = (said * BINS).long().clamp(0, BINS - 1)
-        zeros = said.new_zeros(BINS)
         return cls(
-            said=zeros.index_add(0, place, said),
-            held=zeros.index_add(0, place, held),
-            count=zeros.index_add(0, place, mask.double()),
+            said=summed(said, place, BINS),
+            held=summed(held, place, BINS),
+            count=summed(mask.double(), place, BINS),
         )
 
     @classmethod

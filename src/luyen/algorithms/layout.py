@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from luyen.algorithms.summed import summed
 from luyen.base.errors import UserError
 
 
@@ -73,7 +74,7 @@ class Layout:
 
     def sum(self, x: Float[Tensor, " tok"]) -> Float[Tensor, " seq"]:
         """Sum of x over each sequence, masked tokens included: clean x first (`on_mask`)."""
-        return x.new_zeros(self.num_sequences).index_add(0, self.segment, x)
+        return summed(x, self.segment, self.num_sequences)
 
     def mean(self, x: Float[Tensor, " tok"]) -> Float[Tensor, " seq"]:
         """Mean of x over the trainable tokens of each sequence; 0 for a sequence with none."""

@@ -11,6 +11,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from luyen.algorithms.summed import summed
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +37,7 @@ class Grouping:
 
     def sum(self, x: Float[Tensor, " seq"]) -> Float[Tensor, " group"]:
         """Sum over each group."""
-        return x.new_zeros(self.sizes.numel()).index_add(0, self.index, x)
+        return summed(x, self.index, self.sizes.numel())
 
     def max(self, x: Float[Tensor, " seq"]) -> Float[Tensor, " group"]:
         """Largest value of each group."""

@@ -10,6 +10,7 @@ from torch import Tensor
 from luyen.algorithms.advantages.evidence import given_rewards
 from luyen.algorithms.advantages.inputs import CreditInputs
 from luyen.algorithms.layout import Layout
+from luyen.algorithms.summed import summed
 
 
 def credited_rewards(inputs: CreditInputs) -> Float[Tensor, " tok"]:
@@ -22,7 +23,7 @@ def credited_rewards(inputs: CreditInputs) -> Float[Tensor, " tok"]:
     layout, rewards = inputs.layout, given_rewards(inputs)
     target, kept = credited_to(layout), layout.mask.nonzero().squeeze(-1)
     found = target >= 0
-    moved = rewards.new_zeros(kept.numel()).index_add(0, target[found], rewards[found])
+    moved = summed(rewards[found], target[found], kept.numel())
     return torch.zeros_like(rewards).index_copy(0, kept, moved)
 
 

@@ -21,6 +21,7 @@ from luyen.algorithms.advantages.timeline import (
 )
 from luyen.algorithms.checks import require_same_shape
 from luyen.algorithms.layout import Layout
+from luyen.algorithms.summed import summed
 
 WEIGHT_FLOOR = 1e-8
 """Added to the sum of weights at a position, so that certain tokens do not divide by 0."""
@@ -87,7 +88,7 @@ def places(positions: Int[Tensor, " tok"], group: Int[Tensor, " tok"]) -> Int[Te
 
 def sums_at(place: Int[Tensor, " tok"], x: Float[Tensor, " tok"]) -> Float[Tensor, " tok"]:
     """Sum of x over all tokens of the same place (x is 0 off the mask)."""
-    return torch.zeros_like(x).index_add(0, place, x)[place]
+    return summed(x, place, x.numel())[place]
 
 
 def in_tail(

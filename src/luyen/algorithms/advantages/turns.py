@@ -14,6 +14,7 @@ from luyen.algorithms.advantages.inputs import Credit, CreditInputs, adv_estimat
 from luyen.algorithms.advantages.timeline import credited_to
 from luyen.algorithms.checks import require_same_shape
 from luyen.algorithms.knobs import require_positive
+from luyen.algorithms.summed import summed
 from luyen.base.errors import UserError
 
 
@@ -73,8 +74,7 @@ def returns_by_turn(
     """R_k of every sequence: rewards of turn k plus gamma times R of the next turn."""
     layout, rewards = inputs.layout, given_rewards(inputs)
     count = int(turns.max()) + 1 if turns.numel() else 1
-    table = rewards.new_zeros(layout.num_sequences * count)
-    table = table.index_add(0, layout.segment * count + turns, rewards)
+    table = summed(rewards, layout.segment * count + turns, layout.num_sequences * count)
     table = table.view(layout.num_sequences, count)
     for turn in range(count - 2, -1, -1):
         table[:, turn] += gamma * table[:, turn + 1]
