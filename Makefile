@@ -44,7 +44,7 @@ defects: $(STAMP) ## plant defects in runs: the doctor names each, and says noth
 kills: $(STAMP) ## kill runs at every point: each goes on as if nothing had happened; ten minutes
 	@$(BIN)/python -m tests.kill.table
 
-kills-ray: $(STAMP) ## the same on a cluster of this machine: controller, ranks and replicas; hours
+kills-ray: $(STAMP) ## the same on a cluster of this machine: controller, ranks and replicas; a quarter of an hour
 	@$(BIN)/python -m tests.kill.table ray
 
 docs: $(STAMP) ## write docs/config.md and docs/metrics.md anew from the code

@@ -2,13 +2,15 @@
 
 A worker of Ray imports for eight seconds before it does anything, and a run on a cluster has four
 of them. Raylets are given a launcher for Python: it hands what is to be a worker to the nursery,
-which forks, and becomes Python itself for everything else.
+which forks, and becomes Python itself for everything else. The parent of such a worker is the
+nursery and not its raylet: nodes must be lost elsewhere.
 
 `python -m tests.kill.nursery SOCKET` serves until its standard input ends.
 """
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -69,8 +71,9 @@ def a_nursery() -> Generator[None]:
     finally:
         sys.executable = real
         process.stdin.close()
-        process.wait()
+        process.wait(timeout=60)
         process.stdout.close()
+        shutil.rmtree(folder)
 
 
 def _received(caller: socket.socket) -> tuple[dict[str, Any], list[int]]:
@@ -78,7 +81,9 @@ def _received(caller: socket.socket) -> tuple[dict[str, Any], list[int]]:
     size, streams, _, _ = socket.recv_fds(caller, 10, _STREAMS)
     job = b""
     while len(job) < int(size):
-        job += caller.recv(_MOST_BYTES)
+        more = caller.recv(_MOST_BYTES)
+        assert more, "a launcher was gone before it had said what to start"
+        job += more
     return json.loads(job), streams
 
 
@@ -100,7 +105,6 @@ def _become_worker(words: list[str], environment: dict[str, str], folder: str) -
 
 
 def _child(job: dict[str, Any], streams: list[int]) -> None:
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
@@ -130,11 +134,15 @@ def _prepare() -> None:
     assert threading.active_count() == 1, "a fork would lose threads"
 
 
+def _ended(children: set[int]) -> set[int]:
+    """Those that are over."""
+    return {child for child in children if os.waitpid(child, os.WNOHANG)[0] == child}
+
+
 def main(address: str) -> None:
     """Serve until the input ends; then end whoever is left."""
     _prepare()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    children: list[int] = []
+    children: set[int] = set()
     with socket.socket(socket.AF_UNIX) as door:
         door.bind(address)
         door.listen(64)
@@ -142,6 +150,7 @@ def main(address: str) -> None:
         door.settimeout(0.5)
         os.set_blocking(0, False)
         while sys.stdin.buffer.raw.read(1) != b"":
+            children -= _ended(children)
             try:
                 caller, _ = door.accept()
             except TimeoutError:
@@ -153,14 +162,11 @@ def main(address: str) -> None:
                 if child == 0:
                     door.close()
                     _child(job, streams)
-                children.append(child)
+                children.add(child)
             for stream in streams:
                 os.close(stream)
-    for child in children:
-        try:
-            os.kill(child, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
+    for child in children - _ended(children):
+        os.kill(child, signal.SIGKILL)  # nobody else can have its number before it is waited for
 
 
 if __name__ == "__main__":

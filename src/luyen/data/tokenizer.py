@@ -22,7 +22,15 @@ _PROBE = "Kp7"
 _auto_tokenizer: Any = AutoTokenizer  # untyped beyond this point
 _generation_config: Any = GenerationConfig
 _fast: Any = TokenizersBackend
-_READING = ("__call__", "encode", "_encode_plus")
+_SHORT = 4096
+"""Characters of a text that is read in a millisecond."""
+_READING = (
+    "__call__",
+    "encode",
+    "_encode_plus",
+    "_convert_encoding",
+    "set_truncation_and_padding",
+)
 """What a kind of tokenizer may do in its own way."""
 
 
@@ -119,13 +127,13 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Ids of exactly this text: special tokens only where the text spells them."""
-        if self._rust is not None:
+        if self._rust is not None and len(text) <= _SHORT:
             return cast(list[int], self._rust.encode(text, add_special_tokens=False).ids)
         return cast(list[int], self._backend.encode(text, add_special_tokens=False))
 
     def encode_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]] | None]:
         """Ids, and for each the characters it covers; None where the tokenizer cannot say."""
-        if self._rust is not None:
+        if self._rust is not None and len(text) <= _SHORT:
             read = self._rust.encode(text, add_special_tokens=False)
             return cast(list[int], read.ids), cast(list[tuple[int, int]], read.offsets)
         if not self._backend.is_fast:
@@ -249,8 +257,9 @@ def _plain_rust(backend: Any) -> Any | None:
     """What a tokenizer asks for ids, where it adds nothing to it; None: it must be asked itself.
 
     Asked directly it wakes no threads for a single text, and answers in less than half the time.
+    All other threads of Python wait meanwhile, so that long texts take the other way.
     """
-    if not isinstance(backend, _fast):
+    if not isinstance(backend, _fast) or backend.split_special_tokens:
         return None
     kind: Any = cast(Any, type(backend))
     if any(getattr(kind, name) is not getattr(_fast, name) for name in _READING):

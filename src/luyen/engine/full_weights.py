@@ -14,6 +14,10 @@ from luyen.models.state import trained_parameters
 BUCKET_BYTES = 1 << 28
 """Whole weights that are gathered in one go."""
 
+_PARTS = 16
+_LEAST_BYTES = 1 << 24
+"""Larger ones need fresh pages of memory every time, which takes longer than the copying."""
+
 _Named: TypeAlias = tuple[str, DTensor]
 
 
@@ -37,6 +41,13 @@ def full_weights(
         return  # another replica holds the same weights
     for bucket in _buckets(sharded, bucket_bytes):
         yield from _gather(bucket, mesh.get_group(mesh.ndim - 1))
+
+
+def fitting_bucket(module: nn.Module) -> int:
+    """Bytes of a bucket, for weights that go on in a dozen parts or so: small, and not too many."""
+    own = [p for p in module.parameters() if p.requires_grad]
+    whole = sum(p.numel() * shown_dtype(p).itemsize for p in own)
+    return min(BUCKET_BYTES, max(_LEAST_BYTES, whole // _PARTS))
 
 
 def _buckets(weights: Sequence[_Named], most: int) -> Iterator[list[_Named]]:

@@ -19,12 +19,12 @@ from luyen.checkpoint.tensors import save_state
 from luyen.checkpoint.writes import Writes
 from luyen.engine.actor import ActorEngine
 from luyen.engine.critic import CriticEngine
-from luyen.engine.full_weights import BUCKET_BYTES, full_weights
+from luyen.engine.full_weights import fitting_bucket, full_weights
 from luyen.engine.score import score_share
 from luyen.engine.shard_sums import shard_sums
 from luyen.engine.sharded_state import load_role, role_state
 from luyen.engine.share import Share
-from luyen.engine.shown import shown_parameters
+from luyen.engine.shown import shown_in_turn
 from luyen.engine.step import ShareUpdated
 from luyen.models.lora import adapter_off
 from luyen.models.policy import Policy
@@ -95,7 +95,10 @@ class RankRoles:
 
     def weight_sums(self) -> dict[str, tuple[str, int]]:
         """This rank's parts of the digests of what `weights` gives."""
-        return shard_sums(shown_parameters(self.actor.policy), is_first=self.rank == 0)
+        found: dict[str, tuple[str, int]] = {}
+        for name, shown in shown_in_turn(self.actor.policy):
+            found |= shard_sums({name: shown}, is_first=self.rank == 0)
+        return found
 
     def not_finite(self) -> list[str]:
         """Names of the tensors whose shard here holds NaN or infinity."""
@@ -126,13 +129,13 @@ class RankRoles:
         if self.critic is not None:
             load_role(folder, "critic", self.critic.model, self.critic.optimizer)
 
-    def weights(self, *, bucket_bytes: int = BUCKET_BYTES) -> Iterator[dict[str, Tensor]]:
+    def weights(self) -> Iterator[dict[str, Tensor]]:
         """Whole parameters of the policy, some at a time, on the first rank; nothing on others.
 
         Those of a model that is not sharded are its own: they change with the next update.
         """
         bucket: dict[str, Tensor] = {}
-        size = 0
+        size, bucket_bytes = 0, fitting_bucket(self.actor.policy)
         for name, weight in full_weights(self.actor.policy, bucket_bytes=bucket_bytes):
             bucket[name] = weight.detach().to("cpu")
             size += weight.numel() * weight.element_size()

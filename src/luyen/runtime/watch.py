@@ -62,13 +62,15 @@ class RoleWatch:
                 self._lives.append(process)
             process.heard(report, sent=sent, back=back, step=step)
 
-    def published(self, *, version: int, size: int, parameters: int, seconds: float) -> None:
-        """Weights of a version were given to every replica, just now."""
+    def published(
+        self, *, version: int, size: int, parameters: int, seconds: float, ago: float = 0.0
+    ) -> None:
+        """Weights of a version were given to every replica; that was over some seconds ago."""
         with self._lock:
             self._publications.append((seconds, size, parameters))
         self._spans.past(
             "publish",
-            start=time.time() - seconds,
+            start=time.time() - ago - seconds,
             duration_s=seconds,
             step=self._spans.step,
             version=version,

@@ -20,8 +20,8 @@ from luyen.telemetry.waits import waiting_for
 
 Then: TypeAlias = Callable[[Member, Any], None]
 """What is done with a reply."""
-_Event: TypeAlias = tuple[Member, int, Then, Any, BaseException | None]
-"""Who, in which of its lives, what to do, and what it said or failed with."""
+_Event: TypeAlias = tuple[Member, int, Then, Any, BaseException | None, float]
+"""Who, in which of its lives, what to do, what it said or failed with, and when that came."""
 _FIELD = "actor_rollout_ref.rollout.data_parallel_size"
 _LOOK_S = 1.0
 _WAIT_S = 0.05
@@ -64,7 +64,7 @@ class Crew:
         self._lost = lost
         self._patience = patience
         self._mailbox: queue.SimpleQueue[_Event] = queue.SimpleQueue()
-        self._looked = self._some_ready = time.monotonic()
+        self._looked = self._some_ready = self._heard = time.monotonic()
         self._published: list[Publication] = []
         self.publication = 0
         """Counts the publications; 0: replicas draw with the weights they were made with."""
@@ -84,9 +84,11 @@ class Crew:
         if then is None:
             member.link.call(method, *arguments)
             return
-        life, mailbox = member.life, self._mailbox
+        life, mailbox, now = member.life, self._mailbox, time.monotonic
         member.link.call(
-            method, *arguments, reply=lambda value, e: mailbox.put((member, life, then, value, e))
+            method,
+            *arguments,
+            reply=lambda value, e: mailbox.put((member, life, then, value, e, now())),
         )
 
     def receive(self, wait_s: float) -> None:
@@ -95,7 +97,7 @@ class Crew:
             raise self.failure
         event = self._next_event(wait_s)
         while event is not None:
-            self._handle(*event)
+            self._handle(event)
             event = self._next_event(0.0)
         self._look_after()
 
@@ -124,7 +126,6 @@ class Crew:
         self._published = [*kept, Publication(self.publication, version)]
         for member in self.members:
             member.held &= {one.number for one in kept}
-            member.said = {}
 
     def send_part(self, part: Any) -> None:
         """Give a part of the weights to every replica; it is kept for those that begin later."""
@@ -147,8 +148,6 @@ class Crew:
         newest.expected = Fingerprint(weights=expected)
         if not newest.is_whole:
             self.end_parts()
-        for member in self.members:
-            self._compare(member, newest)
 
     def end_publication(self, expected: Mapping[str, str]) -> None:
         """Return once every replica that can work holds the expected weights; else a UserError."""
@@ -160,6 +159,11 @@ class Crew:
         """Whether some replica can work, and all that can hold the newest weights."""
         ready = [member for member in self.members if member.is_ready]
         return bool(ready) and all(self.publication in member.held for member in ready)
+
+    @property
+    def confirmed(self) -> float:
+        """When the last replica so far confirmed the newest weights, by the monotonic clock."""
+        return self._published[-1].confirmed
 
     def stop(self) -> None:
         """End every replica."""
@@ -202,23 +206,18 @@ class Crew:
 
     def _on_held(self, member: Member, held: Held) -> None:
         member.moved()
-        member.said[held.version] = held.digests
         meant = next((one for one in self._published if one.number == held.version), None)
-        if meant is not None:
-            self._compare(member, meant)
-
-    def _compare(self, member: Member, meant: Publication) -> None:
-        """Let a replica count as one that holds a publication, once it is known that it does."""
-        if meant.expected is None or meant.number not in member.said:
+        if meant is None:
             return
-        held = Fingerprint(weights=member.said.pop(meant.number))
-        difference = held.first_difference(meant.expected)
+        # Nothing is received between the last part and the word what it should be.
+        assert meant.expected is not None, "a replica was heard too early"
+        difference = Fingerprint(weights=held.digests).first_difference(meant.expected)
         if difference is not None:
             why = f"replica {member.index} does not hold what was published: {difference}"
             fix = "look for what else writes into its weights; nothing was drawn with them"
-            self.failure = UserError("actor_rollout_ref.rollout.name", member.index, why, fix)
-            raise self.failure
-        member.held.add(meant.number)
+            raise UserError("actor_rollout_ref.rollout.name", member.index, why, fix)
+        member.held.add(held.version)
+        meant.confirmed = self._heard
         if not member.is_ready and not self._lacks(member):
             self._now_ready(member)
 
@@ -234,9 +233,8 @@ class Crew:
             member.restarted = None
         self._ready(member)
 
-    def _handle(
-        self, member: Member, life: int, then: Then, value: Any, error: BaseException | None
-    ) -> None:
+    def _handle(self, event: _Event) -> None:
+        member, life, then, value, error, self._heard = event
         if life != member.life:
             return
         faults: list[BaseException] = []
@@ -264,6 +262,8 @@ class Crew:
             fix = "look at its memory and at the node's logs; the run can be resumed"
             raise UserError(_FIELD, len(self.members), why, fix)
         member.restarted = member.restarted or time.monotonic()
+        if not any(other.is_ready for other in self.members):
+            self._some_ready = time.monotonic()  # nobody may have looked for a long time
         self._begin(member)
 
     def _look_after(self) -> None:
@@ -286,7 +286,7 @@ class Crew:
 
     def _give_up(self, member: Member) -> None:
         reason = f"it got nothing done for {self._patience.still_s:.0f} s"
-        self._handle(member, member.life, _moved, None, Died(reason))
+        self._handle((member, member.life, _moved, None, Died(reason), time.monotonic()))
 
 
 def _moved(member: Member, value: Any) -> None:

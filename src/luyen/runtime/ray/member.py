@@ -1,7 +1,6 @@
 """The controller's view of one replica, and of what is sent to them: requests and weights."""
 
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, final
 
@@ -65,6 +64,8 @@ class Publication:
         """Whether there are no more parts."""
         self.expected: Fingerprint | None = None
         """What they are to hold; None: nobody has said so yet."""
+        self.confirmed = 0.0
+        """When the last replica said that it does."""
 
 
 @final
@@ -82,8 +83,6 @@ class Member:
         """Whether it has begun and holds the weights."""
         self.held = set[int]()
         """Publications that it has confirmed; none: it is as it was made."""
-        self.said: dict[int, Mapping[str, str]] = {}
-        """Digests of publications that it has, as long as nobody knows what they should be."""
         self.queued: list[Request] = []
         """Requests on their way to it, sent together."""
         self.requests: dict[str, Asked] = {}
@@ -101,7 +100,6 @@ class Member:
         self.facts = None
         self.is_ready = False
         self.held = set[int]()
-        self.said = {}
         self.number = 0
         """Of the next message whose order matters."""
         self.after = 0

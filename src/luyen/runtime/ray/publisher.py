@@ -16,9 +16,7 @@ from luyen.runtime.ray.engines import RayEngines
 from luyen.runtime.ray.publish import Published, publish, publish_beside
 from luyen.runtime.ray.ranks import RankGroup
 
-_BUCKET_BYTES = 1 << 24
 _ACTOR = "actor/"
-_MASTERS = "actor/masters/"
 
 
 @final
@@ -41,9 +39,13 @@ class Publisher:
     """Which weights the replicas hold, and how newer ones get there."""
 
     def __init__(
-        self, ranks: RankGroup, engines: RayEngines, *, note: Callable[[Published, int], None]
+        self,
+        ranks: RankGroup,
+        engines: RayEngines,
+        *,
+        note: Callable[[Published, int, float], None],
     ) -> None:
-        """`note` hears of every publication, and of how many parameters."""
+        """`note` hears of every publication: of how many parameters, over how many seconds ago."""
         self._ranks = ranks
         self._engines = engines
         self._note = note
@@ -64,7 +66,7 @@ class Publisher:
     def begin(self) -> None:
         """Let ranks gather weights that are new, before whatever else they are called for."""
         if self.newest is not None and self._is_new:
-            gathered = self._ranks.begin_publish(_BUCKET_BYTES)
+            gathered = self._ranks.begin_publish()
             self._on_the_way = _OnTheWay(self.newest.version + 1, gathered)
             self._is_new = False
 
@@ -76,6 +78,7 @@ class Publisher:
         assert self._engines.is_idle, "weights would change in the middle of an answer"
         parts, coming.size = coming.gathered()
         crew = self._engines.crew
+        self.newest = None  # from now on replicas let its weights go
         crew.begin_publication(coming.version)
         for part in parts:
             crew.send_part(part)
@@ -89,7 +92,7 @@ class Publisher:
         own = {
             name.removeprefix(_ACTOR): digest
             for name, digest in weights.items()
-            if name.startswith(_ACTOR) and not name.startswith(_MASTERS)
+            if name.startswith(_ACTOR)
         }
         self._engines.crew.expect(own)
         coming.parameters = len(own)
@@ -99,15 +102,18 @@ class Publisher:
         if self.newest is not None and self.newest.version == version:
             return
         coming = self._on_the_way
+        assert coming is None or not coming.size or version >= coming.version, (
+            f"version {version} has gone, {coming.version} is on the way"
+        )
         if coming is None or coming.version != version or not coming.parameters:
             self._publish(version)
             return
         crew = self._engines.crew
         crew.wait_until(lambda: crew.is_published)
         ready = sum(member.is_ready for member in crew.members)
-        seconds = time.monotonic() - coming.started
+        seconds = crew.confirmed - coming.started
         done = Published(version=version, replicas=ready, bytes=coming.size, seconds=seconds)
-        self._keep(done, coming.parameters)
+        self._keep(done, coming.parameters, ago=time.monotonic() - crew.confirmed)
 
     def _publish(self, version: int) -> None:
         start = time.monotonic()
@@ -126,11 +132,11 @@ class Publisher:
 
     def _gathered(self) -> tuple[list[Any], int, dict[str, str]]:
         """The ranks' weights of this moment: parts in the object store, bytes and digests."""
-        gathered = self._ranks.begin_publish(_BUCKET_BYTES)
+        gathered = self._ranks.begin_publish()
         sums = self._ranks.begin_all("weight_sums")
         parts, size = gathered()
         return parts, size, merged(sums())
 
-    def _keep(self, done: Published, parameters: int) -> None:
+    def _keep(self, done: Published, parameters: int, *, ago: float = 0.0) -> None:
         self.newest, self._on_the_way, self._is_new = done, None, False
-        self._note(done, parameters)
+        self._note(done, parameters, ago)

@@ -72,9 +72,9 @@ class RankProcess:
         assert self._roles is not None, "the rank has not joined"
         return self._answer(method, getattr(self._roles, method), *arguments, **more)
 
-    def publish(self, bucket_bytes: int) -> Answered:
+    def publish(self) -> Answered:
         """The policy's weights in the object store, from the first rank: parts and bytes."""
-        return self._answer("publish", self._publish, bucket_bytes)
+        return self._answer("publish", self._publish)
 
     def _answer(
         self, name: str, work: Callable[..., Any], *arguments: Any, **more: Any
@@ -90,11 +90,11 @@ class RankProcess:
         self._roles = self._make(self._rank, self._ranks, address)
         return os.getpid()
 
-    def _publish(self, bucket_bytes: int) -> tuple[list[Any], int]:
+    def _publish(self) -> tuple[list[Any], int]:
         assert self._roles is not None, "the rank has not joined"
         parts: list[Any] = []
         size = 0
-        for bucket in self._roles.weights(bucket_bytes=bucket_bytes):
+        for bucket in self._roles.weights():
             parts.append(ray.put(pack(bucket)))
             size += size_of(bucket.values())
         return parts, size
@@ -160,10 +160,10 @@ class RankGroup:
         """Call a method on every rank; ask the result what each returned."""
         return self.begin(method, [()] * self.count)
 
-    def begin_publish(self, bucket_bytes: int) -> Callable[[], tuple[list[Any], int]]:
+    def begin_publish(self) -> Callable[[], tuple[list[Any], int]]:
         """Put the policy's weights into the object store; ask the result for parts and bytes."""
         sent = time.time()
-        called = [a.publish.remote(bucket_bytes) for a in self._actors]
+        called = [a.publish.remote() for a in self._actors]
         return lambda: self._gathered(called, sent=sent)[0]
 
     @property

@@ -66,6 +66,8 @@ class Replica:
         """The newest publication of which a part has come."""
         self._kept: Collection[int | None] = ()
         """Versions that are needed beside it."""
+        self._numbers: dict[int | None, int] = {}
+        """The newest publication of each version."""
         self._moved = asyncio.Condition()
         loop = asyncio.get_running_loop()
         self._loop = loop
@@ -124,11 +126,14 @@ class Replica:
         """Write some weights of a publication into the engine; parts may come in any order.
 
         Versions that are not to be kept are let go, and a part of one that a newer publication
-        has ended comes too late.
+        has ended, or has published anew, comes too late.
         """
         if number >= self._newest:
             self._newest, self._kept = number, keep
-        keep, is_late = self._kept, number < self._newest and version not in self._kept
+            self._numbers = {v: n for v, n in self._numbers.items() if v in keep}
+        keep, newest = self._kept, max(number, self._numbers.get(version, number))
+        self._numbers[version] = newest
+        is_late = number < newest or (number < self._newest and version not in keep)
         arrived = self._arrived.setdefault(number, _Arrived())
         self._arrived = {n: one for n, one in self._arrived.items() if n > number - _REMEMBERED}
         try:
@@ -144,13 +149,15 @@ class Replica:
     async def confirm(self, number: int, version: int | None, parts: int) -> Held:
         """What the engine holds, once all parts of a publication are there.
 
-        Of a version that a newer publication has ended, nothing.
+        Of a version that a newer publication has ended, or has published anew, nothing.
         """
         arrived = self._arrived.setdefault(number, _Arrived())
         async with self._moved:
             await self._moved.wait_for(lambda: arrived.parts >= parts)
         if arrived.fault is not None:
             raise arrived.fault
+        if number < self._numbers.get(version, number):
+            return Held(version=number, digests={})
         held = await self._ask(lambda engine: _version_digests(engine, version)) or {}
         missing = [name for name in held if name not in arrived.names]
         if missing:

@@ -118,9 +118,13 @@ class RayRoles:
             self.engines, draws, sampling, purpose=purpose, version=version, journal=journal
         )
 
-    def _note(self, done: Published, parameters: int) -> None:
+    def _note(self, done: Published, parameters: int, ago: float) -> None:
         self.watch.published(
-            version=done.version, size=done.bytes, parameters=parameters, seconds=done.seconds
+            version=done.version,
+            size=done.bytes,
+            parameters=parameters,
+            seconds=done.seconds,
+            ago=ago,
         )
 
     def broken(self, groups: Sequence[Group]) -> list[Rollout]:

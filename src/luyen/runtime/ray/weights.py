@@ -16,6 +16,9 @@ from torch import Tensor
 
 from luyen.base.files import write_whole
 
+# Arrays of the object store are read-only, and PyTorch knows no such tensor.
+warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,13 +52,10 @@ def unpack(part: Part) -> dict[str, Tensor]:
     """The tensors of a part, on the CPU, to be read only: a parcel's lie where it lies."""
     if isinstance(part, Path):
         return load_file(part)
-    with warnings.catch_warnings():
-        # Arrays of the object store are read-only, and PyTorch knows no such tensor.
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        return {
-            name: torch.from_numpy(array).view(getattr(torch, dtype)).reshape(shape)
-            for name, (dtype, shape, array) in part.contents.items()
-        }
+    return {
+        name: torch.from_numpy(array).view(getattr(torch, dtype)).reshape(shape)
+        for name, (dtype, shape, array) in part.contents.items()
+    }
 
 
 def write_part(file: Path, tensors: Mapping[str, Tensor]) -> Path:

@@ -1,5 +1,6 @@
 """New weights are on their way before anybody asks, and only those that are right count."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ from luyen.base.errors import UserError
 from luyen.runtime.ray.engines import RayEngines
 from luyen.runtime.ray.publish import Published
 from luyen.runtime.ray.publisher import Publisher
+from luyen.runtime.roles import learned
 from tests.unit.runtime.ray.fakes import FakeReplica, Fleet
 
 FORM = "float32 [1]"
@@ -21,8 +23,7 @@ class FakeRanks:
         self.weight = 1
         self.gathered = 0
 
-    def begin_publish(self, bucket_bytes: int) -> Callable[[], tuple[list[Any], int]]:
-        assert bucket_bytes > 0
+    def begin_publish(self) -> Callable[[], tuple[list[Any], int]]:
         self.gathered += 1
         part = (("w", self.digest()),)
         return lambda: ([part], 4)
@@ -43,9 +44,9 @@ class Run:
         self.fleet = Fleet(change)
         self.engines = RayEngines(self.fleet, replicas=2)
         self.ranks: Any = FakeRanks()
-        self.noted: list[tuple[Published, int]] = []
+        self.noted: list[tuple[Published, int, float]] = []
         self.publisher = Publisher(
-            self.ranks, self.engines, note=lambda done, count: self.noted.append((done, count))
+            self.ranks, self.engines, note=lambda *heard: self.noted.append(heard)
         )
 
     def learn(self) -> None:
@@ -55,8 +56,11 @@ class Run:
     def describe(self) -> None:
         self.publisher.begin()
         self.publisher.send()
-        digest = self.ranks.digest()
-        self.publisher.expect({"actor/w": digest, "actor/masters/0": "x", "critic/w": "y"})
+        masters = {"adamw": {"state": {}}, "masters": ["x"]}
+        state = {"actor": {"w": self.ranks.digest()}, "critic": {"w": "y"}}
+        _, weights = learned({**state, "actor_optimizer": masters, "critic_optimizer": masters})
+        assert len(weights) == 4
+        self.publisher.expect(weights)
 
     def held(self) -> list[dict[str, str] | None]:
         return [replica.digests for replica in self.fleet.living()]
@@ -70,7 +74,7 @@ def test_weights_that_went_ahead_are_not_gathered_again():
     assert run.held() == [{"w": f"{FORM} {2:016x}"}] * 2
     run.publisher.ensure(1)
     assert run.ranks.gathered == 2
-    assert [(done.version, done.replicas, done.bytes, n) for done, n in run.noted] == [
+    assert [(done.version, done.replicas, done.bytes, n) for done, n, _ in run.noted] == [
         (0, 2, 4, 1),
         (1, 2, 4, 1),
     ]
@@ -141,3 +145,22 @@ def test_a_replica_that_is_lost_on_the_way_gets_them_when_it_is_back():
     run.engines.crew.wait_until(lambda: all(member.is_ready for member in members))
     assert len(run.fleet.begun) == 3
     assert run.fleet.begun[2].digests == {"w": run.ranks.digest()}
+
+
+def test_an_older_version_is_gone_as_soon_as_a_newer_one_is_sent():
+    run = Run()
+    run.publisher.ensure(0)
+    run.learn()
+    run.describe()
+    with pytest.raises(AssertionError, match="version 0 has gone, 1 is on the way"):
+        run.publisher.ensure(0)
+
+
+def test_what_happens_between_the_confirmation_and_the_question_is_no_publication():
+    run = Run()
+    run.publisher.ensure(0)
+    run.learn()
+    run.describe()
+    time.sleep(0.2)
+    run.publisher.ensure(1)
+    assert run.noted[-1][2] >= 0.2

@@ -123,6 +123,20 @@ def test_a_version_that_a_newer_publication_has_ended_comes_too_late_and_stops_n
     with_replica(work)
 
 
+def test_parts_of_a_version_that_was_published_anew_come_too_late():
+    old, new = (trained_parameters(tiny_policy("llama", seed=seed)) for seed in (4, 5))
+
+    async def work(replica: Replica) -> None:
+        first, second = (pack(bucket) for bucket in in_buckets(old, most_bytes=160_000))
+        await replica.load(1, 7, {7}, first)
+        await replica.load(2, 7, {7}, pack(new))
+        await replica.load(1, 7, {7}, second)
+        assert (await replica.confirm(1, 7, 2)).digests == {}
+        assert (await replica.confirm(2, 7, 1)).digests == describe(new)
+
+    with_replica(work)
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
