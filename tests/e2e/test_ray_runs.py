@@ -134,8 +134,12 @@ def test_weights_stay_close(runs: tuple[Ran, Ran]):
         torch.testing.assert_close(there.weights[name], weight, rtol=1e-3, atol=2e-5)
 
 
-INSIDE = {"update_actor": "update", "publish": "generate", "draw": "generate"}
-"""Work of ranks and replicas, and the phase of the loop in which it is done."""
+INSIDE = {
+    "update_actor": ("update",),
+    "publish": ("generate", "digest"),
+    "draw": ("generate",),
+}
+"""Work of ranks and replicas, and the phases of the loop in which it is done."""
 
 
 def test_the_timeline_shows_ranks_and_replicas_inside_the_phases(runs: tuple[Ran, Ran]):
@@ -157,7 +161,7 @@ def test_the_timeline_shows_ranks_and_replicas_inside_the_phases(runs: tuple[Ran
             assert any(
                 phase.start - slack <= span.start <= span.end <= phase.end + slack
                 for phase in controller.spans
-                if phase.name == INSIDE[span.name]
+                if phase.name in INSIDE[span.name]
             ), (process.name, span)
 
 
@@ -168,7 +172,7 @@ def test_publications_memory_and_waits_are_logged_at_every_step(runs: tuple[Ran,
         values = line.values
         assert values["publish/bytes"] == size
         assert values["publish/parameters"] == len(runs[1].weights)
-        assert 0 < values["time/publish"] <= values["time/generate"]
+        assert values["time/publish"] > 0
         assert values["wait/controller_on_actor"] > 0
         assert values["wait/controller_on_rollout"] > 0
         for role in ("actor", "rollout"):
