@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from luyen.algorithms.objective import Objective
+from luyen.base.exactness import has_mkl
 from luyen.config.schema.model import Model
 from luyen.config.schema.optim import Optim
 from luyen.engine.actor import ActorEngine, score
@@ -30,6 +31,9 @@ RULES = CreditRules(
 )
 PASSES = Passes(max_tokens=100)
 STEPS = 3
+WEIGHTS = 1e-6 if has_mkl() else 1e-5
+"""Gradients agree to 1e-6, but Adam divides one by its own size: of one that is nearly 0, rounding
+is left, and OpenBLAS rounds the two forms of a model less alike than MKL does."""
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +136,7 @@ def test_losses_gradients_and_weights_agree_step_by_step(minimal: ModuleType, di
             assert abs(done.metrics["actor/pg_loss"] - loss) < 1e-6, where
             gap = (ours.gradient - expected).norm() / expected.norm()
             assert gap < 1e-6, f"{where}: {gap}"
-            assert take_over(ours.optimizer, model) < 1e-6, where
+            assert take_over(ours.optimizer, model) < WEIGHTS, where
 
 
 def test_the_example_drew_with_the_log_probabilities_that_the_framework_finds(

@@ -1,7 +1,8 @@
 """What bit-exact log-probabilities need from the process, before the first matrix product.
 
-Rollout and training multiply the same rows in batches of different sizes. MKL chooses kernels by
-size, and the sums then differ in the last bit, unless it is told to be strict.
+Rollout and training multiply the same rows in batches of different sizes. MKL, on x86, chooses
+kernels by size, and the sums then differ in the last bit, unless it is told to be strict. OpenBLAS,
+on ARM under Linux, sums every row alike, single ones apart (`luyen.models.single_rows`).
 """
 
 import functools
@@ -14,11 +15,19 @@ _VARIABLE = "MKL_CBWR"
 
 def prepare_process() -> None:
     """Ask MKL for results that do not depend on batch size; a user's own setting is kept."""
-    os.environ.setdefault(_VARIABLE, f"{instruction_set()},STRICT")
+    if has_mkl():
+        os.environ.setdefault(_VARIABLE, f"{instruction_set()},STRICT")
+
+
+def has_mkl() -> bool:
+    """Whether PyTorch multiplies with MKL on this kind of processor."""
+    return platform.machine() in ("x86_64", "AMD64")
 
 
 def instruction_set() -> str:
-    """The widest MKL branch of this processor: AVX512 or AVX2."""
+    """The widest MKL branch of this processor, AVX512 or AVX2; NEON where there is no MKL."""
+    if not has_mkl():
+        return "NEON"
     return "AVX512" if "avx512f" in _processor() else "AVX2"
 
 
@@ -30,28 +39,34 @@ def _processor() -> str:
 
 
 def is_promised(dtype: str) -> bool:
-    """Whether exactness is promised here: fp32 on an x86 processor with MKL in strict mode.
+    """Whether exactness is promised here: fp32, with MKL in strict mode or with OpenBLAS on ARM.
 
-    MKL does not honour strict mode on the processors of other makers.
+    MKL does not honour strict mode on the processors of other makers than Intel. OpenBLAS was
+    measured without SVE, for which it has other kernels; elsewhere PyTorch has another library.
     """
-    is_intel = platform.machine() in ("x86_64", "AMD64") and "AuthenticAMD" not in _processor()
-    return is_intel and dtype == "float32" and "STRICT" in os.environ.get(_VARIABLE, "")
+    if dtype != "float32":
+        return False
+    if has_mkl():
+        return "AuthenticAMD" not in _processor() and "STRICT" in os.environ.get(_VARIABLE, "")
+    is_linux_on_arm = (platform.system(), platform.machine()) == ("Linux", "aarch64")
+    return is_linux_on_arm and " sve" not in _processor()
 
 
 def padded_length(tokens: int) -> int:
     """Keys are padded to this many, so that attention sums in the same order for every query.
 
-    Measured: on the AVX512 branch 32 suffices up to 256 tokens and 256 beyond; on AVX2, 512.
+    Measured: 32 suffices up to 256 tokens and 256 beyond; on MKL's AVX2 branch it takes 512.
 
     Example:
         >>> padded_length(33) >= 33
         True
     """
     short = 32 if tokens <= 256 else 256
-    step = short if instruction_set_in_force() == "AVX512" else 512
+    step = 512 if instruction_set_in_force() == "AVX2" else short
     return -(-tokens // step) * step
 
 
 def instruction_set_in_force() -> str:
-    """The MKL branch that was asked for, e.g. AVX512."""
-    return (os.environ.get(_VARIABLE) or instruction_set()).partition(",")[0]
+    """The MKL branch that was asked for, e.g. AVX512; NEON where there is no MKL."""
+    asked = os.environ.get(_VARIABLE) if has_mkl() else None
+    return (asked or instruction_set()).partition(",")[0]

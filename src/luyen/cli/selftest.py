@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from luyen.base.compat import SUPPORTED, is_supported, version_of
-from luyen.base.exactness import is_promised
+from luyen.base.exactness import has_mkl, is_promised
 from luyen.cli.quiet import prepare
 from luyen.config.machine import this_machine
 from luyen.telemetry.manifest import collect
@@ -54,7 +54,7 @@ def _proofs(model: str | None) -> "Iterator[Proof]":
 
 
 def _machine() -> "Iterator[Proof]":
-    """The machine, the versions, and what MKL was told."""
+    """The machine, the versions, and what matrix products promise."""
     from luyen.train.proofs import Proof, random_numbers
 
     yield Proof(name="machine", state="ok", detail=this_machine().words())
@@ -65,10 +65,10 @@ def _machine() -> "Iterator[Proof]":
         span = f"{first[0]}.{first[1]} to below {beyond[0]}.{beyond[1]}"
         detail = f"{versions[package]} (supported: {span})"
         yield Proof(name=package, state="ok" if good else "failed", detail=detail)
-    setting = os.environ.get("MKL_CBWR", "not set")
+    setting = f"MKL_CBWR={os.environ.get('MKL_CBWR', 'not set')}" if has_mkl() else "without MKL"
     strict = is_promised("float32")
     words = "exactness is promised in fp32" if strict else "exactness is not promised here"
-    detail = f"MKL_CBWR={setting}: {words}"
+    detail = f"{setting}: {words}"
     yield Proof(name="matrix products", state="ok" if strict else "note", detail=detail)
     yield random_numbers()
 

@@ -13,6 +13,7 @@ from luyen.models.packed import PackedContext, packed_positions
 from luyen.models.picked import picked
 from luyen.models.sharing import Sharing, share_prompts
 from luyen.models.silence import no_warnings
+from luyen.models.single_rows import steady_single_rows
 from luyen.models.steady import steady_modules
 from luyen.models.varlen import VarlenContext
 
@@ -27,6 +28,7 @@ def prepare_layers(model: PreTrainedModel, device: torch.device) -> FusedReport 
     if device.type == "cuda":
         return fuse_layers(model)
     steady_modules(model)
+    steady_single_rows(model)
     return None
 
 

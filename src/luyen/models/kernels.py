@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from luyen.base.exactness import has_mkl
 from luyen.models.steady import steady
 
 _BLOCK = 256
@@ -71,15 +72,15 @@ def decode_attention(
     mask = place[None, :] < lengths[:, None]
     if window.sliding is not None:
         mask &= place[None, :] >= lengths[:, None] - window.sliding
-    grouped = q.view(rows, k.shape[1], heads // k.shape[1], width)
-    if window.is_fused:
-        out = F.scaled_dot_product_attention(
-            grouped, k, v, attn_mask=mask[:, None, None, :], scale=scale
-        )
+    shown = mask[:, None, None, :]
+    if window.is_fused and (heads > k.shape[1] or has_mkl()):
+        grouped = q.view(rows, k.shape[1], heads // k.shape[1], width)
+        out = F.scaled_dot_product_attention(grouped, k, v, attn_mask=shown, scale=scale)
     else:
-        # Twice the same query: MKL multiplies a single row by other code, with other rounding.
-        twice = q[:, :, None].expand(-1, -1, 2, -1)
-        out = masked_attention(twice, k, v, mask[:, None, None, :], scale, window)[:, :, 0]
+        # Twice the same query: a single row is multiplied by other code, with other rounding; in
+        # PyTorch's own kernel only without MKL.
+        twice = q[:, :, None].repeat(1, 1, 2, 1)
+        out = masked_attention(twice, k, v, shown, scale, window)[:, :, 0]
     return out.reshape(rows, heads, v.shape[-1])
 
 

@@ -29,7 +29,8 @@ _MOST_BYTES = 1 << 31
 """Size of a result that a measurement stays below."""
 _ALIGNED = 16
 """Bytes. A row that starts elsewhere may be served by another kernel than the first one."""
-_PRODUCT = "luyen_product"
+PRODUCT = "luyen_product"
+"""Attribute of a linear layer: what it multiplies with, where that is not PyTorch's own."""
 
 
 @final
@@ -155,7 +156,7 @@ def choose_products(
 
 def product_of(linear: nn.Linear) -> Product:
     """What a layer multiplies with, for a caller that takes its weight."""
-    return vars(linear).get(_PRODUCT, F.linear)
+    return vars(linear).get(PRODUCT, F.linear)
 
 
 def _products(
@@ -178,9 +179,9 @@ def _assign(owner: PackedLinear | nn.Linear, is_ours: bool) -> None:
     if isinstance(owner, PackedLinear):
         owner.product = steady_product if is_ours else F.linear
     elif is_ours:
-        vars(owner).update({_PRODUCT: steady_product, "forward": MethodType(_forward, owner)})
-    elif _PRODUCT in vars(owner):
-        del vars(owner)[_PRODUCT], vars(owner)["forward"]
+        vars(owner).update({PRODUCT: steady_product, "forward": MethodType(_forward, owner)})
+    elif PRODUCT in vars(owner):
+        del vars(owner)[PRODUCT], vars(owner)["forward"]
 
 
 def _forward(self: nn.Linear, x: Tensor) -> Tensor:

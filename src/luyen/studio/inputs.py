@@ -124,7 +124,9 @@ def changed_facts(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[ChangedInp
         found += [
             ChangedInput(kind=kind, name=name, a=one, b=other, acts_on=None)
             for name, one, other in pairs
-            if name not in _HARMLESS and not (kind in _SHARED_ONLY and ABSENT in (one, other))
+            # A block without anything in it is no fact of its own.
+            if name not in (*_HARMLESS, kind)
+            and not (kind in _SHARED_ONLY and ABSENT in (one, other))
         ]
     return found
 

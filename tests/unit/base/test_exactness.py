@@ -1,8 +1,24 @@
-"""Padding and the promise follow the branch that MKL was asked for."""
+"""Padding and the promise follow the branch that MKL was asked for, and the kind of processor."""
 
 import pytest
 
 from luyen.base import exactness
+
+READ = exactness._processor  # pyright: ignore[reportPrivateUsage]
+
+
+@pytest.fixture(autouse=True)
+def _intel(monkeypatch: pytest.MonkeyPatch):
+    on(monkeypatch, "x86_64", processor="vendor_id : GenuineIntel\nflags : avx512f")
+
+
+def on(
+    monkeypatch: pytest.MonkeyPatch, machine: str, *, processor: str, system: str = "Linux"
+) -> None:
+    """What follows runs on such a machine."""
+    monkeypatch.setattr(exactness.platform, "machine", lambda: machine)
+    monkeypatch.setattr(exactness.platform, "system", lambda: system)
+    monkeypatch.setattr(exactness, "_processor", lambda: processor)
 
 
 def test_a_users_own_setting_is_kept(monkeypatch: pytest.MonkeyPatch):
@@ -13,7 +29,7 @@ def test_a_users_own_setting_is_kept(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_strict_is_asked_for_where_nothing_was(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delenv("MKL_CBWR")
+    monkeypatch.delenv("MKL_CBWR", raising=False)
     exactness.prepare_process()
     assert exactness.instruction_set_in_force() == exactness.instruction_set()
     assert not exactness.is_promised("bfloat16")
@@ -24,8 +40,7 @@ def test_only_processors_on_which_mkl_is_strict_are_promised(
     monkeypatch: pytest.MonkeyPatch, vendor: str, promised: bool
 ):
     monkeypatch.setenv("MKL_CBWR", "AVX512,STRICT")
-    monkeypatch.setattr(exactness.platform, "machine", lambda: "x86_64")
-    monkeypatch.setattr(exactness, "_processor", lambda: f"vendor_id : {vendor}\nflags : avx512f")
+    on(monkeypatch, "x86_64", processor=f"vendor_id : {vendor}\nflags : avx512f")
     assert exactness.is_promised("float32") is promised
 
 
@@ -41,8 +56,36 @@ def test_lengths_are_padded_by_branch(monkeypatch: pytest.MonkeyPatch, branch: s
     assert {n: exactness.padded_length(n) for n in expected} == expected
 
 
+@pytest.mark.parametrize(
+    ("machine", "system", "features", "promised"),
+    [
+        ("aarch64", "Linux", "fp asimd", True),
+        ("aarch64", "Linux", "fp asimd sve", False),
+        ("arm64", "Darwin", "", False),
+    ],
+)
+def test_arm_has_no_mkl_and_is_promised_where_it_was_measured(
+    monkeypatch: pytest.MonkeyPatch, machine: str, system: str, features: str, promised: bool
+):
+    monkeypatch.delenv("MKL_CBWR", raising=False)
+    on(monkeypatch, machine, processor=f"Features : {features}", system=system)
+    exactness.prepare_process()
+    assert "MKL_CBWR" not in exactness.os.environ
+    assert exactness.instruction_set_in_force() == "NEON"
+    assert exactness.is_promised("float32") is promised
+    assert not exactness.is_promised("bfloat16")
+    assert [exactness.padded_length(n) for n in (5, 257)] == [32, 512]
+
+
+def test_a_setting_of_mkl_says_nothing_on_arm(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("MKL_CBWR", "AVX2")
+    on(monkeypatch, "aarch64", processor="Features : fp asimd")
+    assert exactness.padded_length(5) == 32
+
+
 def test_the_processor_is_read_once(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delenv("MKL_CBWR")
+    monkeypatch.setattr(exactness, "_processor", READ)
+    monkeypatch.delenv("MKL_CBWR", raising=False)
     exactness.padded_length(3)
     monkeypatch.setattr(exactness.Path, "read_text", lambda _: pytest.fail("read again"))
     assert exactness.padded_length(3) >= 3

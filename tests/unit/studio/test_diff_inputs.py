@@ -10,7 +10,14 @@ from luyen.base.digests import STAGES
 from luyen.base.errors import UserError
 from luyen.base.rundir import RunDirectory
 from luyen.config.schema.run import RunConfig
-from luyen.studio.inputs import ABSENT, ChangedInput, acts_on, changed_inputs, suspects
+from luyen.studio.inputs import (
+    ABSENT,
+    ChangedInput,
+    acts_on,
+    changed_facts,
+    changed_inputs,
+    suspects,
+)
 
 FACTS: dict[str, Any] = {
     "versions": {"python": "3.11.7", "torch": "2.13.0"},
@@ -130,3 +137,8 @@ def test_every_key_outside_the_trainer_acts_on_a_stage():
     idle = [key for key in keys if acts_on(key) is None]
     assert all(key.startswith("trainer.") for key in idle), idle
     assert {acts_on(key) for key in keys} - {None} == set(STAGES)
+
+
+def test_a_block_of_the_manifest_that_is_empty_is_no_difference():
+    found = changed_facts({"settings": {}}, {"settings": {"MKL_CBWR": "AVX2"}})
+    assert [(one.name, one.a, one.b) for one in found] == [("settings.MKL_CBWR", ABSENT, "AVX2")]

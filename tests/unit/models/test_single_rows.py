@@ -1,0 +1,61 @@
+"""A row that is multiplied alone has the bits it has among others, where that takes our help."""
+
+import pytest
+import torch
+from torch import nn
+
+from luyen.base import exactness
+from luyen.models import single_rows
+from luyen.models.single_rows import steady_single_rows, twice_if_single
+from luyen.models.steady_linear import PRODUCT, product_of
+
+
+@pytest.mark.skipif(not exactness.is_promised("float32"), reason="nothing is promised here")
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("depth", "columns"), [(16, 8), (72, 100), (341, 64), (2048, 512)])
+def test_every_number_of_rows_gives_the_same_bits(depth: int, columns: int, bias: bool):
+    net = nn.Sequential(nn.Linear(depth, columns, bias=bias))
+    steady_single_rows(net)
+    x = torch.randn(33, depth)
+    with torch.no_grad():
+        whole = net(x)
+        for count in (1, 2, 3, 8, 9, 32):
+            assert torch.equal(net(x[:count]), whole[:count])
+
+
+@pytest.mark.parametrize("shape", [(4,), (1, 4), (1, 1, 4), (3, 4), (2, 3, 4)])
+def test_shapes_and_gradients_are_those_of_a_linear_layer(shape: tuple[int, ...]):
+    layer = nn.Linear(4, 5).double()
+    x = torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+    ours = twice_if_single(x, layer.weight, layer.bias)
+    theirs = layer(x)
+    assert ours.shape == theirs.shape
+    torch.testing.assert_close(ours, theirs)
+    weights = torch.randn_like(theirs)
+    given = [x, layer.weight, layer.bias]
+    for a, b in zip(
+        torch.autograd.grad((ours * weights).sum(), given),
+        torch.autograd.grad((theirs * weights).sum(), given),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize(
+    ("mkl", "dtype", "expected"),
+    [
+        (False, torch.float32, True),
+        (True, torch.float32, False),
+        (False, torch.bfloat16, False),
+    ],
+)
+def test_only_fp32_without_mkl_is_changed(
+    monkeypatch: pytest.MonkeyPatch, mkl: bool, dtype: torch.dtype, expected: bool
+):
+    monkeypatch.setattr(single_rows, "has_mkl", lambda: mkl)
+    monkeypatch.setattr(single_rows, "is_promised", lambda name: name == "float32")
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", torch.backends.mkldnn.enabled)
+    layer = nn.Linear(2, 2, dtype=dtype)
+    steady_single_rows(nn.Sequential(layer))
+    assert (PRODUCT in vars(layer)) is expected
+    assert (product_of(layer) is twice_if_single) is expected
