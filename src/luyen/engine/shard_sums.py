@@ -1,11 +1,14 @@
 """Digests of tensors whose shards lie on several ranks: each rank adds its own part."""
 
+import functools
 from collections.abc import Mapping, Sequence
 from math import prod
 from typing import TypeAlias
 
+import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from luyen.models.digest import digest_sum
@@ -15,6 +18,7 @@ Sums: TypeAlias = Mapping[str, tuple[str, int]]
 _MASK = (1 << 64) - 1
 
 
+@torch.no_grad()
 def shard_sums(tensors: Mapping[str, Tensor], *, is_first: bool) -> dict[str, tuple[str, int]]:
     """This rank's part of each digest; a tensor that is whole on every rank counts on the first.
 
@@ -48,6 +52,12 @@ def _part(tensor: Tensor, *, is_first: bool) -> int:
     local = tensor.to_local()
     if local.numel() == 0:
         return 0
-    _, offsets = compute_local_shape_and_global_offset(tensor.shape, mesh, placements)
+    return int(digest_sum(local, offset=_first_element(tensor.shape, mesh, placements)))
+
+
+@functools.cache
+def _first_element(shape: torch.Size, mesh: DeviceMesh, placements: tuple[Placement, ...]) -> int:
+    """Where the shard of this rank begins in the whole tensor."""
+    _, offsets = compute_local_shape_and_global_offset(shape, mesh, placements)
     assert not any(offsets[1:]), "shards are rows"
-    return int(digest_sum(local, offset=offsets[0] * prod(tensor.shape[1:])))
+    return offsets[0] * prod(shape[1:])

@@ -33,4 +33,7 @@ def shown_in_turn(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """The same, one by one: in another type all of them would take half as much memory again."""
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
-            yield name, parameter.detach().to(shown_dtype(parameter))
+            # To detach a shard takes longer than to read it; where nothing is recorded, none need.
+            own = parameter.detach() if torch.is_grad_enabled() else parameter
+            dtype = shown_dtype(parameter)
+            yield name, own if own.dtype == dtype else own.to(dtype)

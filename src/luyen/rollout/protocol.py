@@ -175,10 +175,19 @@ def generate(
     for request in asked:
         engine.submit(request)
     found: dict[tuple[str, int], Completion] = {}
+
+    def keep(completion: Completion) -> None:
+        found[completion.request, completion.sample] = completion
+        if finished is not None:
+            finished(completion)
+
+    finish(engine, keep)
+    return dict(sorted(found.items()))
+
+
+def finish(engine: RolloutEngine, finished: Callable[[Completion], None]) -> None:
+    """Let an engine work until it has nothing left; `finished` hears of each answer."""
     while not engine.is_idle:
         for completion in engine.advance():
-            found[completion.request, completion.sample] = completion
-            if finished is not None:
-                finished(completion)
+            finished(completion)
         beat()
-    return dict(sorted(found.items()))

@@ -1,14 +1,14 @@
 """One question, one answer: prompts become requests, completions become rollouts."""
 
-from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 from luyen.base.records import GroupId, Prompt, Rollout, Source, StopReason
 from luyen.base.seeds import derive_key
 from luyen.data.render import Renderer
 from luyen.rollout.client import EngineClient
-from luyen.rollout.protocol import Completion, Request, RolloutEngine, Sampling, generate
+from luyen.rollout.protocol import Completion, Request, RolloutEngine, Sampling, finish
 from luyen.rollout.side_by_side import side_by_side
 from luyen.telemetry.journal import WorkJournal
 
@@ -53,7 +53,7 @@ class Group:
     """Its answers, by sample index."""
 
 
-def answer(
+def answering(
     engine: RolloutEngine,
     renderer: Renderer,
     draws: Sequence[Draw],
@@ -63,23 +63,23 @@ def answer(
     purpose: str,
     version: int,
     journal: WorkJournal | None = None,
-) -> list[Group]:
-    """Rollouts of every draw, in the order of the draws, whatever finished first.
+    foreseen: Mapping[tuple[str, str], Request] | None = None,
+) -> Callable[[], list[Group]]:
+    """Ask for rollouts of every draw; the result waits for them, and gives them in that order.
 
     Those that the journal has are not drawn again; others are written down as they finish.
+    `foreseen` are requests that were made before (`request_of`), by purpose and id.
     """
+    ready = foreseen or {}
     found = _known(draws, journal, purpose, is_steady=engine.is_steady)
     asked: dict[str, tuple[Request, Draw, list[int]]] = {}
     for draw in draws:
         left = [i for i in range(draw.samples) if (str(draw.group), i) not in found]
         if left:
-            request = Request(
-                id=str(draw.group),
-                tokens=tuple(renderer.prompt_tokens(draw.prompt.messages, draw.prompt.tools)),
-                keys=tuple(sampling_key(seed, purpose, draw.group, i) for i in left),
-                sampling=sampling,
-                weights=version,
-            )
+            whole = ready.get((purpose, str(draw.group)))
+            if whole is None or (whole.sampling, whole.weights) != (sampling, version):
+                whole = request_of(draw, renderer, sampling, seed, purpose, version)
+            request = replace(whole, keys=tuple(whole.keys[i] for i in left))
             asked[request.id] = request, draw, left
 
     def finished(completion: Completion) -> None:
@@ -90,8 +90,27 @@ def answer(
         if journal is not None:
             journal.keep_rollout(purpose, rollout)
 
-    generate(engine, [request for request, _, _ in asked.values()], finished=finished)
-    return [_group(draw, found) for draw in draws]
+    for request, _, _ in asked.values():
+        engine.submit(request)
+
+    def answered() -> list[Group]:
+        finish(engine, finished)
+        return [_group(draw, found) for draw in draws]
+
+    return answered
+
+
+def request_of(
+    draw: Draw, renderer: Renderer, sampling: Sampling, seed: int, purpose: str, version: int
+) -> Request:
+    """What an engine is asked for all samples of a draw."""
+    return Request(
+        id=str(draw.group),
+        tokens=tuple(renderer.prompt_tokens(draw.prompt.messages, draw.prompt.tools)),
+        keys=tuple(sampling_key(seed, purpose, draw.group, i) for i in range(draw.samples)),
+        sampling=sampling,
+        weights=version,
+    )
 
 
 async def answer_all(

@@ -1,14 +1,14 @@
 """Rollouts of a run: answers or conversations, from whatever engine draws."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import final
 
 from luyen.base.records import Rollout
 from luyen.data.render import Renderer
 from luyen.rollout.client import EngineClient
 from luyen.rollout.multi_turn import Conversations
-from luyen.rollout.protocol import RolloutEngine, Sampling
-from luyen.rollout.single_turn import Draw, Group, answer, answer_all
+from luyen.rollout.protocol import Request, RolloutEngine, Sampling
+from luyen.rollout.single_turn import Draw, Group, answer_all, answering, request_of
 from luyen.telemetry.journal import WorkJournal
 
 
@@ -23,6 +23,7 @@ class Generation:
         self.renderer = renderer
         self.seed = seed
         self.conversations = conversations
+        self._foreseen: dict[tuple[str, str], Request] = {}
 
     def play(
         self,
@@ -45,7 +46,34 @@ class Generation:
                 version=version,
                 journal=journal,
             )
-        return answer(
+        asked = self.answering(
+            engine, draws, sampling, purpose=purpose, version=version, journal=journal
+        )
+        return asked()
+
+    def foresee(
+        self, draws: Sequence[Draw], sampling: Sampling, *, purpose: str, version: int
+    ) -> None:
+        """Have the requests of some draws ready, for when they are asked for; others are not."""
+        made = (
+            request_of(draw, self.renderer, sampling, self.seed, purpose, version) for draw in draws
+        )
+        self._foreseen = {(purpose, request.id): request for request in made}
+
+    def answering(
+        self,
+        engine: RolloutEngine,
+        draws: Sequence[Draw],
+        sampling: Sampling,
+        *,
+        purpose: str,
+        version: int,
+        journal: WorkJournal | None = None,
+    ) -> Callable[[], list[Group]]:
+        """Ask an engine that works elsewhere; who asks the result waits for what `play` gives."""
+        assert self.conversations is None, "a conversation is played where it is asked for"
+        foreseen, self._foreseen = self._foreseen, {}
+        return answering(
             engine,
             self.renderer,
             draws,
@@ -54,6 +82,7 @@ class Generation:
             purpose=purpose,
             version=version,
             journal=journal,
+            foreseen=foreseen,
         )
 
     async def converse(

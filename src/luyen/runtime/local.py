@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
+from functools import cached_property
 from pathlib import Path
 from typing import Any, final
 
@@ -19,7 +20,7 @@ from luyen.engine.batch import PackedBatch
 from luyen.engine.critic import CriticEngine
 from luyen.engine.passes import Passes
 from luyen.engine.step import Updated
-from luyen.models.digest import describe
+from luyen.models import digest
 from luyen.models.fingerprint import Fingerprint
 from luyen.models.lora import adapter_off
 from luyen.models.policy import Policy
@@ -31,7 +32,7 @@ from luyen.runtime.ahead import AheadGeneration
 from luyen.runtime.fill import fill
 from luyen.runtime.generation import Generation
 from luyen.runtime.pending import InTurn, Pending
-from luyen.runtime.roles import Described, learned
+from luyen.runtime.roles import learned
 from luyen.telemetry.journal import WorkJournal
 
 _FIELD = "actor_rollout_ref.rollout.name"
@@ -96,6 +97,11 @@ class LocalRoles:
     def watch(self) -> None:
         """Nobody need be watched: this process does everything."""
         return
+
+    @property
+    def draws_elsewhere(self) -> bool:
+        """Nobody else draws, unless generation runs ahead on a thread of its own."""
+        return self.ahead is not None
 
     def submit(
         self,
@@ -191,9 +197,16 @@ class LocalRoles:
         return self.critic.values(batch)
 
     def update_actor(
-        self, batch: PackedBatch, objective: Objective, *, lr: float, seed: int
+        self,
+        batch: PackedBatch,
+        objective: Objective,
+        *,
+        lr: float,
+        seed: int,
+        meanwhile: Callable[[], object] | None = None,
     ) -> Updated:
-        """One optimizer step of the policy."""
+        """One optimizer step of the policy; nobody has time for anything else meanwhile."""
+        del meanwhile
         return self.actor.update(batch, objective, lr=lr, seed=seed)
 
     def update_critic(self, batch: PackedBatch, *, lr: float) -> Updated:
@@ -222,17 +235,9 @@ class LocalRoles:
             restore_parameters(self.critic.model, state["critic"])
             self.critic.optimizer.load_state_dict(state["critic_optimizer"])
 
-    def describing(self) -> Callable[[], Described]:
-        """Digests of everything that learns."""
-        return self._described
-
-    def _described(self) -> Described:
-        moments, weights = learned(self.state_dict())
-        texts = describe({**moments, **weights})
-        return Described(
-            moments={name: texts[name] for name in moments},
-            weights={name: texts[name] for name in weights},
-        )
+    def describe(self) -> "DescribedHere":
+        """Digests of everything that learns, as it is when they are asked for."""
+        return DescribedHere(self)
 
     def not_finite(self) -> list[str]:
         """Names of the tensors of a checkpoint that hold NaN or infinity."""
@@ -263,3 +268,26 @@ class LocalRoles:
             self.ahead.close()
         self.generation.close()
         self.rollout.close()
+
+
+@final
+class DescribedHere:
+    """Digests of what the roles of this process hold, made when somebody asks."""
+
+    def __init__(self, roles: LocalRoles) -> None:
+        self._roles = roles
+
+    @cached_property
+    def _texts(self) -> tuple[dict[str, str], dict[str, str]]:
+        """Moments and weights, in one transfer to the host."""
+        moments, weights = learned(self._roles.state_dict())
+        texts = digest.describe({**moments, **weights})
+        return {name: texts[name] for name in moments}, {name: texts[name] for name in weights}
+
+    def moments(self) -> Mapping[str, str]:
+        """First moments of the optimizers, which hold the gradients."""
+        return self._texts[0]
+
+    def weights(self) -> Mapping[str, str]:
+        """Parameters that learn, and their masters where they have any."""
+        return self._texts[1]

@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, final
 
+import torch
 from torch import Tensor
 
 from luyen.algorithms.objective import Objective
@@ -24,7 +25,6 @@ from luyen.engine.score import score_share
 from luyen.engine.shard_sums import shard_sums
 from luyen.engine.sharded_state import load_role, role_state
 from luyen.engine.share import Share
-from luyen.engine.shown import shown_in_turn
 from luyen.engine.step import ShareUpdated
 from luyen.models.lora import adapter_off
 from luyen.models.policy import Policy
@@ -87,18 +87,15 @@ class RankRoles:
         assert self.critic is not None, "the run has no critic"
         return self.critic.update_share(share, lr=lr)
 
-    def sums(self) -> tuple[dict[str, tuple[str, int]], dict[str, tuple[str, int]]]:
-        """This rank's parts of the digests of moments and weights."""
-        is_first = self.rank == 0
-        moments, weights = learned(self._state())
-        return shard_sums(moments, is_first=is_first), shard_sums(weights, is_first=is_first)
-
+    @torch.no_grad()
     def weight_sums(self) -> dict[str, tuple[str, int]]:
-        """This rank's parts of the digests of what `weights` gives."""
-        found: dict[str, tuple[str, int]] = {}
-        for name, shown in shown_in_turn(self.actor.policy):
-            found |= shard_sums({name: shown}, is_first=self.rank == 0)
-        return found
+        """This rank's parts of the digests of all that learns."""
+        return shard_sums(learned(self._state())[1], is_first=self.rank == 0)
+
+    @torch.no_grad()
+    def moment_sums(self) -> dict[str, tuple[str, int]]:
+        """This rank's parts of the digests of first moments."""
+        return shard_sums(learned(self._state())[0], is_first=self.rank == 0)
 
     def not_finite(self) -> list[str]:
         """Names of the tensors whose shard here holds NaN or infinity."""

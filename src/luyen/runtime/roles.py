@@ -1,9 +1,8 @@
 """What the loop calls, wherever it runs: the roles of a run, and what they hold."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, final
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -23,20 +22,20 @@ from luyen.telemetry.journal import WorkJournal
 _MOMENT = "exp_avg"
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Described:
+class Described(Protocol):
     """What the roles hold, as one text per tensor: type, shape and digest.
 
-    Example:
-        >>> Described(moments={}, weights={"actor/w": "float32 [2] 00"}).weights["actor/w"]
-        'float32 [2] 00'
+    Other processes make them while the caller does something else; to ask is to wait. No role may
+    be changed before both were asked for.
     """
 
-    moments: Mapping[str, str]
-    """First moments of the optimizers, which hold the gradients."""
-    weights: Mapping[str, str]
-    """Parameters that learn, and their masters where they have any."""
+    def weights(self) -> Mapping[str, str]:
+        """Parameters that learn, and their masters where they have any."""
+        ...
+
+    def moments(self) -> Mapping[str, str]:
+        """First moments of the optimizers, which hold the gradients."""
+        ...
 
 
 def learned(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -78,6 +77,11 @@ class Roles(Protocol):
         """What hears of the processes of the roles; None: they are all in this one."""
         ...
 
+    @property
+    def draws_elsewhere(self) -> bool:
+        """Whether what is submitted is drawn while the caller does something else."""
+        ...
+
     def submit(
         self,
         draws: Sequence[Draw],
@@ -87,7 +91,7 @@ class Roles(Protocol):
         version: int,
         journal: WorkJournal | None = None,
     ) -> Pending:
-        """Ask for rollouts of every draw; where generation runs ahead, it begins at once.
+        """Ask for rollouts of every draw; where others draw them, they begin at once.
 
         They are drawn with this version of the weights and no other. One that was not asked for
         before is that of the policy's weights of this moment.
@@ -119,21 +123,27 @@ class Roles(Protocol):
         ...
 
     def update_actor(
-        self, batch: PackedBatch, objective: Objective, *, lr: float, seed: int
+        self,
+        batch: PackedBatch,
+        objective: Objective,
+        *,
+        lr: float,
+        seed: int,
+        meanwhile: Callable[[], object] | None = None,
     ) -> Updated:
-        """One optimizer step of the policy."""
+        """One optimizer step of the policy.
+
+        With the last one of a step comes something to do `meanwhile`, where others learn; then
+        the roles are described.
+        """
         ...
 
     def update_critic(self, batch: PackedBatch, *, lr: float) -> Updated:
         """One optimizer step of the critic."""
         ...
 
-    def describing(self) -> Callable[[], Described]:
-        """Digests of everything that learns, from whoever asks the result for them.
-
-        Other processes make them while the caller does something else. No role may be changed
-        before the result was asked.
-        """
+    def describe(self) -> Described:
+        """Digests of everything that learns, as it is now."""
         ...
 
     def not_finite(self) -> list[str]:

@@ -69,6 +69,11 @@ class StrictRoles:
         """What hears of the processes of the roles."""
         return self.inner.watch
 
+    @property
+    def draws_elsewhere(self) -> bool:
+        """Whether what is submitted is drawn while the caller does something else."""
+        return self.inner.draws_elsewhere
+
     def submit(
         self,
         draws: Sequence[Draw],
@@ -108,20 +113,25 @@ class StrictRoles:
         return travelled(self.inner.values(travelled(batch)))
 
     def update_actor(
-        self, batch: PackedBatch, objective: Objective, *, lr: float, seed: int
+        self,
+        batch: PackedBatch,
+        objective: Objective,
+        *,
+        lr: float,
+        seed: int,
+        meanwhile: Callable[[], object] | None = None,
     ) -> Updated:
         """One optimizer step of the policy."""
         given = travelled((batch, objective))
-        return travelled(self.inner.update_actor(*given, lr=lr, seed=seed))
+        return travelled(self.inner.update_actor(*given, lr=lr, seed=seed, meanwhile=meanwhile))
 
     def update_critic(self, batch: PackedBatch, *, lr: float) -> Updated:
         """One optimizer step of the critic."""
         return travelled(self.inner.update_critic(travelled(batch), lr=lr))
 
-    def describing(self) -> Callable[[], Described]:
-        """Digests of everything that learns."""
-        described = self.inner.describing()
-        return lambda: travelled(described())
+    def describe(self) -> Described:
+        """Digests of everything that learns, as it is now."""
+        return self.inner.describe()
 
     def not_finite(self) -> list[str]:
         """Names of the tensors of a checkpoint that hold NaN or infinity."""

@@ -91,10 +91,19 @@ class Asked:
         """Whether nobody has to wait for them."""
         return self.drawn.done() and (self.greedy is None or self.greedy.done())
 
+    def needs_other_weights(self, version: int) -> bool:
+        """Whether some are in progress, and could not be drawn anew with these weights."""
+        return not self.is_done and self.place.version != version
+
+    def as_it_is(self) -> dict[str, Any]:
+        """Plain data for a checkpoint; where some are in progress, all are to be drawn anew."""
+        return self.as_json() if self.is_done else {**self.place.as_json(), "drawn": None}
+
     def as_json(self) -> dict[str, Any]:
         """Plain data for a checkpoint, with every rollout; waits for those in progress."""
+        drawn = _trees(self.drawn)
         greedy = None if self.greedy is None else _trees(self.greedy)
-        return {**self.place.as_json(), "drawn": _trees(self.drawn), "greedy": greedy}
+        return {**self.place.as_json(), "drawn": drawn, "greedy": greedy}
 
 
 @final
@@ -144,6 +153,15 @@ class Asking:
     def give_back(self, rows: Sequence[int]) -> None:
         """Rows that nothing came of; those that are no longer there stay away."""
         self.returned += tuple(row for row in rows if row < len(self._data.train.prompts))
+
+    def foresee(self, step: int, *, version: int) -> None:
+        """Have ready what will be asked for a step, if its rows are those that are next now."""
+        again = self.returned[: self.batch]
+        rows = (*again, *self._data.sampler.take(self.cursor, self.batch - len(again)))
+        prompts = [self._data.train.prompts[i] for i in rows]
+        draws = draws_of(prompts, step=step, first=0, samples=self._samples)
+        generation = self.roles.generation
+        generation.foresee(draws, self._sampling, purpose="rollout", version=version)
 
     def ask(self, place: Place, journal: WorkJournal | None) -> Asked:
         """Ask for the rollouts of rows at their place."""

@@ -8,7 +8,7 @@ from luyen.base.digests import hash_parts, hash_value
 from luyen.base.records import Rollout, Score
 from luyen.engine.batch import PackedBatch
 from luyen.models.digest import describe
-from luyen.runtime.roles import Roles
+from luyen.runtime.roles import Described
 from luyen.telemetry.metrics_file import CLOCK
 from luyen.telemetry.streams import Pack, stream_bytes
 
@@ -16,35 +16,36 @@ _CREDIT = ("advantages", "returns", "is_weights")
 _RATE = "/lr"
 
 
-def stages_of(
+def drawn_stages(
     *,
     rollouts: Sequence[Rollout],
     baselines: Mapping[str, float],
     batch: PackedBatch,
-    update: Mapping[str, float],
-    roles: Roles,
     pack: Pack = stream_bytes,
 ) -> dict[str, str]:
-    """Every stage of a step but its metrics.
+    """The stages of a step that come before it is learned from.
 
-    `rollouts` are all that were drawn, those that were left out included; `update` is what the
-    optimizer steps measured. The learning rate is no property of a gradient, and is left out.
+    `rollouts` are all that were drawn, those that were left out included.
     """
-    described = roles.describing()  # ranks digest what they hold while the rest is hashed here
     ordered = sorted(rollouts, key=lambda r: r.key)
     credit = {name: batch.streams[name] for name in _CREDIT if name in batch.streams}
-    drawn = {
+    return {
         "prompts": hash_value(sorted({(r.group.draw, r.group.uid) for r in ordered})),
         "rollouts": hash_parts(_drawn(ordered, pack)),
         "rewards": hash_value([[_judged(r) for r in ordered], dict(baselines)]),
         "advantages": hash_value(describe(credit)),
     }
-    held = described()
-    return {
-        **drawn,
-        "gradients": hash_value([measured_update(update), dict(held.moments)]),
-        "weights": hash_value(dict(held.weights)),
-    }
+
+
+def learned_stages(update: Mapping[str, float], held: Described) -> dict[str, str]:
+    """The stages of what was learned.
+
+    `update` is what the optimizer steps measured, and `held` what they left. The learning rate is
+    no property of a gradient, and is left out.
+    """
+    weights = hash_value(dict(held.weights()))
+    gradients = hash_value([measured_update(update), dict(held.moments())])
+    return {"gradients": gradients, "weights": weights}
 
 
 def measured_update(update: Mapping[str, float]) -> dict[str, float]:

@@ -23,7 +23,8 @@ def take_groups(run: OnlineRun, step: int) -> list[Group]:
     kept: list[Group] = []
     batches = idle = 0
     asked: Asked | None = None
-    run.ask_ahead(step)
+    with run.phase("generate"):
+        run.ask_ahead(step)
     while len(kept) < wanted and not (batches and batches == most):
         with run.phase("generate"):
             asked = run.supply.take(step, before=asked)

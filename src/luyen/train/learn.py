@@ -1,6 +1,6 @@
 """Learning from groups that were judged, the same for a run and for its replay from files."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -36,11 +36,20 @@ def credit_groups(
     )
 
 
-def update_roles(run: Learning, batch: PackedBatch, step: int) -> dict[str, float]:
-    """The optimizer steps of the critic, then of the policy, and what they measured."""
+def update_roles(
+    run: Learning,
+    batch: PackedBatch,
+    step: int,
+    *,
+    meanwhile: Callable[[], object] = lambda: None,
+) -> dict[str, float]:
+    """The optimizer steps of the critic, then of the policy, and what they measured.
+
+    Where others learn, there is something to do `meanwhile`; elsewhere it is not done.
+    """
     with run.phase("update"):
         metrics = update_critic(run, batch, step)
-        return metrics | update_actor(run, batch, step)
+        return metrics | update_actor(run, batch, step, meanwhile)
 
 
 def _of_groups(

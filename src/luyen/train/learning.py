@@ -4,6 +4,7 @@ A run in progress is one, with rows, rewards and files beside it; a step that is
 is one without them. Both learn by the same functions.
 """
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import final
@@ -87,10 +88,16 @@ class Learning:
         return nullcontext()
 
     def update_policy(
-        self, batch: PackedBatch, objective: Objective, *, lr: float, seed: int
+        self,
+        batch: PackedBatch,
+        objective: Objective,
+        *,
+        lr: float,
+        seed: int,
+        meanwhile: Callable[[], object] | None,
     ) -> Updated:
-        """One optimizer step of the policy."""
-        return self.roles.update_actor(batch, objective, lr=lr, seed=seed)
+        """One optimizer step of the policy; the last one comes with something to do `meanwhile`."""
+        return self.roles.update_actor(batch, objective, lr=lr, seed=seed, meanwhile=meanwhile)
 
     def entropy_coeff(self) -> float:
         """Weight of the entropy bonus at the next optimizer step."""

@@ -1,9 +1,12 @@
 """Which rollouts make one optimizer step: whole groups, in a seeded order."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
 
 from luyen.base.seeds import derive_key, shuffled
 from luyen.engine.batch import PackedBatch
+
+T = TypeVar("T")
 
 
 def mini_batches(
@@ -27,6 +30,21 @@ def mini_batches(
         for part in _parts(order, groups):
             chosen = [index for label in part for index in members[label]]
             yield batch if len(chosen) == len(labels) and not shuffle else batch.take(chosen)
+
+
+def with_last(parts: Iterable[T]) -> Iterator[tuple[T, bool]]:
+    """Each part, and whether it is the last; the next one is made before a part is given.
+
+    Example:
+        >>> list(with_last("ab"))
+        [('a', False), ('b', True)]
+    """
+    left = iter(parts)
+    part = next(left, None)
+    while part is not None:
+        later = next(left, None)
+        yield part, later is None
+        part = later
 
 
 def _parts(names: Sequence[int], size: int) -> Iterator[Sequence[int]]:

@@ -1,8 +1,10 @@
 """The numbers of a step, written down and shown; what looks broken is said at once."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
+from typing import final
 
 from luyen.algorithms.group_metrics import kl_drift
 from luyen.base.bars import reaches
@@ -12,10 +14,11 @@ from luyen.engine.batch import PackedBatch
 from luyen.rewards.metrics import score_metrics
 from luyen.rewards.step import Scored
 from luyen.rollout.single_turn import Group
+from luyen.runtime.roles import Described
 from luyen.telemetry.spans import SPANS
 from luyen.telemetry.streams import stream_bytes
 from luyen.train.credit import Credited
-from luyen.train.digests import stages_of
+from luyen.train.digests import drawn_stages, learned_stages
 from luyen.train.parity import note_parity
 from luyen.train.recorder import advantages_by_rollout
 from luyen.train.role_metrics import role_metrics
@@ -28,34 +31,65 @@ _PATIENCE = 10
 """First steps without any difference inside a group before the run is called hopeless."""
 
 
-def finish_step(
-    run: OnlineRun, groups: list[Group], credited: Credited, metrics: Mapping[str, float]
-) -> None:
-    """Write metrics and rollouts of the step, move the controllers, and count it as done."""
-    rollouts = in_order(groups)
-    with run.phase("digest"):
-        run.stages = stages_of(
-            rollouts=_everyone(run),
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What can be told of a step before it is learned from.
+
+    Example:
+        >>> Told(rollouts=(), stages={}, metrics={"reward/mean": 0.5}).metrics["reward/mean"]
+        0.5
+    """
+
+    rollouts: Sequence[Rollout]
+    """Those that are learned from, in the order of the batch."""
+    stages: Mapping[str, str]
+    """Digests of what was drawn, judged and credited."""
+    metrics: Mapping[str, float]
+    """Scores, lengths and ages."""
+
+
+def tell(run: OnlineRun, groups: list[Group], credited: Credited) -> Told:
+    """What can be told of a step before it is learned from; it takes a while, and no role."""
+    rollouts, everyone = in_order(groups), _everyone(run)
+    is_multi_turn = run.roles.generation.conversations is not None
+    return Told(
+        rollouts=rollouts,
+        stages=drawn_stages(
+            rollouts=everyone,
             baselines=run.baselines,
             batch=credited.batch,
-            update=metrics,
-            roles=run.roles,
             pack=run.journal.pack if run.journal is not None else stream_bytes,
-        )
+        ),
+        metrics={
+            **(score_metrics(run.judged) if run.needs.reward else {}),
+            **turn_metrics(everyone, is_multi_turn=is_multi_turn),
+            **_lengths(rollouts),
+            **_staleness(run, rollouts),
+            **credited.metrics,
+        },
+    )
+
+
+def finish_step(
+    run: OnlineRun, credited: Credited, metrics: Mapping[str, float], told: Told, held: Described
+) -> None:
+    """Write metrics and rollouts of the step, move the controllers, and count it as done.
+
+    `metrics` are those of the update, and `held` is what the roles hold after it.
+    """
+    rollouts = told.rollouts
+    with run.phase("digest"):
+        run.stages = {**told.stages, **learned_stages(metrics, held)}
+    run.origin = run.chain, run.stages["weights"]
     note_parity(run, rollouts, credited.batch)
     if credited.kl is not None:
         run.follow_kl(credited.kl, len(rollouts))
         drift = kl_drift(run.kl_history)
         run.notes["actor/ref_kl_slope"] = drift.slope
     found = {
-        **(score_metrics(run.judged) if run.needs.reward else {}),
+        **told.metrics,
         **run.reward.take_counts(),
-        **turn_metrics(
-            _everyone(run), is_multi_turn=run.roles.generation.conversations is not None
-        ),
-        **_lengths(groups),
-        **_staleness(run, rollouts),
-        **credited.metrics,
         **metrics,
         **run.notes,
         **_times(run, credited.batch),
@@ -87,8 +121,7 @@ def _staleness(run: OnlineRun, rollouts: Sequence[Rollout]) -> dict[str, float]:
     return staleness_metrics(rollouts, run.version) if is_ahead else {}
 
 
-def _lengths(groups: list[Group]) -> dict[str, float]:
-    rollouts = [rollout for group in groups for rollout in group.rollouts]
+def _lengths(rollouts: Sequence[Rollout]) -> dict[str, float]:
     lengths = [rollout.response_length for rollout in rollouts]
     cut = [rollout.stop == StopReason.TOKEN_BUDGET for rollout in rollouts]
     return {

@@ -89,6 +89,11 @@ class OnlineRun(Learning):
         self.interruption = Interruption()
         self.chain = BEGINNING
         """Digest of everything that was done so far."""
+        self.origin: tuple[str, str] | None = None
+        """The chain before the last step, and the hash of the weights after it.
+
+        It is known as soon as the weights are, before the chain goes on.
+        """
         self.saved = 0
         """Step of the newest checkpoint; the beginning needs none."""
         self.boundary: LoopState | None = None
@@ -108,7 +113,7 @@ class OnlineRun(Learning):
 
     def steps(self) -> Iterator[int]:
         """Numbers of the steps that are left, counted from 1, unless the user interrupts."""
-        while self.step < self._last_step and not self.interruption.is_wanted:
+        while self.step < self.last_step and not self.interruption.is_wanted:
             self.recorder.poll()
             self.begin_step()
             self.boundary, self._begun_with = self.state(), self.supply.outstanding
@@ -116,12 +121,13 @@ class OnlineRun(Learning):
                 yield self.step + 1
 
     @property
-    def _last_step(self) -> int:
+    def last_step(self) -> int:
+        """Where it ends."""
         return min(self.total_steps, self.trial_steps or self.total_steps)
 
     def ask_ahead(self, step: int) -> None:
         """Ask for the rollouts of a step, and of those that may be drawn before it is trained."""
-        last = min(step + self.config.trainer.max_staleness, self._last_step)
+        last = min(step + self.config.trainer.max_staleness, self.last_step)
         self.supply.ask_up_to(last, version=self.version, origin=self._origin())
 
     def write_work_to(self, journal: WorkJournal | None) -> None:
@@ -135,12 +141,11 @@ class OnlineRun(Learning):
         self.write_work_to(self._taken_up(self.step, "validation", self._origin()))
 
     def _origin(self) -> Origin:
-        """What work depends on besides the configuration.
-
-        The chain stands for the weights, since every step puts their hash into it. Before the first
-        step nothing has, and after an update the hashes of that step are not in it yet.
-        """
-        return self.chain, weights_print(self.roles) if self.chain == BEGINNING else None
+        """What work depends on besides the configuration: all that was done, and the weights."""
+        if self.origin is not None:
+            return self.origin
+        is_first = self.chain == BEGINNING
+        return self.chain, weights_print(self.roles.describe()) if is_first else None
 
     def _taken_up(self, step: int, kind: str, origin: Origin) -> WorkJournal | None:
         journals = self.recorder.journals
@@ -207,7 +212,11 @@ class OnlineRun(Learning):
 
         An interruption is no end: a resumed run must measure where an uninterrupted one does.
         """
-        return self.step >= self.total_steps or (every > 0 and self.step % every == 0)
+        return self.is_due_after(self.step, every)
+
+    def is_due_after(self, step: int, every: int) -> bool:
+        """Whether it happens after this step."""
+        return step >= self.total_steps or (every > 0 and step % every == 0)
 
     def save(self) -> None:
         """A checkpoint of the step that is done, unless it has one."""
@@ -227,10 +236,10 @@ class OnlineRun(Learning):
             said = "the weights are being changed, so that the newest checkpoint stays"
         elif self.trial_steps is not None or boundary.step == self.saved:
             said = f"nothing is to be saved after step {boundary.step}"
-        elif not all(asked.is_done for asked in self._begun_with):
+        elif any(one.needs_other_weights(boundary.version) for one in self._begun_with):
             said = "rollouts of later steps are in progress, so that the newest checkpoint stays"
         else:
-            self._keep(boundary, [one.as_json() for one in self._begun_with])
+            self._keep(boundary, [one.as_it_is() for one in self._begun_with])
             said = f"step {boundary.step} is saved"
         self.recorder.close()
         return said
@@ -257,6 +266,7 @@ class OnlineRun(Learning):
             first_validation=self.validations[0] if self.validations else {},
             reward=self.reward.state(),
             chain=self.chain,
+            origin=self.origin,
         )
 
     def restore(self, state: LoopState) -> None:
@@ -264,7 +274,7 @@ class OnlineRun(Learning):
         self.go_on_from(state)
         self.flat_steps = state.flat_steps
         self.saved = state.step
-        self.chain = state.chain
+        self.chain, self.origin = state.chain, state.origin
         self.reward.restore(state.reward)
         self.validations = [state.first_validation] if state.first_validation else []
         sampler = self.data.sampler

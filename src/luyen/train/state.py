@@ -44,6 +44,8 @@ class LoopState:
     """What running statistics of the rewards have seen."""
     chain: str = BEGINNING
     """Digest of everything that was done so far, which the next step's digest goes on from."""
+    origin: tuple[str, str] | None = None
+    """The chain before the last step, and the hash of the weights after it; None: no step yet."""
 
     def as_json(self) -> dict[str, Any]:
         """Plain data for a checkpoint."""
@@ -58,5 +60,6 @@ class LoopState:
             "sampler": tuple(sampler) if sampler is not None else None,
             "asked": tuple(saved.get("asked", ())),
             "returned": tuple(saved.get("returned", ())),
+            "origin": tuple(saved["origin"]) if saved.get("origin") else None,
         }
         return cls(**{**saved, **tuples})

@@ -92,9 +92,11 @@ class InOrder:
     def kept(self) -> tuple[dict[str, Any], ...]:
         """All of it with every rollout; those in progress are waited for.
 
-        The weights that draw them are not those of the checkpoint.
+        The weights that draw them are not those of the checkpoint. Where they are, because nothing
+        is drawn ahead, only the rows are kept: the same will be drawn again.
         """
-        return tuple(asked.as_json() for asked in self._asked.values())
+        is_anew = self._staleness == 0
+        return tuple(a.as_it_is() if is_anew else a.as_json() for a in self._asked.values())
 
     def restore(self, step: int, kept: Sequence[Mapping[str, Any]]) -> None:
         """Go on from what a checkpoint after `step` kept; what is no use now is asked for anew.

@@ -13,15 +13,18 @@ def token_rewards(rollout: Rollout) -> list[float]:
     sampled token before, or to the first of all. Without any sampled token everything stands on the
     last token: an outcome is not lost because nothing trains.
     """
+    shares = list(turn_shares(_judged(rollout)))
+    drawn = Source.SAMPLED
+    if not shares and rollout.sources and rollout.sources[-1] is drawn:  # most are like this
+        before = sum(len(part.sources) for part in rollout.earlier) + len(rollout.sources) - 1
+        return [*([0.0] * before), 0.0 + reward_of(rollout)]
     parts = (*rollout.earlier, rollout)  # a rollout has the streams of its last branch
     sources = [source for part in parts for source in part.sources]
     rewards = [0.0] * len(sources)
     if not sources:
         return rewards
-    drawn = Source.SAMPLED
     sampled = [i for i, source in enumerate(sources) if source is drawn]
     first, last = (sampled[0], sampled[-1]) if sampled else (-1, -1)
-    shares = list(turn_shares(_judged(rollout)))
     turns = [turn for part in parts for turn in part.turns] if shares else []
     ends = {turns[i]: i for i in sampled} if shares else {}
     for turn, share in shares:

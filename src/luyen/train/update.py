@@ -1,6 +1,6 @@
 """The optimizer steps of one training step: the critic first, then the policy."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -13,7 +13,7 @@ from luyen.engine.batch import PackedBatch
 from luyen.engine.optim import rate
 from luyen.engine.step import Updated
 from luyen.train.learning import Learning
-from luyen.train.plan import mini_batches
+from luyen.train.plan import mini_batches, with_last
 
 _MOST_SKIPPED = 3
 
@@ -40,8 +40,13 @@ def update_critic(run: Learning, batch: PackedBatch, step: int) -> dict[str, flo
     return _joined(done, "critic") | found
 
 
-def update_actor(run: Learning, batch: PackedBatch, step: int) -> dict[str, float]:
-    """All optimizer steps of the policy; nothing while the critic warms up."""
+def update_actor(
+    run: Learning, batch: PackedBatch, step: int, meanwhile: Callable[[], object]
+) -> dict[str, float]:
+    """All optimizer steps of the policy; nothing while the critic warms up.
+
+    Where others learn, there is something to do `meanwhile`.
+    """
     actor, trainer = run.config.actor_rollout_ref.actor, run.config.trainer
     if step <= trainer.critic_warmup:
         return {}
@@ -55,11 +60,12 @@ def update_actor(run: Learning, batch: PackedBatch, step: int) -> dict[str, floa
         step=step,
     )
     done: list[Updated] = []
-    for index, part in enumerate(parts):
+    for index, (part, is_last) in enumerate(with_last(parts)):
         objective = replace(run.objective, entropy_coeff=run.entropy_coeff())
         seed = derive_key(run.seed, "selection", step, index) >> 1
         with run.profiler.part("update actor"):
-            done.append(run.update_policy(part, objective, lr=lr, seed=seed))
+            aside = meanwhile if is_last else None
+            done.append(run.update_policy(part, objective, lr=lr, seed=seed, meanwhile=aside))
         run.follow_entropy(done[-1].metrics["actor/entropy"])
         if done[-1].logp is not None:
             run.trainer_logp = _in_batch_order(batch, part, done[-1].logp)

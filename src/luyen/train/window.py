@@ -69,10 +69,7 @@ class Window:
 
     def kept(self) -> tuple[dict[str, Any], ...]:
         """Finished groups with their rollouts; of others the place, where they begin anew."""
-        return tuple(
-            one.as_json() if one.is_done else {**one.place.as_json(), "drawn": None}
-            for one in self._asked
-        )
+        return tuple(one.as_it_is() for one in self._asked)
 
     def restore(self, step: int, kept: Sequence[Mapping[str, Any]]) -> None:
         """Go on from what a checkpoint after `step` kept.

@@ -2,16 +2,16 @@
 
 from luyen.base.digests import hash_value
 from luyen.config.schema.run import RunConfig
-from luyen.runtime.roles import Roles
+from luyen.runtime.roles import Described
 from luyen.telemetry.manifest import Manifest
 
 _ACTS = {"seed", "plugins", "device"}
 """Keys of `trainer` that act on rollouts or rewards; the others act on what follows, or nowhere."""
 
 
-def weights_print(roles: Roles) -> str:
+def weights_print(held: Described) -> str:
     """The weights of every role that learns, as one hash."""
-    return hash_value(dict(roles.describing()().weights))
+    return hash_value(dict(held.weights()))
 
 
 def settings_print(config: RunConfig, facts: Manifest) -> str:

@@ -11,7 +11,7 @@ from luyen.data.render import Renderer
 from luyen.rollout.env.protocol import Observation
 from luyen.rollout.multi_turn import FaultPolicy
 from luyen.rollout.protocol import Sampling
-from luyen.rollout.single_turn import Draw, answer
+from luyen.rollout.single_turn import Draw, answering
 from luyen.rollout.tools import idempotency_key, tool, tool_class
 from luyen.rollout.tools.box import ToolBox
 from luyen.telemetry.journal import WorkJournal
@@ -57,7 +57,7 @@ def answered(journal: WorkJournal, samples: int, *, is_steady: bool = True):
 
     engine = Engine(lambda text, key: f"{key % 7}<|im_end|>")
     sampling = Sampling(max_new_tokens=9, stop_ids=TOKENIZER.stop_ids)
-    [group] = answer(
+    asked = answering(
         engine,
         Renderer(TOKENIZER),
         [draw_of(samples)],
@@ -67,6 +67,7 @@ def answered(journal: WorkJournal, samples: int, *, is_steady: bool = True):
         version=1,
         journal=journal,
     )
+    [group] = asked()
     journal.close()
     return group.rollouts, sum(len(request.keys) for request in engine.requests)
 

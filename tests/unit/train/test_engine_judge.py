@@ -14,7 +14,7 @@ from luyen.rewards.counts import Counts
 from luyen.rewards.judge import Judges
 from luyen.rollout.native.engine import NativeEngine
 from luyen.rollout.protocol import Sampling
-from luyen.rollout.single_turn import Draw, answer
+from luyen.rollout.single_turn import Draw, answering
 from luyen.train.engine_judge import PURPOSE, EngineAsk
 from tests.unit.rewards.builders import rollout
 
@@ -32,7 +32,7 @@ ENGINE = NativeEngine(
 def drawing(batches: list[list[str]], stop: StopReason = StopReason.ANSWERED):
     def draw(draws: list[Draw], sampling: Sampling):
         batches.append([str(d.prompt.messages[-1]["content"]) for d in draws])
-        found = answer(ENGINE, RENDERER, draws, sampling, seed=3, purpose=PURPOSE, version=0)
+        found = answering(ENGINE, RENDERER, draws, sampling, seed=3, purpose=PURPOSE, version=0)()
         ended = [tuple(replace(r, stop=stop) for r in g.rollouts) for g in found]
         return [replace(g, rollouts=some) for g, some in zip(found, ended, strict=True)]
 

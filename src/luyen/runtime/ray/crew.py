@@ -6,15 +6,15 @@ on the controller's thread; the cost of an event does not depend on how many rep
 
 import queue
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any, TypeAlias, final
 
 from luyen.base.errors import UserError
 from luyen.models.fingerprint import Fingerprint
 from luyen.rollout.tools.foreign import boundary
 from luyen.runtime.ray.member import Member, Publication
+from luyen.runtime.ray.patience import Patience
 from luyen.runtime.ray.wire import Died, Held, Link, ReplicaFacts
 from luyen.telemetry.waits import waiting_for
 
@@ -25,24 +25,6 @@ _Event: TypeAlias = tuple[Member, int, Then, Any, BaseException | None, float]
 _FIELD = "actor_rollout_ref.rollout.data_parallel_size"
 _LOOK_S = 1.0
 _WAIT_S = 0.05
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
-    """How long the controller waits, and how often it begins again.
-
-    Example:
-        >>> Patience().deaths
-        3
-    """
-
-    start_s: float = 600.0
-    """Seconds without any replica that is ready, before the run is given up."""
-    still_s: float = 300.0
-    """Seconds in which a replica with work makes no pass, before it is taken for lost."""
-    deaths: int = 3
-    """Losses in a row that end the run."""
 
 
 @final
@@ -135,19 +117,25 @@ class Crew:
                 member.moved()
                 self._load(member, self._published[-1], part)
 
-    def end_parts(self) -> None:
-        """There are no more parts: every replica is to say what it holds."""
-        self._published[-1].is_whole = True
+    def send_all(self, parts: Sequence[Any], expected: Mapping[str, str]) -> None:
+        """Give all parts to every replica, which is to hold these weights then (`expect`)."""
+        newest = self._published[-1]
+        newest.parts, newest.expected = list(parts), expected
         for member in self.members:
             if member.facts is not None:
-                self._confirm(member, self._published[-1])
+                member.moved()
+                self._give(member, newest)
 
     def expect(self, expected: Mapping[str, str]) -> None:
-        """Every replica is to hold these weights, now that it has all parts; else a UserError."""
+        """Every replica is to hold these weights, now that it has all parts; else a UserError.
+
+        It draws with them only if it does.
+        """
         newest = self._published[-1]
-        newest.expected = Fingerprint(weights=expected)
-        if not newest.is_whole:
-            self.end_parts()
+        newest.expected = expected
+        for member in self.members:
+            if member.facts is not None:
+                self._confirm(member, newest)
 
     def end_publication(self, expected: Mapping[str, str]) -> None:
         """Return once every replica that can work holds the expected weights; else a UserError."""
@@ -159,6 +147,11 @@ class Crew:
         """Whether some replica can work, and all that can hold the newest weights."""
         ready = [member for member in self.members if member.is_ready]
         return bool(ready) and all(self.publication in member.held for member in ready)
+
+    def publication_of(self, version: int | None) -> int:
+        """The number of the publication that requests of a version are drawn with."""
+        numbers = [one.number for one in self._published if one.version == version]
+        return numbers[-1] if numbers else self.publication
 
     @property
     def confirmed(self) -> float:
@@ -190,28 +183,40 @@ class Crew:
             self._now_ready(member)
             return
         for publication in self._published:
-            for part in publication.parts:
-                self._load(member, publication, part)
-            if publication.is_whole:
-                self._confirm(member, publication)
+            self._give(member, publication)
+
+    def _give(self, member: Member, publication: Publication) -> None:
+        """All parts that there are, and with the last one what they should make."""
+        parts, expected = publication.parts, publication.expected
+        if expected is not None and not parts:
+            self._confirm(member, publication)
+        last = parts[-1:] if expected is not None else []
+        for part in parts[: len(parts) - len(last)]:
+            self._load(member, publication, part)
+        for part in last:
+            what = *self._which(publication), part, len(parts), expected
+            self.call(member, "load_last", *what, then=self._on_held)
+
+    def _which(self, publication: Publication) -> tuple[Any, ...]:
+        """Number and version of a publication, and the versions that are needed beside it."""
+        keep = frozenset(one.version for one in self._published)
+        return publication.number, publication.version, keep
 
     def _load(self, member: Member, publication: Publication, part: Any) -> None:
-        keep = frozenset(one.version for one in self._published)
-        what = publication.number, publication.version, keep
-        self.call(member, "load", *what, part, then=_moved)
+        self.call(member, "load", *self._which(publication), part, then=_moved)
 
     def _confirm(self, member: Member, publication: Publication) -> None:
         what = publication.number, publication.version, len(publication.parts)
-        self.call(member, "confirm", *what, then=self._on_held)
+        self.call(member, "confirm", *what, publication.expected, then=self._on_held)
 
     def _on_held(self, member: Member, held: Held) -> None:
         member.moved()
         meant = next((one for one in self._published if one.number == held.version), None)
         if meant is None:
             return
-        # Nothing is received between the last part and the word what it should be.
-        assert meant.expected is not None, "a replica was heard too early"
-        difference = Fingerprint(weights=held.digests).first_difference(meant.expected)
+        assert meant.expected is not None, "nobody was asked yet"
+        wanted = Fingerprint(weights=meant.expected)
+        difference = Fingerprint(weights=held.digests).first_difference(wanted)
         if difference is not None:
             why = f"replica {member.index} does not hold what was published: {difference}"
             fix = "look for what else writes into its weights; nothing was drawn with them"

@@ -10,8 +10,9 @@ from typing import final
 from luyen.base.errors import UserError
 from luyen.models.fingerprint import Fingerprint
 from luyen.rollout.protocol import Completion, Request
-from luyen.runtime.ray.crew import Crew, Patience
+from luyen.runtime.ray.crew import Crew
 from luyen.runtime.ray.member import Asked, Member
+from luyen.runtime.ray.patience import Patience
 from luyen.runtime.ray.routing import Router
 from luyen.runtime.ray.wire import Link, News
 
@@ -71,7 +72,7 @@ class RayEngines:
 
     def advance(self) -> list[Completion]:
         """What was finished; where nothing was, it waits a few milliseconds."""
-        self._send()
+        self.send()
         self.crew.receive(0.0 if self._finished or not self._asked else _PAUSE_S)
         found, self._finished = self._finished, []
         return found
@@ -127,13 +128,16 @@ class RayEngines:
         self._router.add(chosen, len(asked.left))
         self._unsent.add(chosen)
 
-    def _send(self) -> None:
+    def send(self) -> None:
         """All that was queued, one message for each replica, and ask those that have work."""
         for index in sorted(self._unsent):
             member = self.crew.members[index]
             if member.queued:
                 member.moved()
-                self.crew.call(member, "submit", member.next_number(), tuple(member.queued))
+                versions = {request.weights for request in member.queued}
+                weights = max(self.crew.publication_of(version) for version in versions)
+                number, queued = member.next_number(), tuple(member.queued)
+                self.crew.call(member, "submit", number, queued, weights)
                 member.queued = []
             self._ask_for_news(member)
         self._unsent.clear()
@@ -189,7 +193,7 @@ class RayEngines:
         """Stop answers where they are drawn, and wait for what there is of them."""
         is_broken = self.crew.failure is not None
         if not is_broken:
-            self._send()
+            self.send()
         at = None if asked.at is None else self.crew.members[asked.at]
         life = None if at is None else at.life
         there = None if sample is None else asked.samples.index(sample)

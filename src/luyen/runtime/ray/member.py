@@ -1,10 +1,10 @@
 """The controller's view of one replica, and of what is sent to them: requests and weights."""
 
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, final
 
-from luyen.models.fingerprint import Fingerprint
 from luyen.rollout.protocol import Completion, Request
 from luyen.runtime.ray.wire import Link, ReplicaFacts
 
@@ -60,10 +60,8 @@ class Publication:
         """What requests call these weights; None: nothing, there are no others."""
         self.parts: list[Any] = []
         """What replicas load, for those that begin later."""
-        self.is_whole = False
-        """Whether there are no more parts."""
-        self.expected: Fingerprint | None = None
-        """What they are to hold; None: nobody has said so yet."""
+        self.expected: Mapping[str, str] | None = None
+        """What they are to hold once they have all parts; None: nobody has said so yet."""
         self.confirmed = 0.0
         """When the last replica said that it does."""
 

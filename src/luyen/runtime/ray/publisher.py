@@ -9,12 +9,11 @@ import asyncio
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from typing import Any, final
+from typing import final
 
-from luyen.engine.shard_sums import merged
 from luyen.runtime.ray.engines import RayEngines
 from luyen.runtime.ray.publish import Published, publish, publish_beside
-from luyen.runtime.ray.ranks import RankGroup
+from luyen.runtime.ray.ranks import GatheredWeights, RankGroup
 
 _ACTOR = "actor/"
 
@@ -23,15 +22,13 @@ _ACTOR = "actor/"
 class _OnTheWay:
     """A publication that nobody has waited for yet."""
 
-    def __init__(self, version: int, gathered: Callable[[], tuple[list[Any], int]]) -> None:
+    def __init__(self, version: int, gathering: Callable[[], GatheredWeights]) -> None:
         self.version = version
-        self.gathered = gathered
+        self.gathering = gathering
         """Waits for the ranks that gather it."""
-        self.started = time.monotonic()
-        self.size = 0
-        """Bytes that were sent to replicas; 0: nothing was yet."""
-        self.parameters = 0
-        """Of so many it is known what they are to be."""
+        self.gathered: GatheredWeights | None = None
+        """What they gave, once it was sent to replicas."""
+        self.started = 0.0
 
 
 @final
@@ -59,84 +56,101 @@ class Publisher:
         self.newest = self._on_the_way = None
 
     def change(self) -> None:
-        """The ranks have made a step: what is on the way is outdated."""
+        """The ranks make a step: what is on the way is outdated."""
         self._on_the_way = None
         self._is_new = True
 
-    def begin(self) -> None:
-        """Let ranks gather weights that are new, before whatever else they are called for."""
-        if self.newest is not None and self._is_new:
-            gathered = self._ranks.begin_publish()
-            self._on_the_way = _OnTheWay(self.newest.version + 1, gathered)
-            self._is_new = False
+    def begin(self) -> bool:
+        """Let ranks gather weights that are new; whether there are any to go to replicas.
 
-    def send(self) -> None:
-        """Wait for the ranks that gather, and let replicas load."""
+        They do so after what they were called for before.
+        """
+        if self.newest is None or not self._is_new:
+            return False
+        self._on_the_way = _OnTheWay(self.newest.version + 1, self._ranks.begin_publish())
+        self._is_new = False
+        return True
+
+    def send(self) -> Mapping[str, str]:
+        """Wait for the ranks that gather, and let replicas load; digests of all that learns.
+
+        Replicas hear what they are to hold, and draw with nothing else.
+        """
         coming = self._on_the_way
-        if coming is None or coming.size:
-            return
+        assert coming is not None, "nothing is on the way"
         assert self._engines.is_idle, "weights would change in the middle of an answer"
-        parts, coming.size = coming.gathered()
+        gathered = coming.gathering()
+        coming.started = time.monotonic() - gathered.seconds
+        coming.gathered = gathered
         crew = self._engines.crew
         self.newest = None  # from now on replicas let its weights go
         crew.begin_publication(coming.version)
-        for part in parts:
-            crew.send_part(part)
-        crew.end_parts()
-
-    def expect(self, weights: Mapping[str, str]) -> None:
-        """Say what replicas are to hold: of the digests of all roles, those of the policy."""
-        coming = self._on_the_way
-        if coming is None or coming.parameters:
-            return
-        own = {
-            name.removeprefix(_ACTOR): digest
-            for name, digest in weights.items()
-            if name.startswith(_ACTOR)
-        }
-        self._engines.crew.expect(own)
-        coming.parameters = len(own)
+        crew.send_all(gathered.parts, _of_policy(gathered))
+        return gathered.digests
 
     def ensure(self, version: int) -> None:
-        """Return when every replica holds this version."""
+        """Return when every replica holds this version, or draws nothing before it does.
+
+        `settle` waits for those that do not yet.
+        """
         if self.newest is not None and self.newest.version == version:
             return
         coming = self._on_the_way
-        assert coming is None or not coming.size or version >= coming.version, (
+        is_sent = coming is not None and coming.gathered is not None
+        assert coming is None or not is_sent or version >= coming.version, (
             f"version {version} has gone, {coming.version} is on the way"
         )
-        if coming is None or coming.version != version or not coming.parameters:
+        if coming is None or not is_sent or coming.version != version:
             self._publish(version)
+
+    def wait(self) -> None:
+        """Return when every replica holds what was sent."""
+        coming, crew = self._on_the_way, self._engines.crew
+        if coming is not None and coming.gathered is not None:
+            crew.wait_until(lambda: crew.is_published)
+
+    def settle(self) -> None:
+        """Return when every replica holds what was sent, and count it as what they draw with."""
+        self.wait()
+        coming, crew = self._on_the_way, self._engines.crew
+        if coming is None or coming.gathered is None:
             return
-        crew = self._engines.crew
-        crew.wait_until(lambda: crew.is_published)
-        ready = sum(member.is_ready for member in crew.members)
-        seconds = crew.confirmed - coming.started
-        done = Published(version=version, replicas=ready, bytes=coming.size, seconds=seconds)
-        self._keep(done, coming.parameters, ago=time.monotonic() - crew.confirmed)
+        done = Published(
+            version=coming.version,
+            replicas=sum(member.is_ready for member in crew.members),
+            bytes=coming.gathered.bytes,
+            seconds=crew.confirmed - coming.started,
+        )
+        self._keep(done, coming.gathered, ago=time.monotonic() - crew.confirmed)
 
     def _publish(self, version: int) -> None:
         start = time.monotonic()
-        parts, size, digests = self._gathered()
-        done = publish(self._engines, parts, version=version, expected=digests)
-        self._keep(replace(done, bytes=size, seconds=time.monotonic() - start), len(digests))
+        gathered = self._ranks.begin_publish()()
+        expected = _of_policy(gathered)
+        done = publish(self._engines, gathered.parts, version=version, expected=expected)
+        seconds = time.monotonic() - start
+        self._keep(replace(done, bytes=gathered.bytes, seconds=seconds), gathered)
 
     async def place(self, version: int, keep: Collection[int]) -> None:
         """Publish the ranks' weights beside those that are kept; drawing goes on meanwhile."""
         start = time.monotonic()
-        parts, size, digests = await asyncio.to_thread(self._gathered)
+        gathered = await asyncio.to_thread(self._ranks.begin_publish())
+        expected = _of_policy(gathered)
         done = await publish_beside(
-            self._engines, parts, version=version, keep=keep, expected=digests
+            self._engines, gathered.parts, version=version, keep=keep, expected=expected
         )
-        self._keep(replace(done, bytes=size, seconds=time.monotonic() - start), len(digests))
+        seconds = time.monotonic() - start
+        self._keep(replace(done, bytes=gathered.bytes, seconds=seconds), gathered)
 
-    def _gathered(self) -> tuple[list[Any], int, dict[str, str]]:
-        """The ranks' weights of this moment: parts in the object store, bytes and digests."""
-        gathered = self._ranks.begin_publish()
-        sums = self._ranks.begin_all("weight_sums")
-        parts, size = gathered()
-        return parts, size, merged(sums())
-
-    def _keep(self, done: Published, parameters: int, *, ago: float = 0.0) -> None:
+    def _keep(self, done: Published, gathered: GatheredWeights, *, ago: float = 0.0) -> None:
         self.newest, self._on_the_way, self._is_new = done, None, False
-        self._note(done, parameters, ago)
+        self._note(done, len(_of_policy(gathered)), ago)
+
+
+def _of_policy(gathered: GatheredWeights) -> dict[str, str]:
+    """What replicas are to hold: of the digests of all that learns, those of the policy."""
+    return {
+        name.removeprefix(_ACTOR): digest
+        for name, digest in gathered.digests.items()
+        if name.startswith(_ACTOR)
+    }

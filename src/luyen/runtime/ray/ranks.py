@@ -9,15 +9,19 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias, final
 
 import ray
+import torch
 from ray.exceptions import RayError
 
 from luyen.base.heartbeat import HEART
+from luyen.engine.shard_sums import Sums, merged
 from luyen.runtime.device_memory import device_bytes
 from luyen.runtime.rank_roles import RankRoles
 from luyen.runtime.ray.answered import Answered, opened
+from luyen.runtime.ray.arrays import send_tensors_as_arrays
 from luyen.runtime.ray.losses import is_echo, lost_silent, meaning
 from luyen.runtime.ray.pulse import Pulse
 from luyen.runtime.ray.tied import end_with_parent
@@ -38,16 +42,39 @@ SILENCE_S = 120.0
 
 
 @final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatheredWeights:
+    """What ranks hold, on its way to those that draw with it.
+
+    Example:
+        >>> GatheredWeights(parts=[], bytes=0, seconds=0.1, digests={}).bytes
+        0
+    """
+
+    parts: Sequence[Any]
+    """Whole parameters of the policy, a few in each object of the store."""
+    bytes: int
+    """Their size."""
+    seconds: float
+    """How long ranks took."""
+    digests: Mapping[str, str]
+    """Type, shape and digest of everything that learns, from the shards of each rank."""
+
+
+@final
 class RankProcess:
     """The process of one rank."""
 
     def __init__(self, make: MakeRank, rank: int, ranks: int, *, folder: str) -> None:
         end_with_parent()
         os.chdir(folder)
+        send_tensors_as_arrays()
         self._make = make
         self._rank = rank
         self._ranks = ranks
         self._roles: RankRoles | None = None
+        self._is_broken = False
+        """Whether a call failed, or is being carried out."""
         self._node = ray.get_runtime_context().get_node_id()
         WORK.device_bytes = device_bytes
 
@@ -73,16 +100,21 @@ class RankProcess:
         return self._answer(method, getattr(self._roles, method), *arguments, **more)
 
     def publish(self) -> Answered:
-        """The policy's weights in the object store, from the first rank: parts and bytes."""
+        """The policy's weights in the object store, from the first rank; digests from all."""
         return self._answer("publish", self._publish)
 
     def _answer(
         self, name: str, work: Callable[..., Any], *arguments: Any, **more: Any
     ) -> Answered:
         """Do something, with what it took beside the result."""
+        if self._is_broken:
+            # Others may still wait inside of what failed here, and would take this for it.
+            raise ConnectionError("another call of this rank failed before")
         came, worked = time.time(), time.process_time()
         with WORK.span(name) as facts:
+            self._is_broken = True
             value = work(*arguments, **more)
+            self._is_broken = False
             facts["cpu_s"] = round(time.process_time() - worked, 6)
         return Answered(value=value, report=WORK.report(node=self._node, came=came))
 
@@ -90,14 +122,17 @@ class RankProcess:
         self._roles = self._make(self._rank, self._ranks, address)
         return os.getpid()
 
-    def _publish(self) -> tuple[list[Any], int]:
+    @torch.no_grad()
+    def _publish(self) -> tuple[list[Any], int, float, Sums]:
         assert self._roles is not None, "the rank has not joined"
+        start = time.monotonic()
+        sums = self._roles.weight_sums()
         parts: list[Any] = []
         size = 0
         for bucket in self._roles.weights():
             parts.append(ray.put(pack(bucket)))
             size += size_of(bucket.values())
-        return parts, size
+        return parts, size, time.monotonic() - start, sums
 
 
 @final
@@ -114,6 +149,7 @@ class RankGroup:
     ) -> None:
         """One rank for each place (options of an actor); returns when all have met and loaded."""
         self.count = len(places)
+        send_tensors_as_arrays()
         self.watch = RoleWatch()
         """Hears what the ranks do; others of the run may tell it more."""
         shared = ray.put(make)
@@ -160,11 +196,18 @@ class RankGroup:
         """Call a method on every rank; ask the result what each returned."""
         return self.begin(method, [()] * self.count)
 
-    def begin_publish(self) -> Callable[[], tuple[list[Any], int]]:
-        """Put the policy's weights into the object store; ask the result for parts and bytes."""
+    def begin_publish(self) -> Callable[[], GatheredWeights]:
+        """Put the policy's weights into the object store; ask the result for what there is."""
         sent = time.time()
         called = [a.publish.remote() for a in self._actors]
-        return lambda: self._gathered(called, sent=sent)[0]
+
+        def gathered() -> GatheredWeights:
+            found = self._gathered(called, sent=sent)
+            parts, size, seconds, _ = found[0]
+            digests = merged([sums for *_, sums in found])
+            return GatheredWeights(parts=parts, bytes=size, seconds=seconds, digests=digests)
+
+        return gathered
 
     @property
     def is_over(self) -> bool:

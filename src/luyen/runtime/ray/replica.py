@@ -5,7 +5,7 @@ Calls may arrive in another order than they were made, so those whose order matt
 
 import asyncio
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
@@ -68,6 +68,8 @@ class Replica:
         """Versions that are needed beside it."""
         self._numbers: dict[int | None, int] = {}
         """The newest publication of each version."""
+        self._confirmed = {0}
+        """Publications that were found to be what they should; 0: the engine as it was made."""
         self._moved = asyncio.Condition()
         loop = asyncio.get_running_loop()
         self._loop = loop
@@ -82,8 +84,13 @@ class Replica:
         is_steady = await self._ask(lambda engine: engine.is_steady)
         return ReplicaFacts(pid=os.getpid(), node=self._node, is_steady=is_steady)
 
-    async def submit(self, number: int, requests: Sequence[Request]) -> None:
-        """Queue requests; one that can never be served is told with the next news."""
+    async def submit(self, number: int, requests: Sequence[Request], publication: int = 0) -> None:
+        """Queue requests, once the weights of a publication were found to be what they should.
+
+        One that can never be served is told with the next news.
+        """
+        async with self._moved:
+            await self._moved.wait_for(lambda: publication in self._confirmed)
         await self._take_turn(number)
         for request in requests:
             # Not awaited: the engine takes them between two passes, in this order.
@@ -146,10 +153,26 @@ class Replica:
             arrived.parts += 1
             await self._stir_now()
 
-    async def confirm(self, number: int, version: int | None, parts: int) -> Held:
+    async def load_last(
+        self,
+        number: int,
+        version: int | None,
+        keep: Collection[int | None],
+        part: Part,
+        parts: int,
+        expected: Mapping[str, str],
+    ) -> Held:
+        """`load`, then `confirm`, in one message."""
+        await self.load(number, version, keep, part)
+        return await self.confirm(number, version, parts, expected)
+
+    async def confirm(
+        self, number: int, version: int | None, parts: int, expected: Mapping[str, str]
+    ) -> Held:
         """What the engine holds, once all parts of a publication are there.
 
-        Of a version that a newer publication has ended, or has published anew, nothing.
+        Only if that is what was expected are requests drawn with it. Of a version that a newer
+        publication has ended, or has published anew, nothing.
         """
         arrived = self._arrived.setdefault(number, _Arrived())
         async with self._moved:
@@ -164,6 +187,9 @@ class Replica:
             why = f"version {version} came without it, and {len(missing) - 1} more are missing"
             fix = "publish every parameter that learns"
             raise UserError("actor_rollout_ref.rollout.name", missing[0], why, fix)
+        if held == expected:
+            self._confirmed = {n for n in self._confirmed if n > number - _REMEMBERED} | {number}
+            await self._stir_now()
         return Held(version=number, digests=held)
 
     async def fingerprint(self) -> dict[str, str] | None:

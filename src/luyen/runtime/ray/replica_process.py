@@ -11,7 +11,11 @@ from luyen.runtime.ray.answered import Answered
 from luyen.runtime.ray.replica import Replica
 from luyen.telemetry.own_work import WORK
 
-_SPANS = {"load": "load weights", "confirm": "confirm weights"}
+_SPANS = {
+    "load": "load weights",
+    "load_last": "load weights",
+    "confirm": "confirm weights",
+}
 """Calls that are work of their own; drawing is timed where it is done, in the engine's thread."""
 
 

@@ -17,7 +17,6 @@ from luyen.checkpoint.tensors import save_state
 from luyen.engine.actor import merge_policy_updates, policy_inputs, prepare_update
 from luyen.engine.batch import PackedBatch
 from luyen.engine.passes import Passes
-from luyen.engine.shard_sums import merged
 from luyen.engine.share import join, split
 from luyen.engine.step import LOSS_WEIGHT, Updated, merge_updates
 from luyen.rollout.protocol import Sampling
@@ -25,13 +24,13 @@ from luyen.rollout.single_turn import Draw, Group
 from luyen.runtime.ahead import AheadGeneration
 from luyen.runtime.cuts import Cuts
 from luyen.runtime.generation import Generation
-from luyen.runtime.pending import InTurn, Pending
+from luyen.runtime.pending import InTurn, Known, Pending
+from luyen.runtime.ray.described import DescribedByRanks
 from luyen.runtime.ray.engines import RayEngines
 from luyen.runtime.ray.last_words import hear_last_words
 from luyen.runtime.ray.publish import Published
 from luyen.runtime.ray.publisher import Publisher
 from luyen.runtime.ray.ranks import RankGroup
-from luyen.runtime.roles import Described
 from luyen.telemetry.journal import WorkJournal
 
 
@@ -66,6 +65,10 @@ class RayRoles:
         self.watch.restart()
         self.publisher = Publisher(ranks, engines, note=self._note)
         """How the ranks' weights get to the replicas."""
+        self._asked: Pending = Known([])
+        """What replicas draw already, one at a time."""
+        self._described: DescribedByRanks | None = None
+        """Digests that ranks make after the last update of a step, until somebody asks."""
         self._ending = list(ending)
         self.ahead: AheadGeneration | None = None
         """Draws while the ranks learn; None: they take turns."""
@@ -84,6 +87,11 @@ class RayRoles:
         """Whether there is a critic."""
         return self.cuts.critic is not None
 
+    @property
+    def draws_elsewhere(self) -> bool:
+        """Replicas do; but a conversation is played here, unless it is ahead."""
+        return self.ahead is not None or self.generation.conversations is None
+
     def submit(
         self,
         draws: Sequence[Draw],
@@ -98,7 +106,15 @@ class RayRoles:
             return self.ahead.begin(
                 draws, sampling, purpose=purpose, version=version, journal=journal
             )
-        return InTurn(lambda: self._generate(draws, sampling, purpose, version, journal))
+        if not self.draws_elsewhere or not self._asked.done():
+            return InTurn(lambda: self._generate(draws, sampling, purpose, version, journal))
+        self.publisher.ensure(version)
+        answers = self.generation.answering(
+            self.engines, draws, sampling, purpose=purpose, version=version, journal=journal
+        )
+        self.engines.send()
+        self._asked = InTurn(lambda: self._settled(answers()))
+        return self._asked
 
     def keep_weights(self, versions: Collection[int]) -> None:
         """Only these versions will be asked for again, besides those of later moments."""
@@ -113,10 +129,16 @@ class RayRoles:
         version: int,
         journal: WorkJournal | None,
     ) -> list[Group]:
+        self._asked.result()  # engines do not say whose answers they give
         self.publisher.ensure(version)
-        return self.generation.play(
+        groups = self.generation.play(
             self.engines, draws, sampling, purpose=purpose, version=version, journal=journal
         )
+        return self._settled(groups)
+
+    def _settled(self, groups: list[Group]) -> list[Group]:
+        self.publisher.settle()
+        return groups
 
     def _note(self, done: Published, parameters: int, ago: float) -> None:
         self.watch.published(
@@ -161,9 +183,19 @@ class RayRoles:
         return join(shares, self.ranks.each(method, [(s,) for s in shares], more), batch)
 
     def update_actor(
-        self, batch: PackedBatch, objective: Objective, *, lr: float, seed: int
+        self,
+        batch: PackedBatch,
+        objective: Objective,
+        *,
+        lr: float,
+        seed: int,
+        meanwhile: Callable[[], object] | None = None,
     ) -> Updated:
-        """One optimizer step of the policy."""
+        """One optimizer step of the policy.
+
+        After the last one, which comes with something to do meanwhile, ranks go on to gather and
+        digest without hearing from here.
+        """
         statistics: Mapping[str, Tensor] = {}
         if objective.needs_statistics:
             logp = self._scores("actor_scores", batch, self.cuts.actor)["logp"]
@@ -171,9 +203,13 @@ class RayRoles:
         prepared, numbers = prepare_update(batch, objective, statistics)
         shares = split(prepared, self.cuts.actor, ranks=self.ranks.count)
         more = {"objective": objective, "lr": lr, "statistics": numbers}
-        done = self.ranks.each("update_actor", [(share,) for share in shares], more)
+        done = self.ranks.begin("update_actor", [(share,) for share in shares], more)
         self.publisher.change()
-        return merge_policy_updates(batch, shares, done)
+        self._described = None
+        if meanwhile is not None:
+            self._described = self._begin_describing()
+            meanwhile()
+        return merge_policy_updates(batch, shares, done())
 
     def update_critic(self, batch: PackedBatch, *, lr: float) -> Updated:
         """One optimizer step of the critic."""
@@ -187,23 +223,16 @@ class RayRoles:
         done = self.ranks.each("update_critic", [(share,) for share in shares], {"lr": lr})
         return merge_updates(shares, done)
 
-    def describing(self) -> Callable[[], Described]:
+    def describe(self) -> DescribedByRanks:
         """Digests of everything that learns: each rank's parts, added up.
 
         Where drawing waits for updates, weights that are new go to the replicas on the way.
         """
-        if self.ahead is None:
-            self.publisher.begin()
-        sums = self.ranks.begin_all("sums")
+        described, self._described = self._described, None
+        return described or self._begin_describing()
 
-        def described() -> Described:
-            self.publisher.send()
-            found = sums()
-            weights = merged([weights for _, weights in found])
-            self.publisher.expect(weights)
-            return Described(moments=merged([moments for moments, _ in found]), weights=weights)
-
-        return described
+    def _begin_describing(self) -> DescribedByRanks:
+        return DescribedByRanks(self.ranks, self.publisher, publishes=self.ahead is None)
 
     def not_finite(self) -> list[str]:
         """Names of the tensors of a checkpoint that hold NaN or infinity."""

@@ -11,9 +11,9 @@ from ray.exceptions import RayTaskError
 
 from luyen.rollout.protocol import RolloutEngine
 from luyen.runtime.ray.answered import Answered, opened
-from luyen.runtime.ray.crew import Patience
 from luyen.runtime.ray.engines import RayEngines
 from luyen.runtime.ray.losses import GONE, holds_lost, reason
+from luyen.runtime.ray.patience import Patience
 from luyen.runtime.ray.replica_process import ReplicaProcess
 from luyen.runtime.ray.wire import Died, RanksLost, RemoteError, Reply
 from luyen.runtime.watch import RoleWatch

@@ -1,6 +1,7 @@
 """What learns in a replay: the roles of the run without rows, rewards and files."""
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -87,13 +88,19 @@ class Replaying(Learning):
         self.traces: list[Trace] = []
 
     def update_policy(
-        self, batch: PackedBatch, objective: Objective, *, lr: float, seed: int
+        self,
+        batch: PackedBatch,
+        objective: Objective,
+        *,
+        lr: float,
+        seed: int,
+        meanwhile: Callable[[], object] | None,
     ) -> Updated:
         """One optimizer step of the policy, explained first where that is wanted."""
         if self.explains:
             explained = explain(self.local.actor, batch, objective, seed=seed)
             self.traces.append(Trace(place=batch.streams[PLACE], explained=explained))
-        return super().update_policy(batch, objective, lr=lr, seed=seed)
+        return super().update_policy(batch, objective, lr=lr, seed=seed, meanwhile=meanwhile)
 
     def moment(self) -> Moment:
         """Where it stands, to come back to."""

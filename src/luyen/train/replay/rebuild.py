@@ -9,7 +9,7 @@ from luyen.base.digests import STAGES
 from luyen.base.errors import UserError
 from luyen.engine.batch import PackedBatch
 from luyen.train.annotate import parity_metrics
-from luyen.train.digests import stages_of
+from luyen.train.digests import drawn_stages, learned_stages
 from luyen.train.learn import annotated, credit_groups, update_roles
 from luyen.train.recorder import restore
 from luyen.train.replay.learner import Replaying, numbered, open_learner
@@ -115,13 +115,10 @@ def learn_step(run: Replaying, recorded: RecordedStep) -> Learned:
     credited = credit_groups(run, batch, groups, baselines)
     update = update_roles(run, numbered(credited.batch), recorded.step)
     metrics = {**parity_metrics(batch, run.needs), **update}
-    stages = stages_of(
-        rollouts=recorded.rollouts,
-        baselines=baselines,
-        batch=credited.batch,
-        update=metrics,
-        roles=run.roles,
-    )
+    stages = {
+        **drawn_stages(rollouts=recorded.rollouts, baselines=baselines, batch=credited.batch),
+        **learned_stages(metrics, run.roles.describe()),
+    }
     found = {**credited.metrics, **metrics}
     if credited.kl is not None:
         run.follow_kl(credited.kl, len(in_order(groups)))

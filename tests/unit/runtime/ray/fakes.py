@@ -30,6 +30,8 @@ class FakeReplica:
         self.passes = 0
         self.digests: dict[str, str] | None = {"w": "float32 [1] 00"}
         self.failure: Exception | None = None
+        self.confirmed = {0}
+        self.gated: list[tuple[int, Sequence[Request], int]] = []
 
     def call(self, method: str, *arguments: Any, reply: Reply | None = None) -> None:
         self.calls.append((method, *arguments))
@@ -75,7 +77,10 @@ class FakeReplica:
     def on_facts(self) -> ReplicaFacts:
         return ReplicaFacts(pid=self.index, node="here", is_steady=True)
 
-    def on_submit(self, number: int, requests: Sequence[Request]) -> None:
+    def on_submit(self, number: int, requests: Sequence[Request], publication: int) -> None:
+        if publication not in self.confirmed:
+            self.gated.append((number, requests, publication))
+            return
         self.open += [(request, i) for request in requests for i in range(len(request.keys))]
 
     def on_abort(self, number: int, request: str, sample: int | None, after: int) -> News:
@@ -90,8 +95,20 @@ class FakeReplica:
     def on_load(self, publication: int, version: int | None, keep: Any, part: Any) -> None:
         self.digests = dict(part)
 
-    def on_confirm(self, publication: int, version: int | None, parts: int) -> Held:
-        return Held(version=publication, digests=self.digests or {})
+    def on_confirm(self, publication: int, version: int | None, parts: int, expected: Any) -> Held:
+        held = self.digests or {}
+        if held == expected:
+            self.confirmed.add(publication)
+            gated, self.gated = self.gated, []
+            for what in gated:
+                self.on_submit(*what)
+        return Held(version=publication, digests=held)
+
+    def on_load_last(
+        self, publication: int, version: int | None, keep: Any, part: Any, *rest: Any
+    ) -> Held:
+        self.on_load(publication, version, keep, part)
+        return self.on_confirm(publication, version, *rest)
 
     def on_fingerprint(self) -> dict[str, str] | None:
         return self.digests

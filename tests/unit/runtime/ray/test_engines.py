@@ -6,8 +6,8 @@ import pytest
 
 from luyen.base.errors import UserError
 from luyen.rollout.protocol import Completion, Request, Sampling, generate
-from luyen.runtime.ray.crew import Patience
 from luyen.runtime.ray.engines import RayEngines
+from luyen.runtime.ray.patience import Patience
 from luyen.runtime.ray.wire import RemoteError
 from tests.unit.runtime.ray.fakes import FakeReplica, Fleet, drawn
 
@@ -266,10 +266,7 @@ def test_generate_works_on_them():
         def __call__(self, index: int) -> FakeReplica:
             replica = super().__call__(index)
             submit = replica.on_submit
-            replica.on_submit = lambda number, requests: (
-                submit(number, requests),
-                replica.finish(99),
-            )
+            replica.on_submit = lambda *what: (submit(*what), replica.finish(99))
             return replica
 
     requests = [ask(f"r{i}") for i in range(9)]

@@ -7,13 +7,16 @@ from typing import Any
 import pytest
 
 from luyen.base.errors import UserError
+from luyen.rollout.protocol import Request, Sampling
 from luyen.runtime.ray.engines import RayEngines
 from luyen.runtime.ray.publish import Published
 from luyen.runtime.ray.publisher import Publisher
+from luyen.runtime.ray.ranks import GatheredWeights
 from luyen.runtime.roles import learned
 from tests.unit.runtime.ray.fakes import FakeReplica, Fleet
 
 FORM = "float32 [1]"
+SAMPLING = Sampling(max_new_tokens=3)
 
 
 class FakeRanks:
@@ -23,15 +26,17 @@ class FakeRanks:
         self.weight = 1
         self.gathered = 0
 
-    def begin_publish(self) -> Callable[[], tuple[list[Any], int]]:
+    def begin_publish(self) -> Callable[[], GatheredWeights]:
         self.gathered += 1
-        part = (("w", self.digest()),)
-        return lambda: ([part], 4)
-
-    def begin_all(self, method: str) -> Callable[[], list[Any]]:
-        assert method == "weight_sums"
-        sums = [{"w": (FORM, self.weight)}, {"w": (FORM, 0)}]
-        return lambda: sums
+        masters = {"adamw": {"state": {}}, "masters": ["x"]}
+        state = {"actor": {"w": self.digest()}, "critic": {"w": "y"}}
+        all_state: Any = {**state, "actor_optimizer": masters, "critic_optimizer": masters}
+        digests: Any = learned(all_state)[1]
+        assert len(digests) == 4
+        found = GatheredWeights(
+            parts=[(("w", self.digest()),)], bytes=4, seconds=0.0, digests=digests
+        )
+        return lambda: found
 
     def digest(self) -> str:
         return f"{FORM} {self.weight:016x}"
@@ -54,13 +59,8 @@ class Run:
         self.publisher.change()
 
     def describe(self) -> None:
-        self.publisher.begin()
-        self.publisher.send()
-        masters = {"adamw": {"state": {}}, "masters": ["x"]}
-        state = {"actor": {"w": self.ranks.digest()}, "critic": {"w": "y"}}
-        _, weights = learned({**state, "actor_optimizer": masters, "critic_optimizer": masters})
-        assert len(weights) == 4
-        self.publisher.expect(weights)
+        if self.publisher.begin():
+            assert self.publisher.send()["actor/w"] == self.ranks.digest()
 
     def held(self) -> list[dict[str, str] | None]:
         return [replica.digests for replica in self.fleet.living()]
@@ -73,6 +73,7 @@ def test_weights_that_went_ahead_are_not_gathered_again():
     run.describe()
     assert run.held() == [{"w": f"{FORM} {2:016x}"}] * 2
     run.publisher.ensure(1)
+    run.publisher.settle()
     assert run.ranks.gathered == 2
     assert [(done.version, done.replicas, done.bytes, n) for done, n, _ in run.noted] == [
         (0, 2, 4, 1),
@@ -91,19 +92,19 @@ def test_nothing_goes_before_somebody_has_asked_or_when_nothing_is_new():
     assert run.ranks.gathered == 1
 
 
-@pytest.mark.parametrize("reason", ["another version", "another step", "nobody said what"])
+@pytest.mark.parametrize("reason", ["another version", "another step", "nobody sent it"])
 def test_what_went_ahead_is_dropped_when_something_else_is_asked_for(reason: str):
     run = Run()
     run.publisher.ensure(0)
     run.learn()
-    if reason == "nobody said what":
+    if reason == "nobody sent it":
         run.publisher.begin()
-        run.publisher.send()
     else:
         run.describe()
     if reason == "another step":
         run.learn()
     run.publisher.ensure(7 if reason == "another version" else 1)
+    run.publisher.settle()
     assert run.ranks.gathered == 3
     assert run.held() == [{"w": run.ranks.digest()}] * 2
     assert run.publisher.newest is not None
@@ -129,8 +130,9 @@ def test_a_replica_that_got_something_else_stops_the_run_before_anything_is_draw
     run.publisher.ensure(0)
     run.learn()
     run.describe()
+    run.publisher.ensure(1)
     with pytest.raises(UserError, match="replica 1 does not hold"):
-        run.publisher.ensure(1)
+        run.publisher.settle()
 
 
 def test_a_replica_that_is_lost_on_the_way_gets_them_when_it_is_back():
@@ -140,8 +142,8 @@ def test_a_replica_that_is_lost_on_the_way_gets_them_when_it_is_back():
     run.publisher.begin()
     run.fleet.begun[0].is_dead = True
     run.publisher.send()
-    run.publisher.expect({"actor/w": run.ranks.digest()})
     run.publisher.ensure(1)
+    run.publisher.settle()
     members = run.engines.crew.members
     run.engines.crew.wait_until(lambda: all(member.is_ready for member in members))
     assert len(run.fleet.begun) == 3
@@ -163,5 +165,18 @@ def test_what_happens_between_the_confirmation_and_the_question_is_no_publicatio
     run.learn()
     run.describe()
     time.sleep(0.2)
-    run.publisher.ensure(1)
+    run.publisher.settle()
     assert run.noted[-1][2] >= 0.2
+
+
+def test_requests_of_weights_on_their_way_say_which_they_wait_for():
+    run = Run()
+    run.publisher.ensure(0)
+    run.learn()
+    run.describe()
+    run.publisher.ensure(1)
+    run.engines.submit(Request(id="a", tokens=(1,), keys=(3,), sampling=SAMPLING, weights=1))
+    run.engines.send()
+    submits = [call for replica in run.fleet.begun for call in replica.calls if call[0] == "submit"]
+    assert [call[3] for call in submits] == [run.engines.crew.publication_of(1)]
+    assert run.engines.crew.publication_of(1) == run.engines.crew.publication == 2

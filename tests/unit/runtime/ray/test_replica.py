@@ -95,13 +95,32 @@ def test_weights_arrive_in_any_order_and_are_confirmed():
     async def work(replica: Replica) -> Any:
         parts = [pack(bucket) for bucket in in_buckets(wanted, most_bytes=20_000)]
         assert len(parts) > 3
-        confirming = asyncio.create_task(replica.confirm(1, None, len(parts)))
+        confirming = asyncio.create_task(replica.confirm(1, None, len(parts), describe(wanted)))
         for part in reversed(parts):
             await replica.load(1, None, (), part)
         held = await confirming
         assert held.digests == describe(wanted)
         assert await replica.fingerprint() == held.digests
-        await replica.submit(0, REQUESTS)
+        await replica.submit(0, REQUESTS, 1)
+        return await answers(replica, 5)
+
+    assert with_replica(work) == generate(native(policy), REQUESTS)
+
+
+def test_nothing_is_drawn_before_the_weights_are_found_to_be_what_they_should():
+    policy = tiny_policy("llama", seed=4)
+    wanted = trained_parameters(policy)
+
+    async def work(replica: Replica) -> Any:
+        asking = asyncio.create_task(replica.submit(0, REQUESTS, 2))
+        await replica.load(1, None, (), pack(wanted))
+        held = await replica.confirm(1, None, 1, {**describe(wanted), "w": "another"})
+        assert held.digests == describe(wanted)
+        await replica.load(2, None, (), pack(wanted))
+        assert (await replica.collect(0, 0.2)).passes == 0
+        assert not asking.done()
+        await replica.confirm(2, None, 1, held.digests)
+        await asking
         return await answers(replica, 5)
 
     assert with_replica(work) == generate(native(policy), REQUESTS)
@@ -112,13 +131,13 @@ def test_a_version_that_a_newer_publication_has_ended_comes_too_late_and_stops_n
     old, new = (trained_parameters(tiny_policy("llama", seed=seed)) for seed in (4, 5))
 
     async def work(replica: Replica) -> None:
-        confirming = asyncio.create_task(replica.confirm(1, 7, 2))
+        confirming = asyncio.create_task(replica.confirm(1, 7, 2, describe(old)))
         first, *_ = parts = [pack(bucket) for bucket in in_buckets(old, most_bytes=20_000)]
         await replica.load(1, 7, {7}, first)
         await replica.load(2, 8, {8}, pack(new))
         await replica.load(1, 7, {7}, parts[1])
         assert (await confirming).digests == {}
-        assert (await replica.confirm(2, 8, 1)).digests == describe(new)
+        assert (await replica.confirm(2, 8, 1, describe(new))).digests == describe(new)
 
     with_replica(work)
 
@@ -131,8 +150,8 @@ def test_parts_of_a_version_that_was_published_anew_come_too_late():
         await replica.load(1, 7, {7}, first)
         await replica.load(2, 7, {7}, pack(new))
         await replica.load(1, 7, {7}, second)
-        assert (await replica.confirm(1, 7, 2)).digests == {}
-        assert (await replica.confirm(2, 7, 1)).digests == describe(new)
+        assert (await replica.confirm(1, 7, 2, describe(old))).digests == {}
+        assert (await replica.confirm(2, 7, 1, describe(new))).digests == describe(new)
 
     with_replica(work)
 
@@ -153,7 +172,7 @@ def test_weights_that_do_not_fit_are_refused(change: Callable[..., Any], said: s
             replica.load(1, None, (), pack(change(dict(weights)))), return_exceptions=True
         )
         with pytest.raises(UserError, match=said):
-            await replica.confirm(1, None, 1)
+            await replica.confirm(1, None, 1, {})
         await loading
 
     with_replica(work)

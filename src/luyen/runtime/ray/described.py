@@ -1,0 +1,34 @@
+"""What ranks hold, as digests; new weights go to the replicas on the way."""
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import final
+
+from luyen.engine.shard_sums import merged
+from luyen.runtime.ray.publisher import Publisher
+from luyen.runtime.ray.ranks import RankGroup
+
+
+@final
+class DescribedByRanks:
+    """Digests that ranks make of their shards, after all that they were called for before."""
+
+    def __init__(self, ranks: RankGroup, publisher: Publisher, *, publishes: bool) -> None:
+        """With `publishes`, weights that are new go to the replicas on the way."""
+        self._ranks = ranks
+        self._publisher = publisher
+        is_new = publishes and publisher.begin()
+        self._sums = None if is_new else ranks.begin_all("weight_sums")
+
+    def weights(self) -> Mapping[str, str]:
+        """Parameters that learn, and their masters where they have any."""
+        return self._weights
+
+    @cached_property
+    def _weights(self) -> Mapping[str, str]:
+        return self._publisher.send() if self._sums is None else merged(self._sums())
+
+    def moments(self) -> Mapping[str, str]:
+        """First moments of the optimizers. Replicas that load weights go first."""
+        self._publisher.wait()
+        return merged(self._ranks.all("moment_sums"))
