@@ -12,6 +12,7 @@ overhead, and is held against the bar: nothing of it is anybody's work but the r
     python benchmarks/ray_overhead.py --steps 40
     python benchmarks/ray_overhead.py --steps 10 --hidden 512 --layers 8
     python benchmarks/ray_overhead.py --steps 6 --hidden 512 --layers 8 --response 32
+    python benchmarks/ray_overhead.py --steps 15 --recipe tool_calling
 """
 
 import argparse
@@ -28,7 +29,7 @@ from luyen.studio.timeline.intervals import Interval, overlap, seconds, union, w
 from luyen.studio.timeline.read import WAIT, TimedSpan, read_processes
 from luyen.train.start import run_training
 
-RECIPE = Path(__file__).resolve().parent.parent / "recipes/quickstart.yaml"
+RECIPES = Path(__file__).resolve().parent.parent / "recipes"
 BAR = 0.05
 WARM_UP = 3
 """First steps that are left out: imports, compilers and caches."""
@@ -54,7 +55,7 @@ def train(folder: Path, asked: argparse.Namespace) -> Path:
     ]
     words += larger(asked.hidden, asked.layers) if asked.hidden else []
     words += [f"data.max_response_length={asked.response}"] if asked.response else []
-    report = check([RECIPE], words)
+    report = check([RECIPES / f"{asked.recipe}.yaml"], words)
     assert report.is_sound, report.problems
     run_training(report)
     return folder / "overhead/run"
@@ -117,6 +118,7 @@ def main() -> None:
     """Run, and hold the overhead against the bar."""
     words = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     words.add_argument("--steps", type=int, default=40)
+    words.add_argument("--recipe", default="quickstart", help="whose workload it is")
     words.add_argument("--hidden", type=int, default=0, help="a larger model, with fresh weights")
     words.add_argument("--layers", type=int, default=8, help="its layers")
     words.add_argument("--response", type=int, default=0, help="tokens of an answer, at most")

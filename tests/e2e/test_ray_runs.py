@@ -6,13 +6,18 @@ from pathlib import Path
 import pytest
 import torch
 
+from luyen.base.digests import read_digests
+from luyen.runtime.roles import Described
 from luyen.studio.timeline.read import TimedSpan, read_processes
 from luyen.telemetry.metrics_file import read_metrics
 from luyen.telemetry.rollout_files import read_rollouts
 from luyen.telemetry.spans import SPANS
+from luyen.train import online
+from luyen.train.early import ask_early
 from luyen.train.online import train_online
 from luyen.train.replay.record import RunRecord
 from luyen.train.replay.replay import replay_rollout, replay_step
+from luyen.train.run import OnlineRun
 from tests.runs import CHATTY, MODEL, ROLLOUT, Ran, close, prepare, read_back, train
 
 ray = pytest.importorskip("ray", reason="the extra `ray` is not installed")
@@ -196,6 +201,26 @@ def test_publications_memory_and_waits_are_logged_at_every_step(runs: tuple[Ran,
         shares = [line.values[f"role/{role}/busy"] for role in ("actor", "rollout")]
         assert all(0 < share < 1 for share in shares)
         assert line.values["role/controller/memory_gb"] > 0.05
+
+
+def test_rollouts_that_are_asked_for_early_are_those_asked_for_in_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A checkpoint after each step leaves no room to ask for the next one early."""
+    early: list[int] = []
+
+    def counted(run: OnlineRun, held: Described) -> None:
+        ask_early(run, held)
+        early.append(len(run.supply.outstanding))
+
+    monkeypatch.setattr(online, "ask_early", counted)
+    words = ("algorithm.adv_estimator=remax", "trainer.total_training_steps=3", *CLUSTER)
+    often, once = (
+        train(tmp_path / str(every), *words, f"trainer.save_freq={every}") for every in (1, -1)
+    )
+    assert early == [0, 0, 0, 1, 1, 0]
+    first, second = (read_digests(run.root / "digests.jsonl") for run in (often, once))
+    assert [line.chain for line in first] == [line.chain for line in second]
 
 
 @pytest.mark.slow

@@ -18,6 +18,6 @@ def kill(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kill]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ray_cases(), ids=str)
+@pytest.mark.parametrize("case", [*ray_cases(), *ray_cases(shape="single-turn")], ids=str)
 def test_a_killed_run_goes_on_as_if_nothing_had_happened(case: Case, kill: Kill, tmp_path: Path):
     kill(case, tmp_path)

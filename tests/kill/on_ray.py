@@ -33,18 +33,27 @@ _ELSEWHERE = ("between two optimizer steps",)
 
 
 def ray_cases(
-    staleness: Sequence[int] = (0,), *, is_short: bool = False, is_small: bool = False
+    staleness: Sequence[int] = (0,),
+    *,
+    shape: str = "tool-calling",
+    is_short: bool = False,
+    is_small: bool = False,
 ) -> list[Case]:
-    """Conversations with tools and GRPO, killed everywhere; in short, once at each point.
+    """Conversations with tools, or plain answers, and GRPO, killed everywhere; in short, once.
 
     Points of ranks and replicas are counted for two of each: a small run has none of them.
     """
-    points = {name: p for name, p in POINTS.items() if name not in _ELSEWHERE}
+    has_tools = shape == "tool-calling"
     remote = {} if is_small else REMOTE
+    points = {
+        name: point
+        for name, point in {**POINTS, **remote}.items()
+        if name not in _ELSEWHERE and (has_tools or not point.tools_only)
+    }
     return [
-        Case(shape="tool-calling", algorithm="GRPO", point=name, call=call, staleness=ahead)
+        Case(shape=shape, algorithm="GRPO", point=name, call=call, staleness=ahead)
         for ahead in staleness
-        for name, point in {**points, **remote}.items()
+        for name, point in points.items()
         for call in (point.calls[-1:] if is_short else point.calls)
     ]
 

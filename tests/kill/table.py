@@ -1,7 +1,7 @@
-"""`python -m tests.kill.table [offline] [ray] [small] [short] [STALENESS...]`: kill runs at every
-point, on a cluster or here, and print which went on as they should. Offline: runs that learn from
-given rows. Small: with one rank and one replica, and only the controller is killed; in short: once
-at each point.
+"""`python -m tests.kill.table [offline] [ray] [answers] [small] [short] [STALENESS...]`: kill runs
+at every point, on a cluster or here, and print which went on as they should. Offline: runs that
+learn from given rows. Answers: without conversations. Small: with one rank and one replica, and
+only the controller is killed; in short: once at each point.
 """
 
 import sys
@@ -23,7 +23,8 @@ def main(words: Sequence[str]) -> int:
         if "ray" in words:
             with on_ray(root, SMALL if "small" in words else WORDS) as kill:
                 ways = {f"is_{word}": word in words for word in ("short", "small")}
-                cases = ray_cases(staleness or [0], **ways)
+                shape = "single-turn" if "answers" in words else "tool-calling"
+                cases = ray_cases(staleness or [0], shape=shape, **ways)
                 return _table(cases, kill, root)
         with Zygote() as zygote:
             killing = Killing(zygote, root)

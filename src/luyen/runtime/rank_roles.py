@@ -6,6 +6,7 @@ exchange shards, and one that is missing would be waited for.
 
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
+from functools import cached_property
 from pathlib import Path
 from typing import Any, final
 
@@ -132,7 +133,7 @@ class RankRoles:
         Those of a model that is not sharded are its own: they change with the next update.
         """
         bucket: dict[str, Tensor] = {}
-        size, bucket_bytes = 0, fitting_bucket(self.actor.policy)
+        size, bucket_bytes = 0, self._bucket_bytes
         for name, weight in full_weights(self.actor.policy, bucket_bytes=bucket_bytes):
             bucket[name] = weight.detach().to("cpu")
             size += weight.numel() * weight.element_size()
@@ -141,6 +142,10 @@ class RankRoles:
                 bucket, size = {}, 0
         if bucket:
             yield bucket
+
+    @cached_property
+    def _bucket_bytes(self) -> int:
+        return fitting_bucket(self.actor.policy)
 
     def _state(self) -> dict[str, Any]:
         state = role_state("actor", self.actor.policy, self.actor.optimizer)

@@ -183,7 +183,11 @@ metric("reward/<component...>/faults", doc="Rollouts for which the component has
 metric("rollout_corr/<name>", doc="Mismatch between sampler and trainer; see rollout correction.")
 metric("training/<name>", doc="Differences of probabilities between sampler and trainer.")
 metric("time/step", unit="s", doc="Seconds of the step's phases together.")
-metric("time/publish", unit="s", doc="Seconds until every replica had confirmed new weights.")
+metric(
+    "time/publish",
+    unit="s",
+    doc="Seconds in which ranks digest and gather new weights and replicas load and confirm them.",
+)
 metric("publish/bytes", unit="B", doc="Bytes of the weights that were published, counted once.")
 metric("publish/parameters", doc="Parameters that were published: few where an adapter learns.")
 for _name, (_unit, _doc) in _ROLE.items():

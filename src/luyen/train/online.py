@@ -1,13 +1,12 @@
 """The RL loop. Everything it calls does one thing; read on in the module of that name."""
 
-from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 
 from luyen.train.annotate import parity_metrics
 from luyen.train.early import ask_early, foresee
 from luyen.train.groups import take_groups
 from luyen.train.learn import annotated, credit_groups, update_roles
-from luyen.train.report import finish_step, tell
+from luyen.train.report import Told, finish_step
 from luyen.train.run import OnlineRun
 from luyen.train.validation import validate
 
@@ -22,12 +21,12 @@ def train_online(run: OnlineRun) -> None:
         groups = take_groups(run, step)
         batch = annotated(run, groups)
         credited = credit_groups(run, batch, groups, run.baselines)
-        told = cache(partial(tell, run, groups, credited))
+        told = Told(run, groups, credited)
         metrics = update_roles(run, credited.batch, step, meanwhile=partial(_prepare, run, told))
         held = run.roles.describe()
         ask_early(run, held)
         measured = {**parity_metrics(batch, run.needs), **metrics}
-        finish_step(run, credited, measured, told(), held)
+        finish_step(run, credited, measured, told, held)
         if run.is_due(trainer.test_freq):
             validate(run)
         run.write_down()
@@ -36,7 +35,7 @@ def train_online(run: OnlineRun) -> None:
     run.save()
 
 
-def _prepare(run: OnlineRun, told: Callable[[], object]) -> None:
+def _prepare(run: OnlineRun, told: Told) -> None:
     """While others learn: what can be told of the step already, and the next one's prompts."""
-    told()
+    told.prepare()
     foresee(run)

@@ -1,8 +1,7 @@
 """The numbers of a step, written down and shown; what looks broken is said at once."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from statistics import fmean
 from typing import final
 
@@ -32,43 +31,43 @@ _PATIENCE = 10
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """What can be told of a step before it is learned from.
+    """What can be told of a step before it is learned from; each part is made once."""
 
-    Example:
-        >>> Told(rollouts=(), stages={}, metrics={"reward/mean": 0.5}).metrics["reward/mean"]
-        0.5
-    """
+    def __init__(self, run: OnlineRun, groups: list[Group], credited: Credited) -> None:
+        self._run = run
+        self._credited = credited
+        self.rollouts = in_order(groups)
+        """Those that are learned from, in the order of the batch."""
 
-    rollouts: Sequence[Rollout]
-    """Those that are learned from, in the order of the batch."""
-    stages: Mapping[str, str]
-    """Digests of what was drawn, judged and credited."""
-    metrics: Mapping[str, float]
-    """Scores, lengths and ages."""
+    def prepare(self) -> None:
+        """Make everything now, which takes a while and no role."""
+        assert self.stages
+        assert self.metrics
 
+    @cached_property
+    def stages(self) -> Mapping[str, str]:
+        """Digests of what was drawn, judged and credited."""
+        journal = self._run.journal
+        return drawn_stages(
+            rollouts=_everyone(self._run),
+            baselines=self._run.baselines,
+            batch=self._credited.batch,
+            pack=journal.pack if journal is not None else stream_bytes,
+        )
 
-def tell(run: OnlineRun, groups: list[Group], credited: Credited) -> Told:
-    """What can be told of a step before it is learned from; it takes a while, and no role."""
-    rollouts, everyone = in_order(groups), _everyone(run)
-    is_multi_turn = run.roles.generation.conversations is not None
-    return Told(
-        rollouts=rollouts,
-        stages=drawn_stages(
-            rollouts=everyone,
-            baselines=run.baselines,
-            batch=credited.batch,
-            pack=run.journal.pack if run.journal is not None else stream_bytes,
-        ),
-        metrics={
+    @cached_property
+    def metrics(self) -> Mapping[str, float]:
+        """Scores, lengths and ages."""
+        run = self._run
+        is_multi_turn = run.roles.generation.conversations is not None
+        return {
             **(score_metrics(run.judged) if run.needs.reward else {}),
-            **turn_metrics(everyone, is_multi_turn=is_multi_turn),
-            **_lengths(rollouts),
-            **_staleness(run, rollouts),
-            **credited.metrics,
-        },
-    )
+            **turn_metrics(_everyone(run), is_multi_turn=is_multi_turn),
+            **_lengths(self.rollouts),
+            **_staleness(run, self.rollouts),
+            **self._credited.metrics,
+        }
 
 
 def finish_step(

@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from luyen.base.errors import UserError
 from luyen.base.records import Rollout, Source
 from luyen.engine.batch import PackedBatch, flat_tensor, pack
 from luyen.rollout.single_turn import Group
-from luyen.train.turn_rewards import token_rewards
+from luyen.train.turn_rewards import placed_rewards
 
 
 def in_order(groups: Sequence[Group]) -> list[Rollout]:
@@ -54,5 +55,19 @@ def pack_groups(
     )
     if not is_judged:
         return batch
-    rewards = [reward for rollout in rollouts for reward in token_rewards(rollout)]
-    return batch.with_streams(rewards=flat_tensor(rewards, torch.float32).to(device))
+    return batch.with_streams(rewards=_rewards(rollouts, len(batch.tokens)).to(device))
+
+
+def _rewards(rollouts: Sequence[Rollout], tokens: int) -> Tensor:
+    """Reward of each token; most have none."""
+    places: list[int] = []
+    values: list[float] = []
+    start = 0
+    for rollout in rollouts:
+        for place, reward in placed_rewards(rollout).items():
+            places.append(start + place)
+            values.append(reward)
+        start += sum(len(part.tokens) for part in (*rollout.earlier, rollout))
+    rewards = torch.zeros(tokens)
+    rewards[flat_tensor(places, torch.int64)] = flat_tensor(values, torch.float32)
+    return rewards
