@@ -1,8 +1,8 @@
 """The ranks' weights to the replicas: as soon as they are new, or when they are asked for.
 
-New weights are on their way while the controller finishes a step: ranks gather them before they
-digest what they hold, and replicas load them meanwhile. What they must hold is known from the
-digests of the ranks' own shards, so that nothing on the way is trusted.
+New weights are on their way while the controller finishes a step: ranks digest and gather them as
+soon as they have learned, and replicas load them. What they must hold is known from the digests of
+the ranks' own shards, so that nothing on the way is trusted.
 """
 
 import asyncio
@@ -29,6 +29,7 @@ class _OnTheWay:
         self.gathered: GatheredWeights | None = None
         """What they gave, once it was sent to replicas."""
         self.started = 0.0
+        """When they began, by the monotonic clock of this process."""
 
 
 @final
