@@ -12,7 +12,7 @@ overhead, and is held against the bar: nothing of it is anybody's work but the r
     python benchmarks/ray_overhead.py --steps 40
     python benchmarks/ray_overhead.py --steps 10 --hidden 512 --layers 8
     python benchmarks/ray_overhead.py --steps 6 --hidden 512 --layers 8 --response 32
-    python benchmarks/ray_overhead.py --steps 15 --recipe tool_calling
+    python benchmarks/ray_overhead.py --steps 12 --recipe tool_calling
 """
 
 import argparse
