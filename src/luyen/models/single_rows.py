@@ -20,8 +20,8 @@ def steady_single_rows(model: nn.Module) -> None:
     Only plain layers are seen, the base and the adapter of a LoRA layer among them; experts that
     multiply by themselves are not. Two libraries would sum differently, so one is shut.
     """
-    is_ours = not has_mkl() and all(is_promised(_name(p.dtype)) for p in model.parameters())
-    if not is_ours:
+    is_single = all(parameter.dtype == torch.float32 for parameter in model.parameters())
+    if has_mkl() or not is_single or not is_promised("float32"):
         return
     torch.backends.mkldnn.enabled = False  # pyright: ignore[reportAttributeAccessIssue]
     for module in model.modules():
@@ -44,7 +44,3 @@ def twice_if_single(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Te
 
 def _forward(self: nn.Linear, x: Tensor) -> Tensor:
     return twice_if_single(x, self.weight, self.bias)
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -6,40 +6,35 @@ write to.
 """
 
 import pickle
-from typing import Any, TypeAlias
 
 import torch
 from ray.util import register_serializer
 from torch import Tensor
 
-Plain: TypeAlias = tuple[str, tuple[int, ...], Any] | bytes
-"""Type, shape and bytes; or, of a tensor that is more than that, what PyTorch makes of it."""
+from luyen.runtime.ray.weights import Plain, as_plain, from_plain
 
 
 def send_tensors_as_arrays() -> None:
     """From now on, tensors that this process sends with Ray are plain bytes."""
-    register_serializer(Tensor, serializer=as_plain, deserializer=as_tensor)
+    register_serializer(Tensor, serializer=packed, deserializer=unpacked)
 
 
-def as_plain(tensor: Tensor) -> Plain:
-    """A tensor for a message.
+def packed(tensor: Tensor) -> Plain | bytes:
+    """A tensor for a message: bytes, or what PyTorch makes of one that is more than that.
 
     Example:
-        >>> as_tensor(as_plain(torch.tensor([1.5], dtype=torch.bfloat16)))
+        >>> unpacked(packed(torch.tensor([1.5], dtype=torch.bfloat16)))
         tensor([1.5000], dtype=torch.bfloat16)
     """
     is_plain = tensor.device.type == "cpu" and tensor.layout == torch.strided
     if not is_plain or tensor.requires_grad or tensor.is_complex():
         return pickle.dumps(tensor)
-    flat = tensor.reshape(-1).contiguous().view(torch.uint8)
-    return str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), flat.numpy()
+    return as_plain(tensor)
 
 
-def as_tensor(plain: Plain) -> Tensor:
+def unpacked(message: Plain | bytes) -> Tensor:
     """The tensor of a message, in memory of its own."""
-    if isinstance(plain, bytes):
-        return pickle.loads(plain)
-    dtype, shape, array = plain
-    if not array.size:
-        return torch.empty(shape, dtype=getattr(torch, dtype))
-    return torch.from_numpy(array.copy()).view(getattr(torch, dtype)).reshape(shape)
+    if isinstance(message, bytes):
+        return pickle.loads(message)
+    dtype, shape, array = message
+    return from_plain((dtype, shape, array.copy()))

@@ -20,6 +20,10 @@ from luyen.base.files import write_whole
 warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
 
 
+Plain: TypeAlias = tuple[str, tuple[int, ...], Any]
+"""A tensor as its type, its shape and an array of bytes."""
+
+
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parcel:
@@ -30,8 +34,8 @@ class Parcel:
         torch.bfloat16
     """
 
-    contents: Mapping[str, tuple[str, tuple[int, ...], Any]]
-    """Type, shape and an array of bytes, by name."""
+    contents: Mapping[str, Plain]
+    """Tensors by name."""
 
 
 Part: TypeAlias = Parcel | Path
@@ -40,22 +44,28 @@ Part: TypeAlias = Parcel | Path
 
 def pack(tensors: Mapping[str, Tensor]) -> Parcel:
     """Tensors of any device as bytes."""
-    contents: dict[str, tuple[str, tuple[int, ...], Any]] = {}
-    for name, tensor in tensors.items():
-        flat = tensor.detach().reshape(-1).contiguous().cpu().view(torch.uint8)
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        contents[name] = dtype, tuple(tensor.shape), flat.numpy()
-    return Parcel(contents=contents)
+    return Parcel(contents={name: as_plain(tensor) for name, tensor in tensors.items()})
+
+
+def as_plain(tensor: Tensor) -> Plain:
+    """A tensor of any device as bytes."""
+    flat = tensor.detach().reshape(-1).contiguous().cpu().view(torch.uint8)
+    return str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), flat.numpy()
+
+
+def from_plain(plain: Plain) -> Tensor:
+    """The tensor, over the very bytes."""
+    dtype, shape, array = plain
+    if not array.size:
+        return torch.empty(shape, dtype=getattr(torch, dtype))
+    return torch.from_numpy(array).view(getattr(torch, dtype)).reshape(shape)
 
 
 def unpack(part: Part) -> dict[str, Tensor]:
     """The tensors of a part, on the CPU, to be read only: a parcel's lie where it lies."""
     if isinstance(part, Path):
         return load_file(part)
-    return {
-        name: torch.from_numpy(array).view(getattr(torch, dtype)).reshape(shape)
-        for name, (dtype, shape, array) in part.contents.items()
-    }
+    return {name: from_plain(plain) for name, plain in part.contents.items()}
 
 
 def write_part(file: Path, tensors: Mapping[str, Tensor]) -> Path:

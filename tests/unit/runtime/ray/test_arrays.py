@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from luyen.runtime.ray.arrays import as_plain, as_tensor
+from luyen.runtime.ray.arrays import packed, unpacked
 
 TENSORS = {
     "scalar": torch.tensor(2.5, dtype=torch.float64),
@@ -22,7 +22,7 @@ TENSORS = {
 @pytest.mark.parametrize("name", TENSORS)
 def test_what_arrives_is_what_was_sent(name: str):
     sent = TENSORS[name]
-    found = as_tensor(as_plain(sent))
+    found = unpacked(packed(sent))
     assert (found.dtype, found.shape, found.layout) == (sent.dtype, sent.shape, sent.layout)
     assert found.requires_grad == sent.requires_grad
     assert torch.equal(_dense(found), _dense(sent))
@@ -30,12 +30,12 @@ def test_what_arrives_is_what_was_sent(name: str):
 
 def test_what_arrives_may_be_written_to_and_nobody_else_sees_it():
     sent = torch.zeros(3)
-    plain = as_plain(sent)
+    plain = packed(sent)
     assert isinstance(plain, tuple)
     plain[2].flags.writeable = False  # as the object store gives it
-    found = as_tensor(plain)
+    found = unpacked(plain)
     found += 1
-    assert as_tensor(plain).tolist() == sent.tolist() == [0.0, 0.0, 0.0]
+    assert unpacked(plain).tolist() == sent.tolist() == [0.0, 0.0, 0.0]
 
 
 def _dense(tensor: Tensor) -> Tensor:
