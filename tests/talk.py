@@ -4,15 +4,18 @@ import asyncio
 import json
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from luyen.base.records import GroupId, Prompt, make_prompt
 from luyen.data.render import Renderer
 from luyen.data.tokenizer import Tokenizer, load_tokenizer
 from luyen.rollout.client import EngineClient
+from luyen.rollout.compared import compared
 from luyen.rollout.env.protocol import Env, Observation
+from luyen.rollout.fault_policy import FaultPolicy
 from luyen.rollout.loop import TurnLimits
-from luyen.rollout.multi_turn import FaultPolicy, converse_all
+from luyen.rollout.multi_turn import converse_all
+from luyen.rollout.openings import Openings
 from luyen.rollout.parsers.all import tool_parsers
 from luyen.rollout.parsers.protocol import ToolParser
 from luyen.rollout.protocol import Completion, Request, Sampling
@@ -136,8 +139,10 @@ def setting(
     parser: ToolParser = HERMES,
 ) -> Setting:
     """What conversations have in common, over the built-in tokenizer."""
+    renderer = Renderer(tokenizer)
     return Setting(
-        renderer=Renderer(tokenizer),
+        renderer=renderer,
+        openings=Openings(renderer),
         parser=parser,
         tools=box or ToolBox(tools, max_tool_response_length=80),
         make_env=env,
@@ -175,7 +180,7 @@ def play(
     """The conversations that begin with these questions."""
     stops = how.renderer.tokenizer.stop_ids
     sampling = Sampling(max_new_tokens=how.max_response_length, stop_ids=stops)
-    return asyncio.run(
+    groups = asyncio.run(
         converse(
             engine,
             how,
@@ -188,6 +193,9 @@ def play(
             journal=journal,
         )
     )
+    return [
+        replace(g, rollouts=tuple(compared(r, g.prompt, how) for r in g.rollouts)) for g in groups
+    ]
 
 
 async def converse(engine, *arguments, **more) -> list[Group]:

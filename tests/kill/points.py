@@ -104,7 +104,7 @@ POINTS: dict[str, Point] = {
         tools_only=True,
     ),
     "a tool is at work": Point(
-        where="luyen.rollout.tools.open_tools:_tried", when="after", calls=(2, 11), tools_only=True
+        where="luyen.rollout.tools.open_tools:tried", when="after", calls=(2, 11), tools_only=True
     ),
     "the result of a tool is written": Point(
         where="luyen.telemetry.journal:WorkJournal.keep_call",

@@ -116,6 +116,10 @@ class PlainText:
         marks = Marks(cut=next(unused), begin=next(unused), end=next(unused))
         return marks, [self._protected(message, marks.cut) for message in messages]
 
+    def ids(self, text: str, cuts: Sequence[int] = ()) -> list[int]:
+        """Ids of the text, none of which reaches over a cut."""
+        return self.encode(text, cuts).ids if cuts else self._tokenizer.encode(text)
+
     def encode(
         self, text: str, cuts: Sequence[int] = (), contents: Sequence[Region] = ()
     ) -> Encoded:

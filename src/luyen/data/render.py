@@ -171,7 +171,7 @@ class Renderer:
 
     def _ids(self, text: str, marks: Marks) -> list[int]:
         clean, cuts, _ = marks.read(text)
-        return self._plain.encode(clean, cuts).ids
+        return self._plain.ids(clean, cuts)
 
     def _turn_ends(
         self, history: Sequence[Message], after: str, tools: Tools

@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any, Literal, TypeAlias, final
 
 from luyen.base.errors import UserError
-from luyen.base.records import Branch, Message, Source
+from luyen.base.records import Branch, Message, Rollout, Source
 from luyen.data.bridge import keeps_content
 from luyen.data.render import Renderer
 from luyen.data.turns import WRITTEN, forms
@@ -53,26 +53,24 @@ class _Turn:
     """A run of sampled tokens and what follows it up to the next.
 
     Example:
-        >>> _Turn(number=0, said="4<|im_end|>", content="4", tokens=(7, 2), after="\\n").content
+        >>> _Turn(number=0, tokens=(7, 2), content="4", following=(9,)).content
         '4'
     """
 
     number: int
     """Which one it is."""
-    said: str
-    """Decoded, the end of turn included."""
-    content: str
-    """The end of turn left off."""
     tokens: Sequence[int]
     """What was sampled."""
-    after: str
-    """Decoded, up to the next turn."""
+    content: str
+    """The same as text, the end of turn left off."""
+    following: Sequence[int]
+    """What stands between it and the next turn."""
 
 
 def check_against_render(
     renderer: Renderer,
     *,
-    branch: Branch,
+    branch: Branch | Rollout,
     messages: Sequence[Message],
     tools: Sequence[Mapping[str, Any]],
     mode: Mode,
@@ -121,55 +119,55 @@ def compare(
     assistant, one for each turn up to the last that has tokens.
     """
     spoken = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-    opening, said = _split(renderer, tokens, sources, turns)
+    start, said = _split(renderer, tokens, sources, turns)
     if spoken[-1:] == [len(messages) - 1] and (not said or said[-1].number != turns[-1]):
         spoken.pop()  # it was aborted before its first token
         messages = messages[:-1]
     count = turns[-1] + int(bool(messages[-1]["role"] == "assistant"))
     places = [spoken[turn.number - count] for turn in said]
     try:
-        form = _accepted(renderer, messages, dict(zip(places, said, strict=True)), tools)
+        form, ids = _accepted(renderer, messages, dict(zip(places, said, strict=True)), tools)
     except UserError as refused:
         return Comparison(same_tokens=False, same_text=False, drift=refused.why)
-    ids = _expected(renderer, form, tools, has_ended=tokens[-1] in renderer.tokenizer.stop_ids)
-    drift: _Difference | None = None
-    differing = 0
-    if ids != list(tokens):
-        drift, differing = _differences(renderer, form, tools, places, ids, opening, said)
+    if form[-1]["role"] == "assistant":
+        ids = _without_trailing(renderer, ids, tokens[-1] in renderer.tokenizer.stop_ids)
+    if ids == list(tokens):
+        return Comparison(same_tokens=True, same_text=True, drift=None)
+    opening = _read(renderer, tokens[:start])
+    drift, differing = _differences(renderer, form, tools, places, ids, opening, said)
     encode = renderer.tokenizer.encode
     return Comparison(
-        same_tokens=ids == list(tokens),
+        same_tokens=False,
         same_text=drift is None and not differing,
         drift=None if drift is None else _told(*drift),
         is_blank=drift is not None and _is_blank(*drift[1:]),
         sampled_differs=differing,
-        retokenised=sum(encode(turn.said) != list(turn.tokens) for turn in said),
+        retokenised=sum(encode(_read(renderer, t.tokens)) != list(t.tokens) for t in said),
     )
 
 
 def _split(
     renderer: Renderer, tokens: Sequence[int], sources: Sequence[Source], turns: Sequence[int]
-) -> tuple[str, list[_Turn]]:
-    """What stands before the first sampled token, and the turns with what follows each."""
+) -> tuple[int, list[_Turn]]:
+    """Where the first sampled token stands, and the turns with what follows each."""
     sampled = [i for i, source in enumerate(sources) if source == Source.SAMPLED]
     starts = [i for i in sampled if i == 0 or turns[i - 1] != turns[i] or sources[i - 1] != 1]
     borders = [*starts, len(tokens)]
     stops = renderer.tokenizer.stop_ids
     found: list[_Turn] = []
-    for start, beyond in zip(starts, borders[1:], strict=True):
+    for start, beyond in pairwise(borders):
         end = 1 + max(i for i in sampled if i < beyond)
         drawn = tokens[start:end]
         content = drawn[:-1] if drawn[-1] in stops else drawn
         found.append(
             _Turn(
                 number=turns[start],
-                said=_read(renderer, drawn),
-                content=_read(renderer, content),
                 tokens=drawn,
-                after=_read(renderer, tokens[end:beyond]),
+                content=_read(renderer, content),
+                following=tokens[end:beyond],
             )
         )
-    return _read(renderer, tokens[: borders[0]]), found
+    return borders[0], found
 
 
 def _accepted(
@@ -177,45 +175,37 @@ def _accepted(
     messages: Sequence[Message],
     said: Mapping[int, _Turn],
     tools: Sequence[Mapping[str, Any]],
-) -> list[Message]:
-    """The conversation in the first form that the template takes.
+) -> tuple[list[Message], list[int]]:
+    """The conversation in the first form that the template takes, and its tokens.
 
     Turns of this branch as they were sampled, the rest in parts: so a new branch begins.
     """
+
+    def rendered(form: list[Message]) -> tuple[list[Message], list[int]]:
+        is_prompt = form[-1]["role"] != "assistant"
+        return form, renderer.tokens_of(form, tools, is_prompt=is_prompt)
+
     in_parts = forms(messages)[-1]
     sampled: list[Message] = [
         {"role": "assistant", "content": said[i].content} if i in said else message
         for i, message in enumerate(in_parts)
     ]
+    for form in (sampled, in_parts):
+        try:
+            return rendered(form)
+        except UserError:
+            continue
     written: list[Message] = [
         {**message, WRITTEN: said[i].content} if i in said else message
         for i, message in enumerate(messages)
     ]
-    for form in (sampled, in_parts):
-        try:
-            renderer.text(form, tools, is_prompt=form[-1]["role"] != "assistant")
-        except UserError:
-            continue
-        return form
-    last = forms(written)[0]
-    renderer.text(last, tools, is_prompt=last[-1]["role"] != "assistant")
-    return last
+    return rendered(forms(written)[0])
 
 
-def _expected(
-    renderer: Renderer,
-    form: Sequence[Message],
-    tools: Sequence[Mapping[str, Any]],
-    *,
-    has_ended: bool,
-) -> list[int]:
+def _without_trailing(renderer: Renderer, ids: list[int], has_ended: bool) -> list[int]:
     """Tokens of the whole, without what follows an answer: nobody appends that."""
     end = renderer.tokenizer.turn_end
-    is_over = form[-1]["role"] == "assistant"
-    ids = renderer.tokens_of(form, tools, is_prompt=not is_over)
     assert end is not None, "a template that renders has an end of turn"
-    if not is_over:
-        return ids
     rest = renderer.tokenizer.encode(end.trailing if has_ended else end.text + end.trailing)
     return ids[: len(ids) - len(rest)] if ids[len(ids) - len(rest) :] == rest else ids
 
@@ -245,15 +235,16 @@ def _differences(
     borders = [*map(len, starts), len(text)]
     differing = 0
     for turn, place, (start, end) in zip(said, places, pairwise(borders), strict=True):
-        region = text[start:end]
-        if not region.endswith(turn.after):
-            rest = region.removeprefix(turn.said)
-            rendered = rest if rest != region else region[-len(turn.after) :]
-            return (f"what follows turn {turn.number}", turn.after, rendered), differing
-        wrote = region[: len(region) - len(turn.after)]
-        if turn.after and _is_lost(form[place], turn, wrote):
-            return (f"turn {turn.number}", turn.said, wrote), differing
-        differing += wrote != turn.said
+        region, wording = text[start:end], _read(renderer, turn.tokens)
+        after = _read(renderer, turn.following)
+        if not region.endswith(after):
+            rest = region.removeprefix(wording)
+            rendered = rest if rest != region else region[-len(after) :]
+            return (f"what follows turn {turn.number}", after, rendered), differing
+        wrote = region[: len(region) - len(after)]
+        if after and _is_lost(form[place], turn, wrote):
+            return (f"turn {turn.number}", wording, wrote), differing
+        differing += wrote != wording
     return None, differing
 
 

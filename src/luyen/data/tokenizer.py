@@ -23,13 +23,15 @@ _auto_tokenizer: Any = AutoTokenizer  # untyped beyond this point
 _generation_config: Any = GenerationConfig
 _fast: Any = TokenizersBackend
 _SHORT = 4096
-"""Characters of a text that is read within some milliseconds."""
+"""Characters, or ids, of a text that is read within some milliseconds."""
 _READING = (
     "__call__",
     "encode",
     "_encode_plus",
     "_convert_encoding",
     "set_truncation_and_padding",
+    "decode",
+    "_decode",
 )
 """What a kind of tokenizer may do in its own way."""
 
@@ -143,6 +145,8 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """Text of the ids, with or without special tokens, and otherwise as it stands."""
+        if self._rust is not None and len(ids) <= _SHORT:
+            return cast(str, self._rust.decode(list(ids), skip_special_tokens=skip_special))
         return cast(
             str,
             self._backend.decode(
@@ -254,7 +258,7 @@ def _generation_stops(where: str) -> tuple[int, ...]:
 
 
 def _plain_rust(backend: Any) -> Any | None:
-    """What a tokenizer asks for ids, where it adds nothing to it; None: it must be asked itself.
+    """What a tokenizer asks for ids and for text, where it adds nothing; None: ask it itself.
 
     Asked directly it wakes no threads for a single text, and answers in less than half the time.
     All other threads of Python wait meanwhile, so that long texts take the other way.

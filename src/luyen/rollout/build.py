@@ -11,8 +11,10 @@ from luyen.config.schema.rollout import MultiTurn
 from luyen.data.render import Renderer
 from luyen.rollout.env.all import envs, interactions
 from luyen.rollout.env.worlds import Worlds
+from luyen.rollout.fault_policy import FaultPolicy
 from luyen.rollout.loop import TurnLimits
-from luyen.rollout.multi_turn import Conversations, FaultPolicy
+from luyen.rollout.multi_turn import Conversations
+from luyen.rollout.openings import Openings
 from luyen.rollout.parsers.all import tool_parsers
 from luyen.rollout.setting import Setting
 from luyen.rollout.tools.box import ToolBox
@@ -92,6 +94,7 @@ def build_conversations(
     """What plays the rollouts of a run."""
     setting = Setting(
         renderer=renderer,
+        openings=Openings(renderer),
         parser=tool_parsers.get(multi_turn.format),
         tools=surroundings.tools,
         make_env=surroundings.worlds.make,

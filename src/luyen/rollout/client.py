@@ -158,10 +158,14 @@ class EngineClient:
                 await self._pass()
         self._fail(faults[0])  # it belongs to everyone who waits
 
-    async def _pass(self) -> None:
+    async def settle(self) -> None:
+        """Let everything run that is ready, and hand over what it asks for."""
         for _ in range(_SETTLING_ROUNDS):
             await asyncio.sleep(0)
         self._submit()
+
+    async def _pass(self) -> None:
+        await self.settle()
         if self._is_paused:
             await asyncio.sleep(_PAUSE_S)
         elif not self._engine.is_idle:

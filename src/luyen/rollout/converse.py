@@ -14,9 +14,9 @@ from luyen.base.errors import UserError
 from luyen.base.faults import last_line
 from luyen.base.records import Message, Prompt, Rollout, StopReason
 from luyen.data.render import Extension
-from luyen.data.sanity import check_against_render
 from luyen.data.turns import assistant_message, tool_message
 from luyen.rollout.client import EngineClient
+from luyen.rollout.compared import UNCHECKED, counted
 from luyen.rollout.env.guarded import GuardedEnv
 from luyen.rollout.loop import (
     Act,
@@ -60,7 +60,6 @@ class Conversation:
         ledger: CallLedger | None = None,
     ) -> None:
         """`version` is that of the weights that are to draw; calls go into the ledger.
-
         At the deadline (of the loop's clock) it ends with what there is.
         """
         self._address = address
@@ -96,7 +95,7 @@ class Conversation:
                 if not self._transcript.tokens:
                     raise TimeoutError("its time was up before its world and tools had opened")
                 await self._judge_whole()
-                self._compare()
+                self._compare_later()
         finally:
             await self._close(faults)
         if faults and (isinstance(faults[0], UserError) or faults[0] is self._client.failure):
@@ -157,11 +156,12 @@ class Conversation:
         self._tools = await tools.open(prompt, key, names, besides=besides, ledger=ledger)
         self._messages, self._opening = list(messages), len(messages)
         self._transcript = Transcript(
-            self._setting.renderer.prompt_tokens(self._messages, prompt.tools)
+            self._setting.openings.tokens(prompt)
+            if self._env is None
+            else self._setting.renderer.prompt_tokens(self._messages, prompt.tools)
         )
-        self._prompt_length = len(self._transcript)
-        if self._prompt_length > self._setting.max_prompt_length:
-            most = self._setting.max_prompt_length
+        self._prompt_length, most = len(self._transcript), self._setting.max_prompt_length
+        if self._prompt_length > most:
             raise ValueError(f"its world opens with {self._prompt_length} tokens of {most} allowed")
         return Opened(room=self._room(self._prompt_length))
 
@@ -282,15 +282,15 @@ class Conversation:
 
     def _compare(self) -> None:
         """Hold the branch that ends here against a rendering of what was said up to here."""
-        found = check_against_render(
-            self._setting.renderer,
-            branch=self._transcript.branch(),
-            messages=self._messages,
-            tools=self._prompt.tools,
-            mode=self._setting.sanity,
-        )
-        for name, count in found.items():
-            self._notes[name] = self._notes.get(name, 0.0) + count
+        said = self._transcript.branch(), self._messages, self._prompt.tools
+        self._notes = counted(self._notes, *said, self._setting)
+
+    def _compare_later(self) -> None:
+        """Leave the last branch to whoever has time, unless only this object knows how it began."""
+        if self._env is not None:
+            self._compare()
+        elif self._setting.sanity != "off":
+            self._notes[UNCHECKED] = 1.0
 
     def _measured(self) -> dict[str, float]:
         """What tools measured, and how many of them could not be let go."""

@@ -1,15 +1,16 @@
 """Conversations of all draws of a step, side by side; what fails is handled by a stated policy."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Literal, TypeAlias, final
+from typing import final
 
-from luyen.base.errors import UserError
-from luyen.base.records import Rollout
+from luyen.base.records import Prompt, Rollout
 from luyen.rollout.client import EngineClient
+from luyen.rollout.compared import compared
 from luyen.rollout.converse import Conversation
+from luyen.rollout.fault_policy import FaultPolicy, faulty_rollouts
 from luyen.rollout.protocol import RolloutEngine, Sampling
 from luyen.rollout.setting import Address, Setting
 from luyen.rollout.side_by_side import side_by_side
@@ -18,34 +19,8 @@ from luyen.rollout.tools.box import ToolBox
 from luyen.rollout.tools.ledger import CallLedger
 from luyen.telemetry.journal import WorkJournal
 
-OnFault: TypeAlias = Literal["fail", "retry", "keep_min"]
-"""A conversation that broke: stop the run, play it again, or go on without it."""
 _LAST_S = 5.0
 """How long what still runs at the end of a run may take to end."""
-_FIELD = "actor_rollout_ref.rollout.multi_turn.on_fault"
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FaultPolicy:
-    """What becomes of conversations that broke.
-
-    Example:
-        >>> FaultPolicy(on_fault="retry").attempts
-        2
-    """
-
-    on_fault: OnFault = "retry"
-    """Stop the run, play such a conversation again, or go on without it."""
-    retries: int = 1
-    """With `retry`: how often one is played again before the run goes on without it."""
-    min_samples: int = 1
-    """Sound rollouts that a group must keep; with fewer, the whole group is left out."""
-
-    @property
-    def attempts(self) -> int:
-        """How often a conversation is played at most."""
-        return 1 + (self.retries if self.on_fault == "retry" else 0)
 
 
 @final
@@ -174,21 +149,62 @@ class Conversations:
         journal: WorkJournal | None = None,
     ) -> list[Group]:
         """Rollouts of every draw; those that broke are among them, with their fault."""
+        return self.begin(
+            engine,
+            draws,
+            sampling,
+            seed=seed,
+            purpose=purpose,
+            version=version,
+            journal=journal,
+        )()
 
-        async def played() -> list[Group]:
+    def begin(
+        self,
+        engine: RolloutEngine,
+        draws: Sequence[Draw],
+        sampling: Sampling,
+        *,
+        seed: int,
+        purpose: str,
+        version: int,
+        journal: WorkJournal | None = None,
+    ) -> Callable[[], list[Group]]:
+        """Open the conversations and hand in the first turns of those that are open at once.
+
+        Who asks the result plays them to their end; nothing goes on before.
+        """
+
+        async def opened() -> tuple[EngineClient, asyncio.Task[list[Group]]]:
             client = EngineClient(engine)
-            async with client.running():
-                return await self.converse(
-                    client,
-                    draws,
-                    sampling,
-                    seed=seed,
-                    purpose=purpose,
-                    version=version,
-                    journal=journal,
-                )
+            talks = self.converse(
+                client,
+                draws,
+                sampling,
+                seed=seed,
+                purpose=purpose,
+                version=version,
+                journal=journal,
+            )
+            talking = asyncio.create_task(talks)
+            await client.settle()
+            return client, talking
 
-        return self._runner.run(played())
+        client, talking = self._runner.run(opened())
+
+        async def played() -> None:
+            async with client.running():
+                await talking
+
+        def result() -> list[Group]:
+            self._runner.run(played())
+            return talking.result()
+
+        return result
+
+    def foresee(self, draws: Sequence[Draw]) -> None:
+        """Have ready what the conversations of these draws open with."""
+        self._setting.openings.foresee([draw.prompt for draw in draws])
 
     async def converse(
         self,
@@ -219,6 +235,10 @@ class Conversations:
         self._is_closed = True
         await _wound_down(self._setting.tools)
 
+    def compared(self, rollout: Rollout, prompt: Prompt) -> Rollout:
+        """The rollout with how faithful its tokens are; see `luyen.rollout.compared`."""
+        return compared(rollout, prompt, self._setting)
+
     def faulty(self, groups: Iterable[Group], *, may_be_all: bool = False) -> list[Rollout]:
         """The rollouts to leave out; a UserError when the policy is to stop."""
         return faulty_rollouts(groups, self._policy, may_be_all=may_be_all)
@@ -246,30 +266,3 @@ async def _wound_down(tools: ToolBox) -> None:
     if left:
         await asyncio.wait(left, timeout=_LAST_S)
     await tools.close()
-
-
-def faulty_rollouts(
-    groups: Iterable[Group], policy: FaultPolicy, *, may_be_all: bool = False
-) -> list[Rollout]:
-    """The rollouts to leave out of training: broken ones, and groups with too few sound ones.
-
-    A UserError when the policy is to stop at a fault, or when nothing would be left, unless these
-    are only some of the groups and that `may_be_all`.
-    """
-    every = list(groups)
-    broken = [r for group in every for r in group.rollouts if r.fault is not None]
-    if not broken:
-        return []
-    out: list[Rollout] = []
-    for group in every:
-        bad = [r for r in group.rollouts if r.fault is not None]
-        is_thin = bool(bad) and len(group.rollouts) - len(bad) < policy.min_samples
-        out += group.rollouts if is_thin else bad
-    total = sum(len(group.rollouts) for group in every)
-    if policy.on_fault == "fail" or (len(out) == total and not may_be_all):
-        first = broken[0]
-        why = f"{len(broken)} of {total} conversations broke; the first ({first.group}, sample "
-        why += f"{first.sample}): {first.fault}"
-        fix = "mend the tool or environment, or set it to retry or keep_min"
-        raise UserError(_FIELD, policy.on_fault, why, fix)
-    return out

@@ -10,6 +10,7 @@ from luyen.data.render import Renderer
 from luyen.data.sanity import Mode
 from luyen.rollout.env.protocol import Env
 from luyen.rollout.loop import TurnLimits
+from luyen.rollout.openings import Openings
 from luyen.rollout.parsers.protocol import ToolParser
 from luyen.rollout.tools.box import ToolBox
 from luyen.rollout.tools.ledger import OnUnknown
@@ -27,6 +28,8 @@ class Setting:
 
     renderer: Renderer
     """How messages become tokens."""
+    openings: Openings
+    """The same, of prompts as they are."""
     parser: ToolParser
     """How calls are read."""
     tools: ToolBox

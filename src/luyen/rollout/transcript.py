@@ -82,7 +82,8 @@ class Transcript:
         notes: Mapping[str, float],
     ) -> Rollout:
         """The finished record."""
-        streams: dict[str, Any] = {name: getattr(self.branch(), name) for name in Branch.__slots__}
+        last = self.branch()
+        streams: dict[str, Any] = {name: getattr(last, name) for name in Branch.__slots__}
         return Rollout(
             **streams,
             group=group,

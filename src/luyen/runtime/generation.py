@@ -1,9 +1,10 @@
 """Rollouts of a run: answers or conversations, from whatever engine draws."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import final
 
-from luyen.base.records import Rollout
+from luyen.base.records import Prompt, Rollout
 from luyen.data.render import Renderer
 from luyen.rollout.client import EngineClient
 from luyen.rollout.multi_turn import Conversations
@@ -35,32 +36,28 @@ class Generation:
         version: int,
         journal: WorkJournal | None = None,
     ) -> list[Group]:
-        """Rollouts of every draw; those that the journal has are not made again."""
-        if self.conversations is not None:
-            return self.conversations.play(
-                engine,
-                draws,
-                sampling,
-                seed=self.seed,
-                purpose=purpose,
-                version=version,
-                journal=journal,
-            )
-        asked = self.answering(
+        """Rollouts of every draw; those that the journal has are not made again.
+
+        Whether their tokens are sound is not known before somebody asks for it (`compared`).
+        """
+        begun = self.begin(
             engine, draws, sampling, purpose=purpose, version=version, journal=journal
         )
-        return asked()
+        return begun()
 
     def foresee(
         self, draws: Sequence[Draw], sampling: Sampling, *, purpose: str, version: int
     ) -> None:
-        """Have the requests of some draws ready, for when they are asked for; others are not."""
+        """Have ready what some draws begin with, for when they are asked for; others are not."""
+        if self.conversations is not None:
+            self.conversations.foresee(draws)
+            return
         made = (
             request_of(draw, self.renderer, sampling, self.seed, purpose, version) for draw in draws
         )
         self._foreseen = {(purpose, request.id): request for request in made}
 
-    def answering(
+    def begin(
         self,
         engine: RolloutEngine,
         draws: Sequence[Draw],
@@ -70,8 +67,20 @@ class Generation:
         version: int,
         journal: WorkJournal | None = None,
     ) -> Callable[[], list[Group]]:
-        """Ask an engine that works elsewhere; who asks the result waits for what `play` gives."""
-        assert self.conversations is None, "a conversation is played where it is asked for"
+        """Ask the engine for what comes first; who asks the result gets what `play` gives.
+
+        An engine that works elsewhere goes to work meanwhile.
+        """
+        if self.conversations is not None:
+            return self.conversations.begin(
+                engine,
+                draws,
+                sampling,
+                seed=self.seed,
+                purpose=purpose,
+                version=version,
+                journal=journal,
+            )
         foreseen, self._foreseen = self._foreseen, {}
         return answering(
             engine,
@@ -116,6 +125,18 @@ class Generation:
             version=version,
             journal=journal,
         )
+
+    def compared(self, rollout: Rollout, prompt: Prompt) -> Rollout:
+        """A rollout whose tokens are sound, or a UserError; its notes count what is odd in them."""
+        talks = self.conversations
+        return rollout if talks is None else talks.compared(rollout, prompt)
+
+    def all_compared(self, groups: Sequence[Group]) -> list[Group]:
+        """Groups of rollouts whose tokens are sound."""
+        return [
+            replace(g, rollouts=tuple(self.compared(r, g.prompt) for r in g.rollouts))
+            for g in groups
+        ]
 
     async def wind_down(self) -> None:
         """Let the tools go, in the event loop that `converse` ran in."""

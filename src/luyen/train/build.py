@@ -84,9 +84,9 @@ def build_run(
         )
         opened.pop_all()
     ask.connect(
-        lambda draws, sampling: run.roles.submit(
-            draws, sampling, purpose=JUDGE, version=run.version
-        ).result()
+        lambda draws, sampling: roles.generation.all_compared(
+            roles.submit(draws, sampling, purpose=JUDGE, version=run.version).result()
+        )
     )
     return run
 

@@ -66,9 +66,10 @@ class Player:
 
     def _generate(self, draws: Sequence[Draw], sampling: Sampling, *, purpose: str) -> list[Group]:
         version = self._opened.step or 0
-        return self._generation.play(
+        groups = self._generation.play(
             self._engine, draws, sampling, purpose=purpose, version=version
         )
+        return self._generation.all_compared(groups)
 
     def play(self, draws: Sequence[Draw], sampling: Sampling, *, purpose: str) -> list[Scored]:
         """Rollouts of the draws with their scores; `broken` holds those that have none."""

@@ -37,19 +37,33 @@ class Told:
     def __init__(self, run: OnlineRun, groups: list[Group], credited: Credited) -> None:
         self._run = run
         self._credited = credited
-        self.rollouts = in_order(groups)
-        """Those that are learned from, in the order of the batch."""
+        self._groups = groups
 
     def prepare(self) -> None:
         """Make everything now, which takes a while and no role."""
         _ = self.stages, self.metrics
 
     @cached_property
+    def everyone(self) -> Sequence[Rollout]:
+        """Every rollout of the step, also those that nobody could judge; their tokens are sound."""
+        run = self._run
+        compared = run.roles.generation.compared
+        return [compared(r, group.prompt) for group in run.judged for r in group.rollouts] + (
+            run.broken
+        )
+
+    @cached_property
+    def rollouts(self) -> Sequence[Rollout]:
+        """Those that are learned from, in the order of the batch."""
+        known = {rollout.key: rollout for rollout in self.everyone}
+        return [known[rollout.key] for rollout in in_order(self._groups)]
+
+    @cached_property
     def stages(self) -> Mapping[str, str]:
         """Digests of what was drawn, judged and credited."""
         journal = self._run.journal
         return drawn_stages(
-            rollouts=_everyone(self._run),
+            rollouts=self.everyone,
             baselines=self._run.baselines,
             batch=self._credited.batch,
             pack=journal.pack if journal is not None else stream_bytes,
@@ -62,7 +76,7 @@ class Told:
         is_multi_turn = run.roles.generation.conversations is not None
         return {
             **(score_metrics(run.judged) if run.needs.reward else {}),
-            **turn_metrics(_everyone(run), is_multi_turn=is_multi_turn),
+            **turn_metrics(self.everyone, is_multi_turn=is_multi_turn),
             **_lengths(self.rollouts),
             **_staleness(run, self.rollouts),
             **self._credited.metrics,
@@ -99,13 +113,8 @@ def finish_step(
     run.version += 1
     run.metrics |= found
     used = partial(advantages_by_rollout, rollouts, credited.batch)
-    run.recorder.rollouts(run.step, _everyone(run), used, run.baselines)
+    run.recorder.rollouts(run.step, told.everyone, used, run.baselines)
     _refuse_a_hopeless_start(run, found)
-
-
-def _everyone(run: OnlineRun) -> list[Rollout]:
-    """Every rollout of the step, also those that nobody could judge."""
-    return [rollout for group in run.judged for rollout in group.rollouts] + run.broken
 
 
 def _solved(judged: Sequence[Scored]) -> float:

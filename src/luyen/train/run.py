@@ -180,13 +180,13 @@ class OnlineRun(Learning):
         purpose: str = "rollout",
         samples: int | None = None,
     ) -> list[Group]:
-        """Rollouts of the prompts, drawn at this place of the run."""
+        """Rollouts of the prompts, drawn at this place of the run; their tokens are sound."""
         count = samples or self.config.actor_rollout_ref.rollout.n
         draws = draws_of(prompts, step=step, first=first, samples=count)
         asked = self.roles.submit(
             draws, sampling, purpose=purpose, version=self.version, journal=self.journal
         )
-        return asked.result()
+        return self.roles.generation.all_compared(asked.result())
 
     def follow_success(self, share: float) -> None:
         """Let an adaptive sampler see how much of the step was solved."""

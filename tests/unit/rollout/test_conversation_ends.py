@@ -9,8 +9,9 @@ import pytest
 from luyen.base.calls import CallStatus
 from luyen.base.errors import UserError
 from luyen.base.records import StopReason
+from luyen.rollout.fault_policy import FaultPolicy, faulty_rollouts
 from luyen.rollout.loop import TurnLimits
-from luyen.rollout.multi_turn import Conversations, FaultPolicy, faulty_rollouts
+from luyen.rollout.multi_turn import Conversations
 from luyen.rollout.protocol import Sampling
 from luyen.rollout.tools.box import ToolBox
 from luyen.rollout.tools.function import tool

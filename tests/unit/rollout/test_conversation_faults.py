@@ -9,10 +9,11 @@ from luyen.base.errors import UserError
 from luyen.base.records import StopReason
 from luyen.rollout.env.guarded import GuardedEnv
 from luyen.rollout.env.protocol import Observation
-from luyen.rollout.multi_turn import FaultPolicy, faulty_rollouts
+from luyen.rollout.fault_policy import FaultPolicy, faulty_rollouts
 from luyen.rollout.parsers.all import tool_parsers
 from luyen.rollout.tools.function import tool
-from luyen.rollout.tools.open_tools import Checker, OpenTools
+from luyen.rollout.tools.open_tools import OpenTools
+from luyen.rollout.tools.validate import Checker
 from luyen.rollout.transcript import Transcript
 from tests.talk import ScriptedEngine, World, call, play, setting
 

@@ -9,7 +9,7 @@ import pytest
 from luyen.base.records import GroupId, StopReason, make_prompt
 from luyen.data.render import Renderer
 from luyen.rollout.env.protocol import Observation
-from luyen.rollout.multi_turn import FaultPolicy
+from luyen.rollout.fault_policy import FaultPolicy
 from luyen.rollout.protocol import Sampling
 from luyen.rollout.single_turn import Draw, answering
 from luyen.rollout.tools import idempotency_key, tool, tool_class

@@ -10,8 +10,9 @@ from luyen.base.records import Prompt
 from luyen.base.suggest import did_you_mean
 from luyen.rollout.tools.foreign import ToolFault, attempt, line_of
 from luyen.rollout.tools.ledger import CallLedger
-from luyen.rollout.tools.marks import Remembers
-from luyen.rollout.tools.open_tools import OnError, OpenTools, Place, Reading
+from luyen.rollout.tools.marks import Remembers, Standing
+from luyen.rollout.tools.open_tools import OnError, OpenTools, Reading
+from luyen.rollout.tools.place import Place
 from luyen.rollout.tools.protocol import Tool, ToolSession
 from luyen.rollout.tools.text import Side
 from luyen.rollout.tools.validate import Checker
@@ -87,13 +88,19 @@ class ToolBox:
         ToolFault is raised. Whatever is raised, also a cancellation, what was opened is released.
         """
         worldly = {tool.name for tool in besides}
+        chosen = self._chosen(names, besides)
+        ready = [t for t in chosen.values() if isinstance(t, Standing)]
+        standing = [self._place(t, t.session, is_of_world=t.name in worldly) for t in ready]
         opening = [
-            asyncio.ensure_future(self._place(t, prompt, key, is_of_world=name in worldly))
-            for name, t in self._chosen(names, besides).items()
+            asyncio.ensure_future(self._opened(t, prompt, key, is_of_world=name in worldly))
+            for name, t in chosen.items()
+            if not isinstance(t, Standing)
         ]
         opened: OpenTools | None = None
         try:
-            places = await asyncio.gather(*opening)
+            placed = [*standing, *(await asyncio.gather(*opening) if opening else ())]
+            by_name = {place.name: place for place in placed}
+            places = [by_name[name] for name in chosen]
             self._refuse_broken(places)
             opened = OpenTools(places, self._reading, ledger)
             return opened
@@ -134,7 +141,7 @@ class ToolBox:
         wanted = [t for n, t in self._tools.items() if names is None or n in names]
         return _by_name([*wanted, *besides])
 
-    async def _place(self, tool: Tool, prompt: Prompt, key: int, *, is_of_world: bool) -> Place:
+    async def _opened(self, tool: Tool, prompt: Prompt, key: int, *, is_of_world: bool) -> Place:
         outcome = await attempt(tool.open(prompt, key), seconds=tool.limits.timeout_s)
         session: ToolSession | None = outcome.value
         problem = ""
@@ -142,6 +149,11 @@ class ToolBox:
             problem = f"it did not start within {tool.limits.timeout_s:g} s"
         elif outcome.fault is not None:
             problem = f"it could not be started: {line_of(outcome.fault)}"
+        return self._place(tool, session, is_of_world=is_of_world, problem=problem)
+
+    def _place(
+        self, tool: Tool, session: ToolSession | None, *, is_of_world: bool, problem: str = ""
+    ) -> Place:
         checker = self._checkers[tool.name] if self._tools.get(tool.name) is tool else None
         return Place(
             name=tool.name,
@@ -151,6 +163,7 @@ class ToolBox:
             session=session,
             problem=problem,
             remembers=is_of_world or isinstance(session, Remembers),
+            is_standing=isinstance(tool, Standing),
         )
 
     def _semaphore(self, tool: Tool) -> asyncio.Semaphore:

@@ -7,7 +7,7 @@ from typing import Any, final, overload
 from luyen.base.errors import UserError
 from luyen.base.records import Prompt
 from luyen.rollout.tools.limits import check_limits
-from luyen.rollout.tools.marks import OwnClock
+from luyen.rollout.tools.marks import OwnClock, Standing
 from luyen.rollout.tools.processes import Processes
 from luyen.rollout.tools.protocol import ToolLimits, ToolReply, ToolSession
 from luyen.rollout.tools.reply import reply_of
@@ -16,7 +16,7 @@ from luyen.rollout.tools.threads import Threads
 
 
 @final
-class FunctionTool:
+class FunctionTool(Standing):
     """A function that a policy may call; it can still be called from Python. See `tool`."""
 
     def __init__(
@@ -35,6 +35,11 @@ class FunctionTool:
         self._signature = Signature(function, name=name or function.__name__)
         self._threads = Threads(most_hanging=self._limits.concurrency)
         self._processes = Processes(function, self._limits) if in_process else None
+        self.session = (
+            _Session(self._signature, self._run)
+            if self._processes is None
+            else _TimedSession(self._signature, self._processes.run)
+        )
 
     @property
     def name(self) -> str:
@@ -65,9 +70,7 @@ class FunctionTool:
     async def open(self, prompt: Prompt, key: int) -> ToolSession:
         """The tool itself: a function keeps nothing between calls."""
         del prompt, key
-        if self._processes is not None:
-            return _TimedSession(self._signature, self._processes.run)
-        return _Session(self._signature, self._run)
+        return self.session
 
     async def close(self) -> None:
         """End its processes, if it has any."""

@@ -1,4 +1,15 @@
-"""What a session may say about itself, besides what every session does."""
+"""What a tool or a session may say about itself, besides what every one does."""
+
+from luyen.rollout.tools.protocol import ToolSession
+
+
+class Standing:
+    """Mark of a tool with one session for all rollouts: it holds nothing and scores nothing.
+
+    Such a session is neither opened nor scored nor released, all of which can take time.
+    """
+
+    session: ToolSession
 
 
 class Remembers:

@@ -3,7 +3,7 @@
 import asyncio
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, final
 
@@ -22,10 +22,10 @@ from luyen.rollout.tools.foreign import (
     place_of,
 )
 from luyen.rollout.tools.ledger import CallLedger
-from luyen.rollout.tools.marks import OneAtATime, OwnClock, TimeIsUp
-from luyen.rollout.tools.protocol import ToolLimits, ToolReply, ToolSession
+from luyen.rollout.tools.marks import OneAtATime
+from luyen.rollout.tools.place import Place, tried
+from luyen.rollout.tools.protocol import ToolReply, ToolSession
 from luyen.rollout.tools.text import Side, as_text, shortened
-from luyen.rollout.tools.validate import Checker
 
 OnError: TypeAlias = Literal["observe", "fault"]
 """Whether a tool that is broken is shown to the policy, or ends the rollout as a fault."""
@@ -51,33 +51,6 @@ class Reading:
     """What a broken tool does to the rollout."""
     end_s: float = 30.0
     """Most seconds for all scores of a rollout, and again for all releases."""
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """A tool as one rollout has it.
-
-    Example:
-        >>> Place(name="add", checker=Checker("add", {}), limits=ToolLimits(),
-        ...       free=nullcontext(), session=None, problem="no server").problem
-        'no server'
-    """
-
-    name: str
-    """Its name."""
-    checker: Checker
-    """Holds arguments against its schema."""
-    limits: ToolLimits
-    """How long and how often it may run."""
-    free: AbstractAsyncContextManager[Any]
-    """Held while it runs, so that not too many do."""
-    session: ToolSession | None
-    """Its session; None when it could not be opened."""
-    problem: str = ""
-    """Why there is no session."""
-    remembers: bool = False
-    """Whether its calls share a state, its own or that of a world, which dies with the process."""
 
 
 @final
@@ -133,7 +106,7 @@ class OpenTools:
         """What came of a call, and what the tool measured."""
         assert place.session is not None
         async with self._turns[place.name]:
-            outcome, attempts, seconds = await _tried(place, place.session, arguments)
+            outcome, attempts, seconds = await tried(place, place.session, arguments)
         call, metrics = self._judged(written, turn, place, outcome)
         self._count(metrics)
         return replace(call, attempts=attempts, seconds=seconds), metrics
@@ -160,10 +133,10 @@ class OpenTools:
 
         A ToolFault when one cannot say: a missing reward must not read as 0.
         """
-        places = [p for p in self._places.values() if p.session is not None]
-        outcomes = await self._all([p.session.score() for p in places if p.session is not None])
+        own = self._own_sessions()
+        outcomes = await self._all([session.score() for _, session in own])
         found: dict[str, float] = {}
-        for place, outcome in zip(places, outcomes, strict=True):
+        for (place, _), outcome in zip(own, outcomes, strict=True):
             problem = _problem(outcome, place.name, "score")
             if problem is None and not _is_reward(outcome.value):
                 problem = f"{place.name}: its score is {one_line(repr(outcome.value))}, no number"
@@ -178,14 +151,24 @@ class OpenTools:
         if self._is_released:
             return
         self._is_released = True
-        places = [p for p in self._places.values() if p.session is not None]
-        outcomes = await self._all([p.session.release() for p in places if p.session is not None])
-        for place, outcome in zip(places, outcomes, strict=True):
+        own = self._own_sessions()
+        outcomes = await self._all([session.release() for _, session in own])
+        for (place, _), outcome in zip(own, outcomes, strict=True):
             problem = _problem(outcome, place.name, "release")
             if problem is not None:
                 self.problems.append(problem)
 
+    def _own_sessions(self) -> list[tuple[Place, ToolSession]]:
+        """What was opened for this rollout."""
+        return [
+            (place, place.session)
+            for place in self._places.values()
+            if place.session is not None and not place.is_standing
+        ]
+
     async def _all(self, waiting: Sequence[Any]) -> list[Outcome]:
+        if not waiting:
+            return []
         limit = self._reading.end_s
         return await asyncio.gather(*(attempt(one, seconds=limit) for one in waiting))
 
@@ -260,27 +243,6 @@ class OpenTools:
         listed = ", ".join(f"`{known}`" for known in self._places) or "none"
         offered = f"did you mean `{near[0]}`?" if near else f"the tools are: {listed}"
         return f"there is no tool `{one_line(name)}`; {offered}"
-
-
-async def _tried(
-    place: Place, session: ToolSession, arguments: Mapping[str, Any]
-) -> tuple[Outcome, int, float]:
-    """The last outcome of a call, how often it was tried, and how long it ran in all."""
-    seconds = 0.0
-    limit = None if isinstance(session, OwnClock) else place.limits.timeout_s
-    for number in range(place.limits.retries + 1):
-        if number > 0:
-            await asyncio.sleep(place.limits.backoff_s * 2 ** (number - 1))
-        async with place.free:
-            outcome = await attempt(session.call(arguments), seconds=limit)
-        if isinstance(outcome.fault, TimeIsUp):
-            outcome = Outcome(is_late=True, seconds=outcome.seconds)
-        seconds += outcome.seconds
-        is_final = isinstance(outcome.fault, InvalidArguments | ToolError)
-        has_answered = outcome.fault is None and not outcome.is_late
-        if has_answered or is_final or number == place.limits.retries:
-            return outcome, number + 1, seconds
-    raise AssertionError("a call is tried at least once")
 
 
 def _is_reward(value: Any) -> bool:

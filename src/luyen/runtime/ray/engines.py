@@ -18,6 +18,8 @@ from luyen.runtime.ray.wire import Link, News
 
 _PAUSE_S = 0.003
 """How long a pass waits for an answer: whoever shares the controller's thread waits as long."""
+_AT_ONCE = 32
+"""Answers of a pass: those who go on with them ask replicas again before the next ones do."""
 _LONG_POLL_S = 1.0
 _PATIENCE = Patience()
 
@@ -74,7 +76,7 @@ class RayEngines:
         """What was finished; where nothing was, it waits a few milliseconds."""
         self.send()
         self.crew.receive(0.0 if self._finished or not self._asked else _PAUSE_S)
-        found, self._finished = self._finished, []
+        found, self._finished = self._finished[:_AT_ONCE], self._finished[_AT_ONCE:]
         return found
 
     def abort(self, request: str, sample: int | None = None) -> list[Completion]:

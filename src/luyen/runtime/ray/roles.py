@@ -89,8 +89,8 @@ class RayRoles:
 
     @property
     def draws_elsewhere(self) -> bool:
-        """Replicas do; but a conversation is played here, unless it is ahead."""
-        return self.ahead is not None or self.generation.conversations is None
+        """Replicas do."""
+        return True
 
     def submit(
         self,
@@ -106,10 +106,10 @@ class RayRoles:
             return self.ahead.begin(
                 draws, sampling, purpose=purpose, version=version, journal=journal
             )
-        if not self.draws_elsewhere or not self._asked.done():
+        if not self._asked.done():
             return InTurn(lambda: self._generate(draws, sampling, purpose, version, journal))
         self.publisher.ensure(version)
-        answers = self.generation.answering(
+        answers = self.generation.begin(
             self.engines, draws, sampling, purpose=purpose, version=version, journal=journal
         )
         self.engines.send()
