@@ -129,7 +129,7 @@ def call(name: str, **arguments) -> str:
 def setting(
     tools: Sequence[Tool] = (),
     *,
-    env: Callable[[Prompt], Env | None] = lambda _: None,
+    env: Callable[[Prompt], Env | None] | None = None,
     room: int = 400,
     budget_s: float | None = None,
     tokenizer: Tokenizer = TOKENIZER,
@@ -145,7 +145,8 @@ def setting(
         openings=Openings(renderer),
         parser=parser,
         tools=box or ToolBox(tools, max_tool_response_length=80),
-        make_env=env,
+        make_env=env or (lambda _: None),
+        has_worlds=env is not None,
         limits=limits,
         max_prompt_length=1000,
         max_response_length=room,

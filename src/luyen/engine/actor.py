@@ -26,6 +26,8 @@ from luyen.models.policy import Policy
 
 _STATISTICS = "statistics/"
 """Prefix of streams that a loss reads as its statistics of the step."""
+_READ = ("old_logp", "advantages", "rollout_logp", "is_weights", "ref_logp")
+"""Streams of a batch that a loss reads."""
 
 
 def gap_metrics(batch: PackedBatch, logp: Tensor) -> dict[str, float]:
@@ -58,13 +60,14 @@ def prepare_update(
 ) -> tuple[PackedBatch, dict[str, Tensor]]:
     """What depends on the whole optimizer step, fixed before it is split.
 
-    The batch gets the weight of every token and the statistics per token as streams; statistics
-    that are one number come back beside it.
+    The batch gets the weight of every token and the statistics per token as streams, and keeps of
+    its own those that a loss reads; statistics that are one number come back beside it.
     """
-    streams = {f"{_STATISTICS}{k}": v for k, v in statistics.items() if v.dim()}
-    weights = objective.weights(batch.rollouts)
+    streams = {name: batch.streams[name] for name in _READ if name in batch.streams}
+    streams |= {f"{_STATISTICS}{k}": v for k, v in statistics.items() if v.dim()}
+    streams[LOSS_WEIGHT] = objective.weights(batch.rollouts)
     numbers = {k: v for k, v in statistics.items() if not v.dim()}
-    return batch.with_streams(**{LOSS_WEIGHT: weights}, **streams), numbers
+    return replace(batch, streams=streams), numbers
 
 
 def merge_policy_updates(

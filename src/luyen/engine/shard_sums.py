@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from luyen.models.digest import digest_sum
+from luyen.models.digest import digest_number
 
 Sums: TypeAlias = Mapping[str, tuple[str, int]]
 """Type and shape of the whole tensor, and this rank's part of the sum."""
@@ -26,9 +26,13 @@ def shard_sums(tensors: Mapping[str, Tensor], *, is_first: bool) -> dict[str, tu
     """
     found: dict[str, tuple[str, int]] = {}
     for name, tensor in tensors.items():
-        form = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
-        found[name] = form, _part(tensor, is_first=is_first)
+        found[name] = _form(tensor.dtype, tensor.shape), _part(tensor, is_first=is_first)
     return found
+
+
+@functools.cache
+def _form(dtype: torch.dtype, shape: torch.Size) -> str:
+    return f"{str(dtype).removeprefix('torch.')} {list(shape)}"
 
 
 def merged(parts: Sequence[Sums]) -> dict[str, str]:
@@ -44,7 +48,7 @@ def merged(parts: Sequence[Sums]) -> dict[str, str]:
 
 def _part(tensor: Tensor, *, is_first: bool) -> int:
     if not isinstance(tensor, DTensor):
-        return int(digest_sum(tensor)) if is_first else 0
+        return digest_number(tensor) if is_first else 0
     mesh, placements = tensor.device_mesh, tensor.placements
     for dimension, placement in enumerate(placements):
         if isinstance(placement, Replicate) and mesh.get_local_rank(dimension) > 0:
@@ -52,7 +56,7 @@ def _part(tensor: Tensor, *, is_first: bool) -> int:
     local = tensor.to_local()
     if local.numel() == 0:
         return 0
-    return int(digest_sum(local, offset=_first_element(tensor.shape, mesh, placements)))
+    return digest_number(local, offset=_first_element(tensor.shape, mesh, placements))
 
 
 @functools.cache

@@ -53,16 +53,17 @@ def split(batch: PackedBatch, passes: Passes, *, ranks: int) -> list[Share]:
         cut = passes.of(batch.lengths, batch.labels())
         return [Share(batch=batch, passes=tuple(map(tuple, cut)), positions=everything)]
     dealt = deal(batch.lengths, batch.labels(), ranks=ranks)
-    batches = [batch.take(sequences) for sequences in dealt]
+    places = [batch.positions(sequences) for sequences in dealt]
+    batches = [batch.take(*hand) for hand in zip(dealt, places, strict=True)]
     cuts = [passes.of(part.lengths, part.labels()) if part.lengths else [] for part in batches]
     most = max(len(cut) for cut in cuts)
     return [
         Share(
             batch=part,
             passes=(*map(tuple, cut), *[()] * (most - len(cut))),
-            positions=batch.positions(sequences),
+            positions=positions,
         )
-        for part, cut, sequences in zip(batches, cuts, dealt, strict=True)
+        for part, cut, positions in zip(batches, cuts, places, strict=True)
     ]
 
 

@@ -8,17 +8,16 @@ that change places meet other constants.
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
+import numpy as np
 import torch
 from torch import Tensor
 
 _TABLE = 1 << 20
 """Positions with a constant of their own; further ones multiply these with a constant of a row."""
-_PASS = 1 << 15
-"""Words that a CPU takes at once: with constants and products they stay in the cache of a core.
-
-PyTorch gives so few to a single thread, which costs less than waking the others."""
+_PASS = 1 << 16
+"""Words that a CPU takes at once: they and their constants stay in the cache of a core."""
 _GOLDEN = -0x61C8864680B583EB
 _MIX = -0x4B47D0C5A1A6AD2D
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int32, 16: torch.int32}
@@ -39,18 +38,22 @@ def digest_sum(tensor: Tensor, *, offset: int = 0) -> Tensor:
     """
     assert offset >= 0, f"offset {offset} is negative"
     bits, per_element = _bits(tensor)
+    if not bits.is_cuda:
+        return torch.tensor(_sum_on_cpu(bits, offset * per_element))
     constants = _constants(bits.device)
-    most = _TABLE if bits.is_cuda else _PASS
-    parts: list[Tensor] = []
-    start, end, first = 0, len(bits), offset * per_element
-    while start < end:
-        row, inside = divmod(first + start, _TABLE)
-        count = min(end - start, most, _TABLE - inside)
-        words = bits if count == end else bits[start : start + count]
-        part = (words * constants[inside : inside + count]).sum()
+    parts = [torch.zeros((), dtype=torch.int64, device=bits.device)]
+    for row, inside, start, end in _pieces(offset * per_element, len(bits), _TABLE):
+        part = (bits[start:end] * constants[inside : inside + end - start]).sum()
         parts.append(part * _row_constant(row) if row else part)
-        start += count
-    return parts[0] if len(parts) == 1 else _added(parts, bits.device)
+    return torch.stack(parts).sum()
+
+
+def digest_number(tensor: Tensor, *, offset: int = 0) -> int:
+    """The same as a number, on the host."""
+    if tensor.is_cuda:
+        return int(digest_sum(tensor, offset=offset))
+    bits, per_element = _bits(tensor)
+    return _sum_on_cpu(bits, offset * per_element)
 
 
 def describe(tensors: Mapping[str, Tensor]) -> dict[str, str]:
@@ -71,9 +74,8 @@ def describe(tensors: Mapping[str, Tensor]) -> dict[str, str]:
 
 
 def _numbers(tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    """The digests as integers, a tensor at a time; one transfer for all."""
-    sums = torch.stack([digest_sum(tensor) for tensor in tensors.values()])
-    return dict(zip(tensors, sums.tolist(), strict=True))
+    """The digests as integers, a tensor at a time."""
+    return {name: _sum_on_cpu(_bits(tensor)[0], 0) for name, tensor in tensors.items()}
 
 
 def _numbers_on_gpu(tensors: Mapping[str, Tensor]) -> dict[str, int]:
@@ -91,10 +93,25 @@ def _numbers_on_gpu(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     return dict(zip(names, torch.cat(sums).tolist(), strict=True))
 
 
-def _added(parts: list[Tensor], device: torch.device) -> Tensor:
-    if not parts:
-        return torch.zeros((), dtype=torch.int64, device=device)
-    return torch.stack(parts).sum()
+def _sum_on_cpu(bits: Tensor, first: int) -> int:
+    """The sum of words, the first of which has this position, as 64 bits with a sign."""
+    words, constants, total = bits.numpy(), _constants_on_cpu(), 0
+    for row, inside, start, end in _pieces(first, len(words), _PASS):
+        # Unsigned, where too much is no error and means the same bits.
+        piece = words[start:end].astype(np.int64).view(np.uint64)
+        part = np.einsum("i,i", piece, constants[inside : inside + end - start])
+        total += int(part) * _row_constant(row)
+    return _signed(total & _MASK)
+
+
+def _pieces(first: int, count: int, most: int) -> Iterator[tuple[int, int, int, int]]:
+    """Row, position in it, begin and end of pieces of so many words, none of which has two rows."""
+    start = 0
+    while start < count:
+        row, inside = divmod(first + start, _TABLE)
+        end = min(count, start + most, start + _TABLE - inside)
+        yield row, inside, start, end
+        start = end
 
 
 def _bits(tensor: Tensor) -> tuple[Tensor, int]:
@@ -116,12 +133,23 @@ def _constants(device: torch.device) -> Tensor:
 
 
 @functools.cache
+def _constants_on_cpu() -> "np.ndarray[tuple[int], np.dtype[np.uint64]]":
+    return _constants(torch.device("cpu")).numpy().view(np.uint64)
+
+
+@functools.cache
 def _row_constant(row: int) -> int:
     """The odd constant of a row as a signed number; rows are hashed as positions are."""
+    if row == 0:
+        return 1
     mixed = (row * (_GOLDEN & _MASK)) & _MASK
     mixed = ((mixed ^ (mixed >> 29)) * (_MIX & _MASK)) & _MASK
-    odd = (mixed ^ (mixed >> 32)) | 1
-    return odd - (1 << 64) if odd >> 63 else odd
+    return _signed((mixed ^ (mixed >> 32)) | 1)
+
+
+def _signed(number: int) -> int:
+    """The same 64 bits with a sign."""
+    return number - (1 << 64) if number >> 63 else number
 
 
 def _type(tensor: Tensor) -> str:

@@ -98,6 +98,7 @@ def build_conversations(
         parser=tool_parsers.get(multi_turn.format),
         tools=surroundings.tools,
         make_env=surroundings.worlds.make,
+        has_worlds=surroundings.worlds.are_any,
         limits=TurnLimits(
             max_assistant_turns=multi_turn.max_assistant_turns,
             max_user_turns=multi_turn.max_user_turns,

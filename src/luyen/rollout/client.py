@@ -146,10 +146,16 @@ class EngineClient:
             await asyncio.wait({pump})
             if not pump.cancelled():
                 pump.exception()
-            for request in list(self._held):
-                self._engine.abort(request)
-            self._held.clear()
-            self._waiting.clear()
+            self.leave()
+
+    def leave(self) -> None:
+        """Ask for nothing any more; what the engine is drawing for this client is dropped."""
+        for request, tickets in list(self._held.items()):
+            self._engine.abort(request)
+            for ticket in tickets.values():
+                ticket.request = ""
+        self._held.clear()
+        self._waiting.clear()
 
     async def _pump(self) -> None:
         faults: list[BaseException] = []

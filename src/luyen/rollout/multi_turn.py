@@ -135,6 +135,8 @@ class Conversations:
         self._setting = setting
         self._policy = policy
         self._runner = asyncio.Runner()
+        self._begun: EngineClient | None = None
+        """What conversations ask that were begun last."""
         self._is_closed = False
 
     def play(
@@ -170,14 +172,15 @@ class Conversations:
         version: int,
         journal: WorkJournal | None = None,
     ) -> Callable[[], list[Group]]:
-        """Open the conversations and hand in the first turns of those that are open at once.
+        """Hand in the first turns; who asks the result plays the conversations to their end.
 
-        Who asks the result plays them to their end; nothing goes on before.
+        Nothing goes on before, so conversations that open something, or whose time is limited, are
+        not begun before either.
         """
+        client = EngineClient(engine)
 
-        async def opened() -> tuple[EngineClient, asyncio.Task[list[Group]]]:
-            client = EngineClient(engine)
-            talks = self.converse(
+        async def talk() -> list[Group]:
+            return await self.converse(
                 client,
                 draws,
                 sampling,
@@ -186,25 +189,30 @@ class Conversations:
                 version=version,
                 journal=journal,
             )
-            talking = asyncio.create_task(talks)
+
+        async def handed_in() -> asyncio.Task[list[Group]]:
+            talking = asyncio.create_task(talk())
             await client.settle()
-            return client, talking
+            return talking
 
-        client, talking = self._runner.run(opened())
+        talking = self._runner.run(handed_in()) if self._open_nothing else None
+        self._begun = client
 
-        async def played() -> None:
+        async def played() -> list[Group]:
             async with client.running():
-                await talking
+                return await (talking or talk())
 
-        def result() -> list[Group]:
-            self._runner.run(played())
-            return talking.result()
+        return lambda: self._runner.run(played())
 
-        return result
+    @property
+    def _open_nothing(self) -> bool:
+        how = self._setting
+        return how.tools.is_standing and not how.has_worlds and how.time_budget_s is None
 
     def foresee(self, draws: Sequence[Draw]) -> None:
         """Have ready what the conversations of these draws open with."""
-        self._setting.openings.foresee([draw.prompt for draw in draws])
+        if not self._setting.has_worlds:
+            self._setting.openings.foresee([draw.prompt for draw in draws])
 
     async def converse(
         self,
@@ -251,6 +259,8 @@ class Conversations:
         if self._is_closed:
             return
         self._is_closed = True
+        if self._begun is not None:
+            self._begun.leave()
         loop = self._runner.get_loop()
         self._runner.run(_wound_down(self._setting.tools))
         if asyncio.all_tasks(loop):

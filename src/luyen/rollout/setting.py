@@ -36,6 +36,8 @@ class Setting:
     """What may be called."""
     make_env: Callable[[Prompt], Env | None]
     """The world of a prompt's conversations, made anew for each; None: only tools answer."""
+    has_worlds: bool
+    """Whether some of them have one."""
     limits: TurnLimits
     """How far a conversation may go."""
     max_prompt_length: int

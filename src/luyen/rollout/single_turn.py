@@ -79,7 +79,8 @@ def answering(
             whole = ready.get((purpose, str(draw.group)))
             if whole is None or (whole.sampling, whole.weights) != (sampling, version):
                 whole = request_of(draw, renderer, sampling, seed, purpose, version)
-            request = replace(whole, keys=tuple(whole.keys[i] for i in left))
+            keys = tuple(whole.keys[i] for i in left)
+            request = whole if keys == whole.keys else replace(whole, keys=keys)
             asked[request.id] = request, draw, left
 
     def finished(completion: Completion) -> None:
@@ -158,7 +159,7 @@ def _known(
     Where an answer depends on what is drawn beside it, the rest would come out otherwise: there,
     all rollouts are taken or none.
     """
-    if journal is None:
+    if journal is None or not journal.has_known:
         return {}
     places = [(draw.group, i) for draw in draws for i in range(draw.samples)]
     looked_up = {(str(g), i): journal.rollout(purpose, g, i) for g, i in places}

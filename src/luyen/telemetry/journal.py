@@ -80,6 +80,11 @@ class WorkJournal:
         """Whether it has begun and was not closed."""
         return self._file is not None
 
+    @property
+    def has_known(self) -> bool:
+        """Whether an earlier process left work to go on from."""
+        return self._file is not None and len(self._file) > 0
+
     def rollout(self, purpose: str, group: GroupId, sample: int) -> Rollout | None:
         """A rollout that was finished."""
         found = self._find(_ROLLOUT, f"{purpose} {group}/{sample}")

@@ -1,7 +1,8 @@
 """Rewards become advantages: KL in the reward, off-policy correction, estimator, teacher."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, final
 
 import torch
@@ -25,16 +26,24 @@ class Credited:
     """A batch ready for the update, and what there is to say about it.
 
     Example:
-        >>> Credited(batch=None, metrics={"reward/mean": 0.5}, kl=None).kl is None
-        True
+        >>> Credited(batch=None, measured={"actor/ref_kl": 0.5}, kl=0.5,
+        ...          of_groups=lambda: {"group/variance": 0.1}).metrics
+        {'actor/ref_kl': 0.5, 'group/variance': 0.1}
     """
 
     batch: PackedBatch
     """With the streams `advantages` and `returns`, and `is_weights` where a correction is on."""
-    metrics: Mapping[str, float]
-    """Group statistics, mismatch and KL."""
+    measured: Mapping[str, float]
+    """What was measured on the way: mismatch and KL."""
     kl: float | None
     """Mean KL to the reference; None without one."""
+    of_groups: Callable[[], Mapping[str, float]]
+    """How the samples of groups compare: nothing waits for that."""
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """All numbers about it, those about groups made now."""
+        return {**self.measured, **self.of_groups()}
 
 
 @final
@@ -91,17 +100,19 @@ def credit(
     if rules.correction is not None:
         streams |= _corrected(streams, layout, rules.correction, metrics)
     result: Credit | None = None
+    of_groups = dict[str, float]
     if "rewards" in streams:
         inputs = _inputs(streams, layout, baselines, components)
         result = adv_estimators.get(rules.estimator)(inputs, **rules.knobs)
-        metrics |= _group_metrics(rules.estimator, inputs, judged=batch.streams["rewards"])
+        judged = batch.streams["rewards"]
+        of_groups = partial(_group_metrics, rules.estimator, inputs, judged=judged)
     if rules.task_weight is not None:
         result = with_teacher(result, streams, layout, task_weight=rules.task_weight)
     assert result is not None, "neither a reward nor a teacher says what is good"
     counted = {name: found for name, found in result.metrics.items() if float(found.count) > 0}
     metrics |= {name: average.value() for name, average in counted.items()}
     ready = batch.with_streams(**streams, advantages=result.advantages, returns=result.returns)
-    return Credited(batch=ready, metrics=metrics, kl=kl)
+    return Credited(batch=ready, measured=metrics, kl=kl, of_groups=of_groups)
 
 
 def with_teacher(

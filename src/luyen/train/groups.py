@@ -91,9 +91,9 @@ def _unjudged(run: OnlineRun, groups: Sequence[Group]) -> list[Scored]:
 
 def _sound(run: OnlineRun, groups: Sequence[Group]) -> list[Group]:
     """The groups without what broke on the way, which is noted; empty ones are left out."""
-    broken = run.roles.broken(groups)
-    run.broken += broken
-    keys = {rollout.key for rollout in broken}
+    keys = {rollout.key for rollout in run.roles.broken(groups)}
+    compared = run.roles.generation.compared
+    run.broken += [compared(r, g.prompt) for g in groups for r in g.rollouts if r.key in keys]
     sound = [_without(group, keys) for group in groups]
     return [group for group in sound if group.rollouts]
 
@@ -132,7 +132,7 @@ def _greedy_rewards(run: OnlineRun, asked: Pending) -> dict[str, float]:
     Where it could not be computed, `reward.on_fault` decides as for any other rollout.
     """
     with run.phase("generate"):
-        groups = asked.result()
+        groups = run.roles.generation.all_compared(asked.result())
     with run.phase("score"):
         scored = scored_groups(run, groups, purpose="greedy")
     out = {rollout.key for rollout in run.reward.settle(scored)}

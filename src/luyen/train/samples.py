@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -11,6 +12,8 @@ from luyen.base.records import Rollout, Source
 from luyen.engine.batch import PackedBatch, flat_tensor, pack
 from luyen.rollout.single_turn import Group
 from luyen.train.turn_rewards import placed_rewards
+
+_IS_SAMPLED = bytes(int(code == Source.SAMPLED) for code in range(256))
 
 
 def in_order(groups: Sequence[Group]) -> list[Rollout]:
@@ -32,10 +35,9 @@ def pack_groups(
     # A rollout has the streams of its last branch; `branches` would copy them.
     branches = [(i, part) for i, r in enumerate(rollouts) for part in (*r.earlier, r)]
     labels: dict[str, int] = {}
-    drawn = Source.SAMPLED
     batch = pack(
         [branch.tokens for _, branch in branches],
-        masks=[[s is drawn for s in branch.sources] for _, branch in branches],
+        masks=[bytes(branch.sources).translate(_IS_SAMPLED) for _, branch in branches],
         groups=[labels.setdefault(str(rollouts[i].group), len(labels)) for i, _ in branches],
         device=device,
     )
@@ -47,7 +49,7 @@ def pack_groups(
             "look at the rollouts of this step: are prompts cut, is max_response_length too small?",
         )
     logps = [0.0 if logp is None else logp for _, branch in branches for logp in branch.logps]
-    turns = [turn for _, branch in branches for turn in branch.turns]
+    turns = chain.from_iterable(branch.turns for _, branch in branches)
     batch = replace(batch, branch_of=tuple(i for i, _ in branches))
     batch = batch.with_streams(
         rollout_logp=flat_tensor(logps, torch.float32).to(device),
@@ -67,7 +69,9 @@ def _rewards(rollouts: Sequence[Rollout], tokens: int) -> Tensor:
         for place, reward in placed_rewards(rollout).items():
             places.append(start + place)
             values.append(reward)
-        start += sum(len(part.tokens) for part in (*rollout.earlier, rollout))
+        start += len(rollout.tokens)
+        if rollout.earlier:
+            start += sum(len(part.tokens) for part in rollout.earlier)
     rewards = torch.zeros(tokens)
     rewards[flat_tensor(places, torch.int64)] = flat_tensor(values, torch.float32)
     return rewards

@@ -21,8 +21,8 @@ def placed_rewards(rollout: Rollout) -> dict[int, float]:
     sampled token before, or to the first of all. Without any sampled token everything stands on the
     last token: an outcome is not lost because nothing trains.
     """
-    length, drawn = _length(rollout), Source.SAMPLED
-    shares = list(turn_shares(_judged(rollout)))
+    length, drawn, score = _length(rollout), Source.SAMPLED, _judged(rollout)
+    shares = list(turn_shares(score)) if score.by_turn or score.parts else []
     if not shares and rollout.sources and rollout.sources[-1] is drawn:  # most are like this
         return {length - 1: 0.0 + reward_of(rollout)}
     if not length:
@@ -43,7 +43,9 @@ def placed_rewards(rollout: Rollout) -> dict[int, float]:
 
 
 def _length(rollout: Rollout) -> int:
-    return sum(len(part.sources) for part in rollout.earlier) + len(rollout.sources)
+    if not rollout.earlier:  # most are like this
+        return len(rollout.sources)
+    return sum(len(part.sources) for part in (*rollout.earlier, rollout))
 
 
 def reward_of(rollout: Rollout) -> float:

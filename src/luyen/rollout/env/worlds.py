@@ -35,6 +35,11 @@ class Worlds:
         self._default = default
         self._tools: dict[str, tuple[Tool, ...]] = {}
 
+    @property
+    def are_any(self) -> bool:
+        """Whether a prompt may have one."""
+        return bool(self._choices)
+
     def name_of(self, prompt: Prompt) -> str | None:
         """The world that a prompt belongs to; None: it has none."""
         interaction = prompt.extra_info.get("interaction_kwargs")

@@ -67,6 +67,11 @@ class ToolBox:
         """Names of the tools, in order."""
         return tuple(self._tools)
 
+    @property
+    def is_standing(self) -> bool:
+        """Whether no tool is opened for a rollout."""
+        return all(isinstance(tool, Standing) for tool in self._tools.values())
+
     def schemas(
         self, names: Sequence[str] | None = None, *, besides: Sequence[Tool] = ()
     ) -> tuple[Mapping[str, Any], ...]:

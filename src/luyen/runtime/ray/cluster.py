@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 STORE_BYTES = 1 << 30
 """Most memory of the objects of a local cluster: little more than one copy of the weights."""
 _ANSWER_S = 10.0
+_SETTINGS = {"max_direct_call_object_size": 1 << 20}
+"""Of a cluster of our own: bytes that a message carries itself. Through the object store a batch
+takes twice as long to get to a rank."""
 _CARRIED = ("MKL_CBWR", "OMP_NUM_THREADS", "TOKENIZERS_PARALLELISM", "HF_HUB_OFFLINE", "HF_HOME")
 """Variables that workers must have before they import anything."""
 _QUIET = {
@@ -157,7 +160,13 @@ def _start_local(ray: "ModuleType", known: dict[str, Any], store_bytes: int) -> 
     )
     os.environ[guard.MARK] = mark
     try:
-        ray.init(address="local", include_dashboard=False, object_store_memory=store_bytes, **known)
+        ray.init(
+            address="local",
+            include_dashboard=False,
+            object_store_memory=store_bytes,
+            _system_config=_SETTINGS,
+            **known,
+        )
     finally:
         # What the run starts later on its own account is not the cluster's.
         del os.environ[guard.MARK]

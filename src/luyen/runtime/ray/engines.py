@@ -80,14 +80,20 @@ class RayEngines:
         return found
 
     def abort(self, request: str, sample: int | None = None) -> list[Completion]:
-        """Stop a request or one sample of it; what there is of its unfinished answers."""
+        """Stop a request or one sample of it; what there is of answers that were not given yet."""
+
+        def is_meant(answer: Completion) -> bool:
+            return answer.request == request and sample in (None, answer.sample)
+
+        given = [answer for answer in self._finished if is_meant(answer)]
+        self._finished = [answer for answer in self._finished if not is_meant(answer)]
         asked = self._asked.get(request)
         if asked is None:
-            return []
+            return given
         meant = sorted(asked.left) if sample is None else [sample]
         meant = [index for index in meant if index in asked.left]
         said = self._stop_remotely(asked, meant, sample) if meant else {}
-        return [said.get(index) or asked.stopped(index) for index in meant]
+        return given + [said.get(index) or asked.stopped(index) for index in meant]
 
     def fingerprint(self) -> Fingerprint | None:
         """The weights that all replicas draw with; a UserError where they differ."""

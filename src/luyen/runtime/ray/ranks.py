@@ -223,29 +223,31 @@ class RankGroup:
     def _gathered(self, called: Sequence[Any], *, sent: float | None = None) -> list[Any]:
         """All results in order; the first error ends the group and is raised."""
         left, back = list(called), dict[Any, float]()
+        answers: dict[Any, Any] = {}
         self._pulse.begin()
         while left:
             with waiting_for("actor"):
                 done, left = ray.wait(left, num_returns=1, timeout=_LOOK_S)
             back |= dict.fromkeys(done, time.time())
-            fault = self._fault(called, done)
+            errors = _opened(called, done, answers)
+            fault = self._fault(called, errors, has_moved=bool(done))
             if fault is not None:
                 self.stop()
                 raise fault
-        found = ray.get(list(called))
         if sent is None:
-            return found
+            return [answers[one] for one in called]
         return [
-            opened(answer, self.watch, "actor", rank, sent=sent, back=back[one])
-            for rank, (one, answer) in enumerate(zip(called, found, strict=True))
+            opened(answers[one], self.watch, "actor", rank, sent=sent, back=back[one])
+            for rank, one in enumerate(called)
         ]
 
-    def _fault(self, called: Sequence[Any], done: Sequence[Any]) -> BaseException | None:
+    def _fault(
+        self, called: Sequence[Any], errors: Sequence[tuple[int, RayError]], *, has_moved: bool
+    ) -> BaseException | None:
         """Why nothing more can come of these calls; None: it can."""
-        first = _errors(called, done)
-        if first:
-            return self._cause(called, *first[0])
-        if done:
+        if errors:
+            return self._cause(called, *errors[0])
+        if has_moved:
             return None
         # A rank that has done its part and died holds up the others, too.
         for rank, error in self._pulse.gone().items():
@@ -257,18 +259,20 @@ class RankGroup:
         last = time.monotonic() + _GRACE_S
         while is_echo(error) and time.monotonic() < last:
             done, _ = ray.wait(list(called), num_returns=len(called), timeout=0.2)
-            others = [*_errors(called, done), *self._pulse.gone().items()]
+            others = [*_opened(called, done, {}), *self._pulse.gone().items()]
             for other in (one for one in others if not is_echo(one[1])):
                 rank, error = other
         return meaning(error, rank)
 
 
-def _errors(called: Sequence[Any], done: Sequence[Any]) -> list[tuple[int, RayError]]:
-    """Ranks whose calls failed, with their errors."""
+def _opened(
+    called: Sequence[Any], done: Sequence[Any], answers: dict[Any, Any]
+) -> list[tuple[int, RayError]]:
+    """Ranks whose calls failed, with their errors; what others answered goes into `answers`."""
     found: list[tuple[int, RayError]] = []
     for one in done:
         try:
-            ray.get(one)
+            answers[one] = ray.get(one)
         except RayError as error:
             found.append((list(called).index(one), error))
     return found

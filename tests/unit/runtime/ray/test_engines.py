@@ -261,6 +261,24 @@ def test_close_drops_what_runs_and_the_engines_go_on():
     assert fleet.living() == []
 
 
+def test_answers_come_some_at_a_time_and_all_of_them_in_the_end():
+    fleet = Fleet()
+    engines = RayEngines(fleet, replicas=2)
+    requests = [ask(name, samples=50) for name in ("a", "b")]
+    for request in requests:
+        engines.submit(request)
+    engines.advance()
+    for replica in fleet.begun:
+        replica.finish(50)
+    told: list[list[Completion]] = []
+    while not engines.is_idle:
+        told.append(engines.advance())
+    assert [len(some) for some in told] == [32, 32, 32, 4]
+    found = {(c.request, c.sample): c for some in told for c in some}
+    assert found == answers(*requests)
+    assert engines.advance() == []
+
+
 def test_generate_works_on_them():
     class Busy(Fleet):
         def __call__(self, index: int) -> FakeReplica:

@@ -53,6 +53,10 @@ class Journal:
     def __init__(self, known: Sequence[tuple[str, Rollout]] = ()) -> None:
         self.kept = {(purpose, r.group, r.sample): r for purpose, r in known}
 
+    @property
+    def has_known(self) -> bool:
+        return bool(self.kept)
+
     def rollout(self, purpose: str, group: GroupId, sample: int) -> Rollout | None:
         return self.kept.get((purpose, group, sample))
 

@@ -1,0 +1,87 @@
+"""What is told of a step is told of rollouts that were compared, in the order of the batch."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+from luyen.base.records import Prompt, Rollout, make_prompt
+from luyen.rewards.step import Scored
+from luyen.rollout.single_turn import Group
+from luyen.train.report import Told
+from luyen.train.samples import in_order
+from tests.unit.train.conversations import talk
+
+PROMPTS = [make_prompt([{"role": "user", "content": name}]) for name in "abc"]
+
+
+def drawn(draw: int, sample: int, **more: Any) -> Rollout:
+    return talk("pp00", draw=draw, sample=sample, notes={"unchecked": 1.0}, **more)
+
+
+def judged(draw: int, *samples: int) -> Scored:
+    rollouts = tuple(drawn(draw, sample) for sample in samples)
+    return Scored(prompt=PROMPTS[draw], rollouts=rollouts, seconds=(None,) * len(rollouts))
+
+
+class Comparing:
+    """Writes into the notes of a rollout which prompt it was compared with, and how often."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def compared(self, rollout: Rollout, prompt: Prompt) -> Rollout:
+        self.times += 1
+        return replace(rollout, notes={"compared with": float(PROMPTS.index(prompt))})
+
+
+def run_of(*scored: Scored, broken: list[Rollout]) -> Any:
+    roles = SimpleNamespace(generation=Comparing())
+    return SimpleNamespace(roles=roles, judged=list(scored), broken=broken)
+
+
+def told_of(run: Any, groups: list[Group]) -> Told:
+    return Told(run, groups, SimpleNamespace())
+
+
+def places(rollouts: Any) -> list[tuple[int, int]]:
+    return [(rollout.group.draw, rollout.sample) for rollout in rollouts]
+
+
+def test_everyone_is_compared_with_the_prompt_of_the_group():
+    run = run_of(judged(2, 0, 1), judged(0, 0), judged(1, 1, 0), broken=[])
+    everyone = told_of(run, []).everyone
+    assert places(everyone) == [(2, 0), (2, 1), (0, 0), (1, 1), (1, 0)], "as they were judged"
+    assert [r.notes for r in everyone] == [{"compared with": float(r.group.draw)} for r in everyone]
+
+
+def test_what_broke_comes_last_with_its_fault():
+    lost = [drawn(0, 1, fault="no line"), drawn(2, 0, fault="no time")]
+    run = run_of(judged(1, 0), judged(0, 0), broken=lost)
+    everyone = told_of(run, []).everyone
+    assert places(everyone) == [(1, 0), (0, 0), (0, 1), (2, 0)]
+    assert [rollout.fault for rollout in everyone] == [None, None, "no line", "no time"]
+
+
+def test_those_that_are_learned_from_are_compared_and_in_the_order_of_the_batch():
+    scored = [judged(2, 1, 0), judged(0, 0, 1), judged(1, 0)]
+    run = run_of(*scored, broken=[drawn(1, 1, fault="no line")])
+    # One rollout of draw 0 and all of draw 1 are left out, as where nothing is learned from them.
+    groups = [
+        Group(prompt=scored[0].prompt, rollouts=scored[0].rollouts),
+        Group(prompt=scored[1].prompt, rollouts=scored[1].rollouts[1:]),
+    ]
+    told = told_of(run, groups)
+    assert places(told.rollouts) == [(0, 1), (2, 0), (2, 1)]
+    assert [r.key for r in told.rollouts] == [r.key for r in in_order(groups)]
+    assert [r.notes["compared with"] for r in told.rollouts] == [0.0, 2.0, 2.0]
+    assert all(any(r is other for other in told.everyone) for r in told.rollouts)
+
+
+def test_every_rollout_is_compared_once_and_not_before_somebody_asks():
+    run = run_of(judged(0, 0, 1), judged(1, 0), broken=[])
+    groups = [Group(prompt=s.prompt, rollouts=s.rollouts) for s in run.judged]
+    told = told_of(run, groups)
+    assert run.roles.generation.times == 0
+    for _ in range(2):
+        assert len(told.rollouts) == len(told.everyone) == 3
+    assert run.roles.generation.times == 3
