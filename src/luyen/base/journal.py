@@ -22,7 +22,7 @@ SCHEMA = 1
 """Version of the lines; a file of another one is not used."""
 GROUP_S = 0.5
 """Most seconds between a record and the moment it is forced to the disk."""
-_ENCODER = json.JSONEncoder(allow_nan=False, default=repr)
+_ENCODER = json.JSONEncoder(allow_nan=False, default=repr, check_circular=False)
 _CHECK = ', "crc": '
 
 

@@ -23,7 +23,7 @@ class Setting:
 
     Example:
         >>> sorted(Setting.__slots__)[:3]
-        ['limits', 'make_env', 'max_prompt_length']
+        ['has_worlds', 'limits', 'make_env']
     """
 
     renderer: Renderer

@@ -79,9 +79,9 @@ def answering(
             whole = ready.get((purpose, str(draw.group)))
             if whole is None or (whole.sampling, whole.weights) != (sampling, version):
                 whole = request_of(draw, renderer, sampling, seed, purpose, version)
-            keys = tuple(whole.keys[i] for i in left)
-            request = whole if keys == whole.keys else replace(whole, keys=keys)
-            asked[request.id] = request, draw, left
+            is_whole = len(left) == draw.samples
+            some = whole if is_whole else replace(whole, keys=tuple(whole.keys[i] for i in left))
+            asked[some.id] = some, draw, left
 
     def finished(completion: Completion) -> None:
         request, draw, left = asked[completion.request]

@@ -39,6 +39,8 @@ class _Arrived:
     def __init__(self) -> None:
         self.parts = 0
         self.names: set[str] = set()
+        self.held: dict[str, str] | None = None
+        """What the engine was found to hold when the last part was written; None: look now."""
         self.fault: BaseException | None = None
 
 
@@ -128,12 +130,18 @@ class Replica:
         return replace(news, completions=(*news.completions, *stopped), failure=None)
 
     async def load(
-        self, number: int, version: int | None, keep: Collection[int | None], part: Part
+        self,
+        number: int,
+        version: int | None,
+        keep: Collection[int | None],
+        part: Part,
+        parts: int | None = None,
     ) -> None:
         """Write some weights of a publication into the engine; parts may come in any order.
 
         Versions that are not to be kept are let go, and a part of one that a newer publication
-        has ended, or has published anew, comes too late.
+        has ended, or has published anew, comes too late. Where this is the last of so many parts,
+        the engine is looked at as well, while it is its turn.
         """
         if number >= self._newest:
             self._newest, self._kept = number, keep
@@ -145,7 +153,10 @@ class Replica:
         self._arrived = {n: one for n, one in self._arrived.items() if n > number - _REMEMBERED}
         try:
             if not is_late:
-                arrived.names |= await self._ask(lambda e: _load(e, version, keep, part))
+                is_last = arrived.parts + 1 == parts
+                names, held = await self._ask(lambda e: _load(e, version, keep, part, is_last))
+                arrived.names |= names
+                arrived.held = held
         except UserError as error:
             arrived.fault = arrived.fault or error
             raise
@@ -163,7 +174,7 @@ class Replica:
         expected: Mapping[str, str],
     ) -> Held:
         """`load`, then `confirm`, in one message."""
-        await self.load(number, version, keep, part)
+        await self.load(number, version, keep, part, parts)
         return await self.confirm(number, version, parts, expected)
 
     async def confirm(
@@ -181,7 +192,9 @@ class Replica:
             raise arrived.fault
         if number < self._numbers.get(version, number):
             return Held(version=number, digests={})
-        held = await self._ask(lambda engine: _version_digests(engine, version)) or {}
+        held, arrived.held = arrived.held, None
+        if held is None:
+            held = await self._ask(lambda engine: _version_digests(engine, version)) or {}
         missing = [name for name in held if name not in arrived.names]
         if missing:
             why = f"version {version} came without it, and {len(missing) - 1} more are missing"
@@ -236,8 +249,13 @@ class Replica:
 
 
 def _load(
-    engines: ResidentEngines, version: int | None, keep: Collection[int | None], part: Part
-) -> set[str]:
+    engines: ResidentEngines,
+    version: int | None,
+    keep: Collection[int | None],
+    part: Part,
+    is_last: bool,
+) -> tuple[set[str], dict[str, str] | None]:
+    """Names of what was written, and after the last part what the engine holds."""
     engine = engines.engine() if version is None else engines.hold(version, keep=keep)
     print_of = engine.fingerprint()
     if print_of is None:
@@ -246,7 +264,7 @@ def _load(
         raise UserError("actor_rollout_ref.rollout.name", type(engine).__name__, why, fix)
     given = unpack(part)
     fill(print_of.weights, given)
-    return set(given)
+    return set(given), _digests_of(print_of) if is_last else None
 
 
 def _version_digests(engines: ResidentEngines, version: int | None) -> dict[str, str] | None:
@@ -256,7 +274,9 @@ def _version_digests(engines: ResidentEngines, version: int | None) -> dict[str,
 
 def _digests(engine: RolloutEngine) -> dict[str, str] | None:
     held: Fingerprint | None = engine.fingerprint()
-    if held is None:
-        return None
+    return None if held is None else _digests_of(held)
+
+
+def _digests_of(held: Fingerprint) -> dict[str, str]:
     here = describe({n: w for n, w in held.weights.items() if not isinstance(w, str)})
     return {n: w if isinstance(w, str) else here[n] for n, w in held.weights.items()}
