@@ -41,10 +41,10 @@ REPLICAS: dict[str, Point] = {
         where="luyen.runtime.ray.engine_thread:EngineThread._advance", when="before", calls=(2, 40)
     ),
     "a replica takes weights": Point(
-        where="luyen.runtime.ray.replica:_load", when="before", calls=(1, 2)
+        where="luyen.runtime.ray.replica:load_part", when="before", calls=(1, 2)
     ),
     "a replica confirms its weights": Point(
-        where="luyen.runtime.ray.replica:_digests", when="before", calls=(2,)
+        where="luyen.runtime.ray.held_weights:_described", when="before", calls=(2,)
     ),
 }  # fmt: skip
 REMOTE = {**RANKS, **REPLICAS}

@@ -116,17 +116,17 @@ class MasterAdamW:
         """Moments, step counts and masters. Of shards, moments are there before the first step."""
         if self.is_sharded:
             self._make_moments()
-        return {"adamw": self.adamw.state_dict(), "masters": self._masters_beside()}
+        return {"adamw": self.adamw.state_dict(), "masters": self.masters_beside()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` gave; betas, decay and the like stay as configured."""
         groups = self.adamw.state_dict()["param_groups"]
         self.adamw.load_state_dict({"state": state["adamw"]["state"], "param_groups": groups})
         with torch.no_grad():
-            for master, saved in zip(self._masters_beside(), state["masters"], strict=True):
+            for master, saved in zip(self.masters_beside(), state["masters"], strict=True):
                 master.copy_(saved)
 
-    def _masters_beside(self) -> list[Tensor]:
+    def masters_beside(self) -> list[Tensor]:
         """Masters of parameters that are weights of another type to everybody else."""
         pairs = zip(self.parameters, self.masters, strict=True)
         return [m.detach() for p, m in pairs if shown_dtype(p) != m.dtype]

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from luyen.base.files import read_json
 from luyen.checkpoint.tensors import load_state
@@ -18,6 +18,15 @@ def role_state(name: str, module: nn.Module, optimizer: MasterAdamW) -> dict[str
     They have the same names, types and shapes for shards as for a model on one device.
     """
     return {name: shown_parameters(module), _optimizer(name): optimizer.state_dict()}
+
+
+def role_weights(name: str, module: nn.Module, optimizer: MasterAdamW) -> dict[str, Tensor]:
+    """Of the same, what learns and its masters, by part and name."""
+    masters = enumerate(optimizer.masters_beside())
+    return {
+        **{f"{name}/{own}": tensor for own, tensor in shown_parameters(module).items()},
+        **{f"{_optimizer(name)}/masters/{i}": master for i, master in masters},
+    }
 
 
 def load_role(folder: Path, name: str, module: nn.Module, optimizer: MasterAdamW) -> None:

@@ -209,11 +209,6 @@ class Conversations:
         how = self._setting
         return how.tools.is_standing and not how.has_worlds and how.time_budget_s is None
 
-    def foresee(self, draws: Sequence[Draw]) -> None:
-        """Have ready what the conversations of these draws open with."""
-        if not self._setting.has_worlds:
-            self._setting.openings.foresee([draw.prompt for draw in draws])
-
     async def converse(
         self,
         client: EngineClient,

@@ -63,22 +63,17 @@ def answering(
     purpose: str,
     version: int,
     journal: WorkJournal | None = None,
-    foreseen: Mapping[tuple[str, str], Request] | None = None,
 ) -> Callable[[], list[Group]]:
     """Ask for rollouts of every draw; the result waits for them, and gives them in that order.
 
     Those that the journal has are not drawn again; others are written down as they finish.
-    `foreseen` are requests that were made before (`request_of`), by purpose and id.
     """
-    ready = foreseen or {}
     found = _known(draws, journal, purpose, is_steady=engine.is_steady)
     asked: dict[str, tuple[Request, Draw, list[int]]] = {}
     for draw in draws:
         left = [i for i in range(draw.samples) if (str(draw.group), i) not in found]
         if left:
-            whole = ready.get((purpose, str(draw.group)))
-            if whole is None or (whole.sampling, whole.weights) != (sampling, version):
-                whole = request_of(draw, renderer, sampling, seed, purpose, version)
+            whole = _request(draw, renderer, sampling, seed, purpose, version)
             is_whole = len(left) == draw.samples
             some = whole if is_whole else replace(whole, keys=tuple(whole.keys[i] for i in left))
             asked[some.id] = some, draw, left
@@ -101,7 +96,7 @@ def answering(
     return answered
 
 
-def request_of(
+def _request(
     draw: Draw, renderer: Renderer, sampling: Sampling, seed: int, purpose: str, version: int
 ) -> Request:
     """What an engine is asked for all samples of a draw."""

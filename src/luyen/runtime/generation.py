@@ -8,8 +8,8 @@ from luyen.base.records import Prompt, Rollout
 from luyen.data.render import Renderer
 from luyen.rollout.client import EngineClient
 from luyen.rollout.multi_turn import Conversations
-from luyen.rollout.protocol import Request, RolloutEngine, Sampling
-from luyen.rollout.single_turn import Draw, Group, answer_all, answering, request_of
+from luyen.rollout.protocol import RolloutEngine, Sampling
+from luyen.rollout.single_turn import Draw, Group, answer_all, answering
 from luyen.telemetry.journal import WorkJournal
 
 
@@ -24,7 +24,6 @@ class Generation:
         self.renderer = renderer
         self.seed = seed
         self.conversations = conversations
-        self._foreseen: dict[tuple[str, str], Request] = {}
 
     def play(
         self,
@@ -44,18 +43,6 @@ class Generation:
             engine, draws, sampling, purpose=purpose, version=version, journal=journal
         )
         return begun()
-
-    def foresee(
-        self, draws: Sequence[Draw], sampling: Sampling, *, purpose: str, version: int
-    ) -> None:
-        """Have ready what some draws begin with, for when they are asked for; others are not."""
-        if self.conversations is not None:
-            self.conversations.foresee(draws)
-            return
-        made = (
-            request_of(draw, self.renderer, sampling, self.seed, purpose, version) for draw in draws
-        )
-        self._foreseen = {(purpose, request.id): request for request in made}
 
     def begin(
         self,
@@ -81,7 +68,6 @@ class Generation:
                 version=version,
                 journal=journal,
             )
-        foreseen, self._foreseen = self._foreseen, {}
         return answering(
             engine,
             self.renderer,
@@ -91,7 +77,6 @@ class Generation:
             purpose=purpose,
             version=version,
             journal=journal,
-            foreseen=foreseen,
         )
 
     async def converse(

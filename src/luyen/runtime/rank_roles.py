@@ -24,7 +24,7 @@ from luyen.engine.critic import CriticEngine
 from luyen.engine.full_weights import fitting_bucket, full_weights
 from luyen.engine.score import score_share
 from luyen.engine.shard_sums import shard_sums
-from luyen.engine.sharded_state import load_role, role_state
+from luyen.engine.sharded_state import load_role, role_state, role_weights
 from luyen.engine.share import Share
 from luyen.engine.step import ShareUpdated
 from luyen.models.lora import adapter_off
@@ -91,7 +91,10 @@ class RankRoles:
     @torch.no_grad()
     def weight_sums(self) -> dict[str, tuple[str, int]]:
         """This rank's parts of the digests of all that learns."""
-        return shard_sums(learned(self._state())[1], is_first=self.rank == 0)
+        weights = role_weights("actor", self.actor.policy, self.actor.optimizer)
+        if self.critic is not None:
+            weights |= role_weights("critic", self.critic.model, self.critic.optimizer)
+        return shard_sums(weights, is_first=self.rank == 0)
 
     @torch.no_grad()
     def moment_sums(self) -> dict[str, tuple[str, int]]:

@@ -167,13 +167,12 @@ class WorkJournals:
         self._run_id = run_id
         self._open: list[WorkJournal] = []
 
-    def take_up(self, step: int, *, kind: str, basis: Any) -> tuple[WorkJournal, int]:
-        """The journal of a step on a basis, and how many records there are to go on from."""
+    def fresh(self) -> WorkJournal:
+        """A journal that has not begun."""
         journal = WorkJournal(self._folder, run_id=self._run_id)
-        known = journal.begin(step, kind=kind, basis=basis)
-        self._open = [one for one in self._open if one.is_open]
-        self._open.append(journal)
-        return journal, known
+        # The one before may not have begun either: its step is asked for and not yet learned.
+        self._open = [*(one for one in self._open[:-1] if one.is_open), *self._open[-1:], journal]
+        return journal
 
     def forget(self, step: int) -> None:
         """Remove the work of a step and of all before it: a checkpoint holds what came of it."""

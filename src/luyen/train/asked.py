@@ -18,8 +18,10 @@ from luyen.train.draws import draws_of
 
 Origin: TypeAlias = tuple[str, str | None]
 """The chain when rows were asked for, and the weights where no chain stands for them."""
-TakeUp: TypeAlias = Callable[[int, str, Origin], WorkJournal | None]
-"""`(step, kind, origin)`: the journal of a step's work of a kind."""
+TakeUp: TypeAlias = Callable[[int, str, Origin | None], WorkJournal | None]
+"""`(step, kind, origin)`: the journal of a step's work of a kind; not begun without an origin."""
+BeginWork: TypeAlias = Callable[[WorkJournal | None, int, str, Origin], None]
+"""`(journal, step, kind, origin)`: the origin is known now."""
 
 
 @final
@@ -119,12 +121,14 @@ class Asking:
         *,
         has_baselines: bool,
         take_up: TakeUp,
+        begin_work: BeginWork,
     ) -> None:
-        """`take_up` opens the journal of a step."""
+        """`take_up` opens the journal of a step, and `begin_work` one that was not begun."""
         self.batch = config.data.train_batch_size
         """Groups of a step."""
         self.roles = roles
         self.take_up = take_up
+        self.begin_work = begin_work
         self._samples = config.actor_rollout_ref.rollout.n
         self._data = data
         self._sampling = sampling
@@ -153,15 +157,6 @@ class Asking:
     def give_back(self, rows: Sequence[int]) -> None:
         """Rows that nothing came of; those that are no longer there stay away."""
         self.returned += tuple(row for row in rows if row < len(self._data.train.prompts))
-
-    def foresee(self, step: int, *, version: int) -> None:
-        """Have ready what will be asked for a step, if its rows are those that are next now."""
-        again = self.returned[: self.batch]
-        rows = (*again, *self._data.sampler.take(self.cursor, self.batch - len(again)))
-        prompts = [self._data.train.prompts[i] for i in rows]
-        draws = draws_of(prompts, step=step, first=0, samples=self._samples)
-        generation = self.roles.generation
-        generation.foresee(draws, self._sampling, purpose="rollout", version=version)
 
     def ask(self, place: Place, journal: WorkJournal | None) -> Asked:
         """Ask for the rollouts of rows at their place."""

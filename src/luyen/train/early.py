@@ -1,30 +1,37 @@
 """The next step's rollouts begin as soon as its weights are there, while this one is written down.
 
-What is drawn depends on the weights alone, so it is what would be drawn later.
+They are asked for while others learn. What is drawn depends on the weights alone, so it is what
+would be drawn later.
 """
 
 from luyen.data.samplers import AdaptiveSampler
 from luyen.runtime.roles import Described
 from luyen.train.run import OnlineRun
+from luyen.train.supply import InOrder
 from luyen.train.work import weights_print
 
 
-def ask_early(run: OnlineRun, held: Described) -> None:
-    """Ask for the rollouts of the step after the one that is learned, if nothing comes between.
+def ask_early(run: OnlineRun) -> None:
+    """Ask for the rollouts of the step after the one that is being learned, while it is.
 
-    `held` are the weights that they are to be drawn with.
+    They are drawn as soon as the weights are there, if nothing comes between.
     """
-    if not _is_next_at_once(run):
-        return
-    with run.phase("digest"):
-        run.origin = run.chain, weights_print(held)
-        run.supply.ask_up_to(run.step + 2, version=run.version + 1, origin=run.origin)
+    supply = _supply(run)
+    if supply is not None and _is_next_at_once(run):
+        supply.ask_early(run.step + 2, version=run.version + 1)
 
 
-def foresee(run: OnlineRun) -> None:
-    """Have the prompts ready of what will be asked for early."""
-    if _is_next_at_once(run):
-        run.asking.foresee(run.step + 2, version=run.version + 1)
+def know_weights(run: OnlineRun, held: Described) -> None:
+    """`held` are the weights that what was asked for early is drawn with."""
+    supply = _supply(run)
+    if supply is not None and supply.has_early:
+        with run.phase("digest"):
+            run.origin = run.chain, weights_print(held)
+            supply.know(run.origin, version=run.version + 1)
+
+
+def _supply(run: OnlineRun) -> InOrder | None:
+    return run.supply if isinstance(run.supply, InOrder) else None
 
 
 def _is_next_at_once(run: OnlineRun) -> bool:

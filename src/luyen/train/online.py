@@ -3,7 +3,7 @@
 from functools import partial
 
 from luyen.train.annotate import parity_metrics
-from luyen.train.early import ask_early, foresee
+from luyen.train.early import ask_early, know_weights
 from luyen.train.groups import take_groups
 from luyen.train.learn import annotated, credit_groups, update_roles
 from luyen.train.report import Told, finish_step
@@ -24,7 +24,7 @@ def train_online(run: OnlineRun) -> None:
         told = Told(run, groups, credited)
         metrics = update_roles(run, credited.batch, step, meanwhile=partial(_prepare, run, told))
         held = run.roles.describe()
-        ask_early(run, held)
+        know_weights(run, held)
         measured = {**parity_metrics(batch, run.needs), **metrics}
         finish_step(run, credited, measured, told, held)
         if run.is_due(trainer.test_freq):
@@ -36,6 +36,6 @@ def train_online(run: OnlineRun) -> None:
 
 
 def _prepare(run: OnlineRun, told: Told) -> None:
-    """While others learn: what can be told of the step already, and the next one's prompts."""
+    """While others learn: what can be told of the step already, and what the next one asks."""
     told.prepare()
-    foresee(run)
+    ask_early(run)

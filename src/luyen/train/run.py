@@ -78,6 +78,7 @@ class OnlineRun(Learning):
             self.sampling,
             has_baselines=self.needs.baselines,
             take_up=self._taken_up,
+            begin_work=self._begin_work,
         )
         """How training rows become rollouts."""
         self.supply = supply_of(self.config.trainer, self.asking)
@@ -147,15 +148,24 @@ class OnlineRun(Learning):
         is_first = self.chain == BEGINNING
         return self.chain, weights_print(self.roles.describe()) if is_first else None
 
-    def _taken_up(self, step: int, kind: str, origin: Origin) -> WorkJournal | None:
+    def _taken_up(self, step: int, kind: str, origin: Origin | None) -> WorkJournal | None:
         journals = self.recorder.journals
         if journals is None or self.trial_steps is not None:
             return None
+        journal = journals.fresh()
+        if origin is not None:
+            self._begin_work(journal, step, kind, origin)
+        return journal
+
+    def _begin_work(
+        self, journal: WorkJournal | None, step: int, kind: str, origin: Origin
+    ) -> None:
+        if journal is None:
+            return
         basis = [*origin, self.stages, self.settings]
-        journal, known = journals.take_up(step, kind=kind, basis=basis)
+        known = journal.begin(step, kind=kind, basis=basis)
         if known:
             self.display.waiting(f"step {step}: {known} records of work done are in the journal")
-        return journal
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Time a part of the step and show it."""

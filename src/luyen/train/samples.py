@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, compress
 
 import torch
 from torch import Tensor
@@ -35,9 +35,10 @@ def pack_groups(
     # A rollout has the streams of its last branch; `branches` would copy them.
     branches = [(i, part) for i, r in enumerate(rollouts) for part in (*r.earlier, r)]
     labels: dict[str, int] = {}
+    masks = [bytes(branch.sources).translate(_IS_SAMPLED) for _, branch in branches]
     batch = pack(
         [branch.tokens for _, branch in branches],
-        masks=[bytes(branch.sources).translate(_IS_SAMPLED) for _, branch in branches],
+        masks=masks,
         groups=[labels.setdefault(str(rollouts[i].group), len(labels)) for i, _ in branches],
         device=device,
     )
@@ -48,11 +49,13 @@ def pack_groups(
             "no token was sampled by the policy, so there is nothing to train on",
             "look at the rollouts of this step: are prompts cut, is max_response_length too small?",
         )
-    logps = [0.0 if logp is None else logp for _, branch in branches for logp in branch.logps]
+    drawn = zip(branches, masks, strict=True)
+    kept = (p for (_, branch), mask in drawn for p in compress(branch.logps, mask))
+    logps = [0.0 if logp is None else logp for logp in kept]
     turns = chain.from_iterable(branch.turns for _, branch in branches)
     batch = replace(batch, branch_of=tuple(i for i, _ in branches))
     batch = batch.with_streams(
-        rollout_logp=flat_tensor(logps, torch.float32).to(device),
+        rollout_logp=batch.scatter(flat_tensor(logps, torch.float32).to(device)),
         turns=flat_tensor(turns, torch.int64).to(device),
     )
     if not is_judged:

@@ -6,9 +6,13 @@ before it are still to be trained on: by the weights of then, which it keeps.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol, final
 
+from luyen.telemetry.journal import WorkJournal
 from luyen.train.asked import Asked, Asking, Origin, Place
+
+_UNKNOWN: Origin = ("", None)
 
 
 class Supply(Protocol):
@@ -51,18 +55,41 @@ class InOrder:
         self._asked: dict[int, Asked] = {}
         self._last = 0
         self._newest = 0
-        self._origin: Origin = ("", None)
+        self._origin = _UNKNOWN
+        self._early: int | None = None
+        """The step that was asked for before it was known what the run is then."""
 
     def ask_up_to(self, step: int, *, version: int, origin: Origin) -> None:
         """Ask for the first batch of every step up to this one, of which none was asked for."""
         self._newest, self._origin = version, origin
         for later in range(self._last + 1, step + 1):
-            rows = self._asking.next_rows(self._asking.batch)
-            place = Place(step=later, first=0, rows=rows, version=version, origin=origin)
-            self._asked[later] = self._asking.ask(
-                place, self._asking.take_up(later, "work", origin)
-            )
-            self._last = later
+            self._ask(later, version, origin, self._asking.take_up(later, "work", origin))
+
+    def ask_early(self, step: int, *, version: int) -> None:
+        """Ask for the batch of a step before it is known what the run is then (`know`)."""
+        assert step == self._last + 1, "one step comes after the other"
+        self._early = step
+        self._ask(step, version, _UNKNOWN, self._asking.take_up(step, "work", None))
+
+    @property
+    def has_early(self) -> bool:
+        """Whether something was asked for of which the origin is not known yet."""
+        return self._early is not None
+
+    def know(self, origin: Origin, *, version: int) -> None:
+        """What was asked for early has this origin; its work is written down from now on."""
+        assert self._early is not None, "nothing was asked for early"
+        step, self._early = self._early, None
+        asked = self._asked[step]
+        self._newest, self._origin = version, origin
+        self._asking.begin_work(asked.journal, step, "work", origin)
+        self._asked[step] = replace(asked, place=replace(asked.place, origin=origin))
+
+    def _ask(self, step: int, version: int, origin: Origin, journal: WorkJournal | None) -> None:
+        rows = self._asking.next_rows(self._asking.batch)
+        place = Place(step=step, first=0, rows=rows, version=version, origin=origin)
+        self._asked[step] = self._asking.ask(place, journal)
+        self._last = step
 
     def take(self, step: int, *, before: Asked | None = None) -> Asked:
         """The batch of a step; after the first, more rows drawn with the newest weights.

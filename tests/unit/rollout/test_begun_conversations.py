@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 
 from luyen.base.errors import UserError
-from luyen.base.records import make_prompt
 from luyen.data.tokenizer import load_tokenizer
 from luyen.rollout.multi_turn import Conversations
-from luyen.rollout.openings import Openings
 from luyen.rollout.protocol import Sampling
 from luyen.rollout.setting import Setting
 from luyen.rollout.single_turn import Group
@@ -186,37 +184,6 @@ def test_what_is_wrong_with_a_prompt_is_told_to_who_wants_the_result(tmp_path: P
         assert engine.is_idle
         [group] = talks.play(engine, draws(how, "yes"), SAMPLING, **HERE)
         assert group.rollouts[0].text == "3"
-
-
-def test_what_was_foreseen_is_what_conversations_open_with():
-    rendered: list[Any] = []
-
-    class Counted:
-        def prompt_tokens(self, messages: Any, tools: Any) -> list[int]:
-            rendered.append(messages)
-            return plain.renderer.prompt_tokens(messages, tools)
-
-    plain, engine = setting(), ScriptedEngine(says_at_once)
-    wanted = draws(plain, "1+2=", "3+4=")
-    with talking(replace(plain, openings=Openings(Counted()))) as talks:
-        talks.foresee([*wanted, replace(wanted[0], prompt=make_prompt([]))])
-        assert rendered == [draw.prompt.messages for draw in wanted]
-        talks.begin(engine, wanted, SAMPLING, **HERE)
-        assert len(rendered) == 2
-    expected = [plain.renderer.prompt_tokens(messages) for messages in rendered]
-    assert [list(request.tokens) for request in engine.requests] == expected
-
-
-@pytest.fixture
-def taken_up(tmp_path: Path) -> Callable[[], WorkJournal]:
-    """The journal as each new process finds it."""
-
-    def journal() -> WorkJournal:
-        found = WorkJournal(tmp_path, run_id="r")
-        found.begin(0, kind="work", basis=["b"])
-        return found
-
-    return journal
 
 
 def test_what_the_journal_has_is_not_handed_in(taken_up: Callable[[], WorkJournal]):

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from luyen.base.errors import UserError
 from luyen.base.records import Prompt, make_prompt
 from luyen.data.render import Renderer
 from luyen.data.tokenizer import load_tokenizer
@@ -59,35 +58,6 @@ def test_a_prompt_is_rendered_once_for_all_samples_of_its_group(counted: Counted
     groups = play(ScriptedEngine(lambda *_: "3<|im_end|>"), how, "1+2=", "3+4=", samples=4)
     assert [len(group.rollouts) for group in groups] == [4, 4]
     assert counted.asked == ["1+2=", "3+4="]
-
-
-def test_what_was_foreseen_is_not_rendered_when_it_is_played(counted: Counted):
-    openings = Openings(counted)
-    prompts = asking("1+2=", "3+4=")
-    openings.foresee(prompts)
-    assert counted.asked == ["1+2=", "3+4="]
-    for prompt in prompts:
-        openings.tokens(prompt)
-    assert counted.asked == ["1+2=", "3+4="]
-
-
-def test_a_prompt_that_the_template_refuses_is_told_when_it_is_played(refusing: Counted):
-    openings = Openings(refusing)
-    first, bad, last = asking("first", "no", "last")
-    openings.foresee([first, bad, last])
-    assert refusing.asked == ["first", "no", "last"], "the others are ready all the same"
-    with pytest.raises(UserError, match="refuses a conversation of user"):
-        openings.tokens(bad)
-    openings.tokens(last)
-    assert refusing.asked == ["first", "no", "last", "no"]
-
-
-def test_a_prompt_without_messages_is_passed_over_as_its_world_has_the_first_word(
-    counted: Counted,
-):
-    openings = Openings(counted)
-    openings.foresee([make_prompt([]), *asking("1+2=")])
-    assert counted.asked == ["1+2="]
 
 
 def test_no_more_prompts_are_kept_than_the_bound_says_and_the_oldest_go_first(

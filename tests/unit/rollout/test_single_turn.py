@@ -1,8 +1,5 @@
 """Questions become rollouts: what each record says of its tokens."""
 
-from dataclasses import replace
-from typing import Any
-
 import pytest
 
 from luyen.base.records import GroupId, Source, StopReason, make_prompt
@@ -11,8 +8,8 @@ from luyen.data.render import Renderer
 from luyen.data.tokenizer import load_tokenizer
 from luyen.models.fresh import random_policy
 from luyen.rollout.native.engine import NativeEngine
-from luyen.rollout.protocol import Request, Sampling
-from luyen.rollout.single_turn import Draw, answering, request_of, sampling_key
+from luyen.rollout.protocol import Sampling
+from luyen.rollout.single_turn import Draw, answering, sampling_key
 
 TOKENIZER = load_tokenizer("builtin://arithmetic")
 RENDERER = Renderer(TOKENIZER)
@@ -88,41 +85,3 @@ def test_a_stop_token_is_an_answer():
     [group] = ask(draws("1+2="), stop_ids=frozenset(range(128)))
     assert {r.stop for r in group.rollouts} == {StopReason.ANSWERED}
     assert {r.response_length for r in group.rollouts} == {1}
-
-
-def test_requests_that_were_foreseen_are_used_only_where_they_fit():
-    class Asked:
-        """An engine that notes what it is asked."""
-
-        is_steady = True
-        is_idle = True
-
-        def __init__(self) -> None:
-            self.requests: list[Request] = []
-
-        def submit(self, request: Request) -> None:
-            self.requests.append(request)
-
-    [draw] = draws("1+2=", samples=2)
-    how = Sampling(max_new_tokens=3)
-    made = request_of(draw, RENDERER, how, 5, "rollout", 4)
-    marked = replace(made, tokens=(1, 2, 3))
-    engine: Any = Asked()
-    for sampling, purpose, version in (
-        (how, "rollout", 4),
-        (how, "rollout", 5),
-        (how, "greedy", 4),
-        (replace(how, temperature=0.0), "rollout", 4),
-    ):
-        answering(
-            engine,
-            RENDERER,
-            [draw],
-            sampling,
-            seed=5,
-            purpose=purpose,
-            version=version,
-            foreseen={("rollout", marked.id): marked},
-        )
-    assert [request.tokens == marked.tokens for request in engine.requests] == [True] + [False] * 3
-    assert engine.requests[0] == marked

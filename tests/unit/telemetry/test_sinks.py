@@ -153,7 +153,8 @@ def test_a_remote_run_is_resumed_logged_and_finished(
     assert (begun["project"], begun["resume"]) == ("p", "allow")
     assert begun["config"] == {"trainer": {"seed": 0}}
     assert begun.get("id", begun["name"]).endswith("r1")
-    assert ("log", ({"probe/mean": 0.25},), {"step": 4}) in remote.calls
+    [(logged, how)] = [(what[0], how) for name, what, how in remote.calls if name == "log"]
+    assert (logged["probe/mean"], how) == (0.25, {"step": 4})  # spans may be logged beside it
     assert remote.calls[-1][0] == "finish"
 
 

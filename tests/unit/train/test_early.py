@@ -9,7 +9,8 @@ import pytest
 from luyen.data.samplers import AdaptiveSampler
 from luyen.runtime.pending import InTurn
 from luyen.train.asked import Asked, Place
-from luyen.train.early import ask_early, foresee
+from luyen.train.early import ask_early, know_weights
+from luyen.train.supply import InOrder
 from luyen.train.work import weights_print
 
 
@@ -35,8 +36,33 @@ class Adaptive:
         del cursor, success
 
 
+class Asking:
+    """Asks for rows two at a time, and writes down when it does and when their work begins."""
+
+    batch = 2
+
+    def __init__(self) -> None:
+        self.log: list[Any] = []
+        self.cursor = 0
+
+    def next_rows(self, count: int) -> tuple[int, ...]:
+        self.cursor += count
+        return tuple(range(self.cursor - count, self.cursor))
+
+    def take_up(self, step: int, kind: str, origin: Any) -> Any:
+        return {"step": step, "kind": kind, "origin": origin}
+
+    def begin_work(self, journal: Any, step: int, kind: str, origin: Any) -> None:
+        assert journal == {"step": step, "kind": kind, "origin": None}
+        self.log.append(("begun", step, origin))
+
+    def ask(self, place: Place, journal: Any) -> Asked:
+        self.log.append(("asked", place.step, place.version, place.rows, journal["origin"]))
+        return Asked(place=place, drawn=InTurn(lambda: []), greedy=None, journal=journal)
+
+
 def run_of(**changes: Any) -> Any:
-    """A run of ten steps that has done three and has learned the fourth."""
+    """A run of ten steps that has done three and learns the fourth."""
     given = {
         "elsewhere": True,
         "staleness": 0,
@@ -45,13 +71,16 @@ def run_of(**changes: Any) -> Any:
         "step": 3,
         "sampler": None,
     } | changes
-    asked: list[Any] = []
+    asking: Any = Asking()
+    supply = InOrder(asking, staleness=given["staleness"])
+    supply.restore(given["step"] + 1, ())
     return SimpleNamespace(
         step=given["step"],
         version=3,
         last_step=10,
         chain="c",
-        asked=asked,
+        origin=None,
+        log=asking.log,
         config=SimpleNamespace(
             trainer=SimpleNamespace(max_staleness=given["staleness"], test_freq=5, save_freq=0)
         ),
@@ -60,19 +89,33 @@ def run_of(**changes: Any) -> Any:
         data=SimpleNamespace(sampler=given["sampler"]),
         phase=nullcontext,
         is_due_after=lambda step, every: every > 0 and step == given["due"],
-        supply=SimpleNamespace(ask_up_to=lambda *what, **how: asked.append((*what, how))),
-        asking=SimpleNamespace(foresee=lambda *what, **how: asked.append((*what, how))),
+        supply=supply,
     )
 
 
-def test_the_next_step_is_asked_for_with_the_weights_that_were_learned():
+def test_the_next_step_is_asked_for_with_the_weights_that_will_be_learned():
     run = run_of()
-    foresee(run)
-    ask_early(run, Held())
-    assert run.asked == [
-        (5, {"version": 4}),
-        (5, {"version": 4, "origin": ("c", weights_print(Held()))}),
-    ]
+    ask_early(run)
+    assert run.log == [("asked", 5, 4, (0, 1), None)]
+    assert run.supply.has_early
+    know_weights(run, Held())
+    origin = "c", weights_print(Held())
+    assert run.log[1:] == [("begun", 5, origin)]
+    assert run.origin == origin
+    assert not run.supply.has_early
+    [asked] = run.supply.outstanding
+    assert asked.place.origin == origin
+    run.supply.ask_up_to(5, version=4, origin=origin)
+    assert len(run.log) == 2, "it was asked for"
+    assert run.supply.take(5) is asked
+
+
+def test_what_was_asked_for_gets_its_origin_although_somebody_interrupts():
+    run = run_of()
+    ask_early(run)
+    run.interruption.is_wanted = True
+    know_weights(run, Held())
+    assert not run.supply.has_early
 
 
 @pytest.mark.parametrize(
@@ -89,9 +132,9 @@ def test_the_next_step_is_asked_for_with_the_weights_that_were_learned():
 )
 def test_it_is_not_asked_for_where_something_comes_between(change: dict[str, Any]):
     run = run_of(**change)
-    foresee(run)
-    ask_early(run, Held())
-    assert run.asked == []
+    ask_early(run)
+    know_weights(run, Held())
+    assert (run.log, run.origin) == ([], None)
 
 
 def test_what_is_in_progress_is_kept_as_rows_that_are_drawn_anew():

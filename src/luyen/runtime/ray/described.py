@@ -17,8 +17,8 @@ class DescribedByRanks:
         """With `publishes`, weights that are new go to the replicas on the way."""
         self._ranks = ranks
         self._publisher = publisher
-        is_new = publishes and publisher.begin()
-        self._sums = None if is_new else ranks.begin_all("weight_sums")
+        self._coming = publisher.begin() if publishes else None
+        self._sums = None if self._coming is not None else ranks.begin_all("weight_sums")
 
     def weights(self) -> Mapping[str, str]:
         """Parameters that learn, and their masters where they have any."""
@@ -26,7 +26,10 @@ class DescribedByRanks:
 
     @cached_property
     def _weights(self) -> Mapping[str, str]:
-        return self._publisher.send() if self._sums is None else merged(self._sums())
+        if self._coming is not None:
+            return self._publisher.send(self._coming)
+        assert self._sums is not None
+        return merged(self._sums())
 
     def moments(self) -> Mapping[str, str]:
         """First moments of the optimizers. Replicas that load weights go first."""

@@ -19,7 +19,7 @@ _ACTOR = "actor/"
 
 
 @final
-class _OnTheWay:
+class OnTheWay:
     """A publication that nobody has waited for yet."""
 
     def __init__(self, version: int, gathering: Callable[[], GatheredWeights]) -> None:
@@ -47,7 +47,7 @@ class Publisher:
         self._ranks = ranks
         self._engines = engines
         self._note = note
-        self._on_the_way: _OnTheWay | None = None
+        self._on_the_way: OnTheWay | None = None
         self._is_new = False
         self.newest: Published | None = None
         """The newest publication that was asked for."""
@@ -61,48 +61,50 @@ class Publisher:
         self._on_the_way = None
         self._is_new = True
 
-    def begin(self) -> bool:
-        """Let ranks gather weights that are new; whether there are any to go to replicas.
+    def begin(self) -> OnTheWay | None:
+        """Let ranks gather weights that are new; None: there are none to go to replicas.
 
-        They do so after what they were called for before.
+        They do so after what they were called for before. What is asked from now on is drawn with
+        these weights; nothing is, before they were sent.
         """
         if self.newest is None or not self._is_new:
-            return False
-        self._on_the_way = _OnTheWay(self.newest.version + 1, self._ranks.begin_publish())
-        self._is_new = False
-        return True
+            return None
+        assert self._engines.is_idle, "weights would change in the middle of an answer"
+        coming = OnTheWay(self.newest.version + 1, self._ranks.begin_publish())
+        self._engines.crew.begin_publication(coming.version)
+        self.newest, self._on_the_way, self._is_new = None, coming, False
+        return coming
 
-    def send(self) -> Mapping[str, str]:
+    def send(self, coming: OnTheWay) -> Mapping[str, str]:
         """Wait for the ranks that gather, and let replicas load; digests of all that learns.
 
-        Replicas hear what they are to hold, and draw with nothing else.
+        Replicas hear what they are to hold, and draw with nothing else. Once is enough.
         """
-        coming = self._on_the_way
-        assert coming is not None, "nothing is on the way"
-        assert self._engines.is_idle, "weights would change in the middle of an answer"
-        gathered = coming.gathering()
-        coming.started = time.monotonic() - gathered.seconds
-        coming.gathered = gathered
-        crew = self._engines.crew
-        self.newest = None  # from now on replicas let its weights go
-        crew.begin_publication(coming.version)
-        crew.send_all(gathered.parts, _of_policy(gathered))
-        return gathered.digests
+        if coming.gathered is None:
+            gathered = coming.gathering()
+            coming.started = time.monotonic() - gathered.seconds
+            coming.gathered = gathered
+            self._engines.crew.send_all(gathered.parts, _of_policy(gathered))
+        return coming.gathered.digests
 
     def ensure(self, version: int) -> None:
         """Return when every replica holds this version, or draws nothing before it does.
 
-        `settle` waits for those that do not yet.
+        `hurry` sends what is on the way, and `settle` waits for it.
         """
         if self.newest is not None and self.newest.version == version:
             return
         coming = self._on_the_way
-        is_sent = coming is not None and coming.gathered is not None
-        assert coming is None or not is_sent or version >= coming.version, (
-            f"version {version} has gone, {coming.version} is on the way"
-        )
-        if coming is None or not is_sent or coming.version != version:
+        if coming is None or coming.version != version:
+            assert coming is None or version > coming.version, (
+                f"version {version} has gone, {coming.version} is on the way"
+            )
             self._publish(version)
+
+    def hurry(self) -> None:
+        """Somebody waits for answers: send what is on the way."""
+        if self._on_the_way is not None:
+            self.send(self._on_the_way)
 
     def wait(self) -> None:
         """Return when every replica holds what was sent."""

@@ -5,20 +5,18 @@ Calls may arrive in another order than they were made, so those whose order matt
 
 import asyncio
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
 
 from luyen.base.errors import UserError
-from luyen.models.digest import describe
-from luyen.models.fingerprint import Fingerprint
 from luyen.rollout.protocol import Completion, Request, RolloutEngine
 from luyen.rollout.resident import ResidentEngines
 from luyen.rollout.tools.foreign import boundary
-from luyen.runtime.fill import fill
 from luyen.runtime.ray.engine_thread import EngineThread
-from luyen.runtime.ray.weights import Part, unpack
+from luyen.runtime.ray.held_weights import digests_of, load_part, version_digests
+from luyen.runtime.ray.weights import Part
 from luyen.runtime.ray.wire import Held, News, ReplicaFacts
 
 _REMEMBERED = 64
@@ -72,6 +70,10 @@ class Replica:
         """The newest publication of each version."""
         self._confirmed = {0}
         """Publications that were found to be what they should; 0: the engine as it was made."""
+        self._early: dict[int, dict[str, Request]] = {}
+        """Requests by the publication that they wait for, and by their id."""
+        self._unwanted: set[tuple[str, int]] = set()
+        """Answers of such requests that nobody waits for any more."""
         self._moved = asyncio.Condition()
         loop = asyncio.get_running_loop()
         self._loop = loop
@@ -91,9 +93,14 @@ class Replica:
 
         One that can never be served is told with the next news.
         """
-        async with self._moved:
-            await self._moved.wait_for(lambda: publication in self._confirmed)
         await self._take_turn(number)
+        if publication in self._confirmed:
+            self._hand_in(requests)
+        else:
+            early = self._early.setdefault(publication, {})
+            early.update((request.id, request) for request in requests)
+
+    def _hand_in(self, requests: Iterable[Request]) -> None:
         for request in requests:
             # Not awaited: the engine takes them between two passes, in this order.
             self._thread.ask(lambda engine, r=request: self._submit(engine, r))
@@ -102,6 +109,10 @@ class Replica:
         faults: list[BaseException] = []
         with boundary(faults):
             engine.submit(request)
+            for sample in range(len(request.keys)):
+                if (request.id, sample) in self._unwanted:
+                    self._unwanted.discard((request.id, sample))
+                    engine.abort(request.id, sample)
         if faults:  # nobody waits for this call: it is told with the news
             self._thread.failure = self._thread.failure or self._thread.as_error(faults[0])
             self._loop.call_soon_threadsafe(self._stir)
@@ -125,6 +136,11 @@ class Replica:
         """Stop a request or a sample of it: its unfinished answers, and all that `collect` has."""
         await self._take_turn(number)
         self._drop(after)
+        for early in self._early.values():
+            if request in early and sample is not None:
+                self._unwanted.add((request, sample))
+            elif request in early:
+                del early[request]
         stopped: list[Completion] = await self._ask(lambda engine: engine.abort(request, sample))
         news = self._news()
         return replace(news, completions=(*news.completions, *stopped), failure=None)
@@ -154,7 +170,7 @@ class Replica:
         try:
             if not is_late:
                 is_last = arrived.parts + 1 == parts
-                names, held = await self._ask(lambda e: _load(e, version, keep, part, is_last))
+                names, held = await self._ask(lambda e: load_part(e, version, keep, part, is_last))
                 arrived.names |= names
                 arrived.held = held
         except UserError as error:
@@ -194,7 +210,7 @@ class Replica:
             return Held(version=number, digests={})
         held, arrived.held = arrived.held, None
         if held is None:
-            held = await self._ask(lambda engine: _version_digests(engine, version)) or {}
+            held = await self._ask(lambda engine: version_digests(engine, version)) or {}
         missing = [name for name in held if name not in arrived.names]
         if missing:
             why = f"version {version} came without it, and {len(missing) - 1} more are missing"
@@ -202,15 +218,17 @@ class Replica:
             raise UserError("actor_rollout_ref.rollout.name", missing[0], why, fix)
         if held == expected:
             self._confirmed = {n for n in self._confirmed if n > number - _REMEMBERED} | {number}
-            await self._stir_now()
+            self._hand_in(self._early.pop(number, {}).values())
         return Held(version=number, digests=held)
 
     async def fingerprint(self) -> dict[str, str] | None:
         """Digests of the weights that came last; None: the engine cannot say."""
-        return await self._ask(_digests)
+        return await self._ask(digests_of)
 
     async def rest(self) -> None:
         """Free what the engine holds."""
+        self._early.clear()
+        self._unwanted.clear()
         await self._ask(lambda engine: engine.close())
         self._dropped += len(self._thread.finished)
         self._thread.finished.clear()
@@ -246,37 +264,3 @@ class Replica:
     async def _stir_now(self) -> None:
         async with self._moved:
             self._moved.notify_all()
-
-
-def _load(
-    engines: ResidentEngines,
-    version: int | None,
-    keep: Collection[int | None],
-    part: Part,
-    is_last: bool,
-) -> tuple[set[str], dict[str, str] | None]:
-    """Names of what was written, and after the last part what the engine holds."""
-    engine = engines.engine() if version is None else engines.hold(version, keep=keep)
-    print_of = engine.fingerprint()
-    if print_of is None:
-        why = "the engine cannot say which weights it holds, so none can be given to it"
-        fix = "let its `fingerprint` return the policy's parameters"
-        raise UserError("actor_rollout_ref.rollout.name", type(engine).__name__, why, fix)
-    given = unpack(part)
-    fill(print_of.weights, given)
-    return set(given), _digests_of(print_of) if is_last else None
-
-
-def _version_digests(engines: ResidentEngines, version: int | None) -> dict[str, str] | None:
-    is_gone = version is not None and version not in engines.versions
-    return None if is_gone else _digests(engines.engine(version))
-
-
-def _digests(engine: RolloutEngine) -> dict[str, str] | None:
-    held: Fingerprint | None = engine.fingerprint()
-    return None if held is None else _digests_of(held)
-
-
-def _digests_of(held: Fingerprint) -> dict[str, str]:
-    here = describe({n: w for n, w in held.weights.items() if not isinstance(w, str)})
-    return {n: w if isinstance(w, str) else here[n] for n, w in held.weights.items()}

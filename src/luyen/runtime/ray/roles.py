@@ -113,7 +113,7 @@ class RayRoles:
             self.engines, draws, sampling, purpose=purpose, version=version, journal=journal
         )
         self.engines.send()
-        self._asked = InTurn(lambda: self._settled(answers()))
+        self._asked = InTurn(lambda: self._settled(answers))
         return self._asked
 
     def keep_weights(self, versions: Collection[int]) -> None:
@@ -131,12 +131,14 @@ class RayRoles:
     ) -> list[Group]:
         self._asked.result()  # engines do not say whose answers they give
         self.publisher.ensure(version)
-        groups = self.generation.play(
+        answers = self.generation.begin(
             self.engines, draws, sampling, purpose=purpose, version=version, journal=journal
         )
-        return self._settled(groups)
+        return self._settled(answers)
 
-    def _settled(self, groups: list[Group]) -> list[Group]:
+    def _settled(self, answers: Callable[[], list[Group]]) -> list[Group]:
+        self.publisher.hurry()
+        groups = answers()
         self.publisher.settle()
         return groups
 

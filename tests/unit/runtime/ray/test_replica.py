@@ -112,18 +112,45 @@ def test_nothing_is_drawn_before_the_weights_are_found_to_be_what_they_should():
     wanted = trained_parameters(policy)
 
     async def work(replica: Replica) -> Any:
-        asking = asyncio.create_task(replica.submit(0, REQUESTS, 2))
+        await replica.submit(0, REQUESTS, 2)
         await replica.load(1, None, (), pack(wanted))
         held = await replica.confirm(1, None, 1, {**describe(wanted), "w": "another"})
         assert held.digests == describe(wanted)
         await replica.load(2, None, (), pack(wanted))
         assert (await replica.collect(0, 0.2)).passes == 0
-        assert not asking.done()
         await replica.confirm(2, None, 1, held.digests)
-        await asking
         return await answers(replica, 5)
 
     assert with_replica(work) == generate(native(policy), REQUESTS)
+
+
+def test_what_waits_for_weights_can_be_taken_back():
+    policy = tiny_policy("llama", seed=4)
+    wanted = trained_parameters(policy)
+    first, *others = REQUESTS
+    kept = next(request for request in others if len(request.keys) > 1)
+
+    async def work(replica: Replica) -> Any:
+        await replica.submit(0, [first, kept], 1)
+        assert (await replica.abort(1, first.id, None, 0)).completions == ()
+        assert (await replica.abort(2, kept.id, 1, 0)).completions == ()
+        await replica.load_last(1, None, (), pack(wanted), 1, describe(wanted))
+        return await answers(replica, len(kept.keys) - 1)
+
+    everything = generate(native(policy), [kept])
+    assert with_replica(work) == {key: a for key, a in everything.items() if key[1] != 1}
+
+
+def test_weights_that_never_come_hold_nothing_else_up():
+    first, *others = REQUESTS
+
+    async def work(replica: Replica) -> Any:
+        await replica.submit(0, [first], 7)
+        await replica.submit(1, others, 0)
+        return await answers(replica, sum(len(request.keys) for request in others))
+
+    found = with_replica(work)
+    assert {request for request, _ in found} == {request.id for request in others}
 
 
 def test_a_version_that_a_newer_publication_has_ended_comes_too_late_and_stops_nothing():
