@@ -195,8 +195,8 @@ class Conversations:
             await client.settle()
             return talking
 
-        talking = self._runner.run(handed_in()) if self._open_nothing else None
         self._begun = client
+        talking = self._runner.run(handed_in()) if self._open_nothing else None
 
         async def played() -> list[Group]:
             async with client.running():

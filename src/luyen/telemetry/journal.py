@@ -72,7 +72,7 @@ class WorkJournal:
         self.close()
         self.pack.forget()
         self._name = f"{step_name(step)}.{kind}"
-        self._file = JournalFile(self._folder / f"{self._name}.jsonl", basis=hash_value(basis))
+        self._file = JournalFile(_path(self._folder, step, kind), basis=hash_value(basis))
         return len(self._file)
 
     @property
@@ -174,6 +174,10 @@ class WorkJournals:
         self._open = [*(one for one in self._open[:-1] if one.is_open), *self._open[-1:], journal]
         return journal
 
+    def has(self, step: int, *, kind: str) -> bool:
+        """Whether there is a journal of a step, of whatever basis."""
+        return _path(self._folder, step, kind).exists()
+
     def forget(self, step: int) -> None:
         """Remove the work of a step and of all before it: a checkpoint holds what came of it."""
         if self._folder.is_dir():
@@ -187,6 +191,10 @@ class WorkJournals:
         for journal in self._open:
             journal.close()
         self._open = []
+
+
+def _path(folder: Path, step: int, kind: str) -> Path:
+    return folder / f"{step_name(step)}.{kind}.jsonl"
 
 
 def _group_key(purpose: str, rollouts: Sequence[Rollout]) -> str:

@@ -14,20 +14,26 @@ from luyen.train.work import weights_print
 def ask_early(run: OnlineRun) -> None:
     """Ask for the rollouts of the step after the one that is being learned, while it is.
 
-    They are drawn as soon as the weights are there, if nothing comes between.
+    They are drawn as soon as the weights are there, if nothing comes between. Work that an earlier
+    process has done of that step is not done again: with that, it is asked for when it is known
+    whose weights it depends on.
     """
     supply = _supply(run)
-    if supply is not None and _is_next_at_once(run):
+    if supply is not None and _is_next_at_once(run) and not run.has_work_of(run.step + 2):
         supply.ask_early(run.step + 2, version=run.version + 1)
 
 
 def know_weights(run: OnlineRun, held: Described) -> None:
-    """`held` are the weights that what was asked for early is drawn with."""
+    """`held` are the weights that the next step is drawn with; ask for it, if nobody has."""
     supply = _supply(run)
-    if supply is not None and supply.has_early:
-        with run.phase("digest"):
-            run.origin = run.chain, weights_print(held)
+    if supply is None or not (supply.has_early or _is_next_at_once(run)):
+        return
+    with run.phase("digest"):
+        run.origin = run.chain, weights_print(held)
+        if supply.has_early:
             supply.know(run.origin, version=run.version + 1)
+        else:
+            supply.ask_up_to(run.step + 2, version=run.version + 1, origin=run.origin)
 
 
 def _supply(run: OnlineRun) -> InOrder | None:

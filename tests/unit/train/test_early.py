@@ -70,6 +70,7 @@ def run_of(**changes: Any) -> Any:
         "due": 0,
         "step": 3,
         "sampler": None,
+        "work": False,
     } | changes
     asking: Any = Asking()
     supply = InOrder(asking, staleness=given["staleness"])
@@ -88,6 +89,7 @@ def run_of(**changes: Any) -> Any:
         interruption=SimpleNamespace(is_wanted=given["interrupted"]),
         data=SimpleNamespace(sampler=given["sampler"]),
         phase=nullcontext,
+        has_work_of=lambda step: given["work"] and step == 5,
         is_due_after=lambda step, every: every > 0 and step == given["due"],
         supply=supply,
     )
@@ -108,6 +110,16 @@ def test_the_next_step_is_asked_for_with_the_weights_that_will_be_learned():
     run.supply.ask_up_to(5, version=4, origin=origin)
     assert len(run.log) == 2, "it was asked for"
     assert run.supply.take(5) is asked
+
+
+def test_work_of_an_earlier_process_is_looked_at_before_anything_is_asked():
+    run = run_of(work=True)
+    ask_early(run)
+    assert run.log == []
+    know_weights(run, Held())
+    origin = "c", weights_print(Held())
+    assert run.log == [("asked", 5, 4, (0, 1), origin)], "its journal has begun"
+    assert run.origin == origin
 
 
 def test_what_was_asked_for_gets_its_origin_although_somebody_interrupts():

@@ -112,11 +112,15 @@ class RayEngines:
 
     def close(self) -> None:
         """Free what the engines hold; what they were drawing is dropped, and they stay."""
+        self.drop()
+        if self.crew.failure is None:
+            self.crew.ask_all("rest")
+
+    def drop(self) -> None:
+        """Nobody waits for anything any more; replicas hear nothing of it."""
         for asked in list(self._asked.values()):
             self._forget(asked)
         self._finished = []
-        if self.crew.failure is None:
-            self.crew.ask_all("rest")
 
     def stop(self) -> None:
         """End the processes of all replicas; nothing can be drawn any more."""
@@ -239,7 +243,9 @@ class RayEngines:
         orphans = list(member.requests.values())
         member.requests, member.queued = {}, []
         for asked in orphans:
-            asked.deaths += 1
+            number = self.crew.publication_of(asked.request.weights)
+            # What waited for weights has killed nobody: many may be lost while nobody looks.
+            asked.deaths += number == 0 or number in member.held
             if asked.deaths >= self._patience.deaths:
                 why = f"{asked.deaths} replicas were lost, one after the other, while they drew it"
                 fix = "look at the memory that a prompt of its length takes"

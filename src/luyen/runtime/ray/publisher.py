@@ -81,6 +81,7 @@ class Publisher:
         Replicas hear what they are to hold, and draw with nothing else. Once is enough.
         """
         if coming.gathered is None:
+            assert coming is self._on_the_way, "other weights have come since"
             gathered = coming.gathering()
             coming.started = time.monotonic() - gathered.seconds
             coming.gathered = gathered

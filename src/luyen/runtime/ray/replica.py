@@ -141,6 +141,7 @@ class Replica:
                 self._unwanted.add((request, sample))
             elif request in early:
                 del early[request]
+                self._unwanted = {one for one in self._unwanted if one[0] != request}
         stopped: list[Completion] = await self._ask(lambda engine: engine.abort(request, sample))
         news = self._news()
         return replace(news, completions=(*news.completions, *stopped), failure=None)

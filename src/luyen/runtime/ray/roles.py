@@ -1,6 +1,7 @@
 """The roles of a run on a cluster: ranks that train, replicas that draw, one controller."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
@@ -273,14 +274,17 @@ class RayRoles:
             self.ahead.forget()
 
     def close(self) -> None:
-        """End every process, and give the devices back."""
-        if self.ahead is not None:
-            self.ahead.close()
-        self.generation.close()
-        hear_last_words(self.engines.crew.members)
-        self.watch.write()
-        self.engines.stop()
-        self.ranks.stop()
-        for end in self._ending:
-            end()
+        """End every process, and give the devices back, whatever goes wrong on the way."""
+        endings: list[Callable[[], object]] = [
+            self.ahead.close if self.ahead is not None else self.engines.drop,
+            self.generation.close,
+            lambda: hear_last_words(self.engines.crew.members),
+            self.watch.write,
+            self.engines.stop,
+            self.ranks.stop,
+            *self._ending,
+        ]
         self._ending = []
+        with ExitStack() as stack:
+            for end in reversed(endings):
+                stack.callback(end)

@@ -1,6 +1,7 @@
 """Answers that are finished and wait for their turn are not lost when somebody stops waiting."""
 
 import asyncio
+from dataclasses import replace
 
 from luyen.rollout.client import EngineClient
 from luyen.rollout.protocol import Sampling
@@ -44,3 +45,34 @@ def test_a_deadline_loses_no_answer_that_is_there():
         return await asyncio.gather(*asks)
 
     assert {answer.reason for answer in asyncio.run(run())} == {"length"}
+
+
+def waiting_engines(replicas: int) -> tuple[Fleet, RayEngines]:
+    """Replicas that hold requests of weights which have not come yet."""
+    fleet = Fleet()
+    engines = RayEngines(fleet, replicas=replicas)
+    engines.crew.begin_publication(1)
+    for index in range(4 * replicas):
+        engines.submit(replace(ask(f"r{index}"), weights=1))
+    engines.send()
+    return fleet, engines
+
+
+def test_replicas_that_are_lost_before_the_weights_come_are_no_fault_of_the_requests():
+    fleet, engines = waiting_engines(8)
+    for lost in fleet.begun[:6]:
+        lost.is_dead = True
+    engines.crew.send_all([(("w", "d"),)], {"w": "d"})
+    members = engines.crew.members
+    engines.crew.wait_until(lambda: all(m.is_ready and m.held for m in members))
+    assert len(fleet.begun) == 14
+    assert sum(len(member.requests) for member in members) == 32
+
+
+def test_what_is_dropped_is_asked_of_nobody():
+    fleet, engines = waiting_engines(2)
+    said = [len(replica.calls) for replica in fleet.begun]
+    engines.drop()
+    assert engines.is_idle
+    assert engines.abort("r1") == []
+    assert [len(replica.calls) for replica in fleet.begun] == said

@@ -269,3 +269,19 @@ def test_a_request_for_weights_that_are_not_here_is_told_and_not_waited_for():
     failure = with_replica(work)
     assert isinstance(failure, RemoteError)
     assert "version 7 of the weights is not here" in str(failure)
+
+
+def test_a_request_that_was_taken_back_leaves_no_mark_on_the_next_of_its_name():
+    policy = tiny_policy("llama", seed=4)
+    wanted = trained_parameters(policy)
+    request = next(one for one in REQUESTS if len(one.keys) > 1)
+
+    async def work(replica: Replica) -> Any:
+        await replica.submit(0, [request], 1)
+        await replica.abort(1, request.id, 1, 0)
+        await replica.abort(2, request.id, None, 0)
+        await replica.load_last(1, None, (), pack(wanted), 1, describe(wanted))
+        await replica.submit(3, [request], 1)
+        return await answers(replica, len(request.keys))
+
+    assert with_replica(work) == generate(native(policy), [request])
