@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from luyen.base.digests import read_digests
-from luyen.runtime.roles import Described
 from luyen.studio.timeline.read import TimedSpan, read_processes
 from luyen.telemetry.metrics_file import read_metrics
 from luyen.telemetry.rollout_files import read_rollouts
@@ -209,8 +208,8 @@ def test_rollouts_that_are_asked_for_early_are_those_asked_for_in_turn(
     """A checkpoint after each step leaves no room to ask for the next one early."""
     early: list[int] = []
 
-    def counted(run: OnlineRun, held: Described) -> None:
-        ask_early(run, held)
+    def counted(run: OnlineRun) -> None:
+        ask_early(run)
         early.append(len(run.supply.outstanding))
 
     monkeypatch.setattr(online, "ask_early", counted)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import chain, compress
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -49,13 +49,11 @@ def pack_groups(
             "no token was sampled by the policy, so there is nothing to train on",
             "look at the rollouts of this step: are prompts cut, is max_response_length too small?",
         )
-    drawn = zip(branches, masks, strict=True)
-    kept = (p for (_, branch), mask in drawn for p in compress(branch.logps, mask))
-    logps = [0.0 if logp is None else logp for logp in kept]
+    logps = [0.0 if logp is None else logp for _, branch in branches for logp in branch.logps]
     turns = chain.from_iterable(branch.turns for _, branch in branches)
     batch = replace(batch, branch_of=tuple(i for i, _ in branches))
     batch = batch.with_streams(
-        rollout_logp=batch.scatter(flat_tensor(logps, torch.float32).to(device)),
+        rollout_logp=flat_tensor(logps, torch.float32).to(device),
         turns=flat_tensor(turns, torch.int64).to(device),
     )
     if not is_judged:

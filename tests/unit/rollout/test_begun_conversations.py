@@ -186,6 +186,18 @@ def test_what_is_wrong_with_a_prompt_is_told_to_who_wants_the_result(tmp_path: P
         assert group.rollouts[0].text == "3"
 
 
+@pytest.fixture
+def taken_up(tmp_path: Path) -> Callable[[], WorkJournal]:
+    """The journal as each new process finds it."""
+
+    def journal() -> WorkJournal:
+        found = WorkJournal(tmp_path, run_id="r")
+        found.begin(0, kind="work", basis=["b"])
+        return found
+
+    return journal
+
+
 def test_what_the_journal_has_is_not_handed_in(taken_up: Callable[[], WorkJournal]):
     how = setting([add])
     journal, engine = taken_up(), ScriptedEngine(asks_then_answers)
