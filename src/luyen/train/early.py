@@ -19,7 +19,7 @@ def ask_early(run: OnlineRun) -> None:
     whose weights it depends on.
     """
     supply = _supply(run)
-    if supply is not None and _is_next_at_once(run) and not run.has_work_of(run.step + 2):
+    if supply is not None and _is_next_at_once(run) and not _has_work_of(run, run.step + 2):
         supply.ask_early(run.step + 2, version=run.version + 1)
 
 
@@ -38,6 +38,12 @@ def know_weights(run: OnlineRun, held: Described) -> None:
 
 def _supply(run: OnlineRun) -> InOrder | None:
     return run.supply if isinstance(run.supply, InOrder) else None
+
+
+def _has_work_of(run: OnlineRun, step: int) -> bool:
+    """Whether a process has written down work of a step that is still to come."""
+    journals = run.recorder.journals
+    return journals is not None and journals.has(step, kind="work")
 
 
 def _is_next_at_once(run: OnlineRun) -> bool:

@@ -137,11 +137,6 @@ class OnlineRun(Learning):
             self.journal.close()
         self.journal = journal
 
-    def has_work_of(self, step: int) -> bool:
-        """Whether a process has written down work of a step that is still to come."""
-        journals = self.recorder.journals
-        return journals is not None and journals.has(step, kind="work")
-
     def take_up_validation(self) -> None:
         """Go on with the journal of the validation after the step that is done."""
         self.write_work_to(self._taken_up(self.step, "validation", self._origin()))

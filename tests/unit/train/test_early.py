@@ -89,7 +89,9 @@ def run_of(**changes: Any) -> Any:
         interruption=SimpleNamespace(is_wanted=given["interrupted"]),
         data=SimpleNamespace(sampler=given["sampler"]),
         phase=nullcontext,
-        has_work_of=lambda step: given["work"] and step == 5,
+        recorder=SimpleNamespace(
+            journals=SimpleNamespace(has=lambda step, kind: given["work"] and step == 5)
+        ),
         is_due_after=lambda step, every: every > 0 and step == given["due"],
         supply=supply,
     )
