@@ -139,28 +139,6 @@ class Conversations:
         """What conversations ask that were begun last."""
         self._is_closed = False
 
-    def play(
-        self,
-        engine: RolloutEngine,
-        draws: Sequence[Draw],
-        sampling: Sampling,
-        *,
-        seed: int,
-        purpose: str,
-        version: int,
-        journal: WorkJournal | None = None,
-    ) -> list[Group]:
-        """Rollouts of every draw; those that broke are among them, with their fault."""
-        return self.begin(
-            engine,
-            draws,
-            sampling,
-            seed=seed,
-            purpose=purpose,
-            version=version,
-            journal=journal,
-        )()
-
     def begin(
         self,
         engine: RolloutEngine,
@@ -174,8 +152,8 @@ class Conversations:
     ) -> Callable[[], list[Group]]:
         """Hand in the first turns; who asks the result plays the conversations to their end.
 
-        Nothing goes on before, so conversations that open something, or whose time is limited, are
-        not begun before either.
+        Those that broke are among the rollouts, with their fault. Nothing goes on before, so
+        conversations that open something, or whose time is limited, are not begun before either.
         """
         client = EngineClient(engine)
 
@@ -220,7 +198,7 @@ class Conversations:
         version: int,
         journal: WorkJournal | None = None,
     ) -> list[Group]:
-        """What `play` gives, in the event loop of the caller, who must `wind_down` in it."""
+        """Rollouts of every draw, in the event loop of the caller, who must `wind_down` in it."""
         return await converse_all(
             client,
             self._setting,

@@ -15,7 +15,8 @@ from luyen.base.records import Branch, Rollout, Source
 Pack: TypeAlias = Callable[["Rollout | Branch"], bytes]
 """What makes bytes of a branch: `stream_bytes`, or something that remembers."""
 _HEAD = struct.Struct("<IIB")
-_IS_SAMPLED = bytes(int(code == Source.SAMPLED) for code in range(256))
+IS_SAMPLED = bytes(int(code == Source.SAMPLED) for code in range(256))
+"""Translates bytes of sources into those of a mask."""
 _SOURCES = {int(source): source for source in Source}
 
 
@@ -23,7 +24,7 @@ def stream_bytes(branch: Rollout | Branch) -> bytes:
     """Tokens, sources, turns, log-probabilities, versions, and kept masses where there are any."""
     count = len(branch.tokens)
     sources = bytes(branch.sources)
-    sampled = sources.translate(_IS_SAMPLED)
+    sampled = sources.translate(IS_SAMPLED)
     drawn = sampled.count(1)
     parts = [
         _HEAD.pack(count, drawn, bool(branch.kept_mass)),

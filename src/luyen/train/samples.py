@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 
 from luyen.base.errors import UserError
-from luyen.base.records import Rollout, Source
+from luyen.base.records import Rollout
 from luyen.engine.batch import PackedBatch, flat_tensor, pack
 from luyen.rollout.single_turn import Group
+from luyen.telemetry.streams import IS_SAMPLED
 from luyen.train.turn_rewards import placed_rewards
-
-_IS_SAMPLED = bytes(int(code == Source.SAMPLED) for code in range(256))
 
 
 def in_order(groups: Sequence[Group]) -> list[Rollout]:
@@ -35,7 +34,7 @@ def pack_groups(
     # A rollout has the streams of its last branch; `branches` would copy them.
     branches = [(i, part) for i, r in enumerate(rollouts) for part in (*r.earlier, r)]
     labels: dict[str, int] = {}
-    masks = [bytes(branch.sources).translate(_IS_SAMPLED) for _, branch in branches]
+    masks = [bytes(branch.sources).translate(IS_SAMPLED) for _, branch in branches]
     batch = pack(
         [branch.tokens for _, branch in branches],
         masks=masks,

@@ -1,5 +1,6 @@
 """Conversations that are begun early: first turns are handed in, and all else is as it was."""
 
+import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,7 +19,7 @@ from luyen.rollout.tools.function import tool
 from luyen.rollout.tools.stateful import tool_class
 from luyen.telemetry.journal import WorkJournal
 from tests.character_tokenizer import CHATML, build_character_tokenizer
-from tests.talk import KEEP, TOKENIZER, ScriptedEngine, call, draws, setting
+from tests.talk import KEEP, TOKENIZER, ScriptedEngine, call, converse, draws, setting
 
 SAMPLING = Sampling(max_new_tokens=400, stop_ids=TOKENIZER.stop_ids)
 HERE = {"seed": 0, "purpose": "rollout", "version": 3}
@@ -98,8 +99,8 @@ def test_a_single_conversation_is_handed_in_as_well():
 def test_what_was_begun_gives_what_is_played():
     how = setting([add])
     wanted, script = draws(how, *"123456789", samples=2), asks_then_answers
-    with talking(how) as talks:
-        played = talks.play(ScriptedEngine(script), wanted, SAMPLING, **HERE)
+    alone = converse(ScriptedEngine(script), how, wanted, SAMPLING, **HERE, policy=KEEP)
+    played = asyncio.run(alone)
     with talking(how) as talks:
         begun = talks.begin(ScriptedEngine(script), wanted, SAMPLING, **HERE)()
     assert timeless(begun) == timeless(played)
@@ -182,20 +183,8 @@ def test_what_is_wrong_with_a_prompt_is_told_to_who_wants_the_result(tmp_path: P
         with pytest.raises(UserError, match="refuses a conversation of user"):
             asked()
         assert engine.is_idle
-        [group] = talks.play(engine, draws(how, "yes"), SAMPLING, **HERE)
+        [group] = talks.begin(engine, draws(how, "yes"), SAMPLING, **HERE)()
         assert group.rollouts[0].text == "3"
-
-
-@pytest.fixture
-def taken_up(tmp_path: Path) -> Callable[[], WorkJournal]:
-    """The journal as each new process finds it."""
-
-    def journal() -> WorkJournal:
-        found = WorkJournal(tmp_path, run_id="r")
-        found.begin(0, kind="work", basis=["b"])
-        return found
-
-    return journal
 
 
 def test_what_the_journal_has_is_not_handed_in(taken_up: Callable[[], WorkJournal]):

@@ -241,7 +241,7 @@ def test_closing_does_not_wait_for_code_that_will_not_end(monkeypatch: pytest.Mo
     monkeypatch.setattr("luyen.rollout.tools.foreign._GRACE_S", 0.05)
     how = setting([stubborn])
     talks = Conversations(how, KEEP)
-    [group] = talks.play(says(call("stubborn", a=1)), draws(how, "q"), SAMPLING, **ADDRESS)
+    [group] = talks.begin(says(call("stubborn", a=1)), draws(how, "q"), SAMPLING, **ADDRESS)()
     assert group.rollouts[0].calls[0].status == CallStatus.TIMED_OUT
     talks.close()
     talks.close()
@@ -262,7 +262,7 @@ def test_closing_ends_what_an_interrupt_left_behind():
         return call("slow", a=1) + "<|im_end|>" if "calls" in text else "1" * 300
 
     with pytest.raises(KeyboardInterrupt):
-        talks.play(Interrupted(script), draws(how, "calls", "talks"), SAMPLING, **ADDRESS)
+        talks.begin(Interrupted(script), draws(how, "calls", "talks"), SAMPLING, **ADDRESS)()
     talks.close()
     assert log == ["begins", "released", "released"]
 

@@ -1,8 +1,6 @@
 """What the journal has is not done again; what nobody knows follows the stated policy."""
 
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -16,18 +14,6 @@ from luyen.rollout.tools import idempotency_key, tool, tool_class
 from luyen.rollout.tools.box import ToolBox
 from luyen.telemetry.journal import WorkJournal
 from tests.talk import TOKENIZER, ScriptedEngine, World, call, play, setting
-
-
-@pytest.fixture
-def taken_up(tmp_path: Path) -> Callable[[], WorkJournal]:
-    """The journal as each new process finds it."""
-
-    def journal() -> WorkJournal:
-        found = WorkJournal(tmp_path, run_id="r")
-        found.begin(0, kind="work", basis=["b"])
-        return found
-
-    return journal
 
 
 def asks_then_answers(text: str, _: int) -> str:

@@ -54,9 +54,9 @@ def test_rows_of_one_batch_are_played_in_the_world_that_each_names():
     talks = Conversations(setting(env=WORLDS.make), KEEP)
     sampling = Sampling(max_new_tokens=400, stop_ids=TOKENIZER.stop_ids)
     try:
-        groups = talks.play(
+        groups = talks.begin(
             ScriptedEngine(script), draws, sampling, seed=0, purpose="rollout", version=0
-        )
+        )()
     finally:
         talks.close()
     assert {r.stop for g in groups for r in g.rollouts} == {StopReason.ENVIRONMENT_DONE}
