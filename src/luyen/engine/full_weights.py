@@ -67,20 +67,29 @@ def _buckets(weights: Sequence[_Named], most: int) -> Iterator[list[_Named]]:
 
 
 def _gather(bucket: Sequence[_Named], group: dist.ProcessGroup) -> Iterator[tuple[str, Tensor]]:
-    """The parameters of a bucket in one collective: each rank's rows, filled up to one length."""
+    """The parameters of a bucket in one collective; what comes of it lies side by side in memory.
+
+    Each rank gives its rows of all of them, filled up to the length that the longest has.
+    """
     ranks = dist.get_world_size(group)
-    sizes = [-(-w.shape[0] // ranks) * (w.numel() // w.shape[0]) for _, w in bucket]
-    dtype = shown_dtype(bucket[0][1])
-    mine = torch.zeros(sum(sizes), dtype=dtype, device=bucket[0][1].device)
-    for room, (_, weight) in zip(mine.split(sizes), bucket, strict=True):
-        rows = weight.to_local().detach().flatten()
-        room[: rows.numel()] = rows
+    sizes = [[_rows(w, rank, ranks) for _, w in bucket] for rank in range(ranks)]
+    rows = torch.cat([weight.to_local().detach().flatten() for _, weight in bucket])
+    mine = rows.to(shown_dtype(bucket[0][1]))
+    mine = nn.functional.pad(mine, (0, max(map(sum, sizes)) - len(mine)))
     is_first = dist.get_rank(group) == 0
     found = [torch.empty_like(mine) for _ in range(ranks)] if is_first else None
     dist.gather(mine, found, group=group, group_dst=0)
     if found is None:
         return
-    parts = [one.split(sizes) for one in found]
-    for index, (name, weight) in enumerate(bucket):
-        whole = torch.cat([part[index] for part in parts])
-        yield name, whole[: weight.numel()].view(weight.shape)
+    parts = [one[: sum(own)].split(own) for one, own in zip(found, sizes, strict=True)]
+    whole = torch.cat([part[index] for index in range(len(bucket)) for part in parts])
+    each = whole.split([weight.numel() for _, weight in bucket])
+    for (name, weight), flat in zip(bucket, each, strict=True):
+        yield name, flat.view(weight.shape)
+
+
+def _rows(weight: DTensor, rank: int, ranks: int) -> int:
+    """Elements of a parameter that a rank holds: whole rows, the last ranks fewer or none."""
+    most = -(-weight.shape[0] // ranks)
+    own = min(most, max(0, weight.shape[0] - rank * most))
+    return own * (weight.numel() // weight.shape[0])

@@ -5,7 +5,7 @@ from functools import cached_property
 from typing import final
 
 from luyen.engine.shard_sums import merged
-from luyen.runtime.ray.publisher import Publisher
+from luyen.runtime.ray.publisher import OnTheWay, Publisher
 from luyen.runtime.ray.ranks import RankGroup
 
 
@@ -13,12 +13,12 @@ from luyen.runtime.ray.ranks import RankGroup
 class DescribedByRanks:
     """Digests that ranks make of their shards, after all that they were called for before."""
 
-    def __init__(self, ranks: RankGroup, publisher: Publisher, *, publishes: bool) -> None:
-        """With `publishes`, weights that are new go to the replicas on the way."""
+    def __init__(self, ranks: RankGroup, publisher: Publisher, coming: OnTheWay | None) -> None:
+        """`coming` are the weights, on their way to the replicas; None: they stay."""
         self._ranks = ranks
         self._publisher = publisher
-        self._coming = publisher.begin() if publishes else None
-        self._sums = None if self._coming is not None else ranks.begin_all("weight_sums")
+        self._coming = coming
+        self._sums = None if coming is not None else ranks.begin_all("weight_sums")
 
     def weights(self) -> Mapping[str, str]:
         """Parameters that learn, and their masters where they have any."""

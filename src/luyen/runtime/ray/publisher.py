@@ -61,16 +61,22 @@ class Publisher:
         self._on_the_way = None
         self._is_new = True
 
-    def begin(self) -> OnTheWay | None:
+    @property
+    def has_published(self) -> bool:
+        """Whether replicas hold weights that were published, so that newer ones follow."""
+        return self.newest is not None
+
+    def begin(self, gathering: Callable[[], GatheredWeights] | None = None) -> OnTheWay | None:
         """Let ranks gather weights that are new; None: there are none to go to replicas.
 
-        They do so after what they were called for before. What is asked from now on is drawn with
-        these weights; nothing is, before they were sent.
+        They do so after what they were called for before, or were told to already (`gathering`
+        waits for them). What is asked from now on is drawn with these weights; nothing is, before
+        they were sent.
         """
         if self.newest is None or not self._is_new:
             return None
         assert self._engines.is_idle, "weights would change in the middle of an answer"
-        coming = OnTheWay(self.newest.version + 1, self._ranks.begin_publish())
+        coming = OnTheWay(self.newest.version + 1, gathering or self._ranks.begin_publish())
         self._engines.crew.begin_publication(coming.version)
         self.newest, self._on_the_way, self._is_new = None, coming, False
         return coming

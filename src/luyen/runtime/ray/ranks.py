@@ -103,6 +103,13 @@ class RankProcess:
         """The policy's weights in the object store, from the first rank; digests from all."""
         return self._answer("publish", self._publish)
 
+    @ray.method(num_returns=2)
+    def carry_out_and_publish(
+        self, method: str, arguments: Sequence[Any], more: Mapping[str, Any]
+    ) -> tuple[Answered, Answered]:
+        """`carry_out`, then `publish`; what each gives is told when both are done."""
+        return self.carry_out(method, arguments, more), self.publish()
+
     def _answer(
         self, name: str, work: Callable[..., Any], *arguments: Any, **more: Any
     ) -> Answered:
@@ -182,6 +189,18 @@ class RankGroup:
         ]
         return lambda: self._gathered(called, sent=sent)
 
+    def begin_and_publish(
+        self, method: str, arguments: Sequence[Sequence[Any]], more: Mapping[str, Any]
+    ) -> tuple[Callable[[], list[Any]], Callable[[], GatheredWeights]]:
+        """`begin` and `begin_publish` in one call: ranks do not stop to tell of the first."""
+        sent = time.time()
+        both = [
+            actor.carry_out_and_publish.remote(method, tuple(own), more)
+            for actor, own in zip(self._actors, arguments, strict=True)
+        ]
+        called = [first for first, _ in both]
+        return lambda: self._gathered(called, sent=sent), self._publishing([p for _, p in both])
+
     def each(
         self, method: str, arguments: Sequence[Sequence[Any]], more: Mapping[str, Any] | None = None
     ) -> list[Any]:
@@ -198,8 +217,10 @@ class RankGroup:
 
     def begin_publish(self) -> Callable[[], GatheredWeights]:
         """Put the policy's weights into the object store; ask the result for what there is."""
+        return self._publishing([actor.publish.remote() for actor in self._actors])
+
+    def _publishing(self, called: Sequence[Any]) -> Callable[[], GatheredWeights]:
         sent = time.time()
-        called = [a.publish.remote() for a in self._actors]
 
         def gathered() -> GatheredWeights:
             found = self._gathered(called, sent=sent)

@@ -31,7 +31,7 @@ from luyen.runtime.ray.engines import RayEngines
 from luyen.runtime.ray.last_words import hear_last_words
 from luyen.runtime.ray.publish import Published
 from luyen.runtime.ray.publisher import Publisher
-from luyen.runtime.ray.ranks import RankGroup
+from luyen.runtime.ray.ranks import GatheredWeights, RankGroup
 from luyen.telemetry.journal import WorkJournal
 
 
@@ -206,12 +206,19 @@ class RayRoles:
         prepared, numbers = prepare_update(batch, objective, statistics)
         shares = split(prepared, self.cuts.actor, ranks=self.ranks.count)
         more = {"objective": objective, "lr": lr, "statistics": numbers}
-        done = self.ranks.begin("update_actor", [(share,) for share in shares], more)
+        asked = "update_actor", [(share,) for share in shares], more
+        self._described = gathering = None
+        if meanwhile is not None and self.ahead is None and self.publisher.has_published:
+            done, gathering = self.ranks.begin_and_publish(*asked)
+        else:
+            done = self.ranks.begin(*asked)
         self.publisher.change()
-        self._described = None
         if meanwhile is not None:
-            self._described = self._begin_describing()
+            self._described = self._begin_describing(gathering)
             meanwhile()
+            if gathering is not None:  # replicas wait for weights, and nobody for what was measured
+                self._described.weights()
+                self.publisher.wait()
         return merge_policy_updates(batch, shares, done())
 
     def update_critic(self, batch: PackedBatch, *, lr: float) -> Updated:
@@ -234,8 +241,11 @@ class RayRoles:
         described, self._described = self._described, None
         return described or self._begin_describing()
 
-    def _begin_describing(self) -> DescribedByRanks:
-        return DescribedByRanks(self.ranks, self.publisher, publishes=self.ahead is None)
+    def _begin_describing(
+        self, gathering: Callable[[], GatheredWeights] | None = None
+    ) -> DescribedByRanks:
+        coming = self.publisher.begin(gathering) if self.ahead is None else None
+        return DescribedByRanks(self.ranks, self.publisher, coming)
 
     def not_finite(self) -> list[str]:
         """Names of the tensors of a checkpoint that hold NaN or infinity."""

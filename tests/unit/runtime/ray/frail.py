@@ -4,9 +4,11 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from importlib import import_module
 
 import torch
+from torch import Tensor
 
 
 class Frail:
@@ -23,6 +25,15 @@ class Frail:
         total = torch.tensor([number])
         self._ranks.all_reduce(total)
         return total.item()
+
+    def weights(self) -> Iterator[dict[str, Tensor]]:
+        """What all of them have added up, on the first rank."""
+        whole = torch.tensor([self.added(float(self._rank + 1))])
+        if self._rank == 0:
+            yield {"w": whole}
+
+    def weight_sums(self) -> dict[str, tuple[str, int]]:
+        return {"actor/w": ("float32 [1]", self._rank + 1)}
 
     def killed(self, who: int) -> float:
         if self._rank == who:

@@ -12,6 +12,7 @@ from luyen.runtime.ray.wire import RanksLost, RemoteError
 from tests.unit.runtime.ray.frail import frail
 from tests.unit.runtime.ray.test_cluster import living
 
+ray = pytest.importorskip("ray", reason="the extra `ray` is not installed")
 exceptions = pytest.importorskip("ray.exceptions", reason="the extra `ray` is not installed")
 PEER = "[gloo/transport/tcp/pair.cc:538] Connection closed by peer [192.0.2.7]:29401"
 SILENCE_S = 4.0
@@ -45,6 +46,23 @@ def test_the_cause_is_told_and_not_who_lost_the_connection(group: Callable[[], A
     assert said.startswith("rank 1 broke:")
     assert "ValueError: the plugin of a user is wrong" in said
     assert "frail.py" in said, "the remote traceback"
+    demand_nobody(set(ranks.pids))
+
+
+def test_ranks_publish_behind_what_they_were_called_for_without_being_told(
+    group: Callable[[], Any],
+):
+    ranks = group()
+    done, gathering = ranks.begin_and_publish("added", [(1.0,), (2.0,)], {})
+    gathered = gathering()
+    ((plain, names),) = ray.get(gathered.parts[0]).stretches
+    assert (names, plain[2].view("float32").tolist()) == ((("w", (1,)),), [3.0])
+    assert (gathered.bytes, gathered.digests) == (4, {"actor/w": "float32 [1] 0000000000000003"})
+    assert done() == [3.0, 3.0]
+    _, gathering = ranks.begin_and_publish("wrong", [(1,), (1,)], {})
+    with pytest.raises(RemoteError, match="ValueError: the plugin of a user is wrong"):
+        gathering()
+    assert ranks.is_over
     demand_nobody(set(ranks.pids))
 
 

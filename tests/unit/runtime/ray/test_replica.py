@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +13,8 @@ from luyen.base.errors import UserError
 from luyen.models.digest import describe
 from luyen.models.state import trained_parameters
 from luyen.rollout.protocol import Completion, RolloutEngine, generate
-from luyen.runtime.fill import fill
 from luyen.runtime.ray.replica import Replica
-from luyen.runtime.ray.weights import in_buckets, pack, unpack, write_part
+from luyen.runtime.ray.weights import in_buckets, pack
 from luyen.runtime.ray.wire import RemoteError
 from tests.generation import native, request
 from tests.tiny_models import tiny_policy
@@ -238,27 +236,6 @@ def test_what_the_user_can_mend_stays_so(how: str, said: str):
         assert "broken.py" in failure.__notes__[0]
 
     with_replica(work, partial(broken_engine, how=how))
-
-
-def test_weights_are_the_same_to_the_bit_in_parcels_and_files(tmp_path: Path):
-    base = torch.randn(6, 4)
-    weights = {
-        "view": base[1:3],
-        "column": base[:, 1],
-        "half": torch.randn(5).bfloat16(),
-        "scalar": torch.tensor(0.1),
-        "whole": torch.arange(4),
-    }
-    parcel = pack(weights)
-    assert parcel.contents["view"][2].nbytes == 32, "a view does not take its storage along"
-    for part in (parcel, write_part(tmp_path / "a.safetensors", weights)):
-        found = unpack(part)
-        assert describe(found) == describe(weights)
-    own = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
-    places = {name: tensor.data_ptr() for name, tensor in own.items()}
-    fill(own, unpack(parcel))
-    assert describe(own) == describe(weights)
-    assert places == {name: tensor.data_ptr() for name, tensor in own.items()}
 
 
 def test_a_request_for_weights_that_are_not_here_is_told_and_not_waited_for():
