@@ -141,7 +141,7 @@ def test_weights_stay_close(runs: tuple[Ran, Ran]):
 INSIDE = {
     "update_actor": (("update",), "update"),
     "publish": (("update", "generate"), "generate"),
-    "draw": (("digest", "generate"), "generate"),
+    "draw": (("update", "digest", "generate"), "generate"),
 }
 """Work of ranks and replicas: phases of the loop in which it may begin, and where it ends."""
 

@@ -26,9 +26,9 @@ def full_weights(
 ) -> Iterator[tuple[str, Tensor]]:
     """Every parameter that learns, whole, by the names and types it has on one device.
 
-    Every rank takes part and must exhaust the iterator; the first rank is given the weights, the
-    others nothing. At most `bucket_bytes` are gathered at a time, or one parameter. A model that is
-    not sharded gives its own tensors.
+    Every rank takes part and must exhaust the iterator; the first rank is given the weights, on the
+    host, the others nothing. At most `bucket_bytes` are gathered at a time, or one parameter. A
+    model that is not sharded gives its own tensors.
     """
     own = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
     sharded = [(name, p) for name, p in own if isinstance(p, DTensor)]
@@ -67,25 +67,25 @@ def _buckets(weights: Sequence[_Named], most: int) -> Iterator[list[_Named]]:
 
 
 def _gather(bucket: Sequence[_Named], group: dist.ProcessGroup) -> Iterator[tuple[str, Tensor]]:
-    """The parameters of a bucket in one collective; what comes of it lies side by side in memory.
+    """The parameters of a bucket in one collective, side by side in the memory of the host.
 
     Each rank gives its rows of all of them, filled up to the length that the longest has.
     """
-    ranks = dist.get_world_size(group)
+    ranks, dtype = dist.get_world_size(group), shown_dtype(bucket[0][1])
     sizes = [[_rows(w, rank, ranks) for _, w in bucket] for rank in range(ranks)]
-    rows = torch.cat([weight.to_local().detach().flatten() for _, weight in bucket])
-    mine = rows.to(shown_dtype(bucket[0][1]))
-    mine = nn.functional.pad(mine, (0, max(map(sum, sizes)) - len(mine)))
+    mine = torch.cat([weight.to_local().detach().flatten().to(dtype) for _, weight in bucket])
+    short = max(map(sum, sizes)) - len(mine)
+    mine = nn.functional.pad(mine, (0, short)) if short else mine
     is_first = dist.get_rank(group) == 0
     found = [torch.empty_like(mine) for _ in range(ranks)] if is_first else None
     dist.gather(mine, found, group=group, group_dst=0)
-    if found is None:
-        return
-    parts = [one[: sum(own)].split(own) for one, own in zip(found, sizes, strict=True)]
-    whole = torch.cat([part[index] for index in range(len(bucket)) for part in parts])
-    each = whole.split([weight.numel() for _, weight in bucket])
-    for (name, weight), flat in zip(bucket, each, strict=True):
-        yield name, flat.view(weight.shape)
+    if found is not None:
+        parts = [one[: sum(own)].split(own) for one, own in zip(found, sizes, strict=True)]
+        whole = torch.cat([part[index] for index in range(len(bucket)) for part in parts]).cpu()
+        del mine, found, parts  # whoever takes the weights may take their time
+        each = whole.split([weight.numel() for _, weight in bucket])
+        for (name, weight), flat in zip(bucket, each, strict=True):
+            yield name, flat.view(weight.shape)
 
 
 def _rows(weight: DTensor, rank: int, ranks: int) -> int:

@@ -26,8 +26,9 @@ class DescribedByRanks:
 
     @cached_property
     def _weights(self) -> Mapping[str, str]:
-        if self._coming is not None:
-            return self._publisher.send(self._coming)
+        coming, self._coming = self._coming, None  # what was sent is kept by who needs it
+        if coming is not None:
+            return self._publisher.send(coming)
         assert self._sums is not None
         return merged(self._sums())
 

@@ -41,6 +41,8 @@ def meaning(error: RayError, rank: int) -> BaseException:
     """What an error of a rank stands for, to the one who runs."""
     if isinstance(error, GONE):
         return RanksLost(f"rank {rank} is gone: {reason(error)}")
+    if isinstance(error, ObjectLostError):
+        return RanksLost(f"rank {rank} is gone, and with it what it had to say: {reason(error)}")
     if isinstance(error, RayTaskError):
         cause = error.cause
         if isinstance(cause, UserError):

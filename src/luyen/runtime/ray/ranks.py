@@ -199,7 +199,8 @@ class RankGroup:
             for actor, own in zip(self._actors, arguments, strict=True)
         ]
         called = [first for first, _ in both]
-        return lambda: self._gathered(called, sent=sent), self._publishing([p for _, p in both])
+        publishing = self._publishing([second for _, second in both], sent)
+        return lambda: self._gathered(called, sent=sent), publishing
 
     def each(
         self, method: str, arguments: Sequence[Sequence[Any]], more: Mapping[str, Any] | None = None
@@ -217,11 +218,10 @@ class RankGroup:
 
     def begin_publish(self) -> Callable[[], GatheredWeights]:
         """Put the policy's weights into the object store; ask the result for what there is."""
-        return self._publishing([actor.publish.remote() for actor in self._actors])
-
-    def _publishing(self, called: Sequence[Any]) -> Callable[[], GatheredWeights]:
         sent = time.time()
+        return self._publishing([actor.publish.remote() for actor in self._actors], sent)
 
+    def _publishing(self, called: Sequence[Any], sent: float) -> Callable[[], GatheredWeights]:
         def gathered() -> GatheredWeights:
             found = self._gathered(called, sent=sent)
             parts, size, seconds, _ = found[0]

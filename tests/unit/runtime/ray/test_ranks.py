@@ -112,6 +112,9 @@ def test_what_errors_stand_for():
     broken = meaning(task_error(ValueError("no")), 1)
     assert str(broken) == "rank 1 broke:\nray::RankProcess (pid=1)\nValueError: no"
     assert holds_lost(exceptions.OwnerDiedError("a" * 56, None, "ref"))
+    gone = meaning(exceptions.ObjectLostError("a" * 56, None, "ref"), 1)
+    assert isinstance(gone, RanksLost), "what it had to say lay on its node"
+    assert str(gone).startswith("rank 1 is gone, and with it what it had to say: ")
     memory = "\x1b[33mTask was killed due to the node running low on memory.\x1b[39m\nMemory: 1 GB"
     out = exceptions.OutOfMemoryError(memory)
     assert reason(out) == "Task was killed due to the node running low on memory"
