@@ -4,24 +4,19 @@ Nothing waits for a single replica. What they say arrives in one mailbox, whose 
 on the controller's thread; the cost of an event does not depend on how many replicas there are.
 """
 
-import queue
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import nullcontext
-from typing import Any, TypeAlias, final
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, final
 
 from luyen.base.errors import UserError
 from luyen.models.fingerprint import Fingerprint
 from luyen.rollout.tools.foreign import boundary
+from luyen.runtime.ray.mailbox import Event, Mailbox, Then
 from luyen.runtime.ray.member import Member, Publication
 from luyen.runtime.ray.patience import Patience
 from luyen.runtime.ray.wire import Died, Held, Link, ReplicaFacts
-from luyen.telemetry.waits import waiting_for
 
-Then: TypeAlias = Callable[[Member, Any], None]
-"""What is done with a reply."""
-_Event: TypeAlias = tuple[Member, int, Then, Any, BaseException | None, float]
-"""Who, in which of its lives, what to do, what it said or failed with, and when that came."""
 _FIELD = "actor_rollout_ref.rollout.data_parallel_size"
 _LOOK_S = 1.0
 _WAIT_S = 0.05
@@ -45,7 +40,7 @@ class Crew:
         self._ready = ready
         self._lost = lost
         self._patience = patience
-        self._mailbox: queue.SimpleQueue[_Event] = queue.SimpleQueue()
+        self._mailbox = Mailbox()
         self._looked = self._some_ready = self._heard = time.monotonic()
         self._published: list[Publication] = []
         self.publication = 0
@@ -63,24 +58,17 @@ class Crew:
     def call(self, member: Member, method: str, *arguments: Any, then: Then | None = None) -> None:
         """Call a method of a replica; `then` hears what it returned, in a later `receive`."""
         assert member.link is not None
-        if then is None:
-            member.link.call(method, *arguments)
-            return
-        life, mailbox, now = member.life, self._mailbox, time.monotonic
-        member.link.call(
-            method,
-            *arguments,
-            reply=lambda value, e: mailbox.put((member, life, then, value, e, now())),
-        )
+        reply = None if then is None else self._mailbox.reply(member, then)
+        member.link.call(method, *arguments, reply=reply)
 
     def receive(self, wait_s: float) -> None:
         """Handle what has arrived; where nothing has, wait so long for something."""
         if self.failure is not None:
             raise self.failure
-        event = self._next_event(wait_s)
+        event = self._mailbox.next(wait_s)
         while event is not None:
             self._handle(event)
-            event = self._next_event(0.0)
+            event = self._mailbox.next(0.0)
         self._look_after()
 
     def wait_until(self, is_done: Callable[[], bool]) -> None:
@@ -101,11 +89,20 @@ class Crew:
         self.wait_until(lambda: all(m.index in answers or m.life != life for m, life in asked))
         return answers
 
-    def begin_publication(self, version: int | None = None, *, keep: Collection[int] = ()) -> None:
-        """The parts that follow replace all weights of the replicas but the versions to keep."""
+    def begin_publication(
+        self,
+        version: int | None = None,
+        *,
+        keep: Collection[int] = (),
+        holder: Callable[[], None] | None = None,
+    ) -> None:
+        """The parts that follow replace all weights of the replicas but the versions to keep.
+
+        `holder` raises if whoever has the parts is lost; it is asked while replicas lack them.
+        """
         self.publication += 1
         kept = [one for one in self._published if one.version is not None and one.version in keep]
-        self._published = [*kept, Publication(self.publication, version)]
+        self._published = [*kept, Publication(self.publication, version, holder)]
         for member in self.members:
             member.held &= {one.number for one in kept}
 
@@ -164,13 +161,6 @@ class Crew:
             if member.link is not None:
                 member.link.kill()
             member.began(None)
-
-    def _next_event(self, wait_s: float) -> _Event | None:
-        try:
-            with waiting_for("rollout") if wait_s > 0 else nullcontext():
-                return self._mailbox.get(block=wait_s > 0, timeout=wait_s or None)
-        except queue.Empty:
-            return None
 
     def _begin(self, member: Member) -> None:
         member.began(self._start(member.index))
@@ -238,18 +228,24 @@ class Crew:
             member.restarted = None
         self._ready(member)
 
-    def _handle(self, event: _Event) -> None:
-        member, life, then, value, error, self._heard = event
-        if life != member.life:
+    def _handle(self, event: Event) -> None:
+        self._heard = event.came
+        if event.is_late:
             return
+        with self._ever_after():
+            if isinstance(event.error, Died):
+                self._replace(event.member, str(event.error))
+            elif event.error is not None:
+                raise event.error
+            else:
+                event.then(event.member, event.value)
+
+    @contextmanager
+    def _ever_after(self) -> Generator[None]:
+        """What is raised inside is the first error."""
         faults: list[BaseException] = []
         with boundary(faults):
-            if isinstance(error, Died):
-                self._replace(member, str(error))
-            elif error is not None:
-                raise error
-            else:
-                then(member, value)
+            yield
         if faults:
             self.failure = faults[0]
             raise self.failure
@@ -277,21 +273,24 @@ class Crew:
         if now - self._looked < _LOOK_S:
             return
         self._looked = now
+        lacking = [member for member in self.members if member.facts and self._lacks(member)]
+        for publication in self._published if lacking else ():
+            if publication.holder is not None:
+                with self._ever_after():
+                    publication.holder()
         for member in self.members:
-            owes = member.is_asked or (member.facts and self._lacks(member))
+            owes = member.is_asked or member in lacking
             if owes and now - member.since > self._patience.still_s:
-                self._give_up(member)
+                with self._ever_after():
+                    still = f"it got nothing done for {self._patience.still_s:.0f} s"
+                    self._replace(member, still)
         if any(member.is_ready for member in self.members):
             self._some_ready = now
         elif now - self._some_ready > self._patience.start_s:
             why = f"no replica was ready within {self._patience.start_s:.0f} s"
             fix = "ask `ray status` what the cluster lacks, and `ray logs` what they wait for"
-            self.failure = UserError(_FIELD, len(self.members), why, fix)
-            raise self.failure
-
-    def _give_up(self, member: Member) -> None:
-        reason = f"it got nothing done for {self._patience.still_s:.0f} s"
-        self._handle((member, member.life, _moved, None, Died(reason), time.monotonic()))
+            with self._ever_after():
+                raise UserError(_FIELD, len(self.members), why, fix)
 
 
 def _moved(member: Member, value: Any) -> None:

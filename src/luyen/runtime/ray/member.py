@@ -1,7 +1,7 @@
 """The controller's view of one replica, and of what is sent to them: requests and weights."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, final
 
@@ -53,9 +53,11 @@ class Asked:
 class Publication:
     """Weights that replicas hold, or are to hold."""
 
-    def __init__(self, number: int, version: int | None) -> None:
+    def __init__(self, number: int, version: int | None, holder: Callable[[], None] | None) -> None:
         self.number = number
         """Counts the publications."""
+        self.holder = holder
+        """Raises if whoever has the parts is lost; None: nobody knows."""
         self.version = version
         """What requests call these weights; None: nothing, there are no others."""
         self.parts: list[Any] = []

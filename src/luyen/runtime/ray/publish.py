@@ -3,7 +3,7 @@
 import asyncio
 import shutil
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias, final
@@ -49,13 +49,15 @@ def publish(
     version: int,
     expected: Mapping[str, str] | None = None,
     folder: Path | None = None,
+    holder: Callable[[], None] | None = None,
 ) -> Published:
     """Give every replica all parameters that learn, and wait until each holds exactly them.
 
     Replicas load a bucket while the next is made. Without a `folder` buckets go through the object
     store; with one, through files in it that every node must see. `expected` are the digests
     (`luyen.models.digest.describe`) of all parameters; they must be given where buckets are not
-    tensors of this process, and are those of the buckets otherwise.
+    tensors of this process, and are those of the buckets otherwise. `holder` raises if whoever has
+    the buckets is lost.
     """
     assert engines.is_idle, "weights would change in the middle of an answer"
     start, size = time.monotonic(), 0
@@ -63,7 +65,7 @@ def publish(
     here = None if folder is None else folder / f"version_{version:08d}"
     if here is not None:
         here.mkdir(parents=True, exist_ok=True)
-    engines.crew.begin_publication(version)
+    engines.crew.begin_publication(version, holder=holder)
     for number, bucket in enumerate(buckets):
         if isinstance(bucket, Mapping):
             digests |= describe(bucket)
@@ -88,13 +90,15 @@ async def publish_beside(
     version: int,
     keep: Collection[int],
     expected: Mapping[str, str],
+    holder: Callable[[], None],
 ) -> Published:
     """Give every replica one more version of the weights; those to be kept go on drawing.
 
-    Returns when each that can work holds exactly the expected ones.
+    Returns when each that can work holds exactly the expected ones. `holder` raises if whoever has
+    the parts is lost.
     """
     start = time.monotonic()
-    engines.crew.begin_publication(version, keep=keep)
+    engines.crew.begin_publication(version, keep=keep, holder=holder)
     for part in parts:
         engines.crew.send_part(part)
     engines.crew.expect(expected)

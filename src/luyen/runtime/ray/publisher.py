@@ -13,7 +13,8 @@ from typing import final
 
 from luyen.runtime.ray.engines import RayEngines
 from luyen.runtime.ray.publish import Published, publish, publish_beside
-from luyen.runtime.ray.ranks import GatheredWeights, RankGroup
+from luyen.runtime.ray.ranks import RankGroup
+from luyen.runtime.ray.weights import GatheredWeights, Gathering
 
 _ACTOR = "actor/"
 
@@ -22,7 +23,7 @@ _ACTOR = "actor/"
 class OnTheWay:
     """A publication that nobody has waited for yet."""
 
-    def __init__(self, version: int, gathering: Callable[[], GatheredWeights]) -> None:
+    def __init__(self, version: int, gathering: Gathering) -> None:
         self.version = version
         self.gathering = gathering
         """Waits for the ranks that gather it."""
@@ -66,7 +67,7 @@ class Publisher:
         """Whether replicas hold weights that were published, so that newer ones follow."""
         return self.newest is not None
 
-    def begin(self, gathering: Callable[[], GatheredWeights] | None = None) -> OnTheWay | None:
+    def begin(self, gathering: Gathering | None = None) -> OnTheWay | None:
         """Let ranks gather weights that are new; None: there are none to go to replicas.
 
         They do so after what they were called for before, or were told to already (`gathering`
@@ -77,7 +78,7 @@ class Publisher:
             return None
         assert self._engines.is_idle, "weights would change in the middle of an answer"
         coming = OnTheWay(self.newest.version + 1, gathering or self._ranks.begin_publish())
-        self._engines.crew.begin_publication(coming.version)
+        self._engines.crew.begin_publication(coming.version, holder=self._ranks.look)
         self.newest, self._on_the_way, self._is_new = None, coming, False
         return coming
 
@@ -137,7 +138,13 @@ class Publisher:
         start = time.monotonic()
         gathered = self._ranks.begin_publish()()
         expected = _of_policy(gathered)
-        done = publish(self._engines, gathered.parts, version=version, expected=expected)
+        done = publish(
+            self._engines,
+            gathered.parts,
+            version=version,
+            expected=expected,
+            holder=self._ranks.look,
+        )
         seconds = time.monotonic() - start
         self._keep(replace(done, bytes=gathered.bytes, seconds=seconds), gathered)
 
@@ -147,7 +154,12 @@ class Publisher:
         gathered = await asyncio.to_thread(self._ranks.begin_publish())
         expected = _of_policy(gathered)
         done = await publish_beside(
-            self._engines, gathered.parts, version=version, keep=keep, expected=expected
+            self._engines,
+            gathered.parts,
+            version=version,
+            keep=keep,
+            expected=expected,
+            holder=self._ranks.look,
         )
         seconds = time.monotonic() - start
         self._keep(replace(done, bytes=gathered.bytes, seconds=seconds), gathered)

@@ -4,6 +4,8 @@ A process that is killed is told of by Ray at once. One that is stopped, or on a
 reached, says nothing at all, and whoever waits for it would wait for ever.
 """
 
+import math
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, final
@@ -12,11 +14,15 @@ import ray
 from ray.exceptions import RayError
 
 from luyen.base.heartbeat import beat
+from luyen.runtime.ray.losses import lost_silent, meaning
+
+_PAUSE_S = 10.0
+"""Who looks after so long has not been waiting all the while: silence until then means nothing."""
 
 
 @final
 class Pulse:
-    """Asks for signs of life, one question to each process at a time."""
+    """Asks for signs of life, one question to each process at a time; from any thread."""
 
     def __init__(
         self, asks: Sequence[Callable[[], Any]], *, start_s: float, silence_s: float
@@ -29,29 +35,42 @@ class Pulse:
         self._beats: dict[int, int] = {}
         self._heard: dict[int, float] = {}
         self._gone: dict[int, RayError] = {}
-
-    def begin(self) -> None:
-        """Somebody waits for them from now on: silence before this moment means nothing."""
-        now = time.monotonic()
-        self._heard = dict.fromkeys(range(len(self._asks)), now)
+        self._looked = -math.inf
+        self._lock = threading.Lock()
 
     def gone(self) -> dict[int, RayError]:
         """Processes that cannot answer any more, with what Ray says; work of others is beaten."""
-        for rank, ask in enumerate(self._asks):
-            if rank not in self._pending and rank not in self._gone:
-                self._pending[rank] = ask()
-        ranks = {asked: rank for rank, asked in self._pending.items()}
-        # Without any wait even an answer that is there may not be seen.
-        done, _ = ray.wait(list(ranks), num_returns=len(ranks), timeout=0.01) if ranks else ([], [])
-        for asked in done:
-            self._hear(ranks[asked], asked)
-        return dict(self._gone)
+        with self._lock:
+            self._look()
+            for rank, ask in enumerate(self._asks):
+                if rank not in self._pending and rank not in self._gone:
+                    self._pending[rank] = ask()
+            ranks = {asked: rank for rank, asked in self._pending.items()}
+            if ranks:
+                # Without any wait even an answer that is there may not be seen.
+                done, _ = ray.wait(list(ranks), num_returns=len(ranks), timeout=0.01)
+                for asked in done:
+                    self._hear(ranks[asked], asked)
+            return dict(self._gone)
 
     def silent(self) -> dict[int, float]:
         """Processes that gave no sign of life for too long, and for how many seconds."""
-        now = time.monotonic()
-        found = {rank: now - heard for rank, heard in self._heard.items()}
+        with self._lock:
+            now = time.monotonic()
+            found = {rank: now - heard for rank, heard in self._heard.items()}
         return {rank: seconds for rank, seconds in found.items() if seconds > self._limit(rank)}
+
+    def loss(self) -> BaseException | None:
+        """Why nothing more can come of one of them; None: all live, for all that is known."""
+        for rank, error in self.gone().items():
+            return meaning(error, rank)
+        return next((lost_silent(*one) for one in self.silent().items()), None)
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        if now - self._looked > _PAUSE_S:
+            self._heard = dict.fromkeys(range(len(self._asks)), now)
+        self._looked = now
 
     def _limit(self, rank: int) -> float:
         return self._silence_s if rank in self._beats else self._start_s

@@ -9,8 +9,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias, final
+from typing import Any, NoReturn, TypeAlias, final
 
 import ray
 import torch
@@ -22,10 +21,10 @@ from luyen.runtime.device_memory import device_bytes
 from luyen.runtime.rank_roles import RankRoles
 from luyen.runtime.ray.answered import Answered, opened
 from luyen.runtime.ray.arrays import send_tensors_as_arrays
-from luyen.runtime.ray.losses import is_echo, lost_silent, meaning
+from luyen.runtime.ray.losses import is_echo, meaning
 from luyen.runtime.ray.pulse import Pulse
 from luyen.runtime.ray.tied import end_with_parent
-from luyen.runtime.ray.weights import pack, size_of
+from luyen.runtime.ray.weights import GatheredWeights, Gathering, pack, size_of
 from luyen.runtime.watch import RoleWatch
 from luyen.telemetry.own_work import WORK
 from luyen.telemetry.waits import waiting_for
@@ -39,26 +38,6 @@ START_S = 600.0
 """A rank whose process is not there after so many seconds is lost."""
 SILENCE_S = 120.0
 """A process that cannot say for so many seconds that it lives is lost."""
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GatheredWeights:
-    """What ranks hold, on its way to those that draw with it.
-
-    Example:
-        >>> GatheredWeights(parts=[], bytes=0, seconds=0.1, digests={}).bytes
-        0
-    """
-
-    parts: Sequence[Any]
-    """Whole parameters of the policy, a few in each object of the store."""
-    bytes: int
-    """Their size."""
-    seconds: float
-    """How long ranks took."""
-    digests: Mapping[str, str]
-    """Type, shape and digest of everything that learns, from the shards of each rank."""
 
 
 @final
@@ -168,6 +147,8 @@ class RankGroup:
             )
             for rank, options in enumerate(places)
         ]
+        self._error: BaseException | None = None
+        """What ended them first."""
         asks = [actor.alive.remote for actor in self._actors]
         self._pulse = Pulse(asks, start_s=start_s, silence_s=silence_s)
         (address,) = self._gathered([self._actors[0].address.remote()])
@@ -185,18 +166,18 @@ class RankGroup:
         given, sent = dict(more or {}), time.time()
         called = [
             actor.carry_out.remote(method, tuple(own), given)
-            for actor, own in zip(self._actors, arguments, strict=True)
+            for actor, own in zip(self._living(), arguments, strict=True)
         ]
         return lambda: self._gathered(called, sent=sent)
 
     def begin_and_publish(
         self, method: str, arguments: Sequence[Sequence[Any]], more: Mapping[str, Any]
-    ) -> tuple[Callable[[], list[Any]], Callable[[], GatheredWeights]]:
+    ) -> tuple[Callable[[], list[Any]], Gathering]:
         """`begin` and `begin_publish` in one call: ranks do not stop to tell of the first."""
         sent = time.time()
         both = [
             actor.carry_out_and_publish.remote(method, tuple(own), more)
-            for actor, own in zip(self._actors, arguments, strict=True)
+            for actor, own in zip(self._living(), arguments, strict=True)
         ]
         called = [first for first, _ in both]
         publishing = self._publishing([second for _, second in both], sent)
@@ -216,12 +197,12 @@ class RankGroup:
         """Call a method on every rank; ask the result what each returned."""
         return self.begin(method, [()] * self.count)
 
-    def begin_publish(self) -> Callable[[], GatheredWeights]:
+    def begin_publish(self) -> Gathering:
         """Put the policy's weights into the object store; ask the result for what there is."""
         sent = time.time()
-        return self._publishing([actor.publish.remote() for actor in self._actors], sent)
+        return self._publishing([a.publish.remote() for a in self._living()], sent)
 
-    def _publishing(self, called: Sequence[Any], sent: float) -> Callable[[], GatheredWeights]:
+    def _publishing(self, called: Sequence[Any], sent: float) -> Gathering:
         def gathered() -> GatheredWeights:
             found = self._gathered(called, sent=sent)
             parts, size, seconds, _ = found[0]
@@ -235,6 +216,12 @@ class RankGroup:
         """Whether nothing can be asked of them any more."""
         return not self._actors
 
+    def look(self) -> None:
+        """Somebody waits for what they have given: raise why nothing more can come of them."""
+        fault = self._pulse.loss()
+        if fault is not None:
+            self._end(fault)
+
     def stop(self) -> None:
         """End every rank. Stopping twice is allowed."""
         for actor in self._actors:
@@ -245,7 +232,6 @@ class RankGroup:
         """All results in order; the first error ends the group and is raised."""
         left, back = list(called), dict[Any, float]()
         answers: dict[Any, Any] = {}
-        self._pulse.begin()
         while left:
             with waiting_for("actor"):
                 done, left = ray.wait(left, num_returns=1, timeout=_LOOK_S)
@@ -253,8 +239,7 @@ class RankGroup:
             errors = _opened(called, done, answers)
             fault = self._fault(called, errors, has_moved=bool(done))
             if fault is not None:
-                self.stop()
-                raise fault
+                self._end(fault)
         if sent is None:
             return [answers[one] for one in called]
         return [
@@ -262,18 +247,25 @@ class RankGroup:
             for rank, one in enumerate(called)
         ]
 
+    def _living(self) -> list[Any]:
+        """All of them; an error that ended them, whoever heard of it, is raised again."""
+        if self._error is not None:
+            raise self._error
+        return self._actors
+
+    def _end(self, fault: BaseException) -> NoReturn:
+        self._error = self._error or fault
+        self.stop()
+        raise self._error
+
     def _fault(
         self, called: Sequence[Any], errors: Sequence[tuple[int, RayError]], *, has_moved: bool
     ) -> BaseException | None:
         """Why nothing more can come of these calls; None: it can."""
         if errors:
             return self._cause(called, *errors[0])
-        if has_moved:
-            return None
         # A rank that has done its part and died holds up the others, too.
-        for rank, error in self._pulse.gone().items():
-            return meaning(error, rank)
-        return next((lost_silent(*one) for one in self._pulse.silent().items()), None)
+        return None if has_moved else self._pulse.loss()
 
     def _cause(self, called: Sequence[Any], rank: int, error: RayError) -> BaseException:
         """What the first error stands for; of an echo, what it is the echo of."""

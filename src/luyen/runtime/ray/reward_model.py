@@ -140,7 +140,6 @@ class RayScorer:
         start_s, silence_s = self._patience
         asks = [self._actors[copy].alive.remote for copy in copies]
         pulse = Pulse(asks, start_s=start_s, silence_s=silence_s)
-        pulse.begin()
         lost: dict[int, str] = {}
         while calls:
             done, _ = ray.wait(list(calls), num_returns=1, timeout=_LOOK_S)

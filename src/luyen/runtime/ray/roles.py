@@ -31,7 +31,8 @@ from luyen.runtime.ray.engines import RayEngines
 from luyen.runtime.ray.last_words import hear_last_words
 from luyen.runtime.ray.publish import Published
 from luyen.runtime.ray.publisher import Publisher
-from luyen.runtime.ray.ranks import GatheredWeights, RankGroup
+from luyen.runtime.ray.ranks import RankGroup
+from luyen.runtime.ray.weights import Gathering
 from luyen.telemetry.journal import WorkJournal
 
 
@@ -241,9 +242,7 @@ class RayRoles:
         described, self._described = self._described, None
         return described or self._begin_describing()
 
-    def _begin_describing(
-        self, gathering: Callable[[], GatheredWeights] | None = None
-    ) -> DescribedByRanks:
+    def _begin_describing(self, gathering: Gathering | None = None) -> DescribedByRanks:
         coming = self.publisher.begin(gathering) if self.ahead is None else None
         return DescribedByRanks(self.ranks, self.publisher, coming)
 

@@ -5,7 +5,7 @@ elements travel, and what arrives is the same to the bit, whatever the type.
 """
 
 import warnings
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -41,6 +41,30 @@ class Parcel:
 
     stretches: tuple[Stretch, ...]
     """All of them; the fewer they are, the quicker is the way."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatheredWeights:
+    """What ranks hold, on its way to those that draw with it.
+
+    Example:
+        >>> GatheredWeights(parts=[], bytes=0, seconds=0.1, digests={}).bytes
+        0
+    """
+
+    parts: Sequence[Any]
+    """Whole parameters of the policy, a few in each object of the store."""
+    bytes: int
+    """Their size."""
+    seconds: float
+    """How long ranks took."""
+    digests: Mapping[str, str]
+    """Type, shape and digest of everything that learns, from the shards of each rank."""
+
+
+Gathering: TypeAlias = Callable[[], GatheredWeights]
+"""Waits for the ranks that gather."""
 
 
 Part: TypeAlias = Parcel | Path

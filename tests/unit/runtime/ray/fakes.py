@@ -32,12 +32,15 @@ class FakeReplica:
         self.failure: Exception | None = None
         self.confirmed = {0}
         self.gated: list[tuple[int, Sequence[Request], int]] = []
+        self.unanswered: set[str] = set()
 
     def call(self, method: str, *arguments: Any, reply: Reply | None = None) -> None:
         self.calls.append((method, *arguments))
         if self.is_dead:
             if reply is not None:
                 reply(None, Died("it was killed"))
+        elif method in self.unanswered:
+            pass
         elif method == "collect":
             assert self.waiting is None, "two polls at once"
             self.waiting = reply

@@ -11,7 +11,8 @@ from luyen.rollout.protocol import Request, Sampling
 from luyen.runtime.ray.engines import RayEngines
 from luyen.runtime.ray.publish import Published
 from luyen.runtime.ray.publisher import Publisher
-from luyen.runtime.ray.ranks import GatheredWeights
+from luyen.runtime.ray.weights import GatheredWeights
+from luyen.runtime.ray.wire import RanksLost
 from luyen.runtime.roles import learned
 from tests.unit.runtime.ray.fakes import FakeReplica, Fleet
 
@@ -25,6 +26,7 @@ class FakeRanks:
     def __init__(self) -> None:
         self.weight = 1
         self.gathered = 0
+        self.is_lost = False
 
     def begin_publish(self) -> Callable[[], GatheredWeights]:
         self.gathered += 1
@@ -37,6 +39,10 @@ class FakeRanks:
             parts=[(("w", self.digest()),)], bytes=4, seconds=0.0, digests=digests
         )
         return lambda: found
+
+    def look(self) -> None:
+        if self.is_lost:
+            raise RanksLost("rank 0 gave no sign of life for 121 s")
 
     def digest(self) -> str:
         return f"{FORM} {self.weight:016x}"
@@ -62,6 +68,13 @@ class Run:
         coming = self.publisher.begin()
         if coming is not None:
             assert self.publisher.send(coming)["actor/w"] == self.ranks.digest()
+
+    def take(self, version: int) -> None:
+        """What the next question waits for."""
+        if version == 1:
+            self.describe()
+        self.publisher.ensure(version)
+        self.publisher.settle()
 
     def held(self) -> list[dict[str, str] | None]:
         return [replica.digests for replica in self.fleet.living()]
@@ -123,6 +136,24 @@ def test_what_nobody_has_sent_yet_is_sent_when_somebody_waits_for_answers():
     assert run.held() == [{"w": run.ranks.digest()}] * 2
     assert run.publisher.send(coming)["actor/w"] == run.ranks.digest(), "once is enough"
     assert run.ranks.gathered == 2
+
+
+@pytest.mark.parametrize("version", [1, 7], ids=["sent ahead", "asked for"])
+def test_weights_that_nobody_can_get_any_more_are_a_lost_rank_and_no_lost_replica(
+    version: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("luyen.runtime.ray.crew._LOOK_S", 0.0)
+    run = Run()
+    run.publisher.ensure(0)
+    for replica in run.fleet.begun:
+        replica.unanswered = {"load", "load_last", "confirm"}
+    run.ranks.is_lost = True
+    run.learn()
+    with pytest.raises(RanksLost, match="rank 0 gave no sign of life"):
+        run.take(version)
+    with pytest.raises(RanksLost, match="rank 0"):
+        run.engines.advance()
+    assert run.engines.crew.restarts == 0
 
 
 def test_a_checkpoint_makes_every_version_unknown():

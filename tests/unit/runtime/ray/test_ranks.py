@@ -1,5 +1,7 @@
 """Ranks that die, stop or break: the group ends, nobody waits, and the cause is what is told."""
 
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -63,6 +65,27 @@ def test_ranks_publish_behind_what_they_were_called_for_without_being_told(
     with pytest.raises(RemoteError, match="ValueError: the plugin of a user is wrong"):
         gathering()
     assert ranks.is_over
+    with pytest.raises(RemoteError, match="ValueError: the plugin of a user is wrong"):
+        ranks.all("added", 2.0)
+    demand_nobody(set(ranks.pids))
+
+
+def test_ranks_are_looked_after_while_others_take_what_they_have_published(
+    group: Callable[[], Any],
+):
+    ranks = group()
+    ranks.look()
+    os.kill(ranks.pids[1], signal.SIGSTOP)
+
+    def look() -> None:
+        for _ in range(60):
+            ranks.look()
+            time.sleep(0.5)
+
+    with pytest.raises(RanksLost, match="rank 1 gave no sign of life for"):
+        look()
+    with pytest.raises(RanksLost, match="rank 1 gave no sign of life"):
+        ranks.begin_publish()
     demand_nobody(set(ranks.pids))
 
 

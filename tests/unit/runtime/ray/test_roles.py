@@ -12,8 +12,8 @@ from luyen.rollout.protocol import Sampling
 from luyen.rollout.single_turn import Draw
 from luyen.runtime.generation import Generation
 from luyen.runtime.ray.engines import RayEngines
-from luyen.runtime.ray.ranks import GatheredWeights
 from luyen.runtime.ray.roles import RayRoles
+from luyen.runtime.ray.weights import GatheredWeights
 from luyen.runtime.watch import RoleWatch
 from tests.unit.runtime.ray.fakes import FakeReplica, Fleet
 
@@ -35,6 +35,9 @@ class Ranks:
             parts=[(("w", DIGEST),)], bytes=4, seconds=0.0, digests={"actor/w": DIGEST}
         )
         return lambda: found
+
+    def look(self) -> None:
+        """They live."""
 
 
 class Busy(Fleet):

@@ -1,0 +1,67 @@
+"""Signs of life: who may be silent for how long, and who may look."""
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ray", reason="the extra `ray` is not installed")
+FACE_TO_FACE_S = 0.3
+
+
+class Answers:
+    """In place of Ray: every question is answered at once, unless nobody is there."""
+
+    def __init__(self) -> None:
+        self.are_there = True
+        self.meeting = threading.Barrier(2)
+
+    def wait(self, asked: Sequence[Any], **_: Any) -> tuple[list[Any], list[Any]]:
+        """Two that look at the same time meet here, if they can."""
+        try:
+            self.meeting.wait(FACE_TO_FACE_S)
+        except threading.BrokenBarrierError:
+            self.meeting.reset()
+        return (list(asked), []) if self.are_there else ([], list(asked))
+
+    def get(self, asked: Any) -> int:
+        del asked
+        return 1
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
+    given = Answers()
+    monkeypatch.setattr("luyen.runtime.ray.pulse.ray", given)
+    return given
+
+
+def test_two_threads_may_look_at_the_same_time(answers: Answers):
+    from luyen.runtime.ray.pulse import Pulse
+
+    del answers
+    pulse = Pulse([object, object], start_s=60, silence_s=60)
+    with ThreadPoolExecutor(2) as threads:
+        looks = [threads.submit(pulse.loss) for _ in range(2)]
+        assert [look.result() for look in looks] == [None, None]
+
+
+def test_silence_counts_only_while_somebody_looks(
+    answers: Answers, monkeypatch: pytest.MonkeyPatch
+):
+    from luyen.runtime.ray.pulse import Pulse
+
+    now = 1000.0
+    monkeypatch.setattr("luyen.runtime.ray.pulse.time.monotonic", lambda: now)
+    answers.meeting = threading.Barrier(1)
+    pulse = Pulse([object], start_s=60, silence_s=20)
+    assert pulse.loss() is None
+    answers.are_there = False
+    now += 500
+    assert pulse.loss() is None, "nobody looked all the while"
+    for _ in range(3):
+        now += 7
+        lost = pulse.loss()
+    assert "no sign of life for 21 s" in str(lost)
