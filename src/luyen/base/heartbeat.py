@@ -35,6 +35,10 @@ class Heartbeat:
         else:
             self.count += 1
 
+    def beat_of_loop(self) -> None:
+        """Something moved that the loop waits for, whichever thread has heard of it."""
+        self.count += 1
+
     def work_ahead(self) -> None:
         """From now on the calling thread works ahead of the loop."""
         self._ahead |= {get_ident()}

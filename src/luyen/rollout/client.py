@@ -234,14 +234,21 @@ class EngineClient:
         if not ticket.request:
             self._waiting = [other for other in self._waiting if other is not ticket]
             return self._whole(ticket, nothing)
-        # An engine that works ahead may finish other answers while it stops this one.
-        for completion in self._engine.abort(ticket.request, ticket.sample):
-            self._deliver(completion)
+        faults: list[BaseException] = []
+        with boundary(faults):
+            # An engine that works ahead may finish other answers while it stops this one.
+            for completion in self._engine.abort(ticket.request, ticket.sample):
+                self._deliver(completion)
+        if faults:
+            ticket.answer.cancel()  # nobody waits for it any more
+            raise self._fail(faults[0])  # it is no fault of this conversation
         return ticket.answer.result() if ticket.answer.done() else self._whole(ticket, nothing)
 
-    def _fail(self, failure: BaseException) -> None:
-        self.failure = failure
+    def _fail(self, failure: BaseException) -> BaseException:
+        """Tell everyone who waits; the failure that was first."""
+        self.failure = failure = self.failure or failure
         held = [ticket for some in self._held.values() for ticket in some.values()]
         for ticket in (*held, *self._waiting):
             if not ticket.answer.done():
                 ticket.answer.set_exception(failure)
+        return failure

@@ -141,6 +141,28 @@ def test_a_failing_engine_fails_everyone():
     assert [type(found) for found in ask(Failing(echo), ("a", 1), ("b", 2))] == [MemoryError] * 2
 
 
+def test_an_engine_that_fails_while_an_answer_is_withdrawn_fails_everyone():
+    class Failing(ScriptedEngine):
+        def abort(self, request, sample=None):
+            raise MemoryError("no pages")
+
+    async def talk():
+        engine = Failing(lambda *_: "x" * 40)
+        client = EngineClient(engine)
+        pump = asyncio.create_task(client._pump())
+        others = [asyncio.create_task(client.draw((5,), key=k, sampling=SAMPLING)) for k in (0, 1)]
+        while engine.passes < 2:
+            await asyncio.sleep(0)
+        others[0].cancel()
+        found = await asyncio.gather(*others, return_exceptions=True)
+        pump.cancel()
+        return found, client.failure
+
+    found, failure = asyncio.run(talk())
+    assert isinstance(failure, MemoryError)
+    assert found == [failure, failure]
+
+
 def test_leaving_stops_what_is_still_asked_for():
     async def talk():
         engine = ScriptedEngine(lambda *_: "x" * 40)

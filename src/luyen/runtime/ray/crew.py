@@ -274,10 +274,10 @@ class Crew:
             return
         self._looked = now
         lacking = [member for member in self.members if member.facts and self._lacks(member)]
-        for publication in self._published if lacking else ():
-            if publication.holder is not None:
+        for holder in {one.holder for one in self._published} if lacking else ():
+            if holder is not None:
                 with self._ever_after():
-                    publication.holder()
+                    holder()
         for member in self.members:
             owes = member.is_asked or member in lacking
             if owes and now - member.since > self._patience.still_s:

@@ -13,7 +13,7 @@ from typing import Any, final
 import ray
 from ray.exceptions import RayError
 
-from luyen.base.heartbeat import beat
+from luyen.base.heartbeat import HEART
 from luyen.runtime.ray.losses import lost_silent, meaning
 
 _PAUSE_S = 10.0
@@ -32,8 +32,9 @@ class Pulse:
         self._start_s = start_s
         self._silence_s = silence_s
         self._pending: dict[int, Any] = {}
+        self._since: dict[int, float] = {}
+        """Since when the answer to a pending question is missed."""
         self._beats: dict[int, int] = {}
-        self._heard: dict[int, float] = {}
         self._gone: dict[int, RayError] = {}
         self._looked = -math.inf
         self._lock = threading.Lock()
@@ -41,10 +42,7 @@ class Pulse:
     def gone(self) -> dict[int, RayError]:
         """Processes that cannot answer any more, with what Ray says; work of others is beaten."""
         with self._lock:
-            self._look()
-            for rank, ask in enumerate(self._asks):
-                if rank not in self._pending and rank not in self._gone:
-                    self._pending[rank] = ask()
+            self._ask()
             ranks = {asked: rank for rank, asked in self._pending.items()}
             if ranks:
                 # Without any wait even an answer that is there may not be seen.
@@ -54,11 +52,11 @@ class Pulse:
             return dict(self._gone)
 
     def silent(self) -> dict[int, float]:
-        """Processes that gave no sign of life for too long, and for how many seconds."""
+        """Processes that have not answered for too long, and for how many seconds."""
         with self._lock:
             now = time.monotonic()
-            found = {rank: now - heard for rank, heard in self._heard.items()}
-        return {rank: seconds for rank, seconds in found.items() if seconds > self._limit(rank)}
+            found = {rank: now - self._since[rank] for rank in self._pending}
+            return {rank: seconds for rank, seconds in found.items() if seconds > self._limit(rank)}
 
     def loss(self) -> BaseException | None:
         """Why nothing more can come of one of them; None: all live, for all that is known."""
@@ -66,11 +64,14 @@ class Pulse:
             return meaning(error, rank)
         return next((lost_silent(*one) for one in self.silent().items()), None)
 
-    def _look(self) -> None:
+    def _ask(self) -> None:
         now = time.monotonic()
         if now - self._looked > _PAUSE_S:
-            self._heard = dict.fromkeys(range(len(self._asks)), now)
+            self._since = dict.fromkeys(self._pending, now)
         self._looked = now
+        for rank, ask in enumerate(self._asks):
+            if rank not in self._pending and rank not in self._gone:
+                self._pending[rank], self._since[rank] = ask(), now
 
     def _limit(self, rank: int) -> float:
         return self._silence_s if rank in self._beats else self._start_s
@@ -84,6 +85,5 @@ class Pulse:
             return
         if beats != self._beats.get(rank):
             # What moves there moves the run: the watchdog of this process hears of it.
-            beat()
+            HEART.beat_of_loop()
         self._beats[rank] = beats
-        self._heard[rank] = time.monotonic()

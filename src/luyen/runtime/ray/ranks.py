@@ -7,6 +7,7 @@ the connection to another, it is the reason of that other.
 
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, TypeAlias, final
@@ -149,6 +150,7 @@ class RankGroup:
         ]
         self._error: BaseException | None = None
         """What ended them first."""
+        self._ending = threading.Lock()
         asks = [actor.alive.remote for actor in self._actors]
         self._pulse = Pulse(asks, start_s=start_s, silence_s=silence_s)
         (address,) = self._gathered([self._actors[0].address.remote()])
@@ -218,6 +220,7 @@ class RankGroup:
 
     def look(self) -> None:
         """Somebody waits for what they have given: raise why nothing more can come of them."""
+        self._living()
         fault = self._pulse.loss()
         if fault is not None:
             self._end(fault)
@@ -249,14 +252,16 @@ class RankGroup:
 
     def _living(self) -> list[Any]:
         """All of them; an error that ended them, whoever heard of it, is raised again."""
+        actors = self._actors  # before the error is asked for: another thread may end them now
         if self._error is not None:
             raise self._error
-        return self._actors
+        return actors
 
     def _end(self, fault: BaseException) -> NoReturn:
-        self._error = self._error or fault
+        with self._ending:
+            self._error = error = self._error or fault
         self.stop()
-        raise self._error
+        raise error
 
     def _fault(
         self, called: Sequence[Any], errors: Sequence[tuple[int, RayError]], *, has_moved: bool

@@ -1,5 +1,6 @@
 """New weights are on their way before anybody asks, and only those that are right count."""
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 from luyen.base.errors import UserError
 from luyen.rollout.protocol import Request, Sampling
 from luyen.runtime.ray.engines import RayEngines
+from luyen.runtime.ray.patience import Patience
 from luyen.runtime.ray.publish import Published
 from luyen.runtime.ray.publisher import Publisher
 from luyen.runtime.ray.weights import GatheredWeights
@@ -53,7 +55,7 @@ class Run:
 
     def __init__(self, change: Callable[[FakeReplica], None] = lambda _: None) -> None:
         self.fleet = Fleet(change)
-        self.engines = RayEngines(self.fleet, replicas=2)
+        self.engines = RayEngines(self.fleet, replicas=2, patience=Patience(still_s=10))
         self.ranks: Any = FakeRanks()
         self.noted: list[tuple[Published, int, float]] = []
         self.publisher = Publisher(
@@ -69,11 +71,14 @@ class Run:
         if coming is not None:
             assert self.publisher.send(coming)["actor/w"] == self.ranks.digest()
 
-    def take(self, version: int) -> None:
+    def take(self, way: str) -> None:
         """What the next question waits for."""
-        if version == 1:
+        if way == "beside others":
+            asyncio.run(self.publisher.place(1, keep=[0]))
+            return
+        if way == "sent ahead":
             self.describe()
-        self.publisher.ensure(version)
+        self.publisher.ensure(1)
         self.publisher.settle()
 
     def held(self) -> list[dict[str, str] | None]:
@@ -138,9 +143,9 @@ def test_what_nobody_has_sent_yet_is_sent_when_somebody_waits_for_answers():
     assert run.ranks.gathered == 2
 
 
-@pytest.mark.parametrize("version", [1, 7], ids=["sent ahead", "asked for"])
+@pytest.mark.parametrize("way", ["sent ahead", "asked for", "beside others"])
 def test_weights_that_nobody_can_get_any_more_are_a_lost_rank_and_no_lost_replica(
-    version: int, monkeypatch: pytest.MonkeyPatch
+    way: str, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("luyen.runtime.ray.crew._LOOK_S", 0.0)
     run = Run()
@@ -150,7 +155,7 @@ def test_weights_that_nobody_can_get_any_more_are_a_lost_rank_and_no_lost_replic
     run.ranks.is_lost = True
     run.learn()
     with pytest.raises(RanksLost, match="rank 0 gave no sign of life"):
-        run.take(version)
+        run.take(way)
     with pytest.raises(RanksLost, match="rank 0"):
         run.engines.advance()
     assert run.engines.crew.restarts == 0

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from luyen.base.heartbeat import HEART
+
 pytest.importorskip("ray", reason="the extra `ray` is not installed")
 FACE_TO_FACE_S = 0.3
 
@@ -65,3 +67,34 @@ def test_silence_counts_only_while_somebody_looks(
         now += 7
         lost = pulse.loss()
     assert "no sign of life for 21 s" in str(lost)
+
+
+def test_whoever_was_not_asked_is_not_silent(answers: Answers, monkeypatch: pytest.MonkeyPatch):
+    from luyen.runtime.ray.pulse import Pulse
+
+    now = 1000.0
+    monkeypatch.setattr("luyen.runtime.ray.pulse.time.monotonic", lambda: now)
+    answers.meeting = threading.Barrier(1)
+    pulse = Pulse([object], start_s=60, silence_s=5)
+    assert pulse.loss() is None
+    answers.are_there = False
+    now += 9
+    assert pulse.loss() is None, "it was asked this moment"
+    now += 6
+    assert "no sign of life for 6 s" in str(pulse.loss())
+
+
+def test_what_ranks_do_is_a_beat_of_the_loop_whoever_hears_of_it(answers: Answers):
+    from luyen.runtime.ray.pulse import Pulse
+
+    def look() -> None:
+        HEART.work_ahead()
+        pulse.loss()
+        HEART.end_ahead()
+
+    answers.meeting = threading.Barrier(1)
+    pulse = Pulse([object], start_s=60, silence_s=60)
+    before = HEART.count
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(look).result()
+    assert HEART.count == before + 1

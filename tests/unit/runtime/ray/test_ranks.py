@@ -75,6 +75,8 @@ def test_ranks_are_looked_after_while_others_take_what_they_have_published(
 ):
     ranks = group()
     ranks.look()
+    time.sleep(1.0)
+    ranks.look()  # each has answered once
     os.kill(ranks.pids[1], signal.SIGSTOP)
 
     def look() -> None:
@@ -92,7 +94,7 @@ def test_ranks_are_looked_after_while_others_take_what_they_have_published(
 def test_a_rank_that_is_stopped_is_lost_after_a_while(group: Callable[[], Any]):
     """Nobody hears of it: as on a node that is cut off."""
     ranks = group()
-    with pytest.raises(RanksLost, match="rank 0 gave no sign of life for 4 s"):
+    with pytest.raises(RanksLost, match="rank 0 gave no sign of life for"):
         ranks.all("stopped", 0)
     demand_nobody(set(ranks.pids))
 
