@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn, TypeAlias, final
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, final
 
 import ray
 import torch
@@ -19,7 +19,6 @@ from ray.exceptions import RayError
 from luyen.base.heartbeat import HEART
 from luyen.engine.shard_sums import Sums, merged
 from luyen.runtime.device_memory import device_bytes
-from luyen.runtime.rank_roles import RankRoles
 from luyen.runtime.ray.answered import Answered, opened
 from luyen.runtime.ray.arrays import send_tensors_as_arrays
 from luyen.runtime.ray.losses import is_echo, meaning
@@ -30,7 +29,10 @@ from luyen.runtime.watch import RoleWatch
 from luyen.telemetry.own_work import WORK
 from luyen.telemetry.waits import waiting_for
 
-MakeRank: TypeAlias = Callable[[int, int, str], RankRoles]
+if TYPE_CHECKING:
+    from luyen.runtime.rank_roles import RankRoles
+
+MakeRank: TypeAlias = "Callable[[int, int, str], RankRoles]"
 """`(rank, ranks, address where they meet) -> what it holds`."""
 _LOOK_S = 1.0
 _GRACE_S = 5.0
@@ -52,7 +54,7 @@ class RankProcess:
         self._make = make
         self._rank = rank
         self._ranks = ranks
-        self._roles: RankRoles | None = None
+        self._roles: "RankRoles | None" = None
         self._is_broken = False
         """Whether a call failed, or is being carried out."""
         self._node = ray.get_runtime_context().get_node_id()
