@@ -1,6 +1,5 @@
 """Two ranks in processes of their own, called as a controller calls them, without Ray."""
 
-import multiprocessing
 import os
 import threading
 from multiprocessing.connection import Connection
@@ -23,6 +22,7 @@ from luyen.engine.share import split
 from luyen.runtime.rank_roles import RankRoles
 from tests.tiny_models import tiny_policy
 from tests.unit.engine.fsdp_cases import recorded
+from tests.worlds import forks
 
 WORLD = 2
 
@@ -100,12 +100,12 @@ class RankProcesses:
     """Calls both ranks, as `luyen.runtime.ray.ranks.RankGroup` does; a dead one is an EOFError."""
 
     def __init__(self, folder: Path) -> None:
-        spawn = multiprocessing.get_context("spawn")
+        context = forks()
         self.processes: list[Any] = []
         self.lines: list[Connection] = []
         for rank in range(WORLD):
-            ours, theirs = spawn.Pipe()
-            process = spawn.Process(
+            ours, theirs = context.Pipe()
+            process = context.Process(
                 target=serve, args=(theirs, rank, f"file://{folder}/meeting"), daemon=True
             )
             process.start()

@@ -1,10 +1,8 @@
 """One rank of a world that saves an FSDP2 model with AdamW, and loads those of other worlds.
 
-Started as `python sharded_job.py FOLDER WORLD RANK WORLDS`: WORLDS (as 4,2,1) are the sizes that
-save at the same time, and every one of them loads what all have saved.
+Several worlds save at the same time, and every one of them loads what all have saved.
 """
 
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -132,8 +130,3 @@ def main(root: Path, world: int, rank: int, worlds: list[int]) -> None:
         assert found == expected(folder), f"{other} ranks saved, {world} ranks load otherwise"
     fails_together(root, world, rank)
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    place, size, number, others = sys.argv[1:]
-    main(Path(place), int(size), int(number), [int(other) for other in others.split(",")])

@@ -1,14 +1,13 @@
 """What ranks save together loads in any other number of ranks, and in one process, bit by bit."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from luyen.checkpoint.tensors import load_state
 from tests.unit.checkpoint import sharded_job
+from tests.worlds import run_together
 
 WORLDS = (4, 2, 1)
 
@@ -18,21 +17,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Checkpoints of one process without a group (`world_0`) and of every world, loaded by all."""
     root = tmp_path_factory.mktemp("worlds")
     sharded_job.save(root / "world_0", sharded_job.trained(0, 2, None), is_first=True)
-    everyone = ",".join(map(str, (0, *WORLDS)))
-    command = [sys.executable, "-W", "error", sharded_job.__file__, str(root)]
-    ranks = [
-        subprocess.Popen(
-            [*command, str(world), str(rank), everyone], stderr=subprocess.PIPE, text=True
-        )
-        for world in WORLDS
-        for rank in range(world)
-    ]
-    try:
-        said = [rank.communicate(timeout=150)[1] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0] * len(ranks), "\n".join(said)
+    ranks = [(root, world, rank, [0, *WORLDS]) for world in WORLDS for rank in range(world)]
+    run_together(sharded_job.main, ranks, root, limit_s=150)
     return root
 
 

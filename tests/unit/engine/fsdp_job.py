@@ -1,9 +1,5 @@
-"""Twenty recorded steps by one process or by ranks, and one rank of a world that takes them.
+"""Twenty recorded steps by one process or by ranks, and one rank of a world that takes them."""
 
-Started as `python fsdp_job.py FOLDER RANK SUITE`: it is a rank of a world of 4, then of one of 2.
-"""
-
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -243,9 +239,9 @@ def run_world(root: Path, world: int, rank: int, suite: str) -> None:
     leave_ranks()
 
 
-if __name__ == "__main__":
+def main(root: Path, rank: int, suite: str) -> None:
+    """Be a rank of a world of 4, then perhaps of one of 2."""
     torch.set_num_threads(1)
-    place, number, cases = sys.argv[1:]
-    for size in (4, 2):
-        if int(number) < size:
-            run_world(Path(place), size, int(number), cases)
+    for world in (4, 2):
+        if rank < world:
+            run_world(root, world, rank, suite)

@@ -5,8 +5,6 @@ after the last step 2e-5, where they have moved by up to 2e-2. What is left come
 sums, which AdamW may enlarge where a gradient is next to nothing.
 """
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +12,9 @@ import pytest
 import torch
 
 from tests.unit.engine.fsdp_cases import SUITES
-from tests.unit.engine.fsdp_job import Ranks, go_on, train
+from tests.unit.engine.fsdp_job import Ranks, go_on, main, train
+from tests.worlds import run_together
 
-ROOT = Path(__file__).parents[3]
 LOSSES = ("actor/pg_loss", "actor/kl_loss", "critic/vf_loss")
 
 
@@ -24,23 +22,7 @@ def run_worlds(folder: Path, suite: str, limit_s: int) -> Path:
     """Worlds of 4 and of 2 ranks, after one process has trained and saved the same cases."""
     alone = {n: train(c, Ranks(), None, folder / "world_1" / n) for n, c in SUITES[suite].items()}
     torch.save(alone, folder / "results_1.pt")
-    job = [sys.executable, "-W", "error", str(Path(__file__).with_name("fsdp_job.py")), str(folder)]
-    ranks = [
-        subprocess.Popen(
-            [*job, str(rank), suite],
-            env={"PYTHONPATH": str(ROOT), "PATH": ""},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(4)
-    ]
-    try:
-        said = [rank.communicate(timeout=limit_s)[1] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0] * 4, "\n".join(said)
+    run_together(main, [(folder, rank, suite) for rank in range(4)], folder, limit_s=limit_s)
     return folder
 
 
