@@ -112,6 +112,7 @@ def test_gpus_are_counted_where_the_device_is_a_gpu():
 
 def test_what_a_configuration_asks_for(tmp_path: Path):
     words = (
+        "trainer.device=cpu",
         "trainer.nnodes=2",
         "trainer.n_gpus_per_node=4",
         "actor_rollout_ref.rollout.data_parallel_size=8",
