@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 STORE_BYTES = 1 << 30
 """Most memory of the objects of a local cluster: little more than one copy of the weights."""
 _ANSWER_S = 10.0
-_SETTINGS = {"max_direct_call_object_size": 1 << 20}
-"""Of a cluster of our own: bytes that a message carries itself. Through the object store a batch
-takes twice as long to get to a rank."""
+_SETTINGS = {"max_direct_call_object_size": 1 << 20, "prestart_worker_first_driver": False}
+"""Of a cluster of our own: bytes that a message carries itself, since through the object store a
+batch takes twice as long to get to a rank; and no worker for each core that nobody would use."""
 _CARRIED = ("MKL_CBWR", "OMP_NUM_THREADS", "TOKENIZERS_PARALLELISM", "HF_HUB_OFFLINE", "HF_HOME")
 """Variables that workers must have before they import anything."""
 _QUIET = {
