@@ -30,9 +30,8 @@ check: $(STAMP) ## format, lint, types, layers and architecture tests; under a m
 
 # A worker more than cores: tests of Ray wait for processes most of the time. A file's tests stay
 # together, so that what they share is made once; in this order the longest files begin early.
-SPREAD = -n 3 --dist loadfile --no-loadscope-reorder
-test: $(STAMP) ## every test that needs no GPU, on two cores; under fifteen minutes
-	@set -e; $(START); $(BIN)/pytest $(SPREAD); $(TOOK)
+test: $(STAMP) ## every test that needs no GPU, on two cores; a quarter of an hour, longer on slow ones
+	@set -e; $(START); $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder; $(TOOK)
 
 test-all: $(STAMP) ## every test that needs no GPU, long sweeps included: hours
 	@set -e; $(START); $(BIN)/pytest -n 2 -m "slow or not slow"; $(TOOK)

@@ -33,10 +33,25 @@ class Answers:
         return 1
 
 
+class Clock:
+    """Goes on when it is told to."""
+
+    now = 1000.0
+
+
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
     given = Answers()
     monkeypatch.setattr("luyen.runtime.ray.pulse.ray", given)
+    return given
+
+
+@pytest.fixture
+def clock(answers: Answers, monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """One thread looks, and time stands still between its looks."""
+    answers.meeting = threading.Barrier(1)
+    given = Clock()
+    monkeypatch.setattr("luyen.runtime.ray.pulse.time.monotonic", lambda: given.now)
     return given
 
 
@@ -50,37 +65,29 @@ def test_two_threads_may_look_at_the_same_time(answers: Answers):
         assert [look.result() for look in looks] == [None, None]
 
 
-def test_silence_counts_only_while_somebody_looks(
-    answers: Answers, monkeypatch: pytest.MonkeyPatch
-):
+def test_silence_counts_only_while_somebody_looks(answers: Answers, clock: Clock):
     from luyen.runtime.ray.pulse import Pulse
 
-    now = 1000.0
-    monkeypatch.setattr("luyen.runtime.ray.pulse.time.monotonic", lambda: now)
-    answers.meeting = threading.Barrier(1)
     pulse = Pulse([object], start_s=60, silence_s=20)
     assert pulse.loss() is None
     answers.are_there = False
-    now += 500
+    clock.now += 500
     assert pulse.loss() is None, "nobody looked all the while"
     for _ in range(3):
-        now += 7
+        clock.now += 7
         lost = pulse.loss()
     assert "no sign of life for 21 s" in str(lost)
 
 
-def test_whoever_was_not_asked_is_not_silent(answers: Answers, monkeypatch: pytest.MonkeyPatch):
+def test_whoever_was_not_asked_is_not_silent(answers: Answers, clock: Clock):
     from luyen.runtime.ray.pulse import Pulse
 
-    now = 1000.0
-    monkeypatch.setattr("luyen.runtime.ray.pulse.time.monotonic", lambda: now)
-    answers.meeting = threading.Barrier(1)
     pulse = Pulse([object], start_s=60, silence_s=5)
     assert pulse.loss() is None
     answers.are_there = False
-    now += 9
+    clock.now += 9
     assert pulse.loss() is None, "it was asked this moment"
-    now += 6
+    clock.now += 6
     assert "no sign of life for 6 s" in str(pulse.loss())
 
 
