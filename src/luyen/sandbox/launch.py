@@ -1,4 +1,4 @@
-"""How the guard of a run is started: what it is told, and what it may know of this process.
+"""How the guard of a program is started: its command line, its environment, and its files.
 
 The job and the report travel in files without a name, so no pipe can fill up and block anyone.
 """
@@ -25,9 +25,9 @@ def job_file(job: dict[str, Any] | None) -> IO[bytes]:
     return file
 
 
-def command(asked: IO[bytes], report: IO[bytes]) -> list[str]:
+def command(asked: IO[bytes], report: IO[bytes], channel: int) -> list[str]:
     """The command line of the guard, which reads packages but no directory of the user."""
-    numbers = [str(asked.fileno()), str(report.fileno()), str(os.getpid())]
+    numbers = [str(asked.fileno()), str(report.fileno()), str(channel), str(os.getpid())]
     flags = ["-P", "-s", "-X", "utf8"]
     return [sys.executable, *flags, "-m", "luyen.sandbox.inside.guard", *numbers]
 
@@ -46,12 +46,11 @@ def environment() -> dict[str, str]:
     }
 
 
-def read_report(file: IO[bytes], *, most: int) -> dict[str, Any] | None:
+def read_report(file: IO[bytes]) -> dict[str, Any] | None:
     """What the guard wrote; None when it did not come to that."""
     file.seek(0)
-    data = file.read(most)
     try:
-        found: dict[str, Any] = json.loads(data)
+        found: dict[str, Any] = json.loads(file.read())
     except ValueError:
         return None
     return found

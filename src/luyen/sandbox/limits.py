@@ -1,8 +1,10 @@
-"""What a program in the sandbox may use, and what holds it to that on this machine."""
+"""What a program in the sandbox may use, and which walls confine it on this machine."""
 
+import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any, final
@@ -10,11 +12,19 @@ from typing import Any, final
 from luyen.base.errors import UserError
 from luyen.sandbox.launch import SandboxFault, command, environment, job_file, read_report
 
+WALLS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "files": (("root",), ("landlock", "seccomp")),
+    "network": (("namespaces",), ("seccomp",)),
+    "processes": (("namespaces",), ("landlock", "seccomp")),
+    "memory": (("cgroup",), ("seccomp", "rlimits")),
+}
+"""What is promised of a program, and the sets of walls of which one must stand for it."""
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What one run of a program may use. Memory, CPU time and files are counted per process.
+    """What one run of a program may use. CPU time is counted per process, memory of all together.
 
     Example:
         >>> Limits(wall_s=2.0).network
@@ -22,13 +32,14 @@ class Limits:
     """
 
     memory_bytes: int = 2**30
-    """Address space of a process; more is a MemoryError."""
+    """Memory of all processes together, and address space of each; more is a MemoryError or the
+    end."""
     cpu_s: int = 5
     """Seconds of CPU time of a process; then it is killed."""
     wall_s: float = 10.0
     """Seconds from start to end; then everything is killed."""
     file_bytes: int = 16 * 2**20
-    """Size of a file; with namespaces, of all files of the run together."""
+    """Size of all files of the run together; more is an OSError or the end."""
     processes: int = 16
     """Processes that may live at once; then everything is killed."""
     output_bytes: int = 2**18
@@ -42,27 +53,59 @@ class Limits:
                 raise UserError(f"limits.{name}", value, "nothing could run", "set it above 0")
 
 
-@cache
 def available() -> tuple[str, ...]:
-    """What holds programs to their limits here, found by running one; see docs/sandbox.md.
+    """The walls that confine programs here, found by running one; see docs/sandbox.md.
 
     Example:
         >>> "rlimits" in available()
         True
     """
+    walls = probe()
+    if walls is None:
+        raise SandboxFault("the guard of an empty program failed")
+    return walls
+
+
+@cache
+def probe() -> tuple[str, ...] | None:
+    """The walls around an empty program; None when not even that can be run."""
     work = tempfile.mkdtemp(prefix="luyen-")
     job: dict[str, Any] = {"code": "", "work": work, "limits": asdict(Limits())}
     with job_file(job) as asked, job_file(None) as report:
-        done = subprocess.run(
-            command(asked, report),
+        channel = os.open(os.devnull, os.O_WRONLY)
+        subprocess.run(
+            command(asked, report, channel),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             env=environment(),
-            pass_fds=(asked.fileno(), report.fileno()),
+            pass_fds=(asked.fileno(), report.fileno(), channel),
             check=False,
         )
-        found = read_report(report, most=2**20)
+        os.close(channel)
+        found = read_report(report)
     shutil.rmtree(work)
-    if found is None:
-        raise SandboxFault(done.stderr.decode(errors="replace")[-500:])
-    return tuple(found["measures"])
+    return None if found is None or found["exit_code"] != 0 else tuple(found["measures"])
+
+
+def demand(promises: Sequence[str]) -> None:
+    """A UserError when one of these promises is not kept on this machine."""
+    lost = missing(tuple(promises))
+    if lost:
+        why = f"nothing on this machine keeps {', '.join(lost)} out of a program's reach"
+        fix = "see `luyen selftest --sandbox`; run where the walls stand, or drop the demand"
+        raise UserError("sandbox.require", list(promises), why, fix)
+
+
+def missing(promises: tuple[str, ...] = tuple(WALLS)) -> tuple[str, ...]:
+    """Those of these promises that nothing on this machine keeps.
+
+    Example:
+        >>> set(missing()) <= {"files", "network", "processes", "memory"}
+        True
+    """
+    walls = set(available())
+    return tuple(
+        promise
+        for promise in promises
+        if promise in WALLS and not any(walls.issuperset(wall) for wall in WALLS[promise])
+    )

@@ -17,6 +17,14 @@ PATIENCE_S = 2.0
 
 
 @final
+class _Ticket:
+    """One call that somebody waits for, until they do no more."""
+
+    def __init__(self) -> None:
+        self.is_cancelled = False
+
+
+@final
 class _Crew:
     """The processes of a pool, apart from it, so that they end when it is forgotten."""
 
@@ -24,7 +32,7 @@ class _Crew:
         self._lock = threading.Lock()
         self._result_bytes = result_bytes
         self._idle: list[Worker] = []
-        self._busy: dict[Worker, object] = {}
+        self._busy: dict[Worker, _Ticket] = {}
         self.is_closed = False
 
     @property
@@ -32,10 +40,10 @@ class _Crew:
         """Ids of the processes that were not ended."""
         return sorted(worker.pid for worker in (*self._idle, *self._busy))
 
-    def take(self, ticket: object) -> Worker | None:
-        """An idle process or a new one; None once the crew was sent home."""
+    def take(self, ticket: _Ticket) -> Worker | None:
+        """An idle process or a new one; None once the crew was sent home, or nobody waits."""
         with self._lock:
-            if self.is_closed:
+            if self.is_closed or ticket.is_cancelled:
                 return None
             is_idle = bool(self._idle)
             worker = self._idle.pop() if is_idle else Worker(result_bytes=self._result_bytes)
@@ -43,10 +51,13 @@ class _Crew:
             return worker
 
     def give_back(self, worker: Worker) -> None:
-        """Let others use a process that has answered."""
+        """Let others use a process that has answered, unless it was killed meanwhile."""
         with self._lock:
-            del self._busy[worker]
-            self._idle.append(worker)
+            is_killed = self._busy.pop(worker).is_cancelled or self.is_closed
+            if not is_killed:
+                self._idle.append(worker)
+        if is_killed:
+            worker.end()
 
     def remove(self, worker: Worker, *, patience_s: float = 0.0) -> int:
         """End a process; its exit code."""
@@ -54,9 +65,10 @@ class _Crew:
             del self._busy[worker]
         return worker.end(patience_s=patience_s)
 
-    def kill(self, ticket: object) -> None:
-        """Kill the process that works on this ticket, if one still does."""
+    def cancel(self, ticket: _Ticket) -> None:
+        """Kill the process that works on this ticket, if one still does; none will begin to."""
         with self._lock:
+            ticket.is_cancelled = True
             for worker, held in self._busy.items():
                 if held is ticket:
                     worker.kill()
@@ -96,16 +108,16 @@ class Pool:
         """What came of a call; it raises nothing of its own. Cancelled, it kills the process."""
         if self._crew.is_closed:
             return Reply(error=CLOSED)
-        ticket = object()
+        ticket = _Ticket()
         limit = self._timeout_s if timeout_s is None else timeout_s
         loop = asyncio.get_running_loop()
         try:
             return await loop.run_in_executor(self._threads, self._ask, call, limit, ticket)
         except asyncio.CancelledError:
-            self._crew.kill(ticket)
+            self._crew.cancel(ticket)
             raise
 
-    def _ask(self, call: Call, timeout_s: float, ticket: object) -> Reply:
+    def _ask(self, call: Call, timeout_s: float, ticket: _Ticket) -> Reply:
         try:
             request = pickle.dumps((call, timeout_s))
         except (pickle.PicklingError, TypeError, AttributeError, RecursionError) as fault:

@@ -3,15 +3,13 @@
 import multiprocessing
 import os
 import pickle
-import signal
 import subprocess
 import sys
-from contextlib import suppress
-from pathlib import Path
 from time import monotonic, sleep
 from typing import final
 
 from luyen.sandbox.calls import Reply
+from luyen.sandbox.descendants import end_with_group
 from luyen.sandbox.worker import READY
 
 START_S = 120.0
@@ -60,12 +58,7 @@ class Worker:
         """Kill the process and all it started; who waits for its answer sees the pipe close."""
         if self._process.returncode is not None:  # buried: its number may be another's by now
             return
-        strays = stemming_from(self.pid)  # some may have left its group
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
-        for stray in strays:
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(stray, signal.SIGKILL)
+        end_with_group(self.pid)
 
     def end(self, *, patience_s: float = 0.0) -> int:
         """Kill the process and what it left behind, when nobody waits for it; its exit code.
@@ -84,16 +77,6 @@ class Worker:
         """Whether it is dead; it stays unburied, so that its group keeps its number."""
         flags = os.WEXITED | os.WNOWAIT | os.WNOHANG
         return os.waitid(os.P_PID, self.pid, flags) is not None
-
-
-def stemming_from(pid: int) -> list[int]:
-    """All processes that a process started, and those that these started, as far as /proc tells."""
-    found: list[int] = [pid]
-    for parent in found:  # it grows while it is walked
-        with suppress(OSError):  # it ended meanwhile, or there is no /proc
-            for task in Path(f"/proc/{parent}/task").iterdir():
-                found += map(int, (task / "children").read_text().split())
-    return found[1:]
 
 
 def _unpacked(data: bytes) -> Reply:

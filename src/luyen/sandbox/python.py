@@ -1,31 +1,31 @@
 """Python code, run once in a process of its own behind walls, with its output cut to size.
 
-What holds it there, and what does not, is on the page docs/sandbox.md.
+What confines it there, and what does not, is on the page docs/sandbox.md.
 """
 
 import asyncio
 import base64
-import json
 import os
-import shutil
-import stat
+import secrets
 import tempfile
 from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from time import perf_counter
 from typing import Any, final
 
 from luyen.base.errors import UserError
+from luyen.sandbox.channel import Step, Stream, last_line, values_in
 from luyen.sandbox.launch import SandboxFault, command, environment, job_file, read_report
-from luyen.sandbox.limits import Limits
+from luyen.sandbox.limits import Limits, probe
+from luyen.sandbox.removal import remove
 
-_FLOOD = 16
-"""A program that writes so many times what is kept of its output is killed."""
 _GRACE_S = 10.0
-"""How long the guard may take beyond the time of the program, before it counts as failed."""
+"""How long the guard may take beyond the time of the program, and how long to end it when asked.
+
+Killed earlier, it would leave behind what it has not ended yet, where there are no namespaces."""
 
 
 @final
@@ -45,14 +45,17 @@ class Ran:
     """The same for standard error: the traceback, if there is one."""
     value: str | None
     """How the expression at its end prints itself; None without one, or where it is None."""
+    values: tuple[str, ...]
+    """What its steps sent, as `luyen.sandbox.inside.plain` writes it; fewer where it ended."""
     exit_code: int
     """0 for success; minus the number of the signal that ended it."""
     finished: bool
-    """Whether the last line was reached; an early exit is not the end."""
+    """Whether the last line said that it was reached. A program that wants to can say so itself."""
     timed_out: bool
     """Whether its time was up: that of the clock, or of the CPU."""
     killed_for: str | None
-    """The limit it was killed for: `time`, `cpu`, `processes`, `output`; None: for none."""
+    """The limit it was killed for: `time`, `cpu`, `processes`, `memory`, `files`, `output`; `guard`
+    where it ended its own guard; None: for none."""
     seconds: float
     """From the call to the end, the start of the interpreter included."""
 
@@ -63,30 +66,56 @@ async def run_python(
     stdin: str = "",
     limits: Limits | None = None,
     files: Mapping[str, str | bytes] | None = None,
-    then: str | None = None,
+    steps: Sequence[Step] | None = None,
 ) -> Ran:
     """Run code in a fresh interpreter and working directory, both gone afterwards.
 
-    `files` are put into the directory first. `then` is code that runs after it in the same names,
-    in which case the module is not called `__main__`. A SandboxFault says that the sandbox itself
-    failed; whatever the program does is no exception. Cancelled, it ends the program.
+    `files` are put into the directory first. `steps` are run after it in the same names, in which
+    case the module is not called `__main__`. A SandboxFault says that the sandbox itself failed,
+    for an empty program too; whatever the program does is no exception. Cancelled, it ends the
+    program.
     """
     start = perf_counter()
     limits = limits or Limits()
-    job: dict[str, Any] = {"code": code, "stdin": stdin, "limits": asdict(limits)}
+    mark = secrets.token_hex(16)
+    job: dict[str, Any] = {"code": code, "stdin": stdin, "limits": asdict(limits), "mark": mark}
     job["files"] = _encoded(files or {})
-    if then is not None:
-        job |= {"then": then, "name": "program"}
-    job["work"] = work = tempfile.mkdtemp(prefix="luyen-")
+    if steps is not None:
+        job |= {"steps": [asdict(step) for step in steps], "name": "program"}
+    found, streams = await _once(job, limits)
+    if found is None and not _is_flood(streams):  # the machine may be to blame: once more
+        found, streams = await _once(job, limits)
+    if found is None and not _is_flood(streams):
+        found = await _without_report(streams[1])
+    return _ran(found, streams, mark=mark, seconds=perf_counter() - start)
+
+
+async def _once(
+    job: dict[str, Any], limits: Limits
+) -> tuple[dict[str, Any] | None, tuple[Stream, Stream, Stream]]:
+    """The report of a guard, None without one, and what its program wrote."""
+    work = tempfile.mkdtemp(prefix="luyen-")
     try:
-        with job_file(job) as asked, job_file(None) as report:
-            streams = await _guarded(
-                command(asked, report), limits, asked.fileno(), report.fileno()
-            )
-            found = read_report(report, most=32 * limits.output_bytes + 2**16)
+        with job_file(job | {"work": work}) as asked, job_file(None) as report:
+            streams = await _guarded(asked, report, limits)
+            return read_report(report), streams
     finally:
-        await asyncio.shield(asyncio.to_thread(_remove, work))
-    return _ran(found, streams, seconds=perf_counter() - start)
+        await asyncio.shield(asyncio.to_thread(remove, work))
+
+
+def _is_flood(streams: tuple[Stream, Stream, Stream]) -> bool:
+    return any(stream.is_flood for stream in streams)
+
+
+async def _without_report(errors: Stream) -> dict[str, Any]:
+    """What is said of a program whose guard ended twice without a report.
+
+    Where an empty program runs, this program is the reason, so it has failed and nothing else.
+    """
+    probe.cache_clear()
+    if await asyncio.to_thread(probe) is None:
+        raise SandboxFault(f"the guard of a program failed: {errors.text[-500:] or 'no word'}")
+    return {"exit_code": -9, "killed_for": "guard"}
 
 
 def _encoded(files: Mapping[str, str | bytes]) -> dict[str, str]:
@@ -99,60 +128,54 @@ def _encoded(files: Mapping[str, str | bytes]) -> dict[str, str]:
     return {name: base64.b64encode(content).decode() for name, content in data.items()}
 
 
-@final
-class _Kept:
-    """The beginning of a stream, and how much there was."""
-
-    def __init__(self, most: int) -> None:
-        self.data = bytearray()
-        self.total = 0
-        self.most = most
-
-    async def read(self, stream: asyncio.StreamReader, flood: Callable[[], None]) -> None:
-        """Read to the end, keeping what fits; call `flood` when it is far too much."""
-        while chunk := await stream.read(2**16):
-            self.total += len(chunk)
-            self.data += chunk[: self.most - len(self.data)]
-            if self.is_flood:
-                flood()
-
-    @property
-    def is_flood(self) -> bool:
-        """Whether the program wrote far more than is kept."""
-        return self.total > _FLOOD * self.most
-
-    @property
-    def text(self) -> str:
-        """What was kept, with a note when it is not all."""
-        text = self.data.decode(errors="replace")
-        left = self.total - len(self.data)
-        return f"{text}\n[{left} more bytes were cut]" if left else text
-
-
-async def _guarded(line: list[str], limits: Limits, asked: int, report: int) -> tuple[_Kept, _Kept]:
+async def _guarded(asked: Any, report: Any, limits: Limits) -> tuple[Stream, Stream, Stream]:
     """Start a guard and read what its program writes, until both have ended."""
-    process = await asyncio.create_subprocess_exec(
-        *line,
-        stdin=DEVNULL,
-        stdout=PIPE,
-        stderr=PIPE,
-        env=environment(),
-        pass_fds=(asked, report),
-        start_new_session=True,
-    )
-    out, err = _Kept(limits.output_bytes), _Kept(limits.output_bytes)
+    near, far = os.pipe()
+    channel, transport = await _reader(near)
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *command(asked, report, far),
+            stdin=DEVNULL,
+            stdout=PIPE,
+            stderr=PIPE,
+            env=environment(),
+            pass_fds=(asked.fileno(), report.fileno(), far),
+            start_new_session=True,
+        )
+        os.close(far)
+        far = -1
+        return await _streams(process, channel, limits)
+    finally:
+        transport.close()
+        if far >= 0:
+            os.close(far)
+
+
+async def _streams(
+    process: Process, channel: asyncio.StreamReader, limits: Limits
+) -> tuple[Stream, Stream, Stream]:
+    """What a program writes, until it and its guard have ended."""
+    out, err, said = (Stream(limits.output_bytes) for _ in range(3))
     stop = _stopper(process)
     assert process.stdout is not None
     assert process.stderr is not None
     readers = (out.read(process.stdout, stop), err.read(process.stderr, stop))
     try:
         async with asyncio.timeout(limits.wall_s + _GRACE_S):
-            await asyncio.gather(*readers, process.wait())
+            await asyncio.gather(*readers, said.read(channel, stop), process.wait())
     except TimeoutError:
         pass
     finally:
         await _end(process)
-    return out, err
+    return out, err, said
+
+
+async def _reader(number: int) -> tuple[asyncio.StreamReader, asyncio.ReadTransport]:
+    reader = asyncio.StreamReader()
+    loop = asyncio.get_running_loop()
+    protocol = asyncio.StreamReaderProtocol(reader)
+    transport, _ = await loop.connect_read_pipe(lambda: protocol, os.fdopen(number, "rb", 0))
+    return reader, transport
 
 
 def _stopper(process: Process) -> Callable[[], None]:
@@ -169,42 +192,31 @@ async def _end(process: Process) -> None:
         return
     _stopper(process)()
     try:
-        await asyncio.wait_for(process.wait(), 2.0)
+        await asyncio.wait_for(process.wait(), _GRACE_S)
     except TimeoutError:
         process.kill()
         await process.wait()
 
 
-def _remove(work: str) -> None:
-    """Remove a directory whatever its modes are."""
-
-    def again(_: Any, path: str, __: Any) -> None:
-        with suppress(OSError):
-            os.chmod(Path(path).parent, stat.S_IRWXU)
-            os.chmod(path, stat.S_IRWXU)
-            shutil.rmtree(path) if Path(path).is_dir() else os.unlink(path)
-
-    shutil.rmtree(work, onerror=again)
-
-
-def _ran(found: dict[str, Any] | None, streams: tuple[_Kept, _Kept], *, seconds: float) -> Ran:
-    out, err = streams
-    is_flood = out.is_flood or err.is_flood
-    if found is None and not is_flood:
-        raise SandboxFault(f"the guard of a program failed: {err.text[-500:] or 'no word'}")
-    found = found or {"exit_code": -15, "killed_for": "output", "said": ""}
-    try:
-        said = json.loads(found["said"])
-        finished, value = True, None if said["value"] is None else str(said["value"])
-    except (ValueError, TypeError, KeyError):
-        finished, value = False, None
+def _ran(
+    found: dict[str, Any] | None,
+    streams: tuple[Stream, Stream, Stream],
+    *,
+    mark: str,
+    seconds: float,
+) -> Ran:
+    out, err, said = streams
+    found = found or {"exit_code": -15, "killed_for": "output"}
+    lines = said.lines
+    finished, shown = last_line(lines[-1] if lines else "", mark=mark)
     return Ran(
         stdout=out.text,
         stderr=err.text,
-        value=value,
+        value=shown,
+        values=values_in(lines),
         exit_code=found["exit_code"],
         finished=finished,
         timed_out=found["killed_for"] in ("time", "cpu"),
-        killed_for="output" if is_flood else found["killed_for"],
+        killed_for="output" if _is_flood(streams) else found["killed_for"],
         seconds=seconds,
     )

@@ -1,14 +1,26 @@
-"""Programs judged by tests: code with assertions, or input and the output it must give."""
+"""Programs judged by tests: input and the output it must give, calls and what they must return.
 
+What a test expects never enters the sandbox, and the comparison is made outside, where the program
+cannot reach it. Assertions are taken apart to that end; those that cannot be are `forgeable`.
+"""
+
+import ast
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from time import monotonic
-from typing import TypeAlias, final
+from typing import Any, TypeAlias, final
 
+from luyen.sandbox.assertions import Judged, take_apart
+from luyen.sandbox.channel import Step
+from luyen.sandbox.inside import plain as data
+from luyen.sandbox.judgement import is_true
 from luyen.sandbox.limits import Limits
 from luyen.sandbox.python import Ran, run_python
 
 _SHOWN = 200
+_ODD = (TypeError, ValueError, ArithmeticError, LookupError, RecursionError, MemoryError)
+"""What a comparison of plain data can raise."""
 
 
 @final
@@ -27,8 +39,26 @@ class Case:
     """What it must print; blanks at the ends of lines and empty lines at the end do not count."""
 
 
-Test: TypeAlias = str | Case
-"""Code that raises when the program is wrong, run after it in the same names; or a case."""
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallCase:
+    """A call of a function, or of a method of the class `Solution`, and what it must return.
+
+    Example:
+        >>> CallCase(function="add", arguments="[1, 2]", accepted=(3,)).accepted
+        (3,)
+    """
+
+    function: str
+    """Its name."""
+    arguments: str
+    """The positional arguments, a list written as JSON."""
+    accepted: tuple[Any, ...]
+    """Each of them is right; JSON data, so that tuples count as lists."""
+
+
+Test: TypeAlias = str | Case | CallCase
+"""Code with assertions about the program, run after it in the same names; or a case."""
 
 
 @final
@@ -47,6 +77,8 @@ class Verdict:
     """Tests that there are."""
     failures: tuple[str, ...] = ()
     """One line for each test that it failed, as far as they were run."""
+    forgeable: int = 0
+    """Tests whose verdict the program could have forged, passed or not."""
 
     @property
     def share(self) -> float:
@@ -82,20 +114,92 @@ async def verify(
             failures.append(f"test {number}: {why}")
             if stop_at_failure:
                 break
-    return Verdict(passed=passed, total=len(tests), failures=tuple(failures))
+    return Verdict(
+        passed=passed,
+        total=len(tests),
+        failures=tuple(failures),
+        forgeable=sum(map(is_forgeable, tests)),
+    )
+
+
+def is_forgeable(test: Test) -> bool:
+    """Whether a program can make a test pass without computing what it demands.
+
+    Example:
+        >>> is_forgeable("assert add(1, 2) == 3"), is_forgeable("assert_same(add(1, 2), 3)")
+        (False, True)
+    """
+    return isinstance(test, str) and take_apart(test) is None
 
 
 async def failure_of(program: str, test: Test, limits: Limits) -> str | None:
     """Why a program fails a test, in one line; None when it passes."""
-    if isinstance(test, str):
-        ran = await run_python(program, then=test, limits=limits)
-        return None if ran.finished and ran.exit_code == 0 else _reason(ran)
-    ran = await run_python(program, stdin=test.stdin, limits=limits)
-    if ran.exit_code != 0:
+    if isinstance(test, Case):
+        ran = await run_python(program, stdin=test.stdin, limits=limits)
+        if ran.exit_code != 0 or ran.killed_for is not None:
+            return _reason(ran)
+        if plain(ran.stdout) == plain(test.stdout):
+            return None
+        return f"printed {ran.stdout[:_SHOWN]!r}, expected {test.stdout[:_SHOWN]!r}"
+    if isinstance(test, CallCase):
+        call = _CALL.format(name=test.function, arguments=test.arguments)
+        ran = await run_python(program, steps=[Step(code=call, is_value=True)], limits=limits)
+        return _reason(ran) if _is_cut(ran, 1) else _result_failure(ran.values[0], test.accepted)
+    judged = take_apart(test)
+    if judged is None:
+        ran = await run_python(program, steps=[Step(code=test)], limits=limits)
+        return _reason(ran) if _is_cut(ran, 0) or not ran.finished else None
+    ran = await run_python(program, steps=judged.steps, limits=limits)
+    if _is_cut(ran, sum(step.is_value for step in judged.steps)) or not ran.finished:
         return _reason(ran)
-    if plain(ran.stdout) == plain(test.stdout):
+    return _check_failure(judged, ran.values)
+
+
+_CALL = """
+(lambda owner: getattr(owner(), {name!r}) if hasattr(owner, {name!r}) else globals()[{name!r}])(
+    globals().get("Solution")
+)(*__import__("json").loads({arguments!r}))
+"""
+
+
+def _is_cut(ran: Ran, values: int) -> bool:
+    """Whether a program did not come to the end, or sent another number of values."""
+    return ran.exit_code != 0 or ran.killed_for is not None or len(ran.values) != values
+
+
+def _result_failure(line: str, accepted: tuple[Any, ...]) -> str | None:
+    try:
+        found = json.loads(json.dumps(data.read(line)))
+    except (data.NotPlain, TypeError, ValueError, RecursionError) as fault:
+        return f"it returned {fault}, which is no JSON data"[:_SHOWN]
+    if any(found == one for one in accepted):
         return None
-    return f"printed {ran.stdout[:_SHOWN]!r}, expected {test.stdout[:_SHOWN]!r}"
+    return f"returned {_shown(found)}, expected {_shown(accepted[0])}"
+
+
+def _check_failure(judged: Judged, lines: Sequence[str]) -> str | None:
+    try:
+        values = {f"value_{i}": data.read(line) for i, line in enumerate(lines)}
+        wrong = next((c for c in judged.checks if not is_true(c, values)), None)
+    except data.NotPlain as fault:
+        return f"it returned {fault}, which is no plain data"[:_SHOWN]
+    except _ODD as fault:
+        return f"{type(fault).__name__}: {fault}"[:_SHOWN]
+    if wrong is None:
+        return None
+    calls = [step.code for step in judged.steps if step.is_value]
+    used = [name for name in values if name in ast.unparse(wrong)]
+    got = "; ".join(f"{name} = {calls[int(name[6:])]} = {_shown(values[name])}" for name in used)
+    where = f" where {got}" if got else ""
+    return f"AssertionError: {ast.unparse(wrong)[:_SHOWN]}{where}"[: 2 * _SHOWN]
+
+
+def _shown(value: Any) -> str:
+    """The beginning of a value; a number may have more digits than Python will write."""
+    try:
+        return repr(value)[:_SHOWN]
+    except ValueError:
+        return "a number of thousands of digits"
 
 
 def plain(text: str) -> str:
@@ -105,7 +209,8 @@ def plain(text: str) -> str:
         >>> plain("1 \\r\\n2\\n\\n") == plain("1\\n2")
         True
     """
-    return "\n".join(line.rstrip() for line in text.rstrip().splitlines())
+    lines = text.rstrip().replace("\r\n", "\n").split("\n")  # and at nothing else that breaks lines
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def _reason(ran: Ran) -> str:
@@ -113,5 +218,6 @@ def _reason(ran: Ran) -> str:
         return f"killed for {ran.killed_for}"
     last = ran.stderr.strip().rpartition("\n")[2][:_SHOWN]
     if ran.exit_code == 0:
-        return "it ended before the test did"
+        early = "it ended before the test did"
+        return early if not ran.finished else "it wrote into the channel of its values"
     return last or f"exit code {ran.exit_code}"

@@ -11,6 +11,7 @@ import importlib.util
 import inspect
 import os
 import pickle
+import signal
 import sys
 import threading
 import time
@@ -25,20 +26,15 @@ from types import ModuleType
 from typing import Any
 
 from luyen.base.faults import last_line
+from luyen.base.foreign import boundary
 from luyen.sandbox.calls import Call, Reply
 from luyen.sandbox.deadline import within
+from luyen.sandbox.descendants import end_with_group
 
 READY = b"ready"
 """Said when the function is loaded and prepared: from here on the clock of the call runs."""
-
-
-@contextmanager
-def boundary(faults: list[str]) -> Generator[None, None, None]:
-    """Turn whatever the called code raises into a line in `faults`, with the place of it."""
-    try:
-        yield
-    except Exception as fault:  # noqa: BLE001
-        faults.append(last_line(fault))
+_MARGIN_S = 2.0
+"""How late the owner may notice that the time of a call is up."""
 
 
 @cache
@@ -71,15 +67,15 @@ def prepare(call: Call) -> None:
 
 def perform(call: Call, *, timeout_s: float) -> Reply:
     """Make a call on this thread, where no event loop runs."""
-    faults: list[str] = []
+    faults: list[BaseException] = []
     returned: Any = None
     start = perf_counter()
-    with boundary(faults), within(timeout_s):
+    with limited_cpu(timeout_s), boundary(faults), within(timeout_s):
         returned = function_of(call.where, call.name)(*call.args, **call.kwargs)
         if inspect.isawaitable(returned):
             returned = asyncio.run(_awaited(returned))
     seconds = perf_counter() - start
-    return Reply(value=returned, error=faults[0] if faults else None, seconds=seconds)
+    return Reply(value=returned, error=last_line(faults[0]) if faults else None, seconds=seconds)
 
 
 async def _awaited(waiting: Awaitable[Any]) -> Any:
@@ -88,12 +84,12 @@ async def _awaited(waiting: Awaitable[Any]) -> Any:
 
 def packed(reply: Reply, *, result_bytes: int) -> bytes:
     """A reply as bytes; one that cannot be sent becomes an error that says so."""
-    faults: list[str] = []
+    faults: list[BaseException] = []
     data = b""
     with boundary(faults):
         data = pickle.dumps(reply)
     if faults:
-        error = f"the result cannot be sent: {faults[0]}"
+        error = f"the result cannot be sent: {last_line(faults[0])}"
     elif len(data) > result_bytes:
         error = f"the result takes {len(data)} bytes, and {result_bytes} are allowed"
     else:
@@ -102,28 +98,49 @@ def packed(reply: Reply, *, result_bytes: int) -> bytes:
 
 
 def serve(pipe: "Connection[bytes, bytes]", *, result_bytes: int) -> None:
-    """Answer calls until the other side hangs up."""
+    """Answer calls until the other side hangs up; a copy that a call forked never answers."""
+    own = os.getpid()
     while True:
         try:
             request = pipe.recv_bytes()
         except (EOFError, OSError):
             return
-        faults: list[str] = []
+        faults: list[BaseException] = []
         with boundary(faults):
             call, timeout_s = pickle.loads(request)
             prepare(call)
+        if os.getpid() != own:
+            os._exit(0)
         if faults:
-            pipe.send_bytes(pickle.dumps(Reply(error=faults[0])))
+            pipe.send_bytes(pickle.dumps(Reply(error=last_line(faults[0]))))
             continue
         pipe.send_bytes(READY)
-        pipe.send_bytes(packed(perform(call, timeout_s=timeout_s), result_bytes=result_bytes))
+        answer = packed(perform(call, timeout_s=timeout_s), result_bytes=result_bytes)
+        if os.getpid() != own:
+            os._exit(0)
+        pipe.send_bytes(answer)
 
 
 def leave_with(owner: int) -> None:
-    """End this process soon after its owner, even in the middle of a call."""
+    """End this process and all it started soon after its owner, even in the middle of a call."""
     while os.getppid() == owner:
         time.sleep(1.0)
+    end_with_group(os.getpid())
     os._exit(1)
+
+
+@contextmanager
+def limited_cpu(seconds: float) -> Generator[None]:
+    """Let the kernel end this process when it computes on beyond what its owner would allow.
+
+    The owner ends it long before. When that is gone, a call that never lets go of the interpreter,
+    such as a search for a pattern, would keep `leave_with` from running for ever.
+    """
+    signal.setitimer(signal.ITIMER_PROF, (seconds + _MARGIN_S) * (os.cpu_count() or 1))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
 
 
 def main(number: str, owner: str, result_bytes: str) -> None:

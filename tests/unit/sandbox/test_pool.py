@@ -1,14 +1,18 @@
 """A pool of processes: values, errors, hangs, deaths, cancellation, and nothing left behind."""
 
 import asyncio
-import os
+import pickle
+import subprocess
+import sys
+import threading
+from pathlib import Path
 from time import monotonic, sleep
 
 import pytest
 
 from luyen.sandbox.calls import Call, Reply
 from luyen.sandbox.deadline import seconds_left
-from luyen.sandbox.pool import Pool
+from luyen.sandbox.pool import Pool, _Ticket
 
 CODE = """
 import asyncio, os, signal, subprocess, sys, time
@@ -43,11 +47,11 @@ def is_ready(a): return prepared
 
 
 def is_alive(pid: int) -> bool:
+    """Whether a process runs; the dead that nobody has buried do not count."""
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
         return False
-    return True
 
 
 @pytest.fixture
@@ -92,7 +96,7 @@ def test_functions_of_modules_files_and_classes_are_called(call):
         ("fail", "ValueError: two (tools.py:"),
         ("nothing_here", "AttributeError: module"),
         ("die", "the process that computed it ended (exit code -9)"),
-        ("leave", "the process that computed it ended (exit code 3)"),
+        ("leave", "SystemExit: 3 (tools.py:"),
         ("odd", "the result cannot be sent: "),
     ],
 )
@@ -188,3 +192,95 @@ def test_a_closed_pool_answers_with_an_error(call):
     pool = Pool(1, 1.0)
     pool.close()
     assert asyncio.run(pool.run(call("pid"))).error == "the pool of processes is closed"
+
+
+def test_a_call_that_is_cancelled_before_it_has_a_process_never_begins(call, tmp_path, monkeypatch):
+    """The thread has begun, and is about to take a process, when nobody waits any more."""
+    note, has_begun, may_go_on = tmp_path / "pid", threading.Event(), threading.Event()
+    dumps = pickle.dumps
+
+    def slowly(value: object) -> bytes:
+        has_begun.set()
+        may_go_on.wait(10)
+        return dumps(value)
+
+    async def cancelled(pool: Pool) -> Reply:
+        task = asyncio.ensure_future(pool.run(call("hang_with_child", str(note))))
+        await asyncio.to_thread(has_begun.wait, 10)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        monkeypatch.undo()
+        may_go_on.set()
+        return await pool.run(call("add", 1, b=1))
+
+    monkeypatch.setattr("luyen.sandbox.pool.pickle.dumps", slowly)
+    pool = Pool(1, 20.0)
+    start = monotonic()
+    assert asyncio.run(cancelled(pool)).value == 2
+    pool.close()
+    assert monotonic() - start < 15
+    assert not note.exists()
+
+
+def test_a_process_that_was_killed_when_it_had_answered_is_not_used_again(call):
+    async def both(pool: Pool) -> list[Reply]:
+        first = await pool.run(call("pid"))
+        worker = pool._crew._idle[0]
+        ticket = _Ticket()
+        assert pool._crew.take(ticket) is worker
+        pool._crew.cancel(ticket)
+        pool._crew.give_back(worker)
+        return [first, await pool.run(call("pid"))]
+
+    pool = Pool(1, 20.0)
+    first, second = asyncio.run(both(pool))
+    pool.close()
+    assert second.error is None
+    assert first.value != second.value
+
+
+OWNER = """
+import asyncio, sys
+from luyen.sandbox.calls import Call
+from luyen.sandbox.pool import Pool
+
+async def main():
+    pool = Pool(2, 3.0)
+    await asyncio.gather(*(pool.run(Call(where=sys.argv[1], name=n, args=(sys.argv[2],)))
+                           for n in ("litter", "spin")))
+
+asyncio.run(main())
+"""
+LITTER = """
+import os, re, subprocess, time
+
+def note(path, *pids):
+    with open(path, "a") as file:
+        file.writelines(f"{pid}\\n" for pid in pids)
+def litter(path):
+    plain = subprocess.Popen(["sleep", "987"])
+    apart = subprocess.Popen(["sleep", "987"], start_new_session=True)
+    note(path, os.getpid(), plain.pid, apart.pid)
+    time.sleep(60)
+def spin(path):
+    note(path, os.getpid())
+    re.match("(a+)+b", "a" * 60)  # it never lets go of the interpreter
+"""
+
+
+def test_what_calls_started_ends_when_the_owner_is_killed(tmp_path):
+    code, note = tmp_path / "litter.py", tmp_path / "pids"
+    code.write_text(LITTER)
+    owner = subprocess.Popen([sys.executable, "-c", OWNER, str(code), str(note)])
+    deadline = monotonic() + 60
+    while (not note.exists() or len(note.read_text().split()) < 4) and monotonic() < deadline:
+        sleep(0.05)
+    owner.kill()
+    owner.wait()
+    pids = [int(line) for line in note.read_text().split()]
+    assert len(pids) == 4
+    deadline = monotonic() + 60
+    while any(map(is_alive, pids)) and monotonic() < deadline:
+        sleep(0.1)
+    assert [pid for pid in pids if is_alive(pid)] == []

@@ -35,8 +35,14 @@ def test_cases_compare_what_is_printed():
 @pytest.mark.parametrize(
     ("program", "failure"),
     [
-        ("def add(a, b):\n    return a - b", "AssertionError"),
-        ("def add(a, b): return", "AssertionError"),
+        (
+            "def add(a, b):\n    return a - b",
+            "AssertionError: value_0 == 3 where value_0 = add(1, 2) = -1",
+        ),
+        (
+            "def add(a, b): return",
+            "AssertionError: value_0 == 3 where value_0 = add(1, 2) = None",
+        ),
         ("def add(a, b)", "SyntaxError: expected ':'"),
         ("", "NameError: name 'add' is not defined"),
         ("import sys\nsys.exit(0)", "it ended before the test did"),
@@ -63,7 +69,7 @@ def test_every_test_begins_anew():
 def test_tests_can_stop_at_a_failure_and_at_the_end_of_the_time():
     tests = ("assert 0", "assert 1", "assert 1")
     assert verdict("", *tests, stop_at_failure=True) == Verdict(
-        passed=0, total=3, failures=("test 0: AssertionError",)
+        passed=0, total=3, failures=("test 0: AssertionError: 0",)
     )
     late = verdict("import time\ntime.sleep(60)", *tests, total_s=0.5)
     assert (late.passed, late.total) == (0, 3)
@@ -112,11 +118,20 @@ def test_the_last_fenced_block_is_the_program(text, program):
 
 def test_the_rule_scores_all_or_the_share():
     asked = prompt(["assert add(1, 2) == 3", "assert add(1, -2) == 3"])
-    assert rule.code(asked, answer(ADD)) == 0.0
-    assert rule.code(asked, answer(ADD), credit="share") == 0.5
-    assert rule.code(prompt(["assert add(1, 2) == 3"]), answer(ADD)) == 1.0
+    assert rule.code(asked, answer(ADD)).value == 0.0
+    assert rule.code(asked, answer(ADD), credit="share").value == 0.5
+    assert rule.code(prompt(["assert add(1, 2) == 3"]), answer(ADD)).value == 1.0
     with pytest.raises(Unscorable, match="neither all nor share"):
         rule.code(asked, answer(ADD), credit="some")
+
+
+def test_the_rule_says_which_share_of_its_tests_could_be_forged():
+    tests = ["assert add(1, 2) == 3", "for i in range(3):\n    assert add(i, 0) == i"]
+    found = rule.code(prompt(tests), answer(ADD))
+    assert (found.value, found.flat()["code/forgeable"]) == (1.0, 0.5)
+    with pytest.raises(Unscorable, match="test 1 is judged beside the program"):
+        rule.code(prompt(tests), answer(ADD), refuse_forgeable=True)
+    assert rule.code(prompt(tests[:1]), answer(ADD), refuse_forgeable=True).value == 1.0
 
 
 def test_a_failure_of_the_sandbox_is_a_fault_and_no_zero(monkeypatch):
@@ -137,3 +152,33 @@ def test_a_program_that_never_ends_is_wrong_and_no_fault():
     asked = prompt(["assert add(1, 2) == 3", "assert add(2, 2) == 4"], "mine")
     found = scores(settings, asked, ADD, "while True: pass", "while True: print(1)")
     assert [score.value for score in found] == [1.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("value", "test"),
+    [
+        ("10**12", "assert list(range(f(3))) == [0, 1, 2]"),
+        ("10**12", "assert max(range(f(3))) == 2"),
+        ("'x'", "assert f(3) in range(10**11)"),
+        ("10**11", "assert len(bytes(f(3))) == 3"),
+        ("-10**9", "assert round(10, f(2)) == 4"),
+        ("__import__('fractions').Fraction(3**300_000, 7)", "assert f(2) ** 900 == 16"),
+        ("__import__('fractions').Fraction(10**5000, 3)", "assert f(2) ** 2 == 16"),
+        ("10**100_000", "assert f(2) == 4"),
+    ],
+)
+def test_no_value_makes_the_judge_itself_slow_or_break(value, test):
+    verdict = asyncio.run(verify(f"def f(x): return {value}", [test]))
+    assert verdict.passed == 0
+    assert len(verdict.failures) == 1
+
+
+def test_ranges_are_compared_as_python_does():
+    tests = ["assert f(3) in range(10**11)", "assert list(range(f(3))) == [0, 1, 2]"]
+    assert asyncio.run(verify("def f(x): return x", tests)).passed == 2
+    assert asyncio.run(verify("def f(x): return 3.0", tests[:1])).passed == 1
+
+
+@pytest.mark.parametrize("mark", ["\x0c", "\x0b", "\x1c", "\x85", "\u2028", "\r"])
+def test_only_line_breaks_break_lines(mark):
+    assert verdict(f"print({f'1{mark}2'!r})", Case(stdin="", stdout="1\n2")).passed == 0

@@ -1,4 +1,8 @@
-"""The program: run as the main module of a process, with the value of its last expression."""
+"""The program: run as the main module of a process, then the steps that follow it.
+
+What leaves this process through the channel is what the program says of itself: it may have changed
+everything here, so nothing that a judge relies on is decided here.
+"""
 
 import ast
 import base64
@@ -11,7 +15,11 @@ from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
+from luyen.sandbox.inside import plain
+
 MAIN = "main.py"
+CHANNEL = 3
+"""The descriptor through which values leave, one line of JSON each."""
 
 
 def settle_in(job: dict[str, Any]) -> None:
@@ -29,10 +37,17 @@ def settle_in(job: dict[str, Any]) -> None:
     sys.stdout = open(1, "w", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
 
 
-def run(job: dict[str, Any], said: int) -> None:
-    """Run code, then what follows it; tell through `said` that the end was reached, and the value.
+def given_bytes(job: dict[str, Any]) -> int:
+    """How much room `settle_in` takes, at least."""
+    texts = [job["code"], job.get("stdin", ""), *job.get("files", {}).values()]
+    return sum(len(text.encode(errors="replace")) for text in texts)
 
-    What it raises ends this process as it would end any interpreter.
+
+def run(job: dict[str, Any]) -> None:
+    """Run the code, then its steps; what it raises ends this process like any interpreter.
+
+    The channel gets a line for each step that asks for a value, and at the end one with the mark
+    of this run and how the last expression of the code prints itself.
     """
     module = ModuleType(job.get("name", "__main__"))
     module.__file__ = MAIN
@@ -41,15 +56,25 @@ def run(job: dict[str, Any], said: int) -> None:
     sys.dont_write_bytecode = True
     sys.path.insert(0, os.getcwd())
     sys.excepthook = show
-    value = execute(job["code"].encode(errors="replace").decode(), MAIN, vars(module))
-    if "then" in job:
-        execute(job["then"].encode(errors="replace").decode(), "<test>", vars(module))
+    steps, mark, most = job.pop("steps", []), job.pop("mark", ""), job["limits"]["output_bytes"]
+    value = execute(job.pop("code").encode(errors="replace").decode(), MAIN, vars(module))
+    for step in steps:
+        code = step["code"].encode(errors="replace").decode()
+        found = execute(code, "<test>", vars(module))
+        if step["is_value"]:
+            say(plain.write(found, most=most))
     shown = None if value is None else repr(value)
-    most: int = job["limits"]["output_bytes"]
     if shown is not None and len(shown) > most:
         shown = f"{shown[:most]}... [{len(shown) - most} more characters were cut]"
     sys.stdout.flush()
-    os.write(said, json.dumps({"value": shown}).encode())
+    say(json.dumps({"mark": mark, "shown": shown}))
+
+
+def say(line: str) -> None:
+    """Write a line into the channel, all of it."""
+    data = line.encode() + b"\n"
+    while data:
+        data = data[os.write(CHANNEL, data) :]
 
 
 def execute(code: str, name: str, names: dict[str, Any]) -> Any:

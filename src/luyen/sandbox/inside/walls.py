@@ -1,37 +1,38 @@
-"""Everything that holds a program, put up in its own process before its first line."""
+"""Everything that confines a program, put up in its own process before its first line."""
 
-import os
 import resource
 import sys
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from luyen.sandbox.inside import landlock, seccomp
 from luyen.sandbox.inside.kernel import PR_SET_PDEATHSIG, control, drop_capabilities
+from luyen.sandbox.inside.paths import DEVICES, readable
 
 OPEN_FILES = 256
 THREADS = 64
 """How many threads there may be beside the processes, which the guard counts."""
-_SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/sbin", "/etc", "/opt", "/proc", "/dev", "/sys")
-"""What programs may read beside the interpreter and its packages."""
-_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/tty")
 
 
-def build(limits: dict[str, Any], *, work: str, apart: bool, socket_free: bool) -> list[str]:
-    """Put up every wall there is; their names. `apart`: in namespaces of its own."""
+def build(limits: dict[str, Any], *, work: str, measures: list[str]) -> list[str]:
+    """Put up every wall there is; the names of all that stand, those of `measures` first."""
     control(PR_SET_PDEATHSIG, 9)
-    with suppress(OSError):  # when memory runs out, this process goes first
-        Path("/proc/self/oom_score_adj").write_text("1000")
+    apart, own_root = "namespaces" in measures, "root" in measures
     set_rlimits(limits, apart=apart)
-    names = ["rlimits"]
+    names = [*measures, "rlimits"]
     drop_capabilities()
-    writable = [work, *_DEVICES, *(["/dev/shm"] if apart else [])]
-    if landlock.restrict(readable=_readable(), writable=writable):
-        names.append("landlock")
-    if seccomp.refuse(network=limits["network"]):
+    counted = "cgroup" in measures
+    # Pages of /dev/zero can be shared: where the kernel does not count them, nobody does.
+    devices = [device for device in DEVICES if counted or device != "/dev/zero"]
+    visible = [*readable(own_processes=apart), *devices]
+    shared = ["/dev/shm"] if own_root else []
+    writable = [work, *(one for one in devices if "random" not in one), *shared]
+    version = landlock.restrict(readable=visible, writable=writable)
+    names += ["landlock"] if version >= landlock.KNOWS_TRUNCATE else []
+    confined = apart or version >= landlock.KNOWS_SIGNALS
+    network: bool = limits["network"]
+    if seccomp.refuse(network=network, own_files=own_root, any_signal=confined, counted=counted):
         names.append("seccomp")
-    elif not socket_free and not limits["network"]:
+    elif not apart and not network:
         sys.addaudithook(refuse_sockets)
         names.append("audit hook")
     return names
@@ -55,11 +56,6 @@ def _set(which: int, value: int) -> None:
     most = resource.getrlimit(which)[1]
     value = value if most == resource.RLIM_INFINITY else min(value, most)
     resource.setrlimit(which, (value, value))
-
-
-def _readable() -> list[str]:
-    own = [sys.prefix, sys.base_prefix, sys.exec_prefix, *sys.path]
-    return [*_SYSTEM, *(os.path.realpath(path) for path in own if path)]
 
 
 def refuse_sockets(event: str, _: tuple[Any, ...]) -> None:
