@@ -1,11 +1,11 @@
 """From the `reward` block to the reward of a run."""
 
-import asyncio
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, final
 
+from luyen.base.loops import run_loosely
 from luyen.base.paths import expanded
 from luyen.base.records import Rollout
 from luyen.config.schema.reward import Reward as RewardConfig
@@ -13,11 +13,12 @@ from luyen.rewards import ways
 from luyen.rewards.cache import FILE, ScoreCache
 from luyen.rewards.counts import Counts
 from luyen.rewards.growth import TreeBuilder
+from luyen.rewards.guarded import managed
 from luyen.rewards.pool import Pool
 from luyen.rewards.protocol import Group, Reward, Services
-from luyen.rewards.registries import Given, reward_managers
+from luyen.rewards.registries import Given
 from luyen.rewards.seen import values_seen
-from luyen.rewards.step import VALIDATION, Judging, Scored, score_all, settle
+from luyen.rewards.step import VALIDATION, Judging, Scored, Tolerance, score_all, settle
 from luyen.rewards.tree import plainly
 
 MANAGERS = ways
@@ -30,13 +31,14 @@ def build_reward(
     max_response_length: int,
     services: Services | None = None,
     folder: Path | None = None,
+    require: Sequence[str] = (),
 ) -> "BuiltReward":
     """The reward that a block describes. Close it at the end, or use it in a `with`.
 
     `folder` is the run directory, where a cache without a path of its own is kept; without one it
-    lives in memory.
+    lives in memory. `require` are promises of the sandbox (`sandbox.require`) without which no
+    program is run.
     """
-    make = reward_managers.get(reward.reward_manager.name)
     memory = None if reward.memory_mb is None else reward.memory_mb * 2**20
     pool = Pool(size=_processes(reward), timeout_s=reward.timeout_s, memory_bytes=memory)
     counts = Counts()
@@ -48,12 +50,13 @@ def build_reward(
         cache=cache,
         counts=counts,
         max_response_length=max_response_length,
+        require=require,
     )
     given = Given(
         reward=reward, max_response_length=max_response_length, pool=pool, build=builder.build
     )
     return BuiltReward(
-        make(given),
+        managed(reward.reward_manager.name, given),
         reward=reward,
         pool=pool,
         builder=builder,
@@ -99,7 +102,11 @@ class BuiltReward:
         self._cache = cache
         self._counts = counts
         self._num_workers = reward.num_workers
-        self._on_fault = reward.on_fault
+        self._tolerance = Tolerance(
+            on_fault=reward.on_fault,
+            share=reward.max_fault_share,
+            outside_share=reward.max_outside_share,
+        )
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -119,7 +126,7 @@ class BuiltReward:
         is_validation = work is not None and work.purpose == VALIDATION
         with plainly(is_validation):
             scored = score_all(self._inner, groups, num_workers=self._num_workers, work=work)
-            return asyncio.run(scored)
+            return run_loosely(scored)
 
     def advance(self, scored: Sequence[Scored]) -> None:
         """Count the values of a step that is done towards running normalisation.
@@ -149,7 +156,7 @@ class BuiltReward:
 
     def settle(self, scored: Sequence[Scored]) -> list[Rollout]:
         """The rollouts to leave out; a UserError when `reward.on_fault` says to stop instead."""
-        return settle(scored, on_fault=self._on_fault)
+        return settle(scored, self._tolerance)
 
     def close(self) -> None:
         """End every process and what the run brought, close the cache. Twice is allowed."""

@@ -1,13 +1,14 @@
 """Scores that were computed once, found again by the hash of everything they depend on.
 
 A record is written when it is known and survives the death of the process; several runs may share
-the file at the same time. Faults are never kept.
+the file at the same time. Faults are never kept. Each record has a checksum.
 """
 
 import json
 import pickle
 import sqlite3
 import threading
+import warnings
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any, cast, final
 
 from luyen.base.errors import UserError
+from luyen.base.rundir import DamagedRecord
 from luyen.rewards.calls import Call, Executor
 from luyen.rewards.counts import Counts
 from luyen.rewards.outcome import Outcome
@@ -45,6 +47,7 @@ class ScoreCache:
         self._path = path
         self._counts = counts
         self._lock = threading.Lock()
+        self._has_warned = False
         with self._told():
             if path is not None:
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -52,29 +55,44 @@ class ScoreCache:
             self._table = sqlite3.connect(
                 place, timeout=_WAIT_S, isolation_level=None, check_same_thread=False
             )
+            self._table.text_factory = lambda data: data.decode(errors="replace")
             self._table.execute("PRAGMA journal_mode=WAL")
             self._table.execute("PRAGMA synchronous=NORMAL")
             self._table.execute(
-                "CREATE TABLE IF NOT EXISTS scores (key TEXT PRIMARY KEY, body TEXT)"
+                "CREATE TABLE IF NOT EXISTS sealed (key TEXT PRIMARY KEY, body TEXT, seal TEXT)"
             )
 
     def find(self, key: str) -> Mapping[str, Any] | None:
-        """What was kept under a key."""
+        """What was kept under a key; a record that is not as it was written is none, and goes."""
         with self._lock, self._told():
-            row = self._table.execute("SELECT body FROM scores WHERE key = ?", (key,)).fetchone()
+            row = self._table.execute(
+                "SELECT body, seal FROM sealed WHERE key = ?", (key,)
+            ).fetchone()
+            if row is not None and row[1] != _seal_of(key, row[0]):
+                self._table.execute("DELETE FROM sealed WHERE key = ?", (key,))
+                self._note_damage(key)
+                row = None
         self._counts.add("judging/cache_misses" if row is None else "judging/cache_hits")
         return None if row is None else cast(dict[str, Any], json.loads(row[0]))
 
     def keep(self, key: str, body: Mapping[str, Any]) -> None:
         """Write a record down; the first one under a key stays."""
         text = json.dumps(dict(body), allow_nan=False)
+        line = key, text, _seal_of(key, text)
         with self._lock, self._told():
-            self._table.execute("INSERT OR IGNORE INTO scores VALUES (?, ?)", (key, text))
+            self._table.execute("INSERT OR IGNORE INTO sealed VALUES (?, ?, ?)", line)
 
     def close(self) -> None:
         """Close the file. Closing twice is allowed."""
         with self._lock:
             self._table.close()
+
+    def _note_damage(self, key: str) -> None:
+        self._counts.add("judging/cache_damaged")
+        if not self._has_warned:
+            self._has_warned = True
+            why = f"the entry {key[:12]} is not as it was written, and is computed anew"
+            warnings.warn(f"{self._path}: {why}", DamagedRecord, stacklevel=4)
 
     @contextmanager
     def _told(self) -> Generator[None]:
@@ -84,6 +102,11 @@ class ScoreCache:
             why = f"the cache of scores cannot be used: {error}"
             fix = "name another file, make room on the disk, or set reward.cache.enable=false"
             raise UserError("reward.cache.path", str(self._path), why, fix) from error
+
+
+def _seal_of(key: str, body: Any) -> str:
+    """What a record and its key must hash to; a table may hold anything by now."""
+    return sha256(f"{key} {body}".encode(errors="replace")).hexdigest()
 
 
 def content_hash(*parts: Any) -> str:
@@ -127,7 +150,8 @@ class Remembering:
         outcomes: list[Outcome] = []
         for key, known in zip(keys, found, strict=True):
             outcome = next(made) if known is None else Outcome(numbers={"score": known["value"]})
-            if key is not None and known is None and outcome.tree is None and outcome.numbers:
+            is_plain = outcome.tree is None and not outcome.is_stand_in
+            if key is not None and known is None and is_plain and outcome.numbers:
                 self._scores.keep(key, {"value": outcome.numbers["score"]})
             outcomes.append(outcome)
         return outcomes

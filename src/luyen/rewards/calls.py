@@ -3,16 +3,18 @@
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 from time import perf_counter
 from typing import Any, Protocol, final
 
+from luyen.base.foreign import boundary, own_copy
 from luyen.base.heartbeat import beat
 from luyen.rewards.loading import load_function, load_module
-from luyen.rewards.outcome import Outcome, boundary, outcome_of
+from luyen.rewards.outcome import Outcome, fault_of, outcome_of
 from luyen.rewards.rules.all import rule_rewards
+from luyen.rewards.trl import called_as_ours
 
 FILE_FIELD = "reward.custom_reward_function"
 
@@ -50,7 +52,7 @@ def function_of(name: str, source: str | None, rule: bool) -> Callable[..., Any]
     """The function behind a call, with what it needs imported."""
     if not rule:
         assert source is not None, "a function that is no rule comes from a file"
-        return load_function(source, name, field=FILE_FIELD)
+        return called_as_ours(load_function(source, name, field=FILE_FIELD))
     if source is not None:
         load_module(source, field="trainer.plugins")
     door = rule_rewards.facts(name).get("door")
@@ -61,7 +63,7 @@ def function_of(name: str, source: str | None, rule: bool) -> Callable[..., Any]
 
 def perform(call: Call) -> Outcome:
     """Make a call on this thread, where no event loop runs."""
-    faults: list[str] = []
+    faults: list[BaseException] = []
     returned: Any = None
     start = perf_counter()
     with boundary(faults):
@@ -70,7 +72,7 @@ def perform(call: Call) -> Outcome:
             returned = asyncio.run(_awaited(returned))
     seconds = perf_counter() - start
     if faults:
-        return Outcome(error=faults[0], seconds=seconds)
+        return fault_of(faults, seconds=seconds)
     return outcome_of(returned, seconds=seconds)
 
 
@@ -92,19 +94,21 @@ class Inline:
     async def _one(self, call: Call) -> Outcome:
         start = perf_counter()
         function = function_of(call.name, call.source, call.rule)
-        fault, returned = await attempt(function, call.arguments, timeout_s=self._timeout_s)
+        is_ours = function.__module__.startswith("luyen.")
+        arguments = call.arguments if is_ours else own_copy(call.arguments)
+        fault, returned = await attempt(function, arguments, timeout_s=self._timeout_s)
         beat()
         seconds = perf_counter() - start
         if fault is not None:
-            return Outcome(error=fault, seconds=seconds)
+            return replace(fault, seconds=seconds)
         return outcome_of(returned, seconds=seconds)
 
 
 async def attempt(
     function: Callable[..., Any], arguments: Mapping[str, Any], *, timeout_s: float
-) -> tuple[str | None, Any]:
+) -> tuple[Outcome | None, Any]:
     """The fault of a call, if any, and what it returned; a coroutine gets a limited time."""
-    faults: list[str] = []
+    faults: list[BaseException] = []
     returned: Any = None
     limit = asyncio.timeout(None)
     with boundary(faults):
@@ -114,5 +118,5 @@ async def attempt(
             async with limit:
                 returned = await returned
     if limit.expired():
-        return f"no score within {timeout_s:g} s (reward.timeout_s)", None
-    return (faults[0] if faults else None), returned
+        return Outcome(error=f"no score within {timeout_s:g} s (reward.timeout_s)"), None
+    return (fault_of(faults) if faults else None), returned

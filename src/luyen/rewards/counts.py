@@ -11,6 +11,14 @@ metric("judging/retries", doc="Requests to judges that were made again after one
 metric("judging/faults/<kind>", doc="Scores that no judge gave, by the name of the last fault.")
 metric("judging/cache_hits", doc="Scores found in the cache, and not computed.")
 metric("judging/cache_misses", doc="Scores looked up in the cache, and not found.")
+metric(
+    "judging/unjudgeable/<rule>",
+    doc="Answers that a rule ran out of time, memory or stack on, or broke: counted as wrong.",
+)
+metric(
+    "judging/cache_damaged",
+    doc="Entries of the cache that are not as they were written: computed anew.",
+)
 
 
 @final

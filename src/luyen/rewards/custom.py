@@ -12,6 +12,7 @@ from luyen.rewards.clock import add_time
 from luyen.rewards.compose import ROOT, total
 from luyen.rewards.loading import load_function, takes
 from luyen.rewards.outcome import Outcome
+from luyen.rewards.trl import arguments_of, is_trl
 
 ONE = ("data_source", "solution_str", "ground_truth", "extra_info")
 """What the function is given for one answer, by keyword."""
@@ -22,7 +23,8 @@ def check_signature(path: str, name: str, arguments: Sequence[str]) -> None:
     function = load_function(path, name, field=FILE_FIELD)
     if not takes(function, arguments):
         why = f"{path} defines `{name}` with other arguments than it will be called with"
-        fix = f"define it as {name}({', '.join(arguments)})"
+        fix = f"define it as {name}({', '.join(arguments)}), or as TRL does: "
+        fix += f"{name}(completions, **columns)"
         raise UserError(f"{FILE_FIELD}.name", name, why, fix)
 
 
@@ -79,7 +81,10 @@ class CustomReward:
         self, path: str, name: str, more: Mapping[str, Any], *, executor: Executor
     ) -> None:
         """`more` are keyword arguments added to every call."""
-        check_signature(path, name, [*ONE, *more])
+        function = load_function(path, name, field=FILE_FIELD)
+        self._trl = function if is_trl(function) else None
+        if self._trl is None:
+            check_signature(path, name, [*ONE, *more])
         self._path, self._name, self._more = path, name, dict(more)
         self._executor = executor
 
@@ -96,6 +101,10 @@ class CustomReward:
         return [score_of(outcome, self._path, self._name) for outcome in outcomes]
 
     def _call(self, prompt: Prompt, rollout: Rollout) -> Call:
+        if self._trl is not None:
+            infos = [info_of(prompt, rollout)]
+            columns = arguments_of(self._trl, [(prompt, rollout)], infos, self._more)
+            return Call(name=self._name, source=self._path, arguments=columns)
         arguments = {
             "data_source": prompt.data_source,
             "solution_str": rollout.text,

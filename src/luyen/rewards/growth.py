@@ -1,6 +1,6 @@
 """Grows the trees that a configuration describes: one for each route, with shared sources."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import final
 
 from luyen.base.errors import UserError
@@ -19,6 +19,7 @@ from luyen.rewards.pool import Pool
 from luyen.rewards.protocol import Reward, Services, StepReward, StepWide
 from luyen.rewards.routing import Routed, routes_in_force
 from luyen.rewards.running import RunningMoments
+from luyen.rewards.stand_ins import StandIns
 from luyen.rewards.tree import Tree
 
 
@@ -35,6 +36,7 @@ class TreeBuilder:
         cache: ScoreCache | None,
         counts: Counts,
         max_response_length: int,
+        require: Sequence[str] = (),
     ) -> None:
         components, wrong = read_components(reward)
         if wrong:
@@ -43,8 +45,10 @@ class TreeBuilder:
         self._pool = pool
         self._services = services
         self._cache = cache
+        self._counts = counts
         self._judges = Judges(own=services.ask, executor=pool, cache=cache, counts=counts)
         self._max_response_length = max_response_length
+        self._require = require
         self._routes = routes_in_force(read_routes(reward), components)
         self.running = {p: node for p, node in nodes(components) if node.normalise == "running"}
         """The nodes that are normalised over time, by path."""
@@ -68,6 +72,7 @@ class TreeBuilder:
             judges=self._judges,
             model=self._services.model,
             max_response_length=self._max_response_length,
+            require=self._require,
         )
         routed = Routed(self._routes, build=lambda parts: self._tree(parts, leaves))
         self.routed.append(routed)
@@ -80,7 +85,8 @@ class TreeBuilder:
         return Tree(root, moments=self.moments, num_workers=self._reward.num_workers)
 
     def _remembering(self, executor: Executor) -> Executor:
-        return executor if self._cache is None else Remembering(executor, self._cache)
+        settled = StandIns(executor, self._counts)
+        return settled if self._cache is None else Remembering(settled, self._cache)
 
     def _is_step_wide(self) -> bool:
         """Whether some route is judged by a learned reward that wants to see whole steps."""

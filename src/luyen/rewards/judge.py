@@ -7,8 +7,11 @@ from time import perf_counter
 from typing import Any, final
 
 from luyen.base.errors import UserError
+from luyen.base.faults import last_line
+from luyen.base.foreign import boundary
 from luyen.base.heartbeat import beat
 from luyen.base.records import Message, Prompt, Rollout, Score
+from luyen.base.secrets import masked_urls
 from luyen.config.schema.judge import ENGINE as OWN_ENGINE
 from luyen.config.schema.judge import Judge
 from luyen.rewards import judge_reply
@@ -20,7 +23,6 @@ from luyen.rewards.judge_endpoint import Endpoint
 from luyen.rewards.judge_faults import ENGINE, NOT_FINITE, TIMEOUT, UNPARSABLE, JudgeFault
 from luyen.rewards.judge_prompt import messages_for
 from luyen.rewards.limits import LONGEST_WAIT_S, Pace, Room, wait_before
-from luyen.rewards.outcome import boundary
 from luyen.rewards.protocol import Ask
 
 NAME = "judge"
@@ -134,7 +136,7 @@ class JudgeReward:
 
     async def _value(self, messages: list[Message]) -> float:
         """The score of a conversation: out of the cache, or asked for as often as it takes."""
-        key = content_hash(NAME, self._judge.base_url, self._settings, messages)
+        key = content_hash(NAME, masked_urls(self._judge.base_url), self._settings, messages)
         known = None if self._cache is None else self._cache.find(key)
         if known is not None:
             return await self._read(known["reply"])
@@ -170,14 +172,11 @@ class JudgeReward:
 
     async def _asked(self, messages: list[Message]) -> str:
         """The reply of whoever is asked; whatever they raise is a fault with a name."""
-        faults: list[str] = []
-        named: list[JudgeFault] = []
+        faults: list[BaseException] = []
         with boundary(faults):
-            try:
-                return await self._line.ask(messages, self._settings)
-            except JudgeFault as fault:
-                named.append(fault)
-        raise named[0] if named else JudgeFault(ENGINE, faults[0])
+            return await self._line.ask(messages, self._settings)
+        fault = faults[0]
+        raise fault if isinstance(fault, JudgeFault) else JudgeFault(ENGINE, last_line(fault))
 
     async def _wait(self, retry: int, fault: JudgeFault) -> None:
         self._counts.add("judging/retries")

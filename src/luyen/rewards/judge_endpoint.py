@@ -1,15 +1,16 @@
 """An OpenAI-compatible endpoint: a conversation goes in, the text of the reply comes out."""
 
+import base64
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, cast, final
+from urllib.parse import quote
 
-from luyen.base.errors import UserError
 from luyen.base.records import Message
+from luyen.config.judge_keys import judge_key
 from luyen.rewards.judge_faults import CUT_OFF, EMPTY, NOT_JSON, SHAPE, JudgeFault, shown
 from luyen.rewards.judge_http import Response, post
 
@@ -29,10 +30,7 @@ class Endpoint:
         self._headers = {"Content-Type": "application/json", "Accept": "application/json"}
         self._key: str | None = None
         if api_key_env is not None:
-            key = os.environ.get(api_key_env, "").strip()
-            if not key or not key.isascii() or not key.isprintable():
-                why = "the environment variable is not set, or holds no key"
-                raise UserError("judge.api_key_env", api_key_env, why, f"export {api_key_env}=...")
+            key = judge_key(api_key_env)
             self._headers["Authorization"] = f"Bearer {key}"
             self._key = key
 
@@ -42,9 +40,14 @@ class Endpoint:
         body = json.dumps(asked, allow_nan=False).encode()
         response = self._without_key(await post(self._url, body, self._headers))
         if response.status != 200:
-            kind = f"http_{response.status}"
-            raise JudgeFault(kind, _said(response), retry_after_s=_retry_after(response))
-        return reply_in(response.body)
+            kind, said = f"http_{response.status}", self._hidden(_said(response))
+            raise JudgeFault(kind, said[:_SHOWN], retry_after_s=_retry_after(response))
+        return self._hidden(reply_in(response.body))
+
+    def _hidden(self, text: str) -> str:
+        """Text that was read from JSON, where any letter may have been an escape."""
+        is_secret = self._key is not None and len(self._key) >= _LEAST_SECRET
+        return text.replace(self._key or "", _HIDDEN.decode()) if is_secret else text
 
     def _without_key(self, response: Response) -> Response:
         """Servers repeat the key that they refuse, and what they say is recorded.
@@ -55,7 +58,9 @@ class Endpoint:
         if self._key is None or (response.status == 200 and len(self._key) < _LEAST_SECRET):
             return response
         body = response.body
-        for spelling in {self._key, json.dumps(self._key)[1:-1], self._key.replace("/", "\\/")}:
+        spellings = {self._key, json.dumps(self._key)[1:-1], self._key.replace("/", "\\/")}
+        coded = {quote(self._key, safe=""), base64.b64encode(self._key.encode()).decode()}
+        for spelling in spellings | coded:
             body = body.replace(spelling.encode(), _HIDDEN)
         return replace(response, body=body)
 
@@ -89,7 +94,7 @@ def _said(response: Response) -> str:
     """What a server says about an error: its message where it has one."""
     try:
         error: Any = json.loads(response.body)["error"]
-        return str(error["message"] if isinstance(error, dict) else error)[:_SHOWN]
+        return str(error["message"] if isinstance(error, dict) else error)
     except (ValueError, KeyError, TypeError, RecursionError):
         return _cut(response.body)
 
@@ -105,7 +110,7 @@ def _retry_after(response: Response) -> float | None:
         return float(text[:9])
     try:
         at = parsedate_to_datetime(text)
-    except ValueError:
+    except (ValueError, OverflowError):  # a year of eleven digits
         return None
     at = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
     return max(0.0, (at - datetime.now(UTC)).total_seconds())

@@ -18,6 +18,8 @@ _SHOWN = 120
 _OF_THE_REPLY = (CUT_OFF, UNPARSABLE, NOT_FINITE, OUT_OF_RANGE)
 _PASSING_STATUS = ("http_408", "http_409", "http_425", "http_429")
 
+_OUTSIDE = (TIMEOUT, CONNECTION, ENGINE)
+
 
 @final
 class JudgeFault(Exception):
@@ -54,3 +56,16 @@ def shown(text: str) -> str:
         ("'seven'", 125)
     """
     return repr(text if len(text) <= _SHOWN else f"...{text[-_SHOWN:]}")
+
+
+def is_outside(error: str) -> bool:
+    """Whether a fault says that a judge could not be reached or did not answer in time.
+
+    Example:
+        >>> is_outside(str(JudgeFault("http_503", "busy"))), is_outside("ValueError: x")
+        (True, False)
+    """
+    head, _, rest = error.partition("judge ")
+    kind = rest.partition(":")[0]
+    is_ours = not head.strip() or head.rstrip().endswith(":")
+    return is_ours and (kind in _OUTSIDE or kind.startswith("http_"))

@@ -1,5 +1,6 @@
 """What judges a node without parts: a rule, a language model, or the learned reward."""
 
+from collections.abc import Sequence
 from typing import final
 
 from luyen.base.errors import UserError
@@ -9,6 +10,7 @@ from luyen.rewards.components import RuleReward, knobs_of
 from luyen.rewards.judge import Judges
 from luyen.rewards.protocol import Reward
 from luyen.rewards.rules.all import rule_rewards
+from luyen.sandbox.limits import demand
 
 
 @final
@@ -23,13 +25,18 @@ class Leaves:
         judges: Judges,
         model: Reward | None,
         max_response_length: int,
+        require: Sequence[str],
     ) -> None:
-        """`executor` makes ordinary calls, `isolated` those of rules that could hang."""
+        """`executor` makes ordinary calls, `isolated` those of rules that could hang.
+
+        `require` are promises of the sandbox without which no program is run.
+        """
         self._executor = executor
         self._isolated = isolated
         self._judges = judges
         self._model = model
         self._max_response_length = max_response_length
+        self._require = require
 
     def __call__(self, path: str, component: Component) -> Reward:
         """The source of the node at a path."""
@@ -51,5 +58,8 @@ class Leaves:
         knobs = dict(component.kwargs)
         if "max_response_length" in knobs_of(rule_rewards.get(rule)):
             knobs.setdefault("max_response_length", self._max_response_length)
+        if "refuse_forgeable" in knobs_of(rule_rewards.get(rule)):
+            demand(self._require)
+            knobs.setdefault("refuse_forgeable", "verdicts" in self._require)
         is_isolated = rule_rewards.facts(rule).get("isolated", False)
         return RuleReward(rule, knobs, executor=self._isolated if is_isolated else self._executor)

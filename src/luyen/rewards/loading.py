@@ -10,8 +10,9 @@ from types import ModuleType
 from typing import Any
 
 from luyen.base.errors import UserError
+from luyen.base.faults import last_line
+from luyen.base.foreign import boundary
 from luyen.base.suggest import did_you_mean
-from luyen.rewards.outcome import boundary
 
 
 def load_module(path: str, *, field: str) -> ModuleType:
@@ -28,12 +29,13 @@ def load_module(path: str, *, field: str) -> ModuleType:
         raise UserError(field, path, "no such Python file", "mend the path")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    faults: list[str] = []
+    faults: list[BaseException] = []
     with boundary(faults):
         spec.loader.exec_module(module)
     if faults:
-        del sys.modules[name]
-        raise UserError(field, path, f"importing it failed: {faults[0]}", "mend the file")
+        sys.modules.pop(name, None)
+        why = f"importing it failed: {last_line(faults[0])}"
+        raise UserError(field, path, why, "mend the file") from faults[0]
     return module
 
 

@@ -1,15 +1,17 @@
 """What came of one call of a judging function: numbers, a fault, or something that is no score.
 
-This is the boundary to code that may do anything: rules, verifiers, functions of the user.
+What judges may be code of others: rules, verifiers, functions of the user.
 """
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, SupportsFloat, cast, final
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from numbers import Complex, Real
+from typing import Any, SupportsComplex, SupportsFloat, cast, final
 
-from luyen.base.faults import last_line
+from luyen.base.faults import last_line, plain_text
+from luyen.base.foreign import boundary
 from luyen.base.records import Score
 
 _SHOWN = 200
@@ -42,48 +44,101 @@ class Outcome:
     """Why nothing was returned: the exception, the timeout, the death of a process."""
     refused: str | None = None
     """What was returned, where it is no score."""
+    is_unscorable: bool = False
+    """Whether the error is that the rule cannot judge the row, whatever the answer is."""
+    is_dead: bool = False
+    """Whether the error is that the process died for a reason that nobody knows."""
+    is_stand_in: bool = False
+    """Whether the number stands for an answer that the rule could not judge."""
     seconds: float = 0.0
     """How long the call took."""
 
 
 def outcome_of(returned: Any, *, seconds: float) -> Outcome:
-    """Numbers out of what a function returned: a number, a `Score`, or a mapping with `score`."""
+    """Numbers out of what a function returned: a number, a `Score`, or a mapping with `score`.
+
+    What was returned is foreign code, too: reading it may raise. The outcome holds none of it, only
+    plain numbers and text.
+    """
+    faults: list[BaseException] = []
+    with boundary(faults):
+        return replace(_read(returned), seconds=seconds)
+    refused = f"{_kind(returned)} that cannot be read: {last_line(faults[0])}"
+    return Outcome(refused=refused, seconds=seconds)
+
+
+def fault_of(faults: Sequence[BaseException], *, seconds: float = 0.0) -> Outcome:
+    """The outcome of a call that raised."""
+    fault = faults[0]
+    is_unscorable = isinstance(fault, Unscorable)
+    error = plain_text(str(fault)) if is_unscorable else last_line(fault)
+    return Outcome(error=error, is_unscorable=is_unscorable, seconds=seconds)
+
+
+def _read(returned: Any) -> Outcome:
     if isinstance(returned, Score):
-        value = returned.value
-        if value is None or not is_sound(returned):
-            return Outcome(refused=shown(returned), seconds=seconds)
-        return Outcome(numbers={"score": float(value)}, tree=returned, seconds=seconds)
+        tree = plain_score(returned)
+        if tree is None or tree.value is None or not _is_whole(tree):
+            return Outcome(refused=shown(returned))
+        return Outcome(numbers={"score": tree.value}, tree=tree)
     if not isinstance(returned, Mapping):
         number = finite(returned)
-        if number is None:
-            return Outcome(refused=shown(returned), seconds=seconds)
-        return Outcome(numbers={"score": number}, seconds=seconds)
-    given = cast(Mapping[Any, Any], returned)
-    read = {str(name): finite(value) for name, value in given.items() if is_score(value)}
+        return Outcome(refused=shown(returned)) if number is None else _numbers(score=number)
+    given = dict(cast(Mapping[Any, Any], returned))
+    read = {plain_text(str(n)): finite(v) for n, v in given.items() if not isinstance(v, str)}
     numbers = {name: value for name, value in read.items() if value is not None}
     if "score" not in numbers or len(numbers) < len(read):
-        return Outcome(refused=shown(dict(given)), seconds=seconds)
-    return Outcome(numbers=numbers, seconds=seconds)
+        return Outcome(refused=shown(given))
+    return _numbers(**numbers)
 
 
-def is_sound(score: Score) -> bool:
-    """Whether every number of a tree is finite, the shares of turns included."""
-    numbers = [score.value, score.weight, *(share for _, share in score.by_turn)]
-    turns = [turn for turn, _ in score.by_turn]
-    is_finite = all(finite(x) is not None for x in numbers)
-    return is_finite and all(isinstance(t, int) for t in turns) and all(map(is_sound, score.parts))
+def _numbers(**numbers: float) -> Outcome:
+    return Outcome(numbers=numbers)
 
 
-def is_score(value: Any) -> bool:
-    """Whether a value beside the score must be a number; text is a note and is let go."""
-    return not isinstance(value, str)
+def plain_score(score: Any) -> Score | None:
+    """The same tree, of numbers and text of Python's own; None where one of them is something else.
+
+    A node without a value keeps its error.
+    """
+    if not isinstance(score, Score):
+        return None
+    value, weight, raw = finite(score.value), finite(score.weight), finite(score.raw)
+    parts = [plain_score(part) for part in score.parts]
+    turns = [(t if isinstance(t, int) else None, finite(share)) for t, share in score.by_turn]
+    sound = tuple(part for part in parts if part is not None)
+    by_turn = tuple((int(t), s) for t, s in turns if t is not None and s is not None)
+    is_lost = value is None and score.value is not None
+    if weight is None or is_lost or len(sound) < len(parts) or len(by_turn) < len(turns):
+        return None
+    return Score(
+        name=plain_text(str(score.name)),
+        value=value,
+        weight=weight,
+        parts=sound,
+        error=None if score.error is None else plain_text(str(score.error)),
+        by_turn=by_turn,
+        raw=raw,
+        gated=bool(score.gated),
+        combine=plain_text(str(score.combine)),
+        turned=bool(score.turned),
+        seconds=finite(score.seconds),
+    )
+
+
+def _is_whole(score: Score) -> bool:
+    return score.value is not None and all(map(_is_whole, score.parts))
 
 
 def finite(value: Any) -> float | None:
-    """The value as a float; None when it is no number, or not a finite one."""
+    """The value as a float; None when it is no real number, or not a finite one."""
     is_plain = isinstance(value, float | int)
     if not is_plain and (isinstance(value, str) or not isinstance(value, SupportsFloat)):
         return None
+    if not is_plain and isinstance(value, SupportsComplex) and not isinstance(value, Real):
+        with suppress(TypeError, ValueError, OverflowError, RuntimeError):
+            if isinstance(value, Complex) or complex(value).imag:  # it would be dropped
+                return None
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError, RuntimeError):  # arrays, tensors, huge integers
@@ -92,20 +147,14 @@ def finite(value: Any) -> float | None:
 
 
 def shown(value: Any) -> str:
-    """A value as a message shows it: never longer than a few lines."""
-    try:
-        text = repr(value)
-    except ValueError:  # an integer with too many digits
-        text = f"a {type(value).__name__} that cannot be printed"
+    """A value as a message shows it, never longer than a few lines; its `__repr__` may raise."""
+    text = ""
+    with boundary([]):
+        text = plain_text(repr(value))
+    text = text or f"{_kind(value)} that cannot be printed"
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
-@contextmanager
-def boundary(faults: list[str]) -> Iterator[None]:
-    """Turn whatever judging code raises into a line in `faults`."""
-    try:
-        yield
-    except Unscorable as fault:
-        faults.append(str(fault))
-    except Exception as fault:  # noqa: BLE001
-        faults.append(last_line(fault))
+def _kind(value: Any) -> str:
+    name = type.__dict__["__name__"].__get__(type(value))  # a metaclass may have one of its own
+    return f"a {plain_text(name)}"

@@ -48,7 +48,9 @@ class Pool:
             error = f"no score within {self._timeout_s:g} s (reward.timeout_s)"
             return Outcome(error=error, seconds=reply.seconds)
         if reply.error is not None:
-            return Outcome(error=self._why(reply), seconds=reply.seconds)
+            known = (None, worker.OUT_OF_MEMORY, worker.TOO_MANY_PROCESSES)
+            is_dead = reply.exit_code not in known
+            return Outcome(error=self._why(reply), is_dead=is_dead, seconds=reply.seconds)
         return reply.value
 
     def _why(self, reply: Reply) -> str:

@@ -3,13 +3,16 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 from typing import final
 
 from luyen.base.errors import UserError
 from luyen.base.records import Prompt, Rollout, Score
 from luyen.rewards.clock import measuring
+from luyen.rewards.judge_faults import is_outside
 from luyen.rewards.protocol import Group, Reward, StepReward
 from luyen.telemetry.journal import WorkJournal
+from luyen.telemetry.progress import PROGRESS
 
 VALIDATION = "validation"
 """The purpose of rollouts whose scores nobody learns from."""
@@ -59,6 +62,7 @@ class Judging:
 
     def keep(self, rollouts: Sequence[Rollout], scores: Sequence[Score]) -> None:
         """Write the scores of a group down."""
+        PROGRESS.add("score", 0)
         if self.journal is not None:
             self.journal.keep_scores(self.purpose, rollouts, scores)
 
@@ -106,6 +110,7 @@ async def _side_by_side(
     async def one(prompt: Prompt, rollouts: Sequence[Rollout]) -> list[Score]:
         known = work.known(rollouts)
         if known is not None:
+            PROGRESS.add("score", 0)
             return known
         async with room:
             scores = await reward(prompt, rollouts)
@@ -136,19 +141,49 @@ def faults_in(scored: Sequence[Scored]) -> list[Rollout]:
     ]
 
 
-def settle(scored: Sequence[Scored], *, on_fault: str) -> list[Rollout]:
-    """The rollouts that could not be scored; a UserError when the policy is to stop at them.
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tolerance:
+    """How many scores of a step may fail before the run stops.
+
+    Example:
+        >>> Tolerance(on_fault="tolerate", share=0.01).most(128, is_outside=False)
+        2
+    """
+
+    on_fault: str = "tolerate"
+    """`reward.on_fault`."""
+    share: float = 0.01
+    """Largest share that may fail in the code of the reward."""
+    outside_share: float = 0.1
+    """Largest share that may fail for reasons outside of it."""
+
+    def most(self, judged: int, *, is_outside: bool) -> int:
+        """How many of so many scores may fail for such a reason."""
+        if self.on_fault == "tolerate":
+            return ceil(judged * (self.outside_share if is_outside else self.share))
+        return 0 if self.on_fault == "fail" else judged
+
+
+def settle(scored: Sequence[Scored], tolerance: Tolerance) -> list[Rollout]:
+    """The rollouts that could not be scored; a UserError when they are more than is tolerated.
 
     It also stops when no rollout at all has a score: there would be nothing left to learn from.
     """
     faulty = faults_in(scored)
     judged = sum(len(group.rollouts) for group in scored)
-    if faulty and (on_fault == "fail" or len(faulty) == judged):
-        first = faulty[0]
-        why = f"{len(faulty)} of {judged} scores could not be computed; the first: {first.fault}"
-        where = f" (data source `{_source(scored, first)}`, group {first.group})"
-        fix = "mend the reward, or set reward.on_fault=drop to leave such rollouts out"
-        raise UserError("reward.on_fault", on_fault, why + where, fix)
+    outside = [r for r in faulty if r.score is not None and is_outside(r.score.error or "")]
+    inside = [r for r in faulty if r not in outside]
+    for some, kind in ((inside, False), (outside, True)):
+        most = tolerance.most(judged, is_outside=kind)
+        if some and (len(some) > most or len(faulty) == judged):
+            first, key = some[0], "max_outside_share" if kind else "max_fault_share"
+            why = f"{len(some)} of {judged} scores could not be computed"
+            why += f", {most} would be left out" if most and len(faulty) < judged else ""
+            where = f" (data source `{_source(scored, first)}`, group {first.group})"
+            fix = f"mend the reward, raise reward.{key}, or set reward.on_fault=drop to leave such "
+            why += f"; the first: {first.fault}{where}"
+            raise UserError("reward.on_fault", tolerance.on_fault, why, f"{fix}rollouts out")
     return faulty
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from luyen.rewards.calls import Call, function_of, perform
 from luyen.rewards.outcome import Outcome
+from luyen.sandbox.descendants import stemming_from
 from luyen.sandbox.inside.kernel import PR_SET_CHILD_SUBREAPER, control
-from luyen.sandbox.process import stemming_from
 
 OUT_OF_MEMORY = 97
 TOO_MANY_PROCESSES = 98

@@ -7,16 +7,17 @@ from typing import Any, final
 from luyen.base.errors import UserError
 from luyen.base.records import Prompt
 from luyen.config.environments import read_environments
+from luyen.config.interaction_file import read_interactions
 from luyen.config.schema.rollout import MultiTurn
 from luyen.data.render import Renderer
-from luyen.rollout.env.all import envs, interactions
+from luyen.rollout.env.all import envs
 from luyen.rollout.env.worlds import Worlds
 from luyen.rollout.fault_policy import FaultPolicy
 from luyen.rollout.loop import TurnLimits
 from luyen.rollout.multi_turn import Conversations
 from luyen.rollout.openings import Openings
 from luyen.rollout.parsers.all import tool_parsers
-from luyen.rollout.setting import Setting
+from luyen.rollout.setting import Setting, ending_s
 from luyen.rollout.tools.box import ToolBox
 from luyen.rollout.tools.config import load_tools
 
@@ -65,7 +66,7 @@ def build_surroundings(multi_turn: MultiTurn) -> Surroundings:
         field = "actor_rollout_ref.rollout.multi_turn.environments"
         raise UserError(field, multi_turn.environments, wrong[0], "mend the environment")
     if multi_turn.interaction_config_path is not None:
-        choices |= interactions(multi_turn.interaction_config_path)
+        choices |= read_interactions(multi_turn.interaction_config_path)
     tools = load_tools(
         tool_config_path=multi_turn.tool_config_path,
         function_tool_path=multi_turn.function_tool_path,
@@ -78,6 +79,8 @@ def build_surroundings(multi_turn: MultiTurn) -> Surroundings:
             tool_response_truncate_side=multi_turn.tool_response_truncate_side,
             arguments_are_text=tool_parsers.facts(multi_turn.format).get("values") == "text",
             on_error=multi_turn.on_tool_error,
+            timeout_s=multi_turn.tool_timeout_s,
+            end_s=ending_s(multi_turn.time_budget_s),
         ),
         worlds=Worlds(choices, default=multi_turn.environment),
     )

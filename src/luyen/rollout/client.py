@@ -10,10 +10,10 @@ from contextlib import asynccontextmanager
 from typing import final
 
 from luyen.base.errors import UserError
+from luyen.base.foreign import boundary
 from luyen.base.heartbeat import beat
 from luyen.rollout.partial import Partial
 from luyen.rollout.protocol import Completion, Request, RolloutEngine, Sampling
-from luyen.rollout.tools.foreign import boundary
 
 _SETTLING_ROUNDS = 16
 """Turns of the event loop between two passes: what is ready runs until it waits for something."""

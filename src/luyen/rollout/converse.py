@@ -12,6 +12,7 @@ from typing import final
 from luyen.base.calls import ToolCall
 from luyen.base.errors import UserError
 from luyen.base.faults import last_line
+from luyen.base.foreign import boundary
 from luyen.base.records import Message, Prompt, Rollout, StopReason
 from luyen.data.render import Extension
 from luyen.data.turns import assistant_message, tool_message
@@ -35,7 +36,6 @@ from luyen.rollout.parsers.protocol import Parsed
 from luyen.rollout.protocol import Sampling
 from luyen.rollout.setting import Address, Setting
 from luyen.rollout.tools.finished import outcome_of
-from luyen.rollout.tools.foreign import boundary
 from luyen.rollout.tools.ledger import CallLedger, UnknownOutcome
 from luyen.rollout.tools.open_tools import OpenTools
 from luyen.rollout.transcript import Transcript
@@ -117,7 +117,7 @@ class Conversation:
 
     async def _course(self) -> StopReason:
         env = self._setting.make_env(self._prompt)
-        self._env = None if env is None else GuardedEnv(env)
+        self._env = None if env is None else GuardedEnv(env, end_s=self._setting.end_s)
         limits = replace(self._setting.limits, has_world=self._env is not None)
         state, effect = advance(State(), await self._in_time(self._open()), limits)
         while not isinstance(effect, End):
@@ -182,14 +182,14 @@ class Conversation:
         completion = await self._client.draw(
             tuple(self._transcript.tokens),
             key=self._address.key(turn=self._turn),
-            sampling=replace(self._sampling, max_new_tokens=room),
+            sampling=self._sampling.within(room),
             deadline=self._deadline,
             weights=self._version,
         )
         self._transcript.say(completion, turn=self._turn, version=self._version)
         tokenizer, tokens = self._setting.renderer.tokenizer, completion.tokens
         self._text = tokenizer.decode(tokens)
-        if tokens and tokens[-1] in self._sampling.stop_ids:
+        if tokens and tokens[-1] in tokenizer.stop_ids:  # others are part of what was said
             tokens = tokens[:-1]
         written = tokenizer.decode(tokens, skip_special=False)
         self._said = self._setting.parser(written)

@@ -36,5 +36,10 @@ def native(policy: Policy, rollout: Rollout, *, longest: int, decode: Decode) ->
 @rollout_engines.register("hf")
 def hf(policy: Policy, rollout: Rollout, *, longest: int, decode: Decode) -> RolloutEngine:
     """Plain Hugging Face generation."""
-    del rollout, longest
-    return HfEngine(policy, decode=decode)
+    return HfEngine(
+        policy,
+        decode=decode,
+        max_model_len=rollout.max_model_len or longest,
+        max_num_seqs=rollout.max_num_seqs,
+        max_num_batched_tokens=rollout.max_num_batched_tokens,
+    )

@@ -28,7 +28,7 @@ class FaultPolicy:
     retries: int = 1
     """With `retry`: how often one is played again before the run goes on without it."""
     min_samples: int = 1
-    """Sound rollouts that a group must keep; with fewer, the whole group is left out."""
+    """Sound rollouts that a group must keep to learn from it; with fewer, it is left out whole."""
 
     @property
     def attempts(self) -> int:

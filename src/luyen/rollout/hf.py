@@ -9,8 +9,9 @@ from typing import final
 
 import torch
 
+from luyen.base.errors import UserError
 from luyen.models.fingerprint import Fingerprint
-from luyen.models.plain import PlainForward, plain_attention
+from luyen.models.plain import PlainForward, can_cache, plain_attention
 from luyen.models.policy import Policy
 from luyen.rollout.native.running import Decode, Row, RowTensors, write_down
 from luyen.rollout.native.sample import draw, uniforms
@@ -21,10 +22,26 @@ from luyen.rollout.protocol import Completion, Request, refuse_impossible
 class HfEngine:
     """Answers one request at a time through the model's own forward."""
 
-    def __init__(self, policy: Policy, *, decode: Decode | None = None) -> None:
-        """`decode` turns tokens into text; without it, requests with stop strings are refused."""
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        decode: Decode | None = None,
+        max_model_len: int | None = None,
+        max_num_seqs: int | None = None,
+        max_num_batched_tokens: int | None = None,
+    ) -> None:
+        """`decode` turns tokens into text; without it, requests with stop strings are refused.
+
+        Samples of a request are drawn in parts of at most `max_num_seqs`, whose prompts together
+        have at most `max_num_batched_tokens` tokens; a longer prompt is read alone.
+        """
         self._policy = policy
+        self._limit = max_model_len
+        self._rows_at_once = max_num_seqs
+        self._tokens_at_once = max_num_batched_tokens
         self._decode = decode
+        self._has_cache: bool | None = None
         self._waiting: deque[list[Row]] = deque()
 
     @property
@@ -41,11 +58,24 @@ class HfEngine:
         """Queue a request; a UserError if it can never be served."""
         vocabulary = self._policy.head.vocabulary
         refuse_impossible(request, vocabulary=vocabulary, can_decode=self._decode is not None)
-        self._waiting.append([Row(request, i) for i in range(len(request.keys))])
+        prompt, new = len(request.tokens), request.sampling.max_new_tokens
+        if self._limit is not None and prompt + new > self._limit:
+            raise UserError(
+                f"request {request.id}",
+                f"{prompt} + {new} tokens",
+                f"the engine takes sequences of at most {self._limit} tokens (max_model_len)",
+                "shorten the prompt, or raise max_model_len",
+            )
+        rows = [Row(request, i) for i in range(len(request.keys))]
+        size = min(
+            self._rows_at_once or len(rows),
+            max(1, (self._tokens_at_once or prompt * len(rows)) // prompt),
+        )
+        self._waiting += [rows[i : i + size] for i in range(0, len(rows), size)]
 
     @torch.no_grad()
     def advance(self) -> list[Completion]:
-        """Answer the next request in full."""
+        """Answer the next request in full, or a part of its samples that runs together."""
         if not self._waiting:
             return []
         with plain_attention(self._policy):
@@ -72,14 +102,17 @@ class HfEngine:
         device = self._policy.device
         settings = RowTensors.of(rows, vocabulary=self._policy.head.vocabulary, device=device)
         tokens = torch.tensor([request.tokens] * len(rows), device=device)
-        forward = PlainForward(self._policy)
+        if self._has_cache is None:
+            self._has_cache = can_cache(self._policy)
+        forward = PlainForward(self._policy, has_cache=self._has_cache)
         done: dict[int, Completion] = {}
         for position in range(request.sampling.max_new_tokens):
             logits = forward.logits(tokens)
             if settings.temperature is not None:
                 logits = logits / settings.temperature
             counter = torch.full((len(rows),), position, device=device)
-            drawn = draw(logits, uniforms(settings.keys, counter), settings.greedy, settings.limits)
+            limits = settings.limits_at(counter)
+            drawn = draw(logits, uniforms(settings.keys, counter), settings.greedy, limits)
             write_down(rows, drawn)
             for i, row in enumerate(rows):
                 reason = row.ending(self._decode) if i not in done else None

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import final
 
+from luyen.base.loops import loosened
 from luyen.base.records import Prompt, Rollout
 from luyen.rollout.client import EngineClient
 from luyen.rollout.compared import compared
@@ -18,6 +19,7 @@ from luyen.rollout.single_turn import Draw, Group
 from luyen.rollout.tools.box import ToolBox
 from luyen.rollout.tools.ledger import CallLedger
 from luyen.telemetry.journal import WorkJournal
+from luyen.telemetry.progress import PROGRESS
 
 _LAST_S = 5.0
 """How long what still runs at the end of a run may take to end."""
@@ -55,8 +57,10 @@ class _Playing:
         if self.journal is not None:
             kept = self.journal.rollout(self.purpose, draw.group, sample)
             if kept is not None:
+                PROGRESS.add(self.purpose, draw.group.step)
                 return kept
         played = await self._played(draw, sample)
+        PROGRESS.add(self.purpose, draw.group.step)
         if self.journal is not None and played.fault is None:
             self.journal.keep_rollout(self.purpose, played)
         return played
@@ -134,7 +138,8 @@ class Conversations:
     def __init__(self, setting: Setting, policy: FaultPolicy) -> None:
         self._setting = setting
         self._policy = policy
-        self._runner = asyncio.Runner()
+        # The loop is made when conversations begin: those that others play need none.
+        self._runner = asyncio.Runner(loop_factory=lambda: loosened(asyncio.new_event_loop()))
         self._begun: EngineClient | None = None
         """What conversations ask that were begun last."""
         self._is_closed = False
@@ -220,9 +225,12 @@ class Conversations:
         """The rollout with how faithful its tokens are; see `luyen.rollout.compared`."""
         return compared(rollout, prompt, self._setting)
 
-    def faulty(self, groups: Iterable[Group], *, may_be_all: bool = False) -> list[Rollout]:
+    def faulty(
+        self, groups: Iterable[Group], *, is_learned_from: bool, may_be_all: bool = False
+    ) -> list[Rollout]:
         """The rollouts to leave out; a UserError when the policy is to stop."""
-        return faulty_rollouts(groups, self._policy, may_be_all=may_be_all)
+        policy = self._policy if is_learned_from else replace(self._policy, min_samples=1)
+        return faulty_rollouts(groups, policy, may_be_all=may_be_all)
 
     def close(self) -> None:
         """Close tools and the event loop. Closing twice is allowed.

@@ -35,8 +35,12 @@ class Partial:
         if not stopped.tokens or self.sampling.stop_strings:
             return
         self._add(stopped, version)
-        left = self.sampling.max_new_tokens - len(stopped.tokens)
-        self.sampling = replace(self.sampling, max_new_tokens=left)
+        asked, count = self.sampling, len(stopped.tokens)
+        self.sampling = replace(
+            asked,
+            max_new_tokens=asked.max_new_tokens - count,
+            min_new_tokens=max(0, asked.min_new_tokens - count),
+        )
         self.key = derive_key(self.key, "rest", len(self.tokens))
 
     def ended(self, last: Completion, version: int) -> Completion:
@@ -53,5 +57,7 @@ class Partial:
     def _add(self, part: Completion, version: int) -> None:
         self.tokens += part.tokens
         self.logps += part.logps
-        self.kept_mass += part.kept_mass
+        # A part may rule nothing out any more, where those before it did.
+        whole = (1.0,) * len(part.tokens) if self.kept_mass else ()
+        self.kept_mass += part.kept_mass or whole
         self.versions += (version,) * len(part.tokens)

@@ -1,7 +1,7 @@
 """What every rollout engine takes and gives."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol, TypeAlias, final
 
 from luyen.base.errors import UserError
@@ -11,6 +11,8 @@ from luyen.models.fingerprint import Fingerprint
 
 Ending: TypeAlias = Literal["stop", "length", "aborted"]
 """Why an answer ended."""
+MOST_BARRED = 64
+"""Most stop tokens of a request that has `min_new_tokens`: a device has so many places a row."""
 
 
 @final
@@ -33,12 +35,18 @@ class Sampling:
     """Draw among the likeliest tokens of this total probability."""
     min_p: float = 0.0
     """Draw among tokens at least this likely, relative to the likeliest."""
+    min_new_tokens: int = 0
+    """Draw no stop token, and look for no stop string, before so many tokens are there."""
     stop_ids: frozenset[int] = frozenset()
     """Tokens that end the answer; the token itself is kept."""
     stop_strings: tuple[str, ...] = ()
-    """Text that ends the answer; what was drawn up to it is kept."""
+    """Text that ends the answer; every token is kept, also the one that completes it."""
     ignore_stop: bool = False
     """Draw `max_new_tokens` whatever comes, for measuring."""
+
+    def within(self, room: int) -> "Sampling":
+        """The same with at most `room` tokens."""
+        return replace(self, max_new_tokens=min(room, self.max_new_tokens))
 
     @property
     def is_greedy(self) -> bool:
@@ -46,9 +54,19 @@ class Sampling:
         return self.temperature == 0.0
 
     @property
+    def is_filtered(self) -> bool:
+        """Whether unlikely tokens are ruled out at every draw."""
+        return not self.is_greedy and (self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0)
+
+    @property
+    def barred_ids(self) -> frozenset[int]:
+        """Tokens that may not be drawn before `min_new_tokens` are there."""
+        return self.stop_ids if self.min_new_tokens > 0 and not self.ignore_stop else frozenset()
+
+    @property
     def is_truncated(self) -> bool:
         """Whether some tokens are ruled out, so that the drawn distribution is not the model's."""
-        return not self.is_greedy and (self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0)
+        return self.is_filtered or bool(self.barred_ids)
 
 
 @final
@@ -94,7 +112,8 @@ class Completion:
     reason: Ending
     """Why it ended."""
     kept_mass: tuple[float, ...] = ()
-    """Probability left by top-k, top-p and min-p at each token; empty when they are off."""
+    """Probability left by min-p, top-k, top-p and `min_new_tokens` at each token; empty when they
+    are off."""
     versions: tuple[int, ...] = ()
     """Version of the weights that drew each token; empty: the one that was asked for."""
 
@@ -140,7 +159,7 @@ rollout_engines: Registry[Callable[..., RolloutEngine]] = Registry(
 
 def refuse_impossible(request: Request, *, vocabulary: int, can_decode: bool = True) -> None:
     """A UserError for a request that no engine can serve."""
-    sampling = request.sampling
+    sampling, barred = request.sampling, request.sampling.barred_ids
     tokens = request.tokens or (0,)
     is_known = min(tokens) >= 0 and max(tokens) < vocabulary
     problems = {
@@ -152,6 +171,9 @@ def refuse_impossible(request: Request, *, vocabulary: int, can_decode: bool = T
         "top_k": (sampling.top_k >= -1, "it is a number of tokens, or -1 for all"),
         "top_p": (0 < sampling.top_p <= 1, "it is a share of the probability above 0"),
         "min_p": (0 <= sampling.min_p <= 1, "it is relative to the likeliest token"),
+        "min_new_tokens": (sampling.min_new_tokens >= 0, "it is a number of tokens"),
+        "stop_ids": (len(barred) < vocabulary, "they leave no token to begin with"),
+        "stop_ids ": (len(barred) <= MOST_BARRED, f"at most {MOST_BARRED} wait for a length"),
         "stop_strings": (can_decode or not sampling.stop_strings, "the engine cannot decode text"),
         "stop_strings ": (all(sampling.stop_strings), "an empty one ends every answer"),
     }

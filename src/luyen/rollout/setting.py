@@ -15,6 +15,18 @@ from luyen.rollout.parsers.protocol import ToolParser
 from luyen.rollout.tools.box import ToolBox
 from luyen.rollout.tools.ledger import OnUnknown
 
+LONGEST_ENDING_S = 30.0
+
+
+def ending_s(time_budget_s: float | None) -> float:
+    """Most seconds for scores at the end of a rollout, and again for letting go: as long again.
+
+    Example:
+        >>> ending_s(5.0), ending_s(600.0), ending_s(None)
+        (5.0, 30.0, 30.0)
+    """
+    return min(LONGEST_ENDING_S, time_budget_s or LONGEST_ENDING_S)
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +62,11 @@ class Setting:
     """How strictly the tokens are compared with a full re-render."""
     on_unknown: OnUnknown = "retry"
     """A tool call that a killed run may or may not have made: make it, or break the rollout."""
+
+    @property
+    def end_s(self) -> float:
+        """Most seconds for judging a conversation, and again for closing its world."""
+        return ending_s(self.time_budget_s)
 
 
 @final

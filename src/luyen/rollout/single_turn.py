@@ -1,6 +1,6 @@
 """One question, one answer: prompts become requests, completions become rollouts."""
 
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
 
@@ -11,6 +11,7 @@ from luyen.rollout.client import EngineClient
 from luyen.rollout.protocol import Completion, Request, RolloutEngine, Sampling, finish
 from luyen.rollout.side_by_side import side_by_side
 from luyen.telemetry.journal import WorkJournal
+from luyen.telemetry.progress import PROGRESS
 
 _STOPS = {
     "stop": StopReason.ANSWERED,
@@ -69,6 +70,7 @@ def answering(
     Those that the journal has are not drawn again; others are written down as they finish.
     """
     found = _known(draws, journal, purpose, is_steady=engine.is_steady)
+    count_known(found.values(), purpose)
     asked: dict[str, tuple[Request, Draw, list[int]]] = {}
     for draw in draws:
         left = [i for i in range(draw.samples) if (str(draw.group), i) not in found]
@@ -83,6 +85,7 @@ def answering(
         sample = left[completion.sample]
         rollout = _rollout(draw.group, sample, request.tokens, completion, renderer, version)
         found[request.id, sample] = rollout
+        PROGRESS.add(purpose, draw.group.step)
         if journal is not None:
             journal.keep_rollout(purpose, rollout)
 
@@ -122,12 +125,14 @@ async def answer_all(
 ) -> list[Group]:
     """What `answer` gives, from an engine that others ask too, by this version of the weights."""
     found = _known(draws, journal, purpose, is_steady=client.is_steady)
+    count_known(found.values(), purpose)
 
     async def one(draw: Draw, prompt: tuple[int, ...], sample: int) -> None:
         key = sampling_key(seed, purpose, draw.group, sample)
         completion = await client.draw(prompt, key=key, sampling=sampling, weights=version)
         rollout = _rollout(draw.group, sample, prompt, completion, renderer, version)
         found[str(draw.group), sample] = rollout
+        PROGRESS.add(purpose, draw.group.step)
         if journal is not None:
             journal.keep_rollout(purpose, rollout)
 
@@ -139,6 +144,12 @@ async def answer_all(
             asked += [one(draw, prompt, sample) for sample in left]
     await side_by_side(asked)
     return [_group(draw, found) for draw in draws]
+
+
+def count_known(rollouts: Iterable[Rollout], purpose: str) -> None:
+    """Count what a journal has as done."""
+    for rollout in rollouts:
+        PROGRESS.add(purpose, rollout.group.step)
 
 
 def _group(draw: Draw, found: Mapping[tuple[str, int], Rollout]) -> Group:

@@ -9,6 +9,7 @@ from luyen.base.records import Score
 from luyen.config.reward_parts import read_components
 from luyen.rewards.build import build_reward
 from luyen.rewards.compose import combined, total, with_part
+from tests.optional import needs
 from tests.unit.rewards.builders import config, group, prompt, scored, scores
 
 PARTS = {
@@ -94,6 +95,7 @@ def test_known_sources_have_a_rule(source, rule):
     assert [part.name for part in score.parts] == [rule]
 
 
+@needs("math_verify")
 @pytest.mark.parametrize("source", ["math_dapo", "HuggingFaceH4/MATH-500", "aime_2024"])
 def test_mathematics_goes_to_the_verifier(source):
     [score] = scores(config(num_workers=1), prompt("12", source), r"$\frac{24}{2}$")

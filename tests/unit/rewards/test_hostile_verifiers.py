@@ -10,6 +10,7 @@ from luyen.rewards.calls import Call
 from luyen.rewards.outcome import Outcome
 from luyen.rewards.pool import Pool
 from luyen.rewards.rules.rule import rule_rewards
+from tests.optional import needs
 from tests.unit.rewards.builders import answer, prompt
 
 CODE = """
@@ -214,6 +215,7 @@ BOMBS = [
 ]
 
 
+@needs("math_verify")
 def test_no_latex_hangs_math_verify():
     def judged(text: str) -> Call:
         arguments = {"prompt": prompt("x+1"), "answer": answer(text)}

@@ -10,6 +10,7 @@ from luyen.config.check import check
 from luyen.rewards.build import build_reward
 from luyen.rewards.cache import FILE
 from tests.architecture.tree import ROOT
+from tests.optional import needs
 from tests.unit.rewards.builders import config, group, prompt
 from tests.unit.rewards.judge_server import judge_server
 
@@ -70,6 +71,7 @@ def test_a_run_that_goes_on_asks_only_for_what_it_does_not_know(server, tmp_path
     ]
 
 
+@needs("math_verify")
 def test_runs_share_a_cache_by_its_path_and_rules_are_kept_too(tmp_path: Path):
     path = tmp_path / "shared.sqlite"
     settings = config(cache={"enable": True, "path": str(path)}, num_workers=1)

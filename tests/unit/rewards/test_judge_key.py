@@ -1,7 +1,9 @@
 """The key of an endpoint: it is sent, and never seen again."""
 
 import asyncio
+import base64
 import json
+import urllib.parse
 from typing import Any
 
 import pytest
@@ -14,6 +16,8 @@ from luyen.rewards.counts import Counts
 from luyen.rewards.judge import Judges
 from luyen.rewards.judge_http import Response
 from tests.unit.rewards.builders import prompt, rollout
+
+KEY = "sk-SECRET/+12345"
 
 
 def asked() -> Score:
@@ -52,3 +56,38 @@ def test_a_short_word_for_a_key_stays_in_replies(monkeypatch):
     monkeypatch.setattr(judge_endpoint, "post", answered)
     score = asked()
     assert score.value == 0.7
+
+
+@pytest.mark.parametrize("status", [200, 401])
+@pytest.mark.parametrize(
+    "spelled",
+    [
+        "".join(f"\\u{ord(letter):04x}" for letter in KEY),
+        urllib.parse.quote(KEY, safe=""),
+        base64.b64encode(KEY.encode()).decode(),
+    ],
+)
+def test_a_key_in_another_spelling_is_replaced(monkeypatch, spelled, status):
+    monkeypatch.setenv("JUDGE_KEY", KEY)
+
+    async def answered(*_: Any) -> Response:
+        said = f'{{"message": {{"content": "no: {spelled}"}}}}'
+        body = f'{{"error": "no: {spelled}", "choices": [{said}]}}'
+        return Response(status=status, headers={}, body=body.encode())
+
+    monkeypatch.setattr(judge_endpoint, "post", answered)
+    error = asked().error or KEY
+    assert "(the key)" in error
+    assert KEY not in error
+    assert spelled not in error
+
+
+def test_a_date_beyond_all_calendars_is_no_time_to_wait(monkeypatch):
+    monkeypatch.setenv("JUDGE_KEY", KEY)
+
+    async def answered(*_: Any) -> Response:
+        late = {"retry-after": "Fri, 31 Dec 99999999999 23:59:59 GMT"}
+        return Response(status=429, headers=late, body=b"")
+
+    monkeypatch.setattr(judge_endpoint, "post", answered)
+    assert "judge http_429" in (asked().error or "")

@@ -14,6 +14,7 @@ from luyen.rewards.judge_http import MOST_BYTES
 from luyen.rewards.rules.all import rule_rewards
 from tests.architecture.pages import blocks, sections
 from tests.architecture.tree import ROOT
+from tests.optional import needs
 
 TEXT = (ROOT / "docs" / "judges.md").read_text()
 PAGE = sections(TEXT)
@@ -24,8 +25,10 @@ def rows(section: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
+@needs("math_verify")
 @pytest.mark.parametrize("block", blocks(TEXT, "yaml"))
-def test_every_setting_of_the_page_passes_the_check(block: str, tmp_path: Path):
+def test_every_setting_of_the_page_passes_the_check(block: str, tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("JUDGE_API_KEY", "as the page says: it has to be set")
     file = tmp_path / "page.yaml"
     file.write_text(block)
     report = check([ROOT / "recipes" / "quickstart.yaml", file])

@@ -1,6 +1,7 @@
 """The pace of requests, the pauses between retries, and the cache of scores."""
 
 import asyncio
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from luyen.base.errors import UserError
+from luyen.base.rundir import DamagedRecord
 from luyen.rewards.cache import Remembering, ScoreCache, content_hash
 from luyen.rewards.calls import Call
 from luyen.rewards.counts import Counts
@@ -173,3 +175,43 @@ def test_equal_content_has_equal_hashes_and_other_content_another(value):
     assert content_hash(value, {"a": 1, "b": value}) == content_hash(value, {"b": value, "a": 1})
     assert content_hash(value) != content_hash([value])
     assert content_hash(value, 1) != content_hash(value, 2)
+
+
+DAMAGES = {
+    "another value": "UPDATE sealed SET body = replace(body, '0.5', '7.0') WHERE key = 'a'",
+    "another key": "UPDATE sealed SET key = 'a' WHERE key = 'b'",
+    "no JSON": "UPDATE sealed SET body = 'x' WHERE key = 'a'",
+    "nothing": "UPDATE sealed SET body = NULL WHERE key = 'a'",
+    "a number": "UPDATE sealed SET body = 7 WHERE key = 'a'",
+    "no text": "UPDATE sealed SET body = CAST(x'ff00fe' AS TEXT) WHERE key = 'a'",
+    "no seal": "UPDATE sealed SET seal = NULL WHERE key = 'a'",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_changed_entry_is_computed_anew_and_noted(tmp_path, damage):
+    path, counts = tmp_path / "scores.sqlite", Counts()
+    cache = ScoreCache(path, counts=counts)
+    if damage != "another key":
+        cache.keep("a", {"value": 0.5})
+    cache.keep("b", {"value": 0.25})
+    cache.close()
+    with sqlite3.connect(path) as table:
+        assert table.execute(DAMAGES[damage]).rowcount == 1
+    table.close()
+    cache = ScoreCache(path, counts=counts)
+    with pytest.warns(DamagedRecord, match="the entry a is not as it was written"):
+        assert cache.find("a") is None
+    cache.keep("a", {"value": 1.0})
+    assert cache.find("a") == {"value": 1.0}
+    assert counts.take()["judging/cache_damaged"] == 1.0
+    cache.close()
+
+
+def test_a_score_that_stands_for_an_answer_nobody_could_judge_is_not_kept(tmp_path):
+    cache = ScoreCache(tmp_path / "scores.sqlite", counts=Counts())
+    inner = Once(*[Outcome(numbers={"score": 0.0}, is_stand_in=True)] * 2)
+    for _ in range(2):
+        asyncio.run(Remembering(inner, cache).run([call("math", "a")]))
+    assert len(inner.asked) == 2
+    cache.close()

@@ -7,32 +7,32 @@ import pytest
 from luyen.rewards.outcome import Unscorable
 from luyen.rewards.rules.gsm8k import gsm8k
 from luyen.rewards.rules.length import length, overlong
-from luyen.rewards.rules.numbers import numbers_in, numeric
+from luyen.rewards.rules.numbers import last_number, numeric
 from tests.unit.rewards.builders import answer, prompt
 
 
 @pytest.mark.parametrize(
-    ("text", "numbers"),
+    ("text", "number"),
     [
-        ("", []),
-        ("no digits: ١٢ and \uff11\uff12", []),
-        ("-5", ["-5"]),
-        ("\u22125", ["-5"]),
-        ("3-5", ["3", "5"]),
-        ("x=-5", ["-5"]),
-        ("f(2)-5", ["2", "5"]),
-        ("$1,234,567.89.", ["1234567.89"]),
-        ("1,2,3", ["1", "2", "3"]),
-        ("12,34", ["12", "34"]),
-        (".5 and 1.", ["0.5", "1"]),
-        ("6.02e23", ["6.02E+23"]),
-        ("v1.2.3", ["1.2", "0.3"]),
-        ("1e99999999999999999999999", []),
-        ("9" * 20_000, []),
+        ("", None),
+        ("no digits: ١٢ and \uff11\uff12", None),
+        ("-5", "-5"),
+        ("\u22125", "-5"),
+        ("3-5", "5"),
+        ("x=-5", "-5"),
+        ("f(2)-5", "5"),
+        ("$1,234,567.89.", "1234567.89"),
+        ("1,2,3", "3"),
+        ("12,34", "34"),
+        (".5 and 1.", "1"),
+        ("6.02e23", "6.02E+23"),
+        ("v1.2.3", "0.3"),
+        ("1e99999999999999999999999", None),
+        ("9" * 20_000, None),
     ],
 )
-def test_numbers_are_found_as_people_write_them(text, numbers):
-    assert numbers_in(text) == [Decimal(number) for number in numbers]
+def test_the_last_number_is_found_as_people_write_it(text, number):
+    assert last_number(text) == (None if number is None else Decimal(number))
 
 
 @pytest.mark.parametrize(

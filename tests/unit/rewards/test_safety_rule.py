@@ -118,7 +118,7 @@ def test_a_pattern_that_is_none_is_a_fault():
         judged("tool_safety", conversation(), forbidden_arguments={"*": "("})
 
 
-def test_a_pattern_that_never_ends_costs_one_timeout():
+def test_a_call_on_which_a_pattern_never_ends_counts_as_offending_in_everything():
     kwargs = {"forbidden_arguments": {"*": "(a+)+b"}}
     settings = config(
         components={"safe": {"rule": "tool_safety", "kwargs": kwargs}}, timeout_s=1, num_workers=1
@@ -126,5 +126,4 @@ def test_a_pattern_that_never_ends_costs_one_timeout():
     hostile = conversation(call(arguments={"x": "a" * 60}))
     fine = conversation(call(arguments={"x": "aab"}), sample=1)
     [group] = scored(settings, [(prompt("12", "mine"), [hostile, fine])])
-    assert [score.value for score in group.scores] == [None, -1.0]
-    assert "no score within 1 s" in (group.scores[0].error or "")
+    assert [score.value for score in group.scores] == [-4.0, -1.0]

@@ -15,7 +15,7 @@ from luyen.base.records import Score
 from luyen.rewards.calls import Call
 from luyen.rewards.metrics import score_metrics
 from luyen.rewards.pool import Pool
-from luyen.rewards.step import score_all, settle
+from luyen.rewards.step import Tolerance, score_all, settle
 from tests.unit.rewards.builders import config, group, own, prompt, scored
 
 
@@ -106,18 +106,18 @@ def test_metrics_of_a_sound_step_count_no_faults(tmp_path):
 def test_the_policy_for_faults_is_to_stop_or_to_drop(tmp_path):
     done = faulty(tmp_path, "1", "x")
     with pytest.raises(UserError) as caught:
-        settle(done, on_fault="fail")
+        settle(done, Tolerance(on_fault="fail"))
     message = str(caught.value)
     assert "1 of 2 scores could not be computed" in message
     assert "could not convert string to float: 'x'" in message
     assert "data source `mine`, group 0.0.u" in message
-    assert [r.text for r in settle(done, on_fault="drop")] == ["x"]
-    assert settle(faulty(tmp_path, "1"), on_fault="fail") == []
+    assert [r.text for r in settle(done, Tolerance(on_fault="drop"))] == ["x"]
+    assert settle(faulty(tmp_path, "1"), Tolerance(on_fault="fail")) == []
 
 
 def test_a_step_without_any_score_stops_whatever_the_policy(tmp_path):
     with pytest.raises(UserError, match="2 of 2"):
-        settle(faulty(tmp_path, "x", "y"), on_fault="drop")
+        settle(faulty(tmp_path, "x", "y"), Tolerance(on_fault="drop"))
 
 
 def test_an_earlier_fault_of_a_rollout_is_kept():
@@ -184,12 +184,15 @@ def test_closing_a_busy_pool_does_not_wait_for_it(tmp_path):
 
 
 def test_a_file_that_does_not_load_in_the_process_is_a_fault(tmp_path):
-    file = tmp_path / "broken.py"
+    folder = tmp_path / "a_folder_with_a_long_name" / ("x" * 100)
+    folder.mkdir(parents=True)
+    file = folder / "broken.py"
     file.write_text("import nowhere_at_all\n")
     pool = Pool(size=1, timeout_s=5.0)
     [outcome] = asyncio.run(pool.run([Call(name="f", source=str(file), arguments={})]))
     pool.close()
-    assert "No module named 'nowhere" in outcome.error
+    assert "/broken.py': importing it failed" in outcome.error
+    assert "No module named 'nowhere_at_all'" in outcome.error
 
 
 OWNER = """

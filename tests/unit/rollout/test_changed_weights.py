@@ -163,3 +163,15 @@ def test_an_answer_that_ends_while_others_are_stopped_is_neither_lost_nor_of_the
     first, *others = asyncio.run(run())
     assert (first.versions, first.reason) == ((0, 0, 1, 1), "length")
     assert [(one.versions, one.reason) for one in others] == [((0, 0), "stop")] * 2
+
+
+def test_a_least_length_holds_over_changes_of_weights():
+    stops = frozenset(range(30))
+    sampling = Sampling(max_new_tokens=24, stop_ids=stops, min_new_tokens=20)
+    found = answers(2, sampling=sampling)
+    assert {v for one in found for v in one.versions} == {0, 1, 2}
+    for one in found:
+        assert len(one.tokens) > 20
+        assert not stops.intersection(one.tokens[:20])
+        assert len(one.kept_mass) == len(one.tokens) == len(one.logps)
+        assert max(one.kept_mass[:20]) < 1.0 - 1e-6

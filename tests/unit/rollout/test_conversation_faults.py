@@ -182,6 +182,12 @@ def test_a_world_that_never_opens_is_a_fault():
         ("open", None, "World.open gave None"),
         ("act", None, "World.act gave None; it must give an Observation"),
         ("act", "more", "World.act gave a str"),
+        (
+            "act",
+            Observation(messages=({"role": "user", "content": 5},)),
+            "without a role or a text",
+        ),
+        ("act", Observation(messages=({"content": "more"},)), "without a role or a text"),
         ("score", float("nan"), "a reward is a finite number"),
     ],
 )
@@ -215,7 +221,7 @@ def test_a_world_that_never_judges_is_a_fault(monkeypatch: pytest.MonkeyPatch):
             await asyncio.sleep(60)
 
     make = GuardedEnv.__init__
-    monkeypatch.setattr(GuardedEnv, "__init__", lambda self, env: make(self, env, end_s=0.05))
+    monkeypatch.setattr(GuardedEnv, "__init__", lambda self, env, **_: make(self, env, end_s=0.05))
     [group] = play(ScriptedEngine(lambda *_: "x<|im_end|>"), setting(env=lambda _: Slow()), "q")
     assert "Slow.score took more than 0.05 s" in group.rollouts[0].fault
 

@@ -7,7 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from luyen.base.seeds import uniform
-from luyen.rollout.native.sample import Limits, draw, inverse_cdf, truncate, uniforms
+from luyen.rollout.native.sample import (
+    Limits,
+    barred_out,
+    draw,
+    inverse_cdf,
+    truncate,
+    uniforms,
+)
 
 
 def signed(key: int) -> int:
@@ -59,11 +66,12 @@ def test_draws_have_the_frequencies_of_the_weights():
 
 def reference(row: list[float], top_k: int, top_p: float, min_p: float) -> list[float]:
     """Which weights stay, one token at a time in plain Python."""
-    order = sorted(range(len(row)), key=lambda i: (-row[i], i))[:top_k]
+    order = sorted(range(len(row)), key=lambda i: (-row[i], i))
+    order = [i for i in order if row[i] >= min_p * max(row)][:top_k]
     total = sum(row[i] for i in order)
     kept, mass = [0.0] * len(row), 0.0
     for rank, i in enumerate(order):
-        is_in = (top_p == 1.0 or mass < top_p * total) and row[i] >= min_p * row[order[0]]
+        is_in = top_p == 1.0 or mass < top_p * total
         kept[i] = row[i] if rank == 0 or is_in else 0.0
         mass += row[i]
     return kept
@@ -99,6 +107,62 @@ def test_a_draw_reports_the_full_softmax_and_the_mass_that_was_left():
     assert drawn.tokens.tolist() == [1]
     assert drawn.logps.exp().tolist() == pytest.approx([0.25])
     assert drawn.kept.tolist() == pytest.approx([0.75])
+
+
+def everything(rows: int, size: int, barred: torch.Tensor | None = None) -> Limits:
+    whole = torch.ones(rows, 1)
+    sizes = torch.full((rows, 1), size)
+    return Limits(top_k=sizes, top_p=whole, min_p=0 * whole, barred=barred)
+
+
+@given(seed=st.integers(0, 10_000), barred=st.lists(st.integers(-1, 45), min_size=1, max_size=12))
+@settings(max_examples=100, deadline=None)
+def test_barred_tokens_are_never_drawn_and_the_rest_keeps_its_proportions(seed, barred):
+    generator = torch.Generator().manual_seed(seed)
+    logits = 4 * torch.randn(50, 40, generator=generator)
+    ids = torch.tensor(barred).repeat(50, 1)
+    drawn = draw(
+        logits, torch.rand(50, generator=generator).double(), None, everything(50, 40, ids)
+    )
+    exact = torch.softmax(logits.double(), -1)
+    gone = [i for i in {*barred} if 0 <= i < 40]
+    left = exact.clone()
+    left[:, gone] = 0.0
+    assert not set(gone) & set(drawn.tokens.tolist())
+    assert torch.allclose(drawn.kept.double(), left.sum(-1), atol=1e-6)
+    said = exact.log().gather(-1, drawn.tokens[:, None])[:, 0]
+    assert torch.allclose(drawn.logps.double(), said, atol=1e-4)
+    renormalised = torch.softmax(barred_out(logits, ids).double(), -1)
+    assert torch.allclose(renormalised, left / left.sum(-1, keepdim=True), atol=1e-9)
+
+
+def test_a_row_that_bars_nothing_draws_to_the_bit_as_without_limits():
+    generator = torch.Generator().manual_seed(3)
+    logits, numbers = 5 * torch.randn(64, 1000, generator=generator), torch.rand(64).double()
+    nobody = torch.full((64, 3), -1)
+    free, limited = draw(logits, numbers), draw(logits, numbers, None, everything(64, 1000, nobody))
+    assert torch.equal(free.tokens, limited.tokens)
+    assert torch.equal(free.logps, limited.logps)
+
+
+def test_a_barred_token_may_have_all_of_the_mass():
+    logits = torch.tensor([[500.0, 1.0, 1.0, -900.0]]).repeat(2, 1)
+    ids = torch.tensor([[0], [0]])
+    numbers, greedy = torch.tensor([0.6, 0.6]).double(), torch.tensor([False, True])
+    drawn = draw(logits, numbers, greedy, everything(2, 4, ids))
+    assert drawn.tokens.tolist() == [2, 1]
+    assert drawn.kept.tolist() == [0.0, 0.0]
+    assert drawn.logps.tolist() == [-499.0, -499.0]
+
+
+def test_min_p_comes_before_top_p():
+    # Of 0.5, 0.2, 0.2, 0.1: min-p 0.4 leaves 0.9, of which top-p 0.75 needs 0.675: two tokens.
+    # The other way round top-p would need 0.75 of 1.0: three.
+    rows = torch.tensor([[0.5, 0.2, 0.2, 0.1]])
+    limits = Limits(
+        top_k=torch.tensor([[4]]), top_p=torch.tensor([[0.75]]), min_p=torch.tensor([[0.4]])
+    )
+    assert (truncate(rows, limits) > 0).tolist() == [[True, True, False, False]]
 
 
 def test_greedy_rows_take_the_likeliest_and_the_others_are_drawn():

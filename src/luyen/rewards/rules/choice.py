@@ -18,19 +18,22 @@ def chosen(text: str, choices: str) -> str | None:
     """
     capital, small = re.escape(choices.upper()), re.escape(choices.lower())
     last = r"(?=[.)\]*\s]*(?:\n|\Z))"  # a small letter may be a word: "the answer is a mystery"
-    letter = rf"[*$]*[(\[]?[*]*((?-i:[{capital}])(?![\w'])|(?-i:[{small}]){last})[*]*[)\]]?"
-    stated = rf"answer(?:\s+choice)?[*]*(?:\s+is\s*:?|\s*[:=])[*]*\s*(?:option\s+)?{letter}"
-    boxed = rf"\\boxed\{{\s*(?:\\text\{{)?\s*{letter}"
-    tagged = rf"<answer>\s*{letter}\s*</answer>"
+    # What was taken is never given back: a million blanks or stars are looked at once.
+    letter = rf"[*$]*+[(\[]?+[*]*+((?-i:[{capital}])(?![\w'])|(?-i:[{small}]){last})[*]*+[)\]]?+"
+    stated = (
+        rf"answer(?:\s++choice)?+[*]*+(?:\s++is\s*+:?+|\s*+[:=])[*]*+\s*+(?:option\s++)?+{letter}"
+    )
+    boxed = rf"\\boxed\{{\s*+(?:\\text\{{)?+\s*+{letter}"
+    tagged = rf"<answer>\s*+{letter}\s*+</answer>"
     found = re.finditer(f"{stated}|{boxed}|{tagged}", text, re.IGNORECASE)
     letters = [group for match in found for group in match.groups() if group]
-    alone = re.fullmatch(rf"\s*{letter}[.\s]*", text)
+    alone = re.fullmatch(rf"\s*+{letter}[.\s]*+", text)
     if letters:
         return letters[-1].upper()
     return alone.group(1).upper() if alone else None
 
 
-@rule_rewards.register("choice")
+@rule_rewards.register("choice", wrong=0.0)
 def choice(prompt: Prompt, answer: Answer, *, choices: str = "ABCD") -> float:
     """1 when the stated letter is the ground truth: a letter, or its index from 0."""
     truth = truth_of(prompt)

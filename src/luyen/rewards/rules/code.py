@@ -6,21 +6,21 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, cast
 
-from luyen.base.records import Prompt
+from luyen.base.records import Prompt, Score
 from luyen.rewards.outcome import Unscorable
 from luyen.rewards.rules.function_tests import call_test
 from luyen.rewards.rules.rule import Answer, rule_rewards, truth_of
 from luyen.sandbox.deadline import seconds_left
 from luyen.sandbox.launch import SandboxFault
 from luyen.sandbox.limits import Limits
-from luyen.sandbox.verify import Case, Test, verify
+from luyen.sandbox.verify import Case, Test, is_forgeable, verify
 
 _FENCED = re.compile(r"```[ \t]*(?:python|py|python3)?[ \t]*\n(.*?)(?:\n[ \t]*```|\Z)", re.DOTALL)
 _MARGIN_S = 1.0
 """What is left of the time for a score when the tests are stopped."""
 
 
-@rule_rewards.register("code", isolated=True, door="luyen.sandbox.verify")
+@rule_rewards.register("code", isolated=True, wrong=0.0, door="luyen.sandbox.verify")
 def code(
     prompt: Prompt,
     answer: Answer,
@@ -28,11 +28,21 @@ def code(
     credit: Literal["all", "share"] = "all",
     cpu_s: int = 2,
     memory_mb: int = 1024,
-) -> float:
-    """1 when the program passes every test of the row, with `share` the part that it passes."""
+    refuse_forgeable: bool = False,
+) -> Score:
+    """1 when the program passes every test of the row, with `share` the part that it passes.
+
+    The part `forgeable` is the share of tests whose verdict the program could have forged; with
+    `refuse_forgeable` a row that has one cannot be judged.
+    """
     if credit not in ("all", "share"):
         raise Unscorable(f"credit {credit!r} is neither all nor share")
     program, tests = program_in(answer.text), tests_of(truth_of(prompt))
+    if refuse_forgeable and (number := first_forgeable(tests)) is not None:
+        raise Unscorable(
+            f"the row's test {number} is judged beside the program, which could forge its verdict, "
+            "and sandbox.require asks for verdicts: write assert CALL == LITERAL, or cases"
+        )
     limits = Limits(cpu_s=cpu_s, wall_s=5.0 * cpu_s, memory_bytes=memory_mb * 2**20)
     left = seconds_left()
     judged = verify(
@@ -46,7 +56,14 @@ def code(
         verdict = asyncio.run(judged)
     except SandboxFault as fault:
         raise Unscorable(f"the sandbox failed: {fault}") from fault
-    return verdict.share if credit == "share" else float(verdict.passed == verdict.total)
+    value = verdict.share if credit == "share" else float(verdict.passed == verdict.total)
+    forgeable = Score(name="forgeable", value=verdict.forgeable / verdict.total, weight=0.0)
+    return Score(name="code", value=value, parts=(forgeable,))
+
+
+def first_forgeable(tests: Sequence[Test]) -> int | None:
+    """Number of the first test whose verdict a program could forge, from 0."""
+    return next((number for number, test in enumerate(tests) if is_forgeable(test)), None)
 
 
 def program_in(text: str) -> str:

@@ -4,7 +4,7 @@ from luyen.base.records import Prompt
 from luyen.rewards.rules.rule import Answer, rule_rewards, truths_of
 
 
-@rule_rewards.register("exact")
+@rule_rewards.register("exact", wrong=0.0)
 def exact(
     prompt: Prompt, answer: Answer, *, strip: bool = True, ignore_case: bool = False
 ) -> float:

@@ -5,7 +5,7 @@ from typing import Literal
 
 from luyen.base.records import Prompt
 from luyen.rewards.outcome import Unscorable
-from luyen.rewards.rules.numbers import as_number, numbers_in
+from luyen.rewards.rules.numbers import as_number, last_number
 from luyen.rewards.rules.rule import Answer, rule_rewards, truths_of
 
 _MARK = "####"
@@ -29,11 +29,10 @@ def strict_answer(text: str) -> Decimal | None:
 
 def flexible_answer(text: str) -> Decimal | None:
     """The last number anywhere."""
-    found = numbers_in(text)
-    return found[-1] if found else None
+    return last_number(text)
 
 
-@rule_rewards.register("gsm8k")
+@rule_rewards.register("gsm8k", wrong=0.0)
 def gsm8k(
     prompt: Prompt,
     answer: Answer,

@@ -1,6 +1,5 @@
 """Tasks of reasoning-gym, judged by the verifier that comes with each."""
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +11,7 @@ from luyen.rewards.rules.rule import Answer, rule_rewards
 @rule_rewards.register(
     "reasoning_gym",
     isolated=True,
+    wrong=0.0,
     door="luyen.rewards.rules.gym_door",
     package="reasoning_gym",
     extra="tasks",
@@ -40,6 +40,12 @@ def tagged(text: str, tag: str) -> str:
         >>> tagged("<answer>1</answer> no: <answer> 2 </answer>", "answer")
         '2'
     """
-    name = re.escape(tag)
-    found = re.findall(rf"<{name}>(.*?)</{name}>", text, re.DOTALL)
-    return (found[-1] if found else text).strip()
+    begin, end = f"<{tag}>", f"</{tag}>"
+    found, at = text, 0
+    while (first := text.find(begin, at)) >= 0:
+        first += len(begin)
+        last = text.find(end, first)
+        if last < 0:
+            break
+        found, at = text[first:last], last + len(end)
+    return found.strip()

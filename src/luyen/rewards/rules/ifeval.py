@@ -19,7 +19,7 @@ CHECKED = (ifeval_form, ifeval_words)
 _IDS, _SETTINGS = "instruction_id_list", "kwargs"
 
 
-@rule_rewards.register("ifeval", deterministic=True)
+@rule_rewards.register("ifeval", deterministic=True, wrong=0.0)
 def ifeval(
     prompt: Prompt,
     answer: Answer,

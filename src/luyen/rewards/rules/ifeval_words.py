@@ -11,7 +11,9 @@ _ABBREVIATION = re.compile(
     r"(?:\b(?:mr|mrs|ms|dr|prof|st|vs|etc|inc|ltd|co|jr|sr|no|fig|approx)|\b[a-z](?:\.[a-z])*)\.$",
     re.IGNORECASE,
 )
-_SENTENCE_END = re.compile(r"[.!?\u2026]+[\"')\]\u201d\u2019*_]*(?=\s|\Z)")
+_SENTENCE_END = re.compile(  # only where a run of points begins: a million are looked at once
+    r"(?<![.!?\u2026])[.!?\u2026]++[\"')\]\u201d\u2019*_]*+(?=\s|\Z)"
+)
 
 
 @instruction("keywords:existence")

@@ -17,7 +17,7 @@ from luyen.rewards.rules.rule import Answer, rule_rewards
 from luyen.rewards.rules.shape import parsed_json
 
 
-@rule_rewards.register("json_schema", isolated=True, deterministic=True)
+@rule_rewards.register("json_schema", isolated=True, deterministic=True, wrong=0.0)
 def json_schema(
     prompt: Prompt, answer: Answer, *, schema: Mapping[str, Any] | None = None, fenced: bool = True
 ) -> float:

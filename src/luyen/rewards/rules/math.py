@@ -7,6 +7,7 @@ from luyen.rewards.rules.rule import Answer, rule_rewards, truths_of
 @rule_rewards.register(
     "math",
     isolated=True,
+    wrong=0.0,
     deterministic=True,
     door="luyen.rewards.rules.math_door",
     package="math_verify",

@@ -15,15 +15,15 @@ _LONGEST = 10_000
 """Digits beyond this are no answer but noise."""
 
 
-def numbers_in(text: str) -> list[Decimal]:
-    """Every number of a text: signs, thousands separators, decimals and exponents understood.
+def last_number(text: str) -> Decimal | None:
+    """The last number of a text: signs, thousands separators, decimals and exponents understood.
 
     Example:
-        >>> [str(n) for n in numbers_in("from -3 to 1,234.50, or 2e3")]
-        ['-3', '1234.50', '2E+3']
+        >>> [str(last_number(text)) for text in ("from 2 to -3", "1,234.50", "2e3", "none")]
+        ['-3', '1234.50', '2E+3', 'None']
     """
-    found = (as_number(m.group()) for m in _NUMBER.finditer(text.replace("\N{MINUS SIGN}", "-")))
-    return [number for number in found if number is not None]
+    written: list[str] = _NUMBER.findall(text.replace("\N{MINUS SIGN}", "-"))
+    return next((n for one in reversed(written) if (n := as_number(one)) is not None), None)
 
 
 def as_number(text: str) -> Decimal | None:
@@ -54,10 +54,10 @@ def is_close(a: Decimal, b: Decimal, *, tolerance: float) -> bool:
         return tolerance > 0 and abs(a - b) <= Decimal(repr(tolerance))
 
 
-@rule_rewards.register("numeric")
+@rule_rewards.register("numeric", wrong=0.0)
 def numeric(prompt: Prompt, answer: Answer, *, tolerance: float = 0.0) -> float:
     """1 when the last number of the answer is the ground truth."""
-    truths, found = true_numbers(prompt), numbers_in(answer.text)
-    return float(
-        any(is_close(found[-1], truth, tolerance=tolerance) for truth in truths) if found else False
-    )
+    truths, found = true_numbers(prompt), last_number(answer.text)
+    if found is None:
+        return 0.0
+    return float(any(is_close(found, truth, tolerance=tolerance) for truth in truths))

@@ -5,7 +5,9 @@ A rule is a function `(prompt, answer, *, knobs) -> float`. Registered with `see
 a `Score` with parts and with shares by turn. It raises `Unscorable` when it cannot judge; a wrong
 answer is no reason to raise. `isolated=True` runs it in another process under a time limit; `door`
 is a module to import there beforehand; `package` and `extra` name what it needs. Scores of a rule
-with `deterministic=True` may be taken from the cache.
+with `deterministic=True` may be taken from the cache. `wrong` is what an answer is worth on which
+the rule runs out of time, memory or stack, or raises, with `wrong_per_call` for each of its calls;
+without it such an answer is a fault.
 """
 
 from collections.abc import Callable

@@ -12,7 +12,7 @@ from luyen.rewards.rules.rule import Answer, rule_rewards
 _FENCED = re.compile(r"\A\s*```(?:json)?[ \t]*\n(.*)\n[ \t]*```\s*\Z", re.DOTALL)
 
 
-@rule_rewards.register("regex", isolated=True, deterministic=True)
+@rule_rewards.register("regex", isolated=True, deterministic=True, wrong=0.0)
 def regex(
     prompt: Prompt,  # noqa: ARG001
     answer: Answer,
@@ -32,7 +32,7 @@ def regex(
     return float(found is not None)
 
 
-@rule_rewards.register("json")
+@rule_rewards.register("json", wrong=0.0)
 def json_valid(
     prompt: Prompt,  # noqa: ARG001
     answer: Answer,

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Coroutine, Sequence
 from typing import Any, TypeAlias, final
 
+from luyen.base.foreign import boundary
 from luyen.base.records import Message
 
 Messages: TypeAlias = Sequence[Message]
@@ -39,7 +40,7 @@ class Exchange:
 
     async def start(self, program: Coroutine[Any, Any, None]) -> Messages:
         """For the conversation: run the program up to its first question."""
-        self._program = asyncio.create_task(program)
+        self._program = asyncio.create_task(_guarded(program))
         first = await self._question()
         if first is None:
             raise RuntimeError("the environment ended without asking the policy anything")
@@ -80,3 +81,12 @@ class Exchange:
             return None
         finally:
             asked.cancel()
+
+
+async def _guarded(program: Coroutine[Any, Any, None]) -> None:
+    """The program as a task that cannot end the event loop, as SystemExit in a task would."""
+    faults: list[BaseException] = []
+    with boundary(faults):
+        await program
+    if faults:
+        raise faults[0]

@@ -3,6 +3,7 @@
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, cast, final
 
+from luyen.base.foreign import own_copy
 from luyen.base.records import Message, Prompt
 from luyen.rollout.env.given import number_or_none
 from luyen.rollout.env.protocol import Env, Observation
@@ -17,7 +18,8 @@ END_S = 30.0
 class GuardedEnv:
     """An environment whose every answer has the right type or is a fault that says what it was.
 
-    Judging and closing have a time limit; what ignores a cancellation is left to itself.
+    It is given copies of what is ours, and what it gives is copied. Judging and closing have a time
+    limit; what ignores a cancellation is left to itself.
     """
 
     def __init__(self, env: Env, *, end_s: float = END_S) -> None:
@@ -32,20 +34,22 @@ class GuardedEnv:
 
     async def open(self, prompt: Prompt, key: int) -> list[Message]:
         """The conversation that the policy starts from."""
-        given: Any = await self._outcome(self._env.open(prompt, key), None, "open")
+        given: Any = await self._outcome(self._open(prompt, key), None, "open")
         messages = list(cast(Sequence[Any], given)) if isinstance(given, Sequence) else []
-        if not messages or not all(isinstance(m, Mapping) and "role" in m for m in messages):
+        if not messages or not all(map(_is_message, messages)):
             raise TypeError(f"{self._name}.open gave {_kind(given)}; it must give messages")
-        return messages
+        return own_copy(messages)  # the world may keep its own, and change them later
 
     async def act(self, messages: Sequence[Message]) -> Observation:
         """What the world answers."""
-        given: Any = await self._outcome(self._env.act(messages), None, "act")
+        given: Any = await self._outcome(self._act(messages), None, "act")
         if not isinstance(given, Observation):
             raise TypeError(f"{self._name}.act gave {_kind(given)}; it must give an Observation")
+        if not all(map(_is_message, given.messages)):
+            raise TypeError(f"{self._name}.act gave a message without a role or a text")
         if any(message.get("role") == "assistant" for message in given.messages):
             raise TypeError(f"{self._name}.act spoke as the assistant; that is the policy's part")
-        return given
+        return own_copy(given)
 
     async def score(self) -> float | None:
         """What the world thinks of the conversation."""
@@ -55,6 +59,12 @@ class GuardedEnv:
     async def close(self) -> None:
         """Let it go."""
         await self._outcome(self._env.close(), self._end_s, "close")
+
+    async def _open(self, prompt: Prompt, key: int) -> Any:
+        return await self._env.open(own_copy(prompt), key)
+
+    async def _act(self, messages: Sequence[Message]) -> Any:
+        return await self._env.act(own_copy(messages))
 
     async def _outcome(
         self, work: Coroutine[Any, Any, Any], seconds: float | None, what: str
@@ -69,3 +79,13 @@ class GuardedEnv:
 
 def _kind(value: Any) -> str:
     return "None" if value is None else f"a {type(value).__name__}"
+
+
+def _is_message(value: Any) -> bool:
+    """Whether a chat template can be given it; what one refuses would end the run."""
+    if not isinstance(value, Mapping):
+        return False
+    message = cast(Mapping[str, Any], value)
+    content = message.get("content")
+    is_content = content is None or isinstance(content, str | list | tuple)
+    return isinstance(message.get("role"), str) and is_content

@@ -3,74 +3,24 @@
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import count
-from pathlib import Path
 from typing import Any, cast, final
 
-import yaml
-
 from luyen.base.errors import UserError
-from luyen.base.paths import expanded
+from luyen.base.foreign import boundary
 from luyen.base.records import Message, Prompt
-from luyen.base.suggest import did_you_mean
-from luyen.config.schema.rollout import EnvironmentChoice
+from luyen.config.interaction_file import FIELD
 from luyen.rollout.env.given import number_or_none, text_or_none
 from luyen.rollout.env.protocol import Observation, envs
-from luyen.rollout.tools.foreign import boundary, line_of, place_of
+from luyen.rollout.tools.foreign import line_of, place_of
 from luyen.rollout.tools.imported import imported_name
 from luyen.rollout.tools.protocol import Tool
 from luyen.rollout.tools.threads import Threads
 
-_FIELD = "actor_rollout_ref.rollout.multi_turn.interaction_config_path"
-_KEYS = ("name", "class_name", "config")
-_FIX = "write interaction: [{name: NAME, class_name: PACKAGE.MODULE.CLASS, config: {...}}]"
 _METHODS = ("start_interaction", "generate_response")
 _numbers = count()
 """Instance ids are never used twice in a process."""
 _threads = Threads(most_hanging=64)
 """For classes whose methods are no coroutine functions, though verl wants them so."""
-
-
-def interactions(path: str) -> dict[str, EnvironmentChoice]:
-    """The users that a file of verl lists, by name; a UserError names the entry that is wrong."""
-    try:
-        page: Any = yaml.safe_load(expanded(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise UserError(_FIELD, path, f"it cannot be read: {error}", _FIX) from error
-    listed = cast(Mapping[str, Any], page).get("interaction") if isinstance(page, Mapping) else None
-    if not isinstance(listed, list) or not listed:
-        raise UserError(_FIELD, path, "it lists no interactions", _FIX)
-    found: dict[str, EnvironmentChoice] = {}
-    for number, raw in enumerate(cast(list[Any], listed), start=1):
-        where = f"{path}: interaction {number}"
-        name, choice = _entry(raw, where, expanded(path).parent)
-        if name in found:
-            raise UserError(where, name, "two interactions have this name", "rename one of them")
-        found[name] = choice
-    return found
-
-
-def _entry(raw: Any, where: str, folder: Path) -> tuple[str, EnvironmentChoice]:
-    entry = cast(Mapping[str, Any], raw) if isinstance(raw, Mapping) else {}
-    class_name = entry.get("class_name")
-    if not isinstance(class_name, str) or not class_name:
-        raise UserError(where, raw, "an entry names its class", _FIX)
-    unknown = [str(key) for key in entry if key not in _KEYS]
-    if unknown:
-        raise UserError(where, unknown[0], "no such key", did_you_mean(unknown[0], _KEYS))
-    config = entry.get("config") or {}
-    if not isinstance(config, Mapping):
-        raise UserError(where, config, "`config` is no mapping", "write config: {KEY: VALUE}")
-    if ".py:" in class_name:
-        class_name = str(folder / expanded(class_name))
-    name = str(entry.get("name") or _default_name(class_name))
-    settings = {**cast(Mapping[str, Any], config), "name": name}  # as verl hands it over
-    kwargs = {"class_name": class_name, "config": settings}
-    return name, EnvironmentChoice(kind="interaction", kwargs=kwargs)
-
-
-def _default_name(class_name: str) -> str:
-    """The name that verl gives: the class's own, without `Interaction`, in small letters."""
-    return class_name.replace(":", ".").rpartition(".")[2].removesuffix("Interaction").lower()
 
 
 @final
@@ -144,13 +94,13 @@ def interaction(*, class_name: str, config: Mapping[str, Any] | None = None) -> 
 
 
 def _new(class_name: str, settings: dict[str, Any]) -> Any:
-    cls = imported_name(class_name, _FIELD)
+    cls = imported_name(class_name, FIELD)
     lacking = [method for method in _METHODS if method not in dir(cls)]
     if lacking:
         why = f"it has no method `{lacking[0]}`"
-        raise UserError(_FIELD, class_name, why, "write it as verl's interactions have it")
+        raise UserError(FIELD, class_name, why, "write it as verl's interactions have it")
     faults: list[BaseException] = []
     with boundary(faults):
         return cls(config=settings)
     why = f"making it failed: {line_of(faults[0])} ({place_of(faults[0])})"
-    raise UserError(_FIELD, class_name, why, "mend the class or its `config`") from faults[0]
+    raise UserError(FIELD, class_name, why, "mend the class or its `config`") from faults[0]

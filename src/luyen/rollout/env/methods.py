@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, final
 
 from luyen.base.records import Prompt
-from luyen.rollout.tools.marks import Remembers
+from luyen.rollout.tools.marks import Remembers, RunLimits
 from luyen.rollout.tools.protocol import ToolLimits, ToolReply, ToolSession
 from luyen.rollout.tools.reply import reply_of
 from luyen.rollout.tools.signature import Signature
@@ -13,7 +13,7 @@ from luyen.rollout.tools.threads import Threads
 
 
 @final
-class MethodTool(Remembers):
+class MethodTool(Remembers, RunLimits):
     """One method of the object that a conversation's world holds."""
 
     def __init__(
@@ -42,7 +42,7 @@ class MethodTool(Remembers):
 
     @property
     def limits(self) -> ToolLimits:
-        """Those of any tool."""
+        """Those of any tool; the time is that of the run."""
         return ToolLimits()
 
     async def open(self, prompt: Prompt, key: int) -> ToolSession:

@@ -11,8 +11,9 @@ from functools import partial
 from typing import Any, final
 
 from luyen.base.errors import UserError
+from luyen.base.foreign import boundary
 from luyen.base.records import Message
-from luyen.rollout.tools.foreign import boundary, line_of, place_of
+from luyen.rollout.tools.foreign import line_of, place_of
 from luyen.rollout.tools.imported import imported_name
 
 FIELD = "actor_rollout_ref.rollout.multi_turn.environments"

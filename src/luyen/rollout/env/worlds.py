@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import final
 
 from luyen.base.errors import UserError
+from luyen.base.faults import last_line
+from luyen.base.foreign import boundary, own_copy
 from luyen.base.records import Prompt
 from luyen.base.suggest import did_you_mean
 from luyen.config.schema.rollout import EnvironmentChoice
@@ -58,7 +60,7 @@ class Worlds:
         if name is None:
             return None
         choice = self._choices[name]
-        return envs.get(choice.kind)(**choice.kwargs)
+        return envs.get(choice.kind)(**own_copy(choice.kwargs))
 
     def tools_of(self, prompt: Prompt) -> Sequence[Tool]:
         """Tools that the prompt's world brings."""
@@ -66,9 +68,19 @@ class Worlds:
         if name is None:
             return ()
         if name not in self._tools:
-            made = self.make(prompt)
-            self._tools[name] = () if made is None else tuple(made.tools)
+            self._tools[name] = self._made_tools(prompt, name)
         return self._tools[name]
+
+    def _made_tools(self, prompt: Prompt, name: str) -> tuple[Tool, ...]:
+        faults: list[BaseException] = []
+        with boundary(faults):
+            made = self.make(prompt)
+            return () if made is None else tuple(made.tools)
+        if isinstance(faults[0], UserError):
+            raise faults[0]
+        why = f"making it failed: {last_line(faults[0])}"
+        fix = "mend the environment or its kwargs"
+        raise UserError(f"{_FIELD}.{name}", self._choices[name].kind, why, fix) from faults[0]
 
 
 def _check_knobs(name: str, choice: EnvironmentChoice) -> None:

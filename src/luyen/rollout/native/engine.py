@@ -213,7 +213,7 @@ class NativeEngine:
             logits = logits / tensors.temperature
         uniform = uniforms(tensors.keys, drawn)
         if self._is_exact or tensors.limits is not None:
-            found = draw(logits, uniform, tensors.greedy, tensors.limits)
+            found = draw(logits, uniform, tensors.greedy, tensors.limits_at(drawn))
         else:
             found = draw_quickly(logits, uniform, tensors.greedy)
         write_down(rows, found)

@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias, final
 
 import torch
 from torch import Tensor
 
 from luyen.base.errors import UserError
+from luyen.data.bridge import common_start
 from luyen.rollout.native.sample import Drawn, Limits
 from luyen.rollout.protocol import Completion, Ending, Request
 
@@ -118,13 +119,19 @@ class Row:
         )
 
     def _says_stop(self, decode: Decode | None) -> bool:
-        """Whether a stop string is there; it was not before, so only the end is decoded."""
-        strings = self.request.sampling.stop_strings
-        if not strings or decode is None:
+        """Whether the newest token completes a stop string; only the end is decoded."""
+        sampling = self.request.sampling
+        strings = sampling.stop_strings
+        if not strings or decode is None or len(self.tokens) <= sampling.min_new_tokens:
             return False
         longest = max(len(stop.encode()) for stop in strings)
-        text = decode(self.tokens[-longest - _MARGIN :])
-        return any(stop in text for stop in strings)
+        tail = self.tokens[-longest - _MARGIN :]
+        text = decode(tail)
+        if sampling.min_new_tokens == 0:
+            return any(stop in text for stop in strings)
+        # What was complete too early to end the answer does not end it later.
+        known = len(common_start(text, decode(tail[:-1])))
+        return any(text.rfind(stop) + len(stop) > known for stop in strings if stop in text)
 
 
 def write_down(rows: Sequence[Row], drawn: Drawn) -> None:
@@ -152,7 +159,9 @@ class RowTensors:
     greedy: Tensor | None
     """Rows that take the likeliest token; None when none does."""
     limits: Limits | None
-    """Truncation; None when no row truncates."""
+    """Truncation, with the tokens barred at first; None when no row truncates."""
+    floors: Tensor | None
+    """`[rows, 1]` draws for which tokens are barred; None when none is in any row."""
 
     @classmethod
     def of(
@@ -165,14 +174,18 @@ class RowTensors:
             return torch.tensor(values, dtype=torch.float32, device=device)[:, None]
 
         limits = None
+        most = max((len(p.barred_ids) for p in params), default=0)
         if any(p.is_truncated for p in params):
             # A greedy row in the same batch keeps everything: its own limits mean nothing.
-            sizes = [p.top_k if p.top_k > 0 and p.is_truncated else vocabulary for p in params]
+            sizes = [p.top_k if p.top_k > 0 and p.is_filtered else vocabulary for p in params]
+            barred = [padded(sorted(p.barred_ids), most, -1) for p in params]
             limits = Limits(
                 top_k=torch.tensor(sizes, device=device)[:, None],
-                top_p=column([p.top_p if p.is_truncated else 1.0 for p in params]),
-                min_p=column([p.min_p if p.is_truncated else 0.0 for p in params]),
+                top_p=column([p.top_p if p.is_filtered else 1.0 for p in params]),
+                min_p=column([p.min_p if p.is_filtered else 0.0 for p in params]),
+                barred=torch.tensor(barred, device=device) if most else None,
             )
+        floors = torch.tensor([p.min_new_tokens for p in params], device=device)[:, None]
         greedy = [p.is_greedy for p in params]
         scales = [1.0 if p.is_greedy else p.temperature for p in params]
         keys = [_signed(row.request.keys[row.sample]) for row in rows]
@@ -181,4 +194,17 @@ class RowTensors:
             temperature=column(scales) if any(s != 1.0 for s in scales) else None,
             greedy=torch.tensor(greedy, device=device) if any(greedy) else None,
             limits=limits,
+            floors=floors if most else None,
         )
+
+    def limits_at(self, drawn: Tensor) -> Limits | None:
+        """What rows that have drawn so many tokens may draw next."""
+        if self.limits is None or self.limits.barred is None or self.floors is None:
+            return self.limits
+        barred = torch.where(drawn[:, None] < self.floors, self.limits.barred, -1)
+        return replace(self.limits, barred=barred)
+
+
+def padded(values: list[int], size: int, filler: int) -> list[int]:
+    """The values, filled up to `size`."""
+    return values + [filler] * (size - len(values))

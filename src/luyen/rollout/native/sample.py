@@ -34,7 +34,7 @@ def _shifted(z: Tensor, bits: int) -> Tensor:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Limits:
-    """Truncation of each row, `[rows, 1]` tensors.
+    """What each row may draw.
 
     Example:
         >>> Limits(top_k=torch.tensor([[2]]), top_p=torch.ones(1, 1), min_p=torch.zeros(1, 1)).top_k
@@ -42,11 +42,13 @@ class Limits:
     """
 
     top_k: Tensor
-    """Tokens to keep; the vocabulary's size keeps all."""
+    """`[rows, 1]` tokens to keep; the vocabulary's size keeps all."""
     top_p: Tensor
-    """Mass to keep."""
+    """`[rows, 1]` mass to keep."""
     min_p: Tensor
-    """Smallest probability relative to the likeliest."""
+    """`[rows, 1]` smallest probability relative to the likeliest."""
+    barred: Tensor | None = None
+    """`[rows, ids]` tokens that may not be drawn, -1 where there is none; None: all may be."""
 
 
 @final
@@ -64,7 +66,7 @@ class Drawn:
     logps: Tensor
     """Their log-probability under the full softmax."""
     kept: Tensor | None
-    """Mass that truncation left, if there was any."""
+    """Share of the full softmax that may be drawn, where something may not."""
 
 
 def draw(
@@ -72,18 +74,37 @@ def draw(
 ) -> Drawn:
     """A token for each row of fp32 logits (temperature applied already).
 
-    `greedy` marks rows that take the likeliest token; None: no row does.
+    `greedy` marks rows that take the likeliest token that is not barred; None: no row does. The
+    log-probability is that of the full softmax, whatever the limits rule out.
     """
     logp = log_probabilities(logits)
     probabilities = logp.exp()
     kept = None
-    if limits is not None:
+    if limits is not None and limits.barred is not None:
+        logits = barred_out(logits, limits.barred)
+        # Not the probabilities with zeros: barred tokens may have all of the mass.
+        weights = truncate(log_probabilities(logits).exp(), limits)
+        kept = torch.where(weights > 0, probabilities, 0.0).sum(-1)
+        probabilities = weights
+    elif limits is not None:
         probabilities = truncate(probabilities, limits)
         kept = probabilities.sum(-1)
     tokens = inverse_cdf(probabilities, uniform)
     if greedy is not None:
         tokens = torch.where(greedy, logits.argmax(-1), tokens)
     return Drawn(tokens=tokens, logps=logp.gather(-1, tokens[:, None])[:, 0], kept=kept)
+
+
+def barred_out(logits: Tensor, barred: Tensor) -> Tensor:
+    """Logits with `barred` ids `[rows, ids]` at minus infinity; what is no id bars nothing.
+
+    The smaller of two numbers is written at each id: one may be named twice, and what is no id
+    changes nothing at the place it is given. Nothing here waits for a device.
+    """
+    is_id = (barred >= 0) & (barred < logits.shape[-1])
+    index = torch.where(is_id, barred, 0)
+    values = torch.where(is_id, float("-inf"), logits.gather(-1, index))
+    return logits.scatter_reduce(-1, index, values, "amin")
 
 
 def draw_quickly(logits: Tensor, uniform: Tensor, greedy: Tensor | None = None) -> Drawn:
@@ -103,16 +124,17 @@ def draw_quickly(logits: Tensor, uniform: Tensor, greedy: Tensor | None = None) 
 def truncate(probabilities: Tensor, limits: Limits) -> Tensor:
     """Probabilities with the tokens that top-k, top-p and min-p rule out set to 0.
 
-    Top-k first, then top-p of the mass that is left, then min-p. The likeliest token always stays.
+    In vLLM's order: min-p, then top-k, then top-p of the mass that is left. The likeliest token
+    always stays.
     """
     ordered, index = torch.sort(probabilities, dim=-1, descending=True, stable=True)
     rank = torch.arange(ordered.shape[-1], device=ordered.device)
-    ordered = torch.where(rank < limits.top_k, ordered, 0.0)
+    is_likely = ordered >= limits.min_p * ordered[:, :1]
+    ordered = torch.where(is_likely & (rank < limits.top_k), ordered, 0.0)
     before = ordered.cumsum(-1, dtype=torch.float64) - ordered
     is_in = before < limits.top_p * ordered.sum(-1, keepdim=True, dtype=torch.float64)
     # Rounding must not rule anything out where top-p is off.
     is_in |= limits.top_p >= 1.0
-    is_in &= ordered >= limits.min_p * ordered[:, :1]
     is_in[:, 0] = True
     return torch.zeros_like(probabilities).scatter(-1, index, torch.where(is_in, ordered, 0.0))
 

@@ -7,6 +7,8 @@ from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar, final
 
+from luyen.base.loops import loosened
+
 T = TypeVar("T")
 
 
@@ -24,7 +26,7 @@ class BackgroundLoop:
     """
 
     def __init__(self, name: str) -> None:
-        self._loop = asyncio.new_event_loop()
+        self._loop = loosened(asyncio.new_event_loop())
         self._thread = threading.Thread(target=_serve, args=(self._loop,), name=name, daemon=True)
         self._thread.start()
         self._finish = weakref.finalize(self, _stop, self._loop, self._thread)

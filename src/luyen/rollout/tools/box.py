@@ -2,18 +2,20 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias, final
 from weakref import WeakKeyDictionary
 
 from luyen.base.errors import UserError
+from luyen.base.foreign import own_copy
 from luyen.base.records import Prompt
 from luyen.base.suggest import did_you_mean
 from luyen.rollout.tools.foreign import ToolFault, attempt, line_of
 from luyen.rollout.tools.ledger import CallLedger
-from luyen.rollout.tools.marks import Remembers, Standing
+from luyen.rollout.tools.marks import Remembers, RunLimits, Standing
 from luyen.rollout.tools.open_tools import OnError, OpenTools, Reading
 from luyen.rollout.tools.place import Place
-from luyen.rollout.tools.protocol import Tool, ToolSession
+from luyen.rollout.tools.protocol import Tool, ToolLimits, ToolSession
 from luyen.rollout.tools.text import Side
 from luyen.rollout.tools.validate import Checker
 
@@ -43,14 +45,16 @@ class ToolBox:
         tool_response_truncate_side: Side = "middle",
         arguments_are_text: bool = False,
         on_error: OnError = "observe",
+        timeout_s: float = 30.0,
         end_s: float = 30.0,
     ) -> None:
         """A UserError when two tools share a name or a schema is no schema.
 
-        `arguments_are_text` is for call formats that know no other type; `end_s` limits the scores
-        of a rollout, and again its releases.
+        `arguments_are_text` is for call formats that know no other type; `timeout_s` is for tools
+        of worlds, which say nothing; `end_s` limits a rollout's scores, and again its releases.
         """
         self._tools = _by_name(tools)
+        self._timeout_s = timeout_s
         self._checkers = {name: _checker(tool) for name, tool in self._tools.items()}
         self._reading = Reading(
             most=max_tool_response_length,
@@ -147,11 +151,12 @@ class ToolBox:
         return _by_name([*wanted, *besides])
 
     async def _opened(self, tool: Tool, prompt: Prompt, key: int, *, is_of_world: bool) -> Place:
-        outcome = await attempt(tool.open(prompt, key), seconds=tool.limits.timeout_s)
+        limits = self._limits(tool)
+        outcome = await attempt(_opening(tool, prompt, key), seconds=limits.timeout_s)
         session: ToolSession | None = outcome.value
         problem = ""
         if outcome.is_late:
-            problem = f"it did not start within {tool.limits.timeout_s:g} s"
+            problem = f"it did not start within {limits.timeout_s:g} s"
         elif outcome.fault is not None:
             problem = f"it could not be started: {line_of(outcome.fault)}"
         return self._place(tool, session, is_of_world=is_of_world, problem=problem)
@@ -163,7 +168,7 @@ class ToolBox:
         return Place(
             name=tool.name,
             checker=checker or _checker(tool),
-            limits=tool.limits,
+            limits=self._limits(tool),
             free=self._semaphore(tool),
             session=session,
             problem=problem,
@@ -171,10 +176,18 @@ class ToolBox:
             is_standing=isinstance(tool, Standing),
         )
 
+    def _limits(self, tool: Tool) -> ToolLimits:
+        is_silent = isinstance(tool, RunLimits)
+        return replace(tool.limits, timeout_s=self._timeout_s) if is_silent else tool.limits
+
     def _semaphore(self, tool: Tool) -> asyncio.Semaphore:
         free = self._free.setdefault(asyncio.get_running_loop(), {})
         most = tool.limits.concurrency
         return free.setdefault((tool.name, most), asyncio.Semaphore(most))
+
+
+async def _opening(tool: Tool, prompt: Prompt, key: int) -> ToolSession:
+    return await tool.open(own_copy(prompt), key)
 
 
 def _checker(tool: Tool) -> Checker:

@@ -33,7 +33,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "floor": math.floor,
     "max": max,
     "min": min,
-    "round": round,
+    "round": lambda *given: _rounded(*given),
     "sqrt": math.sqrt,
 }
 
@@ -128,6 +128,13 @@ def _divided(a: float, b: float) -> int | float:
     if isinstance(a, int) and isinstance(b, int) and b != 0 and a % b == 0:
         return a // b
     return a / b
+
+
+def _rounded(value: float, digits: int = 0) -> int | float:
+    """The value rounded; Python would write out ten to the power of any number of digits."""
+    if isinstance(digits, int) and digits < -_MOST_BITS:
+        return 0
+    return round(value, digits) if digits else round(value)
 
 
 def _power(a: float, b: float) -> Any:

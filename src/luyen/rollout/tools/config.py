@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from luyen.base.errors import UserError
+from luyen.base.foreign import boundary
 from luyen.base.paths import expanded
 from luyen.config.tool_file import ToolEntry, read_tool_file
 from luyen.rollout.tools.all import builtin_tools
-from luyen.rollout.tools.foreign import boundary, line_of, place_of
+from luyen.rollout.tools.foreign import line_of, place_of
 from luyen.rollout.tools.function import FunctionTool
 from luyen.rollout.tools.imported import imported_module, imported_name
 from luyen.rollout.tools.limits import check_limits

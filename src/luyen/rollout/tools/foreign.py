@@ -1,14 +1,15 @@
 """Code of others: whatever it raises and however long it takes, the caller goes on."""
 
 import asyncio
-from collections.abc import Coroutine, Generator
-from contextlib import contextmanager
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from traceback import extract_tb
 from typing import Any, final
 
+from luyen.base.faults import plain_text, raised_by
+from luyen.base.foreign import boundary
 from luyen.base.heartbeat import beat
 
 _SHOWN = 300
@@ -58,15 +59,6 @@ class Outcome:
     """How long it ran."""
 
 
-@contextmanager
-def boundary(faults: list[BaseException]) -> Generator[None]:
-    """Put whatever foreign code raises into `faults`; an interrupt and a cancellation pass."""
-    try:
-        yield
-    except (Exception, SystemExit) as fault:  # noqa: BLE001
-        faults.append(fault)
-
-
 async def attempt(coroutine: Coroutine[Any, Any, Any], *, seconds: float | None) -> Outcome:
     """Run a coroutine for at most so long; only a cancellation from outside is raised."""
     faults: list[BaseException] = []
@@ -107,9 +99,10 @@ async def _end(task: asyncio.Task[Any]) -> None:
 
 def line_of(fault: BaseException) -> str:
     """What an exception says, in one line that is never long."""
+    fault = raised_by(fault)
     said: list[str] = []
     with boundary([]):  # its own __str__ may raise
-        said.append(str(fault))
+        said.append(plain_text(str(fault)))
     text = one_line(said[0] if said else "")
     if isinstance(fault, InvalidArguments | ToolError):
         return text
@@ -118,7 +111,7 @@ def line_of(fault: BaseException) -> str:
 
 def place_of(fault: BaseException) -> str:
     """Where an exception was raised, as `file.py:12`; empty when nothing is known."""
-    frames = extract_tb(fault.__traceback__)
+    frames = extract_tb(raised_by(fault).__traceback__)
     return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
 
 

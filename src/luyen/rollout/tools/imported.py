@@ -4,9 +4,10 @@ from types import ModuleType
 from typing import Any
 
 from luyen.base.errors import UserError
+from luyen.base.foreign import boundary
 from luyen.base.paths import expanded
 from luyen.base.suggest import did_you_mean
-from luyen.rollout.tools.foreign import boundary, line_of, place_of
+from luyen.rollout.tools.foreign import line_of, place_of
 from luyen.sandbox.worker import module_of
 
 

@@ -19,6 +19,10 @@ class Remembers:
     """
 
 
+class RunLimits:
+    """Mark of a tool that says nothing about how long it may run: the run's limit holds."""
+
+
 class OneAtATime(Remembers):
     """Mark of a session whose calls must not overlap, since they share its state."""
 

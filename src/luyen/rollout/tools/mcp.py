@@ -4,6 +4,7 @@ A server is started when its tools are listed and started again when a call find
 """
 
 import asyncio
+import logging
 import tempfile
 import threading
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -18,13 +19,18 @@ from mcp.shared._httpx_utils import create_mcp_http_client
 from mcp.types import CONNECTION_CLOSED, CallToolResult, TextContent
 
 from luyen.base.errors import UserError
+from luyen.base.foreign import boundary
 from luyen.base.records import Prompt
 from luyen.base.suggest import did_you_mean
 from luyen.rollout.tools.background import BackgroundLoop
-from luyen.rollout.tools.foreign import ToolError, boundary, line_of, one_line
+from luyen.rollout.tools.foreign import ToolError, line_of, one_line
 from luyen.rollout.tools.ledger import idempotency_key
+from luyen.rollout.tools.mcp_http import PLAIN, refuse_excess
 from luyen.rollout.tools.protocol import ToolLimits, ToolReply, ToolSession
 from luyen.rollout.tools.text import as_text
+
+# A server that says something else than answers would fill the terminal with tracebacks.
+logging.getLogger("mcp.client").setLevel(logging.CRITICAL)
 
 _END_S = 15.0
 """How long a server may take to end; its process is killed well before."""
@@ -163,7 +169,8 @@ class McpServer:
             )
             yield stdio_client(started, errlog=self._log)
         else:
-            async with create_mcp_http_client(headers=dict(target.headers)) as http:
+            async with create_mcp_http_client(headers={**PLAIN, **target.headers}) as http:
+                http.event_hooks = {"response": [refuse_excess]}
                 yield streamable_http_client(target.url, http_client=http)
 
     def _drop(self, client: Client) -> None:

@@ -1,13 +1,13 @@
 """Entries of a tool file that name MCP servers: ours, and verl's."""
 
 import importlib
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 from luyen.base.errors import UserError
 from luyen.base.paths import expanded
+from luyen.config.mcp_file import listed_servers
 from luyen.config.tool_file import ToolEntry
 from luyen.rollout.tools.protocol import Tool, ToolLimits
 
@@ -56,9 +56,9 @@ def _listed_servers(
     """All servers of a JSON file with `mcpServers`, as verl and desktop programs write it."""
     path = folder / expanded(str(block["mcp_servers_config_path"]))
     try:
-        servers: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["mcpServers"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        why = f"it lists no servers: {type(error).__name__}: {error}"
+        servers = listed_servers(path)
+    except OSError as error:
+        why = f"it lists no servers: {error}"
         fix = 'write {"mcpServers": {NAME: {"url": ...}}}'
         raise UserError("mcp.mcp_servers_config_path", str(path), why, fix) from error
     wanted = block.get("select") or block.get("tool_selected_list")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, final
 
 from luyen.base.calls import CallStatus, ToolCall
+from luyen.base.foreign import boundary, own_copy
 from luyen.base.suggest import near_names
 from luyen.rollout.parsers.protocol import WrittenCall
 from luyen.rollout.tools.foreign import (
@@ -16,7 +17,6 @@ from luyen.rollout.tools.foreign import (
     ToolError,
     ToolFault,
     attempt,
-    boundary,
     line_of,
     one_line,
     place_of,
@@ -180,10 +180,11 @@ class OpenTools:
             return {}, self._made(written, turn, CallStatus.UNKNOWN_TOOL, why)
         faults: list[BaseException] = []
         with boundary(faults):
-            return place.checker.fit(written.arguments, from_text=self._reading.from_text), None
-        bad = isinstance(faults[0], InvalidArguments)
-        status = CallStatus.INVALID_ARGUMENTS if bad else CallStatus.FAILED
-        return {}, self._made(written, turn, status, line_of(faults[0]))
+            fitted = place.checker.fit(written.arguments, from_text=self._reading.from_text)
+            return own_copy(fitted), None
+        # Also what is nested too deeply, or a number with too many digits, is the policy's mistake.
+        why = line_of(faults[0])
+        return {}, self._made(written, turn, CallStatus.INVALID_ARGUMENTS, why)
 
     def _judged(
         self, written: WrittenCall, turn: int, place: Place, outcome: Outcome

@@ -6,9 +6,10 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, final
 
+from luyen.base.foreign import own_copy
 from luyen.rollout.tools.foreign import InvalidArguments, Outcome, ToolError, attempt
 from luyen.rollout.tools.marks import OwnClock, TimeIsUp
-from luyen.rollout.tools.protocol import ToolLimits, ToolSession
+from luyen.rollout.tools.protocol import ToolLimits, ToolReply, ToolSession
 from luyen.rollout.tools.validate import Checker
 
 
@@ -51,7 +52,7 @@ async def tried(
         if number > 0:
             await asyncio.sleep(place.limits.backoff_s * 2 ** (number - 1))
         async with place.free:
-            outcome = await attempt(session.call(arguments), seconds=limit)
+            outcome = await attempt(_called(session, arguments), seconds=limit)
         if isinstance(outcome.fault, TimeIsUp):
             outcome = Outcome(is_late=True, seconds=outcome.seconds)
         seconds += outcome.seconds
@@ -60,3 +61,8 @@ async def tried(
         if has_answered or is_final or number == place.limits.retries:
             return outcome, number + 1, seconds
     raise AssertionError("a call is tried at least once")
+
+
+async def _called(session: ToolSession, arguments: Mapping[str, Any]) -> ToolReply:
+    """Each try has arguments of its own: a tool may do with them what it likes."""
+    return await session.call(own_copy(arguments))

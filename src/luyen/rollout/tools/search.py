@@ -12,6 +12,7 @@ from typing import Any, Literal, cast, final
 
 from luyen.base.errors import UserError
 from luyen.base.paths import expanded
+from luyen.base.reading import require_file
 from luyen.rollout.tools.builtin import builtin_tools
 from luyen.rollout.tools.function import FunctionTool
 
@@ -44,6 +45,8 @@ def search_tool(
         raise UserError("config.mode", mode, "no such way to search", "set `words` or `key`")
     if top_k < 1:
         raise UserError("config.top_k", top_k, "nothing would ever be found", "set it to 1 or more")
+    if not isinstance(cast(object, documents), Mapping | None):
+        raise UserError("config.documents", documents, "it is no mapping", "write {KEY: TEXT}")
     pairs = list((documents or {}).items())
     if path is not None:
         pairs = _read(path, key_field, text_field)
@@ -109,7 +112,7 @@ def _read(path: str, key_field: str, text_field: str) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
     number = 0
     try:
-        with expanded(path).open(encoding="utf-8") as lines:
+        with require_file(expanded(path)).open(encoding="utf-8") as lines:
             for line in lines:
                 number += 1
                 if line.strip():
@@ -117,7 +120,7 @@ def _read(path: str, key_field: str, text_field: str) -> list[tuple[str, str]]:
     except (OSError, UnicodeDecodeError) as error:
         why = f"cannot be read: {error}"
         raise UserError("config.path", path, why, "give a readable JSONL file") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         why = f"line {number} is no object with `{key_field}` and `{text_field}`"
         fix = "mend the line, or set `key_field` and `text_field`"
         raise UserError("config.path", path, why, fix) from error

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast, final, overload
 
 from luyen.base.errors import UserError
+from luyen.base.foreign import boundary
 from luyen.base.records import Prompt
-from luyen.rollout.tools.foreign import boundary
 from luyen.rollout.tools.limits import check_limits
 from luyen.rollout.tools.marks import OneAtATime
 from luyen.rollout.tools.protocol import ToolLimits, ToolReply, ToolSession

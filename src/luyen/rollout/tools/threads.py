@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, final
 
-from luyen.rollout.tools.foreign import boundary
+from luyen.base.foreign import boundary
 
 
 @final

@@ -16,6 +16,7 @@ from referencing import Registry
 from luyen.base.errors import UserError
 from luyen.base.suggest import near_names
 from luyen.rollout.tools.foreign import InvalidArguments, one_line
+from luyen.rollout.tools.patterns import SafeValidator
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,400}")
 _WORDS = {"true": True, "false": False}
@@ -55,7 +56,7 @@ class Checker:
         self._properties = cast(Mapping[str, Any], parameters.get("properties") or {})
         self._is_open = parameters.get("additionalProperties") not in (None, False)
         # An empty registry: a schema that points elsewhere is an error, never a download.
-        self._validator: Any = Draft202012Validator(dict(parameters), registry=Registry())
+        self._validator: Any = SafeValidator(dict(parameters), registry=Registry())
 
     def fit(self, arguments: Mapping[str, Any], *, from_text: bool = False) -> dict[str, Any]:
         """The arguments as the tool takes them; InvalidArguments when they do not fit.

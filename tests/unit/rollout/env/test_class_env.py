@@ -1,7 +1,6 @@
 """Worlds from classes: what is a tool, what the row gives, and what goes wrong."""
 
 import asyncio
-import threading
 from pathlib import Path
 
 import pytest
@@ -83,10 +82,11 @@ def test_respond_is_the_user_and_none_ends_it():
 @pytest.mark.parametrize("place", ["reset", "respond", "get_reward"])
 @pytest.mark.parametrize("way", ["raises", "gives a list"])
 def test_a_world_that_breaks_is_a_fault_with_a_clear_line_and_is_closed(place: str, way: str):
-    closed: list[int] = []
+    closed = blueprint_of(FILE, "Broken").cls.closed
+    closed.clear()
     how = setting(env=lambda _: world("Broken"))
     engine = ScriptedEngine(lambda *_: "3<|im_end|>")
-    [group] = play(engine, how, "Go.", place=place, way=way, closed=closed)
+    [group] = play(engine, how, "Go.", place=place, way=way)
     [rollout] = group.rollouts
     assert rollout.stop == StopReason.FAULT
     said = f"no {place} today" if way == "raises" else f"Broken.{place} gave"
@@ -95,14 +95,14 @@ def test_a_world_that_breaks_is_a_fault_with_a_clear_line_and_is_closed(place: s
 
 
 def test_a_world_that_hangs_ends_with_the_time_of_its_conversation():
-    closed: list[int] = []
-    gate = threading.Event()
+    broken = blueprint_of(FILE, "Broken").cls
+    broken.closed.clear()
     how = setting(env=lambda _: world("Broken"), budget_s=0.2)
-    row = {"place": "respond", "way": "hangs", "closed": closed, "gate": gate}
+    row = {"place": "respond", "way": "hangs"}
     [group] = play(ScriptedEngine(lambda *_: "3<|im_end|>"), how, "Go.", **row)
-    gate.set()
+    broken.gate.set()
     assert [r.stop for r in group.rollouts] == [StopReason.TIME_BUDGET]
-    assert closed == [1]
+    assert broken.closed == [1]
 
 
 @pytest.mark.parametrize(

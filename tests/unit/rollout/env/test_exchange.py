@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from luyen.base.foreign import ForeignExit
 from luyen.rollout.env.exchange import Exchange
 
 
@@ -88,3 +89,21 @@ def test_closing_ends_a_program_wherever_it_is():
         return ended
 
     assert asyncio.run(talk()) == [1]
+
+
+@pytest.mark.parametrize("fault", [SystemExit(0), KeyboardInterrupt(), GeneratorExit()])
+def test_a_program_that_would_end_the_process_ends_only_itself(fault):
+    async def talk():
+        exchange = Exchange()
+
+        async def program():
+            await exchange.ask(say("a"))
+            raise fault
+
+        await exchange.start(program())
+        with pytest.raises(ForeignExit) as caught:
+            await exchange.tell(say("1"))
+        await exchange.close()
+        return caught.value.raised
+
+    assert asyncio.run(talk()) is fault

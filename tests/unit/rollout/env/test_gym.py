@@ -4,15 +4,16 @@ import asyncio
 import random
 
 import pytest
-import reasoning_gym
 
 from luyen.base.errors import UserError
 from luyen.base.records import StopReason, make_prompt
+from luyen.config.task_url import parse_task_url
 from luyen.data.reasoning_gym import reasoning_gym_rows
-from luyen.data.task_url import parse_task_url
-from luyen.rollout.env import gym_door
 from luyen.rollout.env.all import envs
 from tests.talk import ScriptedEngine, play, setting
+
+reasoning_gym = pytest.importorskip("reasoning_gym", reason="the extra `tasks` is missing")
+from luyen.rollout.env import gym_door  # noqa: E402
 
 LEGS = "leg_counting"
 EMPTY = make_prompt([{"role": "system", "content": "Answer."}])

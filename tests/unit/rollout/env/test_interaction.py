@@ -8,8 +8,9 @@ import yaml
 
 from luyen.base.errors import UserError
 from luyen.base.records import StopReason, make_prompt
+from luyen.config.interaction_file import read_interactions
 from luyen.rollout.env import interaction
-from luyen.rollout.env.all import envs, interactions
+from luyen.rollout.env.all import envs
 from luyen.rollout.env.worlds import Worlds
 from tests.talk import ScriptedEngine, play, setting
 
@@ -35,7 +36,7 @@ def rollouts(make, line="4", samples=1, **row):
 
 def test_a_file_of_users_gives_choices_by_name(tmp_path: Path):
     entry = {"name": "guess", "class_name": "some.module.Class", "config": {"hint": "Higher."}}
-    found = interactions(listed(tmp_path, entry))
+    found = read_interactions(listed(tmp_path, entry))
     assert found["guess"].kind == "interaction"
     assert found["guess"].kwargs == {
         "class_name": "some.module.Class",
@@ -44,8 +45,9 @@ def test_a_file_of_users_gives_choices_by_name(tmp_path: Path):
 
 
 def test_names_that_are_not_given_are_those_of_verl(tmp_path: Path):
+    (tmp_path / "mine.py").write_text("class GuessInteraction: ...\n")
     path = listed(tmp_path, {"class_name": "mine.py:GuessInteraction"}, {"class_name": "a.b.Slow"})
-    found = interactions(path)
+    found = read_interactions(path)
     assert list(found) == ["guess", "slow"]
     assert found["guess"].kwargs == {
         "class_name": f"{tmp_path}/mine.py:GuessInteraction",
@@ -66,7 +68,7 @@ def test_names_that_are_not_given_are_those_of_verl(tmp_path: Path):
 )
 def test_what_is_wrong_with_a_file_is_said_with_its_entry(tmp_path: Path, entries, said: str):
     with pytest.raises(UserError, match=f"(?s){said}"):
-        interactions(listed(tmp_path, *entries))
+        read_interactions(listed(tmp_path, *entries))
 
 
 @pytest.mark.parametrize("text", ["interaction: [", "- 1", "", "\x00"])
@@ -74,9 +76,9 @@ def test_a_file_that_is_no_list_of_users_is_said(tmp_path: Path, text: str):
     path = tmp_path / "users.yaml"
     path.write_text(text)
     with pytest.raises(UserError, match=r"cannot be read|lists no interactions"):
-        interactions(str(path))
+        read_interactions(str(path))
     with pytest.raises(UserError, match="cannot be read"):
-        interactions(str(tmp_path / "missing.yaml"))
+        read_interactions(str(tmp_path / "missing.yaml"))
 
 
 def test_the_user_answers_scores_turns_and_is_let_go():
@@ -149,7 +151,7 @@ def test_a_class_that_needs_verl_is_told_how_to_do_without(tmp_path: Path):
 
 def test_the_row_names_its_user(tmp_path: Path):
     path = listed(tmp_path, {"name": "odd", "class_name": f"{FILE}:Odd", "config": {"gives": ""}})
-    worlds = Worlds(interactions(path), default=None)
+    worlds = Worlds(read_interactions(path), default=None)
     prompt = make_prompt([], extra_info={"interaction_kwargs": {"name": "odd"}})
     assert isinstance(worlds.make(prompt), interaction.Interaction)
     wrong = make_prompt([], extra_info={"interaction_kwargs": "odd"})

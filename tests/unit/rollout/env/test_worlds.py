@@ -14,6 +14,7 @@ from luyen.rollout.env.worlds import Worlds
 from luyen.rollout.multi_turn import Conversations
 from luyen.rollout.protocol import Sampling
 from luyen.rollout.single_turn import Draw
+from tests.optional import needs
 from tests.talk import KEEP, TOKENIZER, ScriptedEngine, World, call, play, setting
 
 FILE = str(Path(__file__).with_name("worlds_of_classes.py"))
@@ -43,6 +44,7 @@ def script(text: str, _: int) -> str:
     return (call("add", by=3) if asks else "3") + "<|im_end|>"
 
 
+@needs("reasoning_gym")
 def test_rows_of_one_batch_are_played_in_the_world_that_each_names():
     draws = [
         draw(0, "Go.", environment="count"),

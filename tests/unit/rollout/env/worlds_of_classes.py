@@ -1,6 +1,8 @@
 """Classes of worlds as a user writes them, for the tests beside this file."""
 
+import threading
 import time
+from typing import ClassVar
 
 
 class Counter:
@@ -62,6 +64,9 @@ class Talker:
 class Broken:
     """Gives what the row says, where the row says."""
 
+    closed: ClassVar[list[int]] = []
+    gate = threading.Event()
+
     def reset(self, **row):
         self.row = row
         return self._at("reset")
@@ -73,7 +78,7 @@ class Broken:
         return self._at("get_reward")
 
     def close(self):
-        self.row["closed"].append(1)
+        self.closed.append(1)
 
     def _at(self, place: str):
         if self.row["place"] != place:
@@ -81,7 +86,7 @@ class Broken:
         if self.row["way"] == "raises":
             raise RuntimeError(f"no {place} today")
         if self.row["way"] == "hangs":
-            self.row["gate"].wait(20)
+            self.gate.wait(20)
             return None
         return [1, 2]
 

@@ -3,6 +3,7 @@
 import asyncio
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -30,6 +31,10 @@ from luyen.rollout.tools.search import Index, search_tool
         ("10/5", "2"),
         ("1e3 + .5", "1000.5"),
         ("sqrt(16) + abs(-2) + round(2.5)", "8"),
+        ("round(1234, -2)", "1200"),
+        ("round(1, -10**9)", "0"),
+        ("round(1.5, -10**300)", "0"),
+        ("round(2.345, 2)", "2.35"),
         ("max(1, 2, min(5, 4))", "4"),
         ("2*pi", f"{2 * math.pi:.12g}"),
         ("(-1) ** 1000001", "-1"),
@@ -128,3 +133,13 @@ def test_python_shows_output_value_and_traceback_and_is_held_to_its_limits():
     assert late.result.startswith("Error: the program was ended: it went over its limit of ")
     with pytest.raises(UserError, match="did you mean `wall_s`"):
         python_tool(wal_s=3)
+
+
+def test_a_collection_that_is_no_file_is_not_read(tmp_path: Path):
+    (tmp_path / "deep.jsonl").write_text("[" * 100_000)
+    for path in ("/dev/zero", str(tmp_path), str(tmp_path / "deep.jsonl")):
+        with pytest.raises(UserError, match=r"config\.path"):
+            search_tool(path=path)
+    listed: Any = ["a text"]
+    with pytest.raises(UserError, match=r"config\.documents"):
+        search_tool(documents=listed)

@@ -18,6 +18,7 @@ from luyen.rollout.tools.all import builtin_tools
 from luyen.rollout.tools.box import ToolBox
 from luyen.rollout.tools.config import load_tools
 from luyen.rollout.tools.protocol import Tool, ToolLimits
+from tests.optional import needs
 
 HERE = Path(__file__).parent
 JUDGE = """
@@ -154,6 +155,7 @@ def test_a_python_file_gives_all_its_tools(tmp_path: Path):
     assert load_tools() == ()
 
 
+@needs("mcp")
 def test_mcp_servers_in_our_form_and_in_verls(tmp_path: Path):
     import json
 
@@ -211,7 +213,15 @@ WRONG_WHEN_LOADED: list[tuple[str, str]] = [
     ("\n  - class_name: verl.tools.gsm8k_tool.Gsm8kTool\n", "verl is not installed"),
     ("\n  - class_name: mine.py:NoteBook\n    config: {{mots: 3}}\n", "mend `config`"),
     ("\n  - builtin: search\n", "either a file or documents"),
-    ("\n  - builtin: calculator\n    config: {{digits: 3}}\n", "making the tool failed: TypeError"),
+    ("\n  - builtin: search\n    config: {{path: gone.jsonl}}\n", "cannot be read"),
+    ("\n  - builtin: search\n    config: {{documents: {{}}, top_k: 0}}\n", "number from 1"),
+    ("\n  - builtin: calculator\n    config: {{1: 2}}\n", "the tool has no such setting"),
+    ("\n  - builtin: calculator\n    1: 2\n", "no such key here"),
+    ("\n  - mcp: [a]\n", "expected a mapping"),
+    ("\n  - mcp: {{command: 5}}\n", "expected a program"),
+    ("\n  - mcp: {{url: u, start_s: -1}}\n", "expected a number above 0"),
+    ("\n  - mcp: {{mcp_servers_config_path: gone.json}}\n", "it lists no servers"),
+    ("\n  - builtin: calculator\n    config: {{digits: 3}}\n", "the tool has no such setting"),
     ("\n  - builtin: calculator\n    limits: {{retries: 0.5}}\n", "expected a whole number"),
     ("\n  - function: mine.py:shout\n  - function: mine.py:shout\n", "two tools have this name"),
     (
@@ -248,6 +258,7 @@ def test_check_accepts_what_is_right_and_reports_what_is_no_yaml(tmp_path: Path)
     assert "cannot be read" in tool_file_problems(str(tmp_path / "gone.yaml"))[0].why
 
 
+@needs("mcp")
 def test_tools_load_neither_torch_nor_transformers():
     code = dedent("""
         import sys, luyen.rollout.tools.config, luyen.rollout.tools.box, luyen.rollout.tools.mcp

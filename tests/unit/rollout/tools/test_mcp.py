@@ -17,8 +17,10 @@ from luyen.base.records import make_prompt
 from luyen.rollout.parsers.protocol import WrittenCall
 from luyen.rollout.tools.box import ToolBox
 from luyen.rollout.tools.ledger import CallLedger
-from luyen.rollout.tools.mcp import McpTarget, mcp_tools
 from luyen.telemetry.journal import WorkJournal
+
+pytest.importorskip("mcp", reason="the extra `tools` is not installed")
+from luyen.rollout.tools.mcp import McpTarget, mcp_tools
 
 SERVER = str(Path(__file__).parent / "mcp_server.py")
 STDIO = McpTarget(command=(sys.executable, SERVER, "stdio"))

@@ -148,3 +148,29 @@ def test_any_arguments_fit_or_are_refused_in_one_short_line(
         assert fitted.keys() == arguments.keys()
         # What fits once is left alone the second time.
         assert repr(CHECKER.fit(fitted)) == repr(fitted)
+
+
+def test_a_pattern_cannot_hold_up_the_conversations():
+    """Python's matcher would take longer than the world lasts, on the loop that all share."""
+    slow = {"type": "object", "properties": {"x": {"type": "string", "pattern": "^(a+)+$"}}}
+    with pytest.raises(InvalidArguments, match="does not match"):
+        Checker("slow", slow).fit({"x": "a" * 50 + "!"})
+    assert Checker("slow", slow).fit({"x": "aaa"}) == {"x": "aaa"}
+    names = {
+        "type": "object",
+        "patternProperties": {"^(a+)+$": {"type": "integer"}},
+        "additionalProperties": {"type": "string"},
+    }
+    assert Checker("names", names).fit({"aa": 1, "a" * 50 + "!": "x"})["aa"] == 1
+    for wrong in ({"aa": "x"}, {"b": 1}):
+        with pytest.raises(InvalidArguments, match="must be"):
+            Checker("names", names).fit(wrong)
+    closed = {"type": "object", "additionalProperties": False, "properties": {"a": {}}}
+    inside = {"type": "object", "properties": {"o": closed}}
+    with pytest.raises(InvalidArguments, match="'b' is not one of its keys"):
+        Checker("closed", inside).fit({"o": {"b": 1}})
+
+
+def test_a_pattern_that_looks_back_is_left_to_the_tool():
+    schema = {"type": "object", "properties": {"x": {"type": "string", "pattern": "(?<=a)b"}}}
+    assert Checker("back", schema).fit({"x": "c"}) == {"x": "c"}

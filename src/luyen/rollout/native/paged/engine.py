@@ -20,13 +20,14 @@ from luyen.rollout.native.paged.pool import KeyValues, affordable_pages, cache_s
 from luyen.rollout.native.paged.read import read_prompts
 from luyen.rollout.native.paged.rounds import Round, bring
 from luyen.rollout.native.paged.seats import (
+    ROUND,
     Seat,
     Seats,
     demand,
     known_length,
     known_tokens,
 )
-from luyen.rollout.native.paged.state import ROUND, RowState
+from luyen.rollout.native.paged.state import RowState
 from luyen.rollout.native.paged.step import draw_rows
 from luyen.rollout.native.running import Decode, Row
 from luyen.rollout.protocol import Completion, Request, refuse_impossible
@@ -277,11 +278,8 @@ class PagedEngine:
         return is_smaller or any(seat.is_evicted for seat in self._seats.running)
 
     def _is_truncated(self) -> bool:
-        return any(
-            seat.row.request.sampling.is_truncated
-            for seat in self._seats.running
-            if not seat.is_over
-        )
+        """Whether a row may rule tokens out in what is launched next."""
+        return any(seat.may_rule_out for seat in self._seats.running if not seat.is_over)
 
     def _collect(self, round_: Round) -> list[Completion]:
         """Read a round, and free what its ended rows held."""

@@ -8,6 +8,9 @@ from luyen.models.paged import PAGE
 from luyen.rollout.native.paged.pages import PagePool, pages_of
 from luyen.rollout.native.running import Row
 
+ROUND = 8
+"""Decode steps between two looks at the results."""
+
 
 @final
 class Seat:
@@ -26,6 +29,13 @@ class Seat:
         self.shared = shared
         self.is_over = False
         self.is_evicted = False
+
+    @property
+    def may_rule_out(self) -> bool:
+        """Whether its row may rule tokens out in the steps that were planned last."""
+        asked = self.row.request.sampling
+        begun = self.planned - len(self.row.request.tokens) - ROUND
+        return asked.is_filtered or (bool(asked.barred_ids) and begun < asked.min_new_tokens)
 
 
 @final

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from luyen.models.paged import PAGE, sent
 from luyen.rollout.native.paged.groups import RowGroups
-from luyen.rollout.native.paged.seats import Seat
+from luyen.rollout.native.paged.seats import ROUND, Seat
+from luyen.rollout.native.running import padded
 from luyen.rollout.native.sample import Drawn, Limits
+from luyen.rollout.protocol import MOST_BARRED as BARRED
 
-ROUND = 8
-"""Decode steps between two looks at the results."""
 _ALL = 1 << 62
 """As top-k: keep every token."""
 
@@ -52,6 +52,8 @@ class RowState:
         self.greedy = zeros(rows, dtype=torch.bool)
         self.active = zeros(rows, dtype=torch.bool)
         self.stops = zeros(rows, stops) - 1
+        self.floors = zeros(rows)
+        self.barred = zeros(rows, BARRED) - 1
         self.tick = zeros(1)
         self.arrivals = zeros(rows * heads, dtype=torch.int32)
         self.out_tokens = zeros(ROUND, rows)
@@ -73,6 +75,8 @@ class RowState:
             self.greedy,
             self.active,
             self.stops,
+            self.floors,
+            self.barred,
         )
 
     def reorder(self, order: Sequence[int]) -> None:
@@ -90,37 +94,44 @@ class RowState:
         for seat in seats:
             row, asked = seat.row, seat.row.request.sampling
             stops = [] if asked.ignore_stop else sorted(asked.stop_ids)[:width]
-            top_k = asked.top_k if asked.top_k > 0 and asked.is_truncated else _ALL
+            is_cut = asked.is_filtered
+            top_k = asked.top_k if asked.top_k > 0 and is_cut else _ALL
             key = row.request.keys[row.sample]
             head = [seat.planned, len(row.tokens), asked.max_new_tokens, _signed(key), top_k]
-            head += [asked.is_greedy, *_padded(stops, width, -1), *_padded(seat.pages, pages, 0)]
-            whole.append(head)
-            is_cut = asked.is_truncated
+            head += [asked.is_greedy, asked.min_new_tokens if asked.barred_ids else 0]
+            head += [*padded(stops, width, -1), *padded(sorted(asked.barred_ids), BARRED, -1)]
+            whole.append([*head, *padded(seat.pages, pages, 0)])
             scale = 1.0 if asked.is_greedy else asked.temperature
             real.append([scale, asked.top_p if is_cut else 1.0, asked.min_p if is_cut else 0.0])
         integers = sent(whole, device, torch.int64)
         fractions = sent(real, device, torch.float32)
         here = slice(first, first + len(seats))
         for column, tensor in enumerate(
-            (self.lengths, self.drawn, self.limits, self.keys, self.top_k, self.greedy)
+            (self.lengths, self.drawn, self.limits, self.keys, self.top_k, self.greedy, self.floors)
         ):
             tensor[here] = integers[:, column].to(tensor.dtype)
         for column, tensor in enumerate((self.temperature, self.top_p, self.min_p)):
             tensor[here] = fractions[:, column]
-        self.stops[here] = integers[:, 6 : 6 + width]
-        self.tables[here] = integers[:, 6 + width :].int()
+        self.stops[here] = integers[:, 7 : 7 + width]
+        self.barred[here] = integers[:, 7 + width : 7 + width + BARRED]
+        self.tables[here] = integers[:, 7 + width + BARRED :].int()
         self.active[here] = True
 
     def is_truncated(self, here: slice) -> Tensor:
-        """Which rows rule tokens out."""
-        return (self.top_k[here] < _ALL) | (self.top_p[here] < 1.0) | (self.min_p[here] > 0.0)
+        """Which rows rule tokens out at their next draw."""
+        is_filtered = (
+            (self.top_k[here] < _ALL) | (self.top_p[here] < 1.0) | (self.min_p[here] > 0.0)
+        )
+        return is_filtered | (self.drawn[here] < self.floors[here])
 
     def truncation(self, here: slice) -> Limits:
-        """What the rows keep of their distributions."""
+        """What the rows keep of their distributions at their next draw."""
+        is_early = (self.drawn[here] < self.floors[here])[:, None]
         return Limits(
             top_k=self.top_k[here, None],
             top_p=self.top_p[here, None],
             min_p=self.min_p[here, None],
+            barred=torch.where(is_early, self.barred[here], -1),
         )
 
     def set_pages(self, entries: Sequence[tuple[int, int, int]]) -> None:
@@ -180,7 +191,3 @@ class RowState:
 def _signed(key: int) -> int:
     """An unsigned 64-bit key as torch's int64 holds it."""
     return key - (1 << 64) if key >= 1 << 63 else key
-
-
-def _padded(values: list[int], size: int, filler: int) -> list[int]:
-    return values + [filler] * (size - len(values))

@@ -1,0 +1,112 @@
+"""An engine of a plugin is believed only as far as its answers fit what was asked."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from luyen.base.errors import UserError
+from luyen.rollout import engines as _engines  # registers those of the package
+from luyen.rollout.foreign_engine import WatchedEngine, built_engine
+from luyen.rollout.protocol import Completion, Request, Sampling, rollout_engines
+
+ASKED = Request(id="a", tokens=(1, 2), keys=(7,), sampling=Sampling(max_new_tokens=3))
+GOOD = Completion(request="a", sample=0, tokens=(5, 6), logps=(-0.1, -0.2), reason="stop")
+NAN = float("nan")
+
+
+class Odd:
+    """Answers what it was made with, once."""
+
+    def __init__(self, answers: Any) -> None:
+        self.answers: Any = answers
+        self.is_idle, self.is_steady = False, True
+
+    def submit(self, request: Request) -> None:
+        """Nothing is kept."""
+
+    def advance(self) -> Any:
+        self.is_idle = True
+        return self.answers() if callable(self.answers) else self.answers
+
+    def abort(self, request: str, sample: int | None = None) -> list[Completion]:
+        return []
+
+    def fingerprint(self) -> Any:
+        return self.answers
+
+    def close(self) -> None:
+        raise SystemExit(0)
+
+
+def watched(answers: Any) -> WatchedEngine:
+    engine = WatchedEngine("odd", Odd(answers), vocabulary=10)
+    engine.submit(ASKED)
+    return engine
+
+
+def test_an_answer_as_it_should_be_passes():
+    engine = watched([GOOD])
+    assert engine.advance() == [GOOD]
+    assert engine.is_idle
+
+
+WRONG: dict[str, dict[str, Any]] = {
+    "logps has 1 entries": {"logps": (-0.1,)},
+    "finite number of at most 0": {"logps": (NAN, NAN)},
+    "finite number of at most": {"logps": (-0.1, float("-inf"))},
+    "finite number of": {"logps": (5.0, 5.0)},
+    "finite number": {"logps": (None, None)},
+    "tokens are whole numbers from 0 to 9": {"tokens": (5, 10)},
+    "tokens are whole numbers from 0": {"tokens": (-1, 5)},
+    "tokens are whole numbers": {"tokens": (True, 1.5)},
+    "at most 3 were wanted": {"tokens": (5,) * 4, "logps": (-0.1,) * 4},
+    "are tuples": {"tokens": [5, 6]},
+    "kept_mass is a probability": {"kept_mass": (NAN, 0.5)},
+    "kept_mass has 1": {"kept_mass": (0.5,)},
+    "versions are whole": {"versions": ("a", "b")},
+    "it ended by 'bored'": {"reason": "bored"},
+    "sample 9 of request 'a', which nobody waits for": {"sample": 9},
+    "request 'b', which nobody": {"request": "b"},
+}
+
+
+@pytest.mark.parametrize("why", WRONG)
+def test_an_answer_that_is_none_is_refused(why: str):
+    with pytest.raises(UserError, match=r"rollout.name = 'odd'") as refused:
+        watched([replace(GOOD, **WRONG[why])]).advance()
+    assert why in str(refused.value)
+
+
+@pytest.mark.parametrize("answers", [None, "x", [{"tokens": (5,)}], [GOOD, GOOD]])
+def test_what_is_no_list_of_answers_is_refused(answers: Any):
+    with pytest.raises(UserError, match=r"rollout.name = 'odd'"):
+        watched(answers).advance()
+
+
+def test_an_answer_that_never_came_is_missed():
+    engine = watched([])
+    engine.advance()
+    with pytest.raises(UserError, match="sample 0 of a never came"):
+        assert engine.is_idle
+    engine.abort("a")
+    assert engine.is_idle
+
+
+def raising() -> Any:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    "use", [lambda e: e.advance(), lambda e: e.close(), lambda e: e.fingerprint()]
+)
+def test_what_it_raises_is_an_error_with_its_name(use: Callable[[WatchedEngine], Any]):
+    with pytest.raises(UserError, match=r"rollout.name = 'odd'"):
+        use(watched(raising))
+
+
+def test_engines_of_the_package_are_not_watched():
+    assert rollout_engines.get("native").__module__ == _engines.__name__
+    made = Odd([])
+    assert built_engine("native", lambda: made, vocabulary=10) is made
