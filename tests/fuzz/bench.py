@@ -70,7 +70,7 @@ class Bench:
     def build(self) -> None:
         """Make the runs, and prove that the killed one ends as the other does."""
         self.folder.mkdir(parents=True)
-        (self.folder / "empty.yaml").write_text("trainer: {}\n")
+        (self.folder / "empty.yaml").write_text("trainer: {experiment_name: run}\n")
         for name, words in ((_WHOLE, ()), (_OTHER, (f"{ROLLOUT}.temperature=0.9",))):
             self._demand(self.train(*words))
             self._keep(name)

@@ -41,6 +41,7 @@ def _refs(value: Any, path: str) -> list[tuple[str, str]]:
 def with_paths(tree: Tree, paths: Mapping[str, str]) -> Tree:
     """The tree with a path at each of the keys that `refs_in` gave."""
     values = tree.values
+    references = {k: v for k, v in tree.references.items() if k not in paths}
     for key, path in paths.items():
         block, _, last = key.rpartition(".")
         above = value_in(values, block) if block else values
@@ -50,7 +51,7 @@ def with_paths(tree: Tree, paths: Mapping[str, str]) -> Tree:
             values = replaced(values, block.split("."), listed)
         else:
             values = replaced(values, key.split("."), path)
-    return replace(tree, values=values)
+    return replace(tree, values=values, references=references)
 
 
 def named_artifacts(tree: Tree) -> dict[str, Artifact]:

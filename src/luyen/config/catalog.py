@@ -70,6 +70,26 @@ class PreferenceFacts:
     """Hyper-parameters that it reads, by the name of their config key."""
 
 
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFacts:
+    """What a rollout engine needs, and what it can do.
+
+    Example:
+        >>> ROLLOUT_ENGINES["native"].splits
+        False
+    """
+
+    package: str | None = None
+    """Python package that must be installed."""
+    extra: str | None = None
+    """Extra of this package that brings it."""
+    splits: bool = False
+    """Whether it can lay one copy of the model over several devices."""
+
+
+ROLLOUT_ENGINES: dict[str, EngineFacts] = {"native": EngineFacts(), "hf": EngineFacts()}
+
 ADV_ESTIMATORS: dict[str, EstimatorFacts] = {
     "gae": EstimatorFacts(
         baseline="value", needs=("values",), knobs=("gamma", "lam", "whiten_advantages")

@@ -2,11 +2,13 @@
 
 import importlib.util
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import final
 
 from luyen.base.compat import version_of
+from luyen.base.errors import UserError
 from luyen.config.artifact_refs import with_artifacts
 from luyen.config.fields import all_fields
 from luyen.config.load import load
@@ -15,14 +17,18 @@ from luyen.config.memory import MemoryPlan, plan_memory
 from luyen.config.model_shape import ModelShape, read_shape
 from luyen.config.parse import parse
 from luyen.config.plan import BatchPlan, Placement, place, plan_batches
-from luyen.config.plugins import read_plugins
+from luyen.config.plugins import Known, read_plugins
 from luyen.config.problem import DEFAULT, Origin, Problem
 from luyen.config.rules.all import RULES
 from luyen.config.rules.rule import Situation, value_at
+from luyen.config.run_names import name_after
 from luyen.config.schema.run import RunConfig
 from luyen.config.tree import Tree, origin_of
+from luyen.config.written import masked_problems, remember_secrets
 
 _ORDER = {"error": 0, "warning": 1, "note": 2}
+_MOST_FINDINGS = 100
+"""Findings of one rule that are listed."""
 _UNREAD = ("C001", "C003")
 """Problems that leave out what a file says; rules would then speak about its absence."""
 
@@ -33,7 +39,7 @@ class Plan:
     """What the run will do, in numbers.
 
     Example:
-        >>> report = check([], ["data.train_files=arithmetic://"])
+        >>> report = check([], ["data.train_files=arithmetic://sum"])
         >>> report.plan.batch.prompts
         1024
     """
@@ -54,7 +60,7 @@ class Report:
     """What `check` found.
 
     Example:
-        >>> check([], ["data.train_files=arithmetic://", "trainer.nnodez=2"]).problems[0].fix
+        >>> check([], ["data.train_files=arithmetic://sum", "trainer.nnodez=2"]).problems[0].fix
         'did you mean `trainer.nnodes`?'
     """
 
@@ -74,6 +80,12 @@ class Report:
         """Whether a run may start."""
         return all(problem.severity != "error" for problem in self.problems)
 
+    def require_sound(self) -> None:
+        """A UserError for the first of the errors, where there are any."""
+        for problem in self.problems:
+            if problem.severity == "error":
+                raise UserError(problem.field, problem.value, problem.why, problem.fix)
+
     @property
     def is_whole(self) -> bool:
         """Whether every file was read; otherwise the plan is not that of the run."""
@@ -92,10 +104,22 @@ def check(
     machine: Machine | None = None,
     installed: Callable[[str], bool] = is_installed,
     versions: Callable[[str], tuple[int, int] | None] = version_of,
+    missing_promises: Callable[[], tuple[str, ...]] = tuple,
+    starts_a_run: bool = True,
 ) -> Report:
-    """Load, parse, apply every rule and make the plan. Nothing is written, no model is loaded."""
-    tree = with_artifacts(load(files, overrides))
-    return check_tree(tree, machine=machine, installed=installed, versions=versions)
+    """Load, parse, apply every rule and make the plan. Nothing is written, no model is loaded.
+
+    Where no run is to start, a run of the same name that is there does not matter.
+    """
+    tree = with_artifacts(load(files, overrides, below=name_after(files)))
+    return check_tree(
+        tree,
+        machine=machine,
+        installed=installed,
+        versions=versions,
+        missing_promises=missing_promises,
+        starts_a_run=starts_a_run,
+    )
 
 
 def check_tree(
@@ -104,6 +128,8 @@ def check_tree(
     machine: Machine | None = None,
     installed: Callable[[str], bool] = is_installed,
     versions: Callable[[str], tuple[int, int] | None] = version_of,
+    missing_promises: Callable[[], tuple[str, ...]] = tuple,
+    starts_a_run: bool = True,
 ) -> Report:
     """The same for a configuration that is loaded already, with no artifact in it left to find."""
     parsed = parse(tree)
@@ -112,7 +138,7 @@ def check_tree(
     known, broken = read_plugins(config.trainer.plugins)
     estimator = known.estimators.get(config.algorithm.adv_estimator)
     where = place(config, here, estimator)
-    plan = _plan(config, where, here)
+    plan = _plan(config, known, where, here)
     situation = Situation(
         config=config,
         written=frozenset(tree.origins),
@@ -124,18 +150,22 @@ def check_tree(
         memory=plan.memory,
         installed=installed,
         versions=versions,
+        missing_promises=missing_promises,
     )
-    found = [*tree.problems, *parsed.problems]
+    remember_secrets(config)
+    found = [*tree.problems, *masked_problems(tree), *parsed.problems]
     wrong = {problem.field for problem in found}
     found += [p for p in _not_yet(config, tree) if p.field not in wrong]
     if not any(problem.id in _UNREAD for problem in found):
-        found += [p for p in _broken_rules(situation, tree) if p.field not in wrong]
+        broken = _broken_rules(situation, tree)
+        broken = [p for p in broken if starts_a_run or p.id not in _STARTING]
+        found += [p for p in broken if p.field not in wrong]
     found.sort(key=lambda problem: _ORDER[problem.severity])
     return Report(problems=tuple(found), config=config, origins=tree.origins, plan=plan)
 
 
-def _plan(config: RunConfig, where: Placement, machine: Machine) -> Plan:
-    batch = plan_batches(config, world_size=where.world_size)
+def _plan(config: RunConfig, known: Known, where: Placement, machine: Machine) -> Plan:
+    batch = plan_batches(config, world_size=where.world_size, losses=known.preference_losses)
     shape = read_shape(config.actor_rollout_ref.model)
     memory = plan_memory(config, shape, batch, where, machine) if shape else None
     return Plan(batch=batch, where=where, shape=shape, memory=memory)
@@ -162,7 +192,9 @@ def _not_yet(config: RunConfig, tree: Tree) -> Iterator[Problem]:
         )
 
 
-_OFFLINE = ("D", "G", "H", "M", "S", "Y", "B05", "B06", "B07", "P02")
+_STARTING = ("S07", "S08", "S24")
+"""Rules about a run that is there when another is to start."""
+_OFFLINE = ("D", "F", "G", "H", "M", "N", "S", "Y", "B05", "B06", "B07", "P02")
 """Rules that concern an offline run too; the others are about rollouts and rewards."""
 
 
@@ -174,7 +206,11 @@ def _broken_rules(s: Situation, tree: Tree) -> Iterator[Problem]:
     for rule in RULES.values():
         if not _applies(rule.id, s.config.trainer.stage):
             continue
-        for finding in rule.find(s):
+        found = list(islice(rule.find(s), _MOST_FINDINGS + 1))
+        if len(found) > _MOST_FINDINGS:
+            more = f"and more like this, after {_MOST_FINDINGS}"
+            found[-1] = replace(found[-1], why=f"{found[-1].why} ({more})")
+        for finding in found:
             yield Problem(
                 id=rule.id,
                 severity=rule.severity,

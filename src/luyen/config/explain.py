@@ -5,15 +5,17 @@ from typing import Any, TypeAlias, cast
 from luyen.base.errors import UserError
 from luyen.base.suggest import near_names
 from luyen.config import verl_keys
+from luyen.config.choices import OPEN, choices_of
 from luyen.config.fields import FieldInfo, all_blocks, all_fields, children
 from luyen.config.rules.all import RULES
+from luyen.config.search import search
 from luyen.config.structure import STRUCTURE
 
 Items: TypeAlias = tuple[Any, ...]
 
 
 def explain(name: str) -> str:
-    """Text about a key, a block, a rule's id, or a key of verl; near names otherwise."""
+    """Text about a key, a block, a rule's id, or a key of verl; what fits the words otherwise."""
     if name in all_fields():
         return _explain_key(all_fields()[name])
     blocks = [path for path in all_blocks() if path == name or path.endswith(f".{name}")]
@@ -28,12 +30,17 @@ def explain(name: str) -> str:
         accepted, reason = verl_keys.MOOT[name]
         only = " or ".join(repr(value) for value in accepted)
         return f"{name}\n  A key of verl, accepted at {only}: {reason}."
+    if name in verl_keys.RENAMED:
+        return f"{name}\n  Another name for {verl_keys.RENAMED[name]}, and read as it."
     instead = verl_keys.nearest(name)
     if instead is not None:
         return f"{name}\n  A key of verl that Luyen does not have. Nearest here: {instead}."
     ending = [path for path in all_fields() if path.endswith(f".{name}")]
     if ending:
         return "\n\n".join(_explain_key(all_fields()[path]) for path in ending)
+    found = None if "." in name else search(name)  # with a dot it is a mistyped key
+    if found is not None:
+        return found
     raise UserError("KEY", name, "no key, block or rule of this name", _near_keys(name))
 
 
@@ -57,13 +64,24 @@ def show_value(value: Any) -> str:
             return str(value)
 
 
+def show_default(info: FieldInfo) -> str:
+    """What is in force when nothing is written, as YAML would write it or in a word."""
+    if info.required:
+        return "required"
+    return "derived" if info.derived else show_value(info.default)
+
+
 def _explain_key(info: FieldInfo) -> str:
     lines = [
         info.path,
         f"  {info.doc}",
         f"  type      {info.kind}",
-        f"  default   {'required' if info.required else show_value(info.default)}",
+        f"  default   {show_default(info)}{f': {info.derived}' if info.derived else ''}",
     ]
+    choices = choices_of(info)
+    if choices:
+        more = ", or a name that a plugin registers" if info.path in OPEN else ""
+        lines.append(f"  choices   {', '.join(choices)}{more}")
     if info.awaits:
         lines.append(f"  not built nothing reads it yet; it belongs to {info.awaits}")
     if info.only:

@@ -20,8 +20,8 @@ class FieldInfo:
     """One key of the configuration.
 
     Example:
-        >>> field("actor_rollout_ref.rollout.n").default
-        1
+        >>> field("actor_rollout_ref.rollout.top_k").default
+        -1
     """
 
     path: str
@@ -29,13 +29,15 @@ class FieldInfo:
     kind: str
     """Type and limits in words."""
     default: Any
-    """Value in force when nothing is written."""
+    """Value in force when nothing is written; that of a derived key is a stand-in."""
     doc: str
     """What the key means."""
     awaits: str | None
     """The part of Luyen that will read it, when that part is not built yet."""
     only: str | None
     """Why the default is the one value we implement, when it is."""
+    derived: str | None
+    """Which value is in force when nothing is written, where other keys decide it."""
     required: bool
     """Whether a run cannot start without a value."""
     choices: tuple[str, ...]
@@ -109,6 +111,7 @@ def _leaf(path: str, declared: PydanticField, default: Any) -> FieldInfo:
         doc=declared.description or "",
         awaits=marks.get("x-awaits"),
         only=marks.get("x-only"),
+        derived=marks.get("x-derived"),
         required=bool(marks.get("x-required")),
         choices=tuple(str(choice) for choice in _choices(declared.annotation)),
         is_open=typing.get_origin(declared.annotation) is dict,
@@ -163,5 +166,7 @@ def _type_words(kind: Any) -> str:
         return " or ".join(_type_words(part) for part in inner)
     if origin is tuple:
         count = "" if inner[-1] is Ellipsis else f"{len(inner)} "
+        if typing.get_origin(inner[0]) is Literal:
+            return f"a list out of {', '.join(map(str, typing.get_args(inner[0])))}"
         return f"a list of {count}" + _type_words(inner[0]).removeprefix("a ") + "s"
     return "a mapping"

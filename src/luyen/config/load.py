@@ -3,64 +3,203 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, final
 
+from luyen.base.paths import exists, is_directory
+from luyen.base.reading import read_text
+from luyen.base.rundir import RunDirectory
+from luyen.base.suggest import did_you_mean
+from luyen.config.aliases import with_our_names
 from luyen.config.fields import all_blocks
+from luyen.config.hydra_groups import (
+    choices_in,
+    chosen_groups,
+    group_file,
+    group_name,
+    in_package,
+)
 from luyen.config.problem import COMMAND_LINE, Origin, Problem, Severity
-from luyen.config.tree import Mapping, Tree, leaves, merge, nested
+from luyen.config.references import refuse_floods
+from luyen.config.relative_paths import with_places
+from luyen.config.run_paths import as_started
+from luyen.config.tree import Mapping, Tree, leaves, merge, nested, removed
 from luyen.config.yaml_tree import read_tree
 
+MOST_FILES = 100
+"""Files that one may include, each counted as often as it is named."""
+DEEPEST = 10
+"""Files through which one may be included."""
 _LONGEST = 100
 """Names in the key of an override: far beyond any block there is."""
 _VERL_BASES = ("ppo_trainer", "ppo_megatron_trainer", "sft_trainer", "sft_trainer_engine")
 
 
-def load(files: Sequence[Path], overrides: Sequence[str]) -> Tree:
-    """Later files win over earlier ones, overrides over all; `${...}` is resolved at the end."""
-    trees = [read_file(path) for path in files]
-    return load_trees([*trees, *(read_override(text) for text in overrides)])
+def load(
+    files: Sequence[Path],
+    overrides: Sequence[str],
+    *,
+    below: Tree | None = None,
+    reads_environment: bool = True,
+) -> Tree:
+    """Later files win over earlier ones, overrides over all; `${...}` is resolved at the end.
+
+    What stands `below` holds where nobody wrote anything. Whoever only shows a configuration leaves
+    the environment unread: references stay.
+    """
+    folders = [path.parent for path in files]
+    chosen = chosen_groups(list(overrides), folders)
+    reading = _Reading(chosen)
+    given = [] if below is None else [below]
+    trees = [_started(path, reading.read(path)) for path in files]
+    trees += [reading.choose(group, name, folders) for group, name in reading.left.items()]
+    words = [o for o in overrides if group_name(o.partition("=")[0].lstrip("+")) not in chosen]
+    dropped = [text for text in words if text.startswith("~")]
+    whole = without(merge([*given, *trees]), dropped)
+    more = [read_override(text) for text in words if text not in dropped]
+    return load_trees([whole, *more], reads_environment=reads_environment)
 
 
 def read_file(path: Path) -> Tree:
-    """What a file says, with what it includes."""
-    return _read_file(path, ())
+    """What a file says, with what it includes; of a run's own file, what its user had written."""
+    return _started(path, _Reading().read(path))
 
 
-def load_trees(trees: Sequence[Tree]) -> Tree:
-    """Later trees laid over earlier ones, with `${...}` resolved."""
+def _started(path: Path, tree: Tree) -> Tree:
+    run = RunDirectory(path.parent)
+    return as_started(tree, run) if path.name == run.config.name else tree
+
+
+def without(tree: Tree, words: Sequence[str]) -> Tree:
+    """The tree without the keys and blocks that Hydra's `~key` names; a problem for none there."""
+    for text in words:
+        key, equals, value = text.removeprefix("~").partition("=")
+        below = {path: one for path, one in leaves(tree.values) if f"{path}.".startswith(f"{key}.")}
+        if not below or (equals and [str(one) for one in below.values()] != [value]):
+            why, fix = "no file says it, so it cannot be taken back", "drop the word"
+            failed = _failed(text, "C011", why, fix, text, COMMAND_LINE)
+            tree = replace(tree, problems=(*tree.problems, *failed.problems))
+            continue
+        origins = {p: at for p, at in tree.origins.items() if not f"{p}.".startswith(f"{key}.")}
+        tree = replace(tree, values=removed(tree.values, key.split(".")), origins=origins)
+    return tree
+
+
+def load_trees(trees: Sequence[Tree], *, reads_environment: bool = True) -> Tree:
+    """Later trees laid over earlier ones, with `${...}` resolved and paths where files are."""
     whole = merge(trees)
     if not any("${" in str(value) for _, value in leaves(whole.values)):
-        return whole
+        return with_places(with_our_names(whole))
     # OmegaConf takes a tenth of a second to import: only a file that interpolates pays for it.
     from luyen.config.interpolate import interpolate
 
-    return interpolate(whole)
+    resolved = interpolate(refuse_floods(whole), reads_environment=reads_environment)
+    return with_places(with_our_names(resolved))
 
 
-def _read_file(path: Path, parents: tuple[Path, ...]) -> Tree:
-    if path.resolve() in parents:
-        chain = " -> ".join(str(p) for p in (*parents, path))
-        return _failed(
-            str(path), "C003", f"the files include each other: {chain}", "cut the circle"
-        )
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        return _failed(str(path), "C003", f"cannot be read: {error}", "give a readable YAML file")
-    own = read_tree(text, str(path))
-    own = replace(own, values=_without_empty_blocks(own.values))
-    if "defaults" not in own.values:
-        return own
-    entries = own.values.pop("defaults")
-    origin = own.origins["defaults"]
-    listed = cast(list[Any], entries) if isinstance(entries, list) else [entries]
-    if "_self_" not in listed:
-        listed.append("_self_")
-    parts = [
-        own if entry == "_self_" else _include(entry, path, (*parents, path.resolve()), origin)
-        for entry in listed
-    ]
-    return merge(parts)
+@final
+class _Reading:
+    """One file with what it includes, which includes others: few files can stand for millions."""
+
+    def __init__(self, chosen: dict[str, str] | None = None) -> None:
+        """`chosen` are config groups of the command line: name of the group -> of the choice."""
+        self._files = 0
+        self._chosen = chosen or {}
+        self.left = dict(self._chosen)
+        """Groups that no `defaults` list has asked for yet."""
+
+    def choose(self, group: str, name: str, folders: Sequence[Path]) -> Tree:
+        """What a choice of the command line says, from the first folder that has it."""
+        for folder in folders:
+            file = group_file(folder, group, name)
+            if file is not None:
+                return in_package(self.read(file), file, group)
+        known = sorted({one for folder in folders for one in choices_in(folder, group)})
+        fix = did_you_mean(name, known)
+        return _failed(group, "C003", "no such choice", fix, name, COMMAND_LINE)
+
+    def read(self, path: Path, parents: tuple[Path, ...] = (), at: Origin | None = None) -> Tree:
+        """The tree of a file; `parents` are the files that include it, `at` the line that does."""
+        field = "defaults" if parents else str(path)
+        place, text = path, ""
+        try:
+            place = path.resolve()
+            wrong = self._too_many(path, place, parents)
+            text = "" if wrong else read_text(path)
+        except (OSError, ValueError, RuntimeError) as error:  # also a NUL, a circle of links
+            who = f"{path} " if parents else ""
+            wrong = f"{who}cannot be read: {error}", "give a readable YAML file"
+        if wrong is not None:
+            return _failed(field, "C003", *wrong, str(path) if parents else None, at)
+        own = read_tree(text, str(path))
+        own = replace(own, values=_without_empty_blocks(own.values))
+        if "defaults" not in own.values:
+            return own
+        return self._with_defaults(own, path, (*parents, place))
+
+    def _too_many(
+        self, path: Path, place: Path, parents: tuple[Path, ...]
+    ) -> tuple[str, str] | None:
+        """Why this file is not read as well, and what to do."""
+        self._files += 1
+        if place in parents:
+            chain = " -> ".join(str(p) for p in (*parents, path))
+            return f"the files include each other: {chain}", "cut the circle"
+        if len(parents) > DEEPEST:
+            return f"included through more than {DEEPEST} files", "include it more directly"
+        if self._files > MOST_FILES + 1:
+            why = f"more than {MOST_FILES} files are included, each as often as it is named"
+            return why, "write what they have in common into one file"
+        return None
+
+    def _with_defaults(self, own: Tree, path: Path, parents: tuple[Path, ...]) -> Tree:
+        """The tree laid over, or where it says `_self_` between, what its `defaults` name."""
+        entries = own.values.pop("defaults")
+        origin = own.origins["defaults"]
+        listed = cast(list[Any], entries) if isinstance(entries, list) else [entries]
+        if "_self_" not in listed:
+            listed.append("_self_")
+        parts: list[Tree] = []
+        for entry in listed:
+            parts.append(own if entry == "_self_" else self._include(entry, path, parents, origin))
+            if self._files > MOST_FILES + 1:
+                break  # it has been said: not once more for each of the others
+        return merge(parts)
+
+    def _include(self, entry: Any, path: Path, parents: tuple[Path, ...], origin: Origin) -> Tree:
+        """One line of a `defaults` list: a file beside the including one, or verl's by name."""
+        if isinstance(entry, str):
+            for name in (entry, f"{entry}.yaml", f"{entry}.yml"):
+                beside = str(path.parent / name)
+                if exists(beside) and not is_directory(beside):
+                    return self.read(Path(beside), parents, origin)
+            if entry in _VERL_BASES:
+                why = "verl's base configuration: Luyen's own defaults take its place"
+                return _failed("defaults", "C012", why, "", entry, origin, severity="note")
+        if isinstance(entry, dict) and len(cast(Mapping, entry)) == 1:
+            return self._include_group(cast(Mapping, entry), path, parents, origin)
+        self._files += 1
+        why, fix = f"no such file beside {path.name}", "give a path relative to this file"
+        return _failed("defaults", "C003", why, fix, entry, origin)
+
+    def _include_group(
+        self, entry: Mapping, path: Path, parents: tuple[Path, ...], origin: Origin
+    ) -> Tree:
+        """`- group: name`, or what the command line chose in its place."""
+        [(written, name)] = entry.items()
+        group = group_name(written)
+        self.left.pop(group, None)
+        name = self._chosen.get(group, name)
+        if name is None or name == "null":
+            return Tree(values={}, origins={})
+        file = group_file(path.parent, group, str(name))
+        if file is not None:
+            return in_package(self.read(file, parents, origin), file, group)
+        self._files += 1
+        if written.startswith("optional "):
+            return Tree(values={}, origins={})
+        known = choices_in(path.parent, group)
+        why = f"no such choice in the folder {group} beside {path.name}"
+        return _failed("defaults", "C003", why, did_you_mean(str(name), known), entry, origin)
 
 
 def _without_empty_blocks(values: Mapping, path: str = "") -> Mapping:
@@ -73,29 +212,6 @@ def _without_empty_blocks(values: Mapping, path: str = "") -> Mapping:
         elif value is not None or below not in all_blocks():
             kept[name] = value
     return kept
-
-
-def is_file(path: Path) -> bool:
-    """Whether a file is there; False for a text that no file could be called."""
-    try:
-        return path.is_file()
-    except OSError:
-        return False
-
-
-def _include(entry: Any, path: Path, parents: tuple[Path, ...], origin: Origin) -> Tree:
-    """One line of a `defaults` list: a file beside the including one, or verl's base by name."""
-    if isinstance(entry, str):
-        for name in (entry, f"{entry}.yaml", f"{entry}.yml"):
-            if is_file(path.parent / name):
-                return _read_file(path.parent / name, parents)
-        if entry in _VERL_BASES:
-            why = "verl's base configuration: Luyen's own defaults take its place"
-            return _failed("defaults", "C012", why, "", entry, origin, severity="note")
-        why = f"no such file beside {path.name}"
-        return _failed("defaults", "C003", why, "give a path relative to this file", entry, origin)
-    why = "a Hydra config group; includes here are plain YAML files"
-    return _failed("defaults", "C003", why, "write the group's keys into this file", entry, origin)
 
 
 def _failed(
@@ -115,7 +231,7 @@ def _failed(
 
 
 def read_override(text: str) -> Tree:
-    """`a.b=value`; Hydra's leading + or ++ is accepted, since it means the same here."""
+    """`a.b=value`; Hydra's leading + or ++ is accepted, since both mean to set it here."""
     path, equals, raw = text.lstrip("+").partition("=")
     names = path.split(".")
     if not equals or not all(names) or len(names) > _LONGEST or path.startswith("~"):

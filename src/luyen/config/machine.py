@@ -24,6 +24,8 @@ class Machine:
     """Main memory."""
     gpu_bytes: tuple[int, ...] = ()
     """Memory of each GPU; empty without one."""
+    is_assumed: bool = False
+    """Whether the GPUs are not this machine's, but what a plan is made for."""
 
     def device_bytes(self, device: str) -> int:
         """Memory of one device: the smallest GPU, or main memory on CPU."""
@@ -31,8 +33,11 @@ class Machine:
 
     def words(self) -> str:
         """One line for people."""
-        gpus = f", {len(self.gpu_bytes)} GPU" if self.gpu_bytes else ", no GPU"
-        return f"{self.cpus} cores, {self.ram_bytes / _GIB:.0f} GiB memory{gpus}"
+        count = len(self.gpu_bytes)
+        gpus = f"{count} GPU{'s' if count > 1 else ''}" if count else "no GPU"
+        if self.is_assumed:
+            gpus = f"as if with GPUs of {min(self.gpu_bytes) / _GIB:g} GiB"
+        return f"{self.cpus} cores, {self.ram_bytes / _GIB:.0f} GiB memory, {gpus}"
 
 
 def this_machine() -> Machine:

@@ -95,18 +95,15 @@ def plan_memory(
     if config.trainer.stage != "rl":
         alone = _largest("update", training, update)
         return MemoryPlan(phases=(alone,), device_bytes=capacity, kv_budget=0, kv_demand=0)
-    rollout = config.actor_rollout_ref.rollout
     judge = judge_memory(config, where, largest)
     training = training | judge.beside()
     drawing = drawing if is_split else training
     demand = _kv_demand(config, shape, batch, where, width)
     weights = keeps.drawing.get("replica") or training["weights"]
-    share = int(capacity * rollout.gpu_memory_utilization) - weights
-    budget = max(0, min(share, capacity - sum(drawing.values())))
+    share = _drawing_share(config, where) * capacity - weights
+    budget = max(0, min(int(share), capacity - sum(drawing.values())))
     cache = {"kv cache": min(demand, budget)}
-    # The pages stay where they are while the policy learns, unless they are given back.
-    is_free = rollout.free_cache_engine or is_split
-    after = training if is_free else {**training, **cache}
+    after = training if _is_freed(config, where) else {**training, **cache}
     judging = judge.judging(after)
     phases = (
         _largest("generate", {**drawing, **cache}, _generate(config, shape, batch, largest)),
@@ -115,6 +112,20 @@ def plan_memory(
         _largest("update", after, update),
     )
     return MemoryPlan(phases=phases, device_bytes=capacity, kv_budget=budget, kv_demand=demand)
+
+
+def _is_freed(config: RunConfig, where: Placement) -> bool:
+    """Whether the cache is elsewhere, or given back, while the policy learns."""
+    rollout = config.actor_rollout_ref.rollout
+    gives_back = rollout.free_cache_engine and config.trainer.max_staleness == 0
+    return gives_back or rollout.name == "hf" or where.rollout_pool is not None
+
+
+def _drawing_share(config: RunConfig, where: Placement) -> float:
+    """Share of a device that weights and cache may take: only pages on a GPU are bounded."""
+    rollout = config.actor_rollout_ref.rollout
+    is_paged = where.device == "cuda" and rollout.name != "hf"
+    return rollout.gpu_memory_utilization if is_paged else 1.0
 
 
 def _largest(name: str, resident: dict[str, int], moments: tuple[dict[str, int], ...]) -> Phase:
@@ -137,6 +148,10 @@ def _kv_demand(
     """Prompts of a group are held once; each running sample holds its own response."""
     rollout, data = config.actor_rollout_ref.rollout, config.data
     running = min(rollout.max_num_seqs, ceil(batch.rollouts / where.replicas))
+    if rollout.name == "hf":
+        # One prompt at a time, which transformers holds once for each of its samples.
+        rows = min(rollout.max_num_seqs, rollout.n)
+        return rows * batch.longest_sequence * shape.kv_bytes_per_token(width)
     prompts = ceil(running / rollout.n)
     tokens = running * data.max_response_length + prompts * data.max_prompt_length
     if where.device == "cuda":
@@ -152,12 +167,14 @@ def _generate(
 ) -> tuple[dict[str, int], ...]:
     """Prompts are read, then tokens are drawn."""
     rollout, data = config.actor_rollout_ref.rollout, config.data
-    rows = min(rollout.max_num_seqs, batch.rollouts)
-    read = ceil(rows / rollout.n) * data.max_prompt_length
+    is_hf = rollout.name == "hf"
+    rows = min(rollout.max_num_seqs, rollout.n if is_hf else batch.rollouts)
+    read = (rows if is_hf else ceil(rows / rollout.n)) * data.max_prompt_length
     read = min(rollout.max_num_batched_tokens, read)
     tokens = Tokens(packed=read, padded=read, computed=read, scored=0)
     # A chosen part of the vocabulary is found by sorting fp32 logits; a plain draw is one kernel.
-    is_sorted = rollout.top_k > 0 or rollout.top_p < 1.0
+    is_sorted = rollout.top_k > 0 or rollout.top_p < 1.0 or rollout.min_p > 0
+    is_sorted = is_sorted or rollout.min_new_tokens > 0
     number = largest.width if largest.device == "cuda" and not is_sorted else 3 * _FP32
     drawing = rows * (shape.vocab * number + 2 * shape.hidden * largest.width)
     return {"activations": replace(largest, tokens=tokens).inside()}, {"logits": drawing}

@@ -1,11 +1,11 @@
 """The files of a model by what they decide: weights, tokenizer, chat template, sizes, code."""
 
-import os
 from importlib import resources
 from pathlib import Path
 from typing import TypeAlias
 
 from luyen.base.paths import expanded
+from luyen.config.hub import cached_revision
 
 Part: TypeAlias = tuple[tuple[Path, ...], str | None]
 """Files on this machine, or the revision of the hub that stands for them."""
@@ -26,7 +26,7 @@ def model_parts(path: str, folder: Path) -> dict[str, Part]:
     else:
         home = folder / expanded(path)
     if not home.is_dir():
-        return {"revision": ((), _hub_revision(path))}
+        return {"revision": ((), cached_revision(path))}
     parts: dict[str, list[Path]] = {}
     for file in sorted(home.iterdir()):
         part = _part(file.name)
@@ -51,13 +51,3 @@ def _part(name: str) -> str | None:
     if name in ("config.json", "generation_config.json", "adapter_config.json"):
         return "config"
     return "code" if name.endswith(".py") else None
-
-
-def _hub_revision(path: str) -> str | None:
-    """The commit that the hub's cache holds for a model; None where the cache does not have it."""
-    home = Path(os.environ.get("HF_HOME") or expanded("~/.cache/huggingface"))
-    cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
-    try:
-        return (cache / f"models--{path.replace('/', '--')}" / "refs" / "main").read_text().strip()
-    except (OSError, ValueError):
-        return None

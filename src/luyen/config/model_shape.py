@@ -1,15 +1,10 @@
 """The size of a model from its `config.json`, without loading it."""
 
-import json
-import os
 from dataclasses import dataclass
-from importlib import resources
-from pathlib import Path
-from typing import Any, cast, final
+from typing import Any, final
 
+from luyen.config.architectures import plain_type, read_raw
 from luyen.config.schema.model import Model
-
-_HUB_CACHE = Path.home() / ".cache" / "huggingface" / "hub"
 
 
 @final
@@ -75,15 +70,9 @@ class ModelShape:
 
 
 def read_shape(model: Model) -> ModelShape | None:
-    """The shape of `model.path`, or None when no config that says it is on this machine."""
-    try:
-        raw = json.loads(_config_file(model.path) or "null")
-    except ValueError:
-        return None
-    if not isinstance(raw, dict):
-        return None
-    config = cast(dict[str, Any], raw)
-    return shape_from({**config, **(config.get("text_config") or {}), **model.override_config})
+    """The shape of `model.path`; None when no config here says it, or transformers runs it."""
+    config = read_raw(model)
+    return None if config is None or plain_type(model) else shape_from(config)
 
 
 _SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
@@ -95,7 +84,8 @@ def shape_from(raw: dict[str, Any]) -> ModelShape | None:
     Experts have a width of their own (`moe_intermediate_size`) in most mixtures.
     """
     layers, hidden, heads, vocab = (_size(raw, name) for name in _SIZES)
-    if not (layers and hidden and heads and vocab):
+    # OPT has two matrices in a feed-forward layer instead of three.
+    if not (layers and hidden and heads and vocab) or "ffn_dim" in raw:
         return None
     experts = next((n for name in _EXPERTS if (n := _size(raw, name))), 1)
     wide = _size(raw, "intermediate_size") or 4 * hidden
@@ -119,25 +109,3 @@ def _size(raw: dict[str, Any], name: str) -> int | None:
     """A positive whole number of the config, or None for anything else."""
     value = raw.get(name)
     return value if isinstance(value, int) and value > 0 else None
-
-
-def _config_file(path: str) -> str | None:
-    """Text of the model's config: built in, in a directory, or in the hub's cache."""
-    if path.startswith("builtin://"):
-        name = path.removeprefix("builtin://")
-        inside = resources.files("luyen") / "builtin" / name / "config.json"
-        return inside.read_text() if inside.is_file() else None
-    local = Path(os.path.expanduser(path)) / "config.json"
-    snapshots = _HUB_CACHE / f"models--{path.replace('/', '--')}" / "snapshots"
-    for found in (local, *sorted(snapshots.glob("*/config.json"), reverse=True)):
-        try:
-            return found.read_text(encoding="utf-8")
-        except (OSError, ValueError):
-            continue
-    return None
-
-
-def builtin_models() -> list[str]:
-    """Names that `builtin://` knows."""
-    home = resources.files("luyen") / "builtin"
-    return sorted(entry.name for entry in home.iterdir() if (entry / "config.json").is_file())

@@ -1,21 +1,24 @@
 """Which files a configuration names without holding their content, and their fingerprints.
 
 Code (rewards, plugins, tools, worlds, samplers), lists of tools, and models. Rows are not among
-them: what rows say has a fingerprint of its own. What a named file imports is not followed.
+them: what rows say has a fingerprint of its own. Modules that named code imports are listed beside
+it, as far as they are not installed packages.
 """
 
 import importlib.machinery
+import os.path
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast, final
 
-import yaml
-
-from luyen.base.paths import expanded
+from luyen.base.paths import expanded, is_file
+from luyen.base.reading import read_text
 from luyen.config.model_files import model_parts
 from luyen.config.schema.run import RunConfig
+from luyen.config.yaml_tree import read_tree
 from luyen.telemetry.fingerprints import fingerprint_together
+from luyen.telemetry.source_files import source_files
 
 _TURNS = "actor_rollout_ref.rollout.multi_turn"
 _MODEL = "actor_rollout_ref.model"
@@ -63,13 +66,33 @@ def named_fingerprints(config: RunConfig, *, folder: Path) -> dict[str, dict[str
 
 def named_files(config: RunConfig, folder: Path) -> Iterator[NamedFile]:
     """Everything the configuration names; relative paths begin at `folder`."""
-    yield from _code(config, folder)
-    yield from _lists(config, folder)
-    yield from _arguments(config, folder)
+    for named in (*_code(config, folder), *_lists(config, folder), *_arguments(config, folder)):
+        yield named
+        yield from _imports_of(named)
     yield from _models(config, folder)
 
 
-def _code(config: RunConfig, folder: Path) -> Iterator[NamedFile]:
+def _imports_of(named: NamedFile) -> Iterator[NamedFile]:
+    """The modules of the user's own that a file of code imports, by their place beside it."""
+    for start in (file for file in named.files if file.suffix == ".py"):
+        place = start.resolve()
+        for file in sorted(source_files(place) - {place}):
+            yield _at(named.name, os.path.relpath(file, place.parent), file)
+
+
+def code_files(config: RunConfig, folder: Path) -> Iterator[NamedFile]:
+    """Of all that the configuration names, what decides which code runs."""
+    yield from _code(config, folder)
+    yield from _lists(config, folder)
+    yield from _arguments(config, folder)
+    if config.actor_rollout_ref.model.trust_remote_code:
+        for named in _models(config, folder):
+            if named.name.endswith((".code", ".config")):
+                yield named
+
+
+def python_files(config: RunConfig) -> Iterator[tuple[str, str]]:
+    """Keys that name a Python file, with the path that is written there."""
     multi_turn = config.actor_rollout_ref.rollout.multi_turn
     keys = {
         "reward.custom_reward_function.path": config.reward.custom_reward_function.path,
@@ -77,9 +100,12 @@ def _code(config: RunConfig, folder: Path) -> Iterator[NamedFile]:
         f"{_TURNS}.function_tool_path": multi_turn.function_tool_path,
         **{f"trainer.plugins.{i}": path for i, path in enumerate(config.trainer.plugins)},
     }
-    for name, path in keys.items():
-        if path is not None:
-            yield NamedFile(name=name, written=path, files=(folder / expanded(path),))
+    yield from ((name, path) for name, path in keys.items() if path is not None)
+
+
+def _code(config: RunConfig, folder: Path) -> Iterator[NamedFile]:
+    for name, path in python_files(config):
+        yield NamedFile(name=name, written=path, files=(folder / expanded(path),))
 
 
 def _lists(config: RunConfig, folder: Path) -> Iterator[NamedFile]:
@@ -95,8 +121,8 @@ def _lists(config: RunConfig, folder: Path) -> Iterator[NamedFile]:
         file = folder / expanded(path)
         yield NamedFile(name=name, written=path, files=(file,))
         try:
-            page: Any = yaml.safe_load(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError, yaml.YAMLError):
+            page = read_tree(read_text(file), path).values
+        except OSError:
             continue  # the check names what is wrong with it
         yield from _mentioned(page, name, file.parent)
 
@@ -152,7 +178,7 @@ def _mentioned(tree: Any, name: str, folder: Path) -> Iterator[NamedFile]:
             yield from _mentioned(inner, name, folder)
     elif isinstance(tree, str):
         path = tree.rpartition(":")[0] if ".py:" in tree else tree
-        if path.endswith(_ENDINGS) and "\n" not in path and (folder / expanded(path)).is_file():
+        if path.endswith(_ENDINGS) and "\n" not in path and is_file(str(folder / expanded(path))):
             yield _at(name, path, folder / expanded(path))
 
 
@@ -170,7 +196,10 @@ def module_file(dotted: str) -> Path | None:
     names = dotted.split(".")
     found, places = None, None
     for count in range(1, len(names) + 1):
-        spec = importlib.machinery.PathFinder.find_spec(".".join(names[:count]), places)
+        try:
+            spec = importlib.machinery.PathFinder.find_spec(".".join(names[:count]), places)
+        except (ValueError, OSError):  # no file can have this name
+            break
         if spec is None:
             break
         found, places = spec.origin, spec.submodule_search_locations

@@ -8,9 +8,14 @@ from pydantic import ValidationError
 from luyen.base.suggest import near_names
 from luyen.config import verl_keys
 from luyen.config.fields import FieldInfo, all_blocks, all_fields, children
+from luyen.config.foreign_keys import FOREIGN
 from luyen.config.problem import Problem, Severity
 from luyen.config.schema.run import RunConfig
 from luyen.config.tree import Mapping, Tree, leaves, origin_of, removed, value_in
+
+_MOST_PROBLEMS = 200
+_KEYS_SHOWN = 12
+"""Unknown keys that are listed: each is compared with all that are known."""
 
 
 @final
@@ -34,7 +39,11 @@ def parse(tree: Tree) -> Parsed:
     """Validate a tree against the schema, reporting everything at once."""
     problems: list[Problem] = []
     known = _known_part(tree.values, "", tree, problems)
+    if len(problems) >= _MOST_PROBLEMS:
+        why = f"there are {len(problems)} problems with keys: what comes after them is not listed"
+        problems.append(_problem("C005", problems[-1].field, None, why, "mend these first", tree))
     config, found = _validated(known, tree)
+    config = config.with_references(tree.references)
     return Parsed(config=config, problems=(*problems, *found))
 
 
@@ -52,7 +61,8 @@ def _known_part(values: Mapping, block: str, tree: Tree, problems: list[Problem]
                 fix = f"write keys below it: {inner}, ..."
                 problems.append(_problem("C006", path, value, why, fix, tree))
         elif path not in all_fields():
-            problems += _unknown(path, value, tree)
+            if len(problems) < _MOST_PROBLEMS:
+                problems += _unknown(path, value, tree)
         elif value == "???":
             why, fix = "the value is left open (`???`)", f"set {path}"
             problems.append(_problem("C004", path, value, why, fix, tree))
@@ -65,6 +75,10 @@ def _unknown(path: str, value: Any, tree: Tree) -> list[Problem]:
     """A typing error, a verl key, or something else: each gets its own answer."""
     block, _, name = path.rpartition(".")
     siblings = near_names(name, children(block))
+    is_elsewhere = name in FOREIGN and (not block or block in all_blocks())
+    if is_elsewhere and verl_keys.nearest(path) is None and path not in verl_keys.MOOT:
+        why = "unknown key; a name of TRL, LLaMA-Factory or Axolotl"
+        return [_problem("C005", path, value, why, f"write {FOREIGN[name]}", tree)]
     if siblings and verl_keys.nearest(path) is None and path not in verl_keys.MOOT:
         return [_unknown_key(path, value, [f"{block}.{s}" if block else s for s in siblings], tree)]
     if name == "_target_" or path.startswith("hydra"):
@@ -73,7 +87,8 @@ def _unknown(path: str, value: Any, tree: Tree) -> list[Problem]:
     if isinstance(value, dict) and value and verl_keys.nearest(path) is not None:
         inner = leaves(cast(Mapping, value), path)
         return [problem for below, leaf in inner for problem in _verl(below, leaf, tree)]
-    if path in verl_keys.MOOT or verl_keys.nearest(path) is not None:
+    known = (verl_keys.MOOT, verl_keys.NOTED)
+    if any(path in table for table in known) or verl_keys.nearest(path) is not None:
         return _verl(path, value, tree)
     elsewhere = [p for p in (*all_fields(), *all_blocks()) if p.rpartition(".")[2] == name]
     return [_unknown_key(path, value, elsewhere or _near_paths(name), tree)]
@@ -86,6 +101,9 @@ def _verl(path: str, value: Any, tree: Tree) -> list[Problem]:
             return []
         only = " or ".join(repr(v) for v in accepted)
         return [_problem("C010", path, value, reason, f"drop the line, or set it to {only}", tree)]
+    if path in verl_keys.NOTED and value in verl_keys.NOTED[path][0]:
+        _, reason = verl_keys.NOTED[path]
+        return [_problem("C010", path, value, reason, "drop the line", tree, severity="note")]
     instead = verl_keys.nearest(path) or "nothing yet"
     why = "a key of verl that Luyen does not have"
     return [_problem("C007", path, value, why, f"nearest here: {instead}", tree)]
@@ -102,7 +120,9 @@ def _unknown_key(path: str, value: Any, near: list[str], tree: Tree) -> Problem:
         fix = "did you mean " + " or ".join(f"`{p}`" for p in near[:3]) + "?"
     else:
         block = path.rpartition(".")[0]
-        fix = f"keys of `{block or 'the root'}`: " + ", ".join(children(block))
+        known = children(block)
+        more = f", and {len(known) - _KEYS_SHOWN} more" if len(known) > _KEYS_SHOWN else ""
+        fix = f"keys of `{block or 'the root'}`: {', '.join(known[:_KEYS_SHOWN])}{more}"
     return _problem("C005", path, value, "unknown key", fix, tree)
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast, final
 
+from luyen.base.reading import read_text
 from luyen.base.suggest import did_you_mean
 from luyen.config.fields import all_blocks
 from luyen.config.load import load_trees, read_file, read_override
@@ -20,6 +21,7 @@ from luyen.config.yaml_tree import read_items, read_tree
 STAGES = "stages"
 _TOP = ("name", "defaults", STAGES)
 _OWN = ("name", "file", "config")
+_LONGEST_NAME = 50
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
@@ -75,7 +77,7 @@ def read_pipeline(files: Sequence[Path], overrides: Sequence[str]) -> Pipeline:
         why = "it must be a list of stages, each with a name"
         problems.append(_problem(STAGES, top.origins[STAGES], listed, why, "write `- name: sft`"))
     problems += [found for item in items for found in (*item.problems, *_wrong_with(item))]
-    problems += [*_twice(items), *_named_alike(top)]
+    problems += [*_twice(items), *_named_alike(top), *_wrong_at_top(top)]
     name = str(top.values.get("name", file.stem))
     names = [str(item.values.get("name")) for item in items]
     stages: list[Stage] = []
@@ -87,15 +89,15 @@ def read_pipeline(files: Sequence[Path], overrides: Sequence[str]) -> Pipeline:
 
 def _top(file: Path) -> Tree:
     try:
-        return read_tree(file.read_text(encoding="utf-8"), str(file))
-    except (OSError, UnicodeDecodeError):
+        return read_tree(read_text(file), str(file))
+    except OSError:
         return Tree(values={}, origins={})
 
 
 def _items(file: Path, top: Tree) -> list[Tree]:
     if not isinstance(top.values[STAGES], list):
         return []
-    return read_items(file.read_text(encoding="utf-8"), str(file), STAGES)
+    return read_items(read_text(file), str(file), STAGES)
 
 
 def _stage(
@@ -179,6 +181,18 @@ def _twice(items: Sequence[Tree]) -> Iterator[Problem]:
             why = "two stages have this name"
             yield _problem(f"{STAGES}.name", item.origins["name"], name, why, "rename one")
         seen.add(name)
+
+
+def _wrong_at_top(top: Tree) -> Iterator[Problem]:
+    name, shared = top.values.get("name", ""), top.values.get("defaults")
+    text = str(name) if isinstance(name, str | int) else "\0"
+    if len(text) > _LONGEST_NAME or not text.isprintable():
+        why = "the name of a pipeline is also that of a folder"
+        fix = f"use at most {_LONGEST_NAME} letters, digits, - and _"
+        yield _problem("name", top.origins["name"], name, why, fix)
+    if shared is not None and not isinstance(shared, dict):
+        why = "it holds keys of a run, for all stages"
+        yield _problem("defaults", top.origins["defaults"], shared, why, "write keys below it")
 
 
 def _named_alike(top: Tree) -> Iterator[Problem]:

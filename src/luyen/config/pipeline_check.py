@@ -22,6 +22,7 @@ from luyen.config.tree import Tree, merge, nested
 from luyen.telemetry.artifact_registry import Registry
 
 POLICY = "actor_rollout_ref.model.path"
+OVERRIDE = "actor_rollout_ref.model.override_config"
 SCORER = "reward.reward_model.model_path"
 RESUMED = "trainer.resume_from_path"
 CHECKPOINT = "checkpoint"
@@ -44,11 +45,16 @@ class StageReport:
     """Its check, with what earlier stages make taken for granted."""
 
 
-def check_pipeline(pipeline: Pipeline, *, machine: Machine | None = None) -> list[StageReport]:
+def check_pipeline(
+    pipeline: Pipeline,
+    *,
+    machine: Machine | None = None,
+    missing_promises: Callable[[], tuple[str, ...]] = tuple,
+) -> list[StageReport]:
     """Check all stages, whatever is wrong with the ones before."""
     done: list[StageReport] = []
     for stage in pipeline.stages:
-        done.append(_check_stage(stage, pipeline, done, machine))
+        done.append(_check_stage(stage, pipeline, done, machine, missing_promises))
     return done
 
 
@@ -98,7 +104,11 @@ def _made_by(kind: str) -> str:
 
 
 def _check_stage(
-    stage: Stage, pipeline: Pipeline, done: list[StageReport], machine: Machine | None
+    stage: Stage,
+    pipeline: Pipeline,
+    done: list[StageReport],
+    machine: Machine | None,
+    missing_promises: Callable[[], tuple[str, ...]],
 ) -> StageReport:
     before = {one.name: one.report.config for one in done}
     tree = with_artifacts(stage.tree, _stand_in(stage.tree, pipeline, before))
@@ -107,9 +117,12 @@ def _check_stage(
     if parent is not None:  # its shape is that of the model it begins from, as it was overridden
         overridden: Any = parent.actor_rollout_ref.model.override_config
         tree = merge([_override(overridden), tree])
-    report = check_tree(tree, machine=machine)
+    report = check_tree(tree, machine=machine, missing_promises=missing_promises)
     later = {key for key, words in refs.items() if words.partition("/")[0] in before}
+    later |= {OVERRIDE} if parent is not None else set()  # it stands for what will be there
     problems = [p for p in report.problems if p.id == "C013" or p.field not in later]
+    # Whether a stage is still the one that was begun is asked when its inputs are there.
+    problems = [p for p in problems if p.id != "S24"]
     problems += _same_place(stage, report.config, before)
     return StageReport(name=stage.name, report=replace(report, problems=tuple(problems)))
 
@@ -132,8 +145,7 @@ def _stand_in(
 
 
 def _override(values: dict[str, Any]) -> Tree:
-    path = ["actor_rollout_ref", "model", "override_config"]
-    return Tree(values=nested(path, dict(values)) if values else {}, origins={})
+    return Tree(values=nested([*OVERRIDE.split(".")], dict(values)) if values else {}, origins={})
 
 
 def _same_place(stage: Stage, config: RunConfig, before: dict[str, RunConfig]) -> list[Problem]:

@@ -4,17 +4,21 @@ from dataclasses import dataclass
 from math import ceil
 from typing import final
 
-from luyen.config.catalog import EstimatorFacts
+from luyen.config.catalog import PREFERENCE_LOSSES, EstimatorFacts
 from luyen.config.machine import Machine
 from luyen.config.schema.run import RunConfig
 from luyen.config.schema.trainer import Trainer
 from luyen.config.signals import (
+    PreferenceLosses,
     has_teacher,
     is_teacher_alone,
     pairs_need_reference,
     rows_need_reference,
     sequences_of_a_row,
 )
+
+WHOLE_ENGINES = ("native", "hf")
+"""Rollout engines that hold the whole model on each device."""
 
 
 @final
@@ -25,7 +29,7 @@ class BatchPlan:
     Example:
         >>> plan = plan_batches(RunConfig(), world_size=1)
         >>> plan.rollouts, plan.mini_batches, plan.optimizer_steps
-        (1024, 4, 4)
+        (1024, 1, 1)
     """
 
     prompts: int
@@ -58,16 +62,18 @@ class BatchPlan:
     """Steps of the run, when the configuration alone decides it."""
 
 
-def plan_batches(config: RunConfig, *, world_size: int) -> BatchPlan:
-    """The arithmetic of one step; divisions that do not come out are the rules' business."""
-    data, actor, rollout = (
-        config.data,
-        config.actor_rollout_ref.actor,
-        config.actor_rollout_ref.rollout,
-    )
+def plan_batches(
+    config: RunConfig, *, world_size: int, losses: PreferenceLosses = PREFERENCE_LOSSES
+) -> BatchPlan:
+    """The arithmetic of one step; divisions that do not come out are the rules' business.
+
+    `losses` of preferences are those that the run can choose from, plugins included.
+    """
+    data, arr = config.data, config.actor_rollout_ref
+    actor, rollout = arr.actor, arr.rollout
     # An offline step is one optimizer step on the rows that are drawn.
     is_offline = config.trainer.stage != "rl"
-    samples = sequences_of_a_row(config) if is_offline else rollout.n
+    samples = sequences_of_a_row(config, losses) if is_offline else rollout.n
     prompts = data.train_batch_size if is_offline else actor.ppo_mini_batch_size
     rollouts = data.train_batch_size * samples
     mini_batches = max(1, data.train_batch_size // prompts)
@@ -174,7 +180,13 @@ def count_replicas(config: RunConfig) -> int:
     if rollout.data_parallel_size is not None:
         return rollout.data_parallel_size
     nodes, each = rollout_pool(config) or (trainer.nnodes, trainer.n_gpus_per_node)
-    return max(1, nodes * each // rollout.tensor_model_parallel_size)
+    return max(1, nodes * each // devices_of_a_copy(config))
+
+
+def devices_of_a_copy(config: RunConfig) -> int:
+    """Devices that one copy of the rollout engine is split over; our own hold it whole on one."""
+    rollout = config.actor_rollout_ref.rollout
+    return 1 if rollout.name in WHOLE_ENGINES else rollout.tensor_model_parallel_size
 
 
 def place(config: RunConfig, machine: Machine, estimator: EstimatorFacts | None) -> Placement:

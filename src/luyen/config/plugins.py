@@ -4,7 +4,7 @@ A plugin is read as a syntax tree, never imported: it may import torch, and a ch
 """
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast, final
 
@@ -13,26 +13,16 @@ from luyen.config.catalog import (
     ADV_ESTIMATORS,
     POLICY_LOSSES,
     PREFERENCE_LOSSES,
+    ROLLOUT_ENGINES,
     SUPERVISED_LOSSES,
+    EngineFacts,
     EstimatorFacts,
     LossFacts,
     PreferenceFacts,
 )
+from luyen.config.python_file import import_fault, read_python
 from luyen.config.reward_catalog import RULE_REWARDS, RuleFacts
 
-REGISTRIES = (
-    "adv_estimators",
-    "envs",
-    "policy_losses",
-    "preference_losses",
-    "reward_managers",
-    "rollout_engines",
-    "rule_rewards",
-    "samplers",
-    "supervised_losses",
-    "tool_parsers",
-)
-ENGINES = ("native", "hf", "vllm", "sglang")
 REWARD_MANAGERS = ("naive", "batch", "dapo", "prime")
 SOURCES = ("arithmetic", "tools", "reasoning_gym", "hf")
 SOURCE_PACKAGES = {
@@ -43,9 +33,37 @@ SOURCE_PACKAGES = {
 SAMPLERS = ("shuffled", "sequential", "grouped", "mixed", "curriculum")
 SAMPLER_NEEDS = {"mixed": "weights", "curriculum": "key"}
 """Sampler -> the argument it cannot do without."""
+SAMPLER_KNOBS = {
+    "shuffled": {"seed": "a whole number"},
+    "sequential": {"seed": "a whole number"},
+    "grouped": {"seed": "a whole number"},
+    "mixed": {"seed": "a whole number", "weights": "a mapping of numbers"},
+    "curriculum": {
+        "seed": "a whole number",
+        "key": "a name",
+        "stages": "a whole number",
+        "promote_at": "a number",
+    },
+}
+"""Sampler of ours -> its arguments and what each is; a test holds the names equal to theirs."""
 TOOL_FORMATS = ("hermes", "qwen3_coder", "llama3", "mistral", "glm", "deepseek", "gpt_oss")
 ENVIRONMENTS = ("user", "class", "interaction", "reasoning_gym", "verifiers")
 LOGGERS = ("console", "jsonl", "tensorboard", "wandb", "mlflow", "trackio")
+
+
+BUILT_IN: dict[str, Collection[str]] = {
+    "adv_estimators": ADV_ESTIMATORS,
+    "envs": ENVIRONMENTS,
+    "policy_losses": POLICY_LOSSES,
+    "preference_losses": PREFERENCE_LOSSES,
+    "reward_managers": REWARD_MANAGERS,
+    "rollout_engines": ROLLOUT_ENGINES,
+    "rule_rewards": RULE_REWARDS,
+    "samplers": SAMPLERS,
+    "supervised_losses": SUPERVISED_LOSSES,
+    "tool_parsers": TOOL_FORMATS,
+}
+"""Registry that plugins may add to -> the names that come with the package."""
 
 
 @final
@@ -87,7 +105,7 @@ class Known:
     """Losses of pairs and of marked answers."""
     supervised_losses: tuple[str, ...] = SUPERVISED_LOSSES
     """Losses of given answers."""
-    engines: tuple[str, ...] = ENGINES
+    engines: Mapping[str, EngineFacts] = field(default_factory=lambda: ROLLOUT_ENGINES)
     """Rollout engines."""
     reward_managers: tuple[str, ...] = REWARD_MANAGERS
     """Reward managers."""
@@ -105,14 +123,29 @@ def read_plugins(paths: tuple[str, ...]) -> tuple[Known, dict[str, str]]:
     """What exists with these plugins, and for each unusable file the reason."""
     found: list[Registered] = []
     broken: dict[str, str] = {}
-    for path in paths:
+    for path in dict.fromkeys(paths):
         try:
-            found += registrations(ast.parse(expanded(path).read_text(encoding="utf-8")))
-        except SyntaxError as error:
-            broken[path] = f"is not valid Python: line {error.lineno}: {error.msg}"
-        except (OSError, ValueError) as error:
-            broken[path] = f"cannot be read: {error}"
+            tree = read_python(expanded(path))
+        except OSError as error:
+            broken[path] = str(error)
+            continue
+        own = list(registrations(tree))
+        twice = _registered_twice(own, found)
+        reason = import_fault(tree) or twice
+        if reason is not None:
+            broken[path] = reason
+        found += own
     return _with_plugins(found), broken
+
+
+def _registered_twice(own: list[Registered], before: list[Registered]) -> str | None:
+    """Which name is taken, by the package or by an earlier registration."""
+    taken = {(entry.registry, entry.name) for entry in before}
+    for entry in own:
+        if entry.name in BUILT_IN[entry.registry] or (entry.registry, entry.name) in taken:
+            return f"registers `{entry.name}` with {entry.registry}, where it is registered already"
+        taken.add((entry.registry, entry.name))
+    return None
 
 
 def registrations(tree: ast.AST) -> Iterator[Registered]:
@@ -130,7 +163,7 @@ def registrations(tree: ast.AST) -> Iterator[Registered]:
                     for k in keywords
                     if k.arg is not None and _is_literal(k.value)
                 }
-                if registry in REGISTRIES:
+                if registry in BUILT_IN:
                     yield Registered(registry=registry, name=name, facts=facts)
             case _:
                 pass
@@ -151,13 +184,14 @@ def _with_plugins(found: list[Registered]) -> Known:
     estimators = {e.name: _estimator(e.facts) for e in of("adv_estimators")}
     losses = {e.name: _loss(e.facts) for e in of("policy_losses")}
     preferences = {e.name: _preference(e.facts) for e in of("preference_losses")}
+    engines = {e.name: _engine(e.facts) for e in of("rollout_engines")}
     rules = {e.name: _rule(e.facts) for e in of("rule_rewards")}
     return Known(
         estimators={**ADV_ESTIMATORS, **estimators},
         losses={**POLICY_LOSSES, **losses},
         preference_losses={**PREFERENCE_LOSSES, **preferences},
         supervised_losses=(*SUPERVISED_LOSSES, *(e.name for e in of("supervised_losses"))),
-        engines=(*ENGINES, *(e.name for e in of("rollout_engines"))),
+        engines={**ROLLOUT_ENGINES, **engines},
         reward_managers=(*REWARD_MANAGERS, *(e.name for e in of("reward_managers"))),
         rule_rewards={**RULE_REWARDS, **rules},
         samplers=(*SAMPLERS, *(e.name for e in of("samplers"))),
@@ -191,6 +225,14 @@ def _preference(facts: Mapping[str, Any]) -> PreferenceFacts:
         needs=_names(facts.get("needs")),
         optional=_names(facts.get("optional")),
         knobs=_names(facts.get("knobs")),
+    )
+
+
+def _engine(facts: Mapping[str, Any]) -> EngineFacts:
+    return EngineFacts(
+        package=facts.get("package"),
+        extra=facts.get("extra"),
+        splits=bool(facts.get("splits", False)),
     )
 
 

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any, Literal, final
 
+from luyen.base.secrets import masked, masked_tree
+
 Severity = Literal["error", "warning", "note"]
 
 
@@ -61,8 +63,8 @@ class Problem:
             "id": self.id,
             "severity": self.severity,
             "field": self.field,
-            "value": self.value,
-            "why": self.why,
+            "value": masked_tree(self.value, self.field),
+            "why": masked(self.why),
             "fix": self.fix,
             "origin": str(self.origin),
         }

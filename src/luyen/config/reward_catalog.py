@@ -39,7 +39,7 @@ RULE_REWARDS: dict[str, RuleFacts] = {
     "json_schema": RuleFacts(knobs=("schema", "fenced")),
     "ifeval": RuleFacts(knobs=("mode", "credit")),
     "reasoning_gym": RuleFacts(knobs=("tag",), package="reasoning_gym", extra="tasks"),
-    "code": RuleFacts(knobs=("credit", "cpu_s", "memory_mb")),
+    "code": RuleFacts(knobs=("credit", "cpu_s", "memory_mb", "refuse_forgeable")),
     "length": RuleFacts(knobs=("free", "max_response_length")),
     "overlong": RuleFacts(
         knobs=("buffer", "penalty_factor", "max_response_length"), required=("buffer",)

@@ -1,8 +1,13 @@
 """What a run learns from besides rewards: a teacher, or pairs of its own samples."""
 
-from luyen.config.catalog import PREFERENCE_LOSSES
+from collections.abc import Mapping
+from typing import TypeAlias
+
+from luyen.config.catalog import PREFERENCE_LOSSES, PreferenceFacts
 from luyen.config.schema.run import RunConfig
 
+PreferenceLosses: TypeAlias = Mapping[str, PreferenceFacts]
+"""Losses of preferences by name, with what must be known about each."""
 ONLINE_PAIRS = "online_dpo"
 """The estimator that pairs the samples of a prompt."""
 
@@ -31,14 +36,14 @@ def pairs_need_reference(config: RunConfig) -> bool:
     return makes_pairs(config) and any(facts is None or facts.reference for facts in losses)
 
 
-def sequences_of_a_row(config: RunConfig) -> int:
+def sequences_of_a_row(config: RunConfig, losses: PreferenceLosses) -> int:
     """Sequences that learn from one row of an offline stage: two of a pair, one of any other."""
     stage = config.trainer.stage
     if stage == "reward_model":
         return 2 if config.reward_training.objective == "bradley_terry" else 1
     if stage != "preference":
         return 1
-    facts = PREFERENCE_LOSSES.get(next(iter(config.preference.loss_type), ""))
+    facts = losses.get(next(iter(config.preference.loss_type), ""))
     return 1 if facts is not None and facts.kind == "unpaired" else 2
 
 

@@ -4,34 +4,27 @@ It has verl's layout, with short forms of our own beside `class_name`: `function
 """
 
 import ast
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast, final
 
 from luyen.base.paths import expanded
+from luyen.base.reading import read_text
 from luyen.base.suggest import did_you_mean
+from luyen.config.builtin_tools import SETTINGS, Wrong, wrong_settings
+from luyen.config.mcp_file import wrong_server
 from luyen.config.problem import Origin, Problem
+from luyen.config.python_file import read_python
 from luyen.config.yaml_tree import read_tree
 
 Kind: TypeAlias = Literal["class_name", "function", "builtin", "mcp"]
 KINDS: tuple[Kind, ...] = ("class_name", "function", "builtin", "mcp")
-BUILTIN_TOOLS = ("calculator", "python", "search")
+BUILTIN_TOOLS = tuple(SETTINGS)
 LIMITS = ("timeout_s", "retries", "backoff_s", "concurrency")
-MCP_KEYS = (
-    "command",
-    "args",
-    "env",
-    "cwd",
-    "url",
-    "headers",
-    "select",
-    "prefix",
-    "start_s",
-    "mcp_servers_config_path",
-    "tool_selected_list",
-)
-"""The last two are verl's."""
+_WHOLE, _ZERO = ("retries", "concurrency"), ("retries", "backoff_s")
+"""Limits that are whole numbers, and those that may be 0."""
 _BESIDES: dict[Kind, tuple[str, ...]] = {
     "class_name": ("config", "tool_schema", "mcp", "limits"),
     "function": ("limits",),
@@ -80,8 +73,8 @@ def tool_file_problems(path: str) -> tuple[Problem, ...]:
 def read_tool_file(path: str) -> tuple[tuple[ToolEntry, ...], tuple[Problem, ...]]:
     """The entries of a tool file, and what is wrong with it; entries only when nothing is."""
     try:
-        text = expanded(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_text(expanded(path))
+    except OSError as error:
         why = f"the tool file cannot be read: {error}"
         return (), (_problem(path, "tools", path, why, "give a readable YAML file"),)
     tree = read_tree(text, path)
@@ -110,11 +103,7 @@ def read_tool_file(path: str) -> tuple[tuple[ToolEntry, ...], tuple[Problem, ...
     return ((), tuple(problems)) if problems else (tuple(entries), ())
 
 
-_Wrong: TypeAlias = tuple[str, Any, str, str]
-"""Key below the entry, value, reason, fix."""
-
-
-def _wrong(written: Any, folder: Path) -> Iterator[_Wrong]:
+def _wrong(written: Any, folder: Path) -> Iterator[Wrong]:
     if not isinstance(written, dict):
         yield "", written, "an entry is a mapping", "write e.g. `- builtin: calculator`"
         return
@@ -127,17 +116,19 @@ def _wrong(written: Any, folder: Path) -> Iterator[_Wrong]:
     known = (kind, *_BESIDES[kind])
     for key in entry:
         if key not in known:
-            yield f".{key}", entry[key], "no such key here", did_you_mean(key, known)
-    for key in ("config", "tool_schema", "mcp", "limits"):
-        if key in known and not isinstance(entry.get(key, {}), dict):
+            yield f".{key}", entry[key], "no such key here", did_you_mean(str(key), known)
+    for key in ("config", "tool_schema", "limits"):
+        if key in known and not isinstance(entry.get(key) or {}, dict):
             yield f".{key}", entry[key], "expected a mapping", "write keys and values below it"
             return
     yield from _wrong_target(kind, entry[kind], folder)
     yield from _wrong_limits(entry.get("limits") or {})
+    if kind == "builtin" and entry[kind] in BUILTIN_TOOLS:
+        yield from wrong_settings(entry[kind], entry.get("config") or {}, folder)
     if "tool_schema" in entry:
         yield from _wrong_schema(entry["tool_schema"])
     if "mcp" in entry:
-        yield from _wrong_mcp(entry["mcp"])
+        yield from wrong_server(entry["mcp"], folder)
 
 
 def _kind(entry: Mapping[str, Any]) -> Kind | None:
@@ -148,7 +139,7 @@ def _kind(entry: Mapping[str, Any]) -> Kind | None:
     return named[0] if len(named) == 1 else None
 
 
-def _wrong_target(kind: Kind, target: Any, folder: Path) -> Iterator[_Wrong]:
+def _wrong_target(kind: Kind, target: Any, folder: Path) -> Iterator[Wrong]:
     if kind == "mcp":
         return
     if not isinstance(target, str) or not target:
@@ -164,16 +155,16 @@ def _wrong_target(kind: Kind, target: Any, folder: Path) -> Iterator[_Wrong]:
         yield f".{kind}", target, "it does not say where to look", f"write {form}"
 
 
-def _wrong_file(kind: Kind, target: str, folder: Path) -> Iterator[_Wrong]:
+def _wrong_file(kind: Kind, target: str, folder: Path) -> Iterator[Wrong]:
     """A `FILE.py:NAME` whose file is not there, is no Python, or defines no such name."""
     file, _, name = target.rpartition(":")
     if not file.endswith(".py") or not name.isidentifier():
         yield f".{kind}", target, "it names no function of a file", "write FILE.py:NAME"
         return
     try:
-        tree = ast.parse((folder / expanded(file)).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, SyntaxError, ValueError) as error:
-        yield f".{kind}", target, f"the file cannot be read: {error}", "mend the path or the file"
+        tree = read_python(folder / expanded(file))
+    except OSError as error:
+        yield f".{kind}", target, f"the file {error}", "mend the path or the file"
         return
     defined = _defined(tree)
     if name not in defined:
@@ -195,15 +186,19 @@ def _defined(tree: ast.Module) -> list[str]:
     return names
 
 
-def _wrong_limits(limits: Mapping[str, Any]) -> Iterator[_Wrong]:
+def _wrong_limits(limits: Mapping[str, Any]) -> Iterator[Wrong]:
     for name, value in limits.items():
         if name not in LIMITS:
-            yield f".limits.{name}", value, "no such limit", did_you_mean(name, LIMITS)
-        elif isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
-            yield f".limits.{name}", value, "expected a number", "set it to 0 or more"
+            yield f".limits.{name}", value, "no such limit", did_you_mean(str(name), LIMITS)
+            continue
+        what, kind = ("a whole number", int) if name in _WHOLE else ("a number", int | float)
+        is_number = isinstance(value, kind) and not isinstance(value, bool)
+        if not is_number or not math.isfinite(value) or value < 0 or not (value or name in _ZERO):
+            least = "0 or more" if name in _ZERO else "above 0"
+            yield f".limits.{name}", value, f"expected {what}", f"set it {least}"
 
 
-def _wrong_schema(schema: Mapping[str, Any]) -> Iterator[_Wrong]:
+def _wrong_schema(schema: Mapping[str, Any]) -> Iterator[Wrong]:
     function = schema.get("function")
     fix = "write `type: function` and `function: {name, description, parameters}`"
     if not isinstance(function, dict):
@@ -214,16 +209,6 @@ def _wrong_schema(schema: Mapping[str, Any]) -> Iterator[_Wrong]:
         yield ".tool_schema.function.name", held.get("name"), "a tool has a name", fix
     if not isinstance(held.get("parameters", {}), dict):
         yield ".tool_schema.function.parameters", held["parameters"], "expected a mapping", fix
-
-
-def _wrong_mcp(mcp: Mapping[str, Any]) -> Iterator[_Wrong]:
-    for key in mcp:
-        if key not in MCP_KEYS:
-            yield f".mcp.{key}", mcp[key], "no such key here", did_you_mean(key, MCP_KEYS)
-    ways = [way for way in ("command", "url", "mcp_servers_config_path") if mcp.get(way)]
-    if len(ways) != 1:
-        why = "a server is reached in exactly one way"
-        yield ".mcp", sorted(mcp), why, "set `command`, or `url`, or `mcp_servers_config_path`"
 
 
 def _entry(number: int, written: dict[str, Any]) -> ToolEntry:

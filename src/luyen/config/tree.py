@@ -1,7 +1,7 @@
 """A nested configuration whose every value knows where it was written."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias, cast, final
 
 from luyen.config.problem import DEFAULT, Origin, Problem
@@ -28,6 +28,8 @@ class Tree:
     """Where each dotted key was written."""
     problems: tuple[Problem, ...] = ()
     """Syntax errors and keys written twice."""
+    references: Mapping = field(default_factory=dict[str, Any])
+    """Key -> what was written there, for values that came from the environment."""
 
 
 def merge(trees: Sequence[Tree]) -> Tree:
@@ -35,11 +37,14 @@ def merge(trees: Sequence[Tree]) -> Tree:
     values: Mapping = {}
     origins: dict[str, Origin] = {}
     problems: list[Problem] = []
+    references: Mapping = {}
     for tree in trees:
+        written = {path for path, _ in leaves(tree.values)}
+        references = {k: v for k, v in references.items() if k not in written} | tree.references
         values = merged(values, tree.values)
         origins |= tree.origins
         problems += tree.problems
-    return Tree(values=values, origins=origins, problems=tuple(problems))
+    return Tree(values=values, origins=origins, problems=tuple(problems), references=references)
 
 
 def merged(below: Mapping, above: Mapping) -> Mapping:

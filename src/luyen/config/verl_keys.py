@@ -36,7 +36,6 @@ MOOT: dict[str, tuple[tuple[Any, ...], str]] = {
         (True,),
         "training and inference share one template",
     ),
-    f"{_ARR}.ref.fsdp_config.param_offload": ((False,), "offloading is not asked for"),
     "critic.model.fsdp_config.param_offload": ((False,), "offloading is not asked for"),
     "critic.model.fsdp_config.optimizer_offload": ((False,), "offloading is not asked for"),
     "data.shuffle": ((True,), "data.sampler.name=shuffled is the default; sequential keeps order"),
@@ -47,6 +46,12 @@ MOOT: dict[str, tuple[tuple[Any, ...], str]] = {
     "data.return_raw_input_ids": ((False,), "token ids are always kept"),
     "data.return_full_prompt": ((False,), "prompts are always kept"),
     "trainer.balance_batch": ((True,), "shards are always balanced by tokens"),
+    "trainer.use_legacy_worker_impl": (
+        ("auto", "disable"),
+        "there is one implementation of every role",
+    ),
+    f"{_ARR}.ref.ulysses_sequence_parallel_size": ((1,), "sequences stay whole"),
+    "critic.ulysses_sequence_parallel_size": ((1,), "sequences stay whole"),
     "trainer.use_v1": ((True,), "there is one trainer"),
     "trainer.val_only": ((False,), "evaluate a checkpoint with its own command"),
     "trainer.default_hdfs_dir": ((None,), "checkpoints go to the run directory"),
@@ -56,8 +61,38 @@ MOOT: dict[str, tuple[tuple[Any, ...], str]] = {
 _PACKED = "batches are packed; see actor_rollout_ref.actor.use_dynamic_bsz"
 _PER_GPU = "the global form is ambiguous; use the key of the same name ending in _per_gpu"
 _ENGINE = "the training engine is chosen by actor_rollout_ref.actor.strategy"
+_SHARDS = (
+    "every layer is a shard of its own; what can be set is "
+    "actor_rollout_ref.actor.fsdp_config.{fsdp_size,reshard_after_forward,param_offload,"
+    "optimizer_offload}"
+)
 _LORA = "LoRA is actor_rollout_ref.model.{lora_rank,lora_alpha,target_modules,lora_adapter_path}"
 _TEXT_ONLY = "Luyen trains text models; drop the key"
+
+NOTED: dict[str, tuple[tuple[Any, ...], str]] = {
+    f"{_ARR}.ref.fsdp_config.param_offload": (
+        (True, False),
+        "no effect: weights of the reference stay where the actor's are",
+    ),
+}
+"""Accepted at these values with a note: they ask for a saving that is not there, and change no
+number."""
+
+RENAMED: dict[str, str] = {
+    "custom_reward_function": "reward.custom_reward_function",
+    "reward_model.reward_manager": "reward.reward_manager.name",
+    "reward_model.enable": "reward.reward_model.enable",
+    "reward_model.model.path": "reward.reward_model.model_path",
+    "reward_model.enable_resource_pool": "reward.reward_model.enable_resource_pool",
+    "reward_model.nnodes": "reward.reward_model.nnodes",
+    "reward_model.n_gpus_per_node": "reward.reward_model.n_gpus_per_node",
+    "reward_model.rollout": "reward.reward_model.rollout",
+    "reward_model.overlong_buffer": "reward.overlong_buffer",
+    f"{_ACTOR}.ulysses_sequence_parallel_size": (
+        f"{_ACTOR}.fsdp_config.ulysses_sequence_parallel_size"
+    ),
+}
+"""Keys and blocks that verl keeps at another place, and ours: read there, with a note."""
 
 NEAREST: dict[str, str] = {
     "hydra": "includes are a `defaults` list of YAML files",
@@ -65,10 +100,10 @@ NEAREST: dict[str, str] = {
     "ray_kwargs": "trainer.runtime, trainer.nnodes and trainer.n_gpus_per_node",
     "skip": "recorded steps are replayed from the run directory",
     "global_profiler": "trainer.profile.{steps,memory,save_path}, or the command `luyen profile`",
-    "distillation": "nothing yet",
+    "distillation": "distill, with trainer.stage=distill or distill.on_policy=true",
     "sandbox_fusion": "reward.custom_reward_function.path",
     "reward_model": "reward.reward_model",
-    "custom_reward_function": "reward.custom_reward_function",
+    "reward_model.launch_reward_fn_async": "nothing to set; drop the key",
     "model_engine": _ENGINE,
     "data.tokenizer": f"{_ARR}.model.tokenizer_path",
     "data.gen_batch_size": "data.train_batch_size; dynamic sampling is algorithm.filter_groups",
@@ -93,7 +128,14 @@ NEAREST: dict[str, str] = {
     f"{_ARR}.model.mtp": "nothing yet",
     f"{_ACTOR}.ppo_micro_batch_size": _PER_GPU,
     f"{_ACTOR}.grad_clip": f"{_ACTOR}.optim.clip_grad",
-    f"{_ACTOR}.fsdp_config": _ENGINE,
+    f"{_ACTOR}.fsdp_config.model_dtype": f"{_ARR}.model.dtype",
+    f"{_ACTOR}.fsdp_config.dtype": f"{_ARR}.model.dtype",
+    f"{_ACTOR}.fsdp_config.offload_policy": (
+        f"{_ACTOR}.fsdp_config.param_offload with {_ACTOR}.fsdp_config.optimizer_offload"
+    ),
+    f"{_ACTOR}.fsdp_config.full_determinism": "trainer.seed decides all chance; drop the key",
+    f"{_ACTOR}.fsdp_config.seed": "trainer.seed",
+    f"{_ACTOR}.fsdp_config": _SHARDS,
     f"{_ACTOR}.megatron": _ENGINE,
     f"{_ACTOR}.veomni": _ENGINE,
     f"{_ACTOR}.torchtitan": _ENGINE,
@@ -122,7 +164,9 @@ NEAREST: dict[str, str] = {
     f"{_ROLLOUT}.prometheus": "metrics are files of the run directory; drop the key",
     f"{_ARR}.ref.log_prob_micro_batch_size": _PER_GPU,
     f"{_ARR}.ref.strategy": _ENGINE,
-    f"{_ARR}.ref.fsdp_config": _ENGINE,
+    f"{_ARR}.ref.fsdp_config.model_dtype": f"{_ARR}.model.dtype",
+    f"{_ARR}.ref.fsdp_config.dtype": f"{_ARR}.model.dtype",
+    f"{_ARR}.ref.fsdp_config": _SHARDS,
     f"{_ARR}.ref.rollout_n": f"{_ROLLOUT}.n",
     f"{_ARR}.ref.model": f"{_ARR}.ref.path",
     "critic.ppo_micro_batch_size": _PER_GPU,
@@ -132,7 +176,7 @@ NEAREST: dict[str, str] = {
     "critic.grad_clip": "critic.optim.clip_grad",
     "critic.rollout_n": f"{_ROLLOUT}.n",
     "critic.checkpoint": "trainer.save_freq; a checkpoint always holds everything",
-    "critic.model.fsdp_config": _ENGINE,
+    "critic.model.fsdp_config": _SHARDS,
     "reward.sandbox_fusion": "reward.custom_reward_function.path",
     "reward.reward_manager.source": "reward.reward_manager.name, with trainer.plugins",
     "reward.reward_manager.module": "trainer.plugins",

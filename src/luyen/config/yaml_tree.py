@@ -15,6 +15,7 @@ import yaml
 
 from luyen.config.problem import Origin, Problem
 from luyen.config.tree import Tree
+from luyen.config.yaml_limits import BeyondLimits, require_bounded, whole_number
 
 
 class _Loader(yaml.CSafeLoader):
@@ -37,22 +38,21 @@ _Loader.yaml_implicit_resolvers = {
 }
 for _name, (_pattern, _first) in _SCALARS.items():
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", re.compile(_pattern), list(_first))
-
-
-_DEEPEST = 100
-"""Levels of nesting that are read. The parser in C would run out of stack far beyond."""
+_Loader.add_constructor("tag:yaml.org,2002:int", whole_number)
 
 
 def read_tree(text: str, source: str) -> Tree:
     """Parse one YAML document; a problem is reported, not raised."""
     try:
-        _require_shallow(text)
+        require_bounded(text, _Loader)
         return _parsed(text, source)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         line = mark.line + 1 if mark is not None else 1
+        if isinstance(error, BeyondLimits):
+            return _broken(source, line, str(error.problem), "write less, or with fewer aliases")
         return _broken(source, line, f"not valid YAML: {error.problem}", "mend the syntax")
-    except yaml.YAMLError as error:  # a character that YAML does not allow
+    except (yaml.YAMLError, UnicodeEncodeError) as error:  # a character that YAML does not allow
         why = f"not valid YAML: {str(error).splitlines()[0]}"
         return _broken(source, 1, why, "save the file as plain UTF-8 text")
 
@@ -83,18 +83,6 @@ def _tree(loader: _Loader, node: yaml.MappingNode, source: str) -> Tree:
     return Tree(values=values, origins=origins, problems=tuple(problems))
 
 
-def _require_shallow(text: str) -> None:
-    """Raise before the document is composed if it is nested beyond any use."""
-    depth = 0
-    for event in yaml.parse(text, Loader=_Loader):
-        if isinstance(event, yaml.CollectionStartEvent):
-            depth += 1
-        elif isinstance(event, yaml.CollectionEndEvent):
-            depth -= 1
-        if depth > _DEEPEST:
-            raise yaml.MarkedYAMLError(problem=f"nested more than {_DEEPEST} levels deep")
-
-
 def _parsed(text: str, source: str) -> Tree:
     loader = _Loader(text)
     try:
@@ -116,9 +104,6 @@ def _mapping(
     origins: dict[str, Origin],
     problems: list[Problem],
 ) -> dict[str, Any]:
-    if path.count(".") > _DEEPEST:
-        why = "an alias stands inside the block that it names"
-        raise yaml.MarkedYAMLError(problem=why, problem_mark=node.start_mark)
     found: dict[str, Any] = {}
     twice, node.value = _flat(loader, node)
     for key_node, value_node in node.value:

@@ -23,6 +23,10 @@ LIFE_CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("trainer.resume_mode=disable",),
     ),
     "S08": (("trainer.default_local_dir=SAVED",), ("trainer.default_local_dir=HERE",)),
+    "S24": (
+        ("trainer.default_local_dir=BEGUN", "trainer.seed=1"),
+        ("trainer.default_local_dir=BEGUN", "trainer.save_freq=1"),
+    ),
     "S09": (("trainer.logger=[console, wanbd]",), ("trainer.logger=[console]",)),
     "S10": (("trainer.critic_warmup=5", *GRPO), ("trainer.critic_warmup=5",)),
     "S11": (
@@ -33,6 +37,7 @@ LIFE_CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "S14": (("trainer.logger=[console, wandb]",), ("trainer.logger=[console, jsonl]",)),
     "S15": (("trainer.experiment_name=../../etc",), ("trainer.experiment_name=a-b_c.1",)),
     "S13": (("OLD",), ()),
+    "S23": (("trainer.default_local_dir=TOOLS/runs",), ("trainer.default_local_dir=HERE/a/b",)),
     "S16": (("trainer.profile.steps=[0, 2]",), ("trainer.profile.steps=[1, 2]",)),
     "S17": (
         ("trainer.profile.steps=[2, 4]", "trainer.total_training_steps=3"),
@@ -42,7 +47,10 @@ LIFE_CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("trainer.profile.save_path=traces",),
         ("trainer.profile.save_path=traces", "trainer.profile.steps=[1]"),
     ),
-    "S21": (("trainer.keep_best=2",), ("trainer.keep_best=2", "trainer.max_ckpt_to_keep=1")),
+    "S21": (
+        ("trainer.keep_best=2", "trainer.save_freq=5"),
+        ("trainer.keep_best=2", "trainer.max_ckpt_to_keep=1"),
+    ),
     "S22": (
         ("trainer.keep_best=2", "trainer.max_ckpt_to_keep=1"),
         ("trainer.keep_best=2", "trainer.max_ckpt_to_keep=1", "trainer.best_metric=reward/mean"),

@@ -5,6 +5,9 @@ TWO = "reward.components={a: {rule: json}, b: {rule: exact"
 GATE = "gate: {by:"
 POLICY = "{judge: {base_url: 'engine://', prompt: '{answer}'}}"
 OWN = "reward.custom_reward_function.path=PLUGIN"
+CODE = "reward.components={right: {rule: code}}"
+TURNS = "actor_rollout_ref.rollout.multi_turn"
+PYTHON = (f"{TURNS}.enable=true", f"{TURNS}.tool_config_path=PROGRAMS")
 
 REWARD_CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "W01": (
@@ -55,6 +58,47 @@ REWARD_CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "W13": (
         ("reward.cache.enable=true", f"reward.components={{a: {POLICY}}}"),
         ("reward.cache.enable=true", f"reward.components={{a: {POLICY}, b: {{rule: exact}}}}"),
+    ),
+    "Z01": (
+        (CODE, "sandbox.require=[files]", "BARE"),
+        (CODE, "sandbox.require=[network]", "BARE"),
+    ),
+    "Z02": ((*PYTHON, "BARE"), PYTHON),
+    "Z03": ((CODE,), (CODE, "sandbox.require=[verdicts]")),
+    "Z04": (("sandbox.require=[files]",), (*PYTHON, "sandbox.require=[files]")),
+    "W14": (
+        ("reward.components={form: {rule: regex, kwargs: {pattern: '(a'}}}",),
+        ("reward.components={form: {rule: regex, kwargs: {pattern: '(a)'}}}",),
+    ),
+    "W16": (
+        ("reward.components={a: {rule: numeric, kwargs: {tolerance: much}}}",),
+        ("reward.components={a: {rule: numeric, kwargs: {tolerance: 0.1}}}",),
+    ),
+    "W17": (
+        ("reward.components={a: {rule: length, kwargs: {free: 512}}}",),
+        ("reward.components={a: {rule: length, kwargs: {free: 511}}}",),
+    ),
+    "W18": (
+        ("reward.components={a: {rule: ifeval}}",),
+        ("reward.components={a: {rule: ifeval}}", "data.train_files=ROWS"),
+    ),
+    "W19": (
+        (
+            "reward.components={a: {judge: {base_url: 'engine://', prompt: '{answer}'}}}",
+            "data.max_response_length=6",
+            "data.max_prompt_length=40",
+        ),
+        ("reward.components={a: {judge: {base_url: 'engine://', prompt: '{answer}'}}}",),
+    ),
+    "W15": (
+        (
+            "reward.components={a: {judge: {base_url: 'http://h/v1', prompt: '{answer}', "
+            "api_key_env: NO_SUCH_KEY}}}",
+        ),
+        (
+            "reward.components={a: {judge: {base_url: 'http://h/v1', prompt: '{answer}', "
+            "api_key_env: PATH}}}",
+        ),
     ),
     "V01": (
         ("reward.components={a: {rule: exact}, b: {rule: json, gate: {by: right}}}",),

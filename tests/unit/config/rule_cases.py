@@ -1,9 +1,13 @@
 """For every rule: overrides that trigger it, and overrides close by that do not."""
 
+from tests.unit.config.fit_rule_cases import FIT_CASES
+from tests.unit.config.input_rule_cases import INPUT_CASES
 from tests.unit.config.life_rule_cases import LIFE_CASES
 from tests.unit.config.offline_rule_cases import OFFLINE_CASES
+from tests.unit.config.pressure_rule_cases import PRESSURE_CASES
 from tests.unit.config.reward_model_rule_cases import REWARD_MODEL_CASES
 from tests.unit.config.reward_rule_cases import REWARD_CASES
+from tests.unit.config.sampling_rule_cases import SAMPLING_CASES
 from tests.unit.config.teacher_rule_cases import TEACHER_CASES
 
 GRPO = ("algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=4")
@@ -12,11 +16,15 @@ R = "actor_rollout_ref.rollout"
 REF = "actor_rollout_ref.ref"
 M = "actor_rollout_ref.model"
 C = "algorithm.rollout_correction"
+MINI = f"{A}.ppo_mini_batch_size=256"
 T = f"{R}.multi_turn"
 
 # id -> (overrides that trigger it, overrides close by that do not)
 CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "B01": (("data.train_batch_size=128",), ("data.train_batch_size=256",)),
+    "B01": (
+        (MINI, "data.train_batch_size=128"),
+        ("data.train_batch_size=128",),
+    ),
     "F01": (
         (f"{A}.fsdp_config.reshard_after_forward=false",),
         (f"{A}.fsdp_config.reshard_after_forward=false", "trainer.n_gpus_per_node=2"),
@@ -33,7 +41,10 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         (f"{A}.fsdp_config.fsdp_size=3", "trainer.n_gpus_per_node=4"),
         (f"{A}.fsdp_config.fsdp_size=2", "trainer.n_gpus_per_node=4"),
     ),
-    "B02": (("data.train_batch_size=300",), ("data.train_batch_size=512",)),
+    "B02": (
+        (MINI, "data.train_batch_size=300"),
+        (MINI, "data.train_batch_size=512"),
+    ),
     "B03": (
         ("trainer.n_gpus_per_node=3",),
         ("trainer.n_gpus_per_node=4",),
@@ -64,7 +75,7 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         (f"{R}.log_prob_micro_batch_size_per_gpu=4", f"{R}.log_prob_use_dynamic_bsz=false"),
     ),
     "A01": (("algorithm.adv_estimator=grop",), ("algorithm.adv_estimator=gae",)),
-    "A02": (("algorithm.adv_estimator=rloo",), ("algorithm.adv_estimator=rloo", f"{R}.n=2")),
+    "A02": (("algorithm.adv_estimator=rloo", f"{R}.n=1"), ("algorithm.adv_estimator=rloo",)),
     "A03": (("critic.enable=false",), ("critic.enable=false", *GRPO)),
     "A04": (("critic.enable=true", *GRPO), ("critic.enable=true",)),
     "A05": (
@@ -84,7 +95,7 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("algorithm.filter_groups.enable=true", *GRPO),
         ("algorithm.filter_groups.enable=true", "algorithm.filter_groups.metric=acc", *GRPO),
     ),
-    "A09": ((f"{R}.n=4",), GRPO),
+    "A09": (("algorithm.adv_estimator=gae", f"{R}.n=4"), (f"{R}.n=4",)),
     "L01": ((f"{A}.policy_loss.loss_mode=vanila",), (f"{A}.policy_loss.loss_mode=sapo",)),
     "L02": ((f"{A}.tau_pos=2.0",), (f"{A}.tau_pos=2.0", f"{A}.policy_loss.loss_mode=sapo")),
     "L03": (
@@ -125,10 +136,6 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("algorithm.kl_penalty=k3",),
         ("algorithm.kl_penalty=k3", "algorithm.use_kl_in_reward=true"),
     ),
-    "K05": (
-        (f"{A}.use_kl_loss=true", f"{REF}.log_prob_max_token_len_per_gpu=2048"),
-        (f"{A}.use_kl_loss=true", f"{REF}.log_prob_max_token_len_per_gpu=32768"),
-    ),
     "K06": ((f"{A}.kl_loss_type=k4",), (f"{A}.kl_loss_type=k3+",)),
     "K07": ((f"{REF}.enable=true",), (f"{REF}.enable=true", f"{A}.use_kl_loss=true")),
     "K08": (
@@ -160,13 +167,12 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         (f"{C}.bypass_mode=true", f"{A}.policy_loss.loss_mode=cispo"),
         (f"{C}.bypass_mode=true",),
     ),
-    "O07": ((f"{R}.top_p=0.9",), (f"{R}.top_p=0.9", "data.train_batch_size=256")),
+    "O07": ((f"{R}.top_p=0.9", MINI), (f"{R}.top_p=0.9",)),
     "O08": (
         ("trainer.async_order=completion",),
         ("trainer.async_order=completion", "trainer.max_staleness=1", f"{C}.rollout_is=token"),
     ),
     "R01": ((f"{R}.name=vlm",), (f"{R}.name=hf",)),
-    "R02": ((f"{R}.name=vllm",), (f"{R}.name=native",)),
     "R03": ((f"{R}.max_model_len=1000",), (f"{R}.max_model_len=1024",)),
     "R04": (
         (f"{R}.n=300", "algorithm.adv_estimator=grpo"),
@@ -177,10 +183,6 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "R07": (
         (f"{R}.val_kwargs.do_sample=true",),
         (f"{R}.val_kwargs.do_sample=true", f"{R}.val_kwargs.temperature=1"),
-    ),
-    "R08": (
-        (f"{R}.tensor_model_parallel_size=2", "trainer.n_gpus_per_node=2"),
-        (f"{R}.tensor_model_parallel_size=2", "trainer.n_gpus_per_node=2", f"{R}.name=vllm"),
     ),
     "R09": (
         (f"{R}.data_parallel_size=2",),
@@ -199,7 +201,6 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         (f"{R}.n_gpus_per_node=2", f"{R}.nnodes=1"),
     ),
     "R10": ((f"{R}.max_num_batched_tokens=500",), (f"{R}.max_num_batched_tokens=512",)),
-    "N01": (("data.return_raw_chat=false",), ("trainer.max_staleness=1",)),
     "T01": ((f"{T}.enable=true", "data.return_raw_chat=false"), (f"{T}.enable=true",)),
     "T02": (
         (f"{T}.enable=true", "data.filter_overlong_prompts=false", "data.truncation=left"),
@@ -240,44 +241,25 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         (f"{T}.enable=true", f"{T}.tool_config_path=BROKEN"),
         (f"{T}.enable=true", f"{T}.tool_config_path=TOOLS"),
     ),
+    "T13": (
+        (f"{T}.enable=true", f"{T}.interaction_config_path=BROKEN"),
+        (f"{T}.enable=true", f"{T}.interaction_config_path=USERS"),
+    ),
     "G01": ((f"{R}.deterministic=false",), (f"{R}.deterministic=true",)),
     "M01": ((f"{M}.path=/nowhere/model",), (f"{M}.path=HERE",)),
+    "M06": ((f"{M}.path=HERE",), ()),
+    "M07": ((f"{M}.path=DEAF",), ()),
     "M02": (("data.train_files=TOOLS",), ("data.train_files=TOOLS", f"{M}.path=org/model")),
     "M03": ((f"{M}.lora_alpha=32",), (f"{M}.lora_alpha=32", f"{M}.lora_rank=8")),
     "M04": ((f"{A}.optim.lr=0.1",), (f"{A}.optim.lr=1e-5",)),
     "M05": (
+        ("trainer.total_training_steps=10", f"{A}.optim.lr_warmup_steps=11"),
         ("trainer.total_training_steps=10", f"{A}.optim.lr_warmup_steps=10"),
-        ("trainer.total_training_steps=10", f"{A}.optim.lr_warmup_steps=9"),
     ),
-    "D01": (("data.train_files=[]",), ()),
-    "D02": (("data.train_files=/nowhere/rows.parquet",), ("data.train_files=TOOLS",)),
-    "D03": (("data.val_files=arithmetic://sum",), ("data.val_files=arithmetic://sum?split=b",)),
-    "D04": (
-        ("data.sampler.class_path=PLUGIN",),
-        ("data.sampler.class_path=PLUGIN", "data.sampler.class_name=MySampler"),
+    "M11": (
+        (f"{A}.optim.lr_warmup_steps=9", f"{A}.optim.lr_warmup_steps_ratio=0.1"),
+        (f"{A}.optim.lr_warmup_steps=-1", f"{A}.optim.lr_warmup_steps_ratio=0.1"),
     ),
-    "D05": (
-        ("reward.custom_reward_function.path=PLUGIN", "reward.custom_reward_function.name=scor"),
-        ("reward.custom_reward_function.path=PLUGIN", "reward.custom_reward_function.name=score"),
-    ),
-    "D06": (("reward.reward_manager.name=naiv",), ("reward.reward_manager.name=dapo",)),
-    "D09": (
-        ("data.truncation=left",),
-        ("data.truncation=left", "data.filter_overlong_prompts=false"),
-    ),
-    "D10": (
-        ("data.sampler.name=mixed",),
-        ("data.sampler={name: mixed, kwargs: {weights: {a: 1}}}",),
-    ),
-    "D11": (
-        (
-            "data.sampler.class_path=PLUGIN",
-            "data.sampler.class_name=MySampler",
-            "data.sampler.name=grouped",
-        ),
-        ("data.sampler.class_path=PLUGIN", "data.sampler.class_name=MySampler"),
-    ),
-    "D12": (("data.train_files=hf://org/rows",), ("data.train_files=arithmetic://product",)),
     "P01": ((f"{R}.max_num_seqs=100000", "data.train_batch_size=51200"), ()),
     "P02": (
         (
@@ -289,4 +271,7 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
 }
 
-CASES |= REWARD_CASES | REWARD_MODEL_CASES | LIFE_CASES | OFFLINE_CASES | TEACHER_CASES
+CASES |= (
+    REWARD_CASES | REWARD_MODEL_CASES | LIFE_CASES | OFFLINE_CASES | TEACHER_CASES | SAMPLING_CASES
+)
+CASES |= FIT_CASES | INPUT_CASES | PRESSURE_CASES

@@ -1,5 +1,6 @@
-"""What passes the check is accepted by the mathematics: the two read thresholds alike."""
+"""What passes the check is accepted where it is used: both know the same names and limits."""
 
+import inspect
 from itertools import product
 
 import pytest
@@ -7,8 +8,12 @@ import torch
 
 from luyen.algorithms import padded
 from luyen.base.errors import UserError
+from luyen.config.builtin_tools import SETTINGS
 from luyen.config.check import check
 from luyen.config.machine import Machine
+from luyen.config.plugins import SAMPLER_KNOBS
+from luyen.data.samplers import samplers
+from luyen.rollout.tools.all import builtin_tools
 
 LAPTOP = Machine(cpus=2, ram_bytes=16 * 1024**3)
 KEYS = (
@@ -75,3 +80,12 @@ def test_importance_thresholds(level: str | None, threshold: str, floor: str | N
 def test_rejection_thresholds(criteria: str, threshold: str | None) -> None:
     knobs = {"rollout_rs": criteria, "rollout_rs_threshold": threshold}
     assert refused_by_check(knobs) == refused_by_mathematics(knobs)
+
+
+def test_what_a_check_knows_of_samplers_and_tools_is_what_they_take() -> None:
+    for name, knobs in SAMPLER_KNOBS.items():
+        parameters = inspect.signature(samplers.get(name)).parameters.values()
+        assert tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY) == tuple(knobs)
+    for name, settings in SETTINGS.items():
+        if settings is not None:
+            assert set(inspect.signature(builtin_tools.get(name)).parameters) == set(settings)

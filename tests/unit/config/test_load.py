@@ -122,14 +122,14 @@ def test_interpolation_reads_keys_defaults_and_resolvers(
         "data:\n"
         "  max_prompt_length: 64\n"
         "  max_response_length: ${data.max_prompt_length}\n"
-        "  train_batch_size: ${actor_rollout_ref.actor.ppo_mini_batch_size}\n"
+        "  train_batch_size: ${reward.memory_mb}\n"
         "  train_files: ['${oc.env:LUYEN_TEST_DIR}/a.parquet']\n"
         "trainer:\n  nnodes: ${oc.select:nothing.here,2}\n",
     )
     tree = load([path], [])
     assert tree.problems == ()
     assert tree.values["data"]["max_response_length"] == 64
-    assert tree.values["data"]["train_batch_size"] == 256
+    assert tree.values["data"]["train_batch_size"] == 4096
     assert tree.values["data"]["train_files"] == ["/somewhere/a.parquet"]
     assert tree.values["trainer"]["nnodes"] == 2
 
@@ -147,7 +147,7 @@ def test_what_cannot_be_resolved_is_refused_by_name(text: str, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("text", "line", "why"),
     [
-        ("data: &a\n  sampler: *a\n", 1, "an alias stands inside the block that it names"),
+        ("data: &a\n  sampler: *a\n", 2, "an alias stands inside the block that it names"),
         ("a: " + "[" * 100_000 + "\n", 1, "nested more than 100 levels deep"),
         ("a: " + "{a: " * 1500 + "1" + "}" * 1500 + "\n", 1, "nested more than 100 levels deep"),
         ("data: \x07\n", 1, "control characters are not allowed"),

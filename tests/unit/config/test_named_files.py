@@ -60,6 +60,25 @@ def test_code_lists_and_what_stands_in_them_are_found(tmp_path: Path):
     assert all(entry["fingerprint"].startswith("sha256:") for entry in found.values())
 
 
+def test_modules_that_named_code_imports_are_listed_beside_it(tmp_path: Path):
+    code = tmp_path / "code"
+    (code / "pack").mkdir(parents=True)
+    (code / "reward.py").write_text("import json, yaml, near\nfrom pack import inner\n")
+    (code / "near.py").write_text("def bar():\n    import later\n")
+    (code / "later.py").write_text("BAR = 1\n")
+    (code / "other.py").write_text("nobody imports it\n")
+    (code / "pack" / "__init__.py").write_text("")
+    (code / "pack" / "inner.py").write_text("this is no Python\n")
+    named = config(reward={"custom_reward_function": {"path": "code/reward.py"}})
+    before = named_fingerprints(named, folder=tmp_path)
+    reward = "reward.custom_reward_function.path"
+    modules = ("near.py", "later.py", "pack/__init__.py", "pack/inner.py")
+    assert names(before) == {reward, *(f"{reward}:{module}" for module in modules)}
+    (code / "later.py").write_text("BAR = 2\n")
+    after = named_fingerprints(named, folder=tmp_path)
+    assert [name for name in after if before[name] != after[name]] == [f"{reward}:later.py"]
+
+
 def test_a_model_has_parts_and_fresh_weights_are_no_input(tmp_path: Path):
     for name in ("model.safetensors", "tokenizer.json", "chat_template.jinja", "config.json"):
         (tmp_path / name).write_text(name)

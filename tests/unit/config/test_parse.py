@@ -66,16 +66,16 @@ def test_of_2000_misspelt_keys_every_one_is_refused_and_99_percent_are_understoo
 @pytest.mark.parametrize(
     ("override", "kind"),
     [
-        ("trainer.nnodes=two", "a whole number, >= 1"),
-        ("trainer.nnodes=0", "a whole number, >= 1"),
-        ("trainer.nnodes=1.5", "a whole number, >= 1"),
-        ("trainer.nnodes=true", "a whole number, >= 1"),
+        ("trainer.nnodes=two", "a whole number, >= 1 and <= 100000"),
+        ("trainer.nnodes=0", "a whole number, >= 1 and <= 100000"),
+        ("trainer.nnodes=1.5", "a whole number, >= 1 and <= 100000"),
+        ("trainer.nnodes=true", "a whole number, >= 1 and <= 100000"),
         ("data.return_raw_chat=yes", "true or false"),
         ("actor_rollout_ref.rollout.top_p=1.5", "a number, > 0 and <= 1"),
         ("trainer.logger=[console, 3]", "a list of strings"),
         ("actor_rollout_ref.actor.optim.betas=[0.9]", "a list of 2 numbers"),
         ("algorithm.gamma=.nan", "a number, >= 0 and <= 1"),
-        ("trainer.nnodes={a: 1}", "a whole number, >= 1"),
+        ("trainer.nnodes={a: 1}", "a whole number, >= 1 and <= 100000"),
     ],
 )
 def test_a_wrong_value_says_what_was_expected(override: str, kind: str) -> None:

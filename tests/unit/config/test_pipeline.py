@@ -26,6 +26,7 @@ stages:
   - name: sft
     config:
       trainer: {stage: sft, total_training_steps: 4}
+      data: {train_files: ["arithmetic://sum?digits=1&traces=1"]}
       actor_rollout_ref:
         model:
           path: builtin://arithmetic
@@ -81,7 +82,7 @@ def test_a_stage_has_the_shared_keys_its_file_and_its_own(tmp_path: Path):
 
 def test_every_key_knows_its_line(tmp_path: Path):
     rl = read(tmp_path).stages[1]
-    assert rl.tree.origins[f"{MODEL}.path"].line == 20
+    assert rl.tree.origins[f"{MODEL}.path"].line == 21
     assert rl.tree.origins["trainer.seed"].line == 3
     assert rl.tree.origins["trainer.total_training_steps"].source.endswith("base.yaml")
 
@@ -160,7 +161,7 @@ def test_an_artifact_that_cannot_be_is_a_problem(named: str, why: str, tmp_path:
     [found] = [p for p in stage.report.problems if p.id == "C013"]
     assert found.field == f"{MODEL}.path"
     assert why in found.why
-    assert found.origin.line == 20
+    assert found.origin.line == 21
 
 
 def test_a_policy_is_no_reward_model(tmp_path: Path):

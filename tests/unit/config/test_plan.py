@@ -46,11 +46,30 @@ def test_prompts_become_rollouts_mini_batches_and_optimizer_steps() -> None:
     assert batch.tokens == 96 * 4 * 1024
 
 
+@pytest.mark.parametrize(("kind", "sequences"), [("unpaired", 1), ("pair", 2)])
+def test_rows_of_a_plugins_loss_are_counted_as_it_says(tmp_path: Path, kind: str, sequences: int):
+    plugin = tmp_path / "mine.py"
+    plugin.write_text(f"""
+from luyen.algorithms.preference.inputs import preference_losses
+@preference_losses.register("mine", kind="{kind}")
+def mine(inputs): ...
+""")
+    batch = plan_of(
+        "trainer.stage=preference",
+        "preference.loss_type=[mine]",
+        f"trainer.plugins=[{plugin}]",
+        "data.train_batch_size=96",
+    ).batch
+    assert (batch.samples_per_prompt, batch.rollouts) == (sequences, 96 * sequences)
+
+
 def test_micro_batches_count_whole_sequences_under_the_token_budget() -> None:
-    batch = plan_of("actor_rollout_ref.actor.ppo_max_token_len_per_gpu=4000").batch
+    mini = "actor_rollout_ref.actor.ppo_mini_batch_size=256"
+    batch = plan_of(mini, "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=4000").batch
     assert batch.micro_batches == -(-256 // 3)
     assert batch.micro_batch_tokens == 4000
     counted = plan_of(
+        mini,
         "actor_rollout_ref.actor.use_dynamic_bsz=false",
         "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=16",
     ).batch

@@ -3,31 +3,70 @@
 from pathlib import Path
 
 import pytest
+import yaml
 
+from luyen.base.rundir import RunDirectory
 from luyen.config.check import check
 from luyen.config.machine import Machine
 from luyen.config.problem import Problem
 from luyen.config.rules.all import RULES
+from luyen.config.written import stored
 from tests.unit.config.rule_cases import CASES
 
 LAPTOP = Machine(cpus=2, ram_bytes=16 * 1024**3)
 ROWS = "data.train_files=arithmetic://sum"
 
 
+def config_of(folder: Path, text: str) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text(text)
+    return folder
+
+
+FILES = {
+    "tools.yaml": "tools:\n  - builtin: calculator\n",
+    "broken.yaml": "tools:\n  - bulitin: calculator\n",
+    "plugin.py": "class MySampler: ...\n\n\ndef score(): ...\n",
+    "engines.py": "rollout_engines.register('far', package='nowhere')(print)\n"
+    "rollout_engines.register('near', splits=True)(print)\n",
+    "programs.yaml": "tools:\n  - builtin: python\n",
+    "rows.jsonl": '{"prompt": []}\n',
+    "users.yaml": "interaction: [{class_name: package.Class}]\n",
+}
+
+
 @pytest.fixture
 def places(tmp_path: Path) -> dict[str, str]:
-    tools = tmp_path / "tools.yaml"
-    tools.write_text("tools:\n  - builtin: calculator\n")
-    broken = tmp_path / "broken.yaml"
-    broken.write_text("tools:\n  - bulitin: calculator\n")
-    plugin = tmp_path / "plugin.py"
-    plugin.write_text("class MySampler: ...\n\n\ndef score(): ...\n")
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
     empty = tmp_path / "empty"
     empty.mkdir()
+    deaf = tmp_path / "deaf"
+    deaf.mkdir()
+    (deaf / "chat_template.jinja").write_text("{{ messages[-1].content }}")
     saved = tmp_path / "saved"
     for step in (9, 10):
         (saved / "luyen" / "run" / "checkpoints" / f"step_{step}").mkdir(parents=True)
-    named = {"TOOLS": tools, "BROKEN": broken, "PLUGIN": plugin, "HERE": empty, "SAVED": saved}
+    begun = tmp_path / "begun"
+    began = stored(check([], [ROWS]).config)
+    text = yaml.safe_dump(began)
+    made = RunDirectory.create(begun / "luyen" / "run", config=text, provenance={}, manifest={})
+    made.metrics.write_text("a step\n")
+    named = {
+        "BEGUN": begun,
+        "ROWS": tmp_path / "rows.jsonl",
+        "USERS": tmp_path / "users.yaml",
+        "TOOLS": tmp_path / "tools.yaml",
+        "BROKEN": tmp_path / "broken.yaml",
+        "PLUGIN": tmp_path / "plugin.py",
+        "ENGINES": tmp_path / "engines.py",
+        "HERE": empty,
+        "SAVED": saved,
+        "PROGRAMS": tmp_path / "programs.yaml",
+        "DEAF": deaf,
+        "FALCON": config_of(tmp_path / "falcon", '{"model_type": "falcon", "vocab_size": 8}'),
+        "GPT2": config_of(tmp_path / "gpt2", '{"model_type": "gpt2", "n_positions": 1023}'),
+    }
     return {word: str(path) for word, path in named.items()}
 
 
@@ -38,10 +77,11 @@ def problems(overrides: tuple[str, ...], places: dict[str, str]) -> list[Problem
     version = (2, 10) if "OLD" in words else (5, 19)
     report = check(
         [],
-        [word for word in words if word != "OLD"],
+        [word for word in words if word not in ("OLD", "BARE")],
         machine=LAPTOP,
         installed=lambda package: False,
         versions=lambda package: version if package == "transformers" else (2, 13),
+        missing_promises=lambda: ("files", "memory") if "BARE" in words else (),
     )
     return list(report.problems)
 
@@ -75,7 +115,8 @@ def test_resuming_names_the_newest_checkpoint_by_number(places: dict[str, str]) 
 
 
 def test_divisibility_shows_its_arithmetic(places: dict[str, str]) -> None:
-    found = [p for p in problems(("data.train_batch_size=300",), places) if p.id == "B02"]
+    words = ("data.train_batch_size=300", "actor_rollout_ref.actor.ppo_mini_batch_size=256")
+    found = [p for p in problems(words, places) if p.id == "B02"]
     assert "300 prompts = 1 x 256 + 44" in found[0].why
 
 

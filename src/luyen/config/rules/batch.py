@@ -78,6 +78,23 @@ def token_budget_holds_a_sequence(s: Situation) -> Iterator[Finding]:
         )
 
 
+@rule("B11", "note")
+def group_fits_a_micro_batch(s: Situation) -> Iterator[Finding]:
+    """The token budget of a micro-batch grows with the group: its prompt is computed once."""
+    actor, rollout = s.config.actor_rollout_ref.actor, s.config.actor_rollout_ref.rollout
+    data = s.config.data
+    budget = actor.ppo_max_token_len_per_gpu
+    tokens = data.max_prompt_length + rollout.n * data.max_response_length
+    if rollout.n > 1 and actor.use_dynamic_bsz and budget < tokens:
+        yield Finding(
+            field=f"{_ACTOR}.ppo_max_token_len_per_gpu",
+            why=f"rollout.n={rollout.n} samples of full length and their prompt are {tokens} "
+            f"tokens, and a micro-batch holds {budget}: long groups are split, and their prompt "
+            "is computed once in every part",
+            fix="raise it with rollout.n where memory allows",
+        )
+
+
 @rule("B06", "error")
 def counted_micro_batches_need_a_size(s: Situation) -> Iterator[Finding]:
     """Without `use_dynamic_bsz`, `ppo_micro_batch_size_per_gpu` is set."""

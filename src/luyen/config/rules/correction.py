@@ -110,14 +110,19 @@ def bypass_mode_has_one_switch(s: Situation) -> Iterator[Finding]:
 
 @rule("O07", "warning")
 def truncated_sampling_meets_ratios(s: Situation) -> Iterator[Finding]:
-    """Top-p and top-k change the sampled distribution, while ratios use the full softmax."""
+    """What rules tokens out changes the sampled distribution; ratios use the full softmax."""
     rollout = s.config.actor_rollout_ref.rollout
-    if rollout.top_p == 1.0 and rollout.top_k in (-1, 0):
-        return
-    if is_off_policy(s.config) or _corrects(s):
+    off = {
+        "top_p=1": rollout.top_p == 1.0,
+        "top_k=-1": rollout.top_k in (-1, 0),
+        "min_p=0": rollout.min_p == 0.0,
+        "min_new_tokens=0": rollout.min_new_tokens == 0,
+    }
+    on = [setting for setting, is_off in off.items() if not is_off]
+    if on and (is_off_policy(s.config) or _corrects(s)):
         yield Finding(
-            field=f"{_ROLLOUT}.{'top_p' if rollout.top_p < 1 else 'top_k'}",
+            field=f"{_ROLLOUT}.{on[0].partition('=')[0]}",
             why="samples come from a truncated distribution while ratios compare full softmax "
             "log-probabilities: off-policy ratios are biased by the mass cut away",
-            fix="set top_p=1 and top_k=-1 for training (val_kwargs may keep them)",
+            fix=f"set {' and '.join(on)} for training (val_kwargs may keep them)",
         )

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from luyen.base.suggest import did_you_mean
 from luyen.config.catalog import ADV_ESTIMATORS
 from luyen.config.fields import all_fields
+from luyen.config.reward_names import score_names
 from luyen.config.rules.rule import Finding, Situation, rule
 
 _NAME = "algorithm.adv_estimator"
@@ -58,9 +59,12 @@ def critic_is_used(s: Situation) -> Iterator[Finding]:
 
 @rule("A05", "error")
 def component_weights_match(s: Situation) -> Iterator[Finding]:
-    """gdpo has one weight for each reward component."""
+    """gdpo has one weight for each reward component, and none of them is named twice."""
     algorithm = s.config.algorithm
     keys, weights = algorithm.gdpo_reward_keys, algorithm.gdpo_reward_weights
+    if len(set(keys)) < len(keys):
+        why, fix = "a component is named twice", "name each once"
+        yield Finding(field="algorithm.gdpo_reward_keys", why=why, fix=fix)
     if weights and len(weights) != len(keys):
         yield Finding(
             field="algorithm.gdpo_reward_weights",
@@ -131,3 +135,23 @@ def samples_are_compared(s: Situation) -> Iterator[Finding]:
             "a prompt; more prompts would bring more variety for the same cost",
             fix=f"set {_N}=1, or choose a group-relative estimator such as grpo or rloo",
         )
+
+
+@rule("A10", "error")
+def named_scores_exist(s: Situation) -> Iterator[Finding]:
+    """A score that is named is one that the reward has, as far as that shows before scoring."""
+    algorithm, names = s.config.algorithm, score_names(s.config)
+    if names is None:
+        return
+    filter_groups = algorithm.filter_groups
+    if filter_groups.enable and filter_groups.metric not in (None, *names):
+        yield Finding(
+            field="algorithm.filter_groups.metric",
+            why="the reward has no such part",
+            fix=did_you_mean(str(filter_groups.metric), names),
+        )
+    if algorithm.adv_estimator == "gdpo":
+        for name in algorithm.gdpo_reward_keys:
+            if name not in names:
+                why, fix = f"the reward has no part `{name}`", did_you_mean(name, names)
+                yield Finding(field="algorithm.gdpo_reward_keys", why=why, fix=fix)

@@ -90,19 +90,23 @@ def reference_passes_are_not_tiny(s: Situation) -> Iterator[Finding]:
     actor, ref = s.config.actor_rollout_ref.actor, s.config.actor_rollout_ref.ref
     if not needs_reference(s.config):
         return
-    dynamic = ref.log_prob_use_dynamic_bsz
+    # Both sides in tokens: the one may be cut by tokens and the other by sequences.
+    longest, dynamic = s.batch.longest_sequence, ref.log_prob_use_dynamic_bsz
+    actors = actor.ppo_max_token_len_per_gpu
+    if not actor.use_dynamic_bsz:
+        actors = (actor.ppo_micro_batch_size_per_gpu or 1) * longest
     if dynamic if dynamic is not None else actor.use_dynamic_bsz:
-        key, mine = "log_prob_max_token_len_per_gpu", ref.log_prob_max_token_len_per_gpu
-        actors: int | None = actor.ppo_max_token_len_per_gpu
+        key, mine, unit = "log_prob_max_token_len_per_gpu", ref.log_prob_max_token_len_per_gpu, 1
     else:
-        key, mine = "log_prob_micro_batch_size_per_gpu", ref.log_prob_micro_batch_size_per_gpu
-        actors = actor.ppo_micro_batch_size_per_gpu
-    if mine is not None and actors is not None and mine < actors:
+        key, unit = "log_prob_micro_batch_size_per_gpu", longest
+        mine = ref.log_prob_micro_batch_size_per_gpu
+    if mine is not None and mine * unit < actors // unit * unit:
         yield Finding(
             field=f"{_REF}.{key}",
-            why=f"{mine} is below the actor's {actors}, although a pass without gradients needs "
-            "less memory: the reference becomes the bottleneck",
-            fix=f"set it to at least {actors}, or drop it",
+            why=f"a pass of the reference holds at most {mine * unit} tokens and one of the "
+            f"actor's update {actors}, although a pass without gradients needs less memory: the "
+            "reference becomes the bottleneck",
+            fix=f"set it to at least {actors // unit}, or drop it",
         )
 
 

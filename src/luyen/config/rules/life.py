@@ -1,14 +1,19 @@
-"""S: the life of a run: devices, steps, validation, saving, resuming, logging."""
+"""S: the life of a run: devices, steps, validation, saving, logging."""
 
+import os
 from collections.abc import Iterator
-from pathlib import Path
 
 from luyen.base import compat
-from luyen.base.paths import is_directory
+from luyen.base.paths import exists, expanded, is_directory
 from luyen.base.suggest import did_you_mean
 from luyen.config.plan import needs_critic
 from luyen.config.plugins import LOGGERS
 from luyen.config.rules.rule import Finding, Situation, rule
+
+_LONGEST_NAME = 200
+"""Bytes of a folder's name. File systems take 255, and what is unfinished has a longer name."""
+_LONGEST_PATH = 3500
+"""Bytes of a path to a run. The system takes 4096, and files lie below."""
 
 
 @rule("S01", "error")
@@ -27,13 +32,15 @@ def device_exists(s: Situation) -> Iterator[Finding]:
 def runtime_spans_the_devices(s: Situation) -> Iterator[Finding]:
     """More than one device needs the Ray runtime and a sharded training engine."""
     trainer, actor = s.config.trainer, s.config.actor_rollout_ref.actor
-    if s.where.world_size > 1 and trainer.runtime == "local":
+    if trainer.stage != "rl" or s.where.world_size == 1:
+        return  # an offline stage has one device, which N01 says
+    if trainer.runtime == "local":
         yield Finding(
             field="trainer.runtime",
             why=f"local is one process; nnodes x n_gpus_per_node = {s.where.world_size}",
             fix="drop it (Ray is then used), or set nnodes=1 and n_gpus_per_node=1",
         )
-    if s.where.world_size > 1 and actor.strategy == "single":
+    if actor.strategy == "single":
         yield Finding(
             field="actor_rollout_ref.actor.strategy",
             why=f"`single` trains on one device; nnodes x n_gpus_per_node = {s.where.world_size}",
@@ -41,7 +48,7 @@ def runtime_spans_the_devices(s: Situation) -> Iterator[Finding]:
         )
 
 
-@rule("S03", "warning")
+@rule("S03", "error")
 def ray_is_installed(s: Situation) -> Iterator[Finding]:
     """The Ray runtime has its package."""
     if s.where.runtime == "ray" and not s.installed("ray"):
@@ -96,61 +103,6 @@ def validation_has_rows(s: Situation) -> Iterator[Finding]:
         )
 
 
-@rule("S06", "error")
-def resume_path_is_given(s: Situation) -> Iterator[Finding]:
-    """`resume_mode: path` names a checkpoint that exists, and only it does."""
-    trainer = s.config.trainer
-    path = trainer.resume_from_path
-    if trainer.resume_mode == "path" and path is None:
-        yield Finding(
-            field="trainer.resume_from_path",
-            why="resume_mode=path does not say from where",
-            fix="set it to a checkpoint directory (.../checkpoints/step_N)",
-        )
-    if trainer.resume_mode == "path" and path and not is_directory(path):
-        yield Finding(
-            field="trainer.resume_from_path",
-            why="no such directory on this machine",
-            fix="give a checkpoint directory (.../checkpoints/step_N)",
-        )
-    if trainer.resume_mode != "path" and path is not None:
-        yield Finding(
-            field="trainer.resume_from_path",
-            why=f"resume_mode={trainer.resume_mode} does not read it",
-            fix="set resume_mode=path, or drop it",
-        )
-
-
-@rule("S07", "error")
-def fresh_run_does_not_overwrite(s: Situation) -> Iterator[Finding]:
-    """A run that does not resume does not write over an earlier one."""
-    trainer = s.config.trainer
-    saved = sorted(s.run_directory().glob("checkpoints/step_*"))
-    if trainer.resume_mode == "disable" and saved:
-        yield Finding(
-            field="trainer.resume_mode",
-            why=f"{s.run_directory()} holds {len(saved)} checkpoints of an earlier run",
-            fix="set resume_mode=auto to go on, or choose another experiment_name",
-        )
-
-
-@rule("S08", "note")
-def run_will_resume(s: Situation) -> Iterator[Finding]:
-    """A run that finds its own checkpoints goes on from the newest."""
-    saved = sorted(s.run_directory().glob("checkpoints/step_*"), key=_step)
-    if s.config.trainer.resume_mode == "auto" and saved:
-        yield Finding(
-            field="trainer.resume_mode",
-            why=f"the run will go on from {saved[-1]}",
-            fix="choose another experiment_name to start afresh",
-        )
-
-
-def _step(checkpoint: Path) -> int:
-    digits = checkpoint.name.removeprefix("step_")
-    return int(digits) if digits.isdigit() else -1
-
-
 @rule("S09", "error")
 def loggers_exist(s: Situation) -> Iterator[Finding]:
     """Each logger is known."""
@@ -160,13 +112,13 @@ def loggers_exist(s: Situation) -> Iterator[Finding]:
             yield Finding(field="trainer.logger", why=why, fix=fix)
 
 
-@rule("S14", "warning")
+@rule("S14", "error")
 def loggers_are_installed(s: Situation) -> Iterator[Finding]:
     """A logger that is a package of its own is installed where the check runs."""
     for name in s.config.trainer.logger:
         if name in ("wandb", "mlflow", "trackio") and not s.installed(name):
             why = f"the package {name} is not installed on this machine"
-            fix = f"pip install {name}, or drop it; jsonl and tensorboard need nothing"
+            fix = f"pip install {name}, or drop it; metrics.jsonl is written anyway"
             yield Finding(field="trainer.logger", why=why, fix=fix)
 
 
@@ -225,11 +177,36 @@ def run_stays_in_its_folder(s: Situation) -> Iterator[Finding]:
         if name in (".", "..") or "/" in name or "\\" in name or "\0" in name:
             why = "it is part of a folder's name and must not lead elsewhere"
             yield Finding(field=f"trainer.{key}", why=why, fix="use letters, digits, - and _")
+        elif len(name.encode(errors="surrogatepass")) > _LONGEST_NAME:
+            why = f"it is longer than {_LONGEST_NAME} bytes, which no folder's name may be"
+            yield Finding(field=f"trainer.{key}", why=why, fix="shorten it")
+
+
+@rule("S23", "error")
+def run_folder_can_be_made(s: Situation) -> Iterator[Finding]:
+    """The folder of all runs is one, or can become one."""
+    field, written = "trainer.default_local_dir", s.config.trainer.default_local_dir
+    above = expanded(written).absolute() if "\0" not in written else None
+    if above is None or (written.startswith("~") and str(expanded(written)).startswith("~")):
+        why = "no folder can be called so" if above is None else "there is no such user"
+        yield Finding(field=field, why=why, fix="give the path of a folder")
+        return
+    if len(str(s.run_directory().absolute()).encode(errors="surrogatepass")) > _LONGEST_PATH:
+        why = f"the path of the run is longer than {_LONGEST_PATH} bytes"
+        yield Finding(field=field, why=why, fix="choose a shorter one")
+        return
+    if max(len(os.fsencode(part)) for part in above.parts) > _LONGEST_NAME:
+        why = f"the name of one of its folders is longer than {_LONGEST_NAME} bytes"
+        yield Finding(field=field, why=why, fix="choose a shorter one")
+        return
+    there = next(path for path in (above, *above.parents) if exists(str(path)))
+    if not is_directory(str(there)):
+        yield Finding(field=field, why=f"{there} is no folder", fix="give the path of a folder")
 
 
 @rule("S12", "error")
 def plugins_are_readable(s: Situation) -> Iterator[Finding]:
-    """Plugin files exist and are Python."""
+    """Plugin files exist, are Python, and register names that are free."""
     for path, reason in s.broken_plugins.items():
         why, fix = f"{path} {reason}", "mend the file or its path"
         yield Finding(field="trainer.plugins", why=why, fix=fix)

@@ -2,49 +2,63 @@
 
 from collections.abc import Iterator
 
-from luyen.base.paths import is_directory
-from luyen.base.suggest import did_you_mean
-from luyen.config.model_shape import builtin_models
+from luyen.config.architectures import brings_code, most_positions, plain_type
 from luyen.config.rules.rule import Finding, Situation, rule
 
 _MODEL = "actor_rollout_ref.model"
 
 
-@rule("M01", "error")
-def model_exists(s: Situation) -> Iterator[Finding]:
-    """Paths of models, tokenizers and adapters that look local are there."""
-    model, critic, ref = (
-        s.config.actor_rollout_ref.model,
-        s.config.critic,
-        s.config.actor_rollout_ref.ref,
-    )
-    paths = {
-        f"{_MODEL}.path": model.path,
-        f"{_MODEL}.tokenizer_path": model.tokenizer_path,
-        f"{_MODEL}.lora_adapter_path": model.lora_adapter_path,
-        "critic.model.path": critic.model.path,
-        "actor_rollout_ref.ref.path": ref.path,
-        "distill.teacher_path": s.config.distill.teacher_path,
-        "reward.reward_model.model_path": s.config.reward.reward_model.model_path,
-    }
-    for field, path in paths.items():
-        if path is None:
-            continue
-        if path.startswith("builtin://"):
-            if path.removeprefix("builtin://") not in builtin_models():
-                names = [f"builtin://{name}" for name in builtin_models()]
-                yield Finding(field=field, why="no such model ships", fix=did_you_mean(path, names))
-        elif _looks_local(path) and not is_directory(path):
-            yield Finding(
-                field=field,
-                why="no such directory on this machine",
-                fix="give a model directory, a hub id such as org/name, or builtin://arithmetic",
-            )
+@rule("M08", "error")
+def fast_path_runs_the_model(s: Situation) -> Iterator[Finding]:
+    """A model that only transformers runs is drawn from by `hf`, and is not sharded."""
+    model, rollout = s.config.actor_rollout_ref.model, s.config.actor_rollout_ref.rollout
+    kind = plain_type(model)
+    if kind is None:
+        return
+    if s.config.trainer.stage == "rl" and rollout.name == "native":
+        yield Finding(
+            field="actor_rollout_ref.rollout.name",
+            why=f"sequences of a {kind} model cannot be packed, which `native` needs",
+            fix="set it to hf: slower, through transformers itself",
+        )
+    if s.where.world_size > 1:
+        yield Finding(
+            field="trainer.n_gpus_per_node",
+            why=f"transformers itself runs a {kind} model, which is not sharded",
+            fix="train it on one device",
+        )
 
 
-def _looks_local(path: str) -> bool:
-    """A hub id is `name` or `org/name`; everything else is a path."""
-    return path.startswith((".", "/", "~")) or path.count("/") > 1
+@rule("M09", "note")
+def plain_path_is_chosen(s: Situation) -> Iterator[Finding]:
+    """What is run by transformers itself, or by code that a model brings, is said."""
+    model, rollout = s.config.actor_rollout_ref.model, s.config.actor_rollout_ref.rollout
+    kind = plain_type(model)
+    if kind is not None and (rollout.name == "hf" or s.config.trainer.stage != "rl"):
+        yield Finding(
+            field=f"{_MODEL}.path",
+            why=f"transformers itself runs a {kind} model: padded, slower, its memory not planned",
+            fix="take another architecture where speed matters",
+        )
+    elif kind is None and brings_code(model):
+        yield Finding(
+            field=f"{_MODEL}.path",
+            why="the model brings its own code: whether its sequences can be packed shows when it "
+            "is loaded, and memory is planned as for a decoder of its sizes, where it names them",
+            fix="if it cannot be packed, set actor_rollout_ref.rollout.name=hf",
+        )
+
+
+@rule("M10", "error")
+def sequences_have_positions(s: Situation) -> Iterator[Finding]:
+    """A model that learned its positions has one for each token of the longest sequence."""
+    most, longest = most_positions(s.config.actor_rollout_ref.model), s.batch.longest_sequence
+    if most is not None and longest > most:
+        yield Finding(
+            field="data.max_response_length",
+            why=f"sequences may have {longest} tokens, and the model learned {most} positions",
+            fix=f"lower it and data.max_prompt_length to {most} together",
+        )
 
 
 @rule("M02", "warning")
@@ -100,23 +114,44 @@ def learning_rate_fits(s: Situation) -> Iterator[Finding]:
         )
 
 
-@rule("M05", "error")
+@rule("M05", "note")
 def warm_up_ends(s: Situation) -> Iterator[Finding]:
-    """Warm-up is shorter than the run, and given once."""
+    """Warm-up is no longer than the run; otherwise it is shortened to end with it."""
     steps = s.config.trainer.total_training_steps
     for side, optim in (
         ("actor_rollout_ref.actor", s.config.actor_rollout_ref.actor.optim),
         ("critic", s.config.critic.optim),
     ):
-        if steps is not None and optim.lr_warmup_steps >= steps:
+        if steps is not None and optim.lr_warmup_steps > steps:
             yield Finding(
                 field=f"{side}.optim.lr_warmup_steps",
-                why=f"warm-up never ends in a run of {steps} steps",
-                fix=f"set it below {steps}",
+                why=f"it would not end in a run of {steps} steps: shortened to {steps}",
+                fix=f"set it to at most {steps}",
             )
+
+
+@rule("M11", "error")
+def warm_up_is_given_once(s: Situation) -> Iterator[Finding]:
+    """Warm-up is given in steps or as a ratio, not as both."""
+    for side, optim in (
+        ("actor_rollout_ref.actor", s.config.actor_rollout_ref.actor.optim),
+        ("critic", s.config.critic.optim),
+    ):
         if optim.lr_warmup_steps >= 0 and optim.lr_warmup_steps_ratio > 0:
             yield Finding(
                 field=f"{side}.optim.lr_warmup_steps_ratio",
                 why=f"lr_warmup_steps={optim.lr_warmup_steps} decides; the ratio has no effect",
                 fix="keep one of the two",
             )
+
+
+@rule("M13", "error")
+def moments_decay(s: Situation) -> Iterator[Finding]:
+    """AdamW's moments decay: each of its two numbers is at least 0 and below 1."""
+    for side, optim in (
+        ("actor_rollout_ref.actor", s.config.actor_rollout_ref.actor.optim),
+        ("critic", s.config.critic.optim),
+    ):
+        if not all(0 <= beta < 1 for beta in optim.betas):
+            why = "a share of the old moment that is kept is at least 0 and below 1"
+            yield Finding(field=f"{side}.optim.betas", why=why, fix="set it to [0.9, 0.999]")

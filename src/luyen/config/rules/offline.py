@@ -9,6 +9,26 @@ from luyen.config.rules.rule import Finding, Situation, rule
 
 _BLOCKS = {"sft": "sft", "preference": "preference", "reward_training": "reward_model"}
 """Block -> the stage that reads it."""
+_ONLINE = (
+    *("algorithm.", "critic.", "reward.", "sandbox.", "trainer.critic_warmup"),
+    *("trainer.max_staleness", "trainer.async_order"),
+    *(f"actor_rollout_ref.{block}." for block in ("actor", "rollout", "ref")),
+)
+"""Keys that `trainer.stage: rl` reads."""
+_ACTOR = "actor_rollout_ref.actor"
+_READ = (
+    *(f"{_ACTOR}.optim.", f"{_ACTOR}.use_dynamic_bsz", f"{_ACTOR}.ppo_max_token_len_per_gpu"),
+    *(f"{_ACTOR}.ppo_micro_batch_size_per_gpu", f"{_ACTOR}.strategy", f"{_ACTOR}.fsdp_config."),
+)
+"""Those of them that every offline stage reads, or that a rule of their own speaks of."""
+_AGGREGATED = (f"{_ACTOR}.loss_agg_mode", f"{_ACTOR}.loss_scale_factor")
+_EXACT = "actor_rollout_ref.rollout.deterministic"
+_READ_BY = {
+    "sft": _AGGREGATED,
+    "distill": (*_AGGREGATED, _EXACT),
+    "preference": ("actor_rollout_ref.ref.path", _EXACT),
+}
+"""Those that some stages read besides."""
 _PREFERENCE_ESTIMATOR = "online_dpo"
 """Reads `preference` in reinforcement runs."""
 
@@ -103,6 +123,21 @@ def columns_are_those_of_the_format(s: Situation) -> Iterator[Finding]:
             yield Finding(field=f"data.{name}", why=why, fix=fix)
 
 
+@rule("Y10", "note")
+def keys_belong_to_the_stage(s: Situation) -> Iterator[Finding]:
+    """Keys about rollouts, rewards and credit are changed only where a run has them."""
+    stage = s.config.trainer.stage
+    if stage == "rl":
+        return
+    changed = [path for path in sorted(s.written) if s.is_changed(path) and is_unread(path, stage)]
+    for block in dict.fromkeys(_block_of(path) for path in changed):
+        paths = [path for path in changed if _block_of(path) == block]
+        others = f" (nor {', '.join(paths[1:])})" if len(paths) > 1 else ""
+        why = f"the stage `{stage}` does not read it{others}: it has no effect"
+        fix = "drop it, or leave it if other stages share the file"
+        yield Finding(field=paths[0], why=why, fix=fix)
+
+
 @rule("Y06", "error")
 def supervised_loss_is_known(s: Situation) -> Iterator[Finding]:
     """The loss of a supervised run is built in or registered by a plugin."""
@@ -110,6 +145,24 @@ def supervised_loss_is_known(s: Situation) -> Iterator[Finding]:
     if s.config.trainer.stage == "sft" and name not in known:
         why = f"no supervised loss `{name}`"
         yield Finding(field="sft.loss", why=why, fix=did_you_mean(name, known))
+
+
+def is_unread(path: str, stage: str) -> bool:
+    """Whether an offline stage leaves a key of the blocks that rollouts share unread.
+
+    Example:
+        >>> [is_unread(key, "sft") for key in ("algorithm.gamma", f"{_ACTOR}.optim.lr")]
+        [True, False]
+    """
+    if path.startswith(_READ) or path in _READ_BY.get(stage, ()):
+        return False
+    return path.startswith(_ONLINE)
+
+
+def _block_of(path: str) -> str:
+    """The part of the run that a key is about."""
+    names = path.split(".")
+    return ".".join(names[: 2 if names[0] == "actor_rollout_ref" else 1])
 
 
 def _reads_preference(s: Situation) -> bool:

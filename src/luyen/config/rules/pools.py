@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from luyen.config.plan import devices_of_a_copy
 from luyen.config.rules.rule import Finding, Situation, rule
 
 _ROLLOUT = "actor_rollout_ref.rollout"
@@ -9,8 +10,7 @@ _ROLLOUT = "actor_rollout_ref.rollout"
 
 def _sides(s: Situation) -> tuple[int, str, int]:
     """Devices that the copies take, how that was worked out, and devices that there are."""
-    rollout = s.config.actor_rollout_ref.rollout
-    copies, each = s.where.replicas, rollout.tensor_model_parallel_size
+    copies, each = s.where.replicas, devices_of_a_copy(s.config)
     words = f"data_parallel_size {copies} x tensor_model_parallel_size {each} = {copies * each}"
     pool = s.where.rollout_pool
     there = pool[0] * pool[1] if pool is not None else s.where.world_size
@@ -66,9 +66,10 @@ def keys_of_the_pool_have_an_effect(s: Situation) -> Iterator[Finding]:
             "trainer.n_gpus_per_node",
             fix="drop the line, or set rollout.nnodes",
         )
-    if is_split and s.is_changed(f"{_ROLLOUT}.free_cache_engine"):
-        yield Finding(
-            field=f"{_ROLLOUT}.free_cache_engine",
-            why="nothing trains on the devices that draw, so that nobody needs the memory",
-            fix="drop the line",
-        )
+    why = None
+    if is_split:
+        why = "nothing trains on the devices that generate, so nobody needs the memory"
+    elif s.config.trainer.max_staleness > 0:
+        why = "trainer.max_staleness > 0: the engine generates while the policy learns"
+    if why is not None and s.config.actor_rollout_ref.rollout.free_cache_engine:
+        yield Finding(field=f"{_ROLLOUT}.free_cache_engine", why=why, fix="drop the line")

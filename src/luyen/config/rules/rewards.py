@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from luyen.base.suggest import did_you_mean
+from luyen.config.python_file import arguments_of
 from luyen.config.reward_parts import nodes, read_components, read_routes
 from luyen.config.rules.rule import Finding, Situation, rule
 from luyen.config.schema.judge import ENGINE
@@ -134,14 +135,23 @@ def overlong_knob_has_effect(s: Situation) -> Iterator[Finding]:
 
 @rule("W11", "error")
 def batch_has_a_function(s: Situation) -> Iterator[Finding]:
-    """The manager `batch` has a custom function to call."""
+    """The manager `batch` has a custom function to call, which takes lists."""
     reward = s.config.reward
-    if reward.reward_manager.name == "batch" and reward.custom_reward_function.path is None:
-        yield Finding(
-            field="reward.reward_manager.name",
-            why="`batch` hands lists to a function of yours, and none is named",
-            fix="set reward.custom_reward_function.path, or reward.reward_manager.name=naive",
-        )
+    custom_reward_function = reward.custom_reward_function
+    if reward.reward_manager.name != "batch":
+        return
+    field, path = "reward.reward_manager.name", custom_reward_function.path
+    if path is None:
+        why = "`batch` hands lists to a function of yours, and none is named"
+        fix = f"set reward.custom_reward_function.path, or {field}=naive"
+        yield Finding(field=field, why=why, fix=fix)
+        return
+    found = arguments_of(path, custom_reward_function.name)
+    if found is not None and not found.takes("solution_strs"):
+        name = custom_reward_function.name
+        why = f"`batch` hands lists to the function, and `{name}` takes no `solution_strs`"
+        fix = f"define {name}(data_sources, solution_strs, ground_truths, extra_infos), "
+        yield Finding(field=field, why=why, fix=f"{fix}or set {field}=naive")
 
 
 @rule("W12", "error")

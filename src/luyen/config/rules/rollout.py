@@ -7,27 +7,29 @@ from luyen.config.plan import is_swapping
 from luyen.config.rules.rule import Finding, Situation, rule
 
 _ROLLOUT = "actor_rollout_ref.rollout"
+_FEW_WAVES = 4
 
 
 @rule("R01", "error")
 def engine_exists(s: Situation) -> Iterator[Finding]:
-    """`rollout.name` is a known engine."""
+    """`rollout.name` is a registered engine."""
     rollout = s.config.actor_rollout_ref.rollout
     if rollout.name not in s.known.engines:
         fix = did_you_mean(rollout.name, s.known.engines)
-        yield Finding(field=f"{_ROLLOUT}.name", why="no such rollout engine", fix=fix)
+        yield Finding(field=f"{_ROLLOUT}.name", why="no such rollout engine is registered", fix=fix)
 
 
-@rule("R02", "warning")
+@rule("R02", "error")
 def engine_is_installed(s: Situation) -> Iterator[Finding]:
-    """The engine's package is installed where the check runs."""
+    """The package that the engine needs is installed."""
     rollout = s.config.actor_rollout_ref.rollout
-    if rollout.name in ("vllm", "sglang") and not s.installed(rollout.name):
+    facts = s.known.engines.get(rollout.name)
+    if facts is not None and facts.package is not None and not s.installed(facts.package):
+        brought = f"'luyen[{facts.extra}]'" if facts.extra is not None else facts.package
         yield Finding(
             field=f"{_ROLLOUT}.name",
-            why=f"the package {rollout.name} is not installed on this machine",
-            fix=f"pip install 'luyen[{rollout.name}]', or set {_ROLLOUT}.name=native, which needs "
-            "nothing",
+            why=f"the engine needs the package {facts.package}, which is not installed here",
+            fix=f"pip install {brought}, or set {_ROLLOUT}.name=native, which needs nothing",
         )
 
 
@@ -46,13 +48,13 @@ def sequence_fits_the_engine(s: Situation) -> Iterator[Finding]:
 
 @rule("R04", "error")
 def group_fits_the_token_budget(s: Situation) -> Iterator[Finding]:
-    """The samples of one prompt can run at once within the engine's limits."""
+    """The samples of one prompt can run at once within the engine's limits; `hf` splits them."""
     rollout = s.config.actor_rollout_ref.rollout
     for name, limit in (
         ("max_num_seqs", rollout.max_num_seqs),
         ("max_num_batched_tokens", rollout.max_num_batched_tokens),
     ):
-        if rollout.n > limit:
+        if rollout.n > limit and rollout.name != "hf":
             yield Finding(
                 field=f"{_ROLLOUT}.{name}",
                 why=f"rollout.n={rollout.n} samples of a prompt decode one token each in a pass, "
@@ -65,13 +67,34 @@ def group_fits_the_token_budget(s: Situation) -> Iterator[Finding]:
 def token_budget_feeds_every_sequence(s: Situation) -> Iterator[Finding]:
     """A pass has room for one token of every sequence that may run."""
     rollout = s.config.actor_rollout_ref.rollout
-    if rollout.n <= rollout.max_num_batched_tokens < rollout.max_num_seqs:
+    is_short = rollout.n <= rollout.max_num_batched_tokens < rollout.max_num_seqs
+    if is_short and rollout.name != "hf":
         yield Finding(
             field=f"{_ROLLOUT}.max_num_batched_tokens",
             why=f"{rollout.max_num_seqs} sequences may run (max_num_seqs) but a pass holds "
             f"{rollout.max_num_batched_tokens} tokens: the others wait",
             fix=f"set it to at least {rollout.max_num_seqs}, or lower max_num_seqs",
         )
+
+
+@rule("R20", "note")
+def step_is_generated_in_few_waves(s: Situation) -> Iterator[Finding]:
+    """The rollouts of a step run in a few waves; a larger batch first slows generation down."""
+    rollout, copies = s.config.actor_rollout_ref.rollout, s.where.replicas
+    room = rollout.max_num_seqs * copies
+    if s.batch.rollouts <= _FEW_WAVES * room:
+        return
+    is_group = s.batch.prompts <= _FEW_WAVES * room
+    grown = "rollout.n" if is_group else "data.train_batch_size"
+    engines = f"{copies} engines hold {rollout.max_num_seqs}" if copies > 1 else "the engine holds"
+    yield Finding(
+        field=f"{_ROLLOUT}.n" if is_group else "data.train_batch_size",
+        why=f"a step has {s.batch.rollouts} rollouts and {engines} "
+        f"{'sequences each' if copies > 1 else f'{room} sequences'} at once (max_num_seqs): they "
+        f"are generated in about {-(-s.batch.rollouts // room)} waves, so raising {grown} makes "
+        "generation the bottleneck before the update",
+        fix="raise max_num_seqs as far as the KV cache allows, add engines, or lower it",
+    )
 
 
 @rule("R06", "error")
@@ -107,6 +130,7 @@ def validation_temperature_fits(s: Situation) -> Iterator[Finding]:
         "temperature": val_kwargs.temperature,
         "top_k": val_kwargs.top_k,
         "top_p": val_kwargs.top_p,
+        "min_p": val_kwargs.min_p,
     }
     for name in greedy:
         if not val_kwargs.do_sample and s.is_changed(f"{_ROLLOUT}.val_kwargs.{name}"):
@@ -117,20 +141,26 @@ def validation_temperature_fits(s: Situation) -> Iterator[Finding]:
             )
 
 
-@rule("R08", "error")
-def native_runs_on_one_device(s: Situation) -> Iterator[Finding]:
-    """The embedded engines hold the whole model on one device."""
-    rollout = s.config.actor_rollout_ref.rollout
+@rule("R08", "warning")
+def engine_splits_the_model(s: Situation) -> Iterator[Finding]:
+    """A model is laid over several devices only by an engine that can; others hold it whole."""
+    rollout, engines = s.config.actor_rollout_ref.rollout, s.known.engines
+    facts = engines.get(rollout.name)
+    if facts is None or facts.splits:
+        return
+    others = [name for name, other in engines.items() if other.splits]
+    instead = f", or set {_ROLLOUT}.name={' or '.join(others)} to split one" if others else ""
     sizes = {
         "tensor_model_parallel_size": rollout.tensor_model_parallel_size,
         "expert_parallel_size": rollout.expert_parallel_size,
     }
     for name, size in sizes.items():
-        if rollout.name in ("native", "hf") and size > 1:
+        if size > 1:
             yield Finding(
                 field=f"{_ROLLOUT}.{name}",
-                why=f"`{rollout.name}` holds the whole model on each device",
-                fix="use data_parallel_size for more copies, or name=vllm or sglang to split one",
+                why=f"no effect: `{rollout.name}` holds the whole model on each device, and each "
+                "has a copy",
+                fix=f"drop the line{instead}",
             )
 
 

@@ -47,6 +47,8 @@ class Situation:
     """Whether a Python package is installed."""
     versions: Callable[[str], tuple[int, int] | None]
     """Version of an installed package."""
+    missing_promises: Callable[[], tuple[str, ...]]
+    """Promises of the sandbox that this machine cannot keep."""
 
     @property
     def estimator(self) -> EstimatorFacts | None:
@@ -62,7 +64,9 @@ class Situation:
 
     def is_changed(self, path: str) -> bool:
         """Whether the user wrote another value than the default."""
-        return path in self.written and value_at(self.config, path) != all_fields()[path].default
+        if path not in self.written or path not in all_fields():
+            return False  # not written, or no key: that is reported elsewhere
+        return value_at(self.config, path) != all_fields()[path].default
 
     def run_directory(self) -> Path:
         """Where the run would keep its files."""

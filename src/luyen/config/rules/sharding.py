@@ -36,3 +36,13 @@ def replicas_are_of_equal_size(s: Situation) -> Iterator[Finding]:
         why = f"{world} devices cannot be divided into replicas of {size}"
         fix = f"set it to -1, or to a divisor of {world}"
         yield Finding(field=f"{_FSDP}.fsdp_size", why=why, fix=fix)
+
+
+@rule("F04", "note")
+def one_device_is_not_sharded(s: Situation) -> Iterator[Finding]:
+    """A sharded training engine is chosen only where there is more than one device."""
+    strategy = s.config.actor_rollout_ref.actor.strategy
+    if strategy in ("fsdp", "fsdp2") and s.where.world_size == 1:
+        why = "one device trains: its weights are whole, and the engine is `single`"
+        fix = "leave it if the same file also runs on more devices, or drop the line"
+        yield Finding(field="actor_rollout_ref.actor.strategy", why=why, fix=fix)

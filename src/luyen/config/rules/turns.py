@@ -2,9 +2,11 @@
 
 from collections.abc import Iterator
 
+from luyen.base.errors import UserError
 from luyen.base.paths import exists
 from luyen.base.suggest import did_you_mean
-from luyen.config.environments import read_environments
+from luyen.config.environments import PACKAGES, read_environments, wrong_knobs
+from luyen.config.interaction_file import FIELD, read_interactions
 from luyen.config.rules.rule import Finding, Situation, rule
 from luyen.config.tool_file import tool_file_problems
 
@@ -134,6 +136,12 @@ def environments_are_well_formed(s: Situation) -> Iterator[Finding]:
         if choice.kind not in s.known.environments:
             fix = did_you_mean(choice.kind, s.known.environments)
             yield Finding(field=field, why=f"`{name}` has no known kind", fix=fix)
+        for why, fix in wrong_knobs(choice) if multi_turn.enable else ():
+            yield Finding(field=field, why=f"`{name}`: {why}", fix=fix)
+        package, extra = PACKAGES.get(choice.kind, (None, None))
+        if multi_turn.enable and package is not None and not s.installed(package):
+            why = f"`{name}`: `{choice.kind}` needs the package {package}, not installed here"
+            yield Finding(field=field, why=why, fix=f"pip install 'luyen[{extra}]'")
     if multi_turn.environment is not None and multi_turn.environment not in found:
         fix = did_you_mean(multi_turn.environment, found)
         yield Finding(field=f"{_TURNS}.environment", why="no environment of this name", fix=fix)
@@ -178,3 +186,17 @@ def tool_file_is_well_formed(s: Situation) -> Iterator[Finding]:
             why=f"{problem.origin}: {problem.field}: {problem.why}",
             fix=problem.fix,
         )
+
+
+@rule("T13", "error")
+def interaction_file_is_well_formed(s: Situation) -> Iterator[Finding]:
+    """The file that lists the users can be read, and its entries make sense."""
+    multi_turn = s.config.actor_rollout_ref.rollout.multi_turn
+    path = multi_turn.interaction_config_path
+    if not multi_turn.enable or path is None or not exists(path):
+        return
+    try:
+        read_interactions(path)
+    except UserError as error:
+        at = "" if error.field == FIELD else f"{error.field}: "
+        yield Finding(field=FIELD, why=f"{at}{error.why}", fix=error.fix)

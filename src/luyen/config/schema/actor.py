@@ -3,6 +3,7 @@
 from typing import Literal
 
 from luyen.config.schema.block import Block, block, key
+from luyen.config.schema.derived import MINI_BATCH_WORDS
 from luyen.config.schema.fsdp import Fsdp
 from luyen.config.schema.optim import Optim
 
@@ -55,7 +56,10 @@ class Actor(Block):
     )
     fsdp_config: Fsdp = block(Fsdp, "How weights are sharded over several devices.")
     ppo_mini_batch_size: int = key(
-        256, "Prompts of one optimizer step, over the whole cluster.", ge=1
+        256,
+        "Prompts of one optimizer step, over the whole cluster.",
+        derived=MINI_BATCH_WORDS,
+        ge=1,
     )
     ppo_micro_batch_size_per_gpu: int | None = key(
         None, "Sequences of one forward pass on one device, when `use_dynamic_bsz` is off.", ge=1

@@ -3,6 +3,7 @@
 from typing import Literal
 
 from luyen.config.schema.block import Block, Names, Numbers, block, key
+from luyen.config.schema.derived import ESTIMATOR_WORDS
 
 
 class KlCtrl(Block):
@@ -52,7 +53,9 @@ class RolloutCorrection(Block):
 class Algorithm(Block):
     """Credit assignment, KL in the reward, off-policy correction."""
 
-    adv_estimator: str = key("gae", "Name of a registered advantage estimator.")
+    adv_estimator: str = key(
+        "gae", "Name of a registered advantage estimator.", derived=ESTIMATOR_WORDS
+    )
     gamma: float = key(1.0, "Discount of later rewards.", ge=0, le=1)
     lam: float = key(1.0, "GAE's λ.", ge=0, le=1)
     whiten_advantages: bool = key(True, "gae: whiten advantages over the step.")

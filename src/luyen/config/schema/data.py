@@ -23,18 +23,33 @@ class Data(Block):
 
     train_files: Names = key(
         (),
-        "Training rows: parquet, JSON or JSONL files, or a task source such as `arithmetic://`.",
+        "Training rows: parquet, JSON or JSONL files, or a task source such as `arithmetic://sum`.",
         required=True,
     )
     val_files: Names = key((), "Validation rows, in the same forms.")
     prompt_key: str = key(
-        "prompt", "Column that holds the prompt as messages; a row without it has `messages`."
+        "prompt",
+        "Column that holds the prompt as messages; a row without it has `messages` or, as plain "
+        "text, `question`.",
     )
     string_prompts: Literal["refuse", "user"] = key(
-        "refuse", "A prompt that is plain text: refuse it, or make it one user message."
+        "refuse",
+        "A prompt that is plain text: refuse it, or make it one user message. A `question` and "
+        "what `prompt_template` is put around always become one.",
+    )
+    system_prompt: str | None = key(
+        None, "Text of a system message for conversations that begin without one; null: none."
+    )
+    prompt_template: str | None = key(
+        None,
+        "Text that takes the place of a plain prompt or of the user's last message: `{prompt}` "
+        "is that text, `{COLUMN}` a column of the row, `{{NAME}}` is `{NAME}` as it stands; null: "
+        "prompts stay as they are.",
     )
     ground_truth_key: str | None = key(
-        None, "Column that holds the answer; null: `reward_model.ground_truth`."
+        None,
+        "Column that holds the answer; null: `reward_model.ground_truth`, or the `answer` to a "
+        "`question`.",
     )
     reward_fn_key: str = key("data_source", "Column that selects the reward of a row.")
     seed: int | None = key(
@@ -51,7 +66,7 @@ class Data(Block):
     )
     train_batch_size: int = key(1024, "Prompts drawn for one step, over the whole cluster.", ge=1)
     return_raw_chat: bool = key(
-        True, "Keep the conversation as messages; tool-calling cannot work without."
+        True, "Keep the conversation as messages.", only="conversations are always messages"
     )
     filter_duplicates: bool = key(
         True, "Drop training rows that repeat an earlier row, and count them."

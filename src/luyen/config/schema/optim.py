@@ -3,14 +3,18 @@
 from typing import Literal
 
 from luyen.config.schema.block import Block, Pair, key
+from luyen.config.schema.derived import LR_WORDS
 
 
 class Optim(Block):
     """AdamW, warm-up, schedule and clipping."""
 
-    lr: float = key(1e-6, "Peak learning rate.", ge=0)
+    lr: float = key(1e-6, "Peak learning rate.", derived=LR_WORDS, ge=0)
     lr_warmup_steps: int = key(
-        -1, "Steps of linear warm-up; -1: use `lr_warmup_steps_ratio`.", ge=-1
+        -1,
+        "Steps of linear warm-up; -1: use `lr_warmup_steps_ratio`. It is "
+        "shortened to end with a run that is shorter.",
+        ge=-1,
     )
     lr_warmup_steps_ratio: float = key(
         0.0, "Warm-up as a share of all steps, when `lr_warmup_steps` is -1.", ge=0, le=1

@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from luyen.config.schema.block import Block, block, key
+from luyen.config.schema.block import MOST_DEVICES, MOST_MACHINES, Block, block, key
 from luyen.config.schema.judge import Judge, RewardCache
 
 Combine = Literal["sum", "gdpo", "lexicographic", "product", "min"]
@@ -14,7 +14,9 @@ class CustomRewardFunction(Block):
 
     path: str | None = key(None, "Python file that defines the function.")
     name: str = key(
-        "compute_score", "Function `(data_source, solution_str, ground_truth, extra_info)`."
+        "compute_score",
+        "Function `(data_source, solution_str, ground_truth, extra_info)`, or, as TRL calls them, "
+        "`(completions, **columns)`.",
     )
     reward_kwargs: dict[str, Any] = key({}, "Keyword arguments added to every call of it.")
 
@@ -105,8 +107,8 @@ class RewardModel(Block):
 
     enable: bool = key(False, "Score with a reward model.")
     enable_resource_pool: bool = key(False, "Give the reward model devices of its own.")
-    nnodes: int = key(0, "Machines of that pool.", ge=0)
-    n_gpus_per_node: int = key(0, "Devices of each of these machines.", ge=0)
+    nnodes: int = key(0, "Machines of that pool.", ge=0, le=MOST_MACHINES)
+    n_gpus_per_node: int = key(0, "Devices of each of these machines.", ge=0, le=MOST_DEVICES)
     model_path: str | None = key(None, "Directory or hub id of the reward model.")
     steps: Literal["min", "mean", "product"] | None = key(
         None,
@@ -138,8 +140,25 @@ class Reward(Block):
     memory_mb: int | None = key(
         4096, "Most MiB that one process for judging may hold; null: all there is.", ge=64
     )
-    on_fault: Literal["fail", "drop"] = key(
-        "fail", "When a score cannot be computed: stop the run, or leave the rollout out."
+    on_fault: Literal["tolerate", "fail", "drop"] = key(
+        "tolerate",
+        "When a score cannot be computed. tolerate: leave the rollout out, and stop the run when "
+        "more of a step fail than `max_outside_share` and `max_fault_share` allow; fail: stop the "
+        "run; drop: leave the rollout out, as long as any has a score.",
+    )
+    max_fault_share: float = key(
+        0.01,
+        "tolerate: largest share of a step's scores in which the code of the reward may fail, "
+        "rounded up to a whole score.",
+        ge=0,
+        le=1,
+    )
+    max_outside_share: float = key(
+        0.1,
+        "tolerate: the same for reasons outside the answer and the code: a judge that cannot be "
+        "reached or does not answer in time.",
+        ge=0,
+        le=1,
     )
     cache: RewardCache = block(RewardCache, "Scores that were computed once.")
     overlong_buffer: OverlongBuffer = block(OverlongBuffer, "DAPO's soft penalty for length.")

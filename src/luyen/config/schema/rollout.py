@@ -2,7 +2,16 @@
 
 from typing import Any, Literal
 
-from luyen.config.schema.block import Block, block, key
+from luyen.config.schema.block import (
+    MOST_DEVICES,
+    MOST_MACHINES,
+    Block,
+    Ids,
+    Names,
+    block,
+    key,
+)
+from luyen.config.schema.derived import N_WORDS
 
 
 class EnvironmentChoice(Block):
@@ -63,7 +72,9 @@ class MultiTurn(Block):
     )
     fault_retries: int = key(1, "retry: how often a broken rollout is played again.", ge=1)
     min_samples: int = key(
-        1, "Sound rollouts that a group must keep; otherwise all of it is left out.", ge=1
+        1,
+        "Sound rollouts that a group must keep to learn from it; otherwise all of it is left out.",
+        ge=1,
     )
     environments: dict[str, Any] = key(
         {}, "Worlds by name: `NAME: {kind: KIND, kwargs: {...}}`; a row's `environment` names one."
@@ -82,6 +93,19 @@ class ValKwargs(Block):
     temperature: float = key(0.0, "Sampling temperature.", ge=0)
     top_k: int = key(-1, "Keep the k likeliest tokens; -1: all.", ge=-1)
     top_p: float = key(1.0, "Keep the likeliest tokens of this total mass.", gt=0, le=1)
+    min_p: float = key(
+        0.0, "Keep tokens at least this likely, relative to the likeliest.", ge=0, le=1
+    )
+    max_new_tokens: int | None = key(
+        None, "Most tokens of an answer; null: `data.max_response_length`.", ge=1
+    )
+    min_new_tokens: int | None = key(
+        None, "Tokens before which nothing ends an answer; null: as in training.", ge=0
+    )
+    stop: Names | None = key(None, "Texts that end an answer; null: as in training.")
+    stop_token_ids: Ids | None = key(
+        None, "More tokens that end an answer; null: as in training.", max_length=32
+    )
 
 
 class LogProbBatching(Block):
@@ -101,11 +125,31 @@ class LogProbBatching(Block):
 class Rollout(LogProbBatching):
     """The engine that generates, and how it samples."""
 
-    name: str = key("native", "Rollout engine: `native`, `hf`, `vllm`, `sglang` or a plugin's.")
-    n: int = key(1, "Samples of each prompt; group-relative estimators need at least 2.", ge=1)
+    name: str = key("native", "Rollout engine: `native`, `hf` or a plugin's.")
+    n: int = key(
+        1,
+        "Samples of each prompt; group-relative estimators need at least 2.",
+        derived=N_WORDS,
+        ge=1,
+    )
     temperature: float = key(1.0, "Sampling temperature.", ge=0)
     top_k: int = key(-1, "Keep the k likeliest tokens; -1: all.", ge=-1)
     top_p: float = key(1.0, "Keep the likeliest tokens of this total mass.", gt=0, le=1)
+    min_p: float = key(
+        0.0, "Keep tokens at least this likely, relative to the likeliest.", ge=0, le=1
+    )
+    min_new_tokens: int = key(
+        0,
+        "Tokens of an answer, or of a turn, before which no stop token is drawn and no stop string "
+        "ends it.",
+        ge=0,
+    )
+    stop: Names = key(
+        (), "Texts that end an answer, or a turn; they stay in it, as every drawn token does."
+    )
+    stop_token_ids: Ids = key(
+        (), "Tokens that end an answer, or a turn, besides the tokenizer's own.", max_length=32
+    )
     gpu_memory_utilization: float = key(
         0.5, "Share of the device's memory that weights and KV cache may take.", gt=0, le=1
     )
@@ -118,9 +162,13 @@ class Rollout(LogProbBatching):
         "Machines that only draw, besides those that train; 0: the engine shares the devices of "
         "the actor.",
         ge=0,
+        le=MOST_MACHINES,
     )
     n_gpus_per_node: int | None = key(
-        None, "Devices of each of these machines; null: `trainer.n_gpus_per_node`.", ge=1
+        None,
+        "Devices of each of these machines; null: `trainer.n_gpus_per_node`.",
+        ge=1,
+        le=MOST_DEVICES,
     )
     expert_parallel_size: int = key(1, "Devices that share the experts of a layer.", ge=1)
     deterministic: bool = key(
@@ -140,7 +188,9 @@ class Rollout(LogProbBatching):
     )
     max_num_seqs: int = key(256, "Most sequences that run at once.", ge=1)
     calculate_log_probs: bool = key(
-        True, "Return the log-probability of each sampled token from the engine."
+        True,
+        "Return the log-probability of each sampled token from the engine.",
+        only="an engine always returns them; nothing is saved without",
     )
     val_kwargs: ValKwargs = block(ValKwargs, "Sampling at validation.")
     multi_turn: MultiTurn = block(MultiTurn, "Conversations with tools.")

@@ -2,7 +2,8 @@
 
 from typing import Literal
 
-from luyen.config.schema.block import Block, Names, Steps, block, key
+from luyen.config.schema.block import MOST_DEVICES, MOST_MACHINES, Block, Names, Steps, block, key
+from luyen.config.schema.derived import KEPT_WORDS, SAVE_WORDS
 
 
 class Profile(Block):
@@ -48,8 +49,10 @@ class Trainer(Block):
         "pairs or marked answers; reward_model: to judge as preferences do; distill: from a "
         "teacher.",
     )
-    nnodes: int = key(1, "Machines.", ge=1)
-    n_gpus_per_node: int = key(1, "Devices of each machine (on CPU: worker processes).", ge=1)
+    nnodes: int = key(1, "Machines.", ge=1, le=MOST_MACHINES)
+    n_gpus_per_node: int = key(
+        1, "Devices of each machine (on CPU: worker processes).", ge=1, le=MOST_DEVICES
+    )
     device: Literal["auto", "cpu", "cuda"] = key("auto", "auto: CUDA where there is one.")
     runtime: Literal["auto", "local", "ray"] = key(
         "auto", "auto: local for one device, Ray for more."
@@ -67,11 +70,13 @@ class Trainer(Block):
     total_training_steps: int | None = key(
         None, "Steps of the run; null: as many as `total_epochs` makes.", ge=1
     )
-    save_freq: int = key(-1, "Steps between checkpoints; -1: only at the end.", ge=-1)
+    save_freq: int = key(
+        -1, "Steps between checkpoints; -1: only at the end.", derived=SAVE_WORDS, ge=-1
+    )
     test_freq: int = key(-1, "Steps between validations; -1: only at the end.", ge=-1)
     val_before_train: bool = key(True, "Validate before the first step.")
     max_ckpt_to_keep: int | None = key(
-        None, "Newest checkpoints that stay after a save; null: all.", ge=1
+        None, "Newest checkpoints that stay after a save; null: all.", derived=KEPT_WORDS, ge=1
     )
     keep_best: int = key(
         0, "Best checkpoints that stay besides the newest `max_ckpt_to_keep`.", ge=0
@@ -90,21 +95,24 @@ class Trainer(Block):
     seed: int = key(0, "The one seed that every random choice derives from.", ge=0)
     critic_warmup: int = key(0, "First steps in which only the critic learns.", ge=0)
     resume_mode: Literal["auto", "disable", "path"] = key(
-        "auto", "auto: from the newest checkpoint of this experiment, if there is one."
+        "auto",
+        "auto: from the newest checkpoint of this experiment, if there is one; disable: an earlier "
+        "run of this name is an error; path: from `resume_from_path`.",
     )
     resume_from_path: str | None = key(None, "Checkpoint of `resume_mode: path`.")
     default_local_dir: str = key("runs", "Folder under which run directories are made.")
     project_name: str = key("luyen", "First part of the run directory's name.", min_length=1)
-    experiment_name: str = key("run", "Second part of the run directory's name.", min_length=1)
+    experiment_name: str = key(
+        "run",
+        "Second part of the run directory's name. A run that is given a name goes on where the run "
+        "of that name was; left out, a new run is named after its configuration file and the time.",
+        min_length=1,
+    )
     logger: Names = key(
-        ("console", "jsonl", "tensorboard"),
-        "Where metrics go: console, jsonl, tensorboard, wandb, mlflow, trackio.",
+        ("console", "tensorboard"),
+        "Where metrics go besides metrics.jsonl, which every run writes: console, tensorboard, "
+        "wandb, mlflow, trackio. `jsonl` is accepted and adds nothing.",
     )
     plugins: Names = key((), "Python files that register estimators, losses, rewards or engines.")
     profile: Profile = block(Profile, "Steps that are looked at closely.")
     watchdog: Watchdog = block(Watchdog, "How long a run may stand still.")
-    use_legacy_worker_impl: Literal["auto", "enable", "disable"] = key(
-        "disable",
-        "verl's choice between two worker implementations.",
-        only="there is one implementation of every role",
-    )

@@ -1,0 +1,60 @@
+"""Rules about what a run can carry out: overrides that trigger each, and some that do not."""
+
+A = "actor_rollout_ref.actor"
+M = "actor_rollout_ref.model"
+R = "actor_rollout_ref.rollout"
+GRPO = ("algorithm.adv_estimator=grpo", f"{R}.n=4")
+FILTER = ("algorithm.filter_groups.enable=true",)
+DISTILL = "trainer.stage=distill"
+TRACES = "data.train_files=arithmetic://sum?traces=1"
+
+FIT_CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "R02": (
+        (f"{R}.name=far", "trainer.plugins=ENGINES"),
+        (f"{R}.name=near", "trainer.plugins=ENGINES"),
+    ),
+    "R08": (
+        (f"{R}.tensor_model_parallel_size=2", "trainer.n_gpus_per_node=2"),
+        (
+            f"{R}.tensor_model_parallel_size=2",
+            "trainer.n_gpus_per_node=2",
+            f"{R}.name=near",
+            "trainer.plugins=ENGINES",
+        ),
+    ),
+    "N01": (
+        ("trainer.stage=sft", "trainer.n_gpus_per_node=2"),
+        ("trainer.n_gpus_per_node=2",),
+    ),
+    "F04": (
+        (f"{A}.strategy=fsdp2",),
+        (f"{A}.strategy=fsdp2", "trainer.n_gpus_per_node=2"),
+    ),
+    "D17": (
+        ("data.train_files=arithmetic://sum?pairs=even",),
+        ("data.train_files=arithmetic://sum?pairs=even", "trainer.stage=preference"),
+    ),
+    "D14": (("data.train_max_samples=0",), ("data.train_max_samples=1",)),
+    "D15": (
+        ("data.apply_chat_template_kwargs={tools: 3}",),
+        ("data.apply_chat_template_kwargs={enable_thinking: false}",),
+    ),
+    "D16": (("data.prompt_key=question",), ("data.prompt_key=question", "data.train_files=ROWS")),
+    "A10": (
+        (*GRPO, *FILTER, "algorithm.filter_groups.metric=digits"),
+        (*GRPO, *FILTER, "algorithm.filter_groups.metric=exact"),
+    ),
+    "M12": (
+        (f"{M}.lora_rank=4", f"{M}.target_modules=[no_such]"),
+        (f"{M}.lora_rank=4", f"{M}.target_modules=[q_proj]"),
+    ),
+    "M13": ((f"{A}.optim.betas=[1.0, 0.9]",), (f"{A}.optim.betas=[0.0, 0.9]",)),
+    "H06": (
+        (DISTILL, TRACES, "distill.teacher_path=builtin://tools"),
+        (DISTILL, TRACES, "distill.teacher_path=builtin://arithmetic"),
+    ),
+    "Y10": (
+        ("trainer.stage=sft", TRACES, f"{R}.n=4"),
+        ("trainer.stage=sft", TRACES, f"{A}.optim.lr=1.0e-4"),
+    ),
+}

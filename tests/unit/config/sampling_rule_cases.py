@@ -1,0 +1,19 @@
+"""Cases of the rules about drawing, and about models that transformers itself runs."""
+
+R = "actor_rollout_ref.rollout"
+M = "actor_rollout_ref.model"
+
+SAMPLING_CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "R14": ((f"{R}.stop=['</answer>', '']",), (f"{R}.stop=['</answer>']",)),
+    "R15": ((f"{R}.min_new_tokens=513",), (f"{R}.min_new_tokens=512",)),
+    "R16": ((f"{R}.stop_token_ids=[128]",), (f"{R}.stop_token_ids=[127]",)),
+    "R17": ((f"{R}.temperature=0", f"{R}.min_p=0.1"), (f"{R}.min_p=0.1",)),
+    "R18": ((f"{R}.gpu_memory_utilization=0.6",), ()),
+    "R19": (
+        (f"{R}.name=hf", f"{R}.deterministic=false", "trainer.device=cuda"),
+        (f"{R}.deterministic=false", "trainer.device=cuda"),
+    ),
+    "M08": ((f"{M}.path=FALCON",), (f"{M}.path=FALCON", f"{R}.name=hf")),
+    "M09": ((f"{M}.path=FALCON", f"{R}.name=hf"), ()),
+    "M10": ((f"{M}.path=GPT2",), (f"{M}.path=GPT2", "data.max_response_length=100")),
+}
