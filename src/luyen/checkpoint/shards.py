@@ -4,6 +4,7 @@ A tensor may be one box or many, written by one process or by many. `index.json`
 and boxes of every tensor; names that were one tensor (tied weights) are stored once.
 """
 
+import math
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -172,18 +173,44 @@ def read_index(folder: Path) -> Index:
     if not isinstance(schema, int) or schema > SCHEMA:
         why = f"its index follows layout {schema!r}, and this version reads up to {SCHEMA}"
         raise UserError("checkpoint", str(folder), why, "install a newer luyen")
-    stored = {name: _stored(entry) for name, entry in read["tensors"].items()}
-    return Index(stored=stored, aliases=read["aliases"])
+    try:
+        stored = {name: _stored(entry) for name, entry in read["tensors"].items()}
+        index = Index(stored=stored, aliases=dict(read["aliases"]))
+        index.names()
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise _no_index(folder, f"{type(error).__name__}: {error}") from error
+    return index
+
+
+def _no_index(folder: Path, why: str) -> UserError:
+    fix = "resume from an earlier checkpoint"
+    return UserError("checkpoint", str(folder / INDEX), f"it describes no tensors: {why}", fix)
 
 
 def _stored(entry: Mapping[str, Any]) -> Stored:
     dtype = getattr(torch, entry["dtype"])
-    assert isinstance(dtype, torch.dtype), f"{entry['dtype']} is no type of tensors"
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"{entry['dtype']} is no type of tensors")
     boxes = tuple(
         Box(offsets=tuple(offsets), sizes=tuple(sizes), file=file, key=key)
         for offsets, sizes, file, key in entry["boxes"]
     )
-    return Stored(dtype=dtype, shape=tuple(entry["shape"]), boxes=boxes)
+    stored = Stored(dtype=dtype, shape=tuple(entry["shape"]), boxes=boxes)
+    _demand_whole(stored)
+    return stored
+
+
+def _demand_whole(stored: Stored) -> None:
+    """A ValueError unless boxes in files of this folder cover it: the rest would be chance."""
+    for box in stored.boxes:
+        ranges = zip(box.offsets, box.sizes, stored.shape, strict=True)
+        if not all(offset >= 0 and 0 <= size <= most - offset for offset, size, most in ranges):
+            raise ValueError(f"{box.key} lies outside of its tensor")
+        if Path(box.file).name != box.file:
+            raise ValueError(f"{box.file} is no file of this folder")
+    held, needed = sum(math.prod(box.sizes) for box in stored.boxes), math.prod(stored.shape)
+    if held != needed or min(stored.shape, default=0) < 0:
+        raise ValueError(f"{held} of {needed} numbers are there")
 
 
 def read_boxes(folder: Path, wanted: Iterable[Part]) -> None:
@@ -192,9 +219,18 @@ def read_boxes(folder: Path, wanted: Iterable[Part]) -> None:
     for item in wanted:
         by_file.setdefault(item[0].file, []).append(item)
     for file, items in by_file.items():
-        with safe_open(folder / file, framework="pt", device="cpu") as opened:
-            for box, part, into in items:
-                into.copy_(opened.get_tensor(box.key)[part])
+        try:
+            with safe_open(folder / file, framework="pt", device="cpu") as opened:
+                for box, part, into in items:
+                    into.copy_(_held(opened.get_tensor(box.key), box)[part])
+        except (SafetensorError, ValueError) as error:
+            raise _no_index(folder, f"{file}: {error}") from error
+
+
+def _held(found: Tensor, box: Box) -> Tensor:
+    if tuple(found.shape) != box.sizes:
+        raise ValueError(f"{box.key} has the shape {list(found.shape)}, not {list(box.sizes)}")
+    return found
 
 
 def read_whole(folder: Path) -> dict[str, Tensor]:

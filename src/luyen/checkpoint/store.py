@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, cast, final
 
 from luyen.base.errors import UserError
-from luyen.base.files import TEMPORARY, json_page, read_json, sync, temporary_beside, writing
+from luyen.base.files import json_page, read_json, sync, writing
+from luyen.base.leftovers import in_progress, is_abandoned, temporary_beside
 from luyen.base.rundir import step_name, step_of
-from luyen.checkpoint.leftovers import in_progress, is_abandoned
 from luyen.checkpoint.retention import Best, to_retire
 from luyen.checkpoint.watcher import NOBODY, Watcher
 
@@ -123,9 +123,17 @@ class CheckpointStore:
         place = self.directory / step_name(step)
         _seal(unfinished, step, facts)
         self._put(unfinished, place)
-        self.watcher.kept(place)
-        self._retire()
+        self._retire(place)
         return place
+
+    def _retire(self, newest: Path) -> None:
+        """Note the newest checkpoint; all but the newest `keep` and the best are removed."""
+        facts = {} if self.keep is None else {n: _facts(self.path(n)) for n in self.list()}
+        going = () if self.keep is None else to_retire(facts, keep=self.keep, best=self.best)
+        old = [self.path(step) for step in going]
+        self.watcher.kept(newest, going=old)
+        for folder in old:
+            _remove(folder)
 
     def load(self, step: int) -> Checkpoint:
         """The checkpoint of a step, every file compared with its hash; a UserError when torn."""
@@ -154,14 +162,6 @@ class CheckpointStore:
         sync(self.directory)
         _remove(aside)
 
-    def _retire(self) -> None:
-        """Remove all but the newest `keep` and the best."""
-        if self.keep is not None:
-            facts = {step: _facts(self.path(step)) for step in self.list()}
-            for step in to_retire(facts, keep=self.keep, best=self.best):
-                self.part_with(step)
-                _remove(self.path(step))
-
     def part_with(self, step: int) -> None:
         """Say that the checkpoint of a step is about to be taken away from its place."""
         self.watcher.going(self.path(step))
@@ -171,8 +171,7 @@ class CheckpointStore:
         for path in self.directory.iterdir():
             replaced = path.name.removeprefix(_REPLACED)
             done = replaced != path.name and (self.directory / replaced).is_dir()
-            left = path.name.startswith(TEMPORARY) and is_abandoned(path)
-            if left or done:
+            if done or is_abandoned(path):
                 shutil.rmtree(path, ignore_errors=True)
 
 
@@ -261,7 +260,8 @@ def _seal(folder: Path, step: int, facts: Mapping[str, Any]) -> None:
         name = file.relative_to(folder).as_posix()
         files[name] = {"sha256": _sha256(file), "bytes": file.stat().st_size}
     body = {"schema": SCHEMA, "step": step, "facts": dict(facts), "files": files}
-    (folder / MANIFEST).write_text(json_page({**body, "seal": _seal_of(body)}))
+    page = json_page({**body, "seal": _seal_of(body)})
+    (folder / MANIFEST).write_text(page, encoding="utf-8")
     sync(folder / MANIFEST)
     sync(folder)
     for inner in (path for path in folder.rglob("*") if path.is_dir()):

@@ -1,5 +1,6 @@
 """Whoever wants to know which checkpoints come and go."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol, final
 
@@ -7,8 +8,8 @@ from typing import Protocol, final
 class Watcher(Protocol):
     """Is told which checkpoints there are, by whoever writes them."""
 
-    def kept(self, path: Path) -> None:
-        """This one is whole and in its place."""
+    def kept(self, path: Path, going: Sequence[Path] = ()) -> None:
+        """This one is whole and in its place; those are about to be taken away for it."""
         ...
 
     def going(self, path: Path) -> None:
@@ -20,7 +21,7 @@ class Watcher(Protocol):
 class Nobody:
     """Does not listen."""
 
-    def kept(self, path: Path) -> None:
+    def kept(self, path: Path, going: Sequence[Path] = ()) -> None:
         """Nothing is done."""
 
     def going(self, path: Path) -> None:

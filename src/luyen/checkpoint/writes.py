@@ -33,7 +33,7 @@ class AtOnce:
 
     def text(self, file: Path, text: str) -> None:
         """Write it; an OSError when the disk refuses."""
-        file.write_text(text)
+        file.write_text(text, encoding="utf-8")
 
 
 @final
@@ -56,7 +56,7 @@ class Later:
 
     def text(self, file: Path, text: str) -> None:
         """Keep the text."""
-        self._waiting.append(partial(file.write_text, text))
+        self._waiting.append(partial(file.write_text, text, encoding="utf-8"))
 
     def write(self) -> None:
         """Write all that waits, in the order it came; an OSError when the disk refuses."""

@@ -14,11 +14,13 @@ from luyen.data.filters import (
     drop_overlong,
     truncate,
 )
+from luyen.data.framing import Frame
 from luyen.data.markers import find_markers
 from luyen.data.render import Renderer
 from luyen.data.rows import Columns
 from luyen.data.samplers import Sampler, samplers
 from luyen.data.samplers.custom import load_sampler_class
+from luyen.data.samplers.guarded import made_sampler
 from luyen.data.sources import Dataset, load_dataset
 from luyen.data.tokenizer import Tokenizer
 from luyen.data.tools import Offered, with_tools
@@ -58,6 +60,7 @@ class TrainData:
             kept = f"{len(dataset.prompts)} of {dataset.counts['read']} {name} rows"
             lines.append(f"{kept} ({', '.join(changed)})" if changed else kept)
             lines += [f"{name} rows hold a template marker: {found}" for found in dataset.markers]
+        lines += self.renderer.tokenizer.remarks()
         if self.num_leaked:
             lines.append(f"{self.num_leaked} validation prompts are also trained on")
         return lines
@@ -82,6 +85,7 @@ def build_data(
         data_source=data.reward_fn_key,
         ground_truth=data.ground_truth_key,
         string_prompts=data.string_prompts,
+        frame=frame_of(data),
     )
     train = load_dataset(data.train_files, columns, most=data.train_max_samples)
     train = with_tools(train, offered) if offered is not None else train
@@ -89,7 +93,9 @@ def build_data(
     train = _prepared(train, data, renderer, "data.train_files")
     validation = None
     if data.val_files:
-        validation = load_dataset(data.val_files, columns, most=data.val_max_samples)
+        validation = load_dataset(
+            data.val_files, columns, most=data.val_max_samples, field="data.val_files"
+        )
         validation = with_tools(validation, offered) if offered is not None else validation
         validation = _prepared(validation, data, renderer, "data.val_files")
     known = {prompt.uid for prompt in train.prompts}
@@ -100,6 +106,11 @@ def build_data(
         renderer=renderer,
         num_leaked=sum(p.uid in known for p in validation.prompts) if validation else 0,
     )
+
+
+def frame_of(data: Data) -> Frame:
+    """What the block puts around every prompt."""
+    return Frame(system_prompt=data.system_prompt, template=data.prompt_template)
 
 
 def build_sampler(data: Data, dataset: Dataset, *, seed: int = 0) -> Sampler:
@@ -123,11 +134,7 @@ def build_sampler(data: Data, dataset: Dataset, *, seed: int = 0) -> Sampler:
         if name not in given:
             why = "the sampler needs it"
             raise UserError(f"data.sampler.kwargs.{name}", None, why, "give it a value")
-    made = make(dataset.prompts, **given)
-    if not isinstance(made, Sampler):
-        why = "a sampler has a method take(cursor, count)"
-        raise UserError("data.sampler.class_name", sampler.class_name, why, "add the method")
-    return made
+    return made_sampler(make, sampler.class_name or sampler.name, dataset.prompts, **given)
 
 
 def _prepared(dataset: Dataset, data: Data, renderer: Renderer, field: str) -> Dataset:

@@ -1,46 +1,64 @@
 """Raw rows with their numbers from parquet, JSON and JSONL files."""
 
 import importlib
-import json
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from luyen.base.errors import UserError
-from luyen.base.suggest import did_you_mean
-from luyen.data.shapes import is_list, without_none
-from luyen.data.task_url import FIELD
+from luyen.config.task_url import FIELD
+from luyen.data.shapes import is_list, raw_json, without_none
 
 Numbered: TypeAlias = Iterator[tuple[int, Any]]
 """Row numbers, from 1, with raw rows."""
+_BATCH = 1024
+"""Rows of a parquet file that are unpacked at a time."""
 
 
 def read_file(path: Path) -> Numbered:
-    """The rows of a file, by its ending; the number of a JSONL row is its line."""
-    reader = READERS.get(path.suffix.lower())
-    if reader is None:
-        why = f"no reader for files that end in `{path.suffix}`"
-        raise UserError(FIELD, str(path), why, did_you_mean(path.suffix, READERS))
+    """The rows of a file, by its ending; the number of a JSONL row is its line.
+
+    The file is one that `row_files` found. A UserError names what in it is no row.
+    """
     try:
-        yield from reader(path)
+        yield from READERS[path.suffix.lower()](path)
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(FIELD, str(path), f"cannot be read: {error}", "mend the file") from error
+        why = f"cannot be read: {str(error).strip().splitlines()[0]}"
+        raise UserError(FIELD, str(path), why, "mend the file") from error
 
 
 def _read_parquet(path: Path) -> Numbered:
-    parquet: Any = importlib.import_module("pyarrow.parquet")  # untyped, and slow to load
+    arrow: Any = importlib.import_module("pyarrow")  # untyped, and slow to load
+    parquet: Any = importlib.import_module("pyarrow.parquet")
+    number = 0
     try:
-        table = parquet.read_table(path)
-    except ValueError as error:
-        why = f"not a parquet file: {error}"
+        file = parquet.ParquetFile(path)
+        refuse_repeats(file.schema_arrow.names, path)
+        for batch in file.iter_batches(batch_size=_BATCH):
+            for row in batch.to_pylist():
+                number += 1
+                yield number, without_none(row)
+    except (ValueError, arrow.ArrowException, RecursionError, MemoryError) as error:
+        after = f" after row {number}" if number else ""
+        why = f"not a parquet file{after}: {str(error).splitlines()[0] if str(error) else error!r}"
         raise UserError(FIELD, str(path), why, "mend the file or its ending") from error
-    yield from enumerate(map(without_none, table.to_pylist()), 1)
+
+
+def refuse_repeats(columns: Sequence[str], path: Path) -> None:
+    """A UserError where two columns have one name: one of them would be lost."""
+    twice = next((name for name, times in Counter(columns).items() if times > 1), None)
+    if twice is not None:
+        why = f"the column `{twice}` is there twice"
+        raise UserError(FIELD, str(path), why, "drop or rename one of them")
 
 
 def _read_json(path: Path) -> Numbered:
     try:
-        rows = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
+        rows = raw_json(path.read_text(encoding="utf-8-sig"))
+    except UnicodeDecodeError:
+        raise
+    except ValueError as error:
         fix = "mend the file; one object per line is a .jsonl file"
         raise UserError(FIELD, str(path), f"not valid JSON: {error}", fix) from error
     if not is_list(rows):
@@ -50,13 +68,13 @@ def _read_json(path: Path) -> Numbered:
 
 
 def _read_jsonl(path: Path) -> Numbered:
-    with path.open(encoding="utf-8") as lines:
+    with path.open(encoding="utf-8-sig") as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
             try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
+                row = raw_json(line)
+            except ValueError as error:
                 why = f"line {number} is not valid JSON: {error}"
                 raise UserError(FIELD, str(path), why, "mend the line") from error
             yield number, row

@@ -21,6 +21,8 @@ _PIECES: dict[str, Callable[[list[int], int], tuple[list[int], list[int]]]] = {
     "middle": lambda ids, keep: (ids[: (keep + 1) // 2], ids[len(ids) - keep // 2 :]),
 }
 """Which side is cut off -> the tokens that stay, before and after the cut."""
+_FAR = 16
+"""A message of so many times the tokens that fit is shortened before it is read."""
 
 
 def drop_empty(dataset: Dataset) -> Dataset:
@@ -43,7 +45,9 @@ def drop_duplicates(dataset: Dataset) -> Dataset:
 def drop_overlong(dataset: Dataset, renderer: Renderer, *, max_prompt_length: int) -> Dataset:
     """Without rows whose prompt has more tokens than allowed."""
     return _keep(
-        dataset, "overlong", lambda prompt, _: _length(prompt, renderer) <= max_prompt_length
+        dataset,
+        "overlong",
+        lambda prompt, _: _overlong(prompt, renderer, max_prompt_length) is None,
     )
 
 
@@ -54,13 +58,11 @@ def truncate(
     prompts: list[Prompt] = []
     cut = 0
     for prompt, origin in zip(dataset.prompts, dataset.origins, strict=True):
-        length = _length(prompt, renderer)
-        if length > max_prompt_length:
+        said = _overlong(prompt, renderer, max_prompt_length)
+        if said is not None:
             if truncation == "error":
                 fix = "raise data.max_prompt_length, or set data.filter_overlong_prompts=true"
-                raise UserError(
-                    f"{origin}: prompt", f"{length} tokens", f"more than {max_prompt_length}", fix
-                )
+                raise UserError(f"{origin}: prompt", said, f"more than {max_prompt_length}", fix)
             prompt = cut_prompt(prompt, renderer, max_prompt_length, truncation, origin)
             cut += 1
         prompts.append(prompt)
@@ -78,7 +80,13 @@ def is_empty(prompt: Prompt) -> bool:
 def cut_prompt(
     prompt: Prompt, renderer: Renderer, most: int, truncation: Truncation, origin: str
 ) -> Prompt:
-    """The prompt with its longest user message shortened until it fits."""
+    """The prompt with its longest user message shortened until it fits.
+
+    Of a message that is surely many times too long, what cannot stay is left out beforehand.
+    """
+    prompt = _with_messages(
+        prompt, [_bounded(m, renderer, most, truncation) for m in prompt.messages]
+    )
     encode = renderer.tokenizer.encode
     users = [i for i, message in enumerate(prompt.messages) if message["role"] == "user"]
     sizes = {i: len(encode(str(prompt.messages[i]["content"]))) for i in users}
@@ -102,6 +110,18 @@ def cut_prompt(
     return short
 
 
+def _bounded(message: Message, renderer: Renderer, most: int, truncation: Truncation) -> Message:
+    """A user's message as it is, or, far beyond what may stay of it, its beginning and its end."""
+    content = str(message["content"])
+    surely = renderer.tokenizer.least_tokens(content)
+    if message["role"] != "user" or surely <= _FAR * most:
+        return message
+    kept = len(content) // surely * _FAR * most // 2
+    before, after = content[:kept], content[-kept:]
+    sides = {"left": after, "right": before, "middle": before + after, "error": content}
+    return {**message, "content": sides[truncation]}
+
+
 def _cut(content: str, keep: int, truncation: Truncation, renderer: Renderer) -> str:
     tokenizer = renderer.tokenizer
     before, after = _PIECES[truncation](tokenizer.encode(content), keep)
@@ -122,6 +142,19 @@ def _with_messages(prompt: Prompt, messages: Sequence[Message]) -> Prompt:
 
 def _length(prompt: Prompt, renderer: Renderer) -> int:
     return len(renderer.prompt_tokens(prompt.messages, prompt.tools))
+
+
+def _overlong(prompt: Prompt, renderer: Renderer, most: int) -> str | None:
+    """How many tokens a prompt has that has more than `most`; None where it fits.
+
+    What is surely too long by its length as text is not read.
+    """
+    if sum(len(str(message["content"])) for message in prompt.messages) > most:
+        least = renderer.least_tokens(prompt.messages, prompt.tools, is_prompt=True)
+        if least > most:
+            return f"at least {least} tokens"
+    length = _length(prompt, renderer)
+    return f"{length} tokens" if length > most else None
 
 
 def _keep(dataset: Dataset, name: str, wanted: Callable[[Prompt, str], bool]) -> Dataset:

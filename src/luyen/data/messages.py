@@ -1,13 +1,12 @@
 """What a conversation may look like: a closed set of roles, calls before results, text only."""
 
-import json
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias, TypeGuard
 
 from luyen.base.errors import UserError
 from luyen.base.records import Message
 from luyen.base.suggest import did_you_mean
-from luyen.data.shapes import is_list, is_object, without_none
+from luyen.data.shapes import is_list, is_object, parsed_json, without_none
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 Complain: TypeAlias = Callable[[str, Any, str, str], UserError]
@@ -105,8 +104,8 @@ def _arguments(value: Any, name: str, complain: Complain) -> dict[str, Any]:
     fix = "write an object, or an object as JSON text"
     if isinstance(value, str):
         try:
-            value = json.loads(value)
-        except json.JSONDecodeError as error:
+            value = parsed_json(value)
+        except ValueError as error:
             raise complain(name, value, f"arguments are not valid JSON: {error}", fix) from error
     if not is_object(value):
         raise complain(name, value, "arguments are an object", fix)

@@ -10,8 +10,9 @@ from typing import Any, Generic, TypeVar, cast, final
 from luyen.base.errors import UserError
 from luyen.base.records import Prompt, make_prompt
 from luyen.config.schema.data import Data
-from luyen.data.build import TrainData, build_sampler, check_tools_are_rendered
+from luyen.data.build import TrainData, build_sampler, check_tools_are_rendered, frame_of
 from luyen.data.formats.forms import FORMS, Kind
+from luyen.data.formats.raw import FILE
 from luyen.data.formats.read import open_rows
 from luyen.data.formats.records import (
     AnyRow,
@@ -22,9 +23,9 @@ from luyen.data.formats.records import (
     TextRow,
 )
 from luyen.data.markers import find_markers
-from luyen.data.offline_lengths import longest, teaches_nothing
+from luyen.data.offline_lengths import is_surely_longer, longest, teaches_nothing
 from luyen.data.render import Renderer
-from luyen.data.sources import Dataset, RowSource
+from luyen.data.sources import Dataset, RowSource, about
 from luyen.data.tokenizer import Tokenizer
 
 R = TypeVar("R", bound=AnyRow)
@@ -69,10 +70,12 @@ def build_offline_data(
     """
     renderer = Renderer(tokenizer, template_kwargs=data.apply_chat_template_kwargs)
     load = partial(_load, data, kinds=kinds, renderer=renderer, columns=columns)
-    rows, train = load(data.train_files, data.train_max_samples, "train")
+    with about("data.train_files", FILE):
+        rows, train = load(data.train_files, data.train_max_samples, "train")
     held: tuple[list[Any], Dataset | None] = ([], None)
     if data.val_files:
-        held = load(data.val_files, data.val_max_samples, "val")
+        with about("data.val_files", FILE):
+            held = load(data.val_files, data.val_max_samples, "val")
     known = {prompt.uid for prompt in train.prompts}
     validation = held[1]
     given = TrainData(
@@ -99,7 +102,7 @@ def _load(
     prompts, origins, sources = list[Prompt](), list[str](), list[RowSource]()
     counts: dict[str, int] = {}
     for address in files:
-        reading = open_rows(address, string_prompts=data.string_prompts)
+        reading = open_rows(address, string_prompts=data.string_prompts, frame=frame_of(data))
         _require_kind(address, reading.format.kind, kinds)
         digest, first = hashlib.blake2b(digest_size=_DIGEST), len(rows)
         for at, row in reading:
@@ -110,7 +113,7 @@ def _load(
             prompts.append(as_prompt(rows[-1], data.reward_fn_key, columns))
             origins.append(str(at))
         if not reading.counts["read"]:
-            raise UserError(f"data.{of}_files", address, "there are no rows in it", "mend it")
+            raise UserError(FILE, address, "there are no rows in it", "mend it")
         read = reading.counts["read"]
         sources.append(RowSource(address=address, rows=read, fingerprint=digest.hexdigest()))
         counts["read"] = counts.get("read", 0) + len(rows) - first
@@ -138,6 +141,7 @@ def _filtered(
         return known and of == "train" and data.filter_duplicates
 
     reasons: dict[str, Callable[[Any, Prompt], bool]] = {
+        "far too long": lambda row, _: is_surely_longer(row, renderer, limit),
         "without anything to learn": lambda row, _: teaches_nothing(row, renderer),
         "ties": lambda row, _: isinstance(row, PreferenceRow) and row.is_tie,
         "duplicates": is_repeated,
@@ -170,7 +174,7 @@ def _require_kind(address: str, found: Kind, wanted: Sequence[Kind]) -> None:
         forms = [", ".join(form.needs) for form in FORMS.values() if form.kind in wanted]
         why = f"its rows are of the kind `{found}`, and this stage learns from others"
         fix = f"give rows with the columns {' or '.join(forms)}; see `luyen data inspect`"
-        raise UserError("data.train_files", address, why, fix)
+        raise UserError(FILE, address, why, fix)
 
 
 def as_conversation(prompt: Prompt) -> ConversationRow:

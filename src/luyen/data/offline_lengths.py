@@ -1,5 +1,8 @@
 """How many tokens the longest sequence of a row has, and whether there is anything to learn."""
 
+from collections.abc import Sequence
+
+from luyen.base.records import Message
 from luyen.data.formats.records import (
     AnyRow,
     ConversationRow,
@@ -15,6 +18,11 @@ from luyen.data.formats.render import (
     render_steps,
 )
 from luyen.data.render import Renderer
+
+_SLACK = 2
+"""What a template leaves out of an earlier turn in a later one is not counted this often."""
+_SHORT = 100_000
+"""Characters that are read within a fraction of a second."""
 
 
 def longest(row: AnyRow, renderer: Renderer) -> int:
@@ -41,6 +49,41 @@ def longest(row: AnyRow, renderer: Renderer) -> int:
             return max(len(branch.rendered.tokens) for branch in branches)
         case _:
             raise AssertionError("a prompt teaches nothing")
+
+
+def is_surely_longer(row: AnyRow, renderer: Renderer, limit: int) -> bool:
+    """Whether a row has more tokens than `limit`, as far as its length in characters tells.
+
+    Example:
+        >>> from luyen.data.tokenizer import load_tokenizer
+        >>> shown = Renderer(load_tokenizer("builtin://arithmetic"))
+        >>> is_surely_longer(TextRow(text="1" * 10**6), shown, 100)
+        True
+    """
+    match row:
+        case TextRow():
+            least = renderer.tokenizer.least_tokens(row.text)
+        case PreferenceRow():
+            least = max(
+                _least((*row.prompt, *said), renderer) for said in (row.chosen, row.rejected)
+            )
+        case LabelledRow():
+            least = _least((*row.prompt, *row.completion), renderer)
+        case SteppedRow():
+            said = {"role": "assistant", "content": "".join(row.steps)}
+            least = _least((*row.prompt, said), renderer)
+        case ConversationRow():
+            spoken = [i for i, m in enumerate(row.messages) if m["role"] == "assistant"]
+            least = _least(row.messages[: spoken[-1] + 1], renderer) if spoken else 0
+        case _:
+            raise AssertionError("a prompt teaches nothing")
+    return least > _SLACK * limit
+
+
+def _least(messages: Sequence[Message], renderer: Renderer) -> int:
+    """Below the tokens of the conversation; 0, unread, where it is not even long as text."""
+    is_long = sum(len(str(message.get("content"))) for message in messages) > _SHORT
+    return renderer.least_tokens(messages) if is_long else 0
 
 
 def teaches_nothing(row: AnyRow, renderer: Renderer) -> bool:

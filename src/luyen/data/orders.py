@@ -9,8 +9,9 @@ from itertools import count, islice
 from typing import Any
 
 from luyen.base.seeds import derive_key, mix
-from luyen.data.arithmetic import DEFAULT_SIZE, SPLITS, is_held_out
-from luyen.data.task_url import TaskUrl
+from luyen.config.arithmetic_task import is_held_out
+from luyen.config.task_sources import read_tool_task
+from luyen.config.task_url import TaskUrl
 from luyen.data.tool_talk import CALCULATOR, answered, asked, called, choices, schema, wrong_guess
 
 LOOKUP = schema("lookup", "Price of an item.", "item")
@@ -39,17 +40,13 @@ def order_rows(url: TaskUrl) -> list[dict[str, Any]]:
     user the assistant calls the right tool with probability `calls`, and otherwise guesses; a guess
     is what later turns go on from.
     """
-    url.refuse_unknown(("seed", "size", "split", "traces", "calls"))
-    seed = url.integer("seed", 0, least=0, most=2**63 - 1)
-    split = url.choice("split", "train", SPLITS)
-    size = url.integer("size", DEFAULT_SIZE[split], least=1, most=1_000_000)
-    traces = url.integer("traces", 0, least=0, most=1000)
-    calls = url.share("calls", 1.0)
-    key = derive_key(seed, f"orders/{split}")
+    task = read_tool_task(url)
+    split, size = task.asked.split, task.asked.size
+    key = derive_key(task.asked.seed, f"orders/{split}")
     rows = [_row(split, i, *order) for i, order in enumerate(islice(_orders(split, key), size))]
-    if not traces:
+    if not task.traces:
         return rows
-    return [_trace(row, t, key, calls) for row in rows for t in range(traces)]
+    return [_trace(row, t, key, task.calls) for row in rows for t in range(task.traces)]
 
 
 def _orders(split: str, key: int) -> Iterator[tuple[str, int, int]]:

@@ -12,10 +12,8 @@ from typing import Any
 
 from luyen.base.errors import UserError
 from luyen.base.suggest import did_you_mean
-from luyen.data.task_url import FIELD, TaskUrl
-
-DEFAULT_SIZE = 1000
-_MOST = 10_000_000
+from luyen.config.task_sources import read_gym
+from luyen.config.task_url import FIELD, TaskUrl
 
 
 def reasoning_gym_rows(url: TaskUrl) -> list[dict[str, Any]]:
@@ -25,8 +23,7 @@ def reasoning_gym_rows(url: TaskUrl) -> list[dict[str, Any]]:
         raise url.error(f"no task `{url.name}`", did_you_mean(url.name, factory.DATASETS))
     known = [field.name for field in dataclasses.fields(factory.DATASETS[url.name][1])]
     url.refuse_unknown(known)
-    size = url.integer("size", DEFAULT_SIZE, least=1, most=_MOST)
-    seed = url.integer("seed", 0, least=0, most=2**63 - 1)
+    size, seed = read_gym(url)
     own = {k: _literal(v) for k, v in url.query.items() if k not in ("size", "seed")}
     before = random.getstate()
     random.seed(seed)  # a few tasks draw from the global generator beside their own
@@ -54,7 +51,7 @@ def _literal(text: str) -> Any:
     """A number, a boolean, a list, or the text itself."""
     try:
         return json.loads(text)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):  # also a number of too many digits
         return text
 
 

@@ -70,6 +70,12 @@ class Renderer:
         """Tokens after which the assistant speaks."""
         return self.tokens_of(messages, tools, is_prompt=True)
 
+    def least_tokens(
+        self, messages: Sequence[Message], tools: Tools = (), *, is_prompt: bool = False
+    ) -> int:
+        """A number below which the tokens of a conversation are never: found without reading it."""
+        return self.tokenizer.least_tokens(self.text(messages, tools, is_prompt=is_prompt))
+
     def text_of(self, tokens: Sequence[int]) -> str:
         """What a reward reads: the tokens as text, special tokens left out."""
         return self.tokenizer.decode(tokens)
@@ -120,7 +126,8 @@ class Renderer:
         written = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         stream, branches, said_at, before = Stream(), list[Rendered](), 0, ""
         for turn, i in enumerate(written):
-            opening, said, is_kept = self._turn(safe[: i + 1], tools)
+            opening, so_far, is_kept = self._turn(safe[: i + 1], tools)
+            said = so_far.removeprefix(opening).removesuffix(self._turn_end().trailing)
             start = end_as_written(before, opening, self._turn_end()) if turn else None
             if start is None:
                 if turn:
@@ -137,11 +144,11 @@ class Renderer:
             if any(name not in said for name in called_names(messages[i])):
                 stream.breaks.append(f"turn {turn}: {CALL_LEFT_OUT}")
             stream.add(self._ids(said, marks), Source.SAMPLED, turn)
-            said_at, before = i + 1, self._render(safe[: i + 1], tools)
+            said_at, before = i + 1, so_far
         if not written:
             stream.add(self._ids(self._render(safe, tools), marks), Source.PROMPT, 0)
             return (stream.close(),)
-        whole = self._render(safe, tools)
+        whole = before if said_at == len(safe) else self._render(safe, tools)
         start = end_as_written(before, whole, self._turn_end())
         if start is None:  # the template rewrites for what stands after the last answer
             stream.breaks.append(DROPPED)
@@ -197,13 +204,11 @@ class Renderer:
         return start, None
 
     def _turn(self, messages: Sequence[Message], tools: Tools) -> tuple[str, str, bool]:
-        """What stands before the last message, what the assistant writes, whether they fit."""
+        """What stands before the last message, all with it, whether the first begins the second."""
         prompt = self._render(messages[:-1], tools, is_prompt=True)
         whole = self._render(messages, tools)
         is_kept = whole.startswith(prompt)
-        opening = prompt if is_kept else common_start(prompt, whole)
-        said = whole.removeprefix(opening).removesuffix(self._turn_end().trailing)
-        return opening, said, is_kept
+        return prompt if is_kept else common_start(prompt, whole), whole, is_kept
 
     def _turn_end(self) -> TurnEnd:
         end = self.tokenizer.turn_end

@@ -1,16 +1,19 @@
 """One raw row to one prompt. What is wrong is said with file, row and field."""
 
-import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, final
 
 from luyen.base.errors import UserError
 from luyen.base.records import Message, Prompt, make_prompt
+from luyen.base.suggest import shortened
+from luyen.data.framing import NOTHING, Frame
 from luyen.data.messages import check_conversation, check_tools
-from luyen.data.shapes import is_object
+from luyen.data.shapes import is_object, parsed_json, require_plain
 
 MESSAGES = "messages"
+QUESTION, ANSWER = "question", "answer"
+"""Columns of plain rows of questions and answers, such as those of GSM8K."""
 _VERL = ("reward_model", "extra_info", "tools")
 
 
@@ -25,13 +28,32 @@ class Columns:
     """
 
     prompt: str = "prompt"
-    """The prompt as messages; where a row lacks it, `messages` is taken."""
+    """The prompt as messages; where a row lacks it, `messages` is taken, then `question`."""
     data_source: str = "data_source"
     """What selects the reward."""
     ground_truth: str | None = None
-    """The answer; None: `reward_model.ground_truth`, as verl writes it."""
+    """The answer; None: `reward_model.ground_truth`, as verl writes it; else the `answer` to a
+    `question`."""
     string_prompts: Literal["refuse", "user"] = "refuse"
-    """Whether a prompt that is plain text is refused or becomes one user message."""
+    """Whether a prompt that is plain text is refused or becomes one user message, as a `question`
+    and what a template is put around always does."""
+    frame: Frame = NOTHING
+    """What is put around the prompt."""
+
+    def prompt_in(self, fields: Mapping[str, Any]) -> str | None:
+        """The column that holds the prompt of this row; None where there is none."""
+        if fields.get(self.prompt) is not None:
+            return self.prompt
+        if fields.get(MESSAGES) is not None:
+            return MESSAGES
+        return QUESTION if isinstance(fields.get(QUESTION), str) else None
+
+    def answer_in(self, fields: Mapping[str, Any]) -> str | None:
+        """The column that holds the answer; None where it stands in `reward_model`."""
+        if self.ground_truth is not None:
+            return self.ground_truth
+        is_bare = self.prompt_in(fields) == QUESTION and "reward_model" not in fields
+        return ANSWER if is_bare and fields.get(ANSWER) is not None else None
 
 
 @final
@@ -54,11 +76,11 @@ class RowAt:
 
     def error(self, field: str, value: Any, why: str, fix: str) -> UserError:
         """An error about a field of this row."""
-        return UserError(f"{self}: {field}", _short(value), why, fix)
+        return UserError(f"{self}: {field}", shortened(value, most=80), why, fix)
 
 
 def read_row(row: Any, at: RowAt, columns: Columns) -> Prompt:
-    """The prompt of a verl row, of a plain conversation, or of a tool-calling trace.
+    """The prompt of a verl row, a plain conversation, a tool-calling trace, or a `question`.
 
     Columns that are none of ours travel in `extra_info`; what the row's own `extra_info` says under
     the same name wins.
@@ -72,28 +94,46 @@ def read_row(row: Any, at: RowAt, columns: Columns) -> Prompt:
     """
     if not is_object(row):
         raise at.error("row", row, "a row is an object with named fields", "write {...}")
+    check_plain(row, at)
     fields = row
-    name = columns.prompt if fields.get(columns.prompt) is not None else MESSAGES
-    if fields.get(name) is None:
+    name = columns.prompt_in(fields)
+    if name is None:
         why = f"there is neither `{columns.prompt}` nor `{MESSAGES}`; it has {', '.join(fields)}"
         raise at.error(columns.prompt, None, why, "set data.prompt_key to the column")
+    answer = columns.answer_in(fields)
     return make_prompt(
-        _messages(fields[name], name, at, columns),
+        columns.frame.around(
+            _messages(fields[name], name, at, columns),
+            fields,
+            own=name,
+            hidden={answer},
+            complain=at.error,
+        ),
         tools=check_tools(decoded(fields.get("tools"), "tools", at), at.error),
         data_source=_data_source(fields, at, columns),
-        ground_truth=_ground_truth(fields, at, columns),
-        extra_info=_extra_info(fields, name, at, columns),
+        ground_truth=_ground_truth(fields, at, answer),
+        extra_info=_extra_info(fields, at, {name, answer, columns.data_source}),
     )
+
+
+def check_plain(row: Mapping[str, Any], at: RowAt) -> None:
+    """A UserError with the column that is nested too deep, or holds text that is none."""
+    for name, value in row.items():
+        try:
+            require_plain([name, value])
+        except ValueError as error:
+            raise at.error(ascii(name)[1:-1], None, str(error), "mend or drop the row") from error
 
 
 def is_plain_text(row: Any, columns: Columns) -> bool:
     """Whether the row's prompt is a bare string, which skips the chat template elsewhere."""
-    return is_object(row) and isinstance(row.get(columns.prompt), str)
+    return is_object(row) and isinstance(row.get(columns.prompt_in(row) or MESSAGES), str)
 
 
 def _messages(value: Any, name: str, at: RowAt, columns: Columns) -> list[Message]:
     if isinstance(value, str):
-        if columns.string_prompts == "refuse":
+        is_meant = name == QUESTION or columns.frame.template is not None
+        if columns.string_prompts == "refuse" and not is_meant:
             why = "a prompt is a list of messages; plain text would have to skip the chat template"
             fix = (
                 'write [{"role": "user", "content": ...}], or set data.string_prompts=user '
@@ -114,20 +154,20 @@ def _data_source(fields: Mapping[str, Any], at: RowAt, columns: Columns) -> str:
     return value
 
 
-def _ground_truth(fields: Mapping[str, Any], at: RowAt, columns: Columns) -> Any:
-    if columns.ground_truth is not None:
-        if columns.ground_truth not in fields:
+def _ground_truth(fields: Mapping[str, Any], at: RowAt, answer: str | None) -> Any:
+    if answer is not None:
+        if answer not in fields:
             why = f"the row has no such column; it has {', '.join(fields)}"
-            raise at.error(columns.ground_truth, None, why, "mend data.ground_truth_key")
-        return fields[columns.ground_truth]
+            raise at.error(answer, None, why, "mend data.ground_truth_key")
+        return fields[answer]
     return _mapping(fields, "reward_model", at).get("ground_truth")
 
 
 def _extra_info(
-    fields: Mapping[str, Any], name: str, at: RowAt, columns: Columns
+    fields: Mapping[str, Any], at: RowAt, taken: Collection[str | None]
 ) -> dict[str, Any]:
-    taken = {name, columns.data_source, columns.ground_truth, *_VERL}
-    others = {k: v for k, v in fields.items() if k not in taken and v is not None}
+    known = {*taken, *_VERL}
+    others = {k: v for k, v in fields.items() if k not in known and v is not None}
     return others | _mapping(fields, "extra_info", at)
 
 
@@ -145,12 +185,7 @@ def decoded(value: Any, name: str, at: RowAt) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return json.loads(value)
-    except json.JSONDecodeError as error:
+        return parsed_json(value)
+    except ValueError as error:
         why = f"text in this column must be JSON: {error}"
         raise at.error(name, value, why, "store the value itself, or valid JSON") from error
-
-
-def _short(value: Any) -> Any:
-    text = str(value)
-    return value if len(text) <= 80 else text[:77] + "..."

@@ -2,22 +2,24 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, final
 
 from luyen.base.errors import UserError
+from luyen.base.paths import expanded
 from luyen.base.records import Prompt
 from luyen.base.suggest import did_you_mean
+from luyen.config.row_files import row_files
+from luyen.config.task_url import FIELD, TaskUrl, parse_task_url
 from luyen.data.arithmetic import arithmetic_rows
-from luyen.data.files import READERS, Numbered, read_file
-from luyen.data.hub import hub_rows, is_saved_dataset, saved_rows
+from luyen.data.files import Numbered, read_file
+from luyen.data.hub import hub_rows, saved_rows
 from luyen.data.markers import Marked
 from luyen.data.reasoning_gym import reasoning_gym_rows
-from luyen.data.rows import Columns, RowAt, is_plain_text, read_row
-from luyen.data.shapes import canonical, without_none
-from luyen.data.task_url import FIELD, TaskUrl, parse_task_url
+from luyen.data.rows import Columns, RowAt, check_plain, is_plain_text, read_row
+from luyen.data.shapes import canonical, is_object, without_none
 from luyen.data.tool_tasks import tool_rows
 
 SCHEMES: dict[str, Callable[[TaskUrl], list[dict[str, Any]]]] = {
@@ -76,10 +78,32 @@ class Dataset:
 
 
 def load_dataset(
-    addresses: Sequence[str], columns: Columns | None = None, *, most: int = -1
+    addresses: Sequence[str],
+    columns: Columns | None = None,
+    *,
+    most: int = -1,
+    field: str = FIELD,
 ) -> Dataset:
-    """Every row of the files and addresses as a prompt, or at most the first so many."""
-    chosen = columns or Columns()
+    """Every row of the files and addresses as a prompt, or at most the first so many.
+
+    `field` is the key that names them: errors name it.
+    """
+    with about(field):
+        return _load(addresses, columns or Columns(), most)
+
+
+@contextmanager
+def about(field: str, unnamed: str = FIELD) -> Generator[None]:
+    """Errors inside about an address, which call it `unnamed`, name the key that it stands at."""
+    try:
+        yield
+    except UserError as error:
+        if error.field != unnamed:
+            raise
+        raise UserError(field, error.value, error.why, error.fix) from error
+
+
+def _load(addresses: Sequence[str], chosen: Columns, most: int) -> Dataset:
     prompts: list[Prompt] = []
     origins: list[str] = []
     sources: list[RowSource] = []
@@ -87,11 +111,12 @@ def load_dataset(
     for address in addresses:
         digest, count = hashlib.blake2b(digest_size=16), 0
         for file, number, row in list(raw_rows(address)):  # a torn file first
-            digest.update(_canonical_text(row).encode())
             count += 1
+            at = RowAt(file=file, number=number)
+            check_plain(row if is_object(row) else {"row": row}, at)
+            digest.update(_canonical_text(row).encode())
             if most >= 0 and len(prompts) >= most:
                 continue
-            at = RowAt(file=file, number=number)
             prompts.append(read_row(row, at, chosen))
             origins.append(str(at))
             wrapped += is_plain_text(row, chosen)
@@ -118,22 +143,10 @@ def raw_rows(address: str) -> Iterator[tuple[str, int, Any]]:
             raise UserError(FIELD, address, why, did_you_mean(url.scheme, SCHEMES))
         yield from _with_file(address, enumerate(SCHEMES[url.scheme](url), 1))
         return
-    path = Path(address).expanduser()
-    if not path.exists():
-        raise UserError(FIELD, address, "no such file on this machine", "mend the path")
-    yield from _directory(path) if path.is_dir() else _with_file(address, read_file(path))
-
-
-def _directory(path: Path) -> Iterator[tuple[str, int, Any]]:
-    if is_saved_dataset(path):
-        yield from _with_file(str(path), enumerate(saved_rows(path), 1))
-        return
-    files = sorted(p for p in path.iterdir() if p.suffix.lower() in READERS)
-    if not files:
-        why = "the directory holds neither a saved dataset nor files of rows"
-        raise UserError(FIELD, str(path), why, f"add files ending in {', '.join(READERS)}")
-    for file in files:
-        yield from _with_file(str(file), read_file(file))
+    for file in row_files(address):
+        name = address if file == expanded(address) else str(file)
+        rows = enumerate(saved_rows(file), 1) if file.is_dir() else read_file(file)
+        yield from _with_file(name, rows)
 
 
 def _with_file(file: str, rows: "Numbered | enumerate[Any]") -> Iterator[tuple[str, int, Any]]:

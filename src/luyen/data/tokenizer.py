@@ -4,20 +4,28 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast, final
 
-from jinja2 import TemplateError
 from transformers import AutoTokenizer, GenerationConfig
 from transformers.tokenization_utils_tokenizers import TokenizersBackend
 
 from luyen.base.errors import UserError
 from luyen.base.records import Message
-from luyen.base.suggest import did_you_mean
+from luyen.config.chat_template.probe import template_fault, template_remarks, variables
+from luyen.config.chat_template.process import TemplateError, render
+from luyen.config.model_folder.check import (
+    library_faults,
+    refuse,
+    sound,
+    tokenizer_folder_faults,
+)
+from luyen.config.model_folder.locate import folder_of, locate
+from luyen.config.model_folder.tokenizer import end_ids
+from luyen.data.token_bound import longest_token
 
 _FIELD = "actor_rollout_ref.model.path"
-_BUILTIN = "builtin://"
 _PROBE = "Kp7"
 _auto_tokenizer: Any = AutoTokenizer  # untyped beyond this point
 _generation_config: Any = GenerationConfig
@@ -90,6 +98,8 @@ class Tokenizer:
         self.unknown_id: int | None = backend.unk_token_id
         """Id that stands for what has no token; None where everything has one."""
         self.has_template: bool = backend.chat_template is not None
+        if self.has_template:
+            self._refuse_unusable_template()
         self.turn_end = self._find_turn_end() if self.has_template else None
         own = backend.eos_token_id
         self.end_id: int | None = own
@@ -133,6 +143,16 @@ class Tokenizer:
             return cast(list[int], self._rust.encode(text, add_special_tokens=False).ids)
         return cast(list[int], self._backend.encode(text, add_special_tokens=False))
 
+    def least_tokens(self, text: str) -> int:
+        """A number below which the tokens of a text are never: found without reading it."""
+        return len(text) // self._longest if self._longest is not None else 0
+
+    @cached_property
+    def _longest(self) -> int | None:
+        """Most characters that one token covers; None where that is not known."""
+        backend = self._backend
+        return longest_token(backend.backend_tokenizer.to_str()) if backend.is_fast else None
+
     def encode_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]] | None]:
         """Ids, and for each the characters it covers; None where the tokenizer cannot say."""
         if self._rust is not None and len(text) <= _SHORT:
@@ -166,21 +186,40 @@ class Tokenizer:
         if not self.has_template:
             fix = "use an instruction-tuned model, or set model.tokenizer_path to such a tokenizer"
             raise UserError(_FIELD, self.path, "its tokenizer has no chat template", fix)
+        more = dict(template_kwargs or {})
+        given = variables(
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            special=self._backend.special_tokens_map,
+        )
         try:
-            return cast(
-                str,
-                self._backend.apply_chat_template(
-                    [dict(message) for message in messages],
-                    tools=[dict(tool) for tool in tools] or None,
-                    add_generation_prompt=add_generation_prompt,
-                    tokenize=False,
-                    **(template_kwargs or {}),
-                ),
-            )
-        except (TemplateError, TypeError) as error:
+            return render(self._template(tools, more.pop("chat_template", None)), {**given, **more})
+        except TemplateError as error:
             roles = ", ".join(str(message.get("role")) for message in messages)
             why = f"its chat template refuses a conversation of {roles}: {error}"
             raise UserError(_FIELD, self.path, why, "mend the rows or the template") from error
+
+    def remarks(self) -> list[str]:
+        """What a user should know of the chat template, a sentence each."""
+        if not self.has_template:
+            return []
+        return template_remarks(self._template(()), self._backend.special_tokens_map)
+
+    def _template(self, tools: Sequence[Mapping[str, Any]], name: str | None = None) -> str:
+        """The template for a conversation with or without tools, or the one of this name."""
+        fix = "mend the chat template in the tokenizer's files"
+        with library_faults("no chat template", field=_FIELD, path=self.path, fix=fix):
+            found: Any = self._backend.get_chat_template(name, [*tools] or None)
+            if isinstance(found, str):
+                return found
+            raise TypeError(f"it is {type(found).__name__}, not a text")
+
+    def _refuse_unusable_template(self) -> None:
+        why = template_fault(self._template(()), self._backend.special_tokens_map)
+        if why is not None:
+            said = f"the chat template: {why}"
+            raise UserError(_FIELD, self.path, said, "mend the template")
 
     def _find_turn_end(self) -> TurnEnd:
         turn = [{"role": "user", "content": "a"}, {"role": "assistant", "content": _PROBE}]
@@ -218,40 +257,32 @@ def load_tokenizer(
     `model_path` says where the model lies when the tokenizer comes from elsewhere: the model's
     generation config may name more ids that end a turn. `more_stops`: see `Tokenizer`.
     """
-    where = resolve_path(path)
-    try:
+    field = _FIELD if model_path in (None, path) else "actor_rollout_ref.model.tokenizer_path"
+    where, model = locate(path, field=field), folder_of(model_path or path)
+    if Path(where).is_dir():
+        refuse(tokenizer_folder_faults(Path(where), model=model), field=field, path=path)
+    what = "no tokenizer can be loaded from it"
+    fix = "give a directory with tokenizer files, a hub id, or set model.tokenizer_path"
+    stops = _generation_stops(model_path or path, model)
+    with library_faults(what, field=field, path=path, fix=fix):
         backend = _auto_tokenizer.from_pretrained(where, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError) as error:
-        why = f"no tokenizer can be loaded from it: {str(error).splitlines()[0]}"
-        fix = "give a directory with tokenizer files, a hub id, or set model.tokenizer_path"
-        raise UserError(_FIELD, path, why, fix) from error
-    stops = _generation_stops(resolve_path(model_path or path))
-    return Tokenizer(backend, path=path, generation_stops=stops, more_stops=more_stops)
+        return Tokenizer(backend, path=path, generation_stops=stops, more_stops=more_stops)
 
 
 def resolve_path(path: str) -> str:
     """The directory behind a `builtin://` name; any other path as it is."""
-    if not path.startswith(_BUILTIN):
-        return str(Path(path).expanduser()) if Path(path).expanduser().exists() else path
-    home = Path(str(resources.files("luyen") / "builtin"))
-    names = {entry.name for entry in home.iterdir() if entry.is_dir()}
-    name = path.removeprefix(_BUILTIN)
-    if name not in names:
-        raise UserError(_FIELD, path, "no such built-in model", did_you_mean(name, names))
-    return str(home / name)
+    found = folder_of(path)
+    return path if found is None else str(found)
 
 
-def _generation_stops(where: str) -> tuple[int, ...]:
-    file = Path(where) / "generation_config.json"
-    if file.is_file():
-        named = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
-    elif Path(where).is_dir():
-        named = None
-    else:
-        try:
-            named = _generation_config.from_pretrained(where).eos_token_id
-        except OSError:  # many models on the hub come without the file
-            named = None
+def _generation_stops(path: str, folder: Path | None) -> tuple[int, ...]:
+    """Ids that the model's generation config ends a turn with."""
+    if folder is not None:
+        return sound(lambda: end_ids(folder, None), field=_FIELD, path=path)
+    try:
+        named = _generation_config.from_pretrained(path).eos_token_id
+    except OSError:  # many models on the hub come without the file
+        return ()
     if named is None:
         return ()
     return (named,) if isinstance(named, int) else tuple(named)

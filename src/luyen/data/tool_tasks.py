@@ -5,17 +5,16 @@ from dataclasses import replace
 from typing import Any
 
 from luyen.base.seeds import derive_key, uniform
-from luyen.base.suggest import did_you_mean
-from luyen.data.arithmetic import QUESTION_KEYS, questions
+from luyen.config.task_sources import read_tool_task
+from luyen.config.task_url import TaskUrl
+from luyen.data.arithmetic import questions
 from luyen.data.orders import order_rows
-from luyen.data.task_url import TaskUrl
 from luyen.data.tool_talk import CALCULATOR, answered, called, choices, wrong_guess
 
 
 def tool_rows(url: TaskUrl) -> list[dict[str, Any]]:
     """Rows of `tools://TASK?...`."""
-    if url.name not in TASKS:
-        raise url.error(f"no task `{url.name}`", did_you_mean(url.name, TASKS))
+    read_tool_task(url)
     return TASKS[url.name](url)
 
 
@@ -29,14 +28,12 @@ def calculator_rows(url: TaskUrl) -> list[dict[str, Any]]:
     those that offer a calculator, the assistant calls it and says what it gave; in the others it
     guesses, wrongly. A share of `bare` offers no calculator and guesses.
     """
-    url.refuse_unknown((*QUESTION_KEYS, "traces", "calls", "bare"))
-    asked, key = questions(url, "product", digits=3, is_exact=True)
+    task = read_tool_task(url)
+    asked, key = questions(task.asked, "product")
     rows = [{**row, "data_source": "tools/calculator"} for row in asked]
-    traces = url.integer("traces", 0, least=0, most=1000)
-    calls, bare = url.share("calls", 1.0), url.share("bare", 0.0)
-    if not traces:
+    if not task.traces:
         return rows
-    return [_trace(row, t, key, calls, bare) for row in rows for t in range(traces)]
+    return [_trace(row, t, key, task.calls, task.bare) for row in rows for t in range(task.traces)]
 
 
 def both_rows(url: TaskUrl) -> list[dict[str, Any]]:
@@ -45,11 +42,11 @@ def both_rows(url: TaskUrl) -> list[dict[str, Any]]:
     `calls` and `bare` are those of the calculator, `order_calls` is the `calls` of orders. A batch
     of such rows always holds both tasks, which are learned together far sooner than in turn.
     """
-    url.refuse_unknown(("seed", "size", "split", "calls", "bare", "order_calls"))
-    size = url.integer("size", 1024, least=1, most=100_000)
+    task = read_tool_task(url)
+    size = task.asked.size
     common = {key: url.query[key] for key in ("seed", "split") if key in url.query}
     own = {key: url.query[key] for key in ("calls", "bare") if key in url.query}
-    order_calls = str(url.share("order_calls", 1.0))
+    order_calls = str(task.order_calls)
     question = {**common, **own, "traces": "1", "size": str(size)}
     order = {**common, "calls": order_calls, "traces": "1", "size": str(2 * size)}
     asked = calculator_rows(replace(url, name="calculator", query=question))

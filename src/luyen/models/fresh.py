@@ -3,9 +3,10 @@
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
-from luyen.models.load import model_directory
+from luyen.config.schema.model import Model
+from luyen.models.loading import config_of, inspect_folder
 from luyen.models.policy import Policy
 
 _SPREAD = 0.2
@@ -15,7 +16,9 @@ difference in the last bit of a logit would vanish in the log-probability."""
 
 def random_policy(source: str = "builtin://arithmetic", *, seed: int = 0) -> Policy:
     """A policy of the shape in `source`, fp32; the same seed gives the same weights."""
-    config: Any = AutoConfig.from_pretrained(model_directory(source))
+    field = "actor_rollout_ref.model.path"
+    where = inspect_folder(Model(path=source), source, field=field, has_weights=False)
+    config = config_of(where, field=field)
     config.initializer_range = _SPREAD
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

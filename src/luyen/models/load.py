@@ -1,22 +1,32 @@
 """A policy from a directory, a hub id or the package itself."""
 
+import logging
+from collections.abc import Callable
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from luyen.base.errors import UserError
+from luyen.config.model_folder.check import library_faults
 from luyen.config.schema.model import Model
+from luyen.models.loading import (
+    config_of,
+    inspect_folder,
+    load_net,
+    refuse_gaps,
+    refuse_odd_numbers,
+)
 from luyen.models.lora import add_adapter
 from luyen.models.policy import Policy
-from luyen.models.silence import no_progress_bars, no_warnings
 from luyen.models.tiled import tile_feed_forward
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_FIELD = "actor_rollout_ref.model.path"
+_LOG = logging.getLogger(__name__)
 _BATCH_DEPENDENT_ROPE = ("dynamic", "longrope")
 
 
@@ -41,25 +51,48 @@ def load_policy(
     device: str,
     vocabulary: int,
     seed: int = 0,
-    is_packed: bool = True,
+    may_be_plain: bool = False,
+    field: str = _FIELD,
 ) -> Policy:
     """The policy of a run; `path` loads other weights of the same kind (reference, critic).
 
+    `field` is the key that named them; `vocabulary` is the number of ids the tokenizer knows.
     `seed` decides the fresh weights of `init: random` and of an adapter, and nothing else.
-    `is_packed` False is for an architecture that only the `hf` engine can serve.
+    With `may_be_plain` an architecture that cannot be packed is run by transformers itself.
     """
-    source = model_directory(path or model.path)
-    net = _load(model, source, dtype_of(model, device), seed)
-    torch.nn.Module.to(net, torch.device(device))
-    leave_the_file(net)
-    if model.lora_rank > 0 and path is None:
-        add_adapter(net, model, seed=seed)
-    policy = Policy(net, vocabulary=vocabulary, is_packed=is_packed)
+    is_fresh = model.init == "random"
+    source = inspect_folder(model, path or model.path, field=field, has_weights=not is_fresh)
+
+    def made(*, is_packed: bool) -> Policy:
+        net = _load(model, source, dtype_of(model, device), seed, field)
+        _refuse_ids_without_rows(net, vocabulary, source, field)
+        torch.nn.Module.to(net, torch.device(device))
+        leave_the_file(net)
+        refuse_odd_numbers(net, source, field=field)
+        if model.lora_rank > 0 and path is None:
+            add_adapter(net, model, seed=seed)
+        return Policy(net, vocabulary=vocabulary, is_packed=is_packed)
+
+    policy = _packed_or_plain(made) if may_be_plain else made(is_packed=True)
     save_memory(policy.model, model)
     if model.use_fused_kernels:
         policy.head = replace(policy.head, is_fused=True)
     policy.is_offloading = model.enable_activation_offload
     return policy.eval()
+
+
+def _packed_or_plain(made: Callable[..., Policy]) -> Policy:
+    """The policy over packed sequences, or as transformers runs it, where it cannot be packed."""
+    try:
+        return made(is_packed=True)
+    except UserError as refusal:
+        if refusal.field != _FIELD:
+            raise
+        # A second copy: the first one was given other layers before its fault showed.
+        policy = made(is_packed=False)
+        why = f"{refusal.value}: {refusal.why}"
+        _LOG.warning("%s; transformers itself runs it, padded and slower", why)
+        return policy
 
 
 @torch.no_grad()
@@ -77,44 +110,36 @@ def leave_the_file(net: PreTrainedModel) -> None:
 def save_memory(net: PreTrainedModel, model: Model) -> None:
     """Have the layers keep less between their forward and backward pass, as the model asks."""
     tiled_mlp = model.tiled_mlp
-    if model.enable_gradient_checkpointing:
+    if model.enable_gradient_checkpointing and not net.supports_gradient_checkpointing:
+        _LOG.warning("%s cannot compute activations again: all are kept", type(net).__name__)
+    elif model.enable_gradient_checkpointing:
         net.gradient_checkpointing_enable({"use_reentrant": False})
     if tiled_mlp.enabled:
         tile_feed_forward(net, slices=tiled_mlp.num_shards)
 
 
-def _load(model: Model, source: str, dtype: torch.dtype, seed: int) -> PreTrainedModel:
-    try:
-        config = read_config(model, source)
-        loader: Any = AutoModelForCausalLM
-        if model.init == "random":
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(seed)
-                return loader.from_config(config, dtype=dtype)
-        with no_progress_bars(), no_warnings():
-            net, found = loader.from_pretrained(
-                source,
-                config=config,
-                dtype=dtype,
-                trust_remote_code=model.trust_remote_code,
-                output_loading_info=True,
-            )
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise UserError(
-            "actor_rollout_ref.model.path",
-            source,
-            f"cannot be loaded: {str(error).splitlines()[0].rstrip('.')}",
-            "give a directory with config.json and weights, or a hub id that is reachable",
-        ) from error
-    _refuse_gaps(found, source)
+def _load(model: Model, source: str, dtype: torch.dtype, seed: int, field: str) -> PreTrainedModel:
+    config = read_config(model, source, field=field)
+    loader: Any = AutoModelForCausalLM
+    if model.init == "random":
+        fix = "mend config.json, or model.override_config"
+        with (
+            library_faults("cannot be made", field=field, path=source, fix=fix),
+            torch.random.fork_rng(devices=[]),
+        ):
+            torch.manual_seed(seed)
+            return loader.from_config(config, dtype=dtype)
+    net, found = load_net(loader, model, source, config, dtype=dtype, field=field)
+    is_cut = "num_hidden_layers" in model.override_config
+    refuse_gaps(net, found, source, field=field, is_cut=is_cut)
     return net
 
 
-def read_config(model: Model, source: str) -> Any:
+def read_config(model: Model, source: str, *, field: str = _FIELD) -> Any:
     """The model's configuration with what the run overrides, and without randomness."""
-    loader: Any = AutoConfig
-    config, unknown = loader.from_pretrained(
+    config, unknown = config_of(
         source,
+        field=field,
         trust_remote_code=model.trust_remote_code,
         return_unused_kwargs=True,
         **model.override_config,
@@ -122,26 +147,23 @@ def read_config(model: Model, source: str) -> Any:
     odd = sorted(model.override_config.keys() & unknown.keys())
     if odd:
         why = f"the configuration of a {config.model_type} model has no such value"
-        field = "actor_rollout_ref.model.override_config"
-        raise UserError(field, odd, why, "remove it, or mend the name")
-    _refuse_batch_dependence(config, model.path)
+        override = "actor_rollout_ref.model.override_config"
+        raise UserError(override, odd, why, "remove it, or mend the name")
+    _refuse_batch_dependence(config, source, field)
     _switch_dropout_off(config)
     return config
 
 
-def _refuse_gaps(found: dict[str, Any], source: str) -> None:
-    """Weights that the files lack would be random, in silence."""
-    lacking = sorted({*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])})
-    if lacking:
-        raise UserError(
-            "actor_rollout_ref.model.path",
-            source,
-            f"{len(lacking)} weights are not in its files or have another shape: {lacking[:3]}",
-            "give a directory that holds the whole model its config.json describes",
-        )
+def _refuse_ids_without_rows(net: PreTrainedModel, ids: int, source: str, field: str) -> None:
+    """A tokenizer that makes larger ids than the embedding has rows is another model's."""
+    embedding: Any = net.get_input_embeddings()
+    rows = embedding.weight.shape[0]
+    if ids > rows:
+        why = f"its embedding has {rows} rows, and the tokenizer knows {ids} ids"
+        raise UserError(field, source, why, "give the tokenizer of this model")
 
 
-def _refuse_batch_dependence(config: Any, path: str) -> None:
+def _refuse_batch_dependence(config: Any, path: str, field: str) -> None:
     """Rotary embeddings that depend on the longest sequence of a batch break exactness."""
     given: dict[str, Any] = config.get_text_config().to_dict()
     rope: dict[str, Any] = given.get("rope_parameters") or given.get("rope_scaling") or {}
@@ -150,7 +172,7 @@ def _refuse_batch_dependence(config: Any, path: str) -> None:
         kind = part.get("rope_type") or part.get("type")
         if kind in _BATCH_DEPENDENT_ROPE:
             raise UserError(
-                "actor_rollout_ref.model.path",
+                field,
                 path,
                 f"its rotary embedding `{kind}` changes with the longest sequence of a batch",
                 "set override_config.rope_parameters to a fixed kind such as yarn or linear",
@@ -161,5 +183,6 @@ def _switch_dropout_off(config: Any) -> None:
     """No dropout and no noise: the sampler and the trainer would disagree."""
     text = config.get_text_config()
     for name, value in text.to_dict().items():
-        if ("drop" in name or "jitter" in name) and isinstance(value, float) and value:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if ("drop" in name or "jitter" in name) and is_number and value:
             setattr(text, name, 0.0)

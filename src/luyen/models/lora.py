@@ -1,6 +1,5 @@
 """LoRA through peft: adapters inside the model, which keeps its own class."""
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,11 +13,20 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from luyen.base.errors import UserError
+from luyen.base.paths import expanded
 from luyen.base.seeds import derive_key
+from luyen.config.model_folder.adapter import (
+    WEIGHTS,
+    adapter_faults,
+    read_adapter_config,
+)
+from luyen.config.model_folder.check import library_faults, refuse, sound
 from luyen.config.schema.model import Model
 
 _PREFIX = "base_model.model."
 """What peft puts before the names it saves."""
+_FIELD = "actor_rollout_ref.model.lora_adapter_path"
+Shapes = dict[str, tuple[int, ...]]
 
 
 def add_adapter(net: PreTrainedModel, model: Model, *, seed: int = 0) -> None:
@@ -26,6 +34,10 @@ def add_adapter(net: PreTrainedModel, model: Model, *, seed: int = 0) -> None:
 
     Dropout is 0: a random mask would make the sampler and the trainer disagree.
     """
+    directory = None if model.lora_adapter_path is None else expanded(model.lora_adapter_path)
+    if directory is not None:
+        refuse(adapter_faults(directory, rank=model.lora_rank), field=_FIELD, path=str(directory))
+        _refuse_another_scale(directory, model)
     names = list(model.target_modules)
     config = LoraConfig(
         r=model.lora_rank,
@@ -35,41 +47,54 @@ def add_adapter(net: PreTrainedModel, model: Model, *, seed: int = 0) -> None:
         task_type="CAUSAL_LM",
     )
     net.requires_grad_(False)
+    field, fix = "actor_rollout_ref.model.target_modules", "name linear layers of the model"
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_key(seed, "adapter"))
-        inject_adapter_in_model(config, net)
-    if model.lora_adapter_path is not None:
-        directory = Path(model.lora_adapter_path).expanduser()
-        _refuse_another_scale(directory, model)
+        with library_faults("no adapter can be put there", field=field, path=str(names), fix=fix):
+            inject_adapter_in_model(config, net)
+    if directory is not None:
         load_adapter(net, directory)
 
 
 def load_adapter(net: PreTrainedModel, directory: Path) -> None:
     """Read adapter weights; a UserError when they do not fit the model."""
-    file = directory / "adapter_model.safetensors"
-    if not file.is_file():
-        field = "actor_rollout_ref.model.lora_adapter_path"
-        raise UserError(field, str(directory), f"there is no {file.name} in it", "mend the path")
-    saved = {name.removeprefix(_PREFIX): tensor for name, tensor in load_file(file).items()}
+    fix = "fetch the adapter again"
+    with library_faults("cannot be loaded", field=_FIELD, path=str(directory), fix=fix):
+        held = load_file(directory / WEIGHTS)
+    saved = {name.removeprefix(_PREFIX): tensor for name, tensor in held.items()}
     own = {name: tuple(tensor.shape) for name, tensor in adapter_state(net).items()}
     given = {name: tuple(tensor.shape) for name, tensor in saved.items()}
     odd = sorted(name for name in own.keys() | given.keys() if own.get(name) != given.get(name))
     if odd:
-        raise UserError(
-            "actor_rollout_ref.model.lora_adapter_path",
-            str(directory),
-            f"{len(odd)} of its weights do not fit the adapter of this run, e.g. {odd[0]}",
-            "set lora_rank and target_modules as they were when it was trained",
-        )
+        raise UserError(_FIELD, str(directory), _misfit(odd, own, given, directory), _FIT)
+    wild = [name for name, tensor in saved.items() if not bool(tensor.isfinite().all())]
+    if wild:
+        why = f"weight {wild[0]} holds numbers that are NaN or infinite"
+        raise UserError(_FIELD, str(directory), why, "take another copy of the adapter")
     set_peft_model_state_dict(net, saved)
+
+
+_FIT = "set lora_rank and target_modules as they were when it was trained, over the same model"
+
+
+def _misfit(odd: list[str], own: Shapes, given: Shapes, directory: Path) -> str:
+    """How the first weight that differs does, and which model the adapter names."""
+    name = odd[0]
+    here = f"{list(own[name])}" if name in own else "not there"
+    there = f"{list(given[name])}" if name in given else "not there"
+    config = read_adapter_config(directory) or {}
+    base = config.get("base_model_name_or_path")
+    over = f"; it was made for {base}" if base else ""
+    return (
+        f"{len(odd)} of its weights do not fit the adapter of this run, e.g. {name}: "
+        f"{there} in the file, {here} in the run{over}"
+    )
 
 
 def _refuse_another_scale(directory: Path, model: Model) -> None:
     """The weights say nothing of alpha: with another one the adapter would be another policy."""
-    file = directory / "adapter_config.json"
-    if not file.is_file():
-        return
-    alpha = json.loads(file.read_text()).get("lora_alpha", model.lora_alpha)
+    config = sound(lambda: read_adapter_config(directory), field=_FIELD, path=str(directory))
+    alpha = (config or {}).get("lora_alpha", model.lora_alpha)
     if alpha != model.lora_alpha:
         raise UserError(
             "actor_rollout_ref.model.lora_alpha",

@@ -1,6 +1,5 @@
 """The model as transformers runs it: its own attention, its own cache. To compare and fall back."""
 
-import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, final
@@ -11,31 +10,48 @@ from transformers import DynamicCache
 
 from luyen.models.attention import ATTENTION
 from luyen.models.policy import Policy
+from luyen.models.unpacked import is_near, read_states
 
 
 @final
 class PlainForward:
     """Left-to-right passes over equally long sequences, with a cache that transformers keeps.
 
-    A model that takes no such cache (Mamba) reads the whole sequence again at each pass.
+    Without a cache the whole sequence is read again at each pass.
     """
 
-    def __init__(self, policy: Policy) -> None:
-        base: Any = policy.model.base_model
+    def __init__(self, policy: Policy, *, has_cache: bool) -> None:
+        """`has_cache`: what `can_cache` says of the policy."""
         self._policy = policy
-        self._takes_cache = "past_key_values" in inspect.signature(base.forward).parameters
-        self._cache = DynamicCache(config=policy.model.config) if self._takes_cache else None
+        self._cache = DynamicCache(config=policy.model.config) if has_cache else None
         self._seen: list[Tensor] = []
 
     def logits(self, tokens: Tensor) -> Tensor:
         """fp32 logits `[rows, vocabulary]` after the tokens `[rows, new]`, which are remembered."""
-        base: Any = self._policy.model.base_model
-        if self._takes_cache:
-            out = base(input_ids=tokens, past_key_values=self._cache, use_cache=True)
+        model = self._policy.model
+        if self._cache is not None:
+            states = read_states(model, tokens, past_key_values=self._cache, use_cache=True)
         else:
             self._seen.append(tokens)
-            out = base(input_ids=torch.cat(self._seen, 1), use_cache=False)
-        return self._policy.head.logits(out.last_hidden_state[:, -1], temperature=1.0)
+            states = read_states(model, torch.cat(self._seen, 1), use_cache=False)
+        return self._policy.head.logits(states[:, -1], temperature=1.0)
+
+
+@torch.no_grad()
+def can_cache(policy: Policy) -> bool:
+    """Whether the cache of transformers gives what reading everything again gives.
+
+    Mamba takes none; some architectures take one of their own, or one that leaves a state out.
+    """
+    tokens = torch.tensor([[1, 2, 0, 2, 1]], device=policy.device)
+    whole = PlainForward(policy, has_cache=False).logits(tokens)
+    try:
+        cached = PlainForward(policy, has_cache=True)
+        cached.logits(tokens[:, :3])
+        cached.logits(tokens[:, 3:4])
+        return is_near(cached.logits(tokens[:, 4:]), whole)
+    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError):
+        return False
 
 
 @contextmanager

@@ -14,7 +14,9 @@ from luyen.models.backbone import hidden_at, prepare_layers
 from luyen.models.head import Head, Scored, score
 from luyen.models.offload import kept_on_host
 from luyen.models.probe import refuse_what_cannot_be_packed
+from luyen.models.silence import no_warnings
 from luyen.models.steady_linear import choose_products
+from luyen.models.unpacked import read_states, refuse_what_cannot_be_read, unpacked_hidden
 
 
 @final
@@ -25,7 +27,7 @@ class Policy(nn.Module):
         """`vocabulary` is the number of ids the tokenizer knows.
 
         A model that cannot be packed is refused, unless `is_packed` is False: then it keeps its own
-        attention, and can only generate, through the `hf` engine.
+        attention, learns from padded sequences, and generates through the `hf` engine.
         """
         super().__init__()
         self.model = model
@@ -36,6 +38,9 @@ class Policy(nn.Module):
         given: dict[str, Any] = config.to_dict()
         factor = float(given.get("logit_scale") or 1.0) / float(given.get("logits_scaling") or 1.0)
         output: Any = model.get_output_embeddings()
+        if output is None:
+            why, fix = "it has no output layer that we know", "give a causal language model"
+            raise UserError("actor_rollout_ref.model.path", type(model).__name__, why, fix)
         self.head = Head(
             linear=output,
             vocabulary=min(vocabulary, config.vocab_size),
@@ -48,6 +53,8 @@ class Policy(nn.Module):
         self.is_exact = True
         if is_packed:
             refuse_what_cannot_be_packed(model, self.head)
+        else:
+            refuse_what_cannot_be_read(model, self.head)
 
     @property
     def is_exact(self) -> bool:
@@ -67,7 +74,7 @@ class Policy(nn.Module):
 
     def hidden(self, tokens: Tensor, positions: Tensor, context: AttentionContext) -> Tensor:
         """Last hidden state `[tok, hidden]` of packed tokens."""
-        assert self.is_packed, "the model was loaded for plain generation only"
+        assert self.is_packed, "the model was loaded with its own attention"
         base: Any = self.model.base_model
         with kept_on_host(self.model) if self.is_offloading else nullcontext():
             out = base(
@@ -88,6 +95,8 @@ class Policy(nn.Module):
         is_shared: bool = True,
     ) -> Tensor:
         """Last hidden states at the packed positions `where`."""
+        if not self.is_packed:
+            return unpacked_hidden(self._padded_hidden, tokens, lengths, where)
         return hidden_at(
             self.hidden,
             tokens,
@@ -97,6 +106,11 @@ class Policy(nn.Module):
             is_exact=self.is_exact,
             is_shared=is_shared,
         )
+
+    def _padded_hidden(self, tokens: Tensor) -> Tensor:
+        """Padding needs no mask here, of which transformers would warn."""
+        with no_warnings(), kept_on_host(self.model) if self.is_offloading else nullcontext():
+            return read_states(self.model, tokens, use_cache=False)
 
     def forward(
         self,

@@ -14,9 +14,9 @@ from luyen.base.errors import UserError
 from luyen.models.head import Head
 from luyen.models.kernels import Window
 from luyen.models.packed import PackedContext, packed_positions
+from luyen.models.unpacked import is_near
 
 _KINDS = {"full_attention", "sliding_attention"}
-_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
 
 
 @final
@@ -51,8 +51,7 @@ def refuse_what_cannot_be_packed(model: PreTrainedModel, head: Head | None) -> N
             "actor_rollout_ref.model.path",
             f"{config.name_or_path} ({config.model_type})".strip(),
             why,
-            "train another architecture; to generate with this one as it is, "
-            "set actor_rollout_ref.rollout.name to hf",
+            "set actor_rollout_ref.rollout.name to hf: slower, through transformers itself",
         )
 
 
@@ -70,16 +69,18 @@ def _fault(model: PreTrainedModel, head: Head | None) -> str | None:
     deaf = [i for i, k in enumerate(kinds) if k[0] == "s" and not witness.windows[i].sliding]
     if deaf:
         return f"layers {deaf} are said to have a sliding window and attend to everything"
+    if not bool(together.isfinite().all()):
+        return f"its weights are finite, and what it makes of them is not in {together.dtype}"
     one = _tokens(model, (2,))
     alone = base(**one, luyen_context=_witness(model, (2,))).last_hidden_state[0]
-    if not _is_near(together, alone):
+    if not is_near(together, alone):
         return "a packed sequence changes with the one before it: the model keeps a running state"
     if head is None:
         return None
     # The model's own logits against ours: a scale or a cap that we do not know would show.
     whole: Any = model
     logits = whole(**one, luyen_context=_witness(model, (2,))).logits[0, :, : head.vocabulary]
-    if not _is_near(head.logits(alone, temperature=1.0), logits):
+    if not is_near(head.logits(alone, temperature=1.0), logits):
         return "it does something to its logits that we do not know"
     return None
 
@@ -94,9 +95,3 @@ def _tokens(model: PreTrainedModel, lengths: tuple[int, ...]) -> dict[str, Any]:
 
 def _witness(model: PreTrainedModel, lengths: tuple[int, ...]) -> _Witness:
     return _Witness(PackedContext.of(lengths, device=next(model.parameters()).device))
-
-
-def _is_near(a: Tensor, b: Tensor) -> bool:
-    tolerance = _TOLERANCE.get(b.dtype, 0.1)
-    size = float(b.float().abs().max()) + 1e-6
-    return float((a.float() - b.float()).abs().max()) <= tolerance * size

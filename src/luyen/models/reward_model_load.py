@@ -4,14 +4,20 @@ from dataclasses import dataclass
 from typing import Any, final
 
 import torch
-from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
+from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from luyen.base.errors import UserError
+from luyen.config.model_folder.check import library_faults
 from luyen.config.schema.model import Model
-from luyen.models.load import dtype_of, leave_the_file, model_directory, read_config, save_memory
+from luyen.models.load import dtype_of, leave_the_file, read_config, save_memory
+from luyen.models.loading import (
+    config_of,
+    inspect_folder,
+    load_net,
+    refuse_gaps,
+    refuse_odd_numbers,
+)
 from luyen.models.reward_model import STEPWISE, RewardModel
-from luyen.models.silence import no_progress_bars, no_warnings
 
 _HEAD = "score.weight"
 _GIVE = "give a model saved as AutoModelForSequenceClassification with one label"
@@ -35,12 +41,8 @@ class RewardModelFacts:
 
 def read_facts(path: str, *, field: str) -> RewardModelFacts:
     """What stands in the config; `field` is the key that named the model."""
-    loader: Any = AutoConfig
-    try:
-        config = loader.from_pretrained(model_directory(path))
-    except (OSError, ValueError) as error:
-        why = f"cannot be loaded: {str(error).splitlines()[0].rstrip('.')}"
-        raise UserError(field, path, why, _GIVE) from error
+    source = inspect_folder(Model(path=path), path, field=field, has_head=False)
+    config = config_of(source, field=field)
     given: dict[str, Any] = {**config.get_text_config().to_dict(), **config.to_dict()}
     return RewardModelFacts(
         positions=given.get("max_position_embeddings"), is_stepwise=given.get(STEPWISE)
@@ -55,11 +57,13 @@ def load_reward_model(
     With `new_head`, a model without a score head gets one, drawn with this seed: small enough that
     all first scores are near 0. Without it such a model is refused: its scores would be noise.
     """
-    source = model_directory(model.path)
+    has_weights = model.init != "random" or new_head is None
+    source = inspect_folder(model, model.path, field=field, has_weights=has_weights, has_head=False)
     try:
-        net = _load(model, source, dtype_of(model, device), new_head)
+        net = _load(model, source, dtype_of(model, device), new_head, field)
         torch.nn.Module.to(net, torch.device(device))
         leave_the_file(net)
+        refuse_odd_numbers(net, source, field=field)
         made = RewardModel(net)
     except UserError as error:
         raise UserError(field, error.value, error.why, error.fix) from error
@@ -68,35 +72,36 @@ def load_reward_model(
     return made.eval()
 
 
-def _load(model: Model, source: str, dtype: torch.dtype, new_head: int | None) -> PreTrainedModel:
-    try:
-        config = read_config(model, source)
-        _refuse_classes(config, source, is_new=new_head is not None)
-        config.num_labels = 1
-        loader: Any = AutoModelForSequenceClassification
-        if model.init == "random" and new_head is not None:
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(new_head)
-                net: PreTrainedModel = loader.from_config(config, dtype=dtype)
-            _draw_head(net, new_head)
-            return net
-        with no_progress_bars(), no_warnings():
-            net, found = loader.from_pretrained(
-                source,
-                config=config,
-                dtype=dtype,
-                trust_remote_code=model.trust_remote_code,
-                output_loading_info=True,
-            )
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        why = f"cannot be loaded: {str(error).splitlines()[0].rstrip('.')}"
-        raise UserError("", source, why, _GIVE) from error
+def _load(
+    model: Model, source: str, dtype: torch.dtype, new_head: int | None, field: str
+) -> PreTrainedModel:
+    config = read_config(model, source, field=field)
+    _refuse_classes(config, source, is_new=new_head is not None)
+    config.num_labels = 1
+    loader: Any = AutoModelForSequenceClassification
+    if model.init == "random" and new_head is not None:
+        with (
+            library_faults("cannot be made", field=field, path=source, fix=_GIVE),
+            torch.random.fork_rng(devices=[]),
+        ):
+            torch.manual_seed(new_head)
+            fresh: PreTrainedModel = loader.from_config(config, dtype=dtype)
+        _draw_head(fresh, new_head)
+        return fresh
+    net, found = load_net(loader, model, source, config, dtype=dtype, field=field)
     _refuse_odd_heads(net, source)
     lacking = {*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])}
-    if lacking == {_HEAD} and new_head is not None:
+    is_headless = _HEAD in lacking and new_head is not None
+    refuse_gaps(
+        net,
+        found,
+        source,
+        field=field,
+        is_cut="num_hidden_layers" in model.override_config,
+        made=frozenset({_HEAD}) if is_headless else frozenset(),
+    )
+    if is_headless and new_head is not None:
         _draw_head(net, new_head)
-    elif lacking:
-        _refuse_gaps(sorted(lacking), source)
     return net
 
 
@@ -119,12 +124,6 @@ def _refuse_odd_heads(net: PreTrainedModel, source: str) -> None:
     if not isinstance(head, torch.nn.Linear) or head.out_features != 1 or head.bias is not None:
         why = "its head is not one linear layer `score` over the last token of a decoder"
         raise UserError("", source, why, _GIVE)
-
-
-def _refuse_gaps(lacking: list[str], source: str) -> None:
-    why = f"{len(lacking)} weights are not in its files or have another shape: {lacking[:3]}"
-    fix = "give a directory that holds the whole model its config.json describes"
-    raise UserError("", source, why, fix)
 
 
 @torch.no_grad()

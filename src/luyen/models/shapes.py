@@ -5,7 +5,8 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from luyen.models.load import model_directory
+from luyen.config.schema.model import Model
+from luyen.models.loading import config_of, inspect_folder
 from luyen.models.policy import Policy
 
 _QWEN25 = {"model_type": "qwen2", "vocab_size": 151936, "tie_word_embeddings": True}
@@ -59,7 +60,8 @@ def shaped_policy(name: str, *, dtype: torch.dtype, device: str, seed: int = 0) 
         shape = {"max_position_embeddings": 32768, **SHAPES[name]}
         config = loader.for_model(shape.pop("model_type"), **shape)
     else:
-        config = loader.from_pretrained(model_directory(name))
+        where = inspect_folder(Model(path=name), name, field="--model", has_weights=False)
+        config = config_of(where, field="--model")
     makes: Any = AutoModelForCausalLM
     # Made where they will lie: a GPU draws in no time what takes a core of the host 6 s for 135M.
     place = torch.device(device)

@@ -124,11 +124,11 @@ def test_what_a_living_process_is_writing_is_left_alone(tmp_path: Path):
         folder.mkdir()
     try:
         CheckpointStore(tmp_path).save(1, fill("one"))
-        assert names(tmp_path) == [living.name, "step_000001"]
+        assert names(tmp_path) == [".tmp-odd", living.name, "step_000001"]
     finally:
         other.communicate(b"\n")
     CheckpointStore(tmp_path).save(2, fill("two"))
-    assert names(tmp_path) == ["step_000001", "step_000002"]
+    assert names(tmp_path) == [".tmp-odd", "step_000001", "step_000002"], "`odd` is not our name"
 
 
 def test_a_store_leaves_what_another_of_this_process_is_writing(tmp_path: Path):
@@ -231,11 +231,11 @@ def dying_rename(path, to):
         die()
     return done
 
-def dying_write(path, text):
+def dying_write(path, text, encoding=None):
     if point == "manifest" and path.name == "manifest.json":
-        write_text(path, text[:40])
+        write_text(path, text[:40], encoding)
         die()
-    return write_text(path, text)
+    return write_text(path, text, encoding)
 
 pathlib.Path.rename, pathlib.Path.write_text = dying_rename, dying_write
 CheckpointStore(folder, keep=2).save(step, writer)

@@ -33,6 +33,13 @@ def pair(prompt: Any, chosen: Any, rejected: Any, **more: Any) -> PreferenceRow:
 
 PAIR = pair((user("q"),), (assistant("a"),), (assistant("b"),))
 CASES: dict[str, tuple[str, dict[str, Any], Any]] = {
+    "GSM8K": (
+        "question-answer",
+        {"question": "q", "answer": "a", "id": 7},
+        ConversationRow(
+            messages=(user("q"), assistant("a")), weights=(0.0, 1.0), extra_info={"id": 7}
+        ),
+    ),
     "TRL, text": ("preference", {"prompt": "q", "chosen": "a", "rejected": "b"}, PAIR),
     "TRL, messages": (
         "preference",

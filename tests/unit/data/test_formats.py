@@ -58,7 +58,7 @@ def test_a_reason_names_the_columns_and_what_they_hold():
 @pytest.mark.parametrize(
     ("row", "why", "fix"),
     [
-        ({"question": "q", "answer": "a"}, "looked for preference (chosen + rejected)", "rename"),
+        ({"query": "q", "reply": "a"}, "looked for preference (chosen + rejected)", "rename"),
         ({"prompt": "q", "choosen": "a", "rejected": "b"}, "no format", "`chosen` for `choosen`"),
         (
             {"prompt": "q", "completion": "a", "label": True, "chosen": "a", "rejected": "b"},

@@ -24,7 +24,7 @@ from luyen.data.formats.render import (
 )
 from luyen.data.formats.token_layout import in_tokens
 from luyen.data.render import Renderer
-from luyen.data.tokenizer import load_tokenizer
+from luyen.data.tokenizer import Tokenizer, load_tokenizer
 from tests.character_tokenizer import CHATML
 from tests.unit.data.format_cases import ANSWER_CHANGES_PROMPT, worn
 from tests.unit.data.templates import TEMPLATES, assistant, renderer, user
@@ -66,6 +66,24 @@ def test_the_prompt_is_a_common_prefix_of_what_the_template_writes(template: str
         assert found.notes == ()
     else:
         assert found.notes
+
+
+def test_a_pair_takes_five_calls_of_its_template(monkeypatch: pytest.MonkeyPatch):
+    shown = renderer(next(iter(TEMPLATES)))
+    row = pair(PROMPTS["one turn"])
+    expected = render_pair(row, shown)  # the end of a turn is looked for once a tokenizer
+    asked: list[str] = []
+    real = Tokenizer.apply_template
+
+    def noted(self: Tokenizer, messages: Any, **more: Any) -> str:
+        asked.append(repr((list(messages), more["add_generation_prompt"])))
+        return real(self, messages, **more)
+
+    monkeypatch.setattr(Tokenizer, "apply_template", noted)
+    assert render_pair(row, shown) == expected
+    # The prompt alone, the prompt before each answer, and the prompt with each answer.
+    assert len(asked) == 5
+    assert len(set(asked)) == 4
 
 
 def test_a_template_in_which_the_answer_changes_the_prompt_is_refused():

@@ -53,3 +53,12 @@ def test_a_turn_that_ended_otherwise_gets_the_marker(renderer: Renderer, end: st
     text = renderer.tokenizer.decode(played.tokens, skip_special=False)
     assert f"{CALL}{end or ''}<|observation|>\n<tool_response>\n2" in text
     assert compare(renderer, **played.streams).drift is None
+
+
+def test_a_given_conversation_does_not_teach_where_such_a_turn_ends(renderer: Renderer):
+    messages = [user("go"), {"role": "assistant", "content": "two"}, user("more")]
+    messages.append({"role": "assistant", "content": "three"})
+    [branch] = renderer.conversation(messages)
+    pairs = zip(branch.tokens, branch.sources, strict=True)
+    sampled = [token for token, source in pairs if source == Source.SAMPLED]
+    assert renderer.tokenizer.decode(sampled, skip_special=False) == "twothree"

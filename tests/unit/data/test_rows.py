@@ -97,7 +97,7 @@ def call_row(calls: Any) -> dict[str, Any]:
     ("row", "field", "why"),
     [
         ([1], "row", "an object with named fields"),
-        ({"question": "a"}, "prompt", "neither `prompt` nor `messages`; it has question"),
+        ({"query": "a"}, "prompt", "neither `prompt` nor `messages`; it has query"),
         ({"prompt": "1+1="}, "prompt", "would have to skip the chat template"),
         ({"prompt": []}, "prompt", "a list of messages"),
         ({"prompt": [3]}, "prompt[0]", "an object with named fields"),

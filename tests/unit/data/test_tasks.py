@@ -4,12 +4,12 @@ import random
 from typing import Any
 
 import pytest
-import reasoning_gym
 
 from luyen.base.errors import UserError
 from luyen.base.records import Prompt
 from luyen.data.arithmetic import is_held_out
 from luyen.data.sources import load_dataset
+from tests.optional import needs
 
 
 def prompts(address: str) -> tuple[Prompt, ...]:
@@ -104,10 +104,15 @@ def test_sizes_have_defaults():
         ("arithmetic://sum?split=heldout", "did you mean `held-out`"),
         ("arithmetic://sum?digits=2&digits=3", "`digits` is given twice"),
         ("arithmetic://sum?digits=", "`digits` has no value"),
-        ("reasoning_gym://product", "did you mean `products`"),
-        ("reasoning_gym://products?max_digit=1", "did you mean `max_digits`"),
-        ("reasoning_gym://products?size=0", "`size=0` is no whole number"),
-        ("reasoning_gym://products?min_terms=-3", "the task refuses its settings"),
+        *(
+            pytest.param(address, said, marks=needs("reasoning_gym"))
+            for address, said in (
+                ("reasoning_gym://product", "did you mean `products`"),
+                ("reasoning_gym://products?max_digit=1", "did you mean `max_digits`"),
+                ("reasoning_gym://products?size=0", "`size=0` is no whole number"),
+                ("reasoning_gym://products?min_terms=-3", "the task refuses its settings"),
+            )
+        ),
     ],
 )
 def test_a_wrong_address_says_what_was_meant(address: str, said: str):
@@ -117,7 +122,10 @@ def test_a_wrong_address_says_what_was_meant(address: str, said: str):
     assert caught.value.value == address
 
 
+@needs("reasoning_gym")
 def test_a_reasoning_gym_row_carries_what_the_verifier_needs():
+    import reasoning_gym
+
     address = "reasoning_gym://products?size=5&seed=7&min_digits=1&max_digits=1"
     found = prompts(address)
     assert found == prompts(address)
@@ -132,6 +140,7 @@ def test_a_reasoning_gym_row_carries_what_the_verifier_needs():
         assert int(prompt.ground_truth) <= 81
 
 
+@needs("reasoning_gym")
 def test_values_of_an_address_are_numbers_lists_or_words():
     (prompt,) = prompts('reasoning_gym://basic_arithmetic?size=1&operators=["-"]&max_terms=2')
     assert "-" in prompt.messages[0]["content"]
@@ -140,6 +149,7 @@ def test_values_of_an_address_are_numbers_lists_or_words():
     assert word.ground_truth
 
 
+@needs("reasoning_gym")
 def test_a_task_that_draws_from_the_global_generator_repeats_and_leaves_it_alone():
     random.seed(5)
     expected = random.random()

@@ -111,7 +111,7 @@ def test_a_tokenizer_survives_a_trip_to_another_process():
 def test_a_path_that_leads_nowhere_is_refused(tmp_path: Path):
     with pytest.raises(UserError, match="did you mean `arithmetic`"):
         load_tokenizer("builtin://arithmetik")
-    with pytest.raises(UserError, match="no tokenizer can be loaded"):
+    with pytest.raises(UserError, match=r"tokenizer\.json: it is not there"):
         load_tokenizer(str(tmp_path))
 
 
@@ -130,6 +130,7 @@ def test_a_tokenizer_without_a_template_encodes_but_does_not_chat(tmp_path: Path
 
 def test_a_template_that_refuses_a_conversation_names_the_roles(tmp_path: Path):
     refuses = "{%- if messages | length > 2 -%}{{ raise_exception('too long') }}{%- endif -%}"
+    refuses += "{{ messages[0].content }}"
     build_character_tokenizer(tmp_path, chat_template=refuses)
     found = load_tokenizer(str(tmp_path))
     with pytest.raises(UserError, match="refuses a conversation of user, user, user: too long"):

@@ -56,6 +56,11 @@ def test_a_file_that_is_overwritten_under_a_run_changes_nothing(tmp_path: Path, 
     assert (net.lm_head.weight is net.get_input_embeddings().weight) == is_tied
 
 
+def test_dropout_is_switched_off_where_it_is_a_whole_number(directory: Path, tmp_path: Path):
+    path = edited(directory, tmp_path, attention_dropout=1)
+    assert load(path).train().model.config.attention_dropout == 0.0
+
+
 def test_dropout_is_switched_off(directory: Path):
     assert json.loads((directory / "config.json").read_text())["attention_dropout"] == 0.3
     policy = load(directory).train()
@@ -84,7 +89,7 @@ def test_a_path_that_is_not_there_is_refused(tmp_path: Path):
 def test_a_directory_without_weights_is_refused(directory: Path, tmp_path: Path):
     edited(directory, tmp_path)
     (tmp_path / "model.safetensors").unlink()
-    with pytest.raises(UserError, match="cannot be loaded"):
+    with pytest.raises(UserError, match=r"model\.safetensors: it is not there"):
         load(tmp_path)
 
 
@@ -92,7 +97,7 @@ def test_a_damaged_file_is_refused(directory: Path, tmp_path: Path):
     edited(directory, tmp_path)
     whole = (tmp_path / "model.safetensors").read_bytes()
     (tmp_path / "model.safetensors").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(UserError, match="cannot be loaded"):
+    with pytest.raises(UserError, match=r"model\.safetensors: it is cut off"):
         load(tmp_path)
 
 
@@ -101,20 +106,20 @@ def test_weights_that_are_lacking_are_refused_and_not_made_up(directory: Path, t
     saved = load_file(tmp_path / "model.safetensors")
     del saved["model.layers.1.mlp.up_proj.weight"]
     save_file(saved, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(UserError, match=r"1 weights are not in its files.*layers\.1\.mlp\.up_proj"):
+    with pytest.raises(UserError, match=r"1 weight is in no file of.*layers\.1\.mlp\.up_proj"):
         load(tmp_path)
 
 
 def test_weights_of_another_shape_are_refused(directory: Path, tmp_path: Path):
-    with pytest.raises(UserError, match=r"loaded|another shape"):
+    with pytest.raises(UserError, match=r"gate_proj\.weight is \[96, 64\], and \[128, 64\] by"):
         load(edited(directory, tmp_path, intermediate_size=128))
 
 
 def test_overrides_are_applied_and_unknown_ones_refused(directory: Path):
     assert load(directory, override_config={"rms_norm_eps": 0.5}).model.config.rms_norm_eps == 0.5
-    with pytest.raises(UserError, match="has no such value") as caught:
+    with pytest.raises(UserError, match="has no `rms_norm_epsilon`") as caught:
         load(directory, override_config={"rms_norm_epsilon": 0.5})
-    assert caught.value.value == ["rms_norm_epsilon"]
+    assert "rms_norm_eps" in caught.value.fix
 
 
 def test_the_type_of_weights(directory: Path):

@@ -1,6 +1,5 @@
 """One raw row, asked column by column; every complaint names file, row and column."""
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias, final
@@ -9,7 +8,7 @@ from luyen.base.records import Message
 from luyen.data.formats.forms import Format
 from luyen.data.formats.speakers import learned, read_messages
 from luyen.data.messages import check_tools
-from luyen.data.rows import RowAt, decoded
+from luyen.data.rows import RowAt, check_plain, decoded
 from luyen.data.shapes import is_list, is_object
 
 StringPrompts: TypeAlias = Literal["refuse", "user"]
@@ -33,10 +32,7 @@ class Cells:
         self._strings: StringPrompts = strings
         self.num_texts = 0
         """Plain texts that became messages."""
-        for name, value in row.items():
-            if not _is_text_throughout(value):
-                why = "half of a character stands in it, which no encoding can hold"
-                raise at.error(name, ascii(value), why, "mend or drop the text")
+        check_plain(row, at)
         for name in _MEDIA:
             if row.get(name):
                 raise at.error(name, row[name], "Luyen trains text models", "drop the rows with it")
@@ -154,12 +150,3 @@ class Cells:
     def strings(self) -> StringPrompts:
         """What happens to plain text."""
         return self._strings
-
-
-def _is_text_throughout(value: Any) -> bool:
-    """Whether all text can be written: JSON may spell lone surrogates, which nothing encodes."""
-    try:
-        json.dumps(value, ensure_ascii=False, default=str).encode()
-    except UnicodeEncodeError:
-        return False
-    return True

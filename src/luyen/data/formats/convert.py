@@ -106,6 +106,8 @@ def _target(format: Format, to: str | None) -> Kind:
 
 def _changed(reading: Reading[AnyRow], kind: Kind, lost: Lost, *, skip: bool) -> Iterator[AnyRow]:
     change = CHANGES.get((reading.format.kind, kind))
+    if reading.format.form.name == "question-answer" and kind is Kind.PROMPTS:
+        change = _question_to_prompt
     for _, row in reading:
         yield from [row] if change is None else change(row, lost)
     if reading.torn is not None or (reading.problems and not skip):
@@ -176,6 +178,14 @@ def _to_prompt(row: AnyRow, lost: Lost) -> list[AnyRow]:
     lost["tool call of the last answer"] += "tool_calls" in answer
     extra = {"answer": answer["content"], **row.extra_info}
     return [make_prompt(before, tools=row.tools, extra_info=extra)]
+
+
+def _question_to_prompt(row: AnyRow, _: Lost) -> list[AnyRow]:
+    """The question, with its answer as the ground truth, as training reads such rows."""
+    assert isinstance(row, ConversationRow)
+    asked, answer = row.messages
+    truth = answer["content"]
+    return [make_prompt([asked], tools=row.tools, ground_truth=truth, extra_info=row.extra_info)]
 
 
 CHANGES: dict[tuple[Kind, Kind], Change] = {

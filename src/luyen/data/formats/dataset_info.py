@@ -1,15 +1,15 @@
 """LLaMA-Factory's `dataset_info.json`: which columns and tags a file beside it has."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from luyen.base.errors import UserError
+from luyen.base.reading import read_text
 from luyen.base.suggest import did_you_mean
 from luyen.data.formats.forms import FORMS, Format, Tags
 from luyen.data.formats.speakers import CALL
-from luyen.data.shapes import is_object
+from luyen.data.shapes import is_object, parsed_json
 
 NAME = "dataset_info.json"
 _ENTRY = (
@@ -45,7 +45,7 @@ def described(path: Path) -> Format | None:
     if not info.is_file() or path.name == NAME:
         return None
     try:
-        entries: Any = json.loads(info.read_text(encoding="utf-8"))
+        entries: Any = parsed_json(read_text(info))
     except (ValueError, OSError) as error:
         raise UserError(str(info), path.name, f"cannot be read: {error}", "mend it") from error
     if not is_object(entries):

@@ -91,6 +91,7 @@ FORMS: dict[str, Form] = {
         _form("sharegpt", Kind.CONVERSATION, ("conversations",), ("system",), rank=2),
         _form("text", Kind.TEXT, ("text",), rank=1),
         _form("prompts", Kind.PROMPTS, ("prompt",), rank=1),
+        _form("question-answer", Kind.CONVERSATION, ("question", "answer"), rank=0),
     )
 }
 """Name -> format. The names of kinds are the forms that `luyen data convert` writes."""

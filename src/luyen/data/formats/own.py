@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from luyen.base.errors import UserError
-from luyen.base.files import plain, temporary_beside, writing
+from luyen.base.files import plain, writing
+from luyen.base.leftovers import in_progress, sweep_beside, temporary_beside
 from luyen.base.records import Message, Prompt
 from luyen.base.suggest import did_you_mean
 from luyen.data.formats.cells import EXTRA, KWARGS, TOOLS
@@ -75,9 +76,10 @@ def write_rows(path: Path, rows: Iterable[AnyRow], lost: Lost) -> int:
         raise UserError("OUT", str(path), "it exists", "name a new file")
     if not path.parent.is_dir():
         raise UserError("OUT", str(path), "its folder does not exist", f"make {path.parent}")
+    sweep_beside(path)
     unfinished = temporary_beside(path)
     try:
-        with writing(path, field="OUT"):
+        with writing(path, field="OUT"), in_progress(unfinished):
             count = writer(unfinished, rows, lost)
             unfinished.replace(path)
     finally:

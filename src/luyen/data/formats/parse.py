@@ -1,9 +1,10 @@
 """One raw row to one record, by the format of its file."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
-from luyen.base.records import Message, Prompt
+from luyen.base.records import Message, Prompt, make_prompt
 from luyen.data.formats.cells import Cells
 from luyen.data.formats.pairs import pair
 from luyen.data.formats.records import (
@@ -14,13 +15,42 @@ from luyen.data.formats.records import (
     SteppedRow,
     TextRow,
 )
+from luyen.data.framing import NOTHING, Frame
 from luyen.data.rows import Columns, read_row
 from luyen.data.shapes import is_list
 
+ANSWERS = ("answer", "output", "completion", "completions", "chosen", "rejected")
+"""Columns that hold what is to be learned: no template may show them."""
 
-def parse_row(cells: Cells) -> AnyRow:
-    """The record of a row; a UserError with file, row, column, reason and fix."""
-    return PARSERS[cells.format.form.name](cells)
+
+def parse_row(cells: Cells, frame: Frame = NOTHING) -> AnyRow:
+    """The record of a row in a frame; a UserError with file, row, column, reason and fix."""
+    row = PARSERS[cells.format.form.name](cells)
+    return row if frame == NOTHING else _framed(row, cells, frame)
+
+
+def _framed(row: AnyRow, cells: Cells, frame: Frame) -> AnyRow:
+    """The row with the frame around what it asks; text alone asks nothing."""
+    if isinstance(row, TextRow):
+        why = "the row is plain text without a prompt, and a template or system prompt is set"
+        fix = "drop data.prompt_template and data.system_prompt"
+        raise cells.error("text", row.text, why, fix)
+    hidden = {cells.format.column(name) for name in cells.format.form.needs if name in ANSWERS}
+    is_whole = isinstance(row, ConversationRow | Prompt)
+    before = row.messages if is_whole else row.prompt
+    asked = frame.around(before, cells.raw(), hidden=hidden, complain=cells.at.error)
+    if isinstance(row, ConversationRow):
+        weights = (*(0.0 for _ in asked[len(before) :]), *row.weights)
+        return replace(row, messages=asked, weights=weights)
+    if isinstance(row, Prompt):
+        return make_prompt(
+            asked,
+            tools=row.tools,
+            data_source=row.data_source,
+            ground_truth=row.ground_truth,
+            extra_info=row.extra_info,
+        )
+    return replace(row, prompt=asked)
 
 
 def _prompts(cells: Cells) -> Prompt:
@@ -29,6 +59,12 @@ def _prompts(cells: Cells) -> Prompt:
     cells.num_texts += is_text and cells.strings == "user"
     columns = Columns(prompt=column, string_prompts=cells.strings)
     return read_row(dict(cells.raw()), cells.at, columns)
+
+
+def _question_answer(cells: Cells) -> ConversationRow:
+    asked = {"role": "user", "content": cells.text("question")}
+    answer = {"role": "assistant", "content": cells.text("answer")}
+    return _learned(cells, "answer", [asked, answer], (0.0, 1.0))
 
 
 def _conversation(cells: Cells) -> ConversationRow:
@@ -131,6 +167,7 @@ PARSERS: dict[str, Callable[[Cells], AnyRow]] = {
     "sharegpt": _sharegpt,
     "prompt-completion": _prompt_completion,
     "alpaca": _alpaca,
+    "question-answer": _question_answer,
     "text": _text,
     "preference": _preference,
     "alpaca-preference": _alpaca_preference,

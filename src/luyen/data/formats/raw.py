@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from luyen.base.errors import UserError
+from luyen.config.row_files import TABLE, row_files
+from luyen.config.task_url import FIELD
+from luyen.data.files import refuse_repeats
 from luyen.data.rows import RowAt
 from luyen.data.sources import raw_rows
-from luyen.data.task_url import FIELD
 
 FILE = "FILE"
 """What errors about the whole file call it."""
@@ -38,15 +40,12 @@ def place(at: RowAt, address: str) -> str:
 
 
 def _numbered(address: str) -> Iterator[tuple[str, int, Any]]:
-    path = Path(address).expanduser()
-    tables = sorted(path.glob("*.csv")) if path.is_dir() else []
-    if tables and not any(path.glob("*.json*")) and not any(path.glob("*.parquet")):
-        for table in tables:
-            yield from _read_csv(table, str(table))
-    elif path.suffix.lower() == ".csv" and path.is_file():
-        yield from _read_csv(path, address)
-    else:
+    files = [] if "://" in address else row_files(address, tables=True)
+    if not files or files[0].suffix.lower() != TABLE:
         yield from raw_rows(address)
+    for table in files:
+        if table.suffix.lower() == TABLE:
+            yield from _read_csv(table, address if len(files) == 1 else str(table))
 
 
 def _read_csv(path: Path, name: str) -> Iterator[tuple[str, int, Any]]:
@@ -55,6 +54,7 @@ def _read_csv(path: Path, name: str) -> Iterator[tuple[str, int, Any]]:
     try:
         with path.open(encoding="utf-8-sig", newline="") as lines:
             table = csv.DictReader(lines, restkey="", strict=True)
+            refuse_repeats(table.fieldnames or (), path)
             for row in table:
                 if "" in row or None in row.values():
                     why = f"line {table.line_num} has another number of cells than the first line"

@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path
 from typing import Any, Generic, Literal, TypeAlias, TypeVar, final
 
 from luyen.base.errors import UserError
+from luyen.base.paths import exists, expanded
 from luyen.base.records import Prompt
 from luyen.data.formats.cells import Cells, StringPrompts
 from luyen.data.formats.dataset_info import described
@@ -27,6 +27,7 @@ from luyen.data.formats.records import (
     SteppedRow,
     TextRow,
 )
+from luyen.data.framing import NOTHING, Frame
 from luyen.data.rows import RowAt
 from luyen.data.shapes import is_object
 
@@ -84,6 +85,7 @@ class Reading(Generic[R]):
         *,
         strings: StringPrompts,
         on_problem: OnProblem,
+        frame: Frame = NOTHING,
     ) -> None:
         self.format = format
         self.counts: Counter[str] = Counter()
@@ -93,7 +95,8 @@ class Reading(Generic[R]):
         self.torn: UserError | None = None
         """Where the file itself breaks off, if it does."""
         self._rows = rows
-        self._strings: StringPrompts = strings
+        self._strings: StringPrompts = "user" if frame.template is not None else strings
+        self._frame = frame
         self._on_problem: OnProblem = on_problem
 
     def __iter__(self) -> Iterator[tuple[RowAt, R]]:
@@ -116,7 +119,7 @@ class Reading(Generic[R]):
     def _parsed(self, at: RowAt, raw: Any) -> R | None:
         try:
             cells = Cells(raw, at, self.format, self._strings)
-            row: Any = parse_row(cells)
+            row: Any = parse_row(cells, self._frame)
         except UserError as error:
             if self._on_problem == "raise":
                 raise
@@ -134,8 +137,12 @@ def open_rows(
     form: str | None = None,
     string_prompts: StringPrompts = "refuse",
     on_problem: OnProblem = "raise",
+    frame: Frame = NOTHING,
 ) -> Reading[AnyRow]:
-    """The rows of a file or address, in whatever format it has, or in the one that is named."""
+    """The rows of a file or address, in whatever format it has, or in the one that is named.
+
+    What rows ask is put into `frame`, under whose template plain text becomes messages.
+    """
     rows = placed_rows(address)
     taken = list(_first_rows(rows))
     torn = [one for one in taken if isinstance(one, UserError)]
@@ -144,7 +151,7 @@ def open_rows(
         raise torn[0] if torn else UserError(FILE, address, "there are no rows in it", "mend it")
     format = _format(address, form, [raw for _, raw in first])
     left = chain(first, _raised(torn), rows)
-    return Reading(format, left, strings=string_prompts, on_problem=on_problem)
+    return Reading(format, left, strings=string_prompts, on_problem=on_problem, frame=frame)
 
 
 def read_preferences(
@@ -190,8 +197,7 @@ def _of_kind(
 def _format(address: str, form: str | None, first: list[Any]) -> Format:
     if form is not None:
         return Format(form=find_form(form, "--as"), why="asked for by name")
-    path = Path(address).expanduser()
-    info = described(path) if "://" not in address and path.exists() else None
+    info = described(expanded(address)) if "://" not in address and exists(address) else None
     if info is not None:
         return info
     rows = [row for row in first if is_object(row)]

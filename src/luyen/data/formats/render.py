@@ -150,8 +150,9 @@ def render_pair(
         (2, 23)
     """
     fitting = for_row(renderer, row.template_kwargs)
-    chosen = _answer(row.prompt, row.chosen, row.tools, fitting)
-    rejected = _answer(row.prompt, row.rejected, row.tools, fitting)
+    text = _prompt_text(row, fitting)
+    chosen = _answer(row, row.chosen, fitting, text)
+    rejected = _answer(row, row.rejected, fitting, text)
     notes = tuple(dict.fromkeys(chosen.notes + rejected.notes))
     if chosen.prompt == rejected.prompt:
         return RenderedPair(
@@ -173,7 +174,7 @@ def render_pair(
 def render_answer(row: LabelledRow, renderer: Renderer) -> RenderedAnswer:
     """A labelled answer as tokens."""
     fitting = for_row(renderer, row.template_kwargs)
-    return _answer(row.prompt, row.completion, row.tools, fitting)
+    return _answer(row, row.completion, fitting, _prompt_text(row, fitting))
 
 
 def render_steps(row: SteppedRow, renderer: Renderer) -> RenderedSteps:
@@ -213,18 +214,22 @@ def for_row(renderer: Renderer, template_kwargs: Mapping[str, Any]) -> Renderer:
     )
 
 
+def _prompt_text(row: PreferenceRow | LabelledRow, renderer: Renderer) -> str:
+    """The prompt as the template writes it where nothing follows."""
+    tokens = renderer.tokens_of(row.prompt, row.tools)
+    return renderer.tokenizer.decode(tokens, skip_special=False)
+
+
 def _answer(
-    prompt: Sequence[Message],
-    answer: Sequence[Message],
-    tools: Sequence[Mapping[str, Any]],
-    renderer: Renderer,
+    row: PreferenceRow | LabelledRow, answer: Sequence[Message], renderer: Renderer, text: str
 ) -> RenderedAnswer:
     """The last branch, cut where the answer begins; every turn of the answer must stand in it.
 
-    What stands before the cut holds the whole prompt, or else text of others would be learned.
+    What stands before the cut begins with the `text` of the whole prompt, whatever opens the
+    assistant's turn, or else text of others would be learned.
     """
-    branches = renderer.conversation([*prompt, *answer], tools)
-    first = sum(message["role"] == "assistant" for message in prompt)
+    branches = renderer.conversation([*row.prompt, *answer], row.tools)
+    first = sum(message["role"] == "assistant" for message in row.prompt)
     if any(_sampled_from(branch, first) is not None for branch in branches[:-1]):
         why = "the chat template rewrites an earlier turn of the answer when a later one follows"
         fix = "use a template that keeps what was said, or answers of one turn"
@@ -234,24 +239,13 @@ def _answer(
     if cut is None:
         why = "the chat template writes nothing of the answer"
         raise UserError("answer", list(answer), why, "mend the row or the template")
-    if not _keeps(last.tokens[:cut], prompt, tools, renderer):
+    before = renderer.tokenizer.decode(last.tokens[:cut], skip_special=False)
+    if not before.startswith(text):
         why = "the chat template writes the prompt in another way once an answer follows"
         raise UserError("prompt", renderer.tokenizer.path, why, "mend the template")
     rest = Continuation(tokens=last.tokens[cut:], sources=last.sources[cut:])
     notes = tuple(text for text in last.breaks if not text.endswith("was said before"))
     return RenderedAnswer(prompt=last.tokens[:cut], answer=rest, notes=notes)
-
-
-def _keeps(
-    before: Sequence[int],
-    prompt: Sequence[Message],
-    tools: Sequence[Mapping[str, Any]],
-    renderer: Renderer,
-) -> bool:
-    """Whether all of the prompt stands before the answer, whatever opens the assistant's turn."""
-    decode = renderer.tokenizer.decode
-    whole = decode(renderer.tokens_of(prompt, tools), skip_special=False)
-    return decode(before, skip_special=False).startswith(whole)
 
 
 def _sampled_from(branch: Rendered, first: int) -> int | None:

@@ -4,7 +4,6 @@ Two manners are read: `role`/`content`, in which the roles are ours, and `from`/
 speakers have many names and calls are JSON text.
 """
 
-import json
 import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -14,7 +13,7 @@ from luyen.base.suggest import did_you_mean
 from luyen.data.formats.forms import Tags
 from luyen.data.messages import ROLES, check_conversation
 from luyen.data.rows import RowAt
-from luyen.data.shapes import is_list, is_object
+from luyen.data.shapes import is_list, is_object, parsed_json
 
 CALL = "function_call"
 SPEAKERS = {
@@ -90,8 +89,8 @@ def _role(value: Any, name: str, at: RowAt, tags: Tags, *, is_ours: bool) -> str
 def _calls(value: Any, name: str, at: RowAt) -> list[Any]:
     """The calls that a `function_call` writes as JSON: one object, or several in a list."""
     try:
-        found = json.loads(value) if isinstance(value, str) else value
-    except json.JSONDecodeError as error:
+        found = parsed_json(value) if isinstance(value, str) else value
+    except ValueError as error:
         fix = 'write {"name": ..., "arguments": {...}}, or a list of such'
         raise at.error(name, value, f"a call is valid JSON: {error}", fix) from error
     return found if is_list(found) else [found]
