@@ -1,11 +1,21 @@
 """Every test runs on one core, so that suites can share a machine, and with exact arithmetic."""
 
+import atexit
 import gc
+import os
+import shutil
+import tempfile
+from pathlib import Path
 
 import torch
 from hypothesis import settings
 
 from luyen.base.exactness import prepare_process
+
+# Runs of these tests are signed with a key of their own, not with that of whoever runs them.
+_keys = tempfile.mkdtemp(prefix="luyen-key-")
+atexit.register(shutil.rmtree, _keys, ignore_errors=True)
+os.environ["LUYEN_KEY_FILE"] = str(Path(_keys) / "key")
 
 # What is imported while tests are collected stays to the end: there is no garbage to look for.
 gc.disable()

@@ -13,6 +13,7 @@ from transformers import (
     AutoTokenizer,
     PreTrainedModel,
 )
+from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from luyen.models.policy import Policy
 
@@ -112,3 +113,8 @@ def read_judge_net(folder: Path) -> PreTrainedModel:
     return AutoModelForSequenceClassification.from_pretrained(
         folder, attn_implementation="eager"
     ).eval()
+
+
+def their_template(source: str) -> Any:
+    """A chat template as transformers itself compiles it."""
+    return _compile_jinja_template(source)

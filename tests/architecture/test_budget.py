@@ -10,7 +10,10 @@ from tests.architecture.tree import functions, parsed, sources
 FILE_LIMIT, FILE_CAP = 300, 500
 FUNCTION_LIMIT, FUNCTION_CAP = 40, 80
 
-EXCEPTIONS: dict[str, tuple[int, str]] = {}
+EXCEPTIONS: dict[str, tuple[int, str]] = {
+    "src/luyen/sandbox/attacks.py": (320, "one table of attacks"),
+    "src/luyen/data/tokenizer.py": (310, "a tokenizer and what it must show when it is loaded"),
+}
 """`path` or `path::function` -> (limit, reason). An entry that is no longer needed fails."""
 
 

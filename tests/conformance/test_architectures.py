@@ -6,10 +6,18 @@ import pytest
 import torch
 
 from luyen.base.errors import UserError
+from luyen.config.architectures import PLAIN
 from luyen.models.policy import Policy
 from luyen.rollout.hf import HfEngine
 from luyen.rollout.protocol import generate
-from tests.generation import native, pairs, plain_logits, request
+from tests.generation import (
+    native,
+    packed_logps,
+    pairs,
+    plain_logits,
+    request,
+    sampled_logps,
+)
 from tests.tiny_models import KINDS, tiny_net, tiny_policy
 
 ALSO: dict[str, dict[str, Any]] = {
@@ -27,6 +35,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "llama4_text": ({"attention_chunk_size": 8}, "chunked_attention"),
     "qwen3_next": ({}, "linear_attention"),
     "falcon_h1": ({}, "running state"),
+    "bamba": ({}, "call the attention function"),
+    "codegen": ({"n_embd": 64, "n_layer": 2, "n_head": 4, "rotary_dim": 8}, "call the attention"),
+    "falcon_mamba": ({}, "call the attention function"),
+    "jamba": ({}, "call the attention function"),
+    "rwkv": ({"attention_hidden_size": 64}, "call the attention function"),
 }
 
 
@@ -49,6 +62,36 @@ def test_what_cannot_be_packed_is_refused_with_the_way_out(kind: str):
         tiny_policy(kind, **changes)
     assert "actor_rollout_ref.rollout.name to hf" in caught.value.fix
     assert kind in caught.value.value
+
+
+def test_check_knows_by_name_what_cannot_be_packed():
+    # Chunks of Llama 4 are a matter of its configuration, not of its name.
+    assert REFUSED.keys() - {"llama4_text"} == PLAIN
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_the_trainer_agrees_with_the_hf_engine_on_what_cannot_be_packed(kind: str):
+    policy = Policy(tiny_net(kind, **REFUSED[kind][0]), vocabulary=61, is_packed=False).eval()
+    asked = [request(n, 5, samples=2) for n in (3, 10, 40)]
+    answers = pairs(asked, generate(HfEngine(policy), asked))
+    scored = packed_logps(policy, answers)
+    assert (scored - sampled_logps(answers)).abs().max() < 1e-4
+    assert scored.std() > 0.05
+    alone = torch.cat([packed_logps(policy, [answer]) for answer in answers])
+    assert (scored - alone).abs().max() < 1e-4
+
+
+def test_what_does_not_read_from_left_to_right_is_refused():
+    net = tiny_net("mamba")
+    base: Any = net.base_model
+    forward = base.forward
+
+    def backwards(input_ids: torch.Tensor, **options: Any) -> Any:
+        return forward(input_ids=input_ids.flip(-1), **options)
+
+    base.forward = backwards
+    with pytest.raises(UserError, match="changes with those after it"):
+        Policy(net, vocabulary=61, is_packed=False)
 
 
 @pytest.mark.parametrize("kind", ["bloom", "falcon", "mpt", "mamba"])

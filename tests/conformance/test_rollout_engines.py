@@ -87,16 +87,19 @@ TRUNCATIONS = [
     {"top_p": 0.5},
     {"min_p": 0.3},
     {"top_k": 8, "top_p": 0.7, "min_p": 0.05, "temperature": 1.4},
+    {"top_p": 0.8, "min_p": 0.4},
 ]
 
 
 def kept_by_hand(weights: list[float], *, top_k=-1, top_p=1.0, min_p=0.0) -> set[int]:
+    """vLLM's order: min-p, then top-k, then top-p of what is left."""
     order = sorted(range(len(weights)), key=lambda i: (-weights[i], i))
+    order = [i for i in order if weights[i] >= min_p * weights[order[0]]]
     order = order[:top_k] if top_k > 0 else order
     total = sum(weights[i] for i in order)
     kept, mass = set(), 0.0
     for i in order:
-        if kept and (mass >= top_p * total or weights[i] < min_p * weights[order[0]]):
+        if kept and mass >= top_p * total:
             break
         kept.add(i)
         mass += weights[i]
@@ -118,6 +121,49 @@ def test_truncation_draws_from_the_support_and_reports_its_mass(engine: RolloutE
             # The log-probability is that of the full softmax, whatever was ruled out.
             expected = torch.tensor(weights[done.tokens[place]]).log()
             assert done.logps[place] == pytest.approx(float(expected), abs=1e-4)
+
+
+@pytest.mark.parametrize("limits", [{}, {"top_p": 0.8}, {"temperature": 0.0}], ids=str)
+def test_no_stop_token_is_drawn_before_the_least_length(engine: RolloutEngine, limits):
+    stops, floor = frozenset(range(0, VOCABULARY, 2)), 9
+    rules = {k: v for k, v in limits.items() if k != "temperature"}
+    asked = [request(n, 30, samples=2, **limits, stop_ids=stops) for n in LENGTHS]
+    free = generate(engine, asked)
+    assert min(len(done.tokens) for done in free.values()) < floor
+    asked = [replace(r, sampling=replace(r.sampling, min_new_tokens=floor)) for r in asked]
+    for (name, sample), done in generate(engine, asked).items():
+        one = next(r for r in asked if r.id == name)
+        assert not stops.intersection(done.tokens[:floor])
+        assert len(done.tokens) > floor
+        assert done.tokens[-1] in stops or len(done.tokens) == 30
+        for place, weights in enumerate(probabilities(one, done.tokens, 1.0)):
+            left = [0.0 if place < floor and i in stops else w for i, w in enumerate(weights)]
+            kept = kept_by_hand(left, **rules)
+            left = [w if i in kept else 0.0 for i, w in enumerate(left)]
+            number = uniform(one.keys[sample], place)
+            drawn = left.index(max(left)) if "temperature" in limits else by_hand(left, number)
+            assert done.tokens[place] == drawn
+            assert done.kept_mass[place] == pytest.approx(sum(left), abs=1e-5)
+            expected = torch.tensor(weights[drawn]).log()
+            assert done.logps[place] == pytest.approx(float(expected), abs=1e-4)
+
+
+def test_who_has_a_least_length_changes_nothing_for_others(engine: RolloutEngine):
+    alone = generate(engine, [request(n, 14, samples=2) for n in LENGTHS])
+    early = request(9, 14, name="early", stop_ids=frozenset({3, 4}), min_new_tokens=12)
+    among = generate(engine, [early, *(request(n, 14, samples=2) for n in LENGTHS)])
+    for key, done in alone.items():
+        assert (among[key].tokens, among[key].kept_mass) == (done.tokens, ())
+
+
+def test_a_stop_string_before_the_least_length_is_passed_over(engine: RolloutEngine):
+    [whole] = generate(engine, [request(5, 60)]).values()
+    text = spell(whole.tokens)
+    first, later = text[3:5], text[40:42]
+    asked = request(5, 60, stop_strings=(first, later), min_new_tokens=10)
+    [done] = generate(engine, [asked]).values()
+    ends = [i + 2 for i in range(len(text)) if text[i : i + 2] in (first, later) and i + 2 > 10]
+    assert (done.tokens, done.reason) == (whole.tokens[: ends[0]], "stop")
 
 
 def test_kept_mass_is_absent_without_truncation(engine: RolloutEngine):
@@ -213,6 +259,8 @@ IMPOSSIBLE = [
     ({}, {"top_p": 0.0}, "share of the probability"),
     ({}, {"top_k": -2}, "number of tokens"),
     ({}, {"min_p": 1.5}, "relative to the likeliest"),
+    ({}, {"min_new_tokens": -1}, "number of tokens"),
+    ({}, {"min_new_tokens": 1, "stop_ids": frozenset(range(VOCABULARY))}, "no token to begin"),
     ({}, {"stop_strings": ("",)}, "ends every answer"),
 ]
 

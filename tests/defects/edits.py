@@ -113,10 +113,20 @@ def idle_replicas(root: Path) -> None:
     edit_metrics(root, lambda _step, _values: {**idle, **busy})
 
 
+def all_cut_early(root: Path) -> None:
+    """The run has three steps, in which every answer is cut off and scores 0."""
+    metrics = RunDirectory(root).metrics
+    metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:3]))
+    alike = {"reward/min": 0.0, "reward/max": 0.0, "response_length/cut_fraction": 1.0}
+    edit_metrics(root, lambda _step, _values: alike)
+
+
 EDITS: dict[str, tuple[str, Callable[[Path], None]]] = {
     "entropy falls to nothing": ("entropy-collapse", grow("actor/entropy", by=0.6)),
     "entropy climbs": ("entropy-blow-up", grow("actor/entropy", by=1.3)),
     "answers grow for nothing": ("length-explosion", longer_for_nothing),
+    "all answers are cut": ("all-cut-and-alike", all_cut_early),
+    "rewards begin to fail": ("rising-faults", put("reward/faults", 1.0)),
     "reward is hacked": ("reward-hacking", hacked_reward),
     "a loss is NaN": ("not-finite", put("actor/pg_loss", float("nan"), start=20)),
     "gradients overflow": ("skipped-updates", put("actor/skipped_updates", 1.0, start=22)),

@@ -42,6 +42,10 @@ TOKEN = (*OFF, "algorithm.rollout_correction.rollout_is=token", f"{ROLLOUT}.temp
 BYPASS = (*OFF, "algorithm.rollout_correction.bypass_mode=true")
 REJECT = (*OFF, "algorithm.rollout_correction.rollout_rs=token_k1")
 VALIDATED = (*THREE, "data.val_files=arithmetic://sum?digits=1&split=held-out")
+VAL = f"{ROLLOUT}.val_kwargs"
+LETTERS = "[a, b, c, d, e, f, g, h, i, j, k, l]"
+HELD_OUT = ("data.val_files=arithmetic://sum?digits=2&split=held-out&size=8",)
+SAMPLED = (f"{VAL}.do_sample=true", f"{VAL}.temperature=1")
 
 DATA: dict[str, Case] = {
     "data.train_files": ("run", "arithmetic://difference?digits=1&size=32", ()),
@@ -51,13 +55,13 @@ DATA: dict[str, Case] = {
     "data.max_prompt_length": ("plan", "40", ()),
     "data.max_response_length": ("plan", "8", ()),
     "data.train_batch_size": ("plan", "8", ()),
-    "data.return_raw_chat": ("stopped", "false", ()),
+    "data.return_raw_chat": ("refused", "false", ()),
     "data.filter_overlong_prompts": ("stopped", "false", LONG),
     "data.truncation": ("run", "left", CUT),
     "data.sampler.name": ("run", "sequential", ()),
     "data.sampler.class_path": ("refused", NOWHERE, ("data.sampler.class_name=Mine",)),
     "data.sampler.class_name": ("refused", "Nobody", ("data.sampler.class_path={sampler}",)),
-    "data.sampler.kwargs": ("stopped", "{pace: 2}", ()),
+    "data.sampler.kwargs": ("refused", "{pace: 2}", ()),
 }
 MODELS: dict[str, Case] = {
     f"{MODEL}.path": ("refused", NOWHERE, ()),
@@ -103,12 +107,21 @@ ACTORS: dict[str, Case] = {
 }
 ROLLOUTS: dict[str, Case] = {
     f"{ROLLOUT}.name": ("plan", "hf", ()),
-    f"{ROLLOUT}.gpu_memory_utilization": ("plan", "0.2", ()),
-    f"{ROLLOUT}.tensor_model_parallel_size": ("refused", "2", ()),
+    f"{ROLLOUT}.gpu_memory_utilization": ("warned", "0.2", ()),
+    f"{ROLLOUT}.min_p": ("run", "0.9", ()),
+    f"{ROLLOUT}.min_new_tokens": ("run", "6", ()),
+    f"{ROLLOUT}.stop": ("run", LETTERS, ()),
+    f"{ROLLOUT}.stop_token_ids": ("run", "[20, 21, 22, 23, 24, 25, 26, 27, 28, 29]", ()),
+    f"{VAL}.min_p": ("run", "0.9", (*HELD_OUT, *SAMPLED)),
+    f"{VAL}.max_new_tokens": ("run", "2", HELD_OUT),
+    f"{VAL}.min_new_tokens": ("run", "6", (*HELD_OUT, f"{ROLLOUT}.stop={LETTERS}")),
+    f"{VAL}.stop": ("run", LETTERS, HELD_OUT),
+    f"{VAL}.stop_token_ids": ("run", "[20, 21, 22, 23, 24, 25, 26, 27, 28, 29]", HELD_OUT),
+    f"{ROLLOUT}.tensor_model_parallel_size": ("warned", "2", ()),
     f"{ROLLOUT}.data_parallel_size": ("refused", "2", ()),
     f"{ROLLOUT}.nnodes": ("plan", "1", ()),
     f"{ROLLOUT}.n_gpus_per_node": ("plan", "2", (f"{ROLLOUT}.nnodes=1",)),
-    f"{ROLLOUT}.expert_parallel_size": ("refused", "2", ()),
+    f"{ROLLOUT}.expert_parallel_size": ("warned", "2", ()),
     f"{ROLLOUT}.deterministic": ("warned", "false", ()),
     f"{ROLLOUT}.enforce_eager": ("warned", "true", ()),
     f"{ROLLOUT}.free_cache_engine": ("plan", "true", ()),
@@ -116,7 +129,7 @@ ROLLOUTS: dict[str, Case] = {
     f"{ROLLOUT}.max_model_len": ("refused", "10", ()),
     f"{ROLLOUT}.max_num_seqs": ("plan", "4", ()),
     f"{ROLLOUT}.n": ("plan", "8", ()),
-    f"{ROLLOUT}.calculate_log_probs": ("stopped", "false", ()),
+    f"{ROLLOUT}.calculate_log_probs": ("refused", "false", ()),
     f"{TURNS}.enable": ("run", "false", CHATTY),
     f"{TURNS}.tool_config_path": ("refused", NOWHERE, CHATTY),
     f"{TURNS}.function_tool_path": ("run", "null", CHATTY),
@@ -178,6 +191,6 @@ TRAINER: dict[str, Case] = {
     "trainer.profile.steps": ("refused", "[0]", ()),
     "trainer.profile.memory": ("warned", "true", ("trainer.profile.steps=[1]",)),
     "trainer.profile.save_path": ("warned", "traces", ()),
-    "trainer.use_legacy_worker_impl": ("refused", "enable", ()),
+    "trainer.use_legacy_worker_impl": ("refused", "enable", ()),  # of verl alone
 }
 CASES: dict[str, Case] = {**DATA, **MODELS, **ACTORS, **ROLLOUTS, **CREDIT, **TRAINER}

@@ -12,7 +12,7 @@ data: {train_batch_size: 32, max_prompt_length: 32, max_response_length: 48}
 actor_rollout_ref:
   model: {enable_gradient_checkpointing: false}
   actor: {optim: {lr: 2.0e-3}}
-trainer: {stage: reward_model, logger: jsonl, test_freq: -1}
+trainer: {stage: reward_model, logger: jsonl, test_freq: -1, experiment_name: run}
 """
 
 

@@ -211,9 +211,24 @@ def test_the_starter_is_sound_and_trains(
         "trainer.test_freq=-1",
     )
     assert done.exit_code == 0, done.output
+    monkeypatch.chdir(tmp_path)  # its paths are meant from its file
+    assert luyen("check", "mine/config.yaml").exit_code == 0
+    monkeypatch.chdir(tmp_path / "mine")
     metrics = read_lines(Path("runs/starter/first/metrics.jsonl"))
     assert math.isfinite(metrics[-1]["val/accuracy"])
     assert luyen("eval", "runs/starter/first").exit_code == 0
+
+
+def test_the_starter_has_something_to_learn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert luyen("init", tmp_path / "mine").exit_code == 0
+    monkeypatch.chdir(tmp_path / "mine")
+    assert luyen("train", "config.yaml").exit_code == 0
+    found = read_lines(Path("runs/starter/first/metrics.jsonl"))
+    values = [line["val/accuracy"] for line in found if "val/accuracy" in line]
+    assert values[0] < 0.6
+    assert values[-1] > values[0] + 0.2
 
 
 def test_a_checkpoint_out_of_its_run_is_explained(run: Path, tmp_path: Path) -> None:

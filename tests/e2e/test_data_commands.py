@@ -108,7 +108,7 @@ def test_every_source_of_training_rows_can_be_looked_at():
 
 
 def test_an_unknown_file_says_what_was_looked_for_and_as_helps(tmp_path: Path):
-    path = write(tmp_path / "rows.jsonl", {"question": "q", "answer": "a"})
+    path = write(tmp_path / "rows.jsonl", {"riddle": "q", "hint": "a"})
     done = luyen("data", "inspect", path)
     assert isinstance(done.exception, UserError)
     assert "looked for preference (chosen + rejected)" in str(done.exception)

@@ -14,7 +14,7 @@ from tests.runs import TINY, read_back
 MANY = "trainer.total_training_steps=100000"
 
 
-def test_ctrl_c_ends_with_a_checkpoint_a_summary_and_no_error(tmp_path: Path):
+def test_ctrl_c_ends_with_a_checkpoint_a_summary_and_its_code(tmp_path: Path):
     words = [*TINY, MANY, f"trainer.default_local_dir={tmp_path}"]
     process = subprocess.Popen(
         [sys.executable, "-m", "luyen", "train", "recipes/quickstart.yaml", *words],
@@ -29,7 +29,7 @@ def test_ctrl_c_ends_with_a_checkpoint_a_summary_and_no_error(tmp_path: Path):
         said, errors = process.communicate(timeout=60)
     finally:
         process.kill()
-    assert process.returncode == 0, errors
+    assert process.returncode == 130, errors
     assert "Interrupted" in said
     assert "luyen chat" in said
     assert "once more to stop at once" in errors

@@ -11,7 +11,7 @@ from luyen.base.errors import UserError
 from luyen.checkpoint.store import CheckpointStore
 from luyen.config.check import check
 from luyen.telemetry.metrics_file import read_metrics
-from luyen.train.offline.start import ChangedRows
+from luyen.train.directory import ChangedRows
 from luyen.train.start import run_training
 from tests.e2e.recipes import OFFLINE, RECIPES
 from tests.e2e.tiny import luyen
@@ -99,7 +99,7 @@ def test_a_run_of_another_stage_is_not_gone_on_with(tmp_path: Path):
     done = run("dpo", tmp_path, "trainer.total_training_steps=2")
     before = (done / "config.yaml").read_text()
     words = ("trainer.experiment_name=dpo", "trainer.total_training_steps=3")
-    with pytest.raises(UserError, match="of the stage `preference`"):
+    with pytest.raises(UserError, match="has 'preference', and would be another one"):
         run("reward_model", tmp_path, *words)
     assert (done / "config.yaml").read_text() == before
 
@@ -113,7 +113,9 @@ def test_marked_answers_and_pairs_mix_with_a_precomputed_reference(tmp_path: Pat
     assert [line.step for line in read_digests(done / "digests.jsonl")] == [0, 1, 2, 3, 4]
 
 
-def test_a_precomputed_reference_gives_the_same_run(tmp_path: Path):
+def test_a_precomputed_reference_gives_the_same_run_and_a_replay_asks_for_its_rows_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     chains: list[list[str]] = []
     for kind in ("live", "precomputed"):
         words = ("trainer.total_training_steps=3", f"preference.reference={kind}")
@@ -122,6 +124,9 @@ def test_a_precomputed_reference_gives_the_same_run(tmp_path: Path):
         chains.append([line.stages["weights"] for line in lines if line.step > 0])
     assert chains[0] == chains[1]
     assert (tmp_path / "precomputed/luyen/kto/reference").is_dir()
+    monkeypatch.setattr("luyen.train.offline.precomputed._made", None)
+    again = luyen("replay", tmp_path / "precomputed/luyen/kto", "--step", "3")
+    assert again.exit_code == 0, again.output
 
 
 def test_an_adapter_that_is_off_is_the_reference(tmp_path: Path):

@@ -9,8 +9,8 @@ import pytest
 from luyen.base.digests import read_digests
 from luyen.telemetry.artifact_registry import Registry
 from luyen.telemetry.artifacts import difference
-from tests.e2e.pipeline_process import KILLED, Pipelines
 from tests.e2e.recipes import PIPELINES
+from tests.kill.zygote import KILLED, Zygote
 from tests.runs import SHAPE
 
 REWARD = Path(__file__).parent.parent / "shares_reward.py"
@@ -93,13 +93,13 @@ def contents(folder: Path) -> dict[str, list[str]]:
 
 
 @pytest.fixture(scope="module")
-def pipelines() -> Iterator[Pipelines]:
-    with Pipelines() as process:
+def pipelines() -> Iterator[Zygote]:
+    with Zygote() as process:
         yield process
 
 
 @pytest.fixture(scope="module")
-def whole(pipelines: Pipelines, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(pipelines: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whole")
     write_pipeline(folder)
     log = folder / "log.txt"
@@ -107,7 +107,7 @@ def whole(pipelines: Pipelines, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return folder
 
 
-def killed_and_gone_on(pipelines: Pipelines, folder: Path, death: str) -> dict[str, list[str]]:
+def killed_and_gone_on(pipelines: Zygote, folder: Path, death: str) -> dict[str, list[str]]:
     write_pipeline(folder)
     log = folder / "log.txt"
     assert pipelines.train(*words(folder), log=log, die=DEATHS[death]) == KILLED, log.read_text()
@@ -117,14 +117,14 @@ def killed_and_gone_on(pipelines: Pipelines, folder: Path, death: str) -> dict[s
 
 @pytest.mark.parametrize("death", QUICK)
 def test_a_pipeline_that_was_killed_ends_as_one_that_was_not(
-    death: str, pipelines: Pipelines, whole: Path, tmp_path: Path
+    death: str, pipelines: Zygote, whole: Path, tmp_path: Path
 ):
     assert killed_and_gone_on(pipelines, tmp_path, death) == contents(whole)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("death", sorted(set(DEATHS) - set(QUICK)))
-def test_wherever_it_was_killed(death: str, pipelines: Pipelines, whole: Path, tmp_path: Path):
+def test_wherever_it_was_killed(death: str, pipelines: Zygote, whole: Path, tmp_path: Path):
     assert killed_and_gone_on(pipelines, tmp_path, death) == contents(whole)
 
 
@@ -153,7 +153,7 @@ def test_an_export_is_traced_to_the_rows_it_began_with(whole: Path):
     assert "export demo/sft" in seen
 
 
-def test_a_second_call_skips_what_is_done(pipelines: Pipelines, whole: Path, tmp_path: Path):
+def test_a_second_call_skips_what_is_done(pipelines: Zygote, whole: Path, tmp_path: Path):
     before = contents(whole)
     log = tmp_path / "log.txt"
     assert pipelines.train(*words(whole), log=log) == 0
@@ -163,14 +163,14 @@ def test_a_second_call_skips_what_is_done(pipelines: Pipelines, whole: Path, tmp
     assert contents(whole) == before
 
 
-def refused(pipelines: Pipelines, folder: Path, log: Path, *overrides: str) -> str:
+def refused(pipelines: Zygote, folder: Path, log: Path, *overrides: str) -> str:
     """What a call that must not go on says."""
     assert pipelines.train(*words(folder), *overrides, log=log) == 1
     return log.read_text()
 
 
 def test_what_a_stage_was_made_from_must_be_as_it_was(
-    pipelines: Pipelines, whole: Path, tmp_path: Path
+    pipelines: Zygote, whole: Path, tmp_path: Path
 ):
     rows = whole / "rows.jsonl"
     before = rows.read_text()
@@ -186,9 +186,7 @@ def test_what_a_stage_was_made_from_must_be_as_it_was(
     assert "stage = 'rl'" in said
 
 
-def test_a_model_that_was_changed_is_not_handed_on(
-    pipelines: Pipelines, whole: Path, tmp_path: Path
-):
+def test_a_model_that_was_changed_is_not_handed_on(pipelines: Zygote, whole: Path, tmp_path: Path):
     weights = whole / "runs" / "demo" / "sft" / "export" / "model.safetensors"
     before = weights.read_bytes()
     weights.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
@@ -204,7 +202,7 @@ def test_a_model_that_was_changed_is_not_handed_on(
 
 
 def test_an_artifact_of_another_run_is_named_by_its_hash(
-    pipelines: Pipelines, whole: Path, tmp_path: Path
+    pipelines: Zygote, whole: Path, tmp_path: Path
 ):
     [made] = Registry(whole / "runs").find("demo/sft")
     text = (whole / "pipeline.yaml").read_text()
@@ -233,7 +231,7 @@ def further(folder: Path) -> list[str | Path]:
 
 
 def test_a_stage_that_began_from_a_checkpoint_goes_on_from_its_own(
-    pipelines: Pipelines, tmp_path: Path
+    pipelines: Zygote, tmp_path: Path
 ):
     called, log = further(tmp_path), tmp_path / "log.txt"
     more = tmp_path / "runs" / "demo" / "more"
@@ -252,15 +250,13 @@ def test_a_stage_that_began_from_a_checkpoint_goes_on_from_its_own(
     assert "stage = 'more': it was begun with something else: trainer.resume_from_path was" in said
 
 
-def refused_further(pipelines: Pipelines, called: list[str | Path], folder: Path) -> str:
+def refused_further(pipelines: Zygote, called: list[str | Path], folder: Path) -> str:
     assert pipelines.train(*called, log=folder / "refused.txt") == 1
     return (folder / "refused.txt").read_text()
 
 
 @pytest.mark.parametrize("name", [QUICKEST, *LONGER])
-def test_a_pipeline_among_the_recipes_runs_in_small(
-    name: str, pipelines: Pipelines, tmp_path: Path
-):
+def test_a_pipeline_among_the_recipes_runs_in_small(name: str, pipelines: Zygote, tmp_path: Path):
     small = [
         "trainer.total_training_steps=2",
         "trainer.logger=jsonl",

@@ -55,7 +55,7 @@ def test_a_run_that_is_profiled_learns_the_same(tmp_path: Path):
 def test_without_steps_nothing_is_made(tmp_path: Path):
     run: OnlineRun = prepare(tmp_path)
     with run.profiler.step(1), run.profiler.part("generate"):
-        assert not run.profiler._is_on
+        assert not run.profiler._here.is_on
     close(run)
     assert not run.profiler.folder.exists()
 

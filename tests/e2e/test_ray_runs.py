@@ -23,8 +23,9 @@ ray = pytest.importorskip("ray", reason="the extra `ray` is not installed")
 CLUSTER = ("trainer.n_gpus_per_node=2", f"{ROLLOUT}.data_parallel_size=2")
 STEPS = ("trainer.total_training_steps=3", "trainer.save_freq=1")
 PPO = ("algorithm.adv_estimator=gae", "critic.optim.lr=1.0e-3", f"{ROLLOUT}.n=2")
+LIMITED = (f"{ROLLOUT}.min_p=0.01", f"{ROLLOUT}.min_new_tokens=3", f"{ROLLOUT}.stop=[zz, '77', qq]")
 KINDS = {
-    "PPO with tools": (*CHATTY, *PPO),
+    "PPO with tools": (*CHATTY, *PPO, *LIMITED),
     "GRPO with LoRA and a reference": (
         f"{MODEL}.lora_rank=4",
         "actor_rollout_ref.actor.use_kl_loss=true",
@@ -58,7 +59,8 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     """The same run in this process and on the cluster."""
     words = (*KINDS[request.param], *STEPS)
     here = train(tmp_path_factory.mktemp("here"), *words)
-    there = traced(tmp_path_factory.mktemp("there"), *words, *CLUSTER)
+    more = ("trainer.profile.steps=[2]", f"{ROLLOUT}.free_cache_engine=true")
+    there = traced(tmp_path_factory.mktemp("there"), *words, *CLUSTER, *more)
     return here, there
 
 
@@ -72,6 +74,19 @@ def traced(folder: Path, *words: str) -> Ran:
         close(run)
         SPANS.close()
     return read_back(run.recorder.directory.root)
+
+
+def test_a_profiled_step_leaves_a_trace_of_every_process(runs: tuple[Ran, Ran]):
+    folder = runs[1].root / "profile"
+    others = ("", "_actor_0", "_actor_1", "_rollout_0", "_rollout_1")
+    kinds = {"trace": "json.gz", "operators": "txt"}
+    assert {path.name for path in folder.iterdir()} == {
+        f"{kind}_step_000002{process}.{ending}"
+        for process in others
+        for kind, ending in kinds.items()
+    }
+    for process in others[1:]:
+        assert "aten::" in (folder / f"operators_step_000002{process}.txt").read_text()
 
 
 def rollouts(run: Ran, step: int):

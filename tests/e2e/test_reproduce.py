@@ -54,7 +54,7 @@ def test_a_changed_seed_parts_at_the_first_step(run: Path, tmp_path: Path):
     config = yaml.safe_load(copy.read_config())
     config["trainer"]["seed"] = 1
     copy.write_config(yaml.safe_dump(config), {})
-    done = luyen("reproduce", copy.root, "--steps", "1")
+    done = luyen("reproduce", copy.root, "--steps", "1", "--trust")
     assert done.exit_code == 1, done.output
     assert "step 1 of 1: not equal" in done.output
     assert "They part at step 1, in its prompts." in done.output
@@ -69,7 +69,7 @@ def test_a_changed_reward_file_is_named_before_anything_runs(
     before = reward.read_text()
     reward.write_text(f"{before}\n# a thought\n")
     try:
-        done = luyen("reproduce", run, "--into", tmp_path / "p" / "again")
+        done = luyen("reproduce", run, "--trust", "--into", tmp_path / "p" / "again")
     finally:
         reward.write_text(before)
     assert done.exit_code == 2
@@ -83,7 +83,7 @@ def test_changed_rows_are_named_and_nothing_is_left(run: Path, tmp_path: Path):
     facts = copy.read_manifest()
     facts["datasets"]["train"] = "other"
     copy.manifest.write_text(sealed_page(facts))
-    done = luyen("reproduce", copy.root)
+    done = luyen("reproduce", copy.root, "--trust")
     assert done.exit_code == 2
     assert "the rows are not what the run had" in done.output
     assert [p.name for p in copy.root.parent.iterdir()] == ["copy"]
@@ -93,15 +93,15 @@ def test_a_damaged_run_and_one_that_cannot_start_are_explained(run: Path, tmp_pa
     copy = copied(run, tmp_path)
     text = copy.config.read_text()
     copy.config.write_text(text.replace("seed: 0", "seed: 1"))
-    done = luyen("reproduce", copy.root)
+    done = luyen("reproduce", copy.root, "--trust")
     assert (done.exit_code, "config.yaml" in done.output) == (2, True)
     config = yaml.safe_load(text)
     config["data"]["train_files"] = ["nowhere.jsonl"]
     copy.write_config(yaml.safe_dump(config), {})
-    done = luyen("reproduce", copy.root)
+    done = luyen("reproduce", copy.root, "--trust")
     assert (done.exit_code, "nowhere.jsonl: no such file" in done.output) == (2, True)
     copy.digests.unlink()
-    done = luyen("reproduce", copy.root)
+    done = luyen("reproduce", copy.root, "--trust")
     assert (done.exit_code, "digests.jsonl" in done.output) == (2, True)
 
 

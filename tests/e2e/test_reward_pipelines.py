@@ -8,19 +8,19 @@ import pytest
 from luyen.studio.doctor.all import diagnose
 from luyen.studio.doctor.read import read_run
 from luyen.telemetry.metrics_file import read_metrics, series
-from tests.e2e.pipeline_process import Pipelines
 from tests.e2e.recipes import PIPELINES
+from tests.kill.zygote import Zygote
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def pipelines() -> Iterator[Pipelines]:
-    with Pipelines() as process:
+def pipelines() -> Iterator[Zygote]:
+    with Zygote() as process:
         yield process
 
 
-def trained(name: str, folder: Path, pipelines: Pipelines) -> Path:
+def trained(name: str, folder: Path, pipelines: Zygote) -> Path:
     """The run directory of the last stage."""
     log = folder / "log.txt"
     words = ["trainer.logger=jsonl", f"trainer.default_local_dir={folder}"]
@@ -34,16 +34,14 @@ def ends(root: Path, name: str) -> tuple[float, float]:
     return values[0], values[-1]
 
 
-def test_a_sound_reward_model_raises_the_true_reward(tmp_path: Path, pipelines: Pipelines):
+def test_a_sound_reward_model_raises_the_true_reward(tmp_path: Path, pipelines: Zygote):
     root = trained("pipeline_sft_rm_ppo", tmp_path, pipelines)
     before, after = ends(root, "val/reward/even/mean")
     assert after > before + 0.2
     assert "reward-hacking" not in {finding.rule for finding in diagnose(read_run(root))}
 
 
-def test_a_flawed_reward_model_is_hacked_and_the_doctor_says_so(
-    tmp_path: Path, pipelines: Pipelines
-):
+def test_a_flawed_reward_model_is_hacked_and_the_doctor_says_so(tmp_path: Path, pipelines: Zygote):
     root = trained("pipeline_flawed_reward", tmp_path, pipelines)
     learned, true = ends(root, "val/reward/taste/mean"), ends(root, "val/reward/exact/mean")
     assert learned[1] > learned[0]

@@ -13,6 +13,9 @@ from pathlib import Path
 from typing import Any, Self, final
 
 ROOT = Path(__file__).parent.parent.parent
+KILLED = -9
+_BROKE = 70
+"""Exit status of a child that raised something."""
 
 
 @final
@@ -38,10 +41,20 @@ class Zygote:
         calls: Path | None = None,
     ) -> int:
         """Carry a run out in a child; how it ended. What it says goes to `log`."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
         job = {"overrides": overrides, "point": point, "call": call}
         job |= {"log": str(log or os.devnull), "calls": str(calls or os.devnull)}
+        return self._ended(job)
+
+    def train(self, *words: str | Path, log: Path, die: tuple[str, str, int] | None = None) -> int:
+        """`luyen train` with these words; `die` names a function, before or after it, which call.
+
+        What it says goes to `log`.
+        """
+        return self._ended({"words": [str(word) for word in words], "log": str(log), "die": die})
+
+    def _ended(self, job: dict[str, Any]) -> int:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(job) + "\n")
         self._process.stdin.flush()
         return int(self._process.stdout.readline())
@@ -61,33 +74,55 @@ class Zygote:
         self.close()
 
 
-def _live(job: dict[str, Any]) -> None:
-    """The life of a child."""
-    from luyen.config.check import check
+def _live(job: dict[str, Any]) -> int:
+    """The life of a child; its exit status."""
     from luyen.train import start
     from luyen.train.offline import start as offline
+
+    # Pictures take longer than the run.
+    start.draw_curves = offline.draw_curves = lambda *_: []
+    return _train(job) if "words" in job else _run(job)
+
+
+def _run(job: dict[str, Any]) -> int:
+    from luyen.config.check import check
+    from luyen.train.start import run_training
     from tests.kill.offline import OFFLINE_POINTS
     from tests.kill.points import POINTS, arm
 
     os.environ["LUYEN_TEST_CALLS"] = job["calls"]
-    # Pictures take longer than the run.
-    start.draw_curves = offline.draw_curves = lambda *_: []
     if job["point"] is not None:
         arm({**POINTS, **OFFLINE_POINTS}[job["point"]], job["call"])
-    start.run_training(check([], job["overrides"]))
+    run_training(check([], job["overrides"]))
+    return 0
 
 
-def _child(job: dict[str, Any]) -> int:
-    status = 1
+def _train(job: dict[str, Any]) -> int:
+    from luyen.base.errors import UserError
+    from luyen.cli.train import run_train
+    from tests.kill.points import Point, arm
+
+    if job["die"] is not None:
+        where, when, call = job["die"]
+        arm(Point(where=where, when=when, calls=(call,)), call)
+    try:
+        return run_train(job["words"])
+    except UserError as error:
+        sys.stdout.write(f"error: {error}\n")
+        return 1
+
+
+def _child(job: dict[str, Any]) -> None:
+    status = _BROKE
     try:
         log = os.open(job["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(log, 1)
         os.dup2(log, 2)
-        _live(job)
-        status = 0
+        status = _live(job)
     except BaseException:  # noqa: BLE001 - whatever it is, it goes to the log
         traceback.print_exc()
     finally:
+        sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
 
@@ -96,7 +131,7 @@ def main() -> None:
     """Serve until the input ends."""
     import torch
 
-    import luyen.train.start  # noqa: F401 - what every child needs
+    import luyen.train.pipeline  # noqa: F401 - what every child needs
     from luyen.base.exactness import prepare_process
 
     prepare_process()

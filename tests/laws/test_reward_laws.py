@@ -15,7 +15,7 @@ from luyen.rewards.rules.choice import choice
 from luyen.rewards.rules.exact import exact
 from luyen.rewards.rules.gsm8k import gsm8k
 from luyen.rewards.rules.length import length, overlong
-from luyen.rewards.rules.numbers import numbers_in, numeric
+from luyen.rewards.rules.numbers import last_number, numeric
 from luyen.rewards.rules.shape import json_valid
 from luyen.rewards.step import score_all
 from tests.unit.rewards.builders import answer, group, prompt
@@ -70,7 +70,7 @@ def test_a_truth_is_its_own_answer(text):
 @given(st.decimals(allow_nan=False, allow_infinity=False, places=3), st.booleans())
 def test_a_number_is_found_however_it_is_written(number, with_commas):
     written = f"{number:,}" if with_commas else f"{number:f}"
-    assert numbers_in(f"it is {written}.")[-1] == number
+    assert last_number(f"it is {written}.") == number
     assert numeric(prompt(str(number)), answer(f"it is {written}.")) == 1.0
     assert gsm8k(prompt(str(number)), answer(f"#### {written}")) == 1.0
 

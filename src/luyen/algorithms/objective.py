@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from luyen.algorithms.aggregation import aggregation_weights
+from luyen.algorithms.foreign_parts import token_loss
 from luyen.algorithms.kl import PENALTIES, kl_penalty
 from luyen.algorithms.knobs import knob_names, read_by, require_known, require_not_negative
 from luyen.algorithms.layout import Layout
@@ -115,9 +116,9 @@ class Objective:
         asks for, since it needs logits. Masked positions of any stream do not matter.
         """
         loss = policy_losses.get(self.loss)
-        token_loss = loss(inputs, **read_by(loss, self.knobs))
-        layout, per_token = inputs.layout, token_loss.per_token
-        metrics = dict(token_loss.metrics)
+        found = token_loss(self.loss, inputs, read_by(loss, self.knobs))
+        layout, per_token = inputs.layout, found.per_token
+        metrics = dict(found.metrics)
         metrics["actor/pg_loss"] = _weighted_mean(per_token, weights)
         if entropy is not None:
             metrics["actor/entropy"] = Average.over(entropy, layout.mask)

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, final
 
+from luyen.base.secrets import masked
+
 
 class CallStatus(StrEnum):
     """How a call ended. The set is closed; every status but `OK` has a counter of its own."""
@@ -52,6 +54,10 @@ class ToolCall:
     """How long it ran, waiting for a free place not counted."""
     attempts: int = 0
     """How often it was tried."""
+
+    def __post_init__(self) -> None:
+        if self.error is not None:
+            object.__setattr__(self, "error", masked(self.error))
 
     @property
     def is_valid(self) -> bool:

@@ -15,6 +15,7 @@ from typing import Any, cast, final
 
 from luyen.base.errors import UserError
 from luyen.base.files import append, json_line, read_lines, write_whole, writing
+from luyen.base.owned import open_lines
 
 SCHEMA = 1
 """Version of the lines and of what is hashed; a reader refuses a later one."""
@@ -93,7 +94,7 @@ class DigestFile:
             write_whole(path, "".join(_line(digest) for digest in kept))
         self._path = path
         with writing(path):
-            self._file = path.open("ab", buffering=0)
+            self._file = open_lines(path)
 
     def write(self, digest: StepDigest) -> None:
         """Append the line of a step."""

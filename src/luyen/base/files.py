@@ -9,7 +9,6 @@ import errno
 import json
 import math
 import os
-import secrets
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from io import FileIO
@@ -17,14 +16,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from luyen.base.errors import UserError
+from luyen.base.leftovers import in_progress, temporary_beside
+from luyen.base.parsing import parse_json
+from luyen.base.reading import read_bytes
 
-TEMPORARY = ".tmp-"
-"""How the name of an unfinished file or directory begins."""
-
-
-def temporary_beside(path: Path) -> Path:
-    """A name for work in progress, in the same folder, that no other writer has."""
-    return path.with_name(f"{TEMPORARY}{path.name}-{os.getpid()}-{secrets.token_hex(4)}")
+_RESUME = "make room or mend the permissions, and resume; earlier checkpoints are intact"
 
 
 def sync(path: Path) -> None:
@@ -36,12 +32,17 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
-def write_whole(path: Path, content: bytes | str) -> None:
-    """Put the content at `path`; whoever looks sees all of it or what was there before."""
+def write_whole(path: Path, content: bytes | str, *, is_private: bool = False) -> None:
+    """Put the content at `path`; whoever looks sees all of it or what was there before.
+
+    A private file is readable by its owner alone, from its first byte on.
+    """
     data = content.encode() if isinstance(content, str) else content
     unfinished = temporary_beside(path)
-    with writing(path):
+    with writing(path), in_progress(unfinished):
         try:
+            if is_private:
+                unfinished.touch(0o600, exist_ok=False)
             unfinished.write_bytes(data)
             sync(unfinished)
             unfinished.replace(path)
@@ -51,7 +52,7 @@ def write_whole(path: Path, content: bytes | str) -> None:
 
 
 @contextmanager
-def writing(path: Path, *, field: str = "file") -> Generator[None]:
+def writing(path: Path, *, field: str = "file", fix: str = _RESUME) -> Generator[None]:
     """Turn what the disk refuses inside into a UserError that names the file and the reason.
 
     Example:
@@ -66,7 +67,6 @@ def writing(path: Path, *, field: str = "file") -> Generator[None]:
         yield
     except OSError as error:
         why = f"it could not be written: {error.strerror or error}"
-        fix = "make room or mend the permissions, and resume; earlier checkpoints are intact"
         raise UserError(field, str(path), why, fix) from error
 
 
@@ -99,20 +99,28 @@ def plain(value: Any) -> Any:
 
 def json_line(value: Mapping[str, Any]) -> str:
     """One line of JSON with sorted keys: equal content gives equal bytes."""
-    return json.dumps(plain(value), sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
+    return _in_utf8(json.dumps(plain(value), sort_keys=True, ensure_ascii=False, allow_nan=False))
 
 
 def json_page(value: Mapping[str, Any]) -> str:
     """Indented JSON for a file that people open."""
-    return json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return _in_utf8(json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def _in_utf8(text: str) -> str:
+    """The text and a newline; bytes of a path that are no UTF-8 become escapes, as JSON has it."""
+    return text.encode(errors="backslashreplace").decode() + "\n"
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; a UserError when it is missing or damaged."""
+    """The object in a JSON file; a UserError when it is missing, unreadable or damaged."""
     try:
-        found: Any = json.loads(path.read_text())
+        found = parse_json(read_bytes(path))
     except FileNotFoundError as error:
         raise UserError("file", str(path), "it is missing", "restore it from a copy") from error
+    except OSError as error:
+        why = f"it cannot be read: {error.strerror or error}"
+        raise UserError("file", str(path), why, "mend what is in the way") from error
     except ValueError as error:
         why = f"it is damaged: {error}"
         raise UserError("file", str(path), why, "restore it from a copy") from error
@@ -124,7 +132,14 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """The objects of a JSONL file; a torn last line is left out, any other damage is an error."""
-    whole = path.read_bytes().split(b"\n")[:-1]  # what follows the last newline is torn, or empty
+    try:
+        data = read_bytes(path)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        why = f"it cannot be read: {error.strerror or error}"
+        raise UserError("file", str(path), why, "mend what is in the way") from error
+    whole = data.split(b"\n")[:-1]  # what follows the last newline is torn, or empty
     found: list[dict[str, Any]] = []
     for number, line in enumerate(whole, 1):
         entry = _entry(line)
@@ -137,7 +152,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 def _entry(line: bytes) -> dict[str, Any] | None:
     try:
-        found: Any = json.loads(line)
+        found = parse_json(line)
     except ValueError:
         return None
     return cast(dict[str, Any], found) if isinstance(found, dict) else None

@@ -16,7 +16,10 @@ from pathlib import Path
 from typing import Any, cast, final
 
 from luyen.base.errors import UserError
-from luyen.base.files import plain
+from luyen.base.files import plain, writing
+from luyen.base.owned import open_owned
+from luyen.base.parsing import parse_json
+from luyen.base.reading import read_bytes
 
 SCHEMA = 1
 """Version of the lines; a file of another one is not used."""
@@ -42,8 +45,9 @@ class JournalFile:
         self.path = path
         self._found: dict[tuple[str, str], dict[str, Any]] = {}
         self._places: dict[tuple[str, str], int] = {}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        with writing(path, field="journal"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._handle = open_owned(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         self._failure: OSError | None = None
         self._written = threading.Event()
         self._closed = threading.Event()
@@ -109,7 +113,7 @@ class JournalFile:
 
     def _drop_torn_end(self) -> None:
         """Half a record is work that was not done; the next one must not run into it."""
-        data = self.path.read_bytes()
+        data = read_bytes(self.path)
         os.ftruncate(self._handle, data.rfind(b"\n") + 1)
 
     def _write(self, record: Mapping[str, Any]) -> None:
@@ -153,7 +157,7 @@ def _line(record: Mapping[str, Any]) -> bytes:
 
 def _read(path: Path) -> tuple[list[dict[str, Any]], int]:
     """The sound records of a file, and how many of its whole lines are not as they were written."""
-    lines = path.read_bytes().split(b"\n")[:-1]
+    lines = read_bytes(path).split(b"\n")[:-1]
     found = [_record(line) for line in lines]
     return [record for record in found if record is not None], found.count(None)
 
@@ -163,7 +167,7 @@ def _record(line: bytes) -> dict[str, Any] | None:
     if not found or check != b"%d}" % zlib.crc32(text):
         return None
     try:
-        value: Any = json.loads(line)
+        value = parse_json(line)
     except ValueError:
         return None
     return cast(dict[str, Any], value) if isinstance(value, dict) else None

@@ -30,3 +30,11 @@ def exists(path: str) -> bool:
         return expanded(path).exists()
     except (OSError, ValueError):
         return False
+
+
+def is_file(path: str) -> bool:
+    """Whether a regular file of this name is there; a name that cannot exist is not."""
+    try:
+        return expanded(path).is_file()
+    except (OSError, ValueError):
+        return False

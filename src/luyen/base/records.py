@@ -11,6 +11,7 @@ from enum import IntEnum, StrEnum
 from typing import Any, TypeAlias, final
 
 from luyen.base.calls import ToolCall
+from luyen.base.secrets import masked
 
 Message: TypeAlias = Mapping[str, Any]
 """One message of a conversation: `role`, `content`, and what the chat template knows besides."""
@@ -141,6 +142,10 @@ class Score:
     seconds: float | None = field(default=None, compare=False)
     """How long judging it took; no part of what it is."""
 
+    def __post_init__(self) -> None:
+        if self.error is not None:
+            object.__setattr__(self, "error", masked(self.error))
+
     def remarks(self) -> str:
         """What a reader should know besides the numbers, in brackets; nothing where all is plain.
 
@@ -245,6 +250,8 @@ class Rollout:
         lengths = {len(self.tokens), len(self.sources), len(self.turns), len(self.logps)}
         lengths |= {len(self.kept_mass)} - {0}
         assert lengths == {len(self.versions)}, "streams of a rollout differ in length"
+        if self.fault is not None:
+            object.__setattr__(self, "fault", masked(self.fault))
 
     @property
     def branches(self) -> tuple[Branch, ...]:

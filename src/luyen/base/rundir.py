@@ -10,10 +10,13 @@ import warnings
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, final
+from typing import Any, cast, final
 
+from luyen.base.claims import OWNER
 from luyen.base.errors import UserError
-from luyen.base.files import TEMPORARY, read_json, write_whole
+from luyen.base.files import read_json, write_whole, writing
+from luyen.base.leftovers import TEMPORARY
+from luyen.base.parsing import parse_yaml
 from luyen.base.seals import read_sealed_text, sealed_page, sealed_text, unsealed
 
 SCHEMA = 2
@@ -22,7 +25,8 @@ _UNSEALED = 1
 """The version whose manifest, configuration and provenance have no seals."""
 
 _STEP = re.compile(r"step_(\d+)")
-_BEGINNING = {"config.yaml", "provenance.json", "resumptions.json"}
+_BEGINNING = {OWNER, "config.yaml", "provenance.json", "resumptions.json"}
+_OTHER_PLACE = "make room, mend the permissions, or choose another trainer.default_local_dir"
 
 
 class DamagedRecord(UserWarning):
@@ -66,7 +70,7 @@ class RunDirectory:
     """
 
     def __init__(self, root: Path | str) -> None:
-        self.root = Path(root).expanduser()
+        self.root = _expanded(Path(root))
         self.manifest = self.root / "manifest.json"
         self.config = self.root / "config.yaml"
         self.provenance = self.root / "provenance.json"
@@ -90,21 +94,24 @@ class RunDirectory:
     ) -> "RunDirectory":
         """Begin a run: its config as YAML, where each key came from, and the facts of the run.
 
-        Refused where there is a run already, or a folder with files that are not ours.
+        Refused where there is a run already, or a folder with files that are not ours. Where other
+        processes may want the same directory, it is claimed first (`luyen.base.claims`).
         """
         made = cls(root)
-        made._demand_unused()
-        made.root.mkdir(parents=True, exist_ok=True)
+        made.demand_unused()
+        with writing(made.root, field="run directory", fix=_OTHER_PLACE):
+            made.root.mkdir(parents=True, exist_ok=True)
         made.write_config(config, provenance)
-        write_whole(made.resumptions, sealed_page({"resumptions": []}))
+        write_whole(made.resumptions, sealed_page({"resumptions": []}), is_private=True)
         for folder in (made.events, made.root / "rollouts", made.checkpoints):
-            folder.mkdir(exist_ok=True)
+            with writing(folder, fix=_OTHER_PLACE):
+                folder.mkdir(exist_ok=True)
         identity = {
             "schema": SCHEMA,
             "run_id": new_run_id(),
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
         }
-        write_whole(made.manifest, sealed_page(identity | dict(manifest)))
+        write_whole(made.manifest, sealed_page(identity | dict(manifest)), is_private=True)
         return made
 
     @classmethod
@@ -125,8 +132,13 @@ class RunDirectory:
 
     @property
     def exists(self) -> bool:
-        """Whether a run was begun here."""
-        return self.manifest.is_file()
+        """Whether a run was begun here; a UserError when nobody can look."""
+        try:
+            return self.manifest.is_file()
+        except OSError as error:
+            why = f"one cannot look there: {error.strerror or error}"
+            fix = "mend the permissions, or give another folder"
+            raise UserError("run directory", str(self.root), why, fix) from error
 
     @property
     def run_id(self) -> str:
@@ -139,13 +151,28 @@ class RunDirectory:
         return unsealed(page, self.manifest, is_demanded=page.get("schema") == SCHEMA)
 
     def write_config(self, config: str, provenance: Mapping[str, Any]) -> None:
-        """Write the configuration in force, as YAML, and where each key of it came from."""
-        write_whole(self.config, sealed_text(config))
-        write_whole(self.provenance, sealed_page(provenance))
+        """Write the configuration in force, as YAML, and where each key of it came from.
+
+        Only its owner can read it: keys of one's own may hold secrets.
+        """
+        write_whole(self.config, sealed_text(config), is_private=True)
+        write_whole(self.provenance, sealed_page(provenance), is_private=True)
 
     def read_config(self) -> str:
         """The configuration as YAML; a UserError when it is not as it was written."""
         return read_sealed_text(self.config, is_demanded=self._has_seals())
+
+    def read_settings(self) -> dict[str, Any]:
+        """The configuration as a tree; a UserError when it is not as it was written, or none."""
+        text = self.read_config()
+        try:
+            found = parse_yaml(text)
+        except ValueError as error:
+            why = f"it cannot be read: {error}"
+            raise UserError("file", str(self.config), why, "restore it from a copy") from error
+        if not isinstance(found, dict):
+            raise _foreign(self.config, "configuration of a run")
+        return cast(dict[str, Any], found)
 
     def read_provenance(self) -> dict[str, str]:
         """Where each key was written; a UserError when the file is not as it was written."""
@@ -185,7 +212,7 @@ class RunDirectory:
             warnings.warn(said, DamagedRecord, stacklevel=2)
         when = {"time": datetime.now(UTC).isoformat(timespec="seconds")}
         listed = [*before, when | dict(facts)]
-        write_whole(self.resumptions, sealed_page({"resumptions": listed}))
+        write_whole(self.resumptions, sealed_page({"resumptions": listed}), is_private=True)
 
     def _has_seals(self) -> bool:
         """Whether this run was begun with seals; what lies alone, without a manifest, was not."""
@@ -204,8 +231,11 @@ class RunDirectory:
         """Where the checkpoint of a step lies."""
         return self.checkpoints / step_name(step)
 
-    def _demand_unused(self) -> None:
-        """What an interrupted `create` left is ours to replace; anything else is not."""
+    def demand_unused(self) -> None:
+        """A UserError unless a run may begin here.
+
+        What an interrupted `create` left is ours to replace; anything else is not.
+        """
         if self.exists:
             why = "it holds a run already"
             fix = "resume it, or choose another trainer.experiment_name"
@@ -213,14 +243,28 @@ class RunDirectory:
         if self.root.exists() and not self.root.is_dir():
             why, fix = "a file of that name is in the way", "choose another experiment name"
             raise UserError("run directory", str(self.root), why, fix)
-        present = sorted(self.root.iterdir()) if self.root.is_dir() else []
-        for path in present:
+        for path in self._present():
             ours = path.name in _BEGINNING or path.name.startswith(TEMPORARY)
             if not ours and not (path.is_dir() and not any(path.iterdir())):
                 why = f"it is not empty (`{path.name}`) and holds no run: no manifest.json"
                 fix = "choose another trainer.experiment_name, clear the folder, or, if it was a "
                 fix += "run, restore its manifest.json from a copy"
                 raise UserError("run directory", str(self.root), why, fix)
+
+    def _present(self) -> list[Path]:
+        try:
+            return sorted(self.root.iterdir()) if self.root.is_dir() else []
+        except OSError as error:
+            why = f"it cannot be listed: {error.strerror or error}"
+            raise UserError("run directory", str(self.root), why, _OTHER_PLACE) from error
+
+
+def _expanded(root: Path) -> Path:
+    try:
+        return root.expanduser()
+    except RuntimeError as error:
+        why, fix = f"there is no user {root.parts[0]}", "write the path without `~`"
+        raise UserError("run directory", str(root), why, fix) from error
 
 
 def _foreign(path: Path, what: str) -> UserError:

@@ -13,6 +13,7 @@ from typing import Any
 
 from luyen.base.errors import UserError
 from luyen.base.files import json_page, plain
+from luyen.base.reading import read_bytes
 
 _KEY = "seal"
 _LINE = re.compile(r"# sha256 of what follows: ([0-9a-f]{64})")
@@ -64,7 +65,7 @@ def read_sealed_text(path: Path, *, is_demanded: bool) -> str:
     """
     try:
         # As bytes first: reading as text would make "\r\n" and "\n" the same.
-        whole = path.read_bytes().decode()
+        whole = read_bytes(path).decode()
     except FileNotFoundError as error:
         raise UserError("file", str(path), "it is missing", _FIX) from error
     except (OSError, UnicodeDecodeError) as error:

@@ -1,4 +1,7 @@
-"""Which known name did the user mean? Edit distance with swaps, ties broken by likeness."""
+"""Which known name did the user mean? Edit distance with swaps, ties broken by likeness.
+
+Also how a value of theirs is shown to them.
+"""
 
 from collections.abc import Iterable
 from difflib import SequenceMatcher
@@ -50,3 +53,29 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     if near:
         return "did you mean " + " or ".join(f"`{n}`" for n in near) + "?"
     return "known: " + ", ".join(names)
+
+
+def shortened(value: object, *, most: int = 200) -> object:
+    """The value; as the beginning of its text where that would fill more than some lines.
+
+    Example:
+        >>> shortened([1, 2]), shortened("ab" * 100, most=8)
+        ([1, 2], 'ababa...')
+    """
+    try:
+        text = str(value)
+    except (ValueError, RecursionError):  # a number of too many digits, a list without a bottom
+        return f"({type(value).__name__})"
+    return value if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def printable(text: str) -> str:
+    """The text with everything escaped that a terminal obeys, or cannot write.
+
+    Example:
+        >>> print(printable("a" + chr(27) + "[2J b"))
+        a\\x1b[2J b
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

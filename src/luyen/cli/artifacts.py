@@ -32,18 +32,23 @@ def run_list(folder: Path, *, as_json: bool) -> int:
 
 
 def run_verify(folder: Path, *, as_json: bool) -> int:
-    """Hash all there is; 1 when something is not as it was noted."""
-    held = [one for one in _once(_registry(folder)) if one.files and not one.is_retired]
+    """Hash all there is, and follow every list; 1 when something is not as it was noted."""
+    registry = _registry(folder)
+    held = [one for one in _once(registry) if one.files and not one.is_retired]
+    damaged = registry.damage()
     wrong = [(one, how) for one in held if (how := difference(one)) is not None]
     if as_json:
         changed = [{**_page(one), "why": how} for one, how in wrong]
-        typer.echo(_json({"verified": len(held), "changed": changed}))
+        page = {"verified": len(held), "changed": changed, "damaged_lists": damaged}
+        typer.echo(_json(page))
     else:
+        for file, how in damaged.items():
+            typer.secho(f"{file}: {how}", fg="red")
         for one, how in wrong:
             typer.secho(f"{one.kind} {one.title}: {how}", fg="red")
         count = f"{len(held)} artifact{'' if len(held) == 1 else 's'}"
         typer.echo(f"{count} hashed, {len(wrong)} not as noted")
-    return 1 if wrong else 0
+    return 1 if wrong or damaged else 0
 
 
 def run_show(name: str, folder: Path, *, as_json: bool) -> int:

@@ -21,6 +21,7 @@ def run_chat(
     system: str | None,
     temperature: float,
     max_tokens: int | None,
+    is_trusted: bool,
 ) -> int:
     """Answer the messages, or those that a person types or a pipe brings, one a line."""
     if temperature < 0:
@@ -29,7 +30,7 @@ def run_chat(
     from luyen.train.checkpointed import open_checkpoint
     from luyen.train.conversation import Conversation
 
-    opened = open_checkpoint(checkpoint)
+    opened = open_checkpoint(checkpoint, is_trusted=is_trusted)
     talk = Conversation(opened, system=system, temperature=temperature, max_tokens=max_tokens)
     console = Console()
     try:

@@ -11,16 +11,23 @@ from typing import Any, cast
 import typer
 
 from luyen.base.errors import UserError
+from luyen.base.paths import is_file
+from luyen.base.secrets import masked, masked_tree
+from luyen.base.suggest import printable, shortened
+from luyen.config.architectures import unplanned
 from luyen.config.check import Report, check
 from luyen.config.explain import show_value
-from luyen.config.load import is_file
 from luyen.config.machine import Machine, this_machine
 from luyen.config.memory import MemoryPlan
 from luyen.config.pipeline import Pipeline, is_pipeline, read_pipeline
 from luyen.config.pipeline_check import check_pipeline
 from luyen.config.plan_lines import batch_lines, offline_lines
 from luyen.config.problem import Problem
+from luyen.config.schema.derived import derived_in_force
+from luyen.config.unrun import unrun
+from luyen.config.written import shown
 from luyen.runtime.ray.pools import Device, Pool, PoolFacts, pools_of
+from luyen.sandbox.limits import missing
 
 _GIB = 1024**3
 _COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
@@ -34,9 +41,9 @@ def run_check(words: Sequence[str], *, as_json: bool, device_memory_gb: float | 
         machine = _with_gpus(machine, device_memory_gb)
     if is_pipeline(files):
         return check_stages(read_pipeline(files, overrides), machine, as_json=as_json)
-    report = check(files, overrides, machine=machine)
+    report = check(files, overrides, machine=machine, missing_promises=missing)
     if as_json:
-        typer.echo(json.dumps(_plain(report_json(report)), indent=2, allow_nan=False))
+        typer.echo(json.dumps(without_odd_values(report_json(report)), indent=2, allow_nan=False))
     else:
         for line in report_lines(report, [str(f) for f in files], machine):
             typer.echo(line)
@@ -45,7 +52,7 @@ def run_check(words: Sequence[str], *, as_json: bool, device_memory_gb: float | 
 
 def check_stages(pipeline: Pipeline, machine: Machine, *, as_json: bool) -> int:
     """Print the report of every stage of a pipeline; 1 when one of them has errors."""
-    stages = check_pipeline(pipeline, machine=machine)
+    stages = check_pipeline(pipeline, machine=machine, missing_promises=missing)
     is_sound = not pipeline.problems and all(stage.report.is_sound for stage in stages)
     if as_json:
         page = {
@@ -53,7 +60,7 @@ def check_stages(pipeline: Pipeline, machine: Machine, *, as_json: bool) -> int:
             "problems": [problem.as_json() for problem in pipeline.problems],
             "stages": [{"name": one.name, **report_json(one.report)} for one in stages],
         }
-        typer.echo(json.dumps(_plain(page), indent=2, allow_nan=False))
+        typer.echo(json.dumps(without_odd_values(page), indent=2, allow_nan=False))
         return 0 if is_sound else 1
     for problem in pipeline.problems:
         for line in _one_problem(problem):
@@ -66,9 +73,27 @@ def check_stages(pipeline: Pipeline, machine: Machine, *, as_json: bool) -> int:
 
 
 def split_words(words: Sequence[str]) -> tuple[list[Path], list[str]]:
-    """Files, and key=value overrides; a file may have an equals sign in its name."""
-    overrides = [word for word in words if "=" in word and not is_file(Path(word))]
+    """Files, and key=value or ~key overrides; a file may have an equals sign in its name."""
+    overrides = [w for w in words if ("=" in w or _takes_back(w)) and not is_file(w)]
+    for word in overrides:
+        _refuse_other_encodings(word)
     return [Path(word) for word in words if word not in overrides], overrides
+
+
+def _takes_back(word: str) -> bool:
+    """Whether it is Hydra's `~key`, and no path of a home directory."""
+    return word.startswith("~") and word != "~" and "/" not in word
+
+
+def _refuse_other_encodings(word: str) -> None:
+    """A value goes into files that are UTF-8; bytes of a path that are none cannot."""
+    try:
+        word.encode()
+    except UnicodeEncodeError as error:
+        key, _, value = word.partition("=")
+        shown = value.encode(errors="backslashreplace").decode()
+        why, fix = "it is no UTF-8", "rename the path, or run in a UTF-8 locale (LANG=C.UTF-8)"
+        raise UserError(key, shown, why, fix) from error
 
 
 def _with_gpus(machine: Machine, gib: float) -> Machine:
@@ -76,7 +101,7 @@ def _with_gpus(machine: Machine, gib: float) -> Machine:
     if not (gib > 0 and math.isfinite(gib)):
         why = "a device has some memory, and not without end"
         raise UserError("--device-memory-gb", gib, why, "give GiB, such as 80")
-    return replace(machine, gpu_bytes=(int(gib * _GIB),) * 64)
+    return replace(machine, gpu_bytes=(int(gib * _GIB),) * 64, is_assumed=True)
 
 
 def report_json(report: Report) -> dict[str, Any]:
@@ -96,23 +121,25 @@ def report_json(report: Report) -> dict[str, Any]:
         "problems": [problem.as_json() for problem in report.problems],
         "plan": {
             "batch": asdict(plan.batch),
+            "derived": derived_in_force(report.config),
             "placement": asdict(plan.where),
             "pools": [asdict(pool) for pool in _pools(report)],
             "model": asdict(plan.shape) if plan.shape else None,
             "memory": memory,
         },
-        "config": report.config.model_dump(mode="json"),
+        "not_tried": [{"key": key, "why": words} for key, words in unrun(report.config)],
+        "config": shown(report.config),
     }
 
 
-def _plain(value: Any) -> Any:
+def without_odd_values(value: Any) -> Any:
     """The value as JSON can hold it; what JSON has no form for (NaN, a set, bytes) as text."""
     match value:
         case dict():
             entries = cast(dict[Any, Any], value)
-            return {str(name): _plain(inner) for name, inner in entries.items()}
+            return {str(name): without_odd_values(inner) for name, inner in entries.items()}
         case list() | tuple():
-            return [_plain(inner) for inner in cast(Sequence[Any], value)]
+            return [without_odd_values(inner) for inner in cast(Sequence[Any], value)]
         case None | bool() | int() | str():
             return value
         case float() if math.isfinite(value):
@@ -127,6 +154,16 @@ def report_lines(report: Report, files: Sequence[str], machine: Machine) -> Iter
     if report.is_whole:
         yield ""
         yield from _plan_lines(report, machine)
+        yield from _unrun_lines(report)
+
+
+def _unrun_lines(report: Report) -> Iterator[str]:
+    """What was not run, asked or read, where there is such a thing."""
+    left = list(unrun(report.config))
+    if left:
+        yield "Not tried: what is wrong here, only training shows"
+    for key, words in left:
+        yield f"  {printable(key)}: {printable(masked(words))}"
 
 
 def problem_lines(report: Report, files: Sequence[str]) -> Iterator[str]:
@@ -137,7 +174,7 @@ def problem_lines(report: Report, files: Sequence[str]) -> Iterator[str]:
 
 
 def _headline(report: Report, files: Sequence[str]) -> str:
-    where = ", ".join(files) or "the command line"
+    where = printable(", ".join(files)) or "the command line"
     if not report.problems:
         return typer.style(f"No problems in {where}", fg="green")
     counts = Counter(problem.severity for problem in report.problems)
@@ -148,12 +185,14 @@ def _headline(report: Report, files: Sequence[str]) -> str:
 def _one_problem(problem: Problem) -> Iterator[str]:
     label = typer.style(f"{problem.severity} {problem.id}", fg=_COLOURS[problem.severity])
     is_file = problem.field == problem.origin.source
-    what = f"{problem.field} = {show_value(problem.value)}   ({problem.origin})"
+    value = masked_tree(problem.value, problem.field)
+    value = printable(str(shortened(show_value(value))))
+    what = f"{printable(problem.field)} = {value}   ({printable(str(problem.origin))})"
     yield ""
-    yield f"  {label}  {problem.origin if is_file else what}"
-    yield f"    {problem.why}"
+    yield f"  {label}  {printable(str(problem.origin)) if is_file else what}"
+    yield f"    {printable(masked(problem.why))}"
     if problem.fix:
-        yield f"    Fix: {problem.fix}"
+        yield f"    Fix: {printable(problem.fix)}"
 
 
 def _pools(report: Report) -> list[Pool]:
@@ -169,12 +208,17 @@ def _plan_lines(report: Report, machine: Machine) -> Iterator[str]:
     lines = batch_lines if report.config.trainer.stage == "rl" else offline_lines
     for label, words in lines(plan.batch):
         yield f"  {label:16s} {words}"
+    derived = derived_in_force(report.config)
+    if derived:
+        yield "Not set, and derived from other keys"
+    for path, value in derived.items():
+        yield f"  {path} = {show_value(value)}"
     yield "Roles"
     for role in where.roles:
         yield f"  {role.name:16s} {role.engine}; {role.place}"
     yield from _pool_lines(_pools(report), "cuda" if where.device == "cuda" else "cpu")
     if plan.shape is None or plan.memory is None:
-        yield "Memory: unknown, since no config.json of the model can be read on this machine"
+        yield f"Memory: unknown, {unplanned(report.config.actor_rollout_ref.model)}"
         return
     yield f"Memory on one device, for a model of {_count(plan.shape.parameters())} parameters"
     yield from _memory_lines(plan.memory)

@@ -11,7 +11,7 @@ import typer
 from luyen.base.errors import UserError
 from luyen.base.files import plain
 from luyen.studio.doctor.all import RULES, diagnose
-from luyen.studio.doctor.findings import Finding
+from luyen.studio.doctor.findings import Finding, Rule
 from luyen.studio.doctor.read import RunRecord, read_run
 
 _COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
@@ -45,6 +45,7 @@ def report_json(record: RunRecord, findings: Sequence[Finding]) -> dict[str, Any
         "run_id": record.manifest.get("run_id"),
         "last_step": steps[-1] if steps else 0,
         "rules": len(RULES),
+        "too_few_steps": {one.id: one.steps for one in unjudged(record)},
         "findings": [finding.as_json() for finding in findings],
         "try_first": first,
     }
@@ -57,6 +58,7 @@ def report_lines(record: RunRecord, findings: Sequence[Finding]) -> Iterator[str
     yield f"{record.directory.root}: {last} steps{f' of {total}' if total else ''}"
     if not findings:
         yield typer.style(f"No findings ({len(RULES)} rules)", fg="green")
+        yield from _unjudged_lines(record)
         return
     counts = Counter(finding.severity for finding in findings)
     yield ", ".join(f"{n} {kind}{'s' if n > 1 else ''}" for kind, n in counts.items())
@@ -64,6 +66,20 @@ def report_lines(record: RunRecord, findings: Sequence[Finding]) -> Iterator[str
         yield from _one_finding(finding)
     yield ""
     yield f"Try first: {findings[0].symptom.experiment.change}"
+    yield from _unjudged_lines(record)
+
+
+def unjudged(record: RunRecord) -> list[Rule]:
+    """Rules that need more steps than the run has."""
+    return [one for one in RULES.values() if one.steps > len(record.steps)]
+
+
+def _unjudged_lines(record: RunRecord) -> Iterator[str]:
+    by_need: dict[int, list[str]] = {}
+    for one in unjudged(record):
+        by_need.setdefault(one.steps, []).append(one.id)
+    for need, names in sorted(by_need.items()):
+        yield f"Not judged before step {need}: {', '.join(names)}"
 
 
 def _one_finding(finding: Finding) -> Iterator[str]:

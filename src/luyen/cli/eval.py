@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from luyen.base.files import json_page, plain, write_whole
 from luyen.cli.eval_request import EvalRequest
 from luyen.cli.quiet import prepare
+from luyen.config.trust import require_trusted_files, require_trusted_path
 
 if TYPE_CHECKING:
     from luyen.studio.evaluation.compare import Comparison
@@ -160,13 +161,21 @@ def _measure_all(request: EvalRequest) -> "list[Evaluated]":
         data=request.data,
         reward=request.reward,
     )
-    opened = open_checkpoint(request.checkpoint, request.overrides, files=request.config)
+    trusted = request.is_trusted
+    require_trusted_files(request.config, is_trusted=trusted)
+    if request.against is not None:  # now, and not after the first has been measured
+        require_trusted_path(request.against, is_trusted=trusted)
+    opened = open_checkpoint(
+        request.checkpoint, request.overrides, files=request.config, is_trusted=trusted
+    )
     opened = replace(opened, config=asked_config(opened.config, asked))
     request.ks(most=opened.config.actor_rollout_ref.rollout.val_kwargs.n)
     found = [_measured(opened, request, request.samples_out)]
     if request.against is not None:
         config, opened = opened.config, None  # two models need not fit into memory together
-        other = open_checkpoint(request.against, request.overrides, files=request.config)
+        other = open_checkpoint(
+            request.against, request.overrides, files=request.config, is_trusted=trusted
+        )
         other = replace(other, config=with_model_of(config, other.config))
         place = request.samples_out
         beside = None if place is None else place.with_name(f"{place.stem}.against{place.suffix}")

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from luyen.cli.eval_request import EvalRequest
+from luyen.cli.trust_option import Trust
 
 _Checkpoint = Annotated[
     str | None,
@@ -75,14 +76,13 @@ def evaluate(
     as_json: _AsJson = False,
     out: _Out = None,
     show: _Show = 3,
+    trust: Trust = False,
 ) -> None:
     """Measure a checkpoint on its run's validation rows, or compare two.
 
     Draws exactly as the run's own validation does, unless told otherwise. Nothing is written
     without --out or --samples-out.
     """
-    from luyen.cli.eval import run_eval
-
     request = EvalRequest(
         checkpoint=checkpoint,
         overrides=tuple(overrides or ()),
@@ -100,5 +100,12 @@ def evaluate(
         as_json=as_json,
         out=out,
         shown=show,
+        is_trusted=trust,
     )
-    raise typer.Exit(run_eval(request))
+    raise typer.Exit(_run(request))
+
+
+def _run(request: EvalRequest) -> int:
+    from luyen.cli.eval import run_eval
+
+    return run_eval(request)

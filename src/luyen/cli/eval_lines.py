@@ -1,6 +1,7 @@
 """The report of `luyen eval` for people."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from math import isclose
 from typing import Any
 
 from luyen.studio.evaluation.compare import Comparison, Difference, Flip
@@ -12,7 +13,7 @@ _INDENT = "    "
 def summary_lines(summaries: Sequence[SourceSummary]) -> Iterator[str]:
     """A table of accuracy and reward for every source, one of each k, and what is left out."""
     width = max(len("source"), *(len(found.source) for found in summaries))
-    yield f"{'source':{width}s}  accuracy  95 % (Wilson)   reward  95 % (BCa)"
+    yield f"{'source':{width}s}  {_share_name(summaries):8s}  95 % (Wilson)   reward  95 % (BCa)"
     for found in summaries:
         measures = {measure.name: measure for measure in found.measures}
         if not measures:
@@ -27,6 +28,13 @@ def summary_lines(summaries: Sequence[SourceSummary]) -> Iterator[str]:
     for found in summaries:
         if found.faults:
             yield f"{found.source}: {_counted(found.faults, 'sample')} without a reward, left out"
+
+
+def _share_name(summaries: Sequence[SourceSummary]) -> str:
+    """`accuracy` where every reward is 0 or 1, so that it is the mean; `solved` elsewhere."""
+    values = [{m.name: m.value for m in found.measures} for found in summaries if found.measures]
+    is_accuracy = all(isclose(v["accuracy"], v["reward"], abs_tol=1e-12) for v in values)
+    return "accuracy" if is_accuracy else "solved"
 
 
 def _k_lines(summaries: Sequence[SourceSummary], width: int) -> Iterator[str]:

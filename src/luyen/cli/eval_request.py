@@ -49,6 +49,8 @@ class EvalRequest:
     """Where every rollout goes."""
     shown: int = 3
     """Prompts shown, and prompts that flipped."""
+    is_trusted: bool = False
+    """Whether code that a run of somebody else names may run."""
 
     def ks(self, most: int) -> tuple[int, ...]:
         """Every k that is asked for, out of `most` samples; a UserError where one cannot be."""

@@ -8,16 +8,24 @@ from luyen.base.errors import UserError
 from luyen.cli.quiet import prepare
 
 
-def run_export(checkpoint: str, directory: Path, *, merge: bool) -> int:
+def run_export(checkpoint: str, directory: Path, *, merge: bool, is_trusted: bool) -> int:
     """Write the directory, whole or not at all."""
     directory = directory.expanduser()
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise UserError("DIR", str(directory), "it is not empty", "give a new directory")
+    if any(_is_of_a_run(above) for above in directory.absolute().parents):
+        why = "folders of checkpoints are read, counted and removed by their run"
+        raise UserError("DIR", str(directory), why, "give a directory outside of `checkpoints`")
     prepare()
     from luyen.train.exported import export_checkpoint
 
-    made = export_checkpoint(checkpoint, directory, merge=merge)
+    made = export_checkpoint(checkpoint, directory, merge=merge, is_trusted=is_trusted)
     typer.echo(f"{made.source} -> {directory}: {made.what}")
     for file in sorted(directory.iterdir()):
         typer.echo(f"  {file.name:28s} {file.stat().st_size:>12,d} bytes")
     return 0
+
+
+def _is_of_a_run(folder: Path) -> bool:
+    """Whether it is where a run has its checkpoints."""
+    return folder.name == "checkpoints" and (folder.parent / "manifest.json").exists()

@@ -5,6 +5,7 @@ from pathlib import Path
 import typer
 
 from luyen.base.errors import UserError
+from luyen.base.files import write_whole, writing
 from luyen.cli.starter import files
 
 
@@ -20,8 +21,9 @@ def run_init(directory: Path) -> int:
         raise UserError("DIR", str(directory), why, "give a new directory")
     for name, content in wanted.items():
         path = directory / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content, encoding="utf-8")
+        with writing(path, field="DIR", fix="make room, or mend the permissions"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, content)
         typer.echo(f"wrote {path}")
     typer.echo(
         f"\nTry next\n  cd {directory}\n  luyen check config.yaml\n  luyen train config.yaml"

@@ -1,12 +1,17 @@
 """The command table of `luyen`."""
 
+import errno
+import resource
 import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from luyen import __version__
 from luyen.base.errors import UserError
+from luyen.base.secrets import mask_tracebacks
 from luyen.cli import model_commands
 from luyen.cli.artifacts_command import artifacts
 from luyen.cli.bench_command import bench
@@ -14,6 +19,7 @@ from luyen.cli.data_command import data
 from luyen.cli.diff_command import diff
 from luyen.cli.doctor_command import doctor
 from luyen.cli.eval_command import evaluate
+from luyen.cli.exits import Commands
 from luyen.cli.profile_command import profile
 from luyen.cli.replay_command import replay
 from luyen.cli.report_command import report
@@ -21,10 +27,17 @@ from luyen.cli.reproduce_command import reproduce
 from luyen.cli.rescore_command import rescore
 from luyen.cli.rollout_command import rollout
 from luyen.cli.runs_command import runs
+from luyen.cli.sweep_command import sweep
 from luyen.cli.timeline_command import timeline
+from luyen.cli.trust_option import Trust
+from luyen.telemetry.output import OUTPUT, flushed, say, settle_streams
+
+_READER_GONE = 141
+"""What shells give for a command that SIGPIPE ended: 128 and the number of the signal."""
 
 app = typer.Typer(
     name="luyen",
+    cls=Commands,
     help="Reinforcement-learning post-training of language models.",
     no_args_is_help=True,
     add_completion=False,
@@ -33,9 +46,23 @@ app = typer.Typer(
 )
 
 
+def _say_version(is_wanted: bool) -> None:
+    if is_wanted:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
 @app.callback()
-def main() -> None:
+def main(
+    version: Annotated[  # noqa: ARG001 - its callback acts
+        bool,
+        typer.Option(
+            "--version", callback=_say_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
     """Reinforcement-learning post-training of language models."""
+    mask_tracebacks()  # here, since typer sets a hook of its own when the app is called
 
 
 @app.command()
@@ -72,14 +99,23 @@ def train(
             metavar="[CONFIG]... [KEY=VALUE]...",
         ),
     ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            help="Go on with this run, by the configuration it has; keys may be given anew.",
+            metavar="RUN",
+        ),
+    ] = None,
+    trust: Trust = False,
 ) -> None:
     """Train as a configuration says, after checking it."""
     from luyen.cli.train import run_train
 
-    raise typer.Exit(run_train(config or []))
+    raise typer.Exit(run_train(config or [], resume=resume, is_trusted=trust))
 
 
 app.command("eval")(evaluate)
+app.command()(sweep)
 app.command()(model_commands.chat)
 app.command()(model_commands.export)
 app.command()(model_commands.selftest)
@@ -102,9 +138,12 @@ app.add_typer(artifacts, name="artifacts")
 
 @app.command()
 def explain(
-    key: Annotated[str, typer.Argument(help="A key, a block, a rule's id, or a key of verl.")],
+    key: Annotated[str, typer.Argument(help="A key, block, rule, key of verl, or words.")],
 ) -> None:
-    """Say what a key or a rule means: type, default, limits, and the rules about it."""
+    """Say what a key or a rule means: type, default, choices, and the rules about it.
+
+    Other words list the keys, rules and pages that have to do with them.
+    """
     from luyen.config.explain import explain as words
 
     typer.echo(words(key))
@@ -132,8 +171,55 @@ def version() -> None:
 
 def run() -> None:
     """Entry point: a user's error is printed as such, without a traceback."""
+    settle_streams()
+    code = exit_code(app)
+    fault = flushed()
+    if fault is not None and fault.errno == errno.EPIPE:
+        code = _READER_GONE
+    elif fault is not None:
+        why = f"it could not be written: {fault.strerror or fault}"
+        fix = "make room, or give it another place"
+        code = _failed(UserError("standard output", "stdout", why, fix))
+    sys.exit(code)
+
+
+def exit_code(command: Callable[[], object]) -> str | int | None:
+    """Carry out a command; its exit code, after saying what a user can mend."""
     try:
-        app()
+        command()
     except UserError as error:
-        typer.secho(f"error: {error}", err=True, fg="red")
-        sys.exit(1)
+        return _failed(error)
+    except MemoryError as error:
+        why = (
+            f"there is not enough of it: {str(error).splitlines()[0]}" if str(error) else "all gone"
+        )
+        fix = "raise the limit (ulimit -v), or lower batch, lengths or model"
+        return _failed(UserError("memory", _address_limit(), why, fix))
+    except OSError as error:
+        if error is OUTPUT.fault:
+            return 1
+        if error.filename is None:
+            raise
+        why, fix = str(error.strerror or error), "mend what is in the way, and start again"
+        return _failed(UserError("file", str(error.filename), why, fix))
+    except SystemExit as end:
+        if _is_interrupted(end):
+            say("interrupted")
+        return end.code
+    return 0
+
+
+def _failed(error: UserError) -> int:
+    typer.secho(f"error: {error}", err=True, fg="red")
+    return 1
+
+
+def _is_interrupted(end: SystemExit) -> bool:
+    """Whether typer has made the exit of a Ctrl-C."""
+    exit_ = end.__context__
+    return exit_ is not None and isinstance(exit_.__cause__, KeyboardInterrupt)
+
+
+def _address_limit() -> str:
+    most, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return "of this machine" if most == resource.RLIM_INFINITY else f"{most} bytes of addresses"

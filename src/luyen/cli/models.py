@@ -25,9 +25,12 @@ def run_list() -> int:
 def run_get(name: str, to: Path | None) -> int:
     """Fetch a model unless it is there, try it, and say how to use it."""
     prepare_process()
-    from luyen.models.fetch import fetch, is_complete, place_of
+    from luyen.models.fetch import demand_known, fetch, is_complete, place_of
 
+    demand_known(name)
     place = (to or place_of(name)).expanduser().absolute()
+    if to is not None and place.is_dir() and not is_complete(place):
+        place = place / name  # a folder for models, not one that a model would replace
     if is_complete(place):
         typer.echo(f"{name} is there already")
     else:

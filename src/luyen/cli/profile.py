@@ -13,13 +13,15 @@ from luyen.cli.check import problem_lines, split_words
 from luyen.cli.train import quickstart
 from luyen.config.check import Report, check
 from luyen.config.machine import this_machine
+from luyen.config.trust import require_trusted_files
 
 
-def run_profile(words: Sequence[str], *, steps: str, out: Path) -> int:
+def run_profile(words: Sequence[str], *, steps: str, out: Path, is_trusted: bool) -> int:
     """Train up to the last of `steps`, and show where time went; 1 when there are errors."""
     numbers = parse_steps(steps)
     files, overrides = split_words(words)
     files = files or [quickstart()]
+    require_trusted_files(files, is_trusted=is_trusted)
     with TemporaryDirectory(prefix="luyen-profile-") as folder:
         report = _checked(files, [*overrides, *_forced(numbers, out, folder)])
         if not report.is_sound:

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from luyen.cli.trust_option import Trust
+
 
 def profile(
     config: Annotated[
@@ -19,6 +21,7 @@ def profile(
         str, typer.Option(help="Steps to look at; the run ends after the last.")
     ] = "2,3",
     out: Annotated[Path, typer.Option(help="Folder of the traces.")] = Path("profile"),
+    trust: Trust = False,
 ) -> None:
     """Train for a few steps and show where the time goes.
 
@@ -27,4 +30,4 @@ def profile(
     """
     from luyen.cli.profile import run_profile
 
-    raise typer.Exit(run_profile(config or [], steps=steps, out=out))
+    raise typer.Exit(run_profile(config or [], steps=steps, out=out, is_trusted=trust))

@@ -21,11 +21,17 @@ if TYPE_CHECKING:
 
 
 def run_replay(
-    run: Path, step: int, *, rollout: str | None, changes: Sequence[str], as_json: bool
+    run: Path,
+    step: int,
+    *,
+    rollout: str | None,
+    changes: Sequence[str],
+    as_json: bool,
+    is_trusted: bool,
 ) -> int:
     """Replay and print; 0 when it came out as recorded, 1 when not, 2 when it cannot be done."""
     try:
-        found = _replayed(run, step, rollout, changes)
+        found = _replayed(run, step, rollout, changes, is_trusted=is_trusted)
     except UserError as error:
         typer.secho(f"error: {error}", err=True, fg="red")
         return 2
@@ -35,7 +41,7 @@ def run_replay(
 
 
 def _replayed(
-    run: Path, step: int, rollout: str | None, changes: Sequence[str]
+    run: Path, step: int, rollout: str | None, changes: Sequence[str], *, is_trusted: bool
 ) -> "Replayed | Varied | Regenerated":
     if rollout is not None and changes:
         why = "a rollout is drawn again as the run drew it, and a changed key acts on the update"
@@ -59,7 +65,7 @@ def _replayed(
                 words = f"step {checked.step} parts from the run in its {checked.parted_at}"
                 typer.echo(words, err=True)
 
-        record = RunRecord(run)
+        record = RunRecord(run, is_trusted=is_trusted)
         if rollout is not None:
             return replay_rollout(record, step, rollout, watch)
         if changes:

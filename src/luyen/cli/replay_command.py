@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from luyen.cli.trust_option import Trust
+
 
 def replay(
     run: Annotated[Path, typer.Argument(help="A run directory.")],
@@ -24,6 +26,7 @@ def replay(
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    trust: Trust = False,
 ) -> None:
     """Do a step of a run again from its files, as it was or under changed keys.
 
@@ -32,4 +35,7 @@ def replay(
     """
     from luyen.cli.replay import run_replay
 
-    raise typer.Exit(run_replay(run, step, rollout=rollout, changes=changes or [], as_json=as_json))
+    code = run_replay(
+        run, step, rollout=rollout, changes=changes or [], as_json=as_json, is_trusted=trust
+    )
+    raise typer.Exit(code)

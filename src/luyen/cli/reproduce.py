@@ -16,6 +16,7 @@ from luyen.base.errors import UserError
 from luyen.base.files import plain
 from luyen.base.rundir import RunDirectory
 from luyen.cli.diff import input_line, lines
+from luyen.config.trust import require_trust
 from luyen.studio.diff import RunDifference, compare_runs
 from luyen.studio.environment import changed_surroundings
 from luyen.studio.inputs import ChangedInput, changed_inputs
@@ -67,14 +68,19 @@ class Reproduction:
         return made
 
 
-def run_reproduce(root: Path, *, steps: int | None, into: Path | None, as_json: bool) -> int:
+def run_reproduce(
+    root: Path, *, steps: int | None, into: Path | None, as_json: bool, is_trusted: bool
+) -> int:
     """Run it again and print what came of it; 0: equal, 1: not equal, 2: it cannot be done."""
 
     def say(words: str) -> None:
         typer.echo(words, err=as_json)
 
     try:
-        found = reproduce(root.resolve(), steps=steps, into=into, say=say)
+        run = RunDirectory.open(root.resolve())
+        folder = folder_of(run)
+        require_trust(run, is_trusted=is_trusted, folder=folder, is_run_again=True)
+        found = reproduce(run.root, steps=steps, into=into, say=say)
     except UserError as error:
         typer.secho(f"error: {error}", err=True, fg="red")
         return 2
@@ -155,7 +161,7 @@ def _late_changes(
         say(input_line(one))
     if any(one.kind == "dataset" for one in found):
         rerun.stop()
-        shutil.rmtree(rerun.directory.root)
+        shutil.rmtree(rerun.directory.root, ignore_errors=True)
     _refuse(found, "dataset")
     return found
 
@@ -227,7 +233,7 @@ def _await_metrics(rerun: Rerun, step: int) -> None:
 def _print_end(found: Reproduction, say: Say) -> None:
     say("")
     if found.difference is None:
-        count = len(found.equal_steps)
+        count = sum(step > 0 for step in found.equal_steps)  # step 0 is the first validation
         say(f"Reproduced: {count} step{'' if count == 1 else 's'}, equal to the last bit.")
         return
     for line in lines(found.difference):

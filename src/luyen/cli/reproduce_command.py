@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from luyen.cli.trust_option import Trust
+
 
 def reproduce(
     run: Annotated[Path, typer.Argument(help="A run directory.")],
@@ -18,6 +20,7 @@ def reproduce(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the result as JSON; progress goes to stderr.")
     ] = False,
+    trust: Trust = False,
 ) -> None:
     """Run a run again from its own configuration and compare digests step by step.
 
@@ -25,4 +28,5 @@ def reproduce(
     """
     from luyen.cli.reproduce import run_reproduce
 
-    raise typer.Exit(run_reproduce(run, steps=steps, into=into, as_json=as_json))
+    code = run_reproduce(run, steps=steps, into=into, as_json=as_json, is_trusted=trust)
+    raise typer.Exit(code)

@@ -13,6 +13,7 @@ from luyen.base.errors import UserError
 from luyen.base.files import json_line, plain, write_whole, writing
 from luyen.cli.quiet import prepare
 from luyen.cli.rescore_lines import mean_tau, question_of, rescore_lines
+from luyen.config.trust import require_trusted_files
 
 if TYPE_CHECKING:
     from luyen.rewards.objectives import Objectives
@@ -29,13 +30,17 @@ def run_rescore(
     shown: int,
     out: Path | None,
     as_json: bool,
+    is_trusted: bool,
 ) -> int:
     """Judge and print; 0 when all could be judged, 1 when some could not, 2 when nothing could."""
     try:
         steps = parse_steps(step)
         if out is not None:
             _demand_elsewhere(out, run)
-        found = _rescored(run, changes, file, steps, is_validation=is_validation)
+        require_trusted_files([] if file is None else [file], is_trusted=is_trusted)
+        found = _rescored(
+            run, changes, file, steps, is_validation=is_validation, is_trusted=is_trusted
+        )
         if out is not None:
             with writing(out, field="--out"):
                 write_whole(out, "".join(json_line(row) for row in found.rows()))
@@ -87,6 +92,7 @@ def _rescored(
     steps: range | None,
     *,
     is_validation: bool,
+    is_trusted: bool,
 ) -> "Rescored":
     prepare()
     from luyen.train.rescore.judge import rescore
@@ -103,6 +109,7 @@ def _rescored(
             overrides=changes,
             steps=steps,
             is_validation=is_validation,
+            is_trusted=is_trusted,
             watch=lambda done, total: bar.update(task, completed=done, total=total),
         )
 

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from luyen.cli.trust_option import Trust
+
 
 def rescore(
     run: Annotated[Path, typer.Argument(help="A run directory.")],
@@ -29,6 +31,7 @@ def rescore(
         Path | None, typer.Option(help="Write every rollout with both scores there (JSON lines).")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    trust: Trust = False,
 ) -> None:
     """Judge the recorded rollouts of a run by another reward, and show what would change.
 
@@ -46,5 +49,6 @@ def rescore(
         shown=show,
         out=out,
         as_json=as_json,
+        is_trusted=trust,
     )
     raise typer.Exit(code)

@@ -14,6 +14,7 @@ from luyen.cli.check import problem_lines, split_words
 from luyen.cli.quiet import prepare
 from luyen.config.check import check
 from luyen.config.machine import this_machine
+from luyen.config.trust import require_trusted_files
 
 if TYPE_CHECKING:
     from luyen.data.tokenizer import Tokenizer
@@ -35,9 +36,10 @@ def run_rollout(
     is_validation: bool,
     is_pretty: bool,
     as_json: bool,
+    is_trusted: bool,
 ) -> int:
     """Play, and print; 1 when the configuration has errors."""
-    opened = _opened(words)
+    opened = _opened(words, is_trusted=is_trusted)
     if opened is None:
         return 1
     from luyen.train.show import played
@@ -57,15 +59,16 @@ def run_rollout(
     return 0
 
 
-def _opened(words: Sequence[str]) -> "Opened | None":
+def _opened(words: Sequence[str], *, is_trusted: bool) -> "Opened | None":
     """The policy of a checkpoint, or the one that a configuration starts from, once it is sound."""
     files, overrides = split_words(words)
     if len(files) == 1 and files[0].suffix not in (".yaml", ".yml"):
         prepare()
         from luyen.train.checkpointed import open_checkpoint
 
-        return open_checkpoint(str(files[0]), overrides)
-    report = check(files, overrides, machine=this_machine())
+        return open_checkpoint(str(files[0]), overrides, is_trusted=is_trusted)
+    require_trusted_files(files, is_trusted=is_trusted)
+    report = check(files, overrides, machine=this_machine(), starts_a_run=False)
     if not report.is_sound:
         for line in problem_lines(report, [str(file) for file in files]):
             typer.echo(line)
@@ -89,7 +92,8 @@ def _headline(rollout: Rollout) -> str:
     if rollout.score is not None and rollout.score.value is not None:
         reward = f"reward {rollout.score.value:g}"
     turns = f"{rollout.num_turns} turn{'' if rollout.num_turns == 1 else 's'}"
-    return f"{turns}, {len(rollout.calls)} calls, {rollout.stop.value}, {reward}"
+    calls = f"{len(rollout.calls)} call{'' if len(rollout.calls) == 1 else 's'}"
+    return f"{turns}, {calls}, {rollout.stop.value}, {reward}"
 
 
 def _body(opened: "Opened", prompt: Prompt, rollout: Rollout, *, is_pretty: bool) -> Iterator[Text]:

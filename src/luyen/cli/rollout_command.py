@@ -4,6 +4,8 @@ from typing import Annotated
 
 import typer
 
+from luyen.cli.trust_option import Trust
+
 
 def rollout(
     config: Annotated[
@@ -22,6 +24,7 @@ def rollout(
         bool, typer.Option("--pretty", help="Show every token in the colour of its origin.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the rollouts as JSON.")] = False,
+    trust: Trust = False,
 ) -> None:
     """Play rollouts and show what was said, which tools were called, and the reward.
 
@@ -36,5 +39,6 @@ def rollout(
         is_validation=validation,
         is_pretty=pretty,
         as_json=as_json,
+        is_trusted=trust,
     )
     raise typer.Exit(code)

@@ -28,7 +28,7 @@ def run_runs(folder: Path, *, as_json: bool) -> int:
         typer.echo(line)
     for run in found:
         if run.note:
-            typer.secho(f"{run.path}: {run.note}", fg="red")
+            typer.secho(f"{run.path}: {run.note}", fg=_COLOURS[run.state])
     return 0
 
 

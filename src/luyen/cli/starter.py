@@ -6,7 +6,7 @@ from itertools import islice
 
 CONFIG = """\
 # A first run of your own: `luyen check config.yaml`, then `luyen train config.yaml`.
-# Paths are read from the folder in which you call luyen: this one.
+# Paths are relative to this file, wherever you call luyen.
 # `luyen explain KEY` says what a key means, and `luyen schema` lists all of them.
 data:
   train_files: data/train.jsonl # JSONL, JSON or parquet; several as a list
@@ -22,12 +22,15 @@ actor_rollout_ref:
     path: builtin://arithmetic
     enable_gradient_checkpointing: false # less memory, more time
   actor:
-    ppo_mini_batch_size: 16 # prompts of an optimizer step
     ppo_max_token_len_per_gpu: 8192 # tokens of a forward pass
     optim:
       lr: 3.0e-4 # for a real model: 1.0e-6
   rollout:
     n: 8 # answers to each prompt, compared with one another
+    val_kwargs: # validation samples as training does; its likeliest answers are right already
+      do_sample: true
+      temperature: 1.0
+      n: 4
 
 algorithm:
   adv_estimator: grpo
@@ -68,7 +71,7 @@ README = """\
 | `reward.py` | what an answer is worth |
 | `data/train.jsonl`, `data/val.jsonl` | a row a line: the prompt as messages, the right answer |
 
-Call these in this folder:
+Call these in this folder, under which `runs` is made:
 
 ```console
 $ luyen check config.yaml

@@ -1,20 +1,31 @@
 """`luyen train`: check, then train."""
 
-from collections.abc import Sequence
+import resource
+from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
 
 import typer
 
+from luyen.base.errors import UserError
 from luyen.base.exactness import prepare_process
 from luyen.cli.check import check_stages, problem_lines, report_lines, split_words
 from luyen.config.artifact_refs import named_artifacts
-from luyen.config.check import check
+from luyen.config.check import Report, check
 from luyen.config.load import load
 from luyen.config.machine import Machine, this_machine
 from luyen.config.pipeline import Pipeline, is_pipeline, read_pipeline
 from luyen.config.pipeline_check import check_pipeline
+from luyen.config.run_names import words_to_go_on
+from luyen.config.trust import require_trusted_files
+from luyen.sandbox.limits import missing
 from luyen.telemetry.artifacts import require_unchanged
+from luyen.telemetry.output import OUTPUT, say
+from luyen.train.interrupt import Stopped, stopped_by_signals
+
+_LEAST_ADDRESSES = 1_100_000_000
+_NO_MEMORY = ("can't start new thread", "allocate memory", "out of memory")
+"""How torch and the interpreter say that there is no more."""
 
 
 def quickstart() -> Path:
@@ -22,16 +33,37 @@ def quickstart() -> Path:
     return Path(str(resources.files("luyen") / "builtin" / "quickstart.yaml"))
 
 
-def run_train(words: Sequence[str]) -> int:
-    """Train, and print what was reached; 1 when the configuration has errors."""
+def run_train(words: Sequence[str], *, resume: Path | None = None, is_trusted: bool = False) -> int:
+    """Train, and print what was reached; 0 only when the run reached its end.
+
+    `resume` is a run to go on with. 1 when the configuration has errors, and 128 plus its number
+    when a signal ended it.
+    """
+    OUTPUT.go_on()
+    try:
+        with stopped_by_signals():
+            return _trained(words, resume, is_trusted=is_trusted)
+    except Stopped as stopped:
+        say(f"interrupted ({stopped}); luyen train --resume RUN goes on with a run that has begun")
+        return stopped.exit_code
+
+
+def _trained(words: Sequence[str], resume: Path | None, *, is_trusted: bool) -> int:
     files, overrides = split_words(words)
+    if resume is not None:
+        if files:
+            why = "the run has its own configuration"
+            raise UserError("--resume", str(resume), why, "give keys (KEY=VALUE), and no file")
+        file, place = words_to_go_on(resume)
+        files, overrides = [file], [*overrides, *place]
     if not files:
         files = [quickstart()]
         typer.echo("No configuration named: training the quickstart (sums, built-in model).")
+    require_trusted_files(files, is_trusted=is_trusted)
     machine = this_machine()
     if is_pipeline(files):
         return _train_stages(read_pipeline(files, overrides), machine)
-    report = check(files, overrides, machine=machine)
+    report = check(files, overrides, machine=machine, missing_promises=missing)
     names = [str(f) for f in files]
     if not report.is_sound:
         for line in problem_lines(report, names):
@@ -42,37 +74,60 @@ def run_train(words: Sequence[str]) -> int:
             typer.echo(line)
     for key, artifact in named_artifacts(load(files, overrides)).items():
         require_unchanged(artifact, key)
-    prepare_process()
+    return _reported(lambda: _train_run(report))
+
+
+def _train_run(report: Report) -> int:
     # torch and everything above it load here, after the configuration has been found sound.
-    from luyen.runtime.ray.wire import RemoteError
     from luyen.train.start import run_training
 
-    try:
-        typer.echo(f"\n{run_training(report).text()}")
-    except RemoteError as error:
-        # Its traceback is the one to read; where this process heard of it helps nobody.
-        typer.secho(f"error: {error}", err=True, fg="red")
-        return 1
-    return 0
+    summary = run_training(report)
+    typer.echo(f"\n{summary.text()}")
+    return summary.exit_code
 
 
 def _train_stages(pipeline: Pipeline, machine: Machine) -> int:
     """Check every stage, then run those that are not done; 1 when one has errors."""
-    stages = check_pipeline(pipeline, machine=machine)
+    stages = check_pipeline(pipeline, machine=machine, missing_promises=missing)
     if pipeline.problems or not all(stage.report.is_sound for stage in stages):
         return check_stages(pipeline, machine, as_json=False)
     for stage in stages:
         if stage.report.problems:
             for line in problem_lines(stage.report, [f"{pipeline.source}, stage {stage.name}"]):
                 typer.echo(line)
-    prepare_process()
-    from luyen.runtime.ray.wire import RemoteError
+    return _reported(lambda: _run_stages(pipeline, machine))
+
+
+def _run_stages(pipeline: Pipeline, machine: Machine) -> int:
     from luyen.train.pipeline import run_pipeline
 
+    code = run_pipeline(pipeline, typer.echo, machine=machine)
+    if not code:
+        typer.echo(f"Finished: all {len(pipeline.stages)} stages of {pipeline.name}")
+    return code
+
+
+def _reported(work: Callable[[], int]) -> int:
+    """The exit code of what trains; 1 with the traceback of another process that failed."""
+    _demand_addresses()
+    prepare_process()
+    from luyen.runtime.ray.wire import RemoteError
+
     try:
-        if run_pipeline(pipeline, typer.echo, machine=machine):
-            typer.echo(f"Finished: all {len(stages)} stages of {pipeline.name}")
+        return work()
     except RemoteError as error:
+        # Its traceback is the one to read; where this process heard of it helps nobody.
         typer.secho(f"error: {error}", err=True, fg="red")
         return 1
-    return 0
+    except RuntimeError as error:
+        if any(words in str(error) for words in _NO_MEMORY):
+            raise MemoryError(str(error)) from error
+        raise
+
+
+def _demand_addresses() -> None:
+    """A UserError where memory is so short that libraries end the process without a word."""
+    most, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if 0 <= most < _LEAST_ADDRESSES:
+        why = f"loading torch takes {_LEAST_ADDRESSES} bytes of addresses"
+        raise UserError("memory", f"{most} bytes of addresses", why, "raise the limit (ulimit -v)")

@@ -62,6 +62,9 @@ def shard(
     host memory. Without `reshard_after_forward` a layer stays whole until its backward pass.
     """
     policy = module.body if isinstance(module, ValueModel) else module
+    if not policy.is_packed:
+        why = "a model that transformers itself runs is not sharded: ranks would read other rows"
+        raise UserError("trainer.n_gpus_per_node", mesh.size(), why, "train it on one device")
     _take_apart(policy)
     learning = [p for p in policy.parameters() if p.requires_grad]
     compute = mixed_precision or _only_type(learning)

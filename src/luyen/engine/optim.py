@@ -31,6 +31,8 @@ def rate(optim: Optim, *, step: int, total_steps: int | None) -> float:
     warm_up = optim.lr_warmup_steps
     if warm_up < 0:
         warm_up = int(optim.lr_warmup_steps_ratio * (total_steps or 0))
+    if total_steps is not None:
+        warm_up = min(warm_up, total_steps)  # the last step, at least, has the full rate
     if step < warm_up:
         return optim.lr * (step + 1) / warm_up
     if total_steps is None or optim.lr_scheduler_type == "constant":

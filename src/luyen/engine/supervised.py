@@ -31,6 +31,7 @@ class SupervisedEngine:
         passes: Passes,
         *,
         aggregation: str,
+        loss_scale_factor: float | None = None,
         loss: str = "nll",
         device: torch.device | None = None,
     ) -> None:
@@ -39,6 +40,7 @@ class SupervisedEngine:
         self.optimizer = optimizer
         self.passes = passes
         self.aggregation = aggregation
+        self.loss_scale_factor = loss_scale_factor
         self._loss = supervised_losses.get(loss)
         self._device = device
 
@@ -47,7 +49,9 @@ class SupervisedEngine:
 
         Where tokens count more or less (`TOKEN_WEIGHT`), all together count as much as without.
         """
-        weights = aggregation_weights(self.aggregation, batch.layout)
+        weights = aggregation_weights(
+            self.aggregation, batch.layout, loss_scale_factor=self.loss_scale_factor
+        )
         if TOKEN_WEIGHT in batch.streams:
             counted = weights * batch.streams[TOKEN_WEIGHT]
             weights = counted * (weights.double().sum() / counted.double().sum()).float()

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias, TypeVar, final
 import torch
 
 from luyen.base.heartbeat import HEART
+from luyen.base.loops import loosened
 from luyen.rollout.client import EngineClient
 from luyen.rollout.protocol import RolloutEngine, Sampling
 from luyen.rollout.single_turn import Draw, Group
@@ -52,7 +53,7 @@ class AheadGeneration:
         self._begun: list[Future[list[Group]]] = []
         self._needed: tuple[int, ...] = ()
         self._held: set[int] = set()
-        self._loop = asyncio.new_event_loop()
+        self._loop = loosened(asyncio.new_event_loop())
         threads = torch.get_num_threads()
         self._thread = threading.Thread(
             target=self._run, args=(threads,), name="generation", daemon=True
@@ -105,6 +106,14 @@ class AheadGeneration:
                 wait([wanted, *left], timeout=1.0, return_when=FIRST_COMPLETED)
             self.raise_first()
         return wanted.result()
+
+    def on_engine(self, call: Callable[[], object]) -> None:
+        """Call something that touches the engine, on the thread that may, and wait for it."""
+
+        async def called() -> None:
+            call()
+
+        self._on_thread(called()).result()
 
     def close(self) -> None:
         """Stop what still runs, and let the tools go. Closing twice is allowed."""

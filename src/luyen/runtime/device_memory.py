@@ -11,3 +11,9 @@ def device_bytes() -> int | None:
         True
     """
     return torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else None
+
+
+def release_device_memory() -> None:
+    """Hand memory that the allocator caches back to the device, where other processes take it."""
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()

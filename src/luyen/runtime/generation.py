@@ -128,9 +128,11 @@ class Generation:
         if self.conversations is not None:
             await self.conversations.wind_down()
 
-    def broken(self, groups: Sequence[Group]) -> list[Rollout]:
+    def broken(self, groups: Sequence[Group], *, purpose: str) -> list[Rollout]:
         """Rollouts that no reward should judge; a UserError when they are to stop the run."""
-        return self.conversations.faulty(groups) if self.conversations is not None else []
+        if self.conversations is None:
+            return []
+        return self.conversations.faulty(groups, is_learned_from=purpose == "rollout")
 
     def close(self) -> None:
         """Let the tools go."""

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from luyen.algorithms.objective import Objective
 from luyen.base.errors import UserError
-from luyen.base.records import Rollout
 from luyen.checkpoint.background import CheckpointWriter
 from luyen.checkpoint.finite import not_finite
 from luyen.checkpoint.tensors import load_state
@@ -96,6 +95,11 @@ class LocalRoles:
     @property
     def watch(self) -> None:
         """Nobody need be watched: this process does everything."""
+        return
+
+    @property
+    def traces(self) -> None:
+        """No other process need be traced."""
         return
 
     @property
@@ -257,10 +261,6 @@ class LocalRoles:
     def load(self, folder: Path) -> None:
         """Restore weights and optimizer state, whatever number of ranks saved them."""
         self.load_state_dict({name: load_state(folder, name) for name in self.state_dict()})
-
-    def broken(self, groups: Sequence[Group]) -> list[Rollout]:
-        """Rollouts that no reward should judge; a UserError when they are to stop the run."""
-        return self.generation.broken(groups)
 
     def close(self) -> None:
         """Free the engine's memory, and let the tools go."""

@@ -30,6 +30,7 @@ from luyen.engine.step import ShareUpdated
 from luyen.models.lora import adapter_off
 from luyen.models.policy import Policy
 from luyen.runtime.roles import learned
+from luyen.runtime.trace import ProcessTrace, Trace
 
 
 @final
@@ -52,6 +53,15 @@ class RankRoles:
         self.critic = critic
         self.teacher = teacher
         self._beside = BesideWriter()
+        self._trace = ProcessTrace()
+
+    def start_trace(self, trace: Trace) -> None:
+        """Record what this rank computes from now on."""
+        self._trace.start(trace.of(f"actor_{self.rank}"))
+
+    def stop_trace(self) -> None:
+        """Write down what was recorded."""
+        self._trace.stop()
 
     def actor_scores(self, share: Share, *, sum_pi_squared: bool = False) -> dict[str, Tensor]:
         """Log-probabilities under the weights that the update starts from."""

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from luyen.algorithms.objective import Objective
-from luyen.base.records import Rollout
 from luyen.checkpoint.background import CheckpointWriter
 from luyen.engine.batch import PackedBatch
 from luyen.engine.step import Updated
 from luyen.rollout.protocol import Sampling
-from luyen.rollout.single_turn import Draw, Group
+from luyen.rollout.single_turn import Draw
 from luyen.runtime.generation import Generation
 from luyen.runtime.pending import Pending
+from luyen.runtime.trace import Traced
 from luyen.runtime.watch import RoleWatch
 from luyen.telemetry.journal import WorkJournal
 
@@ -82,6 +82,11 @@ class Roles(Protocol):
         """Whether what is submitted is drawn while the caller does something else."""
         ...
 
+    @property
+    def traces(self) -> Traced | None:
+        """Processes of the roles that can be traced; None: they are all in this one."""
+        ...
+
     def submit(
         self,
         draws: Sequence[Draw],
@@ -100,10 +105,6 @@ class Roles(Protocol):
 
     def keep_weights(self, versions: Collection[int]) -> None:
         """Only these versions will be asked for again, besides those of later moments."""
-        ...
-
-    def broken(self, groups: Sequence[Group]) -> list[Rollout]:
-        """Rollouts that no reward should judge; a UserError when they are to stop the run."""
         ...
 
     def old_scores(self, batch: PackedBatch, *, sum_pi_squared: bool) -> dict[str, Tensor]:

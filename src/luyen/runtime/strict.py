@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 
 from luyen.algorithms.objective import Objective
-from luyen.base.records import Rollout
 from luyen.checkpoint.background import CheckpointWriter
 from luyen.engine.batch import PackedBatch
 from luyen.engine.step import Updated
 from luyen.rollout.protocol import Sampling
-from luyen.rollout.single_turn import Draw, Group
+from luyen.rollout.single_turn import Draw
 from luyen.runtime.generation import Generation
 from luyen.runtime.pending import Pending
 from luyen.runtime.roles import Described, Roles
+from luyen.runtime.trace import Traced
 from luyen.runtime.watch import RoleWatch
 from luyen.telemetry.journal import WorkJournal
 
@@ -74,6 +74,11 @@ class StrictRoles:
         """Whether what is submitted is drawn while the caller does something else."""
         return self.inner.draws_elsewhere
 
+    @property
+    def traces(self) -> Traced | None:
+        """Processes of the roles that can be traced."""
+        return self.inner.traces
+
     def submit(
         self,
         draws: Sequence[Draw],
@@ -91,10 +96,6 @@ class StrictRoles:
     def keep_weights(self, versions: Collection[int]) -> None:
         """Only these versions will be asked for again, besides those of later moments."""
         self.inner.keep_weights(versions)
-
-    def broken(self, groups: Sequence[Group]) -> list[Rollout]:
-        """Rollouts that no reward should judge; a UserError when they are to stop the run."""
-        return self.inner.broken(groups)
 
     def old_scores(self, batch: PackedBatch, *, sum_pi_squared: bool) -> dict[str, Tensor]:
         """Log-probabilities under the weights that the update starts from."""

@@ -4,11 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
-import yaml
-
 from luyen.base.digests import STAGES
-from luyen.base.errors import UserError
 from luyen.base.rundir import RunDirectory
+from luyen.base.secrets import masked_tree
 
 ABSENT = "<absent>"
 """Stands for the value of a key that one of the runs does not have."""
@@ -45,6 +43,7 @@ _ACTS_ON = {
     "critic.optim.betas": "gradients",
     "critic.optim.clip_grad": "gradients",
     "reward": "rewards",
+    "sandbox": "rewards",
     "algorithm": "advantages",
     "distill": "advantages",
     "preference": "advantages",
@@ -182,12 +181,7 @@ def _changed(kind: str, name: str, a: Any, b: Any) -> ChangedInput:
 
 
 def _config(run: RunDirectory) -> dict[str, Any]:
-    try:
-        tree = yaml.safe_load(run.read_config())
-    except (ValueError, yaml.YAMLError) as error:
-        why = f"it cannot be read: {error}"
-        raise UserError("file", str(run.config), why, "restore it from a copy") from error
-    return dict(_leaves(tree))
+    return dict(_leaves(masked_tree(run.read_settings())))
 
 
 def _leaves(tree: Any, above: str = "") -> Iterator[tuple[str, Any]]:

@@ -7,9 +7,7 @@ looks like that of a run that did less; only the other files know better.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
-
-import yaml
+from typing import final
 
 from luyen.base.digests import read_digests
 from luyen.base.errors import UserError
@@ -108,5 +106,4 @@ def _is_chained(checkpoint: Path) -> bool:
 
 
 def _keeps_metrics(run: RunDirectory) -> bool:
-    tree: Any = yaml.safe_load(run.read_config())
-    return "jsonl" in ((tree or {}).get("trainer") or {}).get("logger", ())
+    return "jsonl" in (run.read_settings().get("trainer") or {}).get("logger", ())

@@ -1,19 +1,19 @@
 """The runs below a folder: what each is, how far it got, and whether it is still going on."""
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, final
-
-import yaml
+from typing import Any, Literal, cast, final
 
 from luyen.base.claims import is_claimed
 from luyen.base.errors import UserError
+from luyen.base.parsing import parse_json
+from luyen.base.reading import read_bytes
 from luyen.base.rundir import RunDirectory, step_of
 from luyen.telemetry.artifact_registry import run_directories
+from luyen.telemetry.notes import last_note
 
 State = Literal["running", "finished", "interrupted", "damaged"]
 
@@ -52,7 +52,7 @@ class RunFacts:
     bytes: int = 0
     """Size of all its files."""
     note: str = ""
-    """What is wrong with it."""
+    """What is wrong with it, or why it ended before its last step."""
 
     @property
     def name(self) -> str:
@@ -74,10 +74,10 @@ def _facts(run: RunDirectory) -> RunFacts:
     where = {"path": str(run.root), "bytes": size, "changed": _time(newest)}
     try:
         manifest = RunDirectory.open(run.root).read_manifest()
-        config: dict[str, Any] = yaml.load(run.read_config(), yaml.CSafeLoader)
+        config = run.read_settings()
         trainer: dict[str, Any] = config["trainer"]
         total = _total(config, manifest)
-    except (UserError, yaml.YAMLError, LookupError, TypeError, AttributeError) as error:
+    except (UserError, LookupError, TypeError, AttributeError, ValueError) as error:
         note = str(error.why if isinstance(error, UserError) else error)
         return RunFacts(run="?", state="damaged", note=note, **where)
     saved = _newest_checkpoint(run)
@@ -86,13 +86,14 @@ def _facts(run: RunDirectory) -> RunFacts:
     state: State = "finished" if is_over else "interrupted"
     return RunFacts(
         run=manifest["run_id"],
-        state="running" if is_claimed(run.manifest) else state,
+        state="running" if is_claimed(run.root) else state,
         stage=trainer["stage"],
         steps=max(last, saved or 0),
         total=total,
         metric=metric,
         value=value,
         created=manifest["created"],
+        note="" if is_over else last_note(run.root),
         **where,
     )
 
@@ -119,7 +120,7 @@ def _newest_checkpoint(run: RunDirectory) -> int | None:
 def _last_measured(file: Path, wanted: str | None) -> tuple[int, str | None, float | None]:
     """The last step with numbers, and name and value of what was last validated."""
     try:
-        lines = file.read_bytes().split(b"\n")[:-1]
+        lines = read_bytes(file).split(b"\n")[:-1]
     except OSError:
         return 0, None, None
     last = int(_entry(lines[-1]).get("step", 0)) if lines else 0
@@ -136,9 +137,10 @@ def _last_measured(file: Path, wanted: str | None) -> tuple[int, str | None, flo
 
 def _entry(line: bytes) -> dict[str, Any]:
     try:
-        return json.loads(line)
+        found = parse_json(line)
     except ValueError:
         return {}
+    return cast(dict[str, Any], found) if isinstance(found, dict) else {}
 
 
 def _size(folder: Path) -> tuple[int, float]:

@@ -18,6 +18,7 @@ from luyen.telemetry.artifact_lines import (
     NAME,
     add_artifacts,
     current,
+    damage,
     read_artifacts,
     rewrite_artifacts,
 )
@@ -54,12 +55,11 @@ class Registry:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        runs = [one for run in run_directories(root) for one in read_artifacts(run.root / NAME)]
+        runs = _noted_below(root)
         here = {one.run for one in runs}
-        self._here = current(runs)
         # A run that is here speaks for itself; the index adds those that are not here any more.
         gone = [one for one in _index(root) if one.run not in here]
-        self.artifacts = (*current(gone), *self._here)
+        self.artifacts = (*current(gone), *runs)
 
     def find(self, words: str) -> list[Artifact]:
         """What is meant by a name, `NAME@HASH` or a hash; the beginning of a hash is enough.
@@ -100,8 +100,13 @@ class Registry:
 
     def rebuild(self) -> int:
         """Write the index anew, of the runs that are here, and say how many lines it has."""
-        rewrite_artifacts(self.root / NAME, self._here)
-        return len(self._here)
+        return rewrite_artifacts(self.root / NAME, lambda: _noted_below(self.root))
+
+    def damage(self) -> dict[str, str]:
+        """List -> what is wrong with it, of the runs' lists and of the index."""
+        files = [self.root / NAME, *(run.root / NAME for run in run_directories(self.root))]
+        found = {str(file): damage(file) for file in dict.fromkeys(files)}
+        return {file: why for file, why in found.items() if why is not None}
 
 
 def made_at(path: Path) -> Artifact | None:
@@ -121,14 +126,21 @@ def made_at(path: Path) -> Artifact | None:
 
 
 def note(run: RunDirectory, artifacts: list[Artifact], root: Path | None) -> None:
-    """Add artifacts to a run's list, and to the index of all runs below `root`.
+    """Add artifacts to a run's list, and then to the index of all runs below `root`.
 
-    An index that is damaged is left as it is, for `rebuild`: it holds nothing of its own.
+    In this order, since `rebuild` makes the index from the lists. An index that is damaged is left
+    as it is: it holds nothing of its own.
     """
     add_artifacts(run.root / NAME, artifacts)
     if root is not None:
         with suppress(UserError):
             add_artifacts(root / NAME, artifacts)
+
+
+def _noted_below(root: Path) -> list[Artifact]:
+    """What holds now by the lists of the runs below a folder."""
+    listed = (one for run in run_directories(root) for one in read_artifacts(run.root / NAME))
+    return current(listed)
 
 
 def _index(root: Path) -> list[Artifact]:

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Literal, final
 
 from luyen.base.errors import UserError
-from luyen.base.files import TEMPORARY, json_line
+from luyen.base.files import json_line
+from luyen.base.leftovers import TEMPORARY
+from luyen.base.reading import require_file
 
 Kind = Literal["dataset", "model", "reward_model", "checkpoint", "export"]
 MISSING = "missing"
@@ -126,8 +128,10 @@ def difference(artifact: Artifact) -> str | None:
         file = place / name if place.is_dir() else place
         try:
             found = _sha256(file)
-        except OSError:
+        except FileNotFoundError:
             return f"{file} is missing"
+        except OSError as error:
+            return f"{file} cannot be read: {error.strerror or error}"
         if found != expected:
             return f"{file} has other content (sha256 {found[:8]} instead of {expected[:8]})"
     if artifact.is_whole and artifact.files and place.is_dir():
@@ -153,5 +157,5 @@ def _names(folder: Path) -> list[str]:
 
 
 def _sha256(file: Path) -> str:
-    with file.open("rb") as handle:
+    with require_file(file).open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()

@@ -8,8 +8,6 @@ reads.
 import sys
 import time
 from collections.abc import Mapping
-from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Protocol, TextIO, final
 
 from rich.console import Console, Group, RenderableType
@@ -19,54 +17,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-HEADING: ContextVar[str] = ContextVar("heading", default="")
-"""What the run is a part of, such as a stage of a pipeline, for displays that open from now on."""
+from luyen.telemetry.figures import FIGURES, HEADING, Clock, duration, sparkline
+from luyen.telemetry.plain_display import PlainDisplay
+from luyen.telemetry.progress import PROGRESS
+
 PHASES = ("generate", "score", "log-probs", "update")
 """The phases that every step goes through, in order; others are shown when they come."""
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
-    """One number on the display.
-
-    Example:
-        >>> Figure(label="KL", names=("actor/kl_loss", "actor/ppo_kl"), form=".4f").show(
-        ...     {"actor/ppo_kl": 0.00123})
-        '0.0012'
-    """
-
-    label: str
-    """What it is called."""
-    names: tuple[str, ...]
-    """Metrics it may come from; the first that the step has is shown."""
-    form: str
-    """How it is formatted."""
-
-    def value(self, metrics: Mapping[str, float]) -> float | None:
-        """The number itself; None when the step has none."""
-        return next((metrics[name] for name in self.names if name in metrics), None)
-
-    def show(self, metrics: Mapping[str, float]) -> str | None:
-        """The number as text; None when the step has none."""
-        value = self.value(metrics)
-        return None if value is None else format(value, self.form)
-
-
-FIGURES = (
-    Figure(label="reward", names=("reward/mean",), form=".3f"),
-    Figure(label="accuracy", names=("val/accuracy",), form=".3f"),
-    Figure(label="nll", names=("sft/nll",), form=".3f"),
-    Figure(label="loss", names=("preference/loss", "reward_model/loss"), form=".4f"),
-    Figure(label="pairs right", names=("preference/accuracy", "reward_model/accuracy"), form=".3f"),
-    Figure(label="from teacher", names=("distill/divergence", "distill/reverse_kl"), form=".4f"),
-    Figure(label="entropy", names=("actor/entropy",), form=".3f"),
-    Figure(label="length", names=("response_length/mean",), form=".1f"),
-    Figure(label="KL", names=("actor/ref_kl", "actor/kl_loss", "actor/ppo_kl"), form=".4f"),
-    Figure(label="parity gap", names=("parity/max_gap",), form=".2g"),
-    Figure(label="tokens/s", names=("time/tokens_per_s",), form=",.0f"),
-)
-"""What both forms of the display show; the first one is also drawn over time."""
 
 
 class Display(Protocol):
@@ -91,99 +47,6 @@ class Display(Protocol):
     def close(self) -> None:
         """Nothing more will come."""
         ...
-
-
-@final
-class Clock:
-    """How far a run is and when it will be over."""
-
-    def __init__(self) -> None:
-        self.total = self.done = self._first = 0
-        self._begun = time.monotonic()
-
-    def start(self, total: int, done: int) -> None:
-        """Begin to count; steps of an earlier session say nothing about the speed of this one."""
-        self.total, self.done, self._first = total, done, done
-        self._begun = time.monotonic()
-
-    def elapsed_s(self) -> float:
-        """Seconds since the start."""
-        return time.monotonic() - self._begun
-
-    def left_s(self) -> float | None:
-        """Seconds to the end at the mean speed so far; None before the first step."""
-        made = self.done - self._first
-        return self.elapsed_s() / made * (self.total - self.done) if made > 0 else None
-
-
-def duration(seconds: float | None) -> str:
-    """Seconds for people.
-
-    Example:
-        >>> duration(5), duration(75), duration(7260), duration(None)
-        ('5s', '1m15s', '2h01m', '?')
-    """
-    if seconds is None:
-        return "?"
-    whole = int(seconds)
-    if whole < 60:
-        return f"{whole}s"
-    return (
-        f"{whole // 60}m{whole % 60:02d}s"
-        if whole < 3600
-        else f"{whole // 3600}h{whole % 3600 // 60:02d}m"
-    )
-
-
-def sparkline(values: list[float], width: int) -> str:
-    """The last values as bars, lowest to highest.
-
-    Example:
-        >>> sparkline([0.0, 0.5, 1.0], 8)
-        '▁▅█'
-    """
-    shown = [v for v in values if v == v and abs(v) != float("inf")][-width:]
-    low, high = min(shown, default=0.0), max(shown, default=0.0)
-    scale = 7 / (high - low) if high > low else 0.0
-    return "".join("▁▂▃▄▅▆▇█"[round((v - low) * scale)] for v in shown)
-
-
-@final
-class PlainDisplay:
-    """One line a step, for logs and pipes."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._clock = Clock()
-        self._heading = HEADING.get()
-
-    def waiting(self, words: str) -> None:
-        """Write the line."""
-        self._stream.write(f"{words}\n")
-        self._stream.flush()
-
-    def start(self, total_steps: int, *, done: int = 0) -> None:
-        """Begin to count."""
-        self._clock.start(total_steps, done)
-
-    def phase(self, name: str) -> None:
-        """A log shows steps, not phases."""
-
-    def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write the line of a step."""
-        self._clock.done = step
-        known = [(figure.label, figure.show(metrics)) for figure in FIGURES]
-        words = [f"{label} {text}" for label, text in known if text is not None]
-        place = f"step {step:>{len(str(self._clock.total))}}/{self._clock.total}"
-        words = [self._heading, *words] if self._heading else words
-        words += [
-            f"{duration(self._clock.elapsed_s())} gone, {duration(self._clock.left_s())} left"
-        ]
-        self._stream.write("  ".join([place, *words]) + "\n")
-        self._stream.flush()
-
-    def close(self) -> None:
-        """The stream belongs to the caller."""
 
 
 @final
@@ -251,7 +114,9 @@ class LiveDisplay:
             active = name == self._phase
             seconds = time.monotonic() - self._since if active else took
             mark, style = ("▶", "bold cyan") if active else ("·", "dim")
-            line.append(f"{mark} {name} {seconds:.1f}s   ", style=style)
+            watched = PROGRESS.now() if active else None
+            part = f", {watched.done} of {watched.total}" if watched is not None else ""
+            line.append(f"{mark} {name} {seconds:.1f}s{part}   ", style=style)
         return line
 
     def _figure_grid(self) -> Table:

@@ -10,6 +10,7 @@ from importlib import metadata, resources
 from pathlib import Path
 from typing import Any, final
 
+from luyen.base.secrets import is_secret_name, masked_tree, masked_words
 from luyen.telemetry.fingerprints import source_fingerprint
 
 PACKAGES = ("luyen", "torch", "transformers", "numpy", "safetensors", "pyarrow", "peft", "ray")
@@ -50,7 +51,7 @@ class Manifest:
     revision: dict[str, Any] | None
     """Git revision of the folder the run was started in; None outside a repository."""
     command: list[str]
-    """The command line."""
+    """The command line, without what is secret in it."""
     folder: str
     """The folder in which it was called: relative paths begin there."""
 
@@ -79,9 +80,9 @@ def collect(
         threads=dict(threads or {}),
         seeds=dict(seeds),
         datasets=dict(datasets),
-        files={name: dict(facts) for name, facts in (files or {}).items()},
+        files=masked_tree({name: dict(facts) for name, facts in (files or {}).items()}),
         revision=git_revision(place),
-        command=list(sys.argv),
+        command=masked_words(sys.argv),
         folder=str(place.resolve()),
     )
 
@@ -146,8 +147,10 @@ def _processor(listing: Path) -> str:
 
 
 def settings_of(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables of an environment that can change a number."""
-    return {name: environment[name] for name in sorted(environment) if name.startswith(SETTINGS)}
+    """The variables of an environment that can change a number, but for secret ones."""
+    names = [name for name in sorted(environment) if name.startswith(SETTINGS)]
+    found = {name: environment[name] for name in names if not is_secret_name(name)}
+    return masked_tree(found)
 
 
 def git_revision(folder: Path) -> dict[str, Any] | None:

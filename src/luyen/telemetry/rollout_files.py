@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from luyen.base.errors import UserError
 from luyen.base.files import write_whole, writing
+from luyen.base.reading import read_bytes
 from luyen.base.records import Branch, GroupId, Rollout, Source, StopReason
 from luyen.telemetry.parquet_seals import BLANK, KEY, is_as_written, sealed
 from luyen.telemetry.record_trees import call_of, call_tree, score_of, score_tree
@@ -29,6 +30,8 @@ _SEALED = 4
 _VERSION = b"luyen.rollouts"
 _STEP = b"luyen.step"
 """The step whose file it is: where steps take what finishes first, groups may be of others."""
+_MOST_BYTES = 2**34
+"""Size of the largest file that is read."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _PLAIN = json.JSONEncoder(ensure_ascii=False, default=repr)
 _ESCAPED = json.JSONEncoder(default=repr)
@@ -137,13 +140,16 @@ def read_rollouts(
     strange = [other for other in found if step not in (None, other)]
     if strange:
         raise _unreadable(path, f"it holds rollouts of step {strange[0]}")
-    return [_record(row) for row in rows]
+    try:
+        return [_record(row) for row in rows]
+    except RecursionError as error:
+        raise _unreadable(path, "a cell is nested too deeply") from error
 
 
 def _table(path: Path) -> pa.Table:
     """The file's columns; nothing of it is interpreted before its seal is compared."""
     try:
-        data = path.read_bytes()
+        data = read_bytes(path, most_bytes=_MOST_BYTES)
         fits = is_as_written(data)
         if fits is False:
             raise _unreadable(path, "it is not as it was written")

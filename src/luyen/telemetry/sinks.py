@@ -6,6 +6,7 @@ are made and called in the background (`BackgroundSink`), and import their packa
 
 import importlib.util
 import re
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,9 @@ from typing import Any, final
 
 from luyen.base.errors import UserError
 from luyen.base.files import append, writing
+from luyen.base.owned import open_lines
 from luyen.base.rundir import RunDirectory
+from luyen.base.secrets import masked_words
 from luyen.telemetry.background import BackgroundSink, Sink
 from luyen.telemetry.catalog import CATALOG
 from luyen.telemetry.display import Display
@@ -42,7 +45,7 @@ class RunIdentity:
     experiment: str
     """Name for people."""
     config: Mapping[str, Any]
-    """The resolved configuration."""
+    """The configuration, without what is secret in it: remote loggers get it."""
 
 
 @final
@@ -71,7 +74,7 @@ class JsonlSink:
         """Steps from `first_step` on will be measured again: their lines are dropped."""
         keep_before(path, first_step)
         with writing(path):
-            self._file = path.open("ab", buffering=0)
+            self._file = open_lines(path)
         self._last = -1
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -116,6 +119,7 @@ class WandbSink:
     def __init__(self, who: RunIdentity, folder: Path) -> None:
         import wandb  # pyright: ignore[reportMissingImports]
 
+        sys.argv = masked_words(sys.argv)  # it reads and sends the command line by itself
         self._run = wandb.init(
             project=who.project,
             name=who.experiment,
@@ -252,20 +256,21 @@ def open_sinks(
     display: Display,
     first_step: int = 0,
 ) -> MetricLog:
-    """The sinks of `trainer.logger`; `first_step` is the first that this session will write."""
+    """`metrics.jsonl`, and the sinks that `trainer.logger` adds.
+
+    `first_step` is the first that this session will write.
+    """
     local: dict[str, Callable[[], Sink]] = {
         "console": lambda: ConsoleSink(display),
-        "jsonl": lambda: JsonlSink(directory.metrics, first_step=first_step),
         "tensorboard": lambda: TensorBoardSink(directory.tensorboard, first_step=first_step),
     }
-    sinks: list[Sink] = []
-    for name in names:
-        if name in local:
-            sinks.append(local[name]())
-            continue
+    remote = [name for name in names if name not in (*local, "jsonl")]
+    for name in remote:  # before any file is opened
         assert name in REMOTE, f"`{name}` passed the check of trainer.logger"
         if importlib.util.find_spec(name) is None:
             why = f"the package {name} is not installed"
             raise UserError("trainer.logger", name, why, f"pip install {name}, or drop it")
-        sinks.append(BackgroundSink(name, partial(REMOTE[name], who, directory.root)))
+    sinks: list[Sink] = [JsonlSink(directory.metrics, first_step=first_step)]
+    sinks += [local[name]() for name in names if name in local]
+    sinks += [BackgroundSink(name, partial(REMOTE[name], who, directory.root)) for name in remote]
     return MetricLog(sinks)

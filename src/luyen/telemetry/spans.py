@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, final
 
 from luyen.base.files import append, json_line, writing
+from luyen.base.owned import open_lines
 from luyen.telemetry.catalog import metric
 
 SCHEMA = 1
@@ -50,7 +51,7 @@ class SpanLog:
         self.close()
         with writing(path):
             folder.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("ab", buffering=0)
+            self._file = open_lines(path)
         self.folder = folder
         self._write({"schema": SCHEMA, "process": process, "pid": os.getpid(), "at": time.time()})
         return path

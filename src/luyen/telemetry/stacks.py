@@ -13,6 +13,8 @@ from pathlib import Path
 from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType
 from typing import Any
 
+from luyen.base.secrets import masked_words
+
 _PROC = Path("/proc")
 
 
@@ -25,7 +27,7 @@ def describe_process(headline: str) -> str:
         ('step 3 hangs', True, True)
     """
     frames = sys._current_frames()
-    parts = [f"{headline}\nprocess {os.getpid()}: {' '.join(sys.orig_argv)}"]
+    parts = [f"{headline}\nprocess {os.getpid()}: {' '.join(masked_words(sys.orig_argv))}"]
     names = {thread.ident: thread for thread in threading.enumerate()}
     ordered = sorted(frames, key=lambda ident: ident != threading.main_thread().ident)
     for ident in ordered:

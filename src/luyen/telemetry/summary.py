@@ -4,10 +4,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
-from luyen.telemetry.display import duration
+from luyen.telemetry.figures import duration
 
+FINISHED = "Finished"
+"""The headline of a run that reached its last step."""
 INTERRUPTED = "Interrupted"
 """The headline of a run that was asked to end."""
+
+
+def interrupted_code(signal: int | None) -> int:
+    """The exit code of a command that a signal ended, as shells have it; 1 without a signal.
+
+    Example:
+        >>> interrupted_code(2), interrupted_code(15), interrupted_code(1), interrupted_code(None)
+        (130, 143, 129, 1)
+    """
+    return 1 if signal is None else 128 + signal
 
 
 @final
@@ -66,11 +78,18 @@ class Summary:
     """What each file is, and where."""
     commands: tuple[str, ...] = ()
     """Commands to try next."""
+    signal: int | None = None
+    """The signal that asked the run to end, in its last step or before; None: none did."""
 
     @property
     def is_interrupted(self) -> bool:
         """Whether the run was asked to end before its last step."""
         return self.headline == INTERRUPTED
+
+    @property
+    def exit_code(self) -> int:
+        """0 only when the run reached its end."""
+        return interrupted_code(self.signal) if self.is_interrupted else 0
 
     def text(self) -> str:
         """The summary as it is printed."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import final
 
 from luyen.base.files import append, writing
+from luyen.base.owned import open_lines
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
@@ -97,7 +98,7 @@ class EventFile:
         name = f"events.out.tfevents.{int(now)}.{socket.gethostname()}.{os.getpid()}.{first_step}"
         with writing(folder / name):
             folder.mkdir(parents=True, exist_ok=True)
-            self._file = (folder / name).open("ab", buffering=0)
+            self._file = open_lines(folder / name)
         self._append(event(now, 0, _field(3, _BYTES, b"brain.Event:2")))
         started = _field(7, _BYTES, _field(1, _VARINT, _varint(1)))  # SessionLog.status = START
         self._append(event(now, first_step, started))

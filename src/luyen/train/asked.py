@@ -7,12 +7,14 @@ from typing import Any, TypeAlias, final
 from luyen.base.digests import hash_value
 from luyen.base.errors import UserError
 from luyen.config.schema.run import RunConfig
+from luyen.config.written import stored
 from luyen.data.build import TrainData
 from luyen.rollout.protocol import Sampling
 from luyen.rollout.single_turn import Group
 from luyen.runtime.pending import Known, Pending
 from luyen.runtime.roles import Roles
 from luyen.telemetry.journal import WorkJournal
+from luyen.telemetry.progress import PROGRESS
 from luyen.telemetry.rollout_json import rollout_of, rollout_tree
 from luyen.train.draws import draws_of
 
@@ -141,7 +143,7 @@ class Asking:
         """Rows that were drawn and given back: they are the next ones."""
 
     def _manner(self, config: RunConfig) -> str:
-        turns = config.actor_rollout_ref.rollout.multi_turn.model_dump(mode="json")
+        turns = stored(config)["actor_rollout_ref"]["rollout"]["multi_turn"]
         del turns["on_unknown"]  # it is about what a process left behind
         drawing = {**asdict(self._sampling), "stop_ids": sorted(self._sampling.stop_ids)}
         rows = self._data.train.fingerprint
@@ -163,6 +165,8 @@ class Asking:
         prompts = [self._data.train.prompts[i] for i in place.rows]
 
         def submit(purpose: str, samples: int, sampling: Sampling) -> Pending:
+            count, is_first = len(prompts) * samples, place.first == 0
+            PROGRESS.expect(purpose, place.step, count, anew=is_first)
             return self.roles.submit(
                 draws_of(prompts, step=place.step, first=place.first, samples=samples),
                 sampling,
@@ -171,7 +175,7 @@ class Asking:
                 journal=journal,
             )
 
-        greedy = replace(self._sampling, temperature=0.0, top_k=-1, top_p=1.0)
+        greedy = replace(self._sampling, temperature=0.0, top_k=-1, top_p=1.0, min_p=0.0)
         return Asked(
             place=place,
             drawn=submit("rollout", self._samples, self._sampling),

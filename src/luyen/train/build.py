@@ -12,7 +12,6 @@ from luyen.data.tokenizer import Tokenizer
 from luyen.rewards.build import BuiltReward, build_reward
 from luyen.rewards.learned import Scorer
 from luyen.rollout.build import Surroundings
-from luyen.rollout.protocol import Sampling
 from luyen.runtime.roles import Roles
 from luyen.runtime.strict import VARIABLE, StrictRoles
 from luyen.telemetry.display import Display
@@ -24,6 +23,7 @@ from luyen.train.learned_reward import learned_services
 from luyen.train.needs import Needs
 from luyen.train.recorder import Recorder
 from luyen.train.run import OnlineRun
+from luyen.train.sampling import training_sampling
 
 
 def _roles(
@@ -110,6 +110,7 @@ def build_run_reward(
         max_response_length=config.data.max_response_length,
         services=replace(services, ask=ask),
         folder=recorder.directory.root,
+        require=config.sandbox.require,
     )
 
 
@@ -132,15 +133,3 @@ def total_steps(config: RunConfig, rows: int) -> int:
             "lower train_batch_size, or set trainer.total_training_steps",
         )
     return steps
-
-
-def training_sampling(config: RunConfig, tokenizer: Tokenizer) -> Sampling:
-    """How training draws."""
-    rollout = config.actor_rollout_ref.rollout
-    return Sampling(
-        max_new_tokens=config.data.max_response_length,
-        temperature=rollout.temperature,
-        top_k=rollout.top_k,
-        top_p=rollout.top_p,
-        stop_ids=tokenizer.stop_ids,
-    )

@@ -12,7 +12,6 @@ from luyen.engine.actor import ActorEngine
 from luyen.engine.fsdp import shard_as
 from luyen.engine.optim import MasterAdamW
 from luyen.engine.ranks import join_ranks
-from luyen.models.load import load_policy
 from luyen.models.policy import Policy
 from luyen.models.threads import choose_threads
 from luyen.models.value import ValueModel
@@ -33,6 +32,7 @@ from luyen.train.build_roles import (
     generation_of,
     log_prob_passes,
     resident_engines,
+    start_policy,
     value_aggregation,
 )
 from luyen.train.learned_reward import ray_scorer
@@ -76,6 +76,7 @@ def build_ray_roles(
         generation=generation_of(config, surroundings, renderer),
         cuts=cuts_of(config, needs),
         ending=(placed.free, connection.disconnect),
+        frees_cache=config.actor_rollout_ref.rollout.free_cache_engine,
         runs_ahead=config.trainer.max_staleness > 0,
         is_swapping=is_swapping(config.trainer),
     )
@@ -110,9 +111,7 @@ def make_rank(
         if ranks > 1:
             shard_as(model, mesh, fsdp)
 
-    policy = load_policy(
-        arr.model, device=device, vocabulary=tokenizer.size, seed=config.trainer.seed
-    )
+    policy = start_policy(config, tokenizer, device)
     choose_threads(policy)
     sharded(policy)
     reference = build_reference(config, tokenizer, needs, device)
@@ -143,8 +142,7 @@ def make_replica(config: RunConfig, device: str, index: int) -> RolloutEngine:
     del index
     import_plugins(config.trainer.plugins)
     tokenizer = load_run_tokenizer(config)
-    model = config.actor_rollout_ref.model
-    policy = load_policy(model, device=device, vocabulary=tokenizer.size, seed=config.trainer.seed)
+    policy = start_policy(config, tokenizer, device)
     choose_threads(policy)
     if config.trainer.max_staleness > 0:
         return resident_engines(config, policy, tokenizer, device)

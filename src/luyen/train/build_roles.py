@@ -1,11 +1,14 @@
 """Actor, rollout engine, reference and critic, made from a configuration."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
 import luyen.rollout.engines
+from luyen.config.architectures import most_positions
 from luyen.config.plan import is_swapping, versions_held
+from luyen.config.programs import offers_programs
 from luyen.config.schema.actor import Actor
 from luyen.config.schema.rollout import LogProbBatching
 from luyen.config.schema.run import RunConfig
@@ -20,10 +23,12 @@ from luyen.models.policy import Policy
 from luyen.models.threads import choose_threads
 from luyen.models.value import ValueModel
 from luyen.rollout.build import Surroundings, build_conversations, build_surroundings
+from luyen.rollout.foreign_engine import built_engine
 from luyen.rollout.protocol import RolloutEngine, rollout_engines
 from luyen.rollout.resident import ResidentEngines
 from luyen.runtime.generation import Generation
 from luyen.runtime.local import LocalRoles
+from luyen.sandbox.limits import demand
 from luyen.train.needs import Needs
 from luyen.train.teacher import load_teacher
 
@@ -34,6 +39,8 @@ ENGINES = luyen.rollout.engines
 def surroundings_of(config: RunConfig) -> Surroundings | None:
     """Tools and worlds of a run; None where every rollout is one answer."""
     multi_turn = config.actor_rollout_ref.rollout.multi_turn
+    if offers_programs(config):
+        demand(config.sandbox.require)
     return build_surroundings(multi_turn) if multi_turn.enable else None
 
 
@@ -52,9 +59,7 @@ def build_roles(
     With `runs_ahead` generation goes on while the actor learns, as `trainer` says.
     """
     arr = config.actor_rollout_ref
-    policy = load_policy(
-        arr.model, device=device, vocabulary=tokenizer.size, seed=config.trainer.seed
-    )
+    policy = start_policy(config, tokenizer, device)
     choose_threads(policy)
     actor, rollout = arr.actor, arr.rollout
     return LocalRoles(
@@ -78,18 +83,47 @@ def build_roles(
     )
 
 
+def start_policy(config: RunConfig, tokenizer: Tokenizer, device: str) -> Policy:
+    """The policy as a run starts with it."""
+    return load_policy(
+        config.actor_rollout_ref.model,
+        device=device,
+        vocabulary=tokenizer.size,
+        seed=config.trainer.seed,
+        may_be_plain=may_be_plain(config),
+    )
+
+
+def may_be_plain(config: RunConfig) -> bool:
+    """Whether a model that cannot be packed may run: wherever `native` does not have to draw."""
+    return config.actor_rollout_ref.rollout.name == "hf" or config.trainer.stage != "rl"
+
+
 def build_engine(
     config: RunConfig, policy: Policy, tokenizer: Tokenizer, *, sharing: int = 1
 ) -> RolloutEngine:
-    """The engine that generates with these weights; so many share the memory of a device."""
+    """The engine that generates with these weights; so many share the memory of a device.
+
+    A model that cannot be packed, of a checkpoint or an offline stage, is drawn from by `hf`.
+    """
     data, rollout = config.data, config.actor_rollout_ref.rollout
+    longest = data.max_prompt_length + data.max_response_length
+    most = most_positions(config.actor_rollout_ref.model)
+    if most is not None:
+        rollout = rollout.model_copy(
+            update={"max_model_len": min(rollout.max_model_len or longest, most)}
+        )
     share = {"gpu_memory_utilization": rollout.gpu_memory_utilization / sharing}
     rollout = rollout.model_copy(update=share)
-    return rollout_engines.get(rollout.name)(
-        policy,
-        rollout,
-        longest=data.max_prompt_length + data.max_response_length,
-        decode=tokenizer.decode,
+    is_plain = rollout.name == "native" and not policy.is_packed
+    name = "hf" if is_plain else rollout.name
+    make = rollout_engines.get(name)
+    # Stop strings may be, or contain, special tokens.
+    decode = partial(tokenizer.decode, skip_special=False)
+    return built_engine(
+        name,
+        lambda: make(policy, rollout, longest=longest, decode=decode),
+        vocabulary=policy.head.vocabulary,
     )
 
 
@@ -103,12 +137,7 @@ def resident_engines(
     frozen = {name: p for name, p in policy.named_parameters() if not p.requires_grad}
 
     def make() -> RolloutEngine:
-        copied = load_policy(
-            config.actor_rollout_ref.model,
-            device=device,
-            vocabulary=tokenizer.size,
-            seed=config.trainer.seed,
-        )
+        copied = start_policy(config, tokenizer, device)
         for name, parameter in copied.named_parameters():
             if name in frozen:
                 parameter.data = frozen[name].data
@@ -130,7 +159,9 @@ def build_reference(
 def frozen_policy(config: RunConfig, tokenizer: Tokenizer, device: str) -> Policy:
     """What the policy is compared with: `ref.path`, or the policy as it starts; it never learns."""
     arr = config.actor_rollout_ref
-    reference = _other_weights(config, arr.ref.path, tokenizer, device)
+    reference = _other_weights(
+        config, arr.ref.path, tokenizer, device, "actor_rollout_ref.ref.path"
+    )
     reference.requires_grad_(False)
     reference.is_exact = arr.rollout.deterministic
     return reference
@@ -170,9 +201,9 @@ def log_prob_passes(block: LogProbBatching, actor: Actor) -> Passes:
 
 
 def _other_weights(
-    config: RunConfig, path: str | None, tokenizer: Tokenizer, device: str
+    config: RunConfig, path: str | None, tokenizer: Tokenizer, device: str, field: str
 ) -> Policy:
-    """The policy as it starts, or the weights at `path`, which are never fresh ones."""
+    """The policy as it starts, or the weights at `path` that `field` names, never fresh ones."""
     model = config.actor_rollout_ref.model
     if path is not None:
         model = model.model_copy(update={"init": "pretrained"})
@@ -182,6 +213,8 @@ def _other_weights(
         device=device,
         vocabulary=tokenizer.size,
         seed=config.trainer.seed,
+        may_be_plain=may_be_plain(config),
+        field=field if path is not None else "actor_rollout_ref.model.path",
     )
 
 
@@ -212,7 +245,7 @@ def build_critic(
 ) -> CriticEngine:
     """The critic; `sharded` shards its model first, and `here` is where its passes run."""
     critic, actor = config.critic, config.actor_rollout_ref.actor
-    weights = _other_weights(config, critic.model.path, tokenizer, device)
+    weights = _other_weights(config, critic.model.path, tokenizer, device, "critic.model.path")
     weights.is_exact = config.actor_rollout_ref.rollout.deterministic
     value = ValueModel(weights)
     if sharded is not None:

@@ -11,16 +11,21 @@ import torch
 from torch import Tensor
 
 from luyen.base.errors import UserError
-from luyen.base.files import read_json
+from luyen.base.paths import exists, expanded
 from luyen.base.rundir import RunDirectory, step_of
 from luyen.checkpoint.store import Checkpoint, CheckpointStore, verify
 from luyen.checkpoint.tensors import load_state
 from luyen.config.load import load
 from luyen.config.machine import this_machine
+from luyen.config.model_folder.adapter import demand_adapter_config
+from luyen.config.model_folder.check import sound
+from luyen.config.model_folder.locate import path_fault
 from luyen.config.parse import parse
 from luyen.config.plan import place
 from luyen.config.schema.model import Model
 from luyen.config.schema.run import RunConfig
+from luyen.config.trust import require_trust
+from luyen.config.written import remember_secrets
 from luyen.data.tokenizer import Tokenizer
 from luyen.models.load import load_policy
 from luyen.models.policy import Policy
@@ -61,13 +66,15 @@ def open_checkpoint(
     *,
     files: Sequence[Path] = (),
     keep_dtype: bool = False,
+    is_trusted: bool = False,
 ) -> Opened:
     """The policy behind a path; of a run directory, its newest sound checkpoint.
 
     Every file of a checkpoint is compared with its hash first. `overrides` are `key=value` on top
     of the run's configuration. `files` take the place of the run's configuration for everything
     but the model: a Hugging Face model has none of its own. With `keep_dtype` weights keep the
-    type they were saved in; otherwise the type is chosen for this machine.
+    type they were saved in; otherwise the type is chosen for this machine. A run of somebody else
+    that names code is refused unless it `is_trusted`.
     """
     found = find_checkpoint(path)
     if found is None:
@@ -77,6 +84,7 @@ def open_checkpoint(
     if not file.is_file():
         why = f"a checkpoint holds weights, and what they are weights of stands in {file}"
         raise UserError(_FIELD, path, why, "leave checkpoints inside their run directory")
+    require_trust(RunDirectory(file.parent), is_trusted=is_trusted)
     RunDirectory(file.parent).read_config()  # a UserError where it is not as it was written
     config = read_config([file], overrides)
     if config.trainer.stage == "reward_model":
@@ -96,7 +104,10 @@ def open_start(config: RunConfig) -> Opened:
 
 def find_checkpoint(path: str) -> Checkpoint | None:
     """The checkpoint that a path means; None when it means a Hugging Face model."""
-    folder = Path(path).expanduser()
+    wrong = path_fault(path)
+    if wrong is not None:
+        raise UserError(_FIELD, path, *wrong)
+    folder = expanded(path)
     if (folder / "actor.json").is_file() or _is_of_run(folder):
         return verify(folder)
     is_model = (folder / "config.json").is_file() or (folder / "adapter_config.json").is_file()
@@ -108,7 +119,7 @@ def find_checkpoint(path: str) -> Checkpoint | None:
             why = "the run has no sound checkpoint yet"
             raise UserError(_FIELD, path, why, "let it reach trainer.save_freq or its end")
         return newest
-    is_hub_id = _HUB_ID.fullmatch(path) and not Path(path.partition("/")[0]).exists()
+    is_hub_id = _HUB_ID.fullmatch(path) and not exists(path.partition("/")[0])
     if path.startswith("builtin://") or is_model or is_hub_id:
         return None
     why = "no checkpoint there" if folder.exists() else "no such folder"
@@ -131,6 +142,7 @@ def read_config(files: Sequence[Path], overrides: Sequence[str]) -> RunConfig:
     for problem in (*tree.problems, *parsed.problems):
         if problem.severity == "error":
             raise UserError(problem.field, problem.value, problem.why, problem.fix)
+    remember_secrets(parsed.config)
     return parsed.config
 
 
@@ -142,10 +154,10 @@ def device_for(config: RunConfig) -> str:
 
 def _model_keys(path: str) -> list[str]:
     """Overrides that name a Hugging Face directory, or the model below an adapter directory."""
-    file = Path(path).expanduser() / "adapter_config.json"
-    if not file.is_file():
+    folder = expanded(path)
+    if not (folder / "adapter_config.json").is_file():
         return [f"{_PATH}.path={json.dumps(path)}"]
-    adapter = read_json(file)
+    adapter = sound(lambda: demand_adapter_config(folder), field=_FIELD, path=path)
     named = adapter["target_modules"]
     modules = [named] if isinstance(named, str) else sorted(named)
     return [
@@ -168,7 +180,12 @@ def _opened(
     import_plugins(config.trainer.plugins)  # the tokenizer asks the format of the tool calls
     tokenizer = load_run_tokenizer(config)
     model = _for_inference(config.actor_rollout_ref.model, weights if keep_dtype else None)
-    policy = load_policy(model, device=device_for(config), vocabulary=tokenizer.size)
+    policy = load_policy(
+        model,
+        device=device_for(config),
+        vocabulary=tokenizer.size,
+        may_be_plain=True,
+    )
     choose_threads(policy)
     if weights is not None:
         _put(policy, weights, name)

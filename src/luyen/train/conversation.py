@@ -1,15 +1,18 @@
 """A conversation with a policy that only grows: what was said is never tokenised again."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, final
 
 from luyen.base.errors import UserError
 from luyen.base.records import Message
 from luyen.base.seeds import derive_key
 from luyen.data.render import Renderer
+from luyen.rollout.hf import HfEngine
 from luyen.rollout.native.engine import NativeEngine
 from luyen.rollout.protocol import Request, Sampling, generate
 from luyen.train.checkpointed import Opened
+from luyen.train.sampling import validation_sampling
 
 _LONGEST = 4096
 """Most tokens of a conversation: the cache of keys and values is laid out for them."""
@@ -27,7 +30,8 @@ class Conversation:
         config: Any = opened.policy.model.config.get_text_config()
         self._limit = min(_LONGEST, config.to_dict().get("max_position_embeddings") or _LONGEST)
         self._renderer = Renderer(opened.tokenizer, template_kwargs=data.apply_chat_template_kwargs)
-        self._engine = NativeEngine(
+        make = NativeEngine if opened.policy.is_packed else HfEngine
+        self._engine = make(
             opened.policy,
             max_model_len=self._limit,
             max_num_seqs=1,
@@ -35,9 +39,10 @@ class Conversation:
             decode=self._look,
         )
         self._most = max_tokens or data.max_response_length
-        self._temperature = temperature
+        # Answers end as those of the run's validation do.
+        ends = validation_sampling(opened.config, opened.tokenizer)
+        self._sampling = replace(ends, temperature=temperature, top_k=-1, top_p=1.0, min_p=0.0)
         self._seed = opened.config.trainer.seed
-        self._stop_ids = opened.tokenizer.stop_ids
         self.messages: list[Message] = []
         if system is not None:
             self.messages.append({"role": "system", "content": system})
@@ -57,7 +62,7 @@ class Conversation:
         self._shown, self._show = "", show
         key = derive_key(self._seed, "chat", self._turns)
         request = Request(
-            id="chat", tokens=tuple(tokens), keys=(key,), sampling=self._sampling(room)
+            id="chat", tokens=tuple(tokens), keys=(key,), sampling=self._looked_at(room)
         )
         drawn = generate(self._engine, [request])["chat", 0].tokens
         answer = self._renderer.text_of(drawn)
@@ -74,14 +79,14 @@ class Conversation:
         more = self._renderer.extend(self.tokens, self.messages, [user])
         return [*more.tokens] if more.restart is not None else [*self.tokens, *more.tokens]
 
-    def _sampling(self, room: int) -> Sampling:
-        # A stop string makes the engine decode a row after every token, which is when we look.
-        return Sampling(
-            max_new_tokens=room,
-            temperature=self._temperature,
-            stop_ids=self._stop_ids,
-            stop_strings=("never",),
-        )
+    def _looked_at(self, room: int) -> Sampling:
+        """How an answer is drawn, so that `_look` is given all of it after every token.
+
+        A stop string makes the engine decode as many tokens as it could have; this one is as long
+        as the answer, and never said.
+        """
+        strings = (*self._sampling.stop_strings, "\0" * room)
+        return replace(self._sampling, max_new_tokens=room, stop_strings=strings)
 
     def _look(self, drawn: Sequence[int]) -> str:
         """Show what is new; a character whose bytes are not all there yet waits."""
@@ -89,4 +94,4 @@ class Conversation:
         if text.startswith(self._shown) and not text.endswith("\N{REPLACEMENT CHARACTER}"):
             self._show(text[len(self._shown) :])
             self._shown = text
-        return ""
+        return self._renderer.tokenizer.decode(drawn, skip_special=False)

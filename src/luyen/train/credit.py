@@ -8,9 +8,10 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from luyen.algorithms.advantages import Credit, CreditInputs, adv_estimators
+from luyen.algorithms.advantages import Credit, CreditInputs
 from luyen.algorithms.correction.correct import rollout_correction
 from luyen.algorithms.distill.sampled import distillation_advantages
+from luyen.algorithms.foreign_parts import estimated
 from luyen.algorithms.group_metrics import baseline_bias, estimator_baselines, group_statistics
 from luyen.algorithms.kl import kl_penalty
 from luyen.algorithms.layout import Layout
@@ -103,7 +104,7 @@ def credit(
     of_groups = dict[str, float]
     if "rewards" in streams:
         inputs = _inputs(streams, layout, baselines, components)
-        result = adv_estimators.get(rules.estimator)(inputs, **rules.knobs)
+        result = estimated(rules.estimator, inputs, rules.knobs)
         judged = batch.streams["rewards"]
         of_groups = partial(_group_metrics, rules.estimator, inputs, judged=judged)
     if rules.task_weight is not None:

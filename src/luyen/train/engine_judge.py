@@ -5,10 +5,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias, final
 
 from luyen.base.errors import UserError
+from luyen.base.faults import last_line
+from luyen.base.foreign import boundary
 from luyen.base.records import GroupId, Message, Prompt, Rollout, StopReason, make_prompt
 from luyen.data.render import Renderer
 from luyen.rewards.judge_faults import CUT_OFF, ENGINE, JudgeFault, shown
-from luyen.rewards.outcome import boundary
 from luyen.rollout.protocol import Sampling
 from luyen.rollout.single_turn import Draw, Group
 
@@ -73,7 +74,7 @@ class EngineAsk:
             Draw(group=GroupId(step=0, draw=0, uid=uid), prompt=prompt, samples=1)
             for uid, prompt in prompts.items()
         ]
-        faults: list[str] = []
+        faults: list[BaseException] = []
         replies: dict[str, Rollout] = {}
         with boundary(faults):
             assert self._draw is not None, "a judge was asked before there was an engine"
@@ -83,7 +84,7 @@ class EngineAsk:
             if reply.done():  # nobody waits any more
                 continue
             if faults:
-                reply.set_exception(JudgeFault(ENGINE, faults[0]))
+                reply.set_exception(JudgeFault(ENGINE, last_line(faults[0])))
             elif replies[prompt.uid].stop == StopReason.TOKEN_BUDGET:
                 why = f"max_tokens ended the reply: {shown(replies[prompt.uid].text)}"
                 reply.set_exception(JudgeFault(CUT_OFF, why))

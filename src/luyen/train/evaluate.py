@@ -4,29 +4,18 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from luyen.base.bars import reaches
-from luyen.config.schema.run import RunConfig
 from luyen.rewards.step import Scored
-from luyen.rollout.protocol import Sampling
 from luyen.telemetry.catalog import metric
 from luyen.train.shares import pass_at_k, powers_of_two, wilson_interval
+
+UNNAMED = "unnamed"
+"""How rows are called that name no data source, where others do."""
 
 metric("val/faults", doc="Conversations of the validation that broke and are judged by nobody.")
 metric(
     "val/reward/<component...>/mean",
     doc="Mean of one component over the validation's samples, whatever its weight.",
 )
-
-
-def validation_sampling(config: RunConfig, stop_ids: frozenset[int]) -> Sampling:
-    """How validation draws: greedily unless `val_kwargs.do_sample`."""
-    val_kwargs = config.actor_rollout_ref.rollout.val_kwargs
-    return Sampling(
-        max_new_tokens=config.data.max_response_length,
-        temperature=val_kwargs.temperature if val_kwargs.do_sample else 0.0,
-        top_k=val_kwargs.top_k if val_kwargs.do_sample else -1,
-        top_p=val_kwargs.top_p if val_kwargs.do_sample else 1.0,
-        stop_ids=stop_ids,
-    )
 
 
 def scored_metrics(scored: Sequence[Scored]) -> dict[str, float]:
@@ -39,7 +28,7 @@ def scored_metrics(scored: Sequence[Scored]) -> dict[str, float]:
         scores = [rollout.score for rollout in group.rollouts if rollout.score is not None]
         values = [score.value for score in scores if score.value is not None]
         if values:
-            rewards.setdefault(group.prompt.data_source, []).append(values)
+            rewards.setdefault(group.prompt.data_source or UNNAMED, []).append(values)
     return {**validation_metrics(rewards), **_component_means(scored)}
 
 
@@ -63,8 +52,10 @@ def validation_metrics(
     """
     found: dict[str, float] = {}
     everything = [rewards for source in scores.values() for rewards in source]
-    for name, prompts in {**scores, "all": everything}.items():
-        prefix = "val" if name == "all" else f"val/{name}"
+    # Rows none of which names a source are one source, and all there is to say about it.
+    named = {} if list(scores) == [UNNAMED] else scores
+    parts = {**{f"val/{name}": rows for name, rows in named.items()}, "val": everything}
+    for prefix, prompts in parts.items():
         found |= {f"{prefix}/{key}": value for key, value in _metrics(prompts, solved_at).items()}
     return found
 

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import final
 
 from luyen.base.errors import UserError
-from luyen.base.files import temporary_beside
-from luyen.base.rundir import DamagedRecord
+from luyen.base.files import writing
+from luyen.base.leftovers import in_progress, sweep_beside, temporary_beside
+from luyen.base.rundir import DamagedRecord, RunDirectory
+from luyen.config.trust import require_trust
 from luyen.models.export import (
     adapter_layers,
     export_adapter,
@@ -24,6 +26,7 @@ from luyen.train.exported_scorer import fill_scorer
 from luyen.train.lineage import note_export
 
 _SCORER = "reward_model"
+_ELSEWHERE = "make room, mend the permissions, or name another directory"
 
 
 @final
@@ -42,13 +45,17 @@ class Exported:
     """What the directory holds now, in words."""
 
 
-def export_checkpoint(path: str, directory: Path, *, merge: bool | None) -> Exported:
+def export_checkpoint(
+    path: str, directory: Path, *, merge: bool | None, is_trusted: bool = False
+) -> Exported:
     """Write what a path means into a directory, which must be empty or absent.
 
     Of a run directory it is the newest sound checkpoint. `merge` None merges an adapter where there
-    is one.
+    is one. A run of somebody else that names code is refused unless it `is_trusted`.
     """
     found = find_checkpoint(path)
+    if found is not None and (home := found.path.parent.parent / "config.yaml").is_file():
+        require_trust(RunDirectory(home.parent), is_trusted=is_trusted)
     kind: Kind = "export"
     if found is not None and _stage_of(found.path) == _SCORER:
         if merge:
@@ -56,7 +63,7 @@ def export_checkpoint(path: str, directory: Path, *, merge: bool | None) -> Expo
         kind, checkpoint = "reward_model", found.path
         made = _written(directory, lambda folder: _scorer(checkpoint, folder))
     else:
-        made = _written(directory, lambda folder: _policy(path, folder, merge))
+        made = _written(directory, lambda folder: _policy(path, folder, merge, is_trusted))
     if found is not None:
         _note(found.path, directory, kind)
     return made
@@ -68,15 +75,17 @@ def _stage_of(checkpoint: Path) -> str:
 
 
 def _written(directory: Path, fill: Callable[[Path], Exported]) -> Exported:
-    directory.parent.mkdir(parents=True, exist_ok=True)
     unfinished = temporary_beside(directory)
     try:
-        unfinished.mkdir()
-        with no_progress_bars():
-            made = fill(unfinished)
-        if directory.exists():
-            directory.rmdir()
-        unfinished.rename(directory)
+        with writing(directory, field="DIR", fix=_ELSEWHERE), in_progress(unfinished):
+            directory.parent.mkdir(parents=True, exist_ok=True)
+            sweep_beside(directory)
+            unfinished.mkdir()
+            with no_progress_bars():
+                made = fill(unfinished)
+            if directory.exists():
+                directory.rmdir()
+            unfinished.rename(directory)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return made
@@ -90,8 +99,8 @@ def _scorer(checkpoint: Path, folder: Path) -> Exported:
     return Exported(source=str(checkpoint), what="a reward model")
 
 
-def _policy(path: str, folder: Path, merge: bool | None) -> Exported:
-    opened = open_checkpoint(path, keep_dtype=True)
+def _policy(path: str, folder: Path, merge: bool | None, is_trusted: bool) -> Exported:
+    opened = open_checkpoint(path, keep_dtype=True, is_trusted=is_trusted)
     model, stop_ids = opened.config.actor_rollout_ref.model, opened.tokenizer.stop_ids
     has_adapter = bool(adapter_layers(opened.policy.model))
     if merge and not has_adapter:

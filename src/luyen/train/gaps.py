@@ -15,11 +15,10 @@ from luyen.checkpoint.store import Checkpoint
 from luyen.telemetry.metrics_file import read_metrics
 
 
-def warn_of_gaps(directory: RunDirectory, resumed: Checkpoint, *, has_metrics: bool) -> None:
+def warn_of_gaps(directory: RunDirectory, resumed: Checkpoint, *, first: int) -> None:
     """Warn of lines that the run wrote before this checkpoint of its own, and that are gone.
 
-    `has_metrics` says whether the run keeps `metrics.jsonl`. A line that is not as it was written
-    is a UserError.
+    `first` is the step whose line comes next. A line that is not as it was written is a UserError.
     """
     if resumed.facts.get("run_id") != directory.run_id:
         return
@@ -29,13 +28,12 @@ def warn_of_gaps(directory: RunDirectory, resumed: Checkpoint, *, has_metrics: b
         digests = _digests(directory.digests, resumed.step)
         for said in _unlinked(digests, chain, resumed.step):
             warnings.warn(f"{directory.digests}: {said}", DamagedRecord, stacklevel=4)
-    if has_metrics:
-        measured = _measured(directory.metrics)
-        wanted = {*(digest.step for digest in digests), resumed.step} - {0}
-        missing = sorted(wanted - measured)
-        if missing:
-            said = f"{directory.metrics}: it has no line of {_named(missing)}"
-            warnings.warn(said, DamagedRecord, stacklevel=4)
+    measured = _measured(directory.metrics)
+    wanted = ({digest.step for digest in digests} | {*range(resumed.step, first)}) - {0}
+    missing = sorted(wanted - measured)
+    if missing:
+        said = f"{directory.metrics}: it has no line of {_named(missing)}"
+        warnings.warn(said, DamagedRecord, stacklevel=4)
 
 
 def _digests(path: Path, last: int) -> list[StepDigest]:

@@ -1,6 +1,7 @@
 """Take the groups of a step: draw, generate, judge, and draw again where nothing is learned."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import pstdev
 
 from luyen.base.errors import UserError
@@ -8,6 +9,7 @@ from luyen.base.records import Rollout, Score
 from luyen.rewards.step import Judging, Scored
 from luyen.rollout.single_turn import Group
 from luyen.runtime.pending import Pending
+from luyen.telemetry.progress import PROGRESS
 from luyen.train.asked import Asked
 from luyen.train.run import OnlineRun
 
@@ -52,7 +54,7 @@ def take_groups(run: OnlineRun, step: int) -> list[Group]:
 
 def _one_batch(run: OnlineRun, asked: Asked) -> list[Group]:
     run.write_work_to(asked.journal)
-    with run.phase("generate"):
+    with run.phase("generate"), PROGRESS.watching("rollout", asked.place.step):
         drawn = asked.drawn.result()
     with run.phase("score"):
         judged = judge(run, drawn)
@@ -77,23 +79,32 @@ def scored_groups(
     run: OnlineRun, groups: Sequence[Group], *, purpose: str = "rollout"
 ) -> list[Scored]:
     """Every group with the scores of its rollouts; what broke on the way is judged by nobody."""
-    pairs = [(group.prompt, group.rollouts) for group in _sound(run, groups)]
-    return run.reward.judge(pairs, Judging(journal=run.journal, purpose=purpose))
+    pairs = [(group.prompt, group.rollouts) for group in _sound(run, groups, purpose)]
+    PROGRESS.expect("score", 0, len(pairs), anew=True)
+    with PROGRESS.watching("score", 0):
+        return run.reward.judge(pairs, Judging(journal=run.journal, purpose=purpose))
 
 
 def _unjudged(run: OnlineRun, groups: Sequence[Group]) -> list[Scored]:
     """Groups of which nobody asks how good they are: what is learned comes from a teacher."""
     return [
         Scored(prompt=g.prompt, rollouts=g.rollouts, seconds=(None,) * len(g.rollouts))
-        for g in _sound(run, groups)
+        for g in _sound(run, groups, "rollout")
     ]
 
 
-def _sound(run: OnlineRun, groups: Sequence[Group]) -> list[Group]:
-    """The groups without what broke on the way, which is noted; empty ones are left out."""
-    keys = {rollout.key for rollout in run.roles.broken(groups)}
-    compared = run.roles.generation.compared
-    run.broken += [compared(r, g.prompt) for g in groups for r in g.rollouts if r.key in keys]
+def _sound(run: OnlineRun, groups: Sequence[Group], purpose: str) -> list[Group]:
+    """The groups without what broke on the way, which is noted; empty ones are left out.
+
+    A baseline is noted with the number behind those of the samples, the first of which has its own.
+    """
+    generation = run.roles.generation
+    keys = {rollout.key for rollout in generation.broken(groups, purpose=purpose)}
+    bad = [generation.compared(r, g.prompt) for g in groups for r in g.rollouts if r.key in keys]
+    if purpose == "greedy":
+        behind = run.config.actor_rollout_ref.rollout.n
+        bad = [replace(rollout, sample=behind) for rollout in bad]
+    run.broken += bad
     sound = [_without(group, keys) for group in groups]
     return [group for group in sound if group.rollouts]
 

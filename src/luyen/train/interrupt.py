@@ -1,10 +1,60 @@
-"""Ctrl-C and SIGTERM end a run after the step in progress, with a checkpoint."""
+"""Ctrl-C, SIGTERM and SIGHUP: a run ends soon, with a checkpoint of what is done.
+
+While rollouts are drawn, judged or validated, the step in progress is given up: nothing has learned
+from it yet, and its finished work is in the journal. An update is carried to its end. Before the
+run begins there is nothing to keep, and a signal ends the command at once.
+"""
 
 import signal
-import sys
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
-from typing import Any, Self, final
+from typing import Any, Self, TypeAlias, final
+
+from luyen.telemetry.output import say_from_handler
+from luyen.telemetry.summary import interrupted_code
+
+Handler: TypeAlias = Callable[[int, FrameType | None], None]
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""What asks a run to end. SIGHUP comes when a terminal is closed; `nohup` has it ignored."""
+
+
+@final
+class Stopped(KeyboardInterrupt):
+    """A signal ends the command at once.
+
+    Example:
+        >>> Stopped(15).exit_code, str(Stopped(15))
+        (143, 'SIGTERM')
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.exit_code = interrupted_code(number)
+
+
+STOPPABLE = ("generate", "score", "validate")
+"""Phases that a signal ends at once: they wait for others, and no weight changes in them."""
+
+
+@final
+class Interrupted(KeyboardInterrupt):
+    """A signal ends the phase in progress; what is done is saved."""
+
+
+@contextmanager
+def stopped_by_signals() -> Iterator[None]:
+    """Inside, a signal raises `Stopped`, unless an `Interruption` is entered."""
+
+    def stop(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - a handler's form
+        raise Stopped(number)
+
+    before = _handled_by(stop)
+    try:
+        yield
+    finally:
+        _restore(before)
 
 
 @final
@@ -13,24 +63,58 @@ class Interruption:
 
     def __init__(self) -> None:
         self.is_wanted = False
+        self.number: int | None = None
+        """The signal that asked for the end; None: none did."""
         self._before: dict[int, Any] = {}
+        self._is_stoppable = False
+
+    def stop_if_wanted(self) -> None:
+        """Raises `Interrupted` where a signal has come."""
+        if self.is_wanted:
+            raise Interrupted
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Inside, the first signal raises `Interrupted` wherever the main thread is."""
+        before, self._is_stoppable = self._is_stoppable, True
+        try:
+            self.stop_if_wanted()
+            yield
+        finally:
+            self._is_stoppable = before
 
     def __enter__(self) -> Self:
-        # Only the main thread may install handlers; elsewhere the signals keep their meaning.
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._ask)
+        self._before = _handled_by(self._ask)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        self._before = {}
+        before, self._before = self._before, {}
+        _restore(before)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - a handler's form
         if self.is_wanted:
             self.__exit__()
-            sys.stderr.write("\nstopped at once; steps after the newest checkpoint are lost\n")
-            raise KeyboardInterrupt
-        self.is_wanted = True
-        sys.stderr.write("\nending after this step with a checkpoint; once more to stop at once\n")
+            say_from_handler("stopped at once; steps after the newest checkpoint are lost")
+            raise Stopped(number)
+        self.is_wanted, self.number = True, number
+        if self._is_stoppable:
+            say_from_handler("ending; what is done is saved; once more to stop at once")
+            raise Interrupted
+        say_from_handler("ending after this step with a checkpoint; once more to stop at once")
+
+
+def _handled_by(handler: Handler) -> dict[int, Any]:
+    """Give the signals to a handler; what had them before.
+
+    Only the main thread may; elsewhere they keep their meaning. A SIGHUP that whoever started the
+    process had ignored stays so.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    wanted = [n for n in SIGNALS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
+    return {number: signal.signal(number, handler) for number in wanted}
+
+
+def _restore(handlers: dict[int, Any]) -> None:
+    for number, handler in handlers.items():
+        signal.signal(number, handler)

@@ -1,17 +1,25 @@
 """What a run reads and makes, noted as artifacts: rows, models, checkpoints, exports."""
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import final
 
 from luyen.base.errors import UserError
 from luyen.base.paths import expanded
 from luyen.base.rundir import RunDirectory
+from luyen.base.secrets import masked_urls
 from luyen.checkpoint.store import read_manifest
 from luyen.config.model_files import model_parts
 from luyen.config.schema.run import RunConfig
-from luyen.telemetry.artifact_lines import NAME, current, read_artifacts, rewrite_artifacts
+from luyen.telemetry.artifact_lines import (
+    NAME,
+    current,
+    not_noted,
+    read_artifacts,
+    rewrite_artifacts,
+)
 from luyen.telemetry.artifact_registry import made_at, note
 from luyen.telemetry.artifacts import (
     MISSING,
@@ -58,8 +66,9 @@ def read_checkpoint(key: str, place: Path) -> Artifact:
 def note_inputs(directory: RunDirectory, config: RunConfig, inputs: Sequence[Artifact]) -> None:
     """Write down what a run reads; what no run made counts as noted by this one."""
     run, when = directory.run_id, now()
-    noted = [replace(one, run=run, made=when) for one in inputs]
-    note(directory, noted, expanded(config.trainer.default_local_dir))
+    found = [replace(one, run=run, made=when) for one in inputs]
+    new = not_noted(directory.root / NAME, found)
+    note(directory, new, expanded(config.trainer.default_local_dir))
 
 
 def input_hashes(directory: RunDirectory) -> tuple[str, ...]:
@@ -77,22 +86,34 @@ class CheckpointNotes:
         self._directory = directory
         self._root = root
 
-    def kept(self, path: Path) -> None:
-        """A checkpoint is whole and in its place."""
-        self._note(path, is_retired=False)
+    def kept(self, path: Path, going: Sequence[Path] = ()) -> None:
+        """A checkpoint is whole and in its place, and others are about to be taken away."""
+        note(self._directory, self._found([path], retired=going), self._root)
 
     def going(self, path: Path) -> None:
         """A checkpoint is about to be taken away."""
-        self._note(path, is_retired=True)
+        note(self._directory, self._found(retired=[path]), self._root)
 
-    def _note(self, path: Path, *, is_retired: bool) -> None:
-        name = f"{name_of(self._directory)}/{path.name}"
-        run, parents = self._directory.run_id, input_hashes(self._directory)
-        try:
-            made = _checkpoint(path, name=name, run=run, parents=parents)
-        except UserError:
-            return  # a damaged one is found by whoever loads it
-        note(self._directory, [replace(made, is_retired=is_retired)], self._root)
+    def present(self, paths: Sequence[Path]) -> None:
+        """These are there; those that a killed process had no time to note are noted."""
+        new = not_noted(self._directory.root / NAME, self._found(paths))
+        note(self._directory, new, self._root)
+
+    @cached_property
+    def _parents(self) -> tuple[str, ...]:
+        return input_hashes(self._directory)
+
+    def _found(self, kept: Iterable[Path] = (), retired: Iterable[Path] = ()) -> list[Artifact]:
+        """The checkpoints as artifacts; a damaged one is found by whoever loads it."""
+        found: list[Artifact] = []
+        for path, is_retired in [*((p, False) for p in kept), *((p, True) for p in retired)]:
+            name, run = f"{name_of(self._directory)}/{path.name}", self._directory.run_id
+            try:
+                made = _checkpoint(path, name=name, run=run, parents=self._parents)
+            except UserError:
+                continue
+            found.append(replace(made, is_retired=is_retired))
+        return found
 
 
 def note_export(checkpoint: Path, folder: Path, kind: Kind) -> Artifact:
@@ -111,7 +132,7 @@ def note_export(checkpoint: Path, folder: Path, kind: Kind) -> Artifact:
         files=files,
     )
     # First beside the model, which may be moved: there it also stands if the run is read-only.
-    rewrite_artifacts(folder / NOTE, [made])
+    rewrite_artifacts(folder / NOTE, lambda: [made])
     # Only runs begin an index: the directory may have been copied away from the others.
     note(directory, [made], root if (root / NAME).is_file() else None)
     return made
@@ -127,7 +148,7 @@ def _datasets(config: RunConfig, rows: Mapping[str, str]) -> Iterator[Artifact]:
     splits = {"train": config.data.train_files, "validation": config.data.val_files}
     for split, written in splits.items():
         key = "data.train_files" if split == "train" else "data.val_files"
-        addresses = ", ".join(path for path in written if "://" in path)
+        addresses = masked_urls(", ".join(path for path in written if "://" in path))
         if addresses:
             content = f"rows:{rows[split]}" if split in rows else MISSING
             yield _read("dataset", addresses, content, addresses, key)

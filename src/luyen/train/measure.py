@@ -6,11 +6,13 @@ from typing import final
 
 from luyen.base.errors import UserError
 from luyen.base.records import Prompt, Rollout
+from luyen.config.written import refuse_masked
 from luyen.rewards.step import Scored
 from luyen.train.checkpointed import Opened
 from luyen.train.draws import draws_of
-from luyen.train.evaluate import scored_metrics, validation_sampling
+from luyen.train.evaluate import scored_metrics
 from luyen.train.player import Player
+from luyen.train.sampling import validation_sampling
 
 
 @final
@@ -44,8 +46,9 @@ def measure(opened: Opened, *, progress: Callable[[int, int], None]) -> Measured
     if not data.val_files:
         fix = "add data.val_files=FILE or a task source such as data.val_files=arithmetic://sum"
         raise UserError("data.val_files", None, "there is nothing to measure on", fix)
+    refuse_masked(config, ("data", "reward"))
     at_once = max(1, config.actor_rollout_ref.rollout.max_num_seqs // val_kwargs.n)
-    sampling = validation_sampling(config, opened.tokenizer.stop_ids)
+    sampling = validation_sampling(config, opened.tokenizer)
     scored: list[Scored] = []
     with Player(opened) as player:
         prompts = player.prompts(data.val_files, most=data.val_max_samples)

@@ -78,7 +78,7 @@ _REWARD = {
     "faults": "Rollouts that could not be scored.",
 }
 _VALIDATION = {
-    "accuracy": "Share of samples that reach reward 1.",
+    "accuracy": "Share of samples that reach reward 1; the mean reward where all are 0 or 1.",
     "accuracy_low": "Lower end of its 95 % interval.",
     "accuracy_high": "Upper end of its 95 % interval.",
     "pass@<k>": "Chance that k samples of a prompt hold one that reaches reward 1.",

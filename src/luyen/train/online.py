@@ -14,7 +14,10 @@ from luyen.train.validation import validate
 def train_online(run: OnlineRun) -> None:
     """Rollout, annotate, credit, update, until the steps are done or the user interrupts."""
     trainer = run.config.trainer
-    if trainer.val_before_train and run.step == 0:
+    if run.is_open:
+        run.saved = -1  # the checkpoint that it goes on from lacks what comes now
+        _finish(run)
+    elif trainer.val_before_train and run.step == 0:
         validate(run)
         run.write_down()
     for step in run.steps():
@@ -27,12 +30,19 @@ def train_online(run: OnlineRun) -> None:
         know_weights(run, held)
         measured = {**parity_metrics(batch, run.needs), **metrics}
         finish_step(run, credited, measured, told, held)
-        if run.is_due(trainer.test_freq):
-            validate(run)
-        run.write_down()
-        if run.is_due(trainer.save_freq):
-            run.save()
+        _finish(run)
     run.save()
+
+
+def _finish(run: OnlineRun) -> None:
+    """Validate, write down and save a step that is done, where each is due."""
+    trainer = run.config.trainer
+    run.is_open = run.is_due(trainer.test_freq)
+    if run.is_open:
+        validate(run)
+    run.write_down()
+    if run.is_due(trainer.save_freq):
+        run.save()
 
 
 def _prepare(run: OnlineRun, told: Told) -> None:

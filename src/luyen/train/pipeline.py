@@ -5,13 +5,15 @@ the same command goes on wherever it was killed.
 """
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import final
 
 import torch
 
+from luyen.base.claims import release
 from luyen.base.errors import UserError
 from luyen.base.paths import expanded
 from luyen.base.rundir import RunDirectory
@@ -24,12 +26,13 @@ from luyen.config.pipeline_check import CHECKPOINT, check_pipeline, run_director
 from luyen.telemetry.artifact_lines import NAME, current, read_artifacts
 from luyen.telemetry.artifact_registry import Registry, made_at
 from luyen.telemetry.artifacts import Artifact, require_unchanged
-from luyen.telemetry.display import HEADING
+from luyen.telemetry.figures import HEADING
+from luyen.telemetry.summary import Summary, interrupted_code
+from luyen.train.directory import claim_run
 from luyen.train.lineage import read_checkpoint
 from luyen.train.stage_changes import require_same_stage
 from luyen.train.stage_model import export_stage
 from luyen.train.start import run_training
-from luyen.train.unbuilt import refuse_unbuilt
 
 EXPORT = "export"
 """The folder of a run directory that holds what its stage hands on."""
@@ -65,10 +68,28 @@ class Handed:
         return newest.path
 
 
-def run_pipeline(pipeline: Pipeline, say: Callable[[str], None], *, machine: Machine) -> bool:
-    """Carry every stage to its end; whether the last one got there."""
-    for checked in check_pipeline(pipeline, machine=machine):
-        refuse_unbuilt(checked.report)
+def run_pipeline(pipeline: Pipeline, say: Callable[[str], None], *, machine: Machine) -> int:
+    """Carry every stage to its end; the exit code, which is 0 when the last one got there.
+
+    The last stage is claimed first: one process carries out a pipeline, from its beginning on.
+    """
+    checked = check_pipeline(pipeline, machine=machine)
+    for stage in checked:
+        stage.report.require_sound()
+    with _claimed(run_directory(checked[-1].report.config)):
+        return _carry_out_all(pipeline, say, machine)
+
+
+@contextmanager
+def _claimed(run: Path) -> Iterator[None]:
+    claim_run(run)
+    try:
+        yield
+    finally:
+        release(run)
+
+
+def _carry_out_all(pipeline: Pipeline, say: Callable[[str], None], machine: Machine) -> int:
     handed: dict[str, Handed] = {}
     for number, stage in enumerate(pipeline.stages, 1):
         heading = f"stage {number} of {len(pipeline.stages)}: {stage.name}"
@@ -79,13 +100,17 @@ def run_pipeline(pipeline: Pipeline, say: Callable[[str], None], *, machine: Mac
             say(f"{heading} is done ({place.run})")
             continue
         say(f"{heading} ({place.run})")
-        if not _carry_out(found, place, heading, say):
+        with _claimed(place.run):  # until its model is handed on
+            summary = _carry_out(found, place, heading, say)
+        is_last = number == len(pipeline.stages)
+        if summary.is_interrupted or (summary.signal is not None and not is_last):
             say(f"Interrupted in {heading}; the same command goes on from there")
-            return False
-    return True
+            return interrupted_code(summary.signal)
+    return 0
 
 
-def _carry_out(report: Report, place: Handed, heading: str, say: Callable[[str], None]) -> bool:
+def _carry_out(report: Report, place: Handed, heading: str, say: Callable[[str], None]) -> Summary:
+    """Train a stage and, where it reached its end, hand its model on."""
     token = HEADING.set(heading)
     try:
         summary = run_training(replace(report, goes_on=True))
@@ -93,11 +118,10 @@ def _carry_out(report: Report, place: Handed, heading: str, say: Callable[[str],
         HEADING.reset(token)
     say(f"\n{summary.text()}\n")
     _free_memory()
-    if summary.is_interrupted:
-        return False
-    say(f"  handed on  {export_stage(place.run, place.model)}\n")
-    _free_memory()
-    return True
+    if not summary.is_interrupted:
+        say(f"  handed on  {export_stage(place.run, place.model)}\n")
+        _free_memory()
+    return summary
 
 
 def _report(
@@ -119,6 +143,8 @@ def _report(
         require_unchanged(found, key)
         paths[key], sources[key] = found.path, found
     report = check_tree(with_paths(stage.tree, paths), machine=machine)
+    # `require_same_stage` says it for a stage: of everything that it was made from.
+    report = replace(report, problems=tuple(p for p in report.problems if p.id != "S24"))
     if not report.is_sound:
         first = next(problem for problem in report.problems if problem.severity == "error")
         raise UserError(first.field, first.value, first.why, first.fix)

@@ -40,6 +40,7 @@ class Player:
             config.reward,
             max_response_length=data.max_response_length,
             services=replace(services, ask=ask),
+            require=config.sandbox.require,
         )
         self._engine = build_engine(config, opened.policy, opened.tokenizer)
         ask.connect(partial(self._generate, purpose=JUDGE))
@@ -78,7 +79,9 @@ class Player:
 
     def _sound(self, groups: Sequence[Group]) -> list[tuple[Prompt, tuple[Rollout, ...]]]:
         talks = self._generation.conversations
-        broken = talks.faulty(groups, may_be_all=True) if talks is not None else []
+        broken: list[Rollout] = []
+        if talks is not None:
+            broken = talks.faulty(groups, is_learned_from=False, may_be_all=True)
         self.broken += broken
         keys = {rollout.key for rollout in broken}
         kept = [(g.prompt, tuple(r for r in g.rollouts if r.key not in keys)) for g in groups]
@@ -91,7 +94,8 @@ class Player:
         """
         talks = self._generation.conversations
         if talks is not None and self.broken and not scored:
-            talks.faulty([Group(prompt=_NOBODY, rollouts=tuple(self.broken))])
+            everything = Group(prompt=_NOBODY, rollouts=tuple(self.broken))
+            talks.faulty([everything], is_learned_from=False)
         self._reward.settle(scored)
 
     def close(self) -> None:

@@ -3,6 +3,9 @@
 import importlib.util
 import sys
 
+from luyen.base.errors import UserError
+from luyen.base.faults import last_line
+from luyen.base.foreign import boundary
 from luyen.base.paths import expanded
 from luyen.base.seeds import derive_key
 from luyen.config.schema.run import RunConfig
@@ -11,7 +14,10 @@ from luyen.rollout.build import stop_tokens
 
 
 def import_plugins(paths: tuple[str, ...]) -> None:
-    """Run each plugin file once, so that what it registers exists in this process."""
+    """Run each plugin file once, so that what it registers exists in this process.
+
+    A UserError when one raises, whatever it raises.
+    """
     for path in paths:
         file = expanded(path).resolve()
         name = f"luyen_plugin_{derive_key(0, str(file)):x}"
@@ -21,8 +27,19 @@ def import_plugins(paths: tuple[str, ...]) -> None:
         assert spec is not None, f"{path} passed the check of trainer.plugins"
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        faults: list[BaseException] = []
+        with boundary(faults):
+            spec.loader.exec_module(module)
+        if faults:
+            raise _broken(path, faults[0]) from faults[0]
         sys.modules[name] = module
+
+
+def _broken(path: str, fault: BaseException) -> UserError:
+    if isinstance(fault, UserError):
+        return fault
+    why = f"importing it failed: {last_line(fault)}"
+    return UserError("trainer.plugins", path, why, "mend the file")
 
 
 def load_run_tokenizer(config: RunConfig) -> Tokenizer:

@@ -1,38 +1,36 @@
-"""A close look at chosen steps: a trace, the heaviest operators, and a history of memory."""
+"""Steps that are profiled: a trace, the heaviest operators, and a history of memory."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, final
 
-import torch
 from torch import profiler
 
-from luyen.base.files import write_whole, writing
 from luyen.base.paths import expanded
 from luyen.base.rundir import RunDirectory, step_name
 from luyen.config.schema.trainer import Profile
-
-_ROWS = 20
-"""Operators of the table."""
-_HISTORY = 1_000_000
-"""Allocations that a history of memory holds at most."""
+from luyen.runtime.trace import ProcessTrace, Trace, Traced
 
 
 @final
 class StepProfiler:
-    """Profiles the steps that were asked for, and does nothing in the others.
+    """Profiles the steps that the configuration names, and does nothing in the others.
 
     Each step leaves `trace_step_<step>.json.gz`, which Perfetto opens, and
-    `operators_step_<step>.txt`; on CUDA, if asked for, `memory_step_<step>.pickle`.
+    `operators_step_<step>.txt`; on CUDA, if wanted, `memory_step_<step>.pickle`. Every other
+    process of the run leaves the same files, with its role and number after the step.
     """
 
-    def __init__(self, profile: Profile, directory: RunDirectory, *, is_cuda: bool) -> None:
+    def __init__(
+        self, profile: Profile, directory: RunDirectory, *, others: Traced | None = None
+    ) -> None:
+        """`others` are the processes of the run beside this one."""
         self._steps = frozenset(profile.steps)
-        self._has_memory = profile.memory and is_cuda
-        self._is_cuda = is_cuda
+        self._has_memory = profile.memory
         save_path = profile.save_path
         self.folder = directory.root / "profile" if save_path is None else expanded(save_path)
-        self._is_on = False
+        self._others = others
+        self._here = ProcessTrace()
 
     def step(self, number: int) -> AbstractContextManager[None]:
         """Around everything that belongs to a step."""
@@ -40,43 +38,20 @@ class StepProfiler:
 
     def part(self, name: str) -> AbstractContextManager[Any]:
         """A named stretch of the trace, where there is one."""
-        return profiler.record_function(name) if self._is_on else nullcontext()
+        return profiler.record_function(name) if self._here.is_on else nullcontext()
 
     @contextmanager
     def _profiled(self, number: int) -> Iterator[None]:
-        with writing(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
-        activities = [profiler.ProfilerActivity.CPU]
-        if self._is_cuda:
-            activities.append(profiler.ProfilerActivity.CUDA)
-        looks = profiler.profile(activities=activities, acc_events=True)
-        with self._memory(number), looks as found:
-            self._is_on = True
-            try:
-                yield
-            finally:
-                self._is_on = False
-        self._write(number, found)
-
-    def _write(self, number: int, found: profiler.profile) -> None:
-        name = step_name(number)
-        found.export_chrome_trace(str(self.folder / f"trace_{name}.json.gz"))
-        # Device time tells nothing where there is no device, and host time little where there is.
-        order = "self_device_time_total" if self._is_cuda else "self_cpu_time_total"
-        table = found.key_averages().table(sort_by=order, row_limit=_ROWS, max_name_column_width=60)
-        write_whole(self.folder / f"operators_{name}.txt", f"{table.strip()}\n")
-
-    @contextmanager
-    def _memory(self, number: int) -> Iterator[None]:
-        """Every allocation of the step with the code that made it."""
-        if not self._has_memory:
-            yield
-            return
-        memory: Any = torch.cuda.memory
-        memory._record_memory_history(max_entries=_HISTORY)
+        folder = self.folder.absolute()
+        trace = Trace(folder=folder, name=step_name(number), memory=self._has_memory)
+        self._here.start(trace)
+        is_whole = False
         try:
+            if self._others is not None:
+                self._others.start_trace(trace)
             yield
-            torch.cuda.synchronize()
-            memory._dump_snapshot(str(self.folder / f"memory_{step_name(number)}.pickle"))
+            if self._others is not None:
+                self._others.stop_trace()
+            is_whole = True
         finally:
-            memory._record_memory_history(enabled=None)
+            self._here.stop(write=is_whole)

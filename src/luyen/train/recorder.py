@@ -6,8 +6,9 @@ from pathlib import Path
 from threading import Event
 from typing import TypeAlias, final
 
-from luyen.base.claims import release
+from luyen.base.claims import demand_claim, release
 from luyen.base.digests import DigestFile, StepDigest
+from luyen.base.errors import UserError
 from luyen.base.records import Rollout
 from luyen.base.rundir import RunDirectory
 from luyen.checkpoint.aside import Aside
@@ -55,11 +56,14 @@ class Recorder:
         self._writer = CheckpointWriter(store, is_async=is_async)
         self._files = Aside()
         self._is_awaited = Event()
+        self._open = set[int]()
+        """Steps of checkpoints that lack a validation: its journal is still needed."""
         self.journals: WorkJournals | None = None
         """Where finished work is written down at once; None: nowhere, it is done again."""
 
     def metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """One line of numbers."""
+        """One line of numbers; a UserError when the run directory is not there any more."""
+        demand_claim(self.directory.root)
         self.log.write(step, metrics)
         self.known |= metrics
 
@@ -123,6 +127,8 @@ class Recorder:
         demand_finite(roles.not_finite(), step=state.step, newest=self.store.latest())
         self.digests.sync()
         facts = facts_of(self.directory, self.known, chain=state.chain)
+        is_open = state.lacks_validation is not None
+        self._open = self._open | {state.step} if is_open else self._open - {state.step}
         roles.save(self._writer, state.step, loop=state.as_json(), facts=facts)
         self.poll()
 
@@ -130,12 +136,12 @@ class Recorder:
         """Forget the work that a new checkpoint holds; raises what stopped one from being made."""
         for step in self._writer.finished():
             if self.journals is not None:
-                self.journals.forget(step)
+                self.journals.forget(step - (step in self._open))
 
     def close(self) -> None:
         """Finish every file, the checkpoint in progress first; raises what stopped it."""
         with ExitStack() as ending:
-            ending.callback(release, self.directory.manifest)
+            ending.callback(release, self.directory.root)
             ending.callback(self.log.close)
             ending.callback(self.digests.close)
             if self.journals is not None:
@@ -156,7 +162,12 @@ def restore(folder: Path, roles: Roles) -> LoopState:
     loop = load_state(folder, "loop")
     demand_stage(loop, "rl", folder)
     roles.load(folder)
-    return LoopState.from_json(loop)
+    try:
+        return LoopState.from_json(loop)
+    except (KeyError, TypeError, ValueError) as error:
+        why = f"it is no state of a loop: {type(error).__name__}: {error}"
+        fix = "resume from an earlier checkpoint"
+        raise UserError("checkpoint", str(folder / "loop.json"), why, fix) from error
 
 
 def advantages_by_rollout(

@@ -4,7 +4,6 @@ Everything is closed and made again, as the same command in a new process would:
 to go on, and it is the one that is tested by killing processes.
 """
 
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,6 +12,7 @@ from typing import final
 from luyen.base.errors import UserError
 from luyen.config.check import Report
 from luyen.runtime.ray.wire import RanksLost
+from luyen.telemetry.output import say
 from luyen.telemetry.spans import SPANS, span
 from luyen.telemetry.summary import Summary
 from luyen.train.run import OnlineRun
@@ -56,8 +56,8 @@ class Losses:
 def stopped(lost: RanksLost, why_now: str) -> UserError:
     """A clean end: what is done stays done."""
     fix = (
-        "look at the memory and the logs of its node; the same command goes on from the newest "
-        "checkpoint and the journal"
+        "look at the memory and the logs of its node; luyen train --resume RUN goes on from the "
+        "newest checkpoint and the journal"
     )
     return UserError("trainer.n_gpus_per_node", "ranks", f"{lost}; {why_now}", fix)
 
@@ -90,7 +90,7 @@ def until_done(
             if run is not None and run.interruption.is_wanted:
                 raise stopped(lost, "the run was asked to end") from lost
             said = losses.note(lost, step=run.step if run is not None else 0)
-            sys.stderr.write(f"\n{said}; beginning again from the newest checkpoint\n")
+            say(f"{said}; beginning again from the newest checkpoint")
             report = going_on(report)
             time.sleep(losses.pause_s)
 

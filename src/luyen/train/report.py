@@ -9,9 +9,9 @@ from luyen.algorithms.group_metrics import kl_drift
 from luyen.base.bars import reaches
 from luyen.base.errors import UserError
 from luyen.base.records import Rollout, StopReason
+from luyen.data.samplers import AdaptiveSampler
 from luyen.engine.batch import PackedBatch
 from luyen.rewards.metrics import score_metrics
-from luyen.rewards.step import Scored
 from luyen.rollout.single_turn import Group
 from luyen.runtime.roles import Described
 from luyen.telemetry.spans import SPANS
@@ -107,7 +107,7 @@ def finish_step(
         **_times(run, credited.batch),
     }
     if run.needs.reward:
-        run.follow_success(_solved(run.judged))
+        _follow_success(run)
     run.reward.advance(run.judged)
     run.step += 1
     run.version += 1
@@ -117,10 +117,12 @@ def finish_step(
     _refuse_a_hopeless_start(run, found)
 
 
-def _solved(judged: Sequence[Scored]) -> float:
-    """Share of the rollouts that reach reward 1, of all that were drawn for the step."""
-    values = [score.value for group in judged for score in group.scores]
-    return fmean(value is not None and reaches(value, 1.0) for value in values)
+def _follow_success(run: OnlineRun) -> None:
+    """Let an adaptive sampler see which share of the step's rollouts reached reward 1."""
+    values = [score.value for group in run.judged for score in group.scores]
+    share = fmean(value is not None and reaches(value, 1.0) for value in values)
+    if isinstance(run.data.sampler, AdaptiveSampler):
+        run.data.sampler.record(run.asking.cursor, share)
 
 
 def _staleness(run: OnlineRun, rollouts: Sequence[Rollout]) -> dict[str, float]:

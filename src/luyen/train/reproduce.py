@@ -19,6 +19,7 @@ import yaml
 from luyen.base.digests import StepDigest
 from luyen.base.errors import UserError
 from luyen.base.files import write_whole
+from luyen.base.parsing import parse_json
 from luyen.base.rundir import RunDirectory
 from luyen.config.schema.run import RunConfig
 from luyen.telemetry.manifest import SETTINGS
@@ -49,7 +50,8 @@ def environment_of(manifest: Mapping[str, Any], now: Mapping[str, str]) -> dict[
     """
     kept = {name: v for name, v in now.items() if not name.startswith(SETTINGS) or _is_place(name)}
     given: Mapping[str, str] = manifest.get("settings") or {}
-    made = kept | {name: value for name, value in given.items() if not _is_place(name)}
+    ours = {name: v for name, v in given.items() if name.startswith(SETTINGS)}
+    made = kept | {name: value for name, value in ours.items() if not _is_place(name)}
     threads = (manifest.get("threads") or {}).get("torch")
     if threads is not None:
         made.setdefault(_THREADS, str(threads))
@@ -114,7 +116,7 @@ class Rerun:
             "trainer.profile.steps": [],
         }
         words = [f"{key}={json.dumps(value)}" for key, value in keys.items()]
-        said = yaml.safe_dump(changed_part(yaml.safe_load(run.read_config()), _defaults()))
+        said = yaml.safe_dump(changed_part(run.read_settings(), _defaults()))
         write_whole(self._config, said)
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
@@ -147,7 +149,7 @@ class Rerun:
             file.seek(self._read)
             whole = file.read().rpartition(b"\n")[0]
         self._read += len(whole) + 1 if whole else 0
-        lines = [json.loads(line) for line in whole.splitlines()]
+        lines = [parse_json(line) for line in whole.splitlines()]
         names = ("step", "stages", "previous", "chain")
         return [StepDigest(**{name: line[name] for name in names}) for line in lines]
 

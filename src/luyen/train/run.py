@@ -1,7 +1,7 @@
 """A wired run: the parts that the loop uses, and how far it has come."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, final
 
@@ -17,15 +17,17 @@ from luyen.rollout.single_turn import Group
 from luyen.runtime.roles import Roles
 from luyen.telemetry.display import Display
 from luyen.telemetry.journal import WorkJournal
+from luyen.telemetry.progress import PROGRESS
 from luyen.telemetry.spans import span
-from luyen.train.asked import Asked, Asking, Origin
+from luyen.train.asked import Asking, Origin
+from luyen.train.boundary import Boundary, soon_kept
 from luyen.train.digests import metrics_stage
 from luyen.train.draws import draws_of
-from luyen.train.interrupt import Interruption
+from luyen.train.interrupt import STOPPABLE, Interruption
 from luyen.train.learning import Learning, LearningRules
 from luyen.train.profile import StepProfiler
 from luyen.train.recorder import Recorder
-from luyen.train.state import LoopState
+from luyen.train.state import LoopState, open_step, read_open_step
 from luyen.train.watchdog import Watchdog
 from luyen.train.window import supply_of
 from luyen.train.work import weights_print
@@ -48,12 +50,12 @@ class OnlineRun(Learning):
         display: Display,
         total_steps: int,
     ) -> None:
-        profile, is_cuda = config.trainer.profile, roles.device.type == "cuda"
+        profile = config.trainer.profile
         super().__init__(
             config=config,
             roles=roles,
             rules=rules,
-            profiler=StepProfiler(profile, recorder.directory, is_cuda=is_cuda),
+            profiler=StepProfiler(profile, recorder.directory, others=roles.traces),
             total_steps=total_steps,
         )
         self.data = data
@@ -87,19 +89,17 @@ class OnlineRun(Learning):
         self.journal: WorkJournal | None = None
         """Where finished work is written down at once; None: nowhere, it is done again."""
         self.validations: list[dict[str, float]] = []
+        self.has_validated_later = False
         self.interruption = Interruption()
         self.chain = BEGINNING
         """Digest of everything that was done so far."""
         self.origin: tuple[str, str] | None = None
-        """The chain before the last step, and the hash of the weights after it.
-
-        It is known as soon as the weights are, before the chain goes on.
-        """
+        """The chain before the last step, and the weights after it, known before the chain is."""
         self.saved = 0
         """Step of the newest checkpoint; the beginning needs none."""
-        self.boundary: LoopState | None = None
-        """The loop as the step began, as long as the weights are still of that moment."""
-        self._begun_with: tuple[Asked, ...] = ()
+        self.boundary = Boundary()
+        self.is_open = False
+        """Whether the step that is done still lacks its validation, and so its line of numbers."""
         self.begin_step()
 
     def begin_step(self) -> None:
@@ -117,7 +117,7 @@ class OnlineRun(Learning):
         while self.step < self.last_step and not self.interruption.is_wanted:
             self.recorder.poll()
             self.begin_step()
-            self.boundary, self._begun_with = self.state(), self.supply.outstanding
+            self.boundary.mark(self.state(), self.supply.outstanding)
             with self.profiler.step(self.step + 1):
                 yield self.step + 1
 
@@ -167,17 +167,18 @@ class OnlineRun(Learning):
         if known:
             self.display.waiting(f"step {step}: {known} records of work done are in the journal")
 
-    def phase(self, name: str) -> AbstractContextManager[None]:
-        """Time a part of the step and show it."""
-        return self._phase(name)
-
     @contextmanager
-    def _phase(self, name: str) -> Iterator[None]:
+    def phase(self, name: str) -> Iterator[None]:
+        """Time a part of the step and show it."""
+        if self.boundary.state is not None or name in STOPPABLE:
+            self.interruption.stop_if_wanted()
         self.display.phase(name)
         if name == "update":
-            self.boundary = None  # before the watchdog hears of it, which may be saving
-        watched = self.watchdog.watching(self.step + 1, name)
-        with watched, span(name, step=self.step + 1), self.profiler.part(name):
+            self.boundary.leave()  # before the watchdog hears of it, which may be saving
+        step = self.step if name == "validate" else self.step + 1  # that of a step that is done
+        watched = self.watchdog.watching(step, name)
+        soon = self.interruption.at_once() if name in STOPPABLE else nullcontext()
+        with watched, span(name, step=step), self.profiler.part(name), soon:
             yield
 
     def generate(
@@ -193,19 +194,12 @@ class OnlineRun(Learning):
         """Rollouts of the prompts, drawn at this place of the run; their tokens are sound."""
         count = samples or self.config.actor_rollout_ref.rollout.n
         draws = draws_of(prompts, step=step, first=first, samples=count)
+        PROGRESS.expect(purpose, step, len(draws) * count, anew=True)
         asked = self.roles.submit(
             draws, sampling, purpose=purpose, version=self.version, journal=self.journal
         )
-        return self.roles.generation.all_compared(asked.result())
-
-    def follow_success(self, share: float) -> None:
-        """Let an adaptive sampler see how much of the step was solved."""
-        if isinstance(self.data.sampler, AdaptiveSampler):
-            self.data.sampler.record(self.asking.cursor, share)
-
-    def note_validation(self, found: dict[str, float]) -> None:
-        """Remember a validation, for the summary."""
-        self.validations.append(found)
+        with PROGRESS.watching(purpose, step):
+            return self.roles.generation.all_compared(asked.result())
 
     def write_down(self) -> None:
         """Write and show the numbers of the step that is done, validation included."""
@@ -215,7 +209,7 @@ class OnlineRun(Learning):
             self.recorder.digest(digest)
             self.recorder.metrics(self.step, self.metrics)
             self.chain = digest.chain
-        self.metrics = {}
+        self.metrics, self.is_open = {}, False
 
     def is_due(self, every: int) -> bool:
         """Whether something that happens every so many steps, and at the end, happens now.
@@ -231,26 +225,29 @@ class OnlineRun(Learning):
     def save(self) -> None:
         """A checkpoint of the step that is done, unless it has one."""
         if self.trial_steps is None and self.saved != self.step:
-            with self.phase("generate") if self.supply.outstanding else nullcontext():
+            waits = self.supply.outstanding and not self.interruption.is_wanted
+            with self.phase("generate") if waits else nullcontext():
                 asked = self.supply.kept()
             self._keep(self.state(), asked)
-            self.saved = self.step
+
+    def keep_progress(self) -> None:
+        """A signal stopped the step: a checkpoint of what is done, unless it has one."""
+        state = self.boundary.state or self.state()
+        asked = self.boundary.asked if self.boundary.state else self.supply.outstanding
+        if self.trial_steps is None and state.step != self.saved:
+            self._keep(state, soon_kept(asked, state.version))
 
     def rescue(self) -> str:
         """Save the last finished step of a run that hangs, if its weights are still there.
 
         Any thread may call it once the loop is stopped. It says what became of it.
         """
-        boundary = self.boundary
-        if boundary is None:
-            said = "the weights are being changed, so that the newest checkpoint stays"
-        elif self.trial_steps is not None or boundary.step == self.saved:
-            said = f"nothing is to be saved after step {boundary.step}"
-        elif any(one.needs_other_weights(boundary.version) for one in self._begun_with):
-            said = "rollouts of later steps are in progress, so that the newest checkpoint stays"
-        else:
-            self._keep(boundary, [one.as_it_is() for one in self._begun_with])
-            said = f"step {boundary.step} is saved"
+        state = self.boundary.state
+        said = self.boundary.refusal(saved=self.saved if self.trial_steps is None else self.step)
+        if state is not None and said is None:
+            self._keep(state, [one.as_it_is() for one in self.boundary.asked])
+            said = f"step {state.step} is saved"
+        assert said is not None
         self.recorder.close()
         return said
 
@@ -258,6 +255,7 @@ class OnlineRun(Learning):
         """Save a state with the rollouts of later steps, and how they were drawn."""
         trees = tuple({**tree, "manner": self.asking.manner} for tree in asked)
         self.recorder.save(replace(state, asked=trees), self.roles)
+        self.saved = state.step
 
     def state(self) -> LoopState:
         """What a checkpoint keeps besides weights and rollouts of later steps."""
@@ -277,6 +275,7 @@ class OnlineRun(Learning):
             reward=self.reward.state(),
             chain=self.chain,
             origin=self.origin,
+            lacks_validation=open_step(self.metrics, self.stages) if self.is_open else None,
         )
 
     def restore(self, state: LoopState) -> None:
@@ -285,6 +284,9 @@ class OnlineRun(Learning):
         self.flat_steps = state.flat_steps
         self.saved = state.step
         self.chain, self.origin = state.chain, state.origin
+        if state.lacks_validation is not None:
+            self.metrics, self.stages = read_open_step(state.lacks_validation)
+            self.is_open = True
         self.reward.restore(state.reward)
         self.validations = [state.first_validation] if state.first_validation else []
         sampler = self.data.sampler

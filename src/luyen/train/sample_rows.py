@@ -6,6 +6,7 @@ from luyen.base.records import Prompt, Rollout
 from luyen.telemetry.record_trees import score_tree
 from luyen.train.checkpointed import Opened
 from luyen.train.measure import Measured
+from luyen.train.sampling import validation_sampling
 
 
 def sample_rows(opened: Opened, measured: Measured) -> list[dict[str, Any]]:
@@ -24,15 +25,22 @@ def sample_rows(opened: Opened, measured: Measured) -> list[dict[str, Any]]:
 def decoding_of(opened: Opened) -> dict[str, Any]:
     """How the samples were drawn: rows with equal values here share their random numbers."""
     config = opened.config
-    val_kwargs = config.actor_rollout_ref.rollout.val_kwargs
-    is_sampled = val_kwargs.do_sample
+    sampling = validation_sampling(config, opened.tokenizer)
+    more = {
+        "min_p": sampling.min_p,
+        "min_new_tokens": sampling.min_new_tokens,
+        "stop": list(sampling.stop_strings),
+        "stop_token_ids": sorted(sampling.stop_ids - opened.tokenizer.stop_ids),
+    }
     return {
-        "samples": val_kwargs.n,
-        "temperature": val_kwargs.temperature if is_sampled else 0.0,
-        "top_p": val_kwargs.top_p if is_sampled else 1.0,
-        "top_k": val_kwargs.top_k if is_sampled else -1,
-        "max_response_length": config.data.max_response_length,
+        "samples": config.actor_rollout_ref.rollout.val_kwargs.n,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "max_response_length": sampling.max_new_tokens,
         "seed": config.trainer.seed,
+        # Named where they are set, so that rows of other days compare.
+        **{name: value for name, value in more.items() if value},
     }
 
 

@@ -27,8 +27,7 @@ def open_store(folder: Path, trainer: Trainer) -> CheckpointStore:
         return CheckpointStore(folder, keep=trainer.max_ckpt_to_keep, best=best)
     notes = CheckpointNotes(run, expanded(trainer.default_local_dir))
     store = CheckpointStore(folder, keep=trainer.max_ckpt_to_keep, best=best, watcher=notes)
-    for step in store.list():
-        notes.kept(store.path(step))
+    notes.present([store.path(step) for step in store.list()])
     return store
 
 

@@ -3,11 +3,10 @@
 from luyen.base.errors import UserError
 from luyen.base.records import Prompt, Rollout
 from luyen.rollout.protocol import Sampling
-from luyen.train.build import training_sampling
 from luyen.train.checkpointed import Opened
 from luyen.train.draws import draws_of
-from luyen.train.evaluate import validation_sampling
 from luyen.train.player import Player
+from luyen.train.sampling import training_sampling, validation_sampling
 
 
 def played(
@@ -21,7 +20,7 @@ def played(
         raise UserError(field, None, "there are no rows to play", "name a file or a task source")
     sampling: Sampling = training_sampling(opened.config, opened.tokenizer)
     if is_validation:
-        sampling = validation_sampling(opened.config, opened.tokenizer.stop_ids)
+        sampling = validation_sampling(opened.config, opened.tokenizer)
     with Player(opened) as player:
         prompts = player.prompts(files, most=count)
         draws = draws_of(prompts, step=0, first=0, samples=samples)

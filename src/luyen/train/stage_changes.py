@@ -4,33 +4,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from luyen.base.errors import UserError
 from luyen.base.rundir import RunDirectory
 from luyen.config.named_files import named_fingerprints
+from luyen.config.resuming import kind_of
 from luyen.config.schema.run import RunConfig
 from luyen.config.tree import leaves
+from luyen.config.written import stored
 from luyen.telemetry.artifacts import Artifact, difference, short
 from luyen.train.lineage import models_of
 
 _MODEL_KEYS = ("path", "model_path", "lora_adapter_path", "teacher_path")
-_FREE = (
-    "trainer.default_local_dir",
-    "trainer.project_name",
-    "trainer.experiment_name",
-    "trainer.logger",
-    "trainer.watchdog",
-    "trainer.profile",
-    "trainer.save_freq",
-    "trainer.async_save",
-    "trainer.max_ckpt_to_keep",
-    "trainer.keep_best",
-    "trainer.best_metric",
-    "trainer.best_mode",
-    "trainer.resume_mode",
-)
-"""Keys that say where a run lies, or what it tells and keeps: they may change in its middle."""
 
 
 def require_same_stage(
@@ -59,10 +43,10 @@ def require_same_stage(
 def _changed_keys(
     directory: RunDirectory, config: RunConfig, handed: Mapping[str, Artifact]
 ) -> Iterator[str]:
-    before = _settings(yaml.safe_load(directory.read_config()))
-    now = _settings(config.model_dump(mode="json"))
+    before = _settings(directory.read_settings())
+    now = _settings(stored(config))
     for key in sorted(before.keys() | now.keys()):
-        is_free = any(key == free or key.startswith(f"{free}.") for free in _FREE)
+        is_free = kind_of(key) in ("place", "records")
         is_handed = any(one == key or one.startswith(f"{key}.") for one in handed)
         if not is_free and not is_handed and before.get(key) != now.get(key):
             yield f"{key} was {before.get(key)!r} and is {now.get(key)!r}"

@@ -1,9 +1,11 @@
 """Everything a resumed run must know besides weights."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, final
 
 from luyen.base.digests import BEGINNING
+from luyen.base.files import plain
 
 
 @final
@@ -46,6 +48,8 @@ class LoopState:
     """Digest of everything that was done so far, which the next step's digest goes on from."""
     origin: tuple[str, str] | None = None
     """The chain before the last step, and the hash of the weights after it; None: no step yet."""
+    lacks_validation: dict[str, Any] | None = None
+    """Numbers and hashes of a step that was stopped before its validation was over."""
 
     def as_json(self) -> dict[str, Any]:
         """Plain data for a checkpoint."""
@@ -53,7 +57,10 @@ class LoopState:
 
     @classmethod
     def from_json(cls, saved: dict[str, Any]) -> "LoopState":
-        """What `as_json` gave."""
+        """What `as_json` gave; a ValueError or its like where it is something else."""
+        for name in ("step", "cursor", "version", "skipped", "flat_steps"):
+            if type(saved.get(name, 0)) is not int:
+                raise ValueError(f"`{name}` is no whole number")
         sampler = saved.get("sampler")
         tuples = {
             "kl_history": tuple(saved["kl_history"]),
@@ -63,3 +70,32 @@ class LoopState:
             "origin": tuple(saved["origin"]) if saved.get("origin") else None,
         }
         return cls(**{**saved, **tuples})
+
+
+def open_step(metrics: Mapping[str, float], stages: Mapping[str, str]) -> dict[str, Any]:
+    """What is known of a step that lacks its validation, as a checkpoint keeps it.
+
+    Example:
+        >>> read_open_step(open_step({"a": 0.5, "b": float("inf")}, {"prompts": "ab"}))
+        ({'a': 0.5, 'b': inf}, {'prompts': 'ab'})
+    """
+    return {"metrics": plain(metrics), "stages": dict(stages)}
+
+
+def read_open_step(saved: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, str]]:
+    """What `open_step` gave, as numbers and hashes."""
+    return {k: float(v) for k, v in saved["metrics"].items()}, dict(saved["stages"])
+
+
+def first_line(loop: Mapping[str, Any] | None) -> int:
+    """The first step that a run writes lines of, which goes on from this loop; None: a new one.
+
+    Example:
+        >>> first_line(None), first_line({"step": 4})
+        (0, 5)
+        >>> first_line({"step": 4, "lacks_validation": {}})
+        4
+    """
+    if loop is None:
+        return 0
+    return int(loop["step"]) + (loop.get("lacks_validation") is None)

@@ -24,7 +24,9 @@ def load_teacher(config: RunConfig, tokenizer: Tokenizer, device: str) -> Policy
     try:
         own = load_tokenizer(path, trust_remote_code=model.trust_remote_code)
         _refuse_other_ids(path, tokenizer.difference(own))
-        teacher = load_policy(model, device=device, vocabulary=tokenizer.size)
+        teacher = load_policy(
+            model, device=device, vocabulary=tokenizer.size, may_be_plain=True, field=_FIELD
+        )
     except UserError as error:
         raise UserError(_FIELD, path, error.why, error.fix) from error
     rows = teacher.head.vocabulary

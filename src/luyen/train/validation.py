@@ -1,9 +1,10 @@
 """Validation as part of a run: rollouts on held-out prompts, scored and written down."""
 
 from luyen.base.records import Prompt
-from luyen.train.evaluate import scored_metrics, validation_sampling
+from luyen.train.evaluate import scored_metrics
 from luyen.train.groups import scored_groups
 from luyen.train.run import OnlineRun
+from luyen.train.sampling import validation_sampling
 
 
 def validate(run: OnlineRun) -> None:
@@ -19,7 +20,7 @@ def validate(run: OnlineRun) -> None:
             prompts,
             step=0,
             first=0,
-            sampling=validation_sampling(run.config, run.sampling.stop_ids),
+            sampling=validation_sampling(run.config, run.data.renderer.tokenizer),
             purpose="validation",
             samples=val_kwargs.n,
         )
@@ -33,4 +34,5 @@ def validate(run: OnlineRun) -> None:
     played = [rollout for group in scored for rollout in group.rollouts]
     run.recorder.validation(run.step, [*played, *broken])
     run.metrics |= metrics
-    run.note_validation(metrics)
+    run.validations.append(metrics)
+    run.has_validated_later |= run.step > 0

@@ -6,17 +6,17 @@ says so, and, if that is the policy, ends the process: a hung thread cannot be s
 
 import faulthandler
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Self, final
+from typing import Self, TextIO, final
 
 from luyen.base.heartbeat import BETWEEN, DRAWING, HEART
 from luyen.config.schema.trainer import Watchdog as Settings
+from luyen.telemetry.output import flushed, say
 from luyen.telemetry.stacks import describe_process
 
 EXIT_CODE = 75
@@ -78,11 +78,19 @@ class Watchdog:
         budgets = [b for b in (self._budget_s, *self._budgets.values()) if b > 0]
         every = min(5.0, min(budgets) / 8)
         limit = 2 * max(budgets) + every
-        self._folder.mkdir(parents=True, exist_ok=True)
-        with self._locked.open("w") as last_resort:
+        with self._last_resort() as last_resort:
             self._look(every, limit, last_resort.fileno())
             faulthandler.cancel_dump_traceback_later()
         self._drop_if_empty()
+
+    def _last_resort(self) -> TextIO:
+        """Where stacks go that need no interpreter; nowhere on a disk that takes no more files."""
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            return self._locked.open("w")
+        except OSError as error:
+            say(f"{self._locked}: it could not be written: {error.strerror or error}")
+            return Path(os.devnull).open("w")
 
     def _drop_if_empty(self) -> None:
         """Stacks were not needed: a file without any would tell of a lock that never was."""
@@ -115,7 +123,7 @@ class Watchdog:
             where = f"what every thread is doing is in {path}"
         except OSError as error:
             where = f"what every thread is doing could not be written: {error}"
-        _say(f"hang: {words}; {where}")
+        say(f"hang: {words}; {where}")
         if self._is_stopping:
             self._stop()
 
@@ -124,10 +132,10 @@ class Watchdog:
         self._gate.acquire()  # for good: nothing may change what is saved now
         faulthandler.cancel_dump_traceback_later()
         if self._rescue is not None:
-            _say(_within(_RESCUE_S, self._rescue))
+            say(_within(_RESCUE_S, self._rescue))
         self._drop_if_empty()
-        _say(f"hang: the run ends with exit code {EXIT_CODE}; start it again to go on")
-        sys.stdout.flush()
+        say(f"hang: the run ends with exit code {EXIT_CODE}; start it again to go on")
+        flushed()
         os._exit(EXIT_CODE)
 
 
@@ -147,11 +155,6 @@ def _within(seconds: float, work: Callable[[], str]) -> str:
     if fault is not None:
         return f"hang: saving failed, the newest checkpoint stays: {fault}"
     return f"hang: {saving.result()}"
-
-
-def _say(words: str) -> None:
-    sys.stderr.write(f"\n{words}\n")
-    sys.stderr.flush()
 
 
 def _duration(seconds: float) -> str:

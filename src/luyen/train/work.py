@@ -2,6 +2,7 @@
 
 from luyen.base.digests import hash_value
 from luyen.config.schema.run import RunConfig
+from luyen.config.written import stored
 from luyen.runtime.roles import Described
 from luyen.telemetry.manifest import Manifest
 
@@ -20,7 +21,7 @@ def settings_print(config: RunConfig, facts: Manifest) -> str:
     What becomes of a call that was under way is decided when the run goes on: a changed mind about
     it must not drop the very record that it is about.
     """
-    tree = config.model_dump(mode="json")
+    tree = stored(config)
     tree["trainer"] = {name: v for name, v in tree["trainer"].items() if name in _ACTS}
     del tree["actor_rollout_ref"]["rollout"]["multi_turn"]["on_unknown"]
     return hash_value([tree, facts.files, facts.datasets, facts.code, facts.versions])

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from luyen.algorithms import objective
+from luyen.algorithms import foreign_parts, objective
 from luyen.algorithms.objective import Objective, default_aggregation, loss_knobs
 from luyen.algorithms.policy_losses import PolicyInputs, TokenLoss, policy_losses
 from luyen.algorithms.policy_losses.inputs import PolicyLoss
@@ -103,7 +103,8 @@ def test_a_plugin_declares_its_aggregation_as_a_fact(monkeypatch: pytest.MonkeyP
     fresh: Registry[PolicyLoss] = Registry("policy loss", "loss_mode")
     fresh.register("summed", aggregation="token-sum")(plugin)
     fresh.register("plain")(plugin)
-    monkeypatch.setattr(objective, "policy_losses", fresh)
+    for module in (objective, foreign_parts):
+        monkeypatch.setattr(module, "policy_losses", fresh)
     assert Objective(loss="summed").mode == "token-sum"
     assert Objective(loss="plain").mode == "token-mean"
     assert run(Objective(loss="summed", knobs={"strength": 2.0}))[0] == pytest.approx(-6.0)

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from luyen import __version__
 from luyen.base.errors import UserError
 from luyen.cli.main import app
+from luyen.config.machine import Machine
 
 ROOT = Path(__file__).parents[3]
 QUICKSTART = str(ROOT / "recipes" / "quickstart.yaml")
@@ -158,3 +160,16 @@ def test_a_device_has_some_memory(size: str) -> None:
         CliRunner().invoke(
             app, ["check", QUICKSTART, "--device-memory-gb", size], catch_exceptions=False
         )
+
+
+def test_the_version_is_an_option_too():
+    done = CliRunner().invoke(app, ["--version"])
+    assert (done.exit_code, done.output) == (0, f"{__version__}\n")
+
+
+def test_a_plan_for_other_gpus_does_not_claim_that_they_are_here():
+    words = ["check", QUICKSTART, "--device-memory-gb", "80", "trainer.device=cuda"]
+    said = CliRunner().invoke(app, words).output
+    assert "as if with GPUs of 80 GiB" in said
+    assert "64 GPU" not in said
+    assert Machine(cpus=2, ram_bytes=2**34, gpu_bytes=(1, 1)).words().endswith("2 GPUs")

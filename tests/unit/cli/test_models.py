@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from luyen.base.errors import UserError
+from luyen.cli import models
 from luyen.cli.main import app
 from luyen.data.tokenizer import load_tokenizer
 from luyen.models import fetch as fetching
@@ -122,3 +123,22 @@ def test_a_gguf_becomes_a_plain_directory_with_the_same_weights(tmp_path: Path) 
     assert tokenizer.has_template
     assert tokenizer.stop_ids == {2}
     assert tokenizer.decode(tokenizer.encode("abc"), skip_special=False) == "abc"
+
+
+def test_a_folder_that_is_there_gets_the_model_below_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched: list[Path] = []
+    monkeypatch.setattr(fetching, "fetch", lambda name, place, say: fetched.append(place))
+    monkeypatch.setattr(models, "_works", lambda place: True)
+    for place in (tmp_path, tmp_path / "new"):
+        done = CliRunner().invoke(app, ["models", "get", "smollm2-135m", "--to", str(place)])
+        assert done.exit_code == 0, done.output
+    assert fetched == [tmp_path / "smollm2-135m", tmp_path / "new"]
+
+
+def test_a_name_that_is_unknown_is_not_there_already(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "a.safetensors").write_text("")
+    done = CliRunner().invoke(app, ["models", "get", "smolm", "--to", str(tmp_path)])
+    assert isinstance(done.exception, UserError)

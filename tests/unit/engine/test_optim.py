@@ -49,6 +49,11 @@ def test_a_warm_up_as_long_as_the_run_never_divides_by_zero():
     )
 
 
+def test_a_warm_up_longer_than_the_run_ends_with_it():
+    assert rates(3, 3, lr_warmup_steps=10) == pytest.approx([1 / 3, 2 / 3, 1.0])
+    assert rates(1, 1, lr_warmup_steps=10) == [1.0]
+
+
 def parameters(dtype: torch.dtype) -> list[nn.Parameter]:
     generator = torch.Generator().manual_seed(0)
     shapes = ((5, 3), (4,))

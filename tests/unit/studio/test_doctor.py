@@ -131,3 +131,15 @@ def test_the_page_lists_every_rule_as_it_is():
     for rule in RULES.values():
         assert f"| `{rule.id}` | {rule.severity} | {rule.title} |" in page
     assert page.count("\n| `") == len(RULES)
+
+
+def test_rules_that_lack_steps_are_named(tmp_path: Path):
+    root = write_run(tmp_path / "run", {"reward/mean": [0.5] * 3})
+    said = luyen("doctor", root).output
+    [five] = [line for line in said.splitlines() if line.startswith("Not judged before step 5: ")]
+    assert {"truncation", "reward-all-equal"} <= set(five.partition(": ")[2].split(", "))
+    page = json.loads(luyen("doctor", root, "--json").stdout)
+    assert page["too_few_steps"]["truncation"] == 5
+    assert "learning-rate" not in page["too_few_steps"]
+    whole = write_run(tmp_path / "whole", {"reward/mean": [0.5] * 40})
+    assert "Not judged" not in luyen("doctor", whole).output

@@ -11,7 +11,7 @@ from luyen.base.errors import UserError
 from luyen.cli.eval_request import EvalRequest
 from luyen.cli.main import app
 from luyen.studio.evaluation.sample_files import read_rows, write_rows
-from luyen.studio.evaluation.samples import samples_of, vote_of
+from luyen.studio.evaluation.samples import NEEDED, samples_of, vote_of
 
 
 def row(uid: str, sample: int, reward: Any, **more: Any) -> dict[str, Any]:
@@ -146,3 +146,15 @@ def test_a_k_beyond_the_samples_is_refused():
     for wrong in ("16", "0", "a", ""):
         with pytest.raises(UserError, match="--k"):
             EvalRequest(k=wrong).ks(most=8)
+
+
+@pytest.mark.parametrize("value", [[], {}, "x", 10**400], ids=["list", "object", "text", "huge"])
+def test_a_reward_that_is_no_number_is_refused_with_its_row(value: object):
+    row: dict[str, Any] = dict.fromkeys(NEEDED, value)
+    with pytest.raises(UserError, match="no number in here, row 1"):
+        samples_of([row], source="here")
+
+
+def test_a_sample_without_a_number_is_one_all_the_same():
+    row: dict[str, Any] = dict.fromkeys(NEEDED)
+    assert [sample.draw for sample in samples_of([row, row], source="here")] == [0, 1]

@@ -28,6 +28,7 @@ FLAT = [0.5] * 20
         ("value-loss-explosion", "critic/vf_loss", [0.1] * 5 + [2.0] * 5, [2.0] * 5 + [0.1] * 5),
         ("critic-worse-than-mean", "critic/explained_variance", [-1.0] * 20, [-1.0] * 19),
         ("zero-variance-groups", "group/zero_std_fraction", [1.0] * 5, [0.5] * 5),
+        ("rising-faults", "reward/faults", [0.0] * 5 + [40.0] * 5, [30.0] * 5 + [40.0] * 5),
         ("starvation", "group/kept_fraction", [0.1] * 5, [0.5] * 5),
         ("no-validation", "reward/mean", [0.5] * 20, [0.5] * 19),
         ("tools-failing", "tools/success_fraction", [0.0] * 5, [0.9] * 5),
@@ -141,3 +142,14 @@ def test_hard_prompts_starve_only_where_a_solution_exists(tmp_path: Path):
         write_steps(root, [rollout(10, reward=1.0)])
     assert seen(never, "starvation") == []
     assert "12 of 13 groups" in seen(once, "starvation")[0].says
+
+
+def test_three_steps_in_which_every_answer_is_cut_and_scores_alike_are_enough(tmp_path: Path):
+    cut = {"response_length/cut_fraction": [1.0] * 3}
+    zero = {"reward/min": [0.0] * 3, "reward/max": [0.0] * 3}
+    [symptom] = seen(write_run(tmp_path / "cut", {**cut, **zero}), "all-cut-and-alike")
+    assert "in all 3 steps every answer ends at the token budget and scores 0" in symptom.says
+    some = {**cut, **zero, "reward/max": [0.0, 1.0, 0.0]}
+    assert seen(write_run(tmp_path / "some", some), "all-cut-and-alike") == []
+    ended = {**zero, "response_length/cut_fraction": [1.0, 0.9, 1.0]}
+    assert seen(write_run(tmp_path / "ended", ended), "all-cut-and-alike") == []

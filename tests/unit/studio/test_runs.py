@@ -55,7 +55,7 @@ def test_a_run_that_a_process_has_is_running(tmp_path: Path):
     code = "import sys; from pathlib import Path; from luyen.base.claims import claim\n"
     code += "claim(Path(sys.argv[1])); print('mine', flush=True); sys.stdin.read()"
     with subprocess.Popen(
-        [sys.executable, "-c", code, str(run.manifest)],
+        [sys.executable, "-c", code, str(run.root)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -68,12 +68,12 @@ def test_a_run_that_a_process_has_is_running(tmp_path: Path):
 
 
 def test_looking_takes_no_claim(tmp_path: Path):
-    manifest = begin(tmp_path, "a").manifest
-    assert not is_claimed(manifest)
-    claim(manifest)
-    assert is_claimed(manifest)
-    release(manifest)
-    assert not is_claimed(manifest)
+    run = begin(tmp_path, "a").root
+    assert not is_claimed(run)
+    claim(run)
+    assert is_claimed(run)
+    release(run)
+    assert not is_claimed(run)
     assert not is_claimed(tmp_path / "nowhere")
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from luyen.base.errors import UserError
 from luyen.base.rundir import RunDirectory
+from luyen.cli.artifacts import run_verify
 from luyen.telemetry.artifact_lines import NAME, read_artifacts, rewrite_artifacts
 from luyen.telemetry.artifact_registry import Registry, made_at, note, run_directories
 from luyen.telemetry.artifacts import NOTE, Artifact, difference, hash_files, hash_of
@@ -102,7 +103,7 @@ def test_a_run_that_was_removed_is_known_until_the_index_is_made_again(
 
 def test_an_export_elsewhere_is_known_by_its_own_note_wherever_it_is_copied(tmp_path: Path):
     made = export(begin(tmp_path, "p/one"), "1")
-    rewrite_artifacts(tmp_path / "p/one/export" / NOTE, [made])
+    rewrite_artifacts(tmp_path / "p/one/export" / NOTE, lambda: [made])
     shutil.copytree(tmp_path / "p/one/export", tmp_path / "copied")
     assert made_at(tmp_path / "copied") == replace(made, path=str(tmp_path / "copied"))
     (tmp_path / "copied" / "weights").write_text("2")
@@ -115,3 +116,26 @@ def test_what_lies_in_a_run_is_known_by_its_place(two: tuple[Artifact, Artifact]
     run = RunDirectory(tmp_path / "p/one")
     note(run, [replace(two[0], is_retired=True)], tmp_path)
     assert made_at(tmp_path / "p/one/export") is None
+
+
+def test_what_is_noted_after_the_lists_were_read_is_in_the_index_that_is_made_again(
+    two: tuple[Artifact, Artifact], tmp_path: Path
+):
+    registry = Registry(tmp_path)
+    note(RunDirectory(tmp_path / "p/one"), [replace(two[0], name="late", path="/m")], tmp_path)
+    registry.rebuild()
+    assert "late" in {one.name for one in read_artifacts(tmp_path / NAME)}
+
+
+@pytest.mark.parametrize("place", ["", "p/one"])
+def test_a_list_with_a_line_too_few_is_told(
+    two: tuple[Artifact, Artifact], tmp_path: Path, place: str
+):
+    file = tmp_path / place / NAME
+    note(RunDirectory(tmp_path / "p/one"), [replace(two[0], name="more", path="/m")], tmp_path)
+    assert Registry(tmp_path).damage() == {}
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[1:]))
+    [(found, why)] = Registry(tmp_path).damage().items()
+    assert found == str(file)
+    assert "line 1 does not follow" in why
+    assert run_verify(tmp_path, as_json=False) == 1

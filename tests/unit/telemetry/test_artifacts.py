@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import shutil
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from luyen.base.errors import UserError
-from luyen.telemetry.artifact_lines import add_artifacts, current, read_artifacts
+from luyen.telemetry.artifact_lines import (
+    add_artifacts,
+    current,
+    damage,
+    not_noted,
+    read_artifacts,
+    rewrite_artifacts,
+)
 from luyen.telemetry.artifacts import (
     NOTE,
     Artifact,
@@ -101,14 +109,14 @@ def test_a_list_is_read_back_as_it_was_written(tmp_path: Path):
     assert read_artifacts(file) == two
 
 
-def test_what_holds_already_is_not_noted_again(tmp_path: Path):
+def test_what_holds_already_is_known_to_be_noted(tmp_path: Path):
     fill(tmp_path / "export", {"a": b"1"})
     file, one = tmp_path / "artifacts.jsonl", noted(tmp_path / "export", made="first")
+    assert not_noted(file, [one]) == [one]
     add_artifacts(file, [one])
-    add_artifacts(file, [replace(one, made="second")])
-    assert [found.made for found in read_artifacts(file)] == ["first"]
+    assert not_noted(file, [replace(one, made="second")]) == []
     add_artifacts(file, [replace(one, is_retired=True)])
-    add_artifacts(file, [replace(one, made="third")])
+    add_artifacts(file, not_noted(file, [replace(one, made="third")]))
     assert [found.is_retired for found in read_artifacts(file)] == [False, True, False]
     assert [found.made for found in current(read_artifacts(file))] == ["third"]
 
@@ -156,3 +164,103 @@ def test_several_processes_add_to_one_list(tmp_path: Path):
     for worker in workers:
         worker.join()
     assert len(read_artifacts(file)) == 60
+
+
+def row(number: int, run: str = "r") -> Artifact:
+    return Artifact(kind="dataset", name="x", hash="rows:a", path=f"{number}", run=run)
+
+
+def bytes_read() -> int:
+    """What this process has read so far, by the kernel's own count."""
+    counts = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    return int(counts["rchar"])
+
+
+def test_a_note_reads_as_much_of_a_long_list_as_of_a_short_one(tmp_path: Path):
+    def cost(lines: int) -> int:
+        file = tmp_path / f"{lines}.jsonl"
+        add_artifacts(file, [row(0)])
+        file.write_bytes(file.read_bytes() * lines)
+        before = bytes_read()
+        add_artifacts(file, [row(1)])
+        return bytes_read() - before
+
+    short, long = cost(1_000), cost(100_000)
+    assert long < 1.1 * short < 200_000, "32 MB are there to be read"
+
+
+def test_a_line_longer_than_what_is_read_at_first_is_found(tmp_path: Path):
+    file = tmp_path / "artifacts.jsonl"
+    big = replace(row(1), parents=tuple(f"sha256:{n:064x}" for n in range(3000)))
+    add_artifacts(file, [row(0)])
+    add_artifacts(file, [big])
+    add_artifacts(file, [row(2)])
+    assert read_artifacts(file) == [row(0), big, row(2)]
+    assert damage(file) is None
+
+
+@pytest.mark.parametrize("gone", [0, 1])
+def test_a_removed_line_breaks_the_chain(tmp_path: Path, gone: int):
+    file = tmp_path / "artifacts.jsonl"
+    add_artifacts(file, [row(0), row(1)])
+    add_artifacts(file, [row(2)])
+    assert damage(file) is None
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(line for i, line in enumerate(lines) if i != gone))
+    assert f"line {gone + 1} does not follow" in (damage(file) or "")
+    assert len(read_artifacts(file)) == 2
+
+
+def test_lines_of_the_version_without_a_chain_are_read_and_gone_on_from(tmp_path: Path):
+    file = tmp_path / "artifacts.jsonl"
+    file.write_text(
+        '{"files": {}, "hash": "rows:a", "is_retired": false, "kind": "dataset", "made": "", '
+        '"name": "x", "parents": [], "path": "0", "run": "r", "schema": 1, '
+        '"seal": "c65ad68acbe9b826", "used_as": null}\n'
+    )
+    add_artifacts(file, [row(1)])
+    assert read_artifacts(file) == [row(0), row(1)]
+    assert damage(file) is None
+
+
+def test_a_list_with_a_damaged_end_is_left_as_it_is(tmp_path: Path):
+    file = tmp_path / "artifacts.jsonl"
+    file.write_text("no JSON\n")
+    with pytest.raises(UserError, match="its last line is damaged"):
+        add_artifacts(file, [row(1)])
+    assert file.read_text() == "no JSON\n"
+
+
+def test_what_is_added_while_a_list_is_put_in_its_place_is_not_lost(tmp_path: Path):
+    file = tmp_path / "artifacts.jsonl"
+    add_artifacts(file, [row(0, "before")])
+    workers = [multiprocessing.Process(target=_add, args=(file, name)) for name in "abc"]
+
+    def slowly() -> list[Artifact]:
+        for worker in workers:
+            worker.start()
+        time.sleep(0.3)  # all of them wait for the file that is about to be replaced
+        return [row(0, "anew")]
+
+    rewrite_artifacts(file, slowly)
+    for _ in range(20):
+        rewrite_artifacts(file, lambda: current(read_artifacts(file)))
+    for worker in workers:
+        worker.join()
+    runs = [one.run for one in current(read_artifacts(file))]
+    assert {name: runs.count(name) for name in (*"abc", "anew")} == {
+        "a": 20, "b": 20, "c": 20, "anew": 1,
+    }  # fmt: skip
+    assert damage(file) is None
+
+
+def test_a_pipe_in_the_place_of_an_artifact_is_not_waited_for(tmp_path: Path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("{}")
+    files = hash_files(rows)
+    made = Artifact(
+        kind="dataset", name="rows", hash=hash_of(files), path=str(rows), run="r", files=files
+    )
+    rows.unlink()
+    os.mkfifo(rows)
+    assert difference(made) == f"{rows} cannot be read: it is a named pipe, not a file"

@@ -1,19 +1,17 @@
 """The display shows what it is told, in a terminal and without one."""
 
 import io
+from threading import Event
 
 import pytest
 from rich.console import Console
 
 from luyen.telemetry import display as module
-from luyen.telemetry.display import (
-    LiveDisplay,
-    PlainDisplay,
-    SilentDisplay,
-    duration,
-    open_display,
-    sparkline,
-)
+from luyen.telemetry import plain_display
+from luyen.telemetry.display import LiveDisplay, SilentDisplay, open_display
+from luyen.telemetry.figures import duration, sparkline
+from luyen.telemetry.plain_display import PlainDisplay
+from luyen.telemetry.progress import Watched
 
 METRICS = {
     "reward/mean": 0.51234,
@@ -41,7 +39,7 @@ def test_a_plain_line_has_every_figure_and_the_time_left(clock: list[float]):
     shown.step(2, METRICS)
     shown.close()
     assert stream.getvalue() == (
-        "step   2/120  reward 0.512  entropy 1.250  length 31.0  KL 0.0021  parity gap 0  "
+        "step   2/120  reward 0.512  entropy 1.250  length 31.0  update KL 0.0021  parity gap 0  "
         "tokens/s 12,346  10s gone, 9m50s left\n"
     )
 
@@ -173,3 +171,55 @@ def test_a_stage_of_a_pipeline_is_named_on_both_displays(clock: list[float]):
         shown.close()
     assert "luyen: stage 2 of 3: rl" in drawn.getvalue()
     assert stream.getvalue().startswith("step  1/10  stage 2 of 3: rl  reward 0.500")
+
+
+def test_each_kl_is_called_what_it_is_and_tool_calls_are_shown():
+    stream = io.StringIO()
+    shown = PlainDisplay(stream)
+    shown.step(1, {"actor/ref_kl": 0.5, "actor/ppo_kl": 0.001, "tools/call_fraction": 0.25})
+    assert "calls a tool 25%  KL to ref 0.5000  update KL 0.0010" in stream.getvalue()
+
+
+@pytest.mark.parametrize(("mean", "words"), [(0.25, "accuracy 0.250"), (0.4, "val reward 0.400")])
+def test_a_validation_is_an_accuracy_only_where_every_score_is_0_or_1(mean: float, words: str):
+    stream = io.StringIO()
+    PlainDisplay(stream).step(0, {"val/accuracy": 0.25, "val/reward/mean@1": mean})
+    assert stream.getvalue().startswith(f"step 0/0  {words}  ")
+
+
+def test_a_long_wait_is_told_at_times_without_a_terminal(monkeypatch: pytest.MonkeyPatch):
+    now = {"done": 0, "seconds": 0.0}
+    told = Event()
+
+    class Seen(io.StringIO):
+        def flush(self) -> None:
+            told.set()
+
+    def watched() -> Watched:
+        now["seconds"] += 5.0  # each look finds so much more time gone
+        now["done"] += 4
+        return Watched(name="validation", done=int(now["done"]), total=100, seconds=now["seconds"])
+
+    monkeypatch.setattr(plain_display, "_LOOK_S", 0.001)
+    monkeypatch.setattr(plain_display.PROGRESS, "now", watched)
+    stream = Seen()
+    shown = PlainDisplay(stream)
+    shown.start(30)
+    assert told.wait(10)
+    shown.close()
+    # A tenth is done after 15 seconds: 10 have gone by, and 12 answers are there.
+    first = stream.getvalue().splitlines()[0]
+    assert first == "step 0/30  validation: 12 of 100 answers, 15s"
+
+
+def test_the_panel_says_how_far_a_validation_is():
+    progress = module.PROGRESS
+    progress.expect("validation", 0, 8, anew=True)
+    progress.add("validation", 0, 3)
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=True, width=100)
+    shown = LiveDisplay(console)
+    shown.phase("validate")
+    with progress.watching("validation", 0):
+        console.print(shown._render())
+    assert "validate 0.0s, 3 of 8" in stream.getvalue()

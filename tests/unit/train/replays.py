@@ -8,8 +8,10 @@ import yaml
 
 from luyen.base.records import Message, Source
 from luyen.base.rundir import RunDirectory
+from luyen.config.trust import sign_run
 from luyen.data.render import Extension, Renderer
 from luyen.telemetry.rollout_files import RecordedRollout, read_rollouts, write_rollouts
+from luyen.train.checkpointed import read_config
 from tests.runs import ACTOR, CHATTY, MODEL, ROLLOUT
 
 STEPS = "trainer.total_training_steps=3"
@@ -88,7 +90,7 @@ def edit_rows(
 
 
 def edit_config(root: Path, key: str, value: object) -> None:
-    """Give a key of the recorded configuration another value, seal and all."""
+    """Give a key of the recorded configuration another value, seal, signature and all."""
     directory = RunDirectory.open(root)
     tree = yaml.safe_load(directory.read_config())
     *blocks, name = key.split(".")
@@ -98,3 +100,4 @@ def edit_config(root: Path, key: str, value: object) -> None:
     assert name in inner
     inner[name] = value
     directory.write_config(yaml.safe_dump(tree), directory.read_provenance())
+    sign_run(directory, read_config([directory.config], []))

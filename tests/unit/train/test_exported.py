@@ -123,6 +123,6 @@ def test_a_failed_export_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monk
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("luyen.train.exported.export_tokenizer", fail)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(UserError, match="No space"):
         export_checkpoint(str(ran.root), tmp_path / "whole", merge=None)
     assert {path.name for path in tmp_path.iterdir()} == {"luyen", "artifacts.jsonl"}

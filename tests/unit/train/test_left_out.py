@@ -27,7 +27,16 @@ async def broken(a: int) -> str:
     raise RuntimeError(f"broken {a}")
 
 
-def test_the_sound_rollout_of_a_group_that_is_left_out_is_compared():
+def run_of(generation: Generation):
+    """What of a run is asked here: four samples a group, and nothing broke yet."""
+    rollout = SimpleNamespace(rollout=SimpleNamespace(n=4))
+    config = SimpleNamespace(actor_rollout_ref=rollout)
+    roles = SimpleNamespace(generation=generation)
+    return SimpleNamespace(roles=roles, config=config, broken=[], judged=[], phase=nullcontext)
+
+
+def half_broken(purpose: str, *, samples: int = 2):
+    """Two groups that keep at least two samples; the first conversation of the first one breaks."""
     how = setting(box=ToolBox([broken], on_error="fault"))
     talks = Conversations(how, FaultPolicy(on_fault="keep_min", min_samples=2))
     count = iter(range(9))
@@ -36,12 +45,30 @@ def test_the_sound_rollout_of_a_group_that_is_left_out_is_compared():
         lambda text, _: (said if "bad" in text and not next(count) else "3") + "<|im_end|>"
     )
     generation = Generation(renderer=how.renderer, seed=0, conversations=talks)
-    asked = draws(how, "bad", "good", samples=2)
-    groups = generation.play(engine, asked, SAMPLING, purpose="rollout", version=3)
+    asked = draws(how, "bad", "good", samples=samples)
+    groups = generation.play(engine, asked, SAMPLING, purpose=purpose, version=3)
     talks.close()
-    roles = SimpleNamespace(generation=generation, broken=generation.broken)
-    run = SimpleNamespace(roles=roles, broken=[], judged=[])
-    run.judged = _sound(run, groups)
+    return run_of(generation), groups
+
+
+def test_a_validation_keeps_what_is_sound_of_a_group_however_little_that_is():
+    run, groups = half_broken("validation")
+    kept = _sound(run, groups, "validation")
+    assert [len(group.rollouts) for group in kept] == [1, 2]
+    assert [r.fault is None for r in run.broken] == [False]
+
+
+def test_a_baseline_that_broke_is_told_apart_from_the_samples_of_its_group():
+    run, groups = half_broken("greedy", samples=1)
+    kept = _sound(run, groups, "greedy")
+    assert [group.prompt for group in kept] == [groups[1].prompt]
+    [rollout] = run.broken
+    assert (rollout.group, rollout.sample) == (groups[0].rollouts[0].group, 4)
+
+
+def test_the_sound_rollout_of_a_group_that_is_left_out_is_compared():
+    run, groups = half_broken("rollout")
+    run.judged = _sound(run, groups, "rollout")
     everyone = Told(run, [], SimpleNamespace()).everyone
     assert len(everyone) == 4
     assert sorted(r.fault is None for r in run.broken) == [False, True]
@@ -57,8 +84,5 @@ def test_damaged_tokens_of_a_baseline_stop_the_run():
     talks.close()
     [rollout] = group.rollouts
     bad = replace(rollout, tokens=(9, *rollout.tokens[1:]))
-    run = SimpleNamespace(
-        roles=SimpleNamespace(generation=generation, broken=generation.broken), phase=nullcontext
-    )
     with pytest.raises(UserError, match="differ from a rendering"):
-        _greedy_rewards(run, Known([replace(group, rollouts=(bad,))]))
+        _greedy_rewards(run_of(generation), Known([replace(group, rollouts=(bad,))]))

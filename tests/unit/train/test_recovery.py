@@ -58,7 +58,7 @@ def test_a_run_that_gets_further_each_time_goes_on(tmp_path, capsys: pytest.Capt
 def test_one_that_never_gets_past_a_step_ends_with_what_to_do(tmp_path):
     """Each time it does steps 3 and 4 again: that is no progress."""
     course = Course(tmp_path, 4, 3, 4)
-    with pytest.raises(UserError, match=r"3 times in a row after step 4.*the same command goes on"):
+    with pytest.raises(UserError, match=r"3 times in a row after step 4.*--resume RUN goes on"):
         carried(course, report_of(tmp_path))
     assert len(course.modes) == 3
 

@@ -8,12 +8,16 @@ import pytest
 
 from luyen.base.digests import read_digests
 from luyen.base.errors import UserError
+from luyen.base.rundir import RunDirectory
 from luyen.checkpoint.courses import LeftBehind
 from luyen.checkpoint.store import DamagedCheckpoint
 from luyen.data.sources import load_dataset
 from luyen.telemetry.manifest import collect
+from luyen.telemetry.notes import last_note
+from luyen.train import start
+from luyen.train.start import prepare_online
 from luyen.train.work import settings_print
-from tests.runs import TURNS, prepare, report_of, train
+from tests.runs import MODEL, ROLLOUT, TURNS, prepare, report_of, train
 
 SAVED = ("trainer.total_training_steps=4", "trainer.save_freq=2")
 
@@ -76,3 +80,89 @@ def test_what_becomes_of_unknown_calls_may_be_decided_late(tmp_path: Path):
         for policy in ("retry", "fault")
     }
     assert len(prints) == 1
+
+
+def test_a_run_does_not_go_on_as_another_and_is_left_as_it_was(tmp_path: Path):
+    root = train(tmp_path, *SAVED).root
+    before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    report = report_of(tmp_path, *SAVED, f"{MODEL}.lora_rank=8", f"{ROLLOUT}.n=8")
+    refused = {p.field for p in report.problems if p.severity == "error"}
+    assert {f"{MODEL}.lora_rank", f"{ROLLOUT}.n"} <= refused
+    with pytest.raises(UserError, match=r"lora_rank 0 -> 8.*rollout\.n 4 -> 8"):
+        prepare_online(report)
+    after = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    assert after == before
+
+
+def test_what_changed_is_listed_where_the_run_went_on(tmp_path: Path):
+    train(tmp_path, *SAVED)
+    longer = ("trainer.total_training_steps=5", "trainer.save_freq=5")
+    run = RunDirectory(train(tmp_path, *longer).root)
+    [noted] = run.read_resumptions()
+    assert noted["changed"]["config"] == {
+        "trainer.total_training_steps": {"before": 4, "now": 5},
+        "trainer.save_freq": {"before": 2, "now": 5},
+    }
+    assert run.read_settings()["trainer"]["total_training_steps"] == 5
+
+
+def test_rows_that_were_moved_are_the_same_rows(tmp_path: Path):
+    rows = tmp_path / "rows.jsonl"
+    row = '{"prompt": [{"role": "user", "content": "%d+1="}], "ground_truth": "2"}\n'
+    rows.write_text("".join(row % number for number in range(8)))
+    train(tmp_path, *SAVED, f"data.train_files={rows}")
+    moved = rows.rename(tmp_path / "moved.jsonl")
+    more = ("trainer.total_training_steps=5", f"data.train_files={moved}")
+    assert report_of(tmp_path, *SAVED, *more).is_sound
+    moved.write_text(moved.read_text() + row % 9)
+    problems = report_of(tmp_path, *SAVED, *more).problems
+    assert [p.field for p in problems if p.severity == "error"] == ["data.train_files"]
+
+
+def test_a_run_that_does_not_begin_leaves_no_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def fail(*_: object) -> None:
+        raise UserError("reward", None, "it cannot be built", "mend it")
+
+    monkeypatch.setattr(start, "build_run", fail)
+    with pytest.raises(UserError, match="cannot be built"):
+        prepare(tmp_path)
+    assert not (tmp_path / "luyen" / "run").exists()
+
+
+def test_a_run_that_does_not_go_on_keeps_its_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    run = RunDirectory(train(tmp_path, *SAVED).root)
+    config = run.read_config()
+
+    def fail(*_: object) -> None:
+        raise UserError("reward", None, "it cannot be built", "mend it")
+
+    monkeypatch.setattr(start, "build_run", fail)
+    with pytest.raises(UserError, match="cannot be built"):
+        prepare(tmp_path, *SAVED, "trainer.total_training_steps=9")
+    assert (run.read_config(), run.read_resumptions()) == (config, [])
+    assert "cannot be built" in last_note(run.root)
+
+
+def test_metrics_are_kept_whatever_the_loggers_are(tmp_path: Path):
+    assert len(train(tmp_path, "trainer.logger=[tensorboard]").metrics) == 2
+
+
+def test_another_run_begins_with_what_a_run_has_learned(tmp_path: Path):
+    root = train(tmp_path, *SAVED).root
+    words = (
+        "trainer.resume_mode=path",
+        f"trainer.resume_from_path={root / 'checkpoints/step_000002'}",
+        "trainer.experiment_name=fork",
+        "algorithm.adv_estimator=rloo",
+        "trainer.total_training_steps=3",
+    )
+    forked = train(tmp_path, *words)
+    assert [line["step"] for line in forked.metrics] == [3]
+    bigger = (*words, "trainer.experiment_name=other", f"{MODEL}.lora_rank=4")
+    with pytest.raises(UserError, match="it holds other weights than the model"):
+        prepare(tmp_path, *bigger)
+    assert not (tmp_path / "luyen" / "other").exists()

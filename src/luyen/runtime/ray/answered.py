@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, final
 
-from luyen.rollout.tools.foreign import boundary
+from luyen.base.foreign import boundary
 from luyen.runtime.watch import RoleWatch
 from luyen.telemetry.process_report import ProcessReport
 

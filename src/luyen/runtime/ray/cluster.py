@@ -1,7 +1,7 @@
 """The way into a cluster: one that is there, or one of this machine's own for as long as it runs.
 
 Nothing is left behind: the actors of a job end with its controller, and so does every process of a
-cluster that the controller started, even when it is killed.
+cluster that the controller started, even when it is killed, and every file of it.
 """
 
 import importlib.util
@@ -22,6 +22,7 @@ from luyen.base.exactness import prepare_process
 from luyen.config.machine import this_machine
 from luyen.runtime.ray import guard
 from luyen.runtime.ray.pools import NodeOffer
+from luyen.runtime.ray.session import SessionFolder, kept_to_this_machine, local_environment
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -151,23 +152,28 @@ def worker_environment(threads: int | None) -> dict[str, str]:
 
 
 def _start_local(ray: "ModuleType", known: dict[str, Any], store_bytes: int) -> Connection:
-    mark = secrets.token_hex(16)
+    mark, folder = secrets.token_hex(16), SessionFolder()
+    known["runtime_env"]["env_vars"] |= local_environment(folder)
     # It must not carry the mark itself, nor hear of a Ctrl-C meant for the run.
     watcher = subprocess.Popen(
-        [sys.executable, "-I", "-S", guard.__file__, mark],
+        [sys.executable, "-I", "-S", guard.__file__, mark, str(folder.path)],
         stdin=subprocess.PIPE,
+        pass_fds=(folder.lock,),
         start_new_session=True,
     )
     os.environ[guard.MARK] = mark
     try:
-        ray.init(
-            address="local",
-            include_dashboard=False,
-            object_store_memory=store_bytes,
-            _system_config=_SETTINGS,
-            **known,
-        )
+        with kept_to_this_machine():
+            ray.init(
+                address="local",
+                include_dashboard=False,
+                object_store_memory=store_bytes,
+                _temp_dir=folder.temporary,
+                _system_config=_SETTINGS,
+                **known,
+            )
     finally:
+        folder.close()
         # What the run starts later on its own account is not the cluster's.
         del os.environ[guard.MARK]
         if not ray.is_initialized() and watcher.stdin is not None:

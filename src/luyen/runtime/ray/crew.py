@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from typing import Any, final
 
 from luyen.base.errors import UserError
+from luyen.base.foreign import boundary
 from luyen.models.fingerprint import Fingerprint
-from luyen.rollout.tools.foreign import boundary
 from luyen.runtime.ray.mailbox import Event, Mailbox, Then
 from luyen.runtime.ray.member import Member, Publication
 from luyen.runtime.ray.patience import Patience
@@ -76,7 +76,7 @@ class Crew:
         while not is_done():
             self.receive(_WAIT_S)
 
-    def ask_all(self, method: str) -> dict[int, Any]:
+    def ask_all(self, method: str, *arguments: Any) -> dict[int, Any]:
         """Call a method of every replica that is ready; the answers of those that stay so."""
         answers: dict[int, Any] = {}
         asked = [(member, member.life) for member in self.members if member.is_ready]
@@ -85,7 +85,7 @@ class Crew:
             answers[member.index] = value
 
         for member, _ in asked:
-            self.call(member, method, then=keep)
+            self.call(member, method, *arguments, then=keep)
         self.wait_until(lambda: all(m.index in answers or m.life != life for m, life in asked))
         return answers
 

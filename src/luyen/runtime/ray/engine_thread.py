@@ -8,8 +8,8 @@ from concurrent.futures import Future
 from typing import Any, final
 
 from luyen.base.errors import UserError
+from luyen.base.foreign import boundary
 from luyen.rollout.protocol import Completion, RolloutEngine
-from luyen.rollout.tools.foreign import boundary
 from luyen.runtime.ray.wire import RemoteError
 from luyen.telemetry.own_work import WORK
 

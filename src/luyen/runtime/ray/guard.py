@@ -8,11 +8,15 @@ A process that gives itself a title may write over its environment, and one whos
 belongs to nobody. So the guard looks while the controller lives, and remembers: a process belongs
 to the cluster if it carries the mark or is the child of one that belongs.
 
+When nobody is left, the folder of the cluster goes too. The guard has inherited its lock, so that
+no other run takes it for abandoned before.
+
 It runs by path, without the package: only the standard library may be imported here.
 """
 
 import os
 import select
+import shutil
 import signal
 import sys
 import time
@@ -90,7 +94,7 @@ def watch(mark: str) -> set[Process]:
         known = family(known, mark)
 
 
-def main(mark: str) -> None:
+def main(mark: str, folder: str) -> None:
     """Wait for the other end of standard input to close, then end what belongs to the cluster."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     known = watch(mark)
@@ -102,7 +106,8 @@ def main(mark: str) -> None:
             end(one.pid)
         quiet = 0 if known else quiet + 1
         time.sleep(_GRACE_S)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

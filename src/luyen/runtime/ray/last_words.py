@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from luyen.rollout.tools.foreign import boundary
+from luyen.base.foreign import boundary
 from luyen.runtime.ray.member import Member
 
 _PATIENCE_S = 1.0

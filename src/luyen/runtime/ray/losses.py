@@ -17,11 +17,13 @@ from luyen.runtime.ray.wire import RanksLost, RemoteError
 
 GONE = (RayActorError, NodeDiedError, WorkerCrashedError, OutOfMemoryError)
 """The process is gone, with its node or without, for whatever reason."""
+FAILED_BEFORE = "another call of this rank failed before"
+"""What a rank says to every call behind one that broke."""
 _ECHOES = re.compile(
-    r"gloo/|Connection (closed|reset) by peer|ncclRemoteError|ncclSystemError|"
+    rf"{FAILED_BEFORE}|gloo/|Connection (closed|reset) by peer|ncclRemoteError|ncclSystemError|"
     r"NCCL communicator was aborted|DistNetworkError"
 )
-"""What a rank says when another is not there any more."""
+"""What a rank says when another is not there any more, or when it broke before."""
 _REASONS = (
     r"(?P<said>[^\n]*low on memory[^\n]*)",
     r"Worker exit detail: (?P<said>.*?)(?: Some common causes|\n|$)",

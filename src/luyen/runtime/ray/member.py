@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, final
 
+from luyen.base.heartbeat import beat
 from luyen.rollout.protocol import Completion, Request
 from luyen.runtime.ray.wire import Link, ReplicaFacts
 
@@ -111,7 +112,8 @@ class Member:
         self.moved()
 
     def moved(self) -> None:
-        """There was a sign of life."""
+        """There was a sign of life, of the run as well: it may wait for a replica in any phase."""
+        beat()
         self.since = time.monotonic()
         """When it last was seen to get on."""
 

@@ -7,7 +7,7 @@ the ranks' own shards, so that nothing on the way is trusted.
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import final
 
@@ -37,17 +37,10 @@ class OnTheWay:
 class Publisher:
     """Which weights the replicas hold, and how newer ones get there."""
 
-    def __init__(
-        self,
-        ranks: RankGroup,
-        engines: RayEngines,
-        *,
-        note: Callable[[Published, int, float], None],
-    ) -> None:
-        """`note` hears of every publication: of how many parameters, over how many seconds ago."""
+    def __init__(self, ranks: RankGroup, engines: RayEngines) -> None:
+        """The ranks' watch hears of every publication."""
         self._ranks = ranks
         self._engines = engines
-        self._note = note
         self._on_the_way: OnTheWay | None = None
         self._is_new = False
         self.newest: Published | None = None
@@ -166,7 +159,13 @@ class Publisher:
 
     def _keep(self, done: Published, gathered: GatheredWeights, *, ago: float = 0.0) -> None:
         self.newest, self._on_the_way, self._is_new = done, None, False
-        self._note(done, len(_of_policy(gathered)), ago)
+        self._ranks.watch.published(
+            version=done.version,
+            size=done.bytes,
+            parameters=len(_of_policy(gathered)),
+            seconds=done.seconds,
+            ago=ago,
+        )
 
 
 def _of_policy(gathered: GatheredWeights) -> dict[str, str]:

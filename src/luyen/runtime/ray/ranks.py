@@ -6,7 +6,6 @@ the connection to another, it is the reason of that other.
 """
 
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,8 +20,9 @@ from luyen.engine.shard_sums import Sums, merged
 from luyen.runtime.device_memory import device_bytes
 from luyen.runtime.ray.answered import Answered, opened
 from luyen.runtime.ray.arrays import send_tensors_as_arrays
-from luyen.runtime.ray.losses import is_echo, meaning
+from luyen.runtime.ray.losses import FAILED_BEFORE, is_echo, meaning
 from luyen.runtime.ray.pulse import Pulse
+from luyen.runtime.ray.session import meeting_place
 from luyen.runtime.ray.tied import end_with_parent
 from luyen.runtime.ray.weights import GatheredWeights, Gathering, pack, size_of
 from luyen.runtime.watch import RoleWatch
@@ -67,10 +67,7 @@ class RankProcess:
 
     def address(self) -> str:
         """Where the ranks can meet, if this is the first of them."""
-        host = ray.util.get_node_ip_address()
-        with socket.socket() as free:
-            free.bind((host, 0))
-            return f"tcp://{host}:{free.getsockname()[1]}"
+        return meeting_place(ray.util.get_node_ip_address())
 
     def join(self, address: str) -> Answered:
         """Meet the others and load the models; the process id."""
@@ -98,7 +95,7 @@ class RankProcess:
         """Do something, with what it took beside the result."""
         if self._is_broken:
             # Others may still wait inside of what failed here, and would take this for it.
-            raise ConnectionError("another call of this rank failed before")
+            raise ConnectionError(FAILED_BEFORE)
         came, worked = time.time(), time.process_time()
         with WORK.span(name) as facts:
             self._is_broken = True
@@ -275,9 +272,9 @@ class RankGroup:
         return None if has_moved else self._pulse.loss()
 
     def _cause(self, called: Sequence[Any], rank: int, error: RayError) -> BaseException:
-        """What the first error stands for; of an echo, what it is the echo of."""
+        """What the first error stands for; of an echo, of what, which another thread may hear."""
         last = time.monotonic() + _GRACE_S
-        while is_echo(error) and time.monotonic() < last:
+        while is_echo(error) and self._error is None and time.monotonic() < last:
             done, _ = ray.wait(list(called), num_returns=len(called), timeout=0.2)
             others = [*_opened(called, done, {}), *self._pulse.gone().items()]
             for other in (one for one in others if not is_echo(one[1])):

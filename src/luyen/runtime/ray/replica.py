@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import Any, final
 
 from luyen.base.errors import UserError
+from luyen.base.foreign import boundary
 from luyen.rollout.protocol import Completion, Request, RolloutEngine
 from luyen.rollout.resident import ResidentEngines
-from luyen.rollout.tools.foreign import boundary
+from luyen.runtime.device_memory import release_device_memory
 from luyen.runtime.ray.engine_thread import EngineThread
 from luyen.runtime.ray.held_weights import digests_of, load_part, version_digests
 from luyen.runtime.ray.weights import Part
 from luyen.runtime.ray.wire import Held, News, ReplicaFacts
+from luyen.runtime.trace import ProcessTrace, Trace
 
 _REMEMBERED = 64
 """Publications of which it is known what came of them."""
@@ -58,6 +60,8 @@ class Replica:
         if Path(folder).is_dir():
             os.chdir(folder)
         self._node = node()
+        self._trace = ProcessTrace()
+        self._index = index
         self._dropped = 0
         """Answers that the controller is known to have."""
         self._turn = 0
@@ -231,8 +235,17 @@ class Replica:
         self._early.clear()
         self._unwanted.clear()
         await self._ask(lambda engine: engine.close())
+        release_device_memory()
         self._dropped += len(self._thread.finished)
         self._thread.finished.clear()
+
+    async def start_trace(self, trace: Trace) -> None:
+        """Record what the engine computes from now on."""
+        await self._ask(lambda _: self._trace.start(trace.of(f"rollout_{self._index}")))
+
+    async def stop_trace(self) -> None:
+        """Write down what was recorded."""
+        await self._ask(lambda _: self._trace.stop())
 
     async def _ask(self, work: Callable[[Any], Any]) -> Any:
         return await asyncio.wrap_future(self._thread.ask(work))

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from luyen.algorithms.aggregation import aggregation_weights
 from luyen.algorithms.objective import Objective
-from luyen.base.records import Rollout
 from luyen.checkpoint.background import CheckpointWriter
 from luyen.checkpoint.elsewhere import WritersGone
 from luyen.checkpoint.tensors import save_state
@@ -29,9 +28,9 @@ from luyen.runtime.pending import InTurn, Known, Pending
 from luyen.runtime.ray.described import DescribedByRanks
 from luyen.runtime.ray.engines import RayEngines
 from luyen.runtime.ray.last_words import hear_last_words
-from luyen.runtime.ray.publish import Published
 from luyen.runtime.ray.publisher import Publisher
 from luyen.runtime.ray.ranks import RankGroup
+from luyen.runtime.ray.traces import ClusterTraces
 from luyen.runtime.ray.weights import Gathering
 from luyen.telemetry.journal import WorkJournal
 
@@ -48,10 +47,13 @@ class RayRoles:
         generation: Generation,
         cuts: Cuts,
         ending: Sequence[Callable[[], None]] = (),
+        frees_cache: bool = False,
         runs_ahead: bool = False,
         is_swapping: bool = False,
     ) -> None:
         """`ending` is called at the end, in order: it gives devices and cluster back.
+
+        `frees_cache` gives the replicas' memory of keys and values back after each generation.
 
         With `runs_ahead` replicas draw while ranks learn; they must have room for the weights, or
         with `is_swapping` for one version, which answers in progress go on with.
@@ -62,10 +64,11 @@ class RayRoles:
         self.engines = engines
         self.generation = generation
         self.cuts = cuts
+        self.frees_cache = frees_cache
         self.watch = ranks.watch
         """Hears what ranks and replicas do."""
         self.watch.restart()
-        self.publisher = Publisher(ranks, engines, note=self._note)
+        self.publisher = Publisher(ranks, engines)
         """How the ranks' weights get to the replicas."""
         self._asked: Pending = Known([])
         """What replicas draw already, one at a time."""
@@ -78,6 +81,7 @@ class RayRoles:
             self.ahead = AheadGeneration(
                 engines, generation, place=self.publisher.place, is_swapping=is_swapping
             )
+        self.traces = ClusterTraces(ranks, engines, self.ahead)
 
     @property
     def device(self) -> torch.device:
@@ -142,20 +146,9 @@ class RayRoles:
         self.publisher.hurry()
         groups = answers()
         self.publisher.settle()
+        if self.frees_cache:
+            self.engines.close()
         return groups
-
-    def _note(self, done: Published, parameters: int, ago: float) -> None:
-        self.watch.published(
-            version=done.version,
-            size=done.bytes,
-            parameters=parameters,
-            seconds=done.seconds,
-            ago=ago,
-        )
-
-    def broken(self, groups: Sequence[Group]) -> list[Rollout]:
-        """Rollouts that no reward should judge; a UserError when they are to stop the run."""
-        return self.generation.broken(groups)
 
     def old_scores(self, batch: PackedBatch, *, sum_pi_squared: bool) -> dict[str, Tensor]:
         """Log-probabilities under the weights that the update starts from."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, final
 
+from luyen.base.secrets import masked
 from luyen.rollout.protocol import Completion
 
 Reply: TypeAlias = Callable[[Any, BaseException | None], None]
@@ -18,6 +19,7 @@ class RemoteError(Exception):
     """Something broke in another process; its traceback is the message."""
 
     def __init__(self, where: str, text: str) -> None:
+        text = masked(text)
         super().__init__(where, text)
         self.where = where
         self.text = text

@@ -87,6 +87,8 @@ class Rule:
     """What it looks for."""
     look: Look
     """The look itself."""
+    steps: int = 1
+    """Steps that a run must have before the rule can say anything."""
 
 
 @final
@@ -141,13 +143,13 @@ class Finding:
 RULES: dict[str, Rule] = {}
 
 
-def rule(id: str, severity: Severity) -> Callable[[Look], Look]:
-    """Declare a rule; the first line of its docstring is its title."""
+def rule(id: str, severity: Severity, *, steps: int = 1) -> Callable[[Look], Look]:
+    """Declare a rule that needs so many steps; the first line of its docstring is its title."""
 
     def add(look: Look) -> Look:
         assert id not in RULES, f"rule {id} is declared twice"
         title = (look.__doc__ or "").strip().partition("\n")[0]
-        RULES[id] = Rule(id=id, severity=severity, title=title, look=look)
+        RULES[id] = Rule(id=id, severity=severity, title=title, look=look, steps=steps)
         return look
 
     return add

@@ -169,7 +169,7 @@ class RunRecord:
 
     def _read_config(self, path: Path) -> RunConfig:
         self._try(path, lambda _: self.directory.read_config(), "")
-        tree = load([path], [])
+        tree = load([path], [], reads_environment=False)
         parsed = parse(tree)
         wrong = [p for p in (*tree.problems, *parsed.problems) if p.severity == "error"]
         if wrong:  # what was wrong stands at its default, all else is as the run had it

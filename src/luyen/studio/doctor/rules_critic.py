@@ -16,7 +16,7 @@ _PATIENCE = 20
 """Steps that a fresh value head may take to become better than a constant."""
 
 
-@rule("value-loss-explosion", "warning")
+@rule("value-loss-explosion", "warning", steps=2 * WINDOW)
 def value_loss_explosion(record: RunRecord) -> Iterator[Symptom]:
     """The loss of the critic grows by an order of magnitude."""
     loss = record.course("critic/vf_loss")
@@ -33,7 +33,7 @@ def value_loss_explosion(record: RunRecord) -> Iterator[Symptom]:
         )
 
 
-@rule("critic-worse-than-mean", "warning")
+@rule("critic-worse-than-mean", "warning", steps=_PATIENCE)
 def critic_worse_than_mean(record: RunRecord) -> Iterator[Symptom]:
     """The critic predicts returns worse than their mean would."""
     explained = record.course("critic/explained_variance")

@@ -30,7 +30,7 @@ def unreadable_files(record: RunRecord) -> Iterator[Symptom]:
         )
 
 
-@rule("no-validation", "note")
+@rule("no-validation", "note", steps=_UNWATCHED)
 def no_validation(record: RunRecord) -> Iterator[Symptom]:
     """Nothing held out is measured."""
     if len(record.steps) < _UNWATCHED:
@@ -48,7 +48,7 @@ def no_validation(record: RunRecord) -> Iterator[Symptom]:
     )
 
 
-@rule("slowing-down", "warning")
+@rule("slowing-down", "warning", steps=_SETTLED)
 def slowing_down(record: RunRecord) -> Iterator[Symptom]:
     """The run handles fewer and fewer tokens a second."""
     speed, seconds = record.course("time/tokens_per_s"), record.course("time/step")

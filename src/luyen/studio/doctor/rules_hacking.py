@@ -7,6 +7,7 @@ and above all components of weight 0, which are watched and not learned from.
 from collections.abc import Iterator, Mapping
 
 from luyen.config.reward_parts import read_components
+from luyen.studio.doctor.course import WINDOW
 from luyen.studio.doctor.findings import Experiment, Symptom, rule
 from luyen.studio.doctor.proxies import (
     Watched,
@@ -31,7 +32,7 @@ _PARTED = 0.1
 """Correlation below which the reward says nothing about what it stands for."""
 
 
-@rule("reward-hacking", "warning")
+@rule("reward-hacking", "warning", steps=2 * WINDOW)
 def reward_hacking(record: RunRecord) -> Iterator[Symptom]:
     """The training reward rises while what it stands for does not."""
     reward, spread = record.course("reward/mean"), record.course("reward/std")

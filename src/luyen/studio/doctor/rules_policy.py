@@ -55,7 +55,7 @@ def not_finite(record: RunRecord) -> Iterator[Symptom]:
         )
 
 
-@rule("learning-rate", "error")
+@rule("learning-rate", "error", steps=_IDLE)
 def learning_rate(record: RunRecord) -> Iterator[Symptom]:
     """The learning rate is 0 for several steps, or no number."""
     for role, key in (("actor", "actor_rollout_ref.actor"), ("critic", "critic")):
@@ -76,7 +76,7 @@ def learning_rate(record: RunRecord) -> Iterator[Symptom]:
             )
 
 
-@rule("frozen-parameters", "error")
+@rule("frozen-parameters", "error", steps=WINDOW)
 def frozen_parameters(record: RunRecord) -> Iterator[Symptom]:
     """The weights do not move although there is something to learn."""
     norm, rate = record.course("actor/grad_norm"), record.course("actor/lr")
@@ -134,7 +134,7 @@ def skipped_updates(record: RunRecord) -> Iterator[Symptom]:
             )
 
 
-@rule("clip-saturation", "warning")
+@rule("clip-saturation", "warning", steps=WINDOW)
 def clip_saturation(record: RunRecord) -> Iterator[Symptom]:
     """Most of the update is clipped away."""
     for name in ("actor/pg_clipfrac", "actor/cispo_clipfrac", "actor/dppo_masked_fraction"):
@@ -149,7 +149,7 @@ def clip_saturation(record: RunRecord) -> Iterator[Symptom]:
             )
 
 
-@rule("kl-runaway", "warning")
+@rule("kl-runaway", "warning", steps=WINDOW)
 def kl_runaway(record: RunRecord) -> Iterator[Symptom]:
     """The policy leaves the reference, or its own last version, behind."""
     far = record.course("actor/ref_kl")
@@ -171,7 +171,7 @@ def kl_runaway(record: RunRecord) -> Iterator[Symptom]:
         )
 
 
-@rule("entropy-collapse", "warning")
+@rule("entropy-collapse", "warning", steps=_SETTLED)
 def entropy_collapse(record: RunRecord) -> Iterator[Symptom]:
     """The policy has stopped to explore before the task is solved."""
     entropy = record.course("actor/entropy")
@@ -186,7 +186,7 @@ def entropy_collapse(record: RunRecord) -> Iterator[Symptom]:
         )
 
 
-@rule("entropy-blow-up", "warning")
+@rule("entropy-blow-up", "warning", steps=2 * WINDOW)
 def entropy_blow_up(record: RunRecord) -> Iterator[Symptom]:
     """The policy becomes noise."""
     entropy = record.course("actor/entropy")

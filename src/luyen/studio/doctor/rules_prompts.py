@@ -111,7 +111,7 @@ def _twice(rollouts: list[RecordedRollout]) -> float:
     return 1 - len(set(prompts.values())) / len(prompts)
 
 
-@rule("repeated-prompts", "warning")
+@rule("repeated-prompts", "warning", steps=RECENT)
 def repeated_prompts(record: RunRecord) -> Iterator[Symptom]:
     """The sampler draws the same prompts step after step."""
     uids = {s: {r.rollout.group.uid for r in rows} for s, rows in record.rollouts.items()}

@@ -3,12 +3,15 @@
 from collections.abc import Iterator
 from statistics import pstdev
 
+from luyen.studio.doctor.course import WINDOW
 from luyen.studio.doctor.findings import Symptom, rule
 from luyen.studio.doctor.read import RunRecord
 from luyen.studio.doctor.tuning import other_data, repair
 
 _DOMINANT = 20.0
 """Times the spread of any other component: the others are lost in its noise."""
+_RISEN = 0.01
+"""Share of rewards that fail: below one in a hundred a rise is chance."""
 _BROKEN = 0.1
 """Share of rollouts without a score: one in ten is no accident."""
 
@@ -41,13 +44,10 @@ def reward_dominance(record: RunRecord) -> Iterator[Symptom]:
         )
 
 
-@rule("many-faults", "warning")
+@rule("many-faults", "warning", steps=WINDOW)
 def many_faults(record: RunRecord) -> Iterator[Symptom]:
     """Many rollouts break or cannot be scored."""
-    config = record.config
-    batches = record.course("group/generated_batches")
-    each = config.data.train_batch_size * config.actor_rollout_ref.rollout.n
-    drawn = each * (batches.end() if batches.has_end else 1.0)
+    drawn = _drawn(record)
     for name in ("reward/faults", "turns/faults"):
         faults = record.course(name)
         if faults.has_end and faults.end() > _BROKEN * drawn:
@@ -61,6 +61,33 @@ def many_faults(record: RunRecord) -> Iterator[Symptom]:
                 numbers={name: faults.end(), "rollouts": drawn},
                 rollouts=_broken(record),
             )
+
+
+@rule("rising-faults", "warning", steps=2 * WINDOW)
+def rising_faults(record: RunRecord) -> Iterator[Symptom]:
+    """More and more rewards cannot be computed as the run goes on."""
+    faults, drawn = record.course("reward/faults"), _drawn(record)
+    if not faults.has_both_ends:
+        return
+    before, now = faults.start() / drawn, faults.end() / drawn
+    if now >= _RISEN and now > 2 * before:
+        yield Symptom(
+            says=f"{before:.1%} of the rewards of a step failed at first, and {now:.1%} do now",
+            experiment=repair(
+                "read the column `fault` in rollouts/: the policy may have found answers that the "
+                "reward code cannot take, or a judge or sandbox is overloaded"
+            ),
+            steps=faults.last_steps,
+            numbers={"share at first": before, "share now": now},
+            rollouts=_broken(record),
+        )
+
+
+def _drawn(record: RunRecord) -> float:
+    """Rollouts of a step."""
+    config, batches = record.config, record.course("group/generated_batches")
+    each = config.data.train_batch_size * config.actor_rollout_ref.rollout.n
+    return each * (batches.end() if batches.has_end else 1.0)
 
 
 def _broken(record: RunRecord) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from luyen.studio.doctor.course import WINDOW
 from luyen.studio.doctor.findings import Experiment, Symptom, rule
 from luyen.studio.doctor.read import RunRecord
 
@@ -12,7 +13,7 @@ _SHORT_S = 0.5
 _REPLICAS = "actor_rollout_ref.rollout.data_parallel_size"
 
 
-@rule("idle-role", "note")
+@rule("idle-role", "note", steps=WINDOW)
 def idle_role(record: RunRecord) -> Iterator[Symptom]:
     """Ranks or replicas that could work at the same time stand idle for most of it."""
     # Where they take turns, one of them is idle by design.

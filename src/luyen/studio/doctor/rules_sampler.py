@@ -20,7 +20,7 @@ _GAIN = 0.05
 """Rise of the reward, in its own spread, that a longer answer may cost something for."""
 
 
-@rule("parity-gap", "warning")
+@rule("parity-gap", "warning", steps=WINDOW)
 def parity_gap(record: RunRecord) -> Iterator[Symptom]:
     """Sampler and trainer disagree about the probability of the same tokens."""
     # Where rollouts are older than the weights, only tokens of the same version say anything.
@@ -87,7 +87,7 @@ def stale_weights(record: RunRecord) -> Iterator[Symptom]:
         )
 
 
-@rule("truncation", "warning")
+@rule("truncation", "warning", steps=WINDOW)
 def truncation(record: RunRecord) -> Iterator[Symptom]:
     """Most answers end at the token budget."""
     cut = record.course("response_length/cut_fraction")
@@ -101,7 +101,7 @@ def truncation(record: RunRecord) -> Iterator[Symptom]:
         )
 
 
-@rule("length-explosion", "warning")
+@rule("length-explosion", "warning", steps=2 * WINDOW)
 def length_explosion(record: RunRecord) -> Iterator[Symptom]:
     """Answers grow and the reward does not."""
     length, reward = record.course("response_length/mean"), record.course("reward/mean")

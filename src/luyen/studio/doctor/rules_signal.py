@@ -18,7 +18,7 @@ _HARD = 0.9
 """Share of groups without any success: nine of ten prompts only cost time."""
 
 
-@rule("zero-variance-groups", "warning")
+@rule("zero-variance-groups", "warning", steps=WINDOW)
 def zero_variance_groups(record: RunRecord) -> Iterator[Symptom]:
     """Most groups have samples that all score the same."""
     flat = record.course("group/zero_std_fraction")
@@ -39,7 +39,7 @@ def zero_variance_groups(record: RunRecord) -> Iterator[Symptom]:
     )
 
 
-@rule("reward-all-equal", "error")
+@rule("reward-all-equal", "error", steps=WINDOW)
 def reward_all_equal(record: RunRecord) -> Iterator[Symptom]:
     """Every rollout gets the same reward."""
     low, high = record.course("reward/min"), record.course("reward/max")
@@ -55,6 +55,28 @@ def reward_all_equal(record: RunRecord) -> Iterator[Symptom]:
         numbers={"reward/min": low.end(), "reward/max": high.end()},
         severity="note" if is_solved else None,
     )
+
+
+@rule("all-cut-and-alike", "warning", steps=2)
+def all_cut_and_alike(record: RunRecord) -> Iterator[Symptom]:
+    """Every answer is cut off, and every reward is the same: nothing can be learned."""
+    low, high = record.course("reward/min"), record.course("reward/max")
+    cut = record.course("response_length/cut_fraction")
+    # With a window of steps `reward-all-equal` and `truncation` say it, each for itself.
+    if not 2 <= len(low) < WINDOW or low.values != high.values or len({*low.values}) > 1:
+        return
+    if len(cut) == len(low) and min(cut.values) == 1.0:
+        longer = 2 * record.config.data.max_response_length
+        yield Symptom(
+            says=f"in all {len(low)} steps every answer ends at the token budget and scores "
+            f"{low.values[0]:g}",
+            experiment=repair(
+                f"data.max_response_length={longer}, or a prompt that asks for short answers; then "
+                "look at rollouts/: does the reward find an answer in the text that is there?"
+            ),
+            steps=low.steps,
+            numbers={"reward": low.values[0], "response_length/cut_fraction": 1.0},
+        )
 
 
 @rule("empty-mask", "error")
@@ -95,7 +117,7 @@ def _mask_symptom(says: str, where: Sequence[tuple[int, str]]) -> Symptom:
     )
 
 
-@rule("starvation", "warning")
+@rule("starvation", "warning", steps=WINDOW)
 def starvation(record: RunRecord) -> Iterator[Symptom]:
     """Most of what is generated is thrown away, or most prompts are never solved."""
     kept = record.course("group/kept_fraction")

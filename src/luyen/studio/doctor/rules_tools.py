@@ -13,7 +13,7 @@ _FAILING = 0.2
 """Share of calls that succeed: four of five are wasted turns."""
 
 
-@rule("tools-never-called", "warning")
+@rule("tools-never-called", "warning", steps=WINDOW)
 def tools_never_called(record: RunRecord) -> Iterator[Symptom]:
     """Tools are on offer and nobody calls them."""
     multi_turn = record.config.actor_rollout_ref.rollout.multi_turn
@@ -31,7 +31,7 @@ def tools_never_called(record: RunRecord) -> Iterator[Symptom]:
         )
 
 
-@rule("tools-failing", "warning")
+@rule("tools-failing", "warning", steps=WINDOW)
 def tools_failing(record: RunRecord) -> Iterator[Symptom]:
     """Nearly every tool call fails, or cannot be read."""
     for name, change in (

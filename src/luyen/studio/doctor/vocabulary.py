@@ -1,6 +1,5 @@
 """What the tokenizer's own file says, read without a tokenizer: ids, special tokens, `<unk>`."""
 
-import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,7 +7,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, final
 
+from luyen.base.parsing import parse_json
 from luyen.base.paths import expanded
+from luyen.base.reading import read_bytes
 from luyen.config.schema.model import Model
 
 _BUILTIN = "builtin://"
@@ -36,7 +37,7 @@ def read_vocabulary(model: Model) -> Vocabulary | None:
     """The vocabulary in `tokenizer.json`; None where no such file is on this machine."""
     for file in tokenizer_files(model.tokenizer_path or model.path):
         try:
-            return _vocabulary(json.loads(file.read_text(encoding="utf-8")))
+            return _vocabulary(parse_json(read_bytes(file)))
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
             continue  # missing here, or of a kind that says it otherwise
     return None

@@ -8,6 +8,8 @@ from typing import Any, final
 
 from luyen.base.errors import UserError
 
+_UNNAMED = "unnamed"
+"""The source of samples whose rows name none."""
 NEEDED = ("uid", "data_source", "sample", "answer", "reward", "fault")
 """Columns without which a row cannot be compared."""
 _BOXED = re.compile(r"\\boxed\s*\{")
@@ -89,14 +91,14 @@ def _flat(text: str) -> str:
 def samples_of(rows: Iterable[Mapping[str, Any]], *, source: str) -> list[Sample]:
     """The rows as samples; a UserError that names `source` where a row is no sample."""
     found: list[Sample] = []
-    seen: dict[tuple[str, int], int] = {}
+    seen: dict[tuple[str, str], int] = {}
     for number, row in enumerate(rows, 1):
         lacking = [name for name in NEEDED if name not in row]
         if lacking:
             why = f"row {number} has no `{lacking[0]}`"
             raise UserError("samples", source, why, "give a file of `luyen eval --samples-out`")
         # The same prompt may stand in several rows; its samples then come round again.
-        key = (str(row["uid"]), int(row["sample"]))
+        key = (str(row["uid"]), str(row["sample"]))
         draw = seen.get(key, 0)
         seen[key] = draw + 1
         found.append(_sample(row, draw, source=f"{source}, row {number}"))
@@ -112,7 +114,7 @@ def _sample(row: Mapping[str, Any], draw: int, *, source: str) -> Sample:
     if reward is not None:
         try:
             reward = float(reward)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             fix = "a reward is a number, or null with a `fault`"
             raise UserError("reward", reward, f"no number in {source}", fix) from None
         if not math.isfinite(reward):  # never a 0: it is left out and counted
@@ -123,7 +125,7 @@ def _sample(row: Mapping[str, Any], draw: int, *, source: str) -> Sample:
     return Sample(
         uid=str(row["uid"]),
         draw=draw,
-        data_source=str(row["data_source"]),
+        data_source=str(row["data_source"] or _UNNAMED),
         question="" if question is None else str(question),
         answer=str(row["answer"]),
         reward=reward,

@@ -59,7 +59,9 @@ CURVES = (
         title="Implicit rewards", names=("preference/chosen_reward", "preference/rejected_reward")
     ),
     Curve(title="Value loss", names=("critic/vf_loss",)),
-    Curve(title="KL", names=("actor/ref_kl", "actor/kl_loss", "actor/ppo_kl")),
+    Curve(title="KL to the reference", names=("actor/ref_kl", "actor/kl_loss")),
+    Curve(title="KL of the update (old to new policy)", names=("actor/ppo_kl",)),
+    Curve(title="Share of conversations that call a tool", names=("tools/call_fraction",)),
     Curve(title="Reverse KL to the teacher", names=("distill/reverse_kl",)),
     Curve(title="Entropy", names=("actor/entropy",)),
     Curve(title="Gradient norm", names=("actor/grad_norm", "critic/grad_norm", "sft/grad_norm")),

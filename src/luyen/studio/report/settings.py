@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from luyen.base.errors import UserError
+from luyen.base.secrets import masked_tree
 from luyen.config.fields import all_fields
 from luyen.config.plan import BatchPlan, plan_batches
 from luyen.config.rules.rule import value_at
@@ -33,7 +34,7 @@ def settings_section(record: RunRecord) -> Html:
     changed: list[tuple[Child, ...]] = []
     rest: list[tuple[Child, ...]] = []
     for path, info in all_fields().items():
-        value = value_at(record.config, path)
+        value = _value(record, path)
         row = (element("code", path), _shown(value), _shown(info.default))
         if value == info.default:
             rest.append(row[:2])
@@ -74,6 +75,11 @@ def _origin(path: str, origins: Mapping[str, str]) -> str:
 
 def _shown(value: Any) -> Html:
     return element("code", json.dumps(value, default=str, ensure_ascii=False))
+
+
+def _value(record: RunRecord, path: str) -> Any:
+    """What stands at a key, without what is secret in it."""
+    return masked_tree(value_at(record.config, path), path.rpartition(".")[2])
 
 
 def _is_unread(record: RunRecord) -> bool:

@@ -4,6 +4,7 @@ from typing import final
 
 from tokenizers import Tokenizer
 
+from luyen.base.reading import read_bytes
 from luyen.config.schema.model import Model
 from luyen.studio.doctor.vocabulary import tokenizer_files
 
@@ -41,7 +42,7 @@ def _load(model: Model) -> Tokenizer | None:
     for file in tokenizer_files(model.tokenizer_path or model.path):
         if file.is_file():
             try:
-                return Tokenizer.from_str(file.read_text(encoding="utf-8"))
+                return Tokenizer.from_str(read_bytes(file).decode())
             except (OSError, ValueError):
                 continue
     return None

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from luyen.studio.doctor.findings import SEVERITIES, Finding
 from luyen.studio.doctor.read import RunRecord
 from luyen.studio.report.markup import Html, element, number
+from luyen.telemetry.figures import MEAN, VALIDATION_REWARD, validated
 from luyen.telemetry.metrics_file import series
 
 _REACHED = (
     ("Reward", "reward/mean"),
-    ("Validation accuracy", "val/accuracy"),
     ("Negative log-likelihood", "sft/nll"),
     ("Negative log-likelihood of held-out rows", "sft/val_nll"),
     ("Held-out preference accuracy", "preference/val_accuracy"),
@@ -51,9 +51,17 @@ def _last_sign(record: RunRecord) -> str:
     return f"it has not written for {silent / size:.0f} {unit}"
 
 
+def _validation(record: RunRecord) -> list[tuple[str, str]]:
+    """What validations measured: an accuracy only where all their scores are 0 or 1."""
+    found = [line.values for line in record.lines if "val/accuracy" in line.values]
+    if any(VALIDATION_REWARD in validated(values) for values in found):
+        return [("Validation reward", name) for name in found[-1] if name.startswith(MEAN)]
+    return [("Validation accuracy", "val/accuracy")]
+
+
 def _reached(record: RunRecord) -> list[str]:
     said: list[str] = []
-    for label, name in _REACHED:
+    for label, name in (_REACHED[0], *_validation(record), *_REACHED[1:]):
         course = record.course(name)
         if course.has_both_ends:
             ends = f"{number(course.start())} to {number(course.end())}"

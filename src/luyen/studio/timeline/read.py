@@ -1,12 +1,13 @@
 """The spans of a run, read from the files of its processes."""
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast, final
 
 from luyen.base.errors import UserError
+from luyen.base.parsing import parse_json
+from luyen.base.reading import read_bytes
 from luyen.base.rundir import RunDirectory
 from luyen.studio.timeline.intervals import Interval
 from luyen.telemetry.spans import SCHEMA
@@ -117,9 +118,14 @@ def _of_file(path: Path) -> Iterator[Process]:
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    for text in path.read_bytes().split(b"\n"):
+    try:
+        texts = read_bytes(path).split(b"\n")
+    except OSError as error:
+        why = f"it cannot be read: {error.strerror or error}"
+        raise UserError("file", str(path), why, "restore it from a copy, or remove it") from error
+    for text in texts:
         try:
-            line: Any = json.loads(text)
+            line = parse_json(text)
         except ValueError:
             continue
         if isinstance(line, dict):

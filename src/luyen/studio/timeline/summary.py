@@ -91,7 +91,7 @@ def summarise(processes: Sequence[Process], times: Sequence[Interval]) -> Summar
     spent: dict[str, float] = {}
     for span in phases:
         spent[span.name] = spent.get(span.name, 0.0) + seconds(overlap([span.interval], times))
-    steps = [span.step for span in phases if span.step is not None]
+    steps = [span.step for span in phases if span.step]  # 0 is the validation before the first
     errors = [p.clock_error_s for p in others if p.clock_error_s is not None]
     roles = [_controller(processes, times), *_roles(others, times)]
     return Summary(

@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, final
 
-from luyen.base.claims import release
+from luyen.base.claims import demand_claim, release
 from luyen.base.digests import DigestFile, StepDigest
 from luyen.base.rundir import RunDirectory
 from luyen.checkpoint.background import CheckpointWriter
@@ -46,6 +46,7 @@ class OfflineFiles:
 
     def step(self, digest: StepDigest, metrics: Mapping[str, float]) -> None:
         """One line of hashes and one of numbers; raises what stopped a checkpoint."""
+        demand_claim(self.directory.root)
         self._writer.finished()
         self.digests.write(digest)
         self.log.write(digest.step, metrics)
@@ -62,7 +63,7 @@ class OfflineFiles:
     def close(self) -> None:
         """Finish every file, the checkpoint in progress first; raises what stopped it."""
         with ExitStack() as ending:
-            ending.callback(release, self.directory.manifest)
+            ending.callback(release, self.directory.root)
             ending.callback(self.log.close)
             ending.callback(self.digests.close)
             self.settle()

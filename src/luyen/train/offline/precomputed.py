@@ -6,6 +6,7 @@ anything else is made anew.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,7 +14,9 @@ from torch import Tensor
 
 from luyen.base.digests import hash_value
 from luyen.base.files import read_json
+from luyen.base.rundir import RunDirectory
 from luyen.checkpoint.tensors import load_state, save_state
+from luyen.config.written import stored
 from luyen.data.offline import OfflineData
 from luyen.engine.lesson import Lesson
 from luyen.engine.preference import Sums
@@ -27,15 +30,16 @@ def precomputed(
     live: Callable[[Lesson], Sums],
     lessons: Callable[[int], Iterable[Lesson]],
     given: Given,
+    directory: RunDirectory,
     *,
     weights: Mapping[str, Tensor],
 ) -> Callable[[Lesson], Sums]:
     """What a live reference gives for each lesson, looked up instead of computed.
 
-    `weights` are those of the reference.
+    `weights` are those of the reference. The table is kept in the run's directory.
     """
-    key = _key(given, weights)
-    table = _known(given, key) or _made(live, lessons, given, key)
+    key, folder = _key(given, weights), directory.root / _FOLDER
+    table = _known(folder, key) or _made(live, lessons, given, folder, key)
     device = given.device
 
     def looked_up(lesson: Lesson) -> Sums:
@@ -49,6 +53,7 @@ def _made(
     live: Callable[[Lesson], Sums],
     lessons: Callable[[int], Iterable[Lesson]],
     given: Given,
+    folder: Path,
     key: str,
 ) -> dict[str, Sums]:
     size, total = given.config.data.train_batch_size, _count(given.data)
@@ -58,23 +63,17 @@ def _made(
         by_row = {name: lesson.by_row(x.cpu()) for name, x in live(lesson).items()}
         for i, place in enumerate(lesson.rows):
             table[str(place)] = {name: parts[i].clone() for name, parts in by_row.items()}
-    if given.directory is not None:
-        folder = given.directory.root / _FOLDER
-        folder.mkdir(exist_ok=True)
-        places = list(table)
-        joined = {name: torch.cat([table[p][name] for p in places]) for name in table[places[0]]}
-        sizes = [len(next(iter(table[p].values()))) for p in places]
-        kept = {"places": [int(p) for p in places], "sizes": sizes}
-        state = {"key": key, **kept, "sums": joined}
-        save_state(folder, _NAME, state)
+    folder.mkdir(exist_ok=True)
+    places = list(table)
+    joined = {name: torch.cat([table[p][name] for p in places]) for name in table[places[0]]}
+    sizes = [len(next(iter(table[p].values()))) for p in places]
+    kept = {"places": [int(p) for p in places], "sizes": sizes}
+    save_state(folder, _NAME, {"key": key, **kept, "sums": joined})
     return table
 
 
-def _known(given: Given, key: str) -> dict[str, Sums] | None:
+def _known(folder: Path, key: str) -> dict[str, Sums] | None:
     """The table that the run kept, if it is of these rows and weights."""
-    if given.directory is None:
-        return None
-    folder = given.directory.root / _FOLDER
     if not (folder / f"{_NAME}.json").is_file():
         return None
     if read_json(folder / f"{_NAME}.json")["state"].get("key") != key:
@@ -95,7 +94,7 @@ def _key(given: Given, weights: Mapping[str, Tensor]) -> str:
     return hash_value(
         [
             [rows.train.fingerprint, held, len(given.data.train), len(given.data.validation)],
-            arr.model.model_dump(mode="json"),
+            stored(config)["actor_rollout_ref"]["model"],
             arr.ref.path,
             [config.preference.ld_alpha, list(config.preference.loss_type)],
             [data.max_prompt_length, data.max_response_length, data.apply_chat_template_kwargs],

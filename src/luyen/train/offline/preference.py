@@ -156,8 +156,9 @@ def _build(given: Given) -> OfflineStage:
     )
     if objective.needs_reference:
         live, weights = live_reference(given, engine)
-        if config.preference.reference == "precomputed":
-            live = precomputed(live, stage.lessons, given, weights=weights)
+        # A replay of some steps asks for their rows only, and leaves the run's files alone.
+        if config.preference.reference == "precomputed" and given.directory is not None:
+            live = precomputed(live, stage.lessons, given, given.directory, weights=weights)
         engine.reference = live
     return stage
 

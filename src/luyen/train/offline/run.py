@@ -12,6 +12,7 @@ from luyen.train.interrupt import Interruption
 from luyen.train.offline.course import OfflineCourse
 from luyen.train.offline.files import OfflineFiles
 from luyen.train.profile import StepProfiler
+from luyen.train.state import open_step, read_open_step
 from luyen.train.watchdog import Watchdog
 
 
@@ -41,19 +42,24 @@ class OfflineRun:
         """The newest value of each."""
         self.interruption = Interruption()
         self.watchdog = Watchdog(config.trainer.watchdog, files.directory.events)
-        profile, is_cuda = config.trainer.profile, stage.device.type == "cuda"
-        self.profiler = StepProfiler(profile, files.directory, is_cuda=is_cuda)
+        self.profiler = StepProfiler(config.trainer.profile, files.directory)
         self.trial_steps: int | None = None
         """Where a run ends that is only measured and keeps no checkpoint; None: a whole run."""
         self.saved = 0
         """Step of the newest checkpoint; the beginning needs none."""
+        self.open: tuple[dict[str, float], dict[str, str]] | None = None
+        """Numbers and hashes of the step that is done, until its line is written."""
 
     def lessons(self) -> Iterator[Lesson]:
         """The lesson of each step that is left; rows are a pure function of the step."""
-        last = min(self.total_steps, self.trial_steps or self.total_steps)
-        while self.step < last and not self.interruption.is_wanted:
+        while self.step < self.last_step and not self.interruption.is_wanted:
             with self.profiler.step(self.step + 1):
                 yield self.course.lesson(self.step + 1)
+
+    @property
+    def last_step(self) -> int:
+        """Where it ends."""
+        return min(self.total_steps, self.trial_steps or self.total_steps)
 
     def is_due(self, every: int) -> bool:
         """Whether something that happens every so many steps, and at the end, happens now."""
@@ -61,9 +67,10 @@ class OfflineRun:
 
     def measure(self) -> dict[str, float]:
         """What the held-out rows say now."""
-        self.display.phase("validate")
-        with self.watchdog.watching(self.step, "validate"), span("validate", step=self.step):
-            return self.stage.measure()
+        with self.interruption.at_once():
+            self.display.phase("validate")
+            with self.watchdog.watching(self.step, "validate"), span("validate", step=self.step):
+                return self.stage.measure()
 
     def write_down(self, stages: Mapping[str, str], metrics: Mapping[str, float]) -> None:
         """Write and show the numbers of the step that is done, validation included."""
@@ -85,6 +92,7 @@ class OfflineRun:
                 "step": self.step,
                 "chain": self.chain,
                 "first": self.first,
+                "lacks_validation": None if self.open is None else open_step(*self.open),
             }
             self.files.save(self.stage.state(), loop)
             self.saved = self.step
@@ -94,24 +102,35 @@ class OfflineRun:
         self.step = self.saved = int(loop["step"])
         self.chain = str(loop["chain"])
         self.first = dict(loop["first"])
+        if loop.get("lacks_validation") is not None:
+            self.open = read_open_step(loop["lacks_validation"])
 
 
 def train_offline(run: OfflineRun) -> None:
     """Draw, update, measure, until the steps are done or the user interrupts."""
     trainer = run.config.trainer
-    if run.step == 0 and trainer.val_before_train and (found := run.measure()):
+    if run.open is not None:
+        run.saved = -1  # the checkpoint that it goes on from lacks what comes now
+        _finish(run, *run.open)
+    elif run.step == 0 and trainer.val_before_train and (found := run.measure()):
         run.write_down({}, found)
     for lesson in run.lessons():
         metrics = _learn(run, lesson)
         run.step += 1
         with span("digest", step=run.step):
             stages = run.course.stages(lesson, metrics)
-        if run.is_due(trainer.test_freq):
-            metrics |= run.measure()
-        run.write_down(stages, metrics)
-        if run.is_due(trainer.save_freq):
-            run.save()
+        _finish(run, metrics, dict(stages))
     run.save()
+
+
+def _finish(run: OfflineRun, metrics: dict[str, float], stages: dict[str, str]) -> None:
+    """Measure, write down and save a step that is done, where each is due."""
+    run.open = metrics, stages
+    measured = run.measure() if run.is_due(run.config.trainer.test_freq) else {}
+    run.write_down(stages, {**metrics, **measured})
+    run.open = None
+    if run.is_due(run.config.trainer.save_freq):
+        run.save()
 
 
 def _learn(run: OfflineRun, lesson: Lesson) -> dict[str, float]:

@@ -21,10 +21,9 @@ from luyen.engine.optim import MasterAdamW
 from luyen.engine.score import score
 from luyen.engine.step import Updated
 from luyen.engine.supervised import TOKEN_WEIGHT, SupervisedEngine
-from luyen.models.load import load_policy
 from luyen.models.state import restore_parameters, trained_parameters
 from luyen.models.threads import choose_threads
-from luyen.train.build_roles import actor_passes
+from luyen.train.build_roles import actor_passes, start_policy
 from luyen.train.offline.stage import Given, Goal, OfflineStage, StageKind
 
 Learnable = ConversationRow | TextRow
@@ -104,15 +103,14 @@ def build_learner(
 ) -> SupervisedEngine:
     """The policy with its optimizer."""
     arr = config.actor_rollout_ref
-    policy = load_policy(
-        arr.model, device=device, vocabulary=tokenizer.size, seed=config.trainer.seed
-    )
+    policy = start_policy(config, tokenizer, device)
     choose_threads(policy)
     return SupervisedEngine(
         policy,
         MasterAdamW(policy.parameters(), arr.actor.optim),
         actor_passes(arr.actor),
         aggregation=arr.actor.loss_agg_mode or "token-mean",
+        loss_scale_factor=arr.actor.loss_scale_factor or float(config.data.max_response_length),
         loss=loss,
     )
 

@@ -1,7 +1,6 @@
 """Begin or resume an offline run and carry it to its end."""
 
 import time
-import warnings
 from contextlib import ExitStack
 from typing import Any
 
@@ -23,10 +22,12 @@ from luyen.train.beginning import (
     facts_of,
     find_checkpoint,
     identity,
-    open_directory,
     open_run_display,
+    refuse_running,
 )
 from luyen.train.build import total_steps
+from luyen.train.directory import open_session
+from luyen.train.interrupt import Interrupted
 from luyen.train.offline.course import OfflineCourse
 from luyen.train.offline.files import OfflineFiles, load_parts
 from luyen.train.offline.run import OfflineRun, train_offline
@@ -34,10 +35,8 @@ from luyen.train.offline.stage import Given
 from luyen.train.offline.stages import STAGES
 from luyen.train.process import import_plugins, load_run_tokenizer
 from luyen.train.saving import demand_stage, known_at, open_store, saves_aside
-
-
-class ChangedRows(UserWarning):
-    """The rows of a run are not those that it began with."""
+from luyen.train.session import headline, note_what_happens, own_until_wired
+from luyen.train.state import first_line
 
 
 def run_offline(report: Report, *, trial_steps: int | None = None) -> Summary:
@@ -50,15 +49,13 @@ def run_offline(report: Report, *, trial_steps: int | None = None) -> Summary:
 def prepare_offline(report: Report) -> OfflineRun:
     """A run with its directory, its files open, where its newest checkpoint left it."""
     config = report.config
+    refuse_running(report)
     import_plugins(config.trainer.plugins)
     tokenizer = load_run_tokenizer(config)
     display = open_run_display(config)
     data = offline_rows(config, tokenizer, display)
-    directory = open_directory(report, data.given, facts_of(config, data.given))
-    store = open_store(directory.checkpoints, config.trainer)
-    resumed = find_checkpoint(report, store, directory)
-    if resumed is not None:
-        _warn_of_other_rows(directory)
+    session = open_session(report, data.given, facts_of(config, data.given))
+    directory = session.directory
     given = Given(
         config=config,
         data=data,
@@ -68,8 +65,11 @@ def prepare_offline(report: Report) -> OfflineRun:
         display=display,
     )
     with ExitStack() as opened:
+        own_until_wired(opened, session)
+        store = open_store(directory.checkpoints, config.trainer)
+        resumed = find_checkpoint(report, store, directory)
         files = _open_files(report, directory, store, resumed, display)
-        opened.callback(files.close)
+        opened.callback(files.close)  # which releases the claim, too
         stage = STAGES[config.trainer.stage].build(given)
         steps = total_steps(config, len(data.train))
         course = OfflineCourse(config=config, data=data.given, stage=stage, total_steps=steps)
@@ -79,18 +79,9 @@ def prepare_offline(report: Report) -> OfflineRun:
             demand_stage(loop, config.trainer.stage, resumed.path)
             stage.restore(load_parts(resumed.path, stage))
             run.go_on_from(loop)
+        session.begin()
         opened.pop_all()
     return run
-
-
-def _warn_of_other_rows(directory: RunDirectory) -> None:
-    """Say that the rows have changed: later steps learn from the new ones."""
-    sessions = directory.read_resumptions()
-    changed = sessions[-1].get("changed", {}) if sessions else {}
-    begun = directory.read_manifest().get("datasets", {}).get("train")
-    if changed.get("datasets", {}).get("train", begun) != begun:
-        said = "data.train_files are not as when the run began: it goes on with the rows of now"
-        warnings.warn(said, ChangedRows, stacklevel=2)
 
 
 def _open_files(
@@ -102,7 +93,7 @@ def _open_files(
 ) -> OfflineFiles:
     """Metrics, digests and checkpoints; lines of steps that will be done again are dropped."""
     trainer = report.config.trainer
-    first_step = resumed.step + 1 if resumed is not None else 0
+    first_step = first_line(load_state(resumed.path, "loop") if resumed is not None else None)
     log = open_sinks(
         trainer.logger,
         directory=directory,
@@ -136,19 +127,24 @@ def offline_rows(config: RunConfig, tokenizer: Tokenizer, display: Display) -> O
 
 def _carry_out(run: OfflineRun) -> Summary:
     directory = run.files.directory
-    SPANS.open(directory.events, process="controller")
     started, first = time.monotonic(), run.step
-    run.display.start(run.total_steps, done=run.step)
     with ExitStack() as ending:
+        note_what_happens(ending, directory)
         for part in (SPANS, run.files, run.display):
             ending.callback(part.close)
+        SPANS.open(directory.events, process="controller")
+        run.display.start(run.total_steps, done=run.step)
         with run.interruption, run.watchdog:
-            train_offline(run)
+            try:
+                train_offline(run)
+            except Interrupted:
+                run.save()
             run.files.settle()
     draw_curves(directory.metrics, directory.report)
-    newest = run.files.store.latest()
+    newest, done = run.files.store.latest(), run.step - (run.open is not None)
     return Summary(
-        headline="Interrupted" if run.interruption.is_wanted else "Finished",
+        headline=headline(directory, run.interruption, step=done, last_step=run.last_step),
+        signal=run.interruption.number,
         changes=_changes(run),
         steps=run.step - first,
         seconds=time.monotonic() - started,
@@ -167,9 +163,10 @@ def _changes(run: OfflineRun) -> tuple[Change, ...]:
 
 
 def _commands(run: OfflineRun, newest: int | None) -> tuple[str, ...]:
+    is_cut = run.open is not None or run.step < run.last_step
+    more = (f"luyen train --resume {run.files.directory.root}",) if is_cut else ()
     if newest is None:
-        return ()
+        return more
     checkpoint = run.files.directory.checkpoint(newest)
-    if run.config.trainer.stage == "reward_model":
-        return (f"luyen export {checkpoint} exported/",)
-    return (f"luyen chat {checkpoint}", f"luyen export {checkpoint} exported/")
+    chat = () if run.config.trainer.stage == "reward_model" else (f"luyen chat {checkpoint}",)
+    return (*more, *chat, f"luyen export {checkpoint} exported/")

@@ -91,8 +91,8 @@ def changed_keys(before: RunConfig, after: RunConfig) -> dict[str, tuple[Any, An
 
 def _new_errors(file: Path, overrides: Sequence[str]) -> list[Problem]:
     """Errors that the changes brought; what is wrong with the run's own files is not our matter."""
-    known = {(p.id, p.field) for p in check([file]).problems}
-    found = check([file], overrides).problems
+    known = {(p.id, p.field) for p in check([file], starts_a_run=False).problems}
+    found = check([file], overrides, starts_a_run=False).problems
     return [p for p in found if p.severity == "error" and (p.id, p.field) not in known]
 
 

@@ -78,7 +78,7 @@ class Replaying(Learning):
         tokenizer: Tokenizer,
         steps: int,
     ) -> None:
-        profiler = StepProfiler(Profile(), RunDirectory("."), is_cuda=False)
+        profiler = StepProfiler(Profile(), RunDirectory("."))
         super().__init__(
             config=config, roles=roles, rules=rules, profiler=profiler, total_steps=steps
         )

@@ -15,6 +15,7 @@ from luyen.base.rundir import RunDirectory
 from luyen.checkpoint.store import Checkpoint, CheckpointStore, DamagedCheckpoint, verify
 from luyen.checkpoint.tensors import load_state
 from luyen.config.schema.run import RunConfig
+from luyen.config.trust import require_trust
 from luyen.rollout.single_turn import Group
 from luyen.telemetry.metrics_file import read_metrics
 from luyen.telemetry.rollout_files import RecordedRollout, read_rollouts
@@ -72,9 +73,13 @@ class RecordedStep:
 class RunRecord:
     """What a run left in its directory."""
 
-    def __init__(self, root: Path | str) -> None:
-        """A UserError when there is no run, or no digests to hold a replay against."""
+    def __init__(self, root: Path | str, *, is_trusted: bool = False) -> None:
+        """A UserError when there is no run, or no digests to hold a replay against.
+
+        A run of somebody else that names code is refused unless it `is_trusted`.
+        """
         self.directory = RunDirectory.open(root)
+        require_trust(self.directory, is_trusted=is_trusted)
         self.directory.read_config()  # a changed file is found by its seal
         self.digests: dict[int, StepDigest] = {
             digest.step: digest for digest in read_digests(self.directory.digests)

@@ -14,10 +14,10 @@ from luyen.base.records import Rollout, StopReason
 from luyen.data.tokenizer import Tokenizer
 from luyen.rollout.protocol import Completion, Request, Sampling, generate
 from luyen.rollout.single_turn import sampling_key
-from luyen.train.build import training_sampling
 from luyen.train.replay.learner import Replaying
 from luyen.train.replay.record import RecordedStep
 from luyen.train.replay.turns import RecordedTurn, turns_of
+from luyen.train.sampling import training_sampling
 
 _CUT = (StopReason.TIME_BUDGET, StopReason.ABORTED, StopReason.FAULT)
 """Endings that do not follow from the tokens: such a turn may have been longer."""

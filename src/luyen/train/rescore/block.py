@@ -29,8 +29,8 @@ def rescored_config(
     run = with_artifacts(load([directory.config], []))
     tree = run if file is None else _with_block(run, with_artifacts(load([file], [])), file)
     tree = merge([tree, *(_override(text) for text in overrides)])
-    known = {(p.id, p.field) for p in check_tree(run).problems}
-    report = check_tree(tree)
+    known = {(p.id, p.field) for p in check_tree(run, starts_a_run=False).problems}
+    report = check_tree(tree, starts_a_run=False)
     for problem in report.problems:
         is_old = (problem.id, problem.field) in known and not problem.field.startswith(_BLOCK)
         if problem.severity == "error" and not is_old:

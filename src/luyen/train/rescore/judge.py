@@ -9,6 +9,7 @@ from luyen.base.errors import UserError
 from luyen.base.records import Rollout
 from luyen.base.rundir import RunDirectory, step_of
 from luyen.config.schema.run import RunConfig
+from luyen.config.trust import require_trust
 from luyen.data.render import Renderer
 from luyen.data.tokenizer import Tokenizer
 from luyen.rewards.build import BuiltReward, build_reward
@@ -32,15 +33,17 @@ def rescore(
     overrides: Sequence[str] = (),
     steps: range | None = None,
     is_validation: bool = False,
+    is_trusted: bool = False,
     watch: Watch | None = None,
 ) -> Rescored:
     """Judge the recorded rollouts of some steps, or of all, by another reward.
 
     Steps are judged in order; what is normalised over time begins with the first of them. What
-    cannot be judged has a fault and no score, whatever `reward.on_fault` says.
+    cannot be judged has a fault and no score, whatever `reward.on_fault` says. A run of somebody
+    else that names code is refused unless it `is_trusted`.
     """
     directory = RunDirectory.open(root)
-    run = _read(directory)
+    run = _read(directory, is_trusted=is_trusted)
     wanted = _recorded(directory, steps, is_validation=is_validation)
     config = rescored_config(directory, file, overrides)
     import_plugins(config.trainer.plugins)
@@ -71,8 +74,9 @@ def rescore(
     )
 
 
-def _read(directory: RunDirectory) -> RunConfig:
+def _read(directory: RunDirectory, *, is_trusted: bool) -> RunConfig:
     """The configuration of the run; a UserError where it can have no rollouts."""
+    require_trust(directory, is_trusted=is_trusted)
     directory.read_config()  # a changed file is found by its seal
     run = read_config([directory.config], [])
     if run.trainer.stage != "rl":
@@ -85,7 +89,12 @@ def _reward(config: RunConfig, tokenizer: Tokenizer) -> BuiltReward:
     renderer = Renderer(tokenizer, template_kwargs=config.data.apply_chat_template_kwargs)
     services = learned_services(config, renderer, None, device_for(config))
     longest = config.data.max_response_length
-    return build_reward(config.reward, max_response_length=longest, services=services)
+    return build_reward(
+        config.reward,
+        max_response_length=longest,
+        services=services,
+        require=config.sandbox.require,
+    )
 
 
 def _recorded(directory: RunDirectory, steps: range | None, *, is_validation: bool) -> list[int]:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from luyen.base.errors import UserError
+from luyen.base.heartbeat import HEART
 from luyen.rollout.protocol import Request, Sampling
 from luyen.runtime.ray.engines import RayEngines
 from luyen.runtime.ray.patience import Patience
-from luyen.runtime.ray.publish import Published
 from luyen.runtime.ray.publisher import Publisher
 from luyen.runtime.ray.weights import GatheredWeights
 from luyen.runtime.ray.wire import RanksLost
@@ -29,6 +29,12 @@ class FakeRanks:
         self.weight = 1
         self.gathered = 0
         self.is_lost = False
+        self.watch = self
+        self.noted: list[dict[str, Any]] = []
+
+    def published(self, **facts: Any) -> None:
+        """What a watch hears."""
+        self.noted.append(facts)
 
     def begin_publish(self) -> Callable[[], GatheredWeights]:
         self.gathered += 1
@@ -57,10 +63,7 @@ class Run:
         self.fleet = Fleet(change)
         self.engines = RayEngines(self.fleet, replicas=2, patience=Patience(still_s=10))
         self.ranks: Any = FakeRanks()
-        self.noted: list[tuple[Published, int, float]] = []
-        self.publisher = Publisher(
-            self.ranks, self.engines, note=lambda *heard: self.noted.append(heard)
-        )
+        self.publisher = Publisher(self.ranks, self.engines)
 
     def learn(self) -> None:
         self.ranks.weight += 1
@@ -94,9 +97,9 @@ def test_weights_that_went_ahead_are_not_gathered_again():
     run.publisher.ensure(1)
     run.publisher.settle()
     assert run.ranks.gathered == 2
-    assert [(done.version, done.replicas, done.bytes, n) for done, n, _ in run.noted] == [
-        (0, 2, 4, 1),
-        (1, 2, 4, 1),
+    assert [(one["version"], one["size"], one["parameters"]) for one in run.ranks.noted] == [
+        (0, 4, 1),
+        (1, 4, 1),
     ]
 
 
@@ -201,6 +204,23 @@ def test_a_replica_that_is_lost_on_the_way_gets_them_when_it_is_back():
     assert run.fleet.begun[2].digests == {"w": run.ranks.digest()}
 
 
+def test_replicas_that_begin_again_while_weights_arrive_are_signs_of_life_of_the_run():
+    run = Run()
+    run.publisher.ensure(0)
+    run.learn()
+    coming = run.publisher.begin()
+    assert coming is not None
+    for replica in run.fleet.begun:
+        replica.is_dead = True
+    run.publisher.send(coming)
+    beats = []
+    while not run.engines.crew.is_published:
+        before = HEART.count
+        run.engines.crew.receive(0.05)
+        beats.append(HEART.count - before)
+    assert sum(beats) >= 2 * 3, "each begins, says who it is, and holds the weights"
+
+
 def test_an_older_version_is_gone_as_soon_as_a_newer_one_is_sent():
     run = Run()
     run.publisher.ensure(0)
@@ -217,7 +237,7 @@ def test_what_happens_between_the_confirmation_and_the_question_is_no_publicatio
     run.describe()
     time.sleep(0.2)
     run.publisher.settle()
-    assert run.noted[-1][2] >= 0.2
+    assert run.ranks.noted[-1]["ago"] >= 0.2
 
 
 def test_requests_of_weights_on_their_way_say_which_they_wait_for():

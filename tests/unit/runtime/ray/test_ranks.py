@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -48,6 +49,32 @@ def test_the_cause_is_told_and_not_who_lost_the_connection(group: Callable[[], A
     assert said.startswith("rank 1 broke:")
     assert "ValueError: the plugin of a user is wrong" in said
     assert "frail.py" in said, "the remote traceback"
+    demand_nobody(set(ranks.pids))
+
+
+def test_every_thread_that_waits_for_ranks_hears_what_ended_them_first(group: Callable[[], Any]):
+    """One waits for what breaks; the others for calls behind it, and hear of their end before."""
+    ranks = group()
+    breaks = ranks.begin("wrong", [(1,), (1,)])
+    behind = [ranks.begin_all("weight_sums"), ranks.begin_publish(), ranks.begin_all("weight_sums")]
+    heard: dict[int, BaseException] = {}
+
+    def hear(number: int, wait: Callable[[], Any]) -> None:
+        with pytest.raises(RemoteError) as caught:
+            wait()
+        heard[number] = caught.value
+
+    threads = [threading.Thread(target=hear, args=one) for one in enumerate(behind)]
+    for thread in threads:
+        thread.start()
+    time.sleep(1.0)  # by now the calls behind have failed
+    hear(-1, breaks)
+    for thread in threads:
+        thread.join(GONE_S)
+    assert set(heard) == {-1, 0, 1, 2}
+    assert {str(error) for error in heard.values()} == {str(heard[-1])}
+    assert "ValueError: the plugin of a user is wrong" in str(heard[-1])
+    assert ranks.is_over
     demand_nobody(set(ranks.pids))
 
 

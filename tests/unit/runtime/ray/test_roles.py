@@ -67,8 +67,8 @@ class Journal:
         self.kept[purpose, rollout.group, rollout.sample] = rollout
 
 
-def roles_of(fleet: Fleet | None = None) -> RayRoles:
-    parts: Any = {"ranks": Ranks(), "cuts": None}
+def roles_of(fleet: Fleet | None = None, *, frees_cache: bool = False) -> RayRoles:
+    parts: Any = {"ranks": Ranks(), "cuts": None, "frees_cache": frees_cache}
     engines = RayEngines(fleet or Busy(), replicas=2)
     return RayRoles(engines=engines, generation=Generation(renderer=RENDERER, seed=7), **parts)
 
@@ -117,3 +117,13 @@ def test_what_is_submitted_is_on_its_way_at_once_and_waits_for_its_weights():
     for replica in fleet.begun:
         replica.finish(99)
     assert pending.result() == alone("rollout")
+
+
+@pytest.mark.parametrize("frees_cache", [True, False])
+def test_replicas_free_their_cache_after_each_generation_where_told_to(frees_cache: bool):
+    fleet = Busy()
+    roles = roles_of(fleet, frees_cache=frees_cache)
+    for purpose in ("rollout", "greedy"):
+        assert asked(roles, purpose).result() == alone(purpose)
+    rests = [[c[0] for c in replica.calls].count("rest") for replica in fleet.begun]
+    assert rests == [2 * frees_cache] * 2

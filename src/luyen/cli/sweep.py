@@ -1,0 +1,128 @@
+"""`luyen sweep`: runs that differ in a few keys, one after the other, and a table of them."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+import typer
+
+from luyen.base.errors import UserError
+from luyen.base.files import plain
+from luyen.base.paths import expanded
+from luyen.cli.check import problem_lines, split_words
+from luyen.cli.runs import table
+from luyen.config.check import check
+from luyen.config.sweep import Variant, variants
+from luyen.studio.runs import RunFacts, list_runs
+
+_HEAD = ("run", "steps", "state", "last validation")
+_STOPPED = 128
+"""Exit codes from here on say that a signal ended the process."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queued:
+    """A run of the sweep, checked.
+
+    Example:
+        >>> Queued(variant=Variant(words=("a.b=1",)), words=(), root=Path("runs")).variant.name
+        'b=1'
+    """
+
+    variant: Variant
+    """In what it differs."""
+    words: tuple[str, ...]
+    """What `luyen train` is called with."""
+    root: Path
+    """Its run directory."""
+
+
+def run_sweep(
+    words: Sequence[str],
+    listed: Sequence[str],
+    *,
+    as_json: bool = False,
+    train: Callable[[Sequence[str]], int] | None = None,
+) -> int:
+    """Check every run, train those that are not finished, and show all; 1 when one failed."""
+    queue = _queued(words, listed)
+    if queue is None:
+        return 1
+    failed = 0
+    for number, one in enumerate(queue, 1):
+        if _state(one) == "finished":
+            typer.echo(f"[{number}/{len(queue)}] {one.variant.name}: finished already")
+            continue
+        typer.echo(f"[{number}/{len(queue)}] {one.variant.name}: luyen train {' '.join(one.words)}")
+        code = (train or _train)(one.words)
+        if code >= _STOPPED:
+            typer.echo("stopped; the same command goes on with the runs that are not finished")
+            return code
+        failed += code != 0
+    _show(queue, as_json=as_json)
+    return 1 if failed else 0
+
+
+def _queued(words: Sequence[str], listed: Sequence[str]) -> list[Queued] | None:
+    """The runs, or None after saying what is wrong with the first that cannot start."""
+    files, overrides = split_words(words)
+    if not files:
+        raise UserError("CONFIG", " ".join(words), "no file is named", "name a YAML file")
+    shared, found = variants(overrides, listed)
+    base = check(files, shared).config.trainer
+    is_named = any(word.lstrip("+").startswith("trainer.experiment_name=") for word in shared)
+    stem = base.experiment_name if is_named else files[0].stem
+    queue: list[Queued] = []
+    for variant in found:
+        name = f"trainer.experiment_name='{stem}.{variant.name}'"
+        own = [*shared, *variant.words, name]
+        report = check(files, own)
+        if not report.is_sound:
+            for line in problem_lines(report, [*map(str, files), *variant.words]):
+                typer.echo(line)
+            return None
+        trainer = report.config.trainer
+        root = expanded(trainer.default_local_dir) / trainer.project_name / trainer.experiment_name
+        queue.append(Queued(variant=variant, words=(*map(str, files), *own), root=root))
+    return queue
+
+
+def _train(words: Sequence[str]) -> int:
+    """A process of its own: what a run leaves in memory does not reach the next."""
+    done = subprocess.run([sys.executable, "-m", "luyen", "train", *words], check=False)
+    return _STOPPED - done.returncode if done.returncode < 0 else done.returncode
+
+
+def _facts(one: Queued) -> RunFacts | None:
+    if not one.root.is_dir():
+        return None
+    found = [run for run in list_runs(one.root.parent) if Path(run.path).name == one.root.name]
+    return found[0] if found else None
+
+
+def _state(one: Queued) -> str:
+    facts = _facts(one)
+    return "not begun" if facts is None else facts.state
+
+
+def _show(queue: Sequence[Queued], *, as_json: bool) -> None:
+    facts = {one.variant.name: _facts(one) for one in queue}
+    if as_json:
+        page = {name: None if one is None else one.as_json() for name, one in facts.items()}
+        typer.echo(json.dumps(plain(page), indent=2))
+        return
+    rows = [_row(name, one) for name, one in facts.items()]
+    for line in table(_HEAD, rows):
+        typer.echo(line)
+
+
+def _row(name: str, run: RunFacts | None) -> tuple[str, ...]:
+    if run is None:
+        return (name, "-", "not begun", "-")
+    measured = "-" if run.value is None else f"{run.metric} {run.value:.3f}"
+    return (name, f"{run.steps}/{'?' if run.total is None else run.total}", run.state, measured)

@@ -1,0 +1,105 @@
+"""How much of what a run waits for is done: rollouts that were asked for, groups to be judged.
+
+Whoever asks for work says how much it is; whoever does a part of it counts; a display looks.
+
+    PROGRESS.expect("validation", 0, 1319)
+    with PROGRESS.watching("validation", 0):
+        ...                     # PROGRESS.add("validation", 0) with every answer
+"""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeAlias, final
+
+Key: TypeAlias = tuple[str, int]
+"""What the work is for, and the step it belongs to."""
+_KEPT = 64
+"""Steps whose counts are remembered: rollouts may be drawn ahead."""
+_UNITS = {"score": "groups judged"}
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watched:
+    """What is waited for now, and how far it is.
+
+    Example:
+        >>> Watched(name="validation", done=120, total=1319, seconds=45.0).words()
+        'validation: 120 of 1319 answers'
+    """
+
+    name: str
+    """What the work is for."""
+    done: int
+    """Parts of it that are done."""
+    total: int
+    """All parts."""
+    seconds: float
+    """How long it has been waited for."""
+
+    def words(self) -> str:
+        """For people."""
+        return f"{self.name}: {self.done} of {self.total} {_UNITS.get(self.name, 'answers')}"
+
+
+@final
+class Progress:
+    """Counts of work, by what it is for. Any thread may count.
+
+    Example:
+        >>> progress = Progress()
+        >>> progress.expect("rollout", 1, 8)
+        >>> progress.add("rollout", 1, 3)
+        >>> with progress.watching("rollout", 1):
+        ...     progress.now().done, progress.now().total
+        (3, 8)
+        >>> progress.now()
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: dict[Key, list[int]] = {}
+        self._watched: tuple[Key, float] | None = None
+
+    def expect(self, name: str, step: int, count: int, *, anew: bool = False) -> None:
+        """So much more work was asked for; `anew` where it was done before and begins again."""
+        with self._lock:
+            if anew:
+                self._counts.pop((name, step), None)
+            self._counts.setdefault((name, step), [0, 0])[1] += count
+            for old in list(self._counts)[:-_KEPT]:
+                del self._counts[old]
+
+    def add(self, name: str, step: int, count: int = 1) -> None:
+        """So much of it is done; what nobody expects is not counted."""
+        with self._lock:
+            if (name, step) in self._counts:
+                self._counts[name, step][0] += count
+
+    @contextmanager
+    def watching(self, name: str, step: int) -> Iterator[None]:
+        """Inside, this is what the run waits for."""
+        before, self._watched = self._watched, ((name, step), time.monotonic())
+        try:
+            yield
+        finally:
+            self._watched = before
+
+    def now(self) -> Watched | None:
+        """What is waited for; None where nobody knows how much it is."""
+        watched = self._watched
+        if watched is None:
+            return None
+        key, since = watched
+        with self._lock:
+            done, total = self._counts.get(key, (0, 0))
+        if not total:
+            return None
+        return Watched(name=key[0], done=done, total=total, seconds=time.monotonic() - since)
+
+
+PROGRESS = Progress()
+"""That of this process."""

@@ -1,0 +1,66 @@
+"""A run directory of a stranger in which a file is a pipe, a device or a flood: nobody waits."""
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from luyen.base import reading
+from luyen.base.errors import UserError
+from luyen.base.rundir import RunDirectory
+from luyen.studio.diff import compare_runs
+from luyen.studio.doctor.all import diagnose
+from luyen.studio.doctor.read import read_run
+from luyen.studio.runs import list_runs
+from luyen.studio.timeline.read import read_processes
+from luyen.telemetry.rollout_files import read_rollouts
+from tests.unit.studio.run_files import rollout, write_run, write_steps
+
+
+def flood(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(reading.MOST_RECORDS + 1)  # a hole: it takes no room
+
+
+KINDS: dict[str, Callable[[Path], None]] = {
+    "pipe": os.mkfifo,
+    "device": lambda path: path.symlink_to("/dev/zero"),
+    "flood": flood,
+}
+FILES = ("config.yaml", "manifest.json", "metrics.jsonl", "digests.jsonl", "notes.jsonl", ".owner")
+MORE = ("provenance.json", "resumptions.json", "parity/step_000001.json", "events/controller.jsonl")
+
+
+def odd(folder: Path, name: str, kind: str) -> Path:
+    """A run below a folder with one odd file."""
+    root = write_run(folder / "project" / "run", {"reward/mean": [0.5]})
+    write_steps(root, [rollout(1)])
+    place = root / name
+    place.parent.mkdir(exist_ok=True)
+    place.unlink(missing_ok=True)
+    KINDS[kind](place)
+    return root
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", [*FILES, *MORE])
+def test_readers_end(tmp_path: Path, name: str, kind: str):
+    root = odd(tmp_path, name, kind)
+    list_runs(tmp_path)
+    for read in (
+        lambda: diagnose(read_run(root)),
+        lambda: compare_runs(root, root),
+        lambda: read_processes(root),
+        lambda: RunDirectory.open(root).read_config(),
+    ):
+        with suppress(UserError):  # what cannot be read may be named, and nothing else is raised
+            read()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_rollouts_are_refused(tmp_path: Path, kind: str):
+    root = odd(tmp_path, "rollouts/step_000001.parquet", kind)
+    with pytest.raises(UserError, match="cannot be read"):
+        read_rollouts(root / "rollouts/step_000001.parquet")
