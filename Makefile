@@ -7,7 +7,7 @@ START = start=$$(date +%s)
 TOOK = echo "$@: passed in $$(( $$(date +%s) - start )) s"
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-tools check test test-all test-gpu defects kills kills-ray docs
+.PHONY: help demo demo-tools check test test-all test-gpu defects kills kills-ray chains docs
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -47,6 +47,10 @@ kills: $(STAMP) ## kill runs at every point: each goes on as if nothing had happ
 
 kills-ray: $(STAMP) ## the same on a cluster of this machine: controller, ranks and replicas; a quarter of an hour
 	@$(BIN)/python -m tests.kill.table ray
+
+chains: $(STAMP) ## train short runs with this tree and with OLD=path: digests and metrics must be equal; four minutes
+	@test -n "$(OLD)" || { echo "OLD is not set; give a checkout of the code before: make chains OLD=../before"; exit 2; }
+	@$(BIN)/python -m tests.chains.compare "$(OLD)" .
 
 docs: $(STAMP) ## write docs/config.md and docs/metrics.md anew from the code
 	@$(BIN)/luyen schema --markdown > $(STAMP).config.md
