@@ -70,7 +70,7 @@ def old(tmp_path: Path) -> Path:
 
 
 def test_times_and_memory_are_not_compared_and_nan_equals_nan(old: Path, tmp_path: Path):
-    times = {"time/step": 9.0, "time/new": 1.0, "role/actor/memory_gb": 3.0}
+    times: dict[str, Any] = {"time/step": 9.0, "time/new": 1.0, "role/actor/memory_gb": 3.0}
     assert first_difference(old, made(tmp_path / "new", **times)) is None
 
 
