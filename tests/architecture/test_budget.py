@@ -7,13 +7,10 @@ import ast
 
 from tests.architecture.tree import functions, parsed, sources
 
-FILE_LIMIT, FILE_CAP = 300, 500
+FILE_LIMIT, FILE_CAP = 500, 800
 FUNCTION_LIMIT, FUNCTION_CAP = 40, 80
 
-EXCEPTIONS: dict[str, tuple[int, str]] = {
-    "src/luyen/sandbox/attacks.py": (320, "one table of attacks"),
-    "src/luyen/data/tokenizer.py": (310, "a tokenizer and what it must show when it is loaded"),
-}
+EXCEPTIONS: dict[str, tuple[int, str]] = {}
 """`path` or `path::function` -> (limit, reason). An entry that is no longer needed fails."""
 
 
@@ -57,9 +54,9 @@ def test_every_file_and_function_keeps_its_budget():
 
 def test_a_long_file_and_a_long_function_are_caught():
     body = "\n".join("    x = 1" for _ in range(40))
-    text = f"def f():\n{body}\n" + "\n" * 260
+    text = f"def f():\n{body}\n" + "\n" * 460
     assert violations(lengths("a.py", text), {}) == [
-        "a.py: 301 lines, allowed 300",
+        "a.py: 501 lines, allowed 500",
         "a.py::f: 41 lines, allowed 40",
     ]
 
@@ -71,13 +68,13 @@ def test_a_docstring_does_not_count_but_a_nested_function_does():
 
 
 def test_an_exception_lifts_the_limit_only_to_the_cap():
-    found = {"a.py": 450, "b.py": 501}
-    exceptions = {"a.py": (450, "one table"), "b.py": (600, "one table")}
-    assert violations(found, exceptions) == ["b.py: 501 lines, allowed 500"]
-    assert violations({"a.py": 451}, {"a.py": (450, "one table")})
+    found = {"a.py": 650, "b.py": 801}
+    exceptions = {"a.py": (650, "one table"), "b.py": (900, "one table")}
+    assert violations(found, exceptions) == ["b.py: 801 lines, allowed 800"]
+    assert violations({"a.py": 651}, {"a.py": (650, "one table")})
 
 
 def test_a_stale_exception_and_one_without_a_reason_fail():
-    assert violations({"a.py": 300}, {"a.py": (450, "one table")})
-    assert violations({}, {"gone.py": (450, "one table")})
-    assert violations({"a.py": 400}, {"a.py": (450, "")}) == ["a.py: no reason"]
+    assert violations({"a.py": 500}, {"a.py": (650, "one table")})
+    assert violations({}, {"gone.py": (650, "one table")})
+    assert violations({"a.py": 600}, {"a.py": (650, "")}) == ["a.py: no reason"]

@@ -52,7 +52,7 @@ def gradient(run: OnlineRun, batch: PackedBatch, passes: Passes) -> Tensor:
     """The gradient that an optimizer step on the batch would see, as one vector."""
     actor = run.roles.actor
     engine = ActorEngine(actor.policy, _Kept(actor.optimizer), passes, temperature=1.0)
-    engine.update(batch, run.objective, lr=0.0, seed=0)
+    engine.update(batch, run.objective, lr=0.0, seed=0).result()
     return engine.optimizer.gradient
 
 
@@ -141,7 +141,7 @@ def test_a_weight_that_changes_after_sampling_shows_as_a_gap(
         next(iter(run.roles.actor.policy.parameters()))[50, 0] += 1e-3
     batch = annotate(batch, run.roles, run.needs)
     ready = credit(batch, run.credit_rules, kl_coef=0.0).batch
-    done = run.roles.update_actor(ready, run.objective, lr=0.0, seed=0)
+    done = run.roles.update_actor(ready, run.objective, lr=0.0, seed=0).result()
     found = {**done.metrics, **parity_metrics(batch, run.needs)}
     assert found["parity/max_gap"] > 0
     close(run)

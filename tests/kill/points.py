@@ -59,7 +59,7 @@ POINTS: dict[str, Point] = {
         where="luyen.train.online:credit_groups", when="after", calls=(2,)
     ),
     "the critic is updated, the policy is not": Point(
-        where="luyen.train.learn:update_actor", when="before", calls=(1, 2)
+        where="luyen.train.update:_start_actor", when="before", calls=(1, 2)
     ),
     "between two optimizer steps": Point(
         where="luyen.engine.optim:MasterAdamW.step", when="after", calls=(1, 3, 6)

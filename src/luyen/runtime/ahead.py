@@ -70,25 +70,32 @@ class AheadGeneration:
         version: int,
         journal: WorkJournal | None = None,
     ) -> "Begun":
-        """Rollouts of every draw by a version of the weights; a new one is that of the trainer now.
+        """Rollouts of every draw by a version of the weights that was published.
 
         Raises what stopped an earlier generation, if something did.
         """
         self.raise_first()
-        if version not in self._held:
-            kept = set[int]() if self._is_swapping else {v for v in self._held if v in self._needed}
-            placing = self._place(version, kept)
-            if self._is_swapping:
-                placing = self._client.change_weights(version, placing)
-            with waiting_for("rollout"):
-                self._on_thread(placing).result()
-            self._held = kept | {version}
+        assert version in self._held, f"version {version} of the weights was not published"
         asked = self._generation.converse(
             self._client, draws, sampling, purpose=purpose, version=version, journal=journal
         )
         found = self._on_thread(asked)
         self._begun.append(found)
         return Begun(self, found)
+
+    def publish(self, version: int) -> "Placing":
+        """Give the engine the trainer's weights of this moment, beside those that are kept.
+
+        The trainer must not change them before the handle was waited for. Raises what stopped an
+        earlier generation, if something did.
+        """
+        self.raise_first()
+        kept = set[int]() if self._is_swapping else {v for v in self._held if v in self._needed}
+        placing = self._place(version, kept)
+        if self._is_swapping:
+            placing = self._client.change_weights(version, placing)
+        self._held = kept | {version}
+        return Placing(self._on_thread(placing))
 
     def keep(self, versions: Collection[int]) -> None:
         """Only these versions will be asked for again, besides the trainer's own."""
@@ -180,3 +187,16 @@ class Begun:
     def result(self) -> list[Group]:
         """The groups; raises the first error of any generation."""
         return self._ahead.wait_for(self._future)
+
+
+@final
+class Placing:
+    """Weights on their way to an engine that goes on generating."""
+
+    def __init__(self, future: Future[None]) -> None:
+        self._future = future
+
+    def wait(self) -> None:
+        """Return when the engine holds them; raises what kept them from it."""
+        with waiting_for("rollout"):
+            self._future.result()

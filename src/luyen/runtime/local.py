@@ -1,6 +1,6 @@
 """Every role in this process: actor, rollout, reference and critic share one device."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
@@ -30,7 +30,13 @@ from luyen.rollout.single_turn import Draw, Group
 from luyen.runtime.ahead import AheadGeneration
 from luyen.runtime.fill import fill
 from luyen.runtime.generation import Generation
-from luyen.runtime.pending import InTurn, Pending
+from luyen.runtime.pending import (
+    CompletedUpdate,
+    InTurn,
+    Pending,
+    Publication,
+    SharedWeights,
+)
 from luyen.runtime.roles import learned
 from luyen.telemetry.journal import WorkJournal
 
@@ -123,8 +129,12 @@ class LocalRoles:
             )
         return InTurn(lambda: self._generate(draws, sampling, purpose, version, journal))
 
+    def publish(self, version: int) -> Publication:
+        """Nothing is sent: the engine samples with the actor's weights, or with copies if ahead."""
+        return SharedWeights() if self.ahead is None else self.ahead.publish(version)
+
     def keep_weights(self, versions: Collection[int]) -> None:
-        """Only these versions will be asked for again, besides those of later moments."""
+        """Only these versions will be submitted again, besides those published later."""
         if self.ahead is not None:
             self.ahead.keep(versions)
 
@@ -207,11 +217,11 @@ class LocalRoles:
         *,
         lr: float,
         seed: int,
-        meanwhile: Callable[[], object] | None = None,
-    ) -> Updated:
-        """One optimizer step of the policy; nobody has time for anything else meanwhile."""
-        del meanwhile
-        return self.actor.update(batch, objective, lr=lr, seed=seed)
+        is_last: bool = False,
+    ) -> CompletedUpdate:
+        """Take one optimizer step of the policy."""
+        del is_last
+        return CompletedUpdate(self.actor.update(batch, objective, lr=lr, seed=seed))
 
     def update_critic(self, batch: PackedBatch, *, lr: float) -> Updated:
         """One optimizer step of the critic."""

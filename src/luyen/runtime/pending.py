@@ -1,8 +1,9 @@
-"""Rollouts that were asked for, and may not be there yet."""
+"""Handles of work that may still be in progress: generations, updates, publications."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol, final
 
+from luyen.engine.step import Updated
 from luyen.rollout.single_turn import Group
 
 
@@ -62,3 +63,65 @@ class Known:
     def result(self) -> list[Group]:
         """The groups."""
         return self._groups
+
+
+class PendingUpdate(Protocol):
+    """An optimizer step that was started."""
+
+    def result(self) -> Updated:
+        """What it measured; raises what stopped it."""
+        ...
+
+
+@final
+class CompletedUpdate:
+    """An optimizer step that is done.
+
+    Example:
+        >>> CompletedUpdate(None).result() is None  # type: ignore[arg-type]
+        True
+    """
+
+    def __init__(self, updated: Updated) -> None:
+        self._updated = updated
+
+    def result(self) -> Updated:
+        """What it measured."""
+        return self._updated
+
+
+@final
+class RunningUpdate:
+    """An optimizer step that workers are taking.
+
+    Example:
+        >>> RunningUpdate(lambda: None).result() is None  # type: ignore[arg-type]
+        True
+    """
+
+    def __init__(self, collect: Callable[[], Updated]) -> None:
+        self._collect = collect
+
+    def result(self) -> Updated:
+        """Wait for the workers; raises what stopped the first of them."""
+        return self._collect()
+
+
+class Publication(Protocol):
+    """Weights on their way to the engines that generate."""
+
+    def wait(self) -> None:
+        """Return when every engine has proved that it holds them; waiting twice is allowed."""
+        ...
+
+
+@final
+class SharedWeights:
+    """The publication of weights that trainer and engine share: there is nothing to send.
+
+    Example:
+        >>> SharedWeights().wait()
+    """
+
+    def wait(self) -> None:
+        """Nothing is under way."""

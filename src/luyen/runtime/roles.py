@@ -1,6 +1,6 @@
 """What the loop calls, wherever it runs: the roles of a run, and what they hold."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,7 +14,7 @@ from luyen.engine.step import Updated
 from luyen.rollout.protocol import Sampling
 from luyen.rollout.single_turn import Draw
 from luyen.runtime.generation import Generation
-from luyen.runtime.pending import Pending
+from luyen.runtime.pending import Pending, PendingUpdate, Publication
 from luyen.runtime.trace import Traced
 from luyen.runtime.watch import RoleWatch
 from luyen.telemetry.journal import WorkJournal
@@ -25,8 +25,8 @@ _MOMENT = "exp_avg"
 class Described(Protocol):
     """What the roles hold, as one text per tensor: type, shape and digest.
 
-    Other processes make them while the caller does something else; to ask is to wait. No role may
-    be changed before both were asked for.
+    Computed when they are read, and then kept. Reading them changes nothing; no role may be
+    updated before both were read.
     """
 
     def weights(self) -> Mapping[str, str]:
@@ -96,15 +96,23 @@ class Roles(Protocol):
         version: int,
         journal: WorkJournal | None = None,
     ) -> Pending:
-        """Ask for rollouts of every draw; where others draw them, they begin at once.
+        """Ask for rollouts of every draw; engines of other processes begin at once.
 
-        They are drawn with this version of the weights and no other. One that was not asked for
-        before is that of the policy's weights of this moment.
+        They are generated with this version of the weights and no other. It must have been
+        published; where its publication is not complete, they wait for it.
+        """
+        ...
+
+    def publish(self, version: int) -> Publication:
+        """Send the actor's weights to the engines that generate, as this version.
+
+        Returns at once, while the weights are on their way. Weights of earlier versions stay where
+        `keep_weights` named them.
         """
         ...
 
     def keep_weights(self, versions: Collection[int]) -> None:
-        """Only these versions will be asked for again, besides those of later moments."""
+        """Only these versions will be submitted again, besides those published later."""
         ...
 
     def old_scores(self, batch: PackedBatch, *, sum_pi_squared: bool) -> dict[str, Tensor]:
@@ -130,12 +138,11 @@ class Roles(Protocol):
         *,
         lr: float,
         seed: int,
-        meanwhile: Callable[[], object] | None = None,
-    ) -> Updated:
-        """One optimizer step of the policy.
+        is_last: bool = False,
+    ) -> PendingUpdate:
+        """Start one optimizer step of the policy; ask the handle what it measured.
 
-        With the last one of a step comes something to do `meanwhile`, where others learn; then
-        the roles are described.
+        After the last one before a publication, workers go on to gather their weights.
         """
         ...
 

@@ -5,7 +5,7 @@ very tensor it gave. On Ray neither works. Behind this wrapper neither works her
 """
 
 import pickle
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, final
 
@@ -19,7 +19,7 @@ from luyen.engine.step import Updated
 from luyen.rollout.protocol import Sampling
 from luyen.rollout.single_turn import Draw
 from luyen.runtime.generation import Generation
-from luyen.runtime.pending import Pending
+from luyen.runtime.pending import CompletedUpdate, Pending, Publication
 from luyen.runtime.roles import Described, Roles
 from luyen.runtime.trace import Traced
 from luyen.runtime.watch import RoleWatch
@@ -93,8 +93,12 @@ class StrictRoles:
             draws, travelled(sampling), purpose=purpose, version=version, journal=journal
         )
 
+    def publish(self, version: int) -> Publication:
+        """Send the actor's weights to the engines that generate, as this version."""
+        return self.inner.publish(version)
+
     def keep_weights(self, versions: Collection[int]) -> None:
-        """Only these versions will be asked for again, besides those of later moments."""
+        """Only these versions will be submitted again, besides those published later."""
         self.inner.keep_weights(versions)
 
     def old_scores(self, batch: PackedBatch, *, sum_pi_squared: bool) -> dict[str, Tensor]:
@@ -120,11 +124,12 @@ class StrictRoles:
         *,
         lr: float,
         seed: int,
-        meanwhile: Callable[[], object] | None = None,
-    ) -> Updated:
+        is_last: bool = False,
+    ) -> CompletedUpdate:
         """One optimizer step of the policy."""
         given = travelled((batch, objective))
-        return travelled(self.inner.update_actor(*given, lr=lr, seed=seed, meanwhile=meanwhile))
+        update = self.inner.update_actor(*given, lr=lr, seed=seed, is_last=is_last)
+        return CompletedUpdate(travelled(update.result()))
 
     def update_critic(self, batch: PackedBatch, *, lr: float) -> Updated:
         """One optimizer step of the critic."""

@@ -1,6 +1,6 @@
 """Learning from groups that were judged, the same for a run and for its replay from files."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from luyen.train.annotate import annotate
 from luyen.train.credit import Credited, credit
 from luyen.train.learning import Learning
 from luyen.train.samples import in_order, pack_groups
-from luyen.train.update import update_actor, update_critic
+from luyen.train.update import start_update
 
 
 def annotated(run: Learning, groups: Sequence[Group]) -> PackedBatch:
@@ -36,20 +36,10 @@ def credit_groups(
     )
 
 
-def update_roles(
-    run: Learning,
-    batch: PackedBatch,
-    step: int,
-    *,
-    meanwhile: Callable[[], object] = lambda: None,
-) -> dict[str, float]:
-    """The optimizer steps of the critic, then of the policy, and what they measured.
-
-    Where others learn, there is something to do `meanwhile`; elsewhere it is not done.
-    """
+def update_roles(run: Learning, batch: PackedBatch, step: int) -> dict[str, float]:
+    """The optimizer steps of the critic, then of the policy, and what they measured."""
     with run.phase("update"):
-        metrics = update_critic(run, batch, step)
-        return metrics | update_actor(run, batch, step, meanwhile)
+        return start_update(run, batch, step).result()
 
 
 def _of_groups(

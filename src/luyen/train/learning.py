@@ -4,7 +4,6 @@ A run in progress is one, with rows, rewards and files beside it; a step that is
 is one without them. Both learn by the same functions.
 """
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import final
@@ -15,7 +14,7 @@ from luyen.algorithms.controllers import AdaptiveEntropy, AdaptiveKL, FixedKL
 from luyen.algorithms.objective import Objective
 from luyen.config.schema.run import RunConfig
 from luyen.engine.batch import PackedBatch
-from luyen.engine.step import Updated
+from luyen.runtime.pending import PendingUpdate
 from luyen.runtime.roles import Roles
 from luyen.train.credit import CreditRules
 from luyen.train.needs import Needs
@@ -94,10 +93,10 @@ class Learning:
         *,
         lr: float,
         seed: int,
-        meanwhile: Callable[[], object] | None,
-    ) -> Updated:
-        """One optimizer step of the policy; the last one comes with something to do `meanwhile`."""
-        return self.roles.update_actor(batch, objective, lr=lr, seed=seed, meanwhile=meanwhile)
+        is_last: bool,
+    ) -> PendingUpdate:
+        """Start one optimizer step of the policy."""
+        return self.roles.update_actor(batch, objective, lr=lr, seed=seed, is_last=is_last)
 
     def entropy_coeff(self) -> float:
         """Weight of the entropy bonus at the next optimizer step."""

@@ -1,19 +1,20 @@
 """The RL loop. Everything it calls does one thing; read on in the module of that name."""
 
-from functools import partial
-
 from luyen.train.annotate import parity_metrics
 from luyen.train.early import ask_early, know_weights
 from luyen.train.groups import take_groups
-from luyen.train.learn import annotated, credit_groups, update_roles
+from luyen.train.learn import annotated, credit_groups
 from luyen.train.report import Told, finish_step
 from luyen.train.run import OnlineRun
+from luyen.train.update import start_update
 from luyen.train.validation import validate
 
 
 def train_online(run: OnlineRun) -> None:
     """Rollout, annotate, credit, update, until the steps are done or the user interrupts."""
     trainer = run.config.trainer
+    with run.phase("generate"):
+        run.roles.publish(run.version).wait()
     if run.is_open:
         run.saved = -1  # the checkpoint that it goes on from lacks what comes now
         _finish(run)
@@ -25,7 +26,14 @@ def train_online(run: OnlineRun) -> None:
         batch = annotated(run, groups)
         credited = credit_groups(run, batch, groups, run.baselines)
         told = Told(run, groups, credited)
-        metrics = update_roles(run, credited.batch, step, meanwhile=partial(_prepare, run, told))
+        with run.phase("update"):
+            update = start_update(run, credited.batch, step)
+            publication = run.roles.publish(run.version + 1)
+            if run.roles.draws_elsewhere:
+                told.prepare()
+                ask_early(run)
+            publication.wait()
+            metrics = update.result()
         held = run.roles.describe()
         know_weights(run, held)
         measured = {**parity_metrics(batch, run.needs), **metrics}
@@ -43,9 +51,3 @@ def _finish(run: OnlineRun) -> None:
     run.write_down()
     if run.is_due(trainer.save_freq):
         run.save()
-
-
-def _prepare(run: OnlineRun, told: Told) -> None:
-    """While others learn: what can be told of the step already, and what the next one asks."""
-    told.prepare()
-    ask_early(run)

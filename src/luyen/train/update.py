@@ -1,7 +1,8 @@
 """The optimizer steps of one training step: the critic first, then the policy."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import final
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from luyen.base.seeds import derive_key
 from luyen.engine.batch import PackedBatch
 from luyen.engine.optim import rate
 from luyen.engine.step import Updated
+from luyen.runtime.pending import PendingUpdate
 from luyen.train.learning import Learning
 from luyen.train.plan import mini_batches, with_last
 
@@ -40,16 +42,21 @@ def update_critic(run: Learning, batch: PackedBatch, step: int) -> dict[str, flo
     return _joined(done, "critic") | found
 
 
-def update_actor(
-    run: Learning, batch: PackedBatch, step: int, meanwhile: Callable[[], object]
-) -> dict[str, float]:
-    """All optimizer steps of the policy; nothing while the critic warms up.
+def start_update(run: Learning, batch: PackedBatch, step: int) -> "StepUpdate":
+    """All optimizer steps of the critic, then of the policy; the last one may be in progress.
 
-    Where others learn, there is something to do `meanwhile`.
+    While the critic warms up, the policy has none.
     """
-    actor, trainer = run.config.actor_rollout_ref.actor, run.config.trainer
-    if step <= trainer.critic_warmup:
-        return {}
+    critic = update_critic(run, batch, step)
+    if step <= run.config.trainer.critic_warmup:
+        return StepUpdate(run, batch, critic)
+    return _start_actor(run, batch, step, StepUpdate(run, batch, critic))
+
+
+def _start_actor(
+    run: Learning, batch: PackedBatch, step: int, update: "StepUpdate"
+) -> "StepUpdate":
+    actor = run.config.actor_rollout_ref.actor
     lr = rate(actor.optim, step=step - 1, total_steps=run.total_steps)
     parts = mini_batches(
         batch,
@@ -59,18 +66,50 @@ def update_actor(
         seed=run.seed,
         step=step,
     )
-    done: list[Updated] = []
     for index, (part, is_last) in enumerate(with_last(parts)):
         objective = replace(run.objective, entropy_coeff=run.entropy_coeff())
         seed = derive_key(run.seed, "selection", step, index) >> 1
         with run.profiler.part("update actor"):
-            aside = meanwhile if is_last else None
-            done.append(run.update_policy(part, objective, lr=lr, seed=seed, meanwhile=aside))
-        run.follow_entropy(done[-1].metrics["actor/entropy"])
-        if done[-1].logp is not None:
-            run.trainer_logp = _in_batch_order(batch, part, done[-1].logp)
-    _refuse_endless_skips(run, done)
-    return _joined(done, "actor")
+            started = run.update_policy(part, objective, lr=lr, seed=seed, is_last=is_last)
+            update.add(part, started)
+            if not is_last:
+                update.collect()
+    return update
+
+
+@final
+class StepUpdate:
+    """The optimizer steps of a training step, of which the last may be in progress."""
+
+    def __init__(self, run: Learning, batch: PackedBatch, critic: dict[str, float]) -> None:
+        """`critic` is what the critic's optimizer steps measured."""
+        self._run = run
+        self._batch = batch
+        self._critic = critic
+        self._pending: tuple[PackedBatch, PendingUpdate] | None = None
+        self._done: list[Updated] = []
+
+    def add(self, part: PackedBatch, started: PendingUpdate) -> None:
+        """A mini-batch that the policy is being updated with; the one before was collected."""
+        assert self._pending is None, "the optimizer step before was not collected"
+        self._pending = part, started
+
+    def collect(self) -> None:
+        """Wait for the optimizer step in progress; coefficients follow what it measured."""
+        if self._pending is None:
+            return
+        (part, started), self._pending = self._pending, None
+        updated = started.result()
+        self._done.append(updated)
+        self._run.follow_entropy(updated.metrics["actor/entropy"])
+        if updated.logp is not None:
+            self._run.trainer_logp = _in_batch_order(self._batch, part, updated.logp)
+
+    def result(self) -> dict[str, float]:
+        """What all optimizer steps measured; waits for the last."""
+        self.collect()
+        _refuse_endless_skips(self._run, self._done)
+        return self._critic | (_joined(self._done, "actor") if self._done else {})
 
 
 def _refuse_endless_skips(run: Learning, done: Sequence[Updated]) -> None:

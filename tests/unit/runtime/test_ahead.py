@@ -65,6 +65,7 @@ def ahead():
 
 
 def begin(ahead: AheadGeneration, *work: Any, version: int = 0):
+    ahead.publish(version).wait()
     return ahead.begin(work, SHORT, purpose="rollout", version=version)
 
 
@@ -133,7 +134,25 @@ def test_closing_ends_what_still_runs():
     assert script.has_ended
 
 
-def test_a_version_is_placed_once_and_kept_as_long_as_it_is_needed():
+def test_a_version_that_was_not_published_generates_nothing(ahead: AheadGeneration):
+    ahead.publish(0).wait()
+    with pytest.raises(AssertionError, match="version 1 of the weights was not published"):
+        ahead.begin((), SHORT, purpose="rollout", version=1)
+
+
+def test_a_failed_publication_is_raised_where_it_is_waited_for():
+    async def refused(version: int, keep: Any) -> None:
+        raise REFUSED
+
+    ahead = AheadGeneration(Refusing(), Scripted(), place=refused)  # type: ignore[arg-type]
+    try:
+        with pytest.raises(UserError, match="never be served"):
+            ahead.publish(0).wait()
+    finally:
+        ahead.close()
+
+
+def test_a_version_is_kept_as_long_as_it_is_needed():
     seen: list[tuple[int, set[int]]] = []
 
     async def place(version: int, keep: Any) -> None:
@@ -141,7 +160,7 @@ def test_a_version_is_placed_once_and_kept_as_long_as_it_is_needed():
 
     ahead = AheadGeneration(Refusing(), Scripted(), place=place)  # type: ignore[arg-type]
     try:
-        for version, needed in ((0, {0}), (0, {0}), (1, {1}), (2, set())):
+        for version, needed in ((0, {0}), (1, {1}), (2, set())):
             begin(ahead, after(0.0), version=version).result()
             ahead.keep(needed)
     finally:

@@ -12,7 +12,7 @@ from luyen.rewards.build import BuiltReward
 from luyen.runtime.local import LocalRoles
 from luyen.telemetry.progress import PROGRESS
 from luyen.telemetry.summary import Summary
-from luyen.train import learn, start
+from luyen.train import online, start
 from luyen.train.offline import start as offline_start
 from luyen.train.offline.sft import SftStage
 from luyen.train.start import run_training
@@ -111,8 +111,8 @@ def test_an_update_is_carried_to_its_end_and_its_validation_is_left_for_later(
                 signal.raise_signal(signal.SIGTERM)
             return known(*values)  # pyright: ignore[reportArgumentType]
 
-        known = learn.update_actor
-        patched.setattr(learn, "update_actor", update)
+        known = online.start_update
+        patched.setattr(online, "start_update", update)
         summary = train(tmp_path)
     assert summary.exit_code == 143
     assert (tmp_path / "luyen/run/checkpoints/step_000002").is_dir()

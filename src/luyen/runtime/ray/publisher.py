@@ -1,8 +1,7 @@
-"""The ranks' weights to the replicas: as soon as they are new, or when they are asked for.
+"""Weight synchronisation: the ranks' weights to the replicas, proved before anything is generated.
 
-New weights are on their way while the controller finishes a step: ranks digest and gather them as
-soon as they have learned, and replicas load them. What they must hold is known from the digests of
-the ranks' own shards, so that nothing on the way is trusted.
+Ranks digest and gather their weights, replicas load them. What replicas must hold is known from the
+digests of the ranks' own shards, so that nothing on the way is trusted.
 """
 
 import asyncio
@@ -12,7 +11,7 @@ from dataclasses import replace
 from typing import final
 
 from luyen.runtime.ray.engines import RayEngines
-from luyen.runtime.ray.publish import Published, publish, publish_beside
+from luyen.runtime.ray.publish import Published, publish_beside
 from luyen.runtime.ray.ranks import RankGroup
 from luyen.runtime.ray.weights import GatheredWeights, Gathering
 
@@ -21,16 +20,20 @@ _ACTOR = "actor/"
 
 @final
 class OnTheWay:
-    """A publication that nobody has waited for yet."""
+    """A publication in progress: ranks gather the weights, and replicas are to load them."""
 
-    def __init__(self, version: int, gathering: Gathering) -> None:
+    def __init__(self, publisher: "Publisher", version: int, gathering: Gathering) -> None:
+        """`gathering` waits for the ranks."""
         self.version = version
         self.gathering = gathering
-        """Waits for the ranks that gather it."""
-        self.gathered: GatheredWeights | None = None
-        """What they gave, once it was sent to replicas."""
-        self.started = 0.0
-        """When they began, by the monotonic clock of this process."""
+        self._publisher = publisher
+        self._is_done = False
+
+    def wait(self) -> None:
+        """Return when every replica has proved that it holds the weights."""
+        if not self._is_done:
+            self._publisher.complete(self)
+            self._is_done = True
 
 
 @final
@@ -41,108 +44,57 @@ class Publisher:
         """The ranks' watch hears of every publication."""
         self._ranks = ranks
         self._engines = engines
-        self._on_the_way: OnTheWay | None = None
-        self._is_new = False
+        self._pending: OnTheWay | None = None
         self.newest: Published | None = None
-        """The newest publication that was asked for."""
+        """The newest publication that is complete."""
+        self.digests: Mapping[str, str] | None = None
+        """Digests of all that learns, as the newest publication gathered them.
+
+        None: no publication is complete, or the ranks have taken a step since.
+        """
 
     def forget(self) -> None:
-        """The ranks hold other weights than they did, of any version."""
-        self.newest = self._on_the_way = None
+        """The ranks hold other weights than they did: those of a checkpoint."""
+        self.newest = self._pending = self.digests = None
 
     def change(self) -> None:
-        """The ranks make a step: what is on the way is outdated."""
-        self._on_the_way = None
-        self._is_new = True
+        """The ranks take a step: what is known of their weights is outdated."""
+        self.digests = None
 
-    @property
-    def has_published(self) -> bool:
-        """Whether replicas hold weights that were published, so that newer ones follow."""
-        return self.newest is not None
+    def begin(self, version: int, gathering: Gathering | None = None) -> OnTheWay:
+        """Let ranks gather their weights, unless they do already (`gathering` waits for them).
 
-    def begin(self, gathering: Gathering | None = None) -> OnTheWay | None:
-        """Let ranks gather weights that are new; None: there are none to go to replicas.
-
-        They do so after what they were called for before, or were told to already (`gathering`
-        waits for them). What is asked from now on is drawn with these weights; nothing is, before
-        they were sent.
+        Replicas that are asked from now on generate with these weights, once they hold them.
         """
-        if self.newest is None or not self._is_new:
-            return None
         assert self._engines.is_idle, "weights would change in the middle of an answer"
-        coming = OnTheWay(self.newest.version + 1, gathering or self._ranks.begin_publish())
-        self._engines.crew.begin_publication(coming.version, holder=self._ranks.look)
-        self.newest, self._on_the_way, self._is_new = None, coming, False
+        coming = OnTheWay(self, version, gathering or self._ranks.begin_publish())
+        self._engines.crew.begin_publication(version, holder=self._ranks.look)
+        self.newest, self._pending = None, coming
         return coming
 
-    def send(self, coming: OnTheWay) -> Mapping[str, str]:
-        """Wait for the ranks that gather, and let replicas load; digests of all that learns.
-
-        Replicas hear what they are to hold, and draw with nothing else. Once is enough.
-        """
-        if coming.gathered is None:
-            assert coming is self._on_the_way, "other weights have come since"
-            gathered = coming.gathering()
-            coming.started = time.monotonic() - gathered.seconds
-            coming.gathered = gathered
-            self._engines.crew.send_all(gathered.parts, _of_policy(gathered))
-        return coming.gathered.digests
-
-    def ensure(self, version: int) -> None:
-        """Return when every replica holds this version, or draws nothing before it does.
-
-        `hurry` sends what is on the way, and `settle` waits for it.
-        """
-        if self.newest is not None and self.newest.version == version:
-            return
-        coming = self._on_the_way
-        if coming is None or coming.version != version:
-            assert coming is None or version > coming.version, (
-                f"version {version} has gone, {coming.version} is on the way"
-            )
-            self._publish(version)
-
-    def hurry(self) -> None:
-        """Somebody waits for answers: send what is on the way."""
-        if self._on_the_way is not None:
-            self.send(self._on_the_way)
-
-    def wait(self) -> None:
-        """Return when every replica holds what was sent."""
-        coming, crew = self._on_the_way, self._engines.crew
-        if coming is not None and coming.gathered is not None:
-            crew.wait_until(lambda: crew.is_published)
-
-    def settle(self) -> None:
-        """Return when every replica holds what was sent, and count it as what they draw with."""
-        self.wait()
-        coming, crew = self._on_the_way, self._engines.crew
-        if coming is None or coming.gathered is None:
-            return
+    def complete(self, coming: OnTheWay) -> None:
+        """Send what ranks have gathered, and return when every replica holds it."""
+        assert coming is self._pending, "other weights have come since"
+        crew, gathered = self._engines.crew, coming.gathering()
+        started = time.monotonic() - gathered.seconds
+        crew.send_all(gathered.parts, _of_policy(gathered))
+        crew.wait_until(lambda: crew.is_published)
         done = Published(
             version=coming.version,
             replicas=sum(member.is_ready for member in crew.members),
-            bytes=coming.gathered.bytes,
-            seconds=crew.confirmed - coming.started,
+            bytes=gathered.bytes,
+            seconds=crew.confirmed - started,
         )
-        self._keep(done, coming.gathered, ago=time.monotonic() - crew.confirmed)
+        self._keep(done, gathered, ago=time.monotonic() - crew.confirmed)
 
-    def _publish(self, version: int) -> None:
-        start = time.monotonic()
-        gathered = self._ranks.begin_publish()()
-        expected = _of_policy(gathered)
-        done = publish(
-            self._engines,
-            gathered.parts,
-            version=version,
-            expected=expected,
-            holder=self._ranks.look,
-        )
-        seconds = time.monotonic() - start
-        self._keep(replace(done, bytes=gathered.bytes, seconds=seconds), gathered)
+    def demand(self, version: int) -> None:
+        """Fail unless this is the version that replicas hold, or that is on its way to them."""
+        found = self._pending or self.newest
+        assert found is not None, "no weights were published"
+        assert found.version == version, f"version {found.version} was published, not {version}"
 
     async def place(self, version: int, keep: Collection[int]) -> None:
-        """Publish the ranks' weights beside those that are kept; drawing goes on meanwhile."""
+        """Publish the ranks' weights beside those that are kept, while replicas generate."""
         start = time.monotonic()
         gathered = await asyncio.to_thread(self._ranks.begin_publish())
         expected = _of_policy(gathered)
@@ -158,7 +110,7 @@ class Publisher:
         self._keep(replace(done, bytes=gathered.bytes, seconds=seconds), gathered)
 
     def _keep(self, done: Published, gathered: GatheredWeights, *, ago: float = 0.0) -> None:
-        self.newest, self._on_the_way, self._is_new = done, None, False
+        self.newest, self._pending, self.digests = done, None, gathered.digests
         self._ranks.watch.published(
             version=done.version,
             size=done.bytes,

@@ -24,7 +24,7 @@ from luyen.rollout.single_turn import Draw, Group
 from luyen.runtime.ahead import AheadGeneration
 from luyen.runtime.cuts import Cuts
 from luyen.runtime.generation import Generation
-from luyen.runtime.pending import InTurn, Known, Pending
+from luyen.runtime.pending import InTurn, Known, Pending, Publication, RunningUpdate
 from luyen.runtime.ray.described import DescribedByRanks
 from luyen.runtime.ray.engines import RayEngines
 from luyen.runtime.ray.last_words import hear_last_words
@@ -72,8 +72,8 @@ class RayRoles:
         """How the ranks' weights get to the replicas."""
         self._asked: Pending = Known([])
         """What replicas draw already, one at a time."""
-        self._described: DescribedByRanks | None = None
-        """Digests that ranks make after the last update of a step, until somebody asks."""
+        self._gathering: Gathering | None = None
+        """Weights that ranks gather after the last update of a step, until they are published."""
         self._ending = list(ending)
         self.ahead: AheadGeneration | None = None
         """Draws while the ranks learn; None: they take turns."""
@@ -114,16 +114,27 @@ class RayRoles:
             )
         if not self._asked.done():
             return InTurn(lambda: self._generate(draws, sampling, purpose, version, journal))
-        self.publisher.ensure(version)
+        self.publisher.demand(version)
         answers = self.generation.begin(
             self.engines, draws, sampling, purpose=purpose, version=version, journal=journal
         )
         self.engines.send()
-        self._asked = InTurn(lambda: self._settled(answers))
+        self._asked = InTurn(lambda: self._finish(answers))
         return self._asked
 
+    def publish(self, version: int) -> Publication:
+        """Send the ranks' weights to the replicas, as this version.
+
+        Ranks gather them after what they were called for before; replicas generate nothing with
+        them before they have proved that they hold them.
+        """
+        if self.ahead is not None:
+            return self.ahead.publish(version)
+        gathering, self._gathering = self._gathering, None
+        return self.publisher.begin(version, gathering)
+
     def keep_weights(self, versions: Collection[int]) -> None:
-        """Only these versions will be asked for again, besides those of later moments."""
+        """Only these versions will be submitted again, besides those published later."""
         if self.ahead is not None:
             self.ahead.keep(versions)
 
@@ -136,16 +147,14 @@ class RayRoles:
         journal: WorkJournal | None,
     ) -> list[Group]:
         self._asked.result()  # engines do not say whose answers they give
-        self.publisher.ensure(version)
+        self.publisher.demand(version)
         answers = self.generation.begin(
             self.engines, draws, sampling, purpose=purpose, version=version, journal=journal
         )
-        return self._settled(answers)
+        return self._finish(answers)
 
-    def _settled(self, answers: Callable[[], list[Group]]) -> list[Group]:
-        self.publisher.hurry()
+    def _finish(self, answers: Callable[[], list[Group]]) -> list[Group]:
         groups = answers()
-        self.publisher.settle()
         if self.frees_cache:
             self.engines.close()
         return groups
@@ -186,12 +195,11 @@ class RayRoles:
         *,
         lr: float,
         seed: int,
-        meanwhile: Callable[[], object] | None = None,
-    ) -> Updated:
-        """One optimizer step of the policy.
+        is_last: bool = False,
+    ) -> RunningUpdate:
+        """Start one optimizer step of the policy.
 
-        After the last one, which comes with something to do meanwhile, ranks go on to gather and
-        digest without hearing from here.
+        After the last one ranks go on to gather and digest their weights, without another call.
         """
         statistics: Mapping[str, Tensor] = {}
         if objective.needs_statistics:
@@ -201,19 +209,13 @@ class RayRoles:
         shares = split(prepared, self.cuts.actor, ranks=self.ranks.count)
         more = {"objective": objective, "lr": lr, "statistics": numbers}
         asked = "update_actor", [(share,) for share in shares], more
-        self._described = gathering = None
-        if meanwhile is not None and self.ahead is None and self.publisher.has_published:
-            done, gathering = self.ranks.begin_and_publish(*asked)
+        self._gathering = None
+        if is_last and self.ahead is None:
+            done, self._gathering = self.ranks.begin_and_publish(*asked)
         else:
             done = self.ranks.begin(*asked)
         self.publisher.change()
-        if meanwhile is not None:
-            self._described = self._begin_describing(gathering)
-            meanwhile()
-            if gathering is not None:  # replicas wait for weights, and nobody for what was measured
-                self._described.weights()
-                self.publisher.wait()
-        return merge_policy_updates(batch, shares, done())
+        return RunningUpdate(lambda: merge_policy_updates(batch, shares, done()))
 
     def update_critic(self, batch: PackedBatch, *, lr: float) -> Updated:
         """One optimizer step of the critic."""
@@ -228,16 +230,8 @@ class RayRoles:
         return merge_updates(shares, done)
 
     def describe(self) -> DescribedByRanks:
-        """Digests of everything that learns: each rank's parts, added up.
-
-        Where drawing waits for updates, weights that are new go to the replicas on the way.
-        """
-        described, self._described = self._described, None
-        return described or self._begin_describing()
-
-    def _begin_describing(self, gathering: Gathering | None = None) -> DescribedByRanks:
-        coming = self.publisher.begin(gathering) if self.ahead is None else None
-        return DescribedByRanks(self.ranks, self.publisher, coming)
+        """Digests of everything that learns: each rank's parts, added up."""
+        return DescribedByRanks(self.ranks, self.publisher.digests)
 
     def not_finite(self) -> list[str]:
         """Names of the tensors of a checkpoint that hold NaN or infinity."""

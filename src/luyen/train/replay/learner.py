@@ -1,7 +1,6 @@
 """What learns in a replay: the roles of the run without rows, rewards and files."""
 
 import copy
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -18,8 +17,8 @@ from luyen.data.render import Renderer
 from luyen.data.tokenizer import Tokenizer
 from luyen.engine.batch import PackedBatch
 from luyen.engine.explain import Explained, explain
-from luyen.engine.step import Updated
 from luyen.runtime.local import LocalRoles
+from luyen.runtime.pending import PendingUpdate
 from luyen.train.build import total_steps
 from luyen.train.build_learning import learning_rules
 from luyen.train.build_roles import build_roles
@@ -94,13 +93,13 @@ class Replaying(Learning):
         *,
         lr: float,
         seed: int,
-        meanwhile: Callable[[], object] | None,
-    ) -> Updated:
+        is_last: bool,
+    ) -> PendingUpdate:
         """One optimizer step of the policy, explained first where that is wanted."""
         if self.explains:
             explained = explain(self.local.actor, batch, objective, seed=seed)
             self.traces.append(Trace(place=batch.streams[PLACE], explained=explained))
-        return super().update_policy(batch, objective, lr=lr, seed=seed, meanwhile=meanwhile)
+        return super().update_policy(batch, objective, lr=lr, seed=seed, is_last=is_last)
 
     def moment(self) -> Moment:
         """Where it stands, to come back to."""

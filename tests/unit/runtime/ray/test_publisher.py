@@ -1,7 +1,6 @@
-"""New weights are on their way before anybody asks, and only those that are right count."""
+"""Weights get to the replicas when they are published, and only those that are right count."""
 
 import asyncio
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -69,33 +68,24 @@ class Run:
         self.ranks.weight += 1
         self.publisher.change()
 
-    def describe(self) -> None:
-        coming = self.publisher.begin()
-        if coming is not None:
-            assert self.publisher.send(coming)["actor/w"] == self.ranks.digest()
-
-    def take(self, way: str) -> None:
-        """What the next question waits for."""
+    def publish(self, version: int, way: str = "in turn") -> None:
         if way == "beside others":
-            asyncio.run(self.publisher.place(1, keep=[0]))
-            return
-        if way == "sent ahead":
-            self.describe()
-        self.publisher.ensure(1)
-        self.publisher.settle()
+            asyncio.run(self.publisher.place(version, keep=[version - 1]))
+        else:
+            self.publisher.begin(version).wait()
 
     def held(self) -> list[dict[str, str] | None]:
         return [replica.digests for replica in self.fleet.living()]
 
 
-def test_weights_that_went_ahead_are_not_gathered_again():
+def test_weights_are_gathered_and_sent_once_for_each_publication():
     run = Run()
-    run.publisher.ensure(0)
+    run.publish(0)
     run.learn()
-    run.describe()
+    coming = run.publisher.begin(1)
+    coming.wait()
+    coming.wait()
     assert run.held() == [{"w": f"{FORM} {2:016x}"}] * 2
-    run.publisher.ensure(1)
-    run.publisher.settle()
     assert run.ranks.gathered == 2
     assert [(one["version"], one["size"], one["parameters"]) for one in run.ranks.noted] == [
         (0, 4, 1),
@@ -103,62 +93,56 @@ def test_weights_that_went_ahead_are_not_gathered_again():
     ]
 
 
-def test_nothing_goes_before_somebody_has_asked_or_when_nothing_is_new():
+def test_weights_that_ranks_gather_already_are_not_gathered_again():
     run = Run()
+    run.publisher.begin(0, run.ranks.begin_publish()).wait()
+    assert run.ranks.gathered == 1
+    assert run.held() == [{"w": run.ranks.digest()}] * 2
+
+
+def test_digests_are_those_of_the_newest_publication_until_the_ranks_take_a_step():
+    run = Run()
+    assert run.publisher.digests is None
+    run.publish(0)
+    assert run.publisher.digests is not None
+    assert run.publisher.digests["actor/w"] == run.ranks.digest()
     run.learn()
-    run.describe()
-    assert run.ranks.gathered == 0
-    run.publisher.ensure(0)
-    run.describe()
-    run.publisher.ensure(0)
+    assert run.publisher.digests is None
+    for _ in range(2):  # asking again publishes nothing
+        assert run.publisher.digests is None
     assert run.ranks.gathered == 1
 
 
-@pytest.mark.parametrize("reason", ["another version", "another step"])
-def test_what_went_ahead_is_dropped_when_something_else_is_asked_for(reason: str):
+def test_only_the_version_that_was_published_may_be_generated_with():
     run = Run()
-    run.publisher.ensure(0)
+    with pytest.raises(AssertionError, match="no weights were published"):
+        run.publisher.demand(0)
+    run.publish(0)
+    run.publisher.demand(0)
     run.learn()
-    run.describe()
-    if reason == "another step":
-        run.learn()
-    run.publisher.ensure(7 if reason == "another version" else 1)
-    run.publisher.settle()
-    assert run.ranks.gathered == 3
-    assert run.held() == [{"w": run.ranks.digest()}] * 2
+    coming = run.publisher.begin(1)
+    run.publisher.demand(1)
+    with pytest.raises(AssertionError, match="version 1 was published, not 0"):
+        run.publisher.demand(0)
+    coming.wait()
+    run.publisher.demand(1)
     assert run.publisher.newest is not None
-    assert run.publisher.newest.version == (7 if reason == "another version" else 1)
+    assert run.publisher.newest.version == 1
 
 
-def test_what_nobody_has_sent_yet_is_sent_when_somebody_waits_for_answers():
-    run = Run()
-    run.publisher.ensure(0)
-    run.learn()
-    coming = run.publisher.begin()
-    assert coming is not None
-    run.publisher.ensure(1)
-    assert run.held() != [{"w": run.ranks.digest()}] * 2
-    run.publisher.hurry()
-    run.publisher.hurry()
-    run.publisher.settle()
-    assert run.held() == [{"w": run.ranks.digest()}] * 2
-    assert run.publisher.send(coming)["actor/w"] == run.ranks.digest(), "once is enough"
-    assert run.ranks.gathered == 2
-
-
-@pytest.mark.parametrize("way", ["sent ahead", "asked for", "beside others"])
+@pytest.mark.parametrize("way", ["in turn", "beside others"])
 def test_weights_that_nobody_can_get_any_more_are_a_lost_rank_and_no_lost_replica(
     way: str, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("luyen.runtime.ray.crew._LOOK_S", 0.0)
     run = Run()
-    run.publisher.ensure(0)
+    run.publish(0)
     for replica in run.fleet.begun:
         replica.unanswered = {"load", "load_last", "confirm"}
     run.ranks.is_lost = True
     run.learn()
     with pytest.raises(RanksLost, match="rank 0 gave no sign of life"):
-        run.take(way)
+        run.publish(1, way)
     with pytest.raises(RanksLost, match="rank 0"):
         run.engines.advance()
     assert run.engines.crew.restarts == 0
@@ -166,10 +150,12 @@ def test_weights_that_nobody_can_get_any_more_are_a_lost_rank_and_no_lost_replic
 
 def test_a_checkpoint_makes_every_version_unknown():
     run = Run()
-    run.publisher.ensure(3)
+    run.publish(3)
     run.ranks.weight = 9
     run.publisher.forget()
-    run.publisher.ensure(3)
+    with pytest.raises(AssertionError, match="no weights were published"):
+        run.publisher.demand(3)
+    run.publish(3)
     assert run.held() == [{"w": run.ranks.digest()}] * 2
 
 
@@ -180,24 +166,19 @@ def test_a_replica_that_got_something_else_stops_the_run_before_anything_is_draw
             replica.digests = {"w": f"{FORM} {1:016x}"}
 
     run = Run(deaf)
-    run.publisher.ensure(0)
+    run.publish(0)
     run.learn()
-    run.describe()
-    run.publisher.ensure(1)
     with pytest.raises(UserError, match="replica 1 does not hold"):
-        run.publisher.settle()
+        run.publish(1)
 
 
 def test_a_replica_that_is_lost_on_the_way_gets_them_when_it_is_back():
     run = Run()
-    run.publisher.ensure(0)
+    run.publish(0)
     run.learn()
-    coming = run.publisher.begin()
-    assert coming is not None
+    coming = run.publisher.begin(1)
     run.fleet.begun[0].is_dead = True
-    run.publisher.send(coming)
-    run.publisher.ensure(1)
-    run.publisher.settle()
+    coming.wait()
     members = run.engines.crew.members
     run.engines.crew.wait_until(lambda: all(member.is_ready for member in members))
     assert len(run.fleet.begun) == 3
@@ -206,46 +187,21 @@ def test_a_replica_that_is_lost_on_the_way_gets_them_when_it_is_back():
 
 def test_replicas_that_begin_again_while_weights_arrive_are_signs_of_life_of_the_run():
     run = Run()
-    run.publisher.ensure(0)
+    run.publish(0)
     run.learn()
-    coming = run.publisher.begin()
-    assert coming is not None
+    coming = run.publisher.begin(1)
     for replica in run.fleet.begun:
         replica.is_dead = True
-    run.publisher.send(coming)
-    beats = []
-    while not run.engines.crew.is_published:
-        before = HEART.count
-        run.engines.crew.receive(0.05)
-        beats.append(HEART.count - before)
-    assert sum(beats) >= 2 * 3, "each begins, says who it is, and holds the weights"
-
-
-def test_an_older_version_is_gone_as_soon_as_a_newer_one_is_sent():
-    run = Run()
-    run.publisher.ensure(0)
-    run.learn()
-    run.describe()
-    with pytest.raises(AssertionError, match="version 0 has gone, 1 is on the way"):
-        run.publisher.ensure(0)
-
-
-def test_what_happens_between_the_confirmation_and_the_question_is_no_publication():
-    run = Run()
-    run.publisher.ensure(0)
-    run.learn()
-    run.describe()
-    time.sleep(0.2)
-    run.publisher.settle()
-    assert run.ranks.noted[-1]["ago"] >= 0.2
+    before = HEART.count
+    coming.wait()
+    assert HEART.count - before >= 3, "one begins, says who it is, and holds the weights"
 
 
 def test_requests_of_weights_on_their_way_say_which_they_wait_for():
     run = Run()
-    run.publisher.ensure(0)
+    run.publish(0)
     run.learn()
-    run.publisher.begin()
-    run.publisher.ensure(1)
+    run.publisher.begin(1)
     run.engines.submit(Request(id="a", tokens=(1,), keys=(3,), sampling=SAMPLING, weights=1))
     run.engines.send()
     submits = [call for replica in run.fleet.begun for call in replica.calls if call[0] == "submit"]

@@ -70,7 +70,9 @@ class Journal:
 def roles_of(fleet: Fleet | None = None, *, frees_cache: bool = False) -> RayRoles:
     parts: Any = {"ranks": Ranks(), "cuts": None, "frees_cache": frees_cache}
     engines = RayEngines(fleet or Busy(), replicas=2)
-    return RayRoles(engines=engines, generation=Generation(renderer=RENDERER, seed=7), **parts)
+    roles = RayRoles(engines=engines, generation=Generation(renderer=RENDERER, seed=7), **parts)
+    roles.publish(0).wait()
+    return roles
 
 
 def draws(count: int = 3) -> list[Draw]:
