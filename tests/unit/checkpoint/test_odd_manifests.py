@@ -4,11 +4,14 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from luyen.base.errors import UserError
 from luyen.checkpoint.store import MANIFEST, CheckpointStore, _seal_of, verify
+from luyen.runtime.roles import Roles
+from luyen.train import recorder
 from luyen.train.state import LoopState, first_line
 
 ODD: dict[str, Callable[[dict[str, Any]], object]] = {
@@ -22,11 +25,15 @@ ODD: dict[str, Callable[[dict[str, Any]], object]] = {
 }
 
 
+def write_loop(folder: Path) -> None:
+    (folder / "loop.json").write_text("{}")
+
+
 @pytest.mark.parametrize("name", ODD)
 def test_a_manifest_of_another_form_is_refused_by_its_name(tmp_path: Path, name: str):
     path = CheckpointStore(tmp_path).save(
         1,
-        lambda folder: (folder / "loop.json").write_text("{}") and None,
+        write_loop,
         facts={"metrics": {"a": 1.0, "b": "inf"}, "chain": "00"},
     )
     assert verify(path).step == 1
@@ -52,3 +59,17 @@ def test_a_loop_with_an_impossible_value_is_refused(key: str, value: object):
 def test_a_step_of_a_loop_that_is_text_is_refused():
     with pytest.raises(UserError, match="no whole number"):
         first_line({"step": "x"})
+
+
+def test_a_loop_of_another_step_than_its_checkpoint_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    roles = Mock(spec=Roles)
+    for step in (2, 9):
+        saved = LoopState(step=step).as_json()
+        monkeypatch.setattr(recorder, "load_state", lambda *_, found=saved: found)
+        if step == 2:
+            assert recorder.restore(tmp_path / "step_000002", roles).step == step
+        else:
+            with pytest.raises(UserError, match="`step` is 9"):
+                recorder.restore(tmp_path / "step_000002", roles)
