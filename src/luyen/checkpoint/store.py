@@ -18,6 +18,7 @@ from luyen.base.errors import UserError
 from luyen.base.files import json_page, read_json, sync, writing
 from luyen.base.leftovers import in_progress, is_abandoned, temporary_beside
 from luyen.base.rundir import step_name, step_of
+from luyen.checkpoint.form import fault_of
 from luyen.checkpoint.retention import Best, to_retire
 from luyen.checkpoint.watcher import NOBODY, Watcher
 
@@ -233,8 +234,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
     body = {name: value for name, value in manifest.items() if name != "seal"}
     if manifest.get("seal") != _seal_of(body):
         raise _torn(path / MANIFEST, "it is not as it was written")
-    if step_of(path.name) not in (None, manifest["step"]):
-        raise _torn(path / MANIFEST, f"it is that of step {manifest['step']}")
+    if (fault := fault_of(body, folder_step=step_of(path.name))) is not None:
+        raise _torn(path / MANIFEST, fault)
     return manifest
 
 

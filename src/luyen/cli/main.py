@@ -12,6 +12,7 @@ import typer
 from luyen import __version__
 from luyen.base.errors import UserError
 from luyen.base.secrets import mask_tracebacks
+from luyen.base.signals import settle_signals
 from luyen.cli import model_commands
 from luyen.cli.artifacts_command import artifacts
 from luyen.cli.bench_command import bench
@@ -171,6 +172,7 @@ def version() -> None:
 
 def run() -> None:
     """Entry point: a user's error is printed as such, without a traceback."""
+    settle_signals()
     settle_streams()
     code = exit_code(app)
     fault = flushed()

@@ -9,18 +9,19 @@ import os
 import secrets
 import tempfile
 from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import PurePosixPath
 from time import perf_counter
-from typing import Any, final
+from typing import IO, Any, final
 
 from luyen.base.errors import UserError
 from luyen.sandbox.channel import Step, Stream, last_line, values_in
 from luyen.sandbox.launch import SandboxFault, command, environment, job_file, read_report
 from luyen.sandbox.limits import Limits, probe
 from luyen.sandbox.removal import remove
+from luyen.sandbox.room import need_room, no_files, room
 
 _GRACE_S = 10.0
 """How long the guard may take beyond the time of the program, and how long to end it when asked.
@@ -94,13 +95,34 @@ async def _once(
     job: dict[str, Any], limits: Limits
 ) -> tuple[dict[str, Any] | None, tuple[Stream, Stream, Stream]]:
     """The report of a guard, None without one, and what its program wrote."""
-    work = tempfile.mkdtemp(prefix="luyen-")
+    before = room()
+    work = _work()
     try:
-        with job_file(job | {"work": work}) as asked, job_file(None) as report:
+        with _files(job | {"work": work}) as (asked, report):
             streams = await _guarded(asked, report, limits)
-            return read_report(report), streams
+            found = read_report(report)
     finally:
         await asyncio.shield(asyncio.to_thread(remove, work))
+    need_room(found, before, file_bytes=limits.file_bytes)
+    return found, streams
+
+
+def _work() -> str:
+    try:
+        return tempfile.mkdtemp(prefix="luyen-")
+    except OSError as error:
+        raise no_files(error) from error
+
+
+@contextmanager
+def _files(job: dict[str, Any]) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
+    """The files of a job and of its report."""
+    with ExitStack() as stack:
+        try:
+            asked, report = (stack.enter_context(job_file(part)) for part in (job, None))
+        except OSError as error:
+            raise no_files(error) from error
+        yield asked, report
 
 
 def _is_flood(streams: tuple[Stream, Stream, Stream]) -> bool:

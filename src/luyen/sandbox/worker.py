@@ -27,6 +27,7 @@ from typing import Any
 
 from luyen.base.faults import last_line
 from luyen.base.foreign import boundary
+from luyen.base.signals import settle_signals
 from luyen.sandbox.calls import Call, Reply
 from luyen.sandbox.deadline import within
 from luyen.sandbox.descendants import end_with_group
@@ -145,6 +146,7 @@ def limited_cpu(seconds: float) -> Generator[None]:
 
 def main(number: str, owner: str, result_bytes: str) -> None:
     """Serve the pipe of this number."""
+    settle_signals()
     threading.Thread(target=leave_with, args=(int(owner),), daemon=True).start()
     serve(Connection(int(number)), result_bytes=int(result_bytes))
 

@@ -10,7 +10,7 @@ from luyen.base.claims import demand_claim, release
 from luyen.base.digests import DigestFile, StepDigest
 from luyen.base.errors import UserError
 from luyen.base.records import Rollout
-from luyen.base.rundir import RunDirectory
+from luyen.base.rundir import RunDirectory, step_of
 from luyen.checkpoint.aside import Aside
 from luyen.checkpoint.background import CheckpointWriter
 from luyen.checkpoint.store import CheckpointStore
@@ -163,11 +163,18 @@ def restore(folder: Path, roles: Roles) -> LoopState:
     demand_stage(loop, "rl", folder)
     roles.load(folder)
     try:
-        return LoopState.from_json(loop)
+        state = LoopState.from_json(loop)
     except (KeyError, TypeError, ValueError) as error:
-        why = f"it is no state of a loop: {type(error).__name__}: {error}"
-        fix = "resume from an earlier checkpoint"
-        raise UserError("checkpoint", str(folder / "loop.json"), why, fix) from error
+        raise _odd_loop(folder, f"{type(error).__name__}: {error}") from error
+    if step_of(folder.name) not in (None, state.step):
+        raise _odd_loop(folder, f"`step` is {state.step}")
+    return state
+
+
+def _odd_loop(folder: Path, why: str) -> UserError:
+    fix = "resume from an earlier checkpoint"
+    why = f"it is no state of a loop: {why}"
+    return UserError("checkpoint", str(folder / "loop.json"), why, fix)
 
 
 def advantages_by_rollout(

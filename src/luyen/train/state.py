@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, final
 
 from luyen.base.digests import BEGINNING
+from luyen.base.errors import UserError
 from luyen.base.files import plain
 
 
@@ -61,6 +62,10 @@ class LoopState:
         for name in ("step", "cursor", "version", "skipped", "flat_steps"):
             if type(saved.get(name, 0)) is not int:
                 raise ValueError(f"`{name}` is no whole number")
+            if saved.get(name, 0) < 0 and name != "flat_steps":
+                raise ValueError(f"`{name}` is below 0")
+        if not isinstance(saved.get("first_validation"), dict | None):
+            raise TypeError("`first_validation` is no object")
         sampler = saved.get("sampler")
         tuples = {
             "kl_history": tuple(saved["kl_history"]),
@@ -98,4 +103,7 @@ def first_line(loop: Mapping[str, Any] | None) -> int:
     """
     if loop is None:
         return 0
+    if type(loop.get("step")) is not int:
+        fix = "resume from an earlier checkpoint"
+        raise UserError("step of loop.json", loop.get("step"), "it is no whole number", fix)
     return int(loop["step"]) + (loop.get("lacks_validation") is None)

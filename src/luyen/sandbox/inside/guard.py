@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
+from luyen.base.signals import settle_signals
 from luyen.sandbox.inside import cgroups, namespaces, program, walls
 from luyen.sandbox.inside.kernel import (
     PR_SET_CHILD_SUBREAPER,
@@ -37,6 +38,8 @@ _AWAITED = (signal.SIGTERM, signal.SIGCHLD)
 
 def main(job_number: str, report_number: str, channel: str, owner: str) -> None:
     """Carry out the job and write the report."""
+    settle_signals()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the program's, too, where it was ignored
     # Signals are taken where the guard waits for them: none interrupts it while it cleans up.
     signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
     control(PR_SET_PDEATHSIG, signal.SIGTERM)
