@@ -111,7 +111,7 @@ def _verl() -> Iterator[str]:
         only = " or ".join(f"`{show_value(value)}`" for value in accepted)
         yield f"| `{path}` | accepted at {only}: {reason} |"
     for path, (accepted, reason) in verl_keys.NOTED.items():
-        only = " or ".join(f"`{show_value(value)}`" for value in accepted)
+        only = " or ".join(f"`{show_value(value)}`" for value in accepted) or "any value"
         yield f"| `{path}` | accepted at {only} with a note: {reason} |"
     for path, ours in verl_keys.RENAMED.items():
         yield f"| `{path}` | read as `{ours}`, with a note |"

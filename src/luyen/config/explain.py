@@ -30,6 +30,8 @@ def explain(name: str) -> str:
         accepted, reason = verl_keys.MOOT[name]
         only = " or ".join(repr(value) for value in accepted)
         return f"{name}\n  A key of verl, accepted at {only}: {reason}."
+    if name in verl_keys.NOTED:
+        return f"{name}\n  A key of verl, accepted with a note: {verl_keys.NOTED[name][1]}."
     if name in verl_keys.RENAMED:
         return f"{name}\n  Another name for {verl_keys.RENAMED[name]}, and read as it."
     instead = verl_keys.nearest(name)

@@ -76,10 +76,10 @@ def _unknown(path: str, value: Any, tree: Tree) -> list[Problem]:
     block, _, name = path.rpartition(".")
     siblings = near_names(name, children(block))
     is_elsewhere = name in FOREIGN and (not block or block in all_blocks())
-    if is_elsewhere and verl_keys.nearest(path) is None and path not in verl_keys.MOOT:
+    if is_elsewhere and not verl_keys.is_verl(path):
         why = "unknown key; a name of TRL, LLaMA-Factory or Axolotl"
         return [_problem("C005", path, value, why, f"write {FOREIGN[name]}", tree)]
-    if siblings and verl_keys.nearest(path) is None and path not in verl_keys.MOOT:
+    if siblings and not verl_keys.is_verl(path):
         return [_unknown_key(path, value, [f"{block}.{s}" if block else s for s in siblings], tree)]
     if name == "_target_" or path.startswith("hydra"):
         why = "a Hydra setting; types and search paths need no declaration here"
@@ -87,23 +87,22 @@ def _unknown(path: str, value: Any, tree: Tree) -> list[Problem]:
     if isinstance(value, dict) and value and verl_keys.nearest(path) is not None:
         inner = leaves(cast(Mapping, value), path)
         return [problem for below, leaf in inner for problem in _verl(below, leaf, tree)]
-    known = (verl_keys.MOOT, verl_keys.NOTED)
-    if any(path in table for table in known) or verl_keys.nearest(path) is not None:
+    if verl_keys.is_verl(path):
         return _verl(path, value, tree)
     elsewhere = [p for p in (*all_fields(), *all_blocks()) if p.rpartition(".")[2] == name]
     return [_unknown_key(path, value, elsewhere or _near_paths(name), tree)]
 
 
 def _verl(path: str, value: Any, tree: Tree) -> list[Problem]:
+    if verl_keys.is_noted(path, value):
+        _, reason = verl_keys.NOTED[path]
+        return [_problem("C010", path, value, reason, "drop the line", tree, severity="note")]
     if path in verl_keys.MOOT:
         accepted, reason = verl_keys.MOOT[path]
         if any(value is v or (value == v and type(value) is type(v)) for v in accepted):
             return []
         only = " or ".join(repr(v) for v in accepted)
         return [_problem("C010", path, value, reason, f"drop the line, or set it to {only}", tree)]
-    if path in verl_keys.NOTED and value in verl_keys.NOTED[path][0]:
-        _, reason = verl_keys.NOTED[path]
-        return [_problem("C010", path, value, reason, "drop the line", tree, severity="note")]
     instead = verl_keys.nearest(path) or "nothing yet"
     why = "a key of verl that Luyen does not have"
     return [_problem("C007", path, value, why, f"nearest here: {instead}", tree)]

@@ -20,7 +20,8 @@ def offline_lines(plan: BatchPlan) -> list[tuple[str, str]]:
 
 def batch_lines(plan: BatchPlan) -> list[tuple[str, str]]:
     """The arithmetic as label and sentence, for people."""
-    samples = f"{plan.prompts} prompts x {plan.samples_per_prompt} samples = {plan.rollouts}"
+    each = plan.samples_per_prompt
+    samples = f"{plan.prompts} prompts x {each} sample{'' if each == 1 else 's'} = {plan.rollouts}"
     minis = f"{plan.mini_batches} x {plan.mini_batch_rollouts} rollouts"
     micros = f"about {plan.micro_batches} of at most {plan.micro_batch_tokens} tokens"
     steps = f"{plan.mini_batches} (mini-batches) x {plan.epochs} (epochs) = {plan.optimizer_steps}"

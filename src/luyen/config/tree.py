@@ -77,12 +77,14 @@ def leaves(values: Mapping, path: str = "") -> list[tuple[str, Any]]:
 
 
 def origin_of(path: str, origins: dict[str, Origin]) -> Origin:
-    """Where a key was written: itself, or the nearest block around it."""
-    while path:
-        if path in origins:
-            return origins[path]
-        path = path.rpartition(".")[0]
-    return DEFAULT
+    """Where a key was written: itself, the nearest block around it, or the first key below it."""
+    around = path
+    while around:
+        if around in origins:
+            return origins[around]
+        around = around.rpartition(".")[0]
+    below = (origin for key, origin in origins.items() if key.startswith(f"{path}."))
+    return next(below, DEFAULT)
 
 
 def value_in(values: Mapping, path: str) -> Any:

@@ -36,6 +36,8 @@ MOOT: dict[str, tuple[tuple[Any, ...], str]] = {
         (True,),
         "training and inference share one template",
     ),
+    f"{_ACTOR}.fsdp_config.grad_offload": ((False,), "gradients stay beside the weights"),
+    "critic.model.fsdp_config.grad_offload": ((False,), "gradients stay beside the weights"),
     "critic.model.fsdp_config.param_offload": ((False,), "offloading is not asked for"),
     "critic.model.fsdp_config.optimizer_offload": ((False,), "offloading is not asked for"),
     "data.shuffle": ((True,), "data.sampler.name=shuffled is the default; sequential keeps order"),
@@ -74,9 +76,15 @@ NOTED: dict[str, tuple[tuple[Any, ...], str]] = {
         (True, False),
         "no effect: weights of the reference stay where the actor's are",
     ),
+    f"{_ROLLOUT}.enable_chunked_prefill": ((False,), "no effect: prefill is always chunked"),
+    f"{_ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes": (
+        (),
+        "no effect: weights go to the replicas in buckets of a size of their own",
+    ),
+    "data.val_batch_size": ((), "no effect: all validation rows are drawn together"),
 }
-"""Accepted at these values with a note: they ask for a saving that is not there, and change no
-number."""
+"""Accepted with a note at these values, at any where none is listed: they choose how much memory a
+step takes, and change no number."""
 
 RENAMED: dict[str, str] = {
     "custom_reward_function": "reward.custom_reward_function",
@@ -107,7 +115,6 @@ NEAREST: dict[str, str] = {
     "model_engine": _ENGINE,
     "data.tokenizer": f"{_ARR}.model.tokenizer_path",
     "data.gen_batch_size": "data.train_batch_size; dynamic sampling is algorithm.filter_groups",
-    "data.val_batch_size": "validation runs in one pass; nothing to set",
     "data.tool_config_path": f"{_ROLLOUT}.multi_turn.tool_config_path",
     "data.function_tool_path": f"{_ROLLOUT}.multi_turn.function_tool_path",
     "data.trust_remote_code": f"{_ARR}.model.trust_remote_code",
@@ -153,6 +160,8 @@ NEAREST: dict[str, str] = {
     f"{_ACTOR}.router_replay": "nothing yet",
     f"{_ACTOR}.qat": "nothing yet",
     f"{_ROLLOUT}.log_prob_micro_batch_size": _PER_GPU,
+    f"{_ROLLOUT}.micro_batch_size": f"{_ROLLOUT}.max_num_seqs",
+    f"{_ROLLOUT}.checkpoint_engine": "weights go to the replicas in buckets; drop the key",
     f"{_ROLLOUT}.prompt_length": "data.max_prompt_length",
     f"{_ROLLOUT}.response_length": "data.max_response_length",
     f"{_ROLLOUT}.dtype": f"{_ARR}.model.dtype",
@@ -212,6 +221,17 @@ CHANGED_VALUES: dict[str, dict[Any, Any]] = {
     f"{_ROLLOUT}.multi_turn.format": {"gpt-oss": "gpt_oss", "qwen3-coder": "qwen3_coder"},
 }
 """verl's word for a value, and ours: named in the message when the value is refused."""
+
+
+def is_verl(path: str) -> bool:
+    """Whether it is a key or a block that verl has and Luyen has not."""
+    return path in MOOT or path in NOTED or nearest(path) is not None
+
+
+def is_noted(path: str, value: Any) -> bool:
+    """Whether a key of verl is accepted at a value, with a note that it has no effect."""
+    accepted = NOTED[path][0] if path in NOTED else None
+    return accepted is not None and (not accepted or value in accepted)
 
 
 def nearest(path: str) -> str | None:

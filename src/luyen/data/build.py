@@ -152,7 +152,10 @@ def _prepared(dataset: Dataset, data: Data, renderer: Renderer, field: str) -> D
         )
     if not dataset.prompts:
         said = ", ".join(f"{n} {what}" for what, n in dataset.counts.items())
-        raise UserError(field, _addresses(dataset), f"no row is left: {said}", "loosen the filters")
+        fix = "give rows that have a prompt"
+        if dataset.counts.get("overlong"):
+            fix = f"raise data.max_prompt_length, which is {data.max_prompt_length}"
+        raise UserError(field, _addresses(dataset), f"no row is left: {said}", fix)
     special = renderer.tokenizer.special_tokens
     found = find_markers(dataset.prompts, dataset.origins, special)
     return replace(dataset, markers=found)

@@ -163,7 +163,10 @@ def _filtered(
     if not kept:
         said = ", ".join(f"{n} {what}" for what, n in dataset.counts.items())
         files = [source.address for source in dataset.sources]
-        raise UserError(f"data.{of}_files", files, f"no row is left: {said}", "loosen the filters")
+        fix = "give rows that teach something"
+        if {"overlong", "far too long"} & dropped.keys():
+            fix = f"raise data.max_response_length or data.max_prompt_length: both make {limit}"
+        raise UserError(f"data.{of}_files", files, f"no row is left: {said}", fix)
     special = renderer.tokenizer.special_tokens
     markers = find_markers(dataset.prompts, dataset.origins, special)
     return [rows[i] for i in kept], replace(dataset, markers=markers)

@@ -105,6 +105,21 @@ def test_check_says_what_a_run_goes_on_with(tmp_path: Path):
     assert "has all of its 3 steps: nothing is left to do" in over.why
 
 
+def test_a_run_that_would_be_another_one_is_not_said_to_go_on(tmp_path: Path):
+    begun(tmp_path).checkpoint(3).mkdir(parents=True)
+    words = [ROWS, f"trainer.default_local_dir={tmp_path}", "trainer.seed=5"]
+    found = {p.id: p for p in check([], words).problems}
+    assert "S08" not in found
+    assert "resume_from_path" in found["S24"].fix
+
+
+def test_other_weights_cannot_be_begun_with_from_a_checkpoint(tmp_path: Path):
+    begun(tmp_path).checkpoint(3).mkdir(parents=True)
+    words = [ROWS, f"trainer.default_local_dir={tmp_path}", f"{MODEL}.lora_rank=8"]
+    [error] = [p for p in check([], words).problems if p.id == "S24"]
+    assert error.fix == "choose another trainer.experiment_name"
+
+
 def test_a_logger_without_its_package_is_an_error_of_check():
     report = check([], [ROWS, "trainer.logger=[console, wandb]"], installed=lambda _: False)
     assert ("S14", "error") in {(p.id, p.severity) for p in report.problems}

@@ -106,8 +106,9 @@ def test_a_conversation_may_fill_prompt_and_response_together(tmp_path: Path):
     length = len(branch.tokens)
     keys = {"max_prompt_length": length - 4}
     assert len(build_offline(path, max_response_length=4, **keys).train.prompts) == 1
-    with pytest.raises(UserError, match="no row is left: 1 read, 1 overlong"):
+    with pytest.raises(UserError, match="no row is left: 1 read, 1 overlong") as caught:
         build_offline(path, max_response_length=3, **keys)
+    assert f"both make {length - 1}" in caught.value.fix
 
 
 def test_columns_and_template_arguments_come_from_the_block(tmp_path: Path):
@@ -159,6 +160,13 @@ def test_a_dataset_of_which_nothing_is_left_is_refused(tmp_path: Path):
     with pytest.raises(UserError) as caught:
         build(val_files=[path])
     assert caught.value.field == "data.val_files"
+
+
+def test_the_limit_that_no_prompt_keeps_is_named(tmp_path: Path):
+    path = write(tmp_path / "rows.jsonl", {"prompt": [user("1 + 1")]})
+    with pytest.raises(UserError, match="1 overlong") as caught:
+        build(path, max_prompt_length=2)
+    assert caught.value.fix == "raise data.max_prompt_length, which is 2"
 
 
 def test_a_sampler_is_chosen_by_name_with_its_arguments():

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from luyen.config.plan import needs_reference
 from luyen.config.rules.rule import Finding, Situation, rule
 
 _DATA = "data"
@@ -158,6 +159,8 @@ def log_prob_sizes_are_read(s: Situation) -> Iterator[Finding]:
         ("ref", ref.log_prob_use_dynamic_bsz, ref.log_prob_micro_batch_size_per_gpu),
     )
     for side, asked, sequences in sides:
+        if side == "ref" and not needs_reference(s.config):
+            continue  # there are no such passes, which K07 says
         dynamic = actor.use_dynamic_bsz if asked is None else asked
         unread = "log_prob_max_token_len_per_gpu"
         if dynamic:
@@ -168,7 +171,8 @@ def log_prob_sizes_are_read(s: Situation) -> Iterator[Finding]:
                 field=field,
                 why=f"these passes are filled by {'tokens' if dynamic else 'sequences'}, so it has "
                 "no effect",
-                fix=f"drop it, or set log_prob_use_dynamic_bsz={'false' if dynamic else 'true'}",
+                fix=f"drop it, or set actor_rollout_ref.{side}.log_prob_use_dynamic_bsz="
+                f"{'false' if dynamic else 'true'}",
             )
 
 

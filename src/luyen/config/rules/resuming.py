@@ -9,10 +9,13 @@ from luyen.base.rundir import RunDirectory
 from luyen.config.resuming import ChangedKey, changed_keys, has_progress
 from luyen.config.rules.rule import Finding, Situation, rule
 
+_AFRESH = "choose another trainer.experiment_name"
 _FORK = (
     "choose another trainer.experiment_name; to begin it with what this run has learned, also set "
     "trainer.resume_mode=path and trainer.resume_from_path={checkpoint}"
 )
+_OTHER_WEIGHTS = ("actor_rollout_ref.model.", "critic.model.", "trainer.stage")
+"""Keys with which the weights of a checkpoint do not fit any more."""
 
 
 @rule("S06", "error")
@@ -59,6 +62,9 @@ def run_will_resume(s: Situation) -> Iterator[Finding]:
     saved = _saved(s)
     if s.config.trainer.resume_mode != "auto" or not saved:
         return
+    changes = _changes(s)
+    if any(one.kind is None for one in changes):
+        return  # it will not: S24 says why
     total = s.config.trainer.total_training_steps
     if total is not None and _step(saved[-1]) >= total:
         yield Finding(
@@ -68,7 +74,7 @@ def run_will_resume(s: Situation) -> Iterator[Finding]:
             fix="choose another experiment_name to begin anew, or raise total_training_steps",
         )
         return
-    changed = [one.words() for one in _changes(s) if one.kind not in (None, "place")]
+    changed = [one.words() for one in changes if one.kind != "place"]
     with_what = f", with {', '.join(changed)}" if changed else ""
     yield Finding(
         field="trainer.resume_mode",
@@ -89,7 +95,7 @@ def run_goes_on_as_it_is(s: Situation) -> Iterator[Finding]:
             yield Finding(
                 field=one.key,
                 why=f"the run in {s.run_directory()} has {one.before!r}, and would be another one",
-                fix=fix,
+                fix=_AFRESH if one.key.startswith(_OTHER_WEIGHTS) else fix,
             )
 
 
