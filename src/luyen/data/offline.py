@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Generic, TypeVar, cast, final
@@ -129,6 +129,13 @@ def _load(
     return _filtered(data, rows, dataset, renderer, of)
 
 
+def _more_room(dropped: Mapping[str, int], limit: int) -> str:
+    """What to change where no row is left."""
+    if {"overlong", "far too long"} & dropped.keys():
+        return f"raise data.max_response_length or data.max_prompt_length: both make {limit}"
+    return "give rows that teach something"
+
+
 def _filtered(
     data: Data, rows: list[Any], dataset: Dataset, renderer: Renderer, of: str
 ) -> tuple[list[Any], Dataset]:
@@ -163,9 +170,7 @@ def _filtered(
     if not kept:
         said = ", ".join(f"{n} {what}" for what, n in dataset.counts.items())
         files = [source.address for source in dataset.sources]
-        fix = "give rows that teach something"
-        if {"overlong", "far too long"} & dropped.keys():
-            fix = f"raise data.max_response_length or data.max_prompt_length: both make {limit}"
+        fix = _more_room(dropped, limit)
         raise UserError(f"data.{of}_files", files, f"no row is left: {said}", fix)
     special = renderer.tokenizer.special_tokens
     markers = find_markers(dataset.prompts, dataset.origins, special)
