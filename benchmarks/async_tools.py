@@ -20,11 +20,11 @@ from pathlib import Path
 from slow_calculator import LONGEST_S, SHORTEST_S, SLOW_S, SLOW_SHARE
 
 from luyen.base.digests import read_digests
-from luyen.base.exactness import prepare_process
+from luyen.base.process import prepare_process
 from luyen.config.check import check
-from luyen.studio.timeline.read import read_processes
+from luyen.studio.timeline import read_processes
 from luyen.telemetry.spans import SPANS
-from luyen.train.online import train_online
+from luyen.train.loop import train_online
 from luyen.train.start import prepare_online
 
 HERE = Path(__file__).resolve().parent

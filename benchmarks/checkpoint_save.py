@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from luyen.checkpoint.background import CheckpointWriter
 from luyen.checkpoint.store import CheckpointStore
-from luyen.train.saving import demand_finite
+from luyen.checkpoint.writer import CheckpointWriter
+from luyen.train.record import require_finite
 
 LAYERS, HIDDEN, INNER, KEYS, VOCABULARY = 30, 576, 1536, 192, 49152
 LAYER = (
@@ -46,7 +46,7 @@ def timed_saves(state: dict[str, Any], folder: Path, rounds: int, *, is_async: b
     found: list[tuple[float, float]] = []
     for step in range(rounds + 1):
         start = time.perf_counter()
-        demand_finite(state, step=step, newest=None)
+        require_finite(state, step=step, newest=None)
         writer.save(step, state, facts={})
         waited = time.perf_counter() - start
         writer.wait()

@@ -17,7 +17,7 @@ from typing import Any
 
 from luyen.rollout.protocol import Completion, Request, Sampling
 from luyen.runtime.ray.engines import RayEngines
-from luyen.runtime.ray.wire import News, ReplicaFacts, Reply
+from luyen.runtime.ray.messages import PollResult, ReplicaFacts, ReplyCallback
 
 SAMPLING = Sampling(max_new_tokens=64)
 TOKENS, LOGPS = tuple(range(64)), (-0.5,) * 64
@@ -30,9 +30,9 @@ class ScriptedWorker:
         self._index = index
         self._open: deque[tuple[str, int]] = deque()
         self._said = 0
-        self._waiting: Reply | None = None
+        self._waiting: ReplyCallback | None = None
 
-    def call(self, method: str, *arguments: Any, reply: Reply | None = None) -> None:
+    def call(self, method: str, *arguments: Any, reply: ReplyCallback | None = None) -> None:
         """Take requests, or wait until something is to be said."""
         if method == "submit":
             requests: Sequence[Request] = arguments[1]
@@ -53,7 +53,7 @@ class ScriptedWorker:
         done = Completion(request=name, sample=sample, tokens=TOKENS, logps=LOGPS, reason="length")
         self._said += 1
         waiting, self._waiting = self._waiting, None
-        waiting(News(completions=(done,), end=self._said, passes=self._said), None)
+        waiting(PollResult(completions=(done,), end=self._said, passes=self._said), None)
 
 
 def requests_of(count: int, *, samples: int, prompt: int) -> list[Request]:

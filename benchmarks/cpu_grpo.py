@@ -23,7 +23,7 @@ from typing import Any
 
 from alternate import Work, alternate
 
-from luyen.base.exactness import prepare_process
+from luyen.base.process import prepare_process
 
 
 def questions(work: Work) -> list[str]:
@@ -75,13 +75,12 @@ def luyen_side(work: Work) -> Side:
     from luyen.config.plugins import read_plugins
     from luyen.data.render import Renderer
     from luyen.rollout.protocol import Sampling
-    from luyen.rollout.single_turn import Draw, Group
-    from luyen.train.build_learning import build_objective
-    from luyen.train.build_roles import build_roles
-    from luyen.train.credit import CreditRules, credit
-    from luyen.train.needs import needs_of
-    from luyen.train.process import load_run_tokenizer
-    from luyen.train.samples import pack_groups
+    from luyen.rollout.single_turn import Group, PromptRequest
+    from luyen.train.advantages import AdvantageConfig, compute_advantages
+    from luyen.train.batch import pack_groups, required_signals
+    from luyen.train.builders.roles import build_roles
+    from luyen.train.builders.run import build_objective
+    from luyen.train.builders.setup import load_run_tokenizer
 
     words = [
         "data.train_files=arithmetic://sum",
@@ -101,10 +100,10 @@ def luyen_side(work: Work) -> Side:
     config = check([], words).config
     tokenizer = load_run_tokenizer(config)
     known, _ = read_plugins(())
-    needs = needs_of(config, known.estimators["grpo"])
+    needs = required_signals(config, known.estimators["grpo"])
     roles = build_roles(config, Renderer(tokenizer), tokenizer, needs, work.device)
     torch.set_num_threads(work.threads)
-    rules = CreditRules(
+    rules = AdvantageConfig(
         estimator="grpo", knobs={}, is_group_relative=True, kl_kind=None, correction=None
     )
     objective = build_objective(config, known)
@@ -115,7 +114,9 @@ def luyen_side(work: Work) -> Side:
     def answer() -> list[Group]:
         number = next(counter)
         draws = [
-            Draw(group=GroupId(step=number, draw=i, uid=p.uid), prompt=p, samples=work.samples)
+            PromptRequest(
+                group=GroupId(step=number, draw=i, uid=p.uid), prompt=p, samples=work.samples
+            )
             for i, p in enumerate(prompts)
         ]
         return roles.submit(draws, sampling, purpose="rollout", version=number).result()
@@ -130,7 +131,9 @@ def luyen_side(work: Work) -> Side:
                 for r, v in zip(group.rollouts, values, strict=True)
             ]
             judged.append(Group(prompt=group.prompt, rollouts=tuple(scored)))
-        batch = credit(pack_groups(judged, device=work.device), rules, kl_coef=0.0).batch
+        batch = compute_advantages(
+            pack_groups(judged, device=work.device), rules, kl_coef=0.0
+        ).batch
         roles.update_actor(batch, objective, lr=1e-6, seed=0)
 
     return Side(generate=answer, step=step)

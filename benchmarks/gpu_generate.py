@@ -16,8 +16,8 @@ import torch
 from alternate import Work, alternate
 
 from luyen.base.seeds import derive_key
-from luyen.config.schema.rollout import Rollout
-from luyen.models.shapes import SHAPES, shaped_policy
+from luyen.config.schema.actor_rollout_ref import RolloutConfig
+from luyen.models.random_policy import SHAPES, shaped_policy
 from luyen.rollout.engines import native
 from luyen.rollout.protocol import Request, Sampling, generate
 
@@ -26,7 +26,9 @@ def luyen_side(work: Work) -> Callable[[], object]:
     """The embedded engine as a run builds it, exact log-probabilities included."""
     policy = shaped_policy(work.model, dtype=getattr(torch, work.dtype), device=work.device)
     rows = work.prompts * work.samples
-    rollout = Rollout(max_num_seqs=rows, max_num_batched_tokens=32768, gpu_memory_utilization=0.4)
+    rollout = RolloutConfig(
+        max_num_seqs=rows, max_num_batched_tokens=32768, gpu_memory_utilization=0.4
+    )
     longest = work.prompt_tokens[1] + work.new_tokens
     engine = native(policy, rollout, longest=longest, decode=lambda _: "")
     sampling = Sampling(max_new_tokens=work.new_tokens, ignore_stop=True)

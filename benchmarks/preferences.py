@@ -13,7 +13,7 @@ import torch
 
 from luyen.config.catalog import PREFERENCE_LOSSES
 from luyen.config.check import check
-from luyen.train.offline.run import train_offline
+from luyen.train.offline.loop import train_offline
 from luyen.train.offline.start import prepare_offline
 
 STEPS = 80

@@ -23,10 +23,18 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from luyen.base.exactness import prepare_process
+from luyen.base.process import prepare_process
 from luyen.config.check import check
-from luyen.studio.timeline.intervals import Interval, overlap, seconds, union, without
-from luyen.studio.timeline.read import WAIT, TimedSpan, read_processes
+from luyen.studio.timeline import (
+    WAIT,
+    Interval,
+    TimedSpan,
+    overlap,
+    read_processes,
+    seconds,
+    union,
+    without,
+)
 from luyen.train.start import run_training
 
 RECIPES = Path(__file__).resolve().parent.parent / "recipes"

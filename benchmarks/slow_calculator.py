@@ -9,7 +9,7 @@ from collections import Counter
 
 from luyen.base.seeds import derive_key, uniform
 from luyen.rollout.tools import tool_class
-from luyen.rollout.tools.calculator import evaluated
+from luyen.rollout.tools.builtin_tools import evaluated
 
 SHORTEST_S, LONGEST_S = 0.2, 2.0
 SLOW_SHARE, SLOW_S = 0.1, 5.0

@@ -15,22 +15,22 @@ from pathlib import Path
 
 import torch
 
-from luyen.base.exactness import prepare_process
+from luyen.base.process import prepare_process
 from luyen.base.records import GroupId, Rollout, make_prompt
 from luyen.base.seeds import derive_key, uniform
-from luyen.config.schema.model import Model
+from luyen.config.schema.actor_rollout_ref import ModelConfig
 from luyen.data.render import Renderer
 from luyen.data.tokenizer import load_tokenizer
 from luyen.models.load import load_policy
-from luyen.rollout.loop import TurnLimits
-from luyen.rollout.multi_turn import FaultPolicy, converse_all
+from luyen.rollout.conversation_config import ConversationConfig
+from luyen.rollout.conversation_state import TurnLimits
+from luyen.rollout.multi_turn import FaultPolicy, run_conversations
 from luyen.rollout.native.engine import NativeEngine
-from luyen.rollout.parsers.protocol import Parsed, WrittenCall
+from luyen.rollout.parsers.protocol import ParsedTurn, WrittenCall
 from luyen.rollout.protocol import Completion, Sampling
-from luyen.rollout.setting import Setting
-from luyen.rollout.single_turn import Draw
-from luyen.rollout.tools.box import ToolBox
-from luyen.rollout.tools.function import tool
+from luyen.rollout.single_turn import PromptRequest
+from luyen.rollout.tools.python_tools import tool
+from luyen.rollout.tools.registry import ToolRegistry
 
 SHORTEST_S, LONGEST_S = 0.05, 2.0
 
@@ -42,12 +42,12 @@ async def rest(seconds: float) -> str:
     return "ok"
 
 
-def sleepy(text: str) -> Parsed:
+def sleepy(text: str) -> ParsedTurn:
     """Any turn as a call; how long it sleeps depends on what was said."""
     share = uniform(derive_key(0, "sleep", text), 0)
     seconds = SHORTEST_S + share * (LONGEST_S - SHORTEST_S)
     call = WrittenCall(name="rest", arguments={"seconds": seconds})
-    return Parsed(content=text, calls=(call,))
+    return ParsedTurn(content=text, calls=(call,))
 
 
 class Timed:
@@ -93,11 +93,11 @@ def main() -> None:
     torch.set_num_threads(1)
     tokenizer = load_tokenizer("builtin://arithmetic")
     path = "builtin://arithmetic"
-    policy = load_policy(Model(path=path), device="cpu", vocabulary=tokenizer.size)
-    setting = Setting(
+    policy = load_policy(ModelConfig(path=path), device="cpu", vocabulary=tokenizer.size)
+    setting = ConversationConfig(
         renderer=Renderer(tokenizer),
         parser=sleepy,
-        tools=ToolBox([rest]),
+        tools=ToolRegistry([rest]),
         make_env=lambda _: None,
         limits=TurnLimits(max_assistant_turns=asked.turns),
         max_prompt_length=256,
@@ -111,7 +111,7 @@ def main() -> None:
             for i in range(asked.rollouts)
         ]
         draws = [
-            Draw(group=GroupId(step=number, draw=i, uid=p.uid), prompt=p, samples=1)
+            PromptRequest(group=GroupId(step=number, draw=i, uid=p.uid), prompt=p, samples=1)
             for i, p in enumerate(prompts)
         ]
         engine = Timed(
@@ -125,7 +125,7 @@ def main() -> None:
         )
         start = time.perf_counter()
         groups = asyncio.run(
-            converse_all(
+            run_conversations(
                 engine,
                 setting,
                 draws,

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import torch
 
-from luyen.base.exactness import prepare_process
+from luyen.base.process import prepare_process
 from luyen.base.records import Rollout
 from luyen.config.check import check
 from luyen.rollout.single_turn import Group
+from luyen.train.batch import pack_groups
 from luyen.train.run import OnlineRun
-from luyen.train.samples import pack_groups
 from luyen.train.start import prepare_online
 
 DEFAULTS = (

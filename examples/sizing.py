@@ -9,7 +9,7 @@ your own run, with your lengths and batches.
 from luyen.config.check import check
 from luyen.config.machine import Machine
 from luyen.config.memory import plan_memory
-from luyen.config.model_shape import ModelShape
+from luyen.config.model_folder.config_json import ModelShape
 
 GIB = 1024**3
 ROOMY = Machine(cpus=64, ram_bytes=2048 * GIB, gpu_bytes=(1024 * GIB,) * 16)

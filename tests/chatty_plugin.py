@@ -1,6 +1,6 @@
 """A format in which even random weights call tools: turns end often, and every other one calls."""
 
-from luyen.rollout.parsers.protocol import Parsed, WrittenCall, tool_parsers
+from luyen.rollout.parsers.protocol import ParsedTurn, WrittenCall, tool_parsers
 
 
 @tool_parsers.register(
@@ -12,12 +12,12 @@ from luyen.rollout.parsers.protocol import Parsed, WrittenCall, tool_parsers
     ),
     values="json",
 )  # fmt: skip
-def chatty(text: str) -> Parsed:
+def chatty(text: str) -> ParsedTurn:
     """Texts of some lengths call `echo`, once or twice, one length cannot be read."""
     kind = sum(map(ord, text)) % 5
     call = WrittenCall(name="echo", arguments={"text": text})
     if kind == 0:
-        return Parsed(content=text, calls=(), problems=("nobody can read this",))
+        return ParsedTurn(content=text, calls=(), problems=("nobody can read this",))
     if kind == 1:
-        return Parsed(content=text, calls=())
-    return Parsed(content=text, calls=(call,) * (1 + kind % 2))
+        return ParsedTurn(content=text, calls=())
+    return ParsedTurn(content=text, calls=(call,) * (1 + kind % 2))

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from luyen.base.seeds import derive_key
-from luyen.models.plain import plain_attention
+from luyen.models.hf_generation import hf_attention
+from luyen.models.onednn_linear import OneDnnLinears
 from luyen.models.policy import Policy
-from luyen.models.prepacked import PackedLinears
-from luyen.rollout.hf import HfEngine
+from luyen.rollout.hf_engine import HfEngine
 from luyen.rollout.native.engine import NativeEngine
 from luyen.rollout.native.paged.engine import PagedEngine
 from luyen.rollout.protocol import Completion, Request, RolloutEngine, Sampling
@@ -22,7 +22,7 @@ def spell(tokens: Sequence[int]) -> str:
     return "".join(chr(ord("a") + token) for token in tokens)
 
 
-def holds_copies(linears: PackedLinears) -> bool:
+def holds_copies(linears: OneDnnLinears) -> bool:
     """Whether packed copies of weights take memory now."""
     return any(copy is not None for copy in linears._copies)
 
@@ -114,7 +114,7 @@ def packed_logps(policy: Policy, answers: Sequence[Pair], *, temperature: float 
 @torch.no_grad()
 def plain_logits(policy: Policy, tokens: Sequence[int]) -> Tensor:
     """float64 logits after each token, from transformers' own model, on the known vocabulary."""
-    with plain_attention(policy):
+    with hf_attention(policy):
         ids = torch.tensor([list(tokens)]).to(policy.device)
         logits = policy.model(input_ids=ids).logits[0]
     return logits[:, : policy.head.vocabulary].double().cpu()

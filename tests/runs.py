@@ -12,9 +12,9 @@ from torch import Tensor
 from luyen.checkpoint.store import CheckpointStore
 from luyen.checkpoint.tensors import load_state
 from luyen.config.check import Report, check
-from luyen.runtime.strict import VARIABLE as STRICT
-from luyen.telemetry.metrics_file import read_metrics
-from luyen.train.online import train_online
+from luyen.runtime.in_process import STRICT_VARIABLE as STRICT
+from luyen.telemetry.metrics import read_metrics
+from luyen.train.loop import train_online
 from luyen.train.run import OnlineRun
 from luyen.train.start import prepare_online
 

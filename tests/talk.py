@@ -9,20 +9,18 @@ from dataclasses import dataclass, replace
 from luyen.base.records import GroupId, Prompt, make_prompt
 from luyen.data.render import Renderer
 from luyen.data.tokenizer import Tokenizer, load_tokenizer
+from luyen.rollout.build import tool_parsers
 from luyen.rollout.client import EngineClient
-from luyen.rollout.compared import compared
+from luyen.rollout.conversation_config import ConversationConfig, PromptTokenCache
+from luyen.rollout.conversation_state import TurnLimits
 from luyen.rollout.env.protocol import Env, Observation
-from luyen.rollout.fault_policy import FaultPolicy
-from luyen.rollout.loop import TurnLimits
-from luyen.rollout.multi_turn import converse_all
-from luyen.rollout.openings import Openings
-from luyen.rollout.parsers.all import tool_parsers
+from luyen.rollout.multi_turn import FaultPolicy, run_conversations
 from luyen.rollout.parsers.protocol import ToolParser
 from luyen.rollout.protocol import Completion, Request, Sampling
-from luyen.rollout.setting import Setting
-from luyen.rollout.single_turn import Draw, Group
-from luyen.rollout.tools.box import ToolBox
+from luyen.rollout.single_turn import Group, PromptRequest
 from luyen.rollout.tools.protocol import Tool
+from luyen.rollout.tools.registry import ToolRegistry
+from luyen.rollout.transcript import check_retokenization
 from luyen.telemetry.journal import WorkJournal
 
 TOKENIZER = load_tokenizer("builtin://arithmetic")
@@ -135,16 +133,16 @@ def setting(
     tokenizer: Tokenizer = TOKENIZER,
     limits: TurnLimits = FOUR_CALLS,
     sanity="strict",
-    box: ToolBox | None = None,
+    box: ToolRegistry | None = None,
     parser: ToolParser = HERMES,
-) -> Setting:
+) -> ConversationConfig:
     """What conversations have in common, over the built-in tokenizer."""
     renderer = Renderer(tokenizer)
-    return Setting(
+    return ConversationConfig(
         renderer=renderer,
-        openings=Openings(renderer),
+        openings=PromptTokenCache(renderer),
         parser=parser,
-        tools=box or ToolBox(tools, max_tool_response_length=80),
+        tools=box or ToolRegistry(tools, max_tool_response_length=80),
         make_env=env or (lambda _: None),
         has_worlds=env is not None,
         limits=limits,
@@ -155,7 +153,7 @@ def setting(
     )
 
 
-def draws(how: Setting, *questions: str, samples: int = 1, **row) -> list[Draw]:
+def draws(how: ConversationConfig, *questions: str, samples: int = 1, **row) -> list[PromptRequest]:
     """What to play so that conversations begin with these questions."""
     prompts = [
         make_prompt(
@@ -164,14 +162,14 @@ def draws(how: Setting, *questions: str, samples: int = 1, **row) -> list[Draw]:
         for question in questions
     ]
     return [
-        Draw(group=GroupId(step=0, draw=i, uid=prompt.uid), prompt=prompt, samples=samples)
+        PromptRequest(group=GroupId(step=0, draw=i, uid=prompt.uid), prompt=prompt, samples=samples)
         for i, prompt in enumerate(prompts)
     ]
 
 
 def play(
     engine,
-    how: Setting,
+    how: ConversationConfig,
     *questions: str,
     samples: int = 1,
     policy: FaultPolicy = KEEP,
@@ -195,7 +193,8 @@ def play(
         )
     )
     return [
-        replace(g, rollouts=tuple(compared(r, g.prompt, how) for r in g.rollouts)) for g in groups
+        replace(g, rollouts=tuple(check_retokenization(r, g.prompt, how) for r in g.rollouts))
+        for g in groups
     ]
 
 
@@ -203,4 +202,4 @@ async def converse(engine, *arguments, **more) -> list[Group]:
     """Conversations with an engine that nobody else asks."""
     client = EngineClient(engine)
     async with client.running():
-        return await converse_all(client, *arguments, **more)
+        return await run_conversations(client, *arguments, **more)

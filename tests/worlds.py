@@ -15,7 +15,7 @@ from typing import Any
 def forks() -> ForkServerContext:
     """Begins processes that have imported the libraries already."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["luyen.runtime.rank_roles"])
+    context.set_forkserver_preload(["luyen.runtime.worker"])
     return context
 
 

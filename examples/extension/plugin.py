@@ -12,13 +12,13 @@ import torch
 from luyen.algorithms.advantages import Credit, CreditInputs, adv_estimators
 from luyen.algorithms.policy_losses import PolicyInputs, TokenLoss, policy_losses
 from luyen.base.records import Prompt, Rollout, Score
-from luyen.config.schema.rollout import Rollout as RolloutConfig
+from luyen.config.schema.actor_rollout_ref import RolloutConfig
 from luyen.data.samplers import samplers
-from luyen.models.fingerprint import Fingerprint
 from luyen.models.policy import Policy
-from luyen.rewards.compose import with_part
+from luyen.models.trained_weights import Fingerprint
+from luyen.rewards.managers import ManagerContext, reward_managers
 from luyen.rewards.protocol import Reward
-from luyen.rewards.registries import Given, reward_managers
+from luyen.rewards.tree import with_part
 from luyen.rollout.protocol import Completion, Request, RolloutEngine, rollout_engines
 
 
@@ -41,7 +41,7 @@ def capped_ratio(inputs: PolicyInputs, *, clip_ratio: float = 0.2) -> TokenLoss:
 
 
 @reward_managers.register("brief")
-def brief(given: Given) -> Reward:
+def brief(given: ManagerContext) -> Reward:
     """What the configuration judges by, minus a little for every token."""
     return Brief(given.judge(), share=1 / given.max_response_length)
 

@@ -1,7 +1,7 @@
 """A tool of our own: the price list of the shop in `tools://orders`."""
 
-from luyen.data.orders import price_of
-from luyen.rollout.tools.function import tool
+from luyen.data.tool_tasks import price_of
+from luyen.rollout.tools.python_tools import tool
 
 
 @tool

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterable
 
-from luyen.telemetry.catalog import CATALOG, Metric
+from luyen.telemetry.metrics import CATALOG, Metric
 from tests.architecture.tree import modules
 
 _INTRODUCTION = """# Metrics

@@ -17,18 +17,16 @@ import pytest
 from luyen.algorithms.aggregation import AGGREGATIONS as AGGREGATION_FUNCTIONS
 from luyen.algorithms.kl import PENALTIES
 from luyen.base.registry import Registry
-from luyen.config.arithmetic_task import OPERATIONS, TASTES
-from luyen.config.builtin_tools import SETTINGS
 from luyen.config.catalog import ADV_ESTIMATORS, AGGREGATIONS, KL_KINDS, POLICY_LOSSES
-from luyen.config.environments import KNOBS as ENVIRONMENT_KNOBS
+from luyen.config.environments import ENVIRONMENT_ARGUMENTS as ENVIRONMENT_KNOBS
 from luyen.config.fields import field, walk
-from luyen.config.knob_values import KNOB_VALUES
 from luyen.config.plugins import BUILT_IN, ENVIRONMENTS, LOGGERS, SOURCES
-from luyen.config.reward_catalog import RULE_REWARDS
-from luyen.config.task_sources import TOOL_TASKS
-from luyen.data import arithmetic, arithmetic_pairs, sources, tool_tasks
+from luyen.config.reward_components import ARGUMENT_SPECS, RULE_REWARDS
+from luyen.config.task_sources import OPERATIONS, PREFERENCE_CRITERIA, TOOL_TASKS
+from luyen.config.tool_file import SETTINGS
+from luyen.data import arithmetic_tasks, sources, tool_tasks
 from luyen.telemetry.sinks import REMOTE
-from luyen.train.offline.stages import STAGES
+from luyen.train.offline.start import STAGES
 from tests.architecture import tree
 from tests.architecture.registered import Knobs, estimators, knobs_of, loss_knobs_of, losses, ours
 
@@ -45,8 +43,8 @@ TABLES: dict[str, tuple[Iterable[str], Iterable[str]]] = {
     "KL estimators": (KL_KINDS, PENALTIES),
     "sources of rows": (SOURCES, sources.SCHEMES),
     "tool tasks": (TOOL_TASKS, tool_tasks.TASKS),
-    "operations": (OPERATIONS, arithmetic.OPERATIONS),
-    "tastes": (TASTES, arithmetic_pairs.TASTES),
+    "operations": (OPERATIONS, arithmetic_tasks.OPERATIONS),
+    "tastes": (PREFERENCE_CRITERIA, arithmetic_tasks.PREFERENCES),
     "stages": (field("trainer.stage").choices, ("rl", *STAGES)),
     "aggregation of a policy loss": (
         field("actor_rollout_ref.actor.loss_agg_mode").choices,
@@ -183,7 +181,7 @@ def test_values_of_knobs_are_those_that_the_rules_take():
         for knob in (p for p in parameters if p.kind is p.KEYWORD_ONLY):
             if knob.name in PATTERNS:
                 continue
-            known = KNOB_VALUES[knob.name]
+            known = ARGUMENT_SPECS[knob.name]
             found = kind_of_annotation(knob.annotation)
             assert (known.kind, known.choices, known.is_optional) == found, f"{name}.{knob.name}"
 

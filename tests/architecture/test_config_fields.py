@@ -17,7 +17,7 @@ import pytest
 
 from luyen.config.catalog import ADV_ESTIMATORS, POLICY_LOSSES
 from luyen.config.fields import walk
-from luyen.config.knobs import estimator_knobs, loss_knobs
+from luyen.config.plan import estimator_kwargs, loss_kwargs
 from luyen.config.schema.run import RunConfig
 from tests.architecture.tree import parsed, sources
 
@@ -51,8 +51,8 @@ def is_knob(path: str) -> bool:
     """Whether some algorithm is handed the value of this field."""
     value = object()
     config = planted(RunConfig(), path, value)
-    handed = [estimator_knobs(config, facts) for facts in ADV_ESTIMATORS.values()]
-    handed += [loss_knobs(config, facts) for facts in POLICY_LOSSES.values()]
+    handed = [estimator_kwargs(config, facts) for facts in ADV_ESTIMATORS.values()]
+    handed += [loss_kwargs(config, facts) for facts in POLICY_LOSSES.values()]
     return any(value is given for knobs in handed for given in knobs.values())
 
 

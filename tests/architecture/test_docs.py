@@ -14,7 +14,7 @@ import pytest
 import typer
 
 from luyen.cli.main import app, run
-from luyen.config.document import config_page
+from luyen.config.explain import config_page
 from tests.architecture.pages import anchors, blocks, commands, links, pages
 from tests.architecture.tree import PACKAGE, ROOT
 

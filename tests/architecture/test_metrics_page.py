@@ -1,6 +1,6 @@
 """The page of metrics is made from the declarations, and nothing declared is missing from it."""
 
-from luyen.telemetry.catalog import CATALOG
+from luyen.telemetry.metrics import CATALOG
 from tests.architecture.metrics_page import current_page
 from tests.architecture.tree import ROOT
 

@@ -10,19 +10,19 @@ import pytest
 from tests.architecture.tree import functions, parsed, sources
 
 EXCEPTIONS: dict[str, str] = {
-    "src/luyen/base/foreign.py::boundary: except Exception": (
+    "src/luyen/base/boundary.py::boundary: except Exception": (
         "code of others may raise anything; it becomes a fault that says what it was"
     ),
-    "src/luyen/checkpoint/aside.py::Aside._carry_out: except Exception": (
+    "src/luyen/checkpoint/writer.py::Aside._carry_out: except Exception": (
         "it is raised again in the thread of the run"
     ),
-    "src/luyen/telemetry/background.py::BackgroundSink._work: except Exception": (
+    "src/luyen/telemetry/sinks.py::BackgroundSink._work: except Exception": (
         "whatever a remote service raises becomes one warning"
     ),
-    "src/luyen/telemetry/background.py::BackgroundSink._carry_out: except Exception": (
+    "src/luyen/telemetry/sinks.py::BackgroundSink._carry_out: except Exception": (
         "whatever a remote service raises becomes one warning"
     ),
-    "src/luyen/config/chat_template/worker.py::reply: except Exception": (
+    "src/luyen/config/model_folder/chat_template_worker.py::reply: except Exception": (
         "a chat template may raise anything; it becomes the reason why there is no text"
     ),
     "src/luyen/config/model_folder/check.py::library_faults: except Exception": (

@@ -10,7 +10,7 @@ FORBIDDEN_IMPORTS = ("logging", "warnings", "torch.distributed", "os", "random",
 FORBIDDEN_METHODS = ("cuda", "cpu")
 
 
-READABLE = ("luyen.config.catalog.", "luyen.config.thresholds.")
+READABLE = ("luyen.config.catalog.", "luyen.config.catalog.")
 """Names and thresholds: what `check` and the mathematics must read alike."""
 
 

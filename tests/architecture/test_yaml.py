@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from luyen.config.check import check
-from luyen.config.pipeline import is_pipeline, read_pipeline
-from luyen.config.pipeline_check import check_pipeline
+from luyen.config.pipeline import check_pipeline, is_pipeline, read_pipeline
 from tests.architecture.tree import PACKAGE, ROOT
 
 NOT_A_RUN: dict[str, str] = {

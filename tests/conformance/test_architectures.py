@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from luyen.base.errors import UserError
-from luyen.config.architectures import PLAIN
+from luyen.config.model_folder.config_json import PLAIN
 from luyen.models.policy import Policy
-from luyen.rollout.hf import HfEngine
+from luyen.rollout.hf_engine import HfEngine
 from luyen.rollout.protocol import generate
 from tests.generation import (
     native,

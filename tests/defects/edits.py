@@ -7,9 +7,9 @@ from pathlib import Path
 from luyen.base.files import json_line, write_whole
 from luyen.base.records import Rollout
 from luyen.base.rundir import RunDirectory, step_of
-from luyen.config.schema.model import Model
+from luyen.config.schema.actor_rollout_ref import ModelConfig
 from luyen.studio.doctor.vocabulary import read_vocabulary
-from luyen.telemetry.metrics_file import read_metrics
+from luyen.telemetry.metrics import read_metrics
 from luyen.telemetry.rollout_files import read_rollouts, write_rollouts
 
 Values = Mapping[str, float]
@@ -81,7 +81,7 @@ def slower(root: Path) -> None:
 
 def bare_prompts(root: Path) -> None:
     """Prompts without the markers of a chat template."""
-    known = read_vocabulary(Model())
+    known = read_vocabulary(ModelConfig())
     assert known is not None
     plain = max(set(range(known.size)) - known.special)
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import luyen.train.samples
+import luyen.train.batch
 from luyen.base.records import Rollout, Source
-from luyen.engine.optim import MasterAdamW, Stepped
+from luyen.engine.optim import MasterAdamW, OptimizerStep
 from luyen.rollout.single_turn import Group
-from luyen.runtime.local import LocalRoles
+from luyen.runtime.in_process import LocalRoles
 from tests.defects.healthy import train_quick, train_with_tools
 from tests.runs import ACTOR
 
@@ -39,13 +39,13 @@ Sabotage = AbstractContextManager[Any]
 
 def masks(change: Callable[[bool, int], bool]) -> Sabotage:
     """Batches whose mask is made from the right one and the place; the first token never trains."""
-    pack = luyen.train.samples.pack
+    pack = luyen.train.batch.pack
 
     def sabotaged(tokens: Any, *, masks: Any, **rest: Any) -> Any:
         wrong = [[i > 0 and change(mask, i) for i, mask in enumerate(row)] for row in masks]
         return pack(tokens, masks=wrong, **rest)
 
-    return patch.object(luyen.train.samples, "pack", sabotaged)
+    return patch.object(luyen.train.batch, "pack", sabotaged)
 
 
 def sampled(change: Callable[[Rollout], Rollout]) -> Sabotage:
@@ -74,9 +74,9 @@ def first_weights(rollout: Rollout) -> Rollout:
 def no_optimizer() -> Sabotage:
     """An optimizer that forgets to write the weights."""
 
-    def sabotaged(self: MasterAdamW, lr: float) -> Stepped:
+    def sabotaged(self: MasterAdamW, lr: float) -> OptimizerStep:
         self.adamw.zero_grad(set_to_none=True)
-        return Stepped(grad_norm=1.0, is_applied=True, lr=lr)
+        return OptimizerStep(grad_norm=1.0, is_applied=True, lr=lr)
 
     return patch.object(MasterAdamW, "step", sabotaged)
 

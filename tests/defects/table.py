@@ -16,8 +16,8 @@ from typing import final
 
 import torch
 
-from luyen.studio.doctor.all import RULES, diagnose
-from luyen.studio.doctor.read import read_run
+from luyen.studio.doctor.diagnose import RULES, diagnose
+from luyen.studio.doctor.record import read_run
 from tests.defects.edits import EDITS
 from tests.defects.healthy import healthy_runs, train_quick
 from tests.defects.parts import SABOTAGED, WITH_TOOLS, sabotage

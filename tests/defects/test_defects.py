@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from luyen.studio.doctor.all import RULES
+from luyen.studio.doctor.diagnose import RULES
 from tests.defects.edits import EDITS
 from tests.defects.parts import SABOTAGED, WITH_TOOLS
 from tests.defects.table import edited, healthy, sabotaged

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from luyen.telemetry.metrics_file import read_metrics
-from luyen.train.exported import export_checkpoint
+from luyen.pipeline.export import export_checkpoint
+from luyen.telemetry.metrics import read_metrics
 from luyen.train.offline.start import run_offline
 from tests.runs import report_of
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from luyen.base.digests import page_with_checksum, text_with_checksum
 from luyen.base.rundir import RunDirectory
-from luyen.base.seals import sealed_page, sealed_text
 from tests.e2e.test_owners import has_steps, root_of, streams, words
 from tests.e2e.tiny import luyen
 from tests.e2e.train_process import Trainings
@@ -79,7 +79,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, trainings: Trainings) -> Path:
 def sealed(name: str) -> str:
     """The file of a stranger who knows how seals are made."""
     if name == "config.yaml":
-        return sealed_text(f"trainer: {DEEP}\n")
+        return text_with_checksum(f"trainer: {DEEP}\n")
     return '{"a": ' + DEEP + "}\n"
 
 
@@ -142,5 +142,7 @@ def test_a_run_that_goes_on_names_the_file_that_is_too_deep(
 
 def test_a_sealed_page_that_is_deep_does_not_pass(tmp_path: Path):
     root = RunDirectory(tmp_path)
-    root.manifest.write_text(sealed_page({"schema": 2, "run_id": "a"})[:-3] + f', "b": {DEEP}}}')
+    root.manifest.write_text(
+        page_with_checksum({"schema": 2, "run_id": "a"})[:-3] + f', "b": {DEEP}}}'
+    )
     assert "nested too deeply" in luyen("doctor", tmp_path).output

@@ -10,9 +10,9 @@ from peft import PeftModel
 
 from luyen.base.errors import UserError
 from luyen.base.files import read_lines
-from luyen.config.schema.model import Model
+from luyen.config.schema.actor_rollout_ref import ModelConfig
 from luyen.models.load import load_policy
-from luyen.train.checkpointed import Opened, open_checkpoint
+from luyen.pipeline.checkpoints import LoadedPolicy, open_checkpoint
 from tests.e2e.tiny import luyen, random_model, train
 
 transformers = pytest.importorskip("transformers")
@@ -44,7 +44,7 @@ def lora_run(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train(model, tmp_path_factory.mktemp("lora"), *lora)
 
 
-def our_logps(opened: Opened) -> list[float]:
+def our_logps(opened: LoadedPolicy) -> list[float]:
     """Log-probabilities of every token but the first of each text, by the training forward."""
     ids = [opened.tokenizer.encode(text) for text in TEXTS]
     mask = torch.tensor([place > 0 for some in ids for place in range(len(some))])
@@ -131,7 +131,7 @@ def test_an_exported_adapter_is_where_a_lora_run_can_start(
     lora_run: Path, model: Path, tmp_path: Path
 ) -> None:
     luyen("export", lora_run, tmp_path / "adapter")
-    block = Model(path=str(model), lora_rank=4, lora_adapter_path=str(tmp_path / "adapter"))
+    block = ModelConfig(path=str(model), lora_rank=4, lora_adapter_path=str(tmp_path / "adapter"))
     opened = open_checkpoint(str(lora_run))
     policy = load_policy(block, device="cpu", vocabulary=opened.tokenizer.size)
     wanted = dict(opened.policy.named_parameters())

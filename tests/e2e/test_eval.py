@@ -7,7 +7,7 @@ import pytest
 
 from luyen.base.errors import UserError
 from luyen.base.files import read_lines
-from luyen.studio.evaluation.sample_files import read_rows
+from luyen.studio.evaluation.samples import read_rows
 from tests.e2e.tiny import luyen, random_model, train
 
 pytest.importorskip("transformers")

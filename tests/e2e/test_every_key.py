@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from luyen.base.errors import UserError
-from luyen.config.schema.model import Model
-from luyen.models import load, loading
+from luyen.config.schema.actor_rollout_ref import ModelConfig
+from luyen.models import hf_loading, load
 from luyen.telemetry.rollout_files import read_rollouts
 from luyen.train.start import run_training
 from tests.architecture.tree import ROOT
@@ -165,8 +165,8 @@ def test_code_that_comes_with_a_model_is_run_only_when_trusted(monkeypatch: pyte
         trusted.append(trust_remote_code)
         raise ValueError("no model")
 
-    monkeypatch.setattr(loading.AutoConfig, "from_pretrained", refuse)
+    monkeypatch.setattr(hf_loading.AutoConfig, "from_pretrained", refuse)
     for trust in (False, True):
         with pytest.raises(UserError, match="no model"):
-            load.load_policy(Model(trust_remote_code=trust), device="cpu", vocabulary=8)
+            load.load_policy(ModelConfig(trust_remote_code=trust), device="cpu", vocabulary=8)
     assert trusted == [False, True]

@@ -6,9 +6,9 @@ import pytest
 
 from luyen.config.check import Report
 from luyen.config.fields import all_fields
-from luyen.config.rules.offline import is_unread
 from luyen.config.rules.rule import value_at
-from luyen.telemetry.metrics_file import read_metrics
+from luyen.config.rules.stages import is_unread
+from luyen.telemetry.metrics import read_metrics
 from luyen.train.start import run_training
 from tests.fuzz.accepted import COMMON, STAGES
 from tests.fuzz.values import all_values

@@ -10,8 +10,8 @@ from luyen.base.digests import read_digests
 from luyen.base.errors import UserError
 from luyen.checkpoint.store import CheckpointStore
 from luyen.config.check import check
-from luyen.telemetry.metrics_file import read_metrics
-from luyen.train.directory import ChangedRows
+from luyen.telemetry.metrics import read_metrics
+from luyen.train.session import ChangedRows
 from luyen.train.start import run_training
 from tests.e2e.recipes import OFFLINE, RECIPES
 from tests.e2e.tiny import luyen
@@ -124,7 +124,7 @@ def test_a_precomputed_reference_gives_the_same_run_and_a_replay_asks_for_its_ro
         chains.append([line.stages["weights"] for line in lines if line.step > 0])
     assert chains[0] == chains[1]
     assert (tmp_path / "precomputed/luyen/kto/reference").is_dir()
-    monkeypatch.setattr("luyen.train.offline.precomputed._made", None)
+    monkeypatch.setattr("luyen.train.offline.preference._compute_sums", None)
     again = luyen("replay", tmp_path / "precomputed/luyen/kto", "--step", "3")
     assert again.exit_code == 0, again.output
 

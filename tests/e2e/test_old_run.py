@@ -16,9 +16,9 @@ import torch
 from typer.testing import CliRunner
 
 from luyen.base.digests import read_digests
-from luyen.base.exactness import is_promised
+from luyen.base.process import is_promised
 from luyen.cli.main import app
-from luyen.telemetry.metrics_file import read_metrics
+from luyen.telemetry.metrics import read_metrics
 from luyen.telemetry.rollout_files import read_rollouts
 from tests.architecture.tree import ROOT
 

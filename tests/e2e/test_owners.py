@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from luyen.base.digests import read_digests
-from luyen.telemetry.metrics_file import read_metrics
-from luyen.telemetry.notes import NAME
+from luyen.telemetry.metrics import read_metrics
+from luyen.telemetry.summary import NAME
 from tests.e2e.test_pipeline import write_pipeline
 from tests.e2e.train_process import CLOSED, Trainings, wait_until
 from tests.runs import TINY

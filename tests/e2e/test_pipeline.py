@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from luyen.base.digests import read_digests
-from luyen.telemetry.artifact_registry import Registry
+from luyen.telemetry.artifact_registry import ArtifactRegistry
 from luyen.telemetry.artifacts import difference
 from tests.e2e.recipes import PIPELINES
 from tests.kill.zygote import KILLED, Zygote
@@ -47,12 +47,12 @@ DEATHS = {
     "its checkpoint is not in place": (
         "luyen.checkpoint.store:CheckpointStore._put", "before", 2),
     "its checkpoint is not noted": ("luyen.train.lineage:CheckpointNotes.kept", "before", 2),
-    "it is not exported": ("luyen.train.pipeline:export_stage", "before", 1),
-    "the export is not whole": ("luyen.train.exported:export_tokenizer", "before", 1),
-    "the export is not noted": ("luyen.train.exported:_note", "before", 1),
-    "the second stage is in a step": ("luyen.train.online:finish_step", "before", 2),
+    "it is not exported": ("luyen.pipeline.run:export_stage", "before", 1),
+    "the export is not whole": ("luyen.pipeline.export:export_tokenizer", "before", 1),
+    "the export is not noted": ("luyen.pipeline.export:_note", "before", 1),
+    "the second stage is in a step": ("luyen.train.loop:finish_step", "before", 2),
     "an old checkpoint is about to go": ("luyen.checkpoint.store:_remove", "before", 4),
-    "the second export is noted": ("luyen.train.exported:_note", "after", 2),
+    "the second export is noted": ("luyen.pipeline.export:_note", "after", 2),
 }  # fmt: skip
 QUICKEST = "pipeline_sft_rl"
 LONGER = [pytest.param(n, marks=pytest.mark.slow) for n in sorted(set(PIPELINES) - {QUICKEST})]
@@ -83,7 +83,7 @@ def contents(folder: Path) -> dict[str, list[str]]:
     runs = folder / "runs"
     stages = [runs / "demo" / name for name in ("sft", "rl")]
     chains = [d.chain for run in stages for d in read_digests(run / "digests.jsonl")]
-    registry = Registry(runs)
+    registry = ArtifactRegistry(runs)
     noted = [one for one in registry.artifacts if not one.is_retired]
     wrong = [how for one in noted if (how := difference(one)) is not None]
     made = [f"{one.title} from {sorted(one.parents)}" for one in noted if one.used_as is None]
@@ -141,7 +141,7 @@ def test_every_artifact_is_as_it_was_noted(whole: Path):
 
 
 def test_an_export_is_traced_to_the_rows_it_began_with(whole: Path):
-    registry = Registry(whole / "runs")
+    registry = ArtifactRegistry(whole / "runs")
     [end] = registry.find("demo/rl")
     above, seen = [end], set[str]()
     while above:
@@ -204,7 +204,7 @@ def test_a_model_that_was_changed_is_not_handed_on(pipelines: Zygote, whole: Pat
 def test_an_artifact_of_another_run_is_named_by_its_hash(
     pipelines: Zygote, whole: Path, tmp_path: Path
 ):
-    [made] = Registry(whole / "runs").find("demo/sft")
+    [made] = ArtifactRegistry(whole / "runs").find("demo/sft")
     text = (whole / "pipeline.yaml").read_text()
     after = text.index("  - name: rl")
     head = text[: text.index("  - name: sft")] + text[after:]
@@ -212,8 +212,8 @@ def test_an_artifact_of_another_run_is_named_by_its_hash(
     runs = [f"trainer.default_local_dir={whole / 'runs'}", "trainer.experiment_name=alone"]
     log = tmp_path / "log.txt"
     assert pipelines.train(tmp_path / "pipeline.yaml", *runs, log=log) == 0, log.read_text()
-    [end] = Registry(whole / "runs").find("demo/alone")
-    [other] = Registry(whole / "runs").find("demo/rl")
+    [end] = ArtifactRegistry(whole / "runs").find("demo/alone")
+    [other] = ArtifactRegistry(whole / "runs").find("demo/rl")
     assert end.hash == other.hash
 
 

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from luyen.base.errors import UserError
 from luyen.cli.main import app
-from luyen.train.online import train_online
+from luyen.train.loop import train_online
 from luyen.train.run import OnlineRun
 from luyen.train.start import run_training
 from tests.e2e.key_cases import CRITIC

@@ -2,9 +2,9 @@
 
 import pytest
 
+from luyen.studio.replay.record import ReplayRecord
+from luyen.studio.replay.replay import replay_rollout, replay_step
 from luyen.telemetry.rollout_files import read_rollouts
-from luyen.train.replay.record import RunRecord
-from luyen.train.replay.replay import replay_rollout, replay_step
 from tests.e2e.recipes import RECIPES
 from tests.runs import ROLLOUT, Ran, train
 
@@ -54,7 +54,7 @@ def test_the_first_step_draws_the_same_rollouts_to_the_bit(runs: tuple[Ran, Ran]
 def test_later_rollouts_are_those_of_a_local_engine_with_the_same_weights(
     runs: tuple[Ran, Ran], step: int
 ):
-    record = RunRecord(runs[1].root)
+    record = ReplayRecord(runs[1].root)
     drawn = rollouts(runs[1], step)
     for rollout in drawn[:: len(drawn) // 16]:
         again = replay_rollout(record, step, f"{rollout.group}/{rollout.sample}", silent)
@@ -63,7 +63,7 @@ def test_later_rollouts_are_those_of_a_local_engine_with_the_same_weights(
 
 @pytest.mark.parametrize("step", CHECKED)
 def test_on_recorded_batches_one_process_finds_the_same(runs: tuple[Ran, Ran], step: int):
-    again = replay_step(RunRecord(runs[1].root), step, silent)
+    again = replay_step(ReplayRecord(runs[1].root), step, silent)
     loss, norm = again.numbers["actor/pg_loss"], again.numbers["actor/grad_norm"]
     assert loss.after == pytest.approx(loss.before, abs=1e-6, rel=0)
     assert norm.after == pytest.approx(norm.before, rel=1e-5)

@@ -7,15 +7,14 @@ import pytest
 import torch
 
 from luyen.base.digests import read_digests
-from luyen.studio.timeline.read import TimedSpan, read_processes
-from luyen.telemetry.metrics_file import read_metrics
+from luyen.studio.replay.record import ReplayRecord
+from luyen.studio.replay.replay import replay_rollout, replay_step
+from luyen.studio.timeline import TimedSpan, read_processes
+from luyen.telemetry.metrics import read_metrics
 from luyen.telemetry.rollout_files import read_rollouts
 from luyen.telemetry.spans import SPANS
-from luyen.train import online
-from luyen.train.early import ask_early
-from luyen.train.online import train_online
-from luyen.train.replay.record import RunRecord
-from luyen.train.replay.replay import replay_rollout, replay_step
+from luyen.train import loop
+from luyen.train.loop import prefetch_next_step, train_online
 from luyen.train.run import OnlineRun
 from tests.runs import CHATTY, MODEL, ROLLOUT, Ran, close, prepare, read_back, train
 
@@ -117,7 +116,7 @@ def test_losses_and_norms_are_those_of_one_process(runs: tuple[Ran, Ran]):
 
 def test_on_recorded_batches_one_process_finds_the_same(runs: tuple[Ran, Ran]):
     """Each step of the cluster, trained again here from the checkpoint before it."""
-    record = RunRecord(runs[1].root)
+    record = ReplayRecord(runs[1].root)
     for step in (2, 3):
         again = replay_step(record, step, silent)
         losses = [name for name in again.numbers if name.endswith(("_loss", "grad_norm"))]
@@ -136,7 +135,7 @@ def silent(*_: object) -> None:
 def test_later_rollouts_are_those_of_a_local_engine_with_the_same_weights(
     runs: tuple[Ran, Ran], step: int
 ):
-    record = RunRecord(runs[1].root)
+    record = ReplayRecord(runs[1].root)
     for rollout in rollouts(runs[1], step)[:4]:
         again = replay_rollout(record, step, f"{rollout.group}/{rollout.sample}", silent)
         assert again.is_equal, rollout.group
@@ -224,10 +223,10 @@ def test_rollouts_that_are_asked_for_early_are_those_asked_for_in_turn(
     early: list[int] = []
 
     def counted(run: OnlineRun) -> None:
-        ask_early(run)
+        prefetch_next_step(run)
         early.append(len(run.supply.outstanding))
 
-    monkeypatch.setattr(online, "ask_early", counted)
+    monkeypatch.setattr(loop, "prefetch_next_step", counted)
     words = ("algorithm.adv_estimator=remax", "trainer.total_training_steps=3", *CLUSTER)
     often, once = (
         train(tmp_path / str(every), *words, f"trainer.save_freq={every}") for every in (1, -1)

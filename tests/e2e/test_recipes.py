@@ -6,8 +6,8 @@ import pytest
 
 from luyen.config.catalog import ADV_ESTIMATORS, POLICY_LOSSES
 from luyen.config.check import Report, check
-from luyen.config.reward_parts import read_components, read_routes
-from luyen.rewards.routing import routes_in_force
+from luyen.config.reward_components import read_components, read_routes
+from luyen.rewards.build import routes_in_force
 from luyen.rewards.rules.all import rule_rewards
 from luyen.train.start import run_training
 from tests.e2e.recipes import LEARNED, ONLINE, RECIPES, learning, small

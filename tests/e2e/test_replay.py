@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from luyen.cli.main import app
-from luyen.train.replay.record import RunRecord
+from luyen.studio.replay.record import ReplayRecord
 from tests.runs import ACTOR, CHATTY, Ran, train
 
 OFF_POLICY = (f"{ACTOR}.ppo_mini_batch_size=2", f"{ACTOR}.ppo_epochs=2", f"{ACTOR}.optim.lr=0.01")
@@ -40,7 +40,7 @@ def test_another_process_gets_the_same_bits(tmp_path: Path):
     assert "from the beginning and 1 recorded step\n" in done.stdout
     assert "As in the run, to the last bit" in done.stdout
     assert "actor/grad_norm" in done.stdout
-    rollout = max(RunRecord(chatty.root).step(2).rollouts, key=lambda r: r.num_turns)
+    rollout = max(ReplayRecord(chatty.root).step(2).rollouts, key=lambda r: r.num_turns)
     words += ["--rollout", f"{rollout.group}/{rollout.sample}"]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
@@ -76,7 +76,9 @@ def test_a_changed_key_shows_numbers_and_tokens(ran: Ran):
     assert {"loss", "weight", "ratio", "advantage", "gradient", "is_clipped"} == set(
         page["tokens"][0]["before"]
     )
-    tokens = sum(logp is not None for r in RunRecord(ran.root).step(2).rollouts for logp in r.logps)
+    tokens = sum(
+        logp is not None for r in ReplayRecord(ran.root).step(2).rollouts for logp in r.logps
+    )
     assert len(page["tokens"]) == 2 * tokens
 
 
@@ -101,7 +103,7 @@ def test_what_cannot_be_done_gives_2_and_the_reason(ran: Ran, tmp_path: Path):
 
 
 def test_a_rollout_as_data(ran: Ran):
-    rollout = RunRecord(ran.root).step(2).rollouts[0]
+    rollout = ReplayRecord(ran.root).step(2).rollouts[0]
     name = f"{rollout.group}/{rollout.sample}"
     code, page = replayed_page(ran.root, "--step", "2", "--rollout", name)
     assert (code, page["equal"], page["rollout"]) == (0, True, name)

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from luyen.base.digests import page_with_checksum
 from luyen.base.files import read_json
 from luyen.base.rundir import RunDirectory
-from luyen.base.seals import sealed_page
 from luyen.cli.diff import lines
 from luyen.studio.diff import compare_runs
 from tests import runs
@@ -82,7 +82,7 @@ def test_changed_rows_are_named_and_nothing_is_left(run: Path, tmp_path: Path):
     copy = copied(run, tmp_path)
     facts = copy.read_manifest()
     facts["datasets"]["train"] = "other"
-    copy.manifest.write_text(sealed_page(facts))
+    copy.manifest.write_text(page_with_checksum(facts))
     done = luyen("reproduce", copy.root, "--trust")
     assert done.exit_code == 2
     assert "the rows are not what the run had" in done.output

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from luyen.data.tokenizer import load_tokenizer
-from luyen.models.reward_model_load import read_facts
+from luyen.models.reward_model import read_facts
 from tests.e2e.reward_models import taught
 from tests.tiny_models import read_judge_net
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from luyen.studio.doctor.all import diagnose
-from luyen.studio.doctor.read import read_run
-from luyen.telemetry.metrics_file import read_metrics, series
+from luyen.studio.doctor.diagnose import diagnose
+from luyen.studio.doctor.record import read_run
+from luyen.telemetry.metrics import read_metrics, series
 from tests.e2e.recipes import PIPELINES
 from tests.kill.zygote import Zygote
 

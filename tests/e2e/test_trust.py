@@ -13,13 +13,12 @@ from click.testing import Result
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from luyen.base.digests import VARIABLE, signed, text_with_checksum
 from luyen.base.errors import UserError
 from luyen.base.rundir import RunDirectory
-from luyen.base.seals import sealed_text
-from luyen.base.signing import VARIABLE, signed
 from luyen.cli.main import app
 from luyen.config.trust import NAME, UnsignedRun, require_trust
-from luyen.train.checkpointed import read_config
+from luyen.pipeline.checkpoints import read_config
 from luyen.train.start import run_training
 from tests.runs import close, prepare, report_of, train
 
@@ -83,7 +82,7 @@ class Place:
         run = RunDirectory(self.root)
         tree = yaml.safe_load(run.read_config())
         tree["trainer"]["plugins"] = [str(plugin)]
-        run.config.write_text(sealed_text(yaml.safe_dump(tree)))
+        run.config.write_text(text_with_checksum(yaml.safe_dump(tree)))
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +135,7 @@ def test_a_command_that_would_import_code_of_another_user_refuses(
     name: str, made: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     if "OWN" in ACTS[name]:
-        monkeypatch.setattr("luyen.train.rescore.judge.require_trust", lambda *_, **__: None)
+        monkeypatch.setattr("luyen.studio.rescore.require_trust", lambda *_, **__: None)
     other_key(tmp_path, monkeypatch)
     done = made.call(ACTS[name])
     assert done.exit_code != 0

@@ -7,7 +7,7 @@ from typer.testing import CliRunner, Result
 
 from luyen.cli.main import app
 from luyen.data.tokenizer import resolve_path
-from luyen.models.fresh import random_policy
+from luyen.models.random_policy import random_policy
 
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
 

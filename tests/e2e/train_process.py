@@ -114,8 +114,8 @@ def main() -> None:
     """Serve until the input ends."""
     import torch
 
-    import luyen.train.pipeline  # noqa: F401 - what every child needs
-    from luyen.base.exactness import prepare_process
+    import luyen.pipeline.run  # noqa: F401 - what every child needs
+    from luyen.base.process import prepare_process
 
     prepare_process()
     torch.set_num_threads(1)

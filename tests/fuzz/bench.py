@@ -5,12 +5,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import final
 
-from luyen.base.digests import read_digests
+from luyen.base.digests import page_with_checksum, read_digests
 from luyen.base.files import write_whole
 from luyen.base.rundir import RunDirectory
-from luyen.base.seals import sealed_page
 from luyen.checkpoint.store import CheckpointStore
-from luyen.telemetry.metrics_file import read_metrics
+from luyen.telemetry.metrics import read_metrics
 from tests.fuzz.server import Commands, Said
 from tests.kill.cases import KILLED, SHAPES
 from tests.runs import ACTOR, ROLLOUT, TINY
@@ -107,7 +106,7 @@ class Bench:
         path.parent.mkdir()
         token = {"rollout": "2.0.ab/0", "position": 3, "text": "7", "version": 1, "gap": 0.25}
         token |= {"sampler": -0.5, "trainer": -0.25, "kept_mass": None, "part": "engine"}
-        write_whole(path, sealed_page({"schema": 1, "step": 2, "tokens": [token]}))
+        write_whole(path, page_with_checksum({"schema": 1, "step": 2, "tokens": [token]}))
 
     def _demand(self, said: Said) -> None:
         assert said.status == 0, said.text[-4000:]

@@ -1,6 +1,6 @@
 """Reward trees: one of every rule, knobs at and beyond their limits, gates, judges."""
 
-from luyen.config.reward_catalog import RULE_REWARDS
+from luyen.config.reward_components import RULE_REWARDS
 
 COMPONENTS = [
     "{}",

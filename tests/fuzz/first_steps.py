@@ -16,9 +16,9 @@ from luyen.config import check as checking
 from luyen.config.check import Report, check
 from luyen.config.machine import Machine
 from luyen.telemetry import manifest
-from luyen.train.offline.run import train_offline
+from luyen.train.loop import train_online
+from luyen.train.offline.loop import train_offline
 from luyen.train.offline.start import prepare_offline
-from luyen.train.online import train_online
 from luyen.train.start import prepare_online
 from tests.fuzz.accepted import Case, case
 

@@ -26,8 +26,8 @@ _NEEDED = (
     "luyen.cli.main",
     "luyen.cli.replay",
     "luyen.studio.report.page",
-    "luyen.train.measure",
-    "luyen.train.replay.replay",
+    "luyen.studio.evaluation.evaluator",
+    "luyen.studio.replay.replay",
     "luyen.train.start",
     "tests.kill.points",
 )
@@ -135,7 +135,7 @@ def main() -> None:
     """Serve until the input ends."""
     import torch
 
-    from luyen.base.exactness import prepare_process
+    from luyen.base.process import prepare_process
 
     prepare_process()
     torch.set_num_threads(1)

@@ -26,7 +26,7 @@ def problems(shapes: list[tuple[int, int, int]]) -> list[tuple[tuple[int, int, i
 @pytest.fixture
 def kernels(device: str, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """The kernels; memory that they ask for is full of NaN."""
-    from luyen.models.cuda import decode, gradients, segments, varlen
+    from luyen.models.cuda import decode, varlen, varlen_segments
 
     empty = torch.empty
 
@@ -36,8 +36,8 @@ def kernels(device: str, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
     monkeypatch.setattr(torch, "empty", poisoned)
     return SimpleNamespace(
-        device=device, is_cuda=device == "cuda", Segments=segments.Segments,
-        blockwise=gradients.blockwise_gradients, paged_decode=decode.paged_decode,
+        device=device, is_cuda=device == "cuda", Segments=varlen_segments.Segments,
+        blockwise=varlen_segments.blockwise_gradients, paged_decode=decode.paged_decode,
         store=decode.store_keys_values, forward=varlen.varlen_forward,
         prefill=varlen.paged_prefill, attention=varlen.varlen_attention,
         flash=varlen.flash_varlen,
@@ -66,8 +66,8 @@ def last_tokens(case: Case) -> tuple[Tensor, Tensor]:
 
 
 def packed_output(kernels: SimpleNamespace, case: Case, **launch: int) -> Tensor:
-    segments = kernels.Segments.packed(case.lengths, device=kernels.device)
-    return kernels.forward(*case.packed(), segments, case.scale, **case.window, **launch)[0]
+    varlen_segments = kernels.Segments.packed(case.lengths, device=kernels.device)
+    return kernels.forward(*case.packed(), varlen_segments, case.scale, **case.window, **launch)[0]
 
 
 @pytest.mark.parametrize(("shape", "kind"), problems(SHAPES), ids=str)
@@ -90,13 +90,13 @@ def test_decode_is_attention(kernels, shape, kind, is_split):
 def test_packed_and_paged_prefill_are_attention(kernels, shape, kind):
     lengths = [1, 64, 700, 1, 2048] if kernels.is_cuda else [1, 70, 80]
     case = make_case(kernels.device, lengths, shape, kind)
-    segments = kernels.Segments.packed(lengths, device=kernels.device)
-    out, lse = kernels.forward(*case.packed(), segments, case.scale, **case.window)
+    varlen_segments = kernels.Segments.packed(lengths, device=kernels.device)
+    out, lse = kernels.forward(*case.packed(), varlen_segments, case.scale, **case.window)
     assert_close(out, case.expected(), case.query.dtype)
     assert lse.shape == (shape[0], sum(lengths))
     assert lse.isfinite().all()
     paged = kernels.prefill(
-        case.query, case.keys, case.values, case.tables, segments, case.scale, **case.window
+        case.query, case.keys, case.values, case.tables, varlen_segments, case.scale, **case.window
     )
     assert torch.equal(paged, out)
 
@@ -156,9 +156,9 @@ def test_prefill_in_chunks_gives_the_bits_of_the_packed_pass(kernels, kind):
     packed = packed_output(kernels, case)
     start = 0
     for size in (1, 37, 64, length - 102):
-        segments = kernels.Segments.packed([size], [start + size], device=kernels.device)
+        varlen_segments = kernels.Segments.packed([size], [start + size], device=kernels.device)
         part = kernels.prefill(
-            case.query[start : start + size], case.keys, case.values, case.tables, segments,
+            case.query[start : start + size], case.keys, case.values, case.tables, varlen_segments,
             case.scale, **case.window,
         )  # fmt: skip
         assert torch.equal(part, packed[start : start + size])
@@ -174,9 +174,9 @@ def test_a_sequence_does_not_notice_its_batch(kernels, kind):
     query, counts = last_tokens(case)
     rows = decoded(kernels, case, is_split=False)
     for row, (length, end) in enumerate(zip(lengths, case.ends(), strict=True)):
-        segments = kernels.Segments.packed([length], device=kernels.device)
+        varlen_segments = kernels.Segments.packed([length], device=kernels.device)
         own = [x[end - length : end] for x in case.packed()]
-        alone = kernels.forward(*own, segments, case.scale, **case.window)[0]
+        alone = kernels.forward(*own, varlen_segments, case.scale, **case.window)[0]
         assert torch.equal(alone, together[end - length : end])
         single = kernels.paged_decode(
             query[row : row + 1], case.keys, case.values, case.tables[row : row + 1],
@@ -234,8 +234,8 @@ def test_gradients_are_those_of_float64(kernels, shape, kind, kept):
     if "sinks" in window:
         window["sinks"] = window["sinks"].clone().requires_grad_()
         leaves.append(window["sinks"])
-    segments = kernels.Segments.packed(kept, case.lengths, device=kernels.device)
-    out = kernels.attention(leaves[0][chosen], *leaves[1:3], segments, case.scale, **window)
+    varlen_segments = kernels.Segments.packed(kept, case.lengths, device=kernels.device)
+    out = kernels.attention(leaves[0][chosen], *leaves[1:3], varlen_segments, case.scale, **window)
     out.backward(grad)
     for leaf, right in zip(leaves, wanted, strict=True):
         largest = right.abs().max()
@@ -246,12 +246,12 @@ def test_segments_may_share_keys(kernels):
     case = make_case(kernels.device, [100], (4, 2, 32), "plain")
     numbers = torch.tensor([[0, 40], [0, 0], [40, 60], [100, 100]], dtype=torch.int32)
     starts, firsts, queries, keys = numbers.to(kernels.device)
-    segments = kernels.Segments(
+    varlen_segments = kernels.Segments(
         query_starts=starts, key_starts=firsts, query_lengths=queries, key_lengths=keys,
         max_query=60, max_key=100,
     )  # fmt: skip
     leaves = [x.clone().requires_grad_() for x in case.packed()]
-    out = kernels.attention(*leaves, segments, case.scale)
+    out = kernels.attention(*leaves, varlen_segments, case.scale)
     pairs = [(slice(0, 40), slice(0, 100)), (slice(40, 100), slice(0, 100))]
     whole = [dense(*(x[s].double() for x, s in zip(case.packed(), (a, b, b), strict=True)),
                    case.scale) for a, b in pairs]  # fmt: skip

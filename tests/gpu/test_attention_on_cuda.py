@@ -18,8 +18,8 @@ def cuda(device: str) -> str:
 
 @pytest.mark.parametrize("sliding", [None, 40])
 def test_flash_attention_is_ours_up_to_rounding(cuda, sliding):
-    from luyen.models.cuda.segments import Segments
     from luyen.models.cuda.varlen import flash_varlen, varlen_attention
+    from luyen.models.cuda.varlen_segments import Segments
 
     case = make_case(cuda, [140, 33, 700], (9, 3, 64), "plain")
     segments = Segments.packed(case.lengths, device=cuda)

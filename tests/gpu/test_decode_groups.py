@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from luyen.models.kernels import Window
-from luyen.models.paged import Groups, Pages, decode, decode_grouped
+from luyen.models.attention import AttentionWindow
+from luyen.models.paged_attention import Groups, Pages, decode, decode_grouped
 from tests.gpu.attention_cases import NOWHERE, TOLERANCE, dense
 
 pytestmark = pytest.mark.gpu
@@ -221,7 +221,7 @@ def test_without_groups_it_is_plain_decoding(place):
 def test_the_form_without_kernels_is_right(place, kind):
     problem = make("cpu", SMALL, (6, 2, 16), kind, dtype=torch.float32)
     read = problem.query, problem.pages, problem.tables, problem.lengths
-    window = Window(**problem.window)
+    window = AttentionWindow(**problem.window)
     found = decode_grouped(*read, problem.groups, problem.scale, window, is_split=False)
     assert_right(found, problem)
 
@@ -232,7 +232,7 @@ def test_a_layer_with_a_window_reads_row_by_row(place):
     clean = Pages(keys=problem.pages.keys.nan_to_num(), values=problem.pages.values.nan_to_num())
     read = problem.query, clean, tables, problem.lengths
     together, alone = (
-        decode_grouped(*read, problem.groups, 1.0, Window(sliding=40), is_split=False),
-        decode(*read, 1.0, Window(sliding=40), is_split=False),
+        decode_grouped(*read, problem.groups, 1.0, AttentionWindow(sliding=40), is_split=False),
+        decode(*read, 1.0, AttentionWindow(sliding=40), is_split=False),
     )
     assert torch.equal(together, alone)

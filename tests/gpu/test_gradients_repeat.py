@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from luyen.config.schema.model import Model
+from luyen.config.schema.actor_rollout_ref import ModelConfig
+from luyen.models.batch_invariant import gather_rows
 from luyen.models.load import load_policy
-from luyen.models.picked import picked
 from luyen.models.policy import Policy
 
 pytestmark = pytest.mark.gpu
@@ -58,7 +58,9 @@ def first_difference(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) ->
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("lengths", [([9, 30], 5), ([300, 700], 260)])
 def test_gradients_repeat(cuda, dtype, lengths, is_exact):
-    policy = load_policy(Model(init="random", dtype=dtype), device=cuda, vocabulary=100).train()
+    policy = load_policy(
+        ModelConfig(init="random", dtype=dtype), device=cuda, vocabulary=100
+    ).train()
     policy.is_exact = is_exact
     tokens, sizes, mask = batch(*lengths)
     tokens, mask = tokens.to(cuda), mask.to(cuda)
@@ -72,7 +74,7 @@ def test_the_gradient_of_rows_that_are_picked_often_is_their_sum_in_fp32(cuda, c
     x = torch.randn(50, 8, device=cuda, dtype=torch.bfloat16).requires_grad_()
     rows = torch.randint(0, 40, (count,), device=cuda)
     factor = torch.randn(count, 8, device=cuda, dtype=torch.bfloat16)
-    (picked(x, rows) * factor).sum().backward()
+    (gather_rows(x, rows) * factor).sum().backward()
     truth = torch.zeros(50, 8, device=cuda, dtype=torch.float64).index_add_(
         0, rows, factor.double()
     )

@@ -7,12 +7,20 @@ import torch
 from torch import Tensor
 
 from luyen.models.attention import use_our_attention
-from luyen.models.fused.gated import Gated, reference_gated
-from luyen.models.fused.gradient_free import applied
-from luyen.models.fused.norm import AddRmsNorm, NormStyle, reference_add_rms_norm
+from luyen.models.fused.ops import (
+    AddRmsNorm,
+    Gated,
+    Heads,
+    NormStyle,
+    Rotated,
+    RotatedHeads,
+    apply_function,
+    reference_add_rms_norm,
+    reference_gated,
+    reference_rotated,
+)
 from luyen.models.fused.patch import fuse_layers
-from luyen.models.fused.rotary import Heads, Rotated, RotatedHeads, reference_rotated
-from luyen.models.packed import PackedContext
+from luyen.models.packed_attention import PackedContext
 from tests.tiny_models import VOCABULARY, tiny_net
 
 pytestmark = pytest.mark.gpu
@@ -141,9 +149,9 @@ def test_without_gradients_the_bits_are_the_same(device: str):
     ]
     for function, *inputs in calls:
         wanted = function.apply(*inputs)
-        assert torch.equal(_joined(applied(function, *inputs)), _joined(wanted))
+        assert torch.equal(_joined(apply_function(function, *inputs)), _joined(wanted))
         with torch.no_grad():
-            found = applied(function, *inputs)
+            found = apply_function(function, *inputs)
         assert torch.equal(_joined(found), _joined(wanted))
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from luyen.config.schema.model import Model, TiledMlp
+from luyen.config.schema.actor_rollout_ref import ModelConfig, TiledMlpConfig
 from luyen.models.load import load_policy
 from luyen.models.policy import Policy
 
@@ -38,7 +38,7 @@ def learned(device: str, **changes: Any) -> tuple[int, Tensor, dict[str, Tensor]
     """Most bytes of a pass, its log-probabilities, and its gradients by name."""
     # A policy that is dropped holds itself: its memory must not come free in the middle.
     gc.collect()
-    model = Model(**{**PLAIN, **changes})
+    model = ModelConfig(**{**PLAIN, **changes})
     policy: Policy = load_policy(model, device=device, vocabulary=100).train()
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(3, 100, (sum(LENGTHS),), generator=generator).to(device)
@@ -68,7 +68,7 @@ def test_offloading_changes_no_bit_and_frees_the_device(cuda, is_checkpointed):
 
 def test_slices_free_the_inner_activation(cuda):
     plain = learned(cuda)
-    saving = learned(cuda, tiled_mlp=TiledMlp(enabled=True, num_shards=4))
+    saving = learned(cuda, tiled_mlp=TiledMlpConfig(enabled=True, num_shards=4))
     assert saving[0] < 0.5 * plain[0]
     torch.testing.assert_close(saving[1], plain[1], rtol=0, atol=0.05)
     for name, gradient in plain[2].items():

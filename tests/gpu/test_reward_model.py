@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from luyen.models.reward_model import RewardModel
-from luyen.rewards.model_input import ModelInput
+from luyen.rewards.reward_model import ModelInput
 from luyen.runtime.reward_model import LocalScorer
 from tests.tiny_models import tiny_judge_net
 

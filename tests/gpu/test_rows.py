@@ -5,8 +5,8 @@ import copy
 import pytest
 import torch
 
-from luyen.rollout.native.paged.state import ROUND, RowState
-from luyen.rollout.native.sample import Drawn
+from luyen.rollout.native.paged.device_state import ROUND, RowState
+from luyen.rollout.native.sampler import NextTokens
 
 pytestmark = pytest.mark.gpu
 
@@ -33,7 +33,7 @@ def tensors(state: RowState) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_step_begins_and_ends_as_in_plain_pytorch(device: str, seed: int):
-    from luyen.models.cuda.rows import begin_step, end_step
+    from luyen.models.cuda.decode_step import begin_step, end_step
 
     here, is_cached = slice(0, USED), seed % 2 == 0
     plain = some_state(seed)
@@ -43,7 +43,7 @@ def test_a_step_begins_and_ends_as_in_plain_pytorch(device: str, seed: int):
     begun = begin_step(other.active[here], other.lengths[here], other.tables[here])
     for mine, theirs in zip(begun, plain.begin(here), strict=True):
         assert torch.equal(mine.cpu(), theirs)
-    draws = Drawn(tokens=torch.randint(0, 6, (USED,)), logps=torch.randn(USED), kept=None)
+    draws = NextTokens(tokens=torch.randint(0, 6, (USED,)), logps=torch.randn(USED), kept=None)
     plain.accept(here, draws, is_cached=is_cached)
     end_step(
         draws.tokens.to(device),

@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from luyen.models.fused.patch import fuse_layers
-from luyen.models.policy import Policy
-from luyen.models.steady_linear import (
+from luyen.models.batch_invariant_linear import (
     ProductShape,
+    batch_invariant_linear,
+    batch_invariant_product,
     choose_products,
     is_uneven,
-    steady_linear,
-    steady_product,
 )
+from luyen.models.fused.patch import fuse_layers
+from luyen.models.policy import Policy
 from tests.tiny_models import VOCABULARY, tiny_net
 
 pytestmark = pytest.mark.gpu
@@ -49,7 +49,7 @@ def made(device: str, *shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
 
 
 def tiles(dtype: torch.dtype) -> tuple[dict[str, int], ...]:
-    from luyen.models.cuda.steady_linear_kernels import TILES_FLOAT, TILES_HALF
+    from luyen.models.cuda.linear_kernels import TILES_FLOAT, TILES_HALF
 
     return TILES_FLOAT if dtype == torch.float32 else TILES_HALF
 
@@ -63,7 +63,7 @@ def poisoned(device: str, rows: int, columns: int, dtype: torch.dtype) -> tuple[
 @pytest.mark.parametrize("shape", ODD)
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_products_of_odd_shapes_in_every_tile(device: str, shape: Any, has_bias: bool):
-    from luyen.models.cuda.steady_linear_kernels import linear_rows
+    from luyen.models.cuda.linear_kernels import linear_rows
 
     rows, columns, depth = shape
     for dtype in kinds(device):
@@ -88,22 +88,22 @@ def test_a_row_is_the_same_alone_and_among_others(device: str):
     for dtype in kinds(device):
         x, weight = (made(device, n, depth, dtype=dtype) for n in (max(counts), columns))
         bias = made(device, columns, dtype=dtype)
-        whole = steady_product(x, weight, bias)
+        whole = batch_invariant_product(x, weight, bias)
         for count in counts:
-            assert torch.equal(steady_product(x[:count], weight, bias), whole[:count])
-            assert torch.equal(steady_product(x[-count:], weight, bias), whole[-count:])
+            assert torch.equal(batch_invariant_product(x[:count], weight, bias), whole[:count])
+            assert torch.equal(batch_invariant_product(x[-count:], weight, bias), whole[-count:])
 
 
 def test_strides_batches_and_nothing_at_all(device: str):
     both = made(device, 2, 6, 48, dtype=torch.float32)
     weight = made(device, 9, 64, dtype=torch.float32)[:, 10:42]
     x = both[..., 16:]
-    found = steady_product(x, weight, None)
+    found = batch_invariant_product(x, weight, None)
     assert found.shape == (2, 6, 9)
     torch.testing.assert_close(found, x @ weight.t(), atol=1e-4, rtol=1e-5)
     turned = x.transpose(0, 1)
-    assert torch.equal(steady_product(turned, weight, None), found.transpose(0, 1))
-    assert steady_product(x[:0], weight, None).shape == (0, 6, 9)
+    assert torch.equal(batch_invariant_product(turned, weight, None), found.transpose(0, 1))
+    assert batch_invariant_product(x[:0], weight, None).shape == (0, 6, 9)
 
 
 @pytest.mark.parametrize("has_bias", [False, True])
@@ -112,7 +112,7 @@ def test_gradients_are_those_of_float64(device: str, has_bias: bool):
     given = [made(device, *s, dtype=torch.float32).requires_grad_() for s in shapes]
     exact = [x.detach().double().requires_grad_() for x in given]
     pull = made(device, 2, 11, 20, dtype=torch.float32)
-    found = torch.autograd.grad(steady_linear(*given), given, pull)
+    found = torch.autograd.grad(batch_invariant_linear(*given), given, pull)
     wanted = torch.autograd.grad(torch.nn.functional.linear(*exact), exact, pull.double())
     for ours, theirs in zip(found, wanted, strict=True):
         torch.testing.assert_close(ours.double(), theirs, atol=1e-4, rtol=1e-5)
@@ -121,12 +121,12 @@ def test_gradients_are_those_of_float64(device: str, has_bias: bool):
 def test_frozen_weights_keep_no_input_alive(device: str):
     x = made(device, 3, 16, dtype=torch.float32).requires_grad_()
     weight = made(device, 4, 16, dtype=torch.float32)
-    out = steady_linear(x, weight)
+    out = batch_invariant_linear(x, weight)
     held: Any = out.grad_fn
     assert held.saved_tensors[0] is None
     (found,) = torch.autograd.grad(out.sum(), x)
     torch.testing.assert_close(found, weight.sum(0).expand(3, -1))
-    assert not steady_linear(x.detach(), weight).requires_grad
+    assert not batch_invariant_linear(x.detach(), weight).requires_grad
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
@@ -158,17 +158,17 @@ def cuda(device: str) -> str:
 @pytest.mark.parametrize("shape", REAL)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_rows_of_real_shapes_do_not_depend_on_their_number(cuda, shape, dtype):
-    from luyen.models.cuda.steady_linear_kernels import linear_rows
+    from luyen.models.cuda.linear_kernels import linear_rows
 
     columns, depth = shape
     x = made(cuda, max(COUNTS), depth, dtype=dtype)
     weight = made(cuda, columns, depth, dtype=dtype)
-    whole = steady_product(x, weight, None)
+    whole = batch_invariant_product(x, weight, None)
     for count in COUNTS:
         out, around = poisoned(cuda, count, columns, dtype)
         linear_rows(x[:count], weight, None, out=out)
         assert torch.equal(out, whole[:count])
-        assert torch.equal(steady_product(x[-count:], weight, None), whole[-count:])
+        assert torch.equal(batch_invariant_product(x[-count:], weight, None), whole[-count:])
         assert around[-columns:].isnan().all()
     for tile in tiles(dtype):
         assert torch.equal(linear_rows(x, weight, None, tile=tile), whole)
@@ -179,7 +179,7 @@ def test_our_product_passes_the_measurement_that_chooses_it(cuda, dtype):
     for columns, depth in ((896, 4864), (64, 96), (30000, 64)):
         for has_bias in (False, True):
             shape = ProductShape(columns=columns, depth=depth, dtype=dtype, has_bias=has_bias)
-            assert not is_uneven(shape, torch.device(cuda), steady_product)
+            assert not is_uneven(shape, torch.device(cuda), batch_invariant_product)
 
 
 def test_a_graph_holds_the_product(cuda):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from luyen.algorithms.summed import summed
+from luyen.algorithms.layout import sum_by_index
 
 pytestmark = pytest.mark.gpu
 
@@ -16,9 +16,9 @@ def test_sums_repeat(device: str, count: int, dtype: torch.dtype, is_sorted: boo
     index = torch.randint(0, count, (50_000,), generator=generator)
     index = (index.sort().values if is_sorted else index).to(device)
     x = torch.randn(50_000, generator=generator, dtype=dtype).to(device).requires_grad_()
-    first = summed(x, index, count)
+    first = sum_by_index(x, index, count)
     for _ in range(20):
-        assert torch.equal(summed(x, index, count), first)
+        assert torch.equal(sum_by_index(x, index, count), first)
     there = torch.zeros(count, dtype=torch.float64).index_add(
         0, index.cpu(), x.detach().cpu().double()
     )

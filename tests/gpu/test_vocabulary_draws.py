@@ -175,7 +175,7 @@ def test_no_row_is_no_work(device):
 
 
 def test_drawing_can_be_captured(device):
-    from luyen.models.cuda.vocabulary_draw import sample_rows
+    from luyen.models.cuda.sampling_kernels import sample_rows
 
     if device != "cuda":
         pytest.skip("graphs need CUDA")

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from luyen.models.fused_head import fused_scores
+from luyen.models.head import fused_scores
 from tests.gpu.vocabulary_rows import (
     FORMS,
     SIZES,
@@ -33,7 +33,7 @@ def poisoned() -> Iterator[None]:
 @pytest.mark.parametrize(("form", "temperature"), FORMS)
 @pytest.mark.usefixtures("poisoned")
 def test_scores_are_those_of_float64(device, size, form, temperature):
-    from luyen.models.cuda.vocabulary import score_rows
+    from luyen.models.cuda.logprob_kernels import score_rows
 
     skip_if_long(device, size)
     for dtype in dtypes(device):
@@ -59,7 +59,7 @@ def test_scores_are_those_of_float64(device, size, form, temperature):
 @pytest.mark.parametrize(("form", "temperature"), FORMS)
 @pytest.mark.parametrize("with_entropy", [False, True])
 def test_gradients_are_those_of_float64(device, size, form, temperature, with_entropy):
-    from luyen.models.cuda.vocabulary import score_rows, score_rows_backward
+    from luyen.models.cuda.logprob_kernels import score_rows, score_rows_backward
 
     skip_if_long(device, size)
     for dtype in dtypes(device):
@@ -87,7 +87,7 @@ def test_gradients_are_those_of_float64(device, size, form, temperature, with_en
 def test_the_fused_head_on_cuda_agrees_with_float64(device, form, temperature, monkeypatch):
     if device != "cuda":
         pytest.skip("the head takes the kernels on CUDA only")
-    monkeypatch.setattr("luyen.models.fused_head._NUMBERS_CUDA", 50 * 5000)
+    monkeypatch.setattr("luyen.models.head._NUMBERS_CUDA", 50 * 5000)
     torch.manual_seed(0)
     hidden = torch.randn(133, 64, device=device).bfloat16().requires_grad_()
     weight = torch.randn(5000, 64, device=device).mul(0.3).bfloat16().requires_grad_()

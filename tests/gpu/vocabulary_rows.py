@@ -72,7 +72,7 @@ def draw(
     keys: Tensor | None = None,
     position: int = 5,
 ) -> tuple[Tensor, Tensor]:
-    from luyen.models.cuda.vocabulary_draw import sample_rows
+    from luyen.models.cuda.sampling_kernels import sample_rows
 
     rows, device = logits.shape[0], logits.device
     if not isinstance(temperature, Tensor):
@@ -89,7 +89,7 @@ def draw(
 
 
 def logp_of(logits: Tensor, tokens: Tensor, size: int, form: dict, t: float):
-    from luyen.models.cuda.vocabulary import score_rows
+    from luyen.models.cuda.logprob_kernels import score_rows
 
     more = {"temperature": t, "entropy": False, "sum_pi_squared": False}
     return score_rows(logits, tokens, vocabulary=size, **form, **more)[0]

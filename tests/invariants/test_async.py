@@ -8,9 +8,9 @@ import pytest
 
 from luyen.base.digests import read_digests
 from luyen.checkpoint.tensors import load_state
+from luyen.studio.replay.record import ReplayRecord
+from luyen.studio.replay.replay import replay_rollout, replay_step
 from luyen.telemetry.rollout_files import read_rollouts
-from luyen.train.replay.record import RunRecord
-from luyen.train.replay.replay import replay_rollout, replay_step
 from tests.runs import CHATTY, ROLLOUT, Ran, train
 
 CORRECTED = "algorithm.rollout_correction.rollout_is=token"
@@ -107,7 +107,7 @@ def test_a_checkpoint_holds_what_was_asked_for_and_a_run_goes_on_from_it(
 
 
 def test_a_step_and_a_rollout_of_it_are_replayed_from_files(talks: Ran):
-    record = RunRecord(talks.root)
+    record = ReplayRecord(talks.root)
     again = replay_step(record, 5, silent)
     assert again.numbers["actor/pg_loss"].after == again.numbers["actor/pg_loss"].before
     wanted = rollouts(talks, 5)[0]

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from luyen.base.calls import CallStatus
-from luyen.base.records import Source
+from luyen.base.records import CallStatus, Source
 from luyen.telemetry.rollout_files import read_rollouts
 from tests.runs import CHATTY, ROLLOUT, Ran, same_weights, train
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from luyen.base.digests import BEGINNING, STAGES, read_digests
 from luyen.cli.main import app
 from luyen.studio.diff import RunDifference, compare_runs
-from luyen.train.online import train_online
+from luyen.train.loop import train_online
 from luyen.train.run import OnlineRun
 from tests.runs import ACTOR, CHATTY, MODEL, ROLLOUT, Ran, close, prepare, train
 

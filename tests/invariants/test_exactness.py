@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from luyen.base import exactness
-from luyen.config.schema.model import Model
+from luyen.base import process
+from luyen.config.schema.actor_rollout_ref import ModelConfig
 from luyen.models.lora import add_adapter
 from luyen.models.policy import Policy
 from luyen.rollout.protocol import generate
@@ -19,7 +19,7 @@ from tests.generation import Pair, native, packed_logps, pairs, request, sampled
 from tests.tiny_models import KINDS, VOCABULARY, tiny_net, tiny_policy
 
 pytestmark = pytest.mark.skipif(
-    not exactness.is_promised("float32"), reason="exactness is not promised on this machine"
+    not process.is_promised("float32"), reason="exactness is not promised on this machine"
 )
 NOT_WITHOUT_MKL = {
     "odd head": "cosines are computed in vectors that one position fills, or shares with the next",
@@ -37,7 +37,7 @@ def _one_thread() -> Iterator[None]:
 
 def demand_promised(what: str) -> None:
     """Skip what is not promised on this machine."""
-    if not exactness.has_mkl() and what in NOT_WITHOUT_MKL:
+    if not process.has_mkl() and what in NOT_WITHOUT_MKL:
         pytest.skip(NOT_WITHOUT_MKL[what])
 
 
@@ -111,7 +111,7 @@ def test_no_bit_differs_with_gradients_and_checkpointed_layers():
 
 def with_adapter(**changes: Any) -> Policy:
     net = tiny_net(**changes)
-    add_adapter(net, Model(lora_rank=4, lora_alpha=8.0))
+    add_adapter(net, ModelConfig(lora_rank=4, lora_alpha=8.0))
     policy = Policy(net, vocabulary=VOCABULARY).eval()
     torch.manual_seed(1)
     with torch.no_grad():

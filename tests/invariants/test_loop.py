@@ -10,13 +10,12 @@ from torch import Tensor
 
 from luyen.engine.actor import ActorEngine
 from luyen.engine.batch import PackedBatch
-from luyen.engine.passes import Passes
-from luyen.train.annotate import annotate, parity_metrics
-from luyen.train.credit import credit
-from luyen.train.groups import take_groups
-from luyen.train.online import train_online
+from luyen.engine.batch_shards import MicroBatching
+from luyen.train.advantages import compute_advantages
+from luyen.train.batch import compute_logprobs, pack_groups, parity_metrics
+from luyen.train.loop import train_online
 from luyen.train.run import OnlineRun
-from luyen.train.samples import pack_groups
+from luyen.train.scoring import collect_groups
 from tests.runs import ACTOR, MODEL, ROLLOUT, Ran, close, prepare, read_back, same_weights, train
 
 STEPS = "trainer.total_training_steps=4"
@@ -44,11 +43,11 @@ def run(tmp_path: Path):
 def credited(run: OnlineRun) -> PackedBatch:
     """The batch of the first step, ready for its update."""
     run.begin_step()
-    batch = annotate(pack_groups(take_groups(run, 1)), run.roles, run.needs)
-    return credit(batch, run.credit_rules, kl_coef=0.0).batch
+    batch = compute_logprobs(pack_groups(collect_groups(run, 1)), run.roles, run.needs)
+    return compute_advantages(batch, run.credit_rules, kl_coef=0.0).batch
 
 
-def gradient(run: OnlineRun, batch: PackedBatch, passes: Passes) -> Tensor:
+def gradient(run: OnlineRun, batch: PackedBatch, passes: MicroBatching) -> Tensor:
     """The gradient that an optimizer step on the batch would see, as one vector."""
     actor = run.roles.actor
     engine = ActorEngine(actor.policy, _Kept(actor.optimizer), passes, temperature=1.0)
@@ -101,7 +100,7 @@ def test_how_generation_is_batched_changes_nothing_at_all(
 
 def test_rollouts_that_finish_in_another_order_make_the_same_batch(run: OnlineRun):
     run.begin_step()
-    groups = take_groups(run, 1)
+    groups = collect_groups(run, 1)
     turned = [replace(g, rollouts=g.rollouts[::-1]) for g in reversed(groups)]
     one, other = pack_groups(groups), pack_groups(turned)
     assert torch.equal(one.tokens, other.tokens)
@@ -109,13 +108,17 @@ def test_rollouts_that_finish_in_another_order_make_the_same_batch(run: OnlineRu
 
 
 @pytest.mark.parametrize(
-    "passes", [Passes(sequences=1), Passes(sequences=3), Passes(max_tokens=64)], ids=repr
+    "passes",
+    [MicroBatching(sequences=1), MicroBatching(sequences=3), MicroBatching(max_tokens=64)],
+    ids=repr,
 )
 @pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-mean"])
-def test_micro_batches_do_not_change_the_gradient(passes: Passes, aggregation: str, run: OnlineRun):
+def test_micro_batches_do_not_change_the_gradient(
+    passes: MicroBatching, aggregation: str, run: OnlineRun
+):
     run.objective = replace(run.objective, aggregation=aggregation)
     batch = credited(run)
-    whole = gradient(run, batch, Passes(max_tokens=10_000))
+    whole = gradient(run, batch, MicroBatching(max_tokens=10_000))
     cut = gradient(run, batch, passes)
     assert whole.norm() > 0
     assert (cut - whole).norm() < 1e-6 * whole.norm()
@@ -136,11 +139,11 @@ def test_a_weight_that_changes_after_sampling_shows_as_a_gap(
 ):
     run = prepare(tmp_path, *overrides)
     run.begin_step()
-    batch = pack_groups(take_groups(run, 1))
+    batch = pack_groups(collect_groups(run, 1))
     with torch.no_grad():
         next(iter(run.roles.actor.policy.parameters()))[50, 0] += 1e-3
-    batch = annotate(batch, run.roles, run.needs)
-    ready = credit(batch, run.credit_rules, kl_coef=0.0).batch
+    batch = compute_logprobs(batch, run.roles, run.needs)
+    ready = compute_advantages(batch, run.credit_rules, kl_coef=0.0).batch
     done = run.roles.update_actor(ready, run.objective, lr=0.0, seed=0).result()
     found = {**done.metrics, **parity_metrics(batch, run.needs)}
     assert found["parity/max_gap"] > 0
@@ -181,18 +184,18 @@ def interrupt_after(steps: int, run: OnlineRun) -> None:
 def test_what_stands_on_masked_tokens_reaches_nothing(overrides: tuple[str, ...], tmp_path: Path):
     run = prepare(tmp_path, *overrides)
     run.begin_step()
-    clean = annotate(pack_groups(take_groups(run, 1)), run.roles, run.needs)
+    clean = compute_logprobs(pack_groups(collect_groups(run, 1)), run.roles, run.needs)
     mask = clean.layout.mask
     dirty = replace(clean, streams={n: with_garbage(s, mask) for n, s in clean.streams.items()})
     assert not any(torch.equal(dirty.streams[n], s) for n, s in clean.streams.items())
-    one, other = (credit(b, run.credit_rules, kl_coef=0.1) for b in (clean, dirty))
+    one, other = (compute_advantages(b, run.credit_rules, kl_coef=0.1) for b in (clean, dirty))
     assert one.metrics == other.metrics
     assert torch.equal(one.batch.streams["advantages"], other.batch.streams["advantages"])
     again = replace(
         other.batch,
         streams={n: with_garbage(s, mask) for n, s in other.batch.streams.items()},
     )
-    passes = Passes(sequences=3)
+    passes = MicroBatching(sequences=3)
     assert torch.equal(gradient(run, one.batch, passes), gradient(run, again, passes))
     if run.roles.critic is not None:
         losses = [run.roles.critic.update(b, lr=0.0).metrics for b in (one.batch, again)]

@@ -5,16 +5,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from luyen.base import exactness
-from luyen.models import tiled
+from luyen.base import process
+from luyen.models import offload
+from luyen.models.offload import tile_feed_forward
 from luyen.models.policy import Policy
-from luyen.models.tiled import tile_feed_forward
 from luyen.rollout.protocol import generate
 from tests.generation import native, packed_logps, pairs, request, sampled_logps
 from tests.tiny_models import KINDS, tiny_policy
 
 pytestmark = pytest.mark.skipif(
-    not exactness.is_promised("float32"), reason="exactness is not promised on this machine"
+    not process.is_promised("float32"), reason="exactness is not promised on this machine"
 )
 LENGTHS = (1, 2, 17, 33, 65, 100, 200)
 DENSE = sorted(set(KINDS) - {"gpt_oss"})
@@ -53,7 +53,7 @@ def test_no_bit_differs_at_any_temperature(temperature: float):
 
 @pytest.mark.parametrize("slices", [2, 5, 64])
 def test_no_bit_differs_for_any_slices(slices: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(tiled, "_ROWS", 1)
+    monkeypatch.setattr(offload, "_ROWS", 1)
     shape = {"vocab_size": 1003, "vocabulary": 997, "intermediate_size": 341}
     assert gap(saving("llama", slices=slices, **shape)) == 0
 

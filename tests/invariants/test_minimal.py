@@ -13,23 +13,22 @@ import torch
 from torch import Tensor
 
 from luyen.algorithms.objective import Objective
-from luyen.base.exactness import has_mkl
-from luyen.config.schema.model import Model
-from luyen.config.schema.optim import Optim
+from luyen.base.process import has_mkl
+from luyen.config.schema.actor_rollout_ref import ModelConfig, OptimConfig
 from luyen.engine.actor import ActorEngine, score
 from luyen.engine.batch import PackedBatch, pack
+from luyen.engine.batch_shards import MicroBatching
 from luyen.engine.optim import MasterAdamW
-from luyen.engine.passes import Passes
 from luyen.models.load import load_policy
-from luyen.train.credit import CreditRules, credit
+from luyen.train.advantages import AdvantageConfig, compute_advantages
 from tests.architecture.tree import ROOT
 from tests.e2e.tiny import random_model
 
 FILE = ROOT / "examples" / "minimal" / "grpo.py"
-RULES = CreditRules(
+RULES = AdvantageConfig(
     estimator="grpo", knobs={}, is_group_relative=True, kl_kind=None, correction=None
 )
-PASSES = Passes(max_tokens=100)
+PASSES = MicroBatching(max_tokens=100)
 STEPS = 3
 WEIGHTS = 1e-6 if has_mkl() else 1e-5
 """Gradients agree to 1e-6, but Adam divides one by its own size: of one that is nearly 0, rounding
@@ -110,12 +109,14 @@ def test_losses_gradients_and_weights_agree_step_by_step(minimal: ModuleType, di
         model=str(directory), prompts=3, n=4, ppo_epochs=2, lr=3e-4, max_response_length=6
     )
     model, tokenizer = minimal.load(settings.model)
-    config = Model(path=str(directory), enable_gradient_checkpointing=False)
+    config = ModelConfig(path=str(directory), enable_gradient_checkpointing=False)
     policy = load_policy(config, device="cpu", vocabulary=len(tokenizer))
     # In float64, so that what is left of a difference is not the kernels' rounding.
     model.double(), policy.double()
     theirs = minimal.make_optimizer(model, settings)
-    optim = Optim(lr=settings.lr, weight_decay=settings.weight_decay, clip_grad=settings.clip_grad)
+    optim = OptimConfig(
+        lr=settings.lr, weight_decay=settings.weight_decay, clip_grad=settings.clip_grad
+    )
     ours = Watched(MasterAdamW(policy.parameters(), optim))
     engine: Any = ActorEngine(policy, ours, PASSES, temperature=settings.temperature)  # type: ignore[arg-type]
     pairs, draw = random.Random(0), torch.Generator().manual_seed(0)
@@ -123,7 +124,7 @@ def test_losses_gradients_and_weights_agree_step_by_step(minimal: ModuleType, di
         groups = minimal.rollout(model, tokenizer, settings, pairs, draw)
         # Random weights never find a sum: the answers are told apart by their first tokens.
         groups = [g._replace(rewards=g.answers[:, 0].remainder(3).float()) for g in groups]
-        batch = credit(packed(groups), RULES, kl_coef=0.0).batch
+        batch = compute_advantages(packed(groups), RULES, kl_coef=0.0).batch
         assert float(batch.streams["advantages"].abs().max()) > 0
         for epoch in range(settings.ppo_epochs):
             loss = minimal.backward(model, groups, settings)
@@ -146,7 +147,7 @@ def test_the_example_drew_with_the_log_probabilities_that_the_framework_finds(
     model, tokenizer = minimal.load(settings.model)
     draw = torch.Generator().manual_seed(0)
     batch = packed(minimal.rollout(model, tokenizer, settings, random.Random(0), draw))
-    config = Model(path=str(directory), enable_gradient_checkpointing=False)
+    config = ModelConfig(path=str(directory), enable_gradient_checkpointing=False)
     policy = load_policy(config, device="cpu", vocabulary=len(tokenizer))
     found = score(policy, batch, PASSES, temperature=0.7)["logp"]
     torch.testing.assert_close(found, batch.streams["old_logp"], rtol=0, atol=2e-5)

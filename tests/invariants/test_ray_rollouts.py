@@ -10,15 +10,14 @@ from pathlib import Path
 import pytest
 
 from luyen.base.errors import UserError
-from luyen.models.fingerprint import Fingerprint
 from luyen.models.policy import Policy
-from luyen.models.state import trained_parameters
+from luyen.models.trained_weights import Fingerprint, trained_parameters
 from luyen.rollout.protocol import Completion, Request, generate
 from luyen.runtime.ray.cluster import Connection, connect
 from luyen.runtime.ray.engines import RayEngines
-from luyen.runtime.ray.weights import in_buckets, pack
-from luyen.runtime.ray.wire import RemoteError
-from luyen.train.online import train_online
+from luyen.runtime.ray.messages import RemoteError
+from luyen.runtime.weights import in_buckets, pack
+from luyen.train.loop import train_online
 from luyen.train.run import OnlineRun
 from tests.generation import native, request
 from tests.runs import CHATTY, MODEL, TINY, Ran, close, prepare, read_back, same_weights, train
@@ -40,7 +39,7 @@ def cluster() -> Iterator[Connection]:
 @pytest.fixture(scope="module")
 def engines(cluster: Connection) -> Iterator[RayEngines]:
     """Two replicas of the tiny model; tests put the weights they want into them."""
-    from luyen.runtime.ray.start import start_engines
+    from luyen.runtime.ray.actors import start_engines
 
     found = start_engines(tiny_engine, replicas=2)
     yield found
@@ -48,7 +47,7 @@ def engines(cluster: Connection) -> Iterator[RayEngines]:
 
 
 def put(engines: RayEngines, policy: Policy, *, version: int = 1, folder: Path | None = None):
-    from luyen.runtime.ray.publish import publish
+    from luyen.runtime.ray.weight_sync import publish
 
     buckets = in_buckets(trained_parameters(policy), most_bytes=50_000)
     return publish(engines, buckets, version=version, folder=folder)
@@ -99,12 +98,12 @@ def test_a_changed_parameter_is_found(engines: RayEngines):
 def test_packed_buckets_of_another_process_are_held_to_the_digests_that_came_with_them(
     engines: RayEngines,
 ):
-    from luyen.models.digest import describe
-    from luyen.runtime.ray.publish import publish
+    from luyen.models.trained_weights import tensor_digests
+    from luyen.runtime.ray.weight_sync import publish
 
     weights = trained_parameters(tiny_policy("llama", seed=6))
     refs = [ray.put(pack(bucket)) for bucket in in_buckets(weights, most_bytes=100_000)]
-    publish(engines, refs, version=1, expected=describe(weights))
+    publish(engines, refs, version=1, expected=tensor_digests(weights))
     assert generate(engines, REQUESTS) == drawn_with(tiny_policy("llama", seed=6))
 
 
@@ -123,7 +122,7 @@ def test_a_replica_that_is_killed_changes_nothing(engines: RayEngines, way: str,
 
 
 def test_a_replica_that_is_killed_while_weights_arrive_gets_them_all_the_same(engines: RayEngines):
-    from luyen.runtime.ray.publish import publish
+    from luyen.runtime.ray.weight_sync import publish
 
     policy = tiny_policy("llama", seed=8)
 
@@ -183,7 +182,7 @@ class Published:
 
 def on_ray(folder: Path, words: tuple[str, ...]) -> Ran:
     """A run whose rollouts are drawn by two replicas, made from its configuration."""
-    from luyen.runtime.ray.start import start_engines
+    from luyen.runtime.ray.actors import start_engines
 
     run: OnlineRun = prepare(folder, *words)
     engines = start_engines(partial(engine_of_run, words=(*TINY, *words)), replicas=2)
@@ -225,7 +224,7 @@ def test_a_run_whose_rollouts_come_from_replicas_is_the_same_run(
 def test_the_first_error_arrives_with_the_remote_traceback(
     cluster: Connection, how: str, kind: type[Exception], said: str
 ):
-    from luyen.runtime.ray.start import start_engines
+    from luyen.runtime.ray.actors import start_engines
 
     def draw() -> None:
         found = start_engines(partial(broken_engine, how=how), replicas=1, places=[{"num_cpus": 0}])

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from luyen.base.errors import UserError
-from luyen.models.fingerprint import Fingerprint
+from luyen.models.trained_weights import Fingerprint
 from luyen.rollout.native.engine import NativeEngine
-from luyen.train.online import train_online
+from luyen.train.loop import train_online
 from luyen.train.run import OnlineRun
 from tests.runs import CHATTY, MODEL, close, prepare
 

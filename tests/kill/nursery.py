@@ -30,7 +30,7 @@ _STREAMS = 3
 _PRELOADED = (
     "torch.distributed.fsdp",
     "luyen.rollout.native.engine",
-    "luyen.runtime.rank_roles",
+    "luyen.runtime.worker",
     "luyen.train.start",
 )
 _MOST_BYTES = 1 << 20
@@ -124,7 +124,7 @@ def _child(job: dict[str, Any], streams: list[int]) -> None:
 
 def _prepare() -> None:
     """Import what workers need, but Ray, which reads its environment as soon as it is imported."""
-    from luyen.base.exactness import prepare_process
+    from luyen.base.process import prepare_process
 
     prepare_process()
     for name in _PRELOADED:

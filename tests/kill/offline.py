@@ -48,19 +48,19 @@ OFFLINE_POINTS: dict[str, Point] = {name: POINTS[name] for name in _KEPT} | {
         where="luyen.engine.optim:MasterAdamW.step", when="after", calls=(1, 3)
     ),
     "the held-out rows are measured": Point(
-        where="luyen.train.offline.run:OfflineRun.measure", when="before", calls=(1, 2)
+        where="luyen.train.offline.loop:OfflineRun.measure", when="before", calls=(1, 2)
     ),
     "a lesson is laid": Point(
-        where="luyen.train.offline.course:OfflineCourse.lesson", when="after", calls=(1, 4)
+        where="luyen.train.offline.loop:OfflineSchedule.lesson", when="after", calls=(1, 4)
     ),
     "an offline step is taken": Point(
-        where="luyen.train.offline.course:OfflineCourse.stages", when="before", calls=(1, 3)
+        where="luyen.train.offline.loop:OfflineSchedule.stages", when="before", calls=(1, 3)
     ),
     "the reference is half written": Point(
-        where="luyen.train.offline.precomputed:save_state", when="before", calls=(1,)
+        where="luyen.train.offline.preference:save_state", when="before", calls=(1,)
     ),
     "the reference is written": Point(
-        where="luyen.train.offline.precomputed:save_state", when="after", calls=(1,)
+        where="luyen.train.offline.preference:save_state", when="after", calls=(1,)
     ),
     "offline training is over": Point(
         where="luyen.train.offline.start:train_offline", when="after", calls=(1,)

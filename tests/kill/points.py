@@ -35,7 +35,7 @@ POINTS: dict[str, Point] = {
         where="luyen.base.rundir:write_whole", when="before", calls=(1, 3)
     ),
     "the first validation is drawn": Point(
-        where="luyen.train.validation:scored_groups", when="before", calls=(1,)
+        where="luyen.train.validation:score_groups", when="before", calls=(1,)
     ),
     "some rollouts are drawn": Point(
         where="luyen.telemetry.journal:WorkJournal.keep_rollout", when="after", calls=(1, 13, 30)
@@ -44,19 +44,19 @@ POINTS: dict[str, Point] = {
         where="luyen.base.journal:JournalFile._write", when="torn", calls=(7, 24)
     ),
     "all rollouts are drawn": Point(
-        where="luyen.train.groups:judge", when="before", calls=(1, 2, 3)
+        where="luyen.train.scoring:score_and_filter", when="before", calls=(1, 2, 3)
     ),
     "some rollouts are judged": Point(
         where="luyen.telemetry.journal:WorkJournal.keep_scores", when="after", calls=(10, 14)
     ),
     "all rollouts are judged": Point(
-        where="luyen.train.online:take_groups", when="after", calls=(1, 2)
+        where="luyen.train.loop:collect_groups", when="after", calls=(1, 2)
     ),
     "old log-probs and values are there": Point(
-        where="luyen.train.online:annotated", when="after", calls=(1, 2, 3)
+        where="luyen.train.loop:prepare_batch", when="after", calls=(1, 2, 3)
     ),
     "advantages are there": Point(
-        where="luyen.train.online:credit_groups", when="after", calls=(2,)
+        where="luyen.train.loop:group_advantages", when="after", calls=(2,)
     ),
     "the critic is updated, the policy is not": Point(
         where="luyen.train.update:_start_actor", when="before", calls=(1, 2)
@@ -65,7 +65,7 @@ POINTS: dict[str, Point] = {
         where="luyen.engine.optim:MasterAdamW.step", when="after", calls=(1, 3, 6)
     ),
     "everything is updated": Point(
-        where="luyen.train.online:finish_step", when="before", calls=(1, 3)
+        where="luyen.train.loop:finish_step", when="before", calls=(1, 3)
     ),
     "the rollouts of the step are not in place": Point(
         where="luyen.telemetry.rollout_files:write_whole", when="before", calls=(1, 2)
@@ -74,7 +74,7 @@ POINTS: dict[str, Point] = {
         where="luyen.telemetry.rollout_files:write_whole", when="after", calls=(2, 3)
     ),
     "a later validation is drawn": Point(
-        where="luyen.train.validation:scored_groups", when="before", calls=(2,)
+        where="luyen.train.validation:score_groups", when="before", calls=(2,)
     ),
     "the digest is written, the metrics are not": Point(
         where="luyen.base.digests:DigestFile.write", when="after", calls=(1, 2, 4)
@@ -104,7 +104,10 @@ POINTS: dict[str, Point] = {
         tools_only=True,
     ),
     "a tool is at work": Point(
-        where="luyen.rollout.tools.open_tools:tried", when="after", calls=(2, 11), tools_only=True
+        where="luyen.rollout.tools.rollout_tools:call_with_retries",
+        when="after",
+        calls=(2, 11),
+        tools_only=True,
     ),
     "the result of a tool is written": Point(
         where="luyen.telemetry.journal:WorkJournal.keep_call",

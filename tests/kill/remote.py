@@ -18,19 +18,19 @@ Loss: TypeAlias = Literal["process", "node", "node cut off"]
 """What is lost with the process that comes by."""
 RANKS: dict[str, Point] = {
     "a rank is about to update": Point(
-        where="luyen.runtime.rank_roles:RankRoles.update_actor", when="before", calls=(1, 4)
+        where="luyen.runtime.worker:RankWorker.update_actor", when="before", calls=(1, 4)
     ),
     "a rank has made an optimizer step": Point(
         where="luyen.engine.optim:MasterAdamW.step", when="after", calls=(1, 3, 6)
     ),
     "a rank is about to write its shards": Point(
-        where="luyen.checkpoint.ranks:ShardWriter.write_data", when="before", calls=(1, 3)
+        where="luyen.checkpoint.dcp:ShardWriter.write_data", when="before", calls=(1, 3)
     ),
     "a rank has written its shards": Point(
-        where="luyen.checkpoint.ranks:ShardWriter.write_data", when="after", calls=(2,)
+        where="luyen.checkpoint.dcp:ShardWriter.write_data", when="after", calls=(2,)
     ),
     "a rank gathers weights for the replicas": Point(
-        where="luyen.runtime.rank_roles:full_weights", when="before", calls=(1, 2)
+        where="luyen.runtime.worker:full_weights", when="before", calls=(1, 2)
     ),
     "a rank has gathered weights for the replicas": Point(
         where="luyen.runtime.ray.ranks:pack", when="after", calls=(3,)
@@ -38,13 +38,13 @@ RANKS: dict[str, Point] = {
 }  # fmt: skip
 REPLICAS: dict[str, Point] = {
     "a replica draws": Point(
-        where="luyen.runtime.ray.engine_thread:EngineThread._advance", when="before", calls=(2, 40)
+        where="luyen.runtime.ray.replica:EngineThread._advance", when="before", calls=(2, 40)
     ),
     "a replica takes weights": Point(
         where="luyen.runtime.ray.replica:load_part", when="before", calls=(1, 2)
     ),
     "a replica confirms its weights": Point(
-        where="luyen.runtime.ray.held_weights:_described", when="before", calls=(2,)
+        where="luyen.runtime.weights:_described", when="before", calls=(2,)
     ),
 }  # fmt: skip
 REMOTE = {**RANKS, **REPLICAS}

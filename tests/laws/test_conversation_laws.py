@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from luyen.base.records import Source
-from luyen.data.plain_text import PlainText
-from luyen.data.sanity import compare
+from luyen.data.retokenization_check import compare
+from luyen.data.template_text import PlainText
 from tests.character_tokenizer import CHARACTERS, TAGS
 from tests.unit.data.families import (
     FAMILIES,

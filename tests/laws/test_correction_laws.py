@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from luyen.algorithms.correction.correct import Correction, rollout_correction
-from luyen.algorithms.correction.rejection import keep_mask
+from luyen.algorithms.correction.importance import keep_mask
 from luyen.algorithms.layout import Layout
 from luyen.config.catalog import REJECTION_CRITERIA
 from tests.unit.algorithms.credit_batches import Row, batches, layout_of, per_row

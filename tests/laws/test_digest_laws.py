@@ -8,8 +8,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from luyen.models import digest
-from luyen.models.digest import describe, digest_sum
+from luyen.models import trained_weights
+from luyen.models.trained_weights import digest_sum, tensor_digests
 
 DTYPES = (
     torch.float32,
@@ -75,7 +75,7 @@ def test_row_shards_of_a_matrix_add_up_on_any_number_of_ranks(
 @given(st.sampled_from(DTYPES), st.integers(0, 5))
 def test_shards_meet_at_the_end_of_a_row_of_constants(dtype: torch.dtype, before: int):
     whole = of_bits(list(range(3, 15)), dtype)
-    start = digest._TABLE - before
+    start = trained_weights._TABLE - before
     cut = 4
     joined = number(whole[:cut], start) + number(whole[cut:], start + cut)
     assert joined & MASK == number(whole, start)
@@ -121,13 +121,13 @@ def test_shape_and_type_are_told_beside_the_digest():
     tensor = torch.arange(6, dtype=torch.int32)
     texts = {
         name: text.rpartition(" ")
-        for name, text in describe(
+        for name, text in tensor_digests(
             {"flat": tensor, "wide": tensor.view(2, 3), "tall": tensor.view(3, 2)}
         ).items()
     }
     assert len({end for _, _, end in texts.values()}) == 1
     assert len({begin for begin, _, _ in texts.values()}) == 3
-    zeros = describe({"f": torch.zeros(2), "i": torch.zeros(2, dtype=torch.int32)})
+    zeros = tensor_digests({"f": torch.zeros(2), "i": torch.zeros(2, dtype=torch.int32)})
     assert zeros["f"] != zeros["i"]
 
 
@@ -139,23 +139,23 @@ def test_a_transposed_matrix_is_read_in_its_own_order():
 
 
 def test_a_large_tensor_is_the_sum_over_its_elements():
-    size = 2 * digest._TABLE + 77
+    size = 2 * trained_weights._TABLE + 77
     tensor = torch.arange(size, dtype=torch.int32) * 7919 - 5
-    constants = digest._constants(torch.device("cpu"))
+    constants = trained_weights._constants(torch.device("cpu"))
     total = 0
-    for start in range(0, size, digest._TABLE):
-        words = tensor[start : start + digest._TABLE].long()
-        row = start // digest._TABLE
-        factor = digest._row_constant(row) if row else 1
+    for start in range(0, size, trained_weights._TABLE):
+        words = tensor[start : start + trained_weights._TABLE].long()
+        row = start // trained_weights._TABLE
+        factor = trained_weights._row_constant(row) if row else 1
         total += factor * int((words * constants[: len(words)]).sum())
     assert number(tensor) == total & MASK
 
 
 def test_constants_are_odd_and_no_two_are_equal():
-    constants = digest._constants(torch.device("cpu"))
+    constants = trained_weights._constants(torch.device("cpu"))
     assert bool((constants & 1).all())
     assert len(constants.unique()) == len(constants)
-    rows = [digest._row_constant(row) for row in range(1, 10_000)]
+    rows = [trained_weights._row_constant(row) for row in range(1, 10_000)]
     assert all(row & 1 for row in rows)
     assert len(set(rows)) == len(rows)
     assert all(-(1 << 63) <= row < 1 << 63 for row in rows)
@@ -163,4 +163,4 @@ def test_constants_are_odd_and_no_two_are_equal():
 
 def test_an_empty_tensor_has_digest_0():
     assert number(torch.empty(0)) == 0
-    assert describe({}) == {}
+    assert tensor_digests({}) == {}

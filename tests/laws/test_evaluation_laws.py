@@ -9,12 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from luyen.studio.evaluation.compare import compare
-from luyen.studio.evaluation.intervals import mean_interval
-from luyen.studio.evaluation.paired import prompts_needed, sign_test, smallest_visible, spread_of
+from luyen.studio.evaluation.compare import (
+    compare,
+    prompts_needed,
+    sign_test,
+    smallest_visible,
+    spread_of,
+)
 from luyen.studio.evaluation.samples import Sample
-from luyen.studio.evaluation.summary import summarise
-from luyen.train.shares import majority_at_k, pass_at_k, powers_of_two, wilson_interval
+from luyen.studio.evaluation.summary import mean_interval, summarise
+from luyen.train.pass_at_k import majority_at_k, pass_at_k, powers_of_two, wilson_interval
 
 SHARES = st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0]), min_size=2, max_size=30)
 

@@ -16,8 +16,7 @@ from luyen.algorithms.preference import (
     UnpairedInputs,
     preference_losses,
 )
-from luyen.algorithms.preference.length import sequence_sums
-from luyen.algorithms.preference.step import step_mean
+from luyen.algorithms.preference.step import sequence_sums, step_mean
 from tests.architecture.registered import ours
 
 few = settings(max_examples=5, deadline=None, derandomize=True, database=None)

@@ -6,7 +6,7 @@ from itertools import permutations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from luyen.train.rescore.ranks import kendall_tau, rank_change
+from luyen.studio.rescore_results import kendall_tau, rank_change
 
 VALUES = st.lists(st.integers(-5, 5).map(float), min_size=2, max_size=9)
 PAIRS = VALUES.flatmap(

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from luyen.base.records import Source
-from luyen.data.laws import (
+from luyen.data.render import Extension, Rendered, Renderer
+from luyen.data.renderer_laws import (
     LAWS,
     PROBES,
     broken_laws,
@@ -15,7 +16,6 @@ from luyen.data.laws import (
     prefix_extension,
     round_trip,
 )
-from luyen.data.render import Extension, Rendered, Renderer
 from tests.character_tokenizer import CHARACTERS
 from tests.unit.data.templates import assistant, renderer, user
 

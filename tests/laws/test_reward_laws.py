@@ -8,16 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from luyen.base.records import Score
-from luyen.rewards.compose import total, with_part
 from luyen.rewards.metrics import score_metrics
 from luyen.rewards.outcome import outcome_of
-from luyen.rewards.rules.choice import choice
-from luyen.rewards.rules.exact import exact
-from luyen.rewards.rules.gsm8k import gsm8k
+from luyen.rewards.rules.answers import choice, exact, gsm8k, last_number, numeric
+from luyen.rewards.rules.format import json_valid
 from luyen.rewards.rules.length import length, overlong
-from luyen.rewards.rules.numbers import last_number, numeric
-from luyen.rewards.rules.shape import json_valid
-from luyen.rewards.step import score_all
+from luyen.rewards.scoring import score_all
+from luyen.rewards.tree import total, with_part
 from tests.unit.rewards.builders import answer, group, prompt
 
 NUMBERS = st.floats(-1e6, 1e6)

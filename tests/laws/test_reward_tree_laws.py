@@ -10,12 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from luyen.base.records import Prompt, Rollout, Score
-from luyen.config.schema.reward import Component, Gate
-from luyen.rewards.compose import combined
-from luyen.rewards.node import Node, below
+from luyen.config.schema.reward import ComponentConfig, GateConfig
 from luyen.rewards.protocol import Group
-from luyen.rewards.running import RunningMoments
-from luyen.rewards.tree import Tree
+from luyen.rewards.running_stats import RunningMoments
+from luyen.rewards.tree import Node, RewardTree, below, combined
 from tests.unit.rewards.builders import group, prompt
 
 NAMES = ("a", "b", "c")
@@ -43,25 +41,28 @@ class Source:
 
 
 @st.composite
-def trees(draw: st.DrawFn, depth: int = 2) -> dict[str, Component]:
+def trees(draw: st.DrawFn, depth: int = 2) -> dict[str, ComponentConfig]:
     names = NAMES[: draw(st.integers(1, 3))]
-    made: dict[str, Component] = {}
+    made: dict[str, ComponentConfig] = {}
     for index, name in enumerate(names):
         keys: dict[str, Any] = {"weight": draw(WEIGHTS), "bar": draw(VALUES)}
         keys |= {"scale": draw(st.sampled_from([1.0, -2.0])), "floor": draw(LIMITS)}
         if index and draw(st.booleans()):
             by = names[draw(st.integers(0, index - 1))]
-            keys["gate"] = Gate(by=by, at_least=draw(VALUES), otherwise=draw(VALUES))
+            keys["gate"] = GateConfig(by=by, at_least=draw(VALUES), otherwise=draw(VALUES))
         if depth and draw(st.booleans()):
             parts = draw(trees(depth=depth - 1))
-            made[name] = Component(parts=parts, combine=draw(st.sampled_from(WAYS)), **keys)
+            made[name] = ComponentConfig(parts=parts, combine=draw(st.sampled_from(WAYS)), **keys)
         else:
-            made[name] = Component(rule="exact", **keys)
+            made[name] = ComponentConfig(rule="exact", **keys)
     return made
 
 
 def expected(
-    parts: Mapping[str, Component], combine: str, values: Mapping[str, float | None], path: str
+    parts: Mapping[str, ComponentConfig],
+    combine: str,
+    values: Mapping[str, float | None],
+    path: str,
 ) -> float | None:
     """The definition, for one answer: None where something is lost."""
     found: dict[str, float | None] = {}
@@ -94,26 +95,26 @@ def expected(
     return (prod(counted) if combine == "product" else min(counted)) if counted else 0.0
 
 
-def paths(parts: Mapping[str, Component], path: str = "") -> list[str]:
+def paths(parts: Mapping[str, ComponentConfig], path: str = "") -> list[str]:
     own = [f"{path}/{name}" for name in parts]
     return own + [p for n, node in parts.items() for p in paths(node.parts or {}, f"{path}/{n}")]
 
 
 def judged(
-    parts: Mapping[str, Component],
+    parts: Mapping[str, ComponentConfig],
     combine: str,
     table: Mapping[str, Mapping[str, float | None]],
     groups: Sequence[Group],
 ) -> tuple[list[list[Score]], dict[str, Source]]:
     sources: dict[str, Source] = {}
 
-    def leaf(path: str, component: Component) -> Source:
+    def leaf(path: str, component: ComponentConfig) -> Source:
         values = {text: row[f"/{path}"] for text, row in table.items()}
         return sources.setdefault(path, Source(values))
 
     waves, order = below("", parts, combine, leaf)
-    root = Node(path="reward", component=Component(combine=combine), waves=waves, order=order)
-    tree = Tree(root, moments=RunningMoments([]), num_workers=2)
+    root = Node(path="reward", component=ComponentConfig(combine=combine), waves=waves, order=order)
+    tree = RewardTree(root, moments=RunningMoments([]), num_workers=2)
     return asyncio.run(tree.judge(groups)), sources
 
 

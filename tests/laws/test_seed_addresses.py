@@ -4,7 +4,7 @@ from itertools import product
 
 from luyen.base.records import GroupId
 from luyen.base.seeds import derive_key, mix
-from luyen.rollout.setting import Address
+from luyen.rollout.conversation_config import RolloutAddress
 from luyen.rollout.single_turn import sampling_key
 
 STEPS, DRAWS, SAMPLES, TURNS = 100, 32, 8, 4
@@ -18,7 +18,7 @@ def test_no_two_turns_of_a_long_run_share_a_key():
         # The same few prompts are drawn again and again, as small datasets make it happen.
         group = GroupId(step=step, draw=draw, uid=f"{draw % 5:016x}")
         for sample in range(SAMPLES):
-            here = Address(seed=0, purpose=purpose, group=group, sample=sample)
+            here = RolloutAddress(seed=0, purpose=purpose, group=group, sample=sample)
             keys.update(here.key(turn=turn) for turn in range(TURNS))
             count += TURNS
         keys.add(here.world_key)
@@ -28,7 +28,7 @@ def test_no_two_turns_of_a_long_run_share_a_key():
 
 def test_a_single_turn_is_drawn_as_the_first_of_a_conversation():
     group = GroupId(step=3, draw=1, uid="a")
-    here = Address(seed=7, purpose="rollout", group=group, sample=2)
+    here = RolloutAddress(seed=7, purpose="rollout", group=group, sample=2)
     assert here.key(turn=0) == sampling_key(7, "rollout", group, 2)
 
 

@@ -5,16 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from luyen.engine.batch import PackedBatch, pack
-from luyen.engine.deal import deal
-from luyen.engine.passes import Passes
-from luyen.engine.share import join, split
+from luyen.engine.batch_shards import MicroBatching, balance_by_tokens, join_shards, split_batch
 
 BUDGET = 40
 RANKS = st.integers(1, 6)
 SEQUENCES = st.lists(st.tuples(st.integers(1, BUDGET), st.integers(0, 4)), min_size=1, max_size=24)
 PASSES = st.one_of(
-    st.builds(Passes, max_tokens=st.integers(BUDGET, 90)),
-    st.builds(Passes, sequences=st.integers(1, 4)),
+    st.builds(MicroBatching, max_tokens=st.integers(BUDGET, 90)),
+    st.builds(MicroBatching, sequences=st.integers(1, 4)),
 )
 
 
@@ -28,9 +26,11 @@ def batch_of(sequences: list[tuple[int, int]]) -> PackedBatch:
 
 
 @given(SEQUENCES, PASSES, RANKS)
-def test_shares_are_a_partition_and_join_puts_them_back(sequences, passes: Passes, ranks: int):
+def test_shares_are_a_partition_and_join_puts_them_back(
+    sequences, passes: MicroBatching, ranks: int
+):
     batch = batch_of(sequences)
-    shares = split(batch, passes, ranks=ranks)
+    shares = split_batch(batch, passes, ranks=ranks)
     assert len(shares) == ranks
     places = torch.cat([share.positions for share in shares])
     assert sorted(places.tolist()) == list(range(len(batch.tokens)))
@@ -38,16 +38,16 @@ def test_shares_are_a_partition_and_join_puts_them_back(sequences, passes: Passe
         assert torch.equal(batch.tokens[share.positions], share.batch.tokens)
         assert torch.equal(batch.layout.mask[share.positions], share.batch.layout.mask)
     parts = [{**share.batch.streams, "token": share.batch.tokens} for share in shares]
-    joined = join(shares, parts, batch)
+    joined = join_shards(shares, parts, batch)
     assert torch.equal(joined["number"], batch.streams["number"])
     assert torch.equal(joined["token"], batch.tokens)
 
 
 @given(SEQUENCES, PASSES, RANKS)
 def test_every_rank_makes_the_same_number_of_passes_within_the_budget(
-    sequences, passes: Passes, ranks: int
+    sequences, passes: MicroBatching, ranks: int
 ):
-    shares = split(batch_of(sequences), passes, ranks=ranks)
+    shares = split_batch(batch_of(sequences), passes, ranks=ranks)
     assert len({len(share.passes) for share in shares}) == 1
     for share in shares:
         assert sorted(i for part in share.passes for i in part) == list(
@@ -62,9 +62,11 @@ def test_every_rank_makes_the_same_number_of_passes_within_the_budget(
 
 
 @given(SEQUENCES, PASSES)
-def test_one_rank_has_the_batch_and_the_passes_that_were_asked_for(sequences, passes: Passes):
+def test_one_rank_has_the_batch_and_the_passes_that_were_asked_for(
+    sequences, passes: MicroBatching
+):
     batch = batch_of(sequences)
-    (share,) = split(batch, passes, ranks=1)
+    (share,) = split_batch(batch, passes, ranks=1)
     assert share.batch is batch
     assert [list(part) for part in share.passes] == passes.of(batch.lengths, batch.labels())
 
@@ -72,8 +74,8 @@ def test_one_rank_has_the_batch_and_the_passes_that_were_asked_for(sequences, pa
 @given(SEQUENCES, RANKS)
 def test_tokens_are_balanced_and_the_deal_repeats(sequences, ranks: int):
     lengths, groups = [n for n, _ in sequences], [g for _, g in sequences]
-    dealt = deal(lengths, groups, ranks=ranks)
-    assert deal(lengths, groups, ranks=ranks) == dealt
+    dealt = balance_by_tokens(lengths, groups, ranks=ranks)
+    assert balance_by_tokens(lengths, groups, ranks=ranks) == dealt
     fullest = max(sum(lengths[i] for i in hand) for hand in dealt)
     mean, longest = sum(lengths) / ranks, max(lengths)
     assert fullest <= max(1.1 * max(mean, longest), mean + longest)
@@ -84,7 +86,7 @@ def test_equal_groups_that_can_be_dealt_evenly_stay_whole(
     samples: int, length: int, ranks: int, groups_each: int
 ):
     groups = [g for g in range(ranks * groups_each) for _ in range(samples)]
-    dealt = deal([length] * len(groups), groups, ranks=ranks)
+    dealt = balance_by_tokens([length] * len(groups), groups, ranks=ranks)
     owners = {
         g: {r for r, hand in enumerate(dealt) if any(groups[i] == g for i in hand)} for g in groups
     }

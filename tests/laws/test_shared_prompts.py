@@ -5,10 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from luyen.models.kernels import Window
-from luyen.models.packed import PackedContext
+from luyen.models.attention import AttentionWindow
+from luyen.models.packed_attention import PackedContext, share_prompts
 from luyen.models.policy import Policy
-from luyen.models.sharing import share_prompts
 from tests.tiny_models import VOCABULARY, tiny_net
 
 KINDS = ("llama", "gemma2", "gpt_oss", "mistral", "qwen3")
@@ -59,9 +58,9 @@ def test_scores_are_the_same_bits_and_gradients_differ_by_rounding(kind: str):
 
 
 WINDOWS = (
-    Window(),
-    Window(sliding=4),
-    Window(softcap=5.0, sinks=torch.linspace(-1, 1, 4, dtype=torch.float64)),
+    AttentionWindow(),
+    AttentionWindow(sliding=4),
+    AttentionWindow(softcap=5.0, sinks=torch.linspace(-1, 1, 4, dtype=torch.float64)),
 )
 
 

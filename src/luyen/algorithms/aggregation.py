@@ -10,10 +10,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from luyen.algorithms.knobs import require_positive
+from luyen.algorithms.checks import require_positive
 from luyen.algorithms.layout import Layout
-from luyen.base.errors import UserError
-from luyen.base.suggest import did_you_mean
+from luyen.base.errors import UserError, did_you_mean
 
 FIELD = "actor_rollout_ref.actor.loss_agg_mode"
 

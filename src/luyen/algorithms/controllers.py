@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import final
 
-from luyen.algorithms.knobs import require_not_negative, require_positive
+from luyen.algorithms.checks import require_not_negative, require_positive
 from luyen.base.errors import UserError
 
 State = dict[str, float | None]
@@ -22,11 +22,11 @@ def _require_finite(name: str, value: float) -> None:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FixedKL:
+class FixedKLController:
     """A constant KL coefficient.
 
     Example:
-        >>> FixedKL(kl_coef=0.001).update(kl=5.0, n_steps=64).kl_coef
+        >>> FixedKLController(kl_coef=0.001).update(kl=5.0, n_steps=64).kl_coef
         0.001
     """
 
@@ -36,7 +36,7 @@ class FixedKL:
     def __post_init__(self) -> None:
         require_not_negative("kl_coef", self.kl_coef)
 
-    def update(self, *, kl: float, n_steps: int) -> "FixedKL":
+    def update(self, *, kl: float, n_steps: int) -> "FixedKLController":
         """Itself, whatever was measured."""
         del kl, n_steps
         return self
@@ -45,7 +45,7 @@ class FixedKL:
         """What a checkpoint keeps."""
         return {"kl_coef": self.kl_coef}
 
-    def restore(self, state: Mapping[str, float | None]) -> "FixedKL":
+    def restore(self, state: Mapping[str, float | None]) -> "FixedKLController":
         """Itself: the coefficient in force is the configured one, not a saved one."""
         del state
         return self
@@ -53,13 +53,14 @@ class FixedKL:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdaptiveKL:
+class AdaptiveKLController:
     """A KL coefficient that steers the KL to a target (Ziegler et al. 2019, arXiv:1909.08593).
 
     Example:
         The KL is far above its target: the error is clipped to 0.2.
 
-        >>> AdaptiveKL(kl_coef=0.5, target_kl=0.1, horizon=100).update(kl=9.0, n_steps=50).kl_coef
+        >>> controller = AdaptiveKLController(kl_coef=0.5, target_kl=0.1, horizon=100)
+        >>> controller.update(kl=9.0, n_steps=50).kl_coef
         0.55
     """
 
@@ -75,7 +76,7 @@ class AdaptiveKL:
         require_positive("target_kl", self.target_kl)
         require_positive("horizon", self.horizon)
 
-    def update(self, *, kl: float, n_steps: int) -> "AdaptiveKL":
+    def update(self, *, kl: float, n_steps: int) -> "AdaptiveKLController":
         """β·(1 + clip(KL/target - 1, ±0.2)·n_steps/horizon), never below 0."""
         _require_finite("kl", kl)
         error = min(max(kl / self.target_kl - 1.0, -0.2), 0.2)
@@ -86,7 +87,7 @@ class AdaptiveKL:
         """What a checkpoint keeps."""
         return {"kl_coef": self.kl_coef}
 
-    def restore(self, state: Mapping[str, float | None]) -> "AdaptiveKL":
+    def restore(self, state: Mapping[str, float | None]) -> "AdaptiveKLController":
         """The configured target and horizon, with the saved coefficient."""
         saved = state["kl_coef"]
         assert saved is not None
@@ -95,11 +96,11 @@ class AdaptiveKL:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdaptiveEntropy:
+class AdaptiveEntropyController:
     """An entropy coefficient that works only while entropy is low (Skywork-OR1, arXiv:2505.22312).
 
     Example:
-        >>> control = AdaptiveEntropy(coefficient=0.0, target=0.2).update(entropy=0.1)
+        >>> control = AdaptiveEntropyController(coefficient=0.0, target=0.2).update(entropy=0.1)
         >>> control.applied, control.update(entropy=0.5).applied
         (0.005, 0.0)
     """
@@ -130,7 +131,7 @@ class AdaptiveEntropy:
             return 0.0
         return self.coefficient
 
-    def update(self, *, entropy: float) -> "AdaptiveEntropy":
+    def update(self, *, entropy: float) -> "AdaptiveEntropyController":
         """One step up if entropy <= target, else one step down; kept within [min, max]."""
         _require_finite("entropy", entropy)
         if entropy <= self.target:
@@ -143,7 +144,7 @@ class AdaptiveEntropy:
         """What a checkpoint keeps."""
         return {"coefficient": self.coefficient, "last_entropy": self.last_entropy}
 
-    def restore(self, state: Mapping[str, float | None]) -> "AdaptiveEntropy":
+    def restore(self, state: Mapping[str, float | None]) -> "AdaptiveEntropyController":
         """The configured target, step and bounds, with the saved coefficient and entropy."""
         saved = state["coefficient"]
         assert saved is not None

@@ -8,13 +8,11 @@ from typing import final
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from luyen.algorithms.advantages.evidence import greedy_rewards, outcomes
 from luyen.algorithms.advantages.grouping import Grouping, centred
-from luyen.algorithms.advantages.inputs import CreditInputs
+from luyen.algorithms.advantages.inputs import CreditInputs, greedy_rewards, outcomes
 from luyen.algorithms.checks import require_finite, require_same_shape
-from luyen.base.bars import lowest
-from luyen.base.errors import UserError
-from luyen.base.suggest import did_you_mean
+from luyen.base.errors import UserError, did_you_mean
+from luyen.base.tolerance import lowest
 from luyen.config.catalog import ADV_ESTIMATORS, estimator_facts
 
 

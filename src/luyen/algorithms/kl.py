@@ -11,8 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from luyen.base.errors import UserError
-from luyen.base.suggest import did_you_mean
+from luyen.base.errors import UserError, did_you_mean
 
 FIELD = "kl_loss_type"
 Penalty = Callable[[Tensor, Tensor], Tensor]

@@ -11,8 +11,26 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from luyen.algorithms.summed import summed
 from luyen.base.errors import UserError
+
+# Sums by index that repeat to the last bit, wherever they are made.
+
+
+def sum_by_index(
+    x: Float[Tensor, " n"], index: Int[Tensor, " n"], count: int
+) -> Float[Tensor, " count"]:
+    """Sum of the x of each index below `count`; the order of the terms is fixed on every device.
+
+    Example:
+        >>> import torch
+        >>> sum_by_index(torch.tensor([1.0, 2.0, 4.0]), torch.tensor([0, 2, 0]), 3)
+        tensor([5., 0., 2.])
+    """
+    zeros = x.new_zeros(count)
+    if x.is_cuda:
+        # `index_add` takes terms there as threads arrive with them; this sorts them first.
+        return zeros.index_put((index,), x, accumulate=True)
+    return zeros.index_add(0, index, x)
 
 
 @final
@@ -74,7 +92,7 @@ class Layout:
 
     def sum(self, x: Float[Tensor, " tok"]) -> Float[Tensor, " seq"]:
         """Sum of x over each sequence, masked tokens included: clean x first (`on_mask`)."""
-        return summed(x, self.segment, self.num_sequences)
+        return sum_by_index(x, self.segment, self.num_sequences)
 
     def mean(self, x: Float[Tensor, " tok"]) -> Float[Tensor, " seq"]:
         """Mean of x over the trainable tokens of each sequence; 0 for a sequence with none."""

@@ -13,21 +13,25 @@ from jaxtyping import Float
 from torch import Tensor
 
 from luyen.algorithms.aggregation import aggregation_weights
-from luyen.algorithms.foreign_parts import token_loss
+from luyen.algorithms.checks import (
+    hyperparameter_names,
+    read_by,
+    require_known,
+    require_not_negative,
+)
 from luyen.algorithms.kl import PENALTIES, kl_penalty
-from luyen.algorithms.knobs import knob_names, read_by, require_known, require_not_negative
 from luyen.algorithms.layout import Layout
+from luyen.algorithms.plugins import call_policy_loss
 from luyen.algorithms.policy_losses import PolicyInputs, loss_statistics, policy_losses
 from luyen.algorithms.statistic import Average
-from luyen.base.errors import UserError
-from luyen.base.suggest import did_you_mean
+from luyen.base.errors import UserError, did_you_mean
 from luyen.config.catalog import POLICY_LOSSES, own_aggregation
 
 
-def loss_knobs(name: str) -> tuple[str, ...]:
+def loss_hyperparameters(name: str) -> tuple[str, ...]:
     """Every knob of a policy loss, those of its statistics pass included."""
     passes = [loss_statistics.get(name)] if name in loss_statistics else []
-    return knob_names(policy_losses.get(name), *passes)
+    return hyperparameter_names(policy_losses.get(name), *passes)
 
 
 def default_aggregation(name: str) -> str:
@@ -76,7 +80,7 @@ class Objective:
     """Which KL penalty (`kl.PENALTIES`)."""
 
     def __post_init__(self) -> None:
-        require_known(f"policy loss `{self.loss}`", self.knobs, loss_knobs(self.loss))
+        require_known(f"policy loss `{self.loss}`", self.knobs, loss_hyperparameters(self.loss))
         require_not_negative("kl_loss_coef", self.kl_loss_coef)
         if self.kl_loss_type not in PENALTIES:
             fix = did_you_mean(self.kl_loss_type, PENALTIES)
@@ -116,7 +120,7 @@ class Objective:
         asks for, since it needs logits. Masked positions of any stream do not matter.
         """
         loss = policy_losses.get(self.loss)
-        found = token_loss(self.loss, inputs, read_by(loss, self.knobs))
+        found = call_policy_loss(self.loss, inputs, read_by(loss, self.knobs))
         layout, per_token = inputs.layout, found.per_token
         metrics = dict(found.metrics)
         metrics["actor/pg_loss"] = _weighted_mean(per_token, weights)

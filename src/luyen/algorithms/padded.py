@@ -4,7 +4,7 @@ Inputs are checked by name at the door: shapes, dtypes, and finite numbers where
 true. What masked positions hold does not matter. Knobs carry the name of their config key.
 """
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,25 +13,201 @@ from torch import Tensor
 
 from luyen.algorithms.advantages import CreditInputs, adv_estimators
 from luyen.algorithms.aggregation import aggregation_weights
-from luyen.algorithms.checks import require_finite, require_float, require_same_shape
+from luyen.algorithms.checks import (
+    hyperparameter_names,
+    read_by,
+    require_finite,
+    require_float,
+    require_known,
+    require_not_negative,
+    require_same_shape,
+)
 from luyen.algorithms.correction import correct
 from luyen.algorithms.kl import kl_penalty
-from luyen.algorithms.knobs import knob_names, read_by, require_known, require_not_negative
 from luyen.algorithms.layout import Layout
-from luyen.algorithms.objective import default_aggregation, loss_knobs, step_statistics
-from luyen.algorithms.padded_preference import preference_loss, unpaired_preference_loss
+from luyen.algorithms.objective import default_aggregation, loss_hyperparameters, step_statistics
 from luyen.algorithms.policy_losses import PolicyInputs, TokenLoss, policy_losses
-from luyen.algorithms.rows import (
-    Groups,
-    clean_mask,
-    optional_numbers,
-    optional_stream,
-    required_stream,
-    row_layout,
-    row_numbers,
-)
+from luyen.algorithms.preference.inputs import PairInputs, PreferenceLoss, UnpairedInputs
+from luyen.algorithms.preference.step import PreferenceObjective, sequence_sums, step_mean
 from luyen.algorithms.value import value_loss as flat_value_loss
 from luyen.base.errors import UserError
+
+# The door of the padded functions: `[batch, time]` tensors are checked by name and flattened.
+
+Groups = Tensor | Iterable[Hashable]
+
+
+def clean_mask(mask: Tensor) -> Tensor:
+    """The mask as booleans; a UserError unless it is `[batch, time]` of zeros and ones."""
+    if mask.dim() != 2 or mask.shape[1] == 0:
+        why = "it must be [batch, time] with at least one position"
+        raise UserError("mask", tuple(mask.shape), why, "pass one row per sequence")
+    odd = (mask != 0) & (mask != 1)
+    if bool(odd.any()):
+        why = "a mask holds 0 and 1 only"
+        raise UserError("mask", mask[odd][0].item(), why, "pass weights as rollout_is_weights")
+    return mask.bool()
+
+
+def row_layout(mask: Tensor, groups: Groups) -> Layout:
+    """Rows as sequences of the padded width, one after the other."""
+    batch, width = mask.shape
+    if isinstance(groups, Tensor):
+        rows = mask.new_zeros(batch)
+        require_same_shape("groups", groups, "the rows of mask", rows)
+    labels: list[Hashable] = (
+        [x.item() for x in groups] if isinstance(groups, Tensor) else list(groups)
+    )
+    if len(labels) != batch:
+        why = f"mask {tuple(mask.shape)} has {batch} rows, and there are {len(labels)} labels"
+        raise UserError("groups", len(labels), why, "pass one label per row")
+    numbers: dict[Hashable, int] = {}
+    index = [numbers.setdefault(label, len(numbers)) for label in labels]
+    return Layout(
+        mask=mask.flatten(),
+        offsets=torch.arange(batch + 1, device=mask.device) * width,
+        groups=torch.tensor(index, dtype=torch.int64, device=mask.device),
+    )
+
+
+def required_stream(name: str, x: Tensor, mask: Tensor) -> Tensor:
+    """x flattened, after checking its dtype, its shape, and that it is finite on the mask."""
+    require_float(name, x)
+    require_same_shape(name, x, "mask", mask)
+    require_finite(name, x.detach(), mask)
+    return x.flatten()
+
+
+def optional_stream(name: str, x: Tensor | None, mask: Tensor) -> Tensor | None:
+    """`required_stream`, or None for a stream that was not given."""
+    return None if x is None else required_stream(name, x, mask)
+
+
+def row_numbers(name: str, x: Tensor, mask: Tensor) -> Tensor:
+    """One finite number per row."""
+    require_float(name, x)
+    require_same_shape(name, x, "the rows of mask", mask.new_zeros(mask.shape[0]))
+    require_finite(name, x.detach())
+    return x
+
+
+def optional_numbers(name: str, x: Tensor | None, mask: Tensor) -> Tensor | None:
+    """`row_numbers`, or None for numbers that were not given."""
+    return None if x is None else row_numbers(name, x, mask)
+
+
+# Preference losses for `[batch, time]` tensors with masks (`luyen.algorithms.padded` offers
+# them).
+#
+# One call is one whole optimizer step.
+
+
+def preference_loss(
+    name: str | Sequence[str],
+    chosen_logp: Tensor,
+    rejected_logp: Tensor,
+    chosen_mask: Tensor,
+    rejected_mask: Tensor,
+    *,
+    ref_chosen_logp: Tensor | None = None,
+    ref_rejected_logp: Tensor | None = None,
+    margins: Tensor | None = None,
+    loss_weights: Sequence[float] | None = None,
+    ld_alpha: float | None = None,
+    **knobs: Any,
+) -> tuple[Tensor, dict[str, float]]:
+    """(loss, metrics) of pairs: row i of the chosen tensors and row i of the rejected ones.
+
+    The two sides may differ in width. Several names with `loss_weights` are a mixture. `margins` is
+    one number per pair. `ld_alpha` weighs the tokens beyond the shorter answer of each pair.
+    """
+    objective = PreferenceObjective(
+        losses=(name,) if isinstance(name, str) else tuple(name),
+        loss_weights=None if loss_weights is None else tuple(loss_weights),
+        ld_alpha=ld_alpha,
+        knobs=knobs,
+    )
+    sides = clean_mask(chosen_mask), clean_mask(rejected_mask)
+    if sides[0].shape[0] != sides[1].shape[0]:
+        why = f"there are {sides[0].shape[0]} chosen rows"
+        raise UserError("rejected_mask", tuple(sides[1].shape), why, "pass one row per pair")
+    shared = torch.minimum(sides[0].sum(1), sides[1].sum(1))
+    inputs = PairInputs(
+        chosen=_sums("chosen_logp", chosen_logp, sides[0], objective, shared),
+        rejected=_sums("rejected_logp", rejected_logp, sides[1], objective, shared),
+        chosen_tokens=sides[0].sum(1),
+        rejected_tokens=sides[1].sum(1),
+        ref_chosen=_optional_sums("ref_chosen_logp", ref_chosen_logp, sides[0], objective, shared),
+        ref_rejected=_optional_sums(
+            "ref_rejected_logp", ref_rejected_logp, sides[1], objective, shared
+        ),
+        margins=optional_numbers("margins", margins, sides[0]),
+    )
+    return _reduced_pairs(objective(inputs))
+
+
+def unpaired_preference_loss(
+    name: str,
+    logp: Tensor,
+    ref_logp: Tensor,
+    mask: Tensor,
+    desirable: Tensor,
+    *,
+    mismatched_logp: Tensor | None = None,
+    ref_mismatched_logp: Tensor | None = None,
+    mismatched_mask: Tensor | None = None,
+    density_ratio: Tensor | None = None,
+    **knobs: Any,
+) -> tuple[Tensor, dict[str, float]]:
+    """(loss, metrics) of answers that `desirable` marks good (1) or bad (0), one row each.
+
+    kto also reads answers after prompts that they do not belong to, as rows of their own mask.
+    """
+    objective = PreferenceObjective(losses=(name,), knobs=knobs)
+    clean = clean_mask(mask)
+    require_same_shape("desirable", desirable, "the rows of mask", clean[:, 0])
+    other = clean if mismatched_mask is None else clean_mask(mismatched_mask)
+    inputs = UnpairedInputs(
+        logp=_sums("logp", logp, clean, objective),
+        ref_logp=_sums("ref_logp", ref_logp, clean, objective),
+        desirable=desirable.bool(),
+        mismatched=_optional_sums("mismatched_logp", mismatched_logp, other, objective),
+        ref_mismatched=_optional_sums("ref_mismatched_logp", ref_mismatched_logp, other, objective),
+        density_ratio=optional_numbers("density_ratio", density_ratio, clean),
+    )
+    return _reduced_pairs(objective(inputs))
+
+
+def _sums(
+    name: str,
+    logp: Tensor,
+    mask: Tensor,
+    objective: PreferenceObjective,
+    shared: Tensor | None = None,
+) -> Tensor:
+    """Sum of each row over its mask, lighter beyond `shared` tokens where the objective says so."""
+    layout = row_layout(mask, range(mask.shape[0]))
+    weights = None if shared is None else objective.token_weights(layout, shared)
+    return sequence_sums(required_stream(name, logp, mask), layout, weights)
+
+
+def _optional_sums(
+    name: str,
+    logp: Tensor | None,
+    mask: Tensor,
+    objective: PreferenceObjective,
+    shared: Tensor | None = None,
+) -> Tensor | None:
+    """`_sums`, or None for log-probabilities that were not given."""
+    stream = optional_stream(name, logp, mask)
+    return None if stream is None else _sums(name, stream.view(mask.shape), mask, objective, shared)
+
+
+def _reduced_pairs(result: PreferenceLoss) -> tuple[Tensor, dict[str, float]]:
+    """The mean loss, and its metrics as floats."""
+    metrics = {name: average.value() for name, average in result.metrics.items()}
+    return step_mean(result.loss), metrics
+
 
 __all__ = [
     "advantage",
@@ -67,7 +243,7 @@ def advantage(
     `turns` are integers `[batch, time]`, the assistant turn of each token; None: one turn.
     """
     estimator = adv_estimators.get(name)
-    require_known(f"advantage estimator `{name}`", knobs, knob_names(estimator))
+    require_known(f"advantage estimator `{name}`", knobs, hyperparameter_names(estimator))
     clean = clean_mask(mask)
     layout = row_layout(clean, groups)
     parts = components or {}
@@ -109,7 +285,7 @@ def policy_loss(
     gspo_token, sapo and geo_mean. `loss_scale_factor` defaults to the padded width. `seed` is for
     losses that draw tokens (clip_cov).
     """
-    require_known(f"policy loss `{name}`", knobs, loss_knobs(name))
+    require_known(f"policy loss `{name}`", knobs, loss_hyperparameters(name))
     clean = clean_mask(mask)
     inputs = PolicyInputs(
         logp=required_stream("logp", logp, clean),
@@ -161,7 +337,7 @@ def rollout_correction(
     old_logp: Tensor, rollout_logp: Tensor, mask: Tensor, **knobs: Any
 ) -> tuple[Tensor, Tensor, dict[str, float]]:
     """(weights, mask of the tokens kept, metrics) between the trainer and the sampler."""
-    known = knob_names(correct.rollout_correction)
+    known = hyperparameter_names(correct.rollout_correction)
     require_known("rollout correction", knobs, known)
     clean = clean_mask(mask)
     correction = correct.rollout_correction(

@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from luyen.algorithms.correction.limits import LOG_LIMIT
+from luyen.algorithms.correction.importance import LOG_LIMIT
 
 PARTS = ("engine", "staleness", "drift", "transform")
 

@@ -1,4 +1,4 @@
-"""Digests of a run: for each step a hash of every stage, chained, one line each.
+"""Digests of a run's steps, checksums of its small files, and the key that signs runs.
 
 A line hashes what a step did, stage by stage in the order it happened, and the chain of the line
 before. Two runs with the same last chain did the same in every step; where they do not, the first
@@ -6,16 +6,32 @@ stage that differs in the first step that differs is where they parted.
 """
 
 import hashlib
+import hmac
 import json
 import os
+import re
+import secrets
+import stat
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Any, cast, final
 
 from luyen.base.errors import UserError
-from luyen.base.files import append, json_line, read_lines, write_whole, writing
-from luyen.base.owned import open_lines
+from luyen.base.files import (
+    append,
+    json_line,
+    json_page,
+    open_lines,
+    plain,
+    read_lines,
+    temporary_path,
+    write_whole,
+    writing,
+)
+from luyen.base.input_files import read_bytes
 
 SCHEMA = 1
 """Version of the lines and of what is hashed; a reader refuses a later one."""
@@ -146,3 +162,188 @@ def _digest(path: Path, number: int, line: dict[str, Any]) -> StepDigest:
     why = f"line {number} is not as it was written: its chain does not follow from its stages"
     fix = "restore it from a copy, or remove the file: a run goes on without the earlier digests"
     raise UserError("file", str(path), why, fix)
+
+
+# Small files that say of themselves whether they are as they were written.
+#
+# A sealed JSON object holds the SHA-256 of its other content under `seal`; a sealed text begins
+# with a comment line that holds the SHA-256 of what follows. One changed bit is thus found on
+# reading.
+
+_CHECKSUM_KEY = "seal"
+_LINE = re.compile(r"# sha256 of what follows: ([0-9a-f]{64})")
+_FIX = "restore it from a copy"
+
+
+def page_with_checksum(value: Mapping[str, Any]) -> str:
+    """Indented JSON with its seal.
+
+    Example:
+        >>> sorted(json.loads(page_with_checksum({"seed": 1})))
+        ['seal', 'seed']
+    """
+    assert _CHECKSUM_KEY not in value, "the content has a seal of its own"
+    return json_page({**value, _CHECKSUM_KEY: _checksum_of(value)})
+
+
+def without_checksum(page: dict[str, Any], path: Path, *, is_demanded: bool) -> dict[str, Any]:
+    """What was read from `path` without its seal; a UserError when it does not fit the seal.
+
+    A page without a seal is given back as it is, unless one `is_demanded`.
+
+    Example:
+        >>> without_checksum({"seed": 1}, Path("manifest.json"), is_demanded=False)
+        {'seed': 1}
+    """
+    if _CHECKSUM_KEY not in page and not is_demanded:
+        return page
+    body = {name: value for name, value in page.items() if name != _CHECKSUM_KEY}
+    if page.get(_CHECKSUM_KEY) != _checksum_of(body):
+        raise _changed(path)
+    return body
+
+
+def text_with_checksum(text: str) -> str:
+    """The text with its seal as a first line, which YAML reads as a comment.
+
+    Example:
+        >>> text_with_checksum("seed: 1\\n").splitlines()[1]
+        'seed: 1'
+    """
+    return f"# sha256 of what follows: {_hash(text)}\n{text}"
+
+
+def read_text_with_checksum(path: Path, *, is_demanded: bool) -> str:
+    """The text below the seal; a UserError when it does not fit, or the file cannot be read.
+
+    A file without a seal is read as it is, unless one `is_demanded`.
+    """
+    try:
+        # As bytes first: reading as text would make "\r\n" and "\n" the same.
+        whole = read_bytes(path).decode()
+    except FileNotFoundError as error:
+        raise UserError("file", str(path), "it is missing", _FIX) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError("file", str(path), f"it cannot be read: {error}", _FIX) from error
+    first, _, rest = whole.partition("\n")
+    found = _LINE.fullmatch(first)
+    if found is None and not is_demanded:
+        return whole
+    if found is None or found.group(1) != _hash(rest):
+        raise _changed(path)
+    return rest
+
+
+def _checksum_of(value: Mapping[str, Any]) -> str:
+    return _hash(json.dumps(plain(value), sort_keys=True))
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _changed(path: Path) -> UserError:
+    return UserError("file", str(path), "it is not as it was written: its seal does not fit", _FIX)
+
+
+# The key with which this user signs runs: it lies outside of them, and no other user can read
+# it.
+#
+# `LUYEN_KEY_FILE` says where; else it is `luyen/run_key` below the user's configuration folder.
+# It is made when it is first needed.
+
+VARIABLE = "LUYEN_KEY_FILE"
+_SIGNED_BY = "key"
+_CODE = "hmac"
+_LEAST = 32
+"""Characters of a key."""
+_MOST = 4096
+"""Bytes of its file that are looked at."""
+
+
+class NoKey(Exception):
+    """There is no key that could be used; the message says why."""
+
+
+def key_file() -> Path:
+    """Where the key of this user lies, or would."""
+    named = os.environ.get(VARIABLE)
+    if named:
+        return Path(named).expanduser()
+    folder = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
+    try:
+        return Path(folder).expanduser() / "luyen" / "run_key"
+    except RuntimeError as error:
+        raise NoKey("this user has no home folder") from error
+
+
+def signed(page: Mapping[str, Any]) -> dict[str, Any]:
+    """The page with the name of the key and its code; the key is made if there is none.
+
+    Raises NoKey where none can be had.
+    """
+    key = _read_or_make(key_file())
+    return {**page, _SIGNED_BY: _name(key), _CODE: _code(page, key)}
+
+
+def unsigned(page: Mapping[str, Any]) -> dict[str, Any]:
+    """What `signed` was given; NoKey where this user did not sign it, or it was changed since."""
+    body = {name: value for name, value in page.items() if name not in (_SIGNED_BY, _CODE)}
+    key = _read(key_file())
+    if key is None:
+        raise NoKey("this user has no key here, so somebody else signed it")
+    if page.get(_SIGNED_BY) != _name(key):
+        raise NoKey("it was signed with another key, by another user or on another machine")
+    if not hmac.compare_digest(str(page.get(_CODE)), _code(body, key)):
+        raise NoKey("its signature is not that of what it holds")
+    return body
+
+
+def _code(page: Mapping[str, Any], key: bytes) -> str:
+    return hmac.new(key, json_line(page).encode(), hashlib.sha256).hexdigest()
+
+
+def _name(key: bytes) -> str:
+    return hashlib.sha256(b"luyen run key " + key).hexdigest()[:16]
+
+
+def _read(path: Path) -> bytes | None:
+    """The key in a file; None without one. NoKey where others may know it."""
+    try:
+        with FileIO(path, "rb", opener=_open) as file:
+            seen = os.fstat(file.fileno())
+            key = file.read(_MOST).strip()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise NoKey(f"{path} cannot be read: {error.strerror}") from error
+    if seen.st_uid != os.geteuid() or stat.S_IMODE(seen.st_mode) & 0o077:
+        raise NoKey(f"{path} is open to other users; make it yours alone with chmod 600")
+    if len(key) < _LEAST:
+        raise NoKey(f"{path} holds no key; remove it, and the next run makes one")
+    return key
+
+
+def _open(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # a pipe has nothing to say, and is not waited for
+
+
+def _read_or_make(path: Path) -> bytes:
+    found = _read(path)
+    if found is not None:
+        return found
+    unfinished = temporary_path(path)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        unfinished.touch(0o600, exist_ok=False)
+        unfinished.write_text(secrets.token_hex(32) + "\n")
+        with suppress(FileExistsError):  # another process was first, and its key it is
+            os.link(unfinished, path)
+    except OSError as error:
+        raise NoKey(f"{path} cannot be made: {error.strerror}") from error
+    finally:
+        with suppress(OSError):
+            unfinished.unlink(missing_ok=True)
+    made = _read(path)
+    assert made is not None, f"{path} was made and is gone"
+    return made

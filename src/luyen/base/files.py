@@ -1,4 +1,4 @@
-"""Files that are whole or absent, and lines that survive the death of their writer.
+"""Files that are whole or absent, appended lines that survive a kill, temporary-file cleanup.
 
 A file is written beside its place and renamed onto it, so a reader sees the old content or the new
 one. A line goes to its file in one `write`, so a killed process leaves whole lines; after a loss of
@@ -9,6 +9,13 @@ import errno
 import json
 import math
 import os
+import platform
+import re
+import secrets
+import shutil
+import stat
+import time
+import zlib
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from io import FileIO
@@ -16,9 +23,127 @@ from pathlib import Path
 from typing import Any, cast
 
 from luyen.base.errors import UserError
-from luyen.base.leftovers import in_progress, temporary_beside
-from luyen.base.parsing import parse_json
-from luyen.base.reading import read_bytes
+from luyen.base.input_files import parse_json, read_bytes
+
+# Names of unfinished files and folders, and which of them nobody will ever finish.
+#
+# A name says which process of which machine writes it: what a live one writes is left alone.
+
+TEMPORARY = ".tmp-"
+"""How the name of an unfinished file or directory begins."""
+_WRITER = re.compile(re.escape(TEMPORARY) + r".+-(\d+)-([0-9a-f]{8}|[0-9a-f]{16})")
+_STACKS = re.compile(r"locked-(\d+)\.txt")
+"""Where a watchdog would write stacks: empty unless it did, and removed when the run ends."""
+_LONGEST = 200
+"""Bytes of the final name that go into the unfinished one: file systems take 255 in all."""
+_OTHER_MACHINE_S = 24 * 3600.0
+"""Nobody can ask for a process of another machine: what it last touched then is abandoned."""
+_mine: set[Path] = set()
+"""What this process is writing now. Its id alone proves nothing: ids come back after a restart."""
+
+
+def temporary_path(path: Path) -> Path:
+    """A name for work in progress, in the same folder, that no other writer has."""
+    name = path.name.encode("utf-8", "surrogateescape")[:_LONGEST].decode("utf-8", "ignore")
+    own = f"{_machine()}{secrets.token_hex(4)}"
+    return path.with_name(f"{TEMPORARY}{name}-{os.getpid()}-{own}")
+
+
+@contextmanager
+def in_progress(path: Path) -> Generator[None]:
+    """While entered, the path is being written by this process."""
+    _mine.add(path)
+    try:
+        yield
+    finally:
+        _mine.discard(path)
+
+
+def is_abandoned(path: Path) -> bool:
+    """Whether it is an unfinished file or folder of ours whose writer is gone."""
+    found = _WRITER.fullmatch(path.name)
+    if found is None:
+        return False
+    writer, own = int(found.group(1)), found.group(2)
+    if len(own) == 16 and not own.startswith(_machine()):
+        return _is_old(path)
+    return path not in _mine if writer == os.getpid() else not is_running(writer)
+
+
+def remove_abandoned(folder: Path) -> None:
+    """Remove what killed writers left in a run directory and in the folders directly below it."""
+    for place in (folder, *_folders(folder)):
+        for path in _entries(place):
+            if is_abandoned(path) or _is_unused(path):
+                remove(path)
+
+
+def remove_abandoned_writes(path: Path) -> None:
+    """Remove what killed writers of this file or folder left beside it."""
+    for other in _entries(path.parent):
+        if other.name.startswith(f"{TEMPORARY}{path.name}-") and is_abandoned(other):
+            remove(other)
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a whole folder, as far as possible."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+        return
+    try:
+        path.unlink(missing_ok=True)
+    except OSError:
+        return  # another time
+
+
+def is_running(process: int) -> bool:
+    """Whether a process of this machine has that id."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True
+
+
+def _machine() -> str:
+    """Eight digits for what gives process ids their meaning: a host, or a container on it."""
+    try:
+        space = os.readlink("/proc/self/ns/pid")
+    except OSError:
+        space = ""
+    return f"{zlib.crc32(f'{platform.node()} {space}'.encode()):08x}"
+
+
+def _is_old(path: Path) -> bool:
+    try:
+        return time.time() - path.stat(follow_symlinks=False).st_mtime > _OTHER_MACHINE_S
+    except OSError:
+        return False
+
+
+def _is_unused(path: Path) -> bool:
+    """Whether it is the empty file of a watchdog whose process was killed."""
+    found = _STACKS.fullmatch(path.name)
+    if found is None or is_running(int(found.group(1))):
+        return False
+    try:
+        return path.stat(follow_symlinks=False).st_size == 0
+    except OSError:
+        return False
+
+
+def _folders(folder: Path) -> list[Path]:
+    return [path for path in _entries(folder) if path.is_dir() and not path.is_symlink()]
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []
+
 
 _RESUME = "make room or mend the permissions, and resume; earlier checkpoints are intact"
 
@@ -38,7 +163,7 @@ def write_whole(path: Path, content: bytes | str, *, is_private: bool = False) -
     A private file is readable by its owner alone, from its first byte on.
     """
     data = content.encode() if isinstance(content, str) else content
-    unfinished = temporary_beside(path)
+    unfinished = temporary_path(path)
     with writing(path), in_progress(unfinished):
         try:
             if is_private:
@@ -156,3 +281,58 @@ def _entry(line: bytes) -> dict[str, Any] | None:
     except ValueError:
         return None
     return cast(dict[str, Any], found) if isinstance(found, dict) else None
+
+
+# Files of a run directory that are written in place: opened where they are, and nowhere else.
+#
+# A folder that others can write to may hold a link under the name of such a file. What is added
+# to it, or cut from it, would then land in a file of the user anywhere; and a pipe would wait
+# for ever.
+
+_LINK = "it is a link, and what is written there would land in another place"
+_MAY_BE_LINKED = "checkpoints"
+_SECOND = "it is a file that has another name elsewhere (a hard link), which would change with it"
+
+
+def open_regular(path: Path | str, flags: int, mode: int = 0o644) -> int:
+    """A handle of a regular file, made where there is none if the flags say so.
+
+    An OSError for a link and for anything else that is no file; nothing is waited for. One that
+    is to be written must have no second name.
+
+    Example:
+        >>> open_regular("/dev/null", os.O_WRONLY)
+        Traceback (most recent call last):
+        OSError: it is no file
+    """
+    safe = flags & ~os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        handle = os.open(path, safe, mode)
+    except OSError as error:
+        raise OSError(_LINK) if error.errno == errno.ELOOP else error from None
+    facts = os.fstat(handle)
+    is_written = bool(flags & (os.O_WRONLY | os.O_RDWR))
+    if not stat.S_ISREG(facts.st_mode) or (is_written and facts.st_nlink > 1):
+        os.close(handle)
+        raise OSError(_SECOND if stat.S_ISREG(facts.st_mode) else "it is no file")
+    if flags & os.O_TRUNC:
+        os.ftruncate(handle, 0)
+    return handle
+
+
+def refuse_linked_folders(folder: Path) -> None:
+    """An OSError where a folder of a run directory is a link, but for `checkpoints`.
+
+    Files are made, replaced and removed in it by names that files of the user may have too. In
+    `checkpoints` only folders `step_*` are, and people keep those on another disk.
+    """
+    if not folder.is_dir():
+        return
+    for path in folder.iterdir():
+        if path.name != _MAY_BE_LINKED and path.is_symlink() and path.is_dir():
+            raise OSError(f"`{path.name}` is a link to a folder in another place")
+
+
+def open_lines(path: Path) -> FileIO:
+    """The file, to add lines to its end, each in one write."""
+    return FileIO(path, "ab", opener=open_regular)

@@ -16,10 +16,8 @@ from pathlib import Path
 from typing import Any, cast, final
 
 from luyen.base.errors import UserError
-from luyen.base.files import plain, writing
-from luyen.base.owned import open_owned
-from luyen.base.parsing import parse_json
-from luyen.base.reading import read_bytes
+from luyen.base.files import open_regular, plain, writing
+from luyen.base.input_files import parse_json, read_bytes
 
 SCHEMA = 1
 """Version of the lines; a file of another one is not used."""
@@ -47,7 +45,7 @@ class JournalFile:
         self._places: dict[tuple[str, str], int] = {}
         with writing(path, field="journal"):
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._handle = open_owned(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+            self._handle = open_regular(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         self._failure: OSError | None = None
         self._written = threading.Event()
         self._closed = threading.Event()

@@ -3,8 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar, final
 
-from luyen.base.errors import UserError
-from luyen.base.suggest import did_you_mean
+from luyen.base.errors import UserError, did_you_mean
 
 T = TypeVar("T", bound=Callable[..., Any])
 

@@ -12,16 +12,20 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast, final
 
-from luyen.base.claims import OWNER
+from luyen.base.digests import (
+    page_with_checksum,
+    read_text_with_checksum,
+    text_with_checksum,
+    without_checksum,
+)
 from luyen.base.errors import UserError
-from luyen.base.files import read_json, write_whole, writing
-from luyen.base.leftovers import TEMPORARY
-from luyen.base.parsing import parse_yaml
-from luyen.base.seals import read_sealed_text, sealed_page, sealed_text, unsealed
+from luyen.base.files import TEMPORARY, read_json, write_whole, writing
+from luyen.base.input_files import parse_yaml
+from luyen.base.run_lock import OWNER
 
 SCHEMA = 2
 """Version of the layout and of the files in it; a reader refuses a later one."""
-_UNSEALED = 1
+_WITHOUT_CHECKSUM = 1
 """The version whose manifest, configuration and provenance have no seals."""
 
 _STEP = re.compile(r"step_(\d+)")
@@ -95,14 +99,14 @@ class RunDirectory:
         """Begin a run: its config as YAML, where each key came from, and the facts of the run.
 
         Refused where there is a run already, or a folder with files that are not ours. Where other
-        processes may want the same directory, it is claimed first (`luyen.base.claims`).
+        processes may want the same directory, it is claimed first (`luyen.base.run_lock`).
         """
         made = cls(root)
         made.demand_unused()
         with writing(made.root, field="run directory", fix=_OTHER_PLACE):
             made.root.mkdir(parents=True, exist_ok=True)
         made.write_config(config, provenance)
-        write_whole(made.resumptions, sealed_page({"resumptions": []}), is_private=True)
+        write_whole(made.resumptions, page_with_checksum({"resumptions": []}), is_private=True)
         for folder in (made.events, made.root / "rollouts", made.checkpoints):
             with writing(folder, fix=_OTHER_PLACE):
                 folder.mkdir(exist_ok=True)
@@ -111,7 +115,7 @@ class RunDirectory:
             "run_id": new_run_id(),
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
         }
-        write_whole(made.manifest, sealed_page(identity | dict(manifest)), is_private=True)
+        write_whole(made.manifest, page_with_checksum(identity | dict(manifest)), is_private=True)
         return made
 
     @classmethod
@@ -148,19 +152,19 @@ class RunDirectory:
     def read_manifest(self) -> dict[str, Any]:
         """The facts that were written when the run began, as they were written."""
         page = read_json(self.manifest)
-        return unsealed(page, self.manifest, is_demanded=page.get("schema") == SCHEMA)
+        return without_checksum(page, self.manifest, is_demanded=page.get("schema") == SCHEMA)
 
     def write_config(self, config: str, provenance: Mapping[str, Any]) -> None:
         """Write the configuration in force, as YAML, and where each key of it came from.
 
         Only its owner can read it: keys of one's own may hold secrets.
         """
-        write_whole(self.config, sealed_text(config), is_private=True)
-        write_whole(self.provenance, sealed_page(provenance), is_private=True)
+        write_whole(self.config, text_with_checksum(config), is_private=True)
+        write_whole(self.provenance, page_with_checksum(provenance), is_private=True)
 
     def read_config(self) -> str:
         """The configuration as YAML; a UserError when it is not as it was written."""
-        return read_sealed_text(self.config, is_demanded=self._has_seals())
+        return read_text_with_checksum(self.config, is_demanded=self._has_seals())
 
     def read_settings(self) -> dict[str, Any]:
         """The configuration as a tree; a UserError when it is not as it was written, or none."""
@@ -177,7 +181,7 @@ class RunDirectory:
     def read_provenance(self) -> dict[str, str]:
         """Where each key was written; a UserError when the file is not as it was written."""
         page = read_json(self.provenance)
-        found = unsealed(page, self.provenance, is_demanded=self._has_seals())
+        found = without_checksum(page, self.provenance, is_demanded=self._has_seals())
         if not all(isinstance(place, str) for place in found.values()):
             raise _foreign(self.provenance, "list of where keys were written")
         return found
@@ -190,7 +194,7 @@ class RunDirectory:
         """
         if not self.resumptions.is_file() and not self._has_seals():
             return []
-        page = unsealed(read_json(self.resumptions), self.resumptions, is_demanded=True)
+        page = without_checksum(read_json(self.resumptions), self.resumptions, is_demanded=True)
         if not isinstance(page.get("resumptions"), list):
             raise _foreign(self.resumptions, "list of resumptions")
         return page["resumptions"]
@@ -212,11 +216,11 @@ class RunDirectory:
             warnings.warn(said, DamagedRecord, stacklevel=2)
         when = {"time": datetime.now(UTC).isoformat(timespec="seconds")}
         listed = [*before, when | dict(facts)]
-        write_whole(self.resumptions, sealed_page({"resumptions": listed}), is_private=True)
+        write_whole(self.resumptions, page_with_checksum({"resumptions": listed}), is_private=True)
 
     def _has_seals(self) -> bool:
         """Whether this run was begun with seals; what lies alone, without a manifest, was not."""
-        return self.exists and self.read_manifest().get("schema") != _UNSEALED
+        return self.exists and self.read_manifest().get("schema") != _WITHOUT_CHECKSUM
 
     def rollouts(self, step: int, *, validation: bool = False) -> Path:
         """Where the rollouts of a step go."""

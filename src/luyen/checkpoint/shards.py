@@ -63,11 +63,11 @@ Part: TypeAlias = tuple[Box, tuple[slice, ...], Tensor]
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
+class StoredTensor:
     """A whole tensor as the index describes it.
 
     Example:
-        >>> Stored(dtype=torch.bfloat16, shape=(4, 3), boxes=()).shape
+        >>> StoredTensor(dtype=torch.bfloat16, shape=(4, 3), boxes=()).shape
         (4, 3)
     """
 
@@ -81,21 +81,21 @@ class Stored:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Index:
+class ShardIndex:
     """What a folder holds.
 
     Example:
-        >>> kept = Stored(dtype=torch.float32, shape=(), boxes=())
-        >>> sorted(Index(stored={"a": kept}, aliases={"b": "a"}).names())
+        >>> kept = StoredTensor(dtype=torch.float32, shape=(), boxes=())
+        >>> sorted(ShardIndex(stored={"a": kept}, aliases={"b": "a"}).names())
         ['a', 'b']
     """
 
-    stored: Mapping[str, Stored]
+    stored: Mapping[str, StoredTensor]
     """Tensors by name."""
     aliases: Mapping[str, str]
     """Further names of tensors that are stored under another one."""
 
-    def names(self) -> dict[str, Stored]:
+    def names(self) -> dict[str, StoredTensor]:
         """Every name with what it stands for."""
         also = {name: self.stored[first] for name, first in self.aliases.items()}
         return {**self.stored, **also}
@@ -153,7 +153,7 @@ def _is_view(tensor: Tensor) -> bool:
     return tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size()
 
 
-def index_text(index: Index) -> str:
+def index_text(index: ShardIndex) -> str:
     """The index of a folder as its file holds it."""
     tensors = {
         name: {
@@ -166,7 +166,7 @@ def index_text(index: Index) -> str:
     return json_line({"schema": SCHEMA, "tensors": tensors, "aliases": index.aliases})
 
 
-def read_index(folder: Path) -> Index:
+def read_index(folder: Path) -> ShardIndex:
     """The index of a folder; a UserError when it is missing or of a later version."""
     read = read_json(folder / INDEX)
     schema = read.get("schema")
@@ -175,7 +175,7 @@ def read_index(folder: Path) -> Index:
         raise UserError("checkpoint", str(folder), why, "install a newer luyen")
     try:
         stored = {name: _stored(entry) for name, entry in read["tensors"].items()}
-        index = Index(stored=stored, aliases=dict(read["aliases"]))
+        index = ShardIndex(stored=stored, aliases=dict(read["aliases"]))
         index.names()
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise _no_index(folder, f"{type(error).__name__}: {error}") from error
@@ -187,7 +187,7 @@ def _no_index(folder: Path, why: str) -> UserError:
     return UserError("checkpoint", str(folder / INDEX), f"it describes no tensors: {why}", fix)
 
 
-def _stored(entry: Mapping[str, Any]) -> Stored:
+def _stored(entry: Mapping[str, Any]) -> StoredTensor:
     dtype = getattr(torch, entry["dtype"])
     if not isinstance(dtype, torch.dtype):
         raise TypeError(f"{entry['dtype']} is no type of tensors")
@@ -195,12 +195,12 @@ def _stored(entry: Mapping[str, Any]) -> Stored:
         Box(offsets=tuple(offsets), sizes=tuple(sizes), file=file, key=key)
         for offsets, sizes, file, key in entry["boxes"]
     )
-    stored = Stored(dtype=dtype, shape=tuple(entry["shape"]), boxes=boxes)
+    stored = StoredTensor(dtype=dtype, shape=tuple(entry["shape"]), boxes=boxes)
     _demand_whole(stored)
     return stored
 
 
-def _demand_whole(stored: Stored) -> None:
+def _demand_whole(stored: StoredTensor) -> None:
     """A ValueError unless boxes in files of this folder cover it: the rest would be chance."""
     for box in stored.boxes:
         ranges = zip(box.offsets, box.sizes, stored.shape, strict=True)

@@ -1,4 +1,4 @@
-"""A folder of checkpoints, each whole or absent.
+"""A folder of checkpoints, each whole or absent; the newest and the best of them stay.
 
 A checkpoint is written beside its place, every file is hashed into its manifest and forced to the
 disk, and the folder is renamed. Whatever kills the writer, a folder named `step_N` is complete;
@@ -6,21 +6,107 @@ what happens to its files afterwards is found by the hashes when it is loaded.
 """
 
 import hashlib
+import math
 import shutil
 import warnings
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast, final
+from typing import Any, Literal, Protocol, cast, final
 
 from luyen.base.errors import UserError
-from luyen.base.files import json_page, read_json, sync, writing
-from luyen.base.leftovers import in_progress, is_abandoned, temporary_beside
+from luyen.base.files import (
+    in_progress,
+    is_abandoned,
+    json_page,
+    read_json,
+    sync,
+    temporary_path,
+    writing,
+)
 from luyen.base.rundir import step_name, step_of
 from luyen.checkpoint.form import fault_of
-from luyen.checkpoint.retention import Best, to_retire
-from luyen.checkpoint.watcher import NOBODY, Watcher
+
+# Which checkpoints stay: the newest, and the best by a metric.
+
+METRICS = "metrics"
+"""The fact of a checkpoint that holds the last known value of each metric."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BestMetric:
+    """How many of the best stay, and what makes one better.
+
+    Example:
+        >>> BestMetric(count=1, metric="val/accuracy", mode="max").count
+        1
+    """
+
+    count: int
+    """How many stay."""
+    metric: str
+    """Name of the metric that is compared."""
+    mode: Literal["max", "min"]
+    """Which end of it is better."""
+
+
+def to_retire(
+    facts: Mapping[int, Mapping[str, Any]], *, keep: int, best: BestMetric | None
+) -> tuple[int, ...]:
+    """Steps whose checkpoints go, by what was noted beside each; of equals the newer is better.
+
+    Example:
+        >>> facts = {step: {"metrics": {"loss": loss}} for step, loss in enumerate([3, 1, 2, 4])}
+        >>> to_retire(facts, keep=1, best=BestMetric(count=1, metric="loss", mode="min"))
+        (0, 2)
+    """
+    steps = sorted(facts)
+    stay = set(steps[-keep:])
+    if best is not None and best.count:
+        sign = 1.0 if best.mode == "max" else -1.0
+        known = {step: value_of(facts[step], best.metric) for step in steps}
+        ranked = [(sign * value, step) for step, value in known.items() if value is not None]
+        stay |= {step for _, step in sorted(ranked)[-best.count :]}
+    return tuple(step for step in steps if step not in stay)
+
+
+def value_of(facts: Mapping[str, Any], metric: str) -> float | None:
+    """A metric of a checkpoint; None when it was not known, or is no number one can compare."""
+    found = facts.get(METRICS, {}).get(metric)
+    value = float(found) if isinstance(found, float | int | str) else math.nan
+    return value if math.isfinite(value) else None
+
+
+# Whoever wants to know which checkpoints come and go.
+
+
+class CheckpointListener(Protocol):
+    """Is told which checkpoints there are, by whoever writes them."""
+
+    def kept(self, path: Path, going: Sequence[Path] = ()) -> None:
+        """This one is whole and in its place; those are about to be taken away for it."""
+        ...
+
+    def going(self, path: Path) -> None:
+        """This one is about to be taken away from its place."""
+        ...
+
+
+@final
+class NoListener:
+    """Does not listen."""
+
+    def kept(self, path: Path, going: Sequence[Path] = ()) -> None:
+        """Nothing is done."""
+
+    def going(self, path: Path) -> None:
+        """Nothing is done."""
+
+
+NO_LISTENER = NoListener()
+
 
 SCHEMA = 2
 """Version of the layout of a checkpoint; a reader refuses a later one."""
@@ -62,8 +148,8 @@ class CheckpointStore:
         directory: Path | str,
         *,
         keep: int | None = None,
-        best: Best | None = None,
-        watcher: Watcher = NOBODY,
+        best: BestMetric | None = None,
+        watcher: CheckpointListener = NO_LISTENER,
     ) -> None:
         """`keep` is how many of the newest stay after a save; None keeps all.
 
@@ -110,7 +196,7 @@ class CheckpointStore:
     def begin(self, step: int) -> "Unfinished":
         """An empty folder for the checkpoint of a step, to be finished or abandoned."""
         place = self.directory / step_name(step)
-        folder = temporary_beside(place)
+        folder = temporary_path(place)
         with ExitStack() as claimed, writing(place, field="checkpoint"):
             claimed.enter_context(in_progress(folder))
             self.directory.mkdir(parents=True, exist_ok=True)
@@ -122,7 +208,7 @@ class CheckpointStore:
     def take(self, unfinished: Path, step: int, facts: Mapping[str, Any]) -> Path:
         """Seal a folder that is filled, and rename it to its place."""
         place = self.directory / step_name(step)
-        _seal(unfinished, step, facts)
+        _write_manifest(unfinished, step, facts)
         self._put(unfinished, place)
         self._retire(place)
         return place
@@ -232,7 +318,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
         why = f"its files follow layout {schema!r}, and this version reads up to {SCHEMA}"
         raise UserError("checkpoint", str(path / MANIFEST), why, "install a newer luyen")
     body = {name: value for name, value in manifest.items() if name != "seal"}
-    if manifest.get("seal") != _seal_of(body):
+    if manifest.get("seal") != _manifest_checksum(body):
         raise _torn(path / MANIFEST, "it is not as it was written")
     if (fault := fault_of(body, folder_step=step_of(path.name))) is not None:
         raise _torn(path / MANIFEST, fault)
@@ -253,7 +339,7 @@ def _torn(file: Path, why: str) -> UserError:
     return UserError("checkpoint file", str(file), why, "resume from an earlier checkpoint")
 
 
-def _seal(folder: Path, step: int, facts: Mapping[str, Any]) -> None:
+def _write_manifest(folder: Path, step: int, facts: Mapping[str, Any]) -> None:
     """Force every file to the disk, and write the manifest with their hashes."""
     files: dict[str, dict[str, Any]] = {}
     for file in sorted(path for path in folder.rglob("*") if path.is_file()):
@@ -261,7 +347,7 @@ def _seal(folder: Path, step: int, facts: Mapping[str, Any]) -> None:
         name = file.relative_to(folder).as_posix()
         files[name] = {"sha256": _sha256(file), "bytes": file.stat().st_size}
     body = {"schema": SCHEMA, "step": step, "facts": dict(facts), "files": files}
-    page = json_page({**body, "seal": _seal_of(body)})
+    page = json_page({**body, "seal": _manifest_checksum(body)})
     (folder / MANIFEST).write_text(page, encoding="utf-8")
     sync(folder / MANIFEST)
     sync(folder)
@@ -269,7 +355,7 @@ def _seal(folder: Path, step: int, facts: Mapping[str, Any]) -> None:
         sync(inner)
 
 
-def _seal_of(body: Mapping[str, Any]) -> str:
+def _manifest_checksum(body: Mapping[str, Any]) -> str:
     return hashlib.sha256(json_page(dict(sorted(body.items()))).encode()).hexdigest()
 
 
@@ -290,7 +376,7 @@ def _sha256(file: Path) -> str:
 def _remove(folder: Path) -> None:
     """Take a folder out of sight before its files go, so that no half of it is ever seen."""
     if folder.is_dir():
-        doomed = temporary_beside(folder)
+        doomed = temporary_path(folder)
         folder.rename(doomed)
         sync(folder.parent)
         shutil.rmtree(doomed, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""State as files: tensors in safetensors, everything else in JSON, and back to the last bit.
+"""State as files: tensors in safetensors, the rest in JSON; any number of ranks can load it.
 
 A state is any nesting of dicts, lists and tuples over tensors, numbers, strings, booleans and
 None: what `state_dict()` gives for a model, an optimizer, a scheduler or a controller. No pickle is
@@ -7,26 +7,119 @@ read or written, so loading a checkpoint runs no code.
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from safetensors import safe_open
 from torch import Tensor
 
 from luyen.base.errors import UserError
 from luyen.base.files import read_json
-from luyen.checkpoint.sharded import load_sharded, save_sharded
-from luyen.checkpoint.shards import INDEX, read_whole
-from luyen.checkpoint.writes import AtOnce, Writes
+from luyen.checkpoint.shards import (
+    INDEX,
+    Box,
+    ShardIndex,
+    StoredTensor,
+    index_text,
+    read_boxes,
+    read_index,
+    read_whole,
+    shard_name,
+    tied_names,
+)
+from luyen.checkpoint.staging import FileWriter, ImmediateWriter
+
+# Tensors of one process or of many, saved so that any number of processes can load them.
+#
+# Ranks of a process group work out who writes and who reads which part with torch's distributed
+# checkpoint (DCP); the files are those of `luyen.checkpoint.shards`. DCP's own files hold a
+# pickle, and a checkpoint must run no code.
+
+_WRITE_NOW = ImmediateWriter()
+
+
+def save_sharded(
+    folder: Path,
+    tensors: Mapping[str, Tensor],
+    *,
+    group: dist.ProcessGroup | None = None,
+    writes: FileWriter = _WRITE_NOW,
+) -> None:
+    """Write tensors and DTensors by name into a folder that exists.
+
+    Every rank of the group calls it with the same names; a plain tensor is the same on all of them.
+    Without a process group one process writes alone. Tied tensors are stored once. An OSError of
+    any rank is raised on all, unless `writes` puts the writing off: no rank hears of another then.
+    """
+    if not dist.is_initialized():
+        _save_alone(folder, tensors, writes)
+        return
+    from luyen.checkpoint.dcp import save_together  # DCP takes a while to load
+
+    save_together(folder, tensors, group, writes)
+
+
+def load_sharded(
+    folder: Path, into: Mapping[str, Tensor], *, group: dist.ProcessGroup | None = None
+) -> None:
+    """Fill tensors and DTensors with what was saved under their names, bit by bit.
+
+    Names that are not asked for are left alone. A name that is missing, or that has another shape
+    or type, is a UserError; nothing is filled then.
+    """
+    index = read_index(folder)
+    _demand_fit(folder, index, into)
+    tensors = {name: tensor.detach() for name, tensor in into.items()}
+    if not dist.is_initialized():
+        _load_alone(folder, index, tensors)
+        return
+    from luyen.checkpoint.dcp import load_together
+
+    load_together(folder, index, tensors, group)
+
+
+def _save_alone(folder: Path, tensors: Mapping[str, Tensor], writes: FileWriter) -> None:
+    tied, file = tied_names(tensors), shard_name(0)
+    own = {name: tensor for name, tensor in tensors.items() if name not in tied}
+    stored: dict[str, StoredTensor] = {}
+    for name, tensor in own.items():
+        shape = tuple(tensor.shape)
+        box = Box(offsets=(0,) * len(shape), sizes=shape, file=file, key=name)
+        stored[name] = StoredTensor(dtype=tensor.dtype, shape=shape, boxes=(box,))
+    writes.tensors(folder / file, own)
+    writes.text(folder / INDEX, index_text(ShardIndex(stored=stored, aliases=tied)))
+
+
+def _load_alone(folder: Path, index: ShardIndex, tensors: Mapping[str, Tensor]) -> None:
+    known = index.names()
+    wanted = [(box, tensors[name][box.span]) for name in tensors for box in known[name].boxes]
+    with torch.no_grad():
+        read_boxes(folder, ((box, box.inside, into) for box, into in wanted))
+
+
+def _demand_fit(folder: Path, index: ShardIndex, into: Mapping[str, Tensor]) -> None:
+    known = index.names()
+    for name, tensor in into.items():
+        stored = known.get(name)
+        if stored is None:
+            why = f"it holds no tensor `{name}`"
+        elif stored.shape != tuple(tensor.shape) or stored.dtype != tensor.dtype:
+            wanted = f"{tensor.dtype} of {tuple(tensor.shape)}"
+            why = f"`{name}` is {stored.dtype} of {stored.shape} there, and {wanted} is wanted"
+        else:
+            continue
+        fix = "resume with the model and the types that it was saved with"
+        raise UserError("checkpoint", str(folder), why, fix)
+
 
 _ALIASES = "luyen.aliases"
 _MARK = "$"
-_AT_ONCE = AtOnce()
 
 
-def save_state(folder: Path, name: str, state: Any, *, writes: Writes = _AT_ONCE) -> None:
+def save_state(folder: Path, name: str, state: Any, *, writes: FileWriter = _WRITE_NOW) -> None:
     """Write a state as `<name>.json`, with its tensors in the folder `<name>` if it has any.
 
     In a process group every rank calls it with the same state, whose tensors may be shards.
@@ -120,3 +213,40 @@ def _decode(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 def _below(path: str, key: object) -> str:
     return f"{path}/{key}" if path else str(key)
+
+
+# Which tensors of a state are broken: found where they lie, without copying them.
+
+
+def not_finite(parts: Mapping[str, Any]) -> list[str]:
+    """Names of the tensors that hold NaN or infinity; one answer a device goes to the host.
+
+    Example:
+        >>> not_finite({"actor": {"w": torch.tensor([1.0, float("nan")]), "v": torch.ones(2)}})
+        ['actor/w']
+    """
+    ends: dict[torch.device, dict[str, Tensor]] = {}
+    for name, tensor in _walk_tensors(parts, ""):
+        if tensor.is_floating_point() and tensor.numel():
+            # Both ends are NaN when any element is, and finite when all are.
+            both = torch.stack(torch.aminmax(tensor)).float()
+            ends.setdefault(tensor.device, {})[name] = both
+    broken: list[str] = []
+    for found in ends.values():
+        sound = torch.isfinite(torch.stack(list(found.values()))).all(dim=1).tolist()
+        broken += [name for name, is_sound in zip(found, sound, strict=True) if not is_sound]
+    return broken
+
+
+def _walk_tensors(state: Any, path: str) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor; of a sharded one what is here."""
+    if isinstance(state, Tensor):
+        here: Any = state.detach()
+        # A DTensor of torch, whose class is slow to import.
+        yield path, here.to_local() if "to_local" in dir(type(here)) else here
+    elif isinstance(state, Mapping):
+        for name, inner in state.items():
+            yield from _walk_tensors(inner, f"{path}/{name}" if path else str(name))
+    elif isinstance(state, list | tuple):
+        for index, inner in enumerate(state):
+            yield from _walk_tensors(inner, f"{path}/{index}")

@@ -4,14 +4,15 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, final
 
 import typer
+from typer.core import TyperGroup
 
 from luyen.base.errors import UserError
 from luyen.base.files import plain
 from luyen.cli.runs import table
-from luyen.telemetry.artifact_registry import Registry
+from luyen.telemetry.artifact_registry import ArtifactRegistry
 from luyen.telemetry.artifacts import Artifact, difference, short
 
 _HEAD = ("kind", "name", "hash", "made from", "run", "when")
@@ -74,15 +75,15 @@ def run_rebuild(folder: Path) -> int:
     return 0
 
 
-def _registry(folder: Path) -> Registry:
+def _registry(folder: Path) -> ArtifactRegistry:
     root = folder.expanduser()
     if not root.is_dir():
         fix = "give the folder that trainer.default_local_dir names"
         raise UserError("DIR", str(folder), "no such folder", fix)
-    return Registry(root)
+    return ArtifactRegistry(root)
 
 
-def _once(registry: Registry) -> list[Artifact]:
+def _once(registry: ArtifactRegistry) -> list[Artifact]:
     """Each content at each place once, as its maker noted it, in the order of time."""
     made = {one.hash for one in registry.artifacts if one.used_as is None}
     found: dict[tuple[str, str], Artifact] = {}
@@ -98,7 +99,7 @@ def _row(one: Artifact) -> tuple[str, ...]:
     return (kind, one.name, short(one.hash), parents, one.run, one.made.replace("T", " ")[:16])
 
 
-def _branch(registry: Registry, one: Artifact, indent: str, left: int) -> Iterator[str]:
+def _branch(registry: ArtifactRegistry, one: Artifact, indent: str, left: int) -> Iterator[str]:
     made = f"read by {one.run}" if one.used_as is not None else f"made by {one.run}"
     where = "" if one.path == one.name else f"  {_from_here(one.path)}"
     yield f"{indent}{one.kind} {one.title}  {made}{where}"
@@ -118,7 +119,7 @@ def _from_here(path: str) -> str:
     return str(Path(path).relative_to(here)) if Path(path).is_relative_to(here) else path
 
 
-def _tree(registry: Registry, one: Artifact, left: int) -> dict[str, Any]:
+def _tree(registry: ArtifactRegistry, one: Artifact, left: int) -> dict[str, Any]:
     above = [registry.maker(parent) for parent in one.parents] if left else []
     known = [_tree(registry, parent, left - 1) for parent in above if parent is not None]
     return {**_page(one), "made_from": known}
@@ -130,3 +131,62 @@ def _page(one: Artifact) -> dict[str, Any]:
 
 def _json(value: Any) -> str:
     return json.dumps(plain(value), indent=2)
+
+
+# The commands below `luyen artifacts`; without one of their names, `list` is meant.
+
+
+@final
+class ListUnlessNamed(TyperGroup):
+    """`luyen artifacts DIR` is `luyen artifacts list DIR`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put `list` in front of anything that is neither a command nor a call for help."""
+        is_named = bool(args) and (args[0] in self.commands or args[0] == "--help")
+        return super().parse_args(ctx, args if is_named else ["list", *args])
+
+
+artifacts = typer.Typer(
+    cls=ListUnlessNamed,
+    help="What runs read and made, known by content.",
+    rich_markup_mode=None,
+)
+_RUNS = Path("runs")
+Folder = Annotated[Path, typer.Argument(help="The folder of runs.", metavar="[DIR]")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@artifacts.command("list")
+def list_artifacts(folder: Folder = _RUNS, as_json: AsJson = False) -> None:
+    """List rows, models, checkpoints and exports with their hashes and parents."""
+    pass  # codemod
+
+    raise typer.Exit(run_list(folder, as_json=as_json))
+
+
+@artifacts.command()
+def verify(folder: Folder = _RUNS, as_json: AsJson = False) -> None:
+    """Hash every file again; exit code 1 when one has changed or is missing."""
+    pass  # codemod
+
+    raise typer.Exit(run_verify(folder, as_json=as_json))
+
+
+@artifacts.command()
+def show(
+    name: Annotated[str, typer.Argument(help="A name, NAME@HASH, or the beginning of a hash.")],
+    folder: Folder = _RUNS,
+    as_json: AsJson = False,
+) -> None:
+    """Show what an artifact was made from, back to rows and models that no run made."""
+    pass  # codemod
+
+    raise typer.Exit(run_show(name, folder, as_json=as_json))
+
+
+@artifacts.command()
+def rebuild(folder: Folder = _RUNS) -> None:
+    """Write the index of a folder anew from its run directories."""
+    pass  # codemod
+
+    raise typer.Exit(run_rebuild(folder))

@@ -1,15 +1,15 @@
-"""`luyen bench`: figures of this machine, with the floor beside them."""
+"""`luyen bench`: throughput of this machine, with the roofline beside it."""
 
 import dataclasses
 import json
 from collections.abc import Mapping
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import typer
 
 from luyen.base.errors import UserError
-from luyen.cli.quiet import prepare
-from luyen.config.schema.rollout import Rollout
+from luyen.cli.common import prepare
+from luyen.config.schema.actor_rollout_ref import RolloutConfig
 
 Kind: TypeAlias = Literal["rollout", "train", "step"]
 _GIB = 1 << 30
@@ -22,9 +22,9 @@ def run_bench(
     prepare()
     import torch
 
-    from luyen.models.shapes import shaped_policy
-    from luyen.models.threads import choose_threads
-    from luyen.train.bench.roofline import measure_ceilings
+    from luyen.models.load import choose_threads
+    from luyen.models.random_policy import shaped_policy
+    from luyen.studio.bench import measure_ceilings
 
     device = _device(device, is_there=torch.cuda.is_available())
     number = getattr(torch, dtype if dtype != "auto" else _dtype(device))
@@ -47,14 +47,12 @@ def run_bench(
 
 
 def _figures(kind: Kind, policy: Any, ceilings: Any, work: Mapping[str, Any]) -> dict[str, Any]:
-    from luyen.train.bench.rollout import measure_rollout
-    from luyen.train.bench.update import measure_step
-    from luyen.train.bench.work import Work
+    from luyen.studio.bench import Workload, measure_rollout, measure_step
 
-    asked = Work(
+    asked = Workload(
         prompts=work["prompts"], samples=work["samples"], prompt=work["prompt"], new=work["new"]
     )
-    rollout = Rollout(
+    rollout = RolloutConfig(
         max_num_seqs=work["max_num_seqs"],
         max_num_batched_tokens=work["max_num_batched_tokens"],
         gpu_memory_utilization=0.8,
@@ -96,3 +94,72 @@ def _table(page: Mapping[str, Any]) -> str:
             shown = ", ".join(f"{key} {item}" for key, item in value.items())
         lines.append(f"{name.replace('_', ' '):28s} {shown}")
     return "\n".join(lines)
+
+
+# The options of `luyen bench`.
+
+KindOption: TypeAlias = Annotated[
+    Literal["rollout", "train", "step"],
+    typer.Argument(help="Answers alone, an update alone, or both.", metavar="KIND"),
+]
+Model: TypeAlias = Annotated[
+    str, typer.Option(help="A shape (smollm2-135m, qwen2.5-0.5b, ...) or a model directory.")
+]
+Device: TypeAlias = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where.")]
+Dtype: TypeAlias = Annotated[
+    Literal["auto", "float32", "bfloat16", "float16"],
+    typer.Option(help="Of weights; auto: bfloat16 on a GPU, float32 elsewhere."),
+]
+Prompts: TypeAlias = Annotated[int, typer.Option(help="Prompts.", min=1)]
+Samples: TypeAlias = Annotated[int, typer.Option(help="Answers to each prompt.", min=1)]
+Prompt: TypeAlias = Annotated[
+    tuple[int, int], typer.Option(help="Least and most tokens of a prompt.")
+]
+New: TypeAlias = Annotated[tuple[int, int], typer.Option(help="Least and most of an answer.")]
+Rows: TypeAlias = Annotated[int, typer.Option(help="Most sequences at once.", min=1)]
+Read: TypeAlias = Annotated[int, typer.Option(help="Most prompt tokens of one pass.", min=1)]
+Most: TypeAlias = Annotated[
+    int, typer.Option(help="Most tokens of one micro-batch of the update.", min=1)
+]
+Exact: TypeAlias = Annotated[bool, typer.Option(help="Log-probabilities agree to the bit.")]
+Eager: TypeAlias = Annotated[bool, typer.Option(help="Without captured graphs.")]
+AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print as JSON.")]
+
+
+def bench(
+    kind: KindOption,
+    model: Model = "smollm2-135m",
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    prompts: Prompts = 32,
+    samples: Samples = 8,
+    prompt: Prompt = (256, 256),
+    new: New = (256, 256),
+    max_num_seqs: Rows = 1024,
+    max_num_batched_tokens: Read = 32768,
+    max_tokens: Most = 65536,
+    deterministic: Exact = True,
+    eager: Eager = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure this machine with random weights, and show the floor beside the figures.
+
+    The floor of answers is the bytes they must move, that of an update the operations it must do,
+    over what a large copy and a large product reach here.
+    """
+    pass  # codemod
+
+    work = {
+        "prompts": prompts,
+        "samples": samples,
+        "prompt": prompt,
+        "new": new,
+        "max_num_seqs": max_num_seqs,
+        "max_num_batched_tokens": max_num_batched_tokens,
+        "max_tokens": max_tokens,
+        "deterministic": deterministic,
+        "eager": eager,
+    }
+    raise typer.Exit(
+        run_bench(kind, model=model, device=device, dtype=dtype, as_json=as_json, work=work)
+    )

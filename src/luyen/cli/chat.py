@@ -8,10 +8,10 @@ import typer
 from rich.console import Console
 
 from luyen.base.errors import UserError
-from luyen.cli.quiet import prepare
+from luyen.cli.common import prepare
 
 if TYPE_CHECKING:
-    from luyen.train.conversation import Conversation
+    from luyen.studio.chat import ChatSession
 
 
 def run_chat(
@@ -27,11 +27,11 @@ def run_chat(
     if temperature < 0:
         raise UserError("--temperature", temperature, "it is at least 0", "0 is greedy")
     prepare()
-    from luyen.train.checkpointed import open_checkpoint
-    from luyen.train.conversation import Conversation
+    from luyen.pipeline.checkpoints import open_checkpoint
+    from luyen.studio.chat import ChatSession
 
     opened = open_checkpoint(checkpoint, is_trusted=is_trusted)
-    talk = Conversation(opened, system=system, temperature=temperature, max_tokens=max_tokens)
+    talk = ChatSession(opened, system=system, temperature=temperature, max_tokens=max_tokens)
     console = Console()
     try:
         if messages:
@@ -46,7 +46,7 @@ def run_chat(
     return 0
 
 
-def _answer_all(talk: "Conversation", messages: Iterator[str]) -> None:
+def _answer_all(talk: "ChatSession", messages: Iterator[str]) -> None:
     for message in messages:
         if message.strip():
             talk.say(message, show=_show)

@@ -10,24 +10,21 @@ from typing import Any, cast
 
 import typer
 
-from luyen.base.errors import UserError
-from luyen.base.paths import is_file
+from luyen.base.errors import UserError, printable, shortened
+from luyen.base.input_files import is_file
 from luyen.base.secrets import masked, masked_tree
-from luyen.base.suggest import printable, shortened
-from luyen.config.architectures import unplanned
-from luyen.config.check import Report, check
+from luyen.config.check import Report, check, unchecked_parts
 from luyen.config.explain import show_value
+from luyen.config.loader.parse import masked_values
 from luyen.config.machine import Machine, this_machine
 from luyen.config.memory import MemoryPlan
-from luyen.config.pipeline import Pipeline, is_pipeline, read_pipeline
-from luyen.config.pipeline_check import check_pipeline
-from luyen.config.plan_lines import batch_lines, offline_lines
+from luyen.config.model_folder.config_json import unplanned
+from luyen.config.pipeline import Pipeline, check_pipeline, is_pipeline, read_pipeline
+from luyen.config.plan import batch_lines, offline_lines
 from luyen.config.problem import Problem
-from luyen.config.schema.derived import derived_in_force
-from luyen.config.unrun import unrun
-from luyen.config.written import shown
-from luyen.runtime.ray.pools import Device, Pool, PoolFacts, pools_of
-from luyen.sandbox.limits import missing
+from luyen.config.schema.block import derived_in_force
+from luyen.runtime.ray.pools import Device, DevicePool, PoolFacts, pools_of
+from luyen.sandbox.launch import missing
 
 _GIB = 1024**3
 _COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
@@ -127,8 +124,8 @@ def report_json(report: Report) -> dict[str, Any]:
             "model": asdict(plan.shape) if plan.shape else None,
             "memory": memory,
         },
-        "not_tried": [{"key": key, "why": words} for key, words in unrun(report.config)],
-        "config": shown(report.config),
+        "not_tried": [{"key": key, "why": words} for key, words in unchecked_parts(report.config)],
+        "config": masked_values(report.config),
     }
 
 
@@ -159,7 +156,7 @@ def report_lines(report: Report, files: Sequence[str], machine: Machine) -> Iter
 
 def _unrun_lines(report: Report) -> Iterator[str]:
     """What was not run, asked or read, where there is such a thing."""
-    left = list(unrun(report.config))
+    left = list(unchecked_parts(report.config))
     if left:
         yield "Not tried: what is wrong here, only training shows"
     for key, words in left:
@@ -195,7 +192,7 @@ def _one_problem(problem: Problem) -> Iterator[str]:
         yield f"    Fix: {printable(problem.fix)}"
 
 
-def _pools(report: Report) -> list[Pool]:
+def _pools(report: Report) -> list[DevicePool]:
     """Devices that are asked of a cluster; none where the run is this process."""
     where = report.plan.where
     return pools_of(PoolFacts.of(report.config, where)) if where.runtime == "ray" else []
@@ -224,7 +221,7 @@ def _plan_lines(report: Report, machine: Machine) -> Iterator[str]:
     yield from _memory_lines(plan.memory)
 
 
-def _pool_lines(pools: Sequence[Pool], device: Device) -> Iterator[str]:
+def _pool_lines(pools: Sequence[DevicePool], device: Device) -> Iterator[str]:
     if pools:
         unit = "GPUs" if device == "cuda" else "cores"
         yield f"Pools: {sum(pool.devices for pool in pools)} {unit} of the cluster in all"

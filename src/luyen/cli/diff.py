@@ -1,19 +1,18 @@
-"""`luyen diff`: two runs, and where they parted."""
+"""`luyen diff`: two runs, and where they first differ."""
 
 import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
 from luyen.base.digests import STAGES
 from luyen.base.errors import UserError
 from luyen.base.files import plain
-from luyen.studio.diff import RunDifference, compare_runs
+from luyen.studio.diff import RolloutDifference, RunDifference, compare_runs
 from luyen.studio.inputs import ChangedInput
-from luyen.studio.rollout_diff import Found
 
 _HASH = re.compile(r"((?:sha256|sampled|revision):[0-9a-f]{12})[0-9a-f]+")
 _SHOWN = 8
@@ -73,7 +72,7 @@ def _verdict(difference: RunDifference) -> Iterator[str]:
     yield from _cause(difference)
 
 
-def _found(found: Found) -> Iterator[str]:
+def _found(found: RolloutDifference) -> Iterator[str]:
     place = "" if found.place is None else f" {found.place}"
     yield f"First difference: {found.rollout}, {found.what}{place}"
     yield f"  A  {_value(found.a)}"
@@ -134,3 +133,20 @@ def _shortened(rows: Sequence[str]) -> Iterator[str]:
     yield from rows[:_SHOWN]
     if len(rows) > _SHOWN:
         yield f"  ... and {len(rows) - _SHOWN} more (--json lists all)"
+
+
+# The options of `luyen diff`.
+
+
+def diff(
+    run_a: Annotated[Path, typer.Argument(help="A run directory.")],
+    run_b: Annotated[Path, typer.Argument(help="Another one.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the difference as JSON.")] = False,
+) -> None:
+    """Say where two runs first parted: input, step, stage, rollout and token.
+
+    Exit code 0 when they did the same, 1 when not, 2 when their files allow no comparison.
+    """
+    pass  # codemod
+
+    raise typer.Exit(run_diff(run_a, run_b, as_json=as_json))

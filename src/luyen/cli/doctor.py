@@ -4,15 +4,15 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
 from luyen.base.errors import UserError
 from luyen.base.files import plain
-from luyen.studio.doctor.all import RULES, diagnose
-from luyen.studio.doctor.findings import Finding, Rule
-from luyen.studio.doctor.read import RunRecord, read_run
+from luyen.studio.doctor.diagnose import RULES, diagnose
+from luyen.studio.doctor.findings import Diagnosis, DoctorRule
+from luyen.studio.doctor.record import RunRecord, read_run
 
 _COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
 _MOST_STEPS = 8
@@ -35,7 +35,7 @@ def run_doctor(root: Path, *, as_json: bool) -> int:
     return 1 if any(finding.is_bad for finding in findings) else 0
 
 
-def report_json(record: RunRecord, findings: Sequence[Finding]) -> dict[str, Any]:
+def report_json(record: RunRecord, findings: Sequence[Diagnosis]) -> dict[str, Any]:
     """The whole report as plain data."""
     steps = [line.step for line in record.steps]
     first = findings[0].symptom.experiment.change if findings else None
@@ -51,7 +51,7 @@ def report_json(record: RunRecord, findings: Sequence[Finding]) -> dict[str, Any
     }
 
 
-def report_lines(record: RunRecord, findings: Sequence[Finding]) -> Iterator[str]:
+def report_lines(record: RunRecord, findings: Sequence[Diagnosis]) -> Iterator[str]:
     """The report for people."""
     last = record.steps[-1].step if record.steps else 0
     total = record.config.trainer.total_training_steps
@@ -69,7 +69,7 @@ def report_lines(record: RunRecord, findings: Sequence[Finding]) -> Iterator[str
     yield from _unjudged_lines(record)
 
 
-def unjudged(record: RunRecord) -> list[Rule]:
+def unjudged(record: RunRecord) -> list[DoctorRule]:
     """Rules that need more steps than the run has."""
     return [one for one in RULES.values() if one.steps > len(record.steps)]
 
@@ -82,7 +82,7 @@ def _unjudged_lines(record: RunRecord) -> Iterator[str]:
         yield f"Not judged before step {need}: {', '.join(names)}"
 
 
-def _one_finding(finding: Finding) -> Iterator[str]:
+def _one_finding(finding: Diagnosis) -> Iterator[str]:
     seen = finding.symptom
     label = typer.style(f"{finding.severity} {finding.rule}", fg=_COLOURS[finding.severity])
     yield ""
@@ -100,3 +100,19 @@ def _one_finding(finding: Finding) -> Iterator[str]:
 def _steps(steps: Sequence[int]) -> str:
     shown = ", ".join(map(str, steps[:_MOST_STEPS]))
     return f"{shown}, ... {steps[-1]}" if len(steps) > _MOST_STEPS else shown
+
+
+# The options of `luyen doctor`.
+
+
+def doctor(
+    run: Annotated[Path, typer.Argument(help="A run directory; the run may still go on.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+) -> None:
+    """Say what is wrong with a run, by its files, and what to try next.
+
+    Exit code 1 when there are errors or warnings, 2 when RUN is no run. Nothing is written.
+    """
+    pass  # codemod
+
+    raise typer.Exit(run_doctor(run, as_json=as_json))

@@ -5,23 +5,102 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Annotated, Any, final
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from luyen.base.errors import UserError
 from luyen.base.files import json_page, plain, write_whole
-from luyen.cli.eval_request import EvalRequest
-from luyen.cli.quiet import prepare
+from luyen.cli.common import Trust, prepare
 from luyen.config.trust import require_trusted_files, require_trusted_path
 
 if TYPE_CHECKING:
-    from luyen.studio.evaluation.compare import Comparison
+    from luyen.pipeline.checkpoints import LoadedPolicy
+    from luyen.studio.evaluation.compare import PolicyComparison
+    from luyen.studio.evaluation.evaluator import Measurement
     from luyen.studio.evaluation.samples import Sample
     from luyen.studio.evaluation.summary import SourceSummary
-    from luyen.train.checkpointed import Opened
-    from luyen.train.measure import Measured
+
+
+# What a user asks of `luyen eval`.
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalRequest:
+    """The options of the command, as they were given.
+
+    Example:
+        >>> EvalRequest(checkpoint="runs/a/b", k="1,4").ks(most=8)
+        (1, 4)
+    """
+
+    checkpoint: str | None = None
+    """What is measured."""
+    overrides: tuple[str, ...] = ()
+    """`key=value` over its configuration."""
+    against: str | None = None
+    """What it is compared with."""
+    compare: tuple[Path, Path] | None = None
+    """Two files of samples to compare, without any model."""
+    config: tuple[Path, ...] = ()
+    """Files that say rows, reward and draws in place of the run's own."""
+    data: tuple[str, ...] = ()
+    """Rows in place of `data.val_files`."""
+    reward: str | None = None
+    """The rule that judges in place of `reward`."""
+    samples: int | None = None
+    """Samples of each prompt."""
+    temperature: float | None = None
+    """Sampling temperature."""
+    top_p: float | None = None
+    """Likeliest tokens of this total mass."""
+    k: str | None = None
+    """The k of pass@k and maj@k, with commas; None: 1, 2, 4 and so on."""
+    solved_at: float = 1.0
+    """The reward from which on a sample counts as solved."""
+    as_json: bool = False
+    """Print data."""
+    out: Path | None = None
+    """Where the report goes."""
+    samples_out: Path | None = None
+    """Where every rollout goes."""
+    shown: int = 3
+    """Prompts shown, and prompts that flipped."""
+    is_trusted: bool = False
+    """Whether code that a run of somebody else names may run."""
+
+    def ks(self, most: int) -> tuple[int, ...]:
+        """Every k that is asked for, out of `most` samples; a UserError where one cannot be."""
+        if self.k is None:
+            return tuple(2**i for i in range(most.bit_length()))
+        try:
+            found = tuple(sorted({int(word) for word in self.k.split(",")}))
+        except ValueError:
+            raise UserError("--k", self.k, "not numbers with commas", "write e.g. 1,4,8") from None
+        if found[0] < 1 or found[-1] > most:
+            why = f"each prompt has {most} sample{'' if most == 1 else 's'}"
+            raise UserError("--k", self.k, why, f"stay within 1 and {most}, or raise --samples")
+        return found
+
+    def demand_sense(self) -> None:
+        """A UserError where the options do not go together, before anything is loaded."""
+        if (self.checkpoint is None) == (self.compare is None):
+            why = "either a checkpoint is measured, or two files of samples are compared"
+            fix = "give CHECKPOINT, or --compare A.jsonl B.jsonl"
+            raise UserError("CHECKPOINT", self.checkpoint, why, fix)
+        if self.compare is not None and (self.against or self.samples_out):
+            fix = "leave --against and --samples-out out, or give a checkpoint"
+            raise UserError("--compare", None, "files are compared without any model", fix)
+        for field, path in (("--out", self.out), ("--samples-out", self.samples_out)):
+            if path is not None and not path.parent.is_dir():
+                raise UserError(field, str(path), "its folder is not there", "make it first")
+        endings = (".jsonl", ".parquet")
+        if self.samples_out is not None and self.samples_out.suffix not in endings:
+            why = "its ending names no format of samples"
+            raise UserError("--samples-out", str(self.samples_out), why, "use .jsonl or .parquet")
 
 
 @final
@@ -76,7 +155,7 @@ def run_eval(request: EvalRequest) -> int:
 
 
 def report_json(
-    found: "Sequence[Evaluated]", comparison: "Comparison | None", *, shown: int | None
+    found: "Sequence[Evaluated]", comparison: "PolicyComparison | None", *, shown: int | None
 ) -> dict[str, Any]:
     """The whole report; of two policies under `first` and `second`."""
     if comparison is None:
@@ -90,13 +169,17 @@ def report_json(
 
 
 def report_lines(
-    found: "Sequence[Evaluated]", comparison: "Comparison | None", *, shown: int, seconds: float
+    found: "Sequence[Evaluated]",
+    comparison: "PolicyComparison | None",
+    *,
+    shown: int,
+    seconds: float,
 ) -> Iterator[str]:
     """The whole report for people."""
-    from luyen.cli.eval_lines import (
+    from luyen.cli.eval_report import (
         comparison_lines,
-        drawn_differently,
         sample_lines,
+        sampling_differences,
         summary_lines,
     )
 
@@ -117,18 +200,18 @@ def report_lines(
         yield "Comparison"
         yield f"  first   {found[0].name}"
         yield f"  second  {found[1].name}"
-        yield from drawn_differently(found[0].rows[0], found[1].rows[0])
+        yield from sampling_differences(found[0].rows[0], found[1].rows[0])
         yield from comparison_lines(comparison, shown=shown)
 
 
-def _compare(found: "Sequence[Evaluated]", request: EvalRequest) -> "Comparison":
+def _compare(found: "Sequence[Evaluated]", request: EvalRequest) -> "PolicyComparison":
     from luyen.studio.evaluation.compare import compare
 
     return compare(found[0].samples, found[1].samples, solved_at=request.solved_at)
 
 
 def _read(request: EvalRequest) -> "list[Evaluated]":
-    from luyen.studio.evaluation.sample_files import read_rows
+    from luyen.studio.evaluation.samples import read_rows
 
     assert request.compare is not None
     return [_evaluated(str(path), read_rows(path), request, {}) for path in request.compare]
@@ -150,11 +233,15 @@ def _evaluated(
 def _measure_all(request: EvalRequest) -> "list[Evaluated]":
     """The checkpoint, after the one that it is measured against, on the same rows and draws."""
     prepare()
-    from luyen.train.checkpointed import open_checkpoint
-    from luyen.train.measured_config import AskedMeasure, asked_config, with_model_of
+    from luyen.pipeline.checkpoints import (
+        EvalOverrides,
+        eval_config,
+        open_checkpoint,
+        with_model_of,
+    )
 
     assert request.checkpoint is not None
-    asked = AskedMeasure(
+    asked = EvalOverrides(
         samples=request.samples,
         temperature=request.temperature,
         top_p=request.top_p,
@@ -168,7 +255,7 @@ def _measure_all(request: EvalRequest) -> "list[Evaluated]":
     opened = open_checkpoint(
         request.checkpoint, request.overrides, files=request.config, is_trusted=trusted
     )
-    opened = replace(opened, config=asked_config(opened.config, asked))
+    opened = replace(opened, config=eval_config(opened.config, asked))
     request.ks(most=opened.config.actor_rollout_ref.rollout.val_kwargs.n)
     found = [_measured(opened, request, request.samples_out)]
     if request.against is not None:
@@ -183,9 +270,9 @@ def _measure_all(request: EvalRequest) -> "list[Evaluated]":
     return found
 
 
-def _measured(opened: "Opened", request: EvalRequest, place: Path | None) -> Evaluated:
-    from luyen.studio.evaluation.sample_files import write_rows
-    from luyen.train.sample_rows import decoding_of, sample_rows
+def _measured(opened: "LoadedPolicy", request: EvalRequest, place: Path | None) -> Evaluated:
+    from luyen.studio.evaluation.evaluator import decoding_of, sample_rows
+    from luyen.studio.evaluation.samples import write_rows
 
     measured = _with_progress(opened)
     rows = sample_rows(opened, measured)
@@ -201,9 +288,9 @@ def _measured(opened: "Opened", request: EvalRequest, place: Path | None) -> Eva
     return _evaluated(opened.name, rows, request, about)
 
 
-def _with_progress(opened: "Opened") -> "Measured":
+def _with_progress(opened: "LoadedPolicy") -> "Measurement":
     """Measure with a bar on the terminal; nothing is shown where standard error is no terminal."""
-    from luyen.train.measure import measure
+    from luyen.studio.evaluation.evaluator import measure
 
     console = Console(stderr=True)
     columns = (TextColumn("prompts"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -216,3 +303,108 @@ def _with_progress(opened: "Opened") -> "Measured":
             bar.update(task, completed=done, total=total)
 
         return measure(opened, progress=progress)
+
+
+# The options of `luyen eval`.
+
+_Checkpoint = Annotated[
+    str | None,
+    typer.Argument(
+        help="A checkpoint, a run directory (its newest one), or a Hugging Face directory.",
+        metavar="CHECKPOINT",
+    ),
+]
+_Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(help="Overrides of the run's configuration.", metavar="[KEY=VALUE]..."),
+]
+_Against = Annotated[
+    str | None, typer.Option(help="The baseline: measured too, and compared.", metavar="CHECKPOINT")
+]
+_Compare = Annotated[
+    tuple[Path, Path] | None,
+    typer.Option(help="Compare two files of --samples-out; no model is loaded."),
+]
+_Config = Annotated[
+    list[Path] | None,
+    typer.Option(help="YAML with rows, reward and draws, in place of the run's own."),
+]
+_Data = Annotated[
+    list[str] | None, typer.Option(help="Rows in place of data.val_files; may be repeated.")
+]
+_Reward = Annotated[
+    str | None, typer.Option(help="The rule that judges, in place of the reward.", metavar="RULE")
+]
+_Samples = Annotated[
+    int | None, typer.Option(min=1, help="Samples of each prompt; several are drawn.")
+]
+_Temperature = Annotated[
+    float | None, typer.Option(min=0, help="Sampling temperature; 0 takes the likeliest token.")
+]
+_TopP = Annotated[
+    float | None, typer.Option(min=1e-6, max=1, help="Keep the likeliest tokens of this mass.")
+]
+_K = Annotated[
+    str | None, typer.Option(help="Which pass@k and maj@k, e.g. 1,4,8; default: powers of two.")
+]
+_SolvedAt = Annotated[float, typer.Option(help="Reward from which on a sample counts as solved.")]
+_SamplesOut = Annotated[
+    Path | None, typer.Option(help="Write every rollout to FILE.jsonl or FILE.parquet.")
+]
+_AsJson = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
+_Out = Annotated[
+    Path | None, typer.Option(help="Also write the report, with every rollout, as JSON.")
+]
+_Show = Annotated[int, typer.Option(min=0, help="Prompts whose answers are shown.")]
+
+
+def evaluate(
+    checkpoint: _Checkpoint = None,
+    overrides: _Overrides = None,
+    against: _Against = None,
+    compare: _Compare = None,
+    config: _Config = None,
+    data: _Data = None,
+    reward: _Reward = None,
+    samples: _Samples = None,
+    temperature: _Temperature = None,
+    top_p: _TopP = None,
+    k: _K = None,
+    solved_at: _SolvedAt = 1.0,
+    samples_out: _SamplesOut = None,
+    as_json: _AsJson = False,
+    out: _Out = None,
+    show: _Show = 3,
+    trust: Trust = False,
+) -> None:
+    """Measure a checkpoint on its run's validation rows, or compare two.
+
+    Draws exactly as the run's own validation does, unless told otherwise. Nothing is written
+    without --out or --samples-out.
+    """
+    request = EvalRequest(
+        checkpoint=checkpoint,
+        overrides=tuple(overrides or ()),
+        against=against,
+        compare=compare,
+        config=tuple(config or ()),
+        data=tuple(data or ()),
+        reward=reward,
+        samples=samples,
+        temperature=temperature,
+        top_p=top_p,
+        k=k,
+        solved_at=solved_at,
+        samples_out=samples_out,
+        as_json=as_json,
+        out=out,
+        shown=show,
+        is_trusted=trust,
+    )
+    raise typer.Exit(_run(request))
+
+
+def _run(request: EvalRequest) -> int:
+    pass  # codemod
+
+    return run_eval(request)

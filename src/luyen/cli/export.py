@@ -5,7 +5,7 @@ from pathlib import Path
 import typer
 
 from luyen.base.errors import UserError
-from luyen.cli.quiet import prepare
+from luyen.cli.common import prepare
 
 
 def run_export(checkpoint: str, directory: Path, *, merge: bool, is_trusted: bool) -> int:
@@ -17,7 +17,7 @@ def run_export(checkpoint: str, directory: Path, *, merge: bool, is_trusted: boo
         why = "folders of checkpoints are read, counted and removed by their run"
         raise UserError("DIR", str(directory), why, "give a directory outside of `checkpoints`")
     prepare()
-    from luyen.train.exported import export_checkpoint
+    from luyen.pipeline.export import export_checkpoint
 
     made = export_checkpoint(checkpoint, directory, merge=merge, is_trusted=is_trusted)
     typer.echo(f"{made.source} -> {directory}: {made.what}")

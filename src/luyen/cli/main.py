@@ -1,37 +1,60 @@
-"""The command table of `luyen`."""
+"""The command table of `luyen`, and the exit code of every command."""
 
+import asyncio
 import errno
 import resource
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, final
 
 import typer
+from typer.core import TyperGroup
 
 from luyen import __version__
+from luyen.base.boundary import last_line
 from luyen.base.errors import UserError
 from luyen.base.secrets import mask_tracebacks
 from luyen.base.signals import settle_signals
 from luyen.cli import model_commands
-from luyen.cli.artifacts_command import artifacts
-from luyen.cli.bench_command import bench
-from luyen.cli.data_command import data
-from luyen.cli.diff_command import diff
-from luyen.cli.doctor_command import doctor
-from luyen.cli.eval_command import evaluate
-from luyen.cli.exits import Commands
-from luyen.cli.profile_command import profile
-from luyen.cli.replay_command import replay
-from luyen.cli.report_command import report
-from luyen.cli.reproduce_command import reproduce
-from luyen.cli.rescore_command import rescore
-from luyen.cli.rollout_command import rollout
-from luyen.cli.runs_command import runs
-from luyen.cli.sweep_command import sweep
-from luyen.cli.timeline_command import timeline
-from luyen.cli.trust_option import Trust
-from luyen.telemetry.output import OUTPUT, flushed, say, settle_streams
+from luyen.cli.artifacts import artifacts
+from luyen.cli.bench import bench
+from luyen.cli.common import Trust
+from luyen.cli.data import data
+from luyen.cli.diff import diff
+from luyen.cli.doctor import doctor
+from luyen.cli.eval import evaluate
+from luyen.cli.profile import profile
+from luyen.cli.replay import replay
+from luyen.cli.report import report
+from luyen.cli.reproduce import reproduce
+from luyen.cli.rescore import rescore
+from luyen.cli.rollout import rollout
+from luyen.cli.runs import runs
+from luyen.cli.sweep import sweep
+from luyen.cli.timeline import timeline
+from luyen.telemetry.output import OUTPUT, ensure_streams, flushed, say
+
+# How a command ends: with a code of its own, and never with one that foreign code chose.
+
+
+@final
+class Commands(TyperGroup):
+    """The table of commands. None of them raises SystemExit: who does was called by one.
+
+    Most foreign code is caught where it is called. What is left are its own tasks and threads, and
+    what runs inside libraries. Exit code 0 would say that the command did what it was asked to.
+    """
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; a UserError where something inside it wanted to end the process."""
+        try:
+            return super().invoke(ctx)
+        except (SystemExit, GeneratorExit, asyncio.CancelledError) as fault:
+            why = f"code inside the command ended it: {last_line(fault)}"
+            fix = "mend what calls it: a reward, a plugin, a tool, an environment"
+            raise UserError("command", ctx.invoked_subcommand, why, fix) from fault
+
 
 _READER_GONE = 141
 """What shells give for a command that SIGPIPE ended: 128 and the number of the signal."""
@@ -159,7 +182,7 @@ def schema(
     """Print the JSON schema of the configuration, for editors."""
     import json
 
-    from luyen.config.document import config_page, json_schema
+    from luyen.config.explain import config_page, json_schema
 
     typer.echo(config_page() if markdown else json.dumps(json_schema(), indent=2), nl=not markdown)
 
@@ -173,7 +196,7 @@ def version() -> None:
 def run() -> None:
     """Entry point: a user's error is printed as such, without a traceback."""
     settle_signals()
-    settle_streams()
+    ensure_streams()
     code = exit_code(app)
     fault = flushed()
     if fault is not None and fault.errno == errno.EPIPE:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from luyen.cli.trust_option import Trust
+from luyen.cli.common import Trust
 
 Checkpoint = Annotated[
     str,
@@ -79,7 +79,7 @@ def selftest(
     code 1 when something that is promised fails.
     """
     if sandbox:
-        from luyen.cli.selftest_sandbox import run_sandbox_selftest
+        from luyen.cli.selftest import run_sandbox_selftest
 
         raise typer.Exit(run_sandbox_selftest(as_json=as_json))
     from luyen.cli.selftest import run_selftest

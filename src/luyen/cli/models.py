@@ -4,19 +4,19 @@ from pathlib import Path
 
 import typer
 
-from luyen.base.exactness import prepare_process
+from luyen.base.process import prepare_process
 
 
 def run_list() -> int:
     """Every model that can be named, and where it lies."""
-    from luyen.models.fetch import MODELS, is_complete, place_of
+    from luyen.models.download import MODELS, download_directory, is_complete
 
     typer.echo("builtin://arithmetic  the character-level model of the quickstart, in the package")
     typer.echo(
         "builtin://tools       a model that can call tools but mostly guesses, in the package"
     )
     for name, known in MODELS.items():
-        place = place_of(name)
+        place = download_directory(name)
         here = str(place) if is_complete(place) else f"not fetched: luyen models get {name}"
         typer.echo(f"{name:20s}  {known.about}; {here}")
     return 0
@@ -25,10 +25,10 @@ def run_list() -> int:
 def run_get(name: str, to: Path | None) -> int:
     """Fetch a model unless it is there, try it, and say how to use it."""
     prepare_process()
-    from luyen.models.fetch import demand_known, fetch, is_complete, place_of
+    from luyen.models.download import download_directory, fetch, is_complete, require_downloadable
 
-    demand_known(name)
-    place = (to or place_of(name)).expanduser().absolute()
+    require_downloadable(name)
+    place = (to or download_directory(name)).expanduser().absolute()
     if to is not None and place.is_dir() and not is_complete(place):
         place = place / name  # a folder for models, not one that a model would replace
     if is_complete(place):
@@ -45,13 +45,13 @@ def run_get(name: str, to: Path | None) -> int:
 def _works(place: Path) -> bool:
     """Ask it something, and compare the embedded engine with plain transformers."""
     from luyen.data.render import Renderer
-    from luyen.train.checkpointed import open_checkpoint
-    from luyen.train.conversation import Conversation
-    from luyen.train.proofs import same_answers
+    from luyen.pipeline.checkpoints import open_checkpoint
+    from luyen.studio.chat import ChatSession
+    from luyen.studio.selftest import same_answers
 
     opened = open_checkpoint(str(place))
     question = "What is the capital of France?"
-    talk = Conversation(opened, system=None, temperature=0.0, max_tokens=24)
+    talk = ChatSession(opened, system=None, temperature=0.0, max_tokens=24)
     typer.echo(f"asked:    {question}")
     typer.echo(f"answered: {talk.say(question)}")
     prompt = Renderer(opened.tokenizer).prompt_tokens([{"role": "user", "content": question}])

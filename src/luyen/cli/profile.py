@@ -3,13 +3,15 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Annotated
 
 import typer
 
 from luyen.base.errors import UserError
-from luyen.base.exactness import prepare_process
+from luyen.base.process import prepare_process
 from luyen.base.rundir import step_name
 from luyen.cli.check import problem_lines, split_words
+from luyen.cli.common import Trust
 from luyen.cli.train import quickstart
 from luyen.config.check import Report, check
 from luyen.config.machine import this_machine
@@ -86,3 +88,31 @@ def _found(steps: tuple[int, ...], out: Path) -> Iterator[str]:
     for path in sorted(p for step in reached for p in out.glob(f"*_{step_name(step)}.*")):
         yield f"  {path}"
     yield "Traces open in https://ui.perfetto.dev, snapshots in https://pytorch.org/memory_viz."
+
+
+# The options of `luyen profile`.
+
+
+def profile(
+    config: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="YAML files, the later over the earlier, then key=value overrides. "
+            "Without a file: the quickstart.",
+            metavar="[CONFIG]... [KEY=VALUE]...",
+        ),
+    ] = None,
+    steps: Annotated[
+        str, typer.Option(help="Steps to look at; the run ends after the last.")
+    ] = "2,3",
+    out: Annotated[Path, typer.Option(help="Folder of the traces.")] = Path("profile"),
+    trust: Trust = False,
+) -> None:
+    """Train for a few steps and show where the time goes.
+
+    Each step leaves a trace for Perfetto with the phases of the loop, a table of its heaviest
+    operators and, on a GPU, a snapshot of its memory. Nothing else of the run is kept.
+    """
+    pass  # codemod
+
+    raise typer.Exit(run_profile(config or [], steps=steps, out=out, is_trusted=trust))

@@ -1,4 +1,4 @@
-"""`luyen reproduce`: a run once more, compared with itself while it goes on."""
+"""`luyen reproduce`: a run once more, compared with the original while it goes on."""
 
 import json
 import os
@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence, Set
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias, final
+from typing import Annotated, Any, TypeAlias, final
 
 import typer
 
@@ -15,12 +15,18 @@ from luyen.base.digests import StepDigest, read_digests
 from luyen.base.errors import UserError
 from luyen.base.files import plain
 from luyen.base.rundir import RunDirectory
+from luyen.cli.common import Trust
 from luyen.cli.diff import input_line, lines
 from luyen.config.trust import require_trust
 from luyen.studio.diff import RunDifference, compare_runs
-from luyen.studio.environment import changed_surroundings
 from luyen.studio.inputs import ChangedInput, changed_inputs
-from luyen.train.reproduce import SET_HERE, Rerun, environment_of, folder_of
+from luyen.studio.reproduce import (
+    OVERRIDDEN_KEYS,
+    Rerun,
+    changed_environment,
+    environment_of,
+    folder_of,
+)
 
 Say: TypeAlias = Callable[[str], None]
 _LOOK_S = 0.1
@@ -80,7 +86,7 @@ def run_reproduce(
         run = RunDirectory.open(root.resolve())
         folder = folder_of(run)
         require_trust(run, is_trusted=is_trusted, folder=folder, is_run_again=True)
-        found = reproduce(run.root, steps=steps, into=into, say=say)
+        found = run_again(run.root, steps=steps, into=into, say=say)
     except UserError as error:
         typer.secho(f"error: {error}", err=True, fg="red")
         return 2
@@ -91,7 +97,7 @@ def run_reproduce(
     return 0 if found.is_equal else 1
 
 
-def reproduce(root: Path, *, steps: int | None, into: Path | None, say: Say) -> Reproduction:
+def run_again(root: Path, *, steps: int | None, into: Path | None, say: Say) -> Reproduction:
     """The run again beside itself, step by step, up to the first difference.
 
     A UserError when it cannot be done: no digests, changed rows or files, a rerun that fails.
@@ -137,8 +143,8 @@ def _notes(run: RunDirectory) -> list[str]:
 def _early_changes(run: RunDirectory, say: Say) -> list[ChangedInput]:
     """Differences that are known before anything is started, printed."""
     environment = environment_of(run.read_manifest(), os.environ)
-    found = changed_surroundings(run, folder=folder_of(run), environment=environment)
-    shown = [one for one in found if one.name not in SET_HERE]
+    found = changed_environment(run, folder=folder_of(run), environment=environment)
+    shown = [one for one in found if one.name not in OVERRIDDEN_KEYS]
     say("The environment differs from that of the run" if shown else "Same environment so far.")
     for one in shown:
         say(input_line(one))
@@ -153,7 +159,7 @@ def _late_changes(
         if rerun.has_ended:
             raise rerun.failure()
         time.sleep(_LOOK_S)
-    known = {*SET_HERE, *(one.name for one in early)}
+    known = {*OVERRIDDEN_KEYS, *(one.name for one in early)}
     found = [one for one in changed_inputs(run, rerun.directory) if one.name not in known]
     # Which packages a process has imported by now depends on how it was started.
     found = [one for one in found if one.kind != "packages"]
@@ -215,8 +221,8 @@ def _difference(run: RunDirectory, rerun: Rerun) -> RunDifference:
     found = compare_runs(run.root, rerun.directory.root)
     return replace(
         found,
-        inputs=tuple(one for one in found.inputs if one.name not in SET_HERE),
-        suspects=tuple(one for one in found.suspects if one.name not in SET_HERE),
+        inputs=tuple(one for one in found.inputs if one.name not in OVERRIDDEN_KEYS),
+        suspects=tuple(one for one in found.suspects if one.name not in OVERRIDDEN_KEYS),
     )
 
 
@@ -240,3 +246,30 @@ def _print_end(found: Reproduction, say: Say) -> None:
         say(line)
     if found.environment:
         say("What differs in the environment is a likely cause.")
+
+
+# The options of `luyen reproduce`.
+
+
+def reproduce(
+    run: Annotated[Path, typer.Argument(help="A run directory.")],
+    steps: Annotated[
+        int | None, typer.Option(min=0, help="Compare steps up to this one; all by default.")
+    ] = None,
+    into: Annotated[
+        Path | None,
+        typer.Option(help="New folder for the second run; by default RUN-reproduced."),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the result as JSON; progress goes to stderr.")
+    ] = False,
+    trust: Trust = False,
+) -> None:
+    """Run a run again from its own configuration and compare digests step by step.
+
+    Exit code 0 when every step is equal, 1 when one is not, 2 when it cannot be done.
+    """
+    pass  # codemod
+
+    code = run_reproduce(run, steps=steps, into=into, as_json=as_json, is_trusted=trust)
+    raise typer.Exit(code)

@@ -1,24 +1,24 @@
-"""`luyen rollout`: conversations of a policy, for looking at."""
+"""`luyen rollout`: conversations of a policy, printed with tokens and scores."""
 
 import json
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
-from luyen.base.calls import CallStatus, ToolCall
-from luyen.base.records import Branch, Prompt, Rollout, Score, Source
+from luyen.base.records import Branch, CallStatus, Prompt, Rollout, Score, Source, ToolCall
 from luyen.cli.check import problem_lines, split_words
-from luyen.cli.quiet import prepare
+from luyen.cli.common import Trust, prepare
 from luyen.config.check import check
 from luyen.config.machine import this_machine
 from luyen.config.trust import require_trusted_files
 
 if TYPE_CHECKING:
     from luyen.data.tokenizer import Tokenizer
-    from luyen.train.checkpointed import Opened
+    from luyen.pipeline.checkpoints import LoadedPolicy
+
 
 _COLOURS = {
     Source.PROMPT: "cyan",
@@ -42,9 +42,9 @@ def run_rollout(
     opened = _opened(words, is_trusted=is_trusted)
     if opened is None:
         return 1
-    from luyen.train.show import played
+    from luyen.studio.evaluation.evaluator import sample_rollouts
 
-    pairs = played(opened, count=count, samples=samples, is_validation=is_validation)
+    pairs = sample_rollouts(opened, count=count, samples=samples, is_validation=is_validation)
     if as_json:
         page = [rollout_json(prompt, rollout) for prompt, rollout in pairs]
         typer.echo(json.dumps(page, indent=2, ensure_ascii=False, default=str))
@@ -59,12 +59,12 @@ def run_rollout(
     return 0
 
 
-def _opened(words: Sequence[str], *, is_trusted: bool) -> "Opened | None":
+def _opened(words: Sequence[str], *, is_trusted: bool) -> "LoadedPolicy | None":
     """The policy of a checkpoint, or the one that a configuration starts from, once it is sound."""
     files, overrides = split_words(words)
     if len(files) == 1 and files[0].suffix not in (".yaml", ".yml"):
         prepare()
-        from luyen.train.checkpointed import open_checkpoint
+        from luyen.pipeline.checkpoints import open_checkpoint
 
         return open_checkpoint(str(files[0]), overrides, is_trusted=is_trusted)
     require_trusted_files(files, is_trusted=is_trusted)
@@ -74,9 +74,9 @@ def _opened(words: Sequence[str], *, is_trusted: bool) -> "Opened | None":
             typer.echo(line)
         return None
     prepare()
-    from luyen.train.checkpointed import open_start
+    from luyen.pipeline.checkpoints import open_initial_policy
 
-    return open_start(report.config)
+    return open_initial_policy(report.config)
 
 
 def legend() -> Text:
@@ -96,7 +96,9 @@ def _headline(rollout: Rollout) -> str:
     return f"{turns}, {calls}, {rollout.stop.value}, {reward}"
 
 
-def _body(opened: "Opened", prompt: Prompt, rollout: Rollout, *, is_pretty: bool) -> Iterator[Text]:
+def _body(
+    opened: "LoadedPolicy", prompt: Prompt, rollout: Rollout, *, is_pretty: bool
+) -> Iterator[Text]:
     if is_pretty:
         for branch in rollout.branches:
             yield coloured(branch, opened.tokenizer)
@@ -211,3 +213,43 @@ def _score_json(score: Score) -> dict[str, Any]:
         "error": score.error,
         "parts": [_score_json(part) for part in score.parts],
     }
+
+
+# The options of `luyen rollout`.
+
+
+def rollout(
+    config: Annotated[
+        list[str],
+        typer.Argument(
+            help="YAML files, the later over the earlier, or a checkpoint; then overrides.",
+            metavar="CONFIG... [KEY=VALUE]...",
+        ),
+    ],
+    n: Annotated[int, typer.Option(min=1, help="Prompts to play.")] = 4,
+    samples: Annotated[int, typer.Option(min=1, help="Rollouts of each prompt.")] = 1,
+    validation: Annotated[
+        bool, typer.Option("--validation", help="Take the validation rows, drawn as there.")
+    ] = False,
+    pretty: Annotated[
+        bool, typer.Option("--pretty", help="Show every token in the colour of its origin.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the rollouts as JSON.")] = False,
+    trust: Trust = False,
+) -> None:
+    """Play rollouts and show what was said, which tools were called, and the reward.
+
+    Nothing is trained and nothing is written.
+    """
+    pass  # codemod
+
+    code = run_rollout(
+        config,
+        count=n,
+        samples=samples,
+        is_validation=validation,
+        is_pretty=pretty,
+        as_json=as_json,
+        is_trusted=trust,
+    )
+    raise typer.Exit(code)

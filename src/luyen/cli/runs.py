@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
@@ -65,3 +66,18 @@ def _row(run: RunFacts) -> tuple[str, ...]:
     steps = f"{run.steps}/{'?' if run.total is None else run.total}"
     when = run.created.replace("T", " ")[:16] or "?"
     return (run.name, run.stage, steps, run.state, measured, when, size_words(run.bytes))
+
+
+# The options of `luyen runs`.
+
+
+def runs(
+    folder: Annotated[
+        Path, typer.Argument(help="A folder of runs, or one run.", metavar="[DIR]")
+    ] = Path("runs"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print the list as JSON.")] = False,
+) -> None:
+    """List runs: how far each is, what it last measured, and whether it still goes on."""
+    pass  # codemod
+
+    raise typer.Exit(run_runs(folder, as_json=as_json))

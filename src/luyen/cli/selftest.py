@@ -1,5 +1,6 @@
-"""`luyen selftest`: what this machine promises, tried out."""
+"""`luyen selftest`: what this machine promises, tested; with --sandbox, attacks on the sandbox."""
 
+import asyncio
 import json
 import os
 from collections.abc import Iterator
@@ -7,14 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from luyen.base.compat import SUPPORTED, is_supported, version_of
-from luyen.base.exactness import has_mkl, is_promised
-from luyen.cli.quiet import prepare
+from luyen.base.process import SUPPORTED, has_mkl, is_promised, is_supported, version_of
+from luyen.cli.common import prepare
 from luyen.config.machine import this_machine
+from luyen.sandbox.attacks import ATTACKS, breaches, target
+from luyen.sandbox.launch import ISOLATION, available, missing
 from luyen.telemetry.manifest import collect
 
 if TYPE_CHECKING:
-    from luyen.train.proofs import Proof
+    from luyen.studio.selftest import SelfTestResult
+
 
 _COLOURS = {"ok": "green", "note": "yellow", "failed": "red"}
 _LENGTHS = (1, 5, 31, 32, 33, 63, 100, 255, 257, 300)
@@ -25,7 +28,7 @@ def run_selftest(model: str | None, *, as_json: bool) -> int:
     """Try everything, print what was found; 1 when something that is promised fails."""
     prepare()
     facts = _facts()
-    proofs: list[Proof] = []
+    proofs: list[SelfTestResult] = []
     for proof in _proofs(model):
         proofs.append(proof)
         if not as_json:
@@ -46,37 +49,37 @@ def _facts() -> dict[str, Any]:
     return {"hardware": found.hardware, "versions": found.versions, "settings": found.settings}
 
 
-def _proofs(model: str | None) -> "Iterator[Proof]":
+def _proofs(model: str | None) -> "Iterator[SelfTestResult]":
     yield from _machine()
     yield from _tiny_model()
     if model is not None:
         yield from _model(model)
 
 
-def _machine() -> "Iterator[Proof]":
+def _machine() -> "Iterator[SelfTestResult]":
     """The machine, the versions, and what matrix products promise."""
-    from luyen.train.proofs import Proof, random_numbers
+    from luyen.studio.selftest import SelfTestResult, random_numbers
 
-    yield Proof(name="machine", state="ok", detail=this_machine().words())
+    yield SelfTestResult(name="machine", state="ok", detail=this_machine().words())
     versions = collect(seeds={}, datasets={}).versions
     for package, (first, beyond) in SUPPORTED.items():
         version = version_of(package)
         good = version is not None and is_supported(package, version)
         span = f"{first[0]}.{first[1]} to below {beyond[0]}.{beyond[1]}"
         detail = f"{versions[package]} (supported: {span})"
-        yield Proof(name=package, state="ok" if good else "failed", detail=detail)
+        yield SelfTestResult(name=package, state="ok" if good else "failed", detail=detail)
     setting = f"MKL_CBWR={os.environ.get('MKL_CBWR', 'not set')}" if has_mkl() else "without MKL"
     strict = is_promised("float32")
     words = "exactness is promised in fp32" if strict else "exactness is not promised here"
     detail = f"{setting}: {words}"
-    yield Proof(name="matrix products", state="ok" if strict else "note", detail=detail)
+    yield SelfTestResult(name="matrix products", state="ok" if strict else "note", detail=detail)
     yield random_numbers()
 
 
-def _tiny_model() -> "Iterator[Proof]":
+def _tiny_model() -> "Iterator[SelfTestResult]":
     """Trainer against sampler on random weights: lengths, batch sizes and threads."""
-    from luyen.models.fresh import random_policy
-    from luyen.train.proofs import exactness
+    from luyen.models.random_policy import random_policy
+    from luyen.studio.selftest import exactness
 
     policy = random_policy()
     size = policy.head.vocabulary
@@ -86,18 +89,20 @@ def _tiny_model() -> "Iterator[Proof]":
             yield exactness(policy, prompts, threads=threads, rows=rows, new=12)
 
 
-def _model(path: str) -> "Iterator[Proof]":
+def _model(path: str) -> "Iterator[SelfTestResult]":
     """A model of the user's: its template, its exactness, and plain transformers beside it."""
     import torch
 
     from luyen.data.render import Renderer
-    from luyen.train.checkpointed import open_checkpoint
-    from luyen.train.proofs import Proof, exactness, renderer_laws, same_answers
+    from luyen.pipeline.checkpoints import open_checkpoint
+    from luyen.studio.selftest import SelfTestResult, exactness, renderer_laws, same_answers
 
     opened = open_checkpoint(path)
     count = sum(p.numel() for p in opened.policy.parameters()) / 1e6
     dtype = str(next(opened.policy.parameters()).dtype).removeprefix("torch.")
-    yield Proof(name="model", state="ok", detail=f"{opened.name}: {count:.1f}M parameters, {dtype}")
+    yield SelfTestResult(
+        name="model", state="ok", detail=f"{opened.name}: {count:.1f}M parameters, {dtype}"
+    )
     renderer = Renderer(opened.tokenizer)
     yield from renderer_laws(renderer)
     prompts = [renderer.prompt_tokens([{"role": "user", "content": q}]) for q in _QUESTIONS]
@@ -106,6 +111,41 @@ def _model(path: str) -> "Iterator[Proof]":
     yield same_answers(opened.policy, prompts, opened.tokenizer.stop_ids)
 
 
-def _line(proof: "Proof") -> str:
+def _line(proof: "SelfTestResult") -> str:
     label = typer.style(f"{proof.state:6s}", fg=_COLOURS[proof.state])
     return f"{label}  {proof.name}: {proof.detail}"
+
+
+# `luyen selftest --sandbox`: the walls of this machine, and every attack on them.
+
+_ATTACK_COLOURS = {"kept": "green", "not kept": "yellow", "held": "green", "BROKEN": "red"}
+
+
+def run_sandbox_selftest(*, as_json: bool) -> int:
+    """Print walls, promises and attacks; 1 when an attack breaks a promise that is kept here."""
+    walls, lost = available(), set(missing())
+    if not as_json:
+        typer.echo(f"walls: {', '.join(walls)}")
+        for promise in ISOLATION:
+            _attack_line("not kept" if promise in lost else "kept", promise)
+    found: list[dict[str, Any]] = []
+    for attack in ATTACKS:
+        with target() as outside:
+            got = asyncio.run(breaches(attack, outside))
+        found.append({"attack": attack.name, "promise": attack.promise, "breaches": got})
+        if not as_json:
+            _attack_line("BROKEN" if got else "held", f"{attack.promise}: {attack.name}")
+            for line in got:
+                typer.echo(f"           {line}")
+    broken = [one for one in found if one["breaches"] and one["promise"] not in lost]
+    if as_json:
+        page = {"ok": not broken, "walls": walls, "missing": sorted(lost), "attacks": found}
+        typer.echo(json.dumps(page, indent=2))
+    else:
+        through = sum(bool(one["breaches"]) for one in found)
+        typer.echo(f"{len(found)} attacks: {through} got through, {len(lost)} promises not kept")
+    return 1 if broken else 0
+
+
+def _attack_line(state: str, text: str) -> None:
+    typer.echo(f"{typer.style(f'{state:9s}', fg=_ATTACK_COLOURS[state])}  {text}")

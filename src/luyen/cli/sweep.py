@@ -6,13 +6,13 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import Annotated, final
 
 import typer
 
 from luyen.base.errors import UserError
 from luyen.base.files import plain
-from luyen.base.paths import expanded
+from luyen.base.input_files import expanded
 from luyen.cli.check import problem_lines, split_words
 from luyen.cli.runs import table
 from luyen.config.check import check
@@ -26,11 +26,11 @@ _STOPPED = 128
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Queued:
+class SweepRun:
     """A run of the sweep, checked.
 
     Example:
-        >>> Queued(variant=Variant(words=("a.b=1",)), words=(), root=Path("runs")).variant.name
+        >>> SweepRun(variant=Variant(words=("a.b=1",)), words=(), root=Path("runs")).variant.name
         'b=1'
     """
 
@@ -68,7 +68,7 @@ def run_sweep(
     return 1 if failed else 0
 
 
-def _queued(words: Sequence[str], listed: Sequence[str]) -> list[Queued] | None:
+def _queued(words: Sequence[str], listed: Sequence[str]) -> list[SweepRun] | None:
     """The runs, or None after saying what is wrong with the first that cannot start."""
     files, overrides = split_words(words)
     if not files:
@@ -77,7 +77,7 @@ def _queued(words: Sequence[str], listed: Sequence[str]) -> list[Queued] | None:
     base = check(files, shared).config.trainer
     is_named = any(word.lstrip("+").startswith("trainer.experiment_name=") for word in shared)
     stem = base.experiment_name if is_named else files[0].stem
-    queue: list[Queued] = []
+    queue: list[SweepRun] = []
     for variant in found:
         name = f"trainer.experiment_name='{stem}.{variant.name}'"
         own = [*shared, *variant.words, name]
@@ -88,7 +88,7 @@ def _queued(words: Sequence[str], listed: Sequence[str]) -> list[Queued] | None:
             return None
         trainer = report.config.trainer
         root = expanded(trainer.default_local_dir) / trainer.project_name / trainer.experiment_name
-        queue.append(Queued(variant=variant, words=(*map(str, files), *own), root=root))
+        queue.append(SweepRun(variant=variant, words=(*map(str, files), *own), root=root))
     return queue
 
 
@@ -98,19 +98,19 @@ def _train(words: Sequence[str]) -> int:
     return _STOPPED - done.returncode if done.returncode < 0 else done.returncode
 
 
-def _facts(one: Queued) -> RunFacts | None:
+def _facts(one: SweepRun) -> RunFacts | None:
     if not one.root.is_dir():
         return None
     found = [run for run in list_runs(one.root.parent) if Path(run.path).name == one.root.name]
     return found[0] if found else None
 
 
-def _state(one: Queued) -> str:
+def _state(one: SweepRun) -> str:
     facts = _facts(one)
     return "not begun" if facts is None else facts.state
 
 
-def _show(queue: Sequence[Queued], *, as_json: bool) -> None:
+def _show(queue: Sequence[SweepRun], *, as_json: bool) -> None:
     facts = {one.variant.name: _facts(one) for one in queue}
     if as_json:
         page = {name: None if one is None else one.as_json() for name, one in facts.items()}
@@ -126,3 +126,30 @@ def _row(name: str, run: RunFacts | None) -> tuple[str, ...]:
         return (name, "-", "not begun", "-")
     measured = "-" if run.value is None else f"{run.metric} {run.value:.3f}"
     return (name, f"{run.steps}/{'?' if run.total is None else run.total}", run.state, measured)
+
+
+# The options of `luyen sweep`.
+
+
+def sweep(
+    config: Annotated[
+        list[str],
+        typer.Argument(
+            help="YAML files, then overrides; KEY=A,B has a run for each value.",
+            metavar="CONFIG... [KEY=VALUE[,VALUE]...]...",
+        ),
+    ],
+    run: Annotated[
+        list[str] | None,
+        typer.Option(help="A run by its overrides, separated by spaces; as often as wished."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON.")] = False,
+) -> None:
+    """Train a grid or a list of variants, one after the other, and compare them in a table.
+
+    Every run is checked before the first one starts, and has a run directory named after what it
+    varies. The same command again trains only what is not finished.
+    """
+    pass  # codemod
+
+    raise typer.Exit(run_sweep(config, run or [], as_json=as_json))

@@ -3,14 +3,13 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from luyen.base.files import plain, write_whole
-from luyen.studio.timeline.cut import inside, parse_steps, windows
-from luyen.studio.timeline.read import read_processes
-from luyen.studio.timeline.summary import Gap, RoleWork, Summary, summarise
-from luyen.studio.timeline.trace import trace_of
+from luyen.studio.timeline import inside, parse_steps, read_processes, windows
+from luyen.studio.timeline_summary import Gap, RoleWork, TimelineSummary, summarise, trace_of
 
 _NAME = "timeline.json"
 
@@ -33,7 +32,7 @@ def run_timeline(root: Path, *, steps: str | None, out: Path | None, as_json: bo
     typer.echo(f"\nwrote {path}: it opens in https://ui.perfetto.dev")
 
 
-def lines(found: Summary) -> Iterator[str]:
+def lines(found: TimelineSummary) -> Iterator[str]:
     """The figures for people."""
     first, last = found.steps
     which = f"step {first}" if first == last else f"steps {first} to {last}"
@@ -61,3 +60,25 @@ def _role_line(work: RoleWork) -> str:
 def _gap_line(gap: Gap) -> str:
     where = "" if gap.step is None else f", step {gap.step}"
     return f"  {gap.seconds:.3g} s at {gap.start_s:.3g} s: {gap.during}{where}"
+
+
+# The options of `luyen timeline`.
+
+
+def timeline(
+    run: Annotated[Path, typer.Argument(help="A run directory; the run may still go on.")],
+    steps: Annotated[
+        str | None, typer.Option(help="Steps to look at, such as 3-5; without it, all.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The trace; by default RUN/timeline.json.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+) -> None:
+    """Write one trace over all processes of a run, and say who waited for whom.
+
+    Perfetto opens the trace. Nothing else is written.
+    """
+    pass  # codemod
+
+    run_timeline(run, steps=steps, out=out, as_json=as_json)

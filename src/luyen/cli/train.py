@@ -8,17 +8,16 @@ from pathlib import Path
 import typer
 
 from luyen.base.errors import UserError
-from luyen.base.exactness import prepare_process
+from luyen.base.process import prepare_process
 from luyen.cli.check import check_stages, problem_lines, report_lines, split_words
-from luyen.config.artifact_refs import named_artifacts
 from luyen.config.check import Report, check
-from luyen.config.load import load
+from luyen.config.loader.load import load
 from luyen.config.machine import Machine, this_machine
-from luyen.config.pipeline import Pipeline, is_pipeline, read_pipeline
-from luyen.config.pipeline_check import check_pipeline
-from luyen.config.run_names import words_to_go_on
+from luyen.config.named_files import named_artifacts
+from luyen.config.pipeline import Pipeline, check_pipeline, is_pipeline, read_pipeline
+from luyen.config.resume import resume_arguments
 from luyen.config.trust import require_trusted_files
-from luyen.sandbox.limits import missing
+from luyen.sandbox.launch import missing
 from luyen.telemetry.artifacts import require_unchanged
 from luyen.telemetry.output import OUTPUT, say
 from luyen.train.interrupt import Stopped, stopped_by_signals
@@ -54,7 +53,7 @@ def _trained(words: Sequence[str], resume: Path | None, *, is_trusted: bool) -> 
         if files:
             why = "the run has its own configuration"
             raise UserError("--resume", str(resume), why, "give keys (KEY=VALUE), and no file")
-        file, place = words_to_go_on(resume)
+        file, place = resume_arguments(resume)
         files, overrides = [file], [*overrides, *place]
     if not files:
         files = [quickstart()]
@@ -99,7 +98,7 @@ def _train_stages(pipeline: Pipeline, machine: Machine) -> int:
 
 
 def _run_stages(pipeline: Pipeline, machine: Machine) -> int:
-    from luyen.train.pipeline import run_pipeline
+    from luyen.pipeline.run import run_pipeline
 
     code = run_pipeline(pipeline, typer.echo, machine=machine)
     if not code:
@@ -111,7 +110,7 @@ def _reported(work: Callable[[], int]) -> int:
     """The exit code of what trains; 1 with the traceback of another process that failed."""
     _demand_addresses()
     prepare_process()
-    from luyen.runtime.ray.wire import RemoteError
+    from luyen.runtime.ray.messages import RemoteError
 
     try:
         return work()

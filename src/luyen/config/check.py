@@ -1,30 +1,41 @@
-"""`check`: every problem of a configuration at once, then the plan it describes."""
+"""`check`: every problem of a configuration at once, the plan, and what was not checked."""
 
 import importlib.util
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import final
+from typing import Any, cast, final
 
-from luyen.base.compat import version_of
 from luyen.base.errors import UserError
-from luyen.config.artifact_refs import with_artifacts
+from luyen.base.input_files import expanded, read_text
+from luyen.base.process import version_of
+from luyen.config.environments import read_environments
 from luyen.config.fields import all_fields
-from luyen.config.load import load
+from luyen.config.loader.load import load
+from luyen.config.loader.parse import masked_problems, parse, remember_secrets
+from luyen.config.loader.tree import ConfigTree, origin_of
+from luyen.config.loader.yaml_tree import read_tree
 from luyen.config.machine import Machine, this_machine
 from luyen.config.memory import MemoryPlan, plan_memory
-from luyen.config.model_shape import ModelShape, read_shape
-from luyen.config.parse import parse
-from luyen.config.plan import BatchPlan, Placement, place, plan_batches
-from luyen.config.plugins import Known, read_plugins
+from luyen.config.model_folder.config_json import ModelShape, read_shape
+from luyen.config.model_folder.files import folder_of, looks_local
+from luyen.config.named_files import python_files, with_artifacts
+from luyen.config.plan import (
+    BatchPlan,
+    Placement,
+    has_teacher,
+    needs_reference,
+    plan_batches,
+    plan_placement,
+)
+from luyen.config.plugins import PluginRegistry, read_plugins
 from luyen.config.problem import DEFAULT, Origin, Problem
+from luyen.config.resume import default_run_name
+from luyen.config.reward_components import nodes, read_components
 from luyen.config.rules.all import RULES
-from luyen.config.rules.rule import Situation, value_at
-from luyen.config.run_names import name_after
+from luyen.config.rules.rule import RuleContext, value_at
 from luyen.config.schema.run import RunConfig
-from luyen.config.tree import Tree, origin_of
-from luyen.config.written import masked_problems, remember_secrets
 
 _ORDER = {"error": 0, "warning": 1, "note": 2}
 _MOST_FINDINGS = 100
@@ -111,7 +122,7 @@ def check(
 
     Where no run is to start, a run of the same name that is there does not matter.
     """
-    tree = with_artifacts(load(files, overrides, below=name_after(files)))
+    tree = with_artifacts(load(files, overrides, below=default_run_name(files)))
     return check_tree(
         tree,
         machine=machine,
@@ -123,7 +134,7 @@ def check(
 
 
 def check_tree(
-    tree: Tree,
+    tree: ConfigTree,
     *,
     machine: Machine | None = None,
     installed: Callable[[str], bool] = is_installed,
@@ -137,9 +148,9 @@ def check_tree(
     here = machine or this_machine()
     known, broken = read_plugins(config.trainer.plugins)
     estimator = known.estimators.get(config.algorithm.adv_estimator)
-    where = place(config, here, estimator)
+    where = plan_placement(config, here, estimator)
     plan = _plan(config, known, where, here)
-    situation = Situation(
+    situation = RuleContext(
         config=config,
         written=frozenset(tree.origins),
         known=known,
@@ -164,14 +175,14 @@ def check_tree(
     return Report(problems=tuple(found), config=config, origins=tree.origins, plan=plan)
 
 
-def _plan(config: RunConfig, known: Known, where: Placement, machine: Machine) -> Plan:
+def _plan(config: RunConfig, known: PluginRegistry, where: Placement, machine: Machine) -> Plan:
     batch = plan_batches(config, world_size=where.world_size, losses=known.preference_losses)
     shape = read_shape(config.actor_rollout_ref.model)
     memory = plan_memory(config, shape, batch, where, machine) if shape else None
     return Plan(batch=batch, where=where, shape=shape, memory=memory)
 
 
-def _not_yet(config: RunConfig, tree: Tree) -> Iterator[Problem]:
+def _not_yet(config: RunConfig, tree: ConfigTree) -> Iterator[Problem]:
     """Keys whose reader is not built yet, and keys with a single possible value."""
     for path, info in all_fields().items():
         value = value_at(config, path)
@@ -202,7 +213,7 @@ def _applies(rule: str, stage: str) -> bool:
     return stage == "rl" or rule.startswith(_OFFLINE)
 
 
-def _broken_rules(s: Situation, tree: Tree) -> Iterator[Problem]:
+def _broken_rules(s: RuleContext, tree: ConfigTree) -> Iterator[Problem]:
     for rule in RULES.values():
         if not _applies(rule.id, s.config.trainer.stage):
             continue
@@ -220,3 +231,93 @@ def _broken_rules(s: Situation, tree: Tree) -> Iterator[Problem]:
                 fix=finding.fix,
                 origin=tree.origins.get(finding.field, DEFAULT),
             )
+
+
+# What a check does not run, ask or read: what is wrong there only training shows.
+
+_TURNS = "actor_rollout_ref.rollout.multi_turn"
+
+
+def unchecked_parts(config: RunConfig) -> Iterator[tuple[str, str]]:
+    """Key, and what was not done with what it names; only what this run would use.
+
+    Example:
+        >>> list(unchecked_parts(RunConfig()))
+        []
+    """
+    is_online = config.trainer.stage == "rl"
+    for key, path in python_files(config):
+        if is_online or not key.startswith(("reward.", _TURNS)):
+            yield key, f"{path} is not imported: what it does then, or when it is called"
+    if is_online:
+        yield from _unchecked_judges(config)
+        yield from _unchecked_environments(config)
+    yield from _unchecked_models(config)
+    for field, paths in (
+        ("data.train_files", config.data.train_files),
+        ("data.val_files", config.data.val_files),
+    ):
+        for path in paths:
+            if "://" not in path or path.startswith("hf://"):
+                yield field, f"the rows of {path} are not read"
+
+
+def _unchecked_judges(config: RunConfig) -> Iterator[tuple[str, str]]:
+    for path, node in nodes(read_components(config.reward)[0]):
+        if node.judge is not None:
+            yield f"reward.components.{path}", f"the judge at {node.judge.base_url} is not asked"
+
+
+def _unchecked_environments(config: RunConfig) -> Iterator[tuple[str, str]]:
+    multi_turn = config.actor_rollout_ref.rollout.multi_turn
+    if not multi_turn.enable:
+        return
+    for name, choice in read_environments(multi_turn)[0].items():
+        if choice.kind != "user":
+            yield f"{_TURNS}.environments.{name}", "the world is not made"
+    for key, path in (
+        ("tool_config_path", multi_turn.tool_config_path),
+        ("interaction_config_path", multi_turn.interaction_config_path),
+    ):
+        for words in _named_in(path):
+            yield f"{_TURNS}.{key}", words
+
+
+def _named_in(path: str | None) -> Iterator[str]:
+    """Classes and servers that a list of tools or users names."""
+    if path is None:
+        return
+    try:
+        tree: Any = read_tree(read_text(expanded(path)), path).values
+    except (OSError, UserError):
+        return  # T05 and T12 say why
+    for name, value in _leaves(tree):
+        if name == "class_name":
+            yield f"the class {value} is not imported"
+        elif name in ("command", "url"):
+            yield f"the server {value} is not started or asked"
+
+
+def _leaves(tree: Any) -> Iterator[tuple[str, Any]]:
+    entries = cast(Mapping[str, Any], tree).items() if isinstance(tree, Mapping) else ()
+    for name, value in entries:
+        yield name, value
+        yield from _leaves(value)
+    for value in cast(list[Any], tree) if isinstance(tree, list) else ():
+        yield from _leaves(value)
+
+
+def _unchecked_models(config: RunConfig) -> Iterator[tuple[str, str]]:
+    """Models of the hub that are not on this machine."""
+    arr, reward_model = config.actor_rollout_ref, config.reward.reward_model
+    used = {
+        "actor_rollout_ref.model.path": arr.model.path,
+        "actor_rollout_ref.model.tokenizer_path": arr.model.tokenizer_path,
+        "actor_rollout_ref.ref.path": arr.ref.path if needs_reference(config) else None,
+        "critic.model.path": config.critic.model.path,
+        "distill.teacher_path": config.distill.teacher_path if has_teacher(config) else None,
+        "reward.reward_model.model_path": reward_model.model_path if reward_model.enable else None,
+    }
+    for key, path in used.items():
+        if path is not None and not looks_local(path) and folder_of(path) is None:
+            yield key, f"{path} is not on this machine: its files are not looked at"

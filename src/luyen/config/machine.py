@@ -78,14 +78,14 @@ def _gpu_memory() -> tuple[int, ...]:
         if nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)) == 0:
             sizes.append(memory.total)
     nvml.nvmlShutdown()
-    return visible(tuple(sizes), os.environ.get("CUDA_VISIBLE_DEVICES"))
+    return visible_gpus(tuple(sizes), os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
-def visible(sizes: tuple[int, ...], chosen: str | None) -> tuple[int, ...]:
+def visible_gpus(sizes: tuple[int, ...], chosen: str | None) -> tuple[int, ...]:
     """The GPUs that CUDA will show; NVML itself does not know of CUDA_VISIBLE_DEVICES.
 
     Example:
-        >>> visible((80, 40), "1"), visible((80, 40), ""), visible((80, 40), None)
+        >>> visible_gpus((80, 40), "1"), visible_gpus((80, 40), ""), visible_gpus((80, 40), None)
         ((40,), (), (80, 40))
     """
     if chosen is None:

@@ -9,13 +9,86 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import final
 
-from luyen.config.activations import Pass, Tokens
-from luyen.config.held import Held, held, is_offloaded, trainable
-from luyen.config.judge_memory import judge_memory
 from luyen.config.machine import Machine
-from luyen.config.model_shape import ModelShape
-from luyen.config.plan import BatchPlan, Placement
+from luyen.config.model_folder.config_json import ModelShape, read_shape
+from luyen.config.model_memory import (
+    PassMemory,
+    PassTokens,
+    StaticMemory,
+    is_offloaded,
+    static_memory,
+    trainable,
+)
+from luyen.config.plan import BatchPlan, Placement, reward_pool
+from luyen.config.schema.actor_rollout_ref import ModelConfig
 from luyen.config.schema.run import RunConfig
+
+# Memory of a reward model on one device.
+
+PART = "reward model"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardModelMemory:
+    """Bytes of a reward model.
+
+    Example:
+        >>> RewardModelMemory(weights=10, activations=2, is_alone=False, is_resident=True).beside()
+        {'reward model': 10}
+    """
+
+    weights: int
+    """All weights of one copy."""
+    activations: int
+    """What its largest pass has at once."""
+    is_alone: bool
+    """Whether its devices are its own."""
+    is_resident: bool
+    """Whether weights stay on the device while nothing is judged."""
+
+    def beside(self) -> dict[str, int]:
+        """What it takes of the device of others while they work."""
+        is_there = bool(self.weights) and self.is_resident and not self.is_alone
+        return {PART: self.weights} if is_there else {}
+
+    def judging(self, others: dict[str, int]) -> dict[str, int]:
+        """What is on its device while it judges; nothing where there is no such model."""
+        if not self.weights:
+            return {}
+        own = {PART: self.weights, "activations": self.activations}
+        return own if self.is_alone else {**others, **own}
+
+
+NO_REWARD_MODEL = RewardModelMemory(weights=0, activations=0, is_alone=True, is_resident=False)
+
+
+def reward_model_memory(
+    config: RunConfig, where: Placement, largest: PassMemory
+) -> RewardModelMemory:
+    """Of the reward model of a run; 0 where there is none, or its sizes are not known here."""
+    reward_model = config.reward.reward_model
+    if not reward_model.enable or reward_model.model_path is None:
+        return NO_REWARD_MODEL
+    shape = read_shape(ModelConfig(path=reward_model.model_path))
+    if shape is None:
+        return NO_REWARD_MODEL
+    width = 2 if where.device == "cuda" else 4
+    read = reward_model.rollout.max_num_batched_tokens
+    tokens = PassTokens(packed=read, padded=read, computed=read, scored=0)
+    one_pass = replace(largest, shape=shape, tokens=tokens, width=width)
+    is_alone = reward_pool(config) is not None
+    offload = not is_alone if reward_model.param_offload is None else reward_model.param_offload
+    embedding = shape.vocab * shape.hidden
+    # A head of one number takes the place of the vocabulary's.
+    weights = shape.layers * shape.layer_parameters() + embedding + 2 * shape.hidden
+    return RewardModelMemory(
+        weights=weights * width,
+        activations=one_pass.inside(),
+        is_alone=is_alone,
+        is_resident=where.device == "cpu" or not offload,
+    )
+
 
 _FP32 = 4
 _PAGE = 64
@@ -24,11 +97,11 @@ _PAGE = 64
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Phase:
+class PhaseMemory:
     """Bytes of one phase on one device, by what they are for.
 
     Example:
-        >>> Phase(name="update", parts={"weights": 10, "gradients": 20}).total
+        >>> PhaseMemory(name="update", parts={"weights": 10, "gradients": 20}).total
         30
     """
 
@@ -49,12 +122,12 @@ class MemoryPlan:
     """Every phase, the peak, and whether the device can hold it.
 
     Example:
-        >>> MemoryPlan(phases=(Phase(name="update", parts={"weights": 3}),), device_bytes=2,
+        >>> MemoryPlan(phases=(PhaseMemory(name="update", parts={"weights": 3}),), device_bytes=2,
         ...            kv_budget=0, kv_demand=0).fits
         False
     """
 
-    phases: tuple[Phase, ...]
+    phases: tuple[PhaseMemory, ...]
     """In the order of a step."""
     device_bytes: int
     """Memory of one device."""
@@ -64,7 +137,7 @@ class MemoryPlan:
     """Bytes the KV cache would take if every sequence that may run were of full length."""
 
     @property
-    def peak(self) -> Phase:
+    def peak(self) -> PhaseMemory:
         """The phase that needs most."""
         return max(self.phases, key=lambda phase: phase.total)
 
@@ -79,15 +152,15 @@ def plan_memory(
 ) -> MemoryPlan:
     """Bytes of each phase on one device."""
     width = _compute_width(config, where.device)
-    keeps = held(config, shape, where, width)
+    keeps = static_memory(config, shape, where, width)
     is_split = where.rollout_pool is not None
     training = keeps.training if is_split else keeps.beside()
     drawing = keeps.drawing if is_split else training
     capacity = machine.device_bytes(where.device)
-    largest = Pass(
+    largest = PassMemory(
         shape=shape,
         model=config.actor_rollout_ref.model,
-        tokens=Tokens.of(config, batch),
+        tokens=PassTokens.of(config, batch),
         width=width,
         device=where.device,
     )
@@ -95,7 +168,7 @@ def plan_memory(
     if config.trainer.stage != "rl":
         alone = _largest("update", training, update)
         return MemoryPlan(phases=(alone,), device_bytes=capacity, kv_budget=0, kv_demand=0)
-    judge = judge_memory(config, where, largest)
+    judge = reward_model_memory(config, where, largest)
     training = training | judge.beside()
     drawing = drawing if is_split else training
     demand = _kv_demand(config, shape, batch, where, width)
@@ -107,7 +180,7 @@ def plan_memory(
     judging = judge.judging(after)
     phases = (
         _largest("generate", {**drawing, **cache}, _generate(config, shape, batch, largest)),
-        *([Phase(name="judge", parts=judging)] if judging else []),
+        *([PhaseMemory(name="judge", parts=judging)] if judging else []),
         _largest("log-probs", after, _score(keeps, largest)),
         _largest("update", after, update),
     )
@@ -128,11 +201,13 @@ def _drawing_share(config: RunConfig, where: Placement) -> float:
     return rollout.gpu_memory_utilization if is_paged else 1.0
 
 
-def _largest(name: str, resident: dict[str, int], moments: tuple[dict[str, int], ...]) -> Phase:
+def _largest(
+    name: str, resident: dict[str, int], moments: tuple[dict[str, int], ...]
+) -> PhaseMemory:
     """A phase by the moment that needs most."""
     moment = max(moments, key=lambda parts: sum(parts.values()))
     parts = {**resident, **moment}
-    return Phase(name=name, parts={part: size for part, size in parts.items() if size})
+    return PhaseMemory(name=name, parts={part: size for part, size in parts.items() if size})
 
 
 def _compute_width(config: RunConfig, device: str) -> int:
@@ -163,7 +238,7 @@ def _kv_demand(
 
 
 def _generate(
-    config: RunConfig, shape: ModelShape, batch: BatchPlan, largest: Pass
+    config: RunConfig, shape: ModelShape, batch: BatchPlan, largest: PassMemory
 ) -> tuple[dict[str, int], ...]:
     """Prompts are read, then tokens are drawn."""
     rollout, data = config.actor_rollout_ref.rollout, config.data
@@ -171,7 +246,7 @@ def _generate(
     rows = min(rollout.max_num_seqs, rollout.n if is_hf else batch.rollouts)
     read = (rows if is_hf else ceil(rows / rollout.n)) * data.max_prompt_length
     read = min(rollout.max_num_batched_tokens, read)
-    tokens = Tokens(packed=read, padded=read, computed=read, scored=0)
+    tokens = PassTokens(packed=read, padded=read, computed=read, scored=0)
     # A chosen part of the vocabulary is found by sorting fp32 logits; a plain draw is one kernel.
     is_sorted = rollout.top_k > 0 or rollout.top_p < 1.0 or rollout.min_p > 0
     is_sorted = is_sorted or rollout.min_new_tokens > 0
@@ -180,7 +255,7 @@ def _generate(
     return {"activations": replace(largest, tokens=tokens).inside()}, {"logits": drawing}
 
 
-def _score(keeps: Held, largest: Pass) -> tuple[dict[str, int], ...]:
+def _score(keeps: StaticMemory, largest: PassMemory) -> tuple[dict[str, int], ...]:
     """Hidden states are made, then log-probabilities."""
     return (
         {"gathered": keeps.gathered, "activations": largest.inside()},
@@ -193,8 +268,8 @@ def _update(
     shape: ModelShape,
     batch: BatchPlan,
     where: Placement,
-    keeps: Held,
-    largest: Pass,
+    keeps: StaticMemory,
+    largest: PassMemory,
 ) -> tuple[dict[str, int], ...]:
     """The head's gradient, the first layer's gradient, and the step of the optimizer."""
     gradients = trainable(config, shape) * _FP32 // keeps.share

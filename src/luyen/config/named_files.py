@@ -1,4 +1,4 @@
-"""Which files a configuration names without holding their content, and their fingerprints.
+"""Files and artifacts that a configuration names, and their fingerprints.
 
 Code (rewards, plugins, tools, worlds, samplers), lists of tools, and models. Rows are not among
 them: what rows say has a fingerprint of its own. Modules that named code imports are listed beside
@@ -7,18 +7,22 @@ it, as far as they are not installed packages.
 
 import importlib.machinery
 import os.path
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast, final
 
-from luyen.base.paths import expanded, is_file
-from luyen.base.reading import read_text
-from luyen.config.model_files import model_parts
+from luyen.base.errors import UserError
+from luyen.base.input_files import expanded, is_file, read_text
+from luyen.config.loader.tree import ConfigTree, origin_of, replaced, value_in
+from luyen.config.loader.yaml_tree import read_tree
+from luyen.config.model_folder.files import model_parts
+from luyen.config.problem import Problem
 from luyen.config.schema.run import RunConfig
-from luyen.config.yaml_tree import read_tree
-from luyen.telemetry.fingerprints import fingerprint_together
-from luyen.telemetry.source_files import source_files
+from luyen.config.schema.trainer import TrainerConfig
+from luyen.telemetry.artifact_registry import ArtifactRegistry
+from luyen.telemetry.artifacts import Artifact
+from luyen.telemetry.fingerprints import fingerprint_together, source_files
 
 _TURNS = "actor_rollout_ref.rollout.multi_turn"
 _MODEL = "actor_rollout_ref.model"
@@ -206,3 +210,103 @@ def module_file(dotted: str) -> Path | None:
         if places is None:
             break
     return None if found is None else Path(found)
+
+
+# `artifact:...` in the place of a path: which keys have one, and what is put there instead.
+
+ARTIFACT_PREFIX = "artifact:"
+
+
+def refs_in(tree: ConfigTree) -> dict[str, str]:
+    """Key -> what stands after `artifact:`; an entry of a list has its number after the key.
+
+    Example:
+        >>> values = {"data": {"train_files": ["artifact:rows@ab12cd"]}}
+        >>> refs_in(ConfigTree(values=values, origins={}))
+        {'data.train_files.0': 'rows@ab12cd'}
+    """
+    return dict(_refs(tree.values, ""))
+
+
+def _refs(value: Any, path: str) -> list[tuple[str, str]]:
+    if isinstance(value, str):
+        return (
+            [(path, value.removeprefix(ARTIFACT_PREFIX))]
+            if value.startswith(ARTIFACT_PREFIX)
+            else []
+        )
+    if isinstance(value, dict):
+        inner = list(cast(dict[str, Any], value).items())
+    elif isinstance(value, list):
+        inner = [(str(i), one) for i, one in enumerate(cast(list[Any], value))]
+    else:
+        return []
+    return [found for name, one in inner for found in _refs(one, f"{path}.{name}".lstrip("."))]
+
+
+def with_paths(tree: ConfigTree, paths: Mapping[str, str]) -> ConfigTree:
+    """The tree with a path at each of the keys that `refs_in` gave."""
+    values = tree.values
+    references = {k: v for k, v in tree.references.items() if k not in paths}
+    for key, path in paths.items():
+        block, _, last = key.rpartition(".")
+        above = value_in(values, block) if block else values
+        if isinstance(above, list):
+            listed = [*cast(list[Any], above)]
+            listed[int(last)] = path
+            values = replaced(values, block.split("."), listed)
+        else:
+            values = replaced(values, key.split("."), path)
+    return replace(tree, values=values, references=references)
+
+
+def named_artifacts(tree: ConfigTree) -> dict[str, Artifact]:
+    """Key -> the artifact that it names; a UserError for the first name that nobody has noted."""
+    refs = refs_in(tree)
+    registry = ArtifactRegistry(root_of(tree)) if refs else None
+    return {key: registry.one(words, key) for key, words in refs.items() if registry is not None}
+
+
+def with_artifacts(tree: ConfigTree, find: Callable[[str, str], str] | None = None) -> ConfigTree:
+    """The tree with paths in the place of artifacts; a name that is not known is a problem.
+
+    `find` gives the path for words and a key. Nothing is hashed: that is for whoever reads the
+    content.
+    """
+    refs = refs_in(tree)
+    if not refs:
+        return tree
+    registry = ArtifactRegistry(root_of(tree)) if find is None else None
+    paths: dict[str, str] = {}
+    problems = list(tree.problems)
+    for key, words in refs.items():
+        try:
+            paths[key] = find(words, key) if find is not None else _path(registry, words, key)
+        except UserError as error:
+            problems.append(_unknown(key, error, tree))
+    return replace(with_paths(tree, paths), problems=tuple(problems))
+
+
+def _path(registry: ArtifactRegistry | None, words: str, key: str) -> str:
+    assert registry is not None
+    return registry.one(words, key).path
+
+
+def root_of(tree: ConfigTree) -> Path:
+    """The folder whose runs are meant: that of this run."""
+    trainer = tree.values.get("trainer")
+    written: Any = cast(dict[str, Any], trainer) if isinstance(trainer, dict) else {}
+    folder = written.get("default_local_dir", TrainerConfig().default_local_dir)
+    return expanded(str(folder))
+
+
+def _unknown(key: str, error: UserError, tree: ConfigTree) -> Problem:
+    return Problem(
+        id="C013",
+        severity="error",
+        field=key,
+        value=error.value,
+        why=error.why,
+        fix=error.fix,
+        origin=origin_of(key, tree.origins),
+    )

@@ -1,22 +1,27 @@
-"""A pipeline: stages in one YAML file, each of which is the configuration of a run.
+"""A pipeline: stages in one YAML file, each a run's configuration, all checked up front.
 
 What all stages share stands below `defaults`; a stage adds a file, keys of its own, or both. Each
 stage gets a run directory of its own, `<project>/<stage>` unless it says otherwise.
 """
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast, final
 
-from luyen.base.reading import read_text
-from luyen.base.suggest import did_you_mean
+from luyen.base.errors import UserError, did_you_mean
+from luyen.base.input_files import expanded, read_text
+from luyen.config.check import Report, check_tree
 from luyen.config.fields import all_blocks
-from luyen.config.load import load_trees, read_file, read_override
+from luyen.config.loader.load import load_trees, read_file, read_override
+from luyen.config.loader.tree import ConfigTree, merge, nested
+from luyen.config.loader.yaml_tree import read_items, read_tree
+from luyen.config.machine import Machine
+from luyen.config.named_files import refs_in, root_of, with_artifacts
 from luyen.config.problem import Origin, Problem
-from luyen.config.tree import Tree
-from luyen.config.yaml_tree import read_items, read_tree
+from luyen.config.schema.run import RunConfig
+from luyen.telemetry.artifact_registry import ArtifactRegistry
 
 STAGES = "stages"
 _TOP = ("name", "defaults", STAGES)
@@ -31,13 +36,13 @@ class Stage:
     """One stage, with its whole configuration.
 
     Example:
-        >>> Stage(name="sft", tree=Tree(values={}, origins={})).name
+        >>> Stage(name="sft", tree=ConfigTree(values={}, origins={})).name
         'sft'
     """
 
     name: str
     """How other stages refer to it."""
-    tree: Tree
+    tree: ConfigTree
     """Its keys, overrides included; artifacts are still names."""
 
 
@@ -87,21 +92,25 @@ def read_pipeline(files: Sequence[Path], overrides: Sequence[str]) -> Pipeline:
     return Pipeline(name=name, source=str(file), stages=tuple(stages), problems=tuple(problems))
 
 
-def _top(file: Path) -> Tree:
+def _top(file: Path) -> ConfigTree:
     try:
         return read_tree(read_text(file), str(file))
     except OSError:
-        return Tree(values={}, origins={})
+        return ConfigTree(values={}, origins={})
 
 
-def _items(file: Path, top: Tree) -> list[Tree]:
+def _items(file: Path, top: ConfigTree) -> list[ConfigTree]:
     if not isinstance(top.values[STAGES], list):
         return []
     return read_items(read_text(file), str(file), STAGES)
 
 
 def _stage(
-    pipeline: str, file: Path, top: Tree, item: Tree, overrides: Sequence[tuple[str, str | None]]
+    pipeline: str,
+    file: Path,
+    top: ConfigTree,
+    item: ConfigTree,
+    overrides: Sequence[tuple[str, str | None]],
 ) -> Stage:
     name = str(item.values["name"])
     written = item.values.get("file", [])
@@ -119,20 +128,20 @@ def _stage(
     return Stage(name=name, tree=load_trees(trees))
 
 
-def _names(pipeline: str, stage: str, shared: Tree, origin: Origin) -> Tree:
+def _names(pipeline: str, stage: str, shared: ConfigTree, origin: Origin) -> ConfigTree:
     """Where the run of a stage lies; a file that several stages read must not decide it."""
     written: Any = shared.values.get("trainer")
     block = cast(dict[str, Any], written) if isinstance(written, dict) else {}
     names = {"project_name": block.get("project_name", pipeline), "experiment_name": stage}
     places = dict.fromkeys((f"trainer.{key}" for key in names), origin)
-    return Tree(values={"trainer": names}, origins=places)
+    return ConfigTree(values={"trainer": names}, origins=places)
 
 
-def _below(tree: Tree, name: str) -> Tree:
+def _below(tree: ConfigTree, name: str) -> ConfigTree:
     """The block `name` as a tree of its own."""
     head = f"{name}."
     origins = {key[len(head) :]: at for key, at in tree.origins.items() if key.startswith(head)}
-    return Tree(values=dict(tree.values.get(name) or {}), origins=origins)
+    return ConfigTree(values=dict(tree.values.get(name) or {}), origins=origins)
 
 
 def _stage_of(text: str, names: Sequence[str]) -> str | None:
@@ -150,7 +159,7 @@ def _without(text: str, name: str) -> str:
     return text.lstrip("+").removeprefix(f"{name}.")
 
 
-def _wrong_with(item: Tree) -> Iterator[Problem]:
+def _wrong_with(item: ConfigTree) -> Iterator[Problem]:
     yield from _odd_keys(item, _OWN, f"{STAGES}.")
     name, at = item.values.get("name"), item.origins.get("name", _first(item))
     if not isinstance(name, str) or not _NAME.fullmatch(name):
@@ -173,7 +182,7 @@ def _is_paths(value: Any) -> bool:
     return isinstance(value, str)
 
 
-def _twice(items: Sequence[Tree]) -> Iterator[Problem]:
+def _twice(items: Sequence[ConfigTree]) -> Iterator[Problem]:
     seen: set[str] = set()
     for item in items:
         name = str(item.values.get("name"))
@@ -183,7 +192,7 @@ def _twice(items: Sequence[Tree]) -> Iterator[Problem]:
         seen.add(name)
 
 
-def _wrong_at_top(top: Tree) -> Iterator[Problem]:
+def _wrong_at_top(top: ConfigTree) -> Iterator[Problem]:
     name, shared = top.values.get("name", ""), top.values.get("defaults")
     text = str(name) if isinstance(name, str | int) else "\0"
     if len(text) > _LONGEST_NAME or not text.isprintable():
@@ -195,7 +204,7 @@ def _wrong_at_top(top: Tree) -> Iterator[Problem]:
         yield _problem("defaults", top.origins["defaults"], shared, why, "write keys below it")
 
 
-def _named_alike(top: Tree) -> Iterator[Problem]:
+def _named_alike(top: ConfigTree) -> Iterator[Problem]:
     key = "defaults.trainer.experiment_name"
     if key in top.origins:
         why = "all stages would have one run directory"
@@ -203,7 +212,7 @@ def _named_alike(top: Tree) -> Iterator[Problem]:
         yield _problem(key, top.origins[key], None, why, fix)
 
 
-def _odd_keys(tree: Tree, known: Sequence[str], head: str) -> Iterator[Problem]:
+def _odd_keys(tree: ConfigTree, known: Sequence[str], head: str) -> Iterator[Problem]:
     for name in tree.values:
         if name not in known:
             why, fix = "no such key in a pipeline", did_you_mean(name, known)
@@ -218,7 +227,7 @@ def _other_files(files: Sequence[Path], pipeline: Path) -> Iterator[Problem]:
             yield _problem(str(file), Origin(source=str(file)), None, why, fix)
 
 
-def _first(item: Tree) -> Origin:
+def _first(item: ConfigTree) -> Origin:
     return next(iter(item.origins.values()), Origin(source=STAGES))
 
 
@@ -226,3 +235,154 @@ def _problem(key: str, origin: Origin, value: Any, why: str, fix: str) -> Proble
     return Problem(
         id="C014", severity="error", field=key, value=value, why=why, fix=fix, origin=origin
     )
+
+
+# Every stage of a pipeline is checked before the first one runs.
+#
+# What an earlier stage will make is not there yet. In its place stands the model that the stage
+# begins from: it has the same shape and the same tokenizer.
+
+POLICY = "actor_rollout_ref.model.path"
+OVERRIDE = "actor_rollout_ref.model.override_config"
+SCORER = "reward.reward_model.model_path"
+RESUMED = "trainer.resume_from_path"
+CHECKPOINT = "checkpoint"
+_SCORER_STAGE = "reward_model"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageReport:
+    """What the check of one stage found.
+
+    Example:
+        >>> StageReport(name="sft", report=check_tree(ConfigTree(values={}, origins={}))).name
+        'sft'
+    """
+
+    name: str
+    """The stage."""
+    report: Report
+    """Its check, with what earlier stages make taken for granted."""
+
+
+def check_pipeline(
+    pipeline: Pipeline,
+    *,
+    machine: Machine | None = None,
+    missing_promises: Callable[[], tuple[str, ...]] = tuple,
+) -> list[StageReport]:
+    """Check all stages, whatever is wrong with the ones before."""
+    done: list[StageReport] = []
+    for stage in pipeline.stages:
+        done.append(_check_stage(stage, pipeline, done, machine, missing_promises))
+    return done
+
+
+def run_directory(config: RunConfig) -> Path:
+    """Where the run of a configuration keeps its files."""
+    trainer = config.trainer
+    root = expanded(trainer.default_local_dir)
+    return root / trainer.project_name / trainer.experiment_name
+
+
+def demand_fit(words: str, key: str, names: list[str], kinds: dict[str, str]) -> tuple[str, str]:
+    """The stage and the part that words after `artifact:` mean; a UserError where they do not fit.
+
+    `names` are all stages; `kinds` has `trainer.stage` of those that come before the key's own.
+
+    Example:
+        >>> demand_fit("sft/checkpoint", "trainer.resume_from_path", ["sft"], {"sft": "sft"})
+        ('sft', 'checkpoint')
+    """
+    name, slash, part = words.partition("/")
+    written = f"artifact:{words}"
+    if name not in kinds:
+        is_late = name in names
+        why = "that stage does not come before this one" if is_late else "no stage of this name"
+        fix = "put it before, or name another" if is_late else _known(name, kinds)
+        raise UserError(key, written, why, fix)
+    if slash and part != CHECKPOINT:
+        raise UserError(
+            key, written, f"a stage has no `{part}`", f"write {name} or {name}/checkpoint"
+        )
+    if bool(part) != (key == RESUMED):
+        fix = f"write artifact:{name}/checkpoint" if key == RESUMED else f"write artifact:{name}"
+        raise UserError(key, written, "a checkpoint is what a run is resumed from", fix)
+    if (key == SCORER) != (kinds[name] == _SCORER_STAGE) and key in (POLICY, SCORER):
+        why = f"stage {name} ({kinds[name]}) makes {_made_by(kinds[name])}"
+        raise UserError(key, written, why, "name a stage that makes what this key is for")
+    return name, part
+
+
+def _known(name: str, kinds: dict[str, str]) -> str:
+    hint = did_you_mean(name, kinds) if kinds else "it has no stage before it"
+    return f"{hint}; an artifact of another run is NAME@HASH"
+
+
+def _made_by(kind: str) -> str:
+    return "a reward model" if kind == _SCORER_STAGE else "a policy"
+
+
+def _check_stage(
+    stage: Stage,
+    pipeline: Pipeline,
+    done: list[StageReport],
+    machine: Machine | None,
+    missing_promises: Callable[[], tuple[str, ...]],
+) -> StageReport:
+    before = {one.name: one.report.config for one in done}
+    tree = with_artifacts(stage.tree, _stand_in(stage.tree, pipeline, before))
+    refs = refs_in(stage.tree)
+    parent = before.get(refs.get(POLICY, ""))
+    if parent is not None:  # its shape is that of the model it begins from, as it was overridden
+        overridden: Any = parent.actor_rollout_ref.model.override_config
+        tree = merge([_override(overridden), tree])
+    report = check_tree(tree, machine=machine, missing_promises=missing_promises)
+    later = {key for key, words in refs.items() if words.partition("/")[0] in before}
+    later |= {OVERRIDE} if parent is not None else set()  # it stands for what will be there
+    problems = [p for p in report.problems if p.id == "C013" or p.field not in later]
+    # Whether a stage is still the one that was begun is asked when its inputs are there.
+    problems = [p for p in problems if p.id != "S24"]
+    problems += _same_place(stage, report.config, before)
+    return StageReport(name=stage.name, report=replace(report, problems=tuple(problems)))
+
+
+def _stand_in(
+    tree: ConfigTree, pipeline: Pipeline, before: dict[str, RunConfig]
+) -> Callable[[str, str], str]:
+    names = [stage.name for stage in pipeline.stages]
+    kinds = {name: config.trainer.stage for name, config in before.items()}
+
+    def find(words: str, key: str) -> str:
+        if "@" in words:
+            return ArtifactRegistry(root_of(tree)).one(words, key).path
+        name, part = demand_fit(words, key, names, kinds)
+        if part == CHECKPOINT:
+            return str(run_directory(before[name]) / "checkpoints")
+        return before[name].actor_rollout_ref.model.path
+
+    return find
+
+
+def _override(values: dict[str, Any]) -> ConfigTree:
+    return ConfigTree(
+        values=nested([*OVERRIDE.split(".")], dict(values)) if values else {}, origins={}
+    )
+
+
+def _same_place(stage: Stage, config: RunConfig, before: dict[str, RunConfig]) -> list[Problem]:
+    for name, other in before.items():
+        if run_directory(other).resolve() == run_directory(config).resolve():
+            return [
+                Problem(
+                    id="C014",
+                    severity="error",
+                    field="trainer.experiment_name",
+                    value=config.trainer.experiment_name,
+                    why=f"stage {name} has the same run directory",
+                    fix=f"drop it: {STAGES} are named after themselves; or choose another",
+                    origin=stage.tree.origins["trainer.experiment_name"],
+                )
+            ]
+    return []

@@ -1,21 +1,66 @@
-"""What a run will do, in numbers: the batch arithmetic, the roles, and where they run."""
+"""What a run will do: batch arithmetic, training signals, roles, and their placement."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
-from typing import final
+from typing import Any, TypeAlias, final
 
-from luyen.config.catalog import PREFERENCE_LOSSES, EstimatorFacts
+from luyen.config.catalog import PREFERENCE_LOSSES, EstimatorFacts, LossFacts, PreferenceFacts
 from luyen.config.machine import Machine
+from luyen.config.schema.algorithm import PreferenceConfig
 from luyen.config.schema.run import RunConfig
-from luyen.config.schema.trainer import Trainer
-from luyen.config.signals import (
-    PreferenceLosses,
-    has_teacher,
-    is_teacher_alone,
-    pairs_need_reference,
-    rows_need_reference,
-    sequences_of_a_row,
-)
+from luyen.config.schema.trainer import TrainerConfig
+
+# What a run learns from besides rewards: a teacher, or pairs of its own samples.
+
+PreferenceLosses: TypeAlias = Mapping[str, PreferenceFacts]
+"""Losses of preferences by name, with what must be known about each."""
+ONLINE_PAIRS = "online_dpo"
+"""The estimator that pairs the samples of a prompt."""
+
+
+def has_teacher(config: RunConfig) -> bool:
+    """Whether the run keeps a teacher, for given answers or for those of the student."""
+    stage, distill = config.trainer.stage, config.distill
+    return stage == "distill" or (stage == "rl" and distill.on_policy)
+
+
+def is_pure_distillation(config: RunConfig) -> bool:
+    """Whether an online run learns from its teacher and from no reward."""
+    distill = config.distill
+    return config.trainer.stage == "rl" and distill.on_policy and distill.task_weight == 0
+
+
+def makes_pairs(config: RunConfig) -> bool:
+    """Whether samples of a prompt are paired, best with worst, and compared as preferences."""
+    is_judged = config.trainer.stage == "rl" and not is_pure_distillation(config)
+    return is_judged and config.algorithm.adv_estimator == ONLINE_PAIRS
+
+
+def pairs_need_reference(config: RunConfig) -> bool:
+    """Whether such pairs are compared with a reference."""
+    losses = (PREFERENCE_LOSSES.get(name) for name in config.preference.loss_type)
+    return makes_pairs(config) and any(facts is None or facts.reference for facts in losses)
+
+
+def sequences_of_a_row(config: RunConfig, losses: PreferenceLosses) -> int:
+    """Sequences that learn from one row of an offline stage: two of a pair, one of any other."""
+    stage = config.trainer.stage
+    if stage == "reward_model":
+        return 2 if config.reward_training.objective == "bradley_terry" else 1
+    if stage != "preference":
+        return 1
+    facts = losses.get(next(iter(config.preference.loss_type), ""))
+    return 1 if facts is not None and facts.kind == "unpaired" else 2
+
+
+def rows_need_reference(config: RunConfig) -> bool:
+    """Whether a stage of preferences keeps a reference beside the policy at every step."""
+    if config.trainer.stage != "preference" or config.preference.reference != "live":
+        return False
+    losses = (PREFERENCE_LOSSES.get(name) for name in config.preference.loss_type)
+    return any(facts is None or facts.reference for facts in losses)
+
 
 WHOLE_ENGINES = ("native", "hf")
 """Rollout engines that hold the whole model on each device."""
@@ -130,7 +175,7 @@ class Placement:
     """Device, world size, runtime and roles.
 
     Example:
-        >>> place(RunConfig(), Machine(cpus=2, ram_bytes=1), None).device
+        >>> plan_placement(RunConfig(), Machine(cpus=2, ram_bytes=1), None).device
         'cpu'
     """
 
@@ -165,7 +210,7 @@ def reward_pool(config: RunConfig) -> tuple[int, int] | None:
     return reward_model.nnodes, reward_model.n_gpus_per_node
 
 
-def count_judges(config: RunConfig) -> int:
+def count_reward_replicas(config: RunConfig) -> int:
     """Copies of the reward model: as asked for, or one on each device that it has or shares."""
     trainer, reward_model = config.trainer, config.reward.reward_model
     if reward_model.rollout.data_parallel_size is not None:
@@ -189,7 +234,9 @@ def devices_of_a_copy(config: RunConfig) -> int:
     return 1 if rollout.name in WHOLE_ENGINES else rollout.tensor_model_parallel_size
 
 
-def place(config: RunConfig, machine: Machine, estimator: EstimatorFacts | None) -> Placement:
+def plan_placement(
+    config: RunConfig, machine: Machine, estimator: EstimatorFacts | None
+) -> Placement:
     """Decide what `auto` leaves open."""
     trainer, actor, rollout = (
         config.trainer,
@@ -249,7 +296,7 @@ def _rollout_role(
 
 
 def _reward_role(config: RunConfig, device: str, shared: str) -> Role:
-    pool, copies = reward_pool(config), count_judges(config)
+    pool, copies = reward_pool(config), count_reward_replicas(config)
     name = config.reward.reward_model.rollout.name
     own = f"{pool[0]} x {pool[1]} {device} of its own" if pool is not None else shared
     engine = name if copies == 1 else f"{copies} copies of {name}"
@@ -269,7 +316,7 @@ def needs_reference(config: RunConfig) -> bool:
 
 def needs_critic(config: RunConfig, estimator: EstimatorFacts | None) -> bool:
     """Whether the run trains a critic; `estimator` is None when its name is unknown."""
-    if is_teacher_alone(config):
+    if is_pure_distillation(config):
         return False
     if config.critic.enable is not None:
         return config.critic.enable
@@ -290,11 +337,98 @@ def is_off_policy(config: RunConfig) -> bool:
     return several or actor.ppo_epochs > 1 or config.trainer.max_staleness > 0
 
 
-def is_swapping(trainer: Trainer) -> bool:
+def has_partial_rollouts(trainer: TrainerConfig) -> bool:
     """Whether answers in progress go on with every new version of the weights."""
     return trainer.max_staleness > 0 and trainer.async_order == "completion"
 
 
-def versions_held(trainer: Trainer) -> int:
+def count_weight_versions(trainer: TrainerConfig) -> int:
     """Versions of the weights that a rollout engine has room for."""
-    return 1 if is_swapping(trainer) else 1 + trainer.max_staleness
+    return 1 if has_partial_rollouts(trainer) else 1 + trainer.max_staleness
+
+
+# The arithmetic of a step in words.
+
+
+def offline_lines(plan: BatchPlan) -> list[tuple[str, str]]:
+    """The arithmetic of a stage that learns from given rows, for people."""
+    each = plan.samples_per_prompt
+    sequences = f"{plan.prompts} rows x {each} sequence{'' if each == 1 else 's'} = {plan.rollouts}"
+    micros = f"about {plan.micro_batches} of at most {plan.micro_batch_tokens} tokens"
+    tokens = f"at most {plan.tokens} a step, {plan.longest_sequence} a sequence"
+    return [
+        ("sequences", sequences),
+        ("micro-batches", f"{micros} on each device"),
+        ("optimizer steps", "1 a step"),
+        ("tokens", tokens),
+        ("steps", str(plan.total_steps or "as many as the rows and total_epochs make")),
+    ]
+
+
+def batch_lines(plan: BatchPlan) -> list[tuple[str, str]]:
+    """The arithmetic as label and sentence, for people."""
+    each = plan.samples_per_prompt
+    samples = f"{plan.prompts} prompts x {each} sample{'' if each == 1 else 's'} = {plan.rollouts}"
+    minis = f"{plan.mini_batches} x {plan.mini_batch_rollouts} rollouts"
+    micros = f"about {plan.micro_batches} of at most {plan.micro_batch_tokens} tokens"
+    steps = f"{plan.mini_batches} (mini-batches) x {plan.epochs} (epochs) = {plan.optimizer_steps}"
+    tokens = f"at most {plan.tokens} a step, {plan.longest_sequence} a sequence"
+    if plan.computed_tokens < plan.tokens:
+        tokens += f"; {plan.computed_tokens} computed, prompts once a group"
+    return [
+        ("rollouts", samples),
+        ("mini-batches", minis),
+        ("micro-batches", f"{micros} on each device"),
+        ("optimizer steps", f"{steps} a step"),
+        ("tokens", tokens),
+        ("steps", str(plan.total_steps or "as many as the rows and total_epochs make")),
+    ]
+
+
+# The knobs of the chosen algorithm, taken from the configuration by their own names.
+
+
+def estimator_kwargs(config: RunConfig, facts: EstimatorFacts) -> dict[str, Any]:
+    """Keyword arguments of the advantage estimator; an empty list stands for its default.
+
+    One that makes pairs reads how they are compared from `preference`.
+    """
+    given = {**dict(config.preference), **dict(config.algorithm)}
+    return {name: given[name] if given[name] != () else None for name in facts.knobs}
+
+
+def loss_kwargs(config: RunConfig, facts: LossFacts) -> dict[str, Any]:
+    """Keyword arguments of the policy loss; a null `clip_ratio_c` leaves the loss its own."""
+    actor = config.actor_rollout_ref.actor
+    given = {
+        **dict(actor),
+        **dict(actor.policy_loss),
+        **dict(config.algorithm.rollout_correction),
+    }
+    own = {"clip_ratio_c"} if actor.clip_ratio_c is None else set[str]()
+    return {name: given[name] for name in facts.knobs if name not in own}
+
+
+# The knobs of a preference loss that a configuration sets, by their own names.
+
+
+def preference_kwargs(preference: PreferenceConfig) -> dict[str, Any]:
+    """Those that are not null; a loss has its own value of the others.
+
+    Example:
+        >>> preference_kwargs(PreferenceConfig(beta=0.5))
+        {'beta': 0.5}
+    """
+    given = {
+        "beta": preference.beta,
+        "label_smoothing": preference.label_smoothing,
+        "f_divergence_type": preference.f_divergence_type,
+        "f_alpha_divergence_coef": preference.f_alpha_divergence_coef,
+        "discopop_tau": preference.discopop_tau,
+        "cpo_alpha": preference.cpo_alpha,
+        "simpo_gamma": preference.simpo_gamma,
+        "alpha": preference.alpha,
+        "desirable_weight": preference.desirable_weight,
+        "undesirable_weight": preference.undesirable_weight,
+    }
+    return {name: value for name, value in given.items() if value is not None}

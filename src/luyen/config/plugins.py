@@ -1,14 +1,16 @@
-"""Names that exist: the built-in ones, and those that plugin files register.
+"""Registered names: built-in ones, and those of plugin files, read as syntax trees.
 
 A plugin is read as a syntax tree, never imported: it may import torch, and a check must be quick.
 """
 
 import ast
-from collections.abc import Collection, Iterator, Mapping
+import importlib.util
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, cast, final
 
-from luyen.base.paths import expanded
+from luyen.base.input_files import expanded, read_text
 from luyen.config.catalog import (
     ADV_ESTIMATORS,
     POLICY_LOSSES,
@@ -20,8 +22,96 @@ from luyen.config.catalog import (
     LossFacts,
     PreferenceFacts,
 )
-from luyen.config.python_file import import_fault, read_python
-from luyen.config.reward_catalog import RULE_REWARDS, RuleFacts
+from luyen.config.reward_components import RULE_REWARDS, RuleFacts
+
+# Python files that a configuration names, read as syntax trees and never run.
+#
+# What a file does when it is imported cannot be seen here: it may raise, or define names by
+# other means. That a file is there, and is Python, can.
+
+
+def _is_importable(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
+
+
+def read_python(path: Path) -> ast.Module:
+    """The syntax tree of a file; an OSError says why there is none.
+
+    Example:
+        >>> read_python(Path("no/such/file.py"))
+        Traceback (most recent call last):
+        OSError: cannot be read: [Errno 2] No such file or directory: 'no/such/file.py'
+    """
+    try:
+        text = read_text(path)
+    except OSError as error:
+        raise OSError(f"cannot be read: {error}") from error
+    try:
+        return ast.parse(text)
+    except SyntaxError as error:
+        raise OSError(f"is not valid Python: line {error.lineno}: {error.msg}") from error
+    except (ValueError, RecursionError, MemoryError) as error:  # a NUL, or nested too deep
+        why = str(error) or "it is nested too deep"
+        raise OSError(f"is not valid Python: {why}") from error
+
+
+def import_fault(tree: ast.Module, installed: Callable[[str], bool] = _is_importable) -> str | None:
+    """Why importing a file certainly fails; None: nothing that always runs shows it.
+
+    Example:
+        >>> import_fault(ast.parse("import no_such_package"))
+        'line 1 imports no_such_package, which is not installed here'
+    """
+    for node in tree.body:
+        match node:
+            case ast.Raise():
+                return f"line {node.lineno} raises whenever the file is imported"
+            case ast.Import(names=names):
+                modules = [alias.name for alias in names]
+            case ast.ImportFrom(module=str(module), level=0):
+                modules = [module]
+            case _:
+                modules = []
+        for module in modules:
+            root = module.partition(".")[0]
+            if not installed(root):
+                return f"line {node.lineno} imports {root}, which is not installed here"
+    return None
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arguments:
+    """What a function can be called with.
+
+    Example:
+        >>> Arguments(names=("a",), has_more=False).takes("b")
+        False
+    """
+
+    names: tuple[str, ...]
+    """Arguments that have a name."""
+    has_more: bool
+    """Whether it takes any others by name."""
+
+    def takes(self, name: str) -> bool:
+        """Whether an argument of this name can be given."""
+        return self.has_more or name in self.names
+
+
+def arguments_of(path: str, function: str) -> Arguments | None:
+    """The arguments of a function at the top of a file; None where there is none to be found."""
+    try:
+        body = read_python(expanded(path)).body
+    except OSError:
+        return None
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == function:
+            named = (*node.args.args, *node.args.kwonlyargs)
+            names = tuple(argument.arg for argument in named)
+            return Arguments(names=names, has_more=node.args.kwarg is not None)
+    return None
+
 
 REWARD_MANAGERS = ("naive", "batch", "dapo", "prime")
 SOURCES = ("arithmetic", "tools", "reasoning_gym", "hf")
@@ -33,7 +123,7 @@ SOURCE_PACKAGES = {
 SAMPLERS = ("shuffled", "sequential", "grouped", "mixed", "curriculum")
 SAMPLER_NEEDS = {"mixed": "weights", "curriculum": "key"}
 """Sampler -> the argument it cannot do without."""
-SAMPLER_KNOBS = {
+SAMPLER_ARGUMENTS = {
     "shuffled": {"seed": "a whole number"},
     "sequential": {"seed": "a whole number"},
     "grouped": {"seed": "a whole number"},
@@ -68,7 +158,7 @@ BUILT_IN: dict[str, Collection[str]] = {
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Registered:
+class Registration:
     """One `registry.register("name", fact=...)` found in a plugin's source.
 
     Example:
@@ -87,11 +177,11 @@ class Registered:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
+class PluginRegistry:
     """Every name a configuration may use, with what `check` must know about it.
 
     Example:
-        >>> Known().estimators["gae"].needs
+        >>> PluginRegistry().estimators["gae"].needs
         ('values',)
     """
 
@@ -119,9 +209,9 @@ class Known:
     """Kinds of worlds that conversations happen in."""
 
 
-def read_plugins(paths: tuple[str, ...]) -> tuple[Known, dict[str, str]]:
+def read_plugins(paths: tuple[str, ...]) -> tuple[PluginRegistry, dict[str, str]]:
     """What exists with these plugins, and for each unusable file the reason."""
-    found: list[Registered] = []
+    found: list[Registration] = []
     broken: dict[str, str] = {}
     for path in dict.fromkeys(paths):
         try:
@@ -130,7 +220,7 @@ def read_plugins(paths: tuple[str, ...]) -> tuple[Known, dict[str, str]]:
             broken[path] = str(error)
             continue
         own = list(registrations(tree))
-        twice = _registered_twice(own, found)
+        twice = _duplicate_registrations(own, found)
         reason = import_fault(tree) or twice
         if reason is not None:
             broken[path] = reason
@@ -138,7 +228,7 @@ def read_plugins(paths: tuple[str, ...]) -> tuple[Known, dict[str, str]]:
     return _with_plugins(found), broken
 
 
-def _registered_twice(own: list[Registered], before: list[Registered]) -> str | None:
+def _duplicate_registrations(own: list[Registration], before: list[Registration]) -> str | None:
     """Which name is taken, by the package or by an earlier registration."""
     taken = {(entry.registry, entry.name) for entry in before}
     for entry in own:
@@ -148,7 +238,7 @@ def _registered_twice(own: list[Registered], before: list[Registered]) -> str | 
     return None
 
 
-def registrations(tree: ast.AST) -> Iterator[Registered]:
+def registrations(tree: ast.AST) -> Iterator[Registration]:
     """Every registration in a module's source, wherever it stands."""
     for node in ast.walk(tree):
         match node:
@@ -164,7 +254,7 @@ def registrations(tree: ast.AST) -> Iterator[Registered]:
                     if k.arg is not None and _is_literal(k.value)
                 }
                 if registry in BUILT_IN:
-                    yield Registered(registry=registry, name=name, facts=facts)
+                    yield Registration(registry=registry, name=name, facts=facts)
             case _:
                 pass
 
@@ -177,8 +267,8 @@ def _is_literal(node: ast.expr) -> bool:
     return True
 
 
-def _with_plugins(found: list[Registered]) -> Known:
-    def of(registry: str) -> list[Registered]:
+def _with_plugins(found: list[Registration]) -> PluginRegistry:
+    def of(registry: str) -> list[Registration]:
         return [entry for entry in found if entry.registry == registry]
 
     estimators = {e.name: _estimator(e.facts) for e in of("adv_estimators")}
@@ -186,7 +276,7 @@ def _with_plugins(found: list[Registered]) -> Known:
     preferences = {e.name: _preference(e.facts) for e in of("preference_losses")}
     engines = {e.name: _engine(e.facts) for e in of("rollout_engines")}
     rules = {e.name: _rule(e.facts) for e in of("rule_rewards")}
-    return Known(
+    return PluginRegistry(
         estimators={**ADV_ESTIMATORS, **estimators},
         losses={**POLICY_LOSSES, **losses},
         preference_losses={**PREFERENCE_LOSSES, **preferences},

@@ -1,23 +1,196 @@
-"""The file that lists the tools of a run, read without importing any of them.
+"""The tools file, its MCP servers and built-in tools, read without importing any of them.
 
 It has verl's layout, with short forms of our own beside `class_name`: `function`, `builtin`, `mcp`.
 """
 
 import ast
+import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast, final
 
-from luyen.base.paths import expanded
-from luyen.base.reading import read_text
-from luyen.base.suggest import did_you_mean
-from luyen.config.builtin_tools import SETTINGS, Wrong, wrong_settings
-from luyen.config.mcp_file import wrong_server
+from luyen.base.errors import did_you_mean
+from luyen.base.input_files import expanded, read_text, require_file
+from luyen.config.loader.yaml_tree import read_tree
+from luyen.config.plugins import read_python
 from luyen.config.problem import Origin, Problem
-from luyen.config.python_file import read_python
-from luyen.config.yaml_tree import read_tree
+from luyen.config.reward_components import nodes, read_components, read_routes
+from luyen.config.schema.run import RunConfig
+
+# What the `config` of a built-in tool may say, known without importing the tool.
+#
+# The sandbox knows the limits of `python`; here only its name is looked at.
+
+SettingFault: TypeAlias = tuple[str, Any, str, str]
+"""Key below an entry, value, reason, fix."""
+MODES = ("words", "key")
+
+
+def _is_word(value: Any) -> bool:
+    return isinstance(value, str) and value != ""
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+_Kind: TypeAlias = tuple[Callable[[Any], bool], str]
+_NAME: dict[str, _Kind] = {"name": (_is_word, "a name")}
+SETTINGS: dict[str, dict[str, _Kind] | None] = {
+    "calculator": _NAME,
+    "python": None,
+    "search": {
+        "path": (_is_word, "the path of a JSONL file"),
+        "documents": (lambda value: isinstance(value, dict), "a mapping of keys to texts"),
+        "key_field": (_is_word, "a name"),
+        "text_field": (_is_word, "a name"),
+        "mode": (lambda value: value in MODES, "`words` or `key`"),
+        "top_k": (_is_count, "a whole number from 1"),
+        **_NAME,
+        "description": (lambda value: isinstance(value, str), "text"),
+    },
+}
+"""Tool -> its settings and what each must be; None: only the tool knows."""
+
+
+def setting_faults(tool: str, config: Mapping[str, Any], folder: Path) -> Iterator[SettingFault]:
+    """What is wrong with the `config` of a built-in tool; paths begin at `folder`."""
+    known = SETTINGS[tool]
+    for key, value in config.items():
+        kinds = _NAME if known is None else known
+        if key in kinds:
+            is_fit, what = kinds[key]
+            if not is_fit(value) and not (value is None and key in ("path", "documents")):
+                yield f".config.{key}", value, f"expected {what}", "mend the value"
+        elif known is not None:
+            yield (
+                f".config.{key}",
+                value,
+                "the tool has no such setting",
+                did_you_mean(str(key), known),
+            )
+    if tool == "search":
+        yield from _wrong_search(config, folder)
+
+
+def _wrong_search(config: Mapping[str, Any], folder: Path) -> Iterator[SettingFault]:
+    path = config.get("path")
+    if (path is None) == (config.get("documents") is None):
+        why = "a search needs either a file or documents"
+        yield ".config.path", path, why, "set `path`, or `documents: {KEY: TEXT}`"
+    elif isinstance(path, str):
+        try:
+            require_file(folder / expanded(path))
+        except OSError as error:
+            why = f"cannot be read: {error}"
+            yield ".config.path", path, why, "give a readable JSONL file"
+
+
+# MCP servers as tool files and verl's JSON files name them, read before any is started.
+
+LISTED = "mcp_servers_config_path"
+_SELECTED = "tool_selected_list"
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and value != ""
+
+
+def _is_words(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(v, str) for v in cast(list[Any], value))
+
+
+def _is_command(value: Any) -> bool:
+    return _is_text(value) or (_is_words(value) and bool(value))
+
+
+def _is_arguments(value: Any) -> bool:
+    plain = (str, int, float)
+    return isinstance(value, list) and all(isinstance(v, plain) for v in cast(list[Any], value))
+
+
+def _is_mapping(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _is_seconds(value: Any) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and math.isfinite(value) and value > 0
+
+
+_KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "command": (_is_command, "a program, or a list of it and its arguments"),
+    "args": (_is_arguments, "a list of words"),
+    "env": (_is_mapping, "a mapping"),
+    "cwd": (_is_text, "a folder"),
+    "url": (_is_text, "an address"),
+    "headers": (_is_mapping, "a mapping"),
+    "select": (_is_words, "a list of names"),
+    "prefix": (lambda value: isinstance(value, str), "text"),
+    "start_s": (_is_seconds, "a number above 0"),
+    LISTED: (_is_text, "the path of a JSON file"),
+    _SELECTED: (_is_words, "a list of names"),
+}
+"""Key of a server -> what it must be. The last two are verl's."""
+
+
+def server_faults(server: Any, folder: Path) -> Iterator[SettingFault]:
+    """What is wrong with the block `mcp` of an entry, files that it names included."""
+    if not isinstance(server, dict):
+        yield ".mcp", server, "expected a mapping", "write `mcp: {command: [...]}`"
+        return
+    block = cast(dict[str, Any], server)
+    yield from (
+        (f".mcp.{below}", value, why, fix) for below, value, why, fix in _wrong_keys(block, _KINDS)
+    )
+    ways = [way for way in ("command", "url", LISTED) if block.get(way)]
+    if len(ways) != 1:
+        why = "a server is reached in exactly one way"
+        yield ".mcp", sorted(map(str, block)), why, f"set `command`, or `url`, or `{LISTED}`"
+    if _is_text(block.get(LISTED)):
+        try:
+            listed_servers(folder / expanded(block[LISTED]))
+        except OSError as error:
+            fix = 'write {"mcpServers": {NAME: {"url": ...}}}'
+            yield f".mcp.{LISTED}", block[LISTED], f"it lists no servers: {error}", fix
+
+
+def _wrong_keys(block: Mapping[str, Any], known: Mapping[str, Any]) -> Iterator[SettingFault]:
+    for key, value in block.items():
+        if key not in known:
+            yield key, value, "no such key here", did_you_mean(str(key), known)
+        elif value is not None and not _KINDS[key][0](value):
+            yield key, value, f"expected {_KINDS[key][1]}", "mend the value"
+
+
+def listed_servers(path: Path) -> dict[str, dict[str, Any]]:
+    """The servers of a JSON file with `mcpServers`, by name; an OSError says why there are none."""
+    text = read_text(path)
+    try:
+        page: Any = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise OSError(f"not valid JSON: {error}") from error
+    servers: Any = cast(dict[str, Any], page).get("mcpServers") if isinstance(page, dict) else None
+    if not isinstance(servers, dict) or not servers:
+        raise OSError("there are no `mcpServers`")
+    for name, server in cast(dict[str, Any], servers).items():
+        _require_server(name, server)
+    return cast(dict[str, dict[str, Any]], servers)
+
+
+def _require_server(name: str, server: Any) -> None:
+    if not isinstance(server, dict):
+        raise OSError(f"`{name}`: expected an object")
+    block = cast(dict[str, Any], server)
+    for key, (is_fit, what) in _KINDS.items():
+        value = block.get(key)
+        if value is not None and not is_fit(value):
+            raise OSError(f"`{name}`.{key}: expected {what}")
+    if not block.get("command") and not block.get("url"):
+        raise OSError(f"`{name}` has neither `command` nor `url`")
+
 
 Kind: TypeAlias = Literal["class_name", "function", "builtin", "mcp"]
 KINDS: tuple[Kind, ...] = ("class_name", "function", "builtin", "mcp")
@@ -103,7 +276,7 @@ def read_tool_file(path: str) -> tuple[tuple[ToolEntry, ...], tuple[Problem, ...
     return ((), tuple(problems)) if problems else (tuple(entries), ())
 
 
-def _wrong(written: Any, folder: Path) -> Iterator[Wrong]:
+def _wrong(written: Any, folder: Path) -> Iterator[SettingFault]:
     if not isinstance(written, dict):
         yield "", written, "an entry is a mapping", "write e.g. `- builtin: calculator`"
         return
@@ -124,11 +297,11 @@ def _wrong(written: Any, folder: Path) -> Iterator[Wrong]:
     yield from _wrong_target(kind, entry[kind], folder)
     yield from _wrong_limits(entry.get("limits") or {})
     if kind == "builtin" and entry[kind] in BUILTIN_TOOLS:
-        yield from wrong_settings(entry[kind], entry.get("config") or {}, folder)
+        yield from setting_faults(entry[kind], entry.get("config") or {}, folder)
     if "tool_schema" in entry:
         yield from _wrong_schema(entry["tool_schema"])
     if "mcp" in entry:
-        yield from wrong_server(entry["mcp"], folder)
+        yield from server_faults(entry["mcp"], folder)
 
 
 def _kind(entry: Mapping[str, Any]) -> Kind | None:
@@ -139,7 +312,7 @@ def _kind(entry: Mapping[str, Any]) -> Kind | None:
     return named[0] if len(named) == 1 else None
 
 
-def _wrong_target(kind: Kind, target: Any, folder: Path) -> Iterator[Wrong]:
+def _wrong_target(kind: Kind, target: Any, folder: Path) -> Iterator[SettingFault]:
     if kind == "mcp":
         return
     if not isinstance(target, str) or not target:
@@ -155,7 +328,7 @@ def _wrong_target(kind: Kind, target: Any, folder: Path) -> Iterator[Wrong]:
         yield f".{kind}", target, "it does not say where to look", f"write {form}"
 
 
-def _wrong_file(kind: Kind, target: str, folder: Path) -> Iterator[Wrong]:
+def _wrong_file(kind: Kind, target: str, folder: Path) -> Iterator[SettingFault]:
     """A `FILE.py:NAME` whose file is not there, is no Python, or defines no such name."""
     file, _, name = target.rpartition(":")
     if not file.endswith(".py") or not name.isidentifier():
@@ -186,7 +359,7 @@ def _defined(tree: ast.Module) -> list[str]:
     return names
 
 
-def _wrong_limits(limits: Mapping[str, Any]) -> Iterator[Wrong]:
+def _wrong_limits(limits: Mapping[str, Any]) -> Iterator[SettingFault]:
     for name, value in limits.items():
         if name not in LIMITS:
             yield f".limits.{name}", value, "no such limit", did_you_mean(str(name), LIMITS)
@@ -198,7 +371,7 @@ def _wrong_limits(limits: Mapping[str, Any]) -> Iterator[Wrong]:
             yield f".limits.{name}", value, f"expected {what}", f"set it {least}"
 
 
-def _wrong_schema(schema: Mapping[str, Any]) -> Iterator[Wrong]:
+def _wrong_schema(schema: Mapping[str, Any]) -> Iterator[SettingFault]:
     function = schema.get("function")
     fix = "write `type: function` and `function: {name, description, parameters}`"
     if not isinstance(function, dict):
@@ -250,4 +423,34 @@ def _problem(path: str, below: str, value: Any, why: str, fix: str) -> Problem:
     origin = Origin(source=path)
     return Problem(
         id=_RULE, severity="error", field=below, value=value, why=why, fix=fix, origin=origin
+    )
+
+
+# Whether a run executes programs that its policy writes.
+
+_CODE_RULE = "code"
+_CODE_TOOL = "python"
+
+
+def runs_policy_code(config: RunConfig) -> bool:
+    """Whether programs of the policy are run, by a reward or by a tool."""
+    return reward_runs_code(config) or tools_run_code(config)
+
+
+def reward_runs_code(config: RunConfig) -> bool:
+    """Whether a component of the reward, or a route, is the rule that runs programs."""
+    components = read_components(config.reward)[0]
+    named = {one.rule for _, one in nodes(components)}
+    routed = {name for names in read_routes(config.reward).values() for name in names}
+    return _CODE_RULE in named | routed
+
+
+def tools_run_code(config: RunConfig) -> bool:
+    """Whether the policy may call the tool that runs programs."""
+    multi_turn = config.actor_rollout_ref.rollout.multi_turn
+    path = multi_turn.tool_config_path
+    if not multi_turn.enable or path is None:
+        return False
+    return any(
+        one.kind == "builtin" and one.target == _CODE_TOOL for one in read_tool_file(path)[0]
     )

@@ -1,7 +1,7 @@
 """Whether a run directory may decide what this process does.
 
 A run's configuration names code, programs, environment variables and addresses. A run that this
-user made is signed with a key outside of it (`luyen.base.signing`); any other is somebody else's,
+user made is signed with a key outside of it (`luyen.base.digests`); any other is somebody else's,
 and commands that would act on it refuse unless they are told to trust it. What holds nothing of the
 kind needs no trust, and whoever only reads a run needs none at all.
 """
@@ -12,15 +12,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from luyen.base.digests import NoKey, signed, unsigned
 from luyen.base.errors import UserError
 from luyen.base.files import json_page, read_json, write_whole
-from luyen.base.reading import read_bytes
+from luyen.base.input_files import read_bytes
 from luyen.base.rundir import RunDirectory
 from luyen.base.secrets import masked
-from luyen.base.signing import NoKey, signed, unsigned
-from luyen.config.load import load
+from luyen.config.loader.load import load
+from luyen.config.loader.parse import parse
 from luyen.config.named_files import code_files
-from luyen.config.parse import parse
 from luyen.config.schema.run import RunConfig
 
 NAME = "signature.json"

@@ -5,25 +5,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
 
-from luyen.base.errors import UserError
-from luyen.base.suggest import did_you_mean
-from luyen.config.schema.data import Data
+from luyen.base.errors import UserError, did_you_mean
+from luyen.config.schema.data import DataConfig
 from luyen.data.filters import (
     drop_duplicates,
     drop_empty,
     drop_overlong,
     truncate,
 )
-from luyen.data.framing import Frame
-from luyen.data.markers import find_markers
+from luyen.data.messages import find_markers
 from luyen.data.render import Renderer
-from luyen.data.rows import Columns
+from luyen.data.rows import Columns, Frame
 from luyen.data.samplers import Sampler, samplers
-from luyen.data.samplers.custom import load_sampler_class
-from luyen.data.samplers.guarded import made_sampler
-from luyen.data.sources import Dataset, load_dataset
+from luyen.data.samplers.custom import load_sampler_class, make_sampler
+from luyen.data.sources import Dataset, Offered, load_dataset, with_tools
 from luyen.data.tokenizer import Tokenizer
-from luyen.data.tools import Offered, with_tools
 
 
 @final
@@ -33,7 +29,7 @@ class TrainData:
 
     Example:
         >>> from luyen.data.tokenizer import load_tokenizer
-        >>> data = Data(train_files=("arithmetic://sum?size=8",))
+        >>> data = DataConfig(train_files=("arithmetic://sum?size=8",))
         >>> found = build_data(data, tokenizer=load_tokenizer("builtin://arithmetic"))
         >>> [found.train.prompts[i].data_source for i in found.sampler.take(0, 2)]
         ['arithmetic/sum', 'arithmetic/sum']
@@ -67,7 +63,7 @@ class TrainData:
 
 
 def build_data(
-    data: Data,
+    data: DataConfig,
     *,
     tokenizer: Tokenizer,
     seed: int = 0,
@@ -108,12 +104,12 @@ def build_data(
     )
 
 
-def frame_of(data: Data) -> Frame:
+def frame_of(data: DataConfig) -> Frame:
     """What the block puts around every prompt."""
     return Frame(system_prompt=data.system_prompt, template=data.prompt_template)
 
 
-def build_sampler(data: Data, dataset: Dataset, *, seed: int = 0) -> Sampler:
+def build_sampler(data: DataConfig, dataset: Dataset, *, seed: int = 0) -> Sampler:
     """The sampler that the block names, over the rows that are left."""
     sampler = data.sampler
     if sampler.class_path is not None and sampler.class_name is not None:
@@ -134,10 +130,10 @@ def build_sampler(data: Data, dataset: Dataset, *, seed: int = 0) -> Sampler:
         if name not in given:
             why = "the sampler needs it"
             raise UserError(f"data.sampler.kwargs.{name}", None, why, "give it a value")
-    return made_sampler(make, sampler.class_name or sampler.name, dataset.prompts, **given)
+    return make_sampler(make, sampler.class_name or sampler.name, dataset.prompts, **given)
 
 
-def _prepared(dataset: Dataset, data: Data, renderer: Renderer, field: str) -> Dataset:
+def _prepared(dataset: Dataset, data: DataConfig, renderer: Renderer, field: str) -> Dataset:
     dataset = drop_empty(dataset)
     _check_who_speaks(dataset)
     check_tools_are_rendered(dataset, renderer)

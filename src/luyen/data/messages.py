@@ -1,12 +1,12 @@
-"""What a conversation may look like: a closed set of roles, calls before results, text only."""
+"""Validation of conversations: roles, calls before results, text only, template markers found."""
 
-from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias, TypeGuard
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeGuard, final
 
-from luyen.base.errors import UserError
-from luyen.base.records import Message
-from luyen.base.suggest import did_you_mean
-from luyen.data.shapes import is_list, is_object, parsed_json, without_none
+from luyen.base.errors import UserError, did_you_mean
+from luyen.base.records import Message, Prompt
+from luyen.data.raw_values import is_list, is_object, parsed_json, without_none
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 Complain: TypeAlias = Callable[[str, Any, str, str], UserError]
@@ -123,3 +123,64 @@ def _names_a_function(value: Any) -> TypeGuard[dict[str, Any]]:
 
 def _is_text(part: Any) -> bool:
     return is_object(part) and part.get("type") == "text" and isinstance(part.get("text"), str)
+
+
+# Chat-template markers inside rows: text that a tokenizer would take for structure.
+
+MARKERS = (
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|endoftext|>",
+    "<|begin_of_text|>",
+    "<|start_header_id|>",
+    "<|end_header_id|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<start_of_turn>",
+    "<end_of_turn>",
+    "<|user|>",
+    "<|assistant|>",
+    "<|system|>",
+    "[INST]",
+    "[/INST]",
+    "<<SYS>>",
+)
+"""Markers of the common templates: a row that has one was probably rendered before."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MarkerHit:
+    """A marker found in rows.
+
+    Example:
+        >>> str(MarkerHit(marker="[INST]", rows=3, first="a.jsonl row 2"))
+        '[INST] in 3 rows, first in a.jsonl row 2'
+    """
+
+    marker: str
+    """The text."""
+    rows: int
+    """In how many rows it stands."""
+    first: str
+    """The first of them."""
+
+    def __str__(self) -> str:
+        unit = "row" if self.rows == 1 else "rows"
+        return f"{self.marker} in {self.rows} {unit}, first in {self.first}"
+
+
+def find_markers(
+    prompts: Sequence[Prompt], origins: Sequence[str], special_tokens: Iterable[str]
+) -> tuple[MarkerHit, ...]:
+    """Every marker that stands in the text of a message: common ones and the tokenizer's own."""
+    searched = sorted({*MARKERS, *special_tokens})
+    found: dict[str, list[str]] = {}
+    for prompt, origin in zip(prompts, origins, strict=True):
+        text = "\n".join(str(message["content"]) for message in prompt.messages)
+        for marker in searched:
+            if marker in text:
+                found.setdefault(marker, []).append(origin)
+    return tuple(
+        MarkerHit(marker=marker, rows=len(rows), first=rows[0]) for marker, rows in found.items()
+    )

@@ -5,13 +5,18 @@ bridge to its next turn. Each piece is tokenised once and never again, so traini
 tokens that inference sees, and the origin of a token is the piece it came with.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar, final
 
 from luyen.base.errors import UserError
 from luyen.base.records import Message, Source
-from luyen.data.bridge import (
+from luyen.data.template_text import (
+    ALTERED,
     Bridge,
+    Marks,
+    PlainText,
     called_names,
     common_start,
     end_as_said,
@@ -20,10 +25,181 @@ from luyen.data.bridge import (
     keeps_content,
     sources_of,
 )
-from luyen.data.plain_text import ALTERED, Marks, PlainText
-from luyen.data.rendered import Extension, Rendered, Stream
 from luyen.data.tokenizer import Tokenizer, TurnEnd
-from luyen.data.turns import forms
+
+# Conversations as tokens, with the origin of each.
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rendered:
+    """A conversation, or a branch of one, as tokens.
+
+    Example:
+        >>> Rendered(tokens=(5, 6), sources=(Source.PROMPT, Source.SAMPLED), turns=(0, 0)).sampled
+        (6,)
+    """
+
+    tokens: tuple[int, ...]
+    """Ids, in order."""
+    sources: tuple[Source, ...]
+    """Where each came from."""
+    turns: tuple[int, ...]
+    """Assistant turn that each belongs to; what leads to a turn belongs to it."""
+    breaks: tuple[str, ...] = ()
+    """What kept the branch from being one growing token list, if anything did."""
+
+    def __post_init__(self) -> None:
+        assert len(self.tokens) == len(self.sources) == len(self.turns), "streams differ in length"
+
+    @property
+    def sampled(self) -> tuple[int, ...]:
+        """The tokens that the assistant wrote."""
+        pairs = zip(self.tokens, self.sources, strict=True)
+        return tuple(token for token, source in pairs if source == Source.SAMPLED)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extension:
+    """What follows the tokens that are there, up to the assistant's next turn.
+
+    Example:
+        >>> Extension(tokens=(7,), sources=(Source.TOOL,), restart=None).restart is None
+        True
+    """
+
+    tokens: tuple[int, ...]
+    """Tokens to append; after a restart the whole prompt of the new branch."""
+    sources: tuple[Source, ...]
+    """Where each came from."""
+    restart: str | None
+    """Why the conversation cannot simply grow and a new branch must begin; None when it can."""
+    notes: tuple[str, ...] = ()
+    """What had to be changed in the messages' text, if anything had to be."""
+
+
+@final
+class TokenStream:
+    """A branch while it grows."""
+
+    def __init__(self, *breaks: str) -> None:
+        self.tokens: list[int] = []
+        self.sources: list[Source] = []
+        self.turns: list[int] = []
+        self.breaks: list[str] = [*breaks]
+
+    def add(self, ids: Sequence[int], source: Source, turn: int) -> None:
+        """Append tokens of one origin."""
+        self.add_each(ids, [source] * len(ids), turn)
+
+    def add_each(self, ids: Sequence[int], sources: Sequence[Source], turn: int) -> None:
+        """Append tokens with the origin of each."""
+        self.tokens += ids
+        self.sources += sources
+        self.turns += [turn] * len(ids)
+
+    def close(self) -> Rendered:
+        """The branch as it stands."""
+        return Rendered(
+            tokens=tuple(self.tokens),
+            sources=tuple(self.sources),
+            turns=tuple(self.turns),
+            breaks=tuple(self.breaks),
+        )
+
+
+# Messages of a conversation in which tools are called, in a form that every chat template
+# takes.
+#
+# What the policy sampled and what a template makes of the same call can differ in spacing, in
+# the order of keys, in ids. A message therefore holds both: its parts, and the text as it was
+# written.
+
+WRITTEN = "written"
+"""Key of the text as the policy wrote it, calls included, the end of turn left off.
+
+No template sees the key: the renderer shows it one form or the other."""
+
+_CHANNEL = re.compile(
+    r"(?:<\|start\|>assistant)?<\|channel\|>(\w+)[^<]*<\|message\|>(.*?)(?=<\|end\|>|<\|start\|>|\Z)"
+    r"(?:<\|end\|>)?",
+    re.DOTALL,
+)
+
+
+def assistant_message(
+    content: str,
+    calls: Sequence[tuple[str, Mapping[str, Any]]],
+    *,
+    turn: int,
+    written: str | None = None,
+) -> Message:
+    """What the assistant said in a turn: text without the calls, and name and arguments of each.
+
+    `written` is the whole turn as it was sampled; templates get it as plain content where they
+    take it, so that what was said is not said in other words.
+
+    Example:
+        >>> message = assistant_message("", [("add", {"a": 1})], turn=0)
+        >>> message["tool_calls"][0]["id"], message["tool_calls"][0]["function"]["name"]
+        ('c00000000', 'add')
+    """
+    message: dict[str, Any] = {"role": "assistant", **_channels(content, bool(calls))}
+    if calls:
+        message["tool_calls"] = [
+            {
+                "type": "function",
+                "id": call_id(turn, i),
+                "function": {"name": name, "arguments": dict(arguments)},
+            }
+            for i, (name, arguments) in enumerate(calls)
+        ]
+    if written is not None and written != message.get("content"):
+        message[WRITTEN] = written
+    return message
+
+
+def tool_message(name: str, text: str, *, turn: int, index: int) -> Message:
+    """What a tool answered to call number `index` of a turn.
+
+    Example:
+        >>> tool_message("add", "3", turn=1, index=0)["tool_call_id"]
+        'c00010000'
+    """
+    return {"role": "tool", "name": name, "content": text, "tool_call_id": call_id(turn, index)}
+
+
+def call_id(turn: int, index: int) -> str:
+    """Nine letters and digits, the same in every run: some templates refuse anything else."""
+    return f"c{turn % 10_000:04d}{index % 10_000:04d}"
+
+
+def forms(messages: Sequence[Message]) -> list[list[Message]]:
+    """The conversation with its turns as written, then with their parts; one where none differs."""
+    in_parts: list[Message] = [
+        {key: value for key, value in message.items() if key != WRITTEN} for message in messages
+    ]
+    as_written: list[Message] = [
+        {"role": message["role"], "content": message[WRITTEN]} if WRITTEN in message else parts
+        for message, parts in zip(messages, in_parts, strict=True)
+    ]
+    return [as_written, in_parts] if as_written != in_parts else [in_parts]
+
+
+def _channels(content: str, has_calls: bool) -> dict[str, str]:
+    """Text as it is; text in channels as `thinking` and `content`, which such templates demand.
+
+    Beside calls they take one of the two: then all of it is thinking.
+    """
+    found = _CHANNEL.findall(content)
+    if not found:
+        return {"content": content}
+    thoughts = [text for channel, text in found if channel == "analysis" or has_calls]
+    said = [text for channel, text in found if channel != "analysis" and not has_calls]
+    thinking = {"thinking": "\n".join(thoughts)} if thoughts else {}
+    return {"content": "\n".join(said), **thinking}
+
 
 T = TypeVar("T")
 Tools = Sequence[Mapping[str, Any]]
@@ -124,7 +300,7 @@ class Renderer:
         """
         marks, safe = self._plain.protect(forms(messages)[-1])
         written = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-        stream, branches, said_at, before = Stream(), list[Rendered](), 0, ""
+        stream, branches, said_at, before = TokenStream(), list[Rendered](), 0, ""
         for turn, i in enumerate(written):
             opening, so_far, is_kept = self._turn(safe[: i + 1], tools)
             said = so_far.removeprefix(opening).removesuffix(self._turn_end().trailing)
@@ -132,7 +308,7 @@ class Renderer:
             if start is None:
                 if turn:
                     branches.append(stream.close())
-                    stream = Stream(f"turn {turn}: {REWRITES}")
+                    stream = TokenStream(f"turn {turn}: {REWRITES}")
                 stream.add(self._ids(opening, marks), Source.PROMPT, turn)
             else:
                 bridge = Bridge(

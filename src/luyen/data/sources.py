@@ -1,26 +1,202 @@
-"""Where rows come from, and a fingerprint of what they say."""
+"""Where rows come from (files, Hugging Face, reasoning-gym, tasks), and their fingerprint."""
 
+import dataclasses
 import hashlib
+import importlib
 import json
+import random
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, final
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeAlias, final
 
-from luyen.base.errors import UserError
-from luyen.base.paths import expanded
-from luyen.base.records import Prompt
-from luyen.base.suggest import did_you_mean
-from luyen.config.row_files import row_files
-from luyen.config.task_url import FIELD, TaskUrl, parse_task_url
-from luyen.data.arithmetic import arithmetic_rows
-from luyen.data.files import Numbered, read_file
-from luyen.data.hub import hub_rows, saved_rows
-from luyen.data.markers import Marked
-from luyen.data.reasoning_gym import reasoning_gym_rows
+from luyen.base.errors import UserError, did_you_mean
+from luyen.base.input_files import expanded
+from luyen.base.records import Prompt, make_prompt
+from luyen.config.rows import row_files
+from luyen.config.task_sources import FIELD, TaskUrl, parse_task_url, read_gym, read_hub
+from luyen.data.arithmetic_tasks import arithmetic_rows
+from luyen.data.messages import MarkerHit
+from luyen.data.raw_values import canonical, is_list, is_object, raw_json, without_none
 from luyen.data.rows import Columns, RowAt, check_plain, is_plain_text, read_row
-from luyen.data.shapes import canonical, is_object, without_none
 from luyen.data.tool_tasks import tool_rows
+
+# Raw rows with their numbers from parquet, JSON and JSONL files.
+
+Numbered: TypeAlias = Iterator[tuple[int, Any]]
+"""Row numbers, from 1, with raw rows."""
+_BATCH = 1024
+"""Rows of a parquet file that are unpacked at a time."""
+
+
+def read_file(path: Path) -> Numbered:
+    """The rows of a file, by its ending; the number of a JSONL row is its line.
+
+    The file is one that `row_files` found. A UserError names what in it is no row.
+    """
+    try:
+        yield from READERS[path.suffix.lower()](path)
+    except (OSError, UnicodeDecodeError) as error:
+        why = f"cannot be read: {str(error).strip().splitlines()[0]}"
+        raise UserError(FIELD, str(path), why, "mend the file") from error
+
+
+def _read_parquet(path: Path) -> Numbered:
+    arrow: Any = importlib.import_module("pyarrow")  # untyped, and slow to load
+    parquet: Any = importlib.import_module("pyarrow.parquet")
+    number = 0
+    try:
+        file = parquet.ParquetFile(path)
+        refuse_repeats(file.schema_arrow.names, path)
+        for batch in file.iter_batches(batch_size=_BATCH):
+            for row in batch.to_pylist():
+                number += 1
+                yield number, without_none(row)
+    except (ValueError, arrow.ArrowException, RecursionError, MemoryError) as error:
+        after = f" after row {number}" if number else ""
+        why = f"not a parquet file{after}: {str(error).splitlines()[0] if str(error) else error!r}"
+        raise UserError(FIELD, str(path), why, "mend the file or its ending") from error
+
+
+def refuse_repeats(columns: Sequence[str], path: Path) -> None:
+    """A UserError where two columns have one name: one of them would be lost."""
+    twice = next((name for name, times in Counter(columns).items() if times > 1), None)
+    if twice is not None:
+        why = f"the column `{twice}` is there twice"
+        raise UserError(FIELD, str(path), why, "drop or rename one of them")
+
+
+def _read_json(path: Path) -> Numbered:
+    try:
+        rows = raw_json(path.read_text(encoding="utf-8-sig"))
+    except UnicodeDecodeError:
+        raise
+    except ValueError as error:
+        fix = "mend the file; one object per line is a .jsonl file"
+        raise UserError(FIELD, str(path), f"not valid JSON: {error}", fix) from error
+    if not is_list(rows):
+        why = "a JSON file of rows holds one list"
+        raise UserError(FIELD, str(path), why, "write [{...}, {...}]")
+    yield from enumerate(rows, 1)
+
+
+def _read_jsonl(path: Path) -> Numbered:
+    with path.open(encoding="utf-8-sig") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                row = raw_json(line)
+            except ValueError as error:
+                why = f"line {number} is not valid JSON: {error}"
+                raise UserError(FIELD, str(path), why, "mend the line") from error
+            yield number, row
+
+
+READERS: dict[str, Callable[[Path], Numbered]] = {
+    ".parquet": _read_parquet,
+    ".json": _read_json,
+    ".jsonl": _read_jsonl,
+}
+"""Ending of a file's name -> how it is read."""
+
+
+# Hugging Face datasets: the only file that imports the `datasets` package.
+
+
+def hub_rows(url: TaskUrl) -> list[dict[str, Any]]:
+    """Rows of `hf://org/name?split=train`, fetched or taken from the local cache."""
+    said = read_hub(url)
+    datasets = _datasets_package(url.text)
+    try:
+        found = datasets.load_dataset(
+            url.name,
+            said.get("config"),
+            split=said.get("split", "train"),
+            revision=said.get("revision"),
+        )
+    except (OSError, ValueError) as error:
+        why = f"cannot be loaded: {str(error).splitlines()[0]}"
+        raise url.error(why, "mend the name, the split or the connection") from error
+    return [without_none(row) for row in found]
+
+
+def saved_rows(directory: Path) -> list[dict[str, Any]]:
+    """Rows of a directory that `save_to_disk` wrote."""
+    datasets = _datasets_package(str(directory))
+    try:
+        found = datasets.load_from_disk(str(directory))
+        return [without_none(row) for row in found]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        why = f"cannot be read: {type(error).__name__}: {error}"
+        raise UserError(FIELD, str(directory), why, "save it anew") from error
+
+
+def _datasets_package(address: str) -> Any:
+    try:
+        return importlib.import_module("datasets")
+    except ImportError as error:
+        fix = 'install it: pip install "luyen[datasets]"'
+        raise UserError(FIELD, address, "the datasets package is not installed", fix) from error
+
+
+# `reasoning_gym://TASK?...`: the tasks of the reasoning-gym package, with what its verifier
+# needs.
+#
+# A row's `data_source` is `reasoning_gym/TASK`, and its `extra_info` carries, under
+# `reasoning_gym`, the name of the dataset and the entry: what
+# `reasoning_gym.get_score_answer_fn` asks for.
+
+
+def reasoning_gym_rows(url: TaskUrl) -> list[dict[str, Any]]:
+    """Rows of one task; every other key of the address goes to the task's own configuration."""
+    gym, factory = _reasoning_gym_package(url)
+    if url.name not in factory.DATASETS:
+        raise url.error(f"no task `{url.name}`", did_you_mean(url.name, factory.DATASETS))
+    known = [field.name for field in dataclasses.fields(factory.DATASETS[url.name][1])]
+    url.refuse_unknown(known)
+    size, seed = read_gym(url)
+    own = {k: _literal(v) for k, v in url.query.items() if k not in ("size", "seed")}
+    before = random.getstate()
+    random.seed(seed)  # a few tasks draw from the global generator beside their own
+    try:
+        entries = list(gym.create_dataset(url.name, size=size, seed=seed, **own))
+    except (AssertionError, ValueError, TypeError) as error:
+        why = f"the task refuses its settings: {error}"
+        raise url.error(why, f"mend {', '.join(own) or 'size'}") from error
+    finally:
+        random.setstate(before)
+    return [_row(url.name, i, entry) for i, entry in enumerate(entries)]
+
+
+def _reasoning_gym_package(url: TaskUrl) -> tuple[Any, Any]:
+    try:
+        return importlib.import_module("reasoning_gym"), importlib.import_module(
+            "reasoning_gym.factory"
+        )
+    except ImportError as error:
+        fix = 'install it: pip install "luyen[tasks]"'
+        raise UserError(FIELD, url.text, "reasoning-gym is not installed", fix) from error
+
+
+def _literal(text: str) -> Any:
+    """A number, a boolean, a list, or the text itself."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):  # also a number of too many digits
+        return text
+
+
+def _row(task: str, index: int, entry: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "data_source": f"reasoning_gym/{task}",
+        "prompt": [{"role": "user", "content": str(entry["question"])}],
+        "reward_model": {"style": "rule", "ground_truth": entry["answer"]},
+        "extra_info": {"index": index, "reasoning_gym": {"dataset": task, "entry": entry}},
+    }
+
 
 SCHEMES: dict[str, Callable[[TaskUrl], list[dict[str, Any]]]] = {
     "arithmetic": arithmetic_rows,
@@ -70,7 +246,7 @@ class Dataset:
     """Hash over the fingerprints of the sources, in order."""
     counts: Mapping[str, int]
     """Rows read, and rows that each filter dropped or changed."""
-    markers: tuple[Marked, ...] = ()
+    markers: tuple[MarkerHit, ...] = ()
     """Template markers found inside rows."""
 
     def __post_init__(self) -> None:
@@ -155,3 +331,32 @@ def _with_file(file: str, rows: "Numbered | enumerate[Any]") -> Iterator[tuple[s
 
 def _canonical_text(row: Any) -> str:
     return json.dumps(canonical(without_none(row)), sort_keys=True, ensure_ascii=False)
+
+
+# Tool schemas enter prompts in one place, so that training and inference render the same ones.
+
+Offered: TypeAlias = Callable[[Prompt], tuple[Mapping[str, Any], ...]]
+"""Schemas of the tools that a prompt's conversations may call."""
+
+
+def with_tools(dataset: Dataset, offered: Offered) -> Dataset:
+    """The prompts with the schemas of the run's own tools; what a row lists only chooses by name.
+
+    A UserError names the row that asks for a tool the run does not have.
+    """
+    prompts: list[Prompt] = []
+    for prompt, origin in zip(dataset.prompts, dataset.origins, strict=True):
+        try:
+            tools = offered(prompt)
+        except UserError as error:
+            raise UserError(f"{origin}: {error.field}", error.value, error.why, error.fix) from None
+        prompts.append(
+            make_prompt(
+                prompt.messages,
+                tools=tools,
+                data_source=prompt.data_source,
+                ground_truth=prompt.ground_truth,
+                extra_info=prompt.extra_info,
+            )
+        )
+    return replace(dataset, prompts=tuple(prompts))

@@ -1,15 +1,190 @@
 """Tasks that a policy solves by calling tools: `tools://calculator` and `tools://orders`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from itertools import count, islice
 from typing import Any
 
-from luyen.base.seeds import derive_key, uniform
-from luyen.config.task_sources import read_tool_task
-from luyen.config.task_url import TaskUrl
-from luyen.data.arithmetic import questions
-from luyen.data.orders import order_rows
-from luyen.data.tool_talk import CALCULATOR, answered, called, choices, wrong_guess
+from luyen.base.seeds import derive_key, mix, uniform
+from luyen.config.task_sources import TaskUrl, is_held_out, read_tool_task
+from luyen.data.arithmetic_tasks import questions
+
+# Conversations with tools, made up: calls, what they give, and guesses in their place.
+
+
+def schema(name: str, description: str, parameter: str) -> dict[str, Any]:
+    """The schema of a tool that takes one text.
+
+    Example:
+        >>> schema("lookup", "Find a price.", "item")["function"]["parameters"]["required"]
+        ['item']
+    """
+    parameters = {
+        "type": "object",
+        "properties": {parameter: {"type": "string"}},
+        "required": [parameter],
+    }
+    function = {"name": name, "description": description, "parameters": parameters}
+    return {"type": "function", "function": function}
+
+
+CALCULATOR = schema("calculator", "Evaluate arithmetic.", "expression")
+"""Schema of the built-in calculator."""
+
+
+def user_message(text: str) -> dict[str, Any]:
+    """What the user says."""
+    return {"role": "user", "content": text}
+
+
+def tool_exchange(tool: Mapping[str, Any], argument: str, result: str) -> list[dict[str, Any]]:
+    """A call of a tool that takes one text, what it gives, and the assistant saying that.
+
+    Example:
+        >>> [message["role"] for message in tool_exchange(CALCULATOR, "6*7", "42")]
+        ['assistant', 'tool', 'assistant']
+    """
+    function: Mapping[str, Any] = tool["function"]
+    (parameter,) = function["parameters"]["required"]
+    call = {"name": function["name"], "arguments": {parameter: argument}}
+    return [
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"type": "function", "function": call}],
+        },
+        {"role": "tool", "content": result},
+        assistant_answer(result),
+    ]
+
+
+def assistant_answer(text: str) -> dict[str, Any]:
+    """What the assistant says."""
+    return {"role": "assistant", "content": text}
+
+
+def wrong_guess(truth: str, key: int) -> str:
+    """Another number with as many digits.
+
+    Example:
+        >>> guess = wrong_guess("42", 1)
+        >>> len(guess), guess == "42"
+        (2, False)
+    """
+    if len(truth) == 1:
+        return str((int(truth) + 1 + mix(key, 0) % 9) % 10)
+    low = 10 ** (len(truth) - 1)
+    shift = 1 + mix(key, 0) % (9 * low - 1)
+    return str(low + (int(truth) - low + shift) % (9 * low))
+
+
+def choices(key: int, calls: float, *address: int) -> Iterator[tuple[bool, int]]:
+    """For one turn after the other: whether a tool is called, and a key for what is said instead.
+
+    A share of `calls` of the turns call.
+    """
+    turn = 0
+    while True:
+        own = derive_key(key, "turn", *address, turn)
+        yield uniform(own, 0) < calls, own
+        turn += 1
+
+
+# Orders in a shop: a user who asks for a price, then for a total, then adds the postage.
+#
+# Prices are made from the item's number, so that no list of them has to be kept, and no policy
+# can know them without looking.
+
+LOOKUP = schema("lookup", "Price of an item.", "item")
+"""Schema of the tool that knows the prices."""
+_ITEMS = range(1000, 10000)
+
+
+def price_of(item: str) -> int:
+    """The price of an item, from 100 to 999: always the same for the same item.
+
+    Example:
+        >>> 100 <= price_of("4821") <= 999
+        True
+    """
+    return 100 + derive_key(0, "orders/price", item) % 900
+
+
+def order_rows(url: TaskUrl) -> list[dict[str, Any]]:
+    """Rows of `tools://orders?seed=0&size=4096&split=train`.
+
+    A row asks the price of an item; what the user says afterwards stands in
+    `extra_info.follow_ups`, and the ground truth is the answer to the last of it. Whether an item
+    is held out depends on the item alone.
+
+    With `traces=N`, rows are conversations to learn from, N for each order. At each turn of the
+    user the assistant calls the right tool with probability `calls`, and otherwise guesses; a guess
+    is what later turns go on from.
+    """
+    task = read_tool_task(url)
+    split, size = task.asked.split, task.asked.size
+    key = derive_key(task.asked.seed, f"orders/{split}")
+    rows = [_row(split, i, *order) for i, order in enumerate(islice(_orders(split, key), size))]
+    if not task.traces:
+        return rows
+    return [_order_trace(row, t, key, task.calls) for row in rows for t in range(task.traces)]
+
+
+def _orders(split: str, key: int) -> Iterator[tuple[str, int, int]]:
+    """Item, number of pieces and postage, without end."""
+    for position in count():
+        own = mix(key, position)
+        item = _ITEMS[own % len(_ITEMS)]
+        # A pair of equal operands stands for the item, so that one rule says what is held out.
+        if is_held_out(item, item) == (split == "held-out"):
+            yield str(item), 11 + mix(own, 0) % 89, 11 + mix(own, 1) % 89
+
+
+def _row(split: str, index: int, item: str, pieces: int, postage: int) -> dict[str, Any]:
+    return {
+        "data_source": "tools/orders",
+        "prompt": [user_message(f"Price of {item}?")],
+        "reward_model": {
+            "style": "rule",
+            "ground_truth": str(price_of(item) * pieces + postage),
+        },
+        "extra_info": {
+            "split": split,
+            "index": index,
+            "follow_ups": [f"Total of {pieces}?", f"Plus {postage}?"],
+            "order": [item, pieces, postage],
+        },
+    }
+
+
+def _order_trace(row: dict[str, Any], trace: int, key: int, calls: float) -> dict[str, Any]:
+    """The row as a conversation, in which each answer builds on the one before."""
+    info = row["extra_info"]
+    item, pieces, postage = info["order"]
+    turns = choices(key, calls, info["index"], trace)
+    told = [*row["prompt"], *_told(LOOKUP, item, str(price_of(item)), next(turns))]
+    for says, operation in zip(info["follow_ups"], (f"*{pieces}", f"+{postage}"), strict=True):
+        before = str(told[-1]["content"])
+        result = int(before) * pieces if operation[0] == "*" else int(before) + postage
+        told.append(user_message(says))
+        told += _told(CALCULATOR, f"{before}{operation}", str(result), next(turns))
+    return {
+        "data_source": row["data_source"],
+        "messages": told,
+        "tools": [LOOKUP, CALCULATOR],
+        "extra_info": {**info, "trace": trace},
+    }
+
+
+def _told(
+    tool: dict[str, Any], argument: str, result: str, choice: tuple[bool, int]
+) -> list[dict[str, Any]]:
+    does_call, key = choice
+    return (
+        tool_exchange(tool, argument, result)
+        if does_call
+        else [assistant_answer(wrong_guess(result, key))]
+    )
 
 
 def tool_rows(url: TaskUrl) -> list[dict[str, Any]]:
@@ -71,7 +246,9 @@ def _trace(row: dict[str, Any], trace: int, key: int, calls: float, bare: float)
     does_call, own = next(choices(key, 0.0 if is_bare else calls, index, trace))
     expression = question["content"].removesuffix("=")
     told = (
-        called(CALCULATOR, expression, truth) if does_call else [answered(wrong_guess(truth, own))]
+        tool_exchange(CALCULATOR, expression, truth)
+        if does_call
+        else [assistant_answer(wrong_guess(truth, own))]
     )
     return {
         "data_source": row["data_source"],

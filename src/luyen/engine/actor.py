@@ -11,16 +11,15 @@ from luyen.algorithms.objective import Objective
 from luyen.algorithms.policy_losses import PolicyInputs
 from luyen.algorithms.statistic import Average
 from luyen.engine.batch import PackedBatch
+from luyen.engine.batch_shards import BatchShard, MicroBatching, split_batch
+from luyen.engine.logprobs import score, score_share
 from luyen.engine.optim import MasterAdamW
-from luyen.engine.passes import Passes
-from luyen.engine.score import score, score_share
-from luyen.engine.share import Share, split
 from luyen.engine.step import (
     LOSS_WEIGHT,
-    ShareUpdated,
-    Updated,
+    ShardUpdateResult,
+    UpdateResult,
     merge_updates,
-    take_share_step,
+    take_shard_step,
 )
 from luyen.models.policy import Policy
 
@@ -71,8 +70,8 @@ def prepare_update(
 
 
 def merge_policy_updates(
-    batch: PackedBatch, shares: Sequence[Share], done: Sequence[ShareUpdated]
-) -> Updated:
+    batch: PackedBatch, shares: Sequence[BatchShard], done: Sequence[ShardUpdateResult]
+) -> UpdateResult:
     """`merge_updates`, with the gap to the sampler where the update has measured it."""
     merged = merge_updates(shares, done)
     if merged.logp is None:
@@ -89,7 +88,7 @@ class ActorEngine:
         self,
         policy: Policy,
         optimizer: MasterAdamW,
-        passes: Passes,
+        passes: MicroBatching,
         *,
         temperature: float,
         device: torch.device | None = None,
@@ -107,9 +106,9 @@ class ActorEngine:
         return self._device or self.policy.device
 
     def score_share(
-        self, share: Share, *, entropy: bool = False, sum_pi_squared: bool = False
+        self, share: BatchShard, *, entropy: bool = False, sum_pi_squared: bool = False
     ) -> dict[str, Tensor]:
-        """`luyen.engine.score.score_share` at the policy's temperature."""
+        """`luyen.engine.logprobs.score_share` at the policy's temperature."""
         return score_share(
             self.policy,
             share,
@@ -119,17 +118,24 @@ class ActorEngine:
             device=self.device,
         )
 
-    def update(self, batch: PackedBatch, objective: Objective, *, lr: float, seed: int) -> Updated:
+    def update(
+        self, batch: PackedBatch, objective: Objective, *, lr: float, seed: int
+    ) -> UpdateResult:
         """One optimizer step on the whole batch, whatever the micro-batches are."""
         statistics = self.statistics(batch, objective, seed)
         prepared, numbers = prepare_update(batch, objective, statistics)
-        (share,) = shares = split(prepared, self.passes, ranks=1)
+        (share,) = shares = split_batch(prepared, self.passes, ranks=1)
         done = self.update_share(share, objective, lr=lr, statistics=numbers)
         return merge_policy_updates(batch, shares, [done])
 
     def update_share(
-        self, share: Share, objective: Objective, *, lr: float, statistics: Mapping[str, Tensor]
-    ) -> ShareUpdated:
+        self,
+        share: BatchShard,
+        objective: Objective,
+        *,
+        lr: float,
+        statistics: Mapping[str, Tensor],
+    ) -> ShardUpdateResult:
         """This rank's part of an optimizer step on a batch that `prepare_update` has seen.
 
         What comes back lies where the share lies.
@@ -151,7 +157,7 @@ class ActorEngine:
                 ref_logp=part.streams.get("ref_logp"),
             )
 
-        done = take_share_step(self.policy, self.optimizer, share, part_loss, lr=lr)
+        done = take_shard_step(self.policy, self.optimizer, share, part_loss, lr=lr)
         return replace(done, logp=measured if is_first_look else None).to(home)
 
     def inputs(self, part: PackedBatch, objective: Objective) -> tuple[PolicyInputs, Tensor]:

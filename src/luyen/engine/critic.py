@@ -11,13 +11,17 @@ from luyen.algorithms.statistic import Average
 from luyen.algorithms.value import value_loss
 from luyen.base.heartbeat import beat
 from luyen.engine.batch import PackedBatch
-from luyen.engine.idle import idle_loss
+from luyen.engine.batch_shards import BatchShard, MicroBatching, join_shards, split_batch
+from luyen.engine.fsdp import dummy_loss, reshard
 from luyen.engine.optim import MasterAdamW
-from luyen.engine.passes import Passes
-from luyen.engine.reshard import reshard
-from luyen.engine.share import Share, join, split
-from luyen.engine.step import LOSS_WEIGHT, ShareUpdated, Updated, merge_updates, take_share_step
-from luyen.models.value import ValueModel
+from luyen.engine.step import (
+    LOSS_WEIGHT,
+    ShardUpdateResult,
+    UpdateResult,
+    merge_updates,
+    take_shard_step,
+)
+from luyen.models.policy import ValueModel
 
 _VALUES = "values"
 
@@ -30,7 +34,7 @@ class CriticEngine:
         self,
         model: ValueModel,
         optimizer: MasterAdamW,
-        passes: Passes,
+        passes: MicroBatching,
         *,
         cliprange_value: float | None,
         aggregation: str,
@@ -53,17 +57,17 @@ class CriticEngine:
 
     def values(self, batch: PackedBatch) -> Tensor:
         """Value before each trainable token, 0 elsewhere."""
-        (share,) = shares = split(batch, self.passes, ranks=1)
-        return join(shares, [self.score_share(share)], batch)[_VALUES]
+        (share,) = shares = split_batch(batch, self.passes, ranks=1)
+        return join_shards(shares, [self.score_share(share)], batch)[_VALUES]
 
     @torch.no_grad()
-    def score_share(self, share: Share) -> dict[str, Tensor]:
+    def score_share(self, share: BatchShard) -> dict[str, Tensor]:
         """The stream `values` over the tokens of a share, where the share lies."""
         home, batch = share.batch.tokens.device, share.to(self.device).batch
         stream = torch.zeros(batch.tokens.shape, device=self.device)
         for indices in share.passes:
             if not indices:
-                idle_loss(self.model, self.device)
+                dummy_loss(self.model, self.device)
                 continue
             part = batch.take(indices)
             found = self.model(part.tokens, part.lengths, part.layout.mask)
@@ -79,12 +83,12 @@ class CriticEngine:
         )
         return batch.with_streams(**{LOSS_WEIGHT: weights})
 
-    def update(self, batch: PackedBatch, *, lr: float) -> Updated:
+    def update(self, batch: PackedBatch, *, lr: float) -> UpdateResult:
         """One optimizer step; reads the streams `values` and `returns`."""
-        (share,) = shares = split(self.prepare_update(batch), self.passes, ranks=1)
+        (share,) = shares = split_batch(self.prepare_update(batch), self.passes, ranks=1)
         return merge_updates(shares, [self.update_share(share, lr=lr)])
 
-    def update_share(self, share: Share, *, lr: float) -> ShareUpdated:
+    def update_share(self, share: BatchShard, *, lr: float) -> ShardUpdateResult:
         """This rank's part of an optimizer step on a batch that `prepare_update` has seen."""
 
         def part_loss(part: PackedBatch, place: Tensor) -> tuple[Tensor, Mapping[str, Average]]:
@@ -102,4 +106,4 @@ class CriticEngine:
             return weighted.sum(), {**loss.metrics, "critic/vf_loss": mean}
 
         home, here = share.batch.tokens.device, share.to(self.device)
-        return take_share_step(self.model, self.optimizer, here, part_loss, lr=lr).to(home)
+        return take_shard_step(self.model, self.optimizer, here, part_loss, lr=lr).to(home)

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from luyen.algorithms.distill.divergence import row_divergences
+from luyen.algorithms.distillation import row_divergences
 from luyen.algorithms.statistic import Average
 from luyen.engine.batch import PackedBatch
-from luyen.engine.share import split
-from luyen.engine.step import LOSS_WEIGHT, Updated, merge_updates, take_share_step
+from luyen.engine.batch_shards import split_batch
+from luyen.engine.step import LOSS_WEIGHT, UpdateResult, merge_updates, take_shard_step
 from luyen.engine.supervised import SupervisedEngine
 from luyen.models.head import Head, log_probabilities
 from luyen.models.policy import Policy
@@ -74,7 +74,7 @@ class DistillEngine:
         heads = (learner.policy.head.vocabulary, teacher.head.vocabulary)
         assert heads[0] == heads[1], f"rows of {heads[0]} and {heads[1]} ids cannot be compared"
 
-    def update(self, batch: PackedBatch, *, lr: float) -> Updated:
+    def update(self, batch: PackedBatch, *, lr: float) -> UpdateResult:
         """One optimizer step on the whole batch, whatever the micro-batches are."""
         learner = self.learner
 
@@ -83,16 +83,16 @@ class DistillEngine:
             loss, metrics = self._losses(part)
             return (part.streams[LOSS_WEIGHT] * loss).sum(), metrics
 
-        (share,) = shares = split(learner.prepare_update(batch), learner.passes, ranks=1)
+        (share,) = shares = split_batch(learner.prepare_update(batch), learner.passes, ranks=1)
         here = share.to(learner.policy.device)
-        done = take_share_step(learner.policy, learner.optimizer, here, part_loss, lr=lr)
+        done = take_shard_step(learner.policy, learner.optimizer, here, part_loss, lr=lr)
         return merge_updates(shares, [done.to(batch.tokens.device)])
 
     @torch.no_grad()
     def measure(self, batch: PackedBatch) -> dict[str, float]:
         """Means over the tokens that would be learned, of a batch that nothing is learned from."""
         batch = batch.to(self.learner.policy.device)
-        (share,) = split(batch, self.learner.passes, ranks=1)
+        (share,) = split_batch(batch, self.learner.passes, ranks=1)
         merged: dict[str, Average] = {}
         for indices in share.passes:
             for name, average in self._losses(batch.take(indices))[1].items():

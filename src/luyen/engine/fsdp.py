@@ -1,17 +1,19 @@
-"""Weights, gradients and optimizer state sharded over ranks, by torch's FSDP2.
+"""FSDP2: the ranks' process group; weights, gradients and optimizer state sharded over it.
 
 Each decoder layer is a unit that is gathered for its own pass. The rest (embedding, final norm,
 head) is the root's: scores are made inside the model's forward, so the root is whole then, and a
 tied embedding belongs to one unit.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -22,17 +24,51 @@ from torch.distributed.fsdp import (
 from torch.utils._pytree import register_pytree_node
 
 from luyen.base.errors import UserError
-from luyen.config.schema.fsdp import Fsdp
-from luyen.engine.shown import show_as
+from luyen.config.schema.actor_rollout_ref import FsdpConfig
 from luyen.models.fused.layers import AttentionPlan, LayerPlan, MlpPlan
-from luyen.models.head import Scored
-from luyen.models.policy import Policy
-from luyen.models.value import ValueModel
+from luyen.models.head import TokenScores
+from luyen.models.policy import Policy, ValueModel
+
+# The type a parameter has for the world, where its shards are kept in another one.
+#
+# A sharded bf16 model keeps fp32 shards. Checkpoints and samplers see bf16 weights and fp32
+# masters beside them, as on one device, so that any number of ranks can go on from what another
+# one saved.
+
+_EXPORT_DTYPE = "luyen_shown_dtype"
+
+
+def export_as(module: nn.Module, names: Container[str], dtype: torch.dtype | None) -> None:
+    """Note that these parameters are weights of this type to everybody else."""
+    for name, parameter in module.named_parameters():
+        if name in names and dtype is not None and parameter.dtype != dtype:
+            vars(parameter)[_EXPORT_DTYPE] = dtype
+
+
+def export_dtype(parameter: Tensor) -> torch.dtype:
+    """The type that others see."""
+    return vars(parameter).get(_EXPORT_DTYPE, parameter.dtype)
+
+
+def export_parameters(module: nn.Module) -> dict[str, Tensor]:
+    """`luyen.models.trained_weights.trained_parameters` as others see them; shards stay shards."""
+    return dict(iterate_export_parameters(module))
+
+
+def iterate_export_parameters(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The same, one by one: in another type all of them would take half as much memory again."""
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            # To detach a shard takes longer than to read it; where nothing is recorded, none need.
+            own = parameter.detach() if torch.is_grad_enabled() else parameter
+            dtype = export_dtype(parameter)
+            yield name, own if own.dtype == dtype else own.to(dtype)
+
 
 _PLAN = "luyen_plan"
 
 
-def shard_as(module: Policy | ValueModel, mesh: DeviceMesh, fsdp_config: Fsdp) -> None:
+def shard_as(module: Policy | ValueModel, mesh: DeviceMesh, fsdp_config: FsdpConfig) -> None:
     """`shard` as the configuration says."""
     shard(
         module,
@@ -89,7 +125,7 @@ def shard(
     # The root is needed again as soon as the backward pass begins.
     fully_shard(module, mp_policy=precision, reshard_after_forward=False, **common)
     _sum_gradients(module)
-    show_as(module, names, compute)
+    export_as(module, names, compute)
 
 
 def decoder_layers(model: nn.Module) -> Iterator[nn.Module]:
@@ -155,10 +191,97 @@ def _sum_gradients(module: nn.Module) -> None:
 
 # FSDP looks for the tensors of an output; before torch 2.13 it looks into registered types only.
 register_pytree_node(
-    Scored,
+    TokenScores,
     lambda s: ([s.logp, s.entropy, s.sum_pi_squared], None),
-    lambda values, _: Scored(
+    lambda values, _: TokenScores(
         **dict(zip(("logp", "entropy", "sum_pi_squared"), values, strict=True))
     ),
-    serialized_type_name="luyen.models.head.Scored",
+    serialized_type_name="luyen.models.head.TokenScores",
 )
+
+
+# Sharded weights at rest between passes.
+
+
+def reshard(model: nn.Module) -> None:
+    """Let go of whole weights that a pass without gradients has left behind on a sharded model.
+
+    They would be taken for the current ones after the shards have changed.
+    """
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
+# The pass of a rank that has no sequences left while others still work.
+#
+# The collectives of a sharded model count on every rank: each must run the same number of
+# forward and backward passes.
+
+
+def dummy_loss(model: nn.Module, device: torch.device) -> Tensor:
+    """0 times the score of one token that follows another: every gradient is exactly 0."""
+    tokens = torch.zeros(2, dtype=torch.int64, device=device)
+    found = model(tokens, (2,), torch.tensor([False, True], device=device))
+    numbers = found.logp if isinstance(found, TokenScores) else found
+    return 0.0 * numbers.sum()
+
+
+# Processes that train together: how they meet, and how they part.
+
+_TIMEOUT_S = 1800.0
+"""A rank that is this late for a collective is taken for dead."""
+
+
+def mesh_shape(world: int, fsdp_size: int) -> tuple[int, ...]:
+    """`(ranks,)`, or `(replicas, ranks of a replica)` where weights are sharded over some only.
+
+    Example:
+        >>> mesh_shape(8, -1), mesh_shape(8, 4)
+        ((8,), (2, 4))
+    """
+    if fsdp_size in (-1, world):
+        return (world,)
+    if fsdp_size < 1 or world % fsdp_size:
+        raise UserError(
+            "actor_rollout_ref.actor.fsdp_config.fsdp_size",
+            fsdp_size,
+            f"{world} ranks cannot be divided into replicas of that many",
+            f"set it to -1, or to a divisor of {world}",
+        )
+    return (world // fsdp_size, fsdp_size)
+
+
+def join_ranks(
+    rank: int,
+    world: int,
+    address: str,
+    *,
+    device: str = "cpu",
+    fsdp_size: int = -1,
+    timeout_s: float = _TIMEOUT_S,
+) -> DeviceMesh:
+    """Meet the other ranks at `address` (`tcp://HOST:PORT` or `file://PATH`).
+
+    Returns when all are there, with the mesh that `luyen.engine.fsdp.shard` takes. A rank that is
+    late, here or at any later collective, is a RuntimeError on the others after `timeout_s`.
+    CPUs speak gloo. GPUs speak NCCL, and gloo for what lies in host memory.
+    """
+    shape = mesh_shape(world, fsdp_size)
+    if device == "cuda":
+        torch.cuda.set_device(rank % torch.cuda.device_count())
+    dist.init_process_group(
+        "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl",
+        init_method=address,
+        rank=rank,
+        world_size=world,
+        timeout=timedelta(seconds=timeout_s),
+    )
+    names = ("shard",) if len(shape) == 1 else ("replicate", "shard")
+    return init_device_mesh(device, shape, mesh_dim_names=names)
+
+
+def leave_ranks() -> None:
+    """Part from the other ranks; nothing without a group. Every rank calls it."""
+    if dist.is_initialized():
+        dist.destroy_process_group()

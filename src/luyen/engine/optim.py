@@ -1,31 +1,58 @@
-"""AdamW with fp32 masters, clipping, and the course of the learning rate."""
+"""AdamW with fp32 masters, gradient clipping over shards, and the learning-rate schedule."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils.hooks import RemovableHandle
 
-from luyen.config.schema.optim import Optim
-from luyen.engine.sharded_norm import clip_sharded
-from luyen.engine.shown import shown_dtype
+from luyen.config.schema.actor_rollout_ref import OptimConfig
+from luyen.engine.fsdp import export_dtype
+
+# Clipping gradients whose parts lie on many ranks.
+
+_norms: Any = vars(torch)["_foreach_norm"]
+_multiply: Any = vars(torch)["_foreach_mul_"]
+
+
+def clip_sharded(gradients: Sequence[Tensor], most: float) -> float:
+    """The norm over all shards, the same number on every rank, after which none is above `most`.
+
+    A gradient that is not finite on one rank makes the norm of all ranks not finite.
+    """
+    shards = [g for g in gradients if isinstance(g, DTensor)]
+    assert shards, "nothing was learned from the step"
+    assert len(shards) == len(gradients), "a gradient is not sharded"
+    local = [shard.to_local() for shard in shards]
+    total = torch.stack(_norms(local)).double().square().sum()
+    mesh = shards[0].device_mesh
+    # Replicas hold the same gradients: only the dimension that shards is added up.
+    dist.all_reduce(total, group=mesh.get_group(mesh.ndim - 1))
+    norm = math.sqrt(float(total)) if math.isfinite(float(total)) else math.nan
+    factor = most / (norm + 1e-6)
+    if factor < 1.0:
+        _multiply(local, factor)
+    return norm
+
 
 _copy_all: Any = vars(torch)["_foreach_copy_"]
 """Copies many tensors at once; PyTorch exports it without declaring it."""
 
 
-def rate(optim: Optim, *, step: int, total_steps: int | None) -> float:
+def learning_rate(optim: OptimConfig, *, step: int, total_steps: int | None) -> float:
     """Learning rate of a step, counted from 0.
 
     Linear warm-up, then constant, cosine, or constant with a linear end (wsd). After the last step
     cosine stays where it ended: it never climbs again.
 
     Example:
-        >>> [rate(Optim(lr=1.0, lr_warmup_steps=2), step=s, total_steps=None) for s in range(3)]
+        >>> optim = OptimConfig(lr=1.0, lr_warmup_steps=2)
+        >>> [learning_rate(optim, step=s, total_steps=None) for s in range(3)]
         [0.5, 1.0, 1.0]
     """
     warm_up = optim.lr_warmup_steps
@@ -49,11 +76,11 @@ def rate(optim: Optim, *, step: int, total_steps: int | None) -> float:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stepped:
+class OptimizerStep:
     """What an optimizer step did.
 
     Example:
-        >>> Stepped(grad_norm=0.5, is_applied=True, lr=1e-6).is_applied
+        >>> OptimizerStep(grad_norm=0.5, is_applied=True, lr=1e-6).is_applied
         True
     """
 
@@ -75,7 +102,7 @@ class MasterAdamW:
     decides alike whether a step is applied.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], optim: Optim) -> None:
+    def __init__(self, parameters: Iterable[nn.Parameter], optim: OptimConfig) -> None:
         self.parameters = [p for p in parameters if p.requires_grad]
         self._hooks: list[RemovableHandle] = []
         self.masters = [self._master(p) for p in self.parameters]
@@ -92,7 +119,7 @@ class MasterAdamW:
             **({"fused": True} if self._is_on_gpu else {"foreach": True}),
         )
 
-    def step(self, lr: float) -> Stepped:
+    def step(self, lr: float) -> OptimizerStep:
         """Clip, update and clear; a gradient that is not finite is counted and never applied."""
         norm = self._clip()
         is_finite = math.isfinite(norm)
@@ -107,7 +134,7 @@ class MasterAdamW:
                 with torch.no_grad():
                     _copy_all([p for p, _ in copied], [m for _, m in copied])
         self.adamw.zero_grad(set_to_none=True)
-        return Stepped(grad_norm=norm, is_applied=is_finite, lr=lr)
+        return OptimizerStep(grad_norm=norm, is_applied=is_finite, lr=lr)
 
     def _clip(self) -> float:
         if not self.is_sharded:
@@ -131,7 +158,7 @@ class MasterAdamW:
     def masters_beside(self) -> list[Tensor]:
         """Masters of parameters that are weights of another type to everybody else."""
         pairs = zip(self.parameters, self.masters, strict=True)
-        return [m.detach() for p, m in pairs if shown_dtype(p) != m.dtype]
+        return [m.detach() for p, m in pairs if export_dtype(p) != m.dtype]
 
     def _make_moments(self) -> None:
         """What the first step would make, so that a checkpoint has where to be read into."""

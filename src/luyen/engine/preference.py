@@ -15,18 +15,16 @@ import torch
 from torch import Tensor
 
 from luyen.algorithms.preference.inputs import PairInputs, UnpairedInputs
-from luyen.algorithms.preference.length import sequence_sums
-from luyen.algorithms.preference.step import PreferenceObjective, StepCoefficients
-from luyen.algorithms.preference.unpaired import step_rewards
+from luyen.algorithms.preference.pointwise import step_rewards
+from luyen.algorithms.preference.step import PreferenceObjective, StepCoefficients, sequence_sums
 from luyen.algorithms.statistic import Average
-from luyen.engine.batch import PackedBatch
-from luyen.engine.lesson import Lesson
-from luyen.engine.score import score
-from luyen.engine.step import LOSS_WEIGHT, Updated
+from luyen.engine.batch import OfflineBatch, PackedBatch
+from luyen.engine.logprobs import score
+from luyen.engine.step import LOSS_WEIGHT, UpdateResult
 from luyen.engine.supervised import SupervisedEngine
 from luyen.models.policy import Policy
 
-Sums: TypeAlias = dict[str, Tensor]
+SequenceSums: TypeAlias = dict[str, Tensor]
 """Sum of log-probabilities of each sequence: of the `batch`, and of each batch aside."""
 MARGINS, DESIRABLE, MISMATCHED = "margins", "desirable", "mismatched"
 
@@ -38,12 +36,12 @@ class PreferenceEngine:
     def __init__(self, learner: SupervisedEngine, objective: PreferenceObjective) -> None:
         self.learner = learner
         self.objective = objective
-        self.reference: Callable[[Lesson], Sums] | None = None
+        self.reference: Callable[[OfflineBatch], SequenceSums] | None = None
         """Gives the sums of the reference policy; None: there is none, and no loss may need it."""
         self.history: Average | None = None
         """Implicit rewards of every step so far (bco)."""
 
-    def update(self, lesson: Lesson, *, lr: float) -> Updated:
+    def update(self, lesson: OfflineBatch, *, lr: float) -> UpdateResult:
         """One optimizer step on the whole lesson, whatever the micro-batches are."""
         found, inputs = self._evaluate(lesson)
         weights = self._token_weights(lesson)
@@ -58,16 +56,18 @@ class PreferenceEngine:
         return replace(done, metrics=_values(found))
 
     @torch.no_grad()
-    def measure(self, lesson: Lesson) -> dict[str, float]:
+    def measure(self, lesson: OfflineBatch) -> dict[str, float]:
         """Loss, accuracy and rewards of a lesson, from which nothing is learned."""
         return _values(self._evaluate(lesson)[0])
 
-    def _evaluate(self, lesson: Lesson) -> tuple[StepCoefficients, PairInputs | UnpairedInputs]:
+    def _evaluate(
+        self, lesson: OfflineBatch
+    ) -> tuple[StepCoefficients, PairInputs | UnpairedInputs]:
         sums = self.sums(self.learner.policy, lesson)
         inputs = self._inputs(lesson, sums)
         return self.objective.coefficients(inputs), inputs
 
-    def sums(self, policy: Policy, lesson: Lesson) -> Sums:
+    def sums(self, policy: Policy, lesson: OfflineBatch) -> SequenceSums:
         """What a policy gives to every sequence of a lesson, as the objective weighs tokens."""
         weights = {"batch": self._token_weights(lesson)}
         return {
@@ -79,14 +79,14 @@ class PreferenceEngine:
             for name, batch in {"batch": lesson.batch, **lesson.aside}.items()
         }
 
-    def _token_weights(self, lesson: Lesson) -> Tensor | None:
+    def _token_weights(self, lesson: OfflineBatch) -> Tensor | None:
         if self.objective.kind != "pair":
             return None
         lengths = lesson.batch.layout.lengths()
         shorter = torch.minimum(lengths[0::2], lengths[1::2]).repeat_interleave(2)
         return self.objective.token_weights(lesson.batch.layout, shorter)
 
-    def _inputs(self, lesson: Lesson, sums: Sums) -> PairInputs | UnpairedInputs:
+    def _inputs(self, lesson: OfflineBatch, sums: SequenceSums) -> PairInputs | UnpairedInputs:
         known = self.reference(lesson) if self.reference is not None else {}
         logp, ref = sums["batch"], known.get("batch")
         if self.objective.kind == "pair":

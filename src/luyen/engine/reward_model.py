@@ -16,14 +16,17 @@ from torch import Tensor
 from luyen.algorithms.reward_losses import RewardLoss, bradley_terry, process_reward, regression
 from luyen.algorithms.statistic import Average
 from luyen.base.heartbeat import beat
-from luyen.engine.batch import PackedBatch
-from luyen.engine.idle import idle_loss
-from luyen.engine.lesson import Lesson
+from luyen.engine.batch import OfflineBatch, PackedBatch
+from luyen.engine.batch_shards import BatchShard, MicroBatching, join_shards, split_batch
+from luyen.engine.fsdp import dummy_loss, reshard
 from luyen.engine.optim import MasterAdamW
-from luyen.engine.passes import Passes
-from luyen.engine.reshard import reshard
-from luyen.engine.share import Share, join, split
-from luyen.engine.step import LOSS_WEIGHT, ShareUpdated, Updated, merge_updates, take_share_step
+from luyen.engine.step import (
+    LOSS_WEIGHT,
+    ShardUpdateResult,
+    UpdateResult,
+    merge_updates,
+    take_shard_step,
+)
 from luyen.models.reward_model import RewardModel
 
 JUDGED = "judged"
@@ -86,7 +89,7 @@ class RewardModelEngine:
         self,
         model: RewardModel,
         optimizer: MasterAdamW,
-        passes: Passes,
+        passes: MicroBatching,
         objective: RewardObjective,
         *,
         device: torch.device | None = None,
@@ -103,7 +106,9 @@ class RewardModelEngine:
         """Where passes run."""
         return self._device or self.model.device
 
-    def prepare_update(self, lesson: Lesson, scores: Tensor) -> tuple[PackedBatch, RewardLoss]:
+    def prepare_update(
+        self, lesson: OfflineBatch, scores: Tensor
+    ) -> tuple[PackedBatch, RewardLoss]:
         """The batch with the weight of every score, given the stream of scores of all ranks."""
         batch = lesson.batch
         judged = batch.streams[JUDGED].bool()
@@ -111,15 +116,15 @@ class RewardModelEngine:
         weights = torch.zeros_like(scores).masked_scatter(judged, slope.to(scores.dtype))
         return batch.with_streams(**{LOSS_WEIGHT: weights}), found
 
-    def update(self, lesson: Lesson, *, lr: float) -> Updated:
+    def update(self, lesson: OfflineBatch, *, lr: float) -> UpdateResult:
         """One optimizer step on the whole lesson, whatever the micro-batches are."""
         scores = score_sequences(self.model, lesson.batch, self.passes, device=self._device)
         prepared, found = self.prepare_update(lesson, scores)
-        (share,) = shares = split(prepared, self.passes, ranks=1)
+        (share,) = shares = split_batch(prepared, self.passes, ranks=1)
         done = merge_updates(shares, [self.update_share(share, lr=lr)])
         return replace(done, metrics=numbers_of(found))
 
-    def update_share(self, share: Share, *, lr: float) -> ShareUpdated:
+    def update_share(self, share: BatchShard, *, lr: float) -> ShardUpdateResult:
         """This rank's part of an optimizer step on a batch that `prepare_update` has seen."""
 
         def part_loss(part: PackedBatch, place: Tensor) -> tuple[Tensor, Mapping[str, Average]]:
@@ -129,9 +134,9 @@ class RewardModelEngine:
             return (part.streams[LOSS_WEIGHT][judged] * scores).sum(), {}
 
         home, here = share.batch.tokens.device, share.to(self.device)
-        return take_share_step(self.model, self.optimizer, here, part_loss, lr=lr).to(home)
+        return take_shard_step(self.model, self.optimizer, here, part_loss, lr=lr).to(home)
 
-    def measure(self, lesson: Lesson) -> dict[str, float]:
+    def measure(self, lesson: OfflineBatch) -> dict[str, float]:
         """Loss, accuracy and calibration of a lesson, from which nothing is learned."""
         scores = score_sequences(self.model, lesson.batch, self.passes, device=self._device)
         judged = lesson.batch.streams[JUDGED].bool()
@@ -139,16 +144,20 @@ class RewardModelEngine:
 
 
 def score_sequences(
-    model: RewardModel, batch: PackedBatch, passes: Passes, *, device: torch.device | None = None
+    model: RewardModel,
+    batch: PackedBatch,
+    passes: MicroBatching,
+    *,
+    device: torch.device | None = None,
 ) -> Tensor:
     """The stream `scores` of a whole batch, where the batch lies."""
-    (share,) = shares = split(batch, passes, ranks=1)
-    return join(shares, [score_share(model, share, device=device)], batch)[SCORES]
+    (share,) = shares = split_batch(batch, passes, ranks=1)
+    return join_shards(shares, [score_share(model, share, device=device)], batch)[SCORES]
 
 
 @torch.no_grad()
 def score_share(
-    model: RewardModel, share: Share, *, device: torch.device | None = None
+    model: RewardModel, share: BatchShard, *, device: torch.device | None = None
 ) -> dict[str, Tensor]:
     """The stream `scores` over the tokens of a share; `device` is where passes run."""
     home, here = share.batch.tokens.device, device or model.device
@@ -156,7 +165,7 @@ def score_share(
     stream = torch.zeros(batch.tokens.shape, dtype=model.head.weight.dtype, device=here)
     for indices in share.passes:
         if not indices:
-            idle_loss(model, here)
+            dummy_loss(model, here)
             continue
         part = batch.take(indices)
         judged = part.streams[JUDGED].bool()

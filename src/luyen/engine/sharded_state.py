@@ -1,15 +1,23 @@
-"""What a role keeps in a checkpoint, written and read by any number of ranks."""
+"""State whose shards lie on many ranks: checkpoints, whole weights for samplers, and digests."""
 
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
+import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from luyen.base.files import read_json
 from luyen.checkpoint.tensors import load_state
+from luyen.engine.fsdp import export_dtype, export_parameters
 from luyen.engine.optim import MasterAdamW
-from luyen.engine.shown import shown_parameters
-from luyen.models.state import restore_parameters
+from luyen.models.trained_weights import digest_number, restore_parameters, trained_parameters
 
 
 def role_state(name: str, module: nn.Module, optimizer: MasterAdamW) -> dict[str, Any]:
@@ -17,21 +25,21 @@ def role_state(name: str, module: nn.Module, optimizer: MasterAdamW) -> dict[str
 
     They have the same names, types and shapes for shards as for a model on one device.
     """
-    return {name: shown_parameters(module), _optimizer(name): optimizer.state_dict()}
+    return {name: export_parameters(module), _optimizer(name): optimizer.state_dict()}
 
 
 def role_weights(name: str, module: nn.Module, optimizer: MasterAdamW) -> dict[str, Tensor]:
     """Of the same, what learns and its masters, by part and name."""
     masters = enumerate(optimizer.masters_beside())
     return {
-        **{f"{name}/{own}": tensor for own, tensor in shown_parameters(module).items()},
+        **{f"{name}/{own}": tensor for own, tensor in export_parameters(module).items()},
         **{f"{_optimizer(name)}/masters/{i}": master for i, master in masters},
     }
 
 
 def load_role(folder: Path, name: str, module: nn.Module, optimizer: MasterAdamW) -> None:
     """Go on from a checkpoint, whoever saved it. All ranks call it, and each reads its shards."""
-    restore_parameters(module, load_state(folder, name, into=shown_parameters(module)))
+    restore_parameters(module, load_state(folder, name, into=export_parameters(module)))
     part = _optimizer(name)
     into = optimizer.state_dict() if optimizer.is_sharded else None
     if into is not None and not read_json(folder / f"{part}.json")["state"]["adamw"]["state"]:
@@ -41,3 +49,145 @@ def load_role(folder: Path, name: str, module: nn.Module, optimizer: MasterAdamW
 
 def _optimizer(name: str) -> str:
     return f"{name}_optimizer"
+
+
+# Whole weights out of shards, for whoever samples with them.
+
+BUCKET_BYTES = 1 << 28
+"""Whole weights that are gathered in one go."""
+
+_PARTS = 16
+_LEAST_BYTES = 1 << 24
+"""On CPUs, 136 MB in buckets of this size were gathered in 165 ms, and in one bucket in 600."""
+
+_Named: TypeAlias = tuple[str, DTensor]
+
+
+def full_weights(
+    module: nn.Module, *, bucket_bytes: int = BUCKET_BYTES
+) -> Iterator[tuple[str, Tensor]]:
+    """Every parameter that learns, whole, by the names and types it has on one device.
+
+    Every rank takes part and must exhaust the iterator; the first rank is given the weights, on the
+    host, the others nothing. At most `bucket_bytes` are gathered at a time, or one parameter. A
+    model that is not sharded gives its own tensors.
+    """
+    own = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+    sharded = [(name, p) for name, p in own if isinstance(p, DTensor)]
+    if not sharded:
+        yield from trained_parameters(module).items()
+        return
+    assert len(sharded) == len(own), "some parameters are whole: a pass has left them so"
+    mesh = sharded[0][1].device_mesh
+    if mesh.ndim > 1 and mesh.get_local_rank(0) > 0:
+        return  # another replica holds the same weights
+    for bucket in _buckets(sharded, bucket_bytes):
+        yield from _gather(bucket, mesh.get_group(mesh.ndim - 1))
+
+
+def fitting_bucket(module: nn.Module) -> int:
+    """Bytes of a bucket, for weights that go on in a dozen parts or so: small, and not too many."""
+    own = [p for p in module.parameters() if p.requires_grad]
+    whole = sum(p.numel() * export_dtype(p).itemsize for p in own)
+    return min(BUCKET_BYTES, max(_LEAST_BYTES, whole // _PARTS))
+
+
+def _buckets(weights: Sequence[_Named], most: int) -> Iterator[list[_Named]]:
+    """Neighbours of one type, as many as `most` bytes hold."""
+    bucket: list[_Named] = []
+    size = 0
+    for name, weight in weights:
+        dtype = export_dtype(weight)
+        more = weight.numel() * dtype.itemsize
+        if bucket and (size + more > most or export_dtype(bucket[0][1]) != dtype):
+            yield bucket
+            bucket, size = [], 0
+        bucket.append((name, weight))
+        size += more
+    if bucket:
+        yield bucket
+
+
+def _gather(bucket: Sequence[_Named], group: dist.ProcessGroup) -> Iterator[tuple[str, Tensor]]:
+    """The parameters of a bucket in one collective, side by side in the memory of the host.
+
+    Each rank gives its rows of all of them, filled up to the length that the longest has.
+    """
+    ranks, dtype = dist.get_world_size(group), export_dtype(bucket[0][1])
+    sizes = [[_rows(w, rank, ranks) for _, w in bucket] for rank in range(ranks)]
+    mine = torch.cat([weight.to_local().detach().flatten().to(dtype) for _, weight in bucket])
+    short = max(map(sum, sizes)) - len(mine)
+    mine = nn.functional.pad(mine, (0, short)) if short else mine
+    is_first = dist.get_rank(group) == 0
+    found = [torch.empty_like(mine) for _ in range(ranks)] if is_first else None
+    dist.gather(mine, found, group=group, group_dst=0)
+    if found is not None:
+        parts = [one[: sum(own)].split(own) for one, own in zip(found, sizes, strict=True)]
+        whole = torch.cat([part[index] for index in range(len(bucket)) for part in parts]).cpu()
+        del mine, found, parts  # whoever takes the weights may take their time
+        each = whole.split([weight.numel() for _, weight in bucket])
+        for (name, weight), flat in zip(bucket, each, strict=True):
+            yield name, flat.view(weight.shape)
+
+
+def _rows(weight: DTensor, rank: int, ranks: int) -> int:
+    """Elements of a parameter that a rank holds: whole rows, the last ranks fewer or none."""
+    most = -(-weight.shape[0] // ranks)
+    own = min(most, max(0, weight.shape[0] - rank * most))
+    return own * (weight.numel() // weight.shape[0])
+
+
+# Digests of tensors whose shards lie on several ranks: each rank adds its own part.
+
+ShardSums: TypeAlias = Mapping[str, tuple[str, int]]
+"""Type and shape of the whole tensor, and this rank's part of the sum."""
+_MASK = (1 << 64) - 1
+
+
+@torch.no_grad()
+def shard_sums(tensors: Mapping[str, Tensor], *, is_first: bool) -> dict[str, tuple[str, int]]:
+    """This rank's part of each digest; a tensor that is whole on every rank counts on the first.
+
+    Shards are rows, so the elements of one follow each other in the whole.
+    """
+    found: dict[str, tuple[str, int]] = {}
+    for name, tensor in tensors.items():
+        found[name] = _form(tensor.dtype, tensor.shape), _part(tensor, is_first=is_first)
+    return found
+
+
+@functools.cache
+def _form(dtype: torch.dtype, shape: torch.Size) -> str:
+    return f"{str(dtype).removeprefix('torch.')} {list(shape)}"
+
+
+def merge_sums(parts: Sequence[ShardSums]) -> dict[str, str]:
+    """The texts that `luyen.models.trained_weights.tensor_digests` gives for the whole tensors.
+
+    Example:
+        >>> merge_sums([{"w": ("float32 [2]", 3)}, {"w": ("float32 [2]", -1)}])
+        {'w': 'float32 [2] 0000000000000002'}
+    """
+    totals = {name: sum(part[name][1] for part in parts) for name in parts[0]}
+    return {name: f"{parts[0][name][0]} {total & _MASK:016x}" for name, total in totals.items()}
+
+
+def _part(tensor: Tensor, *, is_first: bool) -> int:
+    if not isinstance(tensor, DTensor):
+        return digest_number(tensor) if is_first else 0
+    mesh, placements = tensor.device_mesh, tensor.placements
+    for dimension, placement in enumerate(placements):
+        if isinstance(placement, Replicate) and mesh.get_local_rank(dimension) > 0:
+            return 0  # another replica counts it
+    local = tensor.to_local()
+    if local.numel() == 0:
+        return 0
+    return digest_number(local, offset=_first_element(tensor.shape, mesh, placements))
+
+
+@functools.cache
+def _first_element(shape: torch.Size, mesh: DeviceMesh, placements: tuple[Placement, ...]) -> int:
+    """Where the shard of this rank begins in the whole tensor."""
+    _, offsets = compute_local_shape_and_global_offset(shape, mesh, placements)
+    assert not any(offsets[1:]), "shards are rows"
+    return offsets[0] * prod(shape[1:])

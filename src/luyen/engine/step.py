@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from luyen.algorithms.statistic import Average
 from luyen.base.heartbeat import beat
 from luyen.engine.batch import PackedBatch
-from luyen.engine.idle import idle_loss
-from luyen.engine.optim import MasterAdamW, Stepped
-from luyen.engine.share import Share
+from luyen.engine.batch_shards import BatchShard
+from luyen.engine.fsdp import dummy_loss
+from luyen.engine.optim import MasterAdamW, OptimizerStep
 
 PartLoss: TypeAlias = Callable[[PackedBatch, Tensor], tuple[Tensor, Mapping[str, Average]]]
 """`(part, index of its tokens in the share) -> (its share of the loss, metrics that merge)`."""
@@ -27,15 +27,16 @@ LOSS_WEIGHT = "loss_weight"
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Updated:
+class UpdateResult:
     """What one optimizer step did.
 
     Example:
-        >>> Updated(stepped=Stepped(grad_norm=1.0, is_applied=True, lr=0.1), metrics={}).metrics
+        >>> stepped = OptimizerStep(grad_norm=1.0, is_applied=True, lr=0.1)
+        >>> UpdateResult(stepped=stepped, metrics={}).metrics
         {}
     """
 
-    stepped: Stepped
+    stepped: OptimizerStep
     """Norm, learning rate, and whether it was applied."""
     metrics: Mapping[str, float]
     """Means over the trainable tokens of the step."""
@@ -45,39 +46,39 @@ class Updated:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShareUpdated:
+class ShardUpdateResult:
     """What one rank knows of an optimizer step; `merge_updates` makes one record of all.
 
     Example:
-        >>> stepped = Stepped(grad_norm=1.0, is_applied=True, lr=0.1)
-        >>> ShareUpdated(stepped=stepped, averages={}).logp is None
+        >>> stepped = OptimizerStep(grad_norm=1.0, is_applied=True, lr=0.1)
+        >>> ShardUpdateResult(stepped=stepped, averages={}).logp is None
         True
     """
 
-    stepped: Stepped
+    stepped: OptimizerStep
     """Norm, learning rate, and whether it was applied: the same on every rank."""
     averages: Mapping[str, Average]
     """Sums and counts over the trainable tokens of the share."""
     logp: Tensor | None = None
     """`[tok]` log-probabilities before the step, of the share's tokens, if they were measured."""
 
-    def to(self, device: torch.device) -> "ShareUpdated":
+    def to(self, device: torch.device) -> "ShardUpdateResult":
         """The same record with its tensors on a device."""
         averages = {
             name: Average(total=a.total.to(device), count=a.count.to(device))
             for name, a in self.averages.items()
         }
         logp = None if self.logp is None else self.logp.to(device)
-        return ShareUpdated(stepped=self.stepped, averages=averages, logp=logp)
+        return ShardUpdateResult(stepped=self.stepped, averages=averages, logp=logp)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """In a message all numbers are two tensors: forty of them would take a millisecond."""
         found = self.averages.values()
-        totals, counts = _side_by_side([a.total for a in found], [a.count for a in found])
-        return _taken_apart, (self.stepped, tuple(self.averages), totals, counts, self.logp)
+        totals, counts = _stack_columns([a.total for a in found], [a.count for a in found])
+        return _unstack_columns, (self.stepped, tuple(self.averages), totals, counts, self.logp)
 
 
-def _side_by_side(*columns: list[Tensor]) -> list[Tensor | list[Tensor]]:
+def _stack_columns(*columns: list[Tensor]) -> list[Tensor | list[Tensor]]:
     """Each column as one tensor, if its numbers have one type."""
     return [
         torch.stack(column) if len({number.dtype for number in column}) == 1 else column
@@ -85,27 +86,27 @@ def _side_by_side(*columns: list[Tensor]) -> list[Tensor | list[Tensor]]:
     ]
 
 
-def _taken_apart(
-    stepped: Stepped,
+def _unstack_columns(
+    stepped: OptimizerStep,
     names: Sequence[str],
     totals: Iterable[Tensor],
     counts: Iterable[Tensor],
     logp: Tensor | None,
-) -> ShareUpdated:
+) -> ShardUpdateResult:
     columns = zip(names, totals, counts, strict=True)
     averages = {name: Average(total=total, count=count) for name, total, count in columns}
-    return ShareUpdated(stepped=stepped, averages=averages, logp=logp)
+    return ShardUpdateResult(stepped=stepped, averages=averages, logp=logp)
 
 
-def take_share_step(
-    model: nn.Module, optimizer: MasterAdamW, share: Share, part_loss: PartLoss, *, lr: float
-) -> ShareUpdated:
+def take_shard_step(
+    model: nn.Module, optimizer: MasterAdamW, share: BatchShard, part_loss: PartLoss, *, lr: float
+) -> ShardUpdateResult:
     """One optimizer step on the whole batch, of which this rank computes a share."""
     model.train()
     merged: dict[str, Average] = {}
     for indices in share.passes:
         if not indices:
-            idle_loss(model, share.batch.tokens.device).backward()
+            dummy_loss(model, share.batch.tokens.device).backward()
             continue
         place = share.batch.positions(indices)
         part = share.batch.take(indices, place)
@@ -116,10 +117,10 @@ def take_share_step(
             merged[name] = merged[name].merge(average) if name in merged else average
     stepped = optimizer.step(lr)
     model.eval()
-    return ShareUpdated(stepped=stepped, averages=merged)
+    return ShardUpdateResult(stepped=stepped, averages=merged)
 
 
-def merge_updates(shares: Sequence[Share], done: Sequence[ShareUpdated]) -> Updated:
+def merge_updates(shares: Sequence[BatchShard], done: Sequence[ShardUpdateResult]) -> UpdateResult:
     """The step as all ranks saw it: metrics are means over its tokens, however they were dealt."""
     first, *others = (one.stepped for one in done)
     assert all(one.is_applied == first.is_applied for one in others), "ranks took different steps"
@@ -129,11 +130,11 @@ def merge_updates(shares: Sequence[Share], done: Sequence[ShareUpdated]) -> Upda
             merged[name] = merged[name].merge(average) if name in merged else average
     values = {name: average.value() for name, average in merged.items()}
     measured = [one.logp for one in done if one.logp is not None]
-    logp = _joined(shares, measured) if measured else None
-    return Updated(stepped=first, metrics=values, logp=logp)
+    logp = _join_streams(shares, measured) if measured else None
+    return UpdateResult(stepped=first, metrics=values, logp=logp)
 
 
-def _joined(shares: Sequence[Share], parts: Sequence[Tensor]) -> Tensor:
+def _join_streams(shares: Sequence[BatchShard], parts: Sequence[Tensor]) -> Tensor:
     if len(shares) == 1:
         return parts[0]
     device = shares[0].positions.device

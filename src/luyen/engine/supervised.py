@@ -10,10 +10,15 @@ from luyen.algorithms.aggregation import aggregation_weights
 from luyen.algorithms.statistic import Average
 from luyen.algorithms.supervised import supervised_losses
 from luyen.engine.batch import PackedBatch
+from luyen.engine.batch_shards import BatchShard, MicroBatching, split_batch
 from luyen.engine.optim import MasterAdamW
-from luyen.engine.passes import Passes
-from luyen.engine.share import Share, split
-from luyen.engine.step import LOSS_WEIGHT, ShareUpdated, Updated, merge_updates, take_share_step
+from luyen.engine.step import (
+    LOSS_WEIGHT,
+    ShardUpdateResult,
+    UpdateResult,
+    merge_updates,
+    take_shard_step,
+)
 from luyen.models.policy import Policy
 
 TOKEN_WEIGHT = "token_weight"
@@ -28,7 +33,7 @@ class SupervisedEngine:
         self,
         policy: Policy,
         optimizer: MasterAdamW,
-        passes: Passes,
+        passes: MicroBatching,
         *,
         aggregation: str,
         loss_scale_factor: float | None = None,
@@ -57,16 +62,16 @@ class SupervisedEngine:
             weights = counted * (weights.double().sum() / counted.double().sum()).float()
         return batch.with_streams(**{LOSS_WEIGHT: weights})
 
-    def update(self, batch: PackedBatch, *, lr: float) -> Updated:
+    def update(self, batch: PackedBatch, *, lr: float) -> UpdateResult:
         """One optimizer step on the whole batch, whatever the micro-batches are."""
         return self.update_prepared(self.prepare_update(batch), lr=lr)
 
-    def update_prepared(self, batch: PackedBatch, *, lr: float) -> Updated:
+    def update_prepared(self, batch: PackedBatch, *, lr: float) -> UpdateResult:
         """One optimizer step on a batch whose tokens have their weights in the loss."""
-        (share,) = shares = split(batch, self.passes, ranks=1)
+        (share,) = shares = split_batch(batch, self.passes, ranks=1)
         return merge_updates(shares, [self.update_share(share, lr=lr)])
 
-    def update_share(self, share: Share, *, lr: float) -> ShareUpdated:
+    def update_share(self, share: BatchShard, *, lr: float) -> ShardUpdateResult:
         """This rank's part of an optimizer step on a batch that `prepare_update` has seen."""
 
         def part_loss(part: PackedBatch, place: Tensor) -> tuple[Tensor, Mapping[str, Average]]:
@@ -76,4 +81,4 @@ class SupervisedEngine:
             return (part.streams[LOSS_WEIGHT] * loss.per_token).sum(), loss.metrics
 
         home, here = share.batch.tokens.device, share.to(self._device or self.policy.device)
-        return take_share_step(self.policy, self.optimizer, here, part_loss, lr=lr).to(home)
+        return take_shard_step(self.policy, self.optimizer, here, part_loss, lr=lr).to(home)

@@ -8,14 +8,17 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from luyen.models.attention import AttentionContext, use_our_attention
+from luyen.models.batch_invariant import batch_invariant_modules, gather_rows
+from luyen.models.batch_invariant_linear import batch_invariant_single_rows
 from luyen.models.fused.patch import FusedReport, fuse_layers
-from luyen.models.packed import PackedContext, packed_positions
-from luyen.models.picked import picked
-from luyen.models.sharing import Sharing, share_prompts
-from luyen.models.silence import no_warnings
-from luyen.models.single_rows import steady_single_rows
-from luyen.models.steady import steady_modules
-from luyen.models.varlen import VarlenContext
+from luyen.models.hf_loading import no_warnings
+from luyen.models.packed_attention import (
+    PackedContext,
+    Sharing,
+    VarlenContext,
+    packed_positions,
+    share_prompts,
+)
 
 Read: TypeAlias = Callable[[Tensor, Tensor, AttentionContext], Tensor]
 """`(tokens, positions, context) -> last hidden states [tok, hidden]`."""
@@ -27,8 +30,8 @@ def prepare_layers(model: PreTrainedModel, device: torch.device) -> FusedReport 
         use_our_attention(model)
     if device.type == "cuda":
         return fuse_layers(model)
-    steady_modules(model)
-    steady_single_rows(model)
+    batch_invariant_modules(model)
+    batch_invariant_single_rows(model)
     return None
 
 
@@ -54,7 +57,7 @@ def hidden_at(
         return read(tokens, positions, context).index_select(0, where)
     context = _context(lengths, tokens.device, sharing, is_exact=is_exact)
     hidden = read(tokens[sharing.first], positions[sharing.first], context)
-    return picked(hidden, sharing.place[where])
+    return gather_rows(hidden, sharing.place[where])
 
 
 def _context(

@@ -1,4 +1,4 @@
-"""A policy from a directory, a hub id or the package itself."""
+"""A policy from a directory, a hub id or the package itself, and the threads it is worth."""
 
 import logging
 from collections.abc import Callable
@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from luyen.base.errors import UserError
 from luyen.config.model_folder.check import library_faults
-from luyen.config.schema.model import Model
-from luyen.models.loading import (
+from luyen.config.schema.actor_rollout_ref import ModelConfig
+from luyen.models.hf_loading import (
     config_of,
     inspect_folder,
     load_net,
@@ -21,8 +22,8 @@ from luyen.models.loading import (
     refuse_odd_numbers,
 )
 from luyen.models.lora import add_adapter
+from luyen.models.offload import tile_feed_forward
 from luyen.models.policy import Policy
-from luyen.models.tiled import tile_feed_forward
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _FIELD = "actor_rollout_ref.model.path"
@@ -37,7 +38,7 @@ def model_directory(path: str) -> str:
     return str(Path(path).expanduser()) if path.startswith("~") else path
 
 
-def dtype_of(model: Model, device: str) -> torch.dtype:
+def dtype_of(model: ModelConfig, device: str) -> torch.dtype:
     """The type weights are computed in."""
     if model.dtype == "auto":
         return torch.bfloat16 if device == "cuda" else torch.float32
@@ -45,7 +46,7 @@ def dtype_of(model: Model, device: str) -> torch.dtype:
 
 
 def load_policy(
-    model: Model,
+    model: ModelConfig,
     *,
     path: str | None = None,
     device: str,
@@ -67,7 +68,7 @@ def load_policy(
         net = _load(model, source, dtype_of(model, device), seed, field)
         _refuse_ids_without_rows(net, vocabulary, source, field)
         torch.nn.Module.to(net, torch.device(device))
-        leave_the_file(net)
+        detach_from_file(net)
         refuse_odd_numbers(net, source, field=field)
         if model.lora_rank > 0 and path is None:
             add_adapter(net, model, seed=seed)
@@ -96,7 +97,7 @@ def _packed_or_plain(made: Callable[..., Policy]) -> Policy:
 
 
 @torch.no_grad()
-def leave_the_file(net: PreTrainedModel) -> None:
+def detach_from_file(net: PreTrainedModel) -> None:
     """Copy weights on the CPU into memory of their own.
 
     The loader maps them from the file where their type is the file's: whoever writes to the file
@@ -107,7 +108,7 @@ def leave_the_file(net: PreTrainedModel) -> None:
             tensor.data = tensor.data.clone()
 
 
-def save_memory(net: PreTrainedModel, model: Model) -> None:
+def save_memory(net: PreTrainedModel, model: ModelConfig) -> None:
     """Have the layers keep less between their forward and backward pass, as the model asks."""
     tiled_mlp = model.tiled_mlp
     if model.enable_gradient_checkpointing and not net.supports_gradient_checkpointing:
@@ -118,7 +119,9 @@ def save_memory(net: PreTrainedModel, model: Model) -> None:
         tile_feed_forward(net, slices=tiled_mlp.num_shards)
 
 
-def _load(model: Model, source: str, dtype: torch.dtype, seed: int, field: str) -> PreTrainedModel:
+def _load(
+    model: ModelConfig, source: str, dtype: torch.dtype, seed: int, field: str
+) -> PreTrainedModel:
     config = read_config(model, source, field=field)
     loader: Any = AutoModelForCausalLM
     if model.init == "random":
@@ -135,7 +138,7 @@ def _load(model: Model, source: str, dtype: torch.dtype, seed: int, field: str) 
     return net
 
 
-def read_config(model: Model, source: str, *, field: str = _FIELD) -> Any:
+def read_config(model: ModelConfig, source: str, *, field: str = _FIELD) -> Any:
     """The model's configuration with what the run overrides, and without randomness."""
     config, unknown = config_of(
         source,
@@ -186,3 +189,14 @@ def _switch_dropout_off(config: Any) -> None:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if ("drop" in name or "jitter" in name) and is_number and value:
             setattr(text, name, 0.0)
+
+
+# How many threads a model is worth.
+
+_SMALL = 10_000_000
+
+
+def choose_threads(model: nn.Module) -> None:
+    """One thread for a tiny model: waiting for a second costs more than it computes."""
+    if sum(p.numel() for p in model.parameters()) < _SMALL:
+        torch.set_num_threads(1)

@@ -13,15 +13,17 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from luyen.base.errors import UserError
-from luyen.base.paths import expanded
+from luyen.base.input_files import expanded
 from luyen.base.seeds import derive_key
-from luyen.config.model_folder.adapter import (
-    WEIGHTS,
+from luyen.config.model_folder.check import (
+    ADAPTER_WEIGHTS,
     adapter_faults,
+    library_faults,
     read_adapter_config,
+    refuse,
+    sound,
 )
-from luyen.config.model_folder.check import library_faults, refuse, sound
-from luyen.config.schema.model import Model
+from luyen.config.schema.actor_rollout_ref import ModelConfig
 
 _PREFIX = "base_model.model."
 """What peft puts before the names it saves."""
@@ -29,7 +31,7 @@ _FIELD = "actor_rollout_ref.model.lora_adapter_path"
 Shapes = dict[str, tuple[int, ...]]
 
 
-def add_adapter(net: PreTrainedModel, model: Model, *, seed: int = 0) -> None:
+def add_adapter(net: PreTrainedModel, model: ModelConfig, *, seed: int = 0) -> None:
     """Freeze the weights and add an adapter of `model.lora_rank`, fresh or from a directory.
 
     Dropout is 0: a random mask would make the sampler and the trainer disagree.
@@ -60,7 +62,7 @@ def load_adapter(net: PreTrainedModel, directory: Path) -> None:
     """Read adapter weights; a UserError when they do not fit the model."""
     fix = "fetch the adapter again"
     with library_faults("cannot be loaded", field=_FIELD, path=str(directory), fix=fix):
-        held = load_file(directory / WEIGHTS)
+        held = load_file(directory / ADAPTER_WEIGHTS)
     saved = {name.removeprefix(_PREFIX): tensor for name, tensor in held.items()}
     own = {name: tuple(tensor.shape) for name, tensor in adapter_state(net).items()}
     given = {name: tuple(tensor.shape) for name, tensor in saved.items()}
@@ -91,7 +93,7 @@ def _misfit(odd: list[str], own: Shapes, given: Shapes, directory: Path) -> str:
     )
 
 
-def _refuse_another_scale(directory: Path, model: Model) -> None:
+def _refuse_another_scale(directory: Path, model: ModelConfig) -> None:
     """The weights say nothing of alpha: with another one the adapter would be another policy."""
     config = sound(lambda: read_adapter_config(directory), field=_FIELD, path=str(directory))
     alpha = (config or {}).get("lora_alpha", model.lora_alpha)

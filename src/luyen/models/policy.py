@@ -1,4 +1,4 @@
-"""A causal language model as the trainer and the sampler see it: packed tokens in, scores out."""
+"""Policy and critic: packed tokens in, log-probabilities or values out."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -11,12 +11,16 @@ from transformers import PreTrainedModel
 from luyen.base.errors import UserError
 from luyen.models.attention import AttentionContext
 from luyen.models.backbone import hidden_at, prepare_layers
-from luyen.models.head import Head, Scored, score
-from luyen.models.offload import kept_on_host
-from luyen.models.probe import refuse_what_cannot_be_packed
-from luyen.models.silence import no_warnings
-from luyen.models.steady_linear import choose_products
-from luyen.models.unpacked import read_states, refuse_what_cannot_be_read, unpacked_hidden
+from luyen.models.batch_invariant_linear import choose_products
+from luyen.models.head import Head, TokenScores, score
+from luyen.models.hf_loading import no_warnings
+from luyen.models.offload import offload_activations
+from luyen.models.padded_forward import (
+    read_states,
+    refuse_what_cannot_be_packed,
+    refuse_what_cannot_be_read,
+    unpacked_hidden,
+)
 
 
 @final
@@ -76,7 +80,7 @@ class Policy(nn.Module):
         """Last hidden state `[tok, hidden]` of packed tokens."""
         assert self.is_packed, "the model was loaded with its own attention"
         base: Any = self.model.base_model
-        with kept_on_host(self.model) if self.is_offloading else nullcontext():
+        with offload_activations(self.model) if self.is_offloading else nullcontext():
             out = base(
                 input_ids=tokens[None],
                 position_ids=positions[None],
@@ -109,7 +113,10 @@ class Policy(nn.Module):
 
     def _padded_hidden(self, tokens: Tensor) -> Tensor:
         """Padding needs no mask here, of which transformers would warn."""
-        with no_warnings(), kept_on_host(self.model) if self.is_offloading else nullcontext():
+        with (
+            no_warnings(),
+            offload_activations(self.model) if self.is_offloading else nullcontext(),
+        ):
             return read_states(self.model, tokens, use_cache=False)
 
     def forward(
@@ -123,7 +130,7 @@ class Policy(nn.Module):
         entropy_gradient: bool = True,
         sum_pi_squared: bool = False,
         is_shared: bool = True,
-    ) -> Scored:
+    ) -> TokenScores:
         """Scores of the tokens where `mask` is True, in order, each given those before it.
 
         The first token of a sequence has nothing before it and must not be in the mask. With
@@ -151,3 +158,36 @@ def _refuse_adapted_head(output: Any, device: torch.device) -> None:
             "the output layer has an adapter, and scores on a GPU are made from one weight",
             "leave lm_head out",
         )
+
+
+# A critic: the same packed forward with one fp32 number per token instead of a vocabulary.
+
+
+@final
+class ValueModel(nn.Module):
+    """Value of the state before each token: what the critic expects when that token is chosen."""
+
+    def __init__(self, policy: Policy) -> None:
+        """The body of `policy` with a head that starts at 0, so that the first values are 0."""
+        super().__init__()
+        config: Any = policy.model.config.get_text_config()
+        self.body = policy
+        if not _is_tied(policy):
+            self.body.head.linear.requires_grad_(False)
+        self.value = nn.Linear(config.hidden_size, 1, dtype=torch.float32, device=policy.device)
+        nn.init.zeros_(self.value.weight)
+        nn.init.zeros_(self.value.bias)
+
+    def forward(self, tokens: Tensor, lengths: Sequence[int], mask: Tensor) -> Tensor:
+        """Values before the tokens where `mask` is True, in order."""
+        where = mask.nonzero()[:, 0]
+        hidden = self.body.packed_hidden(tokens, lengths, mask, where - 1)
+        # A tensor of its own: FSDP hangs a hook on it, which a view could lose.
+        return self.value(hidden.float())[:, 0].clone()
+
+
+def _is_tied(policy: Policy) -> bool:
+    """A tied output layer is the embedding, which the critic trains; another one it never uses."""
+    embedding: Any = policy.model.get_input_embeddings()
+    output: Any = policy.head.linear
+    return output.weight is embedding.weight

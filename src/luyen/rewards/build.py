@@ -1,27 +1,278 @@
-"""From the `reward` block to the reward of a run."""
+"""From the `reward` block to the reward of a run: routes by data source, and a tree for each."""
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Self, final
 
-from luyen.base.loops import run_loosely
-from luyen.base.paths import expanded
-from luyen.base.records import Rollout
-from luyen.config.schema.reward import Reward as RewardConfig
-from luyen.rewards import ways
-from luyen.rewards.cache import FILE, ScoreCache
-from luyen.rewards.counts import Counts
-from luyen.rewards.growth import TreeBuilder
-from luyen.rewards.guarded import managed
-from luyen.rewards.pool import Pool
-from luyen.rewards.protocol import Group, Reward, Services
-from luyen.rewards.registries import Given
-from luyen.rewards.seen import values_seen
-from luyen.rewards.step import VALIDATION, Judging, Scored, Tolerance, score_all, settle
-from luyen.rewards.tree import plainly
+from luyen.base.boundary import run_with_daemon_threads
+from luyen.base.errors import UserError
+from luyen.base.input_files import expanded
+from luyen.base.records import Prompt, Rollout, Score
+from luyen.config.reward_components import nodes, read_components, read_routes
+from luyen.config.schema.reward import ComponentConfig, RewardConfig
+from luyen.rewards import managers
+from luyen.rewards.cache import FILE, CachedExecutor, ScoreCache
+from luyen.rewards.calls import Executor, FallbackExecutor
+from luyen.rewards.counters import ScoringCounters
+from luyen.rewards.custom import CustomReward
+from luyen.rewards.leaf import LeafFactory
+from luyen.rewards.llm_judge.judge_reward import JudgeFactory
+from luyen.rewards.managers import ManagerContext, managed
+from luyen.rewards.pool import ScoringPool
+from luyen.rewards.protocol import Group, Reward, Services, StepReward, StepWide
+from luyen.rewards.running_stats import RunningMoments
+from luyen.rewards.scoring import (
+    VALIDATION,
+    ScoredGroup,
+    ScoreJournal,
+    Tolerance,
+    apply_fault_policy,
+    score_all,
+)
+from luyen.rewards.tree import ROOT, Node, RewardTree, below, plainly, shape, together
 
-MANAGERS = ways
+# Which components judge a row: decided by its data source, and never by default.
+
+BUILT_IN: Mapping[str, str] = {
+    "arithmetic": "exact",
+    "arithmetic/*": "exact",
+    "tools/*": "exact",
+    "openai/gsm8k": "gsm8k",
+    "reasoning_gym/*": "reasoning_gym",
+    "math*": "math",
+    "*/MATH*": "math",
+    "aime*": "math",
+    "*IFEval*": "ifeval",
+    "ifeval*": "ifeval",
+}
+"""Pattern of a data source -> the rule that judges it when the configuration says nothing."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """Components for the data sources that match a pattern.
+
+    Example:
+        >>> route = Route(pattern="math*", components={"math": ComponentConfig(rule="math")})
+        >>> route.matches("math_dapo"), route.matches("MATH")
+        (True, False)
+    """
+
+    pattern: str
+    """`*` stands for anything, `?` for one letter; capitals matter."""
+    components: Mapping[str, ComponentConfig]
+    """Name in the tree -> its node."""
+
+    def matches(self, source: str) -> bool:
+        """Whether rows of this source take the route."""
+        return fnmatchcase(source, self.pattern)
+
+
+def routes_in_force(
+    routes: Mapping[str, Sequence[str]], components: Mapping[str, ComponentConfig]
+) -> list[Route]:
+    """The routes in force, in the order in which they are tried."""
+    if components and not routes:
+        return [Route(pattern="*", components=components)]
+    own = [
+        Route(
+            pattern=pattern,
+            components={n: components.get(n) or ComponentConfig(rule=n) for n in names},
+        )
+        for pattern, names in routes.items()
+    ]
+    built_in = [
+        Route(pattern=pattern, components={rule: ComponentConfig(rule=rule)})
+        for pattern, rule in BUILT_IN.items()
+    ]
+    return own + built_in
+
+
+@final
+class RoutedReward:
+    """Judges each group by the first route that its data source matches."""
+
+    def __init__(
+        self,
+        routes: Sequence[Route],
+        *,
+        build: Callable[[Mapping[str, ComponentConfig]], RewardTree],
+    ) -> None:
+        """`build` makes a tree of components; a route is built when a row first takes it."""
+        self._routes = tuple(routes)
+        self._build = build
+        self._built: dict[str, RewardTree] = {}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the components of all routes."""
+        return tuple(dict.fromkeys(name for route in self._routes for name in route.components))
+
+    async def __call__(self, prompt: Prompt, rollouts: Sequence[Rollout]) -> list[Score]:
+        """One tree per rollout."""
+        return await self._tree(prompt.data_source)(prompt, rollouts)
+
+    async def judge(self, groups: Sequence[Group]) -> list[list[Score]]:
+        """One tree per rollout of every group, in order; each route sees its groups at once."""
+        taken: dict[RewardTree, list[int]] = {}
+        for index, (prompt, _) in enumerate(groups):
+            taken.setdefault(self._tree(prompt.data_source), []).append(index)
+        columns = await together([t.judge([groups[i] for i in own]) for t, own in taken.items()])
+        found: dict[int, list[Score]] = {}
+        for own, rows in zip(taken.values(), columns, strict=True):
+            found |= zip(own, rows, strict=True)
+        return [found[index] for index in range(len(groups))]
+
+    def check_sources(self, sources: Iterable[str]) -> None:
+        """Raise a UserError that lists every source without a route; build the routes of others."""
+        asked = dict.fromkeys(sources)
+        lost = [s for s in asked if not any(route.matches(s) for route in self._routes)]
+        if lost:
+            raise UserError("data_source", ", ".join(lost), self._why(), self._fix(lost[0]))
+        for source in asked:
+            self._tree(source)
+
+    def _tree(self, source: str) -> RewardTree:
+        route = next((route for route in self._routes if route.matches(source)), None)
+        if route is None:
+            raise UserError("data_source", source, self._why(), self._fix(source))
+        if route.pattern not in self._built:
+            self._built[route.pattern] = self._build(route.components)
+        return self._built[route.pattern]
+
+    def _why(self) -> str:
+        patterns = ", ".join(route.pattern for route in self._routes)
+        return f"no reward judges rows of this source (routes: {patterns})"
+
+    def _fix(self, source: str) -> str:
+        return (
+            f"set reward.routes={{{source!r}: [RULE]}}, reward.components, or "
+            "reward.custom_reward_function.path; data.reward_fn_key names the column"
+        )
+
+
+# Grows the trees that a configuration describes: one for each route, with shared sources.
+
+
+@final
+class TreeBuilder:
+    """Builds what the configuration judges by, and remembers what it built."""
+
+    def __init__(
+        self,
+        reward: RewardConfig,
+        *,
+        pool: ScoringPool,
+        services: Services,
+        cache: ScoreCache | None,
+        counts: ScoringCounters,
+        max_response_length: int,
+        require: Sequence[str] = (),
+    ) -> None:
+        components, wrong = read_components(reward)
+        if wrong:
+            raise UserError("reward.components", reward.components, wrong[0], "mend the component")
+        self._reward = reward
+        self._pool = pool
+        self._services = services
+        self._cache = cache
+        self._counts = counts
+        self._judges = JudgeFactory(own=services.ask, executor=pool, cache=cache, counts=counts)
+        self._max_response_length = max_response_length
+        self._require = require
+        self._routes = routes_in_force(read_routes(reward), components)
+        self.running = {p: node for p, node in nodes(components) if node.normalise == "running"}
+        """The nodes that are normalised over time, by path."""
+        self.moments = RunningMoments(list(self.running))
+        """What was seen of them."""
+        self.routed: list[RoutedReward] = []
+
+    def build(self, executor: Executor) -> Reward:
+        """The custom function, or the routes, with calls made by this executor."""
+        custom_reward_function = self._reward.custom_reward_function
+        if custom_reward_function.path is not None:
+            return CustomReward(
+                custom_reward_function.path,
+                custom_reward_function.name,
+                custom_reward_function.reward_kwargs,
+                executor=executor,
+            )
+        leaves = LeafFactory(
+            executor=self._remembering(executor),
+            isolated=self._remembering(self._pool),
+            judges=self._judges,
+            model=self._services.model,
+            max_response_length=self._max_response_length,
+            require=self._require,
+        )
+        routed = RoutedReward(self._routes, build=lambda parts: self._tree(parts, leaves))
+        self.routed.append(routed)
+        return StepWide(routed, routed.judge) if self._is_step_wide() else routed
+
+    def _tree(self, components: Mapping[str, ComponentConfig], leaves: LeafFactory) -> RewardTree:
+        combine = self._reward.combine
+        waves, order = below("", components, combine, leaves)
+        root = Node(path=ROOT, component=ComponentConfig(combine=combine), waves=waves, order=order)
+        return RewardTree(root, moments=self.moments, num_workers=self._reward.num_workers)
+
+    def _remembering(self, executor: Executor) -> Executor:
+        settled = FallbackExecutor(executor, self._counts)
+        return settled if self._cache is None else CachedExecutor(settled, self._cache)
+
+    def _is_step_wide(self) -> bool:
+        """Whether some route is judged by a learned reward that wants to see whole steps."""
+        used = (node for r in self._routes for _, node in nodes(r.components))
+        is_used = any(node.model is not None for node in used)
+        return is_used and isinstance(self._services.model, StepReward)
+
+
+# The values of a step that running normalisation counts, read from the trees of its rollouts.
+
+
+def values_to_normalise(
+    scored: Sequence[ScoredGroup], running: Mapping[str, ComponentConfig]
+) -> dict[str, list[float]]:
+    """Every value of each of these nodes as it was before normalising; what was gated is left out.
+
+    A journal keeps trees, so a step that was taken up again counts the same values.
+    """
+    found: dict[str, list[float]] = {path: [] for path in running}
+    roots = [score for group in scored for score in group.scores]
+    for path, component in running.items():
+        nodes = [part_at(root, path) for root in roots]
+        for node in nodes:
+            if node is not None and not node.gated and node.value is not None:
+                judged = node.value if node.raw is None else node.raw
+                found[path].append(shape(component, judged))
+    return found
+
+
+def part_at(root: Score, path: str) -> Score | None:
+    """The part of a tree at a path below its root.
+
+    A manager may have put the whole tree beside a part of its own; then it is called `score`.
+
+    Example:
+        >>> brief = Score(name="brief", value=0.5)
+        >>> style = Score(name="style", value=0.5, parts=(brief,))
+        >>> part_at(Score(name="reward", value=0.5, parts=(style,)), "style/brief") is brief
+        True
+    """
+    found: Score | None = root
+    for name in path.split("/"):
+        parts = {part.name: part for part in found.parts} if found is not None else {}
+        moved = parts.get("score") if found is root and name not in parts else None
+        if moved is not None:
+            parts = {part.name: part for part in moved.parts}
+        found = parts.get(name)
+    return found
+
+
+MANAGERS = managers
 """Importing it registers the managers that come with the package."""
 
 
@@ -40,8 +291,8 @@ def build_reward(
     program is run.
     """
     memory = None if reward.memory_mb is None else reward.memory_mb * 2**20
-    pool = Pool(size=_processes(reward), timeout_s=reward.timeout_s, memory_bytes=memory)
-    counts = Counts()
+    pool = ScoringPool(size=_processes(reward), timeout_s=reward.timeout_s, memory_bytes=memory)
+    counts = ScoringCounters()
     cache = _cache(reward, folder, counts)
     builder = TreeBuilder(
         reward,
@@ -52,7 +303,7 @@ def build_reward(
         max_response_length=max_response_length,
         require=require,
     )
-    given = Given(
+    given = ManagerContext(
         reward=reward, max_response_length=max_response_length, pool=pool, build=builder.build
     )
     return BuiltReward(
@@ -72,7 +323,7 @@ def _processes(reward: RewardConfig) -> int:
     return reward.num_workers if is_own else min(reward.num_workers, os.cpu_count() or 1)
 
 
-def _cache(reward: RewardConfig, folder: Path | None, counts: Counts) -> ScoreCache | None:
+def _cache(reward: RewardConfig, folder: Path | None, counts: ScoringCounters) -> ScoreCache | None:
     if not reward.cache.enable:
         return None
     if reward.cache.path is not None:
@@ -89,10 +340,10 @@ class BuiltReward:
         inner: Reward,
         *,
         reward: RewardConfig,
-        pool: Pool,
+        pool: ScoringPool,
         builder: TreeBuilder,
         cache: ScoreCache | None,
-        counts: Counts,
+        counts: ScoringCounters,
         closing: Callable[[], None] | None,
     ) -> None:
         self._inner = inner
@@ -118,7 +369,7 @@ class BuiltReward:
         """Ids of the processes it has started."""
         return self._pool.pids
 
-    def judge(self, groups: Sequence[Group], work: Judging | None = None) -> list[Scored]:
+    def judge(self, groups: Sequence[Group], work: ScoreJournal | None = None) -> list[ScoredGroup]:
         """Every group with its scores, in order; those that the journal has are not judged anew.
 
         A validation is judged without normalising, so that its numbers can be compared over time.
@@ -126,15 +377,15 @@ class BuiltReward:
         is_validation = work is not None and work.purpose == VALIDATION
         with plainly(is_validation):
             scored = score_all(self._inner, groups, num_workers=self._num_workers, work=work)
-            return run_loosely(scored)
+            return run_with_daemon_threads(scored)
 
-    def advance(self, scored: Sequence[Scored]) -> None:
+    def advance(self, scored: Sequence[ScoredGroup]) -> None:
         """Count the values of a step that is done towards running normalisation.
 
         Call it once for each step, with all that was judged in it, wherever the scores came from:
         the values are read from the trees. The next step is normalised by what was counted so far.
         """
-        self._builder.moments.add(values_seen(scored, self._builder.running))
+        self._builder.moments.add(values_to_normalise(scored, self._builder.running))
 
     def state(self) -> dict[str, Any]:
         """What a resumed run must know, as JSON can hold it."""
@@ -154,9 +405,9 @@ class BuiltReward:
         for routed in self._builder.routed:
             routed.check_sources(asked)
 
-    def settle(self, scored: Sequence[Scored]) -> list[Rollout]:
+    def settle(self, scored: Sequence[ScoredGroup]) -> list[Rollout]:
         """The rollouts to leave out; a UserError when `reward.on_fault` says to stop instead."""
-        return settle(scored, self._tolerance)
+        return apply_fault_policy(scored, self._tolerance)
 
     def close(self) -> None:
         """End every process and what the run brought, close the cache. Twice is allowed."""

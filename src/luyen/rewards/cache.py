@@ -1,29 +1,70 @@
-"""Scores that were computed once, found again by the hash of everything they depend on.
+"""The score cache, keyed by a hash of everything that a score depends on, source code included.
 
 A record is written when it is known and survives the death of the process; several runs may share
 the file at the same time. Faults are never kept. Each record has a checksum.
 """
 
+import inspect
 import json
 import pickle
 import sqlite3
+import sys
 import threading
 import warnings
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
+from functools import cache
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast, final
 
+import luyen
 from luyen.base.errors import UserError
 from luyen.base.rundir import DamagedRecord
-from luyen.rewards.calls import Call, Executor
-from luyen.rewards.counts import Counts
-from luyen.rewards.outcome import Outcome
-from luyen.rewards.rule_code import code_of
+from luyen.rewards.calls import Executor, ScoreCall
+from luyen.rewards.counters import ScoringCounters
+from luyen.rewards.outcome import ScoreOutcome
 from luyen.rewards.rules.all import rule_rewards
+from luyen.telemetry.fingerprints import OURS, source_files
+
+# What stands for the code of a rule: every source file that its score can depend on.
+
+
+def code_of(rule: Callable[..., Any]) -> list[str] | None:
+    """Our version, a hash of our rewards and, for a rule of yours, one of each of its files.
+
+    Its files are its own, those of its package, and those that they import, however deep and
+    wherever the import stands. What is installed beside them counts as unchanging. None where the
+    rule has no source file.
+    """
+    file = inspect.getsourcefile(rule)
+    if file is None:
+        return None
+    start = Path(file).resolve()
+    found = [luyen.__version__, _rewards_hash()]
+    if start.is_relative_to(OURS):
+        return found
+    files = source_files(start, package=_package_of(rule))
+    return found + sorted(f"{f.name}: {sha256(f.read_bytes()).hexdigest()}" for f in files)
+
+
+@cache
+def _rewards_hash() -> str:
+    """One hash of everything in this package; it cannot change under a running process."""
+    whole = sha256()
+    for path in sorted((OURS / "rewards").rglob("*.py")):
+        whole.update(sha256(path.read_bytes()).digest())
+    return whole.hexdigest()
+
+
+def _package_of(rule: Callable[..., Any]) -> Path | None:
+    """The folder of the outermost package that a rule is defined in."""
+    outermost = vars(sys.modules[rule.__module__.partition(".")[0]])
+    file = outermost.get("__file__")
+    return Path(file).resolve().parent if file and "__path__" in outermost else None
+
 
 FILE = "reward_cache.sqlite"
 """Name of the cache in a run directory."""
@@ -36,13 +77,13 @@ class ScoreCache:
     """A table from hashes to small records. Without a path it lives in memory.
 
     Example:
-        >>> scores = ScoreCache(None, counts=Counts())
+        >>> scores = ScoreCache(None, counts=ScoringCounters())
         >>> scores.keep("a1", {"value": 0.5})
         >>> scores.find("a1"), scores.find("b2")
         ({'value': 0.5}, None)
     """
 
-    def __init__(self, path: Path | None, *, counts: Counts) -> None:
+    def __init__(self, path: Path | None, *, counts: ScoringCounters) -> None:
         """A UserError when the file cannot be opened, or is no cache."""
         self._path = path
         self._counts = counts
@@ -68,7 +109,7 @@ class ScoreCache:
             row = self._table.execute(
                 "SELECT body, seal FROM sealed WHERE key = ?", (key,)
             ).fetchone()
-            if row is not None and row[1] != _seal_of(key, row[0]):
+            if row is not None and row[1] != _checksum_of(key, row[0]):
                 self._table.execute("DELETE FROM sealed WHERE key = ?", (key,))
                 self._note_damage(key)
                 row = None
@@ -78,7 +119,7 @@ class ScoreCache:
     def keep(self, key: str, body: Mapping[str, Any]) -> None:
         """Write a record down; the first one under a key stays."""
         text = json.dumps(dict(body), allow_nan=False)
-        line = key, text, _seal_of(key, text)
+        line = key, text, _checksum_of(key, text)
         with self._lock, self._told():
             self._table.execute("INSERT OR IGNORE INTO sealed VALUES (?, ?, ?)", line)
 
@@ -104,7 +145,7 @@ class ScoreCache:
             raise UserError("reward.cache.path", str(self._path), why, fix) from error
 
 
-def _seal_of(key: str, body: Any) -> str:
+def _checksum_of(key: str, body: Any) -> str:
     """What a record and its key must hash to; a table may hold anything by now."""
     return sha256(f"{key} {body}".encode(errors="replace")).hexdigest()
 
@@ -129,10 +170,10 @@ def _plain(value: Any) -> Any:
 
 
 @final
-class Remembering:
+class CachedExecutor:
     """Makes calls of deterministic rules once; the others are passed on.
 
-    A score depends on the rule and its code (`luyen.rewards.rule_code`), its knobs, the prompt and
+    A score depends on the rule and its code (`luyen.rewards.cache`), its knobs, the prompt and
     the answer.
     """
 
@@ -141,22 +182,24 @@ class Remembering:
         self._scores = scores
         self._codes: dict[str, list[str] | None] = {}
 
-    async def run(self, calls: Sequence[Call]) -> list[Outcome]:
+    async def run(self, calls: Sequence[ScoreCall]) -> list[ScoreOutcome]:
         """What came of each call, in order."""
         keys = [self._key(call) for call in calls]
         found = [None if key is None else self._scores.find(key) for key in keys]
         fresh = [call for call, known in zip(calls, found, strict=True) if known is None]
         made = iter(await self._inner.run(fresh) if fresh else [])
-        outcomes: list[Outcome] = []
+        outcomes: list[ScoreOutcome] = []
         for key, known in zip(keys, found, strict=True):
-            outcome = next(made) if known is None else Outcome(numbers={"score": known["value"]})
+            outcome = (
+                next(made) if known is None else ScoreOutcome(numbers={"score": known["value"]})
+            )
             is_plain = outcome.tree is None and not outcome.is_stand_in
             if key is not None and known is None and is_plain and outcome.numbers:
                 self._scores.keep(key, {"value": outcome.numbers["score"]})
             outcomes.append(outcome)
         return outcomes
 
-    def _key(self, call: Call) -> str | None:
+    def _key(self, call: ScoreCall) -> str | None:
         """The key of a call that may be remembered."""
         if not call.rule or not rule_rewards.facts(call.name).get("deterministic", False):
             return None

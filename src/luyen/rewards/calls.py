@@ -1,4 +1,4 @@
-"""A call of a judging function as data, so that it can be made here or in another process."""
+"""A call of a reward function as data, and executors that make it here or in another process."""
 
 import asyncio
 import inspect
@@ -9,23 +9,24 @@ from importlib import import_module
 from time import perf_counter
 from typing import Any, Protocol, final
 
-from luyen.base.foreign import boundary, own_copy
+from luyen.base.boundary import boundary, own_copy
 from luyen.base.heartbeat import beat
-from luyen.rewards.loading import load_function, load_module
-from luyen.rewards.outcome import Outcome, fault_of, outcome_of
+from luyen.base.records import Rollout
+from luyen.rewards.counters import ScoringCounters
+from luyen.rewards.outcome import ScoreOutcome, fault_of, outcome_of
 from luyen.rewards.rules.all import rule_rewards
-from luyen.rewards.trl import called_as_ours
+from luyen.rewards.user_functions import called_as_ours, load_function, load_module
 
 FILE_FIELD = "reward.custom_reward_function"
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class ScoreCall:
     """Which function to call, and with what.
 
     Example:
-        >>> Call(name="compute_score", source="my_reward.py", arguments={"solution_str": "4"}).rule
+        >>> ScoreCall(name="score", source="reward.py", arguments={"solution_str": "4"}).rule
         False
     """
 
@@ -42,7 +43,7 @@ class Call:
 class Executor(Protocol):
     """Makes calls, somewhere."""
 
-    async def run(self, calls: Sequence[Call]) -> list[Outcome]:
+    async def run(self, calls: Sequence[ScoreCall]) -> list[ScoreOutcome]:
         """What came of each call, in order."""
         ...
 
@@ -61,7 +62,7 @@ def function_of(name: str, source: str | None, rule: bool) -> Callable[..., Any]
     return rule_rewards.get(name)
 
 
-def perform(call: Call) -> Outcome:
+def perform(call: ScoreCall) -> ScoreOutcome:
     """Make a call on this thread, where no event loop runs."""
     faults: list[BaseException] = []
     returned: Any = None
@@ -81,17 +82,17 @@ async def _awaited(waiting: Awaitable[Any]) -> Any:
 
 
 @final
-class Inline:
+class InlineExecutor:
     """Makes calls one after the other on the calling thread; a coroutine has a time limit."""
 
     def __init__(self, *, timeout_s: float) -> None:
         self._timeout_s = timeout_s
 
-    async def run(self, calls: Sequence[Call]) -> list[Outcome]:
+    async def run(self, calls: Sequence[ScoreCall]) -> list[ScoreOutcome]:
         """What came of each call, in order."""
         return [await self._one(call) for call in calls]
 
-    async def _one(self, call: Call) -> Outcome:
+    async def _one(self, call: ScoreCall) -> ScoreOutcome:
         start = perf_counter()
         function = function_of(call.name, call.source, call.rule)
         is_ours = function.__module__.startswith("luyen.")
@@ -106,7 +107,7 @@ class Inline:
 
 async def attempt(
     function: Callable[..., Any], arguments: Mapping[str, Any], *, timeout_s: float
-) -> tuple[Outcome | None, Any]:
+) -> tuple[ScoreOutcome | None, Any]:
     """The fault of a call, if any, and what it returned; a coroutine gets a limited time."""
     faults: list[BaseException] = []
     returned: Any = None
@@ -118,5 +119,68 @@ async def attempt(
             async with limit:
                 returned = await returned
     if limit.expired():
-        return Outcome(error=f"no score within {timeout_s:g} s (reward.timeout_s)"), None
+        return ScoreOutcome(error=f"no score within {timeout_s:g} s (reward.timeout_s)"), None
     return (fault_of(faults) if faults else None), returned
+
+
+# What an answer causes is a score, and what a rule causes is a fault.
+#
+# A rule that says what a wrong answer is worth (`wrong=` where it is registered) may run out of
+# time, memory or stack on an answer, or raise. If it judges an empty answer to the same row,
+# the answer was the cause, and it is a wrong one. If it cannot even do that, nothing can be
+# said about the answer.
+
+
+@final
+class FallbackExecutor:
+    """Makes calls; where an answer is what a rule failed on, its score is that of a wrong one."""
+
+    def __init__(self, inner: Executor, counts: ScoringCounters) -> None:
+        self._inner = inner
+        self._counts = counts
+
+    async def run(self, calls: Sequence[ScoreCall]) -> list[ScoreOutcome]:
+        """What came of each call, in order."""
+        outcomes = await self._inner.run(calls)
+        pairs = zip(calls, outcomes, strict=True)
+        return await asyncio.gather(*(self._settled(call, outcome) for call, outcome in pairs))
+
+    async def _settled(self, call: ScoreCall, outcome: ScoreOutcome) -> ScoreOutcome:
+        facts = rule_rewards.facts(call.name) if call.rule else {}
+        if outcome.error is None or outcome.is_unscorable or "wrong" not in facts:
+            return outcome
+        if outcome.is_dead:  # something else on the machine may have ended the process
+            [outcome] = await self._inner.run([call])
+            if outcome.error is None or outcome.is_unscorable:
+                return outcome
+        [empty] = await self._inner.run([without_answer(call)])
+        if empty.is_unscorable:
+            return replace(empty, seconds=outcome.seconds)
+        if empty.numbers is None:
+            error = f"{outcome.error}; for an empty answer: {empty.error or empty.refused}"
+            return replace(outcome, error=error)
+        self._counts.add(f"judging/unjudgeable/{call.name}")
+        score = fallback_score(facts, call.arguments)
+        return ScoreOutcome(numbers={"score": score}, is_stand_in=True, seconds=outcome.seconds)
+
+
+def fallback_score(facts: Mapping[str, Any], arguments: Mapping[str, Any]) -> float:
+    """What an answer is worth that the rule could not judge: `wrong`, and so much for each call.
+
+    Example:
+        >>> fallback_score({"wrong": 0.0}, {})
+        0.0
+    """
+    rollout = arguments.get("rollout")
+    calls = len(rollout.calls) if isinstance(rollout, Rollout) else 0
+    return float(facts["wrong"]) + calls * float(facts.get("wrong_per_call", 0.0))
+
+
+def without_answer(call: ScoreCall) -> ScoreCall:
+    """The same call about an answer that says nothing."""
+    given = dict(call.arguments)
+    if "answer" in given:
+        given["answer"] = replace(given["answer"], text="", response_length=0)
+    if "rollout" in given:
+        given["rollout"] = replace(given["rollout"], text="", calls=(), messages=(), given=())
+    return replace(call, arguments=given)

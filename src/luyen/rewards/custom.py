@@ -1,18 +1,19 @@
-"""The user's own function: `compute_score(data_source, solution_str, ground_truth, extra_info)`."""
+"""The user's `compute_score`, called for each answer or once for all answers of a step."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, final
+from time import perf_counter
+from typing import Any, cast, final
 
-from luyen.base.calls import ToolCall
+from luyen.base.boundary import boundary, own_copy
 from luyen.base.errors import UserError
-from luyen.base.records import Prompt, Rollout, Score
-from luyen.rewards.calls import FILE_FIELD, Call, Executor
-from luyen.rewards.clock import add_time
-from luyen.rewards.compose import ROOT, total
-from luyen.rewards.loading import load_function, takes
-from luyen.rewards.outcome import Outcome
-from luyen.rewards.trl import arguments_of, is_trl
+from luyen.base.records import Prompt, Rollout, Score, ToolCall
+from luyen.rewards.calls import FILE_FIELD, Executor, ScoreCall, attempt
+from luyen.rewards.counters import add_time
+from luyen.rewards.outcome import ScoreOutcome, outcome_of, short_repr
+from luyen.rewards.protocol import Group
+from luyen.rewards.tree import ROOT, total
+from luyen.rewards.user_functions import arguments_of, is_trl, load_function, takes, with_messages
 
 ONE = ("data_source", "solution_str", "ground_truth", "extra_info")
 """What the function is given for one answer, by keyword."""
@@ -56,7 +57,7 @@ def _plain(call: ToolCall) -> dict[str, Any]:
     }
 
 
-def score_of(outcome: Outcome, path: str, name: str) -> Score:
+def score_of(outcome: ScoreOutcome, path: str, name: str) -> Score:
     """A tree from what the function returned; its other numbers are parts that weigh nothing."""
     if outcome.error is not None:
         part = Score(name="score", value=None, error=outcome.error, seconds=outcome.seconds)
@@ -100,11 +101,11 @@ class CustomReward:
             add_time(rollout, outcome.seconds)
         return [score_of(outcome, self._path, self._name) for outcome in outcomes]
 
-    def _call(self, prompt: Prompt, rollout: Rollout) -> Call:
+    def _call(self, prompt: Prompt, rollout: Rollout) -> ScoreCall:
         if self._trl is not None:
             infos = [info_of(prompt, rollout)]
             columns = arguments_of(self._trl, [(prompt, rollout)], infos, self._more)
-            return Call(name=self._name, source=self._path, arguments=columns)
+            return ScoreCall(name=self._name, source=self._path, arguments=columns)
         arguments = {
             "data_source": prompt.data_source,
             "solution_str": rollout.text,
@@ -112,4 +113,77 @@ class CustomReward:
             "extra_info": info_of(prompt, rollout),
             **self._more,
         }
-        return Call(name=self._name, source=self._path, arguments=arguments)
+        return ScoreCall(name=self._name, source=self._path, arguments=arguments)
+
+
+# The user's function, called once for all answers of a step.
+
+MANY = ("data_sources", "solution_strs", "ground_truths", "extra_infos")
+"""What the function is given, each a list with one entry per answer."""
+
+
+@final
+class BatchReward:
+    """Calls `compute_score` with lists, and expects a list of scores back."""
+
+    def __init__(self, path: str, name: str, more: Mapping[str, Any], *, timeout_s: float) -> None:
+        if not is_trl(load_function(path, name, field=FILE_FIELD)):
+            check_signature(path, name, [*MANY, *more])
+        self._path, self._name, self._more = path, name, dict(more)
+        self._timeout_s = timeout_s
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """`score`; what else the function returns shows in its first answer."""
+        return ("score",)
+
+    async def __call__(self, prompt: Prompt, rollouts: Sequence[Rollout]) -> list[Score]:
+        """One tree per rollout of a single group."""
+        return (await self.score_step([(prompt, rollouts)]))[0]
+
+    async def score_step(self, groups: Sequence[Group]) -> list[list[Score]]:
+        """One call for every rollout of every group."""
+        flat = [(prompt, rollout) for prompt, rollouts in groups for rollout in rollouts]
+        outcomes = iter(await self._outcomes(flat)) if flat else iter(())
+        scores: list[list[Score]] = []
+        for _, rollouts in groups:
+            row: list[Score] = []
+            for rollout in rollouts:
+                outcome = next(outcomes)
+                add_time(rollout, outcome.seconds)
+                row.append(score_of(outcome, self._path, self._name))
+            scores.append(row)
+        return scores
+
+    def _arguments(
+        self, function: Callable[..., Any], flat: list[tuple[Prompt, Rollout]]
+    ) -> dict[str, Any]:
+        infos = [info_of(prompt, rollout) for prompt, rollout in flat]
+        if is_trl(function):
+            return arguments_of(function, flat, infos, self._more)
+        return {
+            "data_sources": [prompt.data_source for prompt, _ in flat],
+            "solution_strs": [rollout.text for _, rollout in flat],
+            "ground_truths": [prompt.ground_truth for prompt, _ in flat],
+            "extra_infos": infos,
+            **self._more,
+        }
+
+    async def _outcomes(self, flat: list[tuple[Prompt, Rollout]]) -> list[ScoreOutcome]:
+        function = load_function(self._path, self._name, field=FILE_FIELD)
+        start = perf_counter()
+        given = own_copy(self._arguments(function, flat))
+        given = with_messages(given) if is_trl(function) else given
+        fault, found = await attempt(function, given, timeout_s=self._timeout_s)
+        each_s = (perf_counter() - start) / len(flat)
+        if fault is not None:
+            return [replace(fault, seconds=each_s)] * len(flat)
+        faults: list[BaseException] = []
+        entries: list[Any] | None = None
+        with boundary(faults):  # it may be a list of its own kind
+            entries = list(cast(list[Any], found)) if isinstance(found, list | tuple) else None
+        if entries is None or len(entries) != len(flat):
+            what = f"{len(entries)} entries" if entries is not None else short_repr(found)
+            why = f"`{self._name}` in {self._path} returned {what} for {len(flat)} answers"
+            raise UserError(FILE_FIELD, self._name, why, "return a list with a score per answer")
+        return [outcome_of(one, seconds=each_s) for one in entries]

@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from numbers import Complex, Real
 from typing import Any, SupportsComplex, SupportsFloat, cast, final
 
-from luyen.base.faults import last_line, plain_text
-from luyen.base.foreign import boundary
+from luyen.base.boundary import boundary, last_line, plain_text
 from luyen.base.records import Score
 
 _SHOWN = 200
@@ -24,7 +23,7 @@ class Unscorable(Exception):
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class ScoreOutcome:
     """The result of one call. Exactly one of `numbers`, `error` and `refused` is set.
 
     Example:
@@ -54,7 +53,7 @@ class Outcome:
     """How long the call took."""
 
 
-def outcome_of(returned: Any, *, seconds: float) -> Outcome:
+def outcome_of(returned: Any, *, seconds: float) -> ScoreOutcome:
     """Numbers out of what a function returned: a number, a `Score`, or a mapping with `score`.
 
     What was returned is foreign code, too: reading it may raise. The outcome holds none of it, only
@@ -64,36 +63,38 @@ def outcome_of(returned: Any, *, seconds: float) -> Outcome:
     with boundary(faults):
         return replace(_read(returned), seconds=seconds)
     refused = f"{_kind(returned)} that cannot be read: {last_line(faults[0])}"
-    return Outcome(refused=refused, seconds=seconds)
+    return ScoreOutcome(refused=refused, seconds=seconds)
 
 
-def fault_of(faults: Sequence[BaseException], *, seconds: float = 0.0) -> Outcome:
+def fault_of(faults: Sequence[BaseException], *, seconds: float = 0.0) -> ScoreOutcome:
     """The outcome of a call that raised."""
     fault = faults[0]
     is_unscorable = isinstance(fault, Unscorable)
     error = plain_text(str(fault)) if is_unscorable else last_line(fault)
-    return Outcome(error=error, is_unscorable=is_unscorable, seconds=seconds)
+    return ScoreOutcome(error=error, is_unscorable=is_unscorable, seconds=seconds)
 
 
-def _read(returned: Any) -> Outcome:
+def _read(returned: Any) -> ScoreOutcome:
     if isinstance(returned, Score):
         tree = plain_score(returned)
         if tree is None or tree.value is None or not _is_whole(tree):
-            return Outcome(refused=shown(returned))
-        return Outcome(numbers={"score": tree.value}, tree=tree)
+            return ScoreOutcome(refused=short_repr(returned))
+        return ScoreOutcome(numbers={"score": tree.value}, tree=tree)
     if not isinstance(returned, Mapping):
         number = finite(returned)
-        return Outcome(refused=shown(returned)) if number is None else _numbers(score=number)
+        return (
+            ScoreOutcome(refused=short_repr(returned)) if number is None else _numbers(score=number)
+        )
     given = dict(cast(Mapping[Any, Any], returned))
     read = {plain_text(str(n)): finite(v) for n, v in given.items() if not isinstance(v, str)}
     numbers = {name: value for name, value in read.items() if value is not None}
     if "score" not in numbers or len(numbers) < len(read):
-        return Outcome(refused=shown(given))
+        return ScoreOutcome(refused=short_repr(given))
     return _numbers(**numbers)
 
 
-def _numbers(**numbers: float) -> Outcome:
-    return Outcome(numbers=numbers)
+def _numbers(**numbers: float) -> ScoreOutcome:
+    return ScoreOutcome(numbers=numbers)
 
 
 def plain_score(score: Any) -> Score | None:
@@ -146,7 +147,7 @@ def finite(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def shown(value: Any) -> str:
+def short_repr(value: Any) -> str:
     """A value as a message shows it, never longer than a few lines; its `__repr__` may raise."""
     text = ""
     with boundary([]):

@@ -1,25 +1,123 @@
-"""From the `multi_turn` block to the conversations of a run."""
+"""From the `multi_turn` block to the tools, environments and conversations of a run."""
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
-from luyen.base.errors import UserError
+from luyen.base.boundary import boundary, last_line, own_copy
+from luyen.base.errors import UserError, did_you_mean
 from luyen.base.records import Prompt
-from luyen.config.environments import read_environments
-from luyen.config.interaction_file import read_interactions
-from luyen.config.schema.rollout import MultiTurn
+from luyen.config.environments import read_environments, read_interactions
+from luyen.config.schema.actor_rollout_ref import EnvironmentConfig, MultiTurnConfig
 from luyen.data.render import Renderer
-from luyen.rollout.env.all import envs
-from luyen.rollout.env.worlds import Worlds
-from luyen.rollout.fault_policy import FaultPolicy
-from luyen.rollout.loop import TurnLimits
-from luyen.rollout.multi_turn import Conversations
-from luyen.rollout.openings import Openings
-from luyen.rollout.parsers.all import tool_parsers
-from luyen.rollout.setting import Setting, ending_s
-from luyen.rollout.tools.box import ToolBox
-from luyen.rollout.tools.config import load_tools
+from luyen.rollout.conversation_config import ConversationConfig, PromptTokenCache, ending_s
+from luyen.rollout.conversation_state import TurnLimits
+from luyen.rollout.env import class_env, reasoning_gym, user_simulator, verifiers_env
+from luyen.rollout.env.protocol import Env, envs
+from luyen.rollout.multi_turn import Conversations, FaultPolicy
+from luyen.rollout.parsers import json_formats, llama3, tag_formats
+from luyen.rollout.parsers.protocol import tool_parsers
+from luyen.rollout.tools.protocol import Tool
+from luyen.rollout.tools.registry import ToolRegistry
+from luyen.rollout.tools.tool_file import load_tools
+
+# Which world a prompt's conversations happen in.
+
+_FIELD = "actor_rollout_ref.rollout.multi_turn.environments"
+ROW_KEY = "environment"
+"""Where a row says which world it belongs to."""
+
+
+@final
+class EnvSelector:
+    """The worlds of a run by name. Each conversation gets a fresh one.
+
+    Example:
+        >>> worlds = EnvSelector({}, default=None)
+        >>> from luyen.base.records import make_prompt
+        >>> worlds.make(make_prompt([{"role": "user", "content": "Hi"}])) is None
+        True
+    """
+
+    def __init__(self, choices: Mapping[str, EnvironmentConfig], *, default: str | None) -> None:
+        """`default` is the world of rows that name none; a UserError for knobs nobody knows."""
+        for name, choice in choices.items():
+            _check_kwargs(name, choice)
+        self._choices = dict(choices)
+        self._default = default
+        self._tools: dict[str, tuple[Tool, ...]] = {}
+
+    @property
+    def are_any(self) -> bool:
+        """Whether a prompt may have one."""
+        return bool(self._choices)
+
+    def name_of(self, prompt: Prompt) -> str | None:
+        """The world that a prompt belongs to; None: it has none."""
+        interaction = prompt.extra_info.get("interaction_kwargs")
+        named = prompt.extra_info.get(ROW_KEY)
+        if named is None and isinstance(interaction, Mapping):
+            named = interaction.get("name")  # pyright: ignore[reportUnknownMemberType]
+        name = self._default if named is None else str(named)
+        if name is not None and name not in self._choices:
+            why = "a row names a world that the run does not have"
+            raise UserError(_FIELD, name, why, did_you_mean(name, self._choices))
+        return name
+
+    def make(self, prompt: Prompt) -> Env | None:
+        """A fresh world for one conversation."""
+        name = self.name_of(prompt)
+        if name is None:
+            return None
+        choice = self._choices[name]
+        return envs.get(choice.kind)(**own_copy(choice.kwargs))
+
+    def tools_of(self, prompt: Prompt) -> Sequence[Tool]:
+        """Tools that the prompt's world brings."""
+        name = self.name_of(prompt)
+        if name is None:
+            return ()
+        if name not in self._tools:
+            self._tools[name] = self._made_tools(prompt, name)
+        return self._tools[name]
+
+    def _made_tools(self, prompt: Prompt, name: str) -> tuple[Tool, ...]:
+        faults: list[BaseException] = []
+        with boundary(faults):
+            made = self.make(prompt)
+            return () if made is None else tuple(made.tools)
+        if isinstance(faults[0], UserError):
+            raise faults[0]
+        why = f"making it failed: {last_line(faults[0])}"
+        fix = "mend the environment or its kwargs"
+        raise UserError(f"{_FIELD}.{name}", self._choices[name].kind, why, fix) from faults[0]
+
+
+def _check_kwargs(name: str, choice: EnvironmentConfig) -> None:
+    parameters = inspect.signature(envs.get(choice.kind)).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return
+    for knob in choice.kwargs:
+        if knob not in parameters:
+            why = f"an environment of kind `{choice.kind}` takes no such argument"
+            fix = did_you_mean(knob, parameters)
+            raise UserError(f"{_FIELD}.{name}.kwargs", knob, why, fix)
+    for knob, parameter in parameters.items():
+        if parameter.default is inspect.Parameter.empty and knob not in choice.kwargs:
+            why = f"an environment of kind `{choice.kind}` needs `{knob}`"
+            raise UserError(f"{_FIELD}.{name}.kwargs", dict(choice.kwargs), why, f"set {knob}")
+
+
+# Every environment, gathered: importing this module registers them all.
+
+ENV_MODULES = (class_env, reasoning_gym, user_simulator, verifiers_env)
+
+
+# Every format, gathered: importing this module registers them all.
+
+PARSER_MODULES = (json_formats, tag_formats, llama3)
+
 
 ENVS = envs
 """Importing it registers the environments that come with the package."""
@@ -27,17 +125,17 @@ ENVS = envs
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
+class ToolEnvironment:
     """What conversations meet: tools and worlds.
 
     Example:
-        >>> build_surroundings(MultiTurn(enable=True)).tools.names
+        >>> build_tool_environment(MultiTurnConfig(enable=True)).tools.names
         ()
     """
 
-    tools: ToolBox
+    tools: ToolRegistry
     """What may be called."""
-    worlds: Worlds
+    worlds: EnvSelector
     """What answers."""
 
     def offered(self, prompt: Prompt) -> tuple[Mapping[str, Any], ...]:
@@ -52,14 +150,14 @@ class Surroundings:
         return self.tools.schemas(names, besides=besides)
 
 
-def stop_tokens(multi_turn: MultiTurn) -> tuple[str, ...]:
+def stop_tokens(multi_turn: MultiTurnConfig) -> tuple[str, ...]:
     """Tokens that end a turn in the run's format of tool calls, besides the tokenizer's own."""
     if not multi_turn.enable:
         return ()
     return tuple(tool_parsers.facts(multi_turn.format).get("stop_tokens", ()))
 
 
-def build_surroundings(multi_turn: MultiTurn) -> Surroundings:
+def build_tool_environment(multi_turn: MultiTurnConfig) -> ToolEnvironment:
     """Tools and worlds, made and checked; nothing is started yet."""
     choices, wrong = read_environments(multi_turn)
     if wrong:
@@ -72,8 +170,8 @@ def build_surroundings(multi_turn: MultiTurn) -> Surroundings:
         function_tool_path=multi_turn.function_tool_path,
         timeout_s=multi_turn.tool_timeout_s,
     )
-    return Surroundings(
-        tools=ToolBox(
+    return ToolEnvironment(
+        tools=ToolRegistry(
             tools,
             max_tool_response_length=multi_turn.max_tool_response_length,
             tool_response_truncate_side=multi_turn.tool_response_truncate_side,
@@ -82,22 +180,22 @@ def build_surroundings(multi_turn: MultiTurn) -> Surroundings:
             timeout_s=multi_turn.tool_timeout_s,
             end_s=ending_s(multi_turn.time_budget_s),
         ),
-        worlds=Worlds(choices, default=multi_turn.environment),
+        worlds=EnvSelector(choices, default=multi_turn.environment),
     )
 
 
 def build_conversations(
-    multi_turn: MultiTurn,
-    surroundings: Surroundings,
+    multi_turn: MultiTurnConfig,
+    surroundings: ToolEnvironment,
     *,
     renderer: Renderer,
     max_prompt_length: int,
     max_response_length: int,
 ) -> Conversations:
     """What plays the rollouts of a run."""
-    setting = Setting(
+    setting = ConversationConfig(
         renderer=renderer,
-        openings=Openings(renderer),
+        openings=PromptTokenCache(renderer),
         parser=tool_parsers.get(multi_turn.format),
         tools=surroundings.tools,
         make_env=surroundings.worlds.make,

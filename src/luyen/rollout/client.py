@@ -1,4 +1,4 @@
-"""Many coroutines, one engine: each awaits its own answer, and all of them are drawn together.
+"""An engine shared by many coroutines: each awaits its completion, all are batched together.
 
 The engine runs on the thread of the event loop, a pass at a time; between two passes everything
 that became ready meanwhile (tools that returned, conversations that go on) gets its turn.
@@ -7,13 +7,72 @@ that became ready meanwhile (tools that returned, conversations that go on) gets
 import asyncio
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import final
 
+from luyen.base.boundary import boundary
 from luyen.base.errors import UserError
-from luyen.base.foreign import boundary
 from luyen.base.heartbeat import beat
-from luyen.rollout.partial import Partial
+from luyen.base.seeds import derive_key
 from luyen.rollout.protocol import Completion, Request, RolloutEngine, Sampling
+
+# An answer that several versions of the weights draw, one after the other.
+#
+# When the weights change, the new ones read again what was drawn so far and go on from there.
+# Each token keeps the log-probability and the version that it was drawn with.
+
+
+@final
+class PartialCompletion:
+    """What there is of an answer, and how the rest of it is drawn."""
+
+    __slots__ = ("kept_mass", "key", "logps", "sampling", "tokens", "versions")
+
+    def __init__(self, key: int, sampling: Sampling) -> None:
+        self.key = key
+        """Random key of the rest."""
+        self.sampling = sampling
+        """How the rest is drawn."""
+        self.tokens: tuple[int, ...] = ()
+        self.logps: tuple[float, ...] = ()
+        self.kept_mass: tuple[float, ...] = ()
+        self.versions: tuple[int, ...] = ()
+
+    def go_on_after(self, stopped: Completion, version: int) -> None:
+        """Keep what a version has drawn.
+
+        An answer that a text may end begins anew: the text could stand across the seam.
+        """
+        if not stopped.tokens or self.sampling.stop_strings:
+            return
+        self._add(stopped, version)
+        asked, count = self.sampling, len(stopped.tokens)
+        self.sampling = replace(
+            asked,
+            max_new_tokens=asked.max_new_tokens - count,
+            min_new_tokens=max(0, asked.min_new_tokens - count),
+        )
+        self.key = derive_key(self.key, "rest", len(self.tokens))
+
+    def ended(self, last: Completion, version: int) -> Completion:
+        """The whole answer, of which the last part has come."""
+        self._add(last, version)
+        return replace(
+            last,
+            tokens=self.tokens,
+            logps=self.logps,
+            kept_mass=self.kept_mass,
+            versions=self.versions,
+        )
+
+    def _add(self, part: Completion, version: int) -> None:
+        self.tokens += part.tokens
+        self.logps += part.logps
+        # A part may rule nothing out any more, where those before it did.
+        whole = (1.0,) * len(part.tokens) if self.kept_mass else ()
+        self.kept_mass += part.kept_mass or whole
+        self.versions += (version,) * len(part.tokens)
+
 
 _SETTLING_ROUNDS = 16
 """Turns of the event loop between two passes: what is ready runs until it waits for something."""
@@ -35,7 +94,7 @@ class _Ticket:
         self, tokens: tuple[int, ...], key: int, sampling: Sampling, weights: int | None
     ) -> None:
         self.tokens = tokens
-        self.partial = Partial(key, sampling)
+        self.partial = PartialCompletion(key, sampling)
         self.weights = weights
         self.answer: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self.request = ""

@@ -1,16 +1,25 @@
-"""Rollout engines by name. A factory takes the policy, its block, and what it must know besides."""
+"""Rollout engines by name, plugin engines with checked output, engines for several versions."""
 
-from luyen.config.schema.rollout import Rollout
+import math
+from collections.abc import Callable, Collection
+from typing import Any, NoReturn, TypeVar, cast, final, get_args
+
+from luyen.base.boundary import boundary, last_line
+from luyen.base.errors import UserError
+from luyen.config.schema.actor_rollout_ref import RolloutConfig
 from luyen.models.policy import Policy
-from luyen.rollout.hf import HfEngine
+from luyen.models.trained_weights import Fingerprint
+from luyen.rollout.hf_engine import HfEngine
 from luyen.rollout.native.engine import NativeEngine
 from luyen.rollout.native.paged.engine import PagedEngine
-from luyen.rollout.native.running import Decode
-from luyen.rollout.protocol import RolloutEngine, rollout_engines
+from luyen.rollout.native.sequences import Decode
+from luyen.rollout.protocol import Completion, Ending, Request, RolloutEngine, rollout_engines
 
 
 @rollout_engines.register("native")
-def native(policy: Policy, rollout: Rollout, *, longest: int, decode: Decode) -> RolloutEngine:
+def native(
+    policy: Policy, rollout: RolloutConfig, *, longest: int, decode: Decode
+) -> RolloutEngine:
     """The embedded engine; `longest` is the most tokens a sequence can have."""
     policy.is_exact = rollout.deterministic
     if policy.device.type == "cuda":
@@ -34,7 +43,7 @@ def native(policy: Policy, rollout: Rollout, *, longest: int, decode: Decode) ->
 
 
 @rollout_engines.register("hf")
-def hf(policy: Policy, rollout: Rollout, *, longest: int, decode: Decode) -> RolloutEngine:
+def hf(policy: Policy, rollout: RolloutConfig, *, longest: int, decode: Decode) -> RolloutEngine:
     """Plain Hugging Face generation."""
     return HfEngine(
         policy,
@@ -43,3 +52,238 @@ def hf(policy: Policy, rollout: Rollout, *, longest: int, decode: Decode) -> Rol
         max_num_seqs=rollout.max_num_seqs,
         max_num_batched_tokens=rollout.max_num_batched_tokens,
     )
+
+
+# Rollout engines of plugins: what they raise or answer wrongly is an error with their name.
+#
+# A wrong token, or a log-probability that is no number, would be learned from without a word.
+# Engines that come with the package are used as they are.
+
+T = TypeVar("T")
+_ROUNDING = 1e-3
+"""How far above 0 a log-probability may be by rounding."""
+
+
+def make_checked_engine(
+    name: str, build: Callable[[], RolloutEngine], *, vocabulary: int
+) -> RolloutEngine:
+    """The engine of this name; one of a plugin is watched."""
+    if str(rollout_engines.get(name).__module__).startswith("luyen."):
+        return build()
+    found = _called(name, build)
+    if found is None:
+        _refuse(name, "its factory gave nothing")
+    return CheckedEngine(name, found, vocabulary=vocabulary)
+
+
+@final
+class CheckedEngine:
+    """An engine whose answers are compared with what was asked."""
+
+    def __init__(self, name: str, inner: RolloutEngine, *, vocabulary: int) -> None:
+        self._name = name
+        self._inner = inner
+        self._vocabulary = vocabulary
+        self._asked: dict[str, tuple[Request, set[int]]] = {}
+        """Requests by name, with the samples that are still to come."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is queued or running; an error where answers are missing then."""
+        is_idle = bool(_called(self._name, lambda: self._inner.is_idle))
+        if is_idle and self._asked:
+            request, left = next(iter(self._asked.values()))
+            _refuse(self._name, f"it is idle, and sample {min(left)} of {request.id} never came")
+        return is_idle
+
+    @property
+    def is_steady(self) -> bool:
+        """As it says of itself."""
+        return bool(_called(self._name, lambda: self._inner.is_steady))
+
+    def submit(self, request: Request) -> None:
+        """Queue a request."""
+        _called(self._name, lambda: self._inner.submit(request))
+        self._asked[request.id] = request, set(range(len(request.keys)))
+
+    def advance(self) -> list[Completion]:
+        """What it finished, each answer looked at."""
+        found = self._listed(_called(self._name, self._inner.advance))
+        for completion in found:
+            self._demand(completion)
+        return found
+
+    def abort(self, request: str, sample: int | None = None) -> list[Completion]:
+        """Stop a request or one sample of it."""
+        only = () if sample is None else (sample,)
+        found = self._listed(_called(self._name, lambda: self._inner.abort(request, *only)))
+        for completion in found:
+            self._demand(completion)
+        if request in self._asked:
+            left = self._asked[request][1]
+            left -= set(left) if sample is None else {sample}
+            self._forget_done(request)
+        return found
+
+    def fingerprint(self) -> Fingerprint | None:
+        """The weights it would draw with."""
+        found = _called(self._name, self._inner.fingerprint)
+        if found is not None and not isinstance(cast(object, found), Fingerprint):
+            _refuse(self._name, f"its fingerprint is a {type(found).__name__}, not a Fingerprint")
+        return found
+
+    def close(self) -> None:
+        """Free what is held."""
+        _called(self._name, self._inner.close)
+
+    def _listed(self, found: object) -> list[Completion]:
+        if not isinstance(found, list):
+            _refuse(self._name, f"it gave a {type(found).__name__}, not a list of completions")
+        for item in cast(list[object], found):
+            if not isinstance(item, Completion):
+                _refuse(self._name, f"it gave a {type(item).__name__} among its completions")
+        return cast(list[Completion], found)
+
+    def _demand(self, completion: Completion) -> None:
+        """Refuse an answer to nothing that was asked, and one that is no answer."""
+        asked = self._asked.get(completion.request)
+        if asked is None or completion.sample not in asked[1]:
+            what = f"sample {completion.sample!r} of request {completion.request!r}"
+            _refuse(self._name, f"it answered {what}, which nobody waits for")
+        why = _fault(completion, asked[0], self._vocabulary)
+        if why is not None:
+            _refuse(self._name, f"its answer to {completion.request}: {why}")
+        asked[1].discard(completion.sample)
+        self._forget_done(completion.request)
+
+    def _forget_done(self, request: str) -> None:
+        if not self._asked[request][1]:
+            del self._asked[request]
+
+
+def _fault(completion: Completion, request: Request, vocabulary: int) -> str | None:
+    """What is wrong with an answer."""
+    tokens, logps = cast(tuple[Any, ...], completion.tokens), completion.logps
+    streams = (tokens, logps, completion.kept_mass, completion.versions)
+    if not all(isinstance(stream, tuple) for stream in cast(tuple[object, ...], streams)):
+        return "tokens, logps, kept_mass and versions are tuples"
+    most = request.sampling.max_new_tokens
+    if len(tokens) > most:
+        return f"it has {len(tokens)} tokens, and at most {most} were wanted"
+    if not all(type(token) is int and 0 <= token < vocabulary for token in tokens):
+        return f"tokens are whole numbers from 0 to {vocabulary - 1}"
+    wanted = {"logps": (len(tokens),), "kept_mass": (0, len(tokens)), "versions": (0, len(tokens))}
+    for (name, lengths), stream in zip(wanted.items(), streams[1:], strict=True):
+        if len(stream) not in lengths:
+            return f"{name} has {len(stream)} entries for {len(tokens)} tokens"
+    if not all(_is_number(logp) and logp <= _ROUNDING for logp in logps):
+        return "a log-probability is a finite number of at most 0"
+    if not all(_is_number(mass) and 0 < mass <= 1 + _ROUNDING for mass in completion.kept_mass):
+        return "kept_mass is a probability above 0"
+    if not all(type(version) is int for version in completion.versions):
+        return "versions are whole numbers"
+    return None if completion.reason in get_args(Ending) else f"it ended by {completion.reason!r}"
+
+
+def _is_number(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, float | int):
+        return False
+    return math.isfinite(value)
+
+
+def _called(name: str, call: Callable[[], T]) -> T:
+    faults: list[BaseException] = []
+    with boundary(faults):
+        return call()
+    if isinstance(faults[0], UserError):
+        raise faults[0]
+    why = f"it failed: {last_line(faults[0])}"
+    raise UserError(rollout_engines.field, name, why, "mend the plugin") from faults[0]
+
+
+def _refuse(name: str, why: str) -> NoReturn:
+    fix = "mend the plugin; docs/extend.md says what an engine gives"
+    raise UserError(rollout_engines.field, name, why, fix)
+
+
+# Several versions of the weights side by side, each in an engine of its own.
+#
+# A rollout that takes long keeps the weights it began with while others begin with newer ones.
+
+
+@final
+class VersionedEngines:
+    """An engine of engines: a request says which version of the weights must draw it."""
+
+    def __init__(self, make: Callable[[], RolloutEngine], *, versions: int) -> None:
+        """Room for so many versions; each has its own copy of what `make` makes."""
+        assert versions >= 1, "somebody must draw"
+        self._free = [make() for _ in range(versions)]
+        self._first = self._free[-1]
+        self._held: dict[int, RolloutEngine] = {}
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """Versions that can draw, the newest last."""
+        return tuple(self._held)
+
+    def engine(self, version: int | None = None) -> RolloutEngine:
+        """The engine of a version; None: of the one that came last, or as it was made."""
+        if version is None:
+            return next(reversed(self._held.values()), self._first)
+        assert version in self._held, f"version {version} of the weights is not here"
+        return self._held[version]
+
+    def hold(self, version: int, *, keep: Collection[int | None] = ()) -> RolloutEngine:
+        """The engine for a version, whose weights are to be written into it.
+
+        Versions that are not in `keep` are let go first, unless they are this one.
+        """
+        for other in [v for v in self._held if v != version and v not in keep]:
+            engine = self._held.pop(other)
+            assert engine.is_idle, f"version {other} of the weights is still drawing"
+            self._free.append(engine)
+        if version not in self._held:
+            assert self._free, f"versions {list(self._held)} leave no room for {version}"
+            self._held[version] = self._free.pop()
+        return self._held[version]
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is queued or running."""
+        return all(engine.is_idle for engine in self._engines)
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether an answer does not depend on what else is drawn at the same time."""
+        return self._first.is_steady
+
+    def submit(self, request: Request) -> None:
+        """Queue a request; a UserError if it can never be served."""
+        self.engine(request.weights).submit(request)
+
+    def advance(self) -> list[Completion]:
+        """A pass of every version that has work; what was finished."""
+        return [
+            completion
+            for engine in self._engines
+            if not engine.is_idle
+            for completion in engine.advance()
+        ]
+
+    def abort(self, request: str, sample: int | None = None) -> list[Completion]:
+        """Stop a request or one sample of it; what there is of its unfinished answers."""
+        return [c for engine in self._engines for c in engine.abort(request, sample)]
+
+    def fingerprint(self) -> Fingerprint | None:
+        """The weights that came last; None: the engines cannot say."""
+        return self.engine().fingerprint()
+
+    def close(self) -> None:
+        """Free what the engines hold; the weights stay."""
+        for engine in self._engines:
+            engine.close()
+
+    @property
+    def _engines(self) -> list[RolloutEngine]:
+        return [*self._held.values(), *self._free]

@@ -1,25 +1,81 @@
-"""Conversations of all draws of a step, side by side; what fails is handled by a stated policy."""
+"""Multi-turn generation: all conversations of a step, concurrently, under a fault policy."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from typing import final
+from typing import Literal, TypeAlias, final
 
-from luyen.base.loops import loosened
+from luyen.base.boundary import with_daemon_threads
+from luyen.base.errors import UserError
 from luyen.base.records import Prompt, Rollout
 from luyen.rollout.client import EngineClient
-from luyen.rollout.compared import compared
-from luyen.rollout.converse import Conversation
-from luyen.rollout.fault_policy import FaultPolicy, faulty_rollouts
+from luyen.rollout.conversation import Conversation
+from luyen.rollout.conversation_config import ConversationConfig, RolloutAddress
 from luyen.rollout.protocol import RolloutEngine, Sampling
-from luyen.rollout.setting import Address, Setting
-from luyen.rollout.side_by_side import side_by_side
-from luyen.rollout.single_turn import Draw, Group
-from luyen.rollout.tools.box import ToolBox
-from luyen.rollout.tools.ledger import CallLedger
+from luyen.rollout.single_turn import Group, PromptRequest, gather_or_cancel
+from luyen.rollout.tools.registry import ToolRegistry
+from luyen.rollout.tools.rollout_tools import CallJournal
+from luyen.rollout.transcript import check_retokenization
 from luyen.telemetry.journal import WorkJournal
 from luyen.telemetry.progress import PROGRESS
+
+# What becomes of conversations that broke.
+
+OnFault: TypeAlias = Literal["fail", "retry", "keep_min"]
+"""A conversation that broke: stop the run, play it again, or go on without it."""
+_FIELD = "actor_rollout_ref.rollout.multi_turn.on_fault"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultPolicy:
+    """What becomes of conversations that broke.
+
+    Example:
+        >>> FaultPolicy(on_fault="retry").attempts
+        2
+    """
+
+    on_fault: OnFault = "retry"
+    """Stop the run, play such a conversation again, or go on without it."""
+    retries: int = 1
+    """With `retry`: how often one is played again before the run goes on without it."""
+    min_samples: int = 1
+    """Sound rollouts that a group must keep to learn from it; with fewer, it is left out whole."""
+
+    @property
+    def attempts(self) -> int:
+        """How often a conversation is played at most."""
+        return 1 + (self.retries if self.on_fault == "retry" else 0)
+
+
+def faulty_rollouts(
+    groups: Iterable[Group], policy: FaultPolicy, *, may_be_all: bool = False
+) -> list[Rollout]:
+    """The rollouts to leave out of training: broken ones, and groups with too few sound ones.
+
+    A UserError when the policy is to stop at a fault, or when nothing would be left, unless these
+    are only some of the groups and that `may_be_all`.
+    """
+    every = list(groups)
+    broken = [r for group in every for r in group.rollouts if r.fault is not None]
+    if not broken:
+        return []
+    out: list[Rollout] = []
+    for group in every:
+        bad = [r for r in group.rollouts if r.fault is not None]
+        is_thin = bool(bad) and len(group.rollouts) - len(bad) < policy.min_samples
+        out += group.rollouts if is_thin else bad
+    total = sum(len(group.rollouts) for group in every)
+    if policy.on_fault == "fail" or (len(out) == total and not may_be_all):
+        first = broken[0]
+        why = f"{len(broken)} of {total} conversations broke; the first ({first.group}, sample "
+        why += f"{first.sample}): {first.fault}"
+        fix = "mend the tool or environment, or set it to retry or keep_min"
+        raise UserError(_FIELD, policy.on_fault, why, fix)
+    return out
+
 
 _LAST_S = 5.0
 """How long what still runs at the end of a run may take to end."""
@@ -27,17 +83,17 @@ _LAST_S = 5.0
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Playing:
+class _ConversationBatch:
     """What the conversations of one generation have in common.
 
     Example:
-        >>> sorted(_Playing.__slots__)[0]
+        >>> sorted(_ConversationBatch.__slots__)[0]
         'client'
     """
 
     client: EngineClient
     """What draws."""
-    setting: Setting
+    setting: ConversationConfig
     """What they share with all conversations of the run."""
     sampling: Sampling
     """How tokens are drawn."""
@@ -52,7 +108,7 @@ class _Playing:
     journal: WorkJournal | None
     """Where those that are finished are found and kept."""
 
-    async def one(self, draw: Draw, sample: int) -> Rollout:
+    async def one(self, draw: PromptRequest, sample: int) -> Rollout:
         """One rollout: from the journal, or played, and played again where the policy says so."""
         if self.journal is not None:
             kept = self.journal.rollout(self.purpose, draw.group, sample)
@@ -65,8 +121,10 @@ class _Playing:
             self.journal.keep_rollout(self.purpose, played)
         return played
 
-    async def _played(self, draw: Draw, sample: int) -> Rollout:
-        address = Address(seed=self.seed, purpose=self.purpose, group=draw.group, sample=sample)
+    async def _played(self, draw: PromptRequest, sample: int) -> Rollout:
+        address = RolloutAddress(
+            seed=self.seed, purpose=self.purpose, group=draw.group, sample=sample
+        )
         clock, budget = asyncio.get_running_loop().time, self.setting.time_budget_s
         deadline = None if budget is None else clock() + budget
         for attempt in range(self.policy.attempts):
@@ -86,17 +144,17 @@ class _Playing:
                 return replace(rollout, notes={**rollout.notes, "retries": float(attempt)})
         raise AssertionError("a conversation is played at least once")
 
-    def _ledger(self, address: Address, attempt: int) -> CallLedger | None:
+    def _ledger(self, address: RolloutAddress, attempt: int) -> CallJournal | None:
         if self.journal is None:
             return None
         place = address.place(attempt=attempt)
-        return CallLedger(self.journal, place, on_unknown=self.setting.on_unknown)
+        return CallJournal(self.journal, place, on_unknown=self.setting.on_unknown)
 
 
-async def converse_all(
+async def run_conversations(
     client: EngineClient,
-    setting: Setting,
-    draws: Sequence[Draw],
+    setting: ConversationConfig,
+    draws: Sequence[PromptRequest],
     sampling: Sampling,
     *,
     seed: int,
@@ -110,7 +168,7 @@ async def converse_all(
     Rollouts with a fault are among them, so that they are recorded. The time budget holds for a
     rollout with all its attempts. Rollouts that the journal has are not played again.
     """
-    playing = _Playing(
+    playing = _ConversationBatch(
         client=client,
         setting=setting,
         sampling=sampling,
@@ -120,7 +178,7 @@ async def converse_all(
         policy=policy,
         journal=journal,
     )
-    played = await side_by_side([playing.one(d, i) for d in draws for i in range(d.samples)])
+    played = await gather_or_cancel([playing.one(d, i) for d in draws for i in range(d.samples)])
     rollouts = iter(played)
     return [
         Group(prompt=d.prompt, rollouts=tuple(next(rollouts) for _ in range(d.samples)))
@@ -135,11 +193,13 @@ class Conversations:
     Connections of tools and worlds live in that loop, so it lasts as long as the run.
     """
 
-    def __init__(self, setting: Setting, policy: FaultPolicy) -> None:
+    def __init__(self, setting: ConversationConfig, policy: FaultPolicy) -> None:
         self._setting = setting
         self._policy = policy
         # The loop is made when conversations begin: those that others play need none.
-        self._runner = asyncio.Runner(loop_factory=lambda: loosened(asyncio.new_event_loop()))
+        self._runner = asyncio.Runner(
+            loop_factory=lambda: with_daemon_threads(asyncio.new_event_loop())
+        )
         self._begun: EngineClient | None = None
         """What conversations ask that were begun last."""
         self._is_closed = False
@@ -147,7 +207,7 @@ class Conversations:
     def begin(
         self,
         engine: RolloutEngine,
-        draws: Sequence[Draw],
+        draws: Sequence[PromptRequest],
         sampling: Sampling,
         *,
         seed: int,
@@ -195,7 +255,7 @@ class Conversations:
     async def converse(
         self,
         client: EngineClient,
-        draws: Sequence[Draw],
+        draws: Sequence[PromptRequest],
         sampling: Sampling,
         *,
         seed: int,
@@ -204,7 +264,7 @@ class Conversations:
         journal: WorkJournal | None = None,
     ) -> list[Group]:
         """Rollouts of every draw, in the event loop of the caller, who must `wind_down` in it."""
-        return await converse_all(
+        return await run_conversations(
             client,
             self._setting,
             draws,
@@ -219,11 +279,11 @@ class Conversations:
     async def wind_down(self) -> None:
         """End what still runs in this event loop, and close the tools; `close` has no work left."""
         self._is_closed = True
-        await _wound_down(self._setting.tools)
+        await _shut_down(self._setting.tools)
 
     def compared(self, rollout: Rollout, prompt: Prompt) -> Rollout:
-        """The rollout with how faithful its tokens are; see `luyen.rollout.compared`."""
-        return compared(rollout, prompt, self._setting)
+        """The rollout with how faithful its tokens are; see `luyen.rollout.transcript`."""
+        return check_retokenization(rollout, prompt, self._setting)
 
     def faulty(
         self, groups: Iterable[Group], *, is_learned_from: bool, may_be_all: bool = False
@@ -243,14 +303,14 @@ class Conversations:
         if self._begun is not None:
             self._begun.leave()
         loop = self._runner.get_loop()
-        self._runner.run(_wound_down(self._setting.tools))
+        self._runner.run(_shut_down(self._setting.tools))
         if asyncio.all_tasks(loop):
             loop.close()  # the runner would wait for them for ever
         else:
             self._runner.close()
 
 
-async def _wound_down(tools: ToolBox) -> None:
+async def _shut_down(tools: ToolRegistry) -> None:
     left = asyncio.all_tasks() - {asyncio.current_task()}
     for task in left:
         task.cancel()

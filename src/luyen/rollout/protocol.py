@@ -7,7 +7,7 @@ from typing import Literal, Protocol, TypeAlias, final
 from luyen.base.errors import UserError
 from luyen.base.heartbeat import beat
 from luyen.base.registry import Registry
-from luyen.models.fingerprint import Fingerprint
+from luyen.models.trained_weights import Fingerprint
 
 Ending: TypeAlias = Literal["stop", "length", "aborted"]
 """Why an answer ended."""

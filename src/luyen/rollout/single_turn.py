@@ -1,17 +1,36 @@
-"""One question, one answer: prompts become requests, completions become rollouts."""
+"""Single-turn generation: prompts become engine requests, completions become rollouts."""
 
+import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 from luyen.base.records import GroupId, Prompt, Rollout, Source, StopReason
 from luyen.base.seeds import derive_key
 from luyen.data.render import Renderer
 from luyen.rollout.client import EngineClient
 from luyen.rollout.protocol import Completion, Request, RolloutEngine, Sampling, finish
-from luyen.rollout.side_by_side import side_by_side
 from luyen.telemetry.journal import WorkJournal
 from luyen.telemetry.progress import PROGRESS
+
+# Pieces of work at the same time, of which the first error ends all.
+
+T = TypeVar("T")
+
+
+async def gather_or_cancel(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """What came of each, in order; the first error stops the rest and is raised once they went.
+
+    It is raised as it is and not in a group: callers know errors by their kind.
+    """
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
 
 _STOPS = {
     "stop": StopReason.ANSWERED,
@@ -22,11 +41,11 @@ _STOPS = {
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Draw:
+class PromptRequest:
     """A prompt drawn at some place of the run, and how many answers are wanted.
 
     Example:
-        >>> Draw(group=GroupId(step=0, draw=1, uid="a"), prompt=None, samples=4).samples
+        >>> PromptRequest(group=GroupId(step=0, draw=1, uid="a"), prompt=None, samples=4).samples
         4
     """
 
@@ -54,10 +73,10 @@ class Group:
     """Its answers, by sample index."""
 
 
-def answering(
+def submit_requests(
     engine: RolloutEngine,
     renderer: Renderer,
-    draws: Sequence[Draw],
+    draws: Sequence[PromptRequest],
     sampling: Sampling,
     *,
     seed: int,
@@ -69,9 +88,9 @@ def answering(
 
     Those that the journal has are not drawn again; others are written down as they finish.
     """
-    found = _known(draws, journal, purpose, is_steady=engine.is_steady)
-    count_known(found.values(), purpose)
-    asked: dict[str, tuple[Request, Draw, list[int]]] = {}
+    found = _journaled(draws, journal, purpose, is_steady=engine.is_steady)
+    count_journaled(found.values(), purpose)
+    asked: dict[str, tuple[Request, PromptRequest, list[int]]] = {}
     for draw in draws:
         left = [i for i in range(draw.samples) if (str(draw.group), i) not in found]
         if left:
@@ -100,7 +119,12 @@ def answering(
 
 
 def _request(
-    draw: Draw, renderer: Renderer, sampling: Sampling, seed: int, purpose: str, version: int
+    draw: PromptRequest,
+    renderer: Renderer,
+    sampling: Sampling,
+    seed: int,
+    purpose: str,
+    version: int,
 ) -> Request:
     """What an engine is asked for all samples of a draw."""
     return Request(
@@ -112,10 +136,10 @@ def _request(
     )
 
 
-async def answer_all(
+async def generate_groups(
     client: EngineClient,
     renderer: Renderer,
-    draws: Sequence[Draw],
+    draws: Sequence[PromptRequest],
     sampling: Sampling,
     *,
     seed: int,
@@ -124,10 +148,10 @@ async def answer_all(
     journal: WorkJournal | None = None,
 ) -> list[Group]:
     """What `answer` gives, from an engine that others ask too, by this version of the weights."""
-    found = _known(draws, journal, purpose, is_steady=client.is_steady)
-    count_known(found.values(), purpose)
+    found = _journaled(draws, journal, purpose, is_steady=client.is_steady)
+    count_journaled(found.values(), purpose)
 
-    async def one(draw: Draw, prompt: tuple[int, ...], sample: int) -> None:
+    async def one(draw: PromptRequest, prompt: tuple[int, ...], sample: int) -> None:
         key = sampling_key(seed, purpose, draw.group, sample)
         completion = await client.draw(prompt, key=key, sampling=sampling, weights=version)
         rollout = _rollout(draw.group, sample, prompt, completion, renderer, version)
@@ -142,23 +166,23 @@ async def answer_all(
         if left:
             prompt = tuple(renderer.prompt_tokens(draw.prompt.messages, draw.prompt.tools))
             asked += [one(draw, prompt, sample) for sample in left]
-    await side_by_side(asked)
+    await gather_or_cancel(asked)
     return [_group(draw, found) for draw in draws]
 
 
-def count_known(rollouts: Iterable[Rollout], purpose: str) -> None:
+def count_journaled(rollouts: Iterable[Rollout], purpose: str) -> None:
     """Count what a journal has as done."""
     for rollout in rollouts:
         PROGRESS.add(purpose, rollout.group.step)
 
 
-def _group(draw: Draw, found: Mapping[tuple[str, int], Rollout]) -> Group:
+def _group(draw: PromptRequest, found: Mapping[tuple[str, int], Rollout]) -> Group:
     rollouts = tuple(found[str(draw.group), i] for i in range(draw.samples))
     return Group(prompt=draw.prompt, rollouts=rollouts)
 
 
-def _known(
-    draws: Sequence[Draw], journal: WorkJournal | None, purpose: str, *, is_steady: bool
+def _journaled(
+    draws: Sequence[PromptRequest], journal: WorkJournal | None, purpose: str, *, is_steady: bool
 ) -> dict[tuple[str, int], Rollout]:
     """Finished rollouts, by group and sample.
 

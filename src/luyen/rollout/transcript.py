@@ -1,11 +1,22 @@
-"""The tokens of a conversation while it grows: each with its origin, none ever changed."""
+"""The tokens of a conversation, append-only with their origin, and the re-tokenization check."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, final
 
-from luyen.base.calls import ToolCall
-from luyen.base.records import Branch, GroupId, Message, Rollout, Source, StopReason
+from luyen.base.records import (
+    Branch,
+    GroupId,
+    Message,
+    Prompt,
+    Rollout,
+    Source,
+    StopReason,
+    ToolCall,
+)
 from luyen.data.render import Extension
+from luyen.data.retokenization_check import check_against_render
+from luyen.rollout.conversation_config import ConversationConfig
 from luyen.rollout.protocol import Completion
 
 
@@ -112,3 +123,40 @@ class Transcript:
         self.logps += [None] * count
         self.versions += [None] * count
         self.kept_mass += [None] * count
+
+
+# Rollouts held against a rendering of what was said in them, when there is time for it.
+#
+# Nothing of a rollout depends on it but some counters: either its tokens are sound, or the run
+# stops.
+
+UNCHECKED = "unchecked"
+"""Among the notes of a rollout: its last branch was not compared yet."""
+
+
+def check_retokenization(rollout: Rollout, prompt: Prompt, setting: ConversationConfig) -> Rollout:
+    """The rollout with what its last branch was found to be; as it is, if that is known.
+
+    A UserError where tokens and template disagree and the run is to stop at that.
+    """
+    if UNCHECKED not in rollout.notes:
+        return rollout
+    notes = {name: value for name, value in rollout.notes.items() if name != UNCHECKED}
+    messages = (*prompt.messages, *rollout.messages)
+    return replace(
+        rollout, notes=add_mismatch_counts(notes, rollout, messages, prompt.tools, setting)
+    )
+
+
+def add_mismatch_counts(
+    notes: Mapping[str, float],
+    branch: Branch | Rollout,
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]],
+    setting: ConversationConfig,
+) -> dict[str, float]:
+    """The notes, and what a branch is found to be that ends with the last of these messages."""
+    found = check_against_render(
+        setting.renderer, branch=branch, messages=messages, tools=tools, mode=setting.sanity
+    )
+    return {**notes, **{name: notes.get(name, 0.0) + count for name, count in found.items()}}

@@ -1,1 +1,1 @@
-"""Layer 6: where roles run. In this process: `luyen.runtime.local`."""
+"""Layer 6: where roles run: in this process (`luyen.runtime.in_process`) or on Ray."""

@@ -7,20 +7,17 @@ from typing import final
 import torch
 
 from luyen.base.errors import UserError
-from luyen.config.schema.model import Model
-from luyen.config.schema.reward import RewardModel as RewardModelConfig
+from luyen.config.schema.actor_rollout_ref import ModelConfig
+from luyen.config.schema.reward import RewardModelConfig
 from luyen.data.render import Renderer
 from luyen.data.tokenizer import load_tokenizer
 from luyen.engine.batch import PackedBatch, pack
-from luyen.engine.micro import by_tokens
+from luyen.engine.batch_shards import BatchShard, by_tokens
 from luyen.engine.reward_model import JUDGED, SCORES, score_share
-from luyen.engine.share import Share
-from luyen.models.resting import RestingWeights
-from luyen.models.reward_model import RewardModel
-from luyen.models.reward_model_load import RewardModelFacts, load_reward_model, read_facts
-from luyen.models.threads import choose_threads
-from luyen.rewards.learned import LearnedReward, Scorer
-from luyen.rewards.model_input import ModelInput, reader_for
+from luyen.models.load import choose_threads
+from luyen.models.offload import OffloadedWeights
+from luyen.models.reward_model import RewardModel, RewardModelFacts, load_reward_model, read_facts
+from luyen.rewards.reward_model import LearnedReward, ModelInput, Scorer, reader_for
 
 _BLOCK = "reward.reward_model"
 _PATH = f"{_BLOCK}.model_path"
@@ -40,14 +37,14 @@ class LocalScorer:
         self._device = model.device
         self._max_tokens = max_tokens
         self._max_sequences = max_sequences
-        self._resting = RestingWeights(model) if is_resting else None
+        self._resting = OffloadedWeights(model) if is_resting else None
 
     def score(self, inputs: Sequence[ModelInput]) -> list[tuple[float, ...]]:
         """For each input the score of every token that is to be judged, in order."""
         assert self._model is not None, "the reward model was closed"
         batch = _packed(inputs)
         everything = torch.arange(len(batch.tokens))
-        share = Share(batch=batch, passes=tuple(self._passes(batch)), positions=everything)
+        share = BatchShard(batch=batch, passes=tuple(self._passes(batch)), positions=everything)
         with self._resting.awake() if self._resting is not None else nullcontext():
             stream = score_share(self._model, share, device=self._device)[SCORES]
         numbers = iter(stream[batch.streams[JUDGED].bool()].tolist())
@@ -82,7 +79,7 @@ def _packed(inputs: Sequence[ModelInput]) -> PackedBatch:
 def load_scorer(reward_model: RewardModelConfig, device: str, *, is_alone: bool) -> LocalScorer:
     """The model on a device, which it has for itself or not."""
     assert reward_model.model_path is not None, "check demands it"
-    model = Model(path=reward_model.model_path, enable_gradient_checkpointing=False)
+    model = ModelConfig(path=reward_model.model_path, enable_gradient_checkpointing=False)
     loaded = load_reward_model(model, device=device, field=_PATH)
     choose_threads(loaded)
     offload = not is_alone if reward_model.param_offload is None else reward_model.param_offload

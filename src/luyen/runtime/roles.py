@@ -1,4 +1,4 @@
-"""What the loop calls, wherever it runs: the roles of a run, and what they hold."""
+"""The roles the training loop calls, wherever they run, and the digests of their weights."""
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -8,21 +8,20 @@ import torch
 from torch import Tensor
 
 from luyen.algorithms.objective import Objective
-from luyen.checkpoint.background import CheckpointWriter
+from luyen.checkpoint.writer import CheckpointWriter
 from luyen.engine.batch import PackedBatch
-from luyen.engine.step import Updated
+from luyen.engine.step import UpdateResult
 from luyen.rollout.protocol import Sampling
-from luyen.rollout.single_turn import Draw
+from luyen.rollout.single_turn import PromptRequest
+from luyen.runtime.futures import PendingUpdate, Publication, RolloutFuture
 from luyen.runtime.generation import Generation
-from luyen.runtime.pending import Pending, PendingUpdate, Publication
-from luyen.runtime.trace import Traced
-from luyen.runtime.watch import RoleWatch
+from luyen.runtime.monitoring import RoleMonitor, TraceTarget
 from luyen.telemetry.journal import WorkJournal
 
 _MOMENT = "exp_avg"
 
 
-class Described(Protocol):
+class WeightDigests(Protocol):
     """What the roles hold, as one text per tensor: type, shape and digest.
 
     Computed when they are read, and then kept. Reading them changes nothing; no role may be
@@ -38,7 +37,7 @@ class Described(Protocol):
         ...
 
 
-def learned(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def split_learned_state(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Of what a checkpoint keeps of the roles: the first moments, and the weights with masters.
 
     A first moment holds the gradient of the step, which itself is cleared as soon as it is
@@ -73,7 +72,7 @@ class Roles(Protocol):
         ...
 
     @property
-    def watch(self) -> RoleWatch | None:
+    def watch(self) -> RoleMonitor | None:
         """What hears of the processes of the roles; None: they are all in this one."""
         ...
 
@@ -83,19 +82,19 @@ class Roles(Protocol):
         ...
 
     @property
-    def traces(self) -> Traced | None:
+    def traces(self) -> TraceTarget | None:
         """Processes of the roles that can be traced; None: they are all in this one."""
         ...
 
     def submit(
         self,
-        draws: Sequence[Draw],
+        draws: Sequence[PromptRequest],
         sampling: Sampling,
         *,
         purpose: str,
         version: int,
         journal: WorkJournal | None = None,
-    ) -> Pending:
+    ) -> RolloutFuture:
         """Ask for rollouts of every draw; engines of other processes begin at once.
 
         They are generated with this version of the weights and no other. It must have been
@@ -146,11 +145,11 @@ class Roles(Protocol):
         """
         ...
 
-    def update_critic(self, batch: PackedBatch, *, lr: float) -> Updated:
+    def update_critic(self, batch: PackedBatch, *, lr: float) -> UpdateResult:
         """One optimizer step of the critic."""
         ...
 
-    def describe(self) -> Described:
+    def describe(self) -> WeightDigests:
         """Digests of everything that learns, as it is now."""
         ...
 

@@ -1,7 +1,7 @@
 """Attacks on the sandbox, run by `luyen selftest --sandbox` and by the tests.
 
 Each is a program that tries to do what a promise forbids, and says so where it succeeded; whether
-it left a trace outside is looked at here. `luyen.sandbox.limits.WALLS` lists the promises.
+it left a trace outside is looked at here. `luyen.sandbox.launch.ISOLATION` lists the promises.
 """
 
 import os
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
-from luyen.sandbox.limits import Limits
+from luyen.sandbox.launch import Limits
 from luyen.sandbox.python import run_python
 
 SECRET = "a-secret-of-the-user"

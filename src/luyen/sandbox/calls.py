@@ -1,7 +1,10 @@
-"""A call as data, and its reply: what a pool of processes takes and gives."""
+"""A call as data, its reply, and how long the running call may still take."""
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import Any, final
 
 RESULT_BYTES = 10 * 2**20
@@ -50,3 +53,32 @@ class Reply:
     """How the process ended, where the error is that it did."""
     seconds: float = 0.0
     """How long it took, loading not counted; after a fault, from the asking."""
+
+
+# How long the call that runs now may still take: known to it wherever it looks.
+
+_deadline: ContextVar[float | None] = ContextVar("deadline", default=None)
+
+
+@contextmanager
+def within(seconds: float) -> Generator[None, None, None]:
+    """State that what runs inside has so many seconds; whoever said so enforces it."""
+    token = _deadline.set(monotonic() + seconds)
+    try:
+        yield
+    finally:
+        _deadline.reset(token)
+
+
+def seconds_left() -> float | None:
+    """Seconds until the call is ended from outside, never negative; None: nobody said.
+
+    Example:
+        >>> seconds_left() is None
+        True
+        >>> with within(60.0):
+        ...     seconds_left() <= 60.0
+        True
+    """
+    deadline = _deadline.get()
+    return None if deadline is None else max(0.0, deadline - monotonic())

@@ -1,12 +1,14 @@
-"""Python code, run once in a process of its own behind walls, with its output cut to size.
+"""Python code, run once in an isolated process, with its output cut to size.
 
 What confines it there, and what does not, is on the page docs/sandbox.md.
 """
 
 import asyncio
 import base64
+import json
 import os
 import secrets
+import stat
 import tempfile
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,11 +19,150 @@ from time import perf_counter
 from typing import IO, Any, final
 
 from luyen.base.errors import UserError
-from luyen.sandbox.channel import Step, Stream, last_line, values_in
-from luyen.sandbox.launch import SandboxFault, command, environment, job_file, read_report
-from luyen.sandbox.limits import Limits, probe
-from luyen.sandbox.removal import remove
+from luyen.sandbox.launch import (
+    Limits,
+    SandboxFault,
+    command,
+    environment,
+    job_file,
+    probe,
+    read_report,
+)
 from luyen.sandbox.room import need_room, no_files, room
+
+# What comes out of a program: its streams, cut to size, and the values that its steps sent.
+
+_FLOOD = 16
+"""A program that writes so many times what is kept of its output is killed."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """Code that runs after a program, in its names.
+
+    Example:
+        >>> Step(code="add(1, 2)", is_value=True).is_value
+        True
+    """
+
+    code: str
+    """Statements, or an expression whose value is sent."""
+    is_value: bool = False
+    """Whether its last expression is sent."""
+
+
+@final
+class OutputStream:
+    """The beginning of a stream, and how much there was."""
+
+    def __init__(self, most: int) -> None:
+        self.data = bytearray()
+        self.total = 0
+        self.most = most
+
+    async def read(self, stream: asyncio.StreamReader, flood: Callable[[], None]) -> None:
+        """Read to the end, keeping what fits; call `flood` when it is far too much."""
+        while chunk := await stream.read(2**16):
+            self.total += len(chunk)
+            self.data += chunk[: _FLOOD * self.most - len(self.data)]
+            if self.is_flood:
+                flood()
+
+    @property
+    def is_flood(self) -> bool:
+        """Whether the program wrote far more than is kept."""
+        return self.total > _FLOOD * self.most
+
+    @property
+    def text(self) -> str:
+        """What was kept, with a note when it is not all."""
+        text = self.data[: self.most].decode(errors="replace")
+        left = self.total - self.most
+        return f"{text}\n[{left} more bytes were cut]" if left > 0 else text
+
+    @property
+    def lines(self) -> list[str]:
+        """Its whole lines, as text."""
+        return self.data.decode(errors="replace").split("\n")[:-1]
+
+
+def last_line(line: str, *, mark: str) -> tuple[bool, str | None]:
+    """Whether the line says that this run reached its end, and how its last value prints itself."""
+    found = _read(line)
+    if not isinstance(found, dict) or found.get("mark") != mark:
+        return False, None
+    shown = found.get("shown")
+    return True, None if shown is None else str(shown)
+
+
+def values_in(lines: Sequence[str]) -> tuple[str, ...]:
+    """The values that steps sent: every line but the one that says that the end was reached."""
+    is_marked = bool(lines) and isinstance(found := _read(lines[-1]), dict) and "mark" in found
+    return tuple(lines[:-1] if is_marked else lines)
+
+
+def _read(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+
+
+# Removing what a program left: directories of any depth and mode, names of any kind.
+
+_OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def remove(work: str) -> None:
+    """Remove a directory with all that is in it; nothing is raised.
+
+    Directories are emptied one by one: those inside are first moved up beside them. So neither the
+    depth of a tree nor the length of its paths matters, and no more than two are open at once.
+    """
+    with suppress(OSError):
+        os.chmod(work, stat.S_IRWXU)
+    with suppress(OSError):
+        top = os.open(work, _OPEN)
+        try:
+            while _thinned(top):
+                pass
+        finally:
+            os.close(top)
+    with suppress(OSError):
+        os.rmdir(work)
+
+
+def _thinned(top: int) -> bool:
+    """Remove every entry of a directory after moving up what lies in it; whether any went."""
+    is_less = False
+    for name in os.listdir(top):
+        with suppress(OSError):
+            if stat.S_ISDIR(os.stat(name, dir_fd=top, follow_symlinks=False).st_mode):
+                _move_up(top, name)
+                os.rmdir(name, dir_fd=top)
+            else:
+                os.unlink(name, dir_fd=top)
+            is_less = True
+    return is_less
+
+
+def _move_up(top: int, name: str) -> None:
+    """Empty a directory: files are removed, directories get a free name beside it."""
+    os.chmod(name, stat.S_IRWXU, dir_fd=top)
+    inner = os.open(name, _OPEN, dir_fd=top)
+    try:
+        for number, one in enumerate(os.listdir(inner)):
+            with suppress(OSError):
+                if stat.S_ISDIR(os.stat(one, dir_fd=inner, follow_symlinks=False).st_mode):
+                    os.chmod(one, stat.S_IRWXU, dir_fd=inner)  # its owner may have lost the right
+                    free = f"luyen-{os.stat(one, dir_fd=inner).st_ino}-{number}"
+                    os.rename(one, free, src_dir_fd=inner, dst_dir_fd=top)
+                else:
+                    os.unlink(one, dir_fd=inner)
+    finally:
+        os.close(inner)
+
 
 _GRACE_S = 10.0
 """How long the guard may take beyond the time of the program, and how long to end it when asked.
@@ -31,7 +172,7 @@ Killed earlier, it would leave behind what it has not ended yet, where there are
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ran:
+class ProgramResult:
     """What came of a program.
 
     Example:
@@ -47,7 +188,7 @@ class Ran:
     value: str | None
     """How the expression at its end prints itself; None without one, or where it is None."""
     values: tuple[str, ...]
-    """What its steps sent, as `luyen.sandbox.inside.plain` writes it; fewer where it ended."""
+    """What its steps sent, as `luyen.sandbox.child.program` writes it; fewer where it ended."""
     exit_code: int
     """0 for success; minus the number of the signal that ended it."""
     finished: bool
@@ -68,7 +209,7 @@ async def run_python(
     limits: Limits | None = None,
     files: Mapping[str, str | bytes] | None = None,
     steps: Sequence[Step] | None = None,
-) -> Ran:
+) -> ProgramResult:
     """Run code in a fresh interpreter and working directory, both gone afterwards.
 
     `files` are put into the directory first. `steps` are run after it in the same names, in which
@@ -93,7 +234,7 @@ async def run_python(
 
 async def _once(
     job: dict[str, Any], limits: Limits
-) -> tuple[dict[str, Any] | None, tuple[Stream, Stream, Stream]]:
+) -> tuple[dict[str, Any] | None, tuple[OutputStream, OutputStream, OutputStream]]:
     """The report of a guard, None without one, and what its program wrote."""
     before = room()
     work = _work()
@@ -125,11 +266,11 @@ def _files(job: dict[str, Any]) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
         yield asked, report
 
 
-def _is_flood(streams: tuple[Stream, Stream, Stream]) -> bool:
+def _is_flood(streams: tuple[OutputStream, OutputStream, OutputStream]) -> bool:
     return any(stream.is_flood for stream in streams)
 
 
-async def _without_report(errors: Stream) -> dict[str, Any]:
+async def _without_report(errors: OutputStream) -> dict[str, Any]:
     """What is said of a program whose guard ended twice without a report.
 
     Where an empty program runs, this program is the reason, so it has failed and nothing else.
@@ -150,7 +291,9 @@ def _encoded(files: Mapping[str, str | bytes]) -> dict[str, str]:
     return {name: base64.b64encode(content).decode() for name, content in data.items()}
 
 
-async def _guarded(asked: Any, report: Any, limits: Limits) -> tuple[Stream, Stream, Stream]:
+async def _guarded(
+    asked: Any, report: Any, limits: Limits
+) -> tuple[OutputStream, OutputStream, OutputStream]:
     """Start a guard and read what its program writes, until both have ended."""
     near, far = os.pipe()
     channel, transport = await _reader(near)
@@ -175,9 +318,9 @@ async def _guarded(asked: Any, report: Any, limits: Limits) -> tuple[Stream, Str
 
 async def _streams(
     process: Process, channel: asyncio.StreamReader, limits: Limits
-) -> tuple[Stream, Stream, Stream]:
+) -> tuple[OutputStream, OutputStream, OutputStream]:
     """What a program writes, until it and its guard have ended."""
-    out, err, said = (Stream(limits.output_bytes) for _ in range(3))
+    out, err, said = (OutputStream(limits.output_bytes) for _ in range(3))
     stop = _stopper(process)
     assert process.stdout is not None
     assert process.stderr is not None
@@ -222,16 +365,16 @@ async def _end(process: Process) -> None:
 
 def _ran(
     found: dict[str, Any] | None,
-    streams: tuple[Stream, Stream, Stream],
+    streams: tuple[OutputStream, OutputStream, OutputStream],
     *,
     mark: str,
     seconds: float,
-) -> Ran:
+) -> ProgramResult:
     out, err, said = streams
     found = found or {"exit_code": -15, "killed_for": "output"}
     lines = said.lines
     finished, shown = last_line(lines[-1] if lines else "", mark=mark)
-    return Ran(
+    return ProgramResult(
         stdout=out.text,
         stderr=err.text,
         value=shown,

@@ -11,12 +11,10 @@ from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any, TypeAlias, final
 
-from luyen.sandbox.assertions import Judged, take_apart
-from luyen.sandbox.channel import Step
-from luyen.sandbox.inside import plain as data
-from luyen.sandbox.judgement import is_true
-from luyen.sandbox.limits import Limits
-from luyen.sandbox.python import Ran, run_python
+from luyen.sandbox.assertions import SplitTest, is_true, take_apart
+from luyen.sandbox.child import program as data
+from luyen.sandbox.launch import Limits
+from luyen.sandbox.python import ProgramResult, Step, run_python
 
 _SHOWN = 200
 _ODD = (TypeError, ValueError, ArithmeticError, LookupError, RecursionError, MemoryError)
@@ -162,14 +160,14 @@ _CALL = """
 """
 
 
-def _is_cut(ran: Ran, values: int) -> bool:
+def _is_cut(ran: ProgramResult, values: int) -> bool:
     """Whether a program did not come to the end, or sent another number of values."""
     return ran.exit_code != 0 or ran.killed_for is not None or len(ran.values) != values
 
 
 def _result_failure(line: str, accepted: tuple[Any, ...]) -> str | None:
     try:
-        found = json.loads(json.dumps(data.read(line)))
+        found = json.loads(json.dumps(data.read_plain(line)))
     except (data.NotPlain, TypeError, ValueError, RecursionError) as fault:
         return f"it returned {fault}, which is no JSON data"[:_SHOWN]
     if any(found == one for one in accepted):
@@ -177,9 +175,9 @@ def _result_failure(line: str, accepted: tuple[Any, ...]) -> str | None:
     return f"returned {_shown(found)}, expected {_shown(accepted[0])}"
 
 
-def _check_failure(judged: Judged, lines: Sequence[str]) -> str | None:
+def _check_failure(judged: SplitTest, lines: Sequence[str]) -> str | None:
     try:
-        values = {f"value_{i}": data.read(line) for i, line in enumerate(lines)}
+        values = {f"value_{i}": data.read_plain(line) for i, line in enumerate(lines)}
         wrong = next((c for c in judged.checks if not is_true(c, values)), None)
     except data.NotPlain as fault:
         return f"it returned {fault}, which is no plain data"[:_SHOWN]
@@ -213,7 +211,7 @@ def plain(text: str) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _reason(ran: Ran) -> str:
+def _reason(ran: ProgramResult) -> str:
     if ran.killed_for is not None:
         return f"killed for {ran.killed_for}"
     last = ran.stderr.strip().rpartition("\n")[2][:_SHOWN]

@@ -25,12 +25,10 @@ from time import perf_counter
 from types import ModuleType
 from typing import Any
 
-from luyen.base.faults import last_line
-from luyen.base.foreign import boundary
+from luyen.base.boundary import boundary, last_line
 from luyen.base.signals import settle_signals
-from luyen.sandbox.calls import Call, Reply
-from luyen.sandbox.deadline import within
-from luyen.sandbox.descendants import end_with_group
+from luyen.sandbox.calls import Call, Reply, within
+from luyen.sandbox.child.resources import kill_process_tree
 
 READY = b"ready"
 """Said when the function is loaded and prepared: from here on the clock of the call runs."""
@@ -126,7 +124,7 @@ def leave_with(owner: int) -> None:
     """End this process and all it started soon after its owner, even in the middle of a call."""
     while os.getppid() == owner:
         time.sleep(1.0)
-    end_with_group(os.getpid())
+    kill_process_tree(os.getpid())
     os._exit(1)
 
 

@@ -1,1 +1,1 @@
-"""Tools that only read run directories, of runs that go on and of runs that ended."""
+"""Layer 9: tools on run directories and policies: compare, diagnose, report, replay, evaluate."""

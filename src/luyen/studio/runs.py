@@ -1,19 +1,21 @@
-"""The runs below a folder: what each is, how far it got, and whether it is still going on."""
+"""Runs on disk: state, progress, size, and files or lines that are missing from them."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, cast, final
 
-from luyen.base.claims import is_claimed
+from luyen.base.digests import read_digests
 from luyen.base.errors import UserError
-from luyen.base.parsing import parse_json
-from luyen.base.reading import read_bytes
+from luyen.base.input_files import parse_json, read_bytes
+from luyen.base.run_lock import is_claimed
 from luyen.base.rundir import RunDirectory, step_of
+from luyen.checkpoint.store import CheckpointStore, read_manifest
 from luyen.telemetry.artifact_registry import run_directories
-from luyen.telemetry.notes import last_note
+from luyen.telemetry.metrics import read_metrics
+from luyen.telemetry.summary import last_note
 
 State = Literal["running", "finished", "interrupted", "damaged"]
 
@@ -158,3 +160,102 @@ def _size(folder: Path) -> tuple[int, float]:
 
 def _time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+
+
+# What a run must have written and is not there, told from its other files.
+#
+# A changed file is found by its own seal or checksum. One that is gone, or has lost its last
+# lines, looks like that of a run that did less; only the other files know better.
+
+_REWARDS = "rewards"
+"""The stage that only steps with rollouts have."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MissingPart:
+    """Something that a file should hold.
+
+    Example:
+        >>> MissingPart(path=Path("digests.jsonl"), why="it has no line of step 3").is_damage
+        True
+    """
+
+    path: Path
+    """The file."""
+    why: str
+    """What is missing, and which file knows of it."""
+    is_damage: bool = True
+    """Whether only damage explains it; rollouts are also removed by people who need room."""
+
+
+def missing_parts(run: RunDirectory) -> list[MissingPart]:
+    """What is missing of a run. A file that cannot be read is no witness.
+
+    A step writes its rollouts, its digest, its metrics and its checkpoint, in this order. Files are
+    read so that a run that goes on meanwhile is not accused.
+    """
+    try:
+        saved = CheckpointStore(run.checkpoints).list()
+        before = _measured(run)
+        digested, drawn = _digested(run)
+        after = _measured(run)
+        chained = [step for step in saved if _is_chained(run.checkpoint(step))]
+        keeps = run.metrics.is_file() or _keeps_metrics(run)
+    except UserError:
+        return []
+    lost = (digested - after) - _unsure(digested, saved) if keeps else set[int]()
+    return [
+        *_lines(run.digests, before - digested if digested else set(), run.metrics),
+        *_whole(run.digests, bool(chained and not digested)),
+        *_lines(run.metrics, lost, run.digests),
+        *_rollouts(run, drawn),
+    ]
+
+
+def _lines(path: Path, steps: set[int], witness: Path) -> Iterator[MissingPart]:
+    if steps:
+        first, last = min(steps), max(steps)
+        named = f"step {first}" if first == last else f"{len(steps)} steps, {first} to {last}"
+        yield MissingPart(path=path, why=f"it has no line of {named}, and {witness.name} has")
+
+
+def _whole(path: Path, is_lost: bool) -> Iterator[MissingPart]:
+    if is_lost:
+        yield MissingPart(path=path, why="it is missing or empty, and checkpoints hold its chain")
+
+
+def _rollouts(run: RunDirectory, drawn: set[int]) -> Iterator[MissingPart]:
+    gone = [step for step in sorted(drawn) if not run.rollouts(step).is_file()]
+    if gone:
+        more = f", and so are those of {len(gone) - 1} more steps" if len(gone) > 1 else ""
+        why = f"it is missing{more}, and {run.digests.name} has the step"
+        yield MissingPart(path=run.rollouts(gone[0]), why=why, is_damage=False)
+
+
+def _unsure(digested: set[int], saved: tuple[int, ...]) -> set[int]:
+    """The last digest: a process may be killed before it writes the metrics of the step.
+
+    Not where there is a checkpoint of the step, which comes after both.
+    """
+    return {max(digested)} - set(saved) if digested else set()
+
+
+def _digested(run: RunDirectory) -> tuple[set[int], set[int]]:
+    """Steps that have a digest, and those of them that drew rollouts: offline ones do not."""
+    found = read_digests(run.digests) if run.digests.is_file() else []
+    drawn = {digest.step for digest in found if _REWARDS in digest.stages}
+    return {digest.step for digest in found}, drawn
+
+
+def _measured(run: RunDirectory) -> set[int]:
+    found = read_metrics(run.metrics) if run.metrics.is_file() else []
+    return {line.step for line in found}
+
+
+def _is_chained(checkpoint: Path) -> bool:
+    return read_manifest(checkpoint)["facts"].get("chain") is not None
+
+
+def _keeps_metrics(run: RunDirectory) -> bool:
+    return "jsonl" in (run.read_settings().get("trainer") or {}).get("logger", ())

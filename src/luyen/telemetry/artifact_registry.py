@@ -11,18 +11,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import final
 
-from luyen.base.errors import UserError
+from luyen.base.errors import UserError, did_you_mean
 from luyen.base.rundir import RunDirectory
-from luyen.base.suggest import did_you_mean
-from luyen.telemetry.artifact_lines import (
+from luyen.telemetry.artifacts import (
     NAME,
+    NOTE,
+    Artifact,
     add_artifacts,
     current,
     damage,
     read_artifacts,
     rewrite_artifacts,
 )
-from luyen.telemetry.artifacts import NOTE, Artifact
 
 _DEEPEST = 4
 """Folders between the top and a run: project and experiment, either of which may hold a slash."""
@@ -45,11 +45,11 @@ def run_directories(root: Path, *, deepest: int = _DEEPEST) -> Iterator[RunDirec
 
 
 @final
-class Registry:
+class ArtifactRegistry:
     """The artifacts below one folder, as they were noted when this was made.
 
     Example:
-        >>> Registry(Path("/nowhere")).artifacts
+        >>> ArtifactRegistry(Path("/nowhere")).artifacts
         ()
     """
 

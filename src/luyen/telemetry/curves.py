@@ -13,16 +13,16 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from luyen.base.files import write_whole, writing
-from luyen.telemetry.metrics_file import read_metrics, series
+from luyen.telemetry.metrics import read_metrics, series
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Curve:
+class CurvePlot:
     """One picture: some metrics over the steps.
 
     Example:
-        >>> Curve(file="reward", title="Reward", metrics=("reward/mean",)).file
+        >>> CurvePlot(file="reward", title="Reward", metrics=("reward/mean",)).file
         'reward'
     """
 
@@ -35,19 +35,19 @@ class Curve:
 
 
 CURVES = (
-    Curve(
+    CurvePlot(
         file="reward",
         title="Reward",
         metrics=("reward/mean", "val/accuracy", "val/reward/mean"),
     ),
-    Curve(file="loss", title="Loss", metrics=("actor/loss", "actor/pg_loss", "critic/vf_loss")),
+    CurvePlot(file="loss", title="Loss", metrics=("actor/loss", "actor/pg_loss", "critic/vf_loss")),
 )
 """What a run draws at its end."""
 
 _COLOURS = ("#1f6f8b", "#c8553d", "#588b3a", "#7a5195")
 
 
-def draw_curves(metrics: Path, folder: Path, curves: Sequence[Curve] = CURVES) -> list[Path]:
+def plot_curves(metrics: Path, folder: Path, curves: Sequence[CurvePlot] = CURVES) -> list[Path]:
     """Draw every curve that the metrics file has points for; returns the pictures.
 
     A run that was told not to keep the file has none.
@@ -62,16 +62,16 @@ def draw_curves(metrics: Path, folder: Path, curves: Sequence[Curve] = CURVES) -
         lines = {name: series(steps, name) for name in curve.metrics}
         lines = {name: points for name, points in lines.items() if points[0]}
         if lines:
-            drawn.append(_draw(curve, lines, folder / f"{curve.file}.png"))
+            drawn.append(_plot(curve, lines, folder / f"{curve.file}.png"))
     return drawn
 
 
-def _draw(curve: Curve, lines: dict[str, tuple[list[int], list[float]]], path: Path) -> Path:
+def _plot(curve: CurvePlot, lines: dict[str, tuple[list[int], list[float]]], path: Path) -> Path:
     figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
     canvas = FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     for (name, (steps, values)), colour in zip(lines.items(), _COLOURS * 3, strict=False):
-        _draw_line(axes, name, steps, values, colour)
+        _plot_line(axes, name, steps, values, colour)
     axes.set_title(f"{curve.title} over the steps", loc="left", fontsize=12)
     axes.set_xlabel("step")
     axes.set_ylabel(curve.title.lower())
@@ -85,7 +85,7 @@ def _draw(curve: Curve, lines: dict[str, tuple[list[int], list[float]]], path: P
     return path
 
 
-def _draw_line(axes: Axes, name: str, steps: list[int], values: list[float], colour: str) -> None:
+def _plot_line(axes: Axes, name: str, steps: list[int], values: list[float], colour: str) -> None:
     """A few points are drawn as they are; many are drawn pale, with a smooth line over them."""
     if len(steps) < 8:
         axes.plot(steps, values, "o-", color=colour, linewidth=2, markersize=4, label=name)

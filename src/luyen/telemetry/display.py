@@ -1,13 +1,17 @@
-"""What a person sees while a run goes on: a live panel in a terminal, a line a step elsewhere.
+"""What a person sees of a run: a live panel in a terminal, one line per step in a log or pipe.
 
 A display is told how many steps there will be, which phase begins, what a step measured, and that
 it is over; before the first step, also what is waited for. It computes nothing that anything else
 reads.
 """
 
+import math
 import sys
+import threading
 import time
 from collections.abc import Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Protocol, TextIO, final
 
 from rich.console import Console, Group, RenderableType
@@ -17,9 +21,230 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from luyen.telemetry.figures import FIGURES, HEADING, Clock, duration, sparkline
-from luyen.telemetry.plain_display import PlainDisplay
-from luyen.telemetry.progress import PROGRESS
+from luyen.telemetry.progress import PROGRESS, ProgressState
+
+# Numbers that a person follows while a run goes on, and how they are written.
+
+HEADING: ContextVar[str] = ContextVar("heading", default="")
+"""What the run is a part of, such as a stage of a pipeline, for displays that open from now on."""
+
+
+ACCURACY = "validation accuracy"
+"""What the share of samples that reach reward 1 is called, where every reward is 0 or 1."""
+VALIDATION_REWARD = "validation reward"
+"""What the mean reward of a validation is called."""
+MEAN = "val/reward/mean@"
+"""Beginning of the name of a validation's mean reward; the number of samples follows."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One number on the display.
+
+    Example:
+        >>> Figure(label="KL to ref", names=("actor/ref_kl", "actor/kl_loss"), form=".4f").show(
+        ...     {"actor/kl_loss": 0.00123})
+        '0.0012'
+    """
+
+    label: str
+    """What it is called."""
+    names: tuple[str, ...]
+    """Metrics it may come from; the first that the step has is shown."""
+    form: str
+    """How it is formatted."""
+
+    def value(self, metrics: Mapping[str, float]) -> float | None:
+        """The number itself; None when the step has none."""
+        known = {**metrics, **validated(metrics)}
+        return next((known[name] for name in self.names if name in known), None)
+
+    def show(self, metrics: Mapping[str, float]) -> str | None:
+        """The number as text; None when the step has none."""
+        value = self.value(metrics)
+        return None if value is None else format(value, self.form)
+
+
+def mean_reward(metrics: Mapping[str, float]) -> float | None:
+    """The mean reward of a validation; None where there was none."""
+    return next((v for name, v in metrics.items() if name.startswith(MEAN)), None)
+
+
+def validated(metrics: Mapping[str, float]) -> dict[str, float]:
+    """What a validation measured, under the name that its scores deserve.
+
+    Where every sample scored 0 or 1, the share that reached 1 is the mean: that is an accuracy.
+    Any other reward is called what it is, its mean.
+
+    Example:
+        >>> validated({"val/accuracy": 0.25, "val/reward/mean@1": 0.25})
+        {'validation accuracy': 0.25}
+        >>> validated({"val/accuracy": 0.25, "val/reward/mean@1": 0.4})
+        {'validation reward': 0.4}
+    """
+    share = metrics.get("val/accuracy")
+    if share is None:
+        return {}
+    mean = mean_reward(metrics)
+    if mean is None:
+        return {ACCURACY: share}
+    is_accuracy = math.isclose(mean, share, rel_tol=1e-9, abs_tol=1e-12)
+    return {ACCURACY: share} if is_accuracy else {VALIDATION_REWARD: mean}
+
+
+FIGURES = (
+    Figure(label="reward", names=("reward/mean",), form=".3f"),
+    Figure(label="accuracy", names=(ACCURACY,), form=".3f"),
+    Figure(label="val reward", names=(VALIDATION_REWARD,), form=".3f"),
+    Figure(label="nll", names=("sft/nll",), form=".3f"),
+    Figure(label="loss", names=("preference/loss", "reward_model/loss"), form=".4f"),
+    Figure(label="pairs right", names=("preference/accuracy", "reward_model/accuracy"), form=".3f"),
+    Figure(label="from teacher", names=("distill/divergence", "distill/reverse_kl"), form=".4f"),
+    Figure(label="entropy", names=("actor/entropy",), form=".3f"),
+    Figure(label="length", names=("response_length/mean",), form=".1f"),
+    Figure(label="calls a tool", names=("tools/call_fraction",), form=".0%"),
+    Figure(label="KL to ref", names=("actor/ref_kl", "actor/kl_loss"), form=".4f"),
+    Figure(label="update KL", names=("actor/ppo_kl",), form=".4f"),
+    Figure(label="parity gap", names=("parity/max_gap",), form=".2g"),
+    Figure(label="tokens/s", names=("time/tokens_per_s",), form=",.0f"),
+)
+"""What both forms of the display show; the first one is also drawn over time."""
+
+
+@final
+class Clock:
+    """How far a run is and when it will be over."""
+
+    def __init__(self) -> None:
+        self.total = self.done = self._first = 0
+        self._begun = time.monotonic()
+
+    def start(self, total: int, done: int) -> None:
+        """Begin to count; steps of an earlier session say nothing about the speed of this one."""
+        self.total, self.done, self._first = total, done, done
+        self._begun = time.monotonic()
+
+    def elapsed_s(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self._begun
+
+    def left_s(self) -> float | None:
+        """Seconds to the end at the mean speed so far; None before the first step."""
+        made = self.done - self._first
+        return self.elapsed_s() / made * (self.total - self.done) if made > 0 else None
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds for people.
+
+    Example:
+        >>> duration(5), duration(75), duration(7260), duration(None)
+        ('5s', '1m15s', '2h01m', '?')
+    """
+    if seconds is None:
+        return "?"
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    return (
+        f"{whole // 60}m{whole % 60:02d}s"
+        if whole < 3600
+        else f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    )
+
+
+def sparkline(values: list[float], width: int) -> str:
+    """The last values as bars, lowest to highest.
+
+    Example:
+        >>> sparkline([0.0, 0.5, 1.0], 8)
+        '▁▅█'
+    """
+    shown = [v for v in values if v == v and abs(v) != float("inf")][-width:]
+    low, high = min(shown, default=0.0), max(shown, default=0.0)
+    scale = 7 / (high - low) if high > low else 0.0
+    return "".join("▁▂▃▄▅▆▇█"[round((v - low) * scale)] for v in shown)
+
+
+# What a log or a pipe shows of a run: a line a step, and how far a long wait is.
+
+_LOOK_S = 1.0
+_LEAST_S = 10.0
+"""Seconds between two lines about the same wait."""
+_MOST_S = 30.0
+"""Seconds after which there is a line even if less than a tenth was done meanwhile."""
+
+
+@final
+class PlainDisplay:
+    """One line a step, for logs and pipes."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._clock = Clock()
+        self._heading = HEADING.get()
+        self._said: tuple[str, int, float] | None = None
+        self._over = threading.Event()
+        self._teller = threading.Thread(target=self._tell, daemon=True, name="progress")
+
+    def waiting(self, words: str) -> None:
+        """Write the line."""
+        self._stream.write(f"{words}\n")
+        self._stream.flush()
+
+    def start(self, total_steps: int, *, done: int = 0) -> None:
+        """Begin to count."""
+        self._clock.start(total_steps, done)
+        self._teller.start()
+
+    def phase(self, name: str) -> None:
+        """A log shows steps, not phases."""
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write the line of a step."""
+        self._clock.done = step
+        known = [(figure.label, figure.show(metrics)) for figure in FIGURES]
+        words = [f"{label} {text}" for label, text in known if text is not None]
+        place = f"step {step:>{len(str(self._clock.total))}}/{self._clock.total}"
+        words = [self._heading, *words] if self._heading else words
+        words += [
+            f"{duration(self._clock.elapsed_s())} gone, {duration(self._clock.left_s())} left"
+        ]
+        self._stream.write("  ".join([place, *words]) + "\n")
+        self._stream.flush()
+
+    def close(self) -> None:
+        """Nothing is told any more; the stream belongs to the caller."""
+        self._over.set()
+        if self._teller.is_alive():
+            self._teller.join()
+
+    def _tell(self) -> None:
+        """Say how far a wait is, as long as there is a stream."""
+        while not self._over.wait(_LOOK_S):
+            watched = PROGRESS.now()
+            if watched is None or not self._is_news(watched):
+                continue
+            place = f"step {self._clock.done}/{self._clock.total}"
+            try:
+                self._stream.write(f"{place}  {watched.words()}, {duration(watched.seconds)}\n")
+                self._stream.flush()
+            except (OSError, ValueError):
+                return  # what cannot be shown is noted with the next step
+
+    def _is_news(self, watched: ProgressState) -> bool:
+        """Whether enough time and work has passed since the last line about it."""
+        name, done, when = self._said or ("", 0, 0.0)
+        if name != watched.name or watched.seconds < when:
+            done, when = 0, 0.0
+        passed = watched.seconds - when
+        is_tenth = 10 * (watched.done - done) >= watched.total
+        if passed < _LEAST_S or not (is_tenth or passed >= _MOST_S):
+            return False
+        self._said = watched.name, watched.done, watched.seconds
+        return True
+
 
 PHASES = ("generate", "score", "log-probs", "update")
 """The phases that every step goes through, in order; others are shown when they come."""

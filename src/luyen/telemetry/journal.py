@@ -12,14 +12,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, final
 
-from luyen.base.calls import ToolCall
 from luyen.base.digests import hash_value
 from luyen.base.journal import JournalFile
-from luyen.base.records import GroupId, Rollout, Score
+from luyen.base.records import GroupId, Rollout, Score, ToolCall
 from luyen.base.rundir import step_name, step_of
-from luyen.telemetry.record_trees import call_of, call_tree, score_of, score_tree
-from luyen.telemetry.rollout_json import rollout_of, rollout_tree
-from luyen.telemetry.streams import PackedStreams
+from luyen.telemetry.rollout_codec import (
+    PackedStreams,
+    call_of,
+    call_tree,
+    rollout_of,
+    rollout_tree,
+    score_of,
+    score_tree,
+)
 
 _ROLLOUT, _SCORES, _INTENT, _RESULT = "rollout", "scores", "intent", "result"
 _NOWHERE = ""

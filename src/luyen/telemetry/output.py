@@ -1,4 +1,4 @@
-"""Standard output and error of a process that must not end because nobody reads them.
+"""Standard output and error of a process that must not end or hang when their reader does.
 
 A command whose product is what it prints ends when its reader is gone; a run goes on without one:
 its files are what counts. Which of the two holds is said with `Output.go_on`.
@@ -7,6 +7,8 @@ its files are what counts. Which of the two holds is said with `Output.go_on`.
 import errno
 import io
 import os
+import queue
+import re
 import select
 import stat
 import sys
@@ -15,8 +17,101 @@ from collections.abc import Callable, Mapping
 from typing import Any, TextIO, final
 
 from luyen.telemetry.display import Display, SilentDisplay, open_display
-from luyen.telemetry.pump import Pump
-from luyen.telemetry.shown import ShownText
+
+# Writing to a stream whose reader may stand still, without standing still with it.
+
+WRITE_TIMEOUT_S = 5.0
+"""How long a reader may take; a terminal that is held with Ctrl-S, or a full pipe, never ends."""
+
+
+@final
+class WriterThread:
+    """A thread that writes, and is left alone when that takes too long.
+
+    One caller at a time. While a write is under way that nobody waits for, nothing is taken.
+
+    Example:
+        >>> ours, theirs = os.pipe()
+        >>> WriterThread(theirs).write(b"a line"), os.read(ours, 9)
+        (True, b'a line')
+    """
+
+    def __init__(self, number: int, *, patience_s: float = WRITE_TIMEOUT_S) -> None:
+        self._number = number
+        self._patience_s = patience_s
+        self._todo: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._done = threading.Event()
+        self._done.set()
+        self._fault: OSError | None = None
+        self._thread: threading.Thread | None = None
+        self._process = 0
+
+    def write(self, data: bytes) -> bool:
+        """Whether the data was taken; an OSError where the stream refuses it."""
+        self._begin()
+        if not self._done.is_set():
+            return False
+        self._done.clear()
+        self._todo.put(data)
+        is_taken = self._done.wait(self._patience_s)
+        fault, self._fault = (self._fault, None) if is_taken else (None, self._fault)
+        if fault is not None:
+            raise fault
+        return is_taken
+
+    def _begin(self) -> None:
+        """Have a thread: a process that was forked has none of its parent's."""
+        if self._thread is not None and self._process == os.getpid():
+            return
+        self._process = os.getpid()
+        self._todo, self._done = queue.SimpleQueue(), threading.Event()
+        self._done.set()
+        self._thread = threading.Thread(target=self._work, name="stream", daemon=True)
+        self._thread.start()
+
+    def _work(self) -> None:
+        while True:
+            left = self._todo.get()
+            try:
+                while left:
+                    left = left[os.write(self._number, left) :]
+            except OSError as fault:
+                self._fault = fault
+            self._done.set()
+
+
+# What may reach a terminal: text, line breaks, and the few codes that we colour and redraw
+# with.
+#
+# Rows, policies and runs of strangers are printed. A terminal obeys what it is shown: some
+# codes write to the clipboard, rename windows or answer as if the user had typed, and marks of
+# direction make a name look like another one. All of these are written as escapes.
+
+_KEPT = r"\x1b\[(?:[0-9;]*m|[0-9]*[ABG]|[0-2]?[JK]|\?25[hl])"
+"""Colours, lines up and down, the first column, erasing, the cursor on and off."""
+_CONTROL = re.compile(
+    rf"({_KEPT})|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
+)
+
+
+def escaped(text: str) -> str:
+    r"""The text with escapes, as JSON has them, for what a terminal would obey.
+
+    Example:
+        >>> escaped("\x1b[31mred\x1b[0m \x1b]0;a title\x07")
+        '\x1b[31mred\x1b[0m \\u001b]0;a title\\u0007'
+    """
+    return _CONTROL.sub(lambda odd: odd[1] or f"\\u{ord(odd[0]):04x}", text)
+
+
+class EscapedText(io.TextIOWrapper):
+    """A stream that people read."""
+
+    def write(self, s: str, /) -> int:
+        """Write the text, harmless."""
+        super().write(escaped(s))
+        return len(s)
+
 
 NAMES = {1: "standard output", 2: "standard error"}
 _FOR_GOOD = {errno.EPIPE, errno.EIO, errno.EBADF, errno.ENXIO}
@@ -64,14 +159,14 @@ OUTPUT = Output()
 
 
 @final
-class SteadyFile(io.FileIO):
+class NonblockingFile(io.FileIO):
     """The file below a standard stream; it takes everything, and drops what nobody reads."""
 
     def __init__(self, number: int, output: Output) -> None:
         super().__init__(number, "wb", closefd=False)
         self._number = number
         self._output = output
-        self._pump = Pump(number)
+        self._pump = WriterThread(number)
 
     def write(self, data: Any, /) -> int:
         """Write what is taken; a fault is raised only where the output is needed."""
@@ -101,7 +196,7 @@ class SteadyFile(io.FileIO):
 
 
 @final
-class SteadyDisplay:
+class SafeDisplay:
     """A display whose faults are noted and never reach the loop."""
 
     def __init__(self, display: Display, output: Output) -> None:
@@ -135,13 +230,13 @@ class SteadyDisplay:
             self._output.lose("the display", str(error))
 
 
-def open_steady_display() -> Display:
+def open_safe_display() -> Display:
     """The display on standard output; none where there is no such stream."""
     stream: TextIO | None = sys.stdout
-    return SilentDisplay() if stream is None else SteadyDisplay(open_display(stream), OUTPUT)
+    return SilentDisplay() if stream is None else SafeDisplay(open_display(stream), OUTPUT)
 
 
-def settle_streams() -> None:
+def ensure_streams() -> None:
     """Let this process have three standard streams, whatever it was started with.
 
     A number that is free would be given to the next file, and whoever prints would print into it.
@@ -163,8 +258,8 @@ def settle_streams() -> None:
 
 
 def _stream(number: int, before: TextIO | None) -> TextIO:
-    below = io.BufferedWriter(SteadyFile(number, OUTPUT))
-    return ShownText(
+    below = io.BufferedWriter(NonblockingFile(number, OUTPUT))
+    return EscapedText(
         below,
         encoding=before.encoding if before is not None else "utf-8",
         errors="backslashreplace",  # no name of a file and no sign of a panel is worth an end

@@ -1,4 +1,4 @@
-"""How much of what a run waits for is done: rollouts that were asked for, groups to be judged.
+"""Progress of what a run waits for: rollouts, groups to score, and slow phases explained.
 
 Whoever asks for work says how much it is; whoever does a part of it counts; a display looks.
 
@@ -9,9 +9,10 @@ Whoever asks for work says how much it is; whoever does a part of it counts; a d
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import Timer
 from typing import TypeAlias, final
 
 Key: TypeAlias = tuple[str, int]
@@ -23,11 +24,11 @@ _UNITS = {"score": "groups judged"}
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Watched:
+class ProgressState:
     """What is waited for now, and how far it is.
 
     Example:
-        >>> Watched(name="validation", done=120, total=1319, seconds=45.0).words()
+        >>> ProgressState(name="validation", done=120, total=1319, seconds=45.0).words()
         'validation: 120 of 1319 answers'
     """
 
@@ -88,7 +89,7 @@ class Progress:
         finally:
             self._watched = before
 
-    def now(self) -> Watched | None:
+    def now(self) -> ProgressState | None:
         """What is waited for; None where nobody knows how much it is."""
         watched = self._watched
         if watched is None:
@@ -98,8 +99,37 @@ class Progress:
             done, total = self._counts.get(key, (0, 0))
         if not total:
             return None
-        return Watched(name=key[0], done=done, total=total, seconds=time.monotonic() - since)
+        return ProgressState(name=key[0], done=done, total=total, seconds=time.monotonic() - since)
 
 
 PROGRESS = Progress()
 """That of this process."""
+
+
+# A wait that is explained: what takes long says so, and what is quick says nothing.
+
+EXPLAIN_AFTER_S = 2.0
+"""Seconds after which a person wonders whether anything happens."""
+
+
+@contextmanager
+def explain_if_slow(
+    say: Callable[[str], None], words: str, *, after_s: float = EXPLAIN_AFTER_S
+) -> Iterator[None]:
+    """Say the words once, from another thread, if the block is not over by then.
+
+    Nothing is said after the block.
+
+    Example:
+        >>> with explain_if_slow(print, "reading rows", after_s=60.0):
+        ...     sum(range(10))
+        45
+    """
+    timer = Timer(after_s, say, (words,))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()

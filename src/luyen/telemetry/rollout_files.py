@@ -1,10 +1,11 @@
-"""The rollouts of a step as a Parquet file, and back: every token, float and score as it was.
+"""The rollouts of a step as a Parquet file with a checksum, and back: every token and score.
 
 Streams are lists beside the tokens. Numbers are stored as 64-bit floats, so nothing is rounded; the
 reward is a column of its own for people, and the whole tree of scores is JSON beside it. So are the
 tool calls and the messages, whose shape tools and templates decide.
 """
 
+import hashlib
 import io
 import json
 import re
@@ -18,14 +19,68 @@ import pyarrow.parquet as pq
 
 from luyen.base.errors import UserError
 from luyen.base.files import write_whole, writing
-from luyen.base.reading import read_bytes
+from luyen.base.input_files import read_bytes
 from luyen.base.records import Branch, GroupId, Rollout, Source, StopReason
-from luyen.telemetry.parquet_seals import BLANK, KEY, is_as_written, sealed
-from luyen.telemetry.record_trees import call_of, call_tree, score_of, score_tree
+from luyen.telemetry.rollout_codec import call_of, call_tree, score_of, score_tree
+
+# Parquet files that say of themselves whether they are as they were written.
+#
+# The metadata of the footer holds the SHA-256 of the whole file, taken while zeros stand in its
+# place. Checksums of pages would leave the footer unguarded, and a changed bit there can move a
+# column.
+
+CHECKSUM = b"luyen.seal"
+"""Name of the entry in the metadata."""
+NO_CHECKSUM = b"0" * 64
+"""What stands in the entry until the file is sealed."""
+_HEADER = b"\x18\x40"
+"""How the footer's encoding begins the value of an entry: a string of 64 bytes."""
+
+
+def with_checksum(data: bytes) -> bytes:
+    """The file with its seal; it was written with `NO_CHECKSUM` under `CHECKSUM` in its metadata.
+
+    Example:
+        >>> broken = bytearray(with_checksum(CHECKSUM + _HEADER + NO_CHECKSUM + b"PAR1"))
+        >>> has_valid_checksum(bytes(broken))
+        True
+        >>> broken[-1] ^= 1
+        >>> has_valid_checksum(bytes(broken))
+        False
+    """
+    place = _place(data)
+    assert place is not None, "the metadata has no entry for the seal"
+    assert data[place : place + len(NO_CHECKSUM)] == NO_CHECKSUM, "the file has a seal already"
+    return _with(data, place, _hash(data))
+
+
+def has_valid_checksum(data: bytes) -> bool | None:
+    """Whether the file fits its seal; None when it has none."""
+    place = _place(data)
+    if place is None:
+        return None
+    seal = data[place : place + len(NO_CHECKSUM)]
+    return seal == _hash(_with(data, place, NO_CHECKSUM))
+
+
+def _place(data: bytes) -> int | None:
+    """Where the seal stands. Metadata comes last in the footer, so rollouts cannot imitate it."""
+    entry = CHECKSUM + _HEADER
+    found = data.rfind(entry)
+    return None if found < 0 else found + len(entry)
+
+
+def _with(data: bytes, place: int, seal: bytes) -> bytes:
+    return data[:place] + seal + data[place + len(NO_CHECKSUM) :]
+
+
+def _hash(data: bytes) -> bytes:
+    return hashlib.sha256(data).hexdigest().encode()
+
 
 SCHEMA = 4
 """Version of the file; a reader refuses a later one."""
-_SEALED = 4
+_WITH_CHECKSUM = 4
 """The first version whose files have a seal."""
 _VERSION = b"luyen.rollouts"
 _STEP = b"luyen.step"
@@ -48,7 +103,7 @@ _STREAMS = (
     ("kept_mass", pa.list_(pa.float64())),
     ("advantage", pa.list_(pa.float64())),
 )
-_GIVEN = pa.struct([("turn", pa.int32()), ("value", pa.float64())])
+_TURN_VALUE = pa.struct([("turn", pa.int32()), ("value", pa.float64())])
 _COLUMNS = pa.schema(
     [
         ("group", pa.string()),
@@ -65,11 +120,11 @@ _COLUMNS = pa.schema(
         ("calls", pa.string()),
         ("messages", pa.string()),
         ("earlier", pa.list_(pa.struct(_STREAMS))),
-        ("given", pa.list_(_GIVEN)),
+        ("given", pa.list_(_TURN_VALUE)),
         ("notes", pa.map_(pa.string(), pa.float64())),
         ("baseline", pa.float64()),
     ],
-    metadata={_VERSION: str(SCHEMA).encode(), KEY: BLANK},
+    metadata={_VERSION: str(SCHEMA).encode(), CHECKSUM: NO_CHECKSUM},
 )
 
 
@@ -122,7 +177,7 @@ def write_rollouts(
     pq.write_table(table, buffer, compression="zstd")
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, sealed(buffer.getvalue()))
+    write_whole(path, with_checksum(buffer.getvalue()))
 
 
 def read_rollouts(
@@ -150,14 +205,14 @@ def _table(path: Path) -> pa.Table:
     """The file's columns; nothing of it is interpreted before its seal is compared."""
     try:
         data = read_bytes(path, most_bytes=_MOST_BYTES)
-        fits = is_as_written(data)
+        fits = has_valid_checksum(data)
         if fits is False:
             raise _unreadable(path, "it is not as it was written")
         table = pq.read_table(io.BytesIO(data))
     except (OSError, pa.ArrowException) as error:
         raise _unreadable(path, error) from error
     version = (table.schema.metadata or {}).get(_VERSION, b"0")
-    if not version.isdigit() or (fits is None and _SEALED <= int(version) <= SCHEMA):
+    if not version.isdigit() or (fits is None and _WITH_CHECKSUM <= int(version) <= SCHEMA):
         raise _unreadable(path, "it is not as it was written")
     if not 1 <= int(version) <= SCHEMA:
         why = f"its columns follow version {int(version)}, and this version reads up to {SCHEMA}"

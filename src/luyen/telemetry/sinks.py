@@ -4,27 +4,230 @@ Local sinks raise when they cannot write: a run that records nothing should not 
 are made and called in the background (`BackgroundSink`), and import their packages only there.
 """
 
+import ctypes
 import importlib.util
+import os
+import queue
 import re
+import socket
+import struct
 import sys
+import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Protocol, final
 
 from luyen.base.errors import UserError
-from luyen.base.files import append, writing
-from luyen.base.owned import open_lines
+from luyen.base.files import append, open_lines, writing
 from luyen.base.rundir import RunDirectory
 from luyen.base.secrets import masked_words
-from luyen.telemetry.background import BackgroundSink, Sink
-from luyen.telemetry.catalog import CATALOG
 from luyen.telemetry.display import Display
-from luyen.telemetry.metrics_file import keep_before, metrics_line
+from luyen.telemetry.metrics import CATALOG, keep_before, metrics_line
 from luyen.telemetry.spans import SPANS
-from luyen.telemetry.tfevents import EventFile
+
+# A sink that may fail or be slow, kept away from training.
+#
+# A thread of its own makes the sink and carries out every call, so a network that hangs never
+# holds a step up. Whatever goes wrong is told once, as a warning, and the run goes on.
+
+
+class Sink(Protocol):
+    """Where metrics go."""
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Keep what a step measured; called once a step, with steps that rise."""
+        ...
+
+    def artifact(self, path: Path) -> None:
+        """Keep a finished file of the run, where files are kept elsewhere than in its folder."""
+        ...
+
+    def close(self) -> None:
+        """Finish; nothing more will come."""
+        ...
+
+
+class SinkFailure(UserWarning):
+    """A sink could not keep something; the run goes on without it."""
+
+
+@final
+class BackgroundSink:
+    """Calls another sink from a thread; failures become one warning."""
+
+    def __init__(
+        self, name: str, make: Callable[[], Sink], *, capacity: int = 1000, patience_s: float = 30.0
+    ) -> None:
+        """`capacity` calls may wait; `close` waits at most `patience_s` for them."""
+        self._name = name
+        self._patience_s = patience_s
+        self._calls: queue.Queue[Callable[[Sink], None] | None] = queue.Queue(capacity)
+        self._failure: str | None = None
+        self._told = False
+        self._thread = threading.Thread(
+            target=self._work, args=(make,), name=f"sink-{name}", daemon=True
+        )
+        self._thread.start()
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Hand the metrics over."""
+        kept = dict(metrics)
+        self._hand_over(lambda sink: sink.write(step, kept))
+
+    def artifact(self, path: Path) -> None:
+        """Hand the file over."""
+        self._hand_over(lambda sink: sink.artifact(path))
+
+    def close(self) -> None:
+        """Wait for what was handed over, as long as patience lasts."""
+        deadline = time.monotonic() + self._patience_s
+        try:
+            self._calls.put(None, timeout=self._patience_s)
+            self._thread.join(max(0.0, deadline - time.monotonic()))
+        except queue.Full:
+            self._failure = self._failure or "it does not answer"
+        if self._thread.is_alive():
+            self._failure = self._failure or f"it did not finish within {self._patience_s:g} s"
+        self._tell()
+
+    def _hand_over(self, call: Callable[[Sink], None]) -> None:
+        try:
+            self._calls.put_nowait(call)
+        except queue.Full:
+            self._failure = self._failure or "it is too slow: calls were dropped"
+        self._tell()
+
+    def _tell(self) -> None:
+        """Warn in the thread of the run, where a person or a test will see it."""
+        if self._failure is not None and not self._told:
+            self._told = True
+            said = f"sink {self._name}: {self._failure}; training goes on without it"
+            warnings.warn(said, SinkFailure, stacklevel=4)
+
+    def _work(self, make: Callable[[], Sink]) -> None:
+        sink: Sink | None = None
+        try:
+            sink = make()
+        except Exception as error:  # noqa: BLE001 - whatever a remote service raises
+            self._failure = f"{type(error).__name__}: {error}"
+        while (call := self._calls.get()) is not None:
+            self._carry_out(call, sink)
+        self._carry_out(lambda made: made.close(), sink)
+
+    def _carry_out(self, call: Callable[[Sink], None], sink: Sink | None) -> None:
+        try:
+            if sink is not None:
+                call(sink)
+        except Exception as error:  # noqa: BLE001 - whatever a remote service raises
+            self._failure = self._failure or f"{type(error).__name__}: {error}"
+
+
+# TensorBoard's event files, written without TensorBoard.
+#
+# A file is a row of TFRecords: length, its checksum, the payload, its checksum; checksums are
+# CRC-32C, masked as TensorFlow does. A payload is one protobuf `Event`, encoded here by hand
+# since scalars need only five of its fields.
+
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+
+
+def _table() -> tuple[int, ...]:
+    entries: list[int] = []
+    for byte in range(256):
+        value = byte
+        for _ in range(8):
+            value = (value >> 1) ^ (0x82F63B78 if value & 1 else 0)
+        entries.append(value)
+    return tuple(entries)
+
+
+_TABLE = _table()
+
+
+def crc32c(data: bytes) -> int:
+    """The Castagnoli checksum.
+
+    Example:
+        >>> hex(crc32c(b"123456789"))
+        '0xe3069283'
+    """
+    value = 0xFFFFFFFF
+    for byte in data:
+        value = _TABLE[(value ^ byte) & 0xFF] ^ (value >> 8)
+    return value ^ 0xFFFFFFFF
+
+
+def masked_crc32c(data: bytes) -> int:
+    """The checksum as TFRecord stores it, so that data holding its own checksum stays safe."""
+    value = crc32c(data)
+    return (((value >> 15) | (value << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def record(payload: bytes) -> bytes:
+    """One TFRecord."""
+    length = struct.pack("<Q", len(payload))
+    marks = struct.pack("<I", masked_crc32c(length)), struct.pack("<I", masked_crc32c(payload))
+    return length + marks[0] + payload + marks[1]
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*out, value])
+
+
+def _field(number: int, kind: int, body: bytes) -> bytes:
+    size = _varint(len(body)) if kind == _BYTES else b""
+    return _varint(number << 3 | kind) + size + body
+
+
+def event(wall_time: float, step: int, *fields: bytes) -> bytes:
+    """A protobuf `Event`: time (1), step (2), and one field that says what happened."""
+    when = _field(1, _FIXED64, struct.pack("<d", wall_time))
+    return when + _field(2, _VARINT, _varint(step)) + b"".join(fields)
+
+
+def scalars(metrics: Mapping[str, float]) -> bytes:
+    """The `summary` field (5) of an event: values (1) with tag (1) and simple_value (2)."""
+    values = b""
+    for tag, value in metrics.items():
+        single = ctypes.c_float(value).value  # rounds; what is too large becomes an infinity
+        entry = _field(1, _BYTES, tag.encode()) + _field(2, _FIXED32, struct.pack("<f", single))
+        values += _field(1, _BYTES, entry)
+    return _field(5, _BYTES, values)
+
+
+@final
+class EventFile:
+    """One event file of one session, appended to at each step."""
+
+    def __init__(self, folder: Path, *, first_step: int = 0) -> None:
+        """A file from `first_step` on: the viewer forgets what an earlier session put there."""
+        now = time.time()
+        name = f"events.out.tfevents.{int(now)}.{socket.gethostname()}.{os.getpid()}.{first_step}"
+        with writing(folder / name):
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = open_lines(folder / name)
+        self._append(event(now, 0, _field(3, _BYTES, b"brain.Event:2")))
+        started = _field(7, _BYTES, _field(1, _VARINT, _varint(1)))  # SessionLog.status = START
+        self._append(event(now, first_step, started))
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Add the scalars of a step."""
+        self._append(event(time.time(), step, scalars(metrics)))
+
+    def close(self) -> None:
+        """Finish the file."""
+        self._file.close()
+
+    def _append(self, payload: bytes) -> None:
+        append(self._file, record(payload))
 
 
 @final

@@ -1,10 +1,14 @@
-"""The last words of a run: what it reached, how long it took, where its files are, what to try."""
+"""The summary printed when a run ends, and the notes file about what happened to it."""
 
+import os
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import final
 
-from luyen.telemetry.figures import duration
+from luyen.base.errors import UserError
+from luyen.base.files import json_line, open_regular, read_lines
+from luyen.telemetry.display import duration
 
 FINISHED = "Finished"
 """The headline of a run that reached its last step."""
@@ -54,11 +58,11 @@ class Change:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
+class RunSummary:
     """What a finished run says.
 
     Example:
-        >>> print(Summary(headline="Finished", changes=(), steps=30, seconds=95.0,
+        >>> print(RunSummary(headline="Finished", changes=(), steps=30, seconds=95.0,
         ...               files={"metrics": Path("runs/a/b/metrics.jsonl")}).text())
         Finished: 30 steps in 1m35s (3.17 s a step)
         <BLANKLINE>
@@ -103,3 +107,39 @@ class Summary:
         if self.commands:
             lines += ["", "Try next", *(f"  {command}" for command in self.commands)]
         return "\n".join(lines)
+
+
+# Notes of a run: what happened to it from outside, a line each, for people and `luyen runs`.
+
+NAME = "notes.jsonl"
+"""The file in the run directory."""
+
+
+def note(run: Path, words: str) -> None:
+    """Add a note to a run directory; nothing is raised, since a run is worth more than a note."""
+    when = datetime.now(UTC).isoformat(timespec="seconds")
+    line = json_line({"time": when, "pid": os.getpid(), "note": words})
+    try:
+        handle = open_regular(run / NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    except OSError:
+        return
+    try:
+        os.write(handle, line.encode())
+    except OSError:
+        return
+    finally:
+        os.close(handle)
+
+
+def last_note(run: Path) -> str:
+    """The newest note; nothing where there is none, or where they are damaged.
+
+    Example:
+        >>> last_note(Path("/nowhere"))
+        ''
+    """
+    try:
+        lines = read_lines(run / NAME)
+    except (OSError, UserError):
+        return ""
+    return str(lines[-1].get("note", "")) if lines else ""

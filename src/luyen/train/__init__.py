@@ -1,1 +1,1 @@
-"""Layer 7: the loops. Start reading at `luyen.train.online`."""
+"""Layer 7: the training loops. Start reading at `luyen.train.loop`."""

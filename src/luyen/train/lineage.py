@@ -7,29 +7,27 @@ from pathlib import Path
 from typing import final
 
 from luyen.base.errors import UserError
-from luyen.base.paths import expanded
+from luyen.base.input_files import expanded
 from luyen.base.rundir import RunDirectory
 from luyen.base.secrets import masked_urls
 from luyen.checkpoint.store import read_manifest
-from luyen.config.model_files import model_parts
+from luyen.config.model_folder.files import model_parts
 from luyen.config.schema.run import RunConfig
-from luyen.telemetry.artifact_lines import (
-    NAME,
-    current,
-    not_noted,
-    read_artifacts,
-    rewrite_artifacts,
-)
 from luyen.telemetry.artifact_registry import made_at, note
 from luyen.telemetry.artifacts import (
     MISSING,
+    NAME,
     NOTE,
     Artifact,
     Kind,
+    current,
     hash_files,
     hash_of,
+    not_noted,
     now,
+    read_artifacts,
     require_unchanged,
+    rewrite_artifacts,
 )
 
 _MODEL = "actor_rollout_ref.model"

@@ -4,7 +4,7 @@ The mathematics returns metrics without knowing of telemetry, so they are declar
 enter a run.
 """
 
-from luyen.telemetry.catalog import metric
+from luyen.telemetry.metrics import metric
 
 _ACTOR = {
     "pg_loss": "Policy loss under the aggregation's weights.",

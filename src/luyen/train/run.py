@@ -1,40 +1,66 @@
-"""A wired run: the parts that the loop uses, and how far it has come."""
+"""A built run: parts, progress and journal keys of online training."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, final
 
-from luyen.base.digests import BEGINNING, link
+from luyen.base.digests import BEGINNING, hash_value, link
 from luyen.base.records import Prompt, Rollout
+from luyen.config.loader.parse import stored_values
 from luyen.config.schema.run import RunConfig
 from luyen.data.build import TrainData
 from luyen.data.samplers import AdaptiveSampler
 from luyen.rewards.build import BuiltReward
-from luyen.rewards.step import Scored
+from luyen.rewards.scoring import ScoredGroup
 from luyen.rollout.protocol import Sampling
 from luyen.rollout.single_turn import Group
-from luyen.runtime.roles import Roles
+from luyen.runtime.roles import Roles, WeightDigests
 from luyen.telemetry.display import Display
 from luyen.telemetry.journal import WorkJournal
+from luyen.telemetry.manifest import Manifest
 from luyen.telemetry.progress import PROGRESS
 from luyen.telemetry.spans import span
-from luyen.train.asked import Asking, Origin
-from luyen.train.boundary import Boundary, soon_kept
-from luyen.train.digests import metrics_stage
-from luyen.train.draws import draws_of
 from luyen.train.interrupt import STOPPABLE, Interruption
-from luyen.train.learning import Learning, LearningRules
-from luyen.train.profile import StepProfiler
-from luyen.train.recorder import Recorder
-from luyen.train.state import LoopState, open_step, read_open_step
-from luyen.train.watchdog import Watchdog
-from luyen.train.window import supply_of
-from luyen.train.work import weights_print
+from luyen.train.monitor import PhaseWatchdog, StepProfiler
+from luyen.train.record import Recorder, metrics_stage
+from luyen.train.rollouts import ParentDigest, RolloutSubmitter, prompt_requests
+from luyen.train.schedulers import build_scheduler
+from luyen.train.state import (
+    Learner,
+    LearningRules,
+    LoopState,
+    StepSnapshot,
+    read_unvalidated_step,
+    snapshot_rollouts,
+    unvalidated_step,
+)
+
+# What the work of a step depends on: a journal is taken up for the very same work only.
+
+_RELEVANT_KEYS = {"seed", "plugins", "device"}
+"""Keys of `trainer` that act on rollouts or rewards; the others act on what follows, or nowhere."""
+
+
+def weights_hash(held: WeightDigests) -> str:
+    """The weights of every role that learns, as one hash."""
+    return hash_value(dict(held.weights()))
+
+
+def generation_config_hash(config: RunConfig, facts: Manifest) -> str:
+    """Everything that rollouts and rewards depend on besides weights: keys, rows and code.
+
+    What becomes of a call that was under way is decided when the run goes on: a changed mind about
+    it must not drop the very record that it is about.
+    """
+    tree = stored_values(config)
+    tree["trainer"] = {name: v for name, v in tree["trainer"].items() if name in _RELEVANT_KEYS}
+    del tree["actor_rollout_ref"]["rollout"]["multi_turn"]["on_unknown"]
+    return hash_value([tree, facts.files, facts.datasets, facts.code, facts.versions])
 
 
 @final
-class OnlineRun(Learning):
+class OnlineRun(Learner):
     """Parts (fixed) and progress (changing) of one run."""
 
     def __init__(
@@ -68,12 +94,12 @@ class OnlineRun(Learning):
         self.settings = ""
         """Hash of everything configured that rollouts and rewards depend on."""
         watchdog, events = config.trainer.watchdog, recorder.directory.events
-        self.watchdog = Watchdog(watchdog, events, rescue=self.rescue)
+        self.watchdog = PhaseWatchdog(watchdog, events, rescue=self.rescue)
         self._begin()
 
     def _begin(self) -> None:
         """Nothing is done yet."""
-        self.asking = Asking(
+        self.asking = RolloutSubmitter(
             self.config,
             self.data,
             self.roles,
@@ -83,7 +109,7 @@ class OnlineRun(Learning):
             begin_work=self._begin_work,
         )
         """How training rows become rollouts."""
-        self.supply = supply_of(self.config.trainer, self.asking)
+        self.supply = build_scheduler(self.config.trainer, self.asking)
         """What this step and later ones learn from, asked for in time."""
         self.flat_steps = 0
         self.journal: WorkJournal | None = None
@@ -97,7 +123,7 @@ class OnlineRun(Learning):
         """The chain before the last step, and the weights after it, known before the chain is."""
         self.saved = 0
         """Step of the newest checkpoint; the beginning needs none."""
-        self.boundary = Boundary()
+        self.boundary = StepSnapshot()
         self.is_open = False
         """Whether the step that is done still lacks its validation, and so its line of numbers."""
         self.begin_step()
@@ -107,7 +133,7 @@ class OnlineRun(Learning):
         self.notes: dict[str, float] = {}
         self.metrics: dict[str, float] = {}
         self.stages: dict[str, str] = {}
-        self.judged: list[Scored] = []
+        self.judged: list[ScoredGroup] = []
         self.broken: list[Rollout] = []
         self.baselines: dict[str, float] = {}
         self.trainer_logp = None
@@ -141,14 +167,14 @@ class OnlineRun(Learning):
         """Go on with the journal of the validation after the step that is done."""
         self.write_work_to(self._taken_up(self.step, "validation", self._origin()))
 
-    def _origin(self) -> Origin:
+    def _origin(self) -> ParentDigest:
         """What work depends on besides the configuration: all that was done, and the weights."""
         if self.origin is not None:
             return self.origin
         is_first = self.chain == BEGINNING
-        return self.chain, weights_print(self.roles.describe()) if is_first else None
+        return self.chain, weights_hash(self.roles.describe()) if is_first else None
 
-    def _taken_up(self, step: int, kind: str, origin: Origin | None) -> WorkJournal | None:
+    def _taken_up(self, step: int, kind: str, origin: ParentDigest | None) -> WorkJournal | None:
         journals = self.recorder.journals
         if journals is None or self.trial_steps is not None:
             return None
@@ -158,7 +184,7 @@ class OnlineRun(Learning):
         return journal
 
     def _begin_work(
-        self, journal: WorkJournal | None, step: int, kind: str, origin: Origin
+        self, journal: WorkJournal | None, step: int, kind: str, origin: ParentDigest
     ) -> None:
         if journal is None:
             return
@@ -193,7 +219,7 @@ class OnlineRun(Learning):
     ) -> list[Group]:
         """Rollouts of the prompts, drawn at this place of the run; their tokens are sound."""
         count = samples or self.config.actor_rollout_ref.rollout.n
-        draws = draws_of(prompts, step=step, first=first, samples=count)
+        draws = prompt_requests(prompts, step=step, first=first, samples=count)
         PROGRESS.expect(purpose, step, len(draws) * count, anew=True)
         asked = self.roles.submit(
             draws, sampling, purpose=purpose, version=self.version, journal=self.journal
@@ -235,7 +261,7 @@ class OnlineRun(Learning):
         state = self.boundary.state or self.state()
         asked = self.boundary.asked if self.boundary.state else self.supply.outstanding
         if self.trial_steps is None and state.step != self.saved:
-            self._keep(state, soon_kept(asked, state.version))
+            self._keep(state, snapshot_rollouts(asked, state.version))
 
     def rescue(self) -> str:
         """Save the last finished step of a run that hangs, if its weights are still there.
@@ -275,7 +301,7 @@ class OnlineRun(Learning):
             reward=self.reward.state(),
             chain=self.chain,
             origin=self.origin,
-            lacks_validation=open_step(self.metrics, self.stages) if self.is_open else None,
+            lacks_validation=unvalidated_step(self.metrics, self.stages) if self.is_open else None,
         )
 
     def restore(self, state: LoopState) -> None:
@@ -285,7 +311,7 @@ class OnlineRun(Learning):
         self.saved = state.step
         self.chain, self.origin = state.chain, state.origin
         if state.lacks_validation is not None:
-            self.metrics, self.stages = read_open_step(state.lacks_validation)
+            self.metrics, self.stages = read_unvalidated_step(state.lacks_validation)
             self.is_open = True
         self.reward.restore(state.reward)
         self.validations = [state.first_validation] if state.first_validation else []

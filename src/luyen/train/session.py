@@ -1,29 +1,177 @@
-"""One session of a run: what happens to it from outside is noted in the run directory."""
+"""A session in a run directory: claim, resume checks, what is written when it starts and ends."""
 
+import shutil
 import signal
+import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from types import TracebackType
+from typing import Any, final
 
-from luyen.base.claims import release
-from luyen.base.rundir import RunDirectory
-from luyen.telemetry.notes import note
+import yaml
+
+from luyen.base.errors import UserError
+from luyen.base.files import remove_abandoned
+from luyen.base.run_lock import OWNER, claim, release
+from luyen.base.rundir import DamagedRecord, RunDirectory
+from luyen.checkpoint.store import CheckpointStore
+from luyen.config.check import Report
+from luyen.config.loader.parse import stored_values
+from luyen.config.pipeline import run_directory
+from luyen.config.resume import changed_keys, has_progress, model_changes
+from luyen.config.trust import sign_run
+from luyen.data.build import TrainData
+from luyen.telemetry.artifacts import Artifact
+from luyen.telemetry.manifest import Manifest
 from luyen.telemetry.output import OUTPUT
-from luyen.telemetry.summary import FINISHED, INTERRUPTED
-from luyen.train.directory import Session
+from luyen.telemetry.summary import FINISHED, INTERRUPTED, note
 from luyen.train.interrupt import Interruption, Stopped
+from luyen.train.lineage import inputs_of, note_inputs
+
+# The directory of a run that is about to begin or to go on, and when it is written to.
+#
+# What can refuse a run does so before anything is written. Until the run begins, a directory
+# that was made for it is removed again, and one that was there is left as it was found.
+
+_COMPARED = ("versions", "code", "hardware", "settings", "threads", "datasets", "files", "revision")
+"""Facts that a resumption lists when they are not those of the beginning."""
+_FIX = "undo the change, or choose another trainer.experiment_name"
 
 
-def own_until_wired(opened: ExitStack, session: Session) -> None:
+class ChangedRows(UserWarning):
+    """The rows of a run are not those that it began with."""
+
+
+@final
+class Session:
+    """A claimed run directory, and what is written into it once the run begins."""
+
+    def __init__(
+        self, report: Report, facts: dict[str, Any], inputs: list[Artifact], place: Path
+    ) -> None:
+        """Open the run that is there, or begin a new directory; a UserError where neither may be.
+
+        `place` is claimed.
+        """
+        self._report = report
+        self._facts = facts
+        self._inputs = inputs
+        self._config = yaml.safe_dump(stored_values(report.config), sort_keys=False)
+        self._provenance = {key: str(origin) for key, origin in report.origins.items()}
+        is_there = RunDirectory(place).exists and report.config.trainer.resume_mode != "disable"
+        self._is_new = not is_there
+        if is_there:
+            self.directory = RunDirectory.open(place)
+            _refuse_another_run(self.directory, report, facts)
+        else:
+            self.directory = RunDirectory.create(
+                place, config=self._config, provenance=self._provenance, manifest=facts
+            )
+
+    def begin(self) -> None:
+        """Everything is built: note the session, with the configuration that it follows."""
+        directory, config = self.directory, self._report.config
+        if not self._is_new:
+            self._warn_of_other_rows()
+            directory.note_resumption(self._resumption())
+            directory.write_config(self._config, self._provenance)
+        sign_run(directory, config)
+        note_inputs(directory, config, self._inputs)
+
+    def abandon(self) -> bool:
+        """Whether nothing is left of a run that did not begin; one that was there stays."""
+        if self._is_new:
+            for path in self.directory.root.iterdir():
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path, ignore_errors=True)
+                elif path.name != OWNER:  # goes with the claim
+                    path.unlink(missing_ok=True)
+        return self._is_new
+
+    def _warn_of_other_rows(self) -> None:
+        begun = self.directory.read_manifest().get("datasets", {}).get("train")
+        if has_progress(self.directory) and begun not in (None, self._facts["datasets"]["train"]):
+            said = "data.train_files are not as when the run began: it goes on with the rows of now"
+            warnings.warn(said, ChangedRows, stacklevel=4)
+
+    def _resumption(self) -> dict[str, Any]:
+        """What a reader must know of the session: its facts, and what of them and of keys is new.
+
+        `changed` has the new facts by kind, and under `config` each key with both values.
+        """
+        directory, facts = self.directory, self._facts
+        before = directory.read_manifest()
+        changed = {kind: facts[kind] for kind in _COMPARED if facts[kind] != before.get(kind)}
+        keys = [one for one in changed_keys(directory, self._report.config) if one.kind != "place"]
+        if keys:
+            changed["config"] = {k.key: {"before": k.before, "now": k.now} for k in keys}
+        return {
+            "checkpoint": CheckpointStore(directory.checkpoints).latest(),
+            "command": facts["command"],
+            "versions": facts["versions"],
+            "is_config_new": self._is_config_new(),
+            "changed": changed,
+        }
+
+    def _is_config_new(self) -> bool:
+        """Whether the configuration is another; a damaged one is about to be replaced."""
+        try:
+            return self.directory.read_config() != self._config
+        except UserError as error:
+            said = f"{error.value}: {error.why}; it is written anew, with the configuration of now"
+            warnings.warn(said, DamagedRecord, stacklevel=4)
+            return True
+
+
+def claim_run(place: Path) -> None:
+    """Claim a run directory, and make it if need be; a UserError where no run may be."""
+    directory = RunDirectory(place)
+    if not directory.exists:
+        directory.demand_unused()
+    claim(place)
+
+
+def open_session(report: Report, data: TrainData, found: Manifest) -> Session:
+    """A session of a run that is there, or of a new one; nothing of a run that is there is changed.
+
+    `found` is what `facts_of` gave. The directory is claimed: whoever gets it releases it.
+    """
+    place = run_directory(report.config)
+    inputs = inputs_of(report.config, found.datasets)  # what is refused here leaves no directory
+    facts = found.as_json() | {"rows": {"train": len(data.train.prompts)}}
+    with ExitStack() as failed:
+        claim_run(place)
+        failed.callback(release, place)
+        remove_abandoned(place)
+        session = Session(report, facts, inputs, place)
+        failed.pop_all()
+    return session
+
+
+def _refuse_another_run(directory: RunDirectory, report: Report, facts: dict[str, Any]) -> None:
+    """A UserError where the run there is another than the configuration describes."""
+    if not has_progress(directory):
+        return
+    changed = [one for one in changed_keys(directory, report.config) if one.kind is None]
+    if changed:
+        more = "; ".join(one.words() for one in changed)
+        why = f"the run in {directory.root} would be another one: {more}"
+        raise UserError(changed[0].key, changed[0].now, why, _FIX)
+    for key in model_changes(directory, facts["files"]):
+        why = f"its files have other content than when the run in {directory.root} began"
+        raise UserError(key, facts["files"], why, _FIX)
+
+
+def release_on_error(opened: ExitStack, session: Session) -> None:
     """As `opened` ends, release the claim; an earlier run notes why it did not go on."""
     root = session.directory.root
     opened.callback(release, root)
     opened.push(_noted(root, "before its first step", unless=session.abandon))
 
 
-def note_what_happens(ending: ExitStack, directory: RunDirectory) -> None:
+def note_run_events(ending: ExitStack, directory: RunDirectory) -> None:
     """While `ending` is open, note which stream is lost, and what ends the run."""
     OUTPUT.listen(partial(note, directory.root))
     ending.callback(OUTPUT.listen, None)

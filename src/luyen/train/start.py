@@ -1,48 +1,149 @@
-"""Begin or resume a run, carry it to its end, and say what it reached."""
+"""Start or resume a run, train to the end, restart after lost ranks, summarise the result."""
 
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
+from typing import final
 
 from luyen.base.digests import DigestFile
-from luyen.base.garbage import settled
+from luyen.base.errors import UserError
+from luyen.base.process import frozen_gc
 from luyen.base.rundir import RunDirectory
 from luyen.checkpoint.store import Checkpoint, CheckpointStore
 from luyen.checkpoint.tensors import load_state
 from luyen.config.check import Report
-from luyen.telemetry.curves import draw_curves
-from luyen.telemetry.display import Display
-from luyen.telemetry.figures import ACCURACY, VALIDATION_REWARD, mean_reward, validated
+from luyen.runtime.ray.messages import RanksLost
+from luyen.telemetry.curves import plot_curves
+from luyen.telemetry.display import ACCURACY, VALIDATION_REWARD, Display, mean_reward, validated
 from luyen.telemetry.journal import WorkJournals
 from luyen.telemetry.manifest import Manifest
+from luyen.telemetry.output import say
 from luyen.telemetry.sinks import open_sinks
-from luyen.telemetry.spans import SPANS
-from luyen.telemetry.summary import FINISHED, Change, Summary
-from luyen.train.beginning import (
-    facts_of,
-    find_checkpoint,
-    identity,
+from luyen.telemetry.spans import SPANS, span
+from luyen.telemetry.summary import FINISHED, Change, RunSummary
+from luyen.train.builders.roles import tool_environment_of
+from luyen.train.builders.run import build_run
+from luyen.train.builders.setup import (
+    collect_manifest,
+    find_resume_checkpoint,
+    import_plugins,
+    load_rows,
+    load_run_tokenizer,
     open_run_display,
-    prepare_rows,
     refuse_running,
+    run_identity,
 )
-from luyen.train.build import build_run
-from luyen.train.build_roles import surroundings_of
-from luyen.train.directory import open_session
 from luyen.train.interrupt import Interrupted
+from luyen.train.loop import train_online
 from luyen.train.offline.start import run_offline
-from luyen.train.online import train_online
-from luyen.train.process import import_plugins, load_run_tokenizer
-from luyen.train.recorder import Recorder, restore
-from luyen.train.recovery import until_done
-from luyen.train.run import OnlineRun
-from luyen.train.saving import known_at, open_store, saves_aside
-from luyen.train.session import headline, note_what_happens, own_until_wired
-from luyen.train.state import first_line
-from luyen.train.work import settings_print
+from luyen.train.record import (
+    Recorder,
+    load_checkpoint,
+    metrics_at,
+    open_store,
+    saves_in_background,
+)
+from luyen.train.run import OnlineRun, generation_config_hash
+from luyen.train.session import headline, note_run_events, open_session, release_on_error
+from luyen.train.state import first_logged_step
+
+# Ranks that are lost do not end a run: it goes on from its newest checkpoint and the journal.
+#
+# Everything is closed and made again, as the same command in a new process would: there is one
+# way to go on, and it is the one that is tested by killing processes.
+
+_MAX_FAILURES = 3
+_RETRY_DELAYS_S = (1.0, 30.0)
+"""Before each new beginning: a cluster may take a while to notice what it has lost."""
 
 
-def run_training(report: Report, *, trial_steps: int | None = None) -> Summary:
+@final
+class RankFailures:
+    """Losses in a row: without a step in between that was never reached before.
+
+    Example:
+        >>> losses = RankFailures(most=2)
+        >>> losses.note(RanksLost("rank 1 is gone"), step=3)
+        'rank 1 is gone (1 of 2 in a row)'
+        >>> losses.note(RanksLost("rank 0 is gone"), step=4)
+        'rank 0 is gone (1 of 2 in a row)'
+    """
+
+    def __init__(self, *, most: int = _MAX_FAILURES) -> None:
+        self._most = most
+        self._count = 0
+        self._furthest = -1
+
+    @property
+    def pause_s(self) -> float:
+        """Seconds to wait before the next beginning."""
+        return _RETRY_DELAYS_S[min(self._count, len(_RETRY_DELAYS_S)) - 1]
+
+    def note(self, lost: RanksLost, *, step: int) -> str:
+        """What is said of a loss after `step` finished steps; a UserError after too many."""
+        self._count = 1 if step > self._furthest else self._count + 1
+        self._furthest = max(step, self._furthest)
+        if self._count >= self._most:
+            raise stopped(lost, f"this happened {self._count} times in a row after step {step}")
+        return f"{lost} ({self._count} of {self._most} in a row)"
+
+
+def stopped(lost: RanksLost, why_now: str) -> UserError:
+    """A clean end: what is done stays done."""
+    fix = (
+        "look at the memory and the logs of its node; luyen train --resume RUN goes on from the "
+        "newest checkpoint and the journal"
+    )
+    return UserError("trainer.n_gpus_per_node", "ranks", f"{lost}; {why_now}", fix)
+
+
+def resume_report(report: Report) -> Report:
+    """The same run, to be gone on with, however it was begun.
+
+    One that began from a checkpoint elsewhere does so again until it has one of its own.
+    """
+    mode = report.config.trainer.resume_mode
+    if mode != "disable":
+        return replace(report, goes_on=True)
+    trainer = report.config.trainer.model_copy(update={"resume_mode": "auto"})
+    return replace(report, config=report.config.model_copy(update={"trainer": trainer}))
+
+
+def run_with_recovery(
+    report: Report,
+    prepare: Callable[[Report], OnlineRun],
+    carry_out: Callable[[OnlineRun], RunSummary],
+) -> RunSummary:
+    """Prepare a run and carry it out, again when its ranks were lost; what it reached."""
+    losses = RankFailures()
+    run: OnlineRun | None = None
+    while True:
+        try:
+            run = _prepared(report, prepare, before=run)
+            return carry_out(run)
+        except RanksLost as lost:
+            if run is not None and run.interruption.is_wanted:
+                raise stopped(lost, "the run was asked to end") from lost
+            said = losses.note(lost, step=run.step if run is not None else 0)
+            say(f"{said}; beginning again from the newest checkpoint")
+            report = resume_report(report)
+            time.sleep(losses.pause_s)
+
+
+def _prepared(
+    report: Report, prepare: Callable[[Report], OnlineRun], *, before: OnlineRun | None
+) -> OnlineRun:
+    """The run where its newest checkpoint left it; the time it took is in the run's events."""
+    if before is None:
+        return prepare(report)
+    SPANS.open(before.recorder.directory.events, process="controller")
+    with span("recover", step=before.step + 1):
+        return prepare(report)
+
+
+def run_training(report: Report, *, trial_steps: int | None = None) -> RunSummary:
     """Train as the configuration says. It must have passed its check.
 
     With `trial_steps` the run ends after so many and leaves no checkpoint.
@@ -51,11 +152,11 @@ def run_training(report: Report, *, trial_steps: int | None = None) -> Summary:
     if report.config.trainer.stage != "rl":
         return run_offline(report, trial_steps=trial_steps)
 
-    def carry_out(run: OnlineRun) -> Summary:
+    def carry_out(run: OnlineRun) -> RunSummary:
         run.trial_steps = trial_steps
-        return _carry_out(run)
+        return _train_to_end(run)
 
-    return until_done(report, prepare_online, carry_out)
+    return run_with_recovery(report, prepare_online, carry_out)
 
 
 def prepare_online(report: Report) -> OnlineRun:
@@ -65,20 +166,20 @@ def prepare_online(report: Report) -> OnlineRun:
     import_plugins(config.trainer.plugins)
     tokenizer = load_run_tokenizer(config)
     display = open_run_display(config)
-    surroundings = surroundings_of(config)
+    surroundings = tool_environment_of(config)
     offered = surroundings.offered if surroundings is not None else None
-    data = prepare_rows(config, tokenizer, display, offered=offered)
-    session = open_session(report, data, facts := facts_of(config, data))
+    data = load_rows(config, tokenizer, display, offered=offered)
+    session = open_session(report, data, facts := collect_manifest(config, data))
     directory = session.directory
     with ExitStack() as opened:
-        own_until_wired(opened, session)
+        release_on_error(opened, session)
         store = open_store(directory.checkpoints, config.trainer)
-        resumed = find_checkpoint(report, store, directory)
+        resumed = find_resume_checkpoint(report, store, directory)
         recorder = _open_recorder(report, directory, store, resumed, display, opened)
         run = build_run(report, data, tokenizer, recorder, display, surroundings)
         opened.callback(run.roles.close)
         opened.callback(run.reward.close)
-        _go_on_from(resumed, run, facts)
+        _resume(resumed, run, facts)
         session.begin()
         opened.pop_all()
     return run
@@ -94,28 +195,30 @@ def _open_recorder(
 ) -> Recorder:
     """Metrics, digests and checkpoints; lines of steps that will be done again are dropped."""
     trainer = report.config.trainer
-    first_step = first_line(load_state(resumed.path, "loop") if resumed is not None else None)
+    first_step = first_logged_step(
+        load_state(resumed.path, "loop") if resumed is not None else None
+    )
     log = open_sinks(
         trainer.logger,
         directory=directory,
-        who=identity(report, directory),
+        who=run_identity(report, directory),
         display=display,
         first_step=first_step,
     )
     opened.callback(log.close)
     digests = DigestFile(directory.digests, first_step=first_step)
     opened.callback(digests.close)
-    is_async = saves_aside(trainer, report.plan.where)
-    return Recorder(directory, log, store, digests, known=known_at(resumed), is_async=is_async)
+    is_async = saves_in_background(trainer, report.plan.where)
+    return Recorder(directory, log, store, digests, known=metrics_at(resumed), is_async=is_async)
 
 
-def _go_on_from(resumed: Checkpoint | None, run: OnlineRun, facts: Manifest) -> None:
+def _resume(resumed: Checkpoint | None, run: OnlineRun, facts: Manifest) -> None:
     """Put the run where a checkpoint left it, or at its beginning, with its journals open."""
     if resumed is None:
         _open_journals(run, facts, done=-1)
         return
-    state = restore(resumed.path, run.roles)
-    _open_journals(run, facts, done=first_line(state.as_json()) - 1)
+    state = load_checkpoint(resumed.path, run.roles)
+    _open_journals(run, facts, done=first_logged_step(state.as_json()) - 1)
     run.restore(state)
 
 
@@ -124,33 +227,33 @@ def _open_journals(run: OnlineRun, facts: Manifest, *, done: int) -> None:
     directory = run.recorder.directory
     run.recorder.journals = WorkJournals(directory.journal, run_id=directory.run_id)
     run.recorder.journals.forget(done)
-    run.settings = settings_print(run.config, facts)
+    run.settings = generation_config_hash(run.config, facts)
 
 
-def _carry_out(run: OnlineRun) -> Summary:
+def _train_to_end(run: OnlineRun) -> RunSummary:
     directory = run.recorder.directory
     started, first = time.monotonic(), run.step
     with ExitStack() as ending:
-        note_what_happens(ending, directory)
+        note_run_events(ending, directory)
         parts = (run.display, run.recorder, run.reward, run.roles, SPANS)
         for part in reversed(parts):
             ending.callback(part.close)
         SPANS.open(directory.events, process="controller")
         run.display.start(run.total_steps, done=run.step)
-        with run.interruption, run.watchdog, settled():
+        with run.interruption, run.watchdog, frozen_gc():
             try:
                 train_online(run)
             except Interrupted:
                 run.keep_progress()
             run.recorder.settle()
     seconds = time.monotonic() - started
-    curves = draw_curves(directory.metrics, directory.report)
+    curves = plot_curves(directory.metrics, directory.report)
     return _summary(run, directory, curves, seconds=seconds, steps=run.step - first)
 
 
 def _summary(
     run: OnlineRun, directory: RunDirectory, curves: list[Path], *, seconds: float, steps: int
-) -> Summary:
+) -> RunSummary:
     newest = run.recorder.store.latest()
     checkpoint = directory.checkpoint(newest) if newest is not None else None
     files = {"metrics": directory.metrics, "rollouts": directory.root / "rollouts"}
@@ -160,10 +263,10 @@ def _summary(
     files = {name: path for name, path in files.items() if path.exists()}
     asked = run.interruption
     how = headline(directory, asked, step=run.step - run.is_open, last_step=run.last_step)
-    return Summary(
+    return RunSummary(
         headline=how,
         signal=asked.number,
-        changes=_reached(run),
+        changes=_validation_change(run),
         steps=steps,
         seconds=seconds,
         files=files,
@@ -182,7 +285,7 @@ def _commands(
     return (*more, *(f"luyen {command} {words}" for command, words in tried))
 
 
-def _reached(run: OnlineRun) -> tuple[Change, ...]:
+def _validation_change(run: OnlineRun) -> tuple[Change, ...]:
     """What the first and the last validation found; an accuracy only where both are."""
     if not run.validations:
         return ()

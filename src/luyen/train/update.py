@@ -1,31 +1,82 @@
-"""The optimizer steps of one training step: the critic first, then the policy."""
+"""Learn from scored groups: batch, advantages, mini-batches, critic and actor updates."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import final
+from typing import TypeVar, final
 
 import torch
 from torch import Tensor
 
 from luyen.algorithms.value import explained_variance
 from luyen.base.errors import UserError
-from luyen.base.seeds import derive_key
+from luyen.base.records import Rollout
+from luyen.base.seeds import derive_key, shuffled
 from luyen.engine.batch import PackedBatch
-from luyen.engine.optim import rate
-from luyen.engine.step import Updated
-from luyen.runtime.pending import PendingUpdate
-from luyen.train.learning import Learning
-from luyen.train.plan import mini_batches, with_last
+from luyen.engine.optim import learning_rate
+from luyen.engine.step import UpdateResult
+from luyen.rollout.single_turn import Group
+from luyen.runtime.futures import PendingUpdate
+from luyen.train.advantages import BatchAdvantages, compute_advantages
+from luyen.train.batch import batch_order, compute_logprobs, pack_groups
+from luyen.train.state import Learner
+
+# Which rollouts make one optimizer step: whole groups, in a seeded order.
+
+T = TypeVar("T")
+
+
+def mini_batches(
+    batch: PackedBatch, *, groups: int, epochs: int, shuffle: bool, seed: int, step: int
+) -> Iterator[PackedBatch]:
+    """Parts of a step that each end in an optimizer step, `groups` prompts each.
+
+    The weights of a part are fixed by the part, so an epoch adds up to the same gradient however a
+    part is later cut into micro-batches.
+    """
+    labels = batch.layout.groups.tolist()
+    members: dict[int, list[int]] = {}
+    for index, label in enumerate(labels):
+        members.setdefault(label, []).append(index)
+    names = list(members)
+    for epoch in range(epochs):
+        order = names
+        if shuffle:
+            key = derive_key(seed, "mini-batches", step, epoch)
+            order = [names[i] for i in shuffled(len(names), key)]
+        for part in _parts(order, groups):
+            chosen = [index for label in part for index in members[label]]
+            yield batch if len(chosen) == len(labels) and not shuffle else batch.take(chosen)
+
+
+def with_last(parts: Iterable[T]) -> Iterator[tuple[T, bool]]:
+    """Each part, and whether it is the last; the next one is made before a part is given.
+
+    Example:
+        >>> list(with_last("ab"))
+        [('a', False), ('b', True)]
+    """
+    left = iter(parts)
+    part = next(left, None)
+    while part is not None:
+        later = next(left, None)
+        yield part, later is None
+        part = later
+
+
+def _parts(names: Sequence[int], size: int) -> Iterator[Sequence[int]]:
+    for start in range(0, len(names), size):
+        yield names[start : start + size]
+
 
 _MOST_SKIPPED = 3
 
 
-def update_critic(run: Learning, batch: PackedBatch, step: int) -> dict[str, float]:
+def update_critic(run: Learner, batch: PackedBatch, step: int) -> dict[str, float]:
     """All optimizer steps of the critic; nothing without one."""
     if not run.roles.has_critic:
         return {}
     critic, actor = run.config.critic, run.config.actor_rollout_ref.actor
-    lr = rate(critic.optim, step=step - 1, total_steps=run.total_steps)
+    lr = learning_rate(critic.optim, step=step - 1, total_steps=run.total_steps)
     parts = mini_batches(
         batch,
         groups=critic.ppo_mini_batch_size or actor.ppo_mini_batch_size,
@@ -42,7 +93,7 @@ def update_critic(run: Learning, batch: PackedBatch, step: int) -> dict[str, flo
     return _joined(done, "critic") | found
 
 
-def start_update(run: Learning, batch: PackedBatch, step: int) -> "StepUpdate":
+def start_update(run: Learner, batch: PackedBatch, step: int) -> "StepUpdate":
     """All optimizer steps of the critic, then of the policy; the last one may be in progress.
 
     While the critic warms up, the policy has none.
@@ -53,11 +104,9 @@ def start_update(run: Learning, batch: PackedBatch, step: int) -> "StepUpdate":
     return _start_actor(run, batch, step, StepUpdate(run, batch, critic))
 
 
-def _start_actor(
-    run: Learning, batch: PackedBatch, step: int, update: "StepUpdate"
-) -> "StepUpdate":
+def _start_actor(run: Learner, batch: PackedBatch, step: int, update: "StepUpdate") -> "StepUpdate":
     actor = run.config.actor_rollout_ref.actor
-    lr = rate(actor.optim, step=step - 1, total_steps=run.total_steps)
+    lr = learning_rate(actor.optim, step=step - 1, total_steps=run.total_steps)
     parts = mini_batches(
         batch,
         groups=actor.ppo_mini_batch_size,
@@ -81,13 +130,13 @@ def _start_actor(
 class StepUpdate:
     """The optimizer steps of a training step, of which the last may be in progress."""
 
-    def __init__(self, run: Learning, batch: PackedBatch, critic: dict[str, float]) -> None:
+    def __init__(self, run: Learner, batch: PackedBatch, critic: dict[str, float]) -> None:
         """`critic` is what the critic's optimizer steps measured."""
         self._run = run
         self._batch = batch
         self._critic = critic
         self._pending: tuple[PackedBatch, PendingUpdate] | None = None
-        self._done: list[Updated] = []
+        self._done: list[UpdateResult] = []
 
     def add(self, part: PackedBatch, started: PendingUpdate) -> None:
         """A mini-batch that the policy is being updated with; the one before was collected."""
@@ -112,7 +161,7 @@ class StepUpdate:
         return self._critic | (_joined(self._done, "actor") if self._done else {})
 
 
-def _refuse_endless_skips(run: Learning, done: Sequence[Updated]) -> None:
+def _refuse_endless_skips(run: Learner, done: Sequence[UpdateResult]) -> None:
     """A gradient that is not finite is skipped; several in a row mean that training is broken."""
     for updated in done:
         run.skipped = 0 if updated.stepped.is_applied else run.skipped + 1
@@ -135,7 +184,7 @@ def _in_batch_order(batch: PackedBatch, part: PackedBatch, logp: Tensor) -> Tens
     return ordered
 
 
-def _joined(done: Sequence[Updated], role: str) -> dict[str, float]:
+def _joined(done: Sequence[UpdateResult], role: str) -> dict[str, float]:
     """Means over the optimizer steps of a step."""
     names = {name for updated in done for name in updated.metrics}
     found = {n: sum(u.metrics[n] for u in done) / len(done) for n in sorted(names)}
@@ -146,3 +195,51 @@ def _joined(done: Sequence[Updated], role: str) -> dict[str, float]:
         f"{role}/lr": done[-1].stepped.lr,
         f"{role}/skipped_updates": float(sum(not u.stepped.is_applied for u in done)),
     }
+
+
+# Learning from groups that were judged, the same for a run and for its replay from files.
+
+
+def prepare_batch(run: Learner, groups: Sequence[Group]) -> PackedBatch:
+    """The rollouts as one batch, with everything that the algorithm needs beside the tokens."""
+    batch = pack_groups(groups, run.roles.device, is_judged=run.needs.reward)
+    with run.phase("log-probs"):
+        return compute_logprobs(batch, run.roles, run.needs)
+
+
+def group_advantages(
+    run: Learner, batch: PackedBatch, groups: Sequence[Group], baselines: Mapping[str, float]
+) -> BatchAdvantages:
+    """Advantages of the batch; `baselines` are greedy rewards by group, where they are needed."""
+    rollouts, device = batch_order(groups), run.roles.device
+    return compute_advantages(
+        batch,
+        run.credit_rules,
+        kl_coef=run.kl_controller.kl_coef,
+        baselines=_of_groups(rollouts, baselines, device) if run.needs.baselines else None,
+        components=_components(rollouts, device) if run.needs.components else None,
+    )
+
+
+def update_roles(run: Learner, batch: PackedBatch, step: int) -> dict[str, float]:
+    """The optimizer steps of the critic, then of the policy, and what they measured."""
+    with run.phase("update"):
+        return start_update(run, batch, step).result()
+
+
+def _of_groups(
+    rollouts: Sequence[Rollout], baselines: Mapping[str, float], device: torch.device
+) -> Tensor:
+    """The greedy reward that belongs to each rollout."""
+    return torch.tensor([baselines[str(rollout.group)] for rollout in rollouts], device=device)
+
+
+def _components(rollouts: Sequence[Rollout], device: torch.device) -> dict[str, Tensor]:
+    """Named parts of the reward, one number per rollout."""
+    parts: dict[str, list[float]] = {}
+    for rollout in rollouts:
+        assert rollout.score is not None
+        for part in rollout.score.parts:
+            assert part.value is not None
+            parts.setdefault(part.name, []).append(part.value)
+    return {name: torch.tensor(values, device=device) for name, values in parts.items()}

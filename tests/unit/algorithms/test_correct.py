@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from luyen.algorithms.advantages import CreditInputs, adv_estimators
-from luyen.algorithms.correction.correct import rollout_correction
-from luyen.algorithms.correction.presets import PRESETS, correction_preset
+from luyen.algorithms.correction.correct import PRESETS, correction_preset, rollout_correction
 from luyen.base.errors import UserError
 from tests.unit.algorithms.credit_batches import NAN, layout_of, row
 

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from luyen.algorithms.distill.divergence import (
+from luyen.algorithms.distillation import (
+    distillation_advantages,
     forward_kl,
     forward_kl_topk,
     generalised_jsd,
     reverse_kl,
 )
-from luyen.algorithms.distill.sampled import distillation_advantages
 from luyen.algorithms.layout import Layout
 from luyen.base.errors import UserError
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from luyen.algorithms.advantages import Credit, CreditInputs, adv_estimators
-from luyen.algorithms.foreign_parts import estimated, token_loss
 from luyen.algorithms.layout import Layout
+from luyen.algorithms.plugins import call_estimator, call_policy_loss
 from luyen.algorithms.policy_losses import PolicyInputs, TokenLoss, policy_losses
 from luyen.base.errors import UserError
 
@@ -69,11 +69,11 @@ def test_what_they_raise_is_an_error_with_their_name(raised: BaseException):
     with pytest.raises(
         UserError, match=f"adv_estimator = '{NAME}': it failed: {type(raised).__name__}"
     ):
-        estimated(NAME, inputs(), {})
+        call_estimator(NAME, inputs(), {})
     with pytest.raises(
         UserError, match=f"loss_mode = '{NAME}': it failed: {type(raised).__name__}"
     ):
-        token_loss(NAME, of_loss(), {})
+        call_policy_loss(NAME, of_loss(), {})
 
 
 @pytest.mark.parametrize("wrong", WRONG)
@@ -82,15 +82,15 @@ def test_what_is_no_number_for_each_token_is_refused(wrong: str):
     adv_estimators.register(NAME)(lambda i: Credit(advantages=change(i.rewards), returns=i.rewards))
     policy_losses.register(NAME)(lambda i: TokenLoss(per_token=change(i.logp), metrics={}))
     with pytest.raises(UserError, match=r"its `advantages` is|TypeCheckError"):
-        estimated(NAME, inputs(), {})
+        call_estimator(NAME, inputs(), {})
     with pytest.raises(UserError, match=r"its `per_token` is|TypeCheckError"):
-        token_loss(NAME, of_loss(), {})
+        call_policy_loss(NAME, of_loss(), {})
 
 
 def test_something_else_than_credit_is_refused():
     adv_estimators.register(NAME)(cast(Any, lambda _: 5))  # pyright: ignore[reportUnknownLambdaType]
     with pytest.raises(UserError, match="it gave a int, not a Credit"):
-        estimated(NAME, inputs(), {})
+        call_estimator(NAME, inputs(), {})
 
 
 def test_an_estimator_changes_nothing_of_ours():
@@ -102,7 +102,7 @@ def test_an_estimator_changes_nothing_of_ours():
 
     adv_estimators.register(NAME)(part)
     own = inputs()
-    found = estimated(NAME, own, {})
+    found = call_estimator(NAME, own, {})
     assert own.rewards.tolist() == [0.0, 1.0, 0.0, 0.0]
     assert own.layout.mask.all()
     assert not found.advantages.requires_grad

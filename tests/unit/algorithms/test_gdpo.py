@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from luyen.algorithms.advantages import CreditInputs
-from luyen.algorithms.advantages.gdpo import gdpo
+from luyen.algorithms.advantages.group import gdpo
 from luyen.base.errors import UserError
 from tests.unit.algorithms.credit_batches import NAN, Row, advantages, inputs_of, outcome_row
 

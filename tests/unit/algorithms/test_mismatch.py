@@ -7,11 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from luyen.algorithms.correction.importance import importance_weights, read_limits
-from luyen.algorithms.correction.mismatch import mismatch_metrics
-from luyen.algorithms.correction.rejection import kept_by_all
-from luyen.algorithms.correction.weight_metrics import importance_metrics, rejection_metrics
-from luyen.config.thresholds import rejection_rules
+from luyen.algorithms.correction.importance import importance_weights, kept_by_all, read_limits
+from luyen.algorithms.correction.metrics import (
+    importance_metrics,
+    mismatch_metrics,
+    rejection_metrics,
+)
+from luyen.config.catalog import rejection_rules
 from tests.unit.algorithms.credit_batches import NAN, layout_of, row
 
 LAYOUT = layout_of([row(0, "x.x", [0.0] * 3), row(1, "x", [0.0]), row(2, ".", [0.0])])

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from luyen.algorithms import foreign_parts, objective
-from luyen.algorithms.objective import Objective, default_aggregation, loss_knobs
+from luyen.algorithms import objective, plugins
+from luyen.algorithms.objective import Objective, default_aggregation, loss_hyperparameters
 from luyen.algorithms.policy_losses import PolicyInputs, TokenLoss, policy_losses
 from luyen.algorithms.policy_losses.inputs import PolicyLoss
 from luyen.base.errors import UserError
@@ -64,7 +64,7 @@ def test_the_exact_kl_comes_as_a_stream(kind: str):
 def test_knobs_reach_the_loss_and_its_statistics_pass():
     made = Objective(loss="kl_cov", knobs={"kl_cov_ratio": 1.0, "ppo_kl_coef": 3.0})
     assert made.statistics(step(), seed=0)["selected"].tolist() == [True, False, True]
-    assert loss_knobs("kl_cov") == ("kl_cov_ratio", "ppo_kl_coef")
+    assert loss_hyperparameters("kl_cov") == ("kl_cov_ratio", "ppo_kl_coef")
     assert Objective(loss="vanilla").statistics(step(), seed=0) == {}
 
 
@@ -93,7 +93,7 @@ def test_every_loss_has_its_own_aggregation_and_another_one_is_honoured():
 
 def test_knobs_of_every_loss_are_those_of_the_catalogue():
     for name, facts in POLICY_LOSSES.items():
-        assert loss_knobs(name) == tuple(sorted(facts.knobs)), name
+        assert loss_hyperparameters(name) == tuple(sorted(facts.knobs)), name
 
 
 def test_a_plugin_declares_its_aggregation_as_a_fact(monkeypatch: pytest.MonkeyPatch):
@@ -103,7 +103,7 @@ def test_a_plugin_declares_its_aggregation_as_a_fact(monkeypatch: pytest.MonkeyP
     fresh: Registry[PolicyLoss] = Registry("policy loss", "loss_mode")
     fresh.register("summed", aggregation="token-sum")(plugin)
     fresh.register("plain")(plugin)
-    for module in (objective, foreign_parts):
+    for module in (objective, plugins):
         monkeypatch.setattr(module, "policy_losses", fresh)
     assert Objective(loss="summed").mode == "token-sum"
     assert Objective(loss="plain").mode == "token-mean"

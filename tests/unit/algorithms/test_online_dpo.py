@@ -12,8 +12,7 @@ from torch import Tensor
 
 from luyen.algorithms.advantages.online_dpo import credit_of_pairs, online_dpo
 from luyen.algorithms.preference.inputs import PairInputs
-from luyen.algorithms.preference.length import sequence_sums
-from luyen.algorithms.preference.step import PreferenceObjective
+from luyen.algorithms.preference.step import PreferenceObjective, sequence_sums
 from luyen.base.errors import UserError
 from tests.unit.algorithms.credit_batches import Row, batches, inputs_of, outcome_row, per_row
 

@@ -8,7 +8,12 @@ import pytest
 import torch
 
 from luyen.algorithms.policy_losses import PolicyInputs, loss_statistics, policy_losses
-from luyen.algorithms.policy_losses.selection import covariance, draw, scramble, token_keys
+from luyen.algorithms.policy_losses.covariance import (
+    covariance,
+    scramble,
+    shuffled_keys,
+    token_keys,
+)
 from luyen.base.errors import UserError
 from tests.unit.algorithms.batches import f64, layout_of, one_token
 
@@ -87,8 +92,8 @@ def test_the_draw_of_clip_cov_depends_on_the_seed_alone_and_is_fair():
 
 def test_a_seed_of_any_size_is_accepted():
     keys = torch.tensor([1, 2])
-    assert not torch.equal(draw(keys, 2**63), draw(keys, 2**63 + 1))
-    assert torch.equal(draw(keys, 2**64), draw(keys, 0))
+    assert not torch.equal(shuffled_keys(keys, 2**63), shuffled_keys(keys, 2**63 + 1))
+    assert torch.equal(shuffled_keys(keys, 2**64), shuffled_keys(keys, 0))
 
 
 def test_keys_given_by_the_caller_are_used():

@@ -14,10 +14,14 @@ from luyen.algorithms.preference import (
     preference_losses,
     step_coefficients,
 )
-from luyen.algorithms.preference.length import sequence_sums, token_weights
-from luyen.algorithms.preference.report import accuracy
-from luyen.algorithms.preference.step import preference_facts, step_mean
-from luyen.algorithms.preference.unpaired import step_rewards
+from luyen.algorithms.preference.inputs import accuracy
+from luyen.algorithms.preference.pointwise import step_rewards
+from luyen.algorithms.preference.step import (
+    preference_facts,
+    sequence_sums,
+    step_mean,
+    token_weights,
+)
 from luyen.algorithms.statistic import Average
 from luyen.config.catalog import PREFERENCE_LOSSES
 from tests.architecture.registered import knobs_of, ours

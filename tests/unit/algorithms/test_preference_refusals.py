@@ -9,7 +9,7 @@ import torch
 
 from luyen.algorithms.layout import Layout
 from luyen.algorithms.preference import PreferenceObjective
-from luyen.algorithms.preference.length import token_weights
+from luyen.algorithms.preference.step import token_weights
 from luyen.base.errors import UserError
 from tests.unit.algorithms.preference_steps import (
     answer_inputs,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from luyen.algorithms import padded
-from luyen.algorithms.distill.divergence import generalised_jsd
+from luyen.algorithms.distillation import generalised_jsd
 from luyen.algorithms.layout import Layout
 from luyen.algorithms.preference.step import step_mean
 from luyen.algorithms.reward_losses import bradley_terry

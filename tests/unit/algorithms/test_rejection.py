@@ -5,10 +5,9 @@ import math
 import pytest
 import torch
 
-from luyen.algorithms.correction.rejection import keep_mask, rule_statistic
+from luyen.algorithms.correction.importance import keep_mask, rule_statistic
 from luyen.base.errors import UserError
-from luyen.config.catalog import REJECTION_CRITERIA
-from luyen.config.thresholds import rejection_rules
+from luyen.config.catalog import REJECTION_CRITERIA, rejection_rules
 from tests.unit.algorithms.credit_batches import NAN, layout_of, row
 
 ROWS = [row(0, "x.x", [0.0] * 3), row(1, "xx", [0.0] * 2), row(2, ".", [0.0])]

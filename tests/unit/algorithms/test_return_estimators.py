@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from luyen.algorithms.advantages import Credit, CreditInputs, adv_estimators
-from luyen.algorithms.advantages.evidence import token_stream
-from luyen.algorithms.advantages.timeline import (
+from luyen.algorithms.advantages.inputs import token_stream
+from luyen.algorithms.advantages.returns import (
     credited_rewards,
     discounted_to_go,
     next_value,

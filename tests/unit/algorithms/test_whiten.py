@@ -6,7 +6,7 @@ import statistics
 import pytest
 import torch
 
-from luyen.algorithms.advantages.whiten import whiten
+from luyen.algorithms.advantages.grouping import whiten
 
 NAN = float("nan")
 

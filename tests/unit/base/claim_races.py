@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from luyen.base import files
-from luyen.base.claims import claim
 from luyen.base.errors import UserError
+from luyen.base.run_lock import claim
 from luyen.base.rundir import RunDirectory
 
 AT_ONCE = 20

@@ -13,15 +13,15 @@ from threading import Event
 
 import pytest
 
-from luyen.base.claims import OWNER, claim, demand_claim, is_claimed, refuse_claimed, release
 from luyen.base.errors import UserError
+from luyen.base.run_lock import OWNER, claim, demand_claim, is_claimed, refuse_claimed, release
 from luyen.base.rundir import RunDirectory
 from tests.unit.base.claim_races import begin, forked, race, wait_for
 
 CHILD = """
 import os, signal, sys
 from pathlib import Path
-from luyen.base.claims import claim
+from luyen.base.run_lock import claim
 claim(Path(sys.argv[1]))
 print("claimed", flush=True)
 sys.stdin.readline()
@@ -131,7 +131,7 @@ def test_a_reader_that_looks_does_not_get_in_the_way(tmp_path: Path):
     release(root)
     root.mkdir()
     (root / OWNER).touch()
-    look = "import sys\nfrom pathlib import Path\nfrom luyen.base.claims import is_claimed\n"
+    look = "import sys\nfrom pathlib import Path\nfrom luyen.base.run_lock import is_claimed\n"
     look += "print('looks', flush=True)\nwhile True: is_claimed(Path(sys.argv[1]))"
     with subprocess.Popen(
         [sys.executable, "-c", look, str(root)], stdout=subprocess.PIPE, text=True

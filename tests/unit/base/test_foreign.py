@@ -13,9 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from luyen.base.faults import last_line
-from luyen.base.foreign import ForeignExit, boundary, own_copy
-from luyen.base.loops import run_loosely
+from luyen.base.boundary import ForeignExit, boundary, last_line, own_copy, run_with_daemon_threads
 from luyen.base.records import GroupId, Rollout, Source, StopReason, make_prompt
 
 
@@ -146,7 +144,7 @@ def test_a_thread_that_hangs_keeps_no_loop_from_closing():
         return "in time"
 
     start = time.monotonic()
-    assert run_loosely(play()) == "late"
+    assert run_with_daemon_threads(play()) == "late"
     assert time.monotonic() - start < 5
     gate.set()
 

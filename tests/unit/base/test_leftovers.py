@@ -7,15 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from luyen.base import leftovers
-from luyen.base.leftovers import in_progress, is_abandoned, sweep, sweep_beside, temporary_beside
+from luyen.base import files
+from luyen.base.files import (
+    in_progress,
+    is_abandoned,
+    remove_abandoned,
+    remove_abandoned_writes,
+    temporary_path,
+)
 
 DEAD = 999999999
 
 
 def unfinished(path: Path, pid: int) -> Path:
     """The name that another process would have chosen."""
-    return path.with_name(temporary_beside(path).name.replace(f"-{os.getpid()}-", f"-{pid}-"))
+    return path.with_name(temporary_path(path).name.replace(f"-{os.getpid()}-", f"-{pid}-"))
 
 
 def names(folder: Path) -> list[str]:
@@ -35,28 +41,28 @@ def test_only_what_killed_writers_left_is_swept(tmp_path: Path):
             unfinished(folder / "step_000001.parquet", DEAD).touch()
             (folder / f".tmp-step_000002.parquet-{DEAD}-0a1b2c3d").touch()
             (unfinished(folder / "step_000001", DEAD) / "actor").mkdir(parents=True)
-        sweep(tmp_path)
+        remove_abandoned(tmp_path)
         wanted = sorted([*kept, *(f.name for f in folders[1:])])
         assert names(tmp_path) == wanted
         other.communicate(b"\n")
-    sweep(tmp_path)
+    remove_abandoned(tmp_path)
     assert not [name for name in names(tmp_path) if str(other.pid) in name]
 
 
 def test_what_this_process_is_writing_is_no_leftover(tmp_path: Path):
-    path = temporary_beside(tmp_path / "a.txt")
+    path = temporary_path(tmp_path / "a.txt")
     path.touch()
     with in_progress(path):
-        sweep(tmp_path)
+        remove_abandoned(tmp_path)
         assert path.exists()
-    sweep(tmp_path)
+    remove_abandoned(tmp_path)
     assert not path.exists()
 
 
 def test_the_ids_of_another_machine_mean_nothing_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(leftovers.platform, "node", lambda: "elsewhere")
+    monkeypatch.setattr(files.platform, "node", lambda: "elsewhere")
     path = unfinished(tmp_path / "a.txt", DEAD)
     path.touch()
     monkeypatch.undo()
@@ -71,7 +77,7 @@ def test_stacks_that_a_killed_watchdog_never_wrote_are_swept(tmp_path: Path):
     (events / f"locked-{DEAD}.txt").touch()
     (events / f"locked-{DEAD - 1}.txt").write_text("stacks")
     (events / f"locked-{os.getpid()}.txt").touch()
-    sweep(tmp_path)
+    remove_abandoned(tmp_path)
     assert names(events) == sorted([f"locked-{DEAD - 1}.txt", f"locked-{os.getpid()}.txt"])
 
 
@@ -79,12 +85,12 @@ def test_a_writer_sweeps_what_earlier_ones_of_the_same_file_left(tmp_path: Path)
     mine, other = unfinished(tmp_path / "out", DEAD), unfinished(tmp_path / "in", DEAD)
     mine.mkdir()
     other.mkdir()
-    sweep_beside(tmp_path / "out")
+    remove_abandoned_writes(tmp_path / "out")
     assert names(tmp_path) == [other.name]
 
 
 @pytest.mark.parametrize("name", ["x" * 255, "é" * 127])
 def test_the_longest_name_has_an_unfinished_one(tmp_path: Path, name: str):
-    path = temporary_beside(tmp_path / name)
+    path = temporary_path(tmp_path / name)
     path.touch()
     assert is_abandoned(path)

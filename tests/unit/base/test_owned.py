@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from luyen.base.claims import claim, is_claimed, release
 from luyen.base.digests import DigestFile
 from luyen.base.errors import UserError
+from luyen.base.files import open_lines, open_regular
 from luyen.base.journal import JournalFile
-from luyen.base.owned import open_lines, open_owned
-from luyen.telemetry.notes import note
+from luyen.base.run_lock import claim, is_claimed, release
 from luyen.telemetry.sinks import JsonlSink
 from luyen.telemetry.spans import SPANS
+from luyen.telemetry.summary import note
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path):
     with pytest.raises(OSError, match="No such device"):
         open_lines(tmp_path / "pipe")
     with pytest.raises(OSError, match="no file"):
-        open_owned(tmp_path / "pipe", os.O_RDONLY)
+        open_regular(tmp_path / "pipe", os.O_RDONLY)
 
 
 def test_a_file_with_a_second_name_is_not_written(tmp_path: Path, victim: Path):
@@ -82,7 +82,7 @@ def test_a_file_with_a_second_name_is_not_written(tmp_path: Path, victim: Path):
         JournalFile(tmp_path / "run/journal/step_000001.work.jsonl", basis="x")
     for flags in (os.O_WRONLY | os.O_TRUNC, os.O_RDWR | os.O_APPEND):
         with pytest.raises(OSError, match="hard link"):
-            open_owned(tmp_path / "run/lines.jsonl", flags)
+            open_regular(tmp_path / "run/lines.jsonl", flags)
     assert victim.read_text() == "mine\n"
 
 
@@ -105,5 +105,5 @@ def test_checkpoints_may_lie_on_another_disk(tmp_path: Path):
 
 
 def test_a_file_is_emptied_where_that_is_asked_for(tmp_path: Path, victim: Path):
-    os.close(open_owned(victim, os.O_WRONLY | os.O_TRUNC))
+    os.close(open_regular(victim, os.O_WRONLY | os.O_TRUNC))
     assert victim.read_text() == ""

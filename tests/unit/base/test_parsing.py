@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from luyen.base.digests import page_with_checksum, without_checksum
 from luyen.base.errors import UserError
 from luyen.base.files import json_page, read_json, read_lines, write_whole
-from luyen.base.parsing import DEEPEST, parse_json, parse_yaml
-from luyen.base.seals import sealed_page, unsealed
+from luyen.base.input_files import DEEPEST, parse_json, parse_yaml
 
 
 def nested(depth: int, opened: str = "[", closed: str = "]") -> str:
@@ -31,8 +31,8 @@ def test_what_is_as_deep_as_may_be_is_read_and_its_seal_compared(tmp_path: Path)
     text = json.dumps(value)
     assert parse_json(text) == value
     assert parse_yaml(f"a: {nested(DEEPEST - 1)}")["a"] == value["a"]
-    page = parse_json(sealed_page(value))
-    assert unsealed(page, tmp_path, is_demanded=True) == value
+    page = parse_json(page_with_checksum(value))
+    assert without_checksum(page, tmp_path, is_demanded=True) == value
 
 
 def test_aliases_are_refused_before_anything_is_built():

@@ -5,10 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from luyen.base.calls import CallStatus, ToolCall
+from luyen.base.boundary import last_line
 from luyen.base.errors import UserError
-from luyen.base.faults import last_line
-from luyen.base.records import Score
+from luyen.base.records import CallStatus, Score, ToolCall
 from luyen.base.secrets import (
     forget,
     has_masked_url,

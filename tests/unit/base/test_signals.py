@@ -27,7 +27,7 @@ print(json.dumps([failed, sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ()))])
 """
 JUDGED = """
 import asyncio, json
-from luyen.sandbox.limits import Limits
+from luyen.sandbox.launch import Limits
 from luyen.sandbox.python import run_python
 from luyen.sandbox.verify import verify
 verdict = asyncio.run(verify("def f(x): return 2 * x", ["assert f(2) == 4"]))

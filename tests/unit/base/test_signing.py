@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from luyen.base.signing import VARIABLE, NoKey, key_file, signed, unsigned
+from luyen.base.digests import VARIABLE, NoKey, key_file, signed, unsigned
 
 
 @pytest.fixture(autouse=True)

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from luyen.base.errors import UserError
+from luyen.base.errors import UserError, did_you_mean, edit_distance, near_names
 from luyen.base.registry import Registry
-from luyen.base.suggest import did_you_mean, edit_distance, near_names
 
 WORDS = st.text("abc", max_size=6)
 

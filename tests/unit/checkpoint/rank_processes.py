@@ -10,16 +10,14 @@ import torch
 
 from luyen.algorithms.objective import Objective
 from luyen.base.errors import UserError
-from luyen.checkpoint import writes
+from luyen.checkpoint import staging
 from luyen.checkpoint.shards import write_shard
-from luyen.config.schema.optim import Optim
+from luyen.config.schema.actor_rollout_ref import OptimConfig
 from luyen.engine.actor import ActorEngine, prepare_update
-from luyen.engine.fsdp import shard
+from luyen.engine.batch_shards import MicroBatching, split_batch
+from luyen.engine.fsdp import join_ranks, shard
 from luyen.engine.optim import MasterAdamW
-from luyen.engine.passes import Passes
-from luyen.engine.ranks import join_ranks
-from luyen.engine.share import split
-from luyen.runtime.rank_roles import RankRoles
+from luyen.runtime.worker import RankWorker
 from tests.tiny_models import tiny_policy
 from tests.unit.engine.fsdp_cases import recorded
 from tests.worlds import forks
@@ -35,15 +33,15 @@ class Rank:
         mesh = join_ranks(rank, WORLD, address, timeout_s=60)
         policy = tiny_policy("llama", seed=1)
         shard(policy, mesh)
-        optimizer = MasterAdamW(policy.parameters(), Optim(lr=1e-2))
-        actor = ActorEngine(policy, optimizer, Passes(max_tokens=64), temperature=1.0)
-        self.roles = RankRoles(rank=rank, actor=actor, reference=None, critic=None)
+        optimizer = MasterAdamW(policy.parameters(), OptimConfig(lr=1e-2))
+        actor = ActorEngine(policy, optimizer, MicroBatching(max_tokens=64), temperature=1.0)
+        self.roles = RankWorker(rank=rank, actor=actor, reference=None, critic=None)
         self.rank = rank
         self.gate = threading.Event()
         self.gate.set()
         self.events: list[str] = []
         self.is_full = False
-        writes.write_shard = self._write_shard
+        staging.write_shard = self._write_shard
 
     def _write_shard(self, file: Path, tensors: Any) -> None:
         assert self.gate.wait(60)
@@ -56,7 +54,7 @@ class Rank:
         """One step on a recorded batch."""
         objective = Objective(loss="vanilla")
         batch, numbers = prepare_update(recorded(step), objective, {})
-        share = split(batch, Passes(max_tokens=64), ranks=WORLD)[self.rank]
+        share = split_batch(batch, MicroBatching(max_tokens=64), ranks=WORLD)[self.rank]
         self.roles.update_actor(share, objective=objective, lr=1e-2, statistics=numbers)
         self.events.append("learned")
 

@@ -14,8 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
-from luyen.checkpoint.sharded import save_sharded
-from luyen.checkpoint.tensors import load_state, save_state
+from luyen.checkpoint.tensors import load_state, save_sharded, save_state
 
 WAIT_S = 120
 

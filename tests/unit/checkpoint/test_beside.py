@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from luyen.base.errors import UserError
-from luyen.checkpoint.background import CheckpointWriter
-from luyen.checkpoint.elsewhere import WritersGone
 from luyen.checkpoint.store import CheckpointStore, read_manifest
 from luyen.checkpoint.tensors import save_state
+from luyen.checkpoint.writer import CheckpointWriter, WritersGone
 from tests.unit.checkpoint.rank_processes import RankProcesses
 
 

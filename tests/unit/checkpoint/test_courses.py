@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from luyen.checkpoint.courses import LeftBehind, leave_behind
 from luyen.checkpoint.store import CheckpointStore
+from luyen.checkpoint.superseded import SupersededCheckpoints, set_superseded_aside
 
 
 def fill(folder: Path) -> None:
@@ -21,8 +21,8 @@ def saved(store: CheckpointStore, *steps: int) -> None:
 def test_later_checkpoints_go_aside_and_are_whole_there(tmp_path: Path):
     store = CheckpointStore(tmp_path, keep=2)
     saved(store, 4, 6)
-    with pytest.warns(LeftBehind, match="left-step_000006"):
-        [place] = leave_behind(store, 4)
+    with pytest.warns(SupersededCheckpoints, match="left-step_000006"):
+        [place] = set_superseded_aside(store, 4)
     assert (store.list(), (place / "model.bin").read_text()) == ((4,), "w")
     saved(store, 5)
     assert store.list() == (4, 5), "those being made stay"
@@ -32,8 +32,8 @@ def test_what_went_aside_before_is_not_written_over(tmp_path: Path):
     store = CheckpointStore(tmp_path)
     for _ in range(2):
         saved(store, 1, 2)
-        with pytest.warns(LeftBehind):
-            leave_behind(store, 1)
+        with pytest.warns(SupersededCheckpoints):
+            set_superseded_aside(store, 1)
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["left-step_000002", "left-step_000002-2", "step_000001"]
 
@@ -41,21 +41,21 @@ def test_what_went_aside_before_is_not_written_over(tmp_path: Path):
 def test_nothing_later_nothing_said(tmp_path: Path, recwarn: pytest.WarningsRecorder):
     store = CheckpointStore(tmp_path)
     saved(store, 1)
-    assert (leave_behind(store, 1), len(recwarn)) == ([], 0)
+    assert (set_superseded_aside(store, 1), len(recwarn)) == ([], 0)
 
 
 def test_of_what_was_left_behind_as_many_stay_as_the_store_keeps(tmp_path: Path):
     store = CheckpointStore(tmp_path, keep=1)
     for later in (3, 4, 5, 6):
         saved(CheckpointStore(tmp_path), 1, later)
-        with pytest.warns(LeftBehind):
-            leave_behind(store, 1)
+        with pytest.warns(SupersededCheckpoints):
+            set_superseded_aside(store, 1)
     (tmp_path / "left-of-mine").mkdir()
     source = tmp_path / "left-step_000005"
     assert names(tmp_path) == ["left-of-mine", source.name, "left-step_000006", "step_000001"]
-    leave_behind(store, 1, source=source)
+    set_superseded_aside(store, 1, source=source)
     assert source.is_dir(), "the run goes on from it"
-    leave_behind(store, 1)
+    set_superseded_aside(store, 1)
     assert names(tmp_path) == ["left-of-mine", "left-step_000006", "step_000001"]
 
 

@@ -10,9 +10,9 @@ import torch
 
 from luyen.base.errors import UserError
 from luyen.checkpoint import shards, store
-from luyen.checkpoint.background import CheckpointWriter
 from luyen.checkpoint.store import CheckpointStore
 from luyen.checkpoint.tensors import load_state
+from luyen.checkpoint.writer import CheckpointWriter
 
 PLACES = {
     "mkdir": (Path, "mkdir"),

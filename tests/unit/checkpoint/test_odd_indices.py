@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from luyen.base.errors import UserError
-from luyen.checkpoint.sharded import load_sharded, save_sharded
 from luyen.checkpoint.shards import INDEX, read_whole
+from luyen.checkpoint.tensors import load_sharded, save_sharded
 
 FILE = "rank_00000.safetensors"
 ODD: dict[str, Callable[[dict[str, Any]], object]] = {

@@ -9,10 +9,10 @@ from unittest.mock import Mock
 import pytest
 
 from luyen.base.errors import UserError
-from luyen.checkpoint.store import MANIFEST, CheckpointStore, _seal_of, verify
+from luyen.checkpoint.store import MANIFEST, CheckpointStore, _manifest_checksum, verify
 from luyen.runtime.roles import Roles
-from luyen.train import recorder
-from luyen.train.state import LoopState, first_line
+from luyen.train import record
+from luyen.train.state import LoopState, first_logged_step
 
 ODD: dict[str, Callable[[dict[str, Any]], object]] = {
     "facts.metrics": lambda m: m["facts"].update(metrics=3),
@@ -40,7 +40,7 @@ def test_a_manifest_of_another_form_is_refused_by_its_name(tmp_path: Path, name:
     manifest = json.loads((path / MANIFEST).read_text())
     del manifest["seal"]
     ODD[name](manifest)
-    (path / MANIFEST).write_text(json.dumps({**manifest, "seal": _seal_of(manifest)}))
+    (path / MANIFEST).write_text(json.dumps({**manifest, "seal": _manifest_checksum(manifest)}))
     with pytest.raises(UserError, match=name) as raised:
         verify(path)
     assert str(path / MANIFEST) in str(raised.value)
@@ -58,7 +58,7 @@ def test_a_loop_with_an_impossible_value_is_refused(key: str, value: object):
 
 def test_a_step_of_a_loop_that_is_text_is_refused():
     with pytest.raises(UserError, match="no whole number"):
-        first_line({"step": "x"})
+        first_logged_step({"step": "x"})
 
 
 def test_a_loop_of_another_step_than_its_checkpoint_is_refused(
@@ -67,9 +67,9 @@ def test_a_loop_of_another_step_than_its_checkpoint_is_refused(
     roles = Mock(spec=Roles)
     for step in (2, 9):
         saved = LoopState(step=step).as_json()
-        monkeypatch.setattr(recorder, "load_state", lambda *_, found=saved: found)
+        monkeypatch.setattr(record, "load_state", lambda *_, found=saved: found)
         if step == 2:
-            assert recorder.restore(tmp_path / "step_000002", roles).step == step
+            assert record.load_checkpoint(tmp_path / "step_000002", roles).step == step
         else:
             with pytest.raises(UserError, match="`step` is 9"):
-                recorder.restore(tmp_path / "step_000002", roles)
+                record.load_checkpoint(tmp_path / "step_000002", roles)

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from luyen.base.errors import UserError
-from luyen.checkpoint.retention import Best
-from luyen.checkpoint.store import CheckpointStore, DamagedCheckpoint, verify
+from luyen.checkpoint.store import BestMetric, CheckpointStore, DamagedCheckpoint, verify
 
 
 def fill(text: str):
@@ -86,7 +85,9 @@ def test_only_the_newest_stay(tmp_path: Path, keep: int):
     assert names(tmp_path) == [f"step_{step:06d}" for step in range(6 - keep, 6)]
 
 
-def kept(folder: Path, values: list[float | None], *, keep: int, best: Best) -> tuple[int, ...]:
+def kept(
+    folder: Path, values: list[float | None], *, keep: int, best: BestMetric
+) -> tuple[int, ...]:
     store = CheckpointStore(folder, keep=keep, best=best)
     for step, value in enumerate(values, 1):
         metrics = {} if value is None else {"val/accuracy": value}
@@ -102,12 +103,12 @@ VALUES = [0.2, 0.9, None, 0.5, float("nan"), 0.9, 0.1, float("inf")]
     [("max", 0, (8,)), ("max", 1, (6, 8)), ("max", 3, (2, 4, 6, 8)), ("min", 2, (1, 7, 8))],
 )
 def test_the_best_stay_besides_the_newest(tmp_path: Path, mode, count: int, stay: tuple[int, ...]):
-    best = Best(count=count, metric="val/accuracy", mode=mode)
+    best = BestMetric(count=count, metric="val/accuracy", mode=mode)
     assert kept(tmp_path, VALUES, keep=1, best=best) == stay
 
 
 def test_a_checkpoint_whose_facts_cannot_be_read_is_never_best(tmp_path: Path):
-    best = Best(count=1, metric="val/accuracy", mode="max")
+    best = BestMetric(count=1, metric="val/accuracy", mode="max")
     assert kept(tmp_path, [0.5, 0.9], keep=2, best=best) == (1, 2)
     (tmp_path / "step_000002" / "manifest.json").write_text("{")
     CheckpointStore(tmp_path, keep=1, best=best).save(3, fill("x"))

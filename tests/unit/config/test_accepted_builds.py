@@ -8,12 +8,12 @@ import torch
 
 from luyen.algorithms import padded
 from luyen.base.errors import UserError
-from luyen.config.builtin_tools import SETTINGS
 from luyen.config.check import check
 from luyen.config.machine import Machine
-from luyen.config.plugins import SAMPLER_KNOBS
+from luyen.config.plugins import SAMPLER_ARGUMENTS
+from luyen.config.tool_file import SETTINGS
 from luyen.data.samplers import samplers
-from luyen.rollout.tools.all import builtin_tools
+from luyen.rollout.tools.builtin_tools import builtin_tools
 
 LAPTOP = Machine(cpus=2, ram_bytes=16 * 1024**3)
 KEYS = (
@@ -83,7 +83,7 @@ def test_rejection_thresholds(criteria: str, threshold: str | None) -> None:
 
 
 def test_what_a_check_knows_of_samplers_and_tools_is_what_they_take() -> None:
-    for name, knobs in SAMPLER_KNOBS.items():
+    for name, knobs in SAMPLER_ARGUMENTS.items():
         parameters = inspect.signature(samplers.get(name)).parameters.values()
         assert tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY) == tuple(knobs)
     for name, settings in SETTINGS.items():

@@ -4,14 +4,12 @@ from typing import Any
 
 import pytest
 
-from luyen.config.aliases import STAGES
 from luyen.config.check import Report, check
 from luyen.config.fields import all_blocks, all_fields
-from luyen.config.foreign_keys import FOREIGN
+from luyen.config.loader.aliases import FOREIGN, RENAMED, STAGES
 from luyen.config.machine import Machine
 from luyen.config.problem import Problem
 from luyen.config.rules.rule import value_at
-from luyen.config.verl_keys import RENAMED
 
 LAPTOP = Machine(cpus=2, ram_bytes=16 * 1024**3)
 ROWS = "data.train_files=arithmetic://sum"

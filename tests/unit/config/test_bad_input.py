@@ -10,12 +10,11 @@ from luyen.base.errors import UserError
 from luyen.cli.check import report_json, report_lines, without_odd_values
 from luyen.config.check import Report, check
 from luyen.config.machine import Machine
-from luyen.config.pipeline import is_pipeline, read_pipeline
-from luyen.config.pipeline_check import check_pipeline
+from luyen.config.pipeline import check_pipeline, is_pipeline, read_pipeline
 from luyen.data.build import build_data
 from luyen.data.tokenizer import load_tokenizer
 from luyen.rewards.build import build_reward
-from luyen.rollout.tools.config import load_tools
+from luyen.rollout.tools.tool_file import load_tools
 from tests.fuzz.bad_input import PAGE, WORDS, BadInput, all_inputs, laid_out
 
 LAPTOP = Machine(cpus=2, ram_bytes=16 * 1024**3)

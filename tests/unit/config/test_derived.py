@@ -9,7 +9,7 @@ from luyen.cli.check import report_json, report_lines
 from luyen.config.check import Report, check
 from luyen.config.machine import Machine
 from luyen.config.rules.rule import value_at
-from luyen.config.schema.derived import derived_values
+from luyen.config.schema.block import derived_values
 from luyen.config.schema.run import RunConfig
 
 LAPTOP = Machine(cpus=2, ram_bytes=16 * 1024**3)

@@ -7,12 +7,11 @@ import pytest
 
 from luyen.base.errors import UserError
 from luyen.config.catalog import ADV_ESTIMATORS, POLICY_LOSSES
-from luyen.config.document import config_page, json_schema
-from luyen.config.explain import explain
+from luyen.config.explain import config_page, explain, json_schema
 from luyen.config.fields import all_blocks, walk
-from luyen.config.knobs import estimator_knobs, loss_knobs
-from luyen.config.load import load
-from luyen.config.parse import parse
+from luyen.config.loader.load import load
+from luyen.config.loader.parse import parse
+from luyen.config.plan import estimator_kwargs, loss_kwargs
 from luyen.config.rules.all import RULES
 from luyen.config.schema.run import RunConfig
 
@@ -79,9 +78,9 @@ def test_knobs_reach_the_algorithm_under_their_own_names() -> None:
         "actor_rollout_ref.actor.policy_loss.ratio_cap=5.0",
     ]
     config = parse(load([], words)).config
-    gae = estimator_knobs(config, ADV_ESTIMATORS["gae"])
+    gae = estimator_kwargs(config, ADV_ESTIMATORS["gae"])
     assert gae == {"gamma": 0.9, "lam": 0.8, "whiten_advantages": True}
-    vanilla = loss_knobs(config, POLICY_LOSSES["vanilla"])
+    vanilla = loss_kwargs(config, POLICY_LOSSES["vanilla"])
     assert vanilla == {
         "clip_ratio": 0.2,
         "clip_ratio_low": None,

@@ -3,10 +3,8 @@
 import pytest
 
 from luyen.base.errors import UserError
-from luyen.config.choices import OPEN
-from luyen.config.explain import explain
+from luyen.config.explain import OPEN, PAGES, explain
 from luyen.config.fields import all_fields
-from luyen.config.search import PAGES
 from tests.architecture.tree import ROOT
 
 

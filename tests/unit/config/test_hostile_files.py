@@ -9,7 +9,7 @@ import pytest
 
 from luyen.cli.check import report_lines
 from luyen.config.check import check
-from luyen.config.load import DEEPEST, MOST_FILES
+from luyen.config.loader.load import DEEPEST, MOST_FILES
 from luyen.config.machine import Machine
 from luyen.config.pipeline import is_pipeline
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from luyen.cli.check import split_words
-from luyen.config.load import load
-from luyen.config.tree import Tree
+from luyen.config.loader.load import load
+from luyen.config.loader.tree import ConfigTree
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def values(recipe: Path, *words: str) -> dict[str, Any]:
 
 
 def refused(recipe: Path, *words: str) -> tuple[str, str]:
-    tree: Tree = load([recipe], words)
+    tree: ConfigTree = load([recipe], words)
     [problem] = tree.problems
     return problem.why, problem.fix
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from luyen.config.load import load
-from luyen.config.yaml_tree import read_tree
+from luyen.config.loader.load import load
+from luyen.config.loader.yaml_tree import read_tree
 
 
 def write(folder: Path, name: str, text: str) -> Path:

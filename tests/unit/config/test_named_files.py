@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from luyen.config.model_files import model_parts
+from luyen.config.model_folder.files import model_parts
 from luyen.config.named_files import module_file, named_fingerprints
 from luyen.config.schema.run import RunConfig
 from luyen.telemetry import fingerprints

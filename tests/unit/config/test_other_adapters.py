@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from luyen.config.model_folder.adapter import read_adapter_config
-from luyen.config.model_folder.files import UnsoundFile
+from luyen.config.model_folder.check import read_adapter_config
+from luyen.config.model_folder.files import InvalidFile
 
 PLAIN: dict[str, Any] = {
     "peft_type": "LORA",
@@ -41,6 +41,6 @@ def test_plain_lora_is_read(tmp_path: Path):
     ],
 )
 def test_other_kinds_are_refused(tmp_path: Path, name: str, value: Any):
-    with pytest.raises(UnsoundFile, match="only plain LoRA") as refused:
+    with pytest.raises(InvalidFile, match="only plain LoRA") as refused:
         read_adapter_config(written(tmp_path, **{name: value}))
     assert name in str(refused.value)

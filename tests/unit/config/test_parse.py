@@ -5,10 +5,10 @@ import random
 import pytest
 
 from luyen.config.fields import all_blocks, all_fields
-from luyen.config.load import load
-from luyen.config.parse import parse
+from luyen.config.loader.load import load
+from luyen.config.loader.parse import parse
+from luyen.config.loader.tree import ConfigTree, nested
 from luyen.config.problem import Problem
-from luyen.config.tree import Tree, nested
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz_"
 
@@ -52,7 +52,7 @@ def test_of_2000_misspelt_keys_every_one_is_refused_and_99_percent_are_understoo
     long_keys = 0
     for right, wrong in edits(2000):
         value = all_fields()[right].default if right in all_fields() else {}
-        problems = parse(Tree(values=nested(wrong.split("."), value), origins={})).problems
+        problems = parse(ConfigTree(values=nested(wrong.split("."), value), origins={})).problems
         assert problems, f"{wrong} was accepted"
         assert all(p.severity == "error" for p in problems)
         if len(right.rpartition(".")[2]) >= 4:

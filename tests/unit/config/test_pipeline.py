@@ -5,12 +5,11 @@ from pathlib import Path
 import pytest
 
 from luyen.base.rundir import RunDirectory
-from luyen.config.artifact_refs import refs_in, with_artifacts, with_paths
 from luyen.config.check import check
-from luyen.config.load import load
-from luyen.config.pipeline import Pipeline, is_pipeline, read_pipeline
-from luyen.config.pipeline_check import StageReport, check_pipeline
-from luyen.config.tree import Tree
+from luyen.config.loader.load import load
+from luyen.config.loader.tree import ConfigTree
+from luyen.config.named_files import refs_in, with_artifacts, with_paths
+from luyen.config.pipeline import Pipeline, StageReport, check_pipeline, is_pipeline, read_pipeline
 from luyen.telemetry.artifact_registry import note
 from luyen.telemetry.artifacts import Artifact, hash_files, hash_of
 
@@ -188,7 +187,7 @@ def test_an_error_of_a_later_stage_is_found_at_once(tmp_path: Path):
 
 def test_artifacts_are_found_in_lists_and_replaced_there():
     values = {"data": {"train_files": ["a.jsonl", "artifact:b@012345"]}, "x": "artifact:c"}
-    tree = Tree(values=values, origins={})
+    tree = ConfigTree(values=values, origins={})
     assert refs_in(tree) == {"data.train_files.1": "b@012345", "x": "c"}
     whole = with_paths(tree, {"data.train_files.1": "/b", "x": "/c"})
     assert whole.values == {"data": {"train_files": ["a.jsonl", "/b"]}, "x": "/c"}

@@ -5,7 +5,7 @@ import pytest
 from luyen.config.check import Report, check
 from luyen.config.machine import Machine
 from luyen.config.memory import plan_memory
-from luyen.config.model_shape import ModelShape
+from luyen.config.model_folder.config_json import ModelShape
 
 GIB = 1024**3
 GPUS = Machine(cpus=64, ram_bytes=512 * GIB, gpu_bytes=(80 * GIB,) * 16)

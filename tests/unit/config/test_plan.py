@@ -8,8 +8,8 @@ import pytest
 from luyen.config.catalog import ADV_ESTIMATORS
 from luyen.config.check import check
 from luyen.config.machine import Machine
-from luyen.config.model_shape import ModelShape, read_shape, shape_from
-from luyen.config.schema.model import Model
+from luyen.config.model_folder.config_json import ModelShape, read_shape, shape_from
+from luyen.config.schema.actor_rollout_ref import ModelConfig
 
 GIB = 1024**3
 LAPTOP = Machine(cpus=2, ram_bytes=16 * GIB)
@@ -82,7 +82,7 @@ def test_smollm2_has_135_million_parameters() -> None:
 
 
 def test_the_built_in_model_has_a_shape() -> None:
-    shape = read_shape(Model())
+    shape = read_shape(ModelConfig())
     assert shape is not None
     assert shape.parameters() == 1_000_832
 
@@ -90,7 +90,7 @@ def test_the_built_in_model_has_a_shape() -> None:
 def test_a_shape_is_read_from_a_directory_and_overridden(tmp_path: Path) -> None:
     raw = {"num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "vocab_size": 10}
     (tmp_path / "config.json").write_text(json.dumps(raw))
-    shape = read_shape(Model(path=str(tmp_path), override_config={"num_hidden_layers": 3}))
+    shape = read_shape(ModelConfig(path=str(tmp_path), override_config={"num_hidden_layers": 3}))
     assert shape is not None
     assert (shape.layers, shape.kv_heads, shape.head_dim, shape.intermediate) == (3, 2, 4, 32)
     assert shape_from({"n_layer": 2}) is None
@@ -250,18 +250,18 @@ def test_a_model_too_large_is_said_not_to_fit() -> None:
 )
 def test_a_config_that_says_no_sizes_gives_no_shape(text: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(text)
-    assert read_shape(Model(path=str(tmp_path))) is None
+    assert read_shape(ModelConfig(path=str(tmp_path))) is None
 
 
 @pytest.mark.parametrize("path", ["~no-such-user/model", "x**y", "a\0b", "a" * 300])
 def test_a_path_that_cannot_exist_gives_no_shape(path: str) -> None:
-    assert read_shape(Model(path=path)) is None
+    assert read_shape(ModelConfig(path=path)) is None
 
 
 def test_a_null_text_config_is_no_text_config(tmp_path: Path) -> None:
     sizes = {"num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "vocab_size": 9}
     (tmp_path / "config.json").write_text(json.dumps({**sizes, "text_config": None}))
-    assert read_shape(Model(path=str(tmp_path))) == shape_from(sizes)
+    assert read_shape(ModelConfig(path=str(tmp_path))) == shape_from(sizes)
 
 
 def test_experts_have_their_own_width() -> None:

@@ -7,9 +7,9 @@ import pytest
 from luyen.cli.check import report_lines
 from luyen.config.check import Report, check
 from luyen.config.fields import all_fields
-from luyen.config.load import load
+from luyen.config.loader.load import load
+from luyen.config.loader.paths import PATHS
 from luyen.config.machine import Machine
-from luyen.config.relative_paths import PATHS
 from tests.architecture.tree import ROOT
 
 LAPTOP = Machine(cpus=2, ram_bytes=16 * 1024**3)

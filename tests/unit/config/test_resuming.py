@@ -9,11 +9,16 @@ import yaml
 from luyen.base.rundir import RunDirectory
 from luyen.config.check import check
 from luyen.config.fields import all_blocks, all_fields
-from luyen.config.load import load
-from luyen.config.resuming import MAY_CHANGE, changed_keys, kind_of
-from luyen.config.run_names import name_after, words_to_go_on
-from luyen.config.run_paths import ARGUMENTS, FILES, MODELS
-from luyen.config.written import stored
+from luyen.config.loader.load import load
+from luyen.config.loader.parse import stored_values
+from luyen.config.loader.paths import ARGUMENTS, FILES, MODELS
+from luyen.config.resume import (
+    MAY_CHANGE,
+    changed_keys,
+    default_run_name,
+    kind_of,
+    resume_arguments,
+)
 
 ROWS = "data.train_files=arithmetic://sum"
 MODEL = "actor_rollout_ref.model"
@@ -21,7 +26,7 @@ MODEL = "actor_rollout_ref.model"
 
 def begun(root: Path, *words: str, folder: Path | None = None) -> RunDirectory:
     """A run of this configuration that has measured a step."""
-    config = yaml.safe_dump(stored(check([], [ROWS, *words]).config))
+    config = yaml.safe_dump(stored_values(check([], [ROWS, *words]).config))
     written = dict.fromkeys((word.partition("=")[0] for word in (ROWS, *words)), "command line")
     facts = {"folder": str(folder)} if folder else {}
     place = root / "luyen" / "run"
@@ -150,7 +155,10 @@ def test_a_run_without_a_name_is_called_after_its_file_and_the_time(tmp_path: Pa
     assert found.startswith("mine-20")
     assert check([file], ["trainer.experiment_name=a"]).config.trainer.experiment_name == "a"
     when = datetime(2026, 1, 2, 3, 4, 5).astimezone()
-    assert name_after([file], when).values["trainer"]["experiment_name"] == "mine-20260102-030405"
+    assert (
+        default_run_name([file], when).values["trainer"]["experiment_name"]
+        == "mine-20260102-030405"
+    )
     named = tmp_path / "named.yaml"
     named.write_text("trainer: {default_local_dir: '/runs/${trainer.experiment_name}'}\n")
     trainer = check([named], [ROWS]).config.trainer
@@ -160,7 +168,7 @@ def test_a_run_without_a_name_is_called_after_its_file_and_the_time(tmp_path: Pa
 def test_a_run_goes_on_by_its_own_configuration_wherever_it_lies(tmp_path: Path):
     run = begun(tmp_path, "trainer.seed=7", "trainer.experiment_name=12")
     run.root.rename(tmp_path / "luyen" / "34")
-    file, words = words_to_go_on(tmp_path / "luyen" / "34")
+    file, words = resume_arguments(tmp_path / "luyen" / "34")
     report = check([file], words)
     trainer = report.config.trainer
     assert (trainer.seed, trainer.experiment_name) == (7, "34")

@@ -7,10 +7,10 @@ import yaml
 
 from luyen.base.rundir import RunDirectory
 from luyen.config.check import check
+from luyen.config.loader.parse import stored_values
 from luyen.config.machine import Machine
 from luyen.config.problem import Problem
 from luyen.config.rules.all import RULES
-from luyen.config.written import stored
 from tests.unit.config.rule_cases import CASES
 
 LAPTOP = Machine(cpus=2, ram_bytes=16 * 1024**3)
@@ -48,7 +48,7 @@ def places(tmp_path: Path) -> dict[str, str]:
     for step in (9, 10):
         (saved / "luyen" / "run" / "checkpoints" / f"step_{step}").mkdir(parents=True)
     begun = tmp_path / "begun"
-    began = stored(check([], [ROWS]).config)
+    began = stored_values(check([], [ROWS]).config)
     text = yaml.safe_dump(began)
     made = RunDirectory.create(begun / "luyen" / "run", config=text, provenance={}, manifest={})
     made.metrics.write_text("a step\n")

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from luyen.cli.check import report_json, report_lines
-from luyen.config.check import check
+from luyen.config.check import check, unchecked_parts
 from luyen.config.machine import Machine
-from luyen.config.unrun import unrun
 
 LAPTOP = Machine(cpus=2, ram_bytes=16 * 1024**3)
 ROWS = "data.train_files=arithmetic://sum"
@@ -17,7 +16,7 @@ JUDGE = "{a: {judge: {base_url: 'http://judge/v1', prompt: '{answer}'}}}"
 
 
 def test_what_is_built_in_is_all_tried() -> None:
-    assert list(unrun(check([], [ROWS], machine=LAPTOP).config)) == []
+    assert list(unchecked_parts(check([], [ROWS], machine=LAPTOP).config)) == []
 
 
 def test_a_report_names_every_file_server_and_model_that_was_not_tried(tmp_path: Path) -> None:
@@ -34,7 +33,7 @@ def test_a_report_names_every_file_server_and_model_that_was_not_tried(tmp_path:
         "actor_rollout_ref.model.path=nobody/nothing",
     ]
     report = check([], words, machine=LAPTOP)
-    left = dict(unrun(report.config))
+    left = dict(unchecked_parts(report.config))
     assert left.keys() == {
         "data.train_files",
         "trainer.plugins.0",
@@ -52,7 +51,7 @@ def test_a_report_names_every_file_server_and_model_that_was_not_tried(tmp_path:
 
 def test_an_offline_stage_leaves_out_what_it_does_not_use(tmp_path: Path) -> None:
     words = ["trainer.stage=sft", f"reward.components={JUDGE}", "data.train_files=a.jsonl"]
-    keys = [key for key, _ in unrun(check([], words, machine=LAPTOP).config)]
+    keys = [key for key, _ in unchecked_parts(check([], words, machine=LAPTOP).config)]
     assert keys == ["data.train_files"]
 
 

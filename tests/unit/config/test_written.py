@@ -10,12 +10,11 @@ from luyen.base.errors import UserError
 from luyen.base.secrets import forget, masked
 from luyen.config.check import check
 from luyen.config.fields import all_fields
-from luyen.config.load import load
-from luyen.config.parse import parse
-from luyen.config.written import shown, stored
+from luyen.config.loader.load import load
+from luyen.config.loader.parse import masked_values, parse, stored_values
+from luyen.pipeline.checkpoints import read_config
 from luyen.telemetry.manifest import collect
-from luyen.train.checkpointed import read_config
-from luyen.train.work import settings_print
+from luyen.train.run import generation_config_hash
 
 KWARGS = "reward.custom_reward_function.reward_kwargs"
 URL = "http://me:planted-pw@host/v1?api_key=planted-key"
@@ -29,7 +28,7 @@ def _nothing_is_known() -> Iterator[None]:
 
 
 def written(*words: str) -> dict[str, object]:
-    return stored(parse(load([], words)).config)
+    return stored_values(parse(load([], words)).config)
 
 
 def test_every_key_that_takes_text_keeps_its_reference(monkeypatch: pytest.MonkeyPatch):
@@ -42,10 +41,10 @@ def test_every_key_that_takes_text_keeps_its_reference(monkeypatch: pytest.Monke
         if parsed.problems:
             continue  # it takes no such text
         kept += 1
-        text = yaml.safe_dump(stored(parsed.config))
+        text = yaml.safe_dump(stored_values(parsed.config))
         assert "planted-value" not in text, path
         assert "${oc.env:PLANTED}" in text, path
-        assert "planted-value" not in str(shown(parsed.config)), path
+        assert "planted-value" not in str(masked_values(parsed.config)), path
     assert kept > 40
 
 
@@ -101,17 +100,17 @@ def test_what_is_compared_does_not_depend_on_the_secret(monkeypatch: pytest.Monk
     for value in ("planted-one", "planted-two"):
         monkeypatch.setenv("PLANTED", value)
         words = [f"{KWARGS}.a=${{oc.env:PLANTED}}", f"{KWARGS}.b=http://u:{value}@h"]
-        prints.add(settings_print(parse(load([], words)).config, facts))
+        prints.add(generation_config_hash(parse(load([], words)).config, facts))
     assert len(prints) == 1
 
 
 def test_passwords_of_addresses_are_masked_and_their_absence_is_told():
     kwargs = f"{KWARGS}={{base_url: '{URL}', api_key: planted-literal, max_tokens: 5}}"
     config = parse(load([], [kwargs])).config
-    kept = stored(config)["reward"]["custom_reward_function"]["reward_kwargs"]
+    kept = stored_values(config)["reward"]["custom_reward_function"]["reward_kwargs"]
     assert kept["base_url"] == "http://***@host/v1?api_key=***"
     assert kept["api_key"] == "planted-literal", "what a run needs again is kept, for its owner"
-    assert shown(config)["reward"]["custom_reward_function"]["reward_kwargs"] == {
+    assert masked_values(config)["reward"]["custom_reward_function"]["reward_kwargs"] == {
         **kept, "api_key": "***",
     }  # fmt: skip
     report = check([], [f"{KWARGS}.base_url={kept['base_url']}"])

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from luyen.base.records import Message, Source
-from luyen.data.render import Extension, Renderer
+from luyen.data.render import Extension, Renderer, assistant_message, call_id, tool_message
 from luyen.data.tokenizer import load_tokenizer
-from luyen.data.turns import assistant_message, call_id, tool_message
 from tests.character_tokenizer import build_character_tokenizer
 
 HOME = Path(__file__).parents[2] / "data" / "templates"

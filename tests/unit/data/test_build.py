@@ -8,9 +8,9 @@ import pytest
 
 from luyen.base.errors import UserError
 from luyen.base.records import Source
-from luyen.config.schema.data import Data
+from luyen.config.schema.data import DataConfig
 from luyen.data.build import TrainData, build_data
-from luyen.data.formats.forms import Kind
+from luyen.data.formats.detect import Kind
 from luyen.data.offline import build_offline_data
 from luyen.data.samplers import samplers
 from luyen.data.samplers.orders import Sequential
@@ -20,12 +20,12 @@ SUM = "arithmetic://sum?size=12"
 
 
 def build(*files: str, name: str = "chatml", **keys: Any) -> TrainData:
-    data = Data.model_validate({"train_files": list(files) or [SUM], **keys})
+    data = DataConfig.model_validate({"train_files": list(files) or [SUM], **keys})
     return build_data(data, tokenizer=tokenizer(name), seed=7)
 
 
 def build_offline(*files: str, name: str = "chatml", **keys: Any) -> TrainData:
-    data = Data.model_validate({"train_files": list(files), **keys})
+    data = DataConfig.model_validate({"train_files": list(files), **keys})
     kinds = (Kind.CONVERSATION, Kind.PROMPTS)
     return build_offline_data(data, kinds=kinds, tokenizer=tokenizer(name), seed=7).given
 
@@ -62,7 +62,7 @@ def test_one_dataset_trains_under_two_templates_unchanged(tmp_path: Path):
 
 def test_the_seed_of_the_block_goes_before_the_seed_of_the_run():
     run, own = build(), build(seed=8)
-    data = Data.model_validate({"train_files": [SUM]})
+    data = DataConfig.model_validate({"train_files": [SUM]})
     other = build_data(data, tokenizer=tokenizer("chatml"), seed=8)
     assert own.sampler.take(0, 12) == other.sampler.take(0, 12) != run.sampler.take(0, 12)
     zero = build(seed=0)

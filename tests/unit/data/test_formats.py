@@ -7,11 +7,10 @@ import pytest
 
 from luyen.base.errors import UserError
 from luyen.base.records import Prompt
-from luyen.data.formats.detect import detect
-from luyen.data.formats.forms import FORMS
+from luyen.data.formats.detect import FORMS, detect
 from luyen.data.formats.parse import PARSERS
 from luyen.data.formats.read import (
-    Reading,
+    RowReader,
     open_rows,
     read_conversations,
     read_labelled,
@@ -110,7 +109,7 @@ def test_plain_text_is_refused_unless_it_may_become_messages(tmp_path: Path):
 )
 def test_a_reader_takes_its_own_kind_and_refuses_others(case: str, reader: Any, tmp_path: Path):
     _, raw, row = CASES[case]
-    found: Reading[Any] = reader(write(tmp_path / "a.jsonl", [raw]), string_prompts="user")
+    found: RowReader[Any] = reader(write(tmp_path / "a.jsonl", [raw]), string_prompts="user")
     assert [one for _, one in found] == [row]
     with pytest.raises(UserError, match="its rows are of the format `text`"):
         reader(write(tmp_path / "b.jsonl", [{"text": "abc"}]))

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from luyen.base.errors import UserError
 from luyen.base.records import make_prompt
-from luyen.data.formats.convert import CHANGES, convert
-from luyen.data.formats.forms import FORMS, Kind
-from luyen.data.formats.own import own_form, write_rows
+from luyen.data.formats.convert import CHANGES, convert, own_form, write_rows
+from luyen.data.formats.detect import FORMS, Kind
 from luyen.data.formats.read import open_rows
 from luyen.data.formats.records import (
     AnyRow,

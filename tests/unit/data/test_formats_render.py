@@ -17,12 +17,12 @@ from luyen.data.formats.records import (
 from luyen.data.formats.render import (
     WHOLE,
     Continuation,
+    in_tokens,
     render_answer,
     render_conversation,
     render_pair,
     render_steps,
 )
-from luyen.data.formats.token_layout import in_tokens
 from luyen.data.render import Renderer
 from luyen.data.tokenizer import Tokenizer, load_tokenizer
 from tests.character_tokenizer import CHATML

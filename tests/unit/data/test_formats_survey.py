@@ -3,8 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from luyen.data.formats.layout import Part
-from luyen.data.formats.lengths import Lengths, bars, figures_of
+from luyen.data.formats.layout import Lengths, Part, bars, figures_of
 from luyen.data.formats.survey import Survey, survey
 from luyen.data.render import Renderer
 from luyen.data.tokenizer import load_tokenizer

@@ -7,14 +7,13 @@ import pytest
 
 from luyen.base.errors import UserError
 from luyen.base.records import Prompt
-from luyen.config.schema.data import Data
+from luyen.config.schema.data import DataConfig
 from luyen.data.build import build_data
 from luyen.data.formats.convert import convert
-from luyen.data.formats.forms import Kind
+from luyen.data.formats.detect import Kind
 from luyen.data.formats.read import open_rows
-from luyen.data.framing import Frame
 from luyen.data.offline import build_offline_data
-from luyen.data.rows import Columns, RowAt, read_row
+from luyen.data.rows import Columns, Frame, RowAt, read_row
 from luyen.data.tokenizer import load_tokenizer
 from tests.unit.data.format_cases import write
 from tests.unit.data.templates import assistant, user
@@ -92,7 +91,7 @@ def test_a_template_names_columns_with_text_and_never_the_answer(template: str, 
 def test_the_data_block_frames_training_and_validation_rows(tmp_path: Path):
     rows = write(tmp_path / "rows.jsonl", [GSM8K])
     words: dict[str, Any] = {"system_prompt": "#", "prompt_template": "{question}+"}
-    data = Data(train_files=(rows,), val_files=(rows,), **words)
+    data = DataConfig(train_files=(rows,), val_files=(rows,), **words)
     found = build_data(data, tokenizer=TOKENIZER)
     framed = ({"role": "system", "content": "#"}, user("1+1=+"))
     assert found.validation is not None
@@ -102,7 +101,7 @@ def test_the_data_block_frames_training_and_validation_rows(tmp_path: Path):
 def test_supervised_training_reads_questions_and_answers_in_the_same_frame(tmp_path: Path):
     rows = write(tmp_path / "rows.jsonl", [{"question": "1+1=", "answer": "2"}])
     words: dict[str, Any] = {"system_prompt": "#", "prompt_template": "{question}+"}
-    data = Data(train_files=(rows,), **words)
+    data = DataConfig(train_files=(rows,), **words)
     found = build_offline_data(data, kinds=(Kind.CONVERSATION,), tokenizer=TOKENIZER)
     [row] = found.train
     assert row.messages == (

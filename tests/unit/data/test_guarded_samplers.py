@@ -9,8 +9,7 @@ import pytest
 from luyen.base.errors import UserError
 from luyen.base.records import make_prompt
 from luyen.data.samplers import AdaptiveSampler, Sampler
-from luyen.data.samplers.custom import load_sampler_class
-from luyen.data.samplers.guarded import made_sampler
+from luyen.data.samplers.custom import load_sampler_class, make_sampler
 
 
 def rows(count: int = 3):
@@ -20,7 +19,7 @@ def rows(count: int = 3):
 def sampler(take, **more):
     """A sampler of the user's whose `take` does this."""
     kind = type("Mine", (), {"__init__": lambda self, prompts, *, seed: None, "take": take, **more})
-    return made_sampler(kind, "Mine", rows(), seed=0)
+    return make_sampler(kind, "Mine", rows(), seed=0)
 
 
 def raising(fault):
@@ -77,7 +76,7 @@ def test_rows_that_a_sampler_changes_are_copies():
         def take(self, cursor, count):
             return [0] * count
 
-    assert made_sampler(Changes, "Changes", ours, seed=0).take(0, 1) == [0]
+    assert make_sampler(Changes, "Changes", ours, seed=0).take(0, 1) == [0]
     assert ours == rows()
 
 
@@ -96,7 +95,7 @@ def test_one_that_learns_keeps_its_state_and_its_faults_have_a_name():
                 sys.exit(0)
             self.state = (1, np.int64(cursor))
 
-    made = made_sampler(Learns, "Learns", rows(), seed=0)
+    made = make_sampler(Learns, "Learns", rows(), seed=0)
     assert isinstance(made, AdaptiveSampler)
     made.record(4, 0.5)
     assert made.state == (1, 4)
@@ -116,4 +115,4 @@ def test_a_file_or_a_class_that_leaves_is_an_error(tmp_path):
         load_sampler_class(str(file), "Mine")
     leaves = type("Mine", (), {"__init__": lambda *_, **__: sys.exit(0)})
     with pytest.raises(UserError, match="making it failed: SystemExit: 0"):
-        made_sampler(leaves, "Mine", rows(), seed=0)
+        make_sampler(leaves, "Mine", rows(), seed=0)

@@ -15,9 +15,9 @@ import pytest
 from luyen.base.errors import UserError
 from luyen.config.check import check
 from luyen.config.machine import Machine
-from luyen.config.schema.data import Data
+from luyen.config.schema.data import DataConfig
 from luyen.data.build import TrainData, build_data
-from luyen.data.formats.forms import Kind
+from luyen.data.formats.detect import Kind
 from luyen.data.offline import build_offline_data
 from luyen.data.tokenizer import load_tokenizer
 
@@ -39,7 +39,7 @@ def built(path: Path, **keys: Any) -> TrainData:
     began = time.monotonic()
     files = {"train_files": ("arithmetic://sum?size=2",), "val_files": (str(path),)}
     try:
-        data = Data(**{"max_prompt_length": 64, **files, **keys})
+        data = DataConfig(**{"max_prompt_length": 64, **files, **keys})
         return build_data(data, tokenizer=TOKENIZER)
     finally:
         assert time.monotonic() - began < SECONDS
@@ -125,7 +125,7 @@ def test_a_table_with_a_column_twice_is_refused(tmp_path: Path) -> None:
     path.write_text("prompt,completion,prompt\n1,2,3\n")
     with pytest.raises(UserError, match=r"data\.train_files.*the column `prompt` is there twice"):
         build_offline_data(
-            Data(train_files=(str(path),)), kinds=(Kind.CONVERSATION,), tokenizer=TOKENIZER
+            DataConfig(train_files=(str(path),)), kinds=(Kind.CONVERSATION,), tokenizer=TOKENIZER
         )
 
 
@@ -207,7 +207,7 @@ def test_check_refuses_an_address_as_training_does_and_in_its_words(
     (tmp_path / "loop.jsonl").symlink_to(tmp_path / "loop.jsonl")
     files = {"train_files": ("arithmetic://sum?size=2",), key: (address,)}
     with pytest.raises(UserError) as caught:
-        build_data(Data(**files), tokenizer=TOKENIZER)
+        build_data(DataConfig(**files), tokenizer=TOKENIZER)
     assert caught.value.field == f"data.{key}"
     assert said in caught.value.why
     words = [f"data.{name}={json.dumps(paths)}" for name, paths in files.items()]

@@ -6,9 +6,9 @@ import pytest
 
 from luyen.base.records import Source
 from luyen.data.render import Renderer
-from luyen.data.sanity import compare
+from luyen.data.retokenization_check import compare
 from luyen.data.tokenizer import load_tokenizer
-from luyen.rollout.parsers.all import tool_parsers
+from luyen.rollout.build import tool_parsers
 from tests.character_tokenizer import build_character_tokenizer
 from tests.unit.data.families import HOME, TOOLS, Played
 from tests.unit.data.templates import user

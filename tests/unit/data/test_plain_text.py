@@ -7,8 +7,8 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from luyen.base.records import Source
-from luyen.data.plain_text import ALTERED, ZERO_WIDTH, PlainText
 from luyen.data.render import Renderer
+from luyen.data.template_text import ALTERED, ZERO_WIDTH, PlainText
 from luyen.data.tokenizer import Tokenizer as OurTokenizer
 from luyen.data.tokenizer import load_tokenizer
 from tests.character_tokenizer import CHARACTERS, CHATML

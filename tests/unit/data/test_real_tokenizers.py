@@ -7,7 +7,7 @@ import pytest
 
 from luyen.base.records import Source
 from luyen.data.render import Renderer
-from luyen.data.sanity import compare
+from luyen.data.retokenization_check import compare
 from luyen.data.tokenizer import load_tokenizer
 from tests.unit.data.families import TOOLS, Played
 from tests.unit.data.templates import user

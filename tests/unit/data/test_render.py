@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from luyen.base.records import Source
-from luyen.data.render import CALL_LEFT_OUT, DROPPED, PROMPT_NOT_KEPT, REWRITES, Renderer
-from luyen.data.rendered import Rendered
+from luyen.data.render import CALL_LEFT_OUT, DROPPED, PROMPT_NOT_KEPT, REWRITES, Rendered, Renderer
 from luyen.data.tokenizer import load_tokenizer
 from tests.character_tokenizer import build_character_tokenizer
 from tests.unit.data.templates import assistant, pieces, renderer, user

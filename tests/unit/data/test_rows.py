@@ -7,7 +7,7 @@ import pytest
 
 from luyen.base.errors import UserError
 from luyen.base.records import Prompt
-from luyen.data.markers import find_markers
+from luyen.data.messages import find_markers
 from luyen.data.rows import Columns, RowAt, read_row
 from tests.unit.data.templates import assistant, user
 

@@ -10,9 +10,7 @@ from luyen.base.errors import UserError
 from luyen.base.records import Prompt, make_prompt
 from luyen.config.plugins import SAMPLER_NEEDS, SAMPLERS
 from luyen.data.samplers import AdaptiveSampler, Sampler, samplers
-from luyen.data.samplers.curriculum import Curriculum
-from luyen.data.samplers.mixed import Mixed
-from luyen.data.samplers.orders import Grouped, Sequential, Shuffled
+from luyen.data.samplers.orders import Curriculum, Grouped, Mixed, Sequential, Shuffled
 
 
 def rows(*sources: str) -> list[Prompt]:

@@ -6,7 +6,12 @@ import pytest
 
 from luyen.base.errors import UserError
 from luyen.base.records import Branch
-from luyen.data.sanity import Comparison, check_against_render, compare, violation
+from luyen.data.retokenization_check import (
+    RetokenizationResult,
+    check_against_render,
+    compare,
+    violation,
+)
 from tests.unit.data.families import TOOLS, Played, family_renderer
 from tests.unit.data.templates import user
 
@@ -22,7 +27,7 @@ def played(name: str = "qwen2_5", written: str = CALL, end: str = "<|im_end|>") 
     return found
 
 
-def found_in(shown: Played) -> Comparison:
+def found_in(shown: Played) -> RetokenizationResult:
     return compare(shown.renderer, **shown.streams)
 
 
@@ -39,7 +44,7 @@ def changed(shown: Played, old: str, new: str) -> Played:
 
 
 def test_a_conversation_as_the_template_writes_it_is_the_same():
-    same = Comparison(same_tokens=True, same_text=True, drift=None)
+    same = RetokenizationResult(same_tokens=True, same_text=True, drift=None)
     assert found_in(played()) == same
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from luyen.base.errors import UserError
 from luyen.base.records import Prompt
-from luyen.data.arithmetic import is_held_out
+from luyen.data.arithmetic_tasks import is_held_out
 from luyen.data.sources import load_dataset
 from tests.optional import needs
 

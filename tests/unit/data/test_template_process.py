@@ -12,10 +12,14 @@ import jinja2
 import pytest
 
 from luyen.base.errors import UserError
-from luyen.config.chat_template import process
-from luyen.config.chat_template.probe import template_fault, template_remarks
-from luyen.config.chat_template.process import TemplateError, render
-from luyen.config.chat_template.worker import make_environment
+from luyen.config.model_folder import chat_template
+from luyen.config.model_folder.chat_template import (
+    TemplateError,
+    render,
+    template_fault,
+    template_remarks,
+)
+from luyen.config.model_folder.chat_template_worker import make_environment
 from luyen.data.tokenizer import load_tokenizer
 from tests.character_tokenizer import CHATML, build_character_tokenizer
 from tests.tiny_models import their_template
@@ -82,10 +86,10 @@ def test_a_template_sees_what_transformers_gives_it_and_nothing_else():
 
 @pytest.fixture
 def short_patience(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    process._shared.close()
-    monkeypatch.setattr(process, "CPU_S", 1)
+    chat_template._shared.close()
+    monkeypatch.setattr(chat_template, "CPU_S", 1)
     yield
-    process._shared.close()
+    chat_template._shared.close()
 
 
 @pytest.mark.usefixtures("short_patience")
@@ -103,7 +107,7 @@ def test_a_row_on_which_the_template_never_ends_is_refused_and_the_next_one_is_r
 
 def test_a_process_that_was_killed_is_replaced():
     assert render("{{ x }}", {"x": 1}) == "1"
-    started = process._shared._started
+    started = chat_template._shared._started
     assert started is not None
     os.kill(started.pid, signal.SIGKILL)
     with pytest.raises(TemplateError, match="ended with code -9"):
@@ -131,17 +135,17 @@ def test_a_fork_renders_in_a_process_of_its_own():
     child = os.fork()
     if child == 0:
         good = render("{{ x }}", {"x": 2}) == "2"
-        process._shared.close()
+        chat_template._shared.close()
         os._exit(0 if good else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert render("{{ x }}", {"x": 3}) == "3"
 
 
 def test_secrets_of_the_environment_do_not_reach_the_process(monkeypatch: pytest.MonkeyPatch):
-    process._shared.close()
+    chat_template._shared.close()
     monkeypatch.setenv("MY_TOKEN", "secret")
     render("x", {})
-    started = process._shared._started
+    started = chat_template._shared._started
     assert started is not None
     assert b"secret" not in Path(f"/proc/{started.pid}/environ").read_bytes()
 

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from luyen.data.formats.records import TextRow
-from luyen.data.offline_lengths import is_surely_longer
+from luyen.data.offline import is_surely_longer
 from luyen.data.render import Renderer
-from luyen.data.token_bound import longest_token
-from luyen.data.tokenizer import load_tokenizer
+from luyen.data.tokenizer import load_tokenizer, longest_token
 
 SAID = ["the cat sat on the mat " * 4, "12 + 34 = 46", "漢字 e\u0301 ......... =========="] * 8
 SHOWN = Renderer(load_tokenizer("builtin://arithmetic"))

@@ -8,10 +8,9 @@ import pytest
 
 from luyen.base.errors import UserError
 from luyen.base.records import Message, Prompt
-from luyen.data.arithmetic import is_held_out
-from luyen.data.orders import price_of
+from luyen.data.arithmetic_tasks import is_held_out
 from luyen.data.sources import load_dataset
-from luyen.data.tool_talk import wrong_guess
+from luyen.data.tool_tasks import price_of, wrong_guess
 
 
 def prompts(address: str) -> tuple[Prompt, ...]:

@@ -3,11 +3,10 @@
 import json
 from pathlib import Path
 
-from luyen.data.orders import LOOKUP
 from luyen.data.render import Renderer
 from luyen.data.sources import load_dataset
 from luyen.data.tokenizer import load_tokenizer, resolve_path
-from luyen.data.tool_talk import CALCULATOR
+from luyen.data.tool_tasks import CALCULATOR, LOOKUP
 from tests.character_tokenizer import SIGNATURES, TOOL_WORDS, build_character_tokenizer
 
 BUILTIN = "builtin://tools"

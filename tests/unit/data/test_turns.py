@@ -1,6 +1,6 @@
 """Messages with calls, in a form that every template takes."""
 
-from luyen.data.turns import WRITTEN, assistant_message, call_id, forms, tool_message
+from luyen.data.render import WRITTEN, assistant_message, call_id, forms, tool_message
 from tests.unit.data.families import HARMONY, TOOLS, Played, family_renderer
 from tests.unit.data.templates import user
 

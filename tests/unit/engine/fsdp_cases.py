@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 import torch
 
 from luyen.algorithms.objective import Objective
-from luyen.config.schema.optim import Optim
+from luyen.config.schema.actor_rollout_ref import OptimConfig
 from luyen.engine.batch import PackedBatch, pack
-from luyen.engine.passes import Passes
+from luyen.engine.batch_shards import MicroBatching
 
 STEPS = 20
-OPTIM = Optim(lr=1e-3, clip_grad=0.5, weight_decay=0.01)
+OPTIM = OptimConfig(lr=1e-3, clip_grad=0.5, weight_decay=0.01)
 GRPO = Objective(loss="vanilla", kl_loss_coef=0.05, aggregation="seq-mean-token-mean")
 PPO = Objective(loss="vanilla", entropy_coeff=0.01)
 
@@ -20,7 +20,7 @@ class Case:
     """What is trained, and how."""
 
     objective: Objective
-    passes: Passes = field(default_factory=lambda: Passes(max_tokens=64))
+    passes: MicroBatching = field(default_factory=lambda: MicroBatching(max_tokens=64))
     has_critic: bool = False
     lora_rank: int = 0
     is_tied: bool = False
@@ -38,7 +38,7 @@ class Case:
     """Steps before a checkpoint, from which other worlds go on."""
 
 
-ALONE, COUNTED = Passes(sequences=1), Passes(sequences=2)
+ALONE, COUNTED = MicroBatching(sequences=1), MicroBatching(sequences=2)
 SUITES: dict[str, dict[str, Case]] = {
     "quick": {
         "grpo": Case(objective=GRPO, is_tied=True),
@@ -66,7 +66,7 @@ SUITES: dict[str, dict[str, Case]] = {
         for name, objective in (("grpo", GRPO), ("ppo", PPO))
         for kind in ("qwen3", "gemma2")
         for rank in (0, 4)
-        for passes in (ALONE, Passes(sequences=3), Passes(max_tokens=45))
+        for passes in (ALONE, MicroBatching(sequences=3), MicroBatching(max_tokens=45))
     },
     "replicated": {
         f"{name}, {rank}": Case(

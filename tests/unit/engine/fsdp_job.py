@@ -12,21 +12,18 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from luyen.algorithms.objective import Objective
 from luyen.checkpoint.tensors import save_state
-from luyen.config.schema.model import Model
+from luyen.config.schema.actor_rollout_ref import ModelConfig
 from luyen.engine.actor import ActorEngine, merge_policy_updates, policy_inputs, prepare_update
 from luyen.engine.batch import PackedBatch
+from luyen.engine.batch_shards import BatchShard, join_shards, split_batch
 from luyen.engine.critic import CriticEngine
-from luyen.engine.fsdp import shard
-from luyen.engine.full_weights import full_weights
+from luyen.engine.fsdp import join_ranks, leave_ranks, mesh_shape, shard
+from luyen.engine.logprobs import score_share
 from luyen.engine.optim import MasterAdamW
-from luyen.engine.ranks import join_ranks, leave_ranks, mesh_shape
-from luyen.engine.score import score_share
-from luyen.engine.sharded_state import load_role, role_state
-from luyen.engine.share import Share, join, split
+from luyen.engine.sharded_state import full_weights, load_role, role_state
 from luyen.engine.step import merge_updates
 from luyen.models.lora import adapter_off, add_adapter
-from luyen.models.policy import Policy
-from luyen.models.value import ValueModel
+from luyen.models.policy import Policy, ValueModel
 from tests.tiny_models import tiny_net
 from tests.unit.engine.fsdp_cases import OPTIM, SUITES, Case, recorded
 
@@ -88,7 +85,7 @@ class Trainee:
         small = {"hidden_size": 32, "intermediate_size": 48, "initializer_range": 0.1}
         net = tiny_net(case.kind, tie_word_embeddings=case.is_tied, **small).to(case.dtype)
         if lora_rank:
-            model = Model(
+            model = ModelConfig(
                 path="", lora_rank=lora_rank, lora_alpha=16, target_modules=["all-linear"]
             )
             add_adapter(net, model)
@@ -100,15 +97,17 @@ class Trainee:
             net.gradient_checkpointing_enable({"use_reentrant": False})
         return Policy(net, vocabulary=61).eval()
 
-    def spread(self, batch: PackedBatch, call: Callable[[Share], Any]) -> tuple[list[Share], list]:
+    def spread(
+        self, batch: PackedBatch, call: Callable[[BatchShard], Any]
+    ) -> tuple[list[BatchShard], list]:
         """What every rank made of its share."""
-        shares = split(batch, self.case.passes, ranks=self.ranks.world)
+        shares = split_batch(batch, self.case.passes, ranks=self.ranks.world)
         return shares, self.ranks.all(call(shares[self.ranks.rank]))
 
-    def streams(self, batch: PackedBatch, call: Callable[[Share], Any]) -> dict[str, Tensor]:
-        return join(*self.spread(batch, call), batch)
+    def streams(self, batch: PackedBatch, call: Callable[[BatchShard], Any]) -> dict[str, Tensor]:
+        return join_shards(*self.spread(batch, call), batch)
 
-    def referred(self, share: Share) -> dict[str, Tensor]:
+    def referred(self, share: BatchShard) -> dict[str, Tensor]:
         if self.reference is not None:
             return score_share(self.reference, share, temperature=0.9)
         with adapter_off(self.policy):

@@ -2,17 +2,17 @@
 
 import torch
 
-from luyen.config.schema.optim import Optim
+from luyen.config.schema.actor_rollout_ref import OptimConfig
 from luyen.engine.actor import ActorEngine
 from luyen.engine.batch import PackedBatch, pack
+from luyen.engine.batch_shards import MicroBatching
 from luyen.engine.critic import CriticEngine
 from luyen.engine.optim import MasterAdamW
-from luyen.engine.passes import Passes
-from luyen.models.value import ValueModel
+from luyen.models.policy import ValueModel
 from tests.tiny_models import tiny_policy
 
 LENGTHS = (9, 4, 20, 33, 7, 12, 40, 5)
-OPTIM = Optim(lr=0.01, clip_grad=1e9, weight_decay=0.0)
+OPTIM = OptimConfig(lr=0.01, clip_grad=1e9, weight_decay=0.0)
 
 
 def recorded(*, garbage: float | None = None) -> PackedBatch:
@@ -39,7 +39,7 @@ def recorded(*, garbage: float | None = None) -> PackedBatch:
     )
 
 
-def actor(passes: Passes, *, temperature: float = 1.0) -> ActorEngine:
+def actor(passes: MicroBatching, *, temperature: float = 1.0) -> ActorEngine:
     """An engine over a fresh policy; the same one each time."""
     policy = tiny_policy(initializer_range=0.1)
     return ActorEngine(
@@ -47,7 +47,7 @@ def actor(passes: Passes, *, temperature: float = 1.0) -> ActorEngine:
     )
 
 
-def critic(passes: Passes) -> CriticEngine:
+def critic(passes: MicroBatching) -> CriticEngine:
     """An engine over a fresh value model with a head that is not 0."""
     model = ValueModel(tiny_policy(initializer_range=0.1))
     torch.nn.init.normal_(model.value.weight, generator=torch.Generator().manual_seed(1))
@@ -62,8 +62,8 @@ def critic(passes: Passes) -> CriticEngine:
 
 
 PASSES = {
-    "one by one": Passes(sequences=1),
-    "three at once": Passes(sequences=3),
-    "by tokens": Passes(max_tokens=45),
-    "all at once": Passes(sequences=8),
+    "one by one": MicroBatching(sequences=1),
+    "three at once": MicroBatching(sequences=3),
+    "by tokens": MicroBatching(max_tokens=45),
+    "all at once": MicroBatching(sequences=8),
 }

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from luyen.base.errors import UserError
 from luyen.engine.batch import pack
-from luyen.engine.micro import by_count, by_tokens
-from luyen.engine.passes import Passes
+from luyen.engine.batch_shards import MicroBatching, by_count, by_tokens
 
 SEQUENCES = [[10, 11, 12], [20, 21], [30], [40, 41, 42, 43]]
 MASKS = [[0, 1, 1], [0, 1], [0], [0, 0, 1, 1]]
@@ -73,5 +72,5 @@ def test_passes_by_count_hold_every_sequence_once_in_order(lengths, size: int):
 
 def test_a_sequence_beyond_the_budget_is_refused():
     with pytest.raises(UserError, match="a sequence has 9 tokens") as caught:
-        Passes(max_tokens=8).of([3, 9])
+        MicroBatching(max_tokens=8).of([3, 9])
     assert "at least 9" in caught.value.fix

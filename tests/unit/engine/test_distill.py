@@ -8,7 +8,7 @@ from torch import Tensor
 
 import luyen.engine.distill as module
 from luyen.algorithms.aggregation import aggregation_weights
-from luyen.algorithms.distill.divergence import (
+from luyen.algorithms.distillation import (
     forward_kl,
     forward_kl_topk,
     generalised_jsd,
@@ -16,10 +16,10 @@ from luyen.algorithms.distill.divergence import (
     row_divergences,
 )
 from luyen.algorithms.layout import Layout
+from luyen.engine.batch_shards import MicroBatching
 from luyen.engine.distill import DistillEngine, DistillObjective
 from luyen.engine.optim import MasterAdamW
-from luyen.engine.passes import Passes
-from luyen.engine.step import Updated
+from luyen.engine.step import UpdateResult
 from luyen.engine.supervised import TOKEN_WEIGHT, SupervisedEngine
 from luyen.models.policy import Policy
 from tests.tiny_models import VOCABULARY, tiny_policy
@@ -38,7 +38,7 @@ def teacher() -> Policy:
     return tiny_policy("qwen2", initializer_range=0.2, seed=9).requires_grad_(False)
 
 
-def engine(passes: Passes, objective: DistillObjective) -> DistillEngine:
+def engine(passes: MicroBatching, objective: DistillObjective) -> DistillEngine:
     policy = tiny_policy(initializer_range=0.1)
     learner = SupervisedEngine(
         policy, MasterAdamW(policy.parameters(), OPTIM), passes, aggregation="token-mean"
@@ -46,10 +46,12 @@ def engine(passes: Passes, objective: DistillObjective) -> DistillEngine:
     return DistillEngine(learner, teacher(), objective)
 
 
-def step(passes: Passes, objective: DistillObjective, batch: Any = None) -> tuple[Tensor, Updated]:
+def step(
+    passes: MicroBatching, objective: DistillObjective, batch: Any = None
+) -> tuple[Tensor, UpdateResult]:
     made, held = engine(passes, objective), []
 
-    def update(_: SupervisedEngine) -> Updated:
+    def update(_: SupervisedEngine) -> UpdateResult:
         held.append(made.update(recorded() if batch is None else batch, lr=0.01))
         return held[0]
 

@@ -7,15 +7,15 @@ import pytest
 import torch
 from torch import nn
 
-from luyen.config.schema.optim import Optim
-from luyen.engine.optim import MasterAdamW, rate
+from luyen.config.schema.actor_rollout_ref import OptimConfig
+from luyen.engine.optim import MasterAdamW, learning_rate
 
-OPTIM = Optim(lr=0.01, betas=(0.8, 0.95), weight_decay=0.1, clip_grad=0.5)
+OPTIM = OptimConfig(lr=0.01, betas=(0.8, 0.95), weight_decay=0.1, clip_grad=0.5)
 
 
 def rates(total: int | None, steps: int, **options) -> list[float]:
-    optim = Optim(lr=1.0, **options)
-    return [rate(optim, step=s, total_steps=total) for s in range(steps)]
+    optim = OptimConfig(lr=1.0, **options)
+    return [learning_rate(optim, step=s, total_steps=total) for s in range(steps)]
 
 
 def test_warm_up_climbs_in_a_line_and_then_stays():

@@ -4,13 +4,11 @@ import pytest
 import torch
 
 from luyen.algorithms.preference.inputs import PairInputs, UnpairedInputs
-from luyen.algorithms.preference.length import sequence_sums
-from luyen.algorithms.preference.step import PreferenceObjective, step_mean
+from luyen.algorithms.preference.step import PreferenceObjective, sequence_sums, step_mean
 from luyen.config.catalog import PREFERENCE_LOSSES
-from luyen.engine.batch import pack
-from luyen.engine.lesson import Lesson
+from luyen.engine.batch import OfflineBatch, pack
+from luyen.engine.batch_shards import MicroBatching
 from luyen.engine.optim import MasterAdamW
-from luyen.engine.passes import Passes
 from luyen.engine.preference import DESIRABLE, MISMATCHED, PreferenceEngine
 from luyen.engine.supervised import SupervisedEngine
 from tests.tiny_models import tiny_policy
@@ -26,9 +24,9 @@ def packed(rows) -> object:
     return pack(rows, masks=masks, groups=[i // 2 for i in range(len(rows))])
 
 
-def lesson(kind: str, *, is_mismatched: bool = False) -> Lesson:
+def lesson(kind: str, *, is_mismatched: bool = False) -> OfflineBatch:
     aside = {MISMATCHED: packed([[*row[:2], *ROWS[i - 2][2:]] for i, row in enumerate(ROWS)])}
-    return Lesson(
+    return OfflineBatch(
         rows=(0, 1, 2),
         batch=packed(ROWS),
         aside=aside if is_mismatched else {},
@@ -36,7 +34,7 @@ def lesson(kind: str, *, is_mismatched: bool = False) -> Lesson:
     )
 
 
-def engine_of(passes: Passes, objective: PreferenceObjective) -> PreferenceEngine:
+def engine_of(passes: MicroBatching, objective: PreferenceObjective) -> PreferenceEngine:
     policy, reference = tiny_policy(initializer_range=0.1), tiny_policy(seed=3)
     learner = SupervisedEngine(
         policy, MasterAdamW(policy.parameters(), OPTIM), passes, aggregation="token-mean"
@@ -47,7 +45,9 @@ def engine_of(passes: Passes, objective: PreferenceObjective) -> PreferenceEngin
     return engine
 
 
-def taken(passes: Passes, objective: PreferenceObjective) -> tuple[torch.Tensor, dict[str, float]]:
+def taken(
+    passes: MicroBatching, objective: PreferenceObjective
+) -> tuple[torch.Tensor, dict[str, float]]:
     engine = engine_of(passes, objective)
     given = lesson(objective.kind, is_mismatched="kto" in objective.losses)
     held = {}

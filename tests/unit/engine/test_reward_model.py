@@ -8,11 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from luyen.config.schema.optim import Optim
-from luyen.engine.batch import pack
-from luyen.engine.lesson import Lesson
-from luyen.engine.optim import MasterAdamW, Stepped
-from luyen.engine.passes import Passes
+from luyen.config.schema.actor_rollout_ref import OptimConfig
+from luyen.engine.batch import OfflineBatch, pack
+from luyen.engine.batch_shards import MicroBatching, split_batch
+from luyen.engine.optim import MasterAdamW, OptimizerStep
 from luyen.engine.reward_model import (
     JUDGED,
     LABELS,
@@ -22,7 +21,6 @@ from luyen.engine.reward_model import (
     RewardObjective,
     score_sequences,
 )
-from luyen.engine.share import split
 from luyen.models.reward_model import RewardModel
 from tests.tiny_models import tiny_judge_net
 
@@ -41,7 +39,7 @@ def reward_model(*, seed: int = 0, dtype: torch.dtype = torch.float64) -> Reward
     return RewardModel(tiny_judge_net(seed=seed, dtype=dtype)).eval()
 
 
-def lesson(name: str) -> Lesson:
+def lesson(name: str) -> OfflineBatch:
     """Three prompts with two answers each; of processes, every second token ends a step."""
     sequences = [p + a for p, both in zip(PROMPTS, ANSWERS, strict=True) for a in both]
     starts = [len(p) for p in PROMPTS for _ in range(2)]
@@ -58,7 +56,9 @@ def lesson(name: str) -> Lesson:
         "regression": {TARGETS: torch.linspace(-1, 2, count)},
         "process": {LABELS: torch.linspace(0, 1, count)},
     }[name]
-    return Lesson(rows=(0, 1, 2), batch=batch.with_streams(**{JUDGED: judged}), numbers=numbers)
+    return OfflineBatch(
+        rows=(0, 1, 2), batch=batch.with_streams(**{JUDGED: judged}), numbers=numbers
+    )
 
 
 class Catching:
@@ -68,11 +68,11 @@ class Catching:
         self.model = model
         self.gradient = torch.empty(0)
 
-    def step(self, lr: float) -> Stepped:
+    def step(self, lr: float) -> OptimizerStep:
         parts = [p.grad.flatten().double() for p in self.model.parameters() if p.grad is not None]
         self.gradient = torch.cat(parts)
         self.model.zero_grad(set_to_none=True)
-        return Stepped(grad_norm=float(self.gradient.norm()), is_applied=True, lr=lr)
+        return OptimizerStep(grad_norm=float(self.gradient.norm()), is_applied=True, lr=lr)
 
 
 class Cut:
@@ -99,7 +99,7 @@ def model() -> RewardModel:
 
 @pytest.fixture(scope="module")
 def whole(model: RewardModel) -> dict[str, Any]:
-    return {name: gradient(model, name, Passes(sequences=6)) for name in OBJECTIVES}
+    return {name: gradient(model, name, MicroBatching(sequences=6)) for name in OBJECTIVES}
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
@@ -135,13 +135,13 @@ def test_the_gradient_is_that_of_the_loss_of_plain_transformers(name, model, who
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_shares_of_ranks_add_up_to_the_gradient_of_the_whole(model, whole, ranks: int):
     """A controller scores, weighs once, and deals out; gradients are summed."""
-    given, passes = lesson("bradley_terry"), Passes(max_tokens=12)
+    given, passes = lesson("bradley_terry"), MicroBatching(max_tokens=12)
     catching: Any = Catching(model)
     engine = RewardModelEngine(model, catching, passes, OBJECTIVES["bradley_terry"])
     scores = score_sequences(model, given.batch, passes)
     prepared, _ = engine.prepare_update(given, scores)
     total = torch.zeros_like(whole["bradley_terry"][0])
-    for share in split(prepared, passes, ranks=ranks):
+    for share in split_batch(prepared, passes, ranks=ranks):
         engine.update_share(share, lr=0.1)
         total += catching.gradient
     expected = whole["bradley_terry"][0]
@@ -153,7 +153,11 @@ def test_scores_do_not_depend_on_the_passes():
     batch = lesson("process").batch
     found = [
         score_sequences(model, batch, passes)
-        for passes in (Passes(sequences=6), Passes(sequences=1), Passes(max_tokens=13))
+        for passes in (
+            MicroBatching(sequences=6),
+            MicroBatching(sequences=1),
+            MicroBatching(max_tokens=13),
+        )
     ]
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])
@@ -162,8 +166,10 @@ def test_scores_do_not_depend_on_the_passes():
 
 def test_steps_make_the_chosen_answer_win():
     model = reward_model(dtype=torch.float32)
-    optimizer = MasterAdamW(model.parameters(), Optim(lr=1e-3))
-    engine = RewardModelEngine(model, optimizer, Passes(sequences=2), OBJECTIVES["bradley_terry"])
+    optimizer = MasterAdamW(model.parameters(), OptimConfig(lr=1e-3))
+    engine = RewardModelEngine(
+        model, optimizer, MicroBatching(sequences=2), OBJECTIVES["bradley_terry"]
+    )
     given = lesson("bradley_terry")
     first = engine.measure(given)["reward_model/loss"]
     for _ in range(8):

@@ -9,7 +9,7 @@ from luyen.algorithms.advantages import CreditInputs, adv_estimators
 from luyen.algorithms.objective import Objective
 from luyen.engine.actor import score
 from luyen.engine.batch import PackedBatch
-from luyen.engine.passes import Passes
+from luyen.engine.batch_shards import MicroBatching
 from luyen.models.policy import Policy
 from tests.tiny_models import tiny_policy
 from tests.unit.engine.steps import PASSES, actor, recorded
@@ -42,7 +42,7 @@ def credited() -> PackedBatch:
 
 
 @pytest.mark.parametrize("passes", PASSES.values(), ids=list(PASSES))
-def test_the_gradient_is_that_of_the_dpo_loss(passes: Passes):
+def test_the_gradient_is_that_of_the_dpo_loss(passes: MicroBatching):
     batch = credited()
     # Correction weights of the recorded batch would scale it.
     streams = {name: x for name, x in batch.streams.items() if name != "is_weights"}

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from luyen.algorithms.statistic import Average
-from luyen.engine.optim import Stepped
-from luyen.engine.step import ShareUpdated
+from luyen.engine.optim import OptimizerStep
+from luyen.engine.step import ShardUpdateResult
 
-STEPPED = Stepped(grad_norm=1.5, is_applied=True, lr=0.1)
+STEPPED = OptimizerStep(grad_norm=1.5, is_applied=True, lr=0.1)
 
 
 def average(total: float, count: float, dtype: torch.dtype = torch.float32) -> Average:
@@ -29,7 +29,7 @@ def average(total: float, count: float, dtype: torch.dtype = torch.float32) -> A
     ids=["none", "one", "some", "two types"],
 )
 def test_averages_arrive_to_the_bit(averages: dict[str, Average]):
-    said = ShareUpdated(stepped=STEPPED, averages=averages, logp=torch.tensor([-0.5, 0.0]))
+    said = ShardUpdateResult(stepped=STEPPED, averages=averages, logp=torch.tensor([-0.5, 0.0]))
     heard = pickle.loads(pickle.dumps(said))
     assert heard.stepped == STEPPED
     assert list(heard.averages) == list(averages)
@@ -45,5 +45,5 @@ def test_averages_arrive_to_the_bit(averages: dict[str, Average]):
 
 
 def test_what_was_not_measured_stays_unmeasured():
-    said = ShareUpdated(stepped=STEPPED, averages={})
+    said = ShardUpdateResult(stepped=STEPPED, averages={})
     assert pickle.loads(pickle.dumps(said)).logp is None

@@ -6,8 +6,8 @@ import torch
 from luyen.algorithms.objective import Objective
 from luyen.engine.actor import gap_metrics, score
 from luyen.engine.batch import pack
+from luyen.engine.batch_shards import MicroBatching
 from luyen.engine.optim import MasterAdamW
-from luyen.engine.passes import Passes
 from luyen.engine.supervised import SupervisedEngine
 from tests.tiny_models import tiny_policy
 from tests.unit.engine.steps import OPTIM, PASSES, actor, critic, recorded
@@ -40,7 +40,7 @@ def gradient(engine, update) -> torch.Tensor:
     return caught[0].double()
 
 
-def actor_step(passes: Passes, objective: Objective, batch):
+def actor_step(passes: MicroBatching, objective: Objective, batch):
     engine = actor(passes)
     held = {}
 
@@ -92,7 +92,7 @@ def test_the_gradient_is_that_of_each_sequence_alone_in_plain_transformers():
     assert (found - expected).norm() < 1e-5 * expected.norm()
 
 
-def critic_step(passes: Passes, batch) -> torch.Tensor:
+def critic_step(passes: MicroBatching, batch) -> torch.Tensor:
     return gradient(critic(passes), lambda engine: engine.update(batch, lr=0.01))
 
 
@@ -119,7 +119,7 @@ def test_values_and_scores_do_not_depend_on_the_passes():
 
 
 def test_supervised_steps_do_not_depend_on_the_passes():
-    def step(passes: Passes) -> torch.Tensor:
+    def step(passes: MicroBatching) -> torch.Tensor:
         policy = tiny_policy(initializer_range=0.1)
         optimizer = MasterAdamW(policy.parameters(), OPTIM)
         engine = SupervisedEngine(policy, optimizer, passes, aggregation="token-mean")

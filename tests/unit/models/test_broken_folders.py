@@ -11,16 +11,16 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from luyen.base.errors import UserError
-from luyen.config.chat_template import process
 from luyen.config.check import check
 from luyen.config.machine import Machine
-from luyen.config.model_folder.locate import folder_of
-from luyen.config.schema.model import Model
+from luyen.config.model_folder import chat_template
+from luyen.config.model_folder.files import folder_of
+from luyen.config.schema.actor_rollout_ref import ModelConfig
 from luyen.data.tokenizer import load_tokenizer
 from luyen.models.load import load_policy
 from luyen.models.policy import Policy
-from luyen.models.reward_model_load import load_reward_model
-from luyen.train.checkpointed import open_checkpoint
+from luyen.models.reward_model import load_reward_model
+from luyen.pipeline.checkpoints import open_checkpoint
 from tests.unit.models.broken_cases import AT_LOADING, IN_BOTH
 from tests.unit.models.broken_folders import WEIGHTS, Break, edited, linked, removed, tensors
 
@@ -33,11 +33,11 @@ BUILTIN = folder_of("builtin://arithmetic")
 def short_patience() -> Iterator[None]:
     """Templates that never end are given up after a second."""
     patch = pytest.MonkeyPatch()
-    process._shared.close()
-    patch.setattr(process, "CPU_S", 1)
+    chat_template._shared.close()
+    patch.setattr(chat_template, "CPU_S", 1)
     yield
     patch.undo()
-    process._shared.close()
+    chat_template._shared.close()
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def folder(tmp_path: Path) -> Path:
 def load(path: Path | str) -> Policy:
     """What a run loads first."""
     tokenizer = load_tokenizer(str(path))
-    return load_policy(Model(path=str(path)), device="cpu", vocabulary=tokenizer.size)
+    return load_policy(ModelConfig(path=str(path)), device="cpu", vocabulary=tokenizer.size)
 
 
 def refused(path: Path | str) -> UserError:
@@ -127,7 +127,7 @@ def test_layers_that_predict_ahead_are_left_out(folder: Path):
 
 
 def test_layers_are_left_out_where_the_run_says_so(folder: Path):
-    model = Model(path=str(folder), override_config={"num_hidden_layers": 2})
+    model = ModelConfig(path=str(folder), override_config={"num_hidden_layers": 2})
     assert load_policy(model, device="cpu", vocabulary=128).model.config.num_hidden_layers == 2
 
 
@@ -153,7 +153,7 @@ PATHS = {
 def test_paths_that_lead_to_no_folder(path: str):
     assert re.search(PATHS[path], refused(path).why)
     with pytest.raises(UserError, match=PATHS[path]):
-        load_policy(Model(path=path), device="cpu", vocabulary=128)
+        load_policy(ModelConfig(path=path), device="cpu", vocabulary=128)
 
 
 def test_a_fifo_and_an_empty_folder_in_the_place_of_a_model(tmp_path: Path):
@@ -188,7 +188,7 @@ def test_check_looks_into_every_model_that_a_key_names(key: str, folder: Path):
     found = [p for p in check([], words, machine=LAPTOP).problems if p.id == "M06"]
     assert [p.field for p in found] == [key]
     with pytest.raises(UserError, match="it holds 5 layers") as caught:
-        load_policy(Model(), path=str(folder), device="cpu", vocabulary=128, field=key)
+        load_policy(ModelConfig(), path=str(folder), device="cpu", vocabulary=128, field=key)
     assert caught.value.field == key
 
 
@@ -197,11 +197,11 @@ def test_reward_models_have_the_same_protection(folder: Path):
     with_tensor("score.weight", torch.full((1, 128), float("nan")))(folder)
     key = "reward.reward_model.model_path"
     with pytest.raises(UserError, match=r"score\.weight holds 128 NaN of 128") as caught:
-        load_reward_model(Model(path=str(folder)), device="cpu", field=key)
+        load_reward_model(ModelConfig(path=str(folder)), device="cpu", field=key)
     assert caught.value.field == key
     with_tensor("model.layers.9.mlp.up_proj.weight", torch.ones(4))(folder)
     with pytest.raises(UserError, match="it holds 10 layers"):
-        load_reward_model(Model(path=str(folder)), device="cpu", field=key)
+        load_reward_model(ModelConfig(path=str(folder)), device="cpu", field=key)
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_reward_models_have_the_same_protection(folder: Path):
 )
 def test_broken_adapters_are_refused(breaks: Break, words: str, tmp_path: Path):
     breaks(tmp_path)
-    model = Model(lora_rank=4, lora_adapter_path=str(tmp_path))
+    model = ModelConfig(lora_rank=4, lora_adapter_path=str(tmp_path))
     with pytest.raises(UserError, match=words) as caught:
         load_policy(model, device="cpu", vocabulary=128)
     assert caught.value.field == "actor_rollout_ref.model.lora_adapter_path"

@@ -6,7 +6,7 @@ import pytest
 from transformers import CONFIG_MAPPING
 
 from luyen.config.check import check
-from luyen.config.model_folder.names import ACCEPTED, NAMES
+from luyen.config.model_folder.config_json import ACCEPTED, NAMES
 
 OVERRIDE = "actor_rollout_ref.model.override_config"
 

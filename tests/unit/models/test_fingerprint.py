@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch import nn
 
-from luyen.models import fingerprint
-from luyen.models.digest import describe
-from luyen.models.fingerprint import Fingerprint
-from luyen.models.state import trained_parameters
+from luyen.models import trained_weights
+from luyen.models.trained_weights import Fingerprint, tensor_digests, trained_parameters
 
 
 def test_the_same_memory_is_never_digested(monkeypatch: pytest.MonkeyPatch):
     seen: list[int] = []
-    monkeypatch.setattr(fingerprint, "describe", lambda t: seen.append(len(t)) or describe(t))
+    monkeypatch.setattr(
+        trained_weights, "describe", lambda t: seen.append(len(t)) or tensor_digests(t)
+    )
     net = nn.Linear(3, 2)
     assert Fingerprint.of(net).first_difference(Fingerprint.of(net)) is None
     assert sum(seen) == 0
@@ -41,7 +41,7 @@ def test_a_view_of_the_same_memory_in_another_shape_is_not_the_same():
 
 def test_weights_elsewhere_are_compared_by_their_digests():
     net = nn.Linear(3, 2)
-    told = Fingerprint(weights=dict(describe(trained_parameters(net))))
+    told = Fingerprint(weights=dict(tensor_digests(trained_parameters(net))))
     assert told.first_difference(Fingerprint.of(net)) is None
     assert told.text() == Fingerprint.of(net).text()
     with torch.no_grad():

@@ -4,9 +4,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from luyen.models import fused_head
-from luyen.models.fused_head import fused_scores
-from luyen.models.head import Head, score
+from luyen.models import head
+from luyen.models.head import Head, fused_scores, score
 
 FORMS = [
     {"scale": 1.0, "softcap": None, "temperature": 1.0},
@@ -53,7 +52,7 @@ def by_definition(
 
 @pytest.fixture(params=[1, 5, 1000], ids=["rows of 1", "rows of 5", "all rows"])
 def chunked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(fused_head, "_NUMBERS_CPU", request.param * STORED)
+    monkeypatch.setattr(head, "_NUMBERS_CPU", request.param * STORED)
     return request.param
 
 

@@ -3,8 +3,8 @@
 import pytest
 
 from luyen.base.errors import UserError
-from luyen.config.model_folder.sizes import size_faults
-from luyen.config.schema.model import Model
+from luyen.config.model_folder.config_json import size_faults
+from luyen.config.schema.actor_rollout_ref import ModelConfig
 from luyen.models.load import model_directory, read_config
 
 ARITHMETIC = "builtin://arithmetic"
@@ -13,7 +13,7 @@ NAMED = "code of that repository would be fetched and run"
 
 @pytest.mark.parametrize("key", ["_attn_implementation", "attn_implementation"])
 def test_an_override_is_refused_when_it_is_loaded(key: str):
-    model = Model(path=ARITHMETIC, override_config={key: "org/kernel"})
+    model = ModelConfig(path=ARITHMETIC, override_config={key: "org/kernel"})
     with pytest.raises(UserError, match=NAMED):
         read_config(model, model_directory(ARITHMETIC))
 

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from luyen.base.errors import UserError
-from luyen.config.schema.model import Model
+from luyen.config.schema.actor_rollout_ref import ModelConfig
 from luyen.models.load import dtype_of, load_policy
 from luyen.models.policy import Policy
 from tests.tiny_models import tiny_net
@@ -22,7 +22,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def load(directory: Path, **options) -> Policy:
-    return load_policy(Model(path=str(directory), **options), device="cpu", vocabulary=61)
+    return load_policy(ModelConfig(path=str(directory), **options), device="cpu", vocabulary=61)
 
 
 def edited(directory: Path, target: Path, **changes) -> Path:
@@ -128,7 +128,7 @@ def test_the_type_of_weights(directory: Path):
     assert half.model.lm_head.weight.dtype == torch.bfloat16
     # Rotary frequencies stay in fp32: rounded ones turn far positions by the wrong angle.
     assert {b.dtype for n, b in half.named_buffers() if "inv_freq" in n} == {torch.float32}
-    assert dtype_of(Model(), "cuda") == torch.bfloat16
+    assert dtype_of(ModelConfig(), "cuda") == torch.bfloat16
 
 
 def test_gradient_checkpointing_changes_no_gradient(directory: Path):

@@ -9,7 +9,7 @@ from peft.tuners.lora import LoraLayer
 from safetensors.torch import save_file
 
 from luyen.base.errors import UserError
-from luyen.config.schema.model import Model
+from luyen.config.schema.actor_rollout_ref import ModelConfig
 from luyen.models.lora import adapter_off, adapter_state, add_adapter
 from luyen.models.policy import Policy, _refuse_adapted_head
 from tests.tiny_models import tiny_net
@@ -19,7 +19,7 @@ TOKENS, MASK = torch.arange(3, 20), torch.arange(17) > 0
 
 def adapted(*, seed: int = 0, **options) -> Policy:
     net = tiny_net()
-    add_adapter(net, Model(lora_rank=4, **options), seed=seed)
+    add_adapter(net, ModelConfig(lora_rank=4, **options), seed=seed)
     return Policy(net, vocabulary=61).eval()
 
 
@@ -115,7 +115,7 @@ def test_an_adapter_that_does_not_fit_is_refused(tmp_path: Path):
     saved_adapter(tmp_path)
     net = tiny_net()
     with pytest.raises(UserError, match=r"is \[4, 96\], and the run has lora_rank 8"):
-        add_adapter(net, Model(lora_rank=8, lora_adapter_path=str(tmp_path)))
+        add_adapter(net, ModelConfig(lora_rank=8, lora_adapter_path=str(tmp_path)))
 
 
 def test_another_alpha_than_the_adapter_was_trained_with_is_refused(tmp_path: Path):
@@ -128,7 +128,7 @@ def test_another_alpha_than_the_adapter_was_trained_with_is_refused(tmp_path: Pa
 
 def test_an_adapter_of_the_output_layer_is_refused_on_a_gpu():
     net = tiny_net()
-    add_adapter(net, Model(lora_rank=4, target_modules=("lm_head",)))
+    add_adapter(net, ModelConfig(lora_rank=4, target_modules=("lm_head",)))
     output = net.get_output_embeddings()
     _refuse_adapted_head(output, torch.device("cpu"))
     with pytest.raises(UserError, match="leave lm_head out"):

@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from luyen.config.activations import Pass, Tokens
-from luyen.config.load import load
-from luyen.config.model_shape import read_shape
-from luyen.config.parse import parse
+from luyen.config.loader.load import load
+from luyen.config.loader.parse import parse
+from luyen.config.model_folder.config_json import read_shape
+from luyen.config.model_memory import PassMemory, PassTokens
 from luyen.config.plan import plan_batches
 from luyen.config.schema.run import RunConfig
 from luyen.engine.batch import PackedBatch, pack
@@ -92,8 +92,8 @@ def test_the_plan_of_an_update_is_within_fifteen_percent(is_checkpointed: str, s
     model = config.actor_rollout_ref.model
     shape = read_shape(model)
     assert shape is not None
-    tokens = Tokens.of(config, plan_batches(config, world_size=1))
-    planned = Pass(shape=shape, model=model, tokens=tokens, width=4, device="cpu")
+    tokens = PassTokens.of(config, plan_batches(config, world_size=1))
+    planned = PassMemory(shape=shape, model=model, tokens=tokens, width=4, device="cpu")
     policy = load_policy(model, device="cpu", vocabulary=VOCABULARY).train()
     packed = batch()
     assert tokens.packed == packed.tokens.numel()

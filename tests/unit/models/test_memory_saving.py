@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from luyen.base.errors import UserError
-from luyen.config.schema.model import Model, TiledMlp
+from luyen.config.schema.actor_rollout_ref import ModelConfig, TiledMlpConfig
 from luyen.models import offload
 from luyen.models.load import load_policy
+from luyen.models.offload import tile_feed_forward
 from luyen.models.policy import Policy
-from luyen.models.tiled import tile_feed_forward
 from tests.tiny_models import VOCABULARY, tiny_net, tiny_policy
 
 LENGTHS = (40, 33, 17, 60)
@@ -174,10 +174,10 @@ def same(names: Sequence[str], policy: Policy) -> bool:
 
 
 def test_the_keys_reach_the_policy():
-    model = Model(
+    model = ModelConfig(
         enable_activation_offload=True,
         use_fused_kernels=True,
-        tiled_mlp=TiledMlp(enabled=True, num_shards=3),
+        tiled_mlp=TiledMlpConfig(enabled=True, num_shards=3),
         enable_gradient_checkpointing=False,
     )
     policy = load_policy(model, device="cpu", vocabulary=15)
@@ -186,7 +186,7 @@ def test_the_keys_reach_the_policy():
     names = [n for n, _ in policy.model.named_modules() if n.endswith(".mlp")]
     assert names
     assert same(names, policy)
-    plain = load_policy(Model(), device="cpu", vocabulary=15)
+    plain = load_policy(ModelConfig(), device="cpu", vocabulary=15)
     assert not plain.is_offloading
     assert not plain.head.is_fused
     assert not same(names, plain)

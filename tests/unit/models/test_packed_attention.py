@@ -4,20 +4,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from luyen.models.kernels import Window, causal_attention, decode_attention
-from luyen.models.packed import PackedContext, packed_positions
+from luyen.models.attention import AttentionWindow, causal_attention, decode_attention
+from luyen.models.packed_attention import PackedContext, packed_positions
 
 LENGTHS = (3, 1, 40, 33, 8, 70)
 WINDOWS = {
-    "plain": Window(),
-    "sliding": Window(sliding=5),
-    "capped": Window(softcap=1.5),
-    "capped and sliding": Window(softcap=1.5, sliding=5),
-    "sinks": Window(sinks=torch.tensor([0.3, -1.0, 2.0, 0.0])),
+    "plain": AttentionWindow(),
+    "sliding": AttentionWindow(sliding=5),
+    "capped": AttentionWindow(softcap=1.5),
+    "capped and sliding": AttentionWindow(softcap=1.5, sliding=5),
+    "sinks": AttentionWindow(sinks=torch.tensor([0.3, -1.0, 2.0, 0.0])),
 }
 
 
-def dense(q: Tensor, k: Tensor, v: Tensor, scale: float, window: Window) -> Tensor:
+def dense(q: Tensor, k: Tensor, v: Tensor, scale: float, window: AttentionWindow) -> Tensor:
     """`[tok, heads, width]` of one sequence, head by head and query by query, in float64."""
     q, k, v = q.double(), k.double(), v.double()
     out = torch.zeros(q.shape[0], q.shape[1], v.shape[2], dtype=torch.float64)
@@ -57,9 +57,9 @@ def test_packed_attention_is_that_of_each_sequence_alone(name: str):
 
 def test_values_may_be_narrower_than_keys():
     q, k, v = packed(value_width=8)
-    out = PackedContext.of(LENGTHS).attend(0, q, k, v, 0.3, Window())[0]
+    out = PackedContext.of(LENGTHS).attend(0, q, k, v, 0.3, AttentionWindow())[0]
     parts = zip(*(x[0].transpose(0, 1).split(LENGTHS) for x in (q, k, v)), strict=True)
-    expected = torch.cat([dense(*part, 0.3, Window()) for part in parts])
+    expected = torch.cat([dense(*part, 0.3, AttentionWindow()) for part in parts])
     assert (out.double() - expected).abs().max() < 1e-5
 
 
@@ -92,10 +92,10 @@ def test_gradients_stay_inside_a_sequence(name: str):
 def test_garbage_in_another_sequence_changes_nothing():
     q, k, v = packed()
     context = PackedContext.of(LENGTHS)
-    before = context.attend(0, q, k, v, 0.3, Window())
+    before = context.attend(0, q, k, v, 0.3, AttentionWindow())
     for x in (q, k, v):
         x[:, :, :4] = torch.nan
-    after = context.attend(0, q, k, v, 0.3, Window())
+    after = context.attend(0, q, k, v, 0.3, AttentionWindow())
     assert torch.equal(before[:, 4:], after[:, 4:])
 
 
@@ -107,7 +107,7 @@ def test_the_sink_gets_every_key_and_value_once():
         def store(self, layer: int, keys: Tensor, values: Tensor) -> None:
             seen[layer] = (keys, values)
 
-    PackedContext.of(LENGTHS, sink=Keep()).attend(3, q, k, v, 0.3, Window())
+    PackedContext.of(LENGTHS, sink=Keep()).attend(3, q, k, v, 0.3, AttentionWindow())
     assert torch.equal(seen[3][0], k[0].transpose(0, 1))
     assert torch.equal(seen[3][1], v[0].transpose(0, 1))
 
@@ -118,12 +118,12 @@ def test_positions_start_anew():
 
 def test_empty_sequences_are_passed_over():
     q, k, v = (x[:, :, :5] for x in packed())
-    both = PackedContext.of([0, 3, 0, 2]).attend(0, q, k, v, 0.3, Window())
-    assert torch.equal(both, PackedContext.of([3, 2]).attend(0, q, k, v, 0.3, Window()))
+    both = PackedContext.of([0, 3, 0, 2]).attend(0, q, k, v, 0.3, AttentionWindow())
+    assert torch.equal(both, PackedContext.of([3, 2]).attend(0, q, k, v, 0.3, AttentionWindow()))
 
 
 def test_a_wide_window_is_plain_attention():
     q, k, v = packed()
-    wide = causal_attention(q, k, v, 0.3, Window(sliding=1000))
-    plain = causal_attention(q, k, v, 0.3, Window())
+    wide = causal_attention(q, k, v, 0.3, AttentionWindow(sliding=1000))
+    plain = causal_attention(q, k, v, 0.3, AttentionWindow())
     assert (wide - plain).abs().max() < 1e-6

@@ -8,19 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from luyen.base.errors import UserError
-from luyen.config.schema.model import Model
-from luyen.models.reward_model import RewardModel
-from luyen.models.reward_model_load import load_reward_model
+from luyen.config.schema.actor_rollout_ref import ModelConfig
+from luyen.models.reward_model import RewardModel, load_reward_model
 from tests.tiny_models import read_judge_net, tiny_judge_net, tiny_net
 
 FIELD = "reward.reward_model.model_path"
 SEQUENCES = ([3, 4, 5, 6, 7, 8, 9], [3, 4, 5, 9, 8], [11, 12])
 
 
-def saved_policy(folder: Path, kind: str = "llama", **changes) -> Model:
+def saved_policy(folder: Path, kind: str = "llama", **changes) -> ModelConfig:
     """A language model on disk, as one to start from."""
     tiny_net(kind, **changes).save_pretrained(folder)
-    return Model(path=str(folder))
+    return ModelConfig(path=str(folder))
 
 
 def read(model: RewardModel, sequences=SEQUENCES, prompt: int = 1) -> torch.Tensor:
@@ -50,7 +49,7 @@ def test_transformers_reads_back_what_was_saved_with_equal_scores(kind: str, tmp
         found = theirs(padded, attention_mask=(padded != 0).long()).logits[:, 0]
     assert found.tolist() == pytest.approx(ours.tolist(), rel=1e-4, abs=1e-5)
     assert len({round(x, 4) for x in ours.tolist()}) == 3, "different answers, different scores"
-    again = load_reward_model(Model(path=str(tmp_path / "reward")), device="cpu", field=FIELD)
+    again = load_reward_model(ModelConfig(path=str(tmp_path / "reward")), device="cpu", field=FIELD)
     with torch.no_grad():
         assert torch.equal(read(again), ours)
 
@@ -60,7 +59,7 @@ def test_a_model_of_transformers_is_read(tmp_path: Path):
     theirs.save_pretrained(tmp_path)
     with torch.no_grad():
         alone = [theirs(torch.tensor([s])).logits[0, 0].item() for s in SEQUENCES]
-    ours = load_reward_model(Model(path=str(tmp_path)), device="cpu", field=FIELD)
+    ours = load_reward_model(ModelConfig(path=str(tmp_path)), device="cpu", field=FIELD)
     with torch.no_grad():
         assert read(ours).tolist() == pytest.approx(alone, rel=1e-4, abs=1e-5)
 
@@ -106,7 +105,7 @@ def test_a_new_head_is_small_and_decided_by_its_seed(tmp_path: Path):
     assert 0 < heads[0].abs().max() < 0.1
 
 
-def refused(model: Model, **more) -> UserError:
+def refused(model: ModelConfig, **more) -> UserError:
     with pytest.raises(UserError) as caught:
         load_reward_model(model, device="cpu", field=FIELD, **more)
     assert caught.value.field == FIELD
@@ -117,14 +116,14 @@ def test_what_is_no_reward_model_is_refused(tmp_path: Path):
     policy = saved_policy(tmp_path / "policy")
     assert "it is no reward model but LlamaForCausalLM" in str(refused(policy))
     tiny_judge_net(num_labels=3).save_pretrained(tmp_path / "three")
-    classes = Model(path=str(tmp_path / "three"))
+    classes = ModelConfig(path=str(tmp_path / "three"))
     assert "tells 3 classes apart" in str(refused(classes))
     assert "tells 3 classes apart" in str(refused(classes, new_head=0))
-    assert "cannot be loaded" in str(refused(Model(path=str(tmp_path / "nothing"))))
+    assert "cannot be loaded" in str(refused(ModelConfig(path=str(tmp_path / "nothing"))))
 
 
 def test_a_head_that_is_missing_from_its_files_is_never_random(tmp_path: Path):
     whole = tiny_judge_net()
     state = {n: t for n, t in whole.state_dict().items() if n != "score.weight"}
     whole.save_pretrained(tmp_path, state_dict=state)
-    assert "score.weight" in str(refused(Model(path=str(tmp_path))))
+    assert "score.weight" in str(refused(ModelConfig(path=str(tmp_path))))

@@ -4,18 +4,22 @@ import pytest
 import torch
 from torch import nn
 
-from luyen.base import exactness
-from luyen.models import single_rows
-from luyen.models.single_rows import steady_single_rows, twice_if_single
-from luyen.models.steady_linear import PRODUCT, product_of
+from luyen.base import process
+from luyen.models import batch_invariant_linear
+from luyen.models.batch_invariant_linear import (
+    PRODUCT,
+    batch_invariant_single_rows,
+    product_of,
+    twice_if_single,
+)
 
 
-@pytest.mark.skipif(not exactness.is_promised("float32"), reason="nothing is promised here")
+@pytest.mark.skipif(not process.is_promised("float32"), reason="nothing is promised here")
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(("depth", "columns"), [(16, 8), (72, 100), (341, 64), (2048, 512)])
 def test_every_number_of_rows_gives_the_same_bits(depth: int, columns: int, bias: bool):
     net = nn.Sequential(nn.Linear(depth, columns, bias=bias))
-    steady_single_rows(net)
+    batch_invariant_single_rows(net)
     x = torch.randn(33, depth)
     with torch.no_grad():
         whole = net(x)
@@ -52,10 +56,10 @@ def test_shapes_and_gradients_are_those_of_a_linear_layer(shape: tuple[int, ...]
 def test_only_fp32_without_mkl_is_changed(
     monkeypatch: pytest.MonkeyPatch, mkl: bool, dtype: torch.dtype, expected: bool
 ):
-    monkeypatch.setattr(single_rows, "has_mkl", lambda: mkl)
-    monkeypatch.setattr(single_rows, "is_promised", lambda name: name == "float32")
+    monkeypatch.setattr(batch_invariant_linear, "has_mkl", lambda: mkl)
+    monkeypatch.setattr(batch_invariant_linear, "is_promised", lambda name: name == "float32")
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", torch.backends.mkldnn.enabled)
     layer = nn.Linear(2, 2, dtype=dtype)
-    steady_single_rows(nn.Sequential(layer))
+    batch_invariant_single_rows(nn.Sequential(layer))
     assert (PRODUCT in vars(layer)) is expected
     assert (product_of(layer) is twice_if_single) is expected

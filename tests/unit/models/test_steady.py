@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from luyen.models.steady import is_whole, steady, steady_modules
+from luyen.models.batch_invariant import batch_invariant, batch_invariant_modules, is_whole
 from tests.tiny_models import tiny_net
 
 
@@ -24,22 +24,22 @@ def test_a_number_does_not_depend_on_its_place(threads: int, function):
     alone = torch.cat([function(part) for part in numbers.split(32)])
     for first, count in ((0, 31), (5, 341), (7, 33_001), (1, 39_999), (3, 1)):
         part = numbers[first : first + count].clone()
-        assert torch.equal(steady(function, part), alone[first : first + count])
+        assert torch.equal(batch_invariant(function, part), alone[first : first + count])
 
 
 def test_rows_of_a_wider_tensor_are_steady_too(threads: int):
     torch.manual_seed(0)
     wide = torch.randn(700, 200)
     gate, _ = wide.split(100, -1)
-    whole = steady(torch.tanh, gate)
-    single = torch.stack([steady(torch.tanh, row[None])[0] for row in gate[:50]])
+    whole = batch_invariant(torch.tanh, gate)
+    single = torch.stack([batch_invariant(torch.tanh, row[None])[0] for row in gate[:50]])
     assert torch.equal(whole[:50], single)
     assert (whole.double() - gate.double().tanh()).abs().max() < 1e-6
 
 
 def test_the_gradient_is_that_of_the_function(threads: int):
     x = torch.randn(3, 341, dtype=torch.float64, requires_grad=True)
-    steady(torch.tanh, x).sum().backward()
+    batch_invariant(torch.tanh, x).sum().backward()
     assert torch.allclose(x.grad, 1 - x.detach().tanh() ** 2)
 
 
@@ -58,7 +58,7 @@ def test_steadied_modules_compute_what_they_did(kind: str):
     names = set(net.state_dict())
     with torch.no_grad():
         before = net(input_ids=tokens).logits
-        steady_modules(net)
+        batch_invariant_modules(net)
         after = net(input_ids=tokens).logits
     assert (before - after).abs().max() < 1e-4
     assert set(net.state_dict()) == names

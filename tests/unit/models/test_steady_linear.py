@@ -9,11 +9,11 @@ import torch.nn.functional as F
 from peft import LoraConfig, inject_adapter_in_model
 from torch import Tensor, nn
 
-from luyen.models import steady_linear
+from luyen.models import batch_invariant_linear
 from luyen.models.attention import use_our_attention
+from luyen.models.batch_invariant_linear import ProductShape, choose_products, is_uneven, product_of
 from luyen.models.fused.patch import fuse_layers
-from luyen.models.fused_head import fused_scores
-from luyen.models.steady_linear import ProductShape, choose_products, is_uneven, product_of
+from luyen.models.head import fused_scores
 from tests.tiny_models import tiny_net
 
 CPU = torch.device("cpu")
@@ -71,7 +71,7 @@ def test_the_measurement_leaves_random_numbers_alone_and_repeats():
 
 
 def test_results_stay_small(monkeypatch):
-    monkeypatch.setattr(steady_linear, "_MOST_BYTES", 5 * 4 * 300)
+    monkeypatch.setattr(batch_invariant_linear, "_MOST_BYTES", 5 * 4 * 300)
     counts: list[int] = []
 
     def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -98,7 +98,7 @@ def calls(monkeypatch) -> list[tuple[int, int]]:
         seen.append((weight.shape[0], weight.shape[1]))
         return F.linear(x, weight, bias)
 
-    monkeypatch.setattr(steady_linear, "steady_product", product)
+    monkeypatch.setattr(batch_invariant_linear, "batch_invariant_product", product)
     return seen
 
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from luyen.models.value import ValueModel
+from luyen.models.policy import ValueModel
 from tests.tiny_models import tiny_policy
 
 TOKENS = torch.arange(3, 23)

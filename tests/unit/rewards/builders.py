@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from luyen.base.records import GroupId, Prompt, Rollout, Score, Source, StopReason, make_prompt
-from luyen.config.schema.reward import Reward as RewardConfig
+from luyen.config.schema.reward import RewardConfig
 from luyen.rewards.build import build_reward
 from luyen.rewards.rules.rule import Answer
-from luyen.rewards.step import Scored
+from luyen.rewards.scoring import ScoredGroup
 
 
 def prompt(truth: Any = "12", source: str = "arithmetic/sum", **extra: Any) -> Prompt:
@@ -44,7 +44,7 @@ def config(**keys: Any) -> RewardConfig:
 
 def scored(
     settings: RewardConfig, groups: Sequence[tuple[Prompt, list[Rollout]]], *, longest: int = 16
-) -> list[Scored]:
+) -> list[ScoredGroup]:
     """Build, score, close; no process may be left."""
     with build_reward(settings, max_response_length=longest) as reward:
         found = reward.judge(groups)

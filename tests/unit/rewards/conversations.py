@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from luyen.base.calls import CallStatus, ToolCall
-from luyen.base.records import GroupId, Rollout, Source, StopReason
+from luyen.base.records import CallStatus, GroupId, Rollout, Source, StopReason, ToolCall
 from luyen.rewards.rules.all import rule_rewards
 from tests.unit.rewards.builders import prompt
 

@@ -6,9 +6,9 @@ import pytest
 
 from luyen.base.errors import UserError
 from luyen.base.records import Score
-from luyen.config.reward_parts import read_components
+from luyen.config.reward_components import read_components
 from luyen.rewards.build import build_reward
-from luyen.rewards.compose import combined, total, with_part
+from luyen.rewards.tree import combined, total, with_part
 from tests.optional import needs
 from tests.unit.rewards.builders import config, group, prompt, scored, scores
 
@@ -175,7 +175,7 @@ def test_a_component_that_is_wrong_is_refused(keys, message):
 
 
 def test_a_package_that_is_missing_is_named(monkeypatch):
-    monkeypatch.setattr("luyen.rewards.components.find_spec", lambda name: None)
+    monkeypatch.setattr("luyen.rewards.leaf.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install 'luyen\[math\]'"):
         scores(config(), prompt("12", "math_x"), "12")
 

@@ -10,12 +10,11 @@ import pytest
 
 from luyen.base.records import Prompt
 from luyen.rewards.build import build_reward
-from luyen.rewards.calls import Call, Inline
-from luyen.rewards.counts import Counts
-from luyen.rewards.outcome import Outcome
+from luyen.rewards.calls import FallbackExecutor, InlineExecutor, ScoreCall
+from luyen.rewards.counters import ScoringCounters
+from luyen.rewards.outcome import ScoreOutcome
 from luyen.rewards.rules.all import rule_rewards
-from luyen.rewards.rules.ifeval_instructions import CHECKS
-from luyen.rewards.stand_ins import StandIns
+from luyen.rewards.rules.ifeval import CHECKS
 from tests.unit.rewards.builders import answer, config, group, prompt
 from tests.unit.rewards.hostile_answers import HOSTILE
 
@@ -89,11 +88,11 @@ def test_every_rule_that_reads_answers_is_here():
 @pytest.mark.parametrize("name", INLINE)
 def test_rules_on_the_thread_of_the_loop_give_a_score_in_little_time(name):
     rule, row, knobs = INLINE[name]
-    counts = Counts()
-    executor = StandIns(Inline(timeout_s=10.0), counts)
+    counts = ScoringCounters()
+    executor = FallbackExecutor(InlineExecutor(timeout_s=10.0), counts)
     for what, text in HOSTILE.items():
         arguments = {"prompt": row, "answer": answer(text), **knobs}
-        call = Call(name=rule, source=None, rule=True, arguments=arguments)
+        call = ScoreCall(name=rule, source=None, rule=True, arguments=arguments)
         start = process_time()
         [outcome] = asyncio.run(executor.run([call]))
         assert outcome.numbers is not None, f"{what}: {outcome.error}"
@@ -131,11 +130,13 @@ def test_a_rule_that_cannot_judge_an_empty_answer_either_is_a_fault():
 
 def test_a_row_that_cannot_judge_is_told_as_such_though_the_answer_came_first():
     async def run(calls):
-        errors = [Outcome(error="late"), Outcome(error="no truth", is_unscorable=True)]
+        errors = [ScoreOutcome(error="late"), ScoreOutcome(error="no truth", is_unscorable=True)]
         return [errors[not call.arguments["answer"].text] for call in calls]
 
-    call = Call(name="math", source=None, rule=True, arguments={"answer": answer("x")})
-    [outcome] = asyncio.run(StandIns(SimpleNamespace(run=run), Counts()).run([call]))
+    call = ScoreCall(name="math", source=None, rule=True, arguments={"answer": answer("x")})
+    [outcome] = asyncio.run(
+        FallbackExecutor(SimpleNamespace(run=run), ScoringCounters()).run([call])
+    )
     assert (outcome.error, outcome.is_unscorable) == ("no truth", True)
 
 
@@ -144,9 +145,11 @@ def test_a_process_that_died_once_is_asked_again():
 
     async def run(calls):
         asked.extend(call.arguments["answer"].text for call in calls)
-        dead = Outcome(error="the process ended", is_dead=True)
-        return [dead if len(asked) == 1 else Outcome(numbers={"score": 1.0})]
+        dead = ScoreOutcome(error="the process ended", is_dead=True)
+        return [dead if len(asked) == 1 else ScoreOutcome(numbers={"score": 1.0})]
 
-    call = Call(name="math", source=None, rule=True, arguments={"answer": answer("x")})
-    [outcome] = asyncio.run(StandIns(SimpleNamespace(run=run), Counts()).run([call]))
+    call = ScoreCall(name="math", source=None, rule=True, arguments={"answer": answer("x")})
+    [outcome] = asyncio.run(
+        FallbackExecutor(SimpleNamespace(run=run), ScoringCounters()).run([call])
+    )
     assert (outcome.numbers, asked) == ({"score": 1.0}, ["x", "x"])

@@ -6,9 +6,9 @@ from time import monotonic, sleep
 
 import pytest
 
-from luyen.rewards.calls import Call
-from luyen.rewards.outcome import Outcome
-from luyen.rewards.pool import Pool
+from luyen.rewards.calls import ScoreCall
+from luyen.rewards.outcome import ScoreOutcome
+from luyen.rewards.pool import ScoringPool
 from luyen.rewards.rules.rule import rule_rewards
 from tests.optional import needs
 from tests.unit.rewards.builders import answer, prompt
@@ -73,7 +73,7 @@ def hide(path):
 def call(tmp_path: Path):
     file = tmp_path / "verifiers.py"
     file.write_text(CODE)
-    return lambda name, **arguments: Call(name=name, source=str(file), arguments=arguments)
+    return lambda name, **arguments: ScoreCall(name=name, source=str(file), arguments=arguments)
 
 
 def is_alive(pid: int) -> bool:
@@ -84,13 +84,15 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def run(*calls: Call, timeout_s: float = 1.0, memory_bytes: int | None = 2**29) -> list[Outcome]:
+def run(
+    *calls: ScoreCall, timeout_s: float = 1.0, memory_bytes: int | None = 2**29
+) -> list[ScoreOutcome]:
     """One after the other in the same pool of one, which leaves nothing behind."""
 
-    async def each() -> list[Outcome]:
+    async def each() -> list[ScoreOutcome]:
         return [(await pool.run([call]))[0] for call in calls]
 
-    pool = Pool(size=1, timeout_s=timeout_s, memory_bytes=memory_bytes)
+    pool = ScoringPool(size=1, timeout_s=timeout_s, memory_bytes=memory_bytes)
     try:
         return asyncio.run(each())
     finally:
@@ -191,7 +193,7 @@ def test_programs_in_the_sandbox_leave_nothing_in_the_process_that_judges():
     texts = ["def f(): return 1", "import os\nos.fork()\ndef f(): return 1", "while True: pass"]
     tests = ["assert f() == 1"]
     calls = [
-        Call(
+        ScoreCall(
             name="code",
             source=None,
             rule=True,
@@ -217,9 +219,9 @@ BOMBS = [
 
 @needs("math_verify")
 def test_no_latex_hangs_math_verify():
-    def judged(text: str) -> Call:
+    def judged(text: str) -> ScoreCall:
         arguments = {"prompt": prompt("x+1"), "answer": answer(text)}
-        return Call(name="math", source=None, rule=True, arguments=arguments)
+        return ScoreCall(name="math", source=None, rule=True, arguments=arguments)
 
     assert rule_rewards.facts("math")["isolated"]
     start = monotonic()

@@ -8,9 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from luyen.rewards.outcome import Unscorable
-from luyen.rewards.rules.ifeval import ifeval, variants
-from luyen.rewards.rules.ifeval_instructions import CHECKS, check_of
-from luyen.rewards.rules.ifeval_words import sentences
+from luyen.rewards.rules.ifeval import CHECKS, check_of, ifeval, sentences, variants
 from tests.unit.rewards.builders import answer, prompt
 
 CASES = {

@@ -10,13 +10,13 @@ import pytest
 
 from luyen.base.errors import UserError
 from luyen.base.records import Score
-from luyen.config.schema.judge import Judge
-from luyen.rewards import limits
+from luyen.config.schema.reward import JudgeConfig
 from luyen.rewards.cache import ScoreCache
-from luyen.rewards.calls import Inline
-from luyen.rewards.counts import Counts
-from luyen.rewards.judge import Judges
-from luyen.rewards.pool import Pool
+from luyen.rewards.calls import InlineExecutor
+from luyen.rewards.counters import ScoringCounters
+from luyen.rewards.llm_judge import judge_reward
+from luyen.rewards.llm_judge.judge_reward import JudgeFactory
+from luyen.rewards.pool import ScoringPool
 from tests.unit.rewards.builders import prompt, rollout
 from tests.unit.rewards.judge_server import JudgeServer, judge_server
 
@@ -35,23 +35,25 @@ def server(shared: JudgeServer) -> JudgeServer:
 
 @pytest.fixture(autouse=True)
 def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "FIRST_WAIT_S", 0.001)
+    monkeypatch.setattr(judge_reward, "FIRST_WAIT_S", 0.001)
 
 
-def judge(url: str, **keys: Any) -> Judge:
+def judge(url: str, **keys: Any) -> JudgeConfig:
     given = {"prompt": "{answer}", "scale": [0, 10], "timeout_s": 5.0, "retries": 0} | keys
-    return Judge.model_validate({"base_url": url, **given})
+    return JudgeConfig.model_validate({"base_url": url, **given})
 
 
 def ask(
-    block: Judge,
+    block: JudgeConfig,
     *texts: str,
-    counts: Counts | None = None,
+    counts: ScoringCounters | None = None,
     cache: ScoreCache | None = None,
     own: Any = None,
 ) -> list[Score]:
-    executor = Inline(timeout_s=1.0)
-    judges = Judges(own=own, executor=executor, cache=cache, counts=counts or Counts())
+    executor = InlineExecutor(timeout_s=1.0)
+    judges = JudgeFactory(
+        own=own, executor=executor, cache=cache, counts=counts or ScoringCounters()
+    )
     rollouts = [rollout(text, sample=i) for i, text in enumerate(texts)]
     return asyncio.run(judges.judge(block)(prompt(), rollouts))
 
@@ -118,7 +120,7 @@ FAULTS = {
 @pytest.mark.parametrize("way", FAULTS)
 def test_each_way_to_fail_is_a_fault_with_a_name_and_no_score(server, way):
     kind, detail = FAULTS[way]
-    counts = Counts()
+    counts = ScoringCounters()
     start = monotonic()
     [found] = ask(judge(server.url(way), timeout_s=0.5), "x", counts=counts)
     assert found.value is None
@@ -151,7 +153,7 @@ def test_one_bad_answer_costs_its_own_score_and_no_other(server):
 
 
 def test_what_may_pass_is_tried_again(server):
-    counts = Counts()
+    counts = ScoringCounters()
     [found] = ask(judge(server.url("later"), retries=2), "x", counts=counts)
     assert found.value == 0.7
     assert counts.take() == {"judging/requests": 3.0, "judging/retries": 2.0}
@@ -184,8 +186,10 @@ def test_a_server_that_asks_for_patience_gets_it(server):
 
 
 def test_a_server_that_asks_for_no_pause_stops_nobody_else(server, monkeypatch):
-    monkeypatch.setattr(limits, "FIRST_WAIT_S", 1.0)
-    judges = Judges(own=None, executor=Inline(timeout_s=1.0), cache=None, counts=Counts())
+    monkeypatch.setattr(judge_reward, "FIRST_WAIT_S", 1.0)
+    judges = JudgeFactory(
+        own=None, executor=InlineExecutor(timeout_s=1.0), cache=None, counts=ScoringCounters()
+    )
     busy = judges.judge(judge(server.url("busy"), retries=1))
 
     async def wait_of_another() -> float:
@@ -216,7 +220,9 @@ def test_no_more_requests_at_once_than_allowed_and_not_fewer():
 
 
 def test_requests_keep_the_pace_over_all_groups_and_components(server):
-    judges = Judges(own=None, executor=Inline(timeout_s=1.0), cache=None, counts=Counts())
+    judges = JudgeFactory(
+        own=None, executor=InlineExecutor(timeout_s=1.0), cache=None, counts=ScoringCounters()
+    )
     block = judge(server.url("good"), requests_per_minute=1200)
     first, second = judges.judge(block), judges.judge(block.model_copy(update={"model": "b"}))
 
@@ -231,7 +237,7 @@ def test_requests_keep_the_pace_over_all_groups_and_components(server):
 
 
 def test_a_known_reply_is_not_asked_for_again_and_faults_are_not_known(server, tmp_path):
-    counts = Counts()
+    counts = ScoringCounters()
     cache = ScoreCache(tmp_path / "scores.sqlite", counts=counts)
     block = judge(server.url("good"))
     first = ask(block, "good", "good good", counts=counts, cache=cache)
@@ -255,8 +261,8 @@ def test_a_known_reply_is_not_asked_for_again_and_faults_are_not_known(server, t
 
 
 def test_a_pattern_that_backtracks_for_ever_is_a_fault(server):
-    pool = Pool(size=1, timeout_s=0.5)
-    judges = Judges(own=None, executor=pool, cache=None, counts=Counts())
+    pool = ScoringPool(size=1, timeout_s=0.5)
+    judges = JudgeFactory(own=None, executor=pool, cache=None, counts=ScoringCounters())
     bad = judge(server.url("nonsense"), parse="regex", pattern=r"((.|\w|\s)+)+\d")
     good = judge(server.url("good"), parse="regex", pattern=r"Score: (\d+)")
     late = asyncio.run(judges.judge(bad)(prompt(), [rollout("x")]))[0]
@@ -291,7 +297,7 @@ def test_what_the_policy_says_is_never_kept(tmp_path):
     async def own(messages: Any, settings: Any) -> str:
         return f"Score: {next(says)}"
 
-    counts = Counts()
+    counts = ScoringCounters()
     cache = ScoreCache(tmp_path / "scores.sqlite", counts=counts)
     found = [ask(judge("engine://"), "x", own=own, cache=cache, counts=counts) for _ in range(2)]
     cache.close()

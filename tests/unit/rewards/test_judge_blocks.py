@@ -3,8 +3,8 @@
 import pytest
 
 from luyen.base.records import make_prompt
-from luyen.config.schema.judge import Judge
-from luyen.rewards.judge_prompt import messages_for
+from luyen.config.schema.reward import JudgeConfig
+from luyen.rewards.llm_judge.judge_reward import messages_for
 from tests.unit.rewards.test_judge import judge
 
 
@@ -36,4 +36,4 @@ def test_a_conversation_is_shown_with_its_roles():
 )
 def test_a_block_that_cannot_judge_is_refused(keys, why):
     with pytest.raises(ValueError, match=why):
-        Judge.model_validate({"base_url": "http://h/v1", "prompt": "{answer}"} | keys)
+        JudgeConfig.model_validate({"base_url": "http://h/v1", "prompt": "{answer}"} | keys)

@@ -9,20 +9,22 @@ from typing import Any
 import pytest
 
 from luyen.base.records import Score
-from luyen.config.schema.judge import Judge
-from luyen.rewards import judge_endpoint
-from luyen.rewards.calls import Inline
-from luyen.rewards.counts import Counts
-from luyen.rewards.judge import Judges
-from luyen.rewards.judge_http import Response
+from luyen.config.schema.reward import JudgeConfig
+from luyen.rewards.calls import InlineExecutor
+from luyen.rewards.counters import ScoringCounters
+from luyen.rewards.llm_judge import endpoint
+from luyen.rewards.llm_judge.endpoint import Response
+from luyen.rewards.llm_judge.judge_reward import JudgeFactory
 from tests.unit.rewards.builders import prompt, rollout
 
 KEY = "sk-SECRET/+12345"
 
 
 def asked() -> Score:
-    judges = Judges(own=None, executor=Inline(timeout_s=1.0), cache=None, counts=Counts())
-    block = Judge(
+    judges = JudgeFactory(
+        own=None, executor=InlineExecutor(timeout_s=1.0), cache=None, counts=ScoringCounters()
+    )
+    block = JudgeConfig(
         base_url="http://h/v1",
         prompt="{answer}",
         scale=(0.0, 10.0),
@@ -41,7 +43,7 @@ def test_a_key_that_a_server_repeats_is_replaced(monkeypatch, status, pad):
         body = json.dumps({"error": {"message": "." * pad + "no: sk-SECRET/12345"}})
         return Response(status=status, headers={}, body=body.replace("/", "\\/").encode())
 
-    monkeypatch.setattr(judge_endpoint, "post", answered)
+    monkeypatch.setattr(endpoint, "post", answered)
     score = asked()
     assert "SECRET" not in (score.error or "SECRET")
 
@@ -53,7 +55,7 @@ def test_a_short_word_for_a_key_stays_in_replies(monkeypatch):
         body = json.dumps({"choices": [{"message": {"content": "Score: 7"}}]})
         return Response(status=200, headers={}, body=body.encode())
 
-    monkeypatch.setattr(judge_endpoint, "post", answered)
+    monkeypatch.setattr(endpoint, "post", answered)
     score = asked()
     assert score.value == 0.7
 
@@ -75,7 +77,7 @@ def test_a_key_in_another_spelling_is_replaced(monkeypatch, spelled, status):
         body = f'{{"error": "no: {spelled}", "choices": [{said}]}}'
         return Response(status=status, headers={}, body=body.encode())
 
-    monkeypatch.setattr(judge_endpoint, "post", answered)
+    monkeypatch.setattr(endpoint, "post", answered)
     error = asked().error or KEY
     assert "(the key)" in error
     assert KEY not in error
@@ -89,5 +91,5 @@ def test_a_date_beyond_all_calendars_is_no_time_to_wait(monkeypatch):
         late = {"retry-after": "Fri, 31 Dec 99999999999 23:59:59 GMT"}
         return Response(status=429, headers=late, body=b"")
 
-    monkeypatch.setattr(judge_endpoint, "post", answered)
+    monkeypatch.setattr(endpoint, "post", answered)
     assert "judge http_429" in (asked().error or "")

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from luyen.rewards.judge_endpoint import reply_in
-from luyen.rewards.judge_faults import JudgeFault
-from luyen.rewards.judge_reply import (
+from luyen.rewards.llm_judge.endpoint import reply_in
+from luyen.rewards.llm_judge.faults import JudgeFault
+from luyen.rewards.llm_judge.parser import (
     choice_in,
     json_number_in,
     number_in,

@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 
 from luyen.config.check import check
-from luyen.config.schema.judge import Judge
-from luyen.rewards import judge_faults, worker
+from luyen.config.schema.reward import JudgeConfig
+from luyen.rewards import pool
 from luyen.rewards.cache import FILE
-from luyen.rewards.judge_faults import JudgeFault
-from luyen.rewards.judge_http import MOST_BYTES
+from luyen.rewards.llm_judge import faults
+from luyen.rewards.llm_judge.endpoint import MOST_BYTES
+from luyen.rewards.llm_judge.faults import JudgeFault
 from luyen.rewards.rules.all import rule_rewards
 from tests.architecture.pages import blocks, sections
 from tests.architecture.tree import ROOT
@@ -37,15 +38,15 @@ def test_every_setting_of_the_page_passes_the_check(block: str, tmp_path: Path, 
 
 def test_the_page_lists_every_key_with_its_default():
     written = {name.strip("`"): default.strip("`") for name, _, default in rows("Asking a judge")}
-    assert list(written) == list(Judge.model_fields)
+    assert list(written) == list(JudgeConfig.model_fields)
     for name, default in written.items():
-        actual = Judge.model_fields[name].default
+        actual = JudgeConfig.model_fields[name].default
         if isinstance(actual, str | int | float) and actual != "":
             assert default == (f"{actual:g}" if isinstance(actual, float) else str(actual)), name
 
 
 def test_the_page_lists_every_fault_and_when_it_is_tried_again():
-    kinds = {v for n, v in vars(judge_faults).items() if n.isupper() and not n.startswith("_")}
+    kinds = {v for n, v in vars(faults).items() if n.isupper() and not n.startswith("_")}
     written = {name.strip("`"): again for name, _, again in rows("When a judge fails")}
     assert set(written) == {*kinds, "http_NNN"}
     for kind in kinds:
@@ -58,8 +59,8 @@ def test_the_page_lists_every_fault_and_when_it_is_tried_again():
 
 
 def test_the_page_names_the_limits_and_files_that_there_are():
-    assert MOST_BYTES == worker.MOST_OUTPUT == 2**20
-    assert f"more than {worker.MOST_PROCESSES} processes" in TEXT
+    assert MOST_BYTES == pool.MOST_OUTPUT == 2**20
+    assert f"more than {pool.MOST_PROCESSES} processes" in TEXT
     assert f"`{FILE}`" in TEXT
     isolated = {n for n in rule_rewards if rule_rewards.facts(n).get("isolated")}
     first = PAGE["Verifiers that misbehave"].split(")")[0]

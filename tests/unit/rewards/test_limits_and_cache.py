@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from luyen.base.errors import UserError
 from luyen.base.rundir import DamagedRecord
-from luyen.rewards.cache import Remembering, ScoreCache, content_hash
-from luyen.rewards.calls import Call
-from luyen.rewards.counts import Counts
-from luyen.rewards.limits import Pace, Room, wait_before
-from luyen.rewards.outcome import Outcome
+from luyen.rewards.cache import CachedExecutor, ScoreCache, content_hash
+from luyen.rewards.calls import ScoreCall
+from luyen.rewards.counters import ScoringCounters
+from luyen.rewards.llm_judge.judge_reward import ConcurrencyLimit, RateLimit, wait_before
+from luyen.rewards.outcome import ScoreOutcome
 from luyen.rewards.rules.rule import rule_rewards
 from tests.unit.rewards.builders import answer, prompt
 
@@ -24,7 +24,7 @@ from tests.unit.rewards.builders import answer, prompt
 @given(st.integers(1, 600), st.lists(st.floats(0, 30), min_size=1, max_size=60))
 def test_no_minute_holds_more_starts_than_allowed(per_minute, gaps):
     now = [0.0]
-    pace = Pace(per_minute=per_minute, now=lambda: now[0])
+    pace = RateLimit(per_minute=per_minute, now=lambda: now[0])
     starts: list[float] = []
     for gap in gaps:
         now[0] += gap
@@ -40,7 +40,7 @@ def test_no_minute_holds_more_starts_than_allowed(per_minute, gaps):
 @given(st.integers(1, 100))
 def test_whoever_comes_rarely_never_waits(per_minute):
     now = [0.0]
-    pace = Pace(per_minute=per_minute, now=lambda: now[0])
+    pace = RateLimit(per_minute=per_minute, now=lambda: now[0])
     for _ in range(5):
         assert pace.reserve() == 0.0
         now[0] += 60.0 / per_minute + 1e-6
@@ -48,7 +48,7 @@ def test_whoever_comes_rarely_never_waits(per_minute):
 
 def test_a_pause_holds_everybody_and_no_longer():
     now = [100.0]
-    pace = Pace(per_minute=None, now=lambda: now[0])
+    pace = RateLimit(per_minute=None, now=lambda: now[0])
     pace.pause(5.0)
     pace.pause(2.0)
     assert (pace.reserve(), pace.reserve()) == (5.0, 5.0)
@@ -63,7 +63,7 @@ def test_waits_grow_and_end_and_a_server_is_heard_up_to_a_limit():
 
 
 def test_a_room_has_a_place_for_every_event_loop():
-    room = Room(2)
+    room = ConcurrencyLimit(2)
 
     async def here() -> int:
         async with room.here(), room.here():
@@ -73,7 +73,7 @@ def test_a_room_has_a_place_for_every_event_loop():
 
 
 def test_threads_count_together():
-    counts = Counts()
+    counts = ScoringCounters()
     threads = [
         threading.Thread(target=lambda: [counts.add("x") for _ in range(1000)]) for _ in range(4)
     ]
@@ -87,27 +87,27 @@ def test_threads_count_together():
 class Once:
     """An executor that notes what it was asked."""
 
-    def __init__(self, *outcomes: Outcome) -> None:
-        self.outcomes, self.asked = list(outcomes), list[Call]()
+    def __init__(self, *outcomes: ScoreOutcome) -> None:
+        self.outcomes, self.asked = list(outcomes), list[ScoreCall]()
 
     async def run(self, calls):
         self.asked += calls
         return [self.outcomes.pop(0) for _ in calls]
 
 
-def call(rule: str, text: str, **knobs) -> Call:
+def call(rule: str, text: str, **knobs) -> ScoreCall:
     arguments = {"prompt": prompt("1/2", extra=[1, {"a": 2}]), "answer": answer(text), **knobs}
-    return Call(name=rule, source=None, rule=True, arguments=arguments)
+    return ScoreCall(name=rule, source=None, rule=True, arguments=arguments)
 
 
 def test_a_deterministic_rule_is_asked_once_for_the_same_thing(tmp_path):
-    counts = Counts()
+    counts = ScoringCounters()
     cache = ScoreCache(tmp_path / "new" / "scores.sqlite", counts=counts)
-    found = [Outcome(numbers={"score": x}, seconds=1.0) for x in (0.25, 0.5, 0.75, 1.0)]
-    inner = Once(*found, Outcome(error="late"), Outcome(error="late"))
-    remembering = Remembering(inner, cache)
+    found = [ScoreOutcome(numbers={"score": x}, seconds=1.0) for x in (0.25, 0.5, 0.75, 1.0)]
+    inner = Once(*found, ScoreOutcome(error="late"), ScoreOutcome(error="late"))
+    remembering = CachedExecutor(inner, cache)
 
-    def run(*calls: Call) -> list[float | None]:
+    def run(*calls: ScoreCall) -> list[float | None]:
         outcomes = asyncio.run(remembering.run(calls))
         return [o.numbers["score"] if o.numbers else None for o in outcomes]
 
@@ -122,9 +122,9 @@ def test_a_deterministic_rule_is_asked_once_for_the_same_thing(tmp_path):
 
 
 def test_other_rules_are_asked_each_time():
-    inner = Once(*[Outcome(numbers={"score": 1.0})] * 2)
-    counts = Counts()
-    remembering = Remembering(inner, ScoreCache(None, counts=counts))
+    inner = Once(*[ScoreOutcome(numbers={"score": 1.0})] * 2)
+    counts = ScoringCounters()
+    remembering = CachedExecutor(inner, ScoreCache(None, counts=counts))
     for _ in range(2):
         asyncio.run(remembering.run([call("tool_cost", "a")]))
     assert len(inner.asked) == 2
@@ -136,20 +136,20 @@ def test_what_a_killed_process_kept_is_there(tmp_path):
     code = f"""
 import os, pathlib
 from luyen.rewards.cache import ScoreCache
-from luyen.rewards.counts import Counts
+from luyen.rewards.counters import Counts
 cache = ScoreCache(pathlib.Path({str(path)!r}), counts=Counts())
 cache.keep("a", {{"value": 0.5}})
 os.kill(os.getpid(), 9)
 """
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
-    cache = ScoreCache(path, counts=Counts())
+    cache = ScoreCache(path, counts=ScoringCounters())
     assert cache.find("a") == {"value": 0.5}
     cache.close()
 
 
 def test_two_runs_share_a_file_at_the_same_time(tmp_path):
     path = tmp_path / "scores.sqlite"
-    one, two = (ScoreCache(path, counts=Counts()) for _ in range(2))
+    one, two = (ScoreCache(path, counts=ScoringCounters()) for _ in range(2))
     one.keep("a", {"value": 1.0})
     two.keep("a", {"value": 0.0})
     two.keep("b", {"value": 2.0})
@@ -166,7 +166,7 @@ def test_a_file_that_is_no_cache_is_refused_and_left_alone(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"prompt": "1+1"}\n' * 100)
     with pytest.raises(UserError, match="cannot be used: file is not a database"):
-        ScoreCache(path, counts=Counts())
+        ScoreCache(path, counts=ScoringCounters())
     assert path.read_text() == '{"prompt": "1+1"}\n' * 100
 
 
@@ -190,7 +190,7 @@ DAMAGES = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_changed_entry_is_computed_anew_and_noted(tmp_path, damage):
-    path, counts = tmp_path / "scores.sqlite", Counts()
+    path, counts = tmp_path / "scores.sqlite", ScoringCounters()
     cache = ScoreCache(path, counts=counts)
     if damage != "another key":
         cache.keep("a", {"value": 0.5})
@@ -209,9 +209,9 @@ def test_a_changed_entry_is_computed_anew_and_noted(tmp_path, damage):
 
 
 def test_a_score_that_stands_for_an_answer_nobody_could_judge_is_not_kept(tmp_path):
-    cache = ScoreCache(tmp_path / "scores.sqlite", counts=Counts())
-    inner = Once(*[Outcome(numbers={"score": 0.0}, is_stand_in=True)] * 2)
+    cache = ScoreCache(tmp_path / "scores.sqlite", counts=ScoringCounters())
+    inner = Once(*[ScoreOutcome(numbers={"score": 0.0}, is_stand_in=True)] * 2)
     for _ in range(2):
-        asyncio.run(Remembering(inner, cache).run([call("math", "a")]))
+        asyncio.run(CachedExecutor(inner, cache).run([call("math", "a")]))
     assert len(inner.asked) == 2
     cache.close()

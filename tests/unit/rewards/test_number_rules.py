@@ -5,9 +5,8 @@ from decimal import Decimal
 import pytest
 
 from luyen.rewards.outcome import Unscorable
-from luyen.rewards.rules.gsm8k import gsm8k
+from luyen.rewards.rules.answers import gsm8k, last_number, numeric
 from luyen.rewards.rules.length import length, overlong
-from luyen.rewards.rules.numbers import last_number, numeric
 from tests.unit.rewards.builders import answer, prompt
 
 

@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from luyen.base.records import Score
-from luyen.rewards.metrics import score_metrics
-from luyen.rewards.objectives import correlation, objectives, surpasses
+from luyen.rewards.metrics import correlation, objectives, score_metrics, surpasses
 from luyen.telemetry import spans
-from luyen.telemetry.catalog import CATALOG
+from luyen.telemetry.metrics import CATALOG
 from luyen.train import metric_names
 from tests.unit.rewards import tree_rules
 from tests.unit.rewards.builders import config, group, prompt, scored

@@ -6,7 +6,7 @@ import pytest
 
 from luyen.base.errors import UserError
 from luyen.base.records import Score
-from luyen.rewards.calls import Inline
+from luyen.rewards.calls import InlineExecutor
 from luyen.rewards.custom import CustomReward
 from tests.unit.rewards.builders import prompt, rollout
 from tests.unit.rewards.odd_returns import FAULTS, HEAD, REFUSED, TAKEN
@@ -20,7 +20,7 @@ def odd(tmp_path_factory):
         f"{HEAD}\ndef compute_score(data_source, solution_str, ground_truth, extra_info):\n"
         "    return eval(solution_str)\n"
     )
-    return CustomReward(str(path), "compute_score", {}, executor=Inline(timeout_s=5.0))
+    return CustomReward(str(path), "compute_score", {}, executor=InlineExecutor(timeout_s=5.0))
 
 
 def judged(odd: CustomReward, expression: str) -> Score:

@@ -6,7 +6,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from luyen.base.foreign import boundary
+from luyen.base.boundary import boundary
 from luyen.rewards.outcome import Unscorable, fault_of, outcome_of
 
 

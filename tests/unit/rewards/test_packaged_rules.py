@@ -8,8 +8,7 @@ import pytest
 
 from luyen.rewards.build import build_reward
 from luyen.rewards.outcome import Unscorable
-from luyen.rewards.rules.gym import reasoning_gym, task_of
-from luyen.rewards.rules.math import math_equal
+from luyen.rewards.rules.answers import math_equal, reasoning_gym, task_of
 from tests.optional import needs
 from tests.unit.rewards.builders import answer, config, group, prompt, scores
 

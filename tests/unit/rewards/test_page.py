@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from luyen.config.check import check
-from luyen.config.reward_catalog import RULE_REWARDS, RuleFacts
-from luyen.rewards.components import knobs_of
-from luyen.rewards.loading import load_module
-from luyen.rewards.registries import reward_managers
-from luyen.rewards.routing import BUILT_IN
+from luyen.config.reward_components import RULE_REWARDS, RuleFacts
+from luyen.rewards.build import BUILT_IN
+from luyen.rewards.leaf import rule_kwargs
+from luyen.rewards.managers import reward_managers
 from luyen.rewards.rules.all import rule_rewards
+from luyen.rewards.user_functions import load_module
 from tests.architecture.pages import blocks, sections
 from tests.architecture.tree import ROOT
 from tests.unit.rewards.builders import config, own, prompt, scores
@@ -26,7 +26,7 @@ REQUIRED = inspect.Parameter.empty
 
 
 def facts_of(name: str) -> RuleFacts:
-    knobs = knobs_of(rule_rewards.get(name))
+    knobs = rule_kwargs(rule_rewards.get(name))
     facts = rule_rewards.facts(name)
     return RuleFacts(
         knobs=tuple(knobs),
@@ -43,7 +43,7 @@ def test_the_catalog_of_check_is_the_registry():
 def test_the_page_lists_every_rule_with_its_knobs():
     rows = re.findall(r"^\| `(\w+)` \|[^|]*\| ([^|]*) \|$", PAGE["Rules"], re.MULTILINE)
     written = {name: dict(re.findall(r"`(\w+)(?:=([^`]*))?`", knobs)) for name, knobs in rows}
-    actual = {name: knobs_of(rule_rewards.get(name)) for name in RULES}
+    actual = {name: rule_kwargs(rule_rewards.get(name)) for name in RULES}
     read = {
         name: {knob: ast.literal_eval(v) if v else REQUIRED for knob, v in knobs.items()}
         for name, knobs in written.items()

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from luyen.base.records import Branch, Source
 from luyen.rewards.outcome import Unscorable
-from luyen.rewards.rules.length import cosine
-from luyen.rewards.rules.repetition import repetition
+from luyen.rewards.rules.length import cosine, repetition
 from tests.unit.rewards.builders import answer, config, prompt, rollout, scores
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 import luyen
-from luyen.rewards.loading import load_module
-from luyen.rewards.rule_code import code_of
+from luyen.rewards.cache import code_of
 from luyen.rewards.rules.length import overlong
+from luyen.rewards.user_functions import load_module
 
 FILES = {
     "own.py": "import json, near\nfrom pack import inner\ndef mine():\n    import later\n",

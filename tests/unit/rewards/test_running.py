@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from luyen.rewards.build import BuiltReward, build_reward
-from luyen.rewards.running import Moments
-from luyen.rewards.seen import part_at
-from luyen.rewards.step import VALIDATION, Judging, Scored
+from luyen.rewards.build import BuiltReward, build_reward, part_at
+from luyen.rewards.running_stats import Moments
+from luyen.rewards.scoring import VALIDATION, ScoredGroup, ScoreJournal
 from luyen.telemetry.journal import WorkJournal
 from tests.unit.rewards import tree_rules
 from tests.unit.rewards.builders import config, group, prompt
@@ -62,11 +61,11 @@ def build(**keys: Any) -> BuiltReward:
     return build_reward(config(**keys), max_response_length=16)
 
 
-def judge(reward: BuiltReward, *texts: str, work: Judging | None = None) -> list[Scored]:
+def judge(reward: BuiltReward, *texts: str, work: ScoreJournal | None = None) -> list[ScoredGroup]:
     return reward.judge([group(prompt("", "mine"), *texts)], work)
 
 
-def values(done: list[Scored]) -> list[float | None]:
+def values(done: list[ScoredGroup]) -> list[float | None]:
     return [score.value for one in done for score in one.scores]
 
 
@@ -81,7 +80,7 @@ def test_a_step_is_normalised_by_the_steps_before_it():
         assert [part_at(s, "a").raw for s in second[0].scores] == [3.0, 9.0]
         again = judge(reward, "3", "9")
         assert values(again) == values(second)  # judging alone counts nothing
-        assert values(judge(reward, "3", work=Judging(purpose=VALIDATION))) == [6.0]
+        assert values(judge(reward, "3", work=ScoreJournal(purpose=VALIDATION))) == [6.0]
 
 
 def test_what_is_counted_is_scaled_and_clipped_and_not_gated():
@@ -140,7 +139,7 @@ def test_a_step_that_is_taken_up_from_the_journal_counts_the_same(tmp_path: Path
         with build(**keys) as reward:
             reward.restore(before)
             tree_rules.SEEN.clear()
-            reward.advance(judge(reward, *STEPS[1], work=Judging(journal=journal)))
+            reward.advance(judge(reward, *STEPS[1], work=ScoreJournal(journal=journal)))
             states.append((reward.state(), len(tree_rules.SEEN)))
         journal.close()
     assert states[0] == (states[1][0], 3)

@@ -12,10 +12,10 @@ import pytest
 
 from luyen.base.errors import UserError
 from luyen.base.records import Score
-from luyen.rewards.calls import Call
+from luyen.rewards.calls import ScoreCall
 from luyen.rewards.metrics import score_metrics
-from luyen.rewards.pool import Pool
-from luyen.rewards.step import Tolerance, score_all, settle
+from luyen.rewards.pool import ScoringPool
+from luyen.rewards.scoring import Tolerance, apply_fault_policy, score_all
 from tests.unit.rewards.builders import config, group, own, prompt, scored
 
 
@@ -106,18 +106,18 @@ def test_metrics_of_a_sound_step_count_no_faults(tmp_path):
 def test_the_policy_for_faults_is_to_stop_or_to_drop(tmp_path):
     done = faulty(tmp_path, "1", "x")
     with pytest.raises(UserError) as caught:
-        settle(done, Tolerance(on_fault="fail"))
+        apply_fault_policy(done, Tolerance(on_fault="fail"))
     message = str(caught.value)
     assert "1 of 2 scores could not be computed" in message
     assert "could not convert string to float: 'x'" in message
     assert "data source `mine`, group 0.0.u" in message
-    assert [r.text for r in settle(done, Tolerance(on_fault="drop"))] == ["x"]
-    assert settle(faulty(tmp_path, "1"), Tolerance(on_fault="fail")) == []
+    assert [r.text for r in apply_fault_policy(done, Tolerance(on_fault="drop"))] == ["x"]
+    assert apply_fault_policy(faulty(tmp_path, "1"), Tolerance(on_fault="fail")) == []
 
 
 def test_a_step_without_any_score_stops_whatever_the_policy(tmp_path):
     with pytest.raises(UserError, match="2 of 2"):
-        settle(faulty(tmp_path, "x", "y"), Tolerance(on_fault="drop"))
+        apply_fault_policy(faulty(tmp_path, "x", "y"), Tolerance(on_fault="drop"))
 
 
 def test_an_earlier_fault_of_a_rollout_is_kept():
@@ -133,7 +133,7 @@ def test_an_earlier_fault_of_a_rollout_is_kept():
 def pid_call(tmp_path, body="os.getpid()"):
     file = tmp_path / "pid.py"
     file.write_text(f"import os, time\ndef pid(**_):\n    return {body}\n")
-    return Call(name="pid", source=str(file), arguments={})
+    return ScoreCall(name="pid", source=str(file), arguments={})
 
 
 def is_alive(pid: int) -> bool:
@@ -145,7 +145,7 @@ def is_alive(pid: int) -> bool:
 
 
 def test_processes_are_reused_and_end_with_the_pool(tmp_path):
-    pool = Pool(size=1, timeout_s=5.0)
+    pool = ScoringPool(size=1, timeout_s=5.0)
     outcomes = asyncio.run(pool.run([pid_call(tmp_path)] * 3))
     [pid] = {outcome.numbers["score"] for outcome in outcomes}
     assert pool.pids == [pid]
@@ -157,7 +157,7 @@ def test_processes_are_reused_and_end_with_the_pool(tmp_path):
 
 
 def test_a_forgotten_pool_takes_its_processes_along(tmp_path):
-    pool = Pool(size=1, timeout_s=5.0)
+    pool = ScoringPool(size=1, timeout_s=5.0)
     [outcome] = asyncio.run(pool.run([pid_call(tmp_path)]))
     del pool
     gc.collect()
@@ -169,7 +169,7 @@ def test_a_forgotten_pool_takes_its_processes_along(tmp_path):
 
 def test_closing_a_busy_pool_does_not_wait_for_it(tmp_path):
     async def close_early():
-        pool = Pool(size=1, timeout_s=60.0)
+        pool = ScoringPool(size=1, timeout_s=60.0)
         waiting = asyncio.ensure_future(pool.run([pid_call(tmp_path, "time.sleep(60)")]))
         while not pool.pids:
             await asyncio.sleep(0.01)
@@ -188,8 +188,8 @@ def test_a_file_that_does_not_load_in_the_process_is_a_fault(tmp_path):
     folder.mkdir(parents=True)
     file = folder / "broken.py"
     file.write_text("import nowhere_at_all\n")
-    pool = Pool(size=1, timeout_s=5.0)
-    [outcome] = asyncio.run(pool.run([Call(name="f", source=str(file), arguments={})]))
+    pool = ScoringPool(size=1, timeout_s=5.0)
+    [outcome] = asyncio.run(pool.run([ScoreCall(name="f", source=str(file), arguments={})]))
     pool.close()
     assert "/broken.py': importing it failed" in outcome.error
     assert "No module named 'nowhere_at_all'" in outcome.error

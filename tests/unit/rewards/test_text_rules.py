@@ -3,9 +3,8 @@
 import pytest
 
 from luyen.rewards.outcome import Unscorable
-from luyen.rewards.rules.choice import choice
-from luyen.rewards.rules.exact import exact
-from luyen.rewards.rules.shape import json_valid, regex
+from luyen.rewards.rules.answers import choice, exact
+from luyen.rewards.rules.format import json_valid, regex
 from tests.unit.rewards.builders import answer, prompt
 
 

@@ -7,13 +7,13 @@ import yaml
 
 from luyen.base.errors import UserError
 from luyen.base.records import Score
-from luyen.rewards.loading import load_module
 from luyen.rewards.metrics import score_metrics
 from luyen.rewards.outcome import outcome_of
 from luyen.rewards.rules.all import rule_rewards
-from luyen.telemetry.catalog import CATALOG
+from luyen.rewards.user_functions import load_module
+from luyen.telemetry.metrics import CATALOG
 from luyen.train import metric_names
-from luyen.train.turn_rewards import token_rewards
+from luyen.train.batch import token_rewards
 from tests.architecture.pages import blocks, sections
 from tests.architecture.tree import ROOT
 from tests.unit.rewards.builders import config, own, prompt, scored

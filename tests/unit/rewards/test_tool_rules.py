@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from luyen.base.calls import CallStatus, ToolCall
+from luyen.base.records import CallStatus, ToolCall
 from luyen.rewards.outcome import Unscorable
 from tests.unit.rewards.conversations import call, conversation, judged
 

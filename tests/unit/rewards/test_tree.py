@@ -10,8 +10,8 @@ from luyen.algorithms.advantages.grouping import Grouping, centred, group_std
 from luyen.base.records import Prompt, Rollout, Score
 from luyen.rewards.build import build_reward
 from luyen.rewards.protocol import Group, Services
-from luyen.rewards.shares import turn_shares
-from luyen.rewards.step import VALIDATION, Judging
+from luyen.rewards.scoring import VALIDATION, ScoreJournal
+from luyen.rewards.tree import turn_shares
 from tests.unit.rewards import tree_rules
 from tests.unit.rewards.builders import config, group, prompt, scored, scores
 
@@ -191,8 +191,8 @@ def test_a_validation_is_not_normalised():
     settings = config(components={"a": number(0), "b": number(1)}, combine="gdpo")
     with build_reward(settings, max_response_length=16) as reward:
         groups = [group(prompt("", "mine"), "1 2", "3 4")]
-        plain = reward.judge(groups, Judging(purpose=VALIDATION))
-        trained = reward.judge(groups, Judging())
+        plain = reward.judge(groups, ScoreJournal(purpose=VALIDATION))
+        trained = reward.judge(groups, ScoreJournal())
     assert [s.value for s in plain[0].scores] == [3.0, 7.0]
     assert sum(s.value or 0.0 for s in trained[0].scores) == pytest.approx(0.0)
 

@@ -8,11 +8,10 @@ import pytest
 
 from luyen.base.errors import UserError
 from luyen.base.records import Rollout, Score
-from luyen.rewards.batch import BatchReward
-from luyen.rewards.calls import Inline
-from luyen.rewards.custom import CustomReward
-from luyen.rewards.judge_faults import JudgeFault
-from luyen.rewards.step import Scored, Tolerance, settle
+from luyen.rewards.calls import InlineExecutor
+from luyen.rewards.custom import BatchReward, CustomReward
+from luyen.rewards.llm_judge.faults import JudgeFault
+from luyen.rewards.scoring import ScoredGroup, Tolerance, apply_fault_policy
 from tests.unit.rewards.builders import group, prompt
 
 CODE = """
@@ -37,7 +36,7 @@ def made(tmp_path: Path, name: str, *, whole: bool = False) -> CustomReward | Ba
     path.write_text(CODE)
     if whole:
         return BatchReward(str(path), name, {}, timeout_s=5.0)
-    return CustomReward(str(path), name, {}, executor=Inline(timeout_s=5.0))
+    return CustomReward(str(path), name, {}, executor=InlineExecutor(timeout_s=5.0))
 
 
 @pytest.mark.parametrize("whole", [False, True])
@@ -64,7 +63,7 @@ def test_another_number_of_scores_is_refused(tmp_path: Path):
         asyncio.run(made(tmp_path, "three")(asked, rollouts))
 
 
-def step(sound: int, *errors: str) -> list[Scored]:
+def step(sound: int, *errors: str) -> list[ScoredGroup]:
     asked, rollouts = group(prompt(), *(str(i) for i in range(sound + len(errors))))
     judged: list[Rollout] = []
     for i, rollout in enumerate(rollouts):
@@ -72,7 +71,7 @@ def step(sound: int, *errors: str) -> list[Scored]:
         score = Score(name="reward", value=1.0 if error is None else None, error=error)
         fault = None if error is None else f"reward: {error}"
         judged.append(replace(rollout, score=score, fault=fault))
-    return [Scored(prompt=asked, rollouts=tuple(judged), seconds=(None,) * len(judged))]
+    return [ScoredGroup(prompt=asked, rollouts=tuple(judged), seconds=(None,) * len(judged))]
 
 
 BROKEN = "ValueError: x"
@@ -97,9 +96,9 @@ def test_faults_are_tolerated_up_to_a_share_by_their_cause(
     sound: int, errors: list[str], is_left_out: bool
 ):
     if is_left_out:
-        assert len(settle(step(sound, *errors), Tolerance())) == len(errors)
+        assert len(apply_fault_policy(step(sound, *errors), Tolerance())) == len(errors)
         return
     with pytest.raises(UserError, match="could not be computed") as caught:
-        settle(step(sound, *errors), Tolerance())
+        apply_fault_policy(step(sound, *errors), Tolerance())
     key = "max_outside_share" if AWAY in errors else "max_fault_share"
     assert key in caught.value.fix

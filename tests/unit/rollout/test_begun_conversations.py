@@ -11,12 +11,11 @@ import pytest
 
 from luyen.base.errors import UserError
 from luyen.data.tokenizer import load_tokenizer
+from luyen.rollout.conversation_config import ConversationConfig
 from luyen.rollout.multi_turn import Conversations
 from luyen.rollout.protocol import Sampling
-from luyen.rollout.setting import Setting
 from luyen.rollout.single_turn import Group
-from luyen.rollout.tools.function import tool
-from luyen.rollout.tools.stateful import tool_class
+from luyen.rollout.tools.python_tools import tool, tool_class
 from luyen.telemetry.journal import WorkJournal
 from tests.character_tokenizer import CHATML, build_character_tokenizer
 from tests.talk import KEEP, TOKENIZER, ScriptedEngine, call, converse, draws, setting
@@ -43,7 +42,7 @@ def says_at_once(*_: Any) -> str:
 
 
 @contextmanager
-def talking(how: Setting) -> Iterator[Conversations]:
+def talking(how: ConversationConfig) -> Iterator[Conversations]:
     talks = Conversations(how, KEEP)
     try:
         yield talks

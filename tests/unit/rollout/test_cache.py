@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from luyen.rollout.native.cache import SlottedCache
-from luyen.rollout.native.two_part import TwoPartCache
+from luyen.rollout.native.kv_cache import SharedPrefixCache, SlottedCache
 from tests.generation import holds_copies, native, request
 from tests.tiny_models import tiny_policy
 
@@ -22,7 +21,7 @@ def test_room_grows_and_keeps_what_is_cached():
 
 
 def test_own_room_follows_what_is_drawn():
-    cache = TwoPartCache()
+    cache = SharedPrefixCache()
     fresh = torch.randn(1, 2, 4)
     cache.make_room(2, 4096)
     cache.sink([0], [1], [(0, 2)]).store(0, fresh, fresh)
@@ -43,10 +42,10 @@ def test_an_engine_in_bf16_holds_no_shared_prompts_and_no_copies_at_rest(samples
     engine = native(policy)
     engine.submit(request(5, 20, samples=samples))
     engine.advance()
-    assert isinstance(engine._cache, TwoPartCache if samples > 1 else SlottedCache)
+    assert isinstance(engine._cache, SharedPrefixCache if samples > 1 else SlottedCache)
     engine.advance()
     assert engine._linears is not None
     while not engine.is_idle:
         engine.advance()
-    assert not isinstance(engine._cache, TwoPartCache)
+    assert not isinstance(engine._cache, SharedPrefixCache)
     assert not holds_copies(engine._linears)

@@ -6,11 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from luyen.rollout.client import EngineClient
-from luyen.rollout.partial import Partial
+from luyen.rollout.client import EngineClient, PartialCompletion
+from luyen.rollout.engines import VersionedEngines
 from luyen.rollout.protocol import Completion, Ending, Request, Sampling
-from luyen.rollout.resident import ResidentEngines
-from luyen.runtime.fill import fill
+from luyen.runtime.weights import copy_into
 from tests.generation import native, packed_logps, prompt
 from tests.tiny_models import tiny_policy
 
@@ -21,21 +20,21 @@ def weights(seed: int):
     return dict(tiny_policy(seed=seed).named_parameters())
 
 
-def client_over(engines: ResidentEngines) -> EngineClient:
+def client_over(engines: VersionedEngines) -> EngineClient:
     return EngineClient(engines)
 
 
-async def place(engines: ResidentEngines, version: int) -> None:
+async def place(engines: VersionedEngines, version: int) -> None:
     held = engines.hold(version).fingerprint()
     assert held is not None
-    fill(held.weights, weights(version))
+    copy_into(held.weights, weights(version))
 
 
 def answers(swaps: int, *, sampling: Sampling = LONG, count: int = 3) -> list[Completion]:
     """Answers to prompts, while the weights change so many times."""
 
     async def run() -> list[Completion]:
-        engines = ResidentEngines(lambda: native(tiny_policy(seed=9)), versions=1)
+        engines = VersionedEngines(lambda: native(tiny_policy(seed=9)), versions=1)
         client = client_over(engines)
         async with client.running():
             await client.change_weights(0, place(engines, 0))
@@ -86,7 +85,7 @@ def test_an_answer_that_a_text_may_end_begins_anew():
 
 
 def test_the_rest_of_an_answer_has_other_random_numbers_and_less_room():
-    whole = Partial(5, LONG)
+    whole = PartialCompletion(5, LONG)
     part = Completion(request="a", sample=0, tokens=(1, 2), logps=(-1.0, -2.0), reason="aborted")
     whole.go_on_after(part, 3)
     assert whole.key != 5
@@ -95,7 +94,7 @@ def test_the_rest_of_an_answer_has_other_random_numbers_and_less_room():
 
 
 def test_a_version_that_is_not_here_draws_nothing():
-    engines = ResidentEngines(lambda: native(tiny_policy(seed=0)), versions=2)
+    engines = VersionedEngines(lambda: native(tiny_policy(seed=0)), versions=2)
     engines.hold(4)
     with pytest.raises(AssertionError, match="version 3 of the weights is not here"):
         engines.engine(3)

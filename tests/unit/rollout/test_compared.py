@@ -9,13 +9,13 @@ import pytest
 from luyen.base.errors import UserError
 from luyen.base.records import Prompt, Rollout, Source
 from luyen.data.render import Renderer
-from luyen.rollout.compared import compared
+from luyen.rollout.conversation_config import ConversationConfig
 from luyen.rollout.multi_turn import Conversations
 from luyen.rollout.protocol import Sampling
-from luyen.rollout.setting import Setting
 from luyen.rollout.single_turn import Group
-from luyen.rollout.tools.box import ToolBox
-from luyen.rollout.tools.function import tool
+from luyen.rollout.tools.python_tools import tool
+from luyen.rollout.tools.registry import ToolRegistry
+from luyen.rollout.transcript import check_retokenization
 from luyen.runtime.generation import Generation
 from tests.talk import KEEP, TOKENIZER, ScriptedEngine, World, call, converse, draws, setting
 from tests.unit.data.families import family_renderer
@@ -57,13 +57,15 @@ class Spelling:
         return spelled + TOKENIZER.encode(text[len(said) :])
 
 
-def talks_of(engine: Any, how: Setting, *questions: str, samples: int = 1) -> list[Group]:
+def talks_of(
+    engine: Any, how: ConversationConfig, *questions: str, samples: int = 1
+) -> list[Group]:
     """The conversations as they come from the engine."""
     wanted = draws(how, *(questions or ("1+2=",)), samples=samples)
     return asyncio.run(converse(engine, how, wanted, SAMPLING, policy=KEEP, **HERE))
 
 
-def one_of(engine: Any, how: Setting, *questions: str) -> tuple[Rollout, Prompt]:
+def one_of(engine: Any, how: ConversationConfig, *questions: str) -> tuple[Rollout, Prompt]:
     [group] = talks_of(engine, how, *questions)
     [rollout] = group.rollouts
     return rollout, group.prompt
@@ -83,7 +85,7 @@ def test_a_rollout_says_that_nobody_has_compared_it_yet_until_somebody_has():
     rollout, prompt = one_of(ScriptedEngine(asks_then_answers), how)
     assert rollout.notes["unchecked"] == 1.0
     assert not set(COUNTS) & set(rollout.notes)
-    found = compared(rollout, prompt, how)
+    found = check_retokenization(rollout, prompt, how)
     assert {name: found.notes[name] for name in COUNTS} == dict.fromkeys(COUNTS, 0.0)
     rest = {name: note for name, note in found.notes.items() if name not in COUNTS}
     assert {**rest, "unchecked": 1.0} == rollout.notes
@@ -93,16 +95,16 @@ def test_a_rollout_says_that_nobody_has_compared_it_yet_until_somebody_has():
 def test_what_was_compared_is_given_back_as_it_is():
     how = setting([add])
     rollout, prompt = one_of(ScriptedEngine(asks_then_answers), how)
-    once = compared(rollout, prompt, how)
+    once = check_retokenization(rollout, prompt, how)
     assert once is not rollout
-    assert compared(once, prompt, how) is once
+    assert check_retokenization(once, prompt, how) is once
 
 
 def test_where_nothing_is_to_be_compared_there_is_no_such_note():
     how = setting([add], sanity="off")
     rollout, prompt = one_of(ScriptedEngine(asks_then_answers), how)
     assert not {"unchecked", *COUNTS} & set(rollout.notes)
-    assert compared(rollout, prompt, how) is rollout
+    assert check_retokenization(rollout, prompt, how) is rollout
 
 
 def test_a_conversation_with_a_world_is_compared_at_once():
@@ -110,22 +112,22 @@ def test_a_conversation_with_a_world_is_compared_at_once():
     rollout, prompt = one_of(says("ok"), how)
     assert "unchecked" not in rollout.notes
     assert {name: rollout.notes[name] for name in COUNTS} == dict.fromkeys(COUNTS, 0.0)
-    assert compared(rollout, prompt, how) is rollout
+    assert check_retokenization(rollout, prompt, how) is rollout
 
 
 def test_a_conversation_that_broke_is_not_to_be_compared():
-    how = setting(box=ToolBox([broken], on_error="fault"))
+    how = setting(box=ToolRegistry([broken], on_error="fault"))
     rollout, prompt = one_of(says(call("broken", a=1)), how)
     assert rollout.fault is not None
     assert "unchecked" not in rollout.notes
-    assert compared(rollout, prompt, how) is rollout
+    assert check_retokenization(rollout, prompt, how) is rollout
 
 
 def test_turns_whose_text_has_other_tokens_are_counted():
     engine = ScriptedEngine(lambda *_: "<think>3<|im_end|>", Spelling())
     rollout, prompt = one_of(engine, setting())
     assert rollout.response_length == len("<think>3") + 1
-    found = compared(rollout, prompt, setting())
+    found = check_retokenization(rollout, prompt, setting())
     assert [found.notes[name] for name in COUNTS] == [0.0, 0.0, 1.0]
 
 
@@ -133,7 +135,7 @@ def test_what_earlier_branches_were_found_to_be_is_added_to():
     how = setting()
     rollout, prompt = one_of(ScriptedEngine(lambda *_: "<think>3<|im_end|>", Spelling()), how)
     before = {"drift": 0.0, "sampled_differs": 2.0, "retokenised": 3.0}
-    found = compared(replace(rollout, notes={**rollout.notes, **before}), prompt, how)
+    found = check_retokenization(replace(rollout, notes={**rollout.notes, **before}), prompt, how)
     assert [found.notes[name] for name in COUNTS] == [0.0, 2.0, 4.0]
 
 
@@ -144,7 +146,7 @@ def test_what_a_template_would_write_in_other_words_is_counted():
     sampling = replace(SAMPLING, stop_ids=shown.tokenizer.stop_ids)
     wanted = draws(how, "1+2=")
     [group] = asyncio.run(converse(engine, how, wanted, sampling, policy=KEEP, **HERE))
-    found = compared(group.rollouts[0], group.prompt, how)
+    found = check_retokenization(group.rollouts[0], group.prompt, how)
     assert [found.notes[name] for name in COUNTS] == [0.0, 1.0, 0.0]
 
 
@@ -153,15 +155,15 @@ def test_damage_to_what_the_policy_did_not_say_stops_the_run():
     rollout, prompt = one_of(ScriptedEngine(asks_then_answers), how)
     for source, place in ((Source.TOOL, "what follows turn 0"), (Source.PROMPT, "the prompt")):
         with pytest.raises(UserError, match=f"tokens that grew differ .*{place}"):
-            compared(damaged(rollout, source, "7"), prompt, how)
+            check_retokenization(damaged(rollout, source, "7"), prompt, how)
 
 
 def test_damage_of_white_space_is_counted_where_it_is_to_be_ignored():
     rollout, prompt = one_of(ScriptedEngine(asks_then_answers), setting([add]))
     odd = damaged(rollout, Source.TEMPLATE, " ")
     with pytest.raises(UserError, match="tokens that grew differ"):
-        compared(odd, prompt, setting([add]))
-    found = compared(odd, prompt, setting([add], sanity="ignore_strippable"))
+        check_retokenization(odd, prompt, setting([add]))
+    found = check_retokenization(odd, prompt, setting([add], sanity="ignore_strippable"))
     assert found.notes["drift"] == 1.0
     assert found.tokens == odd.tokens
 
@@ -177,7 +179,8 @@ def test_all_rollouts_of_a_generation_are_compared_with_their_own_prompts():
     assert {r.notes["unchecked"] for group in groups for r in group.rollouts} == {1.0}
     found = made.all_compared(groups)
     assert found == [
-        replace(g, rollouts=tuple(compared(r, g.prompt, how) for r in g.rollouts)) for g in groups
+        replace(g, rollouts=tuple(check_retokenization(r, g.prompt, how) for r in g.rollouts))
+        for g in groups
     ]
     assert [r.key for g in found for r in g.rollouts] == [r.key for g in groups for r in g.rollouts]
     assert {r.notes["drift"] for group in found for r in group.rollouts} == {0.0}

@@ -7,19 +7,16 @@ import time
 
 import pytest
 
-from luyen.base.calls import CallStatus
 from luyen.base.errors import UserError
-from luyen.base.records import StopReason
-from luyen.rollout.fault_policy import FaultPolicy, faulty_rollouts
-from luyen.rollout.loop import TurnLimits
-from luyen.rollout.multi_turn import Conversations
+from luyen.base.records import CallStatus, StopReason
+from luyen.rollout.conversation_state import TurnLimits
+from luyen.rollout.multi_turn import Conversations, FaultPolicy, faulty_rollouts
 from luyen.rollout.protocol import Sampling
-from luyen.rollout.tools.box import ToolBox
-from luyen.rollout.tools.function import tool
 from luyen.rollout.tools.protocol import ToolReply
-from luyen.rollout.tools.stateful import tool_class
+from luyen.rollout.tools.python_tools import tool, tool_class
+from luyen.rollout.tools.registry import ToolRegistry
 from luyen.train.interrupt import Interruption
-from luyen.train.turn_metrics import turn_metrics
+from luyen.train.metrics import turn_metrics
 from tests.talk import KEEP, TOKENIZER, ScriptedEngine, World, call, converse, draws, play, setting
 from tests.unit.train.conversations import talk
 
@@ -73,7 +70,7 @@ def test_a_world_that_cancels_itself_breaks_only_its_own_conversation():
 
 def test_calls_beside_a_broken_one_end_before_their_tools_are_released():
     log: list[str] = []
-    box = ToolBox([boom, watched(log, takes_s=0.05)], on_error="fault")
+    box = ToolRegistry([boom, watched(log, takes_s=0.05)], on_error="fault")
     [group] = play(says(call("slow", a=1) + call("boom", a=1)), setting(box=box), "q")
     [rollout] = group.rollouts
     assert rollout.stop == StopReason.FAULT
@@ -240,7 +237,7 @@ async def stubborn(a: int) -> str:
 
 def test_closing_does_not_wait_for_code_that_will_not_end(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("luyen.rollout.multi_turn._LAST_S", 0.05)
-    monkeypatch.setattr("luyen.rollout.tools.foreign._GRACE_S", 0.05)
+    monkeypatch.setattr("luyen.rollout.tools.user_code._GRACE_S", 0.05)
     how = setting([stubborn])
     talks = Conversations(how, KEEP)
     [group] = talks.begin(says(call("stubborn", a=1)), draws(how, "q"), SAMPLING, **ADDRESS)()

@@ -4,16 +4,14 @@ import asyncio
 
 import pytest
 
-from luyen.base.calls import CallStatus
 from luyen.base.errors import UserError
-from luyen.base.records import StopReason
-from luyen.rollout.env.guarded import GuardedEnv
-from luyen.rollout.env.protocol import Observation
-from luyen.rollout.fault_policy import FaultPolicy, faulty_rollouts
-from luyen.rollout.parsers.all import tool_parsers
-from luyen.rollout.tools.function import tool
-from luyen.rollout.tools.open_tools import OpenTools
-from luyen.rollout.tools.validate import Checker
+from luyen.base.records import CallStatus, StopReason
+from luyen.rollout.build import tool_parsers
+from luyen.rollout.env.protocol import GuardedEnv, Observation
+from luyen.rollout.multi_turn import FaultPolicy, faulty_rollouts
+from luyen.rollout.tools.python_tools import tool
+from luyen.rollout.tools.rollout_tools import RolloutTools
+from luyen.rollout.tools.validate import Validator
 from luyen.rollout.transcript import Transcript
 from tests.talk import ScriptedEngine, World, call, play, setting
 
@@ -43,11 +41,11 @@ def fails_once(real):
 
 
 BOUNDARIES = {
-    "validate": (Checker, "fit"),
-    "call": (OpenTools, "call"),
-    "result": (OpenTools, "_succeeded"),
+    "validate": (Validator, "fit"),
+    "call": (RolloutTools, "call"),
+    "result": (RolloutTools, "_succeeded"),
     "append": (Transcript, "answer"),
-    "score": (OpenTools, "score"),
+    "score": (RolloutTools, "score"),
 }
 
 

@@ -4,12 +4,11 @@ import asyncio
 
 import pytest
 
-from luyen.base.calls import CallStatus
-from luyen.base.records import Source, StopReason
+from luyen.base.records import CallStatus, Source, StopReason
 from luyen.data.render import Extension
-from luyen.rollout.env.user import ScriptedUser
-from luyen.rollout.loop import TurnLimits
-from luyen.rollout.tools.function import tool
+from luyen.rollout.conversation_state import TurnLimits
+from luyen.rollout.env.user_simulator import ScriptedUser
+from luyen.rollout.tools.python_tools import tool
 from tests.talk import TOKENIZER, ScriptedEngine, World, call, play, setting
 from tests.unit.data.families import family_renderer
 

@@ -9,19 +9,15 @@ from typing import Any
 
 import pytest
 
-from luyen.base.calls import CallStatus
 from luyen.base.errors import UserError
-from luyen.base.records import StopReason, make_prompt
-from luyen.config.schema.rollout import EnvironmentChoice, MultiTurn
-from luyen.rollout.build import build_surroundings
-from luyen.rollout.env.all import envs
+from luyen.base.records import CallStatus, StopReason, make_prompt
+from luyen.config.schema.actor_rollout_ref import EnvironmentConfig, MultiTurnConfig
+from luyen.rollout.build import EnvSelector, build_tool_environment, envs
+from luyen.rollout.conversation_config import ending_s
 from luyen.rollout.env.protocol import Observation
-from luyen.rollout.env.worlds import Worlds
 from luyen.rollout.multi_turn import Conversations
 from luyen.rollout.protocol import Sampling
-from luyen.rollout.setting import ending_s
-from luyen.rollout.tools.function import tool
-from luyen.rollout.tools.stateful import tool_class
+from luyen.rollout.tools.python_tools import tool, tool_class
 from tests.talk import KEEP, TOKENIZER, ScriptedEngine, World, call, draws, play, setting
 
 FAULTS = (
@@ -68,7 +64,7 @@ def test_whatever_a_world_or_a_parser_raises_is_a_fault_of_its_rollout(place, fa
 
 def test_a_world_that_cannot_be_made_at_the_start_is_an_error():
     envs.register("test_leaves")(lambda: sys.exit(0))
-    worlds = Worlds({"mine": EnvironmentChoice(kind="test_leaves")}, default="mine")
+    worlds = EnvSelector({"mine": EnvironmentConfig(kind="test_leaves")}, default="mine")
     with pytest.raises(UserError, match="making it failed: SystemExit: 0"):
         worlds.tools_of(make_prompt([]))
 
@@ -114,8 +110,8 @@ def test_a_world_changes_neither_the_row_nor_the_conversation():
 
 def test_a_world_does_not_change_its_settings_for_the_next_one():
     envs.register("test_changing")(lambda *, settings: Changing(settings=settings))
-    choice = EnvironmentChoice(kind="test_changing", kwargs={"settings": {"seen": []}})
-    worlds = Worlds({"mine": choice}, default="mine")
+    choice = EnvironmentConfig(kind="test_changing", kwargs={"settings": {"seen": []}})
+    worlds = EnvSelector({"mine": choice}, default="mine")
     for _ in range(2):
         worlds.make(make_prompt([]))
     assert choice.kwargs == {"settings": {"seen": []}}
@@ -175,8 +171,8 @@ class Slow:
 def test_methods_of_worlds_have_the_time_of_the_run(tmp_path: Path):
     file = tmp_path / "slow.py"
     file.write_text(SLOW)
-    multi_turn = MultiTurn(enable=True, tool_timeout_s=0.1)
-    box = build_surroundings(multi_turn).tools
+    multi_turn = MultiTurnConfig(enable=True, tool_timeout_s=0.1)
+    box = build_tool_environment(multi_turn).tools
     how = setting(env=lambda _: envs.get("class")(path=str(file), name="Slow"), box=box)
     start = time.monotonic()
     [group] = play(says(call("wait")), how, "q")

@@ -8,7 +8,7 @@ import pytest
 
 from luyen.base.errors import UserError
 from luyen.rollout import engines as _engines  # registers those of the package
-from luyen.rollout.foreign_engine import WatchedEngine, built_engine
+from luyen.rollout.engines import CheckedEngine, make_checked_engine
 from luyen.rollout.protocol import Completion, Request, Sampling, rollout_engines
 
 ASKED = Request(id="a", tokens=(1, 2), keys=(7,), sampling=Sampling(max_new_tokens=3))
@@ -40,8 +40,8 @@ class Odd:
         raise SystemExit(0)
 
 
-def watched(answers: Any) -> WatchedEngine:
-    engine = WatchedEngine("odd", Odd(answers), vocabulary=10)
+def watched(answers: Any) -> CheckedEngine:
+    engine = CheckedEngine("odd", Odd(answers), vocabulary=10)
     engine.submit(ASKED)
     return engine
 
@@ -101,7 +101,7 @@ def raising() -> Any:
 @pytest.mark.parametrize(
     "use", [lambda e: e.advance(), lambda e: e.close(), lambda e: e.fingerprint()]
 )
-def test_what_it_raises_is_an_error_with_its_name(use: Callable[[WatchedEngine], Any]):
+def test_what_it_raises_is_an_error_with_its_name(use: Callable[[CheckedEngine], Any]):
     with pytest.raises(UserError, match=r"rollout.name = 'odd'"):
         use(watched(raising))
 
@@ -109,4 +109,4 @@ def test_what_it_raises_is_an_error_with_its_name(use: Callable[[WatchedEngine],
 def test_engines_of_the_package_are_not_watched():
     assert rollout_engines.get("native").__module__ == _engines.__name__
     made = Odd([])
-    assert built_engine("native", lambda: made, vocabulary=10) is made
+    assert make_checked_engine("native", lambda: made, vocabulary=10) is made

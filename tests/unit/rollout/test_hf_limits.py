@@ -3,7 +3,7 @@
 import pytest
 
 from luyen.base.errors import UserError
-from luyen.config.schema.rollout import Rollout
+from luyen.config.schema.actor_rollout_ref import RolloutConfig
 from luyen.rollout.engines import hf
 from luyen.rollout.protocol import generate
 from tests.generation import request, spell
@@ -13,7 +13,7 @@ POLICY = tiny_policy()
 
 
 def engine(**limits: int):
-    return hf(POLICY, Rollout(**limits), longest=64, decode=spell)
+    return hf(POLICY, RolloutConfig(**limits), longest=64, decode=spell)
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,11 @@ import pytest
 from luyen.base.records import GroupId, StopReason, make_prompt
 from luyen.data.render import Renderer
 from luyen.rollout.env.protocol import Observation
-from luyen.rollout.fault_policy import FaultPolicy
+from luyen.rollout.multi_turn import FaultPolicy
 from luyen.rollout.protocol import Sampling
-from luyen.rollout.single_turn import Draw, answering
+from luyen.rollout.single_turn import PromptRequest, submit_requests
 from luyen.rollout.tools import idempotency_key, tool, tool_class
-from luyen.rollout.tools.box import ToolBox
+from luyen.rollout.tools.registry import ToolRegistry
 from luyen.telemetry.journal import WorkJournal
 from tests.talk import TOKENIZER, ScriptedEngine, World, call, play, setting
 
@@ -30,9 +30,11 @@ def adding(log: list[str | None]):
     return add
 
 
-def draw_of(samples: int) -> Draw:
+def draw_of(samples: int) -> PromptRequest:
     prompt = make_prompt([{"role": "user", "content": "q"}])
-    return Draw(group=GroupId(step=0, draw=0, uid=prompt.uid), prompt=prompt, samples=samples)
+    return PromptRequest(
+        group=GroupId(step=0, draw=0, uid=prompt.uid), prompt=prompt, samples=samples
+    )
 
 
 def answered(journal: WorkJournal, samples: int, *, is_steady: bool = True):
@@ -43,7 +45,7 @@ def answered(journal: WorkJournal, samples: int, *, is_steady: bool = True):
 
     engine = Engine(lambda text, key: f"{key % 7}<|im_end|>")
     sampling = Sampling(max_new_tokens=9, stop_ids=TOKENIZER.stop_ids)
-    asked = answering(
+    asked = submit_requests(
         engine,
         Renderer(TOKENIZER),
         [draw_of(samples)],
@@ -192,7 +194,7 @@ def test_what_broke_is_tried_again_by_the_next_process(taken_up):
             raise RuntimeError("no connection")
         return str(a + b)
 
-    how = setting(box=ToolBox([add], on_error="fault"))
+    how = setting(box=ToolRegistry([add], on_error="fault"))
     for sound in (False, True):
         journal = taken_up()
         [group] = play(ScriptedEngine(asks_then_answers), how, "q", journal=journal)

@@ -6,7 +6,7 @@ import time
 from luyen.base.records import StopReason
 from luyen.rollout.multi_turn import Conversations
 from luyen.rollout.protocol import Sampling
-from luyen.rollout.tools.stateful import tool_class
+from luyen.rollout.tools.python_tools import tool_class
 from tests.talk import KEEP, TOKENIZER, ScriptedEngine, call, draws, setting
 
 SAMPLING = Sampling(max_new_tokens=400, stop_ids=TOKENIZER.stop_ids)

@@ -8,7 +8,7 @@ import pytest
 from luyen.base.records import Prompt, make_prompt
 from luyen.data.render import Renderer
 from luyen.data.tokenizer import load_tokenizer
-from luyen.rollout.openings import Openings
+from luyen.rollout.conversation_config import PromptTokenCache
 from tests.character_tokenizer import CHATML, build_character_tokenizer
 from tests.talk import TOKENIZER, ScriptedEngine, play, setting
 from tests.unit.data.families import FAMILIES, TOOLS, family_renderer
@@ -45,7 +45,7 @@ def refusing(tmp_path: Path) -> Counted:
 
 
 def test_a_prompt_is_rendered_once_however_often_it_is_asked_for(counted: Counted):
-    openings = Openings(counted)
+    openings = PromptTokenCache(counted)
     first, second = asking("1+2=", "3+4=")
     found = [list(openings.tokens(prompt)) for prompt in (first, second, first, second)]
     assert counted.asked == ["1+2=", "3+4="]
@@ -54,7 +54,7 @@ def test_a_prompt_is_rendered_once_however_often_it_is_asked_for(counted: Counte
 
 
 def test_a_prompt_is_rendered_once_for_all_samples_of_its_group(counted: Counted):
-    how = replace(setting(), openings=Openings(counted))
+    how = replace(setting(), openings=PromptTokenCache(counted))
     groups = play(ScriptedEngine(lambda *_: "3<|im_end|>"), how, "1+2=", "3+4=", samples=4)
     assert [len(group.rollouts) for group in groups] == [4, 4]
     assert counted.asked == ["1+2=", "3+4="]
@@ -63,8 +63,8 @@ def test_a_prompt_is_rendered_once_for_all_samples_of_its_group(counted: Counted
 def test_no_more_prompts_are_kept_than_the_bound_says_and_the_oldest_go_first(
     counted: Counted, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("luyen.rollout.openings._KEPT", 2)
-    openings = Openings(counted)
+    monkeypatch.setattr("luyen.rollout.conversation_config._MAX_PROMPTS", 2)
+    openings = PromptTokenCache(counted)
     prompts = dict(zip("abc", asking(*"abc"), strict=True))
     for name in "abcbcaba":
         openings.tokens(prompts[name])
@@ -72,9 +72,9 @@ def test_no_more_prompts_are_kept_than_the_bound_says_and_the_oldest_go_first(
 
 
 def test_a_prompt_is_never_taken_for_one_that_is_gone(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("luyen.rollout.openings._KEPT", 3)
+    monkeypatch.setattr("luyen.rollout.conversation_config._MAX_PROMPTS", 3)
     shown = Renderer(TOKENIZER)
-    openings = Openings(shown)
+    openings = PromptTokenCache(shown)
     for number in range(50):
         # Nobody else holds it, so that the next one may lie in the same place.
         [prompt] = asking(f"{number}+1=")
@@ -85,7 +85,7 @@ def test_a_prompt_is_never_taken_for_one_that_is_gone(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_conversation_opens_with_the_tokens_of_its_rendering(name: str):
     shown = family_renderer(name)
-    openings = Openings(shown)
+    openings = PromptTokenCache(shown)
     told = [{"role": "user", "content": "What is 1+2? <|im_end|> é"}]
     for tools in ([], TOOLS):
         prompt = make_prompt(told, tools=tools)

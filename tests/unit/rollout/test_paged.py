@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from luyen.base.errors import UserError
-from luyen.rollout.native.paged.pages import PagePool
+from luyen.rollout.native.paged.kv_cache import PagePool
 from luyen.rollout.protocol import Completion, Request, generate
 from tests.generation import native, paged, request
 from tests.tiny_models import tiny_policy

@@ -4,12 +4,17 @@ import pytest
 import torch
 
 from luyen.models.policy import Policy
-from luyen.rollout.native.paged import groups
+from luyen.rollout.native.paged import device_state
+from luyen.rollout.native.paged.device_state import (
+    RowGroups,
+    RowState,
+    shared_prefix_groups,
+    sharing_pays,
+    split_evenly,
+)
 from luyen.rollout.native.paged.engine import PagedEngine
-from luyen.rollout.native.paged.groups import RowGroups, cut, families, pays
-from luyen.rollout.native.paged.seats import Seat
-from luyen.rollout.native.paged.state import RowState
-from luyen.rollout.native.running import Row
+from luyen.rollout.native.paged.scheduler import RunningSequence
+from luyen.rollout.native.sequences import Row
 from luyen.rollout.protocol import Completion, Request, generate
 from tests.generation import paged, request
 from tests.tiny_models import DEVICE, tiny_policy
@@ -41,7 +46,9 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         seen.extend((found.members >= 0).sum(-1).tolist())
         return found
 
-    monkeypatch.setattr(groups, "pays", lambda *, saved_keys, key_bytes: saved_keys > 0)
+    monkeypatch.setattr(
+        device_state, "sharing_pays", lambda *, saved_keys, key_bytes: saved_keys > 0
+    )
     monkeypatch.setattr(RowGroups, "of", noting)
     return seen
 
@@ -96,7 +103,7 @@ def test_groups_are_for_engines_that_need_not_be_exact(policy, sizes):
 
 
 def test_groups_that_do_not_pay_are_left_alone(policy, sizes, monkeypatch):
-    monkeypatch.setattr(groups, "pays", pays)
+    monkeypatch.setattr(device_state, "sharing_pays", sharing_pays)
     generate(loose(policy, rows=18), mixed())
     assert not sizes
 
@@ -109,7 +116,7 @@ def test_groups_that_are_seated_in_parts(policy, sizes, limits):
 
 
 def test_large_groups_are_cut(policy, sizes, monkeypatch):
-    monkeypatch.setattr(groups, "_WIDEST", 4)
+    monkeypatch.setattr(device_state, "_WIDEST", 4)
     found = generate(loose(policy, rows=18), mixed())
     assert max(sizes) == 4
     same(found, exact(policy, mixed()))
@@ -118,10 +125,10 @@ def test_large_groups_are_cut(policy, sizes, monkeypatch):
 def test_rows_that_are_evicted_come_back_alone(policy, sizes, monkeypatch):
     asked = [request(70, 130, name=f"r{i}", samples=3) for i in range(3)]
     engine = loose(policy, rows=16, pages=14)
-    evicted: list[Seat] = []
+    evicted: list[RunningSequence] = []
     act = engine._seats._evict
 
-    def noting(seat: Seat) -> None:
+    def noting(seat: RunningSequence) -> None:
         evicted.append(seat)
         act(seat)
 
@@ -176,23 +183,26 @@ def test_windows_caps_and_sinks(name, sizes):
     same(found, exact(policy, asked), gap=2e-5)
 
 
-def seats_of(*shared_pages: tuple[int, int]) -> list[Seat]:
+def seats_of(*shared_pages: tuple[int, int]) -> list[RunningSequence]:
     """Rows of (first page, full pages held with siblings)."""
     row = Row(request(200, 4), 0)
-    return [Seat(row, [first, 90 + i], 200, shared=n) for i, (first, n) in enumerate(shared_pages)]
+    return [
+        RunningSequence(row, [first, 90 + i], 200, shared=n)
+        for i, (first, n) in enumerate(shared_pages)
+    ]
 
 
 def test_families_are_rows_with_the_same_first_page():
     seats = seats_of((5, 2), (6, 2), (5, 2), (7, 0), (6, 2), (8, 3), (5, 2))
-    assert families(seats) == [[0, 2, 6], [1, 4]]
+    assert shared_prefix_groups(seats) == [[0, 2, 6], [1, 4]]
     seats[1].is_over = True
-    assert families(seats) == [[0, 2, 6]]
+    assert shared_prefix_groups(seats) == [[0, 2, 6]]
 
 
 def test_parts_of_a_group_are_nearly_equal_and_no_row_is_alone():
     for count in range(2, 40):
         for most in (3, 4, 8):
-            parts = cut(range(count), most)
+            parts = split_evenly(range(count), most)
             assert [row for part in parts for row in part] == list(range(count))
             assert max(map(len, parts)) <= most
             assert max(map(len, parts)) - min(map(len, parts)) <= 1
@@ -228,5 +238,5 @@ def test_every_number_of_rows_has_room_for_its_groups():
 
 
 def test_it_pays_by_what_is_not_read_again():
-    assert not pays(saved_keys=0, key_bytes=1 << 30)
-    assert pays(saved_keys=1 << 20, key_bytes=1024)
+    assert not sharing_pays(saved_keys=0, key_bytes=1 << 30)
+    assert sharing_pays(saved_keys=1 << 20, key_bytes=1024)

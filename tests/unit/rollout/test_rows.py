@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from luyen.base.errors import UserError
-from luyen.models.kernels import Window
-from luyen.rollout.native.cache import DecodeContext, PromptSink, SlottedCache
-from luyen.rollout.native.running import Row, RowTensors, write_down
-from luyen.rollout.native.sample import Drawn
+from luyen.models.attention import AttentionWindow
+from luyen.rollout.native.kv_cache import DecodeContext, PromptWriter, SlottedCache
+from luyen.rollout.native.sampler import NextTokens
+from luyen.rollout.native.sequences import Row, RowTensors, append_tokens
 from luyen.rollout.protocol import Request, Sampling
 from tests.generation import spell
 
@@ -72,9 +72,9 @@ def test_a_completion_reports_kept_mass_only_where_something_was_ruled_out():
 @pytest.mark.parametrize("bad", [float("nan"), float("-inf")])
 def test_a_draw_without_a_probability_is_an_error(bad: float):
     one = row()
-    drawn = Drawn(tokens=torch.tensor([0]), logps=torch.tensor([bad]), kept=None)
+    drawn = NextTokens(tokens=torch.tensor([0]), logps=torch.tensor([bad]), kept=None)
     with pytest.raises(UserError, match="the weights give the log-probability"):
-        write_down([one], drawn)
+        append_tokens([one], drawn)
 
 
 def test_settings_of_rows_as_tensors():
@@ -92,7 +92,7 @@ def test_settings_of_rows_as_tensors():
 def test_a_prompt_is_written_into_every_row_of_its_samples():
     cache = SlottedCache(rows=4, length=10)
     keys, values = torch.randn(5, 2, 3), torch.randn(5, 2, 4)
-    sink = PromptSink(cache=cache, starts=(0, 2), lengths=(2, 3), rows=((1, 2), (2, 4)))
+    sink = PromptWriter(cache=cache, starts=(0, 2), lengths=(2, 3), rows=((1, 2), (2, 4)))
     sink.store(0, keys, values)
     cached, others = cache.layer(0, keys, values)
     assert torch.equal(cached[1, :, :2], keys[:2].transpose(0, 1))
@@ -107,7 +107,7 @@ def test_moving_a_row_copies_its_tokens_in_every_layer():
     cache = SlottedCache(rows=3, length=10)
     fresh = torch.randn(4, 2, 3)
     for layer in (0, 1):
-        sink = PromptSink(cache=cache, starts=(0,), lengths=(4,), rows=((2, 3),))
+        sink = PromptWriter(cache=cache, starts=(0,), lengths=(4,), rows=((2, 3),))
         sink.store(layer, fresh + layer, fresh - layer)
     cache.move(2, 0, 3)
     for layer in (0, 1):
@@ -122,7 +122,7 @@ def test_decoding_appends_at_each_rows_own_position():
     cache.layer(0, torch.zeros(1, 1, 2), torch.zeros(1, 1, 2))
     context = DecodeContext(cache=cache, positions=torch.tensor([0, 5]), span=cache.length)
     key, value = torch.ones(1, 1, 2, 2), torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]])
-    out = context.attend(0, torch.zeros(1, 2, 2, 2), key, value, 1.0, Window())
+    out = context.attend(0, torch.zeros(1, 2, 2, 2), key, value, 1.0, AttentionWindow())
     keys, _ = cache.layer(0, key[0], value[0])
     assert keys.sum((1, 3))[0].nonzero().tolist() == [[0]]
     assert keys.sum((1, 3))[1].nonzero().tolist() == [[5]]

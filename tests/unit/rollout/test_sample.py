@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from luyen.base.seeds import uniform
-from luyen.rollout.native.sample import (
-    Limits,
-    barred_out,
-    draw,
+from luyen.rollout.native.sampler import (
+    TruncationLimits,
     inverse_cdf,
+    mask_barred,
+    sample_tokens,
     truncate,
     uniforms,
 )
@@ -89,7 +89,7 @@ def test_truncation_is_that_of_a_plain_loop(seed, top_k, top_p, min_p):
     rows = torch.softmax(3 * torch.randn(2, 30, generator=generator), -1)
     # Numbers of few bits: sums are exact, ties are common, and both sides round alike.
     rows = (rows * 64).round() / 64 + 2**-10
-    limits = Limits(
+    limits = TruncationLimits(
         top_k=torch.tensor([[top_k], [30]]),
         top_p=torch.tensor([[top_p], [1.0]], dtype=torch.float32),
         min_p=torch.tensor([[min_p], [0.0]]),
@@ -102,17 +102,19 @@ def test_truncation_is_that_of_a_plain_loop(seed, top_k, top_p, min_p):
 
 def test_a_draw_reports_the_full_softmax_and_the_mass_that_was_left():
     logits = torch.log(torch.tensor([[0.5, 0.25, 0.125, 0.125]]))
-    limits = Limits(top_k=torch.tensor([[2]]), top_p=torch.ones(1, 1), min_p=torch.zeros(1, 1))
-    drawn = draw(logits, torch.tensor([0.9], dtype=torch.float64), limits=limits)
+    limits = TruncationLimits(
+        top_k=torch.tensor([[2]]), top_p=torch.ones(1, 1), min_p=torch.zeros(1, 1)
+    )
+    drawn = sample_tokens(logits, torch.tensor([0.9], dtype=torch.float64), limits=limits)
     assert drawn.tokens.tolist() == [1]
     assert drawn.logps.exp().tolist() == pytest.approx([0.25])
     assert drawn.kept.tolist() == pytest.approx([0.75])
 
 
-def everything(rows: int, size: int, barred: torch.Tensor | None = None) -> Limits:
+def everything(rows: int, size: int, barred: torch.Tensor | None = None) -> TruncationLimits:
     whole = torch.ones(rows, 1)
     sizes = torch.full((rows, 1), size)
-    return Limits(top_k=sizes, top_p=whole, min_p=0 * whole, barred=barred)
+    return TruncationLimits(top_k=sizes, top_p=whole, min_p=0 * whole, barred=barred)
 
 
 @given(seed=st.integers(0, 10_000), barred=st.lists(st.integers(-1, 45), min_size=1, max_size=12))
@@ -121,7 +123,7 @@ def test_barred_tokens_are_never_drawn_and_the_rest_keeps_its_proportions(seed, 
     generator = torch.Generator().manual_seed(seed)
     logits = 4 * torch.randn(50, 40, generator=generator)
     ids = torch.tensor(barred).repeat(50, 1)
-    drawn = draw(
+    drawn = sample_tokens(
         logits, torch.rand(50, generator=generator).double(), None, everything(50, 40, ids)
     )
     exact = torch.softmax(logits.double(), -1)
@@ -132,7 +134,7 @@ def test_barred_tokens_are_never_drawn_and_the_rest_keeps_its_proportions(seed, 
     assert torch.allclose(drawn.kept.double(), left.sum(-1), atol=1e-6)
     said = exact.log().gather(-1, drawn.tokens[:, None])[:, 0]
     assert torch.allclose(drawn.logps.double(), said, atol=1e-4)
-    renormalised = torch.softmax(barred_out(logits, ids).double(), -1)
+    renormalised = torch.softmax(mask_barred(logits, ids).double(), -1)
     assert torch.allclose(renormalised, left / left.sum(-1, keepdim=True), atol=1e-9)
 
 
@@ -140,7 +142,10 @@ def test_a_row_that_bars_nothing_draws_to_the_bit_as_without_limits():
     generator = torch.Generator().manual_seed(3)
     logits, numbers = 5 * torch.randn(64, 1000, generator=generator), torch.rand(64).double()
     nobody = torch.full((64, 3), -1)
-    free, limited = draw(logits, numbers), draw(logits, numbers, None, everything(64, 1000, nobody))
+    free, limited = (
+        sample_tokens(logits, numbers),
+        sample_tokens(logits, numbers, None, everything(64, 1000, nobody)),
+    )
     assert torch.equal(free.tokens, limited.tokens)
     assert torch.equal(free.logps, limited.logps)
 
@@ -149,7 +154,7 @@ def test_a_barred_token_may_have_all_of_the_mass():
     logits = torch.tensor([[500.0, 1.0, 1.0, -900.0]]).repeat(2, 1)
     ids = torch.tensor([[0], [0]])
     numbers, greedy = torch.tensor([0.6, 0.6]).double(), torch.tensor([False, True])
-    drawn = draw(logits, numbers, greedy, everything(2, 4, ids))
+    drawn = sample_tokens(logits, numbers, greedy, everything(2, 4, ids))
     assert drawn.tokens.tolist() == [2, 1]
     assert drawn.kept.tolist() == [0.0, 0.0]
     assert drawn.logps.tolist() == [-499.0, -499.0]
@@ -159,7 +164,7 @@ def test_min_p_comes_before_top_p():
     # Of 0.5, 0.2, 0.2, 0.1: min-p 0.4 leaves 0.9, of which top-p 0.75 needs 0.675: two tokens.
     # The other way round top-p would need 0.75 of 1.0: three.
     rows = torch.tensor([[0.5, 0.2, 0.2, 0.1]])
-    limits = Limits(
+    limits = TruncationLimits(
         top_k=torch.tensor([[4]]), top_p=torch.tensor([[0.75]]), min_p=torch.tensor([[0.4]])
     )
     assert (truncate(rows, limits) > 0).tolist() == [[True, True, False, False]]
@@ -168,6 +173,6 @@ def test_min_p_comes_before_top_p():
 def test_greedy_rows_take_the_likeliest_and_the_others_are_drawn():
     logits = torch.tensor([[0.0, 1.0, 0.5], [0.0, 1.0, 0.5]])
     numbers = torch.tensor([0.99, 0.99], dtype=torch.float64)
-    drawn = draw(logits, numbers, greedy=torch.tensor([True, False]))
+    drawn = sample_tokens(logits, numbers, greedy=torch.tensor([True, False]))
     assert drawn.tokens.tolist() == [1, 2]
     assert drawn.kept is None

@@ -6,25 +6,32 @@ from luyen.base.records import GroupId, Source, StopReason, make_prompt
 from luyen.base.seeds import derive_key
 from luyen.data.render import Renderer
 from luyen.data.tokenizer import load_tokenizer
-from luyen.models.fresh import random_policy
+from luyen.models.random_policy import random_policy
 from luyen.rollout.native.engine import NativeEngine
 from luyen.rollout.protocol import Sampling
-from luyen.rollout.single_turn import Draw, answering, sampling_key
+from luyen.rollout.single_turn import PromptRequest, sampling_key, submit_requests
 
 TOKENIZER = load_tokenizer("builtin://arithmetic")
 RENDERER = Renderer(TOKENIZER)
 POLICY = random_policy()
 
 
-def draws(*texts: str, samples: int = 3) -> list[Draw]:
+def draws(*texts: str, samples: int = 3) -> list[PromptRequest]:
     prompts = [make_prompt([{"role": "user", "content": text}]) for text in texts]
     return [
-        Draw(group=GroupId(step=4, draw=i, uid=prompt.uid), prompt=prompt, samples=samples)
+        PromptRequest(group=GroupId(step=4, draw=i, uid=prompt.uid), prompt=prompt, samples=samples)
         for i, prompt in enumerate(prompts)
     ]
 
 
-def ask(asked: list[Draw], *, rows: int = 4, seed: int = 0, purpose: str = "rollout", **sampling):
+def ask(
+    asked: list[PromptRequest],
+    *,
+    rows: int = 4,
+    seed: int = 0,
+    purpose: str = "rollout",
+    **sampling,
+):
     engine = NativeEngine(
         POLICY,
         max_model_len=128,
@@ -33,7 +40,7 @@ def ask(asked: list[Draw], *, rows: int = 4, seed: int = 0, purpose: str = "roll
         decode=TOKENIZER.decode,
     )
     how = Sampling(**{"max_new_tokens": 6, **sampling})
-    return answering(engine, RENDERER, asked, how, seed=seed, purpose=purpose, version=9)()
+    return submit_requests(engine, RENDERER, asked, how, seed=seed, purpose=purpose, version=9)()
 
 
 def test_a_rollout_accounts_for_every_token():

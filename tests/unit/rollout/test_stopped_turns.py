@@ -3,11 +3,11 @@
 import asyncio
 
 from luyen.base.records import Source, StopReason
-from luyen.rollout.fault_policy import FaultPolicy
-from luyen.rollout.native.running import Row
+from luyen.rollout.multi_turn import FaultPolicy
+from luyen.rollout.native.sequences import Row
 from luyen.rollout.protocol import Request, Sampling
-from luyen.rollout.single_turn import answering
-from luyen.rollout.tools.function import tool
+from luyen.rollout.single_turn import submit_requests
+from luyen.rollout.tools.python_tools import tool
 from tests.talk import TOKENIZER, ScriptedEngine, call, converse, draws, setting
 
 CALL_END = TOKENIZER.markers["</tool_call>"]
@@ -89,7 +89,7 @@ def test_a_turn_that_stops_at_its_call_is_read_with_the_stop_and_closed_by_the_t
 def test_an_answer_keeps_its_stop_string_and_every_token_up_to_it():
     how = setting()
     sampling = Sampling(max_new_tokens=RAW, stop_ids=TOKENIZER.stop_ids, stop_strings=("END",))
-    [group] = answering(
+    [group] = submit_requests(
         StoppingEngine(goes_on),
         how.renderer,
         draws(how, "<tool_response>"),

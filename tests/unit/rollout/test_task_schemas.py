@@ -3,9 +3,8 @@
 import asyncio
 import runpy
 
-from luyen.data.orders import LOOKUP, price_of
-from luyen.data.tool_talk import CALCULATOR
-from luyen.rollout.tools.calculator import calculator_tool
+from luyen.data.tool_tasks import CALCULATOR, LOOKUP, price_of
+from luyen.rollout.tools.builtin_tools import calculator_tool
 from tests.architecture.tree import ROOT
 
 

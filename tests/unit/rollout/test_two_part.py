@@ -5,11 +5,10 @@ import copy
 import pytest
 import torch
 
-from luyen.models.kernels import Window
+from luyen.models.attention import AttentionWindow
 from luyen.models.policy import Policy
-from luyen.rollout.native.cache import SlottedCache
 from luyen.rollout.native.engine import NativeEngine
-from luyen.rollout.native.two_part import TwoPartCache, can_split
+from luyen.rollout.native.kv_cache import SharedPrefixCache, SlottedCache, can_split
 from luyen.rollout.protocol import Completion, Request
 from tests.generation import packed_logps, pairs, request, sampled_logps, spell
 from tests.tiny_models import tiny_policy
@@ -115,7 +114,7 @@ def test_attention_in_two_parts_is_attention(dtype, sliding):
     torch.manual_seed(0)
     lengths, members = [3, 20], [(0, 2), (2, 3)]
     packed = [torch.randn(23, 2, 16, dtype=dtype) for _ in range(2)]
-    caches = SlottedCache(rows=3, length=64), TwoPartCache()
+    caches = SlottedCache(rows=3, length=64), SharedPrefixCache()
     for cache in caches:
         cache.make_room(3, 64)
         cache.sink([0, 3], lengths, members).store(0, packed[0], packed[1])
@@ -123,7 +122,9 @@ def test_attention_in_two_parts_is_attention(dtype, sliding):
         positions = [3 + step, 3 + step, 20 + step]
         query, key, value = (torch.randn(1, h, 3, 16, dtype=dtype) for h in (4, 2, 2))
         slotted, split = (
-            cache.step(positions, CPU).attend(0, query, key, value, 0.25, Window(sliding=sliding))
+            cache.step(positions, CPU).attend(
+                0, query, key, value, 0.25, AttentionWindow(sliding=sliding)
+            )
             for cache in caches
         )
         tolerance = 1e-5 if dtype == torch.float32 else 0.03
@@ -131,7 +132,7 @@ def test_attention_in_two_parts_is_attention(dtype, sliding):
 
 
 def test_a_slot_is_freed_with_its_last_row_and_the_last_slot_takes_its_place():
-    cache = TwoPartCache()
+    cache = SharedPrefixCache()
     keys = torch.arange(6.0)[:, None, None] + 1
     cache.make_room(3, 8)
     cache.sink([0, 2, 3], [2, 1, 3], [(0, 1), (1, 2), (2, 3)]).store(0, keys, keys)
@@ -163,4 +164,4 @@ def test_single_answers_do_not_keep_groups_from_sharing_later():
     answers(made, [request(5, 4, name="single")])
     made.submit(request(5, 4, name="group", samples=4))
     made.advance()
-    assert isinstance(made._cache, TwoPartCache)
+    assert isinstance(made._cache, SharedPrefixCache)

@@ -6,12 +6,12 @@ from pathlib import Path
 import torch
 
 from luyen.base.records import GroupId, Prompt, Rollout, Source, StopReason, make_prompt
-from luyen.config.schema.model import Model
-from luyen.config.schema.reward import RewardModel as RewardModelConfig
+from luyen.config.schema.actor_rollout_ref import ModelConfig
+from luyen.config.schema.reward import RewardModelConfig
 from luyen.data.render import Renderer
 from luyen.data.tokenizer import load_tokenizer
 from luyen.models.export import export_tokenizer
-from luyen.models.reward_model_load import load_reward_model
+from luyen.models.reward_model import load_reward_model
 from luyen.runtime.reward_model import LocalScorer, load_scorer
 
 POLICY = "builtin://arithmetic"
@@ -21,7 +21,7 @@ QUESTIONS = {"1+1=": ("2", "3", "11"), "20+4=": ("24", "2", "99")}
 def saved_judge(folder: Path, *, is_stepwise: bool = False, template: str | None = None) -> str:
     """A reward model with a head that has drawn weights; `template` replaces the chat template."""
     model = load_reward_model(
-        Model(path=POLICY), device="cpu", field="actor_rollout_ref.model.path", new_head=5
+        ModelConfig(path=POLICY), device="cpu", field="actor_rollout_ref.model.path", new_head=5
     )
     with torch.no_grad():
         model.head.weight.mul_(20)

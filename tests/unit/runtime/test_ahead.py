@@ -10,8 +10,8 @@ import pytest
 from luyen.base.errors import UserError
 from luyen.rollout.client import EngineClient
 from luyen.rollout.protocol import Request, Sampling
-from luyen.rollout.single_turn import answer_all
-from luyen.runtime.ahead import AheadGeneration
+from luyen.rollout.single_turn import generate_groups
+from luyen.runtime.generation import AsyncGeneration
 from tests.talk import draws, setting
 
 SHORT = Sampling(max_new_tokens=4, ignore_stop=True)
@@ -59,17 +59,17 @@ def after(seconds: float, fault: BaseException | None = None) -> Callable[..., A
 
 @pytest.fixture
 def ahead():
-    opened = AheadGeneration(Refusing(), Scripted(), place=placed)  # type: ignore[arg-type]
+    opened = AsyncGeneration(Refusing(), Scripted(), place=placed)  # type: ignore[arg-type]
     yield opened
     opened.close()
 
 
-def begin(ahead: AheadGeneration, *work: Any, version: int = 0):
+def begin(ahead: AsyncGeneration, *work: Any, version: int = 0):
     ahead.publish(version).wait()
     return ahead.begin(work, SHORT, purpose="rollout", version=version)
 
 
-def test_who_waits_for_one_generation_does_not_wait_for_others(ahead: AheadGeneration):
+def test_who_waits_for_one_generation_does_not_wait_for_others(ahead: AsyncGeneration):
     later, wanted = begin(ahead, after(5.0)), begin(ahead, after(0.1))
     start = time.monotonic()
     assert wanted.result() == [0.1]
@@ -77,7 +77,7 @@ def test_who_waits_for_one_generation_does_not_wait_for_others(ahead: AheadGener
     assert not later.done()
 
 
-def test_an_error_of_any_generation_is_raised_wherever_the_caller_waits(ahead: AheadGeneration):
+def test_an_error_of_any_generation_is_raised_wherever_the_caller_waits(ahead: AsyncGeneration):
     wanted = begin(ahead, after(5.0))
     begin(ahead, after(0.1, UserError("tools", 1, "it is broken", "mend it")))
     start = time.monotonic()
@@ -86,7 +86,7 @@ def test_an_error_of_any_generation_is_raised_wherever_the_caller_waits(ahead: A
     assert time.monotonic() - start < 1.0
 
 
-def test_an_error_of_any_generation_is_raised_to_who_only_looks(ahead: AheadGeneration):
+def test_an_error_of_any_generation_is_raised_to_who_only_looks(ahead: AsyncGeneration):
     wanted = begin(ahead, after(5.0))
     begin(ahead, after(0.0, UserError("tools", 1, "it is broken", "mend it")))
     time.sleep(0.2)
@@ -100,11 +100,11 @@ def test_a_refusal_of_the_engine_is_what_the_caller_gets():
 
     async def asked(client: EngineClient) -> Any:
         renderer = how.renderer
-        return await answer_all(
+        return await generate_groups(
             client, renderer, draws(how, "?"), SHORT, seed=0, purpose="rollout", version=0
         )
 
-    ahead = AheadGeneration(Refusing(), Scripted(), place=placed)  # type: ignore[arg-type]
+    ahead = AsyncGeneration(Refusing(), Scripted(), place=placed)  # type: ignore[arg-type]
     try:
         with pytest.raises(UserError, match="never be served"):
             begin(ahead, asked).result()
@@ -112,7 +112,7 @@ def test_a_refusal_of_the_engine_is_what_the_caller_gets():
         ahead.close()
 
 
-def test_nobody_waits_for_a_thread_that_has_ended(ahead: AheadGeneration):
+def test_nobody_waits_for_a_thread_that_has_ended(ahead: AsyncGeneration):
     wanted = begin(ahead, after(60.0))
     ahead._loop.call_soon_threadsafe(ahead._loop.stop)
     start = time.monotonic()
@@ -125,7 +125,7 @@ def test_nobody_waits_for_a_thread_that_has_ended(ahead: AheadGeneration):
 
 def test_closing_ends_what_still_runs():
     script = Scripted()
-    ahead = AheadGeneration(Refusing(), script, place=placed)  # type: ignore[arg-type]
+    ahead = AsyncGeneration(Refusing(), script, place=placed)  # type: ignore[arg-type]
     begin(ahead, after(60.0))
     start = time.monotonic()
     ahead.close()
@@ -134,7 +134,7 @@ def test_closing_ends_what_still_runs():
     assert script.has_ended
 
 
-def test_a_version_that_was_not_published_generates_nothing(ahead: AheadGeneration):
+def test_a_version_that_was_not_published_generates_nothing(ahead: AsyncGeneration):
     ahead.publish(0).wait()
     with pytest.raises(AssertionError, match="version 1 of the weights was not published"):
         ahead.begin((), SHORT, purpose="rollout", version=1)
@@ -144,7 +144,7 @@ def test_a_failed_publication_is_raised_where_it_is_waited_for():
     async def refused(version: int, keep: Any) -> None:
         raise REFUSED
 
-    ahead = AheadGeneration(Refusing(), Scripted(), place=refused)  # type: ignore[arg-type]
+    ahead = AsyncGeneration(Refusing(), Scripted(), place=refused)  # type: ignore[arg-type]
     try:
         with pytest.raises(UserError, match="never be served"):
             ahead.publish(0).wait()
@@ -158,7 +158,7 @@ def test_a_version_is_kept_as_long_as_it_is_needed():
     async def place(version: int, keep: Any) -> None:
         seen.append((version, set(keep)))
 
-    ahead = AheadGeneration(Refusing(), Scripted(), place=place)  # type: ignore[arg-type]
+    ahead = AsyncGeneration(Refusing(), Scripted(), place=place)  # type: ignore[arg-type]
     try:
         for version, needed in ((0, {0}), (1, {1}), (2, set())):
             begin(ahead, after(0.0), version=version).result()

@@ -10,12 +10,11 @@ import torch
 
 from luyen.base.errors import UserError
 from luyen.base.records import Score
-from luyen.config.schema.reward import Reward as RewardConfig
-from luyen.models.resting import RestingWeights
+from luyen.config.schema.reward import RewardConfig
+from luyen.models.offload import OffloadedWeights
 from luyen.rewards.build import build_reward
-from luyen.rewards.learned import LearnedReward
-from luyen.rewards.model_input import AS_SAMPLED, BY_STEP, RENDERED
 from luyen.rewards.protocol import Reward, Services, StepReward
+from luyen.rewards.reward_model import AS_SAMPLED, BY_STEP, RENDERED, LearnedReward
 from luyen.runtime.reward_model import open_learned_reward
 from tests.tiny_models import read_judge_net, tiny_judge_net
 from tests.unit.runtime.judges import groups, renderer, saved_judge, scorer_of, settings
@@ -182,7 +181,7 @@ def test_weights_that_rest_come_back_to_the_bit():
     tied.weight.data = net.get_parameter("score.weight").data[:, :12].view(4, 3)
     both = torch.nn.ModuleList([net, tied])
     before = {name: p.detach().clone() for name, p in both.named_parameters()}
-    resting = RestingWeights(both)
+    resting = OffloadedWeights(both)
     assert {p.untyped_storage().size() for p in both.parameters()} == {0}
     for _ in range(2):
         with resting.awake():

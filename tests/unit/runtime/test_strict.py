@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from luyen.runtime.local import LocalRoles
-from luyen.runtime.strict import VARIABLE, StrictRoles, travelled
-from luyen.train.online import train_online
+from luyen.runtime.in_process import STRICT_VARIABLE, LocalRoles, StrictRoles, pickle_roundtrip
+from luyen.train.loop import train_online
 from tests.runs import OnlineRun, close, prepare, read_back, same_weights
 
 
@@ -25,7 +24,7 @@ PPO = ("algorithm.adv_estimator=gae", "actor_rollout_ref.rollout.n=2", "critic.o
 def test_a_run_is_the_same_behind_the_walls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     words = (*PPO, "actor_rollout_ref.actor.use_kl_loss=true")
     plain, free = trained(tmp_path / "free", *words)
-    monkeypatch.setenv(VARIABLE, "1")
+    monkeypatch.setenv(STRICT_VARIABLE, "1")
     walled, strict = trained(tmp_path / "strict", *words)
     assert isinstance(plain.roles, LocalRoles)
     assert isinstance(walled.roles, StrictRoles)
@@ -36,7 +35,7 @@ def test_a_run_is_the_same_behind_the_walls(tmp_path: Path, monkeypatch: pytest.
 def test_what_cannot_travel_is_refused_and_identity_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setenv(VARIABLE, "1")
+    monkeypatch.setenv(STRICT_VARIABLE, "1")
     run: OnlineRun = prepare(tmp_path)
     seen: list[object] = []
 
@@ -57,6 +56,6 @@ def test_what_cannot_travel_is_refused_and_identity_is_lost(
         with pytest.raises((AttributeError, TypeError)):
             strict.values(lambda: None)  # type: ignore[arg-type]
         with pytest.raises(TypeError):
-            travelled(number for number in [1])
+            pickle_roundtrip(number for number in [1])
     finally:
         close(run)

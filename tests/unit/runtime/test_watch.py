@@ -5,10 +5,9 @@ from pathlib import Path
 import pytest
 
 from luyen.base.files import read_lines
-from luyen.runtime.watch import GIB, RoleWatch
-from luyen.telemetry.process_report import PastSpan, ProcessReport
-from luyen.telemetry.spans import SpanLog
-from luyen.telemetry.waits import Waits
+from luyen.runtime.monitoring import GIB, RoleMonitor
+from luyen.telemetry.spans import SpanLog, Waits
+from luyen.telemetry.worker_spans import FinishedSpan, ProcessReport
 from tests.unit.telemetry.test_own_work import Hands
 
 
@@ -26,7 +25,7 @@ def report(
         node="ab12cd",
         came=came,
         answered=came,
-        spans=tuple(PastSpan(name=n, start=s, duration_s=d, facts={}) for n, s, d in spans),
+        spans=tuple(FinishedSpan(name=n, start=s, duration_s=d, facts={}) for n, s, d in spans),
         lost=0,
         busy_s=busy_s,
         memory_bytes=int(memory_gb * GIB),
@@ -45,11 +44,11 @@ def spans() -> SpanLog:
 
 
 @pytest.fixture
-def watch(spans: SpanLog, hands: Hands) -> RoleWatch:
-    return RoleWatch(spans=spans, waits=Waits(spans, clock=hands), counter=hands)
+def watch(spans: SpanLog, hands: Hands) -> RoleMonitor:
+    return RoleMonitor(spans=spans, waits=Waits(spans, clock=hands), counter=hands)
 
 
-def test_busy_and_idle_are_means_over_the_processes_of_a_role(watch: RoleWatch, hands: Hands):
+def test_busy_and_idle_are_means_over_the_processes_of_a_role(watch: RoleMonitor, hands: Hands):
     watch.heard("actor", 0, report(busy_s=5.0), sent=0.0, back=0.0)
     watch.restart()
     hands.now += 10.0
@@ -66,7 +65,7 @@ def test_busy_and_idle_are_means_over_the_processes_of_a_role(watch: RoleWatch, 
     assert watch.numbers()["role/actor/busy"] == 0.0, "a step is counted once"
 
 
-def test_a_process_that_was_begun_again_counts_once(watch: RoleWatch, hands: Hands):
+def test_a_process_that_was_begun_again_counts_once(watch: RoleMonitor, hands: Hands):
     hands.now += 10.0
     watch.heard("rollout", 0, report(pid=1, busy_s=3.0, memory_gb=4.0), sent=0.0, back=0.0)
     watch.heard("rollout", 0, report(pid=2, busy_s=2.0), sent=0.0, back=0.0)
@@ -75,7 +74,7 @@ def test_a_process_that_was_begun_again_counts_once(watch: RoleWatch, hands: Han
     assert watch.numbers()["role/rollout/memory_gb"] == 1.0, "the first life is over"
 
 
-def test_publications_are_told_with_their_time_and_bytes(watch: RoleWatch):
+def test_publications_are_told_with_their_time_and_bytes(watch: RoleMonitor):
     assert "time/publish" not in watch.numbers()
     watch.published(version=1, size=100, parameters=7, seconds=0.5)
     watch.published(version=2, size=100, parameters=7, seconds=0.25)
@@ -86,7 +85,7 @@ def test_publications_are_told_with_their_time_and_bytes(watch: RoleWatch):
 
 
 def test_lines_are_in_the_controllers_time_with_the_bound_of_their_error(
-    watch: RoleWatch, spans: SpanLog, tmp_path: Path
+    watch: RoleMonitor, spans: SpanLog, tmp_path: Path
 ):
     spans.open(tmp_path, process="controller")
     # Its clock is 500 s ahead; the ways took 0.2 s together.
@@ -109,7 +108,7 @@ def test_lines_are_in_the_controllers_time_with_the_bound_of_their_error(
 
 
 def test_a_disk_that_takes_no_spans_ends_their_writing_and_nothing_else(
-    watch: RoleWatch, spans: SpanLog, tmp_path: Path
+    watch: RoleMonitor, spans: SpanLog, tmp_path: Path
 ):
     spans.open(tmp_path, process="controller")
     (tmp_path / "actor-0.jsonl").mkdir()
@@ -121,7 +120,7 @@ def test_a_disk_that_takes_no_spans_ends_their_writing_and_nothing_else(
     spans.close()
 
 
-def test_without_a_folder_nothing_is_kept(watch: RoleWatch, spans: SpanLog, tmp_path: Path):
+def test_without_a_folder_nothing_is_kept(watch: RoleMonitor, spans: SpanLog, tmp_path: Path):
     watch.heard("actor", 0, report(("join", 1.0, 1.0)), sent=0.0, back=0.0)
     watch.write()
     spans.open(tmp_path, process="controller")

@@ -5,7 +5,7 @@ import json
 import sys
 
 from luyen.sandbox.attacks import ATTACKS, breaches, target
-from luyen.sandbox.limits import available
+from luyen.sandbox.launch import available
 
 
 async def attacked() -> dict[str, list[str]]:

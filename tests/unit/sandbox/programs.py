@@ -4,13 +4,13 @@ import asyncio
 import os
 from pathlib import Path
 
-from luyen.sandbox.limits import Limits
-from luyen.sandbox.python import Ran, run_python
+from luyen.sandbox.launch import Limits
+from luyen.sandbox.python import ProgramResult, run_python
 
 
 def run(
     code: str, *, stdin: str = "", files: dict[str, str | bytes] | None = None, **limits
-) -> Ran:
+) -> ProgramResult:
     return asyncio.run(run_python(code, stdin=stdin, files=files, limits=Limits(**limits)))
 
 
@@ -24,6 +24,6 @@ def children(owner: int = 0) -> set[int]:
                 line = (entry / "cmdline").read_bytes()
             except OSError:
                 continue
-            if b"luyen.sandbox.inside.guard" in line and line.endswith(last):
+            if b"luyen.sandbox.child.guard" in line and line.endswith(last):
                 found.add(int(entry.name))
     return found

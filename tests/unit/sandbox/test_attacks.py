@@ -12,7 +12,7 @@ import pytest
 
 import luyen
 from luyen.sandbox.attacks import _PRELUDE, ATTACKS, SECRET, target
-from luyen.sandbox.limits import available
+from luyen.sandbox.launch import available
 from tests.unit.sandbox import attacking
 
 HERE = [sys.executable, "-m", "tests.unit.sandbox.attacking"]

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from luyen.sandbox.limits import Limits
+from luyen.sandbox.launch import Limits
 from luyen.sandbox.verify import CallCase, Case, Verdict, is_forgeable, verify
 
 TESTS = {

@@ -15,7 +15,7 @@ from luyen.sandbox.room import need_room
 JUDGE = """
 import asyncio, json, sys, tempfile
 from luyen.sandbox.launch import SandboxFault
-from luyen.sandbox.limits import available
+from luyen.sandbox.launch import available
 from luyen.sandbox.verify import verify
 
 tempfile.tempdir = sys.argv[1]

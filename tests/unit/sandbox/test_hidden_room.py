@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import luyen
-from luyen.sandbox.removal import remove
+from luyen.sandbox.python import remove
 from tests.unit.sandbox.programs import run
 
 
@@ -62,7 +62,7 @@ print("kept")
 }
 DRIVER = """
 import asyncio, json, sys
-from luyen.sandbox.limits import available
+from luyen.sandbox.launch import available
 from luyen.sandbox.python import run_python
 programs = json.load(sys.stdin)
 ran = {name: asyncio.run(run_python(code)) for name, code in programs.items()}

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from luyen.sandbox.inside import plain
+from luyen.sandbox.child import program
 
 scalars = st.one_of(
     st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(), st.binary(),
@@ -35,21 +35,21 @@ values = st.recursive(
 
 @given(values)
 def test_plain_data_arrives_as_it_was(value):
-    found = plain.read(plain.write(value, most=10**6))
+    found = program.read_plain(program.write_plain(value, most=10**6))
     assert found == value
     assert type(found) is type(value)
 
 
 @given(st.floats())
 def test_every_float_arrives_bit_by_bit(value):
-    found = plain.read(plain.write(value, most=1000))
+    found = program.read_plain(program.write_plain(value, most=1000))
     assert struct.pack("d", found) == struct.pack("d", value) or math.isnan(value)
 
 
 @given(st.binary(max_size=200) | st.text(max_size=200).map(lambda t: t.encode(errors="replace")))
 def test_whatever_a_program_sends_is_plain_data_or_refused(sent):
-    with suppress(plain.NotPlain):
-        plain.read(sent.decode(errors="replace"))
+    with suppress(program.NotPlain):
+        program.read_plain(sent.decode(errors="replace"))
 
 
 @given(
@@ -63,8 +63,8 @@ def test_whatever_a_program_sends_is_plain_data_or_refused(sent):
     )
 )  # fmt: skip
 def test_whatever_json_a_program_sends_is_plain_data_or_refused(sent):
-    with suppress(plain.NotPlain):
-        plain.read(json.dumps(sent))
+    with suppress(program.NotPlain):
+        program.read_plain(json.dumps(sent))
 
 
 @pytest.mark.parametrize(
@@ -83,8 +83,8 @@ def test_whatever_json_a_program_sends_is_plain_data_or_refused(sent):
     ],
 )
 def test_what_is_no_plain_data_is_named(line, why):
-    with pytest.raises(plain.NotPlain, match=why):
-        plain.read(line)
+    with pytest.raises(program.NotPlain, match=why):
+        program.read_plain(line)
 
 
 def test_subclasses_and_numbers_of_libraries_become_plain():
@@ -99,7 +99,7 @@ def test_subclasses_and_numbers_of_libraries_become_plain():
     given_values = [Colour.RED, Word("it"), point(1, 2), collections.Counter("aa"), np.int64(3),
                     np.bool_(True), np.float64(0.5), {1: 2}.keys(), bytearray(b"x")]  # fmt: skip
     wanted = [1, "it", (1, 2), {"a": 2}, 3, True, 0.5, {1}, b"x"]
-    found = plain.read(plain.write(given_values, most=10**4))
+    found = program.read_plain(program.write_plain(given_values, most=10**4))
     assert found == wanted
     assert [type(one) for one in found] == [type(one) for one in wanted]
 
@@ -109,6 +109,6 @@ def test_data_that_is_too_long_or_too_deep_is_named_inside():
     for _ in range(200):
         deep = [deep]
     for value in (deep, "x" * 1000, object(), np.arange(3)):
-        with pytest.raises(plain.NotPlain):
-            plain.read(plain.write(value, most=500))
-    assert plain.read(plain.write(Decimal("1.50"), most=500)) == Decimal("1.5")
+        with pytest.raises(program.NotPlain):
+            program.read_plain(program.write_plain(value, most=500))
+    assert program.read_plain(program.write_plain(Decimal("1.50"), most=500)) == Decimal("1.5")

@@ -10,13 +10,12 @@ from time import monotonic, sleep
 
 import pytest
 
-from luyen.sandbox.calls import Call, Reply
-from luyen.sandbox.deadline import seconds_left
-from luyen.sandbox.pool import Pool, _Ticket
+from luyen.sandbox.calls import Call, Reply, seconds_left
+from luyen.sandbox.pool import ProcessPool, _Ticket
 
 CODE = """
 import asyncio, os, signal, subprocess, sys, time
-from luyen.sandbox.deadline import seconds_left
+from luyen.sandbox.calls import seconds_left
 
 prepared = []
 
@@ -69,7 +68,7 @@ def replies(*calls: Call, size: int = 1, timeout_s: float = 20.0, **settings) ->
     async def all_of_them() -> list[Reply]:
         return await asyncio.gather(*(pool.run(call) for call in calls))
 
-    pool = Pool(size, timeout_s, **settings)
+    pool = ProcessPool(size, timeout_s, **settings)
     try:
         return asyncio.run(all_of_them())
     finally:
@@ -156,10 +155,10 @@ def test_a_late_call_is_killed_with_its_children(call, tmp_path):
 
 
 def test_a_late_call_is_an_error_and_the_next_one_works(call):
-    async def both(pool: Pool) -> tuple[Reply, Reply]:
+    async def both(pool: ProcessPool) -> tuple[Reply, Reply]:
         return await pool.run(call("hang"), timeout_s=0.2), await pool.run(call("add", 1, b=1))
 
-    pool = Pool(1, 60.0)
+    pool = ProcessPool(1, 60.0)
     late, next_one = asyncio.run(both(pool))
     pool.close()
     assert (late.error, late.timed_out) == ("no answer within 0.2 s", True)
@@ -172,7 +171,7 @@ def test_at_most_so_many_processes_are_started(call):
 
 
 def test_a_cancelled_call_frees_its_process(call):
-    async def cancelled(pool: Pool) -> Reply:
+    async def cancelled(pool: ProcessPool) -> Reply:
         await pool.run(call("pid"))
         task = asyncio.ensure_future(pool.run(call("hang")))
         await asyncio.sleep(0.2)
@@ -181,7 +180,7 @@ def test_a_cancelled_call_frees_its_process(call):
             await task
         return await pool.run(call("add", 1, b=1))
 
-    pool = Pool(1, 60.0)
+    pool = ProcessPool(1, 60.0)
     start = monotonic()
     assert asyncio.run(cancelled(pool)).value == 2
     pool.close()
@@ -189,7 +188,7 @@ def test_a_cancelled_call_frees_its_process(call):
 
 
 def test_a_closed_pool_answers_with_an_error(call):
-    pool = Pool(1, 1.0)
+    pool = ProcessPool(1, 1.0)
     pool.close()
     assert asyncio.run(pool.run(call("pid"))).error == "the pool of processes is closed"
 
@@ -204,7 +203,7 @@ def test_a_call_that_is_cancelled_before_it_has_a_process_never_begins(call, tmp
         may_go_on.wait(10)
         return dumps(value)
 
-    async def cancelled(pool: Pool) -> Reply:
+    async def cancelled(pool: ProcessPool) -> Reply:
         task = asyncio.ensure_future(pool.run(call("hang_with_child", str(note))))
         await asyncio.to_thread(has_begun.wait, 10)
         task.cancel()
@@ -215,7 +214,7 @@ def test_a_call_that_is_cancelled_before_it_has_a_process_never_begins(call, tmp
         return await pool.run(call("add", 1, b=1))
 
     monkeypatch.setattr("luyen.sandbox.pool.pickle.dumps", slowly)
-    pool = Pool(1, 20.0)
+    pool = ProcessPool(1, 20.0)
     start = monotonic()
     assert asyncio.run(cancelled(pool)).value == 2
     pool.close()
@@ -224,7 +223,7 @@ def test_a_call_that_is_cancelled_before_it_has_a_process_never_begins(call, tmp
 
 
 def test_a_process_that_was_killed_when_it_had_answered_is_not_used_again(call):
-    async def both(pool: Pool) -> list[Reply]:
+    async def both(pool: ProcessPool) -> list[Reply]:
         first = await pool.run(call("pid"))
         worker = pool._crew._idle[0]
         ticket = _Ticket()
@@ -233,7 +232,7 @@ def test_a_process_that_was_killed_when_it_had_answered_is_not_used_again(call):
         pool._crew.give_back(worker)
         return [first, await pool.run(call("pid"))]
 
-    pool = Pool(1, 20.0)
+    pool = ProcessPool(1, 20.0)
     first, second = asyncio.run(both(pool))
     pool.close()
     assert second.error is None

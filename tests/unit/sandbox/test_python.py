@@ -6,8 +6,8 @@ import signal
 import pytest
 
 from luyen.base.errors import UserError
-from luyen.sandbox.limits import Limits
-from luyen.sandbox.python import Ran, run_python
+from luyen.sandbox.launch import Limits
+from luyen.sandbox.python import ProgramResult, run_python
 from tests.unit.sandbox.programs import run
 
 
@@ -128,7 +128,7 @@ def test_bytes_that_are_no_text_are_replaced():
 
 
 def test_fifty_at_once_do_not_disturb_each_other():
-    async def all_of_them() -> list[Ran]:
+    async def all_of_them() -> list[ProgramResult]:
         programs = (f"open('x', 'w').write('{i}')\nint(open('x').read()) ** 2" for i in range(50))
         limits = Limits(wall_s=60)
         return await asyncio.gather(*(run_python(code, limits=limits) for code in programs))

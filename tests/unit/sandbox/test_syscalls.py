@@ -5,7 +5,7 @@ import ctypes.util
 
 import pytest
 
-from luyen.sandbox.inside import syscalls
+from luyen.sandbox.child import syscalls
 from tests.unit.sandbox.programs import run
 
 MACHINES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}

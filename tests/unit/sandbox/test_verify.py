@@ -7,8 +7,7 @@ import pytest
 
 from luyen.rewards.outcome import Unscorable
 from luyen.rewards.rules import code as rule
-from luyen.sandbox.launch import SandboxFault
-from luyen.sandbox.limits import Limits
+from luyen.sandbox.launch import Limits, SandboxFault
 from luyen.sandbox.verify import Case, Verdict, verify
 from tests.unit.rewards.builders import answer, config, prompt, scores
 

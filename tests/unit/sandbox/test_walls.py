@@ -14,11 +14,10 @@ from time import monotonic, sleep
 
 import pytest
 
-from luyen.sandbox import limits, python
-from luyen.sandbox.inside.walls import refuse_sockets
-from luyen.sandbox.launch import SandboxFault
-from luyen.sandbox.limits import available
-from luyen.sandbox.python import Ran, run_python
+from luyen.sandbox import launch, python
+from luyen.sandbox.child.isolation import refuse_sockets
+from luyen.sandbox.launch import SandboxFault, available
+from luyen.sandbox.python import ProgramResult, run_python
 from tests.unit.sandbox.programs import children, run
 
 needs_namespaces = pytest.mark.skipif(
@@ -46,7 +45,7 @@ def test_a_fork_bomb_is_ended():
 def test_children_that_hide_in_sessions_of_their_own_die_with_the_program(tmp_path):
     code = f"""
 import subprocess, sys
-line = [sys.executable, '-c', 'import time; time.sleep(60)', 'luyen.sandbox.inside.guard']
+line = [sys.executable, '-c', 'import time; time.sleep(60)', 'luyen.sandbox.child.guard']
 line.append('{os.getpid()}')
 subprocess.Popen(line, start_new_session=True)
 subprocess.Popen(line, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -173,7 +172,7 @@ def test_a_cancelled_run_leaves_nothing():
     asyncio.run(cancelled())
 
 
-async def _with_killed_guards(times: int) -> Ran:
+async def _with_killed_guards(times: int) -> ProgramResult:
     """A program of a second, whose guard is killed so often."""
     killed = children()
     task = asyncio.ensure_future(run_python("import time; time.sleep(1)\n5"))
@@ -197,10 +196,10 @@ def test_a_program_whose_guard_never_reports_has_failed():
 
 def test_where_not_even_an_empty_program_runs_the_sandbox_is_at_fault(monkeypatch):
     monkeypatch.setattr(python, "command", lambda *_: [sys.executable, "-c", "raise SystemExit(1)"])
-    monkeypatch.setattr(limits, "command", lambda *_: [sys.executable, "-c", "raise SystemExit(1)"])
+    monkeypatch.setattr(launch, "command", lambda *_: [sys.executable, "-c", "raise SystemExit(1)"])
     with pytest.raises(SandboxFault):
         asyncio.run(run_python("5"))
-    limits.probe.cache_clear()
+    launch.probe.cache_clear()
 
 
 def test_a_program_does_not_outlive_its_killed_owner():
@@ -232,7 +231,7 @@ def test_where_the_kernel_does_not_help_python_code_is_refused_sockets():
 
 WITHOUT = """
 import asyncio
-from luyen.sandbox.limits import Limits, available
+from luyen.sandbox.launch import Limits, available
 from luyen.sandbox.python import run_python
 
 child = "import subprocess\\nsubprocess.Popen(['sleep', '60'], start_new_session=True)\\n5"

@@ -6,9 +6,9 @@ from pathlib import Path
 from luyen.base.files import json_line
 from luyen.base.records import GroupId, Rollout, Score, Source, StopReason
 from luyen.base.rundir import RunDirectory
-from luyen.studio.doctor.all import RULES
+from luyen.studio.doctor.diagnose import RULES
 from luyen.studio.doctor.findings import Symptom
-from luyen.studio.doctor.read import read_run
+from luyen.studio.doctor.record import read_run
 from luyen.telemetry.rollout_files import RecordedRollout, write_rollouts
 
 

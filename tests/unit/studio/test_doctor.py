@@ -4,10 +4,15 @@ import json
 from pathlib import Path
 
 from luyen.base.rundir import RunDirectory
-from luyen.studio.doctor.all import RULES, diagnose
-from luyen.studio.doctor.findings import SEVERITIES, STAGES
-from luyen.studio.doctor.read import read_run
-from luyen.studio.doctor.tuning import calmer_critic, livelier, steadier
+from luyen.studio.doctor.diagnose import RULES, diagnose
+from luyen.studio.doctor.findings import (
+    SEVERITIES,
+    STAGES,
+    more_exploration,
+    slower_critic,
+    smaller_updates,
+)
+from luyen.studio.doctor.record import read_run
 from tests.e2e.tiny import luyen
 from tests.unit.studio.run_files import rollout, write_run, write_steps
 
@@ -88,14 +93,14 @@ def test_a_damaged_line_of_metrics_is_named(tmp_path: Path):
 def test_what_to_try_follows_the_order_of_tuning(tmp_path: Path):
     plain = read_run(write_run(tmp_path / "plain", {}, config="algorithm: {adv_estimator: grpo}"))
     with_critic = read_run(write_run(tmp_path / "critic", {}, config="critic: {enable: true}"))
-    assert steadier(plain).stage == "clip and KL"
-    assert "use_kl_loss=true" in steadier(plain).change
-    assert livelier(plain).change.endswith("clip_ratio_high=0.28")
-    changes = [steadier(with_critic).change, *steadier(with_critic).then]
+    assert smaller_updates(plain).stage == "clip and KL"
+    assert "use_kl_loss=true" in smaller_updates(plain).change
+    assert more_exploration(plain).change.endswith("clip_ratio_high=0.28")
+    changes = [smaller_updates(with_critic).change, *smaller_updates(with_critic).then]
     rates = [change for change in changes if "optim.lr=" in change]
     assert [rate.split(".")[0] for rate in rates] == ["critic", "actor_rollout_ref"]
     assert changes[-1].endswith("loss_mode=gspo")
-    assert "critic.optim.lr=5e-06" in calmer_critic(with_critic).then
+    assert "critic.optim.lr=5e-06" in slower_critic(with_critic).then
 
 
 def test_a_rung_that_is_taken_is_not_proposed_again(tmp_path: Path):
@@ -103,7 +108,7 @@ def test_a_rung_that_is_taken_is_not_proposed_again(tmp_path: Path):
         "actor_rollout_ref: {actor: {use_kl_loss: true, kl_loss_coef: 0.1, clip_ratio: 0.1, "
         "optim: {lr: 1.0e-4, lr_warmup_steps: 5}}}\nalgorithm: {adv_estimator: grpo}"
     )
-    tried = steadier(read_run(write_run(tmp_path / "run", {}, config=config)))
+    tried = smaller_updates(read_run(write_run(tmp_path / "run", {}, config=config)))
     assert (tried.stage, tried.change) == (
         "learning rate",
         "actor_rollout_ref.actor.optim.lr=5e-05",

@@ -8,10 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from luyen.base.errors import UserError
-from luyen.cli.eval_request import EvalRequest
+from luyen.cli.eval import EvalRequest
 from luyen.cli.main import app
-from luyen.studio.evaluation.sample_files import read_rows, write_rows
-from luyen.studio.evaluation.samples import NEEDED, samples_of, vote_of
+from luyen.studio.evaluation.samples import NEEDED, read_rows, samples_of, vote_of, write_rows
 
 
 def row(uid: str, sample: int, reward: Any, **more: Any) -> dict[str, Any]:

@@ -7,21 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from luyen.base import reading
+from luyen.base import input_files
 from luyen.base.errors import UserError
 from luyen.base.rundir import RunDirectory
 from luyen.studio.diff import compare_runs
-from luyen.studio.doctor.all import diagnose
-from luyen.studio.doctor.read import read_run
+from luyen.studio.doctor.diagnose import diagnose
+from luyen.studio.doctor.record import read_run
 from luyen.studio.runs import list_runs
-from luyen.studio.timeline.read import read_processes
+from luyen.studio.timeline import read_processes
 from luyen.telemetry.rollout_files import read_rollouts
 from tests.unit.studio.run_files import rollout, write_run, write_steps
 
 
 def flood(path: Path) -> None:
     with path.open("wb") as file:
-        file.truncate(reading.MOST_RECORDS + 1)  # a hole: it takes no room
+        file.truncate(input_files.MOST_RECORDS + 1)  # a hole: it takes no room
 
 
 KINDS: dict[str, Callable[[Path], None]] = {

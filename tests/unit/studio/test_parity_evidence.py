@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
+from luyen.base.digests import page_with_checksum
 from luyen.base.rundir import RunDirectory
-from luyen.base.seals import sealed_page
-from luyen.studio.doctor.read import read_run
-from luyen.train.parity import WorstToken
+from luyen.studio.doctor.record import read_run
+from luyen.train.metrics import WorstToken
 from tests.unit.studio.run_files import seen, write_run
 
 COURSES = {
@@ -24,7 +24,7 @@ def written(root: Path, step: int, rollout: str) -> Path:
     path = RunDirectory(root).parity(step)
     path.parent.mkdir(exist_ok=True)
     page = {"schema": 1, "step": step, "tokens": [token.as_json()]}
-    path.write_text(sealed_page(page))
+    path.write_text(page_with_checksum(page))
     return path
 
 

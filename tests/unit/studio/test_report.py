@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from luyen.base.calls import CallStatus, ToolCall
 from luyen.base.errors import UserError
-from luyen.base.records import Score
+from luyen.base.records import CallStatus, Score, ToolCall
 from luyen.base.rundir import RunDirectory
 from luyen.studio.report.page import write_report
 from luyen.telemetry.rollout_files import RecordedRollout

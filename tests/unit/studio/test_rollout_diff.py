@@ -5,9 +5,17 @@ from typing import Any
 
 import pytest
 
-from luyen.base.calls import CallStatus, ToolCall
-from luyen.base.records import Branch, GroupId, Rollout, Score, Source, StopReason
-from luyen.studio.rollout_diff import first_difference
+from luyen.base.records import (
+    Branch,
+    CallStatus,
+    GroupId,
+    Rollout,
+    Score,
+    Source,
+    StopReason,
+    ToolCall,
+)
+from luyen.studio.diff import first_difference
 from luyen.telemetry.rollout_files import RecordedRollout
 
 

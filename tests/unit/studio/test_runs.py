@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from luyen.base.claims import claim, is_claimed, release
+from luyen.base.run_lock import claim, is_claimed, release
 from luyen.base.rundir import RunDirectory
 from luyen.studio.runs import RunFacts, list_runs
-from luyen.telemetry.metrics_file import metrics_line
+from luyen.telemetry.metrics import metrics_line
 
 CONFIG = """\
 trainer: {stage: STAGE, total_training_steps: STEPS, total_epochs: 2, best_metric: val/accuracy}
@@ -52,7 +52,7 @@ def test_steps_come_from_epochs_where_no_number_is_given(tmp_path: Path):
 
 def test_a_run_that_a_process_has_is_running(tmp_path: Path):
     run = begin(tmp_path, "a")
-    code = "import sys; from pathlib import Path; from luyen.base.claims import claim\n"
+    code = "import sys; from pathlib import Path; from luyen.base.run_lock import claim\n"
     code += "claim(Path(sys.argv[1])); print('mine', flush=True); sys.stdin.read()"
     with subprocess.Popen(
         [sys.executable, "-c", code, str(run.root)],

@@ -14,11 +14,18 @@ from luyen.base.errors import UserError
 from luyen.base.files import json_line
 from luyen.base.rundir import RunDirectory
 from luyen.cli.main import app
-from luyen.studio.timeline.cut import inside, parse_steps, windows
-from luyen.studio.timeline.intervals import overlap, seconds, union, without
-from luyen.studio.timeline.read import TimedSpan, read_processes
-from luyen.studio.timeline.summary import summarise
-from luyen.studio.timeline.trace import lanes, trace_of
+from luyen.studio.timeline import (
+    TimedSpan,
+    inside,
+    overlap,
+    parse_steps,
+    read_processes,
+    seconds,
+    union,
+    windows,
+    without,
+)
+from luyen.studio.timeline_summary import lanes, summarise, trace_of
 
 Line = tuple[str, float, float, int | None]
 CONTROLLER: Sequence[Line] = (

@@ -9,9 +9,17 @@ import pytest
 from luyen.base.errors import UserError
 from luyen.base.rundir import RunDirectory
 from luyen.cli.artifacts import run_verify
-from luyen.telemetry.artifact_lines import NAME, read_artifacts, rewrite_artifacts
-from luyen.telemetry.artifact_registry import Registry, made_at, note, run_directories
-from luyen.telemetry.artifacts import NOTE, Artifact, difference, hash_files, hash_of
+from luyen.telemetry.artifact_registry import ArtifactRegistry, made_at, note, run_directories
+from luyen.telemetry.artifacts import (
+    NAME,
+    NOTE,
+    Artifact,
+    difference,
+    hash_files,
+    hash_of,
+    read_artifacts,
+    rewrite_artifacts,
+)
 
 
 def begin(root: Path, name: str) -> RunDirectory:
@@ -56,7 +64,7 @@ def test_runs_are_found_wherever_they_lie(two: tuple[Artifact, Artifact], tmp_pa
 def test_an_artifact_is_found_by_name_by_hash_and_by_both(
     two: tuple[Artifact, Artifact], tmp_path: Path
 ):
-    registry = Registry(tmp_path)
+    registry = ArtifactRegistry(tmp_path)
     parent, child = two
     assert registry.find("p/one") == [parent]
     assert registry.find(parent.title) == [parent]
@@ -70,7 +78,9 @@ def test_a_name_that_nobody_noted_is_refused_with_what_there_is(
     two: tuple[Artifact, Artifact], tmp_path: Path
 ):
     with pytest.raises(UserError) as refused:
-        Registry(tmp_path).one(two[0].title.replace("one", "onn"), "actor_rollout_ref.model.path")
+        ArtifactRegistry(tmp_path).one(
+            two[0].title.replace("one", "onn"), "actor_rollout_ref.model.path"
+        )
     assert two[0].title in refused.value.fix
 
 
@@ -78,17 +88,17 @@ def test_a_name_of_two_contents_needs_its_hash(two: tuple[Artifact, Artifact], t
     again = begin(tmp_path, "q/one")
     note(again, [replace(export(again, "other"), name="p/one")], tmp_path)
     with pytest.raises(UserError, match="2 artifacts are meant"):
-        Registry(tmp_path).one("p/one", "key")
-    assert Registry(tmp_path).one(two[0].title, "key") == two[0]
+        ArtifactRegistry(tmp_path).one("p/one", "key")
+    assert ArtifactRegistry(tmp_path).one(two[0].title, "key") == two[0]
 
 
 def test_the_index_can_be_lost_and_made_again(two: tuple[Artifact, Artifact], tmp_path: Path):
-    whole, known = read_artifacts(tmp_path / NAME), Registry(tmp_path).artifacts
+    whole, known = read_artifacts(tmp_path / NAME), ArtifactRegistry(tmp_path).artifacts
     (tmp_path / NAME).write_text("not JSON\n")
-    assert Registry(tmp_path).artifacts == known
+    assert ArtifactRegistry(tmp_path).artifacts == known
     note(RunDirectory(tmp_path / "p/one"), [replace(two[0], name="more", path="/m")], tmp_path)
     (tmp_path / NAME).unlink()
-    assert Registry(tmp_path).rebuild() == len(whole) + 1
+    assert ArtifactRegistry(tmp_path).rebuild() == len(whole) + 1
     assert {one.hash for one in read_artifacts(tmp_path / NAME)} == {one.hash for one in whole}
 
 
@@ -96,9 +106,9 @@ def test_a_run_that_was_removed_is_known_until_the_index_is_made_again(
     two: tuple[Artifact, Artifact], tmp_path: Path
 ):
     shutil.rmtree(tmp_path / "p/one")
-    assert Registry(tmp_path).find("p/one")[0].hash == two[0].hash
-    Registry(tmp_path).rebuild()
-    assert [one.run for one in Registry(tmp_path).find("p/one")] == [two[1].run]
+    assert ArtifactRegistry(tmp_path).find("p/one")[0].hash == two[0].hash
+    ArtifactRegistry(tmp_path).rebuild()
+    assert [one.run for one in ArtifactRegistry(tmp_path).find("p/one")] == [two[1].run]
 
 
 def test_an_export_elsewhere_is_known_by_its_own_note_wherever_it_is_copied(tmp_path: Path):
@@ -121,7 +131,7 @@ def test_what_lies_in_a_run_is_known_by_its_place(two: tuple[Artifact, Artifact]
 def test_what_is_noted_after_the_lists_were_read_is_in_the_index_that_is_made_again(
     two: tuple[Artifact, Artifact], tmp_path: Path
 ):
-    registry = Registry(tmp_path)
+    registry = ArtifactRegistry(tmp_path)
     note(RunDirectory(tmp_path / "p/one"), [replace(two[0], name="late", path="/m")], tmp_path)
     registry.rebuild()
     assert "late" in {one.name for one in read_artifacts(tmp_path / NAME)}
@@ -133,9 +143,9 @@ def test_a_list_with_a_line_too_few_is_told(
 ):
     file = tmp_path / place / NAME
     note(RunDirectory(tmp_path / "p/one"), [replace(two[0], name="more", path="/m")], tmp_path)
-    assert Registry(tmp_path).damage() == {}
+    assert ArtifactRegistry(tmp_path).damage() == {}
     file.write_text("".join(file.read_text().splitlines(keepends=True)[1:]))
-    [(found, why)] = Registry(tmp_path).damage().items()
+    [(found, why)] = ArtifactRegistry(tmp_path).damage().items()
     assert found == str(file)
     assert "line 1 does not follow" in why
     assert run_verify(tmp_path, as_json=False) == 1

@@ -12,21 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from luyen.base.errors import UserError
-from luyen.telemetry.artifact_lines import (
-    add_artifacts,
-    current,
-    damage,
-    not_noted,
-    read_artifacts,
-    rewrite_artifacts,
-)
 from luyen.telemetry.artifacts import (
     NOTE,
     Artifact,
+    add_artifacts,
+    current,
+    damage,
     difference,
     hash_files,
     hash_of,
+    not_noted,
+    read_artifacts,
     require_unchanged,
+    rewrite_artifacts,
 )
 
 NAMES = st.sampled_from(["a", "b", "c", "folder/d"])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from luyen.telemetry.background import BackgroundSink, SinkFailure
+from luyen.telemetry.sinks import BackgroundSink, SinkFailure
 
 
 class Kept:

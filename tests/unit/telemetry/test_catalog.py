@@ -4,7 +4,7 @@ import pytest
 
 from luyen.base.errors import UserError
 from luyen.telemetry import spans
-from luyen.telemetry.catalog import CATALOG, Catalog, UncataloguedMetric
+from luyen.telemetry.metrics import CATALOG, Catalog, UncataloguedMetric
 from tests.architecture.metrics_page import metrics_page
 
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from luyen.telemetry.clocks import OtherClock, RoundTrip
+from luyen.telemetry.worker_spans import RemoteClock, RoundTrip
 
 WAYS = st.floats(0.0, 5.0)
 
@@ -23,7 +23,7 @@ def trip(at: float, *, there: float, work: float, back: float, ahead: float) -> 
 def test_the_offset_is_right_to_within_its_bound(
     ahead: float, ways: list[tuple[float, float, float]]
 ):
-    clock = OtherClock()
+    clock = RemoteClock()
     for number, (there, work, back) in enumerate(ways):
         clock.heard(trip(100.0 * number, there=there, work=work, back=back, ahead=ahead))
     assert clock.error_s is not None
@@ -33,7 +33,7 @@ def test_the_offset_is_right_to_within_its_bound(
 
 
 def test_work_in_between_does_not_blur_the_bound():
-    clock = OtherClock()
+    clock = RemoteClock()
     clock.heard(trip(0.0, there=0.001, work=600.0, back=0.001, ahead=-3.0))
     assert clock.error_s is not None
     assert abs(clock.error_s - 0.001) < 1e-9
@@ -41,7 +41,7 @@ def test_work_in_between_does_not_blur_the_bound():
 
 
 def test_a_clock_that_drifts_is_followed():
-    clock = OtherClock()
+    clock = RemoteClock()
     clock.heard(trip(0.0, there=0.001, work=0.0, back=0.001, ahead=0.0))
     for number in range(64):
         clock.heard(trip(1.0 + number, there=0.1, work=0.0, back=0.1, ahead=50.0))
@@ -49,7 +49,7 @@ def test_a_clock_that_drifts_is_followed():
 
 
 def test_a_clock_that_was_set_meanwhile_says_nothing():
-    clock = OtherClock()
+    clock = RemoteClock()
     clock.heard(RoundTrip(sent=0.0, came=10.0, answered=99.0, back=1.0))
     assert clock.error_s is None
     assert clock.ours(7.0) == 7.0

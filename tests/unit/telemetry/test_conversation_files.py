@@ -11,8 +11,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from luyen.base.calls import CallStatus, ToolCall
-from luyen.base.records import Branch, GroupId, Rollout, Score, Source, StopReason
+from luyen.base.records import (
+    Branch,
+    CallStatus,
+    GroupId,
+    Rollout,
+    Score,
+    Source,
+    StopReason,
+    ToolCall,
+)
 from luyen.telemetry.rollout_files import RecordedRollout, read_rollouts, write_rollouts
 
 VERSION_1 = (

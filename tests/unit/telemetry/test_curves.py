@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.image import imread
 
 from luyen.base.files import json_line
-from luyen.telemetry.curves import Curve, draw_curves, smoothed
+from luyen.telemetry.curves import CurvePlot, plot_curves, smoothed
 
 
 def ink(path: Path, colour: tuple[int, int, int]) -> np.ndarray:
@@ -23,7 +23,7 @@ def write(path: Path, values: list[float], name: str = "reward/mean") -> Path:
 
 def test_a_rising_reward_rises_in_the_picture(tmp_path: Path):
     metrics = write(tmp_path / "metrics.jsonl", [n / 40 for n in range(40)])
-    [picture] = draw_curves(metrics, tmp_path / "report")
+    [picture] = plot_curves(metrics, tmp_path / "report")
     assert picture.name == "reward.png"
     # The legend has the line's colour too: look at the left and the right end of the lower half.
     points = ink(picture, (0x1F, 0x6F, 0x8B))
@@ -39,9 +39,9 @@ def test_what_the_run_has_is_drawn_and_what_it_lacks_is_not(tmp_path: Path):
     lines += [{"step": s, "actor/pg_loss": 1 / s, "reward/mean": 0.1} for s in range(2, 12)]
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(map(json_line, lines)))
-    assert [p.name for p in draw_curves(path, tmp_path)] == ["reward.png", "loss.png"]
-    own = Curve(file="mine", title="Mine", metrics=("not/there",))
-    assert draw_curves(path, tmp_path, [own]) == []
+    assert [p.name for p in plot_curves(path, tmp_path)] == ["reward.png", "loss.png"]
+    own = CurvePlot(file="mine", title="Mine", metrics=("not/there",))
+    assert plot_curves(path, tmp_path, [own]) == []
 
 
 def test_smoothing_is_the_mean_of_the_last_values():
@@ -51,5 +51,5 @@ def test_smoothing_is_the_mean_of_the_last_values():
 
 
 def test_a_run_without_a_metrics_file_has_no_curves(tmp_path: Path):
-    assert draw_curves(tmp_path / "metrics.jsonl", tmp_path / "report") == []
+    assert plot_curves(tmp_path / "metrics.jsonl", tmp_path / "report") == []
     assert not (tmp_path / "report").exists()

@@ -6,12 +6,17 @@ from threading import Event
 import pytest
 from rich.console import Console
 
+from luyen.telemetry import display
 from luyen.telemetry import display as module
-from luyen.telemetry import plain_display
-from luyen.telemetry.display import LiveDisplay, SilentDisplay, open_display
-from luyen.telemetry.figures import duration, sparkline
-from luyen.telemetry.plain_display import PlainDisplay
-from luyen.telemetry.progress import Watched
+from luyen.telemetry.display import (
+    LiveDisplay,
+    PlainDisplay,
+    SilentDisplay,
+    duration,
+    open_display,
+    sparkline,
+)
+from luyen.telemetry.progress import ProgressState
 
 METRICS = {
     "reward/mean": 0.51234,
@@ -195,13 +200,15 @@ def test_a_long_wait_is_told_at_times_without_a_terminal(monkeypatch: pytest.Mon
         def flush(self) -> None:
             told.set()
 
-    def watched() -> Watched:
+    def watched() -> ProgressState:
         now["seconds"] += 5.0  # each look finds so much more time gone
         now["done"] += 4
-        return Watched(name="validation", done=int(now["done"]), total=100, seconds=now["seconds"])
+        return ProgressState(
+            name="validation", done=int(now["done"]), total=100, seconds=now["seconds"]
+        )
 
-    monkeypatch.setattr(plain_display, "_LOOK_S", 0.001)
-    monkeypatch.setattr(plain_display.PROGRESS, "now", watched)
+    monkeypatch.setattr(display, "_LOOK_S", 0.001)
+    monkeypatch.setattr(display.PROGRESS, "now", watched)
     stream = Seen()
     shown = PlainDisplay(stream)
     shown.start(30)

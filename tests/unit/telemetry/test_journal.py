@@ -6,11 +6,24 @@ from pathlib import Path
 
 import pytest
 
-from luyen.base.calls import CallStatus, ToolCall
-from luyen.base.records import Branch, GroupId, Rollout, Score, Source, StopReason
+from luyen.base.records import (
+    Branch,
+    CallStatus,
+    GroupId,
+    Rollout,
+    Score,
+    Source,
+    StopReason,
+    ToolCall,
+)
 from luyen.telemetry.journal import WorkJournal, WorkJournals
-from luyen.telemetry.rollout_json import rollout_of, rollout_tree
-from luyen.telemetry.streams import PackedStreams, stream_bytes, streams_of
+from luyen.telemetry.rollout_codec import (
+    PackedStreams,
+    rollout_of,
+    rollout_tree,
+    stream_bytes,
+    streams_of,
+)
 
 CALL = ToolCall(
     turn=0,

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from luyen.telemetry.notes import last_note, note
-from luyen.telemetry.output import Output, SteadyDisplay
-from luyen.telemetry.plain_display import PlainDisplay
+from luyen.telemetry.display import PlainDisplay
+from luyen.telemetry.output import Output, SafeDisplay
+from luyen.telemetry.summary import last_note, note
 from luyen.train.interrupt import Interruption, Stopped, stopped_by_signals
 
 SCRIPT = """
@@ -129,7 +129,7 @@ class Broken(StringIO):
 def test_a_display_of_a_library_never_stops_its_caller():
     output, told = Output(), list[str]()
     output.listen(told.append)
-    display = SteadyDisplay(PlainDisplay(Broken()), output)
+    display = SafeDisplay(PlainDisplay(Broken()), output)
     display.waiting("rows")
     display.start(3)
     display.phase("generate")

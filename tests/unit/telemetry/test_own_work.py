@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from luyen.telemetry.own_work import OwnWork
+from luyen.telemetry.worker_spans import WorkerSpans
 
 
 class Hands:
@@ -24,11 +24,11 @@ def hands() -> Hands:
 
 
 @pytest.fixture
-def work(hands: Hands) -> OwnWork:
-    return OwnWork(most=3, clock=hands, counter=hands)
+def work(hands: Hands) -> WorkerSpans:
+    return WorkerSpans(most=3, clock=hands, counter=hands)
 
 
-def test_spans_are_told_once(work: OwnWork, hands: Hands):
+def test_spans_are_told_once(work: WorkerSpans, hands: Hands):
     with work.span("update_actor", share=1) as facts:
         hands.now += 2.0
         facts["cpu_s"] = 1.5
@@ -40,7 +40,7 @@ def test_spans_are_told_once(work: OwnWork, hands: Hands):
     assert first.busy_s == second.busy_s == 2.0
 
 
-def test_what_nobody_asks_for_goes_the_oldest_first(work: OwnWork):
+def test_what_nobody_asks_for_goes_the_oldest_first(work: WorkerSpans):
     for number in range(5):
         with work.span(str(number)):
             pass
@@ -49,7 +49,7 @@ def test_what_nobody_asks_for_goes_the_oldest_first(work: OwnWork):
     assert report.lost == 2
 
 
-def test_overlapping_work_is_counted_once_and_work_in_progress_too(work: OwnWork, hands: Hands):
+def test_overlapping_work_is_counted_once_and_work_in_progress_too(work: WorkerSpans, hands: Hands):
     with work.span("load weights"):
         hands.now += 1.0
         with work.span("confirm weights"):
@@ -60,7 +60,7 @@ def test_overlapping_work_is_counted_once_and_work_in_progress_too(work: OwnWork
     assert work.report(node="a", came=0.0).busy_s == 7.0
 
 
-def test_a_stretch_of_passes_ends_when_nothing_is_left(work: OwnWork, hands: Hands):
+def test_a_stretch_of_passes_ends_when_nothing_is_left(work: WorkerSpans, hands: Hands):
     for answers, is_idle in ((0, False), (2, False), (1, True)):
         work.begin_pass()
         hands.now += 0.5
@@ -72,7 +72,7 @@ def test_a_stretch_of_passes_ends_when_nothing_is_left(work: OwnWork, hands: Han
     assert span.facts == {"passes": 3, "answers": 3}
 
 
-def test_a_stretch_that_was_aborted_ends_and_a_long_one_is_cut(work: OwnWork, hands: Hands):
+def test_a_stretch_that_was_aborted_ends_and_a_long_one_is_cut(work: WorkerSpans, hands: Hands):
     work.begin_pass()
     work.end_pass(answers=0, is_idle=False)
     hands.now += 1.0
@@ -85,7 +85,7 @@ def test_a_stretch_that_was_aborted_ends_and_a_long_one_is_cut(work: OwnWork, ha
     assert [span.duration_s for span in spans] == [1.0, 6.0]
 
 
-def test_a_span_that_fails_is_kept(work: OwnWork, hands: Hands):
+def test_a_span_that_fails_is_kept(work: WorkerSpans, hands: Hands):
     def fail() -> None:
         with work.span("join"):
             hands.now += 1.0
@@ -99,7 +99,7 @@ def test_a_span_that_fails_is_kept(work: OwnWork, hands: Hands):
 
 
 def test_threads_lose_nothing():
-    work = OwnWork(most=10_000)
+    work = WorkerSpans(most=10_000)
 
     def many() -> None:
         for _ in range(500):
@@ -116,7 +116,7 @@ def test_threads_lose_nothing():
 
 def test_a_kept_span_costs_less_than_a_twentieth_of_a_millisecond():
     """In the best of some rounds: a machine that does other things makes any of them slow."""
-    work, count, rounds = OwnWork(), 500, list[float]()
+    work, count, rounds = WorkerSpans(), 500, list[float]()
     for _ in range(10):
         start = time.perf_counter()
         for _ in range(count):

@@ -6,8 +6,8 @@ from threading import Event
 import pytest
 
 from luyen.telemetry.display import SilentDisplay
-from luyen.telemetry.patience import explained
-from luyen.train import beginning
+from luyen.telemetry.progress import explain_if_slow
+from luyen.train.builders import setup
 from tests.runs import report_of
 
 
@@ -19,16 +19,16 @@ def test_a_block_that_goes_on_is_explained_once():
         said.append(words)
         spoken.set()
 
-    with explained(say, "reading", after_s=0.01):
+    with explain_if_slow(say, "reading", after_s=0.01):
         assert spoken.wait(10)
     assert said == ["reading"]
 
 
 def test_a_quick_block_and_one_that_fails_are_not():
     said: list[str] = []
-    with explained(said.append, "reading", after_s=60):
+    with explain_if_slow(said.append, "reading", after_s=60):
         pass
-    with pytest.raises(KeyError), explained(said.append, "reading", after_s=60):
+    with pytest.raises(KeyError), explain_if_slow(said.append, "reading", after_s=60):
         raise KeyError
     assert said == []
 
@@ -47,9 +47,9 @@ def test_a_run_says_that_it_prepares_rows(tmp_path, monkeypatch: pytest.MonkeyPa
         return found
 
     monkeypatch.setattr(display, "waiting", say)
-    monkeypatch.setattr(beginning, "build_data", slow)
-    monkeypatch.setattr(beginning, "explained", partial(explained, after_s=0.01))
+    monkeypatch.setattr(setup, "build_data", slow)
+    monkeypatch.setattr(setup, "explained", partial(explain_if_slow, after_s=0.01))
     config = report_of(tmp_path).config
-    assert beginning.prepare_rows(config, None, display) is found  # pyright: ignore[reportArgumentType]
+    assert setup.load_rows(config, None, display) is found  # pyright: ignore[reportArgumentType]
     assert len(said) == 1
     assert said[0].startswith("preparing rows")

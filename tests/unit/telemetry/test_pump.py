@@ -5,8 +5,7 @@ import time
 
 import pytest
 
-from luyen.telemetry.output import Output, SteadyFile
-from luyen.telemetry.pump import Pump
+from luyen.telemetry.output import NonblockingFile, Output, WriterThread
 
 
 def full_pipe() -> tuple[int, int]:
@@ -23,7 +22,7 @@ def full_pipe() -> tuple[int, int]:
 
 def test_a_reader_that_stands_still_is_not_waited_for():
     ours, theirs = full_pipe()
-    pump = Pump(theirs, patience_s=0.2)
+    pump = WriterThread(theirs, patience_s=0.2)
     before = time.monotonic()
     assert [pump.write(b"line\n") for _ in range(100)] == [False] * 100
     assert time.monotonic() - before < 5.0
@@ -32,7 +31,7 @@ def test_a_reader_that_stands_still_is_not_waited_for():
 
 def test_a_reader_that_comes_back_gets_what_follows():
     ours, theirs = full_pipe()
-    pump = Pump(theirs, patience_s=0.2)
+    pump = WriterThread(theirs, patience_s=0.2)
     assert not pump.write(b"held ")
     while os.read(ours, 1 << 20) != b"held ":
         pass
@@ -48,11 +47,13 @@ def test_a_reader_that_is_gone_is_a_fault():
     ours, theirs = os.pipe()
     os.close(ours)
     with pytest.raises(BrokenPipeError):
-        Pump(theirs).write(b"x")
+        WriterThread(theirs).write(b"x")
 
 
 def test_a_run_drops_what_nobody_reads(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("luyen.telemetry.pump.Pump.__init__.__kwdefaults__", {"patience_s": 0.2})
+    monkeypatch.setattr(
+        "luyen.telemetry.output.WriterThread.__init__.__kwdefaults__", {"patience_s": 0.2}
+    )
     ours, theirs = full_pipe()
     said: list[str] = []
     output = Output()
@@ -61,7 +62,7 @@ def test_a_run_drops_what_nobody_reads(monkeypatch: pytest.MonkeyPatch):
     saved = os.dup(1)
     os.dup2(theirs, 1)
     try:
-        file = SteadyFile(1, output)
+        file = NonblockingFile(1, output)
         assert [file.write(b"step\n") for _ in range(3)] == [5, 5, 5]
     finally:
         os.dup2(saved, 1)

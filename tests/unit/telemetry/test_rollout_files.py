@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from luyen.base.errors import UserError
 from luyen.base.records import GroupId, Rollout, Score, Source, StopReason
-from luyen.telemetry.record_trees import score_of, score_tree
+from luyen.telemetry.rollout_codec import score_of, score_tree
 from luyen.telemetry.rollout_files import RecordedRollout, read_rollouts, write_rollouts
 
 

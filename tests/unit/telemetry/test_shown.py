@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from luyen.telemetry.shown import shown
+from luyen.telemetry.output import escaped
 
 EVIL = "\x1b]52;c;RVZJTA==\x07\x9b5n\x1bP1$r\x1b\\\u202e"
 
@@ -17,17 +17,17 @@ EVIL = "\x1b]52;c;RVZJTA==\x07\x9b5n\x1bP1$r\x1b\\\u202e"
     "text", ["plain\ttext\r\n", "\x1b[1;31mred\x1b[0m", "\x1b[2K\x1b[1A\x1b[?25l"]
 )
 def test_text_and_our_own_codes_stay(text: str):
-    assert shown(text) == text
+    assert escaped(text) == text
 
 
 @pytest.mark.parametrize("code", EVIL)
 def test_codes_become_escapes(code: str):
-    assert shown(code) == (code if code.isprintable() else json.dumps(code)[1:-1])
+    assert escaped(code) == (code if code.isprintable() else json.dumps(code)[1:-1])
 
 
 def test_json_stays_json():
     page = json.dumps({"name": EVIL}, ensure_ascii=False)
-    assert json.loads(shown(page)) == {"name": EVIL}
+    assert json.loads(escaped(page)) == {"name": EVIL}
 
 
 def test_a_row_that_a_command_shows(tmp_path: Path):

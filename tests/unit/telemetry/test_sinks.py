@@ -13,10 +13,8 @@ import pytest
 
 from luyen.base.errors import UserError
 from luyen.base.rundir import RunDirectory
-from luyen.telemetry.catalog import CATALOG, UncataloguedMetric, metric
-from luyen.telemetry.display import SilentDisplay
-from luyen.telemetry.metrics_file import read_metrics, series
-from luyen.telemetry.plain_display import PlainDisplay
+from luyen.telemetry.display import PlainDisplay, SilentDisplay
+from luyen.telemetry.metrics import CATALOG, UncataloguedMetric, metric, read_metrics, series
 from luyen.telemetry.sinks import JsonlSink, MetricLog, MlflowSink, RunIdentity, open_sinks
 from luyen.telemetry.spans import SPANS
 

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from luyen.telemetry.summary import Change, Summary
+from luyen.telemetry.summary import Change, RunSummary
 
 
 def test_the_summary_says_what_changed_where_files_are_and_what_to_try():
-    text = Summary(
+    text = RunSummary(
         headline="Finished",
         changes=(
             Change(label="validation accuracy", before=0.375, after=0.953),
@@ -32,7 +32,7 @@ def test_the_summary_says_what_changed_where_files_are_and_what_to_try():
 
 
 def test_an_interrupted_run_divides_by_no_step():
-    bare = Summary(headline="Interrupted", changes=(), steps=0, seconds=0.4, files={})
+    bare = RunSummary(headline="Interrupted", changes=(), steps=0, seconds=0.4, files={})
     assert bare.text() == "Interrupted: 0 steps in 0s"
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from luyen.telemetry.tfevents import EventFile, crc32c, masked_crc32c, record
+from luyen.telemetry.sinks import EventFile, crc32c, masked_crc32c, record
 
 
 def test_checksums_are_those_of_the_standard():

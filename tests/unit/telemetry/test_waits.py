@@ -4,8 +4,7 @@ import threading
 from pathlib import Path
 
 from luyen.base.files import read_lines
-from luyen.telemetry.spans import SpanLog
-from luyen.telemetry.waits import Waits
+from luyen.telemetry.spans import SpanLog, Waits
 from tests.unit.telemetry.test_own_work import Hands
 
 

@@ -9,14 +9,14 @@ from torch import Tensor
 from luyen.algorithms.objective import Objective
 from luyen.base.records import Branch, Rollout, Score, Source
 from luyen.config.catalog import ADV_ESTIMATORS, estimator_facts
-from luyen.config.schema.algorithm import RolloutCorrection
+from luyen.config.schema.algorithm import RolloutCorrectionConfig
 from luyen.engine.batch import PackedBatch
-from luyen.engine.passes import Passes
+from luyen.engine.batch_shards import MicroBatching
 from luyen.telemetry.rollout_files import RecordedRollout, read_rollouts, write_rollouts
-from luyen.train.credit import Credited, CreditRules, credit
-from luyen.train.plan import mini_batches
-from luyen.train.recorder import advantages_by_rollout
-from luyen.train.samples import pack_groups
+from luyen.train.advantages import AdvantageConfig, BatchAdvantages, compute_advantages
+from luyen.train.batch import pack_groups
+from luyen.train.record import advantages_by_rollout
+from luyen.train.update import mini_batches
 from tests.unit.engine.steps import actor
 from tests.unit.train.conversations import groups, talk
 
@@ -66,10 +66,10 @@ def packed(rollouts: tuple[Rollout, ...]) -> PackedBatch:
 
 
 def credited(
-    rollouts: tuple[Rollout, ...], name: str, correction: RolloutCorrection | None = None
-) -> Credited:
+    rollouts: tuple[Rollout, ...], name: str, correction: RolloutCorrectionConfig | None = None
+) -> BatchAdvantages:
     facts = estimator_facts(name)
-    rules = CreditRules(
+    rules = AdvantageConfig(
         estimator=name,
         knobs={},
         is_group_relative=facts.group_relative,
@@ -77,7 +77,7 @@ def credited(
         correction=correction,
     )
     outcomes = torch.tensor([r.score.value for r in rollouts if r.score is not None])
-    return credit(
+    return compute_advantages(
         packed(rollouts),
         rules,
         kl_coef=0.0,
@@ -86,7 +86,7 @@ def credited(
     )
 
 
-def on_sampled(found: Credited, name: str) -> Tensor:
+def on_sampled(found: BatchAdvantages, name: str) -> Tensor:
     return found.batch.streams[name][found.batch.layout.mask]
 
 
@@ -116,14 +116,14 @@ def test_a_split_changes_no_advantage(name: str):
 
 
 def test_a_correction_weighs_whole_rollouts():
-    rule = RolloutCorrection(rollout_is="sequence", rollout_is_threshold=2.0)
+    rule = RolloutCorrectionConfig(rollout_is="sequence", rollout_is_threshold=2.0)
     one, two = credited(ROLLOUTS, "rloo", rule), credited(SPLIT, "rloo", rule)
     torch.testing.assert_close(on_sampled(one, "is_weights"), on_sampled(two, "is_weights"))
     assert len(set(on_sampled(two, "is_weights")[:5].tolist())) == 1
     assert two.metrics == pytest.approx(one.metrics)
 
 
-def gradient(batch: PackedBatch, objective: Objective, passes: Passes) -> Tensor:
+def gradient(batch: PackedBatch, objective: Objective, passes: MicroBatching) -> Tensor:
     engine = actor(passes)
     stepped: list[Tensor] = []
 
@@ -138,11 +138,13 @@ def gradient(batch: PackedBatch, objective: Objective, passes: Passes) -> Tensor
     return stepped[0]
 
 
-@pytest.mark.parametrize("passes", [Passes(sequences=1), Passes(max_tokens=100)], ids=repr)
+@pytest.mark.parametrize(
+    "passes", [MicroBatching(sequences=1), MicroBatching(max_tokens=100)], ids=repr
+)
 @pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"])
-def test_a_split_changes_no_gradient(mode: str, passes: Passes):
+def test_a_split_changes_no_gradient(mode: str, passes: MicroBatching):
     objective = Objective(loss="vanilla", aggregation=mode)
-    one = gradient(credited(ROLLOUTS, "grpo").batch, objective, Passes(max_tokens=100))
+    one = gradient(credited(ROLLOUTS, "grpo").batch, objective, MicroBatching(max_tokens=100))
     two = gradient(credited(SPLIT, "grpo").batch, objective, passes)
     assert one.norm() > 0
     assert (one - two).norm() < 1e-5 * one.norm()
@@ -156,8 +158,8 @@ def test_the_gradients_of_branches_add_up():
         batch.with_streams(advantages=batch.streams["advantages"].where(place < 6, 0.0)),
         batch.with_streams(advantages=batch.streams["advantages"].where(place >= 6, 0.0)),
     ]
-    whole = gradient(batch, objective, Passes(sequences=2))
-    first, second = (gradient(part, objective, Passes(sequences=3)) for part in parts)
+    whole = gradient(batch, objective, MicroBatching(sequences=2))
+    first, second = (gradient(part, objective, MicroBatching(sequences=3)) for part in parts)
     assert first.norm() > 0
     assert (first + second - whole).norm() < 1e-5 * whole.norm()
 

@@ -3,9 +3,9 @@
 import torch
 
 from luyen.engine.batch import pack
-from luyen.train.credit import CreditRules, credit
+from luyen.train.advantages import AdvantageConfig, compute_advantages
 
-RULES = CreditRules(
+RULES = AdvantageConfig(
     estimator="grpo",
     knobs={},
     is_group_relative=True,
@@ -21,7 +21,7 @@ def test_a_kl_term_in_the_reward_does_not_unsolve_an_answer():
         rollout_logp=torch.tensor([0.0, -0.1, -0.2, 0.0, -0.3, -0.4]),
         ref_logp=torch.tensor([0.0, -0.5, -0.2, 0.0, -0.4, -0.4]),
     )
-    found = credit(batch, RULES, kl_coef=0.1).metrics
+    found = compute_advantages(batch, RULES, kl_coef=0.1).metrics
     assert found["group/solve_all_fraction"] == 1.0
     assert found["group/solve_none_fraction"] == 0.0
     assert found["actor/ref_kl"] > 0

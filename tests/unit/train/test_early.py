@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from luyen.data.samplers import AdaptiveSampler
-from luyen.runtime.pending import InTurn
-from luyen.train.asked import Asked, Place
-from luyen.train.early import ask_early, know_weights
-from luyen.train.supply import InOrder
-from luyen.train.work import weights_print
+from luyen.runtime.futures import LazyRollouts
+from luyen.train.loop import confirm_prefetch, prefetch_next_step
+from luyen.train.rollouts import BatchSlot, RolloutHandle
+from luyen.train.run import weights_hash
+from luyen.train.schedulers import OrderedScheduler
 
 
 class Held:
@@ -56,9 +56,11 @@ class Asking:
         assert journal == {"step": step, "kind": kind, "origin": None}
         self.log.append(("begun", step, origin))
 
-    def ask(self, place: Place, journal: Any) -> Asked:
+    def ask(self, place: BatchSlot, journal: Any) -> RolloutHandle:
         self.log.append(("asked", place.step, place.version, place.rows, journal["origin"]))
-        return Asked(place=place, drawn=InTurn(lambda: []), greedy=None, journal=journal)
+        return RolloutHandle(
+            place=place, drawn=LazyRollouts(lambda: []), greedy=None, journal=journal
+        )
 
 
 def run_of(**changes: Any) -> Any:
@@ -73,7 +75,7 @@ def run_of(**changes: Any) -> Any:
         "work": False,
     } | changes
     asking: Any = Asking()
-    supply = InOrder(asking, staleness=given["staleness"])
+    supply = OrderedScheduler(asking, staleness=given["staleness"])
     supply.restore(given["step"] + 1, ())
     return SimpleNamespace(
         step=given["step"],
@@ -99,11 +101,11 @@ def run_of(**changes: Any) -> Any:
 
 def test_the_next_step_is_asked_for_with_the_weights_that_will_be_learned():
     run = run_of()
-    ask_early(run)
+    prefetch_next_step(run)
     assert run.log == [("asked", 5, 4, (0, 1), None)]
     assert run.supply.has_early
-    know_weights(run, Held())
-    origin = "c", weights_print(Held())
+    confirm_prefetch(run, Held())
+    origin = "c", weights_hash(Held())
     assert run.log[1:] == [("begun", 5, origin)]
     assert run.origin == origin
     assert not run.supply.has_early
@@ -116,19 +118,19 @@ def test_the_next_step_is_asked_for_with_the_weights_that_will_be_learned():
 
 def test_work_of_an_earlier_process_is_looked_at_before_anything_is_asked():
     run = run_of(work=True)
-    ask_early(run)
+    prefetch_next_step(run)
     assert run.log == []
-    know_weights(run, Held())
-    origin = "c", weights_print(Held())
+    confirm_prefetch(run, Held())
+    origin = "c", weights_hash(Held())
     assert run.log == [("asked", 5, 4, (0, 1), origin)], "its journal has begun"
     assert run.origin == origin
 
 
 def test_what_was_asked_for_gets_its_origin_although_somebody_interrupts():
     run = run_of()
-    ask_early(run)
+    prefetch_next_step(run)
     run.interruption.is_wanted = True
-    know_weights(run, Held())
+    confirm_prefetch(run, Held())
     assert not run.supply.has_early
 
 
@@ -146,14 +148,14 @@ def test_what_was_asked_for_gets_its_origin_although_somebody_interrupts():
 )
 def test_it_is_not_asked_for_where_something_comes_between(change: dict[str, Any]):
     run = run_of(**change)
-    ask_early(run)
-    know_weights(run, Held())
+    prefetch_next_step(run)
+    confirm_prefetch(run, Held())
     assert (run.log, run.origin) == ([], None)
 
 
 def test_what_is_in_progress_is_kept_as_rows_that_are_drawn_anew():
-    place = Place(step=5, first=0, rows=(1, 2), version=4, origin=("c", None))
-    asked = Asked(place=place, drawn=InTurn(lambda: []), greedy=None, journal=None)
+    place = BatchSlot(step=5, first=0, rows=(1, 2), version=4, origin=("c", None))
+    asked = RolloutHandle(place=place, drawn=LazyRollouts(lambda: []), greedy=None, journal=None)
     assert asked.as_it_is() == {**place.as_json(), "drawn": None}
     assert not asked.needs_other_weights(4), "the weights of the checkpoint draw the same"
     assert asked.needs_other_weights(5)

@@ -5,17 +5,17 @@ from dataclasses import replace
 from typing import Any
 
 from luyen.base.records import StopReason, make_prompt
-from luyen.config.schema.judge import Judge
+from luyen.config.schema.reward import JudgeConfig
 from luyen.data.render import Renderer
 from luyen.data.tokenizer import load_tokenizer
-from luyen.models.fresh import random_policy
-from luyen.rewards.calls import Inline
-from luyen.rewards.counts import Counts
-from luyen.rewards.judge import Judges
+from luyen.models.random_policy import random_policy
+from luyen.rewards.calls import InlineExecutor
+from luyen.rewards.counters import ScoringCounters
+from luyen.rewards.llm_judge.judge_reward import JudgeFactory
 from luyen.rollout.native.engine import NativeEngine
 from luyen.rollout.protocol import Sampling
-from luyen.rollout.single_turn import Draw, answering
-from luyen.train.engine_judge import PURPOSE, EngineAsk
+from luyen.rollout.single_turn import PromptRequest, submit_requests
+from luyen.train.builders.reward import JUDGE_PURPOSE, EngineJudge
 from tests.unit.rewards.builders import rollout
 
 TOKENIZER = load_tokenizer("builtin://arithmetic")
@@ -30,9 +30,11 @@ ENGINE = NativeEngine(
 
 
 def drawing(batches: list[list[str]], stop: StopReason = StopReason.ANSWERED):
-    def draw(draws: list[Draw], sampling: Sampling):
+    def draw(draws: list[PromptRequest], sampling: Sampling):
         batches.append([str(d.prompt.messages[-1]["content"]) for d in draws])
-        found = answering(ENGINE, RENDERER, draws, sampling, seed=3, purpose=PURPOSE, version=0)()
+        found = submit_requests(
+            ENGINE, RENDERER, draws, sampling, seed=3, purpose=JUDGE_PURPOSE, version=0
+        )()
         ended = [tuple(replace(r, stop=stop) for r in g.rollouts) for g in found]
         return [replace(g, rollouts=some) for g, some in zip(found, ended, strict=True)]
 
@@ -41,7 +43,7 @@ def drawing(batches: list[list[str]], stop: StopReason = StopReason.ANSWERED):
 
 def asked(*texts: str, **settings: Any) -> tuple[list[str], list[list[str]]]:
     batches: list[list[str]] = []
-    ask = EngineAsk(RENDERER, longest=64)
+    ask = EngineJudge(RENDERER, longest=64)
     ask.connect(drawing(batches))
 
     async def all_of_them() -> list[str]:
@@ -60,17 +62,19 @@ def test_questions_that_come_together_are_drawn_together_and_equal_ones_once():
     assert asked("1+1=", "2+2=", "1+1=")[0] == replies
 
 
-def judged(ask: EngineAsk, *texts: str, **keys: Any):
-    block = Judge(
+def judged(ask: EngineJudge, *texts: str, **keys: Any):
+    block = JudgeConfig(
         base_url="engine://", prompt="{answer}", parse="regex", pattern=r"(.)", retries=0, **keys
     )
-    judges = Judges(own=ask, executor=Inline(timeout_s=1.0), cache=None, counts=Counts())
+    judges = JudgeFactory(
+        own=ask, executor=InlineExecutor(timeout_s=1.0), cache=None, counts=ScoringCounters()
+    )
     prompt = make_prompt([{"role": "user", "content": "1+1="}])
     return asyncio.run(judges.judge(block)(prompt, [rollout(t) for t in texts]))
 
 
 def test_a_question_that_does_not_fit_costs_its_own_score_only():
-    ask = EngineAsk(RENDERER, longest=64)
+    ask = EngineJudge(RENDERER, longest=64)
     ask.connect(drawing([]))
     short, long = judged(ask, "1+1=", "1" * 80, max_tokens=4)
     assert "the engine holds 64" not in (short.error or "")
@@ -81,14 +85,14 @@ def test_an_engine_that_breaks_is_a_fault_of_those_who_asked():
     def broken(draws: Any, sampling: Any) -> Any:
         raise RuntimeError("out of pages")
 
-    ask = EngineAsk(RENDERER, longest=64)
+    ask = EngineJudge(RENDERER, longest=64)
     ask.connect(broken)
     for score in judged(ask, "1+1=", "2+2=", max_tokens=4):
         assert (score.error or "").startswith("judge engine: RuntimeError: out of pages")
 
 
 def test_a_reply_that_its_budget_ended_is_cut_off_whatever_it_says():
-    ask = EngineAsk(RENDERER, longest=64)
+    ask = EngineJudge(RENDERER, longest=64)
     ask.connect(drawing([], StopReason.TOKEN_BUDGET))
     [score] = judged(ask, "1+1=", max_tokens=4)
     assert score.value is None

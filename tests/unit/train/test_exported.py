@@ -9,13 +9,12 @@ import torch
 from luyen.base.errors import UserError
 from luyen.checkpoint.tensors import load_state
 from luyen.config.check import check
-from luyen.config.schema.model import Model
+from luyen.config.schema.actor_rollout_ref import ModelConfig
 from luyen.data.tokenizer import load_tokenizer
-from luyen.models.reward_model_load import load_reward_model
-from luyen.models.state import trained_parameters
-from luyen.telemetry.artifact_registry import Registry
-from luyen.train.exported import export_checkpoint
-from luyen.train.exported_scorer import pad_token
+from luyen.models.reward_model import load_reward_model
+from luyen.models.trained_weights import trained_parameters
+from luyen.pipeline.export import export_checkpoint, pad_token
+from luyen.telemetry.artifact_registry import ArtifactRegistry
 from luyen.train.start import run_training
 from tests.character_tokenizer import build_character_tokenizer
 from tests.runs import MODEL, SHAPE, train
@@ -61,12 +60,12 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_reward_model_is_exported_as_one_and_can_be_used_at_once(judged: Path, tmp_path: Path):
     made = export_checkpoint(str(judged), tmp_path / "scorer", merge=False)
     assert made.what == "a reward model"
-    model = load_reward_model(Model(path=str(tmp_path / "scorer")), device="cpu", field=FIELD)
+    model = load_reward_model(ModelConfig(path=str(tmp_path / "scorer")), device="cpu", field=FIELD)
     saved = load_state(judged / "checkpoints" / "step_000002", "actor")
     held = trained_parameters(model)
     assert held.keys() == saved.keys()
     assert all(torch.equal(held[name], saved[name]) for name in saved)
-    [noted] = Registry(judged.parent.parent).find("luyen/run")
+    [noted] = ArtifactRegistry(judged.parent.parent).find("luyen/run")
     assert (noted.kind, noted.path) == ("reward_model", str(tmp_path / "scorer"))
 
 
@@ -122,7 +121,7 @@ def test_a_failed_export_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monk
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("luyen.train.exported.export_tokenizer", fail)
+    monkeypatch.setattr("luyen.pipeline.export.export_tokenizer", fail)
     with pytest.raises(UserError, match="No space"):
         export_checkpoint(str(ran.root), tmp_path / "whole", merge=None)
     assert {path.name for path in tmp_path.iterdir()} == {"luyen", "artifacts.jsonl"}

@@ -9,7 +9,7 @@ import pytest
 from luyen.base.digests import read_digests
 from luyen.base.errors import UserError
 from luyen.cli import main
-from luyen.train.process import import_plugins
+from luyen.train.builders.setup import import_plugins
 from tests.runs import Ran, train
 
 ONE = """

@@ -9,10 +9,10 @@ import pytest
 
 from luyen.base.digests import read_digests
 from luyen.rewards.build import BuiltReward
-from luyen.runtime.local import LocalRoles
+from luyen.runtime.in_process import LocalRoles
 from luyen.telemetry.progress import PROGRESS
-from luyen.telemetry.summary import Summary
-from luyen.train import online, start
+from luyen.telemetry.summary import RunSummary
+from luyen.train import loop, start
 from luyen.train.offline import start as offline_start
 from luyen.train.offline.sft import SftStage
 from luyen.train.start import run_training
@@ -41,7 +41,7 @@ def no_curves(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     assert after == before, "every handler is put back"
 
 
-def train(folder: Path, *words: str) -> Summary:
+def train(folder: Path, *words: str) -> RunSummary:
     return run_training(report_of(folder, *VALIDATED, *words))
 
 
@@ -106,13 +106,13 @@ def test_an_update_is_carried_to_its_end_and_its_validation_is_left_for_later(
     with monkeypatch.context() as patched:
         calls = iter(range(1, 100))
 
-        def update(*values: object) -> object:
+        def updating(*values: object) -> object:
             if next(calls) == 2:
                 signal.raise_signal(signal.SIGTERM)
             return known(*values)  # pyright: ignore[reportArgumentType]
 
-        known = online.start_update
-        patched.setattr(online, "start_update", update)
+        known = loop.start_update
+        patched.setattr(loop, "start_update", updating)
         summary = train(tmp_path)
     assert summary.exit_code == 143
     assert (tmp_path / "luyen/run/checkpoints/step_000002").is_dir()

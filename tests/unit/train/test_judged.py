@@ -8,9 +8,9 @@ from luyen.base.records import Message
 from luyen.data.formats.records import ConversationRow, LabelledRow, PreferenceRow, SteppedRow
 from luyen.data.render import Renderer
 from luyen.data.tokenizer import load_tokenizer
-from luyen.engine.lesson import Lesson
+from luyen.engine.batch import OfflineBatch
 from luyen.engine.reward_model import JUDGED, LABELS, MARGINS, TARGETS
-from luyen.train.offline.judged import lay_judged_pairs, lay_rated, lay_steps
+from luyen.train.offline.reward_model import pack_rated, pack_scored_pairs, pack_steps
 
 HERE = torch.device("cpu")
 START = "<|im_start|>user\n1+1=<|im_end|>\n<|im_start|>assistant\n"
@@ -34,7 +34,7 @@ def pair(margin: float | None = None) -> PreferenceRow:
     )
 
 
-def read_up_to(lesson: Lesson, renderer: Renderer) -> list[str]:
+def read_up_to(lesson: OfflineBatch, renderer: Renderer) -> list[str]:
     """What stands up to each judged token, from the start of its sequence."""
     found: list[str] = []
     for i in range(len(lesson.batch.lengths)):
@@ -46,13 +46,13 @@ def read_up_to(lesson: Lesson, renderer: Renderer) -> list[str]:
 
 
 def test_pairs_are_judged_at_the_end_of_what_the_template_writes(renderer: Renderer):
-    lesson = lay_judged_pairs([pair(0.5)], [0], renderer, HERE, use_margins=True)
+    lesson = pack_scored_pairs([pair(0.5)], [0], renderer, HERE, use_margins=True)
     assert read_up_to(lesson, renderer) == [f"{START}{a}<|im_end|>\n" for a in ("2", "11")]
     assert lesson.numbers[MARGINS].tolist() == [0.5]
     assert lesson.batch.labels() == [0, 0], "the prompt is read once"
-    assert lay_judged_pairs([pair(0.5)], [0], renderer, HERE).numbers == {}
+    assert pack_scored_pairs([pair(0.5)], [0], renderer, HERE).numbers == {}
     with pytest.raises(UserError, match=r"reward_training\.use_margins"):
-        lay_judged_pairs([pair()], [0], renderer, HERE, use_margins=True)
+        pack_scored_pairs([pair()], [0], renderer, HERE, use_margins=True)
 
 
 def test_numbers_come_from_the_column_or_from_the_mark(renderer: Renderer):
@@ -63,22 +63,22 @@ def test_numbers_come_from_the_column_or_from_the_mark(renderer: Renderer):
         LabelledRow(prompt=asked, completion=said, label=False, extra_info={"score": 0.75}),
         ConversationRow(messages=asked + said, weights=(0.0, 1.0), extra_info={"score": 3}),
     ]
-    lesson = lay_rated(rows, range(4), renderer, HERE, target_key="score")
+    lesson = pack_rated(rows, range(4), renderer, HERE, target_key="score")
     assert lesson.numbers[TARGETS].tolist() == [1.0, 0.0, 0.75, 3.0]
     assert read_up_to(lesson, renderer) == [f"{START}2<|im_end|>\n"] * 4
     bad = ConversationRow(messages=asked + said, weights=(0.0, 1.0), extra_info={"score": "good"})
     with pytest.raises(UserError, match="gives 'good' there"):
-        lay_rated([bad], [0], renderer, HERE, target_key="score")
+        pack_rated([bad], [0], renderer, HERE, target_key="score")
 
 
 def test_steps_are_judged_where_they_end_if_somebody_marked_them(renderer: Renderer):
     row = SteppedRow(
         prompt=say("user", "1+1="), steps=("1+1=2", "2", "2+0=2"), labels=(1.0, None, 0.0)
     )
-    lesson = lay_steps([row, row], [0, 1], renderer, HERE)
+    lesson = pack_steps([row, row], [0, 1], renderer, HERE)
     ends = [f"{START}1+1=2\n", f"{START}1+1=2\n2\n2+0=2\n"]
     assert read_up_to(lesson, renderer) == ends * 2
     assert lesson.numbers[LABELS].tolist() == [1.0, 0.0] * 2
     unmarked = SteppedRow(prompt=row.prompt, steps=("2",), labels=(None,))
     with pytest.raises(UserError, match="no step of these 1 rows has a label"):
-        lay_steps([unmarked], [0], renderer, HERE)
+        pack_steps([unmarked], [0], renderer, HERE)

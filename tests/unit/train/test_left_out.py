@@ -7,15 +7,14 @@ from types import SimpleNamespace
 import pytest
 
 from luyen.base.errors import UserError
-from luyen.rollout.fault_policy import FaultPolicy
-from luyen.rollout.multi_turn import Conversations
+from luyen.rollout.multi_turn import Conversations, FaultPolicy
 from luyen.rollout.protocol import Sampling
-from luyen.rollout.tools.box import ToolBox
-from luyen.rollout.tools.function import tool
+from luyen.rollout.tools.python_tools import tool
+from luyen.rollout.tools.registry import ToolRegistry
+from luyen.runtime.futures import ReadyRollouts
 from luyen.runtime.generation import Generation
-from luyen.runtime.pending import Known
-from luyen.train.groups import _greedy_rewards, _sound
-from luyen.train.report import Told
+from luyen.train.metrics import StepReport
+from luyen.train.scoring import _greedy_rewards, _valid_groups
 from tests.talk import KEEP, TOKENIZER, ScriptedEngine, call, draws, setting
 
 SAMPLING = Sampling(max_new_tokens=400, stop_ids=TOKENIZER.stop_ids)
@@ -37,7 +36,7 @@ def run_of(generation: Generation):
 
 def half_broken(purpose: str, *, samples: int = 2):
     """Two groups that keep at least two samples; the first conversation of the first one breaks."""
-    how = setting(box=ToolBox([broken], on_error="fault"))
+    how = setting(box=ToolRegistry([broken], on_error="fault"))
     talks = Conversations(how, FaultPolicy(on_fault="keep_min", min_samples=2))
     count = iter(range(9))
     said = call("broken", a=1)
@@ -53,14 +52,14 @@ def half_broken(purpose: str, *, samples: int = 2):
 
 def test_a_validation_keeps_what_is_sound_of_a_group_however_little_that_is():
     run, groups = half_broken("validation")
-    kept = _sound(run, groups, "validation")
+    kept = _valid_groups(run, groups, "validation")
     assert [len(group.rollouts) for group in kept] == [1, 2]
     assert [r.fault is None for r in run.broken] == [False]
 
 
 def test_a_baseline_that_broke_is_told_apart_from_the_samples_of_its_group():
     run, groups = half_broken("greedy", samples=1)
-    kept = _sound(run, groups, "greedy")
+    kept = _valid_groups(run, groups, "greedy")
     assert [group.prompt for group in kept] == [groups[1].prompt]
     [rollout] = run.broken
     assert (rollout.group, rollout.sample) == (groups[0].rollouts[0].group, 4)
@@ -68,8 +67,8 @@ def test_a_baseline_that_broke_is_told_apart_from_the_samples_of_its_group():
 
 def test_the_sound_rollout_of_a_group_that_is_left_out_is_compared():
     run, groups = half_broken("rollout")
-    run.judged = _sound(run, groups, "rollout")
-    everyone = Told(run, [], SimpleNamespace()).everyone
+    run.judged = _valid_groups(run, groups, "rollout")
+    everyone = StepReport(run, [], SimpleNamespace()).everyone
     assert len(everyone) == 4
     assert sorted(r.fault is None for r in run.broken) == [False, True]
     assert [r.key for r in everyone if "unchecked" in r.notes] == []
@@ -85,4 +84,4 @@ def test_damaged_tokens_of_a_baseline_stop_the_run():
     [rollout] = group.rollouts
     bad = replace(rollout, tokens=(9, *rollout.tokens[1:]))
     with pytest.raises(UserError, match="differ from a rendering"):
-        _greedy_rewards(run_of(generation), Known([replace(group, rollouts=(bad,))]))
+        _greedy_rewards(run_of(generation), ReadyRollouts([replace(group, rollouts=(bad,))]))

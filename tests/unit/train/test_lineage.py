@@ -8,13 +8,13 @@ from typer.testing import CliRunner
 
 from luyen.base.errors import UserError
 from luyen.cli.main import app
-from luyen.telemetry.artifact_registry import Registry
+from luyen.telemetry.artifact_registry import ArtifactRegistry
 from luyen.telemetry.artifacts import Artifact, difference
 from tests.runs import MODEL, Ran, train
 
 
 def artifacts(root: Path, kind: str) -> list[Artifact]:
-    return [one for one in Registry(root).artifacts if one.kind == kind]
+    return [one for one in ArtifactRegistry(root).artifacts if one.kind == kind]
 
 
 def command(*words: str | Path) -> tuple[int, str]:

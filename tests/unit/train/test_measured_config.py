@@ -4,14 +4,13 @@ import pytest
 
 from luyen.base.errors import UserError
 from luyen.config.schema.run import RunConfig
-from luyen.train.checkpointed import read_config
-from luyen.train.measured_config import AskedMeasure, asked_config, with_model_of
+from luyen.pipeline.checkpoints import EvalOverrides, eval_config, read_config, with_model_of
 
 VAL_KWARGS = "actor_rollout_ref.rollout.val_kwargs"
 
 
 def drawn(config: RunConfig, **asked: object) -> tuple[int, bool, float, float]:
-    changed = asked_config(config, AskedMeasure(**asked))  # pyright: ignore[reportArgumentType]
+    changed = eval_config(config, EvalOverrides(**asked))  # pyright: ignore[reportArgumentType]
     val_kwargs = changed.actor_rollout_ref.rollout.val_kwargs
     return val_kwargs.n, val_kwargs.do_sample, val_kwargs.temperature, val_kwargs.top_p
 
@@ -19,7 +18,7 @@ def drawn(config: RunConfig, **asked: object) -> tuple[int, bool, float, float]:
 def test_nothing_asked_leaves_the_draws_as_they_are():
     sampled = read_config([], [f"{VAL_KWARGS}.n=4", f"{VAL_KWARGS}.do_sample=true"])
     for config in (RunConfig(), sampled):
-        asked = asked_config(config, AskedMeasure())
+        asked = eval_config(config, EvalOverrides())
         assert asked.actor_rollout_ref == config.actor_rollout_ref
         assert asked.data == config.data
         assert asked.reward.on_fault == "drop"
@@ -44,7 +43,7 @@ def test_temperature_0_takes_the_likeliest_token_once():
 
 def test_a_rule_takes_the_place_of_the_whole_reward_and_rows_of_the_rows():
     own = read_config([], ["reward.components.a.rule=exact_match", "data.val_files=a.jsonl"])
-    asked = asked_config(own, AskedMeasure(reward="numeric", data=("b.jsonl",)))
+    asked = eval_config(own, EvalOverrides(reward="numeric", data=("b.jsonl",)))
     assert asked.reward.components == {"numeric": {"rule": "numeric"}}
     assert asked.data.val_files == ("b.jsonl",)
 

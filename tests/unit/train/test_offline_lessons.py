@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from luyen.base.errors import UserError
-from luyen.config.schema.data import Data
-from luyen.data.formats.forms import Kind
+from luyen.config.schema.data import DataConfig
+from luyen.data.formats.detect import Kind
 from luyen.data.formats.records import ConversationRow, LabelledRow, PreferenceRow, TextRow
 from luyen.data.offline import OfflineData, build_offline_data
 from luyen.data.render import Renderer
@@ -17,7 +17,7 @@ from luyen.data.tokenizer import load_tokenizer
 from luyen.engine.batch import PackedBatch
 from luyen.engine.preference import DESIRABLE, MARGINS, MISMATCHED
 from luyen.engine.supervised import TOKEN_WEIGHT
-from luyen.train.offline.pairs import lay_marked, lay_pairs
+from luyen.train.offline.pairs import pack_labelled, pack_pairs
 from luyen.train.offline.sft import pack_conversations
 
 TOKENIZER = load_tokenizer("builtin://arithmetic")
@@ -82,7 +82,7 @@ def pair(question: str, margin: float | None = None) -> PreferenceRow:
 
 class TestPairs:
     def test_the_chosen_answer_stands_first_and_shares_its_group(self):
-        lesson = lay_pairs([pair("1+1="), pair("2+2=")], [1, 0], RENDERER, CPU)
+        lesson = pack_pairs([pair("1+1="), pair("2+2=")], [1, 0], RENDERER, CPU)
         assert lesson.rows == (1, 0)
         assert lesson.batch.labels() == [0, 0, 1, 1]
         end = len(TOKENIZER.encode(TOKENIZER.turn_end.text)) if TOKENIZER.turn_end else 0
@@ -90,13 +90,13 @@ class TestPairs:
 
     def test_margins_are_read_when_asked_for(self):
         rows = [pair("1+1=", 0.5), pair("2+2=", 2.0)]
-        lesson = lay_pairs(rows, [0, 1], RENDERER, CPU, use_margins=True)
+        lesson = pack_pairs(rows, [0, 1], RENDERER, CPU, use_margins=True)
         assert lesson.numbers[MARGINS].tolist() == [0.5, 2.0]
         with pytest.raises(UserError, match="margin"):
-            lay_pairs([pair("1+1=")], [0], RENDERER, CPU, use_margins=True)
+            pack_pairs([pair("1+1=")], [0], RENDERER, CPU, use_margins=True)
 
     def test_a_pair_makes_a_good_and_a_bad_answer(self):
-        lesson = lay_marked([pair("1+1="), pair("2+2=")], [0], RENDERER, CPU)
+        lesson = pack_labelled([pair("1+1="), pair("2+2=")], [0], RENDERER, CPU)
         assert lesson.numbers[DESIRABLE].tolist() == [True, False]
 
     def test_mismatched_answers_follow_other_prompts_whatever_the_step(self):
@@ -104,8 +104,8 @@ class TestPairs:
             LabelledRow(prompt=(user(f"{i}+1="),), completion=(said(str(i)),), label=i % 2 == 0)
             for i in range(4)
         ]
-        whole = lay_marked(rows, range(4), RENDERER, CPU, is_mismatched=True)
-        part = lay_marked(rows, [2], RENDERER, CPU, is_mismatched=True)
+        whole = pack_labelled(rows, range(4), RENDERER, CPU, is_mismatched=True)
+        part = pack_labelled(rows, [2], RENDERER, CPU, is_mismatched=True)
         aside, alone = whole.aside[MISMATCHED], part.aside[MISMATCHED]
         assert learned(aside) == "1230"
         assert torch.equal(aside.take([2]).tokens, alone.tokens)
@@ -113,27 +113,27 @@ class TestPairs:
     def test_rows_that_all_ask_the_same_have_no_mismatch(self):
         rows = [pair("1+1="), pair("1+1=")]
         with pytest.raises(UserError, match="asks something else"):
-            lay_marked(rows, [0], RENDERER, CPU, is_mismatched=True)
+            pack_labelled(rows, [0], RENDERER, CPU, is_mismatched=True)
 
     def test_a_mismatched_answer_keeps_to_the_longest_sequence(self):
         rows = [
             LabelledRow(prompt=(user(asked),), completion=(said(text),), label=True)
             for asked, text in (("1" * 30, "1"), ("2+2=", "2" * 40), ("3+3=", "3"))
         ]
-        lesson = lay_marked(rows, [0], RENDERER, CPU, is_mismatched=True, longest=70)
+        lesson = pack_labelled(rows, [0], RENDERER, CPU, is_mismatched=True, longest=70)
         assert learned(lesson.aside[MISMATCHED]) == "3"
         with pytest.raises(UserError, match="fits"):
-            lay_marked(rows, [0], RENDERER, CPU, is_mismatched=True, longest=20)
+            pack_labelled(rows, [0], RENDERER, CPU, is_mismatched=True, longest=20)
 
     def test_numbers_of_marked_answers_and_pairs_go_back_to_their_rows(self):
         single = LabelledRow(prompt=(user("7+7="),), completion=(said("1"),), label=False)
-        lesson = lay_marked([pair("1+1="), single, pair("2+2=")], [2, 1, 0], RENDERER, CPU)
+        lesson = pack_labelled([pair("1+1="), single, pair("2+2=")], [2, 1, 0], RENDERER, CPU)
         assert [x.tolist() for x in lesson.by_row(torch.arange(5))] == [[0, 1], [2], [3, 4]]
 
 
 def offline(path: Path, *rows: dict[str, Any], kind: Kind, **keys: Any) -> OfflineData[Any]:
     path.write_text("\n".join(map(json.dumps, rows)))
-    data = Data.model_validate({"train_files": [str(path)], **keys})
+    data = DataConfig.model_validate({"train_files": [str(path)], **keys})
     return build_offline_data(data, kinds=(kind,), tokenizer=TOKENIZER)
 
 
@@ -170,7 +170,7 @@ class TestRows:
         rows = [{"prompt": "1+1=", "completion": "2", "score": score} for score in (0.0, 1.0)]
         path = tmp_path / "a.jsonl"
         path.write_text("\n".join(map(json.dumps, rows)))
-        data = Data.model_validate({"train_files": [str(path)], "string_prompts": "user"})
+        data = DataConfig.model_validate({"train_files": [str(path)], "string_prompts": "user"})
         kinds = (Kind.CONVERSATION,)
         counts = [
             len(build_offline_data(data, kinds=kinds, tokenizer=TOKENIZER, columns=columns).train)

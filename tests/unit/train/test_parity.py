@@ -11,10 +11,10 @@ from luyen.algorithms.parity import GapInputs, split_gap
 from luyen.base.records import Branch, GroupId, Rollout, Score, Source, StopReason
 from luyen.rollout.single_turn import Group
 from luyen.telemetry.rollout_files import read_rollouts
-from luyen.train.groups import take_groups
-from luyen.train.learn import annotated, credit_groups, update_roles
-from luyen.train.parity import gap_inputs, worst_tokens
-from luyen.train.samples import in_order, pack_groups
+from luyen.train.batch import batch_order, pack_groups
+from luyen.train.metrics import gap_inputs, worst_tokens
+from luyen.train.scoring import collect_groups
+from luyen.train.update import group_advantages, prepare_batch, update_roles
 from tests.runs import ACTOR, MODEL, ROLLOUT, close, prepare, train
 
 P, S, T = Source.PROMPT, Source.SAMPLED, Source.TOOL
@@ -41,7 +41,7 @@ def rollout(sample: int = 0) -> Rollout:
 def known(rollouts: list[Rollout], logp: list[float]) -> GapInputs:
     groups = [Group(prompt=None, rollouts=tuple(rollouts))]
     batch = pack_groups(groups)
-    return gap_inputs(in_order(groups), batch, batch.scatter(torch.tensor(logp)), version=3)
+    return gap_inputs(batch_order(groups), batch, batch.scatter(torch.tensor(logp)), version=3)
 
 
 def sampled_places(rollouts) -> torch.Tensor:
@@ -136,9 +136,9 @@ def test_what_an_update_measured_is_put_back_in_order_when_it_shuffles(tmp_path:
     for shuffle in ("false", "true"):
         run = prepare(tmp_path / shuffle, HALF, f"{ACTOR}.shuffle={shuffle}")
         run.trial_steps = 1
-        groups = take_groups(run, 1)
-        batch = annotated(run, groups)
-        credited = credit_groups(run, batch, groups, run.baselines)
+        groups = collect_groups(run, 1)
+        batch = prepare_batch(run, groups)
+        credited = group_advantages(run, batch, groups, run.baselines)
         update_roles(run, credited.batch, 1)
         assert run.trainer_logp is not None
         gap = (run.trainer_logp - batch.streams["rollout_logp"])[batch.layout.mask]

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from luyen.base.errors import UserError
-from luyen.runtime.ray.wire import RanksLost
-from luyen.train import recovery
-from luyen.train.recovery import Losses, going_on, until_done
+from luyen.runtime.ray.messages import RanksLost
+from luyen.train import start
+from luyen.train.start import RankFailures, resume_report, run_with_recovery
 from tests.runs import report_of
 
 LOST = RanksLost("rank 1 is gone")
@@ -16,7 +16,7 @@ LOST = RanksLost("rank 1 is gone")
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(recovery, "_PAUSES_S", (0.0,))
+    monkeypatch.setattr(start, "_RETRY_DELAYS_S", (0.0,))
 
 
 class Course:
@@ -46,7 +46,7 @@ class Course:
 
 
 def carried(course: Course, report: Any) -> Any:
-    return until_done(report, course.prepare, course.carry_out)
+    return run_with_recovery(report, course.prepare, course.carry_out)
 
 
 def test_a_run_that_gets_further_each_time_goes_on(tmp_path, capsys: pytest.CaptureFixture[str]):
@@ -77,12 +77,12 @@ def test_a_run_that_was_to_begin_anew_goes_on_with_what_it_has(tmp_path):
 
 def test_one_from_another_run_starts_there_until_it_has_a_checkpoint(tmp_path):
     report = report_of(tmp_path, "trainer.resume_mode=path", "trainer.resume_from_path=/elsewhere")
-    again = going_on(report)
+    again = resume_report(report)
     assert (again.config, again.goes_on) == (report.config, True)
 
 
 def test_losses_before_the_first_step_count_too():
-    losses = Losses(most=2)
+    losses = RankFailures(most=2)
     losses.note(LOST, step=0)
     with pytest.raises(UserError, match="2 times in a row after step 0"):
         losses.note(LOST, step=0)

@@ -11,13 +11,13 @@ from luyen.base.errors import UserError
 from luyen.base.rundir import RunDirectory
 from luyen.checkpoint.store import CheckpointStore, DamagedCheckpoint
 from luyen.data.render import Renderer
-from luyen.telemetry.metrics_file import metrics_line, read_metrics
+from luyen.studio.replay.learner import StepCheck
+from luyen.studio.replay.record import ReplayRecord
+from luyen.studio.replay.replay import replay_step
+from luyen.studio.replay.results import ReplayedStep
+from luyen.telemetry.metrics import metrics_line, read_metrics
 from luyen.telemetry.rollout_files import RecordedRollout, read_rollouts
-from luyen.train.recorder import Recorder
-from luyen.train.replay.rebuild import StepCheck
-from luyen.train.replay.record import RunRecord
-from luyen.train.replay.replay import replay_step
-from luyen.train.replay.results import Replayed
+from luyen.train.record import Recorder
 from tests.runs import ACTOR, Ran, train
 from tests.unit.train.replays import SANITY, SORTS, STEPS, always_anew, edit_config, edit_rows
 
@@ -28,8 +28,8 @@ def nobody(done: int, total: int, checked: StepCheck | None) -> None:
     """Watches and says nothing."""
 
 
-def replayed(root: Path, step: int) -> Replayed:
-    return replay_step(RunRecord(root), step, nobody)
+def replayed(root: Path, step: int) -> ReplayedStep:
+    return replay_step(ReplayRecord(root), step, nobody)
 
 
 def files_of(root: Path) -> dict[str, tuple[str, int]]:
@@ -69,7 +69,7 @@ def test_every_step_of_every_sort_of_run_comes_again_to_the_last_bit(sort: str, 
 
 def test_groups_that_were_left_out_are_left_out_again(tmp_path: Path):
     ran = train(tmp_path, STEPS, *SORTS["filter"])
-    rows = [row for step in (1, 2, 3) for row in RunRecord(ran.root).step(step).rows]
+    rows = [row for step in (1, 2, 3) for row in ReplayRecord(ran.root).step(step).rows]
     assert 0 < sum(row.advantages is None for row in rows) < len(rows)
     assert replayed(ran.root, 3).is_equal
 
@@ -80,7 +80,7 @@ def test_conversations_that_a_template_split_are_learned_from_by_branch(
     monkeypatch.setattr(Renderer, "extend", always_anew)
     ran = train(tmp_path, STEPS, *SORTS["tools"], SANITY)
     monkeypatch.undo()
-    rollouts = RunRecord(ran.root).step(3).rollouts
+    rollouts = ReplayRecord(ran.root).step(3).rollouts
     assert max(len(rollout.branches) for rollout in rollouts) > 2
     assert replayed(ran.root, 3).is_equal
 
@@ -140,7 +140,7 @@ def test_progress_counts_the_steps_as_they_are_done(plain: Ran):
     def watch(done: int, total: int, checked: StepCheck | None) -> None:
         heard.append((done, total, None if checked is None else checked.step))
 
-    replay_step(RunRecord(plain.root), 3, watch)
+    replay_step(ReplayRecord(plain.root), 3, watch)
     assert heard == [(0, 3, None), (1, 3, 1), (2, 3, 2), (3, 3, 3)]
 
 
@@ -226,7 +226,7 @@ def test_a_run_that_went_on_from_another_needs_its_checkpoint(tmp_path: Path):
 def test_a_greedy_answer_that_broke_is_not_taken_for_the_sample_at_its_address(
     plain: Ran, tmp_path: Path
 ):
-    row = RunRecord(plain.root).step(1).rows[0]
+    row = ReplayRecord(plain.root).step(1).rows[0]
     sound = row.rollout
     broken = replace(
         sound, tokens=(), sources=(), turns=(), logps=(), versions=(), fault="no server", score=None

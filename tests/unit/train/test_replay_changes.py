@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from luyen.base.errors import UserError
-from luyen.train.replay.record import RunRecord
-from luyen.train.replay.replay import vary_step
-from luyen.train.replay.results import Varied
+from luyen.studio.replay.record import ReplayRecord
+from luyen.studio.replay.replay import vary_step
+from luyen.studio.replay.results import StepVariation
 from tests.runs import ACTOR, ROLLOUT, Ran, train
 from tests.unit.train.replays import SORTS, STEPS, TWO
 from tests.unit.train.test_replay import nobody
@@ -25,8 +25,8 @@ def twice(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     return train(tmp_path_factory.mktemp("twice"), STEPS, *TWO, f"{ACTOR}.optim.lr=1.0e-2")
 
 
-def varied(ran: Ran, *words: str, step: int = 2) -> Varied:
-    return vary_step(RunRecord(ran.root), step, words, nobody)
+def varied(ran: Ran, *words: str, step: int = 2) -> StepVariation:
+    return vary_step(ReplayRecord(ran.root), step, words, nobody)
 
 
 def test_a_narrower_clip_holds_more_tokens(twice: Ran):

@@ -8,10 +8,10 @@ import pytest
 from luyen.base.errors import UserError
 from luyen.base.records import Rollout, Source
 from luyen.data.render import Renderer
+from luyen.studio.replay.record import ReplayRecord
+from luyen.studio.replay.regenerate import RegeneratedRollout, find_rollout
+from luyen.studio.replay.replay import replay_rollout
 from luyen.telemetry.rollout_files import RecordedRollout
-from luyen.train.replay.record import RunRecord
-from luyen.train.replay.regenerate import Regenerated, find_rollout
-from luyen.train.replay.replay import replay_rollout
 from tests.runs import CHATTY, Ran, train
 from tests.unit.train.replays import SANITY, SORTS, STEPS, always_anew, edit_rows
 from tests.unit.train.test_replay import nobody
@@ -25,11 +25,11 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 
 
 def rollouts(ran: Ran) -> list[Rollout]:
-    return RunRecord(ran.root).step(STEP).rollouts
+    return ReplayRecord(ran.root).step(STEP).rollouts
 
 
-def again(ran: Ran, rollout: Rollout) -> Regenerated:
-    return replay_rollout(RunRecord(ran.root), STEP, f"{rollout.group}/{rollout.sample}", nobody)
+def again(ran: Ran, rollout: Rollout) -> RegeneratedRollout:
+    return replay_rollout(ReplayRecord(ran.root), STEP, f"{rollout.group}/{rollout.sample}", nobody)
 
 
 def sampled(rollout: Rollout) -> int:
@@ -96,7 +96,7 @@ def test_the_first_token_that_differs_is_named_with_both_log_probs(tmp_path: Pat
 
 
 def test_a_beginning_that_is_unique_is_enough(plain: Ran):
-    recorded = RunRecord(plain.root).step(STEP)
+    recorded = ReplayRecord(plain.root).step(STEP)
     rollout = recorded.rollouts[0]
     name = f"{rollout.group}/{rollout.sample}"
     assert find_rollout(recorded, name) is not None

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from luyen.base.errors import UserError
 from luyen.cli.main import app
-from luyen.train.rescore.judge import rescore
+from luyen.studio.rescore import rescore
 from tests.runs import CHATTY, train
 
 VALIDATED = (

@@ -9,14 +9,14 @@ import pytest
 from luyen.base.digests import read_digests
 from luyen.base.errors import UserError
 from luyen.base.rundir import RunDirectory
-from luyen.checkpoint.courses import LeftBehind
 from luyen.checkpoint.store import DamagedCheckpoint
+from luyen.checkpoint.superseded import SupersededCheckpoints
 from luyen.data.sources import load_dataset
 from luyen.telemetry.manifest import collect
-from luyen.telemetry.notes import last_note
+from luyen.telemetry.summary import last_note
 from luyen.train import start
+from luyen.train.run import generation_config_hash
 from luyen.train.start import prepare_online
-from luyen.train.work import settings_print
 from tests.runs import MODEL, ROLLOUT, TURNS, prepare, report_of, train
 
 SAVED = ("trainer.total_training_steps=4", "trainer.save_freq=2")
@@ -27,7 +27,7 @@ def test_a_run_that_went_back_goes_on_where_it_went_to(tmp_path: Path):
     back = f"trainer.resume_from_path={root / 'checkpoints/step_000002'}"
     less = ("trainer.total_training_steps=3", "trainer.max_ckpt_to_keep=1")
     faster = "actor_rollout_ref.actor.optim.lr=1.0e-2"
-    with pytest.warns(LeftBehind, match="left-step_000004"):
+    with pytest.warns(SupersededCheckpoints, match="left-step_000004"):
         train(tmp_path, "trainer.resume_mode=path", back, *less, faster)
     again = train(tmp_path, *SAVED, faster)
     lines = read_digests(again.root / "digests.jsonl")
@@ -51,16 +51,16 @@ def test_where_no_checkpoint_is_sound_nothing_begins_anew(tmp_path: Path):
 def test_other_rows_other_code_and_other_keys_are_another_basis(tmp_path: Path):
     config = report_of(tmp_path).config
     facts = collect(seeds={}, datasets={"train": "a"})
-    basis = settings_print(config, facts)
-    assert basis == settings_print(config, replace(facts, settings={"X": "1"}))
+    basis = generation_config_hash(config, facts)
+    assert basis == generation_config_hash(config, replace(facts, settings={"X": "1"}))
     others = [
         replace(facts, datasets={"train": "b"}),
         replace(facts, code="sha256:0"),
         replace(facts, files={"reward": {"path": "r.py", "fingerprint": "sha256:0"}}),
     ]
-    assert basis not in {settings_print(config, other) for other in others}
+    assert basis not in {generation_config_hash(config, other) for other in others}
     warmer = report_of(tmp_path, "actor_rollout_ref.rollout.temperature=0.5").config
-    assert settings_print(warmer, facts) != basis
+    assert generation_config_hash(warmer, facts) != basis
 
 
 def test_a_row_that_is_judged_otherwise_is_another_row(tmp_path: Path):
@@ -76,7 +76,7 @@ def test_a_row_that_is_judged_otherwise_is_another_row(tmp_path: Path):
 def test_what_becomes_of_unknown_calls_may_be_decided_late(tmp_path: Path):
     facts = collect(seeds={}, datasets={})
     prints = {
-        settings_print(report_of(tmp_path, f"{TURNS}.on_unknown={policy}").config, facts)
+        generation_config_hash(report_of(tmp_path, f"{TURNS}.on_unknown={policy}").config, facts)
         for policy in ("retry", "fault")
     }
     assert len(prints) == 1

@@ -5,9 +5,9 @@ import pytest
 from luyen.base.errors import UserError
 from luyen.config.check import check
 from luyen.data.tokenizer import load_tokenizer
-from luyen.train.checkpointed import open_checkpoint
-from luyen.train.conversation import Conversation
-from luyen.train.sampling import training_sampling, validation_sampling
+from luyen.pipeline.checkpoints import open_checkpoint
+from luyen.studio.chat import ChatSession
+from luyen.train.builders.roles import training_sampling, validation_sampling
 
 R = "actor_rollout_ref.rollout"
 TOKENIZER = load_tokenizer("builtin://arithmetic")
@@ -68,7 +68,7 @@ def said(*words: str, temperature: float = 0.0) -> tuple[str, list[str]]:
     """What the built-in model says in a chat, and the pieces in which it was shown."""
     pieces: list[str] = []
     opened = open_checkpoint("builtin://arithmetic", words)
-    talk = Conversation(opened, system=None, temperature=temperature, max_tokens=40)
+    talk = ChatSession(opened, system=None, temperature=temperature, max_tokens=40)
     return talk.say("12+34=", show=pieces.append), pieces
 
 

@@ -9,16 +9,15 @@ import pytest
 import torch
 
 from luyen.base.errors import UserError
-from luyen.checkpoint.background import CheckpointWriter
-from luyen.checkpoint.finite import not_finite
 from luyen.checkpoint.staging import Staging
 from luyen.checkpoint.store import CheckpointStore
-from luyen.checkpoint.tensors import load_state
+from luyen.checkpoint.tensors import load_state, not_finite
+from luyen.checkpoint.writer import CheckpointWriter
 from luyen.config.plan import Placement
-from luyen.config.schema.trainer import Trainer
+from luyen.config.schema.trainer import TrainerConfig
 from luyen.train.interrupt import Interrupted
-from luyen.train.online import train_online
-from luyen.train.saving import demand_finite, open_store, saves_aside
+from luyen.train.loop import train_online
+from luyen.train.record import open_store, require_finite, saves_in_background
 from tests.runs import close, prepare, read_back, same_weights, train
 
 EVERY = ("trainer.save_freq=1", "trainer.total_training_steps=3")
@@ -220,15 +219,15 @@ def test_weights_that_are_not_finite_are_never_saved(tmp_path: Path, extra, monk
 
 def test_the_broken_tensor_is_named_and_finite_ones_pass():
     sound = {"actor": {"w": torch.ones(3), "n": torch.empty(0), "i": torch.tensor(1)}}
-    demand_finite(not_finite({**sound, "loop": {"step": 1}}), step=1, newest=None)
+    require_finite(not_finite({**sound, "loop": {"step": 1}}), step=1, newest=None)
     top = torch.tensor([torch.finfo(torch.bfloat16).max]).bfloat16()
-    demand_finite(
+    require_finite(
         not_finite({"actor": {"w": top, "v": torch.tensor([3e38, -3e38])}}), step=1, newest=None
     )
     for bad in (float("nan"), float("inf"), -float("inf")):
         broken = {"actor_optimizer": {"masters": [torch.ones(2), torch.tensor([1.0, bad])]}}
         with pytest.raises(UserError, match=r"'actor_optimizer/masters/1'.*step 4.*there is none"):
-            demand_finite(not_finite({**sound, **broken}), step=4, newest=None)
+            require_finite(not_finite({**sound, **broken}), step=4, newest=None)
 
 
 def placed(device: str, *, runtime: str = "local") -> Placement:
@@ -236,11 +235,11 @@ def placed(device: str, *, runtime: str = "local") -> Placement:
 
 
 def test_null_means_beside_training_on_a_gpu_only():
-    assert saves_aside(Trainer(), placed("cuda"))
-    assert not saves_aside(Trainer(), placed("cpu"))
-    assert saves_aside(Trainer(), placed("cuda", runtime="ray"))
-    assert saves_aside(Trainer(async_save=True), placed("cpu"))
-    assert not saves_aside(Trainer(async_save=False), placed("cuda"))
+    assert saves_in_background(TrainerConfig(), placed("cuda"))
+    assert not saves_in_background(TrainerConfig(), placed("cpu"))
+    assert saves_in_background(TrainerConfig(), placed("cuda", runtime="ray"))
+    assert saves_in_background(TrainerConfig(async_save=True), placed("cpu"))
+    assert not saves_in_background(TrainerConfig(async_save=False), placed("cuda"))
 
 
 def test_the_best_of_a_run_stay_and_are_known_after_a_resumption(tmp_path: Path):
@@ -264,6 +263,6 @@ def test_the_last_value_of_a_rare_metric_is_noted(tmp_path: Path):
 
 
 def test_the_store_follows_the_configuration(tmp_path: Path):
-    store = open_store(tmp_path, Trainer(max_ckpt_to_keep=2, keep_best=3, best_mode="min"))
+    store = open_store(tmp_path, TrainerConfig(max_ckpt_to_keep=2, keep_best=3, best_mode="min"))
     assert store.best is not None
     assert (store.keep, store.best.count, store.best.mode) == (2, 3, "min")

@@ -6,7 +6,7 @@ import pytest
 
 from luyen.base.digests import hash_value
 from luyen.base.records import Rollout, Score
-from luyen.train.digests import _judged
+from luyen.train.record import _rollout_score
 from tests.unit.rewards.builders import rollout
 
 PART = Score(name="brief", value=-1.0, weight=0.5, raw=-3.0)
@@ -15,7 +15,7 @@ TREE = Score(name="reward", value=-0.5, parts=(PART,))
 
 def digest(score: Score) -> str:
     judged: Rollout = replace(rollout("x"), score=score)
-    return hash_value(_judged(judged))
+    return hash_value(_rollout_score(judged))
 
 
 def test_time_and_words_change_nothing():
@@ -36,4 +36,4 @@ def test_a_plain_tree_is_told_as_before_there_was_more_to_tell():
     plain = Score(name="reward", value=1.0, parts=(Score(name="right", value=1.0),))
     told = ["reward", 1.0, 1.0, [["right", 1.0, 1.0, [], False, ()]], False, ()]
     judged = replace(rollout("x"), score=plain)
-    assert _judged(judged) == [*judged.key, told, ()]
+    assert _rollout_score(judged) == [*judged.key, told, ()]

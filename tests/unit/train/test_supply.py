@@ -8,9 +8,9 @@ import pytest
 from luyen.base.digests import read_digests
 from luyen.base.errors import UserError
 from luyen.base.records import Rollout
-from luyen.studio.doctor.read import read_run
+from luyen.studio.doctor.record import read_run
+from luyen.studio.replay.record import ReplayRecord
 from luyen.telemetry.rollout_files import read_rollouts
-from luyen.train.replay.record import RunRecord
 from tests.runs import Ran, train
 
 STEPS = 4
@@ -119,7 +119,7 @@ def test_no_row_is_lost_or_repeated_where_a_run_goes_on_with_less_staleness(tmp_
 def test_what_a_step_took_out_of_the_window_is_found_in_its_file(tmp_path: Path):
     """A group may have been asked for as one of another step."""
     run = ahead(tmp_path, 2, "completion")
-    record = RunRecord(run.root)
+    record = ReplayRecord(run.root)
     for step in range(1, STEPS + 1):
         assert len(record.step(step).rollouts) == 16
         path = run.root / f"rollouts/step_{step:06d}.parquet"

@@ -8,14 +8,14 @@ import torch
 from luyen.base.errors import UserError
 from luyen.data.tokenizer import load_tokenizer
 from luyen.engine.batch import pack
+from luyen.studio.replay.record import ReplayRecord
+from luyen.studio.replay.replay import replay_step
 from luyen.telemetry.rollout_files import read_rollouts
-from luyen.train.credit import CreditRules, credit
-from luyen.train.offline.run import train_offline
+from luyen.train.advantages import AdvantageConfig, compute_advantages
+from luyen.train.builders.roles import load_teacher
+from luyen.train.loop import train_online
+from luyen.train.offline.loop import train_offline
 from luyen.train.offline.start import prepare_offline
-from luyen.train.online import train_online
-from luyen.train.replay.record import RunRecord
-from luyen.train.replay.replay import replay_step
-from luyen.train.teacher import load_teacher
 from tests.runs import (
     ACTOR,
     MODEL,
@@ -93,7 +93,7 @@ def test_an_online_run_that_was_interrupted_ends_as_one_that_was_not(
 @pytest.mark.parametrize("words", [OWN, MIXED, PAIRS], ids=["alone", "mixed", "pairs"])
 def test_a_step_comes_again_from_its_files(words: tuple[str, ...], tmp_path: Path):
     ran = train(tmp_path, *words)
-    found = replay_step(RunRecord(ran.root), 2, lambda done, total, checked: None)
+    found = replay_step(ReplayRecord(ran.root), 2, lambda done, total, checked: None)
     assert found.is_equal
 
 
@@ -116,7 +116,7 @@ def test_the_teachers_advantage_and_the_tasks_are_added_by_weight():
         old_logp=torch.tensor([0.0, -1.0, -2.0, 0.0, -0.5, -1.0]),
         teacher_logp=torch.tensor([9.0, -0.5, -3.0, 9.0, -0.5, -1.5]),
     )
-    rules = CreditRules(
+    rules = AdvantageConfig(
         estimator="rloo",
         knobs={},
         is_group_relative=True,
@@ -124,7 +124,7 @@ def test_the_teachers_advantage_and_the_tasks_are_added_by_weight():
         correction=None,
         task_weight=0.5,
     )
-    found = credit(batch, rules, kl_coef=0.0)
+    found = compute_advantages(batch, rules, kl_coef=0.0)
     assert found.batch.streams["advantages"].tolist() == [0.0, 1.0, -0.5, 0.0, -0.5, -1.0]
     assert found.metrics["distill/reverse_kl"] == pytest.approx(0.25)
 

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from luyen.base.records import Prompt, Rollout, make_prompt
-from luyen.rewards.step import Scored
+from luyen.rewards.scoring import ScoredGroup
 from luyen.rollout.single_turn import Group
-from luyen.train.report import Told
-from luyen.train.samples import in_order
+from luyen.train.batch import batch_order
+from luyen.train.metrics import StepReport
 from tests.unit.train.conversations import talk
 
 PROMPTS = [make_prompt([{"role": "user", "content": name}]) for name in "abc"]
@@ -18,9 +18,9 @@ def drawn(draw: int, sample: int, **more: Any) -> Rollout:
     return talk("pp00", draw=draw, sample=sample, notes={"unchecked": 1.0}, **more)
 
 
-def judged(draw: int, *samples: int) -> Scored:
+def judged(draw: int, *samples: int) -> ScoredGroup:
     rollouts = tuple(drawn(draw, sample) for sample in samples)
-    return Scored(prompt=PROMPTS[draw], rollouts=rollouts, seconds=(None,) * len(rollouts))
+    return ScoredGroup(prompt=PROMPTS[draw], rollouts=rollouts, seconds=(None,) * len(rollouts))
 
 
 class Comparing:
@@ -34,13 +34,13 @@ class Comparing:
         return replace(rollout, notes={"compared with": float(PROMPTS.index(prompt))})
 
 
-def run_of(*scored: Scored, broken: list[Rollout]) -> Any:
+def run_of(*scored: ScoredGroup, broken: list[Rollout]) -> Any:
     roles = SimpleNamespace(generation=Comparing())
     return SimpleNamespace(roles=roles, judged=list(scored), broken=broken)
 
 
-def told_of(run: Any, groups: list[Group]) -> Told:
-    return Told(run, groups, SimpleNamespace())
+def told_of(run: Any, groups: list[Group]) -> StepReport:
+    return StepReport(run, groups, SimpleNamespace())
 
 
 def places(rollouts: Any) -> list[tuple[int, int]]:
@@ -72,7 +72,7 @@ def test_those_that_are_learned_from_are_compared_and_in_the_order_of_the_batch(
     ]
     told = told_of(run, groups)
     assert places(told.rollouts) == [(0, 1), (2, 0), (2, 1)]
-    assert [r.key for r in told.rollouts] == [r.key for r in in_order(groups)]
+    assert [r.key for r in told.rollouts] == [r.key for r in batch_order(groups)]
     assert [r.notes["compared with"] for r in told.rollouts] == [0.0, 2.0, 2.0]
     assert all(any(r is other for other in told.everyone) for r in told.rollouts)
 

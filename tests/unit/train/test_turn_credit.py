@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from luyen.base.records import Rollout, Score
-from luyen.train.credit import CreditRules, credit
-from luyen.train.samples import pack_groups
+from luyen.train.advantages import AdvantageConfig, compute_advantages
+from luyen.train.batch import pack_groups
 from tests.unit.train.conversations import groups, marks, talk
 
 
@@ -20,10 +20,10 @@ def advantages(
     batch = pack_groups(groups(*rollouts))
     if values:
         batch = batch.with_streams(values=batch.scatter(torch.tensor(values)))
-    rules = CreditRules(
+    rules = AdvantageConfig(
         estimator=name, knobs=knobs, is_group_relative=False, kl_kind=None, correction=None
     )
-    found = credit(batch, rules, kl_coef=0.0).batch
+    found = compute_advantages(batch, rules, kl_coef=0.0).batch
     return found.streams["advantages"][batch.layout.mask].tolist()
 
 

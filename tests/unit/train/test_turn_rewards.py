@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from luyen.base.records import Rollout, Score, Source
-from luyen.rewards.shares import turn_shares
-from luyen.train.samples import pack_groups
-from luyen.train.turn_rewards import token_rewards
+from luyen.rewards.tree import turn_shares
+from luyen.train.batch import pack_groups, token_rewards
 from tests.unit.train.conversations import TREES, groups, marks, talk
 
 TWO_TURNS = "pp00tt11"

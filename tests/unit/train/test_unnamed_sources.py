@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from luyen.studio.evaluation.samples import samples_of
-from luyen.telemetry.catalog import CATALOG
+from luyen.telemetry.metrics import CATALOG
 from luyen.train import start
-from luyen.train.evaluate import UNNAMED, validation_metrics
 from luyen.train.start import run_training
+from luyen.train.validation import UNNAMED, validation_metrics
 from tests.e2e.tiny import luyen
 from tests.runs import report_of, train
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from luyen.base.heartbeat import HEART, beat
-from luyen.config.schema.trainer import Watchdog as Settings
+from luyen.config.schema.trainer import WatchdogConfig as Settings
 from luyen.telemetry.stacks import child_lines, describe_process
-from luyen.train.watchdog import Watchdog, _within
+from luyen.train.monitor import PhaseWatchdog, _within
 
 
 def settings(seconds: float = 0.2, **more: object) -> Settings:
@@ -27,7 +27,7 @@ def reports(folder: Path, name: str) -> int:
 def test_a_phase_that_stands_still_is_reported_at_each_doubling(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ):
-    with Watchdog(settings(0.2), tmp_path) as dog, dog.watching(3, "score"):
+    with PhaseWatchdog(settings(0.2), tmp_path) as dog, dog.watching(3, "score"):
         time.sleep(1.1)
     # After 0.2, 0.4 and 0.8 seconds; a busy machine may miss one.
     assert 2 <= reports(tmp_path, "hang-3-score.txt") <= 3
@@ -43,7 +43,7 @@ def test_a_phase_that_stands_still_is_reported_at_each_doubling(
 
 def test_whatever_beats_is_alive(tmp_path: Path):
     before = HEART.count
-    with Watchdog(settings(0.8), tmp_path) as dog, dog.watching(1, "generate"):
+    with PhaseWatchdog(settings(0.8), tmp_path) as dog, dog.watching(1, "generate"):
         for _ in range(20):
             time.sleep(0.05)
             beat()
@@ -64,7 +64,7 @@ def test_what_is_drawn_ahead_hides_no_hang_of_a_loop_that_does_not_wait_for_it(
         HEART.end_ahead()
 
     thread = threading.Thread(target=draw)
-    with Watchdog(settings(0.6), tmp_path) as dog, dog.watching(1, phase):
+    with PhaseWatchdog(settings(0.6), tmp_path) as dog, dog.watching(1, phase):
         thread.start()
         time.sleep(1.0)
         ended.set()
@@ -73,7 +73,7 @@ def test_what_is_drawn_ahead_hides_no_hang_of_a_loop_that_does_not_wait_for_it(
 
 
 def test_a_new_phase_begins_anew_and_time_between_counts(tmp_path: Path):
-    with Watchdog(settings(0.6), tmp_path) as dog:
+    with PhaseWatchdog(settings(0.6), tmp_path) as dog:
         for step in range(4):
             with dog.watching(step, "generate"):
                 time.sleep(0.2)
@@ -84,7 +84,7 @@ def test_a_new_phase_begins_anew_and_time_between_counts(tmp_path: Path):
 
 def test_phases_have_budgets_of_their_own_and_zero_watches_nothing(tmp_path: Path):
     own = settings(0.0, budgets={"update": 0.2})
-    with Watchdog(own, tmp_path) as dog:
+    with PhaseWatchdog(own, tmp_path) as dog:
         with dog.watching(1, "score"):
             time.sleep(0.4)
         assert list(tmp_path.glob("hang-*")) == []
@@ -92,7 +92,7 @@ def test_phases_have_budgets_of_their_own_and_zero_watches_nothing(tmp_path: Pat
             time.sleep(0.3)
     assert reports(tmp_path, "hang-1-update.txt") == 1
     known = {thread.name for thread in threading.enumerate()}
-    with Watchdog(settings(0.0), tmp_path):
+    with PhaseWatchdog(settings(0.0), tmp_path):
         assert {thread.name for thread in threading.enumerate()} == known
 
 

@@ -1,4 +1,4 @@
-"""Groups of sequences: sizes, sums, means and runners-up without a loop over groups.
+"""Statistics over groups and over the batch: sizes, means, deviations, runners-up, whitening.
 
 Every sequence counts as a sibling, one without trainable tokens too: that its tokens were rejected
 does not unmake its outcome.
@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from luyen.algorithms.summed import summed
+from luyen.algorithms.layout import sum_by_index
 
 
 @final
@@ -37,7 +37,7 @@ class Grouping:
 
     def sum(self, x: Float[Tensor, " seq"]) -> Float[Tensor, " group"]:
         """Sum over each group."""
-        return summed(x, self.index, self.sizes.numel())
+        return sum_by_index(x, self.index, self.sizes.numel())
 
     def max(self, x: Float[Tensor, " seq"]) -> Float[Tensor, " group"]:
         """Largest value of each group."""
@@ -94,3 +94,28 @@ def runner_up(x: Float[Tensor, " seq"], grouping: Grouping) -> Float[Tensor, " s
     shared = grouping.spread(grouping.sum(is_top.to(x.dtype))) > 1
     below = grouping.spread(grouping.max(torch.where(is_top, -torch.inf, x)))
     return torch.where(shared, top, below)
+
+
+# Whitening: mean 0 and variance 1 over the tokens that take part, and nothing anywhere else.
+
+VARIANCE_FLOOR = 1e-8
+"""Added to the variance before the root, so that equal values whiten to 0."""
+
+
+def whiten(x: Float[Tensor, " tok"], takes_part: Bool[Tensor, " tok"]) -> Float[Tensor, " tok"]:
+    """(x - mean) / sqrt(var + 1e-8) with the sample variance (n - 1 below); 0 on all other tokens.
+
+    One token alone gives 0. The mean is subtracted twice, since the second pass removes what
+    rounding left of the first: values that are all equal stay at 0 in float32 too.
+
+    Example:
+        >>> whiten(torch.tensor([1.0, 3.0, 9.0]), torch.tensor([True, True, False]))
+        tensor([-0.7071,  0.7071,  0.0000])
+    """
+    count = takes_part.sum()
+    centred = torch.where(takes_part, x, 0.0)
+    for _ in range(2):
+        mean = centred.sum() / count.clamp(min=1)
+        centred = torch.where(takes_part, centred - mean, 0.0)
+    variance = centred.square().sum() / (count - 1).clamp(min=1)
+    return centred * torch.rsqrt(variance + VARIANCE_FLOOR)

@@ -13,12 +13,16 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from luyen.algorithms.advantages.evidence import outcomes, token_stream
 from luyen.algorithms.advantages.grouping import Grouping
-from luyen.algorithms.advantages.inputs import Credit, CreditInputs, adv_estimators
+from luyen.algorithms.advantages.inputs import (
+    Credit,
+    CreditInputs,
+    adv_estimators,
+    outcomes,
+    token_stream,
+)
 from luyen.algorithms.preference.inputs import PairInputs
-from luyen.algorithms.preference.length import sequence_sums
-from luyen.algorithms.preference.step import PreferenceObjective
+from luyen.algorithms.preference.step import PreferenceObjective, sequence_sums
 from luyen.algorithms.statistic import Average
 
 

@@ -9,10 +9,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from luyen.algorithms.advantages.evidence import token_stream
 from luyen.algorithms.advantages.grouping import Grouping, dense_index, runner_up
-from luyen.algorithms.advantages.inputs import Credit, CreditInputs, adv_estimators
-from luyen.algorithms.advantages.timeline import (
+from luyen.algorithms.advantages.inputs import Credit, CreditInputs, adv_estimators, token_stream
+from luyen.algorithms.advantages.returns import (
     credited_rewards,
     discounted_to_go,
     ranks,
@@ -20,8 +19,7 @@ from luyen.algorithms.advantages.timeline import (
     running_total,
 )
 from luyen.algorithms.checks import require_same_shape
-from luyen.algorithms.layout import Layout
-from luyen.algorithms.summed import summed
+from luyen.algorithms.layout import Layout, sum_by_index
 
 WEIGHT_FLOOR = 1e-8
 """Added to the sum of weights at a position, so that certain tokens do not divide by 0."""
@@ -88,7 +86,7 @@ def places(positions: Int[Tensor, " tok"], group: Int[Tensor, " tok"]) -> Int[Te
 
 def sums_at(place: Int[Tensor, " tok"], x: Float[Tensor, " tok"]) -> Float[Tensor, " tok"]:
     """Sum of x over all tokens of the same place (x is 0 off the mask)."""
-    return summed(x, place, x.numel())[place]
+    return sum_by_index(x, place, x.numel())[place]
 
 
 def in_tail(

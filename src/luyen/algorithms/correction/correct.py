@@ -1,7 +1,8 @@
-"""Rollout correction as a whole: weights, what is kept, and what happened."""
+"""Rollout correction as a whole: weights, what is kept, what happened; and verl's presets."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import final
 
 import torch
@@ -12,13 +13,17 @@ from luyen.algorithms.checks import require_finite, require_float, require_same_
 from luyen.algorithms.correction.importance import (
     batch_norm_factor,
     importance_weights,
+    kept_by_all,
     read_limits,
 )
-from luyen.algorithms.correction.mismatch import mismatch_metrics
-from luyen.algorithms.correction.rejection import kept_by_all
-from luyen.algorithms.correction.weight_metrics import importance_metrics, rejection_metrics
+from luyen.algorithms.correction.metrics import (
+    importance_metrics,
+    mismatch_metrics,
+    rejection_metrics,
+)
 from luyen.algorithms.layout import Layout
-from luyen.config.thresholds import rejection_rules
+from luyen.base.errors import UserError, did_you_mean
+from luyen.config.catalog import rejection_rules
 
 
 @final
@@ -96,3 +101,64 @@ def normalized(
     factor = batch_norm_factor(weights, layout, rollout_is=rollout_is)
     factor = torch.where(factor > 0.0, factor, 1.0)
     return weights / factor, float(factor)
+
+
+# Settings of rollout correction that have a name in verl, as the keys of its config block.
+
+PresetValue = str | float | bool | None
+
+_TOKEN_TIS = {"rollout_is": "token", "rollout_is_threshold": 2.0}
+_SEQ_TIS = {"rollout_is": "sequence", "rollout_is_threshold": 2.0}
+_ICEPOP = {"rollout_is": "token", "rollout_is_threshold": "0.5_5.0"}
+_SEQ_RS = {"rollout_rs": "seq_sum_k1", "rollout_rs_threshold": "0.5_2.0"}
+_GEO_RS = {"rollout_rs": "seq_mean_k1", "rollout_rs_threshold": "0.999_1.001"}
+_K3_RS = {"rollout_rs": "seq_mean_k3", "rollout_rs_threshold": 0.01}
+_PPO = {"bypass_mode": True, "loss_type": "ppo_clip"}
+_PG = {"bypass_mode": True, "loss_type": "reinforce"}
+
+
+def _preset(*parts: Mapping[str, PresetValue]) -> Mapping[str, PresetValue]:
+    """All the keys of the parts, frozen; keys that no part names are off."""
+    knobs: dict[str, PresetValue] = {"rollout_is": None, "rollout_rs": None, "bypass_mode": False}
+    for part in parts:
+        knobs |= part
+    return MappingProxyType(knobs)
+
+
+PRESETS: Mapping[str, Mapping[str, PresetValue]] = MappingProxyType(
+    {
+        "disabled": _preset(),
+        "decoupled_token_is": _preset(_TOKEN_TIS),
+        "decoupled_seq_is": _preset(_SEQ_TIS),
+        "decoupled_token_icepop": _preset(_ICEPOP),
+        "decoupled_seq_is_rs": _preset(_SEQ_TIS, _SEQ_RS),
+        "decoupled_geo_rs": _preset(_GEO_RS),
+        "decoupled_geo_rs_seq_tis": _preset(_GEO_RS, _SEQ_TIS),
+        "decoupled_geo_rs_token_tis": _preset(_GEO_RS, _TOKEN_TIS),
+        "decoupled_k3_rs": _preset(_K3_RS),
+        "decoupled_k3_rs_seq_tis": _preset(_K3_RS, _SEQ_TIS),
+        "decoupled_k3_rs_token_tis": _preset(_K3_RS, _TOKEN_TIS),
+        "bypass_ppo_clip": _preset(_PPO),
+        "bypass_ppo_clip_geo_rs": _preset(_PPO, _GEO_RS),
+        "bypass_ppo_clip_k3_rs": _preset(_PPO, _K3_RS),
+        "bypass_pg_is": _preset(_PG, _SEQ_TIS),
+        "bypass_pg_token_icepop": _preset(_PG, _ICEPOP),
+        "bypass_pg_geo_rs": _preset(_PG, _GEO_RS),
+        "bypass_pg_geo_rs_seq_tis": _preset(_PG, _GEO_RS, _SEQ_TIS),
+        "bypass_pg_geo_rs_token_tis": _preset(_PG, _GEO_RS, _TOKEN_TIS),
+    }
+)
+"""Name to keys of `algorithm.rollout_correction`."""
+
+
+def correction_preset(name: str) -> Mapping[str, PresetValue]:
+    """The keys a preset sets; a UserError with near names if there is none of this name.
+
+    Example:
+        >>> correction_preset("decoupled_token_is")["rollout_is"]
+        'token'
+    """
+    if name not in PRESETS:
+        why = "no rollout-correction preset has this name"
+        raise UserError("rollout_correction", name, why, did_you_mean(name, PRESETS))
+    return PRESETS[name]

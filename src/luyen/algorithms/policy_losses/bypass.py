@@ -11,20 +11,18 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from luyen.algorithms.correction.importance import batch_norm_factor, importance_weights
-from luyen.algorithms.correction.rejection import keep_mask
+from luyen.algorithms.correction.importance import batch_norm_factor, importance_weights, keep_mask
 from luyen.algorithms.policy_losses.clipped import vanilla
 from luyen.algorithms.policy_losses.inputs import (
     PolicyInputs,
     TokenLoss,
+    fraction,
     loss_statistics,
     policy_losses,
 )
-from luyen.algorithms.policy_losses.surrogate import fraction
 from luyen.algorithms.policy_losses.weighted import reinforce
 from luyen.algorithms.statistic import Average
-from luyen.base.errors import UserError
-from luyen.base.suggest import did_you_mean
+from luyen.base.errors import UserError, did_you_mean
 
 LOSS_TYPES = ("ppo_clip", "reinforce")
 

@@ -8,9 +8,16 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from luyen.algorithms.knobs import require_positive
-from luyen.algorithms.policy_losses.inputs import PolicyInputs, TokenLoss, policy_losses
-from luyen.algorithms.policy_losses.surrogate import clip_range, corrected, fraction, ppo_kl
+from luyen.algorithms.checks import require_positive
+from luyen.algorithms.policy_losses.inputs import (
+    PolicyInputs,
+    TokenLoss,
+    clip_range,
+    corrected,
+    fraction,
+    policy_losses,
+    ppo_kl,
+)
 from luyen.algorithms.ratio import token_ratio
 
 

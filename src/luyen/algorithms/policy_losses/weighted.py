@@ -2,9 +2,16 @@
 
 import torch
 
-from luyen.algorithms.knobs import require_not_negative, require_positive
-from luyen.algorithms.policy_losses.inputs import PolicyInputs, TokenLoss, policy_losses
-from luyen.algorithms.policy_losses.surrogate import clip_range, corrected, fraction, ppo_kl
+from luyen.algorithms.checks import require_not_negative, require_positive
+from luyen.algorithms.policy_losses.inputs import (
+    PolicyInputs,
+    TokenLoss,
+    clip_range,
+    corrected,
+    fraction,
+    policy_losses,
+    ppo_kl,
+)
 from luyen.algorithms.ratio import sequence_log_weight, token_ratio
 from luyen.algorithms.statistic import Average
 from luyen.base.errors import UserError

@@ -3,13 +3,7 @@
 Importing this package registers every loss of the house.
 """
 
-from luyen.algorithms.preference import (
-    pairwise,
-    pointwise,
-    reference_free,
-    transport,
-    unpaired,
-)
+from luyen.algorithms.preference import pairwise, pointwise, reference_free
 from luyen.algorithms.preference.inputs import (
     PairInputs,
     PreferenceLoss,
@@ -33,6 +27,4 @@ __all__ = [
     "preference_losses",
     "reference_free",
     "step_coefficients",
-    "transport",
-    "unpaired",
 ]

@@ -1,19 +1,94 @@
-"""Losses of the difference between the two answers of a pair: DPO and its relatives.
+"""Losses of the difference between the answers of a pair: DPO and relatives, f-DPO, AOT.
 
 With c and r the scores of the preferred and the other answer (log π/π_ref, or another divergence)
 every loss here is a function of z = β(c - r) - margin, or of the same with scores per token.
 """
+
+import math
+from collections.abc import Callable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from luyen.algorithms.knobs import require_positive
-from luyen.algorithms.preference.divergence import divergence_score
-from luyen.algorithms.preference.inputs import PairInputs, PreferenceLoss, preference_losses
-from luyen.algorithms.preference.report import pair_report, referenced_report
-from luyen.base.errors import UserError
+from luyen.algorithms.checks import require_positive
+from luyen.algorithms.preference.inputs import (
+    PairInputs,
+    PreferenceLoss,
+    pair_report,
+    preference_losses,
+    referenced_report,
+)
+from luyen.base.errors import UserError, did_you_mean
+
+# Scores of log-ratios under an f-divergence (f-DPO, Wang et al. 2023, arXiv:2309.16240).
+#
+# DPO's implicit reward is f'(π/π_ref); for the reverse KL that is the log-ratio itself. The
+# term that the partition function leaves behind cancels in the difference of a pair alone, so
+# only losses of that difference take another divergence.
+
+_STEEPEST = 20.0
+"""Exponent from which an exponential goes on as its tangent."""
+
+
+def tangent_exp(x: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+    """e^x up to x = 20, and its tangent beyond: finite everywhere, with a gradient everywhere."""
+    near = x.clamp(max=_STEEPEST).exp()
+    return near * (1.0 + (x - _STEEPEST).clamp(min=0.0))
+
+
+def _reverse_kl(x: Float[Tensor, " n"], coef: float) -> Float[Tensor, " n"]:
+    """Log t."""
+    del coef
+    return x
+
+
+def _forward_kl(x: Float[Tensor, " n"], coef: float) -> Float[Tensor, " n"]:
+    """1 - 1/t."""
+    del coef
+    return 1.0 - tangent_exp(-x)
+
+
+def _js_divergence(x: Float[Tensor, " n"], coef: float) -> Float[Tensor, " n"]:
+    """Log 2t/(1 + t)."""
+    del coef
+    return math.log(2.0) + logsigmoid(x)
+
+
+def _alpha_divergence(x: Float[Tensor, " n"], coef: float) -> Float[Tensor, " n"]:
+    """(t^(α - 1) - 1)/(α - 1), and log t in the limit α = 1."""
+    power = coef - 1.0
+    if abs(power) < 1e-6:
+        return x
+    return (tangent_exp(power * x) - 1.0) / power
+
+
+DIVERGENCES: dict[str, Callable[[Tensor, float], Tensor]] = {
+    "reverse_kl": _reverse_kl,
+    "forward_kl": _forward_kl,
+    "js_divergence": _js_divergence,
+    "alpha_divergence": _alpha_divergence,
+}
+
+
+def divergence_score(
+    kind: str, ratio: Float[Tensor, " n"], *, f_alpha_divergence_coef: float = 0.5
+) -> Float[Tensor, " n"]:
+    """f'(t) at t = e^ratio for the divergence of this name.
+
+    Where f' is a power of t, exponents above 20 continue as a tangent, so that a far answer keeps a
+    finite loss and a gradient.
+
+    Example:
+        >>> import torch
+        >>> divergence_score("forward_kl", torch.tensor([0.0, 100.0]))
+        tensor([0., 1.])
+    """
+    if kind not in DIVERGENCES:
+        fix = did_you_mean(kind, DIVERGENCES)
+        raise UserError("f_divergence_type", kind, "no such divergence", fix)
+    return DIVERGENCES[kind](ratio, f_alpha_divergence_coef)
 
 
 def smoothed(logit: Float[Tensor, " pair"], label_smoothing: float) -> Float[Tensor, " pair"]:
@@ -190,3 +265,43 @@ def sft(inputs: PairInputs) -> PreferenceLoss:
 def likelihood(inputs: PairInputs) -> Float[Tensor, " pair"]:
     """-log π of the preferred answer over the step's mean number of tokens."""
     return -inputs.chosen / inputs.mean_tokens
+
+
+# Alignment by optimal transport: the distribution of one side over that of the other (AOT).
+#
+# Melnyk et al. 2024, arXiv:2406.05882. In one dimension the transport is a sort, and the sort
+# is over all pairs of the optimizer step: what a micro-batch would sort is another loss.
+
+
+def _over_ranks(
+    upper: Float[Tensor, " pair"], lower: Float[Tensor, " pair"]
+) -> Float[Tensor, " pair"]:
+    """`upper` minus the entry of `lower` that has its rank, in the order of `upper`."""
+    rank = torch.argsort(torch.argsort(upper.detach(), stable=True))
+    return upper - torch.sort(lower, stable=True).values[rank]
+
+
+@preference_losses.register("aot")
+def aot(inputs: PairInputs, *, beta: float = 0.1, label_smoothing: float = 0.0) -> PreferenceLoss:
+    """-log σ(β(d₍ᵢ₎ - d_ref₍ᵢ₎)) over sorted differences d = log π(y_c) - log π(y_r).
+
+    The policy's margins should lie above the reference's as a distribution. The loss of a pair is
+    the one of its rank. TRL sorts inside a micro-batch; where that is the step, numbers agree.
+    """
+    require_positive("beta", beta)
+    gap = _over_ranks(inputs.chosen - inputs.rejected, inputs.ref_difference)
+    return referenced_report(inputs, smoothed(beta * gap, label_smoothing), beta)
+
+
+@preference_losses.register("aot_unpaired")
+def aot_unpaired(
+    inputs: PairInputs, *, beta: float = 0.1, label_smoothing: float = 0.0
+) -> PreferenceLoss:
+    """-log σ(β(c₍ᵢ₎ - r₍ᵢ₎)) over sorted log-ratios: good answers above bad ones, of any prompt.
+
+    The loss of a pair is the one of the rank of its preferred answer. TRL sorts inside a
+    micro-batch; where that is the whole step, numbers agree.
+    """
+    require_positive("beta", beta)
+    gap = _over_ranks(inputs.chosen_ratio, inputs.rejected_ratio)
+    return referenced_report(inputs, smoothed(beta * gap, label_smoothing), beta)

@@ -10,11 +10,14 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from luyen.algorithms.knobs import require_not_negative, require_positive
-from luyen.algorithms.preference.divergence import tangent_exp
-from luyen.algorithms.preference.inputs import PairInputs, PreferenceLoss, preference_losses
-from luyen.algorithms.preference.pairwise import likelihood, smoothed
-from luyen.algorithms.preference.report import pair_report
+from luyen.algorithms.checks import require_not_negative, require_positive
+from luyen.algorithms.preference.inputs import (
+    PairInputs,
+    PreferenceLoss,
+    pair_report,
+    preference_losses,
+)
+from luyen.algorithms.preference.pairwise import likelihood, smoothed, tangent_exp
 
 
 def log_odds(mean_logp: Float[Tensor, " n"]) -> Float[Tensor, " n"]:

@@ -13,19 +13,58 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from luyen.algorithms.knobs import knob_names, read_by, require_known
+from luyen.algorithms.checks import hyperparameter_names, read_by, require_known
 from luyen.algorithms.layout import Layout
 from luyen.algorithms.preference.inputs import (
     PairInputs,
     PreferenceLoss,
     UnpairedInputs,
+    over_all,
     preference_losses,
 )
-from luyen.algorithms.preference.length import token_weights
-from luyen.algorithms.preference.report import over_all
 from luyen.algorithms.statistic import Average
 from luyen.base.errors import UserError
 from luyen.config.catalog import PREFERENCE_LOSSES, PreferenceFacts
+
+# From tokens to sequences: sums of log-probabilities, plain or with a lighter tail.
+#
+# LD-DPO (arXiv:2409.06411) weighs the tokens beyond the length of the shorter answer of a pair
+# by `ld_alpha`, since what an answer says there the other had no room to say.
+
+
+def token_weights(
+    layout: Layout, shared: Int[Tensor, " seq"], *, ld_alpha: float
+) -> Float[Tensor, " tok"]:
+    """1 on the first `shared` trainable tokens of a sequence, ld_alpha on its others, 0 elsewhere.
+
+    Example:
+        >>> layout = Layout(mask=torch.tensor([False, True, True, True]),
+        ...                 offsets=torch.tensor([0, 4]), groups=torch.tensor([0]))
+        >>> token_weights(layout, torch.tensor([2]), ld_alpha=0.5).tolist()
+        [0.0, 1.0, 1.0, 0.5]
+    """
+    if not 0.0 <= ld_alpha <= 1.0:
+        why = "it weighs the tokens that only the longer answer has"
+        raise UserError("ld_alpha", ld_alpha, why, "set ld_alpha in [0, 1]")
+    counted = torch.cumsum(layout.mask.long(), 0)
+    before = torch.nn.functional.pad(counted, (1, 0))[layout.offsets[:-1]]
+    place = counted - before[layout.segment]
+    weights = torch.where(place <= shared[layout.segment], 1.0, ld_alpha)
+    return layout.on_mask(weights)
+
+
+def sequence_sums(
+    logp: Float[Tensor, " tok"],
+    layout: Layout,
+    weights: Float[Tensor, " tok"] | None = None,
+) -> Float[Tensor, " seq"]:
+    """Sum of log-probabilities over the trainable tokens of each sequence, weighted or plain.
+
+    The weights of `token_weights` go to the policy and to the reference alike.
+    """
+    clean = layout.on_mask(logp)
+    return layout.sum(clean if weights is None else clean * weights.to(clean.dtype))
+
 
 Inputs = PairInputs | UnpairedInputs
 
@@ -98,7 +137,7 @@ class PreferenceObjective:
 
     def __post_init__(self) -> None:
         _check_mixture(self.losses, self.loss_weights)
-        known = {knob for name in self.losses for knob in _knobs_of(name)}
+        known = {knob for name in self.losses for knob in _hyperparameters_of(name)}
         owner = "preference loss " + " + ".join(f"`{name}`" for name in self.losses)
         require_known(owner, self.knobs, known)
         if self.knobs.get("f_divergence_type", "reverse_kl") != "reverse_kl":
@@ -190,8 +229,8 @@ def step_coefficients(
     return objective.coefficients(inputs)
 
 
-def _knobs_of(name: str) -> tuple[str, ...]:
-    return knob_names(preference_losses.get(name))
+def _hyperparameters_of(name: str) -> tuple[str, ...]:
+    return hyperparameter_names(preference_losses.get(name))
 
 
 def _check_mixture(losses: tuple[str, ...], weights: tuple[float, ...] | None) -> None:
@@ -210,7 +249,7 @@ def _check_mixture(losses: tuple[str, ...], weights: tuple[float, ...] | None) -
 
 def _require_divergence(name: str, kind: str) -> None:
     """Raise where a loss reads log-ratios one by one: another divergence has no meaning there."""
-    if preference_facts(name).reference and "f_divergence_type" not in _knobs_of(name):
+    if preference_facts(name).reference and "f_divergence_type" not in _hyperparameters_of(name):
         why = f"`{name}` is not a function of the difference of a pair"
         raise UserError("f_divergence_type", kind, why, "set f_divergence_type to reverse_kl")
 

@@ -4,14 +4,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from luyen.config.chat_template.probe import template_fault, template_remarks
-from luyen.config.model_folder.files import (
-    UnsoundFile,
-    read_object,
-    read_text,
-    shown,
-    size_of,
-)
+from luyen.config.model_folder.chat_template import template_fault, template_remarks
+from luyen.config.model_folder.files import InvalidFile, read_object, read_text, short_repr, size_of
 
 _FAST, _CONFIG, _GENERATION = "tokenizer.json", "tokenizer_config.json", "generation_config.json"
 _OTHERS = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
@@ -20,12 +14,12 @@ _TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "cls_token", "sep
 _AGAIN = "fetch the tokenizer's files again"
 
 
-def tokenizer_faults(folder: Path, rows: int | None) -> Iterator[UnsoundFile]:
+def tokenizer_faults(folder: Path, rows: int | None) -> Iterator[InvalidFile]:
     """What is wrong with tokenizer, template and ends of turns; `rows` are the embedding's."""
     if all(size_of(folder, name) is None for name in (_FAST, _CONFIG, *_OTHERS)):
         why = f"it is not there, nor is {_OTHERS[0]}"
         fix = "put the tokenizer's files there, or set actor_rollout_ref.model.tokenizer_path"
-        yield UnsoundFile(_FAST, why, fix)
+        yield InvalidFile(_FAST, why, fix)
         return
     size_of(folder, _OTHERS[0])
     count = known_ids(folder)
@@ -40,7 +34,7 @@ def tokenizer_faults(folder: Path, rows: int | None) -> Iterator[UnsoundFile]:
     named = _special({**(special or {}), **config})
     why = template_fault(source, named) if source is not None else None
     if why is not None:
-        yield UnsoundFile(file, f"the chat template: {why}", "mend the template")
+        yield InvalidFile(file, f"the chat template: {why}", "mend the template")
 
 
 def tokenizer_remarks(folder: Path) -> list[str]:
@@ -51,10 +45,10 @@ def tokenizer_remarks(folder: Path) -> list[str]:
     return [] if source is None else template_remarks(source, _special({**special, **config}))
 
 
-def too_many_ids(count: int, rows: int) -> UnsoundFile:
+def too_many_ids(count: int, rows: int) -> InvalidFile:
     """A tokenizer that makes ids for which the model has no row: it is another model's."""
     why = f"it makes ids up to {count - 1}, and the model has {rows} rows (vocab_size)"
-    return UnsoundFile(_FAST, why, "give the tokenizer of this model")
+    return InvalidFile(_FAST, why, "give the tokenizer of this model")
 
 
 def known_ids(folder: Path) -> int | None:
@@ -66,23 +60,27 @@ def known_ids(folder: Path) -> int | None:
     model = cast(dict[str, Any], inner) if isinstance(inner, dict) else {}
     kind = model.get("type", "BPE")
     if not model or kind not in _KINDS:
-        why = f"its model is {shown(inner)}" if not model else f"its model is of type {shown(kind)}"
-        raise UnsoundFile(_FAST, f"{why}, which is no model of a tokenizer", _AGAIN)
+        why = (
+            f"its model is {short_repr(inner)}"
+            if not model
+            else f"its model is of type {short_repr(kind)}"
+        )
+        raise InvalidFile(_FAST, f"{why}, which is no model of a tokenizer", _AGAIN)
     vocabulary: Any = model.get("vocab")
     if isinstance(vocabulary, list):
         ids: list[Any] = [*range(len(cast(list[Any], vocabulary)))]
     elif isinstance(vocabulary, dict):
         ids = [*cast(dict[str, Any], vocabulary).values()]
     else:
-        raise UnsoundFile(_FAST, f"its vocabulary is {shown(vocabulary)}", _AGAIN)
+        raise InvalidFile(_FAST, f"its vocabulary is {short_repr(vocabulary)}", _AGAIN)
     added: Any = found.get("added_tokens") or []
     if not isinstance(added, list):
-        raise UnsoundFile(_FAST, f"its added_tokens are {shown(added)}, not a list", _AGAIN)
+        raise InvalidFile(_FAST, f"its added_tokens are {short_repr(added)}, not a list", _AGAIN)
     entries = cast(list[Any], added)
     ids += [cast(dict[str, Any], e).get("id") if isinstance(e, dict) else None for e in entries]
     odd = [i for i in ids if type(i) is not int or i < 0]
     if odd:
-        raise UnsoundFile(_FAST, f"it gives a token the id {shown(odd[0])}", _AGAIN)
+        raise InvalidFile(_FAST, f"it gives a token the id {short_repr(odd[0])}", _AGAIN)
     return max(ids, default=-1) + 1
 
 
@@ -116,28 +114,32 @@ def template_of(folder: Path, config: Mapping[str, Any]) -> tuple[str, str | Non
         named: dict[Any, Any] = {}
         for entry in cast(list[Any], given):
             if not isinstance(entry, dict) or not {"name", "template"} <= entry.keys():
-                raise UnsoundFile(file, f"chat_template lists {shown(entry)}", "mend the template")
+                raise InvalidFile(
+                    file, f"chat_template lists {short_repr(entry)}", "mend the template"
+                )
             named[entry["name"]] = entry["template"]
         given = named
     if isinstance(given, dict):
         given = cast(dict[str, Any], given).get("default")
     if not isinstance(given, str | None):
-        raise UnsoundFile(file, f"chat_template is {shown(given)}, not a text", "mend the template")
+        raise InvalidFile(
+            file, f"chat_template is {short_repr(given)}, not a text", "mend the template"
+        )
     return file, given
 
 
 def end_ids(folder: Path, rows: int | None) -> tuple[int, ...]:
-    """Ids that `generation_config.json` ends a turn with; UnsoundFile where they are no ids."""
+    """Ids that `generation_config.json` ends a turn with; InvalidFile where they are no ids."""
     found = read_object(folder, _GENERATION)
     named: Any = None if found is None else found.get("eos_token_id")
     ids = [] if named is None else cast(list[Any], named if isinstance(named, list) else [named])
     for one in ids:
         if type(one) is not int or one < 0:
-            why = f"eos_token_id is {shown(one)}; an id, or a list of ids, is due"
-            raise UnsoundFile(_GENERATION, why, "mend the file, or remove it")
+            why = f"eos_token_id is {short_repr(one)}; an id, or a list of ids, is due"
+            raise InvalidFile(_GENERATION, why, "mend the file, or remove it")
         if rows is not None and one >= rows:
             why = f"eos_token_id is {one}, and the model has {rows} rows (vocab_size)"
-            raise UnsoundFile(_GENERATION, why, "mend the file, or remove it")
+            raise InvalidFile(_GENERATION, why, "mend the file, or remove it")
     return tuple(ids)
 
 
@@ -151,14 +153,14 @@ def _special(given: Mapping[str, Any]) -> dict[str, str]:
     return {name: value if isinstance(value, str) else "" for name, value in inner.items()}
 
 
-def _name_faults(file: str, given: Mapping[str, Any]) -> Iterator[UnsoundFile]:
+def _name_faults(file: str, given: Mapping[str, Any]) -> Iterator[InvalidFile]:
     """Special tokens are texts, or objects with one."""
     for name in _TOKENS:
         value: Any = given.get(name)
         if isinstance(value, dict):
             value = cast(dict[str, Any], value).get("content")
         if not isinstance(value, str | None):
-            yield UnsoundFile(file, f"{name} is {shown(given[name])}, not a token", _AGAIN)
+            yield InvalidFile(file, f"{name} is {short_repr(given[name])}, not a token", _AGAIN)
     kind = given.get("tokenizer_class")
     if not isinstance(kind, str | None):
-        yield UnsoundFile(file, f"tokenizer_class is {shown(kind)}, not a name", _AGAIN)
+        yield InvalidFile(file, f"tokenizer_class is {short_repr(kind)}, not a name", _AGAIN)

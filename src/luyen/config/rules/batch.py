@@ -1,16 +1,16 @@
-"""B: batches that divide, budgets that hold, with the arithmetic shown."""
+"""B, P, F, G: batch divisibility, memory of the plan, sharding and GPU-only keys."""
 
 from collections.abc import Iterator
 
 from luyen.config.plan import needs_reference
-from luyen.config.rules.rule import Finding, Situation, rule
+from luyen.config.rules.rule import Finding, RuleContext, rule
 
 _DATA = "data"
 _ACTOR = "actor_rollout_ref.actor"
 
 
 @rule("B01", "error")
-def mini_batch_within_the_step(s: Situation) -> Iterator[Finding]:
+def mini_batch_within_the_step(s: RuleContext) -> Iterator[Finding]:
     """A mini-batch holds no more prompts than a step draws."""
     data, actor = s.config.data, s.config.actor_rollout_ref.actor
     if actor.ppo_mini_batch_size > data.train_batch_size:
@@ -23,7 +23,7 @@ def mini_batch_within_the_step(s: Situation) -> Iterator[Finding]:
 
 
 @rule("B02", "error")
-def step_divides_into_mini_batches(s: Situation) -> Iterator[Finding]:
+def step_divides_into_mini_batches(s: RuleContext) -> Iterator[Finding]:
     """`data.train_batch_size` is a multiple of `ppo_mini_batch_size`."""
     data, actor = s.config.data, s.config.actor_rollout_ref.actor
     whole, rest = divmod(data.train_batch_size, actor.ppo_mini_batch_size)
@@ -37,7 +37,7 @@ def step_divides_into_mini_batches(s: Situation) -> Iterator[Finding]:
 
 
 @rule("B03", "error")
-def mini_batch_divides_over_devices(s: Situation) -> Iterator[Finding]:
+def mini_batch_divides_over_devices(s: RuleContext) -> Iterator[Finding]:
     """The rollouts of a mini-batch divide evenly over the devices."""
     devices = s.where.world_size
     rest = s.batch.mini_batch_rollouts % devices
@@ -51,7 +51,7 @@ def mini_batch_divides_over_devices(s: Situation) -> Iterator[Finding]:
 
 
 @rule("B04", "error")
-def device_share_divides_into_micro_batches(s: Situation) -> Iterator[Finding]:
+def device_share_divides_into_micro_batches(s: RuleContext) -> Iterator[Finding]:
     """With counted micro-batches, they divide a device's share of a mini-batch."""
     actor = s.config.actor_rollout_ref.actor
     size = actor.ppo_micro_batch_size_per_gpu
@@ -67,7 +67,7 @@ def device_share_divides_into_micro_batches(s: Situation) -> Iterator[Finding]:
 
 
 @rule("B05", "error")
-def token_budget_holds_a_sequence(s: Situation) -> Iterator[Finding]:
+def token_budget_holds_a_sequence(s: RuleContext) -> Iterator[Finding]:
     """The token budget of a micro-batch holds at least one sequence of full length."""
     data, actor = s.config.data, s.config.actor_rollout_ref.actor
     if actor.use_dynamic_bsz and actor.ppo_max_token_len_per_gpu < s.batch.longest_sequence:
@@ -80,7 +80,7 @@ def token_budget_holds_a_sequence(s: Situation) -> Iterator[Finding]:
 
 
 @rule("B11", "note")
-def group_fits_a_micro_batch(s: Situation) -> Iterator[Finding]:
+def group_fits_a_micro_batch(s: RuleContext) -> Iterator[Finding]:
     """The token budget of a micro-batch grows with the group: its prompt is computed once."""
     actor, rollout = s.config.actor_rollout_ref.actor, s.config.actor_rollout_ref.rollout
     data = s.config.data
@@ -97,7 +97,7 @@ def group_fits_a_micro_batch(s: Situation) -> Iterator[Finding]:
 
 
 @rule("B06", "error")
-def counted_micro_batches_need_a_size(s: Situation) -> Iterator[Finding]:
+def counted_micro_batches_need_a_size(s: RuleContext) -> Iterator[Finding]:
     """Without `use_dynamic_bsz`, `ppo_micro_batch_size_per_gpu` is set."""
     actor = s.config.actor_rollout_ref.actor
     if not actor.use_dynamic_bsz and actor.ppo_micro_batch_size_per_gpu is None:
@@ -109,7 +109,7 @@ def counted_micro_batches_need_a_size(s: Situation) -> Iterator[Finding]:
 
 
 @rule("B07", "warning")
-def micro_batch_size_is_read(s: Situation) -> Iterator[Finding]:
+def micro_batch_size_is_read(s: RuleContext) -> Iterator[Finding]:
     """`ppo_micro_batch_size_per_gpu` is not set beside `use_dynamic_bsz`, which ignores it."""
     actor, critic = s.config.actor_rollout_ref.actor, s.config.critic
     sides = (
@@ -130,7 +130,7 @@ def micro_batch_size_is_read(s: Situation) -> Iterator[Finding]:
 
 
 @rule("B08", "error")
-def critic_batches_divide(s: Situation) -> Iterator[Finding]:
+def critic_batches_divide(s: RuleContext) -> Iterator[Finding]:
     """The critic's mini-batches divide the step, and its token budget holds a sequence."""
     critic, data = s.config.critic, s.config.data
     size = critic.ppo_mini_batch_size
@@ -150,7 +150,7 @@ def critic_batches_divide(s: Situation) -> Iterator[Finding]:
 
 
 @rule("B10", "warning")
-def log_prob_sizes_are_read(s: Situation) -> Iterator[Finding]:
+def log_prob_sizes_are_read(s: RuleContext) -> Iterator[Finding]:
     """A log-prob pass is cut by tokens or by sequences, and only that size is given."""
     actor = s.config.actor_rollout_ref.actor
     rollout, ref = s.config.actor_rollout_ref.rollout, s.config.actor_rollout_ref.ref
@@ -177,7 +177,7 @@ def log_prob_sizes_are_read(s: Situation) -> Iterator[Finding]:
 
 
 @rule("B09", "error")
-def log_prob_budget_holds_a_sequence(s: Situation) -> Iterator[Finding]:
+def log_prob_budget_holds_a_sequence(s: RuleContext) -> Iterator[Finding]:
     """The token budgets of the log-prob passes hold a sequence of full length."""
     rollout, ref = s.config.actor_rollout_ref.rollout, s.config.actor_rollout_ref.ref
     budgets = {
@@ -191,3 +191,124 @@ def log_prob_budget_holds_a_sequence(s: Situation) -> Iterator[Finding]:
                 why=f"a sequence may have {s.batch.longest_sequence} tokens",
                 fix=f"set it to at least {s.batch.longest_sequence}",
             )
+
+
+# P: the plan's memory against the device.
+
+_GIB = 1024**3
+_MICRO = "ppo_micro_batch_size_per_gpu"
+
+
+@rule("P01", "warning")
+def cache_holds_what_may_run(s: RuleContext) -> Iterator[Finding]:
+    """The KV cache holds every sequence that may run at once, at full length."""
+    if s.memory is not None and s.memory.kv_demand > s.memory.kv_budget:
+        yield Finding(
+            field="actor_rollout_ref.rollout.max_num_seqs",
+            why=f"that many sequences of full length need {s.memory.kv_demand / _GIB:.1f} GiB of "
+            f"KV cache and {s.memory.kv_budget / _GIB:.1f} GiB are there: some will be recomputed",
+            fix="lower max_num_seqs or rollout.n, or raise gpu_memory_utilization",
+        )
+
+
+@rule("P02", "warning")
+def peak_fits_the_device(s: RuleContext) -> Iterator[Finding]:
+    """The phase that needs most memory fits the device."""
+    if s.memory is not None and not s.memory.fits:
+        peak = s.memory.peak
+        largest = max(peak.parts, key=lambda part: peak.parts[part])
+        yield Finding(
+            field="actor_rollout_ref.model.path",
+            why=f"the phase `{peak.name}` needs about {peak.total / _GIB:.1f} GiB and the device "
+            f"has {s.memory.device_bytes / _GIB:.1f} GiB; most of it is {largest}",
+            fix=", then ".join(_remedies(s, peak.name)),
+        )
+
+
+def _remedies(s: RuleContext, phase: str) -> Iterator[str]:
+    """What is not done yet against too little memory, the cheapest first."""
+    model, rollout = s.config.actor_rollout_ref.model, s.config.actor_rollout_ref.rollout
+    actor, is_cuda = s.config.actor_rollout_ref.actor, s.where.device == "cuda"
+    if phase == "generate":
+        yield "lower rollout.max_num_seqs or rollout.gpu_memory_utilization"
+    else:
+        if s.batch.micro_batch_tokens > s.batch.longest_sequence:
+            yield f"lower {'ppo_max_token_len_per_gpu' if actor.use_dynamic_bsz else _MICRO}"
+        if not model.enable_gradient_checkpointing:
+            yield "set model.enable_gradient_checkpointing to true"
+        elif is_cuda and not model.enable_activation_offload:
+            yield "set model.enable_activation_offload to true"
+        shares = s.where.rollout_pool is None and s.config.trainer.max_staleness == 0
+        if is_cuda and shares and s.config.trainer.stage == "rl" and not rollout.free_cache_engine:
+            yield "set rollout.free_cache_engine to true"
+    if s.where.world_size > 1 and not actor.fsdp_config.param_offload:
+        yield "set fsdp_config.param_offload and fsdp_config.optimizer_offload to true"
+    if model.lora_rank == 0:
+        yield "set model.lora_rank (an adapter needs no optimizer state for the rest)"
+    yield "take a larger device, or more of them"
+
+
+# F: weights sharded over devices.
+
+_FSDP = "actor_rollout_ref.actor.fsdp_config"
+
+
+@rule("F01", "warning")
+def there_are_shards(s: RuleContext) -> Iterator[Finding]:
+    """Keys of sharding are changed only where there is more than one device."""
+    for name in ("fsdp_size", "reshard_after_forward", "param_offload", "optimizer_offload"):
+        if s.where.world_size == 1 and s.is_changed(f"{_FSDP}.{name}"):
+            why = "one device trains, so that nothing is sharded and it has no effect"
+            fix = "drop the line, or set trainer.nnodes or n_gpus_per_node above 1"
+            yield Finding(field=f"{_FSDP}.{name}", why=why, fix=fix)
+
+
+@rule("F02", "error")
+def shards_and_optimizer_lie_together(s: RuleContext) -> Iterator[Finding]:
+    """Weights and optimizer are offloaded together, or not at all."""
+    fsdp_config = s.config.actor_rollout_ref.actor.fsdp_config
+    is_split = fsdp_config.param_offload != fsdp_config.optimizer_offload
+    if is_split and s.where.world_size > 1:
+        name = "param_offload" if fsdp_config.optimizer_offload else "optimizer_offload"
+        why = "shards and their optimizer lie in the same memory, and the other key says true"
+        yield Finding(field=f"{_FSDP}.{name}", why=why, fix="set both to true, or neither")
+
+
+@rule("F03", "error")
+def replicas_are_of_equal_size(s: RuleContext) -> Iterator[Finding]:
+    """All copies of the weights are sharded over the same number of devices."""
+    size, world = s.config.actor_rollout_ref.actor.fsdp_config.fsdp_size, s.where.world_size
+    if size != -1 and world > 1 and (size < 1 or world % size):
+        why = f"{world} devices cannot be divided into replicas of {size}"
+        fix = f"set it to -1, or to a divisor of {world}"
+        yield Finding(field=f"{_FSDP}.fsdp_size", why=why, fix=fix)
+
+
+@rule("F04", "note")
+def one_device_is_not_sharded(s: RuleContext) -> Iterator[Finding]:
+    """A sharded training engine is chosen only where there is more than one device."""
+    strategy = s.config.actor_rollout_ref.actor.strategy
+    if strategy in ("fsdp", "fsdp2") and s.where.world_size == 1:
+        why = "one device trains: its weights are whole, and the engine is `single`"
+        fix = "leave it if the same file also runs on more devices, or drop the line"
+        yield Finding(field="actor_rollout_ref.actor.strategy", why=why, fix=fix)
+
+
+# G: keys that only a GPU reads.
+
+_ARR = "actor_rollout_ref"
+
+
+@rule("G01", "warning")
+def device_reads_the_key(s: RuleContext) -> Iterator[Finding]:
+    """Keys that only a GPU reads are changed only where there is one."""
+    reasons = {
+        f"{_ARR}.model.enable_activation_offload": "activations are in host memory already",
+        f"{_ARR}.rollout.deterministic": "float32 is always exact where it can be",
+        f"{_ARR}.rollout.enforce_eager": "a CPU has no graphs to replay",
+        "trainer.profile.memory": "only CUDA keeps a history of allocations",
+    }
+    for field, reason in reasons.items():
+        if s.where.device == "cpu" and s.is_changed(field):
+            why = f"the run is on a CPU, where it has no effect: {reason}"
+            yield Finding(field=field, why=why, fix="drop the line, or run on a GPU")

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from luyen.config.plan import count_judges, reward_pool
-from luyen.config.rules.rule import Finding, Situation, rule
+from luyen.config.plan import count_reward_replicas, reward_pool
+from luyen.config.rules.rule import Finding, RuleContext, rule
 
 _MODEL = "reward.reward_model"
 _KEYS = (
@@ -27,7 +27,7 @@ _READ_BY = {
 
 
 @rule("D07", "error")
-def reward_model_is_complete(s: Situation) -> Iterator[Finding]:
+def reward_model_is_complete(s: RuleContext) -> Iterator[Finding]:
     """A reward model that is on has weights; a pool of its own has devices."""
     reward_model = s.config.reward.reward_model
     pool = reward_model.nnodes * reward_model.n_gpus_per_node
@@ -44,7 +44,7 @@ def reward_model_is_complete(s: Situation) -> Iterator[Finding]:
 
 
 @rule("D08", "warning")
-def reward_model_knob_has_effect(s: Situation) -> Iterator[Finding]:
+def reward_model_key_has_effect(s: RuleContext) -> Iterator[Finding]:
     """Keys of the reward model are changed only when it is on, in a run that asks for rewards."""
     reward_model, stage = s.config.reward.reward_model, s.config.trainer.stage
     if reward_model.enable and stage != "rl":
@@ -60,7 +60,7 @@ def reward_model_knob_has_effect(s: Situation) -> Iterator[Finding]:
 
 
 @rule("E01", "error")
-def pool_of_the_reward_model_needs_processes(s: Situation) -> Iterator[Finding]:
+def pool_of_the_reward_model_needs_processes(s: RuleContext) -> Iterator[Finding]:
     """Devices of its own need processes of its own."""
     pool = reward_pool(s.config)
     if pool is not None and s.where.runtime == "local":
@@ -73,11 +73,11 @@ def pool_of_the_reward_model_needs_processes(s: Situation) -> Iterator[Finding]:
 
 
 @rule("E02", "error")
-def copies_of_the_reward_model_fit(s: Situation) -> Iterator[Finding]:
+def copies_of_the_reward_model_fit(s: RuleContext) -> Iterator[Finding]:
     """The copies of the reward model, one on a device, fit the devices that it has."""
     if not s.config.reward.reward_model.enable or s.config.trainer.stage != "rl":
         return
-    copies, pool = count_judges(s.config), reward_pool(s.config)
+    copies, pool = count_reward_replicas(s.config), reward_pool(s.config)
     there = pool[0] * pool[1] if pool is not None else s.where.world_size
     if copies > max(1, there):
         words = "of its own pool" if pool is not None else "that train, which it shares"
@@ -89,7 +89,7 @@ def copies_of_the_reward_model_fit(s: Situation) -> Iterator[Finding]:
 
 
 @rule("E03", "error")
-def conversations_fit_the_reward_model(s: Situation) -> Iterator[Finding]:
+def conversations_fit_the_reward_model(s: RuleContext) -> Iterator[Finding]:
     """What the policy may say fits into what the reward model may read."""
     reward_model = s.config.reward.reward_model
     if not reward_model.enable or s.config.trainer.stage != "rl":
@@ -110,7 +110,7 @@ def conversations_fit_the_reward_model(s: Situation) -> Iterator[Finding]:
 
 
 @rule("E04", "warning")
-def keys_of_its_devices_have_an_effect(s: Situation) -> Iterator[Finding]:
+def keys_of_its_devices_have_an_effect(s: RuleContext) -> Iterator[Finding]:
     """Keys about the reward model's devices are changed only where they are read."""
     reward_model = s.config.reward.reward_model
     if not reward_model.enable:
@@ -126,7 +126,7 @@ def keys_of_its_devices_have_an_effect(s: Situation) -> Iterator[Finding]:
 
 
 @rule("Y08", "error")
-def reward_models_learn_whole(s: Situation) -> Iterator[Finding]:
+def reward_models_learn_whole(s: RuleContext) -> Iterator[Finding]:
     """A reward model that is trained has no adapter."""
     rank = s.config.actor_rollout_ref.model.lora_rank
     if s.config.trainer.stage == "reward_model" and rank > 0:
@@ -138,7 +138,7 @@ def reward_models_learn_whole(s: Situation) -> Iterator[Finding]:
 
 
 @rule("Y09", "warning")
-def reward_training_keys_are_read(s: Situation) -> Iterator[Finding]:
+def reward_training_keys_are_read(s: RuleContext) -> Iterator[Finding]:
     """A key of `reward_training` is changed only where the chosen objective reads it."""
     objective = s.config.reward_training.objective
     if s.config.trainer.stage != "reward_model":

@@ -1,17 +1,19 @@
-"""R: the rollout engine, its limits and its sampling."""
+"""R: the rollout engine, its limits, sampling parameters and device pools."""
 
 from collections.abc import Iterator
 
-from luyen.base.suggest import did_you_mean
-from luyen.config.plan import is_swapping
-from luyen.config.rules.rule import Finding, Situation, rule
+from luyen.base.errors import did_you_mean
+from luyen.config.model_folder.files import InvalidFile, folder_of
+from luyen.config.model_folder.tokenizer import known_ids
+from luyen.config.plan import devices_of_a_copy, has_partial_rollouts
+from luyen.config.rules.rule import Finding, RuleContext, rule
 
 _ROLLOUT = "actor_rollout_ref.rollout"
 _FEW_WAVES = 4
 
 
 @rule("R01", "error")
-def engine_exists(s: Situation) -> Iterator[Finding]:
+def engine_exists(s: RuleContext) -> Iterator[Finding]:
     """`rollout.name` is a registered engine."""
     rollout = s.config.actor_rollout_ref.rollout
     if rollout.name not in s.known.engines:
@@ -20,7 +22,7 @@ def engine_exists(s: Situation) -> Iterator[Finding]:
 
 
 @rule("R02", "error")
-def engine_is_installed(s: Situation) -> Iterator[Finding]:
+def engine_is_installed(s: RuleContext) -> Iterator[Finding]:
     """The package that the engine needs is installed."""
     rollout = s.config.actor_rollout_ref.rollout
     facts = s.known.engines.get(rollout.name)
@@ -34,7 +36,7 @@ def engine_is_installed(s: Situation) -> Iterator[Finding]:
 
 
 @rule("R03", "error")
-def sequence_fits_the_engine(s: Situation) -> Iterator[Finding]:
+def sequence_fits_the_engine(s: RuleContext) -> Iterator[Finding]:
     """`max_model_len` holds the longest prompt and the longest response."""
     rollout, data = s.config.actor_rollout_ref.rollout, s.config.data
     if rollout.max_model_len is not None and rollout.max_model_len < s.batch.longest_sequence:
@@ -47,7 +49,7 @@ def sequence_fits_the_engine(s: Situation) -> Iterator[Finding]:
 
 
 @rule("R04", "error")
-def group_fits_the_token_budget(s: Situation) -> Iterator[Finding]:
+def group_fits_the_token_budget(s: RuleContext) -> Iterator[Finding]:
     """The samples of one prompt can run at once within the engine's limits; `hf` splits them."""
     rollout = s.config.actor_rollout_ref.rollout
     for name, limit in (
@@ -64,7 +66,7 @@ def group_fits_the_token_budget(s: Situation) -> Iterator[Finding]:
 
 
 @rule("R05", "warning")
-def token_budget_feeds_every_sequence(s: Situation) -> Iterator[Finding]:
+def token_budget_feeds_every_sequence(s: RuleContext) -> Iterator[Finding]:
     """A pass has room for one token of every sequence that may run."""
     rollout = s.config.actor_rollout_ref.rollout
     is_short = rollout.n <= rollout.max_num_batched_tokens < rollout.max_num_seqs
@@ -78,7 +80,7 @@ def token_budget_feeds_every_sequence(s: Situation) -> Iterator[Finding]:
 
 
 @rule("R20", "note")
-def step_is_generated_in_few_waves(s: Situation) -> Iterator[Finding]:
+def step_is_generated_in_few_waves(s: RuleContext) -> Iterator[Finding]:
     """The rollouts of a step run in a few waves; a larger batch first slows generation down."""
     rollout, copies = s.config.actor_rollout_ref.rollout, s.where.replicas
     room = rollout.max_num_seqs * copies
@@ -98,7 +100,7 @@ def step_is_generated_in_few_waves(s: Situation) -> Iterator[Finding]:
 
 
 @rule("R06", "error")
-def samples_differ(s: Situation) -> Iterator[Finding]:
+def samples_differ(s: RuleContext) -> Iterator[Finding]:
     """Several samples of a prompt are sampled, not the likeliest answer many times."""
     rollout = s.config.actor_rollout_ref.rollout
     val_kwargs = rollout.val_kwargs
@@ -117,7 +119,7 @@ def samples_differ(s: Situation) -> Iterator[Finding]:
 
 
 @rule("R07", "error")
-def validation_temperature_fits(s: Situation) -> Iterator[Finding]:
+def validation_temperature_fits(s: RuleContext) -> Iterator[Finding]:
     """Sampling at validation has a temperature; a greedy one has no sampling knobs."""
     val_kwargs = s.config.actor_rollout_ref.rollout.val_kwargs
     if val_kwargs.do_sample and val_kwargs.temperature == 0:
@@ -142,7 +144,7 @@ def validation_temperature_fits(s: Situation) -> Iterator[Finding]:
 
 
 @rule("R08", "warning")
-def engine_splits_the_model(s: Situation) -> Iterator[Finding]:
+def engine_splits_the_model(s: RuleContext) -> Iterator[Finding]:
     """A model is laid over several devices only by an engine that can; others hold it whole."""
     rollout, engines = s.config.actor_rollout_ref.rollout, s.known.engines
     facts = engines.get(rollout.name)
@@ -165,12 +167,12 @@ def engine_splits_the_model(s: Situation) -> Iterator[Finding]:
 
 
 @rule("R10", "error")
-def prompt_fits_one_pass(s: Situation) -> Iterator[Finding]:
+def prompt_fits_one_pass(s: RuleContext) -> Iterator[Finding]:
     """The embedded engine reads a prompt in one pass, and a turn begins with all that was said."""
     rollout, data = s.config.actor_rollout_ref.rollout, s.config.data
     longest, whose = data.max_prompt_length, "data.max_prompt_length"
     # On a GPU a conversation that grew beyond a pass is read alone.
-    reads_answers = rollout.multi_turn.enable or is_swapping(s.config.trainer)
+    reads_answers = rollout.multi_turn.enable or has_partial_rollouts(s.config.trainer)
     if reads_answers and s.where.device == "cpu":
         longest += data.max_response_length - 1
         why = "a turn" if rollout.multi_turn.enable else "a new version of the weights"
@@ -182,3 +184,179 @@ def prompt_fits_one_pass(s: Situation) -> Iterator[Finding]:
             f"{longest} ({whose})",
             fix=f"set it to at least {longest}",
         )
+
+
+# R: how tokens are drawn and when an answer ends, in training and at validation.
+
+
+@rule("R14", "error")
+def stop_strings_are_texts(s: RuleContext) -> Iterator[Finding]:
+    """A stop string has at least one character."""
+    rollout = s.config.actor_rollout_ref.rollout
+    for field, stop in (("stop", rollout.stop), ("val_kwargs.stop", rollout.val_kwargs.stop)):
+        if stop is not None and not all(stop):
+            why = "an empty text is in every answer, and would end each of them at once"
+            yield Finding(field=f"{_ROLLOUT}.{field}", why=why, fix="drop it; [] has none")
+
+
+@rule("R15", "error")
+def answers_have_room(s: RuleContext) -> Iterator[Finding]:
+    """An answer may be as long as it must be, and validation draws no more than fits."""
+    rollout, most = s.config.actor_rollout_ref.rollout, s.config.data.max_response_length
+    val_kwargs = rollout.val_kwargs
+    drawn = val_kwargs.max_new_tokens or most
+    if drawn > most:
+        yield Finding(
+            field=f"{_ROLLOUT}.val_kwargs.max_new_tokens",
+            why=f"engine and memory are laid out for data.max_response_length={most}",
+            fix=f"set it to at most {most}, or raise data.max_response_length",
+        )
+    own = val_kwargs.min_new_tokens
+    floors = [("min_new_tokens", rollout.min_new_tokens, most)]
+    if own is not None or drawn < most:
+        name = "min_new_tokens" if own is None else "val_kwargs.min_new_tokens"
+        floors.append((name, rollout.min_new_tokens if own is None else own, min(most, drawn)))
+    for name, floor, limit in floors:
+        if floor > limit:
+            yield Finding(
+                field=f"{_ROLLOUT}.{name}",
+                why=f"an answer would need {floor} tokens and has room for {limit}",
+                fix=f"set it below {limit}",
+            )
+
+
+@rule("R16", "error")
+def stop_tokens_exist(s: RuleContext) -> Iterator[Finding]:
+    """`stop_token_ids` are ids of the model's tokenizer, where its files are on this machine."""
+    rollout, model = s.config.actor_rollout_ref.rollout, s.config.actor_rollout_ref.model
+    folder = folder_of(model.tokenizer_path or model.path)
+    try:
+        known = None if folder is None else known_ids(folder)
+    except InvalidFile:
+        return  # another rule says why
+    for field, ids in (
+        ("stop_token_ids", rollout.stop_token_ids),
+        ("val_kwargs.stop_token_ids", rollout.val_kwargs.stop_token_ids),
+    ):
+        unknown = [i for i in ids or () if known is not None and i >= known]
+        if unknown and known is not None:
+            yield Finding(
+                field=f"{_ROLLOUT}.{field}",
+                why=f"the tokenizer knows the ids 0 to {known - 1}, and {unknown[0]} is none",
+                fix="name ids of this model's tokenizer",
+            )
+
+
+@rule("R17", "warning")
+def greedy_sampling_has_no_filter(s: RuleContext) -> Iterator[Finding]:
+    """At temperature 0 the likeliest token is taken, whatever unlikely ones are ruled out."""
+    rollout = s.config.actor_rollout_ref.rollout
+    for name in ("top_k", "top_p", "min_p"):
+        if rollout.temperature == 0 and s.is_changed(f"{_ROLLOUT}.{name}"):
+            yield Finding(
+                field=f"{_ROLLOUT}.{name}",
+                why="the likeliest token is taken at temperature 0, so it has no effect",
+                fix="drop it, or set a temperature > 0",
+            )
+
+
+@rule("R18", "note")
+def memory_share_is_read(s: RuleContext) -> Iterator[Finding]:
+    """`gpu_memory_utilization` bounds the pages of keys and values of `native` on a GPU."""
+    rollout = s.config.actor_rollout_ref.rollout
+    is_paged = rollout.name == "native" and s.where.device != "cpu"
+    if rollout.name in ("native", "hf") and not is_paged:
+        if f"{_ROLLOUT}.gpu_memory_utilization" not in s.written:
+            return
+        reason = "the run is on a CPU" if s.where.device == "cpu" else "`hf` has no pages"
+        yield Finding(
+            field=f"{_ROLLOUT}.gpu_memory_utilization",
+            why=f"{reason}: it has no effect here",
+            fix="lower max_num_seqs where memory is short",
+        )
+
+
+@rule("R19", "warning")
+def plain_generation_reads_the_key(s: RuleContext) -> Iterator[Finding]:
+    """Keys that only the embedded engine reads are changed only for it."""
+    reasons = {
+        "enforce_eager": "it captures no graphs",
+        "free_cache_engine": "it keeps nothing between two requests",
+        "deterministic": "its gap to the trainer is measured, never closed",
+    }
+    is_hf = s.config.actor_rollout_ref.rollout.name == "hf" and s.where.device != "cpu"
+    for name, reason in reasons.items():
+        if is_hf and s.is_changed(f"{_ROLLOUT}.{name}"):
+            why = f"`hf` generates, where it has no effect: {reason}"
+            fix = f"drop the line, or set {_ROLLOUT}.name=native"
+            yield Finding(field=f"{_ROLLOUT}.{name}", why=why, fix=fix)
+
+
+# R: which devices draw, and how many copies of the rollout engine they hold.
+
+
+def _sides(s: RuleContext) -> tuple[int, str, int]:
+    """Devices that the copies take, how that was worked out, and devices that there are."""
+    copies, each = s.where.replicas, devices_of_a_copy(s.config)
+    words = f"data_parallel_size {copies} x tensor_model_parallel_size {each} = {copies * each}"
+    pool = s.where.rollout_pool
+    there = pool[0] * pool[1] if pool is not None else s.where.world_size
+    return copies * each, words, there
+
+
+@rule("R09", "error")
+def replicas_fit_the_devices(s: RuleContext) -> Iterator[Finding]:
+    """The copies of the engine, each on its devices, fit the devices that draw."""
+    needed, words, there = _sides(s)
+    if needed > there:
+        whose = "trainer" if s.where.rollout_pool is None else "rollout"
+        yield Finding(
+            field=f"{_ROLLOUT}.data_parallel_size",
+            why=f"{words} devices, and {whose}.nnodes x n_gpus_per_node = {there}",
+            fix="take fewer copies, or more devices",
+        )
+
+
+@rule("R11", "error")
+def every_pool_device_generates(s: RuleContext) -> Iterator[Finding]:
+    """Of a pool that only draws, every device has a copy of the engine."""
+    needed, words, there = _sides(s)
+    if s.where.rollout_pool is not None and needed < there:
+        yield Finding(
+            field=f"{_ROLLOUT}.data_parallel_size",
+            why=f"{words} devices draw, and {there} are set aside for that: the others would idle",
+            fix="drop the line: every device then draws, or make the pool smaller",
+        )
+
+
+@rule("R12", "error")
+def pools_need_processes(s: RuleContext) -> Iterator[Finding]:
+    """Devices of their own need processes of their own."""
+    if s.where.rollout_pool is not None and s.where.runtime == "local":
+        nodes, each = s.where.rollout_pool
+        yield Finding(
+            field=f"{_ROLLOUT}.nnodes",
+            why=f"{nodes} x {each} devices are to draw beside those that train, and "
+            "trainer.runtime=local is one process on one device",
+            fix="set trainer.runtime to ray or auto, or drop the line",
+        )
+
+
+@rule("R13", "warning")
+def keys_of_the_pool_have_an_effect(s: RuleContext) -> Iterator[Finding]:
+    """Keys about who shares a device are changed only where they are read."""
+    is_split = s.where.rollout_pool is not None
+    if not is_split and s.is_changed(f"{_ROLLOUT}.n_gpus_per_node"):
+        yield Finding(
+            field=f"{_ROLLOUT}.n_gpus_per_node",
+            why="rollout.nnodes is 0: the engine shares the devices of the actor, which are "
+            "trainer.n_gpus_per_node",
+            fix="drop the line, or set rollout.nnodes",
+        )
+    why = None
+    if is_split:
+        why = "nothing trains on the devices that generate, so nobody needs the memory"
+    elif s.config.trainer.max_staleness > 0:
+        why = "trainer.max_staleness > 0: the engine generates while the policy learns"
+    if why is not None and s.config.actor_rollout_ref.rollout.free_cache_engine:
+        yield Finding(field=f"{_ROLLOUT}.free_cache_engine", why=why, fix="drop the line")

@@ -5,25 +5,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-from luyen.base.paths import expanded
+from luyen.base.input_files import expanded
 from luyen.config.catalog import EstimatorFacts, LossFacts
 from luyen.config.fields import all_fields
 from luyen.config.machine import Machine
 from luyen.config.memory import MemoryPlan
-from luyen.config.plan import BatchPlan, Placement, loss_in_force
-from luyen.config.plugins import Known
+from luyen.config.plan import BatchPlan, Placement, is_pure_distillation, loss_in_force
+from luyen.config.plugins import PluginRegistry
 from luyen.config.problem import Severity
 from luyen.config.schema.run import RunConfig
-from luyen.config.signals import is_teacher_alone
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Situation:
+class RuleContext:
     """Everything a rule may look at.
 
     Example:
-        >>> sorted(Situation.__slots__)[:3]
+        >>> sorted(RuleContext.__slots__)[:3]
         ['batch', 'broken_plugins', 'config']
     """
 
@@ -31,7 +30,7 @@ class Situation:
     """The configuration, valid field by field."""
     written: frozenset[str]
     """Keys the user wrote, as opposed to defaults."""
-    known: Known
+    known: PluginRegistry
     """Registered names, plugins included."""
     broken_plugins: dict[str, str]
     """Plugin files that could not be read, with the reason."""
@@ -53,7 +52,7 @@ class Situation:
     @property
     def estimator(self) -> EstimatorFacts | None:
         """Facts of the chosen estimator; None when its name is unknown, or a teacher stands in."""
-        if is_teacher_alone(self.config):
+        if is_pure_distillation(self.config):
             return None
         return self.known.estimators.get(self.config.algorithm.adv_estimator)
 
@@ -109,7 +108,7 @@ class Rule:
     """How much it matters."""
     doc: str
     """What it demands."""
-    find: Callable[[Situation], Iterator[Finding]]
+    find: Callable[[RuleContext], Iterator[Finding]]
     """The check itself."""
 
 
@@ -118,12 +117,14 @@ RULES: dict[str, Rule] = {}
 
 def rule(
     id: str, severity: Severity
-) -> Callable[[Callable[[Situation], Iterator[Finding]]], Callable[[Situation], Iterator[Finding]]]:
+) -> Callable[
+    [Callable[[RuleContext], Iterator[Finding]]], Callable[[RuleContext], Iterator[Finding]]
+]:
     """Declare a rule; its docstring is its documentation."""
 
     def add(
-        find: Callable[[Situation], Iterator[Finding]],
-    ) -> Callable[[Situation], Iterator[Finding]]:
+        find: Callable[[RuleContext], Iterator[Finding]],
+    ) -> Callable[[RuleContext], Iterator[Finding]]:
         assert id not in RULES, f"rule {id} is declared twice"
         RULES[id] = Rule(id=id, severity=severity, doc=(find.__doc__ or "").strip(), find=find)
         return find

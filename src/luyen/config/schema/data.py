@@ -5,7 +5,7 @@ from typing import Any, Literal
 from luyen.config.schema.block import Block, Names, block, key
 
 
-class Sampler(Block):
+class SamplerConfig(Block):
     """In which order rows are drawn."""
 
     name: str = key(
@@ -18,7 +18,7 @@ class Sampler(Block):
     kwargs: dict[str, Any] = key({}, "Arguments of the sampler.")
 
 
-class Data(Block):
+class DataConfig(Block):
     """Files, columns, lengths and the number of prompts of a step."""
 
     train_files: Names = key(
@@ -77,4 +77,4 @@ class Data(Block):
     truncation: Literal["error", "left", "right", "middle"] = key(
         "error", "What to do with a prompt that is too long and was not filtered."
     )
-    sampler: Sampler = block(Sampler, "In which order rows are drawn.")
+    sampler: SamplerConfig = block(SamplerConfig, "In which order rows are drawn.")

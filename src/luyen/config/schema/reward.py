@@ -1,15 +1,112 @@
-"""`reward`: functions and models that score rollouts."""
+"""`reward`: reward functions, reward models, LLM judges and the cache of their replies."""
 
-from typing import Any, Literal
+import re
+from typing import Annotated, Any, Literal, Self, cast
+from urllib.parse import urlsplit
 
-from luyen.config.schema.block import MOST_DEVICES, MOST_MACHINES, Block, block, key
-from luyen.config.schema.judge import Judge, RewardCache
+from pydantic import BeforeValidator, model_validator
+
+from luyen.config.schema.block import MOST_DEVICES, MOST_MACHINES, Block, Pair, block, key
+
+# `judge`: a language model that is asked how good an answer is, and the cache of what it said.
+
+ENGINE = "engine://"
+"""The `base_url` that means the rollout engine of the run, with the weights of the policy."""
+
+
+def _as_texts(value: object) -> object:
+    """YAML reads `yes:` and `1:` as other types; a choice is the text that was written."""
+    if not isinstance(value, dict):
+        return value
+    named = cast(dict[object, object], value)
+    words: dict[object, str] = {True: "yes", False: "no"}
+    return {words[n] if isinstance(n, bool) else str(n): score for n, score in named.items()}
+
+
+class JudgeConfig(Block):
+    """A model behind an OpenAI-compatible endpoint, as written under a component's `judge`."""
+
+    base_url: str = key(..., "Endpoint up to `/v1`, or `engine://` for the run's own engine.")
+    model: str = key("policy", "Name of the model at the endpoint.", min_length=1)
+    api_key_env: str | None = key(None, "Environment variable that holds the key; null: no key.")
+    system: str | None = key(None, "System message of every request.")
+    prompt: str = key(
+        ..., "What is asked: `{answer}`, `{question}` and `{ground_truth}` are filled in."
+    )
+    parse: Literal["number", "choice", "regex", "json"] = key(
+        "number", "How the score is read out of the reply."
+    )
+    choices: Annotated[dict[str, float], BeforeValidator(_as_texts)] = key(
+        {}, "choice: word of the reply -> score."
+    )
+    pattern: str | None = key(None, "regex: its first group is the number; the last match counts.")
+    json_key: str = key("score", "json: where the number stands; dots lead deeper.", min_length=1)
+    scale: Pair | None = key(
+        None, "Worst and best number, mapped to 0 and 1; null: any number, as it is."
+    )
+    timeout_s: float = key(60.0, "Most seconds for one request.", gt=0)
+    retries: int = key(3, "More requests for the same score after one that failed.", ge=0)
+    temperature: float = key(0.0, "Temperature of the judge.", ge=0)
+    max_tokens: int = key(512, "Most tokens of a reply.", ge=1)
+    concurrency: int = key(8, "Most requests at once to this endpoint.", ge=1)
+    requests_per_minute: float | None = key(
+        None, "Most requests a minute to this endpoint; null: as many as there are.", gt=0
+    )
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        if self.base_url != ENGINE:
+            _check_url(self.base_url)
+        if "{answer}" not in self.prompt:
+            raise ValueError("prompt does not show {answer}, so every answer would score alike")
+        if (self.parse == "choice") != bool(self.choices):
+            raise ValueError("choices are needed for parse: choice, and for nothing else")
+        if (self.parse == "regex") != (self.pattern is not None):
+            raise ValueError("pattern is needed for parse: regex, and for nothing else")
+        if self.pattern is not None:
+            _check_pattern(self.pattern)
+        if self.scale is not None and self.parse == "choice":
+            raise ValueError("scale has no effect on choices: write the scores you want there")
+        if self.scale is not None and not self.scale[0] < self.scale[1]:
+            raise ValueError("scale is [worst, best], and worst lies below best")
+        return self
+
+
+def _check_url(base_url: str) -> None:
+    try:
+        parts = urlsplit(base_url)
+        is_sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError as error:
+        raise ValueError(f"base_url is no address: {error}") from error
+    if not is_sound:
+        raise ValueError(f"base_url begins with http:// or https://, or is {ENGINE}")
+
+
+def _check_pattern(pattern: str) -> None:
+    try:
+        groups = re.compile(pattern).groups
+    except re.error as error:
+        raise ValueError(f"pattern is no regular expression: {error}") from error
+    if groups < 1:
+        raise ValueError("pattern has no group, and the first one is the number")
+
+
+class RewardCacheConfig(Block):
+    """Scores that were computed once, found again by what was judged."""
+
+    enable: bool = key(
+        False, "Keep replies of judges and scores of deterministic rules, and use them again."
+    )
+    path: str | None = key(
+        None, "File of the cache, which runs may share; null: one in the run directory."
+    )
+
 
 Combine = Literal["sum", "gdpo", "lexicographic", "product", "min"]
 """How the nodes of a tree become one value."""
 
 
-class CustomRewardFunction(Block):
+class CustomRewardFunctionConfig(Block):
     """A scoring function of your own."""
 
     path: str | None = key(None, "Python file that defines the function.")
@@ -21,7 +118,7 @@ class CustomRewardFunction(Block):
     reward_kwargs: dict[str, Any] = key({}, "Keyword arguments added to every call of it.")
 
 
-class Gate(Block):
+class GateConfig(Block):
     """When a node counts: where a sibling reaches a bar. Elsewhere it is not even judged."""
 
     by: str = key(..., "Name of the sibling that is looked at.")
@@ -30,7 +127,7 @@ class Gate(Block):
     otherwise: float = key(0.0, "The node's value where the gate is closed.")
 
 
-class Component(Block):
+class ComponentConfig(Block):
     """A node of the reward tree, as written under `reward.components` or under `parts`.
 
     Its value comes from exactly one of `rule`, `judge`, `model` and `parts`. It is then scaled,
@@ -38,11 +135,11 @@ class Component(Block):
     """
 
     rule: str | None = key(None, "Registered rule that judges.")
-    judge: Judge | None = key(None, "A language model that judges.")
+    judge: JudgeConfig | None = key(None, "A language model that judges.")
     model: Literal["reward_model"] | None = key(
         None, "The learned reward of `reward.reward_model`."
     )
-    parts: "dict[str, Component] | None" = key(None, "Nodes below this one.")
+    parts: "dict[str, ComponentConfig] | None" = key(None, "Nodes below this one.")
     combine: Combine = key("sum", "parts: how they make one value.")
     kwargs: dict[str, Any] = key({}, "Knobs of the rule.")
     scale: float = key(1.0, "Factor of the value as it was judged.")
@@ -52,12 +149,12 @@ class Component(Block):
     normalise: Literal["none", "running"] = key(
         "none", "running: less the mean of all steps before, over their standard deviation."
     )
-    gate: Gate | None = key(None, "Where the node counts.")
+    gate: GateConfig | None = key(None, "Where the node counts.")
     bar: float = key(1.0, "Under lexicographic: the value from which on later nodes count.")
     weight: float = key(1.0, "Factor in the node above.")
 
 
-class OverlongBuffer(Block):
+class OverlongBufferConfig(Block):
     """DAPO's soft penalty for answers close to the longest allowed."""
 
     enable: bool = key(False, "dapo: add the penalty.")
@@ -65,13 +162,13 @@ class OverlongBuffer(Block):
     penalty_factor: float = key(1.0, "dapo: the penalty at the limit.", ge=0)
 
 
-class RewardManagerChoice(Block):
+class RewardManagerConfig(Block):
     """Which component turns rollouts into scores."""
 
     name: str = key("naive", "Registered reward manager: `naive`, `batch`, `dapo`, `prime`.")
 
 
-class RewardModelRollout(Block):
+class RewardModelRolloutConfig(Block):
     """How the reward model is run."""
 
     name: str = key(
@@ -102,7 +199,7 @@ class RewardModelRollout(Block):
     )
 
 
-class RewardModel(Block):
+class RewardModelConfig(Block):
     """A learned reward, with a life of its own."""
 
     enable: bool = key(False, "Score with a reward model.")
@@ -120,10 +217,12 @@ class RewardModel(Block):
         "On a GPU: keep the weights in host memory while nothing is judged; null: where others use "
         "the device too.",
     )
-    rollout: RewardModelRollout = block(RewardModelRollout, "How the reward model is run.")
+    rollout: RewardModelRolloutConfig = block(
+        RewardModelRolloutConfig, "How the reward model is run."
+    )
 
 
-class Reward(Block):
+class RewardConfig(Block):
     """Where scores come from."""
 
     components: dict[str, Any] = key(
@@ -160,12 +259,14 @@ class Reward(Block):
         ge=0,
         le=1,
     )
-    cache: RewardCache = block(RewardCache, "Scores that were computed once.")
-    overlong_buffer: OverlongBuffer = block(OverlongBuffer, "DAPO's soft penalty for length.")
-    custom_reward_function: CustomRewardFunction = block(
-        CustomRewardFunction, "A scoring function of your own."
+    cache: RewardCacheConfig = block(RewardCacheConfig, "Scores that were computed once.")
+    overlong_buffer: OverlongBufferConfig = block(
+        OverlongBufferConfig, "DAPO's soft penalty for length."
     )
-    reward_manager: RewardManagerChoice = block(
-        RewardManagerChoice, "Which component turns rollouts into scores."
+    custom_reward_function: CustomRewardFunctionConfig = block(
+        CustomRewardFunctionConfig, "A scoring function of your own."
     )
-    reward_model: RewardModel = block(RewardModel, "A learned reward.")
+    reward_manager: RewardManagerConfig = block(
+        RewardManagerConfig, "Which component turns rollouts into scores."
+    )
+    reward_model: RewardModelConfig = block(RewardModelConfig, "A learned reward.")

@@ -1,49 +1,70 @@
-"""The root of the configuration."""
+"""`RunConfig`, the root of the configuration, and the block `sandbox`."""
 
-from typing import Any, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, PrivateAttr, model_validator
+from pydantic import BaseModel, BeforeValidator, PrivateAttr, model_validator
 
-from luyen.config.schema.actor import Actor
-from luyen.config.schema.algorithm import Algorithm
-from luyen.config.schema.block import Block, block
-from luyen.config.schema.critic import Critic
-from luyen.config.schema.data import Data
-from luyen.config.schema.derived import derived_values
-from luyen.config.schema.distill import Distill
-from luyen.config.schema.model import Model
-from luyen.config.schema.preference import Preference
-from luyen.config.schema.reward import Reward
-from luyen.config.schema.reward_training import RewardTraining
-from luyen.config.schema.rollout import Ref, Rollout
-from luyen.config.schema.sandbox import Sandbox
-from luyen.config.schema.sft import Sft
-from luyen.config.schema.trainer import Trainer
+from luyen.config.schema.actor_rollout_ref import ActorConfig, ModelConfig, RefConfig, RolloutConfig
+from luyen.config.schema.algorithm import (
+    AlgorithmConfig,
+    CriticConfig,
+    DistillConfig,
+    PreferenceConfig,
+    RewardTrainingConfig,
+    SftConfig,
+)
+from luyen.config.schema.block import Block, as_tuple, block, derived_values, key
+from luyen.config.schema.data import DataConfig
+from luyen.config.schema.reward import RewardConfig
+from luyen.config.schema.trainer import TrainerConfig
+
+# `sandbox`: what must hold around code that a policy writes.
+
+Promises = Annotated[
+    tuple[Literal["files", "network", "processes", "memory", "verdicts"], ...],
+    BeforeValidator(as_tuple),
+]
 
 
-class ActorRolloutRef(Block):
+class SandboxConfig(Block):
+    """Demands on the sandbox of the rule `code` and of the tool `python`."""
+
+    require: Promises = key(
+        (),
+        "Promises without which the run is refused: files, network, processes, memory, if this "
+        "machine cannot keep them; verdicts, if a test is judged where the program could forge it.",
+    )
+
+
+class ActorRolloutRefConfig(Block):
     """The policy in its three roles: trained, sampled from, and frozen as a reference."""
 
-    model: Model = block(Model, "The policy's weights.")
-    actor: Actor = block(Actor, "The policy update.")
-    rollout: Rollout = block(Rollout, "Generation.")
-    ref: Ref = block(Ref, "The reference policy.")
+    model: ModelConfig = block(ModelConfig, "The policy's weights.")
+    actor: ActorConfig = block(ActorConfig, "The policy update.")
+    rollout: RolloutConfig = block(RolloutConfig, "Generation.")
+    ref: RefConfig = block(RefConfig, "The reference policy.")
 
 
 class RunConfig(Block):
     """A whole run: the blocks of any run, and one for each offline stage."""
 
-    data: Data = block(Data, "What is read and how much of it makes a step.")
-    actor_rollout_ref: ActorRolloutRef = block(ActorRolloutRef, "The policy in its three roles.")
-    critic: Critic = block(Critic, "The value model.")
-    reward: Reward = block(Reward, "What scores rollouts.")
-    algorithm: Algorithm = block(Algorithm, "What is learned.")
-    trainer: Trainer = block(Trainer, "The life of a run.")
-    sandbox: Sandbox = block(Sandbox, "Demands on where code of the policy runs.")
-    sft: Sft = block(Sft, "`trainer.stage: sft`.")
-    preference: Preference = block(Preference, "`trainer.stage: preference`.")
-    reward_training: RewardTraining = block(RewardTraining, "`trainer.stage: reward_model`.")
-    distill: Distill = block(Distill, "`trainer.stage: distill`, and a teacher in `rl`.")
+    data: DataConfig = block(DataConfig, "What is read and how much of it makes a step.")
+    actor_rollout_ref: ActorRolloutRefConfig = block(
+        ActorRolloutRefConfig, "The policy in its three roles."
+    )
+    critic: CriticConfig = block(CriticConfig, "The value model.")
+    reward: RewardConfig = block(RewardConfig, "What scores rollouts.")
+    algorithm: AlgorithmConfig = block(AlgorithmConfig, "What is learned.")
+    trainer: TrainerConfig = block(TrainerConfig, "The life of a run.")
+    sandbox: SandboxConfig = block(SandboxConfig, "Demands on where code of the policy runs.")
+    sft: SftConfig = block(SftConfig, "`trainer.stage: sft`.")
+    preference: PreferenceConfig = block(PreferenceConfig, "`trainer.stage: preference`.")
+    reward_training: RewardTrainingConfig = block(
+        RewardTrainingConfig, "`trainer.stage: reward_model`."
+    )
+    distill: DistillConfig = block(
+        DistillConfig, "`trainer.stage: distill`, and a teacher in `rl`."
+    )
 
     @model_validator(mode="after")
     def _with_derived(self) -> Self:

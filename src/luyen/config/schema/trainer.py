@@ -2,11 +2,20 @@
 
 from typing import Literal
 
-from luyen.config.schema.block import MOST_DEVICES, MOST_MACHINES, Block, Names, Steps, block, key
-from luyen.config.schema.derived import KEPT_WORDS, SAVE_WORDS
+from luyen.config.schema.block import (
+    KEPT_WORDS,
+    MOST_DEVICES,
+    MOST_MACHINES,
+    SAVE_WORDS,
+    Block,
+    Names,
+    Steps,
+    block,
+    key,
+)
 
 
-class Profile(Block):
+class ProfileConfig(Block):
     """Steps that are looked at closely: what ran when, and for how long."""
 
     steps: Steps = key(
@@ -23,7 +32,7 @@ class Profile(Block):
     )
 
 
-class Watchdog(Block):
+class WatchdogConfig(Block):
     """How long a run may stand still, and what becomes of it then."""
 
     budget_s: float = key(
@@ -40,7 +49,7 @@ class Watchdog(Block):
     )
 
 
-class Trainer(Block):
+class TrainerConfig(Block):
     """The life of a run."""
 
     stage: Literal["rl", "sft", "preference", "reward_model", "distill"] = key(
@@ -114,5 +123,5 @@ class Trainer(Block):
         "wandb, mlflow, trackio. `jsonl` is accepted and adds nothing.",
     )
     plugins: Names = key((), "Python files that register estimators, losses, rewards or engines.")
-    profile: Profile = block(Profile, "Steps that are looked at closely.")
-    watchdog: Watchdog = block(Watchdog, "How long a run may stand still.")
+    profile: ProfileConfig = block(ProfileConfig, "Steps that are looked at closely.")
+    watchdog: WatchdogConfig = block(WatchdogConfig, "How long a run may stand still.")

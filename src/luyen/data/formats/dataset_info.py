@@ -4,12 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from luyen.base.errors import UserError
-from luyen.base.reading import read_text
-from luyen.base.suggest import did_you_mean
-from luyen.data.formats.forms import FORMS, Format, Tags
-from luyen.data.formats.speakers import CALL
-from luyen.data.shapes import is_object, parsed_json
+from luyen.base.errors import UserError, did_you_mean
+from luyen.base.input_files import read_text
+from luyen.data.formats.cells import CALL
+from luyen.data.formats.detect import FORMS, Format, Tags
+from luyen.data.raw_values import is_object, parsed_json
 
 NAME = "dataset_info.json"
 _ENTRY = (

@@ -1,12 +1,159 @@
-"""Which format a file has: the one place that decides it, with its reason."""
+"""The known row formats, and which of them a file has: decided in one place, with the reason."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, final
 
-from luyen.base.errors import UserError
-from luyen.base.suggest import near_names
-from luyen.data.formats.forms import FORMS, Form, Format
-from luyen.data.shapes import is_list, is_object
+from luyen.base.errors import UserError, did_you_mean, near_names
+from luyen.data.raw_values import is_list, is_object
+
+# The formats that are known: which columns make each, and what its rows become.
+
+
+class Kind(StrEnum):
+    """What a row becomes. The set is closed, and each has one form of our own."""
+
+    PROMPTS = "prompts"
+    CONVERSATION = "conversation"
+    TEXT = "text"
+    PREFERENCE = "preference"
+    LABELLED = "labelled"
+    STEPPED = "stepped"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowFormat:
+    """One way to write rows down.
+
+    Example:
+        >>> FORMS["alpaca-labelled"].kind, FORMS["alpaca-labelled"].needs
+        (<Kind.LABELLED: 'labelled'>, ('instruction', 'output', 'kto_tag'))
+    """
+
+    name: str
+    """What users call it."""
+    kind: Kind
+    """What its rows become."""
+    needs: tuple[str, ...]
+    """Columns without which it is not this format."""
+    may: tuple[str, ...] = ()
+    """Columns that it reads where they are there."""
+    rank: int = 1
+    """Which one is meant where several fit: the higher. Equal ranks are ambiguous."""
+
+
+def _form(
+    name: str, kind: Kind, needs: tuple[str, ...], may: tuple[str, ...] = (), *, rank: int
+) -> RowFormat:
+    return RowFormat(name=name, kind=kind, needs=needs, may=may, rank=rank)
+
+
+_LLAMA_FACTORY = ("system", "history")
+FORMS: dict[str, RowFormat] = {
+    form.name: form
+    for form in (
+        _form("preference", Kind.PREFERENCE, ("chosen", "rejected"), ("prompt", "margin"), rank=3),
+        _form("labelled", Kind.LABELLED, ("prompt", "completion", "label"), rank=3),
+        _form("stepped", Kind.STEPPED, ("prompt", "completions", "labels"), rank=3),
+        _form(
+            "alpaca-preference",
+            Kind.PREFERENCE,
+            ("instruction", "chosen", "rejected"),
+            ("input", *_LLAMA_FACTORY, "margin"),
+            rank=3,
+        ),
+        _form(
+            "alpaca-labelled",
+            Kind.LABELLED,
+            ("instruction", "output", "kto_tag"),
+            ("input", *_LLAMA_FACTORY),
+            rank=3,
+        ),
+        _form(
+            "sharegpt-preference",
+            Kind.PREFERENCE,
+            ("conversations", "chosen", "rejected"),
+            ("system", "margin"),
+            rank=3,
+        ),
+        _form(
+            "sharegpt-labelled", Kind.LABELLED, ("conversations", "kto_tag"), ("system",), rank=3
+        ),
+        _form("prompt-completion", Kind.CONVERSATION, ("prompt", "completion"), rank=2),
+        _form(
+            "alpaca",
+            Kind.CONVERSATION,
+            ("instruction", "output"),
+            ("input", *_LLAMA_FACTORY),
+            rank=2,
+        ),
+        _form("conversation", Kind.CONVERSATION, ("messages",), rank=2),
+        _form("sharegpt", Kind.CONVERSATION, ("conversations",), ("system",), rank=2),
+        _form("text", Kind.TEXT, ("text",), rank=1),
+        _form("prompts", Kind.PROMPTS, ("prompt",), rank=1),
+        _form("question-answer", Kind.CONVERSATION, ("question", "answer"), rank=0),
+    )
+}
+"""Name -> format. The names of kinds are the forms that `luyen data convert` writes."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tags:
+    """What a list of messages calls its fields and its speakers.
+
+    Example:
+        >>> Tags(role=("speaker",)).role
+        ('speaker',)
+    """
+
+    role: tuple[str, ...] = ("role", "from")
+    """Fields that may say who speaks, the first that is there."""
+    content: tuple[str, ...] = ("content", "value")
+    """Fields that may hold what is said."""
+    speakers: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Further names of roles."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Format:
+    """The format of one file, with its own names for columns and speakers.
+
+    Example:
+        >>> Format(form=FORMS["alpaca"], why="asked for").column("output")
+        'output'
+    """
+
+    form: RowFormat
+    """Which one it is."""
+    why: str
+    """How that is known."""
+    columns: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Column of the format -> column of the file, where they differ."""
+    tags: Tags = Tags()
+    """Fields and speakers of its messages."""
+    notes: tuple[str, ...] = ()
+    """What else should be known about it."""
+
+    @property
+    def kind(self) -> Kind:
+        """What its rows become."""
+        return self.form.kind
+
+    def column(self, name: str) -> str:
+        """The file's own name for a column of the format."""
+        return self.columns.get(name, name)
+
+
+def find_form(name: str, field: str) -> RowFormat:
+    """The format of this name; a UserError about `field` where there is none."""
+    if name not in FORMS:
+        raise UserError(field, name, "no such format", did_you_mean(name, FORMS))
+    return FORMS[name]
+
 
 _WHERE = "columns"
 
@@ -36,7 +183,7 @@ def detect(columns: Iterable[str], first_rows: Sequence[Mapping[str, Any]]) -> F
     if form.name == "prompts" and "messages" in there and not _is_rl(there):
         raise _ambiguous(there, [form, FORMS["conversation"]])
     if form.name == "conversation":
-        form = _who_is_asked(form, there, first_rows)
+        form = _prompt_kind(form, there, first_rows)
     own = {name: renamed[name] for name in form.needs if name in renamed}
     if form.name == "prompts" and "prompt" not in there:
         own = {"prompt": "messages"}
@@ -78,7 +225,7 @@ def _renamed(there: Sequence[str], first_rows: Sequence[Mapping[str, Any]]) -> d
     return {}
 
 
-def _best(fitting: Sequence[Form]) -> list[Form]:
+def _best(fitting: Sequence[RowFormat]) -> list[RowFormat]:
     own = [f for f in fitting if not any(set(f.needs) < set(other.needs) for other in fitting)]
     highest = max(form.rank for form in own)
     return [form for form in own if form.rank == highest]
@@ -88,9 +235,9 @@ def _is_rl(there: Sequence[str]) -> bool:
     return "reward_model" in there or "data_source" in there
 
 
-def _who_is_asked(
-    form: Form, there: Sequence[str], first_rows: Sequence[Mapping[str, Any]]
-) -> Form:
+def _prompt_kind(
+    form: RowFormat, there: Sequence[str], first_rows: Sequence[Mapping[str, Any]]
+) -> RowFormat:
     """Conversations that all end before the assistant speaks are prompts."""
     if "prompt" in there and _is_rl(there):
         return FORMS["prompts"]
@@ -102,7 +249,7 @@ def _who_is_asked(
     return FORMS["prompts"] if is_open else form
 
 
-def _why(form: Form, own: Mapping[str, str], first_rows: Sequence[Mapping[str, Any]]) -> str:
+def _why(form: RowFormat, own: Mapping[str, str], first_rows: Sequence[Mapping[str, Any]]) -> str:
     def held(name: str) -> str:
         column = own.get(name, name)
         return next((shape(r[column]) for r in first_rows if r.get(column) is not None), "nothing")
@@ -137,7 +284,7 @@ def _unknown(there: Sequence[str]) -> UserError:
     return UserError(_WHERE, list(there), why, f"write {' and '.join(meant)}" if meant else fix)
 
 
-def _ambiguous(there: Sequence[str], found: Sequence[Form]) -> UserError:
+def _ambiguous(there: Sequence[str], found: Sequence[RowFormat]) -> UserError:
     both = " and ".join(f"`{form.name}` ({', '.join(form.needs)})" for form in found)
     names = " or ".join(form.name for form in found)
     return UserError(_WHERE, list(there), f"they fit {both}", f"name the one you mean: {names}")

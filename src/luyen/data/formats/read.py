@@ -4,21 +4,23 @@ What is wrong with a row stops the reading, or is kept in `problems` and the row
 is no third way: no row disappears without being counted.
 """
 
+import csv
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
 from typing import Any, Generic, Literal, TypeAlias, TypeVar, final
 
 from luyen.base.errors import UserError
-from luyen.base.paths import exists, expanded
+from luyen.base.input_files import exists, expanded
 from luyen.base.records import Prompt
+from luyen.config.rows import TABLE, row_files
+from luyen.config.task_sources import FIELD
 from luyen.data.formats.cells import Cells, StringPrompts
 from luyen.data.formats.dataset_info import described
-from luyen.data.formats.detect import detect
-from luyen.data.formats.forms import FORMS, Format, Kind, find_form
+from luyen.data.formats.detect import FORMS, Format, Kind, detect, find_form
 from luyen.data.formats.parse import parse_row
-from luyen.data.formats.raw import FILE, placed_rows
 from luyen.data.formats.records import (
     AnyRow,
     ConversationRow,
@@ -27,9 +29,63 @@ from luyen.data.formats.records import (
     SteppedRow,
     TextRow,
 )
-from luyen.data.framing import NOTHING, Frame
-from luyen.data.rows import RowAt
-from luyen.data.shapes import is_object
+from luyen.data.raw_values import is_object
+from luyen.data.rows import NOTHING, Frame, RowAt
+from luyen.data.sources import raw_rows, refuse_repeats
+
+# Raw rows with their places: every source that training reads, and CSV files besides.
+
+FILE = "FILE"
+"""What errors about the whole file call it."""
+
+
+def placed_rows(address: str) -> Iterator[tuple[RowAt, Any]]:
+    """Place and content of every row behind an address, one after the other."""
+    try:
+        for file, number, row in _numbered(address):
+            yield RowAt(file=file, number=number), row
+    except UserError as error:
+        if error.field != FIELD:
+            raise
+        raise UserError(FILE, error.value, error.why, error.fix) from error
+
+
+def place(at: RowAt, address: str) -> str:
+    """Where a row stands, for a reader who knows the address that was asked for.
+
+    Example:
+        >>> place(RowAt(file="a.jsonl", number=3), "a.jsonl")
+        'row 3'
+        >>> place(RowAt(file="rows/a.jsonl", number=3), "rows")
+        'a.jsonl row 3'
+    """
+    return f"row {at.number}" if at.file == address else f"{Path(at.file).name} row {at.number}"
+
+
+def _numbered(address: str) -> Iterator[tuple[str, int, Any]]:
+    files = [] if "://" in address else row_files(address, tables=True)
+    if not files or files[0].suffix.lower() != TABLE:
+        yield from raw_rows(address)
+    for table in files:
+        if table.suffix.lower() == TABLE:
+            yield from _read_csv(table, address if len(files) == 1 else str(table))
+
+
+def _read_csv(path: Path, name: str) -> Iterator[tuple[str, int, Any]]:
+    """Rows of text under the names of the first line; the number is the line a row ends on."""
+    csv.field_size_limit(2**31 - 1)
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as lines:
+            table = csv.DictReader(lines, restkey="", strict=True)
+            refuse_repeats(table.fieldnames or (), path)
+            for row in table:
+                if "" in row or None in row.values():
+                    why = f"line {table.line_num} has another number of cells than the first line"
+                    raise UserError(FIELD, name, why, "quote cells that hold a comma or a newline")
+                yield name, table.line_num, {k: v for k, v in row.items() if v != ""}
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(FIELD, name, f"cannot be read: {error}", "mend the file") from error
+
 
 R = TypeVar("R", bound=AnyRow)
 OnProblem: TypeAlias = Literal["raise", "skip"]
@@ -48,12 +104,12 @@ RECORDS: Mapping[Kind, type[Any]] = {
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
+class RowProblem:
     """What is wrong with one row.
 
     Example:
         >>> at = RowAt(file="a.jsonl", number=3)
-        >>> Problem(at=at, error=at.error("label", 7, "no label", "mend it")).column
+        >>> RowProblem(at=at, error=at.error("label", 7, "no label", "mend it")).column
         'label'
     """
 
@@ -69,7 +125,7 @@ class Problem:
 
 
 @final
-class Reading(Generic[R]):
+class RowReader(Generic[R]):
     """The rows of one file, and what happened on the way; it is gone through once.
 
     Example:
@@ -90,7 +146,7 @@ class Reading(Generic[R]):
         self.format = format
         self.counts: Counter[str] = Counter()
         """Rows read, rows left out, and rows in which plain text became messages."""
-        self.problems: list[Problem] = []
+        self.problems: list[RowProblem] = []
         """Why each row that was left out was."""
         self.torn: UserError | None = None
         """Where the file itself breaks off, if it does."""
@@ -123,7 +179,7 @@ class Reading(Generic[R]):
         except UserError as error:
             if self._on_problem == "raise":
                 raise
-            self.problems.append(Problem(at=at, error=error))
+            self.problems.append(RowProblem(at=at, error=error))
             self.counts[LEFT_OUT] += 1
             return None
         if cells.num_texts:
@@ -138,7 +194,7 @@ def open_rows(
     string_prompts: StringPrompts = "refuse",
     on_problem: OnProblem = "raise",
     frame: Frame = NOTHING,
-) -> Reading[AnyRow]:
+) -> RowReader[AnyRow]:
     """The rows of a file or address, in whatever format it has, or in the one that is named.
 
     What rows ask is put into `frame`, under whose template plain text becomes messages.
@@ -151,40 +207,40 @@ def open_rows(
         raise torn[0] if torn else UserError(FILE, address, "there are no rows in it", "mend it")
     format = _format(address, form, [raw for _, raw in first])
     left = chain(first, _raised(torn), rows)
-    return Reading(format, left, strings=string_prompts, on_problem=on_problem, frame=frame)
+    return RowReader(format, left, strings=string_prompts, on_problem=on_problem, frame=frame)
 
 
 def read_preferences(
     address: str, *, string_prompts: StringPrompts = "refuse", on_problem: OnProblem = "raise"
-) -> Reading[PreferenceRow]:
+) -> RowReader[PreferenceRow]:
     """Pairs; a UserError where the file holds something else."""
     return _of_kind(Kind.PREFERENCE, address, string_prompts, on_problem)
 
 
 def read_labelled(
     address: str, *, string_prompts: StringPrompts = "refuse", on_problem: OnProblem = "raise"
-) -> Reading[LabelledRow]:
+) -> RowReader[LabelledRow]:
     """Answers with labels; a UserError where the file holds something else."""
     return _of_kind(Kind.LABELLED, address, string_prompts, on_problem)
 
 
 def read_stepped(
     address: str, *, string_prompts: StringPrompts = "refuse", on_problem: OnProblem = "raise"
-) -> Reading[SteppedRow]:
+) -> RowReader[SteppedRow]:
     """Answers with a label per step; a UserError where the file holds something else."""
     return _of_kind(Kind.STEPPED, address, string_prompts, on_problem)
 
 
 def read_conversations(
     address: str, *, string_prompts: StringPrompts = "refuse", on_problem: OnProblem = "raise"
-) -> Reading[ConversationRow]:
+) -> RowReader[ConversationRow]:
     """Conversations to learn from; a UserError where the file holds something else."""
     return _of_kind(Kind.CONVERSATION, address, string_prompts, on_problem)
 
 
 def _of_kind(
     kind: Kind, address: str, string_prompts: StringPrompts, on_problem: OnProblem
-) -> Reading[Any]:
+) -> RowReader[Any]:
     found = open_rows(address, string_prompts=string_prompts, on_problem=on_problem)
     if found.format.kind != kind:
         wanted = [", ".join(form.needs) for form in FORMS.values() if form.kind == kind]

@@ -1,6 +1,6 @@
 """Samplers: in which order rows are drawn. Importing this package registers the built-in ones."""
 
-from luyen.data.samplers import curriculum, mixed, orders
+from luyen.data.samplers import orders
 from luyen.data.samplers.protocol import AdaptiveSampler, Sampler, State, samplers
 
-__all__ = ["AdaptiveSampler", "Sampler", "State", "curriculum", "mixed", "orders", "samplers"]
+__all__ = ["AdaptiveSampler", "Sampler", "State", "orders", "samplers"]

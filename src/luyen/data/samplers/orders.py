@@ -1,12 +1,15 @@
-"""Orders in which every epoch visits every row once."""
+"""Built-in samplers: sequential, shuffled, grouped, mixed in proportions, curriculum."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any, final
 
+from luyen.base.errors import UserError, did_you_mean
 from luyen.base.records import Prompt
 from luyen.base.seeds import derive_key, shuffled
-from luyen.data.samplers.protocol import samplers
+from luyen.data.samplers.protocol import KWARGS, State, samplers
 
 
 @samplers.register("sequential")
@@ -96,3 +99,177 @@ def rows_by_source(prompts: Sequence[Prompt]) -> dict[str, list[int]]:
     for i, prompt in enumerate(prompts):
         rows.setdefault(prompt.data_source, []).append(i)
     return rows
+
+
+# Data sources in given proportions.
+
+_BLOCK = 1000
+
+
+@samplers.register("mixed")
+@final
+class Mixed:
+    """Data sources in given proportions, each with its own epochs.
+
+    Of every thousand draws each source gets its share, rounded, in random order. A source with
+    weight 0 is left out; a source without a weight is an error.
+
+    Example:
+        >>> from luyen.data.sources import load_dataset
+        >>> rows = load_dataset(["arithmetic://sum?size=5", "arithmetic://product?size=5"]).prompts
+        >>> weights = {"arithmetic/sum": 3, "arithmetic/product": 1}
+        >>> drawn = Mixed(rows, seed=0, weights=weights).take(0, 1000)
+        >>> sum(row < 5 for row in drawn)
+        750
+    """
+
+    def __init__(
+        self, prompts: Sequence[Prompt], *, seed: int, weights: Mapping[str, float]
+    ) -> None:
+        """`weights` gives every `data_source` its share; they need not add up to 1."""
+        self._seed = seed
+        self._rows = rows_by_source(prompts)
+        self._quota = _quotas(weights, self._rows)
+        self._block = lru_cache(maxsize=2)(self._mix_block)
+        self._order = lru_cache(maxsize=4 * len(self._quota))(self._epoch)
+
+    def take(self, cursor: int, count: int) -> list[int]:
+        """The rows of `count` draws from `cursor` on."""
+        drawn: list[int] = []
+        for position in range(cursor, cursor + count):
+            block, place = divmod(position, _BLOCK)
+            name, nth = self._block(block)[place]
+            epoch, inner = divmod(block * self._quota[name] + nth, len(self._rows[name]))
+            drawn.append(self._rows[name][self._order(name, epoch)[inner]])
+        return drawn
+
+    def _epoch(self, name: str, epoch: int) -> list[int]:
+        key = derive_key(self._seed, "sampler/mixed", name, epoch)
+        return shuffled(len(self._rows[name]), key)
+
+    def _mix_block(self, block: int) -> list[tuple[str, int]]:
+        """Source of each draw of a block, and how many of that source came before in it."""
+        names = [name for name, quota in self._quota.items() for _ in range(quota)]
+        order = shuffled(_BLOCK, derive_key(self._seed, "sampler/mixed", block))
+        seen: Counter[str] = Counter()
+        found: list[tuple[str, int]] = []
+        for i in order:
+            found.append((names[i], seen[names[i]]))
+            seen[names[i]] += 1
+        return found
+
+
+def _quotas(weights: Mapping[str, float], rows: Mapping[str, Sequence[int]]) -> dict[str, int]:
+    """How many draws of a block each source gets: shares rounded so that they add up."""
+    for name, weight in weights.items():
+        if name not in rows:
+            why = "no row has this data source"
+            raise UserError(f"{KWARGS}.weights", name, why, did_you_mean(name, rows))
+        if not weight >= 0:
+            why = f"the weight of `{name}` is negative"
+            raise UserError(f"{KWARGS}.weights", weight, why, "give 0 or more")
+    missing = sorted(set(rows) - set(weights))
+    if missing:
+        why = f"rows of `{missing[0]}` have no weight"
+        raise UserError(f"{KWARGS}.weights", dict(weights), why, "give it one; 0 leaves it out")
+    total = sum(weights.values())
+    if not total > 0:
+        raise UserError(f"{KWARGS}.weights", dict(weights), "all weights are 0", "raise one")
+    ends = [round(_BLOCK * part / total) for part in accumulate(weights.values())]
+    sizes = [end - start for start, end in zip([0, *ends], ends, strict=False)]
+    quotas = dict(zip(weights, sizes, strict=True))
+    lost = [name for name, size in quotas.items() if not size and weights[name]]
+    if lost:
+        why = f"`{lost[0]}` would get less than one draw in {_BLOCK}"
+        raise UserError(f"{KWARGS}.weights", weights[lost[0]], why, "raise it, or set it to 0")
+    return {name: size for name, size in quotas.items() if size}
+
+
+# From easy to hard: rows ordered by a number they carry, in stages that grow.
+
+
+@samplers.register("curriculum")
+@final
+class Curriculum:
+    """Stage s of S draws from the easiest s/S of the rows, shuffled; the last stage from all.
+
+    Without `promote_at` a stage is one pass over its rows, and the stage is a function of the
+    cursor. With it the next stage begins when the policy succeeds that often, and the state is two
+    integers: the stage, and the cursor at which it began.
+
+    Example:
+        >>> from luyen.data.sources import load_dataset
+        >>> rows = load_dataset(["arithmetic://sum?size=40"]).prompts
+        >>> easy = Curriculum(rows, seed=0, key="difficulty", stages=4).take(0, 10)
+        >>> hard = Curriculum(rows, seed=0, key="difficulty", stages=4).take(70, 10)
+        >>> level = lambda drawn: max(rows[i].extra_info["difficulty"] for i in drawn)
+        >>> level(easy) <= level(hard)
+        True
+    """
+
+    def __init__(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        seed: int,
+        key: str,
+        stages: int = 4,
+        promote_at: float | None = None,
+    ) -> None:
+        """`key` names a number in `extra_info`, larger for harder rows."""
+        if stages < 1 or stages > len(prompts):
+            why = f"{len(prompts)} rows make from 1 to {len(prompts)} stages"
+            raise UserError(f"{KWARGS}.stages", stages, why, "choose within")
+        if promote_at is not None and not 0 < promote_at <= 1:
+            why = "a share of successes lies above 0 and at most at 1"
+            raise UserError(f"{KWARGS}.promote_at", promote_at, why, "give 0.7, for instance")
+        values = [_difficulty(prompt, key) for prompt in prompts]
+        self._easiest = sorted(range(len(prompts)), key=lambda i: (values[i], i))
+        self._sizes = [len(prompts) * (stage + 1) // stages for stage in range(stages)]
+        self._promote_at = promote_at
+        self.state: State = (0, 0)
+        self._seed = seed
+        self._order = lru_cache(maxsize=4)(self._epoch)
+
+    def take(self, cursor: int, count: int) -> list[int]:
+        """The rows of `count` draws from `cursor` on, under the present state."""
+        return [self._draw(position) for position in range(cursor, cursor + count)]
+
+    def record(self, cursor: int, success: float) -> None:
+        """Begin the next stage at `cursor` when the policy succeeds often enough."""
+        stage = self.state[0]
+        if self._promote_at is None or stage + 1 == len(self._sizes):
+            return
+        if success >= self._promote_at:
+            self.state = (stage + 1, cursor)
+
+    def _epoch(self, stage: int, epoch: int) -> list[int]:
+        return shuffled(
+            self._sizes[stage], derive_key(self._seed, "sampler/curriculum", stage, epoch)
+        )
+
+    def _draw(self, position: int) -> int:
+        stage, start = self.state if self._promote_at is not None else self._stage_of(position)
+        assert position >= start, "a draw from before the stage began"
+        epoch, place = divmod(position - start, self._sizes[stage])
+        return self._easiest[self._order(stage, epoch)[place]]
+
+    def _stage_of(self, position: int) -> tuple[int, int]:
+        """The stage of a draw and the draw at which it began."""
+        start = 0
+        for stage, size in enumerate(self._sizes[:-1]):
+            if position < start + size:
+                return stage, start
+            start += size
+        return len(self._sizes) - 1, start
+
+
+def _difficulty(prompt: Prompt, key: str) -> float:
+    value: Any = prompt.extra_info.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        if key not in prompt.extra_info:
+            fix = did_you_mean(key, prompt.extra_info)
+            raise UserError(f"{KWARGS}.key", key, "a row's extra_info lacks it", fix)
+        why = f"a row's extra_info has {value!r} there, which is no number"
+        raise UserError(f"{KWARGS}.key", key, why, "choose a key with numbers")
+    return float(value)

@@ -1,27 +1,257 @@
-"""Attention of one new token a row over a paged cache, and writing to that cache.
+"""Decode attention of one new token a row over a paged KV cache, and writing to that cache.
 
 Nothing here waits for the device, and no shape depends on lengths: one CUDA graph serves rows of
 all lengths.
 """
-# pyright: reportMissingImports=false, reportIndexIssue=false
 
 from dataclasses import dataclass
 from typing import Any, final
 
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_wait
 
 from luyen.models.cuda.attend_block import (
     BLOCK,
     EXACT,
+    LOG2E,
     SPLIT,
+    attend_keys,
+    attend_split,
     dense,
+    finish,
     fitting_stages,
+    merge_split,
+    nothing_seen,
     score_factors,
 )
-from luyen.models.cuda.decode_kernels import split_kernel, store_kernel, whole_kernel
-from luyen.models.cuda.early import early
+from luyen.models.cuda.norm_gate_kernels import dependent_launch
+
+# Kernels for one new token a row: attention over the row's pages, and writing to pages.
+#
+# A row's queries and its new key may come as the projection made them. They are then turned by
+# their positions here, and the new key and value are stored before the row looks at its pages.
+
+# pyright: reportMissingImports=false, reportIndexIssue=false
+
+
+@triton.jit
+def _tile(rows, row, group, GROUP: tl.constexpr, TILE: tl.constexpr, WIDTH, PADDED: tl.constexpr):
+    """Offsets and mask of the heads that share one key head; `rows` holds strides of row, head."""
+    head = tl.arange(0, TILE)
+    column = tl.arange(0, PADDED)
+    at = row.to(tl.int64) * rows[0] + (group * GROUP + head)[:, None] * rows[1] + column[None, :]
+    return at, (head < GROUP)[:, None] & (column < WIDTH)[None, :]
+
+
+@triton.jit
+def _turned(pointer, mask, cos, sin, column, HALF: tl.constexpr):
+    """The numbers of a head, of which the first `2 x HALF` turn as the rotary kernel turns them.
+
+    `cos` and `sin` are those of the row. Products are rounded before they are added: `EXACT`.
+    """
+    found = tl.load(pointer, mask=mask, other=0.0)
+    if HALF > 0:
+        is_first, is_turned = column < HALF, column < 2 * HALF
+        across = tl.where(is_first, HALF, -HALF)
+        other = tl.load(pointer + across, mask=mask & is_turned, other=0.0).to(tl.float32)
+        angle = tl.where(is_first, column, column - HALF)
+        other *= tl.load(sin + angle, mask=is_turned, other=0.0).to(tl.float32)
+        cosine = tl.load(cos + angle, mask=is_turned, other=0.0).to(tl.float32)
+        turned = found.to(tl.float32) * cosine + tl.where(is_first, -other, other)
+        found = tl.where(is_turned, turned.to(found.dtype), found)
+    return found
+
+
+@triton.jit
+def _keep(
+    new, cache, row, group, page, place, cos, sin,
+    WIDTH: tl.constexpr, PADDED: tl.constexpr, HALF: tl.constexpr,
+):  # fmt: skip
+    """One new head of a row to its place in the cache."""
+    column = tl.arange(0, PADDED)
+    mask = column < WIDTH
+    source = new[0] + row * new[1] + group * new[2] + column
+    found = _turned(source, mask, cos, sin, column, HALF)
+    at = page * cache[1] + group * cache[2] + place * cache[3] + column
+    tl.store(cache[0] + at, found.to(cache[0].dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _start(
+    query, fresh, keys, values, table, row, group, length, is_newest,
+    GROUP: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
+    HALF: tl.constexpr,
+):  # fmt: skip
+    """The queries of a key head; where they come unturned, the row's new key is stored as well."""
+    at, mask = _tile(query[1:], row, group, GROUP, TILE, WIDTH, PADDED)
+    if HALF > 0:
+        wide = row.to(tl.int64)
+        cos, sin = fresh[6] + wide * fresh[7], fresh[8] + wide * fresh[9]
+        if is_newest & (length > 0):
+            page = tl.load(table + (length - 1) // BLOCK).to(tl.int64)
+            place = (length - 1) % BLOCK
+            _keep(fresh[:3], keys, wide, group, page, place, cos, sin, WIDTH, PADDED, HALF)
+            _keep(fresh[3:6], values, wide, group, page, place, cos, sin, WIDTH, PADDED, 0)
+        # The row reads its new key back from memory.
+        tl.debug_barrier()
+        tile = _turned(query[0] + at, mask, cos, sin, tl.arange(0, PADDED)[None, :], HALF)
+    else:
+        tile = tl.load(query[0] + at, mask=mask, other=0.0)
+    return tile
+
+
+@triton.jit
+def _write(
+    out, sinks, row, group, top, total, mixed,
+    GROUP: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+):  # fmt: skip
+    """The outputs of the heads that share a key head; a sink counts here, and so once."""
+    head = tl.arange(0, TILE)
+    sink = tl.zeros([TILE], tl.float32)
+    if HAS_SINKS:
+        found = tl.load(sinks + group * GROUP + head, mask=head < GROUP, other=0.0)
+        sink = found.to(tl.float32) * LOG2E
+    result, _ = finish(top, total, mixed, sink, HAS_SINKS)
+    at, mask = _tile(out[1:], row, group, GROUP, TILE, WIDTH, PADDED)
+    tl.store(out[0] + at, result.to(out[0].dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def whole_kernel(
+    query, fresh, keys, values, tables, lengths, sinks, out, rate, cap,
+    GROUP: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
+    SLIDING: tl.constexpr, HALF: tl.constexpr, HAS_CAP: tl.constexpr, HAS_SINKS: tl.constexpr,
+    IS_EARLY: tl.constexpr,
+):  # fmt: skip
+    """One row and one key head: every split, merged in registers."""
+    row, group = tl.program_id(0), tl.program_id(1)
+    if IS_EARLY:
+        gdc_wait()
+    length = tl.load(lengths + row)
+    table = tables[0] + row.to(tl.int64) * tables[1]
+    tile = _start(
+        query, fresh, keys, values, table, row, group, length, True,
+        GROUP, TILE, WIDTH, PADDED, HALF,
+    )  # fmt: skip
+    positions = tl.zeros([TILE], tl.int32) + (length - 1)
+    first = tl.maximum(length - SLIDING, 0) if SLIDING > 0 else 0
+    top, total, mixed = attend_keys(
+        tile, positions,
+        (keys[0] + group * keys[2], keys[1], keys[3]),
+        (values[0] + group * values[2], values[1], values[3]),
+        table, first, length, rate, cap, WIDTH, SLIDING, HAS_CAP, True,
+    )  # fmt: skip
+    _write(out, sinks, row, group, top, total, mixed, GROUP, TILE, WIDTH, PADDED, HAS_SINKS)
+
+
+@triton.jit
+def split_kernel(
+    query, fresh, keys, values, tables, lengths, sinks, out, rate, cap, parts, arrivals,
+    GROUP: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
+    SLIDING: tl.constexpr, HALF: tl.constexpr, HAS_CAP: tl.constexpr, HAS_SINKS: tl.constexpr,
+    IS_EARLY: tl.constexpr,
+):  # fmt: skip
+    """One row, one key head and one split; who is done last merges all of them in order."""
+    row, group, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    if IS_EARLY:
+        gdc_wait()
+    length = tl.load(lengths + row)
+    first = tl.maximum(length - SLIDING, 0) if SLIDING > 0 else 0
+    begin = first // SPLIT
+    # A row without keys has one split, which sees nothing.
+    end = tl.maximum(tl.cdiv(length, SPLIT), begin + 1)
+    if (split < begin) | (split >= end):
+        return
+    table = tables[0] + row.to(tl.int64) * tables[1]
+    tile = _start(
+        query, fresh, keys, values, table, row, group, length, split == end - 1,
+        GROUP, TILE, WIDTH, PADDED, HALF,
+    )  # fmt: skip
+    positions = tl.zeros([TILE], tl.int32) + (length - 1)
+    top, total, mixed = attend_split(
+        tile, positions,
+        (keys[0] + group * keys[2], keys[1], keys[3]),
+        (values[0] + group * values[2], values[1], values[3]),
+        table, split, first, length, rate, cap, WIDTH, SLIDING, HAS_CAP, True,
+    )  # fmt: skip
+    pair = row * tl.num_programs(1) + group
+    at = (pair.to(tl.int64) * tl.num_programs(2)) * GROUP + tl.arange(0, TILE)
+    is_last = begin < end
+    if end - begin > 1:
+        is_last = _deliver(
+            parts, arrivals + pair, at + split * GROUP, end - begin, top, total, mixed, GROUP
+        )
+        if is_last:
+            top, total, mixed = _merged(parts, at, begin, end, GROUP, TILE, PADDED)
+    if is_last:
+        _write(out, sinks, row, group, top, total, mixed, GROUP, TILE, WIDTH, PADDED, HAS_SINKS)
+
+
+@triton.jit
+def _deliver(parts, arrivals, at, count, top, total, mixed, GROUP: tl.constexpr):
+    """Write a split down; whether all `count` are there now. The counter is then 0 again."""
+    is_head = tl.arange(0, mixed.shape[0]) < GROUP
+    column = tl.arange(0, mixed.shape[1])
+    tl.store(parts[0] + at, top, mask=is_head)
+    tl.store(parts[1] + at, total, mask=is_head)
+    places = at[:, None] * mixed.shape[1] + column[None, :]
+    tl.store(parts[2] + places, mixed, mask=is_head[:, None])
+    # All threads have written before one of them says so.
+    tl.debug_barrier()
+    is_last = tl.atomic_add(arrivals, 1, sem="acq_rel", scope="gpu") == count - 1
+    if is_last:
+        tl.store(arrivals, 0)
+    return is_last
+
+
+@triton.jit
+def _merged(
+    parts, at, begin, end, GROUP: tl.constexpr, TILE: tl.constexpr, PADDED: tl.constexpr
+):  # fmt: skip
+    """The splits `begin..end`, which other programs have written, merged in order."""
+    is_head = tl.arange(0, TILE) < GROUP
+    column = tl.arange(0, PADDED)
+    top, total, mixed = nothing_seen(TILE, PADDED)
+    for split in range(begin, end):
+        here = at + split * GROUP
+        part_top = tl.load(parts[0] + here, mask=is_head, other=0.0, cache_modifier=".cg")
+        part_total = tl.load(parts[1] + here, mask=is_head, other=0.0, cache_modifier=".cg")
+        places = parts[2] + here[:, None] * PADDED + column[None, :]
+        part_mixed = tl.load(places, mask=is_head[:, None], other=0.0, cache_modifier=".cg")
+        top, total, mixed = merge_split(top, total, mixed, part_top, part_total, part_mixed)
+    return top, total, mixed
+
+
+@triton.jit
+def store_kernel(
+    new_keys, new_values, keys, values, slots,
+    HEADS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
+):  # fmt: skip
+    """All key heads of one token."""
+    token = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots + token)
+    if slot < 0:
+        return
+    head = tl.arange(0, ROWS)[:, None]
+    column = tl.arange(0, PADDED)[None, :]
+    mask = (head < HEADS) & (column < WIDTH)
+    page, place = slot // BLOCK, slot % BLOCK
+    key = tl.load(new_keys[0] + token * new_keys[1] + head * new_keys[2] + column, mask=mask)
+    at = page * keys[1] + head * keys[2] + place * keys[3] + column
+    tl.store(keys[0] + at, key.to(keys[0].dtype.element_ty), mask=mask)
+    value = tl.load(
+        new_values[0] + token * new_values[1] + head * new_values[2] + column, mask=mask
+    )
+    at = page * values[1] + head * values[2] + place * values[3] + column
+    tl.store(values[0] + at, value.to(values[0].dtype.element_ty), mask=mask)
+
+
+# pyright: reportMissingImports=false, reportIndexIssue=false
+
 
 _BESIDE, _WHOLE = (2, 5), (1, 4)
 """Warps and stages that were fastest on an H200 for splits and for whole rows: no bit changes."""
@@ -138,7 +368,12 @@ def _launch(keys: Tensor, is_split: bool, warps: int | None, stages: int | None)
     usual = _BESIDE if is_split else _WHOLE
     padded = max(16, triton.next_power_of_2(keys.shape[3]))
     fitting = fitting_stages(stages or usual[1], padded, keys.element_size())
-    return {"num_warps": warps or usual[0], "num_stages": fitting, **early(keys), **EXACT}
+    return {
+        "num_warps": warps or usual[0],
+        "num_stages": fitting,
+        **dependent_launch(keys),
+        **EXACT,
+    }
 
 
 def _shape(query: Tensor, kv_heads: int, sliding: int | None) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from luyen.models.attention import AttentionWindow
 from luyen.models.cuda.attend_block import (
     BLOCK,
     EXACT,
@@ -21,9 +22,12 @@ from luyen.models.cuda.attend_block import (
     fitting_stages,
     score_factors,
 )
-from luyen.models.cuda.gradients import Gradients, attention_gradients, flash_gradients
-from luyen.models.cuda.segments import Segments
-from luyen.models.kernels import Window
+from luyen.models.cuda.varlen_segments import (
+    Gradients,
+    Segments,
+    attention_gradients,
+    flash_gradients,
+)
 
 TILE = 64
 """Queries that are computed together; the result must not depend on it."""
@@ -95,7 +99,7 @@ def varlen_forward(
     """
     key, value = dense(key), dense(value)
     sources = tuple((x, BLOCK.value * x.stride(0), x.stride(1), x.stride(0)) for x in (key, value))
-    window = Window(sliding=sliding, softcap=softcap, sinks=sinks)
+    window = AttentionWindow(sliding=sliding, softcap=softcap, sinks=sinks)
     launch = (tile, warps, stages)
     return _launch(query, sources, None, key.shape[1], segments, scale, window, launch)
 
@@ -122,7 +126,7 @@ def paged_prefill(
     assert keys.shape[2] == BLOCK.value, "a page must be a block of keys"
     assert tables.dtype == torch.int32
     sources = tuple((x, *x.stride()[:3]) for x in (keys, values))
-    window = Window(sliding=sliding, softcap=softcap, sinks=sinks)
+    window = AttentionWindow(sliding=sliding, softcap=softcap, sinks=sinks)
     launch = (tile, warps, stages)
     return _launch(query, sources, tables, keys.shape[1], segments, scale, window, launch)[0]
 
@@ -134,7 +138,7 @@ def _launch(
     kv_heads: int,
     segments: Segments,
     scale: float,
-    window: Window,
+    window: AttentionWindow,
     launch: tuple[int, int, int],
 ) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp; `launch` is queries at once, warps and stages."""

@@ -1,4 +1,4 @@
-"""What a recognised module does instead of its own forward.
+"""Fused forwards of decoder layers: what a recognised module does instead of its own forward.
 
 Each function is bound to one module and reads that module's own parts, so that names, parameters
 and submodules stay those of Hugging Face. What fusing decided is in a record on the module.
@@ -6,19 +6,40 @@ and submodules stay those of Hugging Face. What fusing decided is in a record on
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, Protocol, final, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from luyen.models.attention import ATTENTION
-from luyen.models.fused.gated import Activation, gated, gated_pair
-from luyen.models.fused.joint import JointAttention
-from luyen.models.fused.norm import NormStyle, add_rms_norm
-from luyen.models.fused.packed_weights import PackedLinear
-from luyen.models.fused.rotary import HeadNorms, Heads, Joint, apply_rotary, rotated_heads
-from luyen.models.kernels import Window
+from luyen.models.attention import ATTENTION, AttentionWindow
+from luyen.models.fused.ops import (
+    Activation,
+    HeadNorms,
+    Heads,
+    Joint,
+    NormStyle,
+    add_rms_norm,
+    apply_rotary,
+    gated,
+    gated_pair,
+    rotated_heads,
+)
+from luyen.models.fused.packed_linear import PackedLinear
+
+# Attention that turns queries and keys itself.
+
+
+@runtime_checkable
+class JointAttention(Protocol):
+    """An attention context that would rather have queries and keys before they are turned."""
+
+    def attend_joint(
+        self, layer: int, joint: Joint, scale: float, window: AttentionWindow
+    ) -> Tensor:
+        """`[1, tok, heads, width]`, as `attend` gives it for the turned heads."""
+        ...
+
 
 _FUNCTIONS = AttentionInterface()
 """Attention functions by name, those registered later included."""
@@ -200,9 +221,9 @@ def _window(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
-) -> Window:
+) -> AttentionWindow:
     """What an architecture adds to attention, by the names of transformers."""
-    return Window(sliding=sliding_window, softcap=softcap, sinks=s_aux)
+    return AttentionWindow(sliding=sliding_window, softcap=softcap, sinks=s_aux)
 
 
 def _heads(

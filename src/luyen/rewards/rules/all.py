@@ -1,38 +1,23 @@
 """Every rule, gathered: importing this module registers them all."""
 
-from luyen.rewards.rules import (
-    choice,
-    code,
-    exact,
-    gsm8k,
-    gym,
-    ifeval,
-    json_schema,
-    length,
-    math,
-    numbers,
-    repetition,
-    safety,
-    shape,
-    tools,
-)
+from luyen.rewards.rules import answers, code, format, ifeval, length, tools
 from luyen.rewards.rules.rule import rule_rewards
 
 __all__ = ["rule_rewards"]
 
 MODULES = (
-    choice,
+    answers,
     code,
-    exact,
-    gsm8k,
-    gym,
+    answers,
+    answers,
+    answers,
     ifeval,
-    json_schema,
+    format,
     length,
-    math,
-    numbers,
-    repetition,
-    safety,
-    shape,
+    answers,
+    answers,
+    length,
+    tools,
+    format,
     tools,
 )

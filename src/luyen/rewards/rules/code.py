@@ -1,19 +1,65 @@
-"""Programs, judged by running them against the tests of the row."""
+"""Programs, scored by running them against the row's tests: input and output, or calls."""
 
 import asyncio
 import json
+import keyword
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, cast
 
 from luyen.base.records import Prompt, Score
 from luyen.rewards.outcome import Unscorable
-from luyen.rewards.rules.function_tests import call_test
 from luyen.rewards.rules.rule import Answer, rule_rewards, truth_of
-from luyen.sandbox.deadline import seconds_left
-from luyen.sandbox.launch import SandboxFault
-from luyen.sandbox.limits import Limits
-from luyen.sandbox.verify import Case, Test, is_forgeable, verify
+from luyen.sandbox.calls import seconds_left
+from luyen.sandbox.launch import Limits, SandboxFault
+from luyen.sandbox.verify import CallCase, Case, Test, is_forgeable, verify
+
+# Tests that call a function of the program: arguments, and what it must return.
+
+
+def call_test(name: str, arguments: Any, wanted: Any) -> CallCase:
+    """A call of a function, or of a method of `Solution`, and what it must return.
+
+    Arguments are a list, or text with one JSON value a line; tuples are lists. Where a result is
+    written as a list of one, as some data sets do, its only entry is accepted too.
+
+    Example:
+        >>> call_test("add", [1, 2], [3]).accepted
+        ([3], 3)
+        >>> call_test("add", "1\\n2", "3").arguments
+        '[1, 2]'
+    """
+    if not name.isidentifier() or keyword.iskeyword(name):
+        raise Unscorable(f"the row's fn_name {name[:100]!r} is no name of a function")
+    given = _lines(arguments) if isinstance(arguments, str) else arguments
+    if not isinstance(given, list | tuple):
+        raise Unscorable(f"the row's arguments {str(arguments)[:100]!r} are no list")
+    one = _value(wanted) if isinstance(wanted, str) else wanted
+    accepted = [one, one[0]] if isinstance(one, list | tuple) and len(one) == 1 else [one]
+    if isinstance(wanted, str) and one != wanted:  # text that happens to look like JSON
+        accepted.append(wanted)
+    known = tuple(json.loads(_written(accepted)))
+    return CallCase(function=name, arguments=_written(given), accepted=known)
+
+
+def _written(value: Any) -> str:
+    try:
+        return json.dumps(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise Unscorable(f"the row's test is no JSON: {error}") from error
+
+
+def _lines(text: str) -> list[Any]:
+    return [_value(line) for line in text.split("\n") if line.strip()]
+
+
+def _value(text: str) -> Any:
+    """A value written as JSON; text that is no JSON stands for itself."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
 
 _FENCED = re.compile(r"```[ \t]*(?:python|py|python3)?[ \t]*\n(.*?)(?:\n[ \t]*```|\Z)", re.DOTALL)
 _MARGIN_S = 1.0

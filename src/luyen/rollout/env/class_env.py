@@ -1,4 +1,4 @@
-"""A world from a Python class, as TRL's environments are written: `reset`, tools, `get_reward`."""
+"""An environment from a Python class as in TRL: `reset`, methods as tools, `get_reward`."""
 
 import asyncio
 import inspect
@@ -6,16 +6,79 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, final
 
-from luyen.base.errors import UserError
+from luyen.base.errors import UserError, did_you_mean
 from luyen.base.records import Message, Prompt
-from luyen.base.suggest import did_you_mean
-from luyen.rollout.env.given import number_or_none, text_or_none, with_text
-from luyen.rollout.env.methods import MethodTool
-from luyen.rollout.env.protocol import Observation, envs
-from luyen.rollout.tools.imported import imported_module
-from luyen.rollout.tools.protocol import Tool
+from luyen.rollout.env.protocol import Observation, envs, number_or_none, text_or_none, with_text
+from luyen.rollout.tools.executors import ThreadExecutor
+from luyen.rollout.tools.protocol import (
+    Stateful,
+    Tool,
+    ToolLimits,
+    ToolReply,
+    ToolSession,
+    UsesRunLimits,
+    reply_of,
+)
 from luyen.rollout.tools.signature import Signature
-from luyen.rollout.tools.threads import Threads
+from luyen.rollout.tools.user_code import load_user_module
+
+# Methods of an object as tools of one conversation: they share its state, so they take turns.
+
+
+@final
+class MethodTool(Stateful, UsesRunLimits):
+    """One method of the object that a conversation's world holds."""
+
+    def __init__(
+        self,
+        signature: Signature,
+        bound: Callable[[], Callable[..., Any]],
+        *,
+        turns: asyncio.Lock,
+        threads: ThreadExecutor,
+    ) -> None:
+        """`bound` gives the method once the world is open; `turns` is held while one runs."""
+        self._signature = signature
+        self._bound = bound
+        self._turns = turns
+        self._threads = threads
+
+    @property
+    def name(self) -> str:
+        """How the policy calls it."""
+        return self._signature.schema["function"]["name"]
+
+    @property
+    def schema(self) -> Mapping[str, Any]:
+        """Made from the signature and the docstring."""
+        return self._signature.schema
+
+    @property
+    def limits(self) -> ToolLimits:
+        """Those of any tool; the time is that of the run."""
+        return ToolLimits()
+
+    async def open(self, prompt: Prompt, key: int) -> ToolSession:
+        """The tool itself: what is kept is in the object."""
+        del prompt, key
+        return self
+
+    async def close(self) -> None:
+        """Nothing is held: the world lets its object go."""
+
+    async def call(self, arguments: Mapping[str, Any]) -> ToolReply:
+        """Run the method; one of the object's methods runs at a time."""
+        values = self._signature.bind(arguments)
+        async with self._turns:
+            return reply_of(await self._threads.run(self._bound(), values))
+
+    async def score(self) -> float | None:
+        """The world scores, not its tools."""
+        return None
+
+    async def release(self) -> None:
+        """Nothing is held."""
+
 
 _FIELD = "actor_rollout_ref.rollout.multi_turn.environments"
 _OURS = ("reset", "get_reward", "respond", "close")
@@ -41,11 +104,11 @@ class Blueprint:
             for name, method in methods.items()
             if name not in _OURS
         }
-        self.threads = Threads(most_hanging=_MOST_HANGING)
+        self.threads = ThreadExecutor(most_hanging=_MOST_HANGING)
 
 
 @final
-class ClassWorld:
+class ClassEnv:
     """One object of the class for one conversation; it is made when the conversation opens.
 
     Methods that are no coroutine functions run on threads, and one method runs at a time.
@@ -118,7 +181,7 @@ def _row(reset: Callable[..., Any], prompt: Prompt, key: int) -> dict[str, Any]:
 @cache
 def blueprint_of(path: str, name: str) -> Blueprint:
     """The class of a file; a UserError says what is wrong with either."""
-    held = vars(imported_module(path, _FIELD))
+    held = vars(load_user_module(path, _FIELD))
     if inspect.isclass(held.get(name)):
         return Blueprint(held[name])
     classes = [known for known, value in held.items() if inspect.isclass(value)]
@@ -126,7 +189,7 @@ def blueprint_of(path: str, name: str) -> Blueprint:
 
 
 @envs.register("class")
-def class_world(*, path: str, name: str, kwargs: Mapping[str, Any] | None = None) -> ClassWorld:
+def class_env(*, path: str, name: str, kwargs: Mapping[str, Any] | None = None) -> ClassEnv:
     """A world from a class in a Python file."""
     blueprint = blueprint_of(path, name)
     settings = dict(kwargs or {})
@@ -135,4 +198,4 @@ def class_world(*, path: str, name: str, kwargs: Mapping[str, Any] | None = None
     except TypeError as error:
         why = f"{name} cannot be made with these arguments: {error}"
         raise UserError(f"{_FIELD}: kwargs", settings, why, "mend kwargs") from error
-    return ClassWorld(blueprint, settings)
+    return ClassEnv(blueprint, settings)

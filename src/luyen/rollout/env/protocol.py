@@ -1,13 +1,15 @@
-"""What an environment is: it opens, answers what the policy says, and closes. It is used once."""
+"""What an environment is, and the guard that checks and time-limits what one returns."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, final
+from typing import Any, Protocol, cast, final
 
+from luyen.base.boundary import own_copy
 from luyen.base.records import Message, Prompt
 from luyen.base.registry import Registry
 from luyen.rollout.tools.protocol import Tool
+from luyen.rollout.tools.user_code import attempt
 
 
 @final
@@ -70,3 +72,134 @@ envs: Registry[Callable[..., Env]] = Registry(
     "environment", "actor_rollout_ref.rollout.multi_turn.environments"
 )
 """Makes one environment; keyword arguments come from the configuration."""
+
+
+# What foreign worlds hand over, checked: a wrong type is a fault with a line that says whose.
+
+
+def text_or_none(value: Any, who: str) -> str | None:
+    """A text, or None; TypeError for anything else.
+
+    Example:
+        >>> text_or_none("Go on.", "Clerk.respond")
+        'Go on.'
+    """
+    if value is None or isinstance(value, str):
+        return value
+    raise TypeError(f"{who} gave a {type(value).__name__}; it must give a text, or None")
+
+
+def number_or_none(value: Any, who: str) -> float | None:
+    """A finite number, or None; TypeError for anything else: what is no reward never reads as 0.
+
+    Example:
+        >>> number_or_none(1, "Clerk.get_reward")
+        1.0
+    """
+    if value is None:
+        return None
+    # Numbers of numpy and torch are no `int` or `float`, but they know their value.
+    if not isinstance(value, str | bytes) and "__float__" in dir(value):
+        number = float(value)
+        if math.isfinite(number):
+            return number
+    raise TypeError(f"{who} gave {str(value)[:80]!r}; a reward is a finite number, or None")
+
+
+def with_text(messages: Sequence[Message], text: str) -> tuple[Message, ...]:
+    """The conversation with more said by the user: in the last message if that is theirs.
+
+    Two messages of a user in a row are refused by many chat templates.
+
+    Example:
+        >>> with_text([{"role": "user", "content": "Play."}], "You see a door.")
+        ({'role': 'user', 'content': 'Play.\\n\\nYou see a door.'},)
+    """
+    if messages and messages[-1]["role"] == "user" and isinstance(messages[-1]["content"], str):
+        last = messages[-1]
+        joined = "\n\n".join(part for part in (last["content"], text) if part)
+        return *messages[:-1], {**last, "content": joined}
+    return *messages, {"role": "user", "content": text}
+
+
+# A world behind a guard: what it hands over is checked, and it cannot hold up the others.
+
+END_S = 30.0
+"""Most seconds for judging a conversation, and again for closing its world."""
+
+
+@final
+class GuardedEnv:
+    """An environment whose every answer has the right type or is a fault that says what it was.
+
+    It is given copies of what is ours, and what it gives is copied. Judging and closing have a time
+    limit; what ignores a cancellation is left to itself.
+    """
+
+    def __init__(self, env: Env, *, end_s: float = END_S) -> None:
+        self._env = env
+        self._end_s = end_s
+        self._name = type(env).__name__
+
+    @property
+    def tools(self) -> tuple[Tool, ...]:
+        """Tools of the world."""
+        return tuple(self._env.tools)
+
+    async def open(self, prompt: Prompt, key: int) -> list[Message]:
+        """The conversation that the policy starts from."""
+        given: Any = await self._outcome(self._open(prompt, key), None, "open")
+        messages = list(cast(Sequence[Any], given)) if isinstance(given, Sequence) else []
+        if not messages or not all(map(_is_message, messages)):
+            raise TypeError(f"{self._name}.open gave {_kind(given)}; it must give messages")
+        return own_copy(messages)  # the world may keep its own, and change them later
+
+    async def act(self, messages: Sequence[Message]) -> Observation:
+        """What the world answers."""
+        given: Any = await self._outcome(self._act(messages), None, "act")
+        if not isinstance(given, Observation):
+            raise TypeError(f"{self._name}.act gave {_kind(given)}; it must give an Observation")
+        if not all(map(_is_message, given.messages)):
+            raise TypeError(f"{self._name}.act gave a message without a role or a text")
+        if any(message.get("role") == "assistant" for message in given.messages):
+            raise TypeError(f"{self._name}.act spoke as the assistant; that is the policy's part")
+        return own_copy(given)
+
+    async def score(self) -> float | None:
+        """What the world thinks of the conversation."""
+        given = await self._outcome(self._env.score(), self._end_s, "score")
+        return number_or_none(given, f"{self._name}.score")
+
+    async def close(self) -> None:
+        """Let it go."""
+        await self._outcome(self._env.close(), self._end_s, "close")
+
+    async def _open(self, prompt: Prompt, key: int) -> Any:
+        return await self._env.open(own_copy(prompt), key)
+
+    async def _act(self, messages: Sequence[Message]) -> Any:
+        return await self._env.act(own_copy(messages))
+
+    async def _outcome(
+        self, work: Coroutine[Any, Any, Any], seconds: float | None, what: str
+    ) -> Any:
+        outcome = await attempt(work, seconds=seconds)
+        if outcome.is_late:
+            raise TimeoutError(f"{self._name}.{what} took more than {seconds:g} s")
+        if outcome.fault is not None:
+            raise outcome.fault
+        return outcome.value
+
+
+def _kind(value: Any) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"
+
+
+def _is_message(value: Any) -> bool:
+    """Whether a chat template can be given it; what one refuses would end the run."""
+    if not isinstance(value, Mapping):
+        return False
+    message = cast(Mapping[str, Any], value)
+    content = message.get("content")
+    is_content = content is None or isinstance(content, str | list | tuple)
+    return isinstance(message.get("role"), str) and is_content

@@ -1,26 +1,228 @@
-"""Environments of the `verifiers` package (0.4) as worlds: the policy is their agent."""
+"""Environments of the `verifiers` package (0.4): the policy is their agent."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, final
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, TypeAlias, final
 
+from luyen.base.boundary import boundary
 from luyen.base.errors import UserError
 from luyen.base.records import Message, Prompt
-from luyen.rollout.env.exchange import Exchange
-from luyen.rollout.env.given import number_or_none
-from luyen.rollout.env.methods import MethodTool
-from luyen.rollout.env.protocol import Observation, envs
-from luyen.rollout.env.verifiers_door import Environment, call_state, load, package, tool_methods
-from luyen.rollout.env.verifiers_seat import Seat, Seats, trace_task
+from luyen.rollout.env.class_env import MethodTool
+from luyen.rollout.env.protocol import Observation, envs, number_or_none
+from luyen.rollout.env.verifiers_adapter import (
+    Environment,
+    call_state,
+    load,
+    new_state,
+    package,
+    plain,
+    record,
+    tool_methods,
+)
+from luyen.rollout.tools.executors import ThreadExecutor
 from luyen.rollout.tools.protocol import Tool
 from luyen.rollout.tools.signature import Signature
-from luyen.rollout.tools.threads import Threads
 
-_threads = Threads(most_hanging=64)
+# Two coroutines that take turns: a program that asks, and the conversation that answers.
+#
+# Some environments are written as a program that calls the policy. A conversation calls its
+# world. An exchange turns the one into the other.
+
+Messages: TypeAlias = Sequence[Message]
+_END_S = 30.0
+_GRACE_S = 1.0
 
 
 @final
-class VerifiersWorld:
+class Exchange:
+    """Runs the program while the conversation waits, and lets it wait while the policy speaks."""
+
+    def __init__(self) -> None:
+        self._asked: asyncio.Queue[Messages] = asyncio.Queue()
+        self._said: asyncio.Queue[Messages | None] = asyncio.Queue()
+        self._program: asyncio.Task[None] | None = None
+        self._is_over = False
+
+    async def ask(self, messages: Messages) -> Messages | None:
+        """For the program: say this; what the policy says to it, or None: it will not speak again.
+
+        A RuntimeError when it asks on after that.
+        """
+        if self._is_over:
+            raise RuntimeError("the conversation is over, and the environment asks on")
+        self._asked.put_nowait(messages)
+        said = await self._said.get()
+        self._is_over = said is None
+        return said
+
+    async def start(self, program: Coroutine[Any, Any, None]) -> Messages:
+        """For the conversation: run the program up to its first question."""
+        self._program = asyncio.create_task(_guarded(program))
+        first = await self._question()
+        if first is None:
+            raise RuntimeError("the environment ended without asking the policy anything")
+        return first
+
+    async def tell(self, messages: Messages) -> Messages | None:
+        """For the conversation: what the policy said; the next question, or None at the end."""
+        self._said.put_nowait(messages)
+        return await self._question()
+
+    async def finish(self) -> None:
+        """For the conversation: nothing more is said. What the program raises is raised here."""
+        if self._program is None:
+            return
+        self._said.put_nowait(None)
+        await asyncio.wait({self._program}, timeout=_END_S)
+        if not self._program.done():
+            raise TimeoutError(f"the environment did not end within {_END_S:g} s")
+        self._program.result()
+
+    async def close(self) -> None:
+        """End the program, wherever it is; one that will not end is left to itself."""
+        if self._program is None:
+            return
+        self._program.cancel()
+        await asyncio.wait({self._program}, timeout=_GRACE_S)
+        if self._program.done() and not self._program.cancelled():
+            self._program.exception()  # it was raised already, where somebody listened
+
+    async def _question(self) -> Messages | None:
+        assert self._program is not None
+        asked = asyncio.ensure_future(self._asked.get())
+        try:
+            await asyncio.wait({asked, self._program}, return_when=asyncio.FIRST_COMPLETED)
+            if asked.done():
+                return asked.result()
+            self._program.result()
+            return None
+        finally:
+            asked.cancel()
+
+
+async def _guarded(program: Coroutine[Any, Any, None]) -> None:
+    """The program as a task that cannot end the event loop, as SystemExit in a task would."""
+    faults: list[BaseException] = []
+    with boundary(faults):
+        await program
+    if faults:
+        raise faults[0]
+
+
+# The policy as an agent of the `verifiers` package: what its environments call, asked here.
+
+
+@final
+class NoRuntime:
+    """Stands where tasks look for a runtime; whoever uses it is told that there is none."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(f"the task wants a runtime (`{name}`), and none is run here")
+
+
+@final
+class AgentTable:
+    """The agents of an environment: one seat, taken by the policy."""
+
+    def __init__(self, name: str, seat: "PolicyAgent") -> None:
+        self._name = name
+        self._seat = seat
+
+    def __getattr__(self, name: str) -> "PolicyAgent":
+        if name != self._name:
+            raise AttributeError(f"there is no agent `{name}`; the policy is `{self._name}`")
+        return self._seat
+
+
+@final
+class PolicyAgent:
+    """An agent that is the policy. It plays once: a conversation is one trace."""
+
+    def __init__(self, exchange: Exchange, config: Any) -> None:
+        self._exchange = exchange
+        self.config = config
+        self.trainable = True
+        self.trace: Any = None
+
+    async def run(self, task: Any, **_: Any) -> Any:
+        """The policy answers the task; the judged trace."""
+        async with self.interaction(task) as talk:
+            await talk.turn()
+        return self.trace
+
+    @asynccontextmanager
+    async def interaction(self, task: Any, **_: Any) -> AsyncIterator["AgentInteraction"]:
+        """A conversation in which the environment is the user; it is judged when it ends."""
+        if self.trace is not None:
+            raise RuntimeError("the environment plays its agent twice; a conversation is one play")
+        vf = package()
+        self.trace = vf.Trace(
+            task=trace_task(task), agent=vf.AgentInfo(config=self.config), state=new_state(task)
+        )
+        await task.setup(self.trace, NoRuntime())
+        yield AgentInteraction(self._exchange, task, self.trace)
+        self.trace.stop("agent_completed")
+        await task.finalize(self.trace, NoRuntime())
+        await task.score(self.trace, NoRuntime())
+        self.trace.ok = True
+
+
+@final
+class AgentInteraction:
+    """The conversation as an environment of the package drives it."""
+
+    def __init__(self, exchange: Exchange, task: Any, trace: Any) -> None:
+        self._exchange = exchange
+        self._task = task
+        self.trace = trace
+        self._has_begun = False
+
+    async def turn(self, message: Any = None) -> Any:
+        """Say something to the policy, or let the task's prompt speak; what it answers."""
+        vf = package()
+        said = await self._exchange.ask(self._said_with(message))
+        if said is None:
+            self.trace.stop("max_turns")
+            return vf.Segment(messages=[], terminated=True)
+        return vf.Segment(messages=record(self.trace, said, sampled=True))
+
+    def _said_with(self, message: Any) -> Sequence[Mapping[str, Any]]:
+        """What the policy reads: the beginning of the task at first, then the message."""
+        said = _listed(message)
+        if not self._has_begun:
+            data = self._task.data
+            is_silent = data.prompt is None
+            if is_silent is (message is None):
+                raise ValueError("a task with a prompt is opened by turn(), others by turn(text)")
+            begun = [] if data.system_prompt is None else [("system", data.system_prompt)]
+            opening = [{"role": role, "content": text} for role, text in begun]
+            said = [*opening, *(said if is_silent else _listed(data.prompt))]
+        elif not said:
+            raise ValueError("there is nothing to answer: turn(text) says what comes next")
+        self._has_begun = True
+        shown = [plain(one) for one in said]
+        record(self.trace, shown, sampled=False)
+        return shown
+
+
+def _listed(message: Any) -> list[Any]:
+    if message is None:
+        return []
+    return [{"role": "user", "content": message}] if isinstance(message, str) else list(message)
+
+
+def trace_task(task: Any) -> Any:
+    """A task as traces name it."""
+    vf = package()
+    return vf.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash)
+
+
+_threads = ThreadExecutor(most_hanging=64)
+
+
+@final
+class VerifiersEnv:
     """One episode. The environment's program runs beside the conversation and drives it.
 
     Tools of its toolsets run in this process. The reward is the sum of the task's own, weighted.
@@ -30,7 +232,7 @@ class VerifiersWorld:
         self._environment = environment
         self._exchange = Exchange()
         env = environment.env
-        self._seat = Seat(self._exchange, getattr(env.config, environment.seat))
+        self._seat = PolicyAgent(self._exchange, getattr(env.config, environment.seat))
         self._toolsets = environment.toolsets()
         self._seen = 0
         turns = asyncio.Lock()
@@ -88,7 +290,7 @@ class VerifiersWorld:
 
     async def _episode(self, task: Any) -> None:
         vf, env = package(), self._environment.env
-        agents = Seats(self._environment.seat, self._seat)
+        agents = AgentTable(self._environment.seat, self._seat)
         await env.setup(agents)
         await env.run(task, agents)
         if self._seat.trace is None:
@@ -108,6 +310,6 @@ class VerifiersWorld:
 
 
 @envs.register("verifiers")
-def verifiers(*, id: str, args: Mapping[str, Any] | None = None) -> VerifiersWorld:
+def verifiers(*, id: str, args: Mapping[str, Any] | None = None) -> VerifiersEnv:
     """An environment of the verifiers package."""
-    return VerifiersWorld(load(id, dict(args or {})))
+    return VerifiersEnv(load(id, dict(args or {})))

@@ -12,15 +12,14 @@ import torch
 from torch import Tensor
 
 from luyen.base.errors import UserError
-from luyen.base.exactness import is_promised
-from luyen.models.fingerprint import Fingerprint
-from luyen.models.packed import PackedContext, packed_positions
+from luyen.base.process import is_promised
+from luyen.models.onednn_linear import OneDnnLinears
+from luyen.models.packed_attention import PackedContext, packed_positions
 from luyen.models.policy import Policy
-from luyen.models.prepacked import PackedLinears
-from luyen.rollout.native.cache import RowCache, SlottedCache
-from luyen.rollout.native.running import Decode, Row, RowTensors, write_down
-from luyen.rollout.native.sample import draw, draw_quickly, uniforms
-from luyen.rollout.native.two_part import TwoPartCache, can_split
+from luyen.models.trained_weights import Fingerprint
+from luyen.rollout.native.kv_cache import RowCache, SharedPrefixCache, SlottedCache, can_split
+from luyen.rollout.native.sampler import sample_tokens, sample_untruncated, uniforms
+from luyen.rollout.native.sequences import Decode, Row, RowTensors, append_tokens
 from luyen.rollout.protocol import Completion, Ending, Request, refuse_impossible
 
 
@@ -59,7 +58,7 @@ class NativeEngine:
             is_exact = policy.device.type != "cpu" or is_promised(_dtype_name(policy))
         self._is_exact = is_exact
         self._can_split = not is_exact and can_split(policy)
-        self._linears = None if is_exact else PackedLinears(policy)
+        self._linears = None if is_exact else OneDnnLinears(policy)
 
     @property
     def is_idle(self) -> bool:
@@ -180,7 +179,9 @@ class NativeEngine:
         if self._cache is None:
             # Where no prompt has two answers, there is nothing to share.
             is_split = self._can_split and any(len(row.request.keys) > 1 for row in known)
-            self._cache = TwoPartCache() if is_split else SlottedCache(rows=rows, length=length)
+            self._cache = (
+                SharedPrefixCache() if is_split else SlottedCache(rows=rows, length=length)
+            )
         self._cache.make_room(rows, length)
         return self._cache
 
@@ -213,10 +214,10 @@ class NativeEngine:
             logits = logits / tensors.temperature
         uniform = uniforms(tensors.keys, drawn)
         if self._is_exact or tensors.limits is not None:
-            found = draw(logits, uniform, tensors.greedy, tensors.limits_at(drawn))
+            found = sample_tokens(logits, uniform, tensors.greedy, tensors.limits_at(drawn))
         else:
-            found = draw_quickly(logits, uniform, tensors.greedy)
-        write_down(rows, found)
+            found = sample_untruncated(logits, uniform, tensors.greedy)
+        append_tokens(rows, found)
 
     def _finish(self, indices: range) -> list[Completion]:
         """Completions of the rows that ended, which are removed."""

@@ -7,27 +7,62 @@ import asyncio
 import logging
 import tempfile
 import threading
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast, final
 
+from httpx2 import AsyncByteStream, Response, StreamError
 from mcp import Client, MCPError, StdioServerParameters
 from mcp.client.stdio import stdio_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared._httpx_utils import create_mcp_http_client
 from mcp.types import CONNECTION_CLOSED, CallToolResult, TextContent
 
-from luyen.base.errors import UserError
-from luyen.base.foreign import boundary
+from luyen.base.boundary import boundary
+from luyen.base.errors import UserError, did_you_mean
 from luyen.base.records import Prompt
-from luyen.base.suggest import did_you_mean
-from luyen.rollout.tools.background import BackgroundLoop
-from luyen.rollout.tools.foreign import ToolError, line_of, one_line
-from luyen.rollout.tools.ledger import idempotency_key
-from luyen.rollout.tools.mcp_http import PLAIN, refuse_excess
-from luyen.rollout.tools.protocol import ToolLimits, ToolReply, ToolSession
-from luyen.rollout.tools.text import as_text
+from luyen.rollout.tools.executors import BackgroundLoop
+from luyen.rollout.tools.protocol import ToolLimits, ToolReply, ToolSession, as_text
+from luyen.rollout.tools.rollout_tools import idempotency_key
+from luyen.rollout.tools.user_code import ToolError, line_of, one_line
+
+# How much an MCP server behind an address may send: what it says is held in memory.
+
+MAX_RESPONSE_BYTES = 32 * 2**20
+"""The longest body of one answer. Streams of events have no end, and a limit for each event."""
+IDENTITY_ENCODING = {"Accept-Encoding": "identity"}
+"""A header without which a small answer might unpack to any size."""
+
+
+async def limit_response(response: Response) -> None:
+    """Bound what is read of a response, also after nobody waits for it any more."""
+    packed = response.headers.get("content-encoding", "identity")
+    if packed != "identity":
+        raise StreamError(f"the answer is packed ({packed}), and was wanted as it is")
+    kind = response.headers.get("content-type", "")
+    if isinstance(response.stream, AsyncByteStream) and not kind.startswith("text/event-stream"):
+        response.stream = _Bounded(response.stream)
+
+
+@final
+class _Bounded(AsyncByteStream):
+    """A body that ends with an error where it is too long."""
+
+    def __init__(self, inner: AsyncByteStream) -> None:
+        self._inner = inner
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        size = 0
+        async for part in self._inner:
+            size += len(part)
+            if size > MAX_RESPONSE_BYTES:
+                raise StreamError(f"the answer has more than {MAX_RESPONSE_BYTES // 2**20} MiB")
+            yield part
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
 
 # A server that says something else than answers would fill the terminal with tracebacks.
 logging.getLogger("mcp.client").setLevel(logging.CRITICAL)
@@ -169,8 +204,10 @@ class McpServer:
             )
             yield stdio_client(started, errlog=self._log)
         else:
-            async with create_mcp_http_client(headers={**PLAIN, **target.headers}) as http:
-                http.event_hooks = {"response": [refuse_excess]}
+            async with create_mcp_http_client(
+                headers={**IDENTITY_ENCODING, **target.headers}
+            ) as http:
+                http.event_hooks = {"response": [limit_response]}
                 yield streamable_http_client(target.url, http_client=http)
 
     def _drop(self, client: Client) -> None:

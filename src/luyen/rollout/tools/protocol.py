@@ -1,10 +1,15 @@
-"""What a tool is: a schema, limits, and a session for every rollout that may call it."""
+"""What a tool is: schema, limits, markers, a session per rollout, and replies as text."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Protocol, final
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, Protocol, TypeAlias, final
 
+from pydantic_core import PydanticSerializationError, to_jsonable_python
+
+from luyen.base.errors import UserError, did_you_mean
 from luyen.base.records import Prompt
+from luyen.base.registry import Registry
 
 
 @final
@@ -89,3 +94,157 @@ class Tool(Protocol):
     async def close(self) -> None:
         """Free what the run holds: servers, processes."""
         ...
+
+
+# What a tool or a session may say about itself, besides what every one does.
+
+
+class SharedSession:
+    """Mark of a tool with one session for all rollouts: it holds nothing and scores nothing.
+
+    Such a session is neither opened nor scored nor released, all of which can take time.
+    """
+
+    session: ToolSession
+
+
+class Stateful:
+    """Mark of a session whose calls depend on earlier ones: they share its state.
+
+    The state dies with the process. A rollout that is played again after that makes them again.
+    """
+
+
+class UsesRunLimits:
+    """Mark of a tool that says nothing about how long it may run: the run's limit holds."""
+
+
+class OneAtATime(Stateful):
+    """Mark of a session whose calls must not overlap, since they share its state."""
+
+
+class OwnTimeout:
+    """Mark of a session that keeps the time of a call itself, and raises `ToolTimeout`.
+
+    It is for calls that wait for a process first: the wait must not count.
+    """
+
+
+class ToolTimeout(Exception):
+    """A call took longer than the limit of its tool."""
+
+
+# Limits of a tool as users write them.
+
+_NAMES = tuple(field.name for field in fields(ToolLimits))
+_WHOLE = ("retries", "concurrency")
+_MAY_BE_ZERO = ("retries", "backoff_s")
+
+
+def check_limits(limits: Mapping[str, Any]) -> None:
+    """Raise a UserError unless every entry is a field of `ToolLimits` with a value that it takes.
+
+    Example:
+        >>> check_limits({"timeout_s": 5, "retries": 0})
+        >>> check_limits({"retires": 5})
+        Traceback (most recent call last):
+        ...
+        luyen.base.errors.UserError: limits = 'retires': no such limit. Fix: did you mean `retries`?
+    """
+    for name, value in limits.items():
+        if name not in _NAMES:
+            raise UserError("limits", name, "no such limit", did_you_mean(name, _NAMES))
+        kind = int if name in _WHOLE else int | float
+        least = "0 or more" if name in _MAY_BE_ZERO else "above 0"
+        is_number = isinstance(value, kind) and not isinstance(value, bool)
+        if not is_number or value < 0 or (value == 0 and name not in _MAY_BE_ZERO):
+            what = "a whole number" if name in _WHOLE else "a number"
+            raise UserError(f"limits.{name}", value, f"expected {what}", f"set it {least}")
+
+
+# Tools that come with the package, by the name under which a tool file asks for them.
+
+builtin_tools: Registry[Callable[..., Tool]] = Registry("built-in tool", "tools[].builtin")
+"""Makes the tool; keyword arguments come from `config` beside the name."""
+
+
+# Results as text: whatever a tool returned, of a length that a conversation can hold.
+
+Side: TypeAlias = Literal["left", "middle", "right"]
+"""Which part of a long result is kept, named as verl names it; `middle` keeps both ends."""
+
+TRUNCATION_MARK = "(truncated)"
+_MOST_BYTES = 4_000_000
+"""Of longer bytes only as many are decoded, at either end."""
+
+
+def as_text(value: Any) -> str:
+    """A string as it is, bytes decoded, anything else as JSON; TypeError when it has no JSON form.
+
+    Example:
+        >>> as_text({"found": [1, 2]}), as_text(b"ok"), as_text(None)
+        ('{"found": [1, 2]}', 'ok', 'null')
+    """
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bytes | bytearray):
+        return _decoded(bytes(value))
+    try:
+        plain = to_jsonable_python(value, inf_nan_mode="constants", bytes_mode="base64")
+        return json.dumps(plain, ensure_ascii=False)
+    except (PydanticSerializationError, ValueError, TypeError, RecursionError) as error:
+        why = f"it returned a {type(value).__name__}, which is no text and has no JSON form"
+        raise TypeError(why) from error
+
+
+def _decoded(value: bytes) -> str:
+    if len(value) > 2 * _MOST_BYTES:
+        value = value[:_MOST_BYTES] + value[-_MOST_BYTES:]
+    return value.decode("utf-8", errors="replace")
+
+
+def truncate_text(text: str, *, most: int, side: Side) -> str:
+    """At most so many characters of the text, with a mark where others stood.
+
+    The text is cut before anything else looks at it, so its length costs nothing. Halves of
+    surrogate pairs, which no tokenizer takes, are replaced.
+
+    Example:
+        >>> truncate_text("0123456789", most=4, side="middle")
+        '01...(truncated)...89'
+        >>> truncate_text("0123456789", most=4, side="left")
+        '0123...(truncated)'
+    """
+    if len(text) <= most:
+        return _encodable(text)
+    if side == "left":
+        cut = f"{text[:most]}...{TRUNCATION_MARK}"
+    elif side == "right":
+        cut = f"{TRUNCATION_MARK}...{text[len(text) - most :]}"
+    else:
+        head = most - most // 2
+        cut = f"{text[:head]}...{TRUNCATION_MARK}...{text[len(text) - most // 2 :]}"
+    return _encodable(cut)
+
+
+def _encodable(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
+# Replies out of what ordinary Python code returns.
+
+
+def reply_of(returned: Any) -> ToolReply:
+    """What a function returned, as a reply: a reply itself, or anything that has a text.
+
+    Example:
+        >>> reply_of([1, 2]).text
+        '[1, 2]'
+    """
+    if isinstance(returned, ToolReply):
+        return returned
+    return ToolReply(text=as_text(returned))

@@ -1,4 +1,4 @@
-"""Arguments that a policy wrote, held against a tool's schema.
+"""Arguments written by the policy, validated against a tool's schema.
 
 The messages are read by the policy: short, with the argument, the problem and what is expected.
 """
@@ -6,17 +6,89 @@ The messages are read by the policy: short, with the argument, the problem and w
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Any, cast, final
 
-from jsonschema import Draft202012Validator, exceptions
+from jsonschema import Draft202012Validator, exceptions, validators
 from jsonschema.exceptions import SchemaError, ValidationError
+from pydantic_core import SchemaError as PatternError
+from pydantic_core import SchemaValidator, core_schema
+from pydantic_core import ValidationError as NoMatch
 from referencing import Registry
 
-from luyen.base.errors import UserError
-from luyen.base.suggest import near_names
-from luyen.rollout.tools.foreign import InvalidArguments, one_line
-from luyen.rollout.tools.patterns import SafeValidator
+from luyen.base.errors import UserError, near_names
+from luyen.rollout.tools.user_code import InvalidArguments, one_line
+
+# Regular expressions of a tool's schema, matched in a time that grows with the text alone.
+#
+# Python's own matcher can take for ever, on the loop that all conversations share: the server
+# of a tool writes the expression, and the policy the text.
+
+
+def matches(pattern: str, text: str) -> bool:
+    """Whether a pattern is found in a text; where it cannot be matched safely, it is for the tool.
+
+    Example:
+        >>> matches("^(a+)+$", "a" * 100_000 + "!"), matches("^[a-z]+$", "tea")
+        (False, True)
+    """
+    matcher = _matcher(pattern)
+    if matcher is None:
+        return True
+    try:
+        matcher.validate_python(text)
+    except NoMatch:
+        return False
+    return True
+
+
+@lru_cache(maxsize=1024)
+def _matcher(pattern: str) -> SchemaValidator | None:
+    try:
+        config = core_schema.CoreConfig(regex_engine="rust-regex")
+        return SchemaValidator(core_schema.str_schema(pattern=pattern), config)
+    except PatternError:  # it looks around or back, which this matcher does not
+        return None
+
+
+def _pattern(_: Any, pattern: str, instance: Any, __: Any) -> Iterator[ValidationError]:
+    if isinstance(instance, str) and not matches(pattern, instance):
+        yield ValidationError(f"{instance[:100]!r} does not match {pattern!r}")
+
+
+def _named(
+    validator: Any, schemas: Mapping[str, Any], instance: Any, _: Any
+) -> Iterator[ValidationError]:
+    if isinstance(instance, dict):
+        for pattern, schema in schemas.items():
+            for name, value in instance.items():
+                if matches(pattern, name):
+                    yield from validator.descend(value, schema, path=name, schema_path=pattern)
+
+
+def _others(
+    validator: Any, schema: Any, instance: Any, whole: Mapping[str, Any]
+) -> Iterator[ValidationError]:
+    """Keys that neither `properties` nor `patternProperties` names."""
+    if isinstance(instance, dict):
+        patterns = whole.get("patternProperties", {})
+        known = whole.get("properties", {})
+        for name, value in instance.items():
+            if name in known or any(matches(pattern, name) for pattern in patterns):
+                continue
+            if schema is False:
+                yield ValidationError(f"{name!r} is not one of its keys")
+            elif isinstance(schema, dict):
+                yield from validator.descend(value, schema, path=name)
+
+
+SafeValidator: Any = validators.extend(
+    Draft202012Validator,
+    {"pattern": _pattern, "patternProperties": _named, "additionalProperties": _others},
+)
+"""Draft 2020-12, with these ways to match."""
+
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,400}")
 _WORDS = {"true": True, "false": False}
@@ -32,18 +104,18 @@ _ARTICLES = {
 
 
 @final
-class Checker:
+class Validator:
     """Holds arguments against one tool's parameters.
 
     Example:
-        >>> checker = Checker("add", {"type": "object", "properties": {"a": {"type": "integer"}},
+        >>> checker = Validator("add", {"type": "object", "properties": {"a": {"type": "integer"}},
         ...                           "required": ["a"]})
         >>> checker.fit({"a": 3}), checker.fit({"a": "3"}, from_text=True)
         ({'a': 3}, {'a': 3})
         >>> checker.fit({"a": "3"})
         Traceback (most recent call last):
         ...
-        luyen.rollout.tools.foreign.InvalidArguments: argument `a` must be an integer, not a string
+        luyen.rollout.tools.user_code.InvalidArguments: argument `a` must be ..., not a string
     """
 
     def __init__(self, name: str, parameters: Mapping[str, Any]) -> None:

@@ -1,27 +1,115 @@
-"""Many engines as one: requests are dealt out, answers come back as they finish.
+"""Many replicas as one rollout engine: requests are routed, completions come back as ready.
 
 An answer depends on its prompt, its key and the weights alone, so it is the same whichever replica
 draws it, and the same when it is drawn again after a replica was lost.
 """
 
-from collections.abc import Callable
+import heapq
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from typing import final
 
 from luyen.base.errors import UserError
-from luyen.models.fingerprint import Fingerprint
+from luyen.models.trained_weights import Fingerprint
 from luyen.rollout.protocol import Completion, Request
-from luyen.runtime.ray.crew import Crew
-from luyen.runtime.ray.member import Asked, Member
-from luyen.runtime.ray.patience import Patience
-from luyen.runtime.ray.routing import Router
-from luyen.runtime.ray.wire import Link, News
+from luyen.runtime.ray.messages import PendingRequest, PollResult, ReplicaHandle, ReplicaState
+from luyen.runtime.ray.replica_pool import ReplicaPool, ReplicaTimeouts
+
+# Who gets the next request: whoever knows its beginning, unless others have much less to do.
+#
+# The cost of a choice does not grow with the number of replicas, but for the depth of a heap.
+
+_BLOCK = 32
+"""Tokens of a block; what is shorter is not worth remembering."""
+_REMEMBERED = 1 << 16
+"""Conversations whose replica is remembered."""
+_SLACK = 8
+"""Answers by which a known replica may be ahead of the idlest one."""
+
+
+@final
+class Router:
+    """Loads of the replicas, and where conversations were held before.
+
+    Example:
+        >>> router = Router()
+        >>> router.open(0), router.open(1)
+        (None, None)
+        >>> first = router.choose((1,) * 40)
+        >>> router.add(first, 4)
+        >>> first, router.choose((2,) * 40), router.choose((1,) * 80)
+        (0, 1, 0)
+    """
+
+    def __init__(self) -> None:
+        self._loads: dict[int, int] = {}
+        self._heap: list[tuple[int, int]] = []
+        self._homes: OrderedDict[int, int] = OrderedDict()
+
+    def open(self, replica: int) -> None:
+        """A replica takes requests from now on; it has none."""
+        self._loads[replica] = 0
+        heapq.heappush(self._heap, (0, replica))
+
+    def shut(self, replica: int) -> None:
+        """A replica takes no requests any more; what it had is not counted."""
+        self._loads.pop(replica, None)
+
+    def add(self, replica: int, answers: int) -> None:
+        """A replica has so many answers more to draw, or fewer."""
+        if replica not in self._loads:
+            return
+        self._loads[replica] += answers
+        heapq.heappush(self._heap, (self._loads[replica], replica))
+        if len(self._heap) > 64 + 4 * len(self._loads):
+            self._heap = [(load, name) for name, load in self._loads.items()]
+            heapq.heapify(self._heap)
+
+    def choose(self, tokens: Sequence[int]) -> int | None:
+        """The replica for a prompt, which is then remembered; None: no replica is open."""
+        idlest = self._idlest()
+        if idlest is None:
+            return None
+        blocks = _chain(tokens)
+        home = next((self._homes[b] for b in reversed(blocks) if b in self._homes), None)
+        is_fit = home in self._loads and self._loads[home] <= self._loads[idlest] + _SLACK
+        chosen = home if home is not None and is_fit else idlest
+        if blocks:
+            self._remember(blocks[-1], chosen)
+        return chosen
+
+    def _idlest(self) -> int | None:
+        """The least loaded replica, the first among equals; entries that are out of date go."""
+        while self._heap:
+            load, replica = self._heap[0]
+            if self._loads.get(replica) == load:
+                return replica
+            heapq.heappop(self._heap)
+        return None
+
+    def _remember(self, block: int, replica: int) -> None:
+        self._homes[block] = replica
+        self._homes.move_to_end(block)
+        if len(self._homes) > _REMEMBERED:
+            self._homes.popitem(last=False)
+
+
+def _chain(tokens: Sequence[int]) -> list[int]:
+    """A hash for each beginning of whole blocks: equal beginnings have equal hashes."""
+    found: list[int] = []
+    last = 0
+    for start in range(0, len(tokens) - _BLOCK + 1, _BLOCK):
+        last = hash((last, tuple(tokens[start : start + _BLOCK])))
+        found.append(last)
+    return found
+
 
 _PAUSE_S = 0.003
 """How long a pass waits for an answer: whoever shares the controller's thread waits as long."""
 _AT_ONCE = 32
 """Answers of a pass: those who go on with them ask replicas again before the next ones do."""
 _LONG_POLL_S = 1.0
-_PATIENCE = Patience()
+_PATIENCE = ReplicaTimeouts()
 
 
 @final
@@ -29,22 +117,26 @@ class RayEngines:
     """A rollout engine over replicas. The first error of any of them is raised by every call."""
 
     def __init__(
-        self, start: Callable[[int], Link], *, replicas: int, patience: Patience = _PATIENCE
+        self,
+        start: Callable[[int], ReplicaHandle],
+        *,
+        replicas: int,
+        patience: ReplicaTimeouts = _PATIENCE,
     ) -> None:
-        """`start` begins the process of a replica (`luyen.runtime.ray.start.start_engines`).
+        """`start` begins the process of a replica (`luyen.runtime.ray.actors.start_engines`).
 
         Returns when all of them are ready.
         """
         assert replicas >= 1, "no replica, no answer"
         self._patience = patience
         self._router = Router()
-        self._asked: dict[str, Asked] = {}
-        self._homeless: list[Asked] = []
+        self._asked: dict[str, PendingRequest] = {}
+        self._homeless: list[PendingRequest] = []
         self._unsent: set[int] = set()
         self._finished: list[Completion] = []
         self.resubmitted = 0
         """Answers that were asked for again because a replica was lost."""
-        self.crew = Crew(
+        self.crew = ReplicaPool(
             start, replicas, ready=self._welcome, lost=self._take_back, patience=patience
         )
         """The replicas themselves."""
@@ -68,7 +160,7 @@ class RayEngines:
     def submit(self, request: Request) -> None:
         """Queue a request; one that can never be served makes `advance` raise a UserError."""
         assert request.id not in self._asked, f"request {request.id} is there already"
-        asked = Asked(request)
+        asked = PendingRequest(request)
         self._asked[request.id] = asked
         self._deal(asked)
 
@@ -126,7 +218,7 @@ class RayEngines:
         """End the processes of all replicas; nothing can be drawn any more."""
         self.crew.stop()
 
-    def _deal(self, asked: Asked) -> None:
+    def _deal(self, asked: PendingRequest) -> None:
         """Give a request to the replica that fits; nobody being there, it waits."""
         chosen = self._router.choose(asked.request.tokens)
         if chosen is None:
@@ -154,19 +246,19 @@ class RayEngines:
             self._ask_for_news(member)
         self._unsent.clear()
 
-    def _ask_for_news(self, member: Member) -> None:
+    def _ask_for_news(self, member: ReplicaState) -> None:
         if member.requests and not member.is_asked and member.is_ready:
             member.is_asked = True
             self.crew.call(member, "collect", member.after, _LONG_POLL_S, then=self._on_news)
 
-    def _on_news(self, member: Member, news: News) -> None:
+    def _on_news(self, member: ReplicaState, news: PollResult) -> None:
         member.is_asked = False
         self._hear(member, news)
         if news.failure is not None:
             raise news.failure
         self._ask_for_news(member)
 
-    def _hear(self, member: Member, news: News) -> None:
+    def _hear(self, member: ReplicaState, news: PollResult) -> None:
         """Take in what is new; what was stopped or came already is passed over."""
         member.after = max(member.after, news.end)
         if news.passes != member.passes:
@@ -182,14 +274,14 @@ class RayEngines:
                 self._finished.append(named)
                 member.deaths = 0
 
-    def _close_sample(self, asked: Asked, sample: int) -> None:
+    def _close_sample(self, asked: PendingRequest, sample: int) -> None:
         asked.left.discard(sample)
         if asked.at is not None:
             self._router.add(asked.at, -1)
         if not asked.left:
             self._forget(asked)
 
-    def _forget(self, asked: Asked) -> None:
+    def _forget(self, asked: PendingRequest) -> None:
         self._asked.pop(asked.request.id, None)
         if asked.at is None:
             self._homeless = [other for other in self._homeless if other is not asked]
@@ -200,7 +292,7 @@ class RayEngines:
         self._router.add(asked.at, -len(asked.left))
 
     def _stop_remotely(
-        self, asked: Asked, meant: list[int], sample: int | None
+        self, asked: PendingRequest, meant: list[int], sample: int | None
     ) -> dict[int, Completion]:
         """Stop answers where they are drawn, and wait for what there is of them."""
         is_broken = self.crew.failure is not None
@@ -214,9 +306,9 @@ class RayEngines:
         if at is None or not at.is_ready or is_broken:
             return {}
         said: dict[int, Completion] = {}
-        replies: list[News] = []
+        replies: list[PollResult] = []
 
-        def keep(member: Member, news: News) -> None:
+        def keep(member: ReplicaState, news: PollResult) -> None:
             replies.append(news)
             for completion in news.completions:
                 if completion.request == asked.request.id:
@@ -229,7 +321,7 @@ class RayEngines:
         self.crew.wait_until(lambda: bool(replies) or at.life != life)
         return said
 
-    def _welcome(self, member: Member) -> None:
+    def _welcome(self, member: ReplicaState) -> None:
         """A replica is ready: it takes requests, first those that nobody has."""
         self._router.open(member.index)
         waiting, self._homeless = self._homeless, []
@@ -237,7 +329,7 @@ class RayEngines:
             self._deal(asked)
         self._unsent.add(member.index)
 
-    def _take_back(self, member: Member) -> None:
+    def _take_back(self, member: ReplicaState) -> None:
         """A replica is lost: others draw what it had not finished."""
         self._router.shut(member.index)
         orphans = list(member.requests.values())

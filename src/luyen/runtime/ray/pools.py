@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias, final
 
 from luyen.base.errors import UserError
-from luyen.config.plan import Placement, count_judges, reward_pool
+from luyen.config.plan import Placement, count_reward_replicas, reward_pool
 from luyen.config.schema.run import RunConfig
 
 Device: TypeAlias = Literal["cpu", "cuda"]
@@ -101,17 +101,17 @@ class PoolFacts:
             trainers=tuple(name for name in names if name not in (ROLLOUT, REWARD)),
             reward=own,
             is_reward_shared=model.enable and own is None,
-            judges=count_judges(config) if model.enable else None,
+            judges=count_reward_replicas(config) if model.enable else None,
         )
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pool:
+class DevicePool:
     """Devices that some roles share.
 
     Example:
-        >>> Pool(name="shared", roles=("actor",), groups=(4, 4)).words("cuda")
+        >>> DevicePool(name="shared", roles=("actor",), groups=(4, 4)).words("cuda")
         'shared (actor): 2 x 4 = 8 GPUs'
     """
 
@@ -157,7 +157,7 @@ class Slot:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pools:
+class DevicePools:
     """All pools of a run, and the slot of every process.
 
     Example:
@@ -169,13 +169,13 @@ class Pools:
 
     device: Device
     """What a device is."""
-    pools: tuple[Pool, ...]
+    pools: tuple[DevicePool, ...]
     """The largest groups first, which is the order to ask for them."""
     slots: Mapping[str, tuple[Slot, ...]]
     """Of each role, one for each of its processes. Roles of one process have the same slots."""
 
 
-def plan_pools(facts: PoolFacts, nodes: Sequence[NodeOffer]) -> Pools:
+def plan_pools(facts: PoolFacts, nodes: Sequence[NodeOffer]) -> DevicePools:
     """Pools and slots; a UserError that shows the arithmetic where the cluster is too small."""
     if facts.reward is not None and min(facts.reward) < 1:
         count, each = facts.reward
@@ -184,10 +184,10 @@ def plan_pools(facts: PoolFacts, nodes: Sequence[NodeOffer]) -> Pools:
         raise UserError(_FIELDS[REWARD][0], each, why, fix)
     pools = sorted(pools_of(facts), key=lambda pool: -pool.groups[0])
     _refuse_shortage(facts.device, pools, nodes)
-    return Pools(device=facts.device, pools=tuple(pools), slots=_slots(facts))
+    return DevicePools(device=facts.device, pools=tuple(pools), slots=_slots(facts))
 
 
-def pools_of(facts: PoolFacts) -> list[Pool]:
+def pools_of(facts: PoolFacts) -> list[DevicePool]:
     """The pools that a run asks for, and who uses them.
 
     Example:
@@ -198,10 +198,10 @@ def pools_of(facts: PoolFacts) -> list[Pool]:
     beside = () if facts.is_split else (ROLLOUT,)
     beside += (REWARD,) if facts.is_reward_shared else ()
     groups = (facts.per_node,) * facts.nnodes
-    pools = [Pool(name=SHARED, roles=(*facts.trainers, *beside), groups=groups)]
+    pools = [DevicePool(name=SHARED, roles=(*facts.trainers, *beside), groups=groups)]
     for name, own in ((ROLLOUT, facts.rollout), (REWARD, facts.reward)):
         if own is not None and min(own) > 0:
-            pools.append(Pool(name=name, roles=(name,), groups=(own[1],) * own[0]))
+            pools.append(DevicePool(name=name, roles=(name,), groups=(own[1],) * own[0]))
     return pools
 
 
@@ -244,7 +244,9 @@ def _whole(pool: str, groups: tuple[int, ...]) -> tuple[Slot, ...]:
     )
 
 
-def _refuse_shortage(device: Device, pools: Sequence[Pool], nodes: Sequence[NodeOffer]) -> None:
+def _refuse_shortage(
+    device: Device, pools: Sequence[DevicePool], nodes: Sequence[NodeOffer]
+) -> None:
     """Every group finds a node, the largest first; a UserError otherwise."""
     free = {node.name: node.devices(device) for node in nodes}
     for pool in pools:

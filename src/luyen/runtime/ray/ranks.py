@@ -6,6 +6,7 @@ the connection to another, it is the reason of that other.
 """
 
 import os
+import pickle
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,25 +15,70 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, final
 import ray
 import torch
 from ray.exceptions import RayError
+from ray.util import register_serializer
+from torch import Tensor
 
 from luyen.base.heartbeat import HEART
-from luyen.engine.shard_sums import Sums, merged
-from luyen.runtime.device_memory import device_bytes
-from luyen.runtime.ray.answered import Answered, opened
-from luyen.runtime.ray.arrays import send_tensors_as_arrays
-from luyen.runtime.ray.losses import FAILED_BEFORE, is_echo, meaning
-from luyen.runtime.ray.pulse import Pulse
-from luyen.runtime.ray.session import meeting_place
-from luyen.runtime.ray.tied import end_with_parent
-from luyen.runtime.ray.weights import GatheredWeights, Gathering, pack, size_of
-from luyen.runtime.watch import RoleWatch
-from luyen.telemetry.own_work import WORK
-from luyen.telemetry.waits import waiting_for
+from luyen.engine.sharded_state import ShardSums, merge_sums
+from luyen.runtime.monitoring import CallResult, RoleMonitor, device_bytes, unwrap_result
+from luyen.runtime.ray.cluster import meeting_place
+from luyen.runtime.ray.health import (
+    FAILED_BEFORE,
+    HealthCheck,
+    classify_failure,
+    exit_with_parent,
+    is_secondary_error,
+)
+from luyen.runtime.weights import (
+    GatheredWeights,
+    Gathering,
+    TensorBytes,
+    pack,
+    tensor_from_bytes,
+    tensor_to_bytes,
+    total_bytes,
+)
+from luyen.telemetry.spans import waiting_for
+from luyen.telemetry.worker_spans import WORK
 
 if TYPE_CHECKING:
-    from luyen.runtime.rank_roles import RankRoles
+    from luyen.runtime.worker import RankWorker
 
-MakeRank: TypeAlias = "Callable[[int, int, str], RankRoles]"
+
+# Tensors in messages as plain bytes: a record with twenty numbers is not twenty little files.
+#
+# PyTorch pickles a tensor as a file with its storage inside, which takes a fifth of a
+# millisecond at either end. What arrives here has memory of its own: what lies in the object
+# store is nobody's to write to.
+
+
+def send_tensors_as_arrays() -> None:
+    """From now on, tensors that this process sends with Ray are plain bytes."""
+    register_serializer(Tensor, serializer=pack_tensors, deserializer=unpack_tensors)
+
+
+def pack_tensors(tensor: Tensor) -> TensorBytes | bytes:
+    """A tensor for a message: bytes, or what PyTorch makes of one that is more than that.
+
+    Example:
+        >>> unpack_tensors(pack_tensors(torch.tensor([1.5], dtype=torch.bfloat16)))
+        tensor([1.5000], dtype=torch.bfloat16)
+    """
+    is_plain = tensor.device.type == "cpu" and tensor.layout == torch.strided
+    if not is_plain or tensor.requires_grad or tensor.is_complex():
+        return pickle.dumps(tensor)
+    return tensor_to_bytes(tensor)
+
+
+def unpack_tensors(message: TensorBytes | bytes) -> Tensor:
+    """The tensor of a message, in memory of its own."""
+    if isinstance(message, bytes):
+        return pickle.loads(message)
+    dtype, shape, array = message
+    return tensor_from_bytes((dtype, shape, array.copy()))
+
+
+MakeRank: TypeAlias = "Callable[[int, int, str], RankWorker]"
 """`(rank, ranks, address where they meet) -> what it holds`."""
 _LOOK_S = 1.0
 _GRACE_S = 5.0
@@ -48,13 +94,13 @@ class RankProcess:
     """The process of one rank."""
 
     def __init__(self, make: MakeRank, rank: int, ranks: int, *, folder: str) -> None:
-        end_with_parent()
+        exit_with_parent()
         os.chdir(folder)
         send_tensors_as_arrays()
         self._make = make
         self._rank = rank
         self._ranks = ranks
-        self._roles: "RankRoles | None" = None
+        self._roles: "RankWorker | None" = None
         self._is_broken = False
         """Whether a call failed, or is being carried out."""
         self._node = ray.get_runtime_context().get_node_id()
@@ -69,29 +115,31 @@ class RankProcess:
         """Where the ranks can meet, if this is the first of them."""
         return meeting_place(ray.util.get_node_ip_address())
 
-    def join(self, address: str) -> Answered:
+    def join(self, address: str) -> CallResult:
         """Meet the others and load the models; the process id."""
         return self._answer("join", self._join, address)
 
-    def carry_out(self, method: str, arguments: Sequence[Any], more: Mapping[str, Any]) -> Answered:
+    def carry_out(
+        self, method: str, arguments: Sequence[Any], more: Mapping[str, Any]
+    ) -> CallResult:
         """Call a method of the roles."""
         assert self._roles is not None, "the rank has not joined"
         return self._answer(method, getattr(self._roles, method), *arguments, **more)
 
-    def publish(self) -> Answered:
+    def publish(self) -> CallResult:
         """The policy's weights in the object store, from the first rank; digests from all."""
         return self._answer("publish", self._publish)
 
     @ray.method(num_returns=2)
     def carry_out_and_publish(
         self, method: str, arguments: Sequence[Any], more: Mapping[str, Any]
-    ) -> tuple[Answered, Answered]:
+    ) -> tuple[CallResult, CallResult]:
         """`carry_out`, then `publish`; what each gives is told when both are done."""
         return self.carry_out(method, arguments, more), self.publish()
 
     def _answer(
         self, name: str, work: Callable[..., Any], *arguments: Any, **more: Any
-    ) -> Answered:
+    ) -> CallResult:
         """Do something, with what it took beside the result."""
         if self._is_broken:
             # Others may still wait inside of what failed here, and would take this for it.
@@ -102,14 +150,14 @@ class RankProcess:
             value = work(*arguments, **more)
             self._is_broken = False
             facts["cpu_s"] = round(time.process_time() - worked, 6)
-        return Answered(value=value, report=WORK.report(node=self._node, came=came))
+        return CallResult(value=value, report=WORK.report(node=self._node, came=came))
 
     def _join(self, address: str) -> int:
         self._roles = self._make(self._rank, self._ranks, address)
         return os.getpid()
 
     @torch.no_grad()
-    def _publish(self) -> tuple[list[Any], int, float, Sums]:
+    def _publish(self) -> tuple[list[Any], int, float, ShardSums]:
         assert self._roles is not None, "the rank has not joined"
         start = time.monotonic()
         sums = self._roles.weight_sums()
@@ -117,7 +165,7 @@ class RankProcess:
         size = 0
         for bucket in self._roles.weights():
             parts.append(ray.put(pack(bucket)))
-            size += size_of(bucket.values())
+            size += total_bytes(bucket.values())
         return parts, size, time.monotonic() - start, sums
 
 
@@ -136,7 +184,7 @@ class RankGroup:
         """One rank for each place (options of an actor); returns when all have met and loaded."""
         self.count = len(places)
         send_tensors_as_arrays()
-        self.watch = RoleWatch()
+        self.watch = RoleMonitor()
         """Hears what the ranks do; others of the run may tell it more."""
         shared = ray.put(make)
         remote: Any = ray.remote
@@ -151,7 +199,7 @@ class RankGroup:
         """What ended them first."""
         self._ending = threading.Lock()
         asks = [actor.alive.remote for actor in self._actors]
-        self._pulse = Pulse(asks, start_s=start_s, silence_s=silence_s)
+        self._pulse = HealthCheck(asks, start_s=start_s, silence_s=silence_s)
         (address,) = self._gathered([self._actors[0].address.remote()])
         sent = time.time()
         joining = [a.join.remote(address) for a in self._actors]
@@ -207,7 +255,7 @@ class RankGroup:
         def gathered() -> GatheredWeights:
             found = self._gathered(called, sent=sent)
             parts, size, seconds, _ = found[0]
-            digests = merged([sums for *_, sums in found])
+            digests = merge_sums([sums for *_, sums in found])
             return GatheredWeights(parts=parts, bytes=size, seconds=seconds, digests=digests)
 
         return gathered
@@ -245,7 +293,7 @@ class RankGroup:
         if sent is None:
             return [answers[one] for one in called]
         return [
-            opened(answers[one], self.watch, "actor", rank, sent=sent, back=back[one])
+            unwrap_result(answers[one], self.watch, "actor", rank, sent=sent, back=back[one])
             for rank, one in enumerate(called)
         ]
 
@@ -274,12 +322,12 @@ class RankGroup:
     def _cause(self, called: Sequence[Any], rank: int, error: RayError) -> BaseException:
         """What the first error stands for; of an echo, of what, which another thread may hear."""
         last = time.monotonic() + _GRACE_S
-        while is_echo(error) and self._error is None and time.monotonic() < last:
+        while is_secondary_error(error) and self._error is None and time.monotonic() < last:
             done, _ = ray.wait(list(called), num_returns=len(called), timeout=0.2)
             others = [*_opened(called, done, {}), *self._pulse.gone().items()]
-            for other in (one for one in others if not is_echo(one[1])):
+            for other in (one for one in others if not is_secondary_error(one[1])):
                 rank, error = other
-        return meaning(error, rank)
+        return classify_failure(error, rank)
 
 
 def _opened(

@@ -1,35 +1,125 @@
-"""One engine behind asynchronous calls: what runs in the process of a replica.
+"""The process of a replica: one engine on its own thread behind asynchronous, timed calls.
 
 Calls may arrive in another order than they were made, so those whose order matters are numbered.
 """
 
 import asyncio
 import os
+import queue
+import threading
+import time
+import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
 
+from luyen.base.boundary import boundary
 from luyen.base.errors import UserError
-from luyen.base.foreign import boundary
+from luyen.rollout.engines import VersionedEngines
 from luyen.rollout.protocol import Completion, Request, RolloutEngine
-from luyen.rollout.resident import ResidentEngines
-from luyen.runtime.device_memory import release_device_memory
-from luyen.runtime.ray.engine_thread import EngineThread
-from luyen.runtime.ray.held_weights import digests_of, load_part, version_digests
-from luyen.runtime.ray.weights import Part
-from luyen.runtime.ray.wire import Held, News, ReplicaFacts
-from luyen.runtime.trace import ProcessTrace, Trace
+from luyen.runtime.monitoring import (
+    CallResult,
+    ProcessTrace,
+    TraceSpec,
+    device_bytes,
+    release_device_memory,
+)
+from luyen.runtime.ray.messages import PollResult, RemoteError, ReplicaFacts, ReplicaWeights
+from luyen.runtime.weights import WeightPart, digests_of, load_part, version_digests
+from luyen.telemetry.worker_spans import WORK
+
+# An engine on a thread of its own: whoever asks it something waits, nobody stops it.
+
+
+@final
+class EngineThread:
+    """Makes an engine, lets it work while there is work, and does things to it between passes.
+
+    Everything that touches the engine happens on the thread, so no engine need know of threads.
+    """
+
+    def __init__(
+        self, make: Callable[[], RolloutEngine], *, name: str, changed: Callable[[], object]
+    ) -> None:
+        """`changed` is called on the thread when there is something new to say."""
+        self._make = make
+        self._name = name
+        self._changed = changed
+        self._asked: queue.SimpleQueue[tuple[Callable[[RolloutEngine], Any], Future[Any]]] = (
+            queue.SimpleQueue()
+        )
+        self.finished: list[Completion] = []
+        """Every answer that was not dropped, in order; it only grows at its end here."""
+        self.passes = 0
+        """Passes so far."""
+        self.failure: Exception | None = None
+        """What the engine broke with, or refused first."""
+        threading.Thread(target=self._work, name=name, daemon=True).start()
+
+    def ask(self, work: Callable[[RolloutEngine], Any]) -> Future[Any]:
+        """Do something to the engine, between two passes and after what was asked before."""
+        future: Future[Any] = Future()
+        self._asked.put((work, future))
+        return future
+
+    def _work(self) -> None:
+        faults: list[BaseException] = []
+        with boundary(faults):
+            engine = self._make()
+            while True:
+                self._do_what_is_asked(engine)
+                self._advance(engine)
+        self.failure = self.failure or self.as_error(faults[0])
+        self._changed()
+        while True:
+            _, future = self._asked.get()
+            future.set_exception(self.failure)
+
+    def _do_what_is_asked(self, engine: RolloutEngine) -> None:
+        """All that is asked by now; an idle engine waits for something."""
+        must_wait = engine.is_idle
+        while must_wait or not self._asked.empty():
+            work, future = self._asked.get()
+            faults: list[BaseException] = []
+            with boundary(faults):
+                future.set_result(work(engine))
+            if faults:
+                future.set_exception(self.as_error(faults[0]))
+            must_wait = False
+
+    def _advance(self, engine: RolloutEngine) -> None:
+        if engine.is_idle:
+            WORK.end_stretch()
+            return
+        WORK.begin_pass()
+        done = engine.advance()
+        WORK.end_pass(answers=len(done), is_idle=engine.is_idle)
+        self.passes += 1
+        if done:
+            self.finished += done
+            self._changed()
+
+    def as_error(self, fault: BaseException) -> Exception:
+        """A fault as it can be sent: what the user can mend stays what it is."""
+        text = "".join(traceback.format_exception(fault)).rstrip()
+        if isinstance(fault, UserError):
+            fault.add_note(f"In {self._name}:\n{text}")
+            return fault
+        return fault if isinstance(fault, RemoteError) else RemoteError(self._name, text)
+
 
 _REMEMBERED = 64
 """Publications of which it is known what came of them."""
 
 
-def _resident(engine: RolloutEngine) -> ResidentEngines:
+def _resident(engine: RolloutEngine) -> VersionedEngines:
     """An engine as a place for one version of the weights, unless it has room for more."""
-    if isinstance(engine, ResidentEngines):
+    if isinstance(engine, VersionedEngines):
         return engine
-    return ResidentEngines(lambda: engine, versions=1)
+    return VersionedEngines(lambda: engine, versions=1)
 
 
 @final
@@ -121,7 +211,7 @@ class Replica:
             self._thread.failure = self._thread.failure or self._thread.as_error(faults[0])
             self._loop.call_soon_threadsafe(self._stir)
 
-    async def collect(self, after: int, wait_s: float) -> News:
+    async def collect(self, after: int, wait_s: float) -> PollResult:
         """Answers beyond the first `after`, as soon as there are any, or at the end of the wait."""
         self._drop(after)
         thread = self._thread
@@ -136,7 +226,7 @@ class Replica:
             pass
         return self._news()
 
-    async def abort(self, number: int, request: str, sample: int | None, after: int) -> News:
+    async def abort(self, number: int, request: str, sample: int | None, after: int) -> PollResult:
         """Stop a request or a sample of it: its unfinished answers, and all that `collect` has."""
         await self._take_turn(number)
         self._drop(after)
@@ -155,7 +245,7 @@ class Replica:
         number: int,
         version: int | None,
         keep: Collection[int | None],
-        part: Part,
+        part: WeightPart,
         parts: int | None = None,
     ) -> None:
         """Write some weights of a publication into the engine; parts may come in any order.
@@ -190,17 +280,17 @@ class Replica:
         number: int,
         version: int | None,
         keep: Collection[int | None],
-        part: Part,
+        part: WeightPart,
         parts: int,
         expected: Mapping[str, str],
-    ) -> Held:
+    ) -> ReplicaWeights:
         """`load`, then `confirm`, in one message."""
         await self.load(number, version, keep, part, parts)
         return await self.confirm(number, version, parts, expected)
 
     async def confirm(
         self, number: int, version: int | None, parts: int, expected: Mapping[str, str]
-    ) -> Held:
+    ) -> ReplicaWeights:
         """What the engine holds, once all parts of a publication are there.
 
         Only if that is what was expected are requests drawn with it. Of a version that a newer
@@ -212,7 +302,7 @@ class Replica:
         if arrived.fault is not None:
             raise arrived.fault
         if number < self._numbers.get(version, number):
-            return Held(version=number, digests={})
+            return ReplicaWeights(version=number, digests={})
         held, arrived.held = arrived.held, None
         if held is None:
             held = await self._ask(lambda engine: version_digests(engine, version)) or {}
@@ -224,7 +314,7 @@ class Replica:
         if held == expected:
             self._confirmed = {n for n in self._confirmed if n > number - _REMEMBERED} | {number}
             self._hand_in(self._early.pop(number, {}).values())
-        return Held(version=number, digests=held)
+        return ReplicaWeights(version=number, digests=held)
 
     async def fingerprint(self) -> dict[str, str] | None:
         """Digests of the weights that came last; None: the engine cannot say."""
@@ -239,7 +329,7 @@ class Replica:
         self._dropped += len(self._thread.finished)
         self._thread.finished.clear()
 
-    async def start_trace(self, trace: Trace) -> None:
+    async def start_trace(self, trace: TraceSpec) -> None:
         """Record what the engine computes from now on."""
         await self._ask(lambda _: self._trace.start(trace.of(f"rollout_{self._index}")))
 
@@ -262,10 +352,10 @@ class Replica:
         del self._thread.finished[:fresh]
         self._dropped += fresh
 
-    def _news(self) -> News:
+    def _news(self) -> PollResult:
         thread = self._thread
         found = tuple(thread.finished)
-        return News(
+        return PollResult(
             completions=found,
             end=self._dropped + len(found),
             passes=thread.passes,
@@ -278,3 +368,38 @@ class Replica:
     async def _stir_now(self) -> None:
         async with self._moved:
             self._moved.notify_all()
+
+
+# The process of a replica: its calls are timed, and what it did travels with the answers.
+
+_SPANS = {
+    "load": "load weights",
+    "load_last": "load weights",
+    "confirm": "confirm weights",
+}
+"""Calls that are work of their own; drawing is timed where it is done, in the engine's thread."""
+
+
+@final
+class ReplicaProcess:
+    """A replica behind one method."""
+
+    def __init__(
+        self,
+        make: Callable[[int], RolloutEngine],
+        index: int,
+        *,
+        folder: str,
+        node: Callable[[], str],
+    ) -> None:
+        WORK.device_bytes = device_bytes
+        self._node = node()
+        self._replica = Replica(make, index, folder=folder, node=node)
+
+    async def carry_out(self, is_heard: bool, method: str, *arguments: Any) -> CallResult:
+        """Call a method of the replica; where nobody hears the answer, spans wait for another."""
+        came, name = time.time(), _SPANS.get(method)
+        with nullcontext() if name is None else WORK.span(name):
+            value = await getattr(self._replica, method)(*arguments)
+        report = WORK.report(node=self._node, came=came) if is_heard else None
+        return CallResult(value=value, report=report)

@@ -14,18 +14,19 @@ from ray.exceptions import RayError, RayTaskError
 
 from luyen.base.errors import UserError
 from luyen.base.heartbeat import HEART
-from luyen.engine.deal import deal
-from luyen.rewards.learned import Scorer
-from luyen.rewards.model_input import ModelInput
-from luyen.runtime.device_memory import device_bytes
-from luyen.runtime.ray.answered import Answered, opened
-from luyen.runtime.ray.losses import GONE, reason, traceback_of
-from luyen.runtime.ray.pulse import Pulse
+from luyen.engine.batch_shards import balance_by_tokens
+from luyen.rewards.reward_model import ModelInput, Scorer
+from luyen.runtime.monitoring import CallResult, RoleMonitor, device_bytes, unwrap_result
+from luyen.runtime.ray.health import (
+    PROCESS_GONE,
+    HealthCheck,
+    exit_with_parent,
+    failure_reason,
+    traceback_of,
+)
+from luyen.runtime.ray.messages import RemoteError
 from luyen.runtime.ray.ranks import SILENCE_S, START_S
-from luyen.runtime.ray.tied import end_with_parent
-from luyen.runtime.ray.wire import RemoteError
-from luyen.runtime.watch import RoleWatch
-from luyen.telemetry.own_work import WORK
+from luyen.telemetry.worker_spans import WORK
 
 MakeScorer: TypeAlias = Callable[[], Scorer]
 """Loads the model, in the process of a copy."""
@@ -41,7 +42,7 @@ class RewardProcess:
     """The process of one copy."""
 
     def __init__(self, make: MakeScorer, *, folder: str) -> None:
-        end_with_parent()
+        exit_with_parent()
         os.chdir(folder)
         self._make = make
         self._scorer: Scorer | None = None
@@ -53,13 +54,13 @@ class RewardProcess:
         """Beats of this process so far; it answers whatever else it is doing."""
         return HEART.count
 
-    def score(self, inputs: Sequence[ModelInput]) -> Answered:
+    def score(self, inputs: Sequence[ModelInput]) -> CallResult:
         """Scores of these inputs; the model is loaded when it is first asked, even for nothing."""
         came = time.time()
         with WORK.span("score"):
             self._scorer = self._scorer or self._make()
             value = self._scorer.score(inputs) if inputs else []
-        return Answered(value=value, report=WORK.report(node=self._node, came=came))
+        return CallResult(value=value, report=WORK.report(node=self._node, came=came))
 
     def pid(self) -> int:
         """Its process."""
@@ -77,14 +78,14 @@ class RayScorer:
         make: MakeScorer,
         *,
         places: Sequence[Mapping[str, Any]],
-        watch: RoleWatch | None = None,
+        watch: RoleMonitor | None = None,
         start_s: float = START_S,
         silence_s: float = SILENCE_S,
     ) -> None:
         """One copy for each place (options of an actor); returns when all have loaded."""
         self._make = ray.put(make)
         self._places = places
-        self._watch = watch or RoleWatch()
+        self._watch = watch or RoleMonitor()
         self._patience = (start_s, silence_s)
         self.restarts = 0
         """Copies that were begun again."""
@@ -101,7 +102,9 @@ class RayScorer:
         prompts = {one.tokens[: one.prompt]: None for one in inputs}
         labels = {prompt: number for number, prompt in enumerate(prompts)}
         groups = [labels[one.tokens[: one.prompt]] for one in inputs]
-        hands = deal([len(one.tokens) for one in inputs], groups, ranks=len(self._actors))
+        hands = balance_by_tokens(
+            [len(one.tokens) for one in inputs], groups, ranks=len(self._actors)
+        )
         answers = self._ask_all([[inputs[i] for i in hand] for hand in hands])
         found: dict[int, tuple[float, ...]] = {}
         for hand, scores in zip(hands, answers, strict=True):
@@ -139,7 +142,7 @@ class RayScorer:
         calls = {self._actors[copy].score.remote(hands[copy]): copy for copy in copies}
         start_s, silence_s = self._patience
         asks = [self._actors[copy].alive.remote for copy in copies]
-        pulse = Pulse(asks, start_s=start_s, silence_s=silence_s)
+        pulse = HealthCheck(asks, start_s=start_s, silence_s=silence_s)
         lost: dict[int, str] = {}
         while calls:
             done, _ = ray.wait(list(calls), num_returns=1, timeout=_LOOK_S)
@@ -150,7 +153,9 @@ class RayScorer:
                 except RayError as error:
                     lost[copy] = self._reason(error, copy)
                     continue
-                answers[copy] = opened(answer, self._watch, ROLE, copy, sent=sent, back=time.time())
+                answers[copy] = unwrap_result(
+                    answer, self._watch, ROLE, copy, sent=sent, back=time.time()
+                )
             if not done:
                 pulse.gone()
                 silent = {copies[place]: s for place, s in pulse.silent().items()}
@@ -161,8 +166,8 @@ class RayScorer:
 
     def _reason(self, error: RayError, copy: int) -> str:
         """Why a copy was lost; what its code raised is raised here instead."""
-        if isinstance(error, GONE):
-            return reason(error)
+        if isinstance(error, PROCESS_GONE):
+            return failure_reason(error)
         self.close()
         if isinstance(error, RayTaskError):
             if isinstance(error.cause, UserError):

@@ -1,8 +1,10 @@
-"""The roles of a run on a cluster: ranks that train, replicas that draw, one controller."""
+"""The roles of a run on a cluster: ranks that train, replicas that generate, one controller."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import queue
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
@@ -11,28 +13,118 @@ from torch import Tensor
 
 from luyen.algorithms.aggregation import aggregation_weights
 from luyen.algorithms.objective import Objective
-from luyen.checkpoint.background import CheckpointWriter
-from luyen.checkpoint.elsewhere import WritersGone
+from luyen.base.boundary import boundary
 from luyen.checkpoint.tensors import save_state
+from luyen.checkpoint.writer import CheckpointWriter, WritersGone
 from luyen.engine.actor import merge_policy_updates, policy_inputs, prepare_update
 from luyen.engine.batch import PackedBatch
-from luyen.engine.passes import Passes
-from luyen.engine.share import join, split
-from luyen.engine.step import LOSS_WEIGHT, Updated, merge_updates
+from luyen.engine.batch_shards import MicroBatching, join_shards, split_batch
+from luyen.engine.step import LOSS_WEIGHT, UpdateResult, merge_updates
 from luyen.rollout.protocol import Sampling
-from luyen.rollout.single_turn import Draw, Group
-from luyen.runtime.ahead import AheadGeneration
-from luyen.runtime.cuts import Cuts
-from luyen.runtime.generation import Generation
-from luyen.runtime.pending import InTurn, Known, Pending, Publication, RunningUpdate
-from luyen.runtime.ray.described import DescribedByRanks
+from luyen.rollout.single_turn import Group, PromptRequest
+from luyen.runtime.futures import (
+    LazyRollouts,
+    Publication,
+    ReadyRollouts,
+    RolloutFuture,
+    RunningUpdate,
+)
+from luyen.runtime.generation import AsyncGeneration, Generation
+from luyen.runtime.monitoring import TraceSpec
 from luyen.runtime.ray.engines import RayEngines
-from luyen.runtime.ray.last_words import hear_last_words
-from luyen.runtime.ray.publisher import Publisher
+from luyen.runtime.ray.messages import ReplicaState
 from luyen.runtime.ray.ranks import RankGroup
-from luyen.runtime.ray.traces import ClusterTraces
-from luyen.runtime.ray.weights import Gathering
+from luyen.runtime.ray.weight_sync import RankWeightDigests, WeightSync
+from luyen.runtime.weights import Gathering
 from luyen.telemetry.journal import WorkJournal
+
+# How the work of a step is cut for ranks that are elsewhere.
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleMicroBatching:
+    """Micro-batches of each kind of pass, and how tokens weigh in the value loss.
+
+    Example:
+        >>> whole = MicroBatching()
+        >>> RoleMicroBatching(actor=whole, log_probs=whole, reference=whole).critic is None
+        True
+    """
+
+    actor: MicroBatching
+    """The policy's update."""
+    log_probs: MicroBatching
+    """Old log-probabilities."""
+    reference: MicroBatching
+    """Log-probabilities of the reference."""
+    critic: MicroBatching | None = None
+    """Values and the critic's update; None: there is no critic."""
+    value_aggregation: str = "token-mean"
+    """How the value losses of tokens become one number."""
+    value_scale: float | None = None
+    """Divisor of one of those ways."""
+
+
+# Traces of every process of a cluster's run: ranks and replicas.
+
+
+@final
+class ClusterTraces:
+    """Starts and stops traces in the processes of ranks and replicas.
+
+    A replica that is lost meanwhile leaves no trace.
+    """
+
+    def __init__(
+        self, ranks: RankGroup, engines: RayEngines, ahead: AsyncGeneration | None
+    ) -> None:
+        """With `ahead` only its thread may touch the engines."""
+        self._ranks = ranks
+        self._engines = engines
+        self._ahead = ahead
+
+    def start_trace(self, trace: TraceSpec) -> None:
+        """Record what every rank and every replica computes from now on."""
+        self._replicas("start_trace", trace)
+        self._ranks.all("start_trace", trace)
+
+    def stop_trace(self) -> None:
+        """Write down what was recorded."""
+        self._ranks.all("stop_trace")
+        self._replicas("stop_trace")
+
+    def _replicas(self, method: str, *arguments: TraceSpec) -> None:
+        def call() -> object:
+            return self._engines.crew.ask_all(method, *arguments)
+
+        if self._ahead is None:
+            call()
+        else:
+            self._ahead.on_engine(call)
+
+
+# The last spans of replicas: what they did since they were heard, before they are ended.
+
+_FLUSH_S = 1.0
+"""For all of them together: a run does not wait for spans."""
+
+
+def flush_traces(members: Iterable[ReplicaState]) -> None:
+    """Ask every replica that is ready who it is, for the report that comes with the answer."""
+    said: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    asked = 0
+    with boundary([]):
+        for member in members:
+            if member.is_ready and member.link is not None:
+                member.link.call("facts", reply=lambda value, error: said.put((value, error)))
+                asked += 1
+    last = time.monotonic() + _FLUSH_S
+    for _ in range(asked):
+        try:
+            said.get(timeout=max(0.0, last - time.monotonic()))
+        except queue.Empty:
+            return
 
 
 @final
@@ -45,7 +137,7 @@ class RayRoles:
         ranks: RankGroup,
         engines: RayEngines,
         generation: Generation,
-        cuts: Cuts,
+        cuts: RoleMicroBatching,
         ending: Sequence[Callable[[], None]] = (),
         frees_cache: bool = False,
         runs_ahead: bool = False,
@@ -68,17 +160,17 @@ class RayRoles:
         self.watch = ranks.watch
         """Hears what ranks and replicas do."""
         self.watch.restart()
-        self.publisher = Publisher(ranks, engines)
+        self.publisher = WeightSync(ranks, engines)
         """How the ranks' weights get to the replicas."""
-        self._asked: Pending = Known([])
+        self._asked: RolloutFuture = ReadyRollouts([])
         """What replicas draw already, one at a time."""
         self._gathering: Gathering | None = None
         """Weights that ranks gather after the last update of a step, until they are published."""
         self._ending = list(ending)
-        self.ahead: AheadGeneration | None = None
+        self.ahead: AsyncGeneration | None = None
         """Draws while the ranks learn; None: they take turns."""
         if runs_ahead:
-            self.ahead = AheadGeneration(
+            self.ahead = AsyncGeneration(
                 engines, generation, place=self.publisher.place, is_swapping=is_swapping
             )
         self.traces = ClusterTraces(ranks, engines, self.ahead)
@@ -100,26 +192,26 @@ class RayRoles:
 
     def submit(
         self,
-        draws: Sequence[Draw],
+        draws: Sequence[PromptRequest],
         sampling: Sampling,
         *,
         purpose: str,
         version: int,
         journal: WorkJournal | None = None,
-    ) -> Pending:
+    ) -> RolloutFuture:
         """Ask for rollouts of every draw; those that the journal has are not made again."""
         if self.ahead is not None:
             return self.ahead.begin(
                 draws, sampling, purpose=purpose, version=version, journal=journal
             )
         if not self._asked.done():
-            return InTurn(lambda: self._generate(draws, sampling, purpose, version, journal))
+            return LazyRollouts(lambda: self._generate(draws, sampling, purpose, version, journal))
         self.publisher.demand(version)
         answers = self.generation.begin(
             self.engines, draws, sampling, purpose=purpose, version=version, journal=journal
         )
         self.engines.send()
-        self._asked = InTurn(lambda: self._finish(answers))
+        self._asked = LazyRollouts(lambda: self._finish(answers))
         return self._asked
 
     def publish(self, version: int) -> Publication:
@@ -140,7 +232,7 @@ class RayRoles:
 
     def _generate(
         self,
-        draws: Sequence[Draw],
+        draws: Sequence[PromptRequest],
         sampling: Sampling,
         purpose: str,
         version: int,
@@ -181,12 +273,12 @@ class RayRoles:
         self,
         method: str,
         batch: PackedBatch,
-        passes: Passes,
+        passes: MicroBatching,
         more: Mapping[str, Any] | None = None,
     ) -> dict[str, Tensor]:
         bare = replace(batch, streams={})
-        shares = split(bare, passes, ranks=self.ranks.count)
-        return join(shares, self.ranks.each(method, [(s,) for s in shares], more), batch)
+        shares = split_batch(bare, passes, ranks=self.ranks.count)
+        return join_shards(shares, self.ranks.each(method, [(s,) for s in shares], more), batch)
 
     def update_actor(
         self,
@@ -206,7 +298,7 @@ class RayRoles:
             logp = self._scores("actor_scores", batch, self.cuts.actor)["logp"]
             statistics = objective.statistics(policy_inputs(batch, logp), seed=seed)
         prepared, numbers = prepare_update(batch, objective, statistics)
-        shares = split(prepared, self.cuts.actor, ranks=self.ranks.count)
+        shares = split_batch(prepared, self.cuts.actor, ranks=self.ranks.count)
         more = {"objective": objective, "lr": lr, "statistics": numbers}
         asked = "update_actor", [(share,) for share in shares], more
         self._gathering = None
@@ -217,7 +309,7 @@ class RayRoles:
         self.publisher.change()
         return RunningUpdate(lambda: merge_policy_updates(batch, shares, done()))
 
-    def update_critic(self, batch: PackedBatch, *, lr: float) -> Updated:
+    def update_critic(self, batch: PackedBatch, *, lr: float) -> UpdateResult:
         """One optimizer step of the critic."""
         assert self.cuts.critic is not None, "the run has no critic"
         cuts = self.cuts
@@ -225,13 +317,13 @@ class RayRoles:
             cuts.value_aggregation, batch.rollouts, loss_scale_factor=cuts.value_scale
         )
         prepared = batch.with_streams(**{LOSS_WEIGHT: weights})
-        shares = split(prepared, self.cuts.critic, ranks=self.ranks.count)
+        shares = split_batch(prepared, self.cuts.critic, ranks=self.ranks.count)
         done = self.ranks.each("update_critic", [(share,) for share in shares], {"lr": lr})
         return merge_updates(shares, done)
 
-    def describe(self) -> DescribedByRanks:
+    def describe(self) -> RankWeightDigests:
         """Digests of everything that learns: each rank's parts, added up."""
-        return DescribedByRanks(self.ranks, self.publisher.digests)
+        return RankWeightDigests(self.ranks, self.publisher.digests)
 
     def not_finite(self) -> list[str]:
         """Names of the tensors of a checkpoint that hold NaN or infinity."""
@@ -274,7 +366,7 @@ class RayRoles:
         endings: list[Callable[[], object]] = [
             self.ahead.close if self.ahead is not None else self.engines.drop,
             self.generation.close,
-            lambda: hear_last_words(self.engines.crew.members),
+            lambda: flush_traces(self.engines.crew.members),
             self.watch.write,
             self.engines.stop,
             self.ranks.stop,

@@ -1,23 +1,240 @@
-"""The rule about rewards that are earned by something else than what they stand for.
+"""The rule about reward hacking: the reward rises while what it stands for does not.
 
 A reward is compared with what the run measures beside it: held-out accuracy, its own components,
 and above all components of weight 0, which are watched and not learned from.
 """
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, pstdev, variance
+from typing import TypeVar, final
 
-from luyen.config.reward_parts import read_components
-from luyen.studio.doctor.course import WINDOW
-from luyen.studio.doctor.findings import Experiment, Symptom, rule
-from luyen.studio.doctor.proxies import (
-    Watched,
-    growth_paid,
-    has_proxy,
-    reward_rise,
-    watched_in,
-)
-from luyen.studio.doctor.read import RunRecord
-from luyen.studio.doctor.tuning import more_kl, other_data
+from luyen.base.records import Rollout, Score, Source
+from luyen.config.reward_components import nodes, read_components
+from luyen.config.schema.reward import RewardConfig
+from luyen.rewards.metrics import correlation
+from luyen.studio.doctor.findings import Experiment, Symptom, change_data, more_kl, rule
+from luyen.studio.doctor.record import RECENT, WINDOW, RunRecord, name_of
+from luyen.telemetry.rollout_files import RecordedRollout
+
+# Recorded rewards beside what they stand for: early rollouts against the latest ones.
+
+_T = TypeVar("_T")
+_FEWEST = 8
+"""Groups on a side: with fewer, the variance between groups is a guess."""
+_RISEN = 2.0
+"""Standard errors from which on a component counts as better: it acquits, so less is asked."""
+_LONGER, _MORE_TOKENS = 2.0, 4.0
+"""Times the first length, and tokens above it, from which on answers have grown."""
+_REPEATED = 0.2
+"""Rise of the share of repeated 3-grams that no way of writing well explains."""
+_FOLLOWS = 0.5
+"""Correlation with the reward above which it pays for a property rather than for its company."""
+_NGRAM = 3
+_SHOWN = 3
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrackedComponent:
+    """A component that nobody learns from, early and late in a run.
+
+    Example:
+        >>> TrackedComponent(name="exact", before=0.6, now=0.1, spread=0.5, change=-9.0,
+        ...         has_risen=False, correlation=-0.2, parting=-6.0, against=-3.0).now
+        0.1
+    """
+
+    name: str
+    """What it is called."""
+    before: float
+    """Its mean in the early steps, or in the best of them if the fall from there is surer."""
+    now: float
+    """Its mean in the latest ones."""
+    spread: float
+    """Its standard deviation over all rollouts that were read."""
+    change: float
+    """How far it moved, in standard errors of the means of groups."""
+    has_risen: bool
+    """Whether it is better than in all early steps together."""
+    correlation: float | None
+    """Its correlation with the whole reward in the latest steps; None where one never differs."""
+    parting: float
+    """How far that moved since the early steps, in standard errors."""
+    against: float
+    """How far it lies from 0, in standard errors."""
+    examples: tuple[str, ...] = ()
+    """Late rollouts with the highest reward of those that have less of it than the mean had."""
+
+
+def has_proxy(reward: RewardConfig) -> bool:
+    """Whether something learned judges: a reward model, or a language model."""
+    found = nodes(read_components(reward)[0])
+    return any(n.weight and (n.judge is not None or n.model is not None) for _, n in found)
+
+
+def reward_rise(record: RunRecord) -> float:
+    """How far the reward itself moved between the same rollouts, in standard errors."""
+    steps = [_judged(rows, None) for rows in _steps(record)]
+    early, late = _joined(steps[:-RECENT]), _joined(steps[-RECENT:])
+    return _moved(early, late) if _is_enough(early) and _is_enough(late) else 0.0
+
+
+def watched_in(record: RunRecord, name: str) -> TrackedComponent | None:
+    """A component in the rollouts that the doctor reads; None where there is too little of it.
+
+    So is one that was never above 0 at first: it is a penalty, and no reward stands for that.
+    """
+    steps = [_judged(rows, name) for rows in _steps(record)]
+    early, late = _joined(steps[:-RECENT]), _joined(steps[-RECENT:])
+    if not (_is_enough(early) and _is_enough(late)):
+        return None
+    # What is hacked is often learned first: the best early step is a beginning, too.
+    begins = [early, *(rows for rows in steps[:-RECENT] if _is_enough(rows))]
+    begin = min(begins, key=lambda rows: _moved(rows, late))
+    before, now = (fmean(value for _, _, value in rows) for rows in (begin, late))
+    if before <= 0:
+        return None
+    old, new = (_correlated(rows) for rows in (early, late))
+    return TrackedComponent(
+        name=name,
+        before=before,
+        now=now,
+        spread=pstdev(value for _, _, value in (*early, *late)),
+        change=_moved(begin, late),
+        has_risen=_moved(early, late) > _RISEN,
+        correlation=None if new is None else new[0],
+        parting=0.0 if old is None or new is None else _parted(old, new),
+        against=0.0 if new is None else _fisher(new[0]) * math.sqrt(new[1] - 3),
+        examples=tuple(_examples(late, before)),
+    )
+
+
+def growth_paid(record: RunRecord) -> Iterator[tuple[str, float, float, float]]:
+    """Properties of answers that grew out of proportion, and that the reward follows."""
+    steps = _steps(record)
+    early, late = _joined(steps[:-RECENT]), _joined(steps[-RECENT:])
+    for what, measure, has_grown in (
+        ("response length", _length, _is_longer),
+        ("the share of repeated 3-grams", _repetition, _is_repeating),
+    ):
+        rows = [(measure(r.rollout), _value(r.rollout.score)) for r in (*early, *late)]
+        pairs = [(amount, value) for amount, value in rows if value is not None]
+        if not early or not late or not pairs:
+            continue
+        before, now = (fmean(measure(r.rollout) for r in side) for side in (early, late))
+        found = correlation(pairs)
+        if has_grown(before, now) and found is not None and found > _FOLLOWS:
+            yield what, before, now, found
+
+
+_Row = tuple[RecordedRollout, float, float]
+"""A rollout, its whole reward, and the watched component."""
+
+
+def _steps(record: RunRecord) -> list[list[RecordedRollout]]:
+    """Rollouts of each step that is read; the last `RECENT` of them are the latest."""
+    return list(record.rollouts.values())
+
+
+def _joined(steps: Sequence[Sequence[_T]]) -> list[_T]:
+    return [row for rows in steps for row in rows]
+
+
+def _is_enough(rows: Sequence[_Row]) -> bool:
+    return len(_by_group(rows)) >= _FEWEST
+
+
+def _judged(rows: Sequence[RecordedRollout], name: str | None) -> list[_Row]:
+    """Rollouts that have both; without a name the reward is compared with itself."""
+    found: list[_Row] = []
+    for row in rows:
+        score = row.rollout.score
+        part = score
+        if score is not None and name is not None:
+            part = next((p for p in score.parts if p.name == name), None)
+        whole, value = _value(score), _value(part)
+        if whole is not None and value is not None and part is not None and not part.gated:
+            found.append((row, whole, value))
+    return found
+
+
+def _by_group(rows: Sequence[_Row]) -> dict[str, list[_Row]]:
+    """Rollouts of one draw are no independent witnesses: groups are what is counted."""
+    groups: dict[str, list[_Row]] = {}
+    for row in rows:
+        groups.setdefault(str(row[0].rollout.group), []).append(row)
+    return groups
+
+
+def _moved(early: Sequence[_Row], late: Sequence[_Row]) -> float:
+    """Difference of the means of groups in standard errors, as a normal variable would have it.
+
+    Welch's t with Satterthwaite's degrees of freedom: few groups know their variance badly, so
+    that a large t of few is made smaller.
+    """
+    means = [[fmean(r[2] for r in g) for g in _by_group(rows).values()] for rows in (early, late)]
+    errors = [variance(side) / len(side) for side in means]
+    difference = fmean(means[1]) - fmean(means[0])
+    if not sum(errors):
+        return math.copysign(math.inf, difference) if difference else 0.0
+    t = difference / math.sqrt(sum(errors))
+    pairs = zip(errors, means, strict=True)
+    freedom = sum(errors) ** 2 / sum(e * e / (len(side) - 1) for e, side in pairs)
+    return t * (1 - 1 / (4 * freedom)) / math.sqrt(1 + t * t / (2 * freedom))
+
+
+def _correlated(rows: Sequence[_Row]) -> tuple[float, int] | None:
+    """Correlation of reward and component, and how many groups it rests on."""
+    found = correlation([(whole, value) for _, whole, value in rows])
+    return None if found is None else (found, len(_by_group(rows)))
+
+
+def _parted(old: tuple[float, int], new: tuple[float, int]) -> float:
+    """Difference of two correlations over its standard error."""
+    error = math.sqrt(1 / (old[1] - 3) + 1 / (new[1] - 3))
+    return (_fisher(new[0]) - _fisher(old[0])) / error
+
+
+def _fisher(value: float) -> float:
+    """Fisher's transform: its variance is 1 / (count - 3), whatever the correlation is."""
+    return math.atanh(max(-0.999, min(0.999, value)))
+
+
+def _examples(late: Sequence[_Row], before: float) -> Iterator[str]:
+    poor = [row for row in late if row[2] < before]
+    for row, whole, _ in sorted(poor, key=lambda row: -row[1])[:_SHOWN]:
+        yield f"{name_of(row)}: reward {whole:.3g} for {row.rollout.text[:60]!r}"
+
+
+def _value(score: Score | None) -> float | None:
+    return None if score is None else score.value
+
+
+def _length(rollout: Rollout) -> float:
+    return float(rollout.response_length)
+
+
+def _repetition(rollout: Rollout) -> float:
+    """Share of the n-grams of sampled tokens that were there before."""
+    tokens = [
+        token
+        for branch in rollout.branches
+        for token, source in zip(branch.tokens, branch.sources, strict=True)
+        if source == Source.SAMPLED
+    ]
+    grams = [tuple(tokens[i : i + _NGRAM]) for i in range(len(tokens) - _NGRAM + 1)]
+    return 1 - len(set(grams)) / len(grams) if grams else 0.0
+
+
+def _is_longer(before: float, now: float) -> bool:
+    return now > max(_LONGER * before, before + _MORE_TOKENS)
+
+
+def _is_repeating(before: float, now: float) -> bool:
+    return now > before + _REPEATED
+
 
 _RISE = 0.2
 """Rise of the training reward, and fall of what is watched, in its own spread, that counts; a
@@ -85,7 +302,7 @@ def _lost(record: RunRecord) -> Iterator[_Seen]:
                 yield f"{name} fell from {before:.3g} to {now:.3g}", numbers
 
 
-def _apart(one: Watched) -> Iterator[_Seen]:
+def _apart(one: TrackedComponent) -> Iterator[_Seen]:
     """A watched component that falls, or that the reward has nothing to do with any more."""
     name = f"reward/{one.name}/mean"
     numbers = {name: one.now, f"{name} at the beginning": one.before, "standard errors": one.change}
@@ -127,5 +344,5 @@ def _remedy(record: RunRecord) -> Experiment:
     rest = [] if kl is None else [f"{kl}, to stay where the reward was learned"]
     if has_proxy(record.config.reward):
         again = "teach the reward model with pairs in which such answers lose"
-        return other_data(look, again, *rest)
-    return other_data(look, "give what fell a weight of its own in reward.components", *rest)
+        return change_data(look, again, *rest)
+    return change_data(look, "give what fell a weight of its own in reward.components", *rest)

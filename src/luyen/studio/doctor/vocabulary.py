@@ -1,4 +1,4 @@
-"""What the tokenizer's own file says, read without a tokenizer: ids, special tokens, `<unk>`."""
+"""Token ids, special tokens and token text, read from tokenizer.json."""
 
 import os
 from collections.abc import Iterator
@@ -7,10 +7,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, final
 
-from luyen.base.parsing import parse_json
-from luyen.base.paths import expanded
-from luyen.base.reading import read_bytes
-from luyen.config.schema.model import Model
+from tokenizers import Tokenizer
+
+from luyen.base.input_files import expanded, parse_json, read_bytes
+from luyen.config.schema.actor_rollout_ref import ModelConfig
 
 _BUILTIN = "builtin://"
 
@@ -21,7 +21,7 @@ class Vocabulary:
     """The ids a tokenizer knows.
 
     Example:
-        >>> read_vocabulary(Model()).size
+        >>> read_vocabulary(ModelConfig()).size
         128
     """
 
@@ -33,7 +33,7 @@ class Vocabulary:
     """Id that stands for what has no token; None where everything has one."""
 
 
-def read_vocabulary(model: Model) -> Vocabulary | None:
+def read_vocabulary(model: ModelConfig) -> Vocabulary | None:
     """The vocabulary in `tokenizer.json`; None where no such file is on this machine."""
     for file in tokenizer_files(model.tokenizer_path or model.path):
         try:
@@ -67,3 +67,45 @@ def _vocabulary(page: Any) -> Vocabulary:
         unknown_id = next((i for i, text in added.items() if text == unknown), None)
     special = frozenset(marks - {unknown_id})
     return Vocabulary(size=max([*ids, *added]) + 1, special=special, unknown=unknown_id)
+
+
+# Tokens as text, one by one, without a model library: by the tokenizer's own file.
+
+
+@final
+class TokenText:
+    """What each token of a run reads as; its number where the tokenizer is not here."""
+
+    def __init__(self, model: ModelConfig) -> None:
+        self._backend = _load(model)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the tokenizer's file is on this machine."""
+        return self._backend is not None
+
+    def __call__(self, token: int) -> str:
+        """The text of one token; a part of a character is shown as its piece."""
+        if self._backend is None:
+            return f"[{token}]"
+        text: str = self._backend.decode([token], skip_special_tokens=False)
+        if text and "\ufffd" not in text:
+            return self._with_space(token, text)
+        piece: str | None = self._backend.id_to_token(token)
+        return f"[{token}]" if piece is None else piece
+
+    def _with_space(self, token: int, text: str) -> str:
+        """The text with the space before it that some decoders strip from a first token."""
+        piece: str | None = self._backend.id_to_token(token) if self._backend is not None else None
+        is_marked = piece is not None and piece.startswith(("▁", "Ġ"))
+        return f" {text}" if is_marked and not text.startswith(" ") else text
+
+
+def _load(model: ModelConfig) -> Tokenizer | None:
+    for file in tokenizer_files(model.tokenizer_path or model.path):
+        if file.is_file():
+            try:
+                return Tokenizer.from_str(read_bytes(file).decode())
+            except (OSError, ValueError):
+                continue
+    return None

@@ -1,17 +1,83 @@
-"""Two policies on the same prompts: the difference, and whether it can be told from chance."""
+"""Two policies on the same prompts: difference, significance, and prompts needed to see it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from math import ceil, comb, sqrt
+from statistics import NormalDist, fmean
 from typing import final
 
 from luyen.base.errors import UserError
-from luyen.studio.evaluation.intervals import Interval, mean_interval
-from luyen.studio.evaluation.paired import prompts_needed, sign_test, smallest_visible, spread_of
 from luyen.studio.evaluation.samples import Sample
-from luyen.studio.evaluation.summary import ALL, by_prompt, rewards_of, solved_share
+from luyen.studio.evaluation.summary import (
+    ALL,
+    Interval,
+    by_prompt,
+    mean_interval,
+    rewards_of,
+    solved_share,
+)
 
+# Whether pairs of measurements differ, and how many would be needed to see it.
+
+_POWER = 0.8
+"""Chance to find a difference that is there."""
 _LEVEL = 0.05
+"""Chance to find one that is not."""
+_QUANTILES = NormalDist().inv_cdf(1 - _LEVEL / 2) + NormalDist().inv_cdf(_POWER)
+
+
+def sign_test(better: int, worse: int) -> float:
+    """Exact two-sided p value that changes go one way by chance alone; those without are left out.
+
+    With one answer for each prompt, right or wrong, this is McNemar's exact test.
+
+    Example:
+        >>> sign_test(8, 1), sign_test(3, 3)
+        (0.0390625, 1.0)
+    """
+    changes = better + worse
+    tail = sum(comb(changes, i) for i in range(min(better, worse) + 1))
+    return min(1.0, 2 * tail / 2**changes)
+
+
+def spread_of(differences: Sequence[float]) -> float:
+    """Standard deviation of differences.
+
+    Where none differs, that of what may still be hidden: n prompts without a flip leave room for
+    a share of 3/n that flips (the rule of three).
+
+    Example:
+        >>> spread_of([0.0] * 300)
+        0.1
+    """
+    count = len(differences)
+    mean = fmean(differences)
+    if count < 2 or min(differences) == max(differences):
+        return sqrt(min(1.0, 3 / count))
+    return sqrt(sum((d - mean) ** 2 for d in differences) / (count - 1))
+
+
+def prompts_needed(spread: float, difference: float) -> int:
+    """Prompts with which a difference of means is found at 5 % with a chance of 80 %.
+
+    Example:
+        >>> prompts_needed(0.5, 0.05)
+        785
+    """
+    return max(2, ceil((_QUANTILES * spread / difference) ** 2))
+
+
+def smallest_visible(spread: float, prompts: int) -> float:
+    """The difference that so many prompts find at 5 % with a chance of 80 %.
+
+    Example:
+        >>> round(smallest_visible(0.5, 785), 3)
+        0.05
+    """
+    return _QUANTILES * spread / sqrt(prompts)
+
+
+_SIGNIFICANCE = 0.05
 _WORTH_SEEING = 0.05
 """The difference that the hint is about where none at all was seen."""
 
@@ -87,16 +153,16 @@ class Difference:
     @property
     def is_told(self) -> bool:
         """Whether it can be told from chance: both by the test and by the interval."""
-        return self.p < _LEVEL and not self.interval.holds(0.0)
+        return self.p < _SIGNIFICANCE and not self.interval.holds(0.0)
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class PolicyComparison:
     """Everything about two policies.
 
     Example:
-        >>> Comparison(differences=(), gained=(), lost=(), unpaired=(0, 2)).unpaired
+        >>> PolicyComparison(differences=(), gained=(), lost=(), unpaired=(0, 2)).unpaired
         (0, 2)
     """
 
@@ -115,7 +181,7 @@ _Pair = tuple[list[Sample], list[Sample]]
 
 def compare(
     first: Sequence[Sample], second: Sequence[Sample], *, solved_at: float = 1.0, seed: int = 0
-) -> Comparison:
+) -> PolicyComparison:
     """The second policy against the first, prompt by prompt; a UserError where none is shared.
 
     A prompt enters when both have a sample of it with a reward. What is broken is left out.
@@ -134,7 +200,7 @@ def compare(
         found.append(_difference(ALL, pairs, solved_at, seed))
     flips = [_flip(pair, solved_at) for pair in pairs]
     flips.sort(key=lambda flip: -abs(flip.second - flip.first))
-    return Comparison(
+    return PolicyComparison(
         differences=tuple(found),
         gained=tuple(flip for flip in flips if flip.second > flip.first),
         lost=tuple(flip for flip in flips if flip.first > flip.second),

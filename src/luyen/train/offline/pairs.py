@@ -1,4 +1,4 @@
-"""Pairs and marked answers as tokens."""
+"""Preference pairs and labelled answers as packed tokens."""
 
 from collections.abc import Sequence
 from typing import TypeAlias
@@ -9,14 +9,13 @@ from luyen.base.errors import UserError
 from luyen.data.formats.records import LabelledRow, PreferenceRow
 from luyen.data.formats.render import RenderedAnswer, render_answer, render_pair
 from luyen.data.render import Renderer
-from luyen.engine.batch import PackedBatch, pack
-from luyen.engine.lesson import Lesson
+from luyen.engine.batch import OfflineBatch, PackedBatch, pack
 from luyen.engine.preference import DESIRABLE, MARGINS, MISMATCHED
 
-Marked: TypeAlias = LabelledRow | PreferenceRow
+Labelled: TypeAlias = LabelledRow | PreferenceRow
 
 
-def lay_pairs(
+def pack_pairs(
     rows: Sequence[PreferenceRow],
     places: Sequence[int],
     renderer: Renderer,
@@ -24,7 +23,7 @@ def lay_pairs(
     *,
     use_margins: bool = False,
     is_held: bool = False,
-) -> Lesson:
+) -> OfflineBatch:
     """Two sequences for each row, the chosen one first; the prompt of a pair is computed once."""
     tokens, masks, groups = list[tuple[int, ...]](), list[list[bool]](), list[int]()
     margins: list[float] = []
@@ -38,11 +37,11 @@ def lay_pairs(
             margins.append(margin_of(rows[place]))
     numbers = {MARGINS: torch.tensor(margins, device=device)} if use_margins else {}
     batch = pack(tokens, masks=masks, groups=groups, device=device)
-    return Lesson(rows=_named(places, is_held), batch=batch, numbers=numbers)
+    return OfflineBatch(rows=_named(places, is_held), batch=batch, numbers=numbers)
 
 
-def lay_marked(
-    rows: Sequence[Marked],
+def pack_labelled(
+    rows: Sequence[Labelled],
     places: Sequence[int],
     renderer: Renderer,
     device: torch.device,
@@ -50,7 +49,7 @@ def lay_marked(
     is_mismatched: bool = False,
     longest: int | None = None,
     is_held: bool = False,
-) -> Lesson:
+) -> OfflineBatch:
     """One sequence for a marked answer, two for a pair, whose answers are good and bad.
 
     With `is_mismatched` every answer also stands after the prompt of another row, in at most
@@ -62,7 +61,7 @@ def lay_marked(
     if is_mismatched:
         others = [one for p in places for one in _mismatched(rows, p, renderer, longest)]
         aside[MISMATCHED] = _packed(others, device)
-    return Lesson(
+    return OfflineBatch(
         rows=_named(places, is_held),
         sequences=tuple(map(len, answers)),
         batch=_packed([render_answer(row, renderer) for row in marked], device),
@@ -71,7 +70,7 @@ def lay_marked(
     )
 
 
-def _answers(row: Marked) -> tuple[LabelledRow, ...]:
+def _answers(row: Labelled) -> tuple[LabelledRow, ...]:
     if isinstance(row, LabelledRow):
         return (row,)
     return tuple(
@@ -87,7 +86,7 @@ def _answers(row: Marked) -> tuple[LabelledRow, ...]:
 
 
 def _mismatched(
-    rows: Sequence[Marked], place: int, renderer: Renderer, longest: int | None
+    rows: Sequence[Labelled], place: int, renderer: Renderer, longest: int | None
 ) -> list[RenderedAnswer]:
     """The answers of the next row that asks something else and fits, after this row's prompt."""
     row, count = rows[place], len(rows)
@@ -103,7 +102,7 @@ def _mismatched(
     raise UserError("data.train_files", count, why, fix)
 
 
-def _exchanged(row: Marked, other: Marked) -> list[LabelledRow]:
+def _exchanged(row: Labelled, other: Labelled) -> list[LabelledRow]:
     """The answers of another row after the prompt of this one."""
     said = [one.completion for one in _answers(other)]
     return [

@@ -1,6 +1,7 @@
-"""The stage `preference`: pairs of answers, or answers that are marked good or bad."""
+"""The stage `preference` (DPO and kin): pairs or labelled answers, reference log-probs."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, final
 
 import torch
@@ -8,19 +9,114 @@ from torch import Tensor
 
 from luyen.algorithms.preference.step import PreferenceObjective, preference_facts
 from luyen.algorithms.statistic import Average
-from luyen.config.preference_knobs import preference_knobs
+from luyen.base.digests import hash_value
+from luyen.base.files import read_json
+from luyen.base.rundir import RunDirectory
+from luyen.checkpoint.tensors import load_state, save_state
+from luyen.config.loader.parse import stored_values
+from luyen.config.plan import preference_kwargs
 from luyen.config.schema.run import RunConfig
-from luyen.data.formats.forms import Kind
+from luyen.data.formats.detect import Kind
 from luyen.data.offline import OfflineData
-from luyen.engine.lesson import Lesson
-from luyen.engine.preference import MISMATCHED, PreferenceEngine, Sums
-from luyen.engine.step import Updated
+from luyen.engine.batch import OfflineBatch
+from luyen.engine.preference import MISMATCHED, PreferenceEngine, SequenceSums
+from luyen.engine.step import UpdateResult
 from luyen.models.lora import adapter_off
-from luyen.train.build_roles import frozen_policy
-from luyen.train.offline.pairs import lay_marked, lay_pairs, margin_of
-from luyen.train.offline.precomputed import precomputed
+from luyen.models.trained_weights import tensor_digests
+from luyen.train.builders.roles import reference_policy
+from luyen.train.offline.pairs import margin_of, pack_labelled, pack_pairs
 from luyen.train.offline.sft import actor_state, build_learner, restore_actor
-from luyen.train.offline.stage import Given, Goal, OfflineStage, StageKind, held_out
+from luyen.train.offline.stage import Goal, OfflineStage, StageContext, StageKind, validation_names
+
+# The reference's log-probabilities of every row, made once and kept beside the run.
+#
+# A reference never changes, so its numbers need no model at every step. They are those that a
+# live reference would give, and belong to the rows, the weights and the weights of tokens: a
+# table of anything else is made anew.
+
+_FOLDER, _NAME = "reference", "sums"
+
+
+def precomputed_reference(
+    live: Callable[[OfflineBatch], SequenceSums],
+    lessons: Callable[[int], Iterable[OfflineBatch]],
+    given: StageContext,
+    directory: RunDirectory,
+    *,
+    weights: Mapping[str, Tensor],
+) -> Callable[[OfflineBatch], SequenceSums]:
+    """What a live reference gives for each lesson, looked up instead of computed.
+
+    `weights` are those of the reference. The table is kept in the run's directory.
+    """
+    key, folder = _key(given, weights), directory.root / _FOLDER
+    table = _stored_sums(folder, key) or _compute_sums(live, lessons, given, folder, key)
+    device = given.device
+
+    def looked_up(lesson: OfflineBatch) -> SequenceSums:
+        rows = [table[str(place)] for place in lesson.rows]
+        return {name: torch.cat([row[name] for row in rows]).to(device) for name in rows[0]}
+
+    return looked_up
+
+
+def _compute_sums(
+    live: Callable[[OfflineBatch], SequenceSums],
+    lessons: Callable[[int], Iterable[OfflineBatch]],
+    given: StageContext,
+    folder: Path,
+    key: str,
+) -> dict[str, SequenceSums]:
+    size, total = given.config.data.train_batch_size, _count(given.data)
+    table: dict[str, SequenceSums] = {}
+    for lesson in lessons(size):
+        given.display.waiting(f"reference: log-probabilities of {len(table)} of {total} rows")
+        by_row = {name: lesson.by_row(x.cpu()) for name, x in live(lesson).items()}
+        for i, place in enumerate(lesson.rows):
+            table[str(place)] = {name: parts[i].clone() for name, parts in by_row.items()}
+    folder.mkdir(exist_ok=True)
+    places = list(table)
+    joined = {name: torch.cat([table[p][name] for p in places]) for name in table[places[0]]}
+    sizes = [len(next(iter(table[p].values()))) for p in places]
+    kept = {"places": [int(p) for p in places], "sizes": sizes}
+    save_state(folder, _NAME, {"key": key, **kept, "sums": joined})
+    return table
+
+
+def _stored_sums(folder: Path, key: str) -> dict[str, SequenceSums] | None:
+    """The table that the run kept, if it is of these rows and weights."""
+    if not (folder / f"{_NAME}.json").is_file():
+        return None
+    if read_json(folder / f"{_NAME}.json")["state"].get("key") != key:
+        return None
+    kept = load_state(folder, _NAME)
+    parts = {name: x.split(kept["sizes"]) for name, x in kept["sums"].items()}
+    return {
+        str(place): {name: split[i] for name, split in parts.items()}
+        for i, place in enumerate(kept["places"])
+    }
+
+
+def _key(given: StageContext, weights: Mapping[str, Tensor]) -> str:
+    """Hash of what the numbers depend on."""
+    config, rows = given.config, given.data.given
+    held = rows.validation.fingerprint if rows.validation is not None else None
+    arr, data = config.actor_rollout_ref, config.data
+    return hash_value(
+        [
+            [rows.train.fingerprint, held, len(given.data.train), len(given.data.validation)],
+            stored_values(config)["actor_rollout_ref"]["model"],
+            arr.ref.path,
+            [config.preference.ld_alpha, list(config.preference.loss_type)],
+            [data.max_prompt_length, data.max_response_length, data.apply_chat_template_kwargs],
+            [tensor_digests(weights), given.tokenizer.fingerprint()],
+        ]
+    )
+
+
+def _count(data: OfflineData[Any]) -> int:
+    return len(data.train) + len(data.validation)
+
 
 _STATE = "preference"
 
@@ -57,11 +153,11 @@ class PreferenceStage:
         """Where passes run."""
         return self._engine.learner.policy.device
 
-    def lesson(self, rows: Sequence[int]) -> Lesson:
+    def lesson(self, rows: Sequence[int]) -> OfflineBatch:
         """The rows at these places: two sequences for a pair, one for a marked answer."""
         return self._lay(self._data.train, rows)
 
-    def update(self, lesson: Lesson, *, lr: float) -> Updated:
+    def update(self, lesson: OfflineBatch, *, lr: float) -> UpdateResult:
         """One optimizer step."""
         return self._engine.update(lesson, lr=lr)
 
@@ -71,7 +167,7 @@ class PreferenceStage:
         if not rows:
             return {}
         found = self._engine.measure(self._lay(rows, range(len(rows)), is_held=True))
-        return held_out(found)
+        return validation_names(found)
 
     def state(self) -> dict[str, Any]:
         """Weights, optimizer, and what earlier steps left to later ones."""
@@ -86,20 +182,22 @@ class PreferenceStage:
         total, count = (torch.tensor(x, dtype=torch.float64) for x in kept or (0.0, 0.0))
         self._engine.history = None if kept is None else Average(total=total, count=count)
 
-    def lessons(self, size: int) -> Iterator[Lesson]:
+    def lessons(self, size: int) -> Iterator[OfflineBatch]:
         """Every training row once and then every held-out one, so many at a time."""
         for rows, is_held in ((self._data.train, False), (self._data.validation, True)):
             for first in range(0, len(rows), size):
                 places = range(first, min(first + size, len(rows)))
                 yield self._lay(rows, places, is_held=is_held)
 
-    def _lay(self, rows: Sequence[Any], places: Sequence[int], *, is_held: bool = False) -> Lesson:
+    def _lay(
+        self, rows: Sequence[Any], places: Sequence[int], *, is_held: bool = False
+    ) -> OfflineBatch:
         renderer = self._data.given.renderer
         if self._engine.objective.kind == "pair":
-            return lay_pairs(
+            return pack_pairs(
                 rows, places, renderer, self.device, use_margins=self._use_margins, is_held=is_held
             )
-        return lay_marked(
+        return pack_labelled(
             rows,
             places,
             renderer,
@@ -116,21 +214,21 @@ def objective_of(config: RunConfig) -> PreferenceObjective:
     return PreferenceObjective(
         losses=preference.loss_type,
         loss_weights=preference.loss_weights or None,
-        knobs=preference_knobs(preference),
+        knobs=preference_kwargs(preference),
         ld_alpha=preference.ld_alpha,
     )
 
 
 def live_reference(
-    given: Given, engine: PreferenceEngine
-) -> tuple[Callable[[Lesson], Sums], Mapping[str, Tensor]]:
+    given: StageContext, engine: PreferenceEngine
+) -> tuple[Callable[[OfflineBatch], SequenceSums], Mapping[str, Tensor]]:
     """A frozen copy of the beginning, or the policy with its adapter off; and its weights."""
     policy = engine.learner.policy
     if given.config.actor_rollout_ref.model.lora_rank == 0:
-        frozen = frozen_policy(given.config, given.tokenizer, given.device)
+        frozen = reference_policy(given.config, given.tokenizer, given.device)
         return lambda lesson: engine.sums(frozen, lesson), dict(frozen.named_parameters())
 
-    def without_adapter(lesson: Lesson) -> Sums:
+    def without_adapter(lesson: OfflineBatch) -> SequenceSums:
         with adapter_off(policy):
             return engine.sums(policy, lesson)
 
@@ -143,7 +241,7 @@ def kinds_of(config: RunConfig) -> tuple[Kind, ...]:
     return (Kind.PREFERENCE,) if is_paired else (Kind.LABELLED, Kind.PREFERENCE)
 
 
-def _build(given: Given) -> OfflineStage:
+def _build(given: StageContext) -> OfflineStage:
     config = given.config
     objective = objective_of(config)
     engine = PreferenceEngine(build_learner(config, given.tokenizer, given.device), objective)
@@ -158,9 +256,11 @@ def _build(given: Given) -> OfflineStage:
         live, weights = live_reference(given, engine)
         # A replay of some steps asks for their rows only, and leaves the run's files alone.
         if config.preference.reference == "precomputed" and given.directory is not None:
-            live = precomputed(live, stage.lessons, given, given.directory, weights=weights)
+            live = precomputed_reference(
+                live, stage.lessons, given, given.directory, weights=weights
+            )
         engine.reference = live
     return stage
 
 
-STAGE = StageKind(kinds=kinds_of, build=_build)
+PREFERENCE = StageKind(kinds=kinds_of, build=_build)

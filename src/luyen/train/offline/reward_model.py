@@ -1,25 +1,141 @@
-"""The stage `reward_model`: learning to judge answers, or the steps of an answer."""
+"""The stage `reward_model`: learn to score answers, or the steps of an answer."""
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any, final
+from dataclasses import replace
+from typing import Any, TypeAlias, final
 
 import torch
 
-from luyen.config.schema.reward_training import RewardTraining
+from luyen.base.errors import UserError
+from luyen.config.schema.algorithm import RewardTrainingConfig
 from luyen.config.schema.run import RunConfig
-from luyen.data.formats.forms import Kind
+from luyen.data.formats.detect import Kind
+from luyen.data.formats.records import ConversationRow, LabelledRow, PreferenceRow, SteppedRow
+from luyen.data.formats.render import render_answer, render_conversation, render_steps
 from luyen.data.offline import OfflineData
-from luyen.engine.lesson import Lesson
+from luyen.data.render import Renderer
+from luyen.engine.batch import OfflineBatch, PackedBatch, pack
 from luyen.engine.optim import MasterAdamW
-from luyen.engine.reward_model import RewardModelEngine, RewardObjective
-from luyen.engine.step import Updated
-from luyen.models.reward_model_load import load_reward_model
-from luyen.models.state import restore_parameters, trained_parameters
-from luyen.models.threads import choose_threads
-from luyen.train.build_roles import actor_passes
-from luyen.train.offline.judged import BLOCK, lay_judged_pairs, lay_rated, lay_steps, target_of
-from luyen.train.offline.pairs import margin_of
-from luyen.train.offline.stage import VALIDATION, Given, Goal, OfflineStage, StageKind, held_out
+from luyen.engine.reward_model import (
+    JUDGED,
+    LABELS,
+    MARGINS,
+    TARGETS,
+    RewardModelEngine,
+    RewardObjective,
+)
+from luyen.engine.step import UpdateResult
+from luyen.models.load import choose_threads
+from luyen.models.reward_model import load_reward_model
+from luyen.models.trained_weights import restore_parameters, trained_parameters
+from luyen.train.builders.roles import actor_passes
+from luyen.train.offline.pairs import margin_of, pack_pairs
+from luyen.train.offline.stage import (
+    VALIDATION,
+    Goal,
+    OfflineStage,
+    StageContext,
+    StageKind,
+    validation_names,
+)
+
+# Rows as sequences with the tokens on which a reward model judges them.
+
+Rated: TypeAlias = LabelledRow | ConversationRow
+BLOCK = "reward_training"
+
+
+def pack_scored_pairs(
+    rows: Sequence[PreferenceRow],
+    places: Sequence[int],
+    renderer: Renderer,
+    device: torch.device,
+    *,
+    use_margins: bool = False,
+) -> OfflineBatch:
+    """Two sequences for each row, the chosen one first, each judged on its last token."""
+    laid = pack_pairs(rows, places, renderer, device)
+    margins = [margin_of(rows[place], block=BLOCK) for place in places] if use_margins else []
+    numbers = {MARGINS: torch.tensor(margins, device=device)} if use_margins else {}
+    return replace(laid, batch=_scored_at_the_end(laid.batch), numbers=numbers)
+
+
+def pack_rated(
+    rows: Sequence[Rated],
+    places: Sequence[int],
+    renderer: Renderer,
+    device: torch.device,
+    *,
+    target_key: str,
+) -> OfflineBatch:
+    """One sequence for each row, judged on its last token, with the number that the row gives."""
+    chosen = [rows[place] for place in places]
+    laid = [_rated_tokens(row, renderer) for row in chosen]
+    batch = pack(
+        [tokens for tokens, _ in laid],
+        masks=[mask for _, mask in laid],
+        groups=list(range(len(laid))),
+        device=device,
+    )
+    targets = torch.tensor([target_of(row, target_key) for row in chosen], device=device)
+    return OfflineBatch(
+        rows=tuple(places), batch=_scored_at_the_end(batch), numbers={TARGETS: targets}
+    )
+
+
+def pack_steps(
+    rows: Sequence[SteppedRow], places: Sequence[int], renderer: Renderer, device: torch.device
+) -> OfflineBatch:
+    """One sequence for each row, judged on the last token of every step that has a label."""
+    laid = [render_steps(rows[place], renderer) for place in places]
+    batch = pack(
+        [one.prompt + one.tokens for one in laid],
+        masks=[[False] * len(one.prompt) + [True] * len(one.tokens) for one in laid],
+        groups=list(range(len(laid))),
+        device=device,
+    )
+    judged, labels = torch.zeros(len(batch.tokens)), list[float]()
+    offset = 0
+    for one in laid:
+        for end, label in zip(one.ends, one.labels, strict=True):
+            if label is not None:
+                judged[offset + len(one.prompt) + end] = 1.0
+                labels.append(label)
+        offset += len(one.prompt) + len(one.tokens)
+    if not labels:
+        why = f"no step of these {len(laid)} rows has a label"
+        raise UserError("data.train_files", len(laid), why, "drop rows that nobody judged")
+    numbers = {LABELS: torch.tensor(labels, device=device)}
+    streamed = batch.with_streams(**{JUDGED: judged.to(device)})
+    return OfflineBatch(rows=tuple(places), batch=streamed, numbers=numbers)
+
+
+def _scored_at_the_end(batch: PackedBatch) -> PackedBatch:
+    judged = torch.zeros(batch.tokens.shape, device=batch.tokens.device)
+    judged[batch.layout.offsets[1:] - 1] = 1.0
+    return batch.with_streams(**{JUDGED: judged})
+
+
+def _rated_tokens(row: Rated, renderer: Renderer) -> tuple[tuple[int, ...], list[bool]]:
+    """The whole conversation as the template writes it in the end, and where answers are."""
+    if isinstance(row, LabelledRow):
+        answer = render_answer(row, renderer)
+        return answer.tokens, [False] * len(answer.prompt) + list(answer.answer.mask)
+    last = render_conversation(row, renderer)[-1]
+    return last.rendered.tokens, [weight > 0 for weight in last.weights]
+
+
+def target_of(row: Rated, target_key: str) -> float:
+    """The number that a row gives its answer; a UserError where it gives none."""
+    found = row.extra_info.get(target_key)
+    if isinstance(found, int | float) and math.isfinite(found):
+        return float(found)
+    if found is None and isinstance(row, LabelledRow):
+        return float(row.label)
+    why = f"a row gives {found!r} there, and a score to learn is a finite number"
+    raise UserError(f"{BLOCK}.target_key", target_key, why, "name a column of numbers")
+
 
 _FIELD = "actor_rollout_ref.model.path"
 _KINDS = {
@@ -41,7 +157,7 @@ class RewardModelStage:
         self,
         engine: RewardModelEngine,
         data: OfflineData[Any],
-        reward_training: RewardTraining,
+        reward_training: RewardTrainingConfig,
     ) -> None:
         self._engine = engine
         self._data = data
@@ -63,11 +179,11 @@ class RewardModelStage:
             Goal(metric=f"reward_model/{name}", label=label),
         )
 
-    def lesson(self, rows: Sequence[int]) -> Lesson:
+    def lesson(self, rows: Sequence[int]) -> OfflineBatch:
         """The rows at these places as tokens, and where they are judged."""
         return self._lay(self._data.train, rows)
 
-    def update(self, lesson: Lesson, *, lr: float) -> Updated:
+    def update(self, lesson: OfflineBatch, *, lr: float) -> UpdateResult:
         """One optimizer step."""
         return self._engine.update(lesson, lr=lr)
 
@@ -77,7 +193,7 @@ class RewardModelStage:
         if not rows:
             return {}
         found = self._engine.measure(self._lay(rows, range(len(rows))))
-        return held_out(found)
+        return validation_names(found)
 
     def state(self) -> dict[str, Any]:
         """Weights, head included, and optimizer."""
@@ -91,22 +207,22 @@ class RewardModelStage:
         restore_parameters(self._engine.model, state["actor"])
         self._engine.optimizer.load_state_dict(state["actor_optimizer"])
 
-    def _lay(self, rows: Sequence[Any], places: Sequence[int]) -> Lesson:
+    def _lay(self, rows: Sequence[Any], places: Sequence[int]) -> OfflineBatch:
         renderer, reward_training = self._data.given.renderer, self._reward_training
         match reward_training.objective:
             case "bradley_terry":
-                return lay_judged_pairs(
+                return pack_scored_pairs(
                     rows, places, renderer, self.device, use_margins=reward_training.use_margins
                 )
             case "regression":
-                return lay_rated(
+                return pack_rated(
                     rows, places, renderer, self.device, target_key=reward_training.target_key
                 )
             case "process":
-                return lay_steps(rows, places, renderer, self.device)
+                return pack_steps(rows, places, renderer, self.device)
 
 
-def _demand_numbers(rows: Sequence[Any], reward_training: RewardTraining) -> None:
+def _demand_numbers(rows: Sequence[Any], reward_training: RewardTrainingConfig) -> None:
     """A UserError, before the first step, where a row lacks a number that is learned from."""
     if reward_training.objective == "regression":
         for row in rows:
@@ -129,7 +245,7 @@ def build_reward_engine(config: RunConfig, device: str) -> RewardModelEngine:
     return RewardModelEngine(model, optimizer, actor_passes(arr.actor), objective)
 
 
-def _build(given: Given) -> OfflineStage:
+def _build(given: StageContext) -> OfflineStage:
     engine = build_reward_engine(given.config, given.device)
     return RewardModelStage(engine, given.data, given.config.reward_training)
 
@@ -139,6 +255,6 @@ def _columns(config: RunConfig) -> tuple[str, ...]:
     return (training.target_key,) if training.objective == "regression" else ()
 
 
-STAGE = StageKind(
+REWARD_MODEL = StageKind(
     kinds=lambda c: _KINDS[c.reward_training.objective], build=_build, columns=_columns
 )

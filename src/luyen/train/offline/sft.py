@@ -1,4 +1,4 @@
-"""The stage `sft`: conversations in which the assistant has answered, and plain text."""
+"""The stages `sft` and `distill`: answers as targets, or a teacher's distribution on them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, final
@@ -8,23 +8,22 @@ import torch
 from luyen.base.errors import UserError
 from luyen.base.records import Source
 from luyen.config.schema.run import RunConfig
-from luyen.data.formats.forms import Kind
+from luyen.data.formats.detect import Kind
 from luyen.data.formats.records import ConversationRow, TextRow
 from luyen.data.formats.render import Weighted, render_conversation
 from luyen.data.offline import OfflineData
-from luyen.data.render import Renderer
-from luyen.data.rendered import Rendered
+from luyen.data.render import Rendered, Renderer
 from luyen.data.tokenizer import Tokenizer
-from luyen.engine.batch import PackedBatch, pack
-from luyen.engine.lesson import Lesson
+from luyen.engine.batch import OfflineBatch, PackedBatch, pack
+from luyen.engine.distill import DistillEngine, DistillObjective
+from luyen.engine.logprobs import score
 from luyen.engine.optim import MasterAdamW
-from luyen.engine.score import score
-from luyen.engine.step import Updated
+from luyen.engine.step import UpdateResult
 from luyen.engine.supervised import TOKEN_WEIGHT, SupervisedEngine
-from luyen.models.state import restore_parameters, trained_parameters
-from luyen.models.threads import choose_threads
-from luyen.train.build_roles import actor_passes, start_policy
-from luyen.train.offline.stage import Given, Goal, OfflineStage, StageKind
+from luyen.models.load import choose_threads
+from luyen.models.trained_weights import restore_parameters, trained_parameters
+from luyen.train.builders.roles import actor_passes, initial_policy, load_teacher
+from luyen.train.offline.stage import Goal, OfflineStage, StageContext, StageKind, validation_names
 
 Learnable = ConversationRow | TextRow
 
@@ -50,16 +49,16 @@ class SftStage:
         """Where passes run."""
         return self._engine.policy.device
 
-    def lesson(self, rows: Sequence[int]) -> Lesson:
+    def lesson(self, rows: Sequence[int]) -> OfflineBatch:
         """The rows at these places as packed tokens."""
         chosen = [self._data.train[i] for i in rows]
-        return Lesson(rows=tuple(rows), batch=self._packed(chosen))
+        return OfflineBatch(rows=tuple(rows), batch=self._packed(chosen))
 
-    def update(self, lesson: Lesson, *, lr: float) -> Updated:
+    def update(self, lesson: OfflineBatch, *, lr: float) -> UpdateResult:
         """One optimizer step; how many tokens it learned from is among its metrics."""
         done = self._engine.update(lesson.batch, lr=lr)
         tokens = float(lesson.batch.layout.mask.sum())
-        return Updated(stepped=done.stepped, metrics={**done.metrics, "sft/tokens": tokens})
+        return UpdateResult(stepped=done.stepped, metrics={**done.metrics, "sft/tokens": tokens})
 
     @torch.no_grad()
     def measure(self) -> dict[str, float]:
@@ -103,7 +102,7 @@ def build_learner(
 ) -> SupervisedEngine:
     """The policy with its optimizer."""
     arr = config.actor_rollout_ref
-    policy = start_policy(config, tokenizer, device)
+    policy = initial_policy(config, tokenizer, device)
     choose_threads(policy)
     return SupervisedEngine(
         policy,
@@ -169,10 +168,87 @@ def _text(text: str, renderer: Renderer) -> Weighted:
     return Weighted(rendered=told, weights=(0.0, *[1.0] * (len(tokens) - 1)))
 
 
-def _build(given: Given) -> OfflineStage:
+def _build_sft(given: StageContext) -> OfflineStage:
     loss, learn = given.config.sft.loss, given.config.sft.learn
     learner = build_learner(given.config, given.tokenizer, given.device, loss=loss)
     return SftStage(learner, given.data, learn=learn)
 
 
-STAGE = StageKind(kinds=lambda _: (Kind.CONVERSATION, Kind.TEXT, Kind.PROMPTS), build=_build)
+SFT = StageKind(kinds=lambda _: (Kind.CONVERSATION, Kind.TEXT, Kind.PROMPTS), build=_build_sft)
+
+
+# The stage `distill`: answers that are given, and a teacher's distribution at each token.
+
+
+@final
+class DistillStage:
+    """A student that learns what a teacher would say in the place of each answer."""
+
+    goals = (
+        Goal(metric="distill/val_divergence", label="divergence from the teacher, held-out rows"),
+        Goal(metric="distill/divergence", label="divergence from the teacher"),
+    )
+
+    def __init__(self, engine: DistillEngine, data: OfflineData[Learnable]) -> None:
+        self._engine = engine
+        self._data = data
+
+    @property
+    def device(self) -> torch.device:
+        """Where passes run."""
+        return self._engine.learner.policy.device
+
+    def lesson(self, rows: Sequence[int]) -> OfflineBatch:
+        """The rows at these places as packed tokens."""
+        chosen = [self._data.train[i] for i in rows]
+        return OfflineBatch(rows=tuple(rows), batch=self._packed(chosen))
+
+    def update(self, lesson: OfflineBatch, *, lr: float) -> UpdateResult:
+        """One optimizer step; how many tokens it learned from is among its metrics."""
+        done = self._engine.update(lesson.batch, lr=lr)
+        tokens = float(lesson.batch.layout.mask.sum())
+        return UpdateResult(
+            stepped=done.stepped, metrics={**done.metrics, "distill/tokens": tokens}
+        )
+
+    def measure(self) -> dict[str, float]:
+        """The same numbers as of a step, on all held-out rows."""
+        if not self._data.validation:
+            return {}
+        found = self._engine.measure(self._packed(self._data.validation))
+        return validation_names(found)
+
+    def state(self) -> dict[str, Any]:
+        """Weights and optimizer of the student; the teacher is where it was."""
+        return actor_state(self._engine.learner)
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Stand where another stood."""
+        restore_actor(self._engine.learner, state)
+
+    def _packed(self, rows: Sequence[Learnable]) -> PackedBatch:
+        return pack_conversations(rows, self._data.given.renderer, self.device)
+
+
+def distill_objective(config: RunConfig) -> DistillObjective:
+    """What the stage minimises."""
+    distill = config.distill
+    return DistillObjective(
+        divergence=distill.divergence,
+        beta=distill.beta,
+        top_k=distill.top_k,
+        temperature=distill.temperature,
+        nll_weight=distill.nll_weight,
+    )
+
+
+def _build_distill(given: StageContext) -> OfflineStage:
+    config = given.config
+    learner = build_learner(config, given.tokenizer, given.device)
+    teacher = load_teacher(config, given.tokenizer, given.device)
+    return DistillStage(DistillEngine(learner, teacher, distill_objective(config)), given.data)
+
+
+DISTILL = StageKind(
+    kinds=lambda _: (Kind.CONVERSATION, Kind.TEXT, Kind.PROMPTS), build=_build_distill
+)

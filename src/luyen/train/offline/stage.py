@@ -8,11 +8,11 @@ import torch
 
 from luyen.base.rundir import RunDirectory
 from luyen.config.schema.run import RunConfig
-from luyen.data.formats.forms import Kind
+from luyen.data.formats.detect import Kind
 from luyen.data.offline import OfflineData
 from luyen.data.tokenizer import Tokenizer
-from luyen.engine.lesson import Lesson
-from luyen.engine.step import Updated
+from luyen.engine.batch import OfflineBatch
+from luyen.engine.step import UpdateResult
 from luyen.telemetry.display import Display
 
 VALIDATION = "val_"
@@ -48,11 +48,11 @@ class OfflineStage(Protocol):
         """What to tell at the end; the first that was measured counts."""
         ...
 
-    def lesson(self, rows: Sequence[int]) -> Lesson:
+    def lesson(self, rows: Sequence[int]) -> OfflineBatch:
         """The training rows at these places as tokens; nothing but the rows decides it."""
         ...
 
-    def update(self, lesson: Lesson, *, lr: float) -> Updated:
+    def update(self, lesson: OfflineBatch, *, lr: float) -> UpdateResult:
         """One optimizer step on the whole lesson, whatever the micro-batches are."""
         ...
 
@@ -71,11 +71,11 @@ class OfflineStage(Protocol):
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
+class StageContext:
     """What a stage is built from.
 
     Example:
-        >>> sorted(Given.__slots__)
+        >>> sorted(StageContext.__slots__)
         ['config', 'data', 'device', 'directory', 'display', 'tokenizer']
     """
 
@@ -107,15 +107,15 @@ class StageKind:
     """What its rows may be."""
     columns: Callable[[RunConfig], tuple[str, ...]] = lambda _: ()
     """Further columns that rows are learned from; those that differ in one are not the same."""
-    build: Callable[[Given], OfflineStage]
+    build: Callable[[StageContext], OfflineStage]
     """The stage, at its beginning."""
 
 
-def held_out(found: Mapping[str, float]) -> dict[str, float]:
+def validation_names(found: Mapping[str, float]) -> dict[str, float]:
     """Numbers of a step under the names that they have on held-out rows.
 
     Example:
-        >>> held_out({"preference/accuracy": 0.5})
+        >>> validation_names({"preference/accuracy": 0.5})
         {'preference/val_accuracy': 0.5}
     """
     return {name.replace("/", f"/{VALIDATION}", 1): value for name, value in found.items()}

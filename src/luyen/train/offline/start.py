@@ -1,4 +1,4 @@
-"""Begin or resume an offline run and carry it to its end."""
+"""Start or resume an offline run (SFT, preference, reward model, distillation)."""
 
 import time
 from contextlib import ExitStack
@@ -12,38 +12,51 @@ from luyen.config.check import Report
 from luyen.config.schema.run import RunConfig
 from luyen.data.offline import OfflineData, build_offline_data
 from luyen.data.tokenizer import Tokenizer
-from luyen.telemetry.curves import draw_curves
+from luyen.telemetry.curves import plot_curves
 from luyen.telemetry.display import Display
-from luyen.telemetry.patience import explained
+from luyen.telemetry.progress import explain_if_slow
 from luyen.telemetry.sinks import open_sinks
 from luyen.telemetry.spans import SPANS
-from luyen.telemetry.summary import Change, Summary
-from luyen.train.beginning import (
-    facts_of,
-    find_checkpoint,
-    identity,
+from luyen.telemetry.summary import Change, RunSummary
+from luyen.train.builders.run import total_steps
+from luyen.train.builders.setup import (
+    collect_manifest,
+    find_resume_checkpoint,
+    import_plugins,
+    load_run_tokenizer,
     open_run_display,
     refuse_running,
+    run_identity,
 )
-from luyen.train.build import total_steps
-from luyen.train.directory import open_session
 from luyen.train.interrupt import Interrupted
-from luyen.train.offline.course import OfflineCourse
-from luyen.train.offline.files import OfflineFiles, load_parts
-from luyen.train.offline.run import OfflineRun, train_offline
-from luyen.train.offline.stage import Given
-from luyen.train.offline.stages import STAGES
-from luyen.train.process import import_plugins, load_run_tokenizer
-from luyen.train.saving import demand_stage, known_at, open_store, saves_aside
-from luyen.train.session import headline, note_what_happens, own_until_wired
-from luyen.train.state import first_line
+from luyen.train.offline import preference, reward_model, sft
+from luyen.train.offline.loop import (
+    OfflineRecorder,
+    OfflineRun,
+    OfflineSchedule,
+    load_parts,
+    train_offline,
+)
+from luyen.train.offline.stage import StageContext, StageKind
+from luyen.train.record import metrics_at, open_store, require_stage, saves_in_background
+from luyen.train.session import headline, note_run_events, open_session, release_on_error
+from luyen.train.state import first_logged_step
+
+# Every offline stage by the name that `trainer.stage` gives it.
+
+STAGES: dict[str, StageKind] = {
+    "sft": sft.SFT,
+    "preference": preference.PREFERENCE,
+    "reward_model": reward_model.REWARD_MODEL,
+    "distill": sft.DISTILL,
+}
 
 
-def run_offline(report: Report, *, trial_steps: int | None = None) -> Summary:
+def run_offline(report: Report, *, trial_steps: int | None = None) -> RunSummary:
     """Learn from the rows that are given."""
     run = prepare_offline(report)
     run.trial_steps = trial_steps
-    return _carry_out(run)
+    return _train_to_end(run)
 
 
 def prepare_offline(report: Report) -> OfflineRun:
@@ -54,9 +67,9 @@ def prepare_offline(report: Report) -> OfflineRun:
     tokenizer = load_run_tokenizer(config)
     display = open_run_display(config)
     data = offline_rows(config, tokenizer, display)
-    session = open_session(report, data.given, facts_of(config, data.given))
+    session = open_session(report, data.given, collect_manifest(config, data.given))
     directory = session.directory
-    given = Given(
+    given = StageContext(
         config=config,
         data=data,
         tokenizer=tokenizer,
@@ -65,18 +78,18 @@ def prepare_offline(report: Report) -> OfflineRun:
         display=display,
     )
     with ExitStack() as opened:
-        own_until_wired(opened, session)
+        release_on_error(opened, session)
         store = open_store(directory.checkpoints, config.trainer)
-        resumed = find_checkpoint(report, store, directory)
+        resumed = find_resume_checkpoint(report, store, directory)
         files = _open_files(report, directory, store, resumed, display)
         opened.callback(files.close)  # which releases the claim, too
         stage = STAGES[config.trainer.stage].build(given)
         steps = total_steps(config, len(data.train))
-        course = OfflineCourse(config=config, data=data.given, stage=stage, total_steps=steps)
+        course = OfflineSchedule(config=config, data=data.given, stage=stage, total_steps=steps)
         run = OfflineRun(course, files, display)
         if resumed is not None:
             loop = load_state(resumed.path, "loop")
-            demand_stage(loop, config.trainer.stage, resumed.path)
+            require_stage(loop, config.trainer.stage, resumed.path)
             stage.restore(load_parts(resumed.path, stage))
             run.go_on_from(loop)
         session.begin()
@@ -90,31 +103,33 @@ def _open_files(
     store: CheckpointStore,
     resumed: Checkpoint | None,
     display: Display,
-) -> OfflineFiles:
+) -> OfflineRecorder:
     """Metrics, digests and checkpoints; lines of steps that will be done again are dropped."""
     trainer = report.config.trainer
-    first_step = first_line(load_state(resumed.path, "loop") if resumed is not None else None)
+    first_step = first_logged_step(
+        load_state(resumed.path, "loop") if resumed is not None else None
+    )
     log = open_sinks(
         trainer.logger,
         directory=directory,
-        who=identity(report, directory),
+        who=run_identity(report, directory),
         display=display,
         first_step=first_step,
     )
-    return OfflineFiles(
+    return OfflineRecorder(
         directory,
         log,
         store,
         DigestFile(directory.digests, first_step=first_step),
-        known=known_at(resumed),
-        is_async=saves_aside(trainer, report.plan.where),
+        known=metrics_at(resumed),
+        is_async=saves_in_background(trainer, report.plan.where),
     )
 
 
 def offline_rows(config: RunConfig, tokenizer: Tokenizer, display: Display) -> OfflineData[Any]:
     """The rows of the run; the display says what is done when it takes long."""
     words = "preparing rows: reading, checking and measuring data.train_files and data.val_files"
-    with explained(display.waiting, words):
+    with explain_if_slow(display.waiting, words):
         kind = STAGES[config.trainer.stage]
         return build_offline_data(
             config.data,
@@ -125,11 +140,11 @@ def offline_rows(config: RunConfig, tokenizer: Tokenizer, display: Display) -> O
         )
 
 
-def _carry_out(run: OfflineRun) -> Summary:
+def _train_to_end(run: OfflineRun) -> RunSummary:
     directory = run.files.directory
     started, first = time.monotonic(), run.step
     with ExitStack() as ending:
-        note_what_happens(ending, directory)
+        note_run_events(ending, directory)
         for part in (SPANS, run.files, run.display):
             ending.callback(part.close)
         SPANS.open(directory.events, process="controller")
@@ -140,9 +155,9 @@ def _carry_out(run: OfflineRun) -> Summary:
             except Interrupted:
                 run.save()
             run.files.settle()
-    draw_curves(directory.metrics, directory.report)
+    plot_curves(directory.metrics, directory.report)
     newest, done = run.files.store.latest(), run.step - (run.open is not None)
-    return Summary(
+    return RunSummary(
         headline=headline(directory, run.interruption, step=done, last_step=run.last_step),
         signal=run.interruption.number,
         changes=_changes(run),

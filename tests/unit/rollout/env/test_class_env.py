@@ -7,10 +7,9 @@ import pytest
 
 from luyen.base.errors import UserError
 from luyen.base.records import StopReason, make_prompt
-from luyen.config.schema.rollout import EnvironmentChoice
-from luyen.rollout.env.all import envs
+from luyen.config.schema.actor_rollout_ref import EnvironmentConfig
+from luyen.rollout.build import EnvSelector, envs
 from luyen.rollout.env.class_env import blueprint_of
-from luyen.rollout.env.worlds import Worlds
 from tests.talk import ScriptedEngine, call, play, setting
 
 FILE = str(Path(__file__).with_name("worlds_of_classes.py"))
@@ -121,8 +120,8 @@ def test_what_is_wrong_with_the_class_is_said(path: str, name: str, said: str):
 
 
 def test_arguments_that_the_class_does_not_take_are_said():
-    choice = EnvironmentChoice(
+    choice = EnvironmentConfig(
         kind="class", kwargs={"path": FILE, "name": "Counter", "kwargs": {"begin": 1}}
     )
     with pytest.raises(UserError, match="begin"):
-        Worlds({"count": choice}, default="count").tools_of(ASKED)
+        EnvSelector({"count": choice}, default="count").tools_of(ASKED)

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from luyen.base.foreign import ForeignExit
-from luyen.rollout.env.exchange import Exchange
+from luyen.base.boundary import ForeignExit
+from luyen.rollout.env.verifiers_env import Exchange
 
 
 def say(text: str):

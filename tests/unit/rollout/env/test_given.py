@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from luyen.rollout.env.given import number_or_none, text_or_none, with_text
+from luyen.rollout.env.protocol import number_or_none, text_or_none, with_text
 
 
 @given(st.floats() | st.integers(-(10**9), 10**9) | st.booleans())

@@ -7,13 +7,13 @@ import pytest
 
 from luyen.base.errors import UserError
 from luyen.base.records import StopReason, make_prompt
-from luyen.config.task_url import parse_task_url
-from luyen.data.reasoning_gym import reasoning_gym_rows
-from luyen.rollout.env.all import envs
+from luyen.config.task_sources import parse_task_url
+from luyen.data.sources import reasoning_gym_rows
+from luyen.rollout.build import envs
 from tests.talk import ScriptedEngine, play, setting
 
 reasoning_gym = pytest.importorskip("reasoning_gym", reason="the extra `tasks` is missing")
-from luyen.rollout.env import gym_door  # noqa: E402
+from luyen.rollout.env import reasoning_gym_adapter  # noqa: E402
 
 LEGS = "leg_counting"
 EMPTY = make_prompt([{"role": "system", "content": "Answer."}])
@@ -101,7 +101,7 @@ def test_a_verifier_that_breaks_is_a_fault_and_never_zero(gives, monkeypatch):
             raise gives
         return gives
 
-    monkeypatch.setattr(gym_door, "_verifier", lambda _: judge)
+    monkeypatch.setattr(reasoning_gym_adapter, "_verifier", lambda _: judge)
     extra, _ = row()
     broken = rollout(lambda _: world(), lambda _: "7", **extra)
     assert (broken.stop, broken.given) == (StopReason.FAULT, ())

@@ -8,10 +8,9 @@ import yaml
 
 from luyen.base.errors import UserError
 from luyen.base.records import StopReason, make_prompt
-from luyen.config.interaction_file import read_interactions
-from luyen.rollout.env import interaction
-from luyen.rollout.env.all import envs
-from luyen.rollout.env.worlds import Worlds
+from luyen.config.environments import read_interactions
+from luyen.rollout.build import EnvSelector, envs
+from luyen.rollout.env import user_simulator
 from tests.talk import ScriptedEngine, play, setting
 
 HERE = Path(__file__).parent
@@ -151,9 +150,9 @@ def test_a_class_that_needs_verl_is_told_how_to_do_without(tmp_path: Path):
 
 def test_the_row_names_its_user(tmp_path: Path):
     path = listed(tmp_path, {"name": "odd", "class_name": f"{FILE}:Odd", "config": {"gives": ""}})
-    worlds = Worlds(read_interactions(path), default=None)
+    worlds = EnvSelector(read_interactions(path), default=None)
     prompt = make_prompt([], extra_info={"interaction_kwargs": {"name": "odd"}})
-    assert isinstance(worlds.make(prompt), interaction.Interaction)
+    assert isinstance(worlds.make(prompt), user_simulator.Interaction)
     wrong = make_prompt([], extra_info={"interaction_kwargs": "odd"})
     with pytest.raises(UserError, match="is a mapping"):
         asyncio.run(user("Odd", gives="").open(wrong, key=1))

@@ -9,9 +9,9 @@ import pytest
 
 from luyen.base.errors import UserError
 from luyen.base.records import StopReason
+from luyen.rollout.build import envs
+from luyen.rollout.conversation_state import TurnLimits
 from luyen.rollout.env import verifiers_env
-from luyen.rollout.env.all import envs
-from luyen.rollout.loop import TurnLimits
 from tests.talk import ScriptedEngine, call, play, setting
 
 HERE = Path(__file__).parent
@@ -114,7 +114,7 @@ def test_a_world_that_breaks_is_a_fault_with_a_clear_line(loader: str, args, sai
 
 
 def test_a_program_that_hangs_ends_with_the_time_of_its_conversation(monkeypatch):
-    monkeypatch.setattr("luyen.rollout.env.exchange._END_S", 0.1)
+    monkeypatch.setattr("luyen.rollout.env.verifiers_env._END_S", 0.1)
     played = rollout("played", "2", budget_s=0.3, args={"kind": "Hanging"})
     assert "did not end within" in played.fault, "no reward is known, so it is a fault"
 
@@ -138,7 +138,7 @@ def test_what_is_wrong_with_the_environment_or_the_row_is_said(loader, args, num
 
 def test_an_installed_environment_is_found_by_its_id():
     made = envs.get("verifiers")(id="small-sums", args={"most": 1})
-    assert isinstance(made, verifiers_env.VerifiersWorld)
+    assert isinstance(made, verifiers_env.VerifiersEnv)
     assert made._environment.task(0).data.prompt == "0+1="
 
 

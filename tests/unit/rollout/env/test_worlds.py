@@ -7,28 +7,27 @@ import pytest
 
 from luyen.base.errors import UserError
 from luyen.base.records import GroupId, StopReason, make_prompt
-from luyen.config.schema.rollout import EnvironmentChoice
-from luyen.rollout.env.all import envs
+from luyen.config.schema.actor_rollout_ref import EnvironmentConfig
+from luyen.rollout.build import EnvSelector, envs
 from luyen.rollout.env.protocol import Observation
-from luyen.rollout.env.worlds import Worlds
 from luyen.rollout.multi_turn import Conversations
 from luyen.rollout.protocol import Sampling
-from luyen.rollout.single_turn import Draw
+from luyen.rollout.single_turn import PromptRequest
 from tests.optional import needs
 from tests.talk import KEEP, TOKENIZER, ScriptedEngine, World, call, play, setting
 
 FILE = str(Path(__file__).with_name("worlds_of_classes.py"))
-CHOICES: Mapping[str, EnvironmentChoice] = {
-    "count": EnvironmentChoice(kind="class", kwargs={"path": FILE, "name": "Counter"}),
-    "legs": EnvironmentChoice(
+CHOICES: Mapping[str, EnvironmentConfig] = {
+    "count": EnvironmentConfig(kind="class", kwargs={"path": FILE, "name": "Counter"}),
+    "legs": EnvironmentConfig(
         kind="reasoning_gym", kwargs={"dataset": "leg_counting", "attempts": 2, "feedback": "No!"}
     ),
-    "clerk": EnvironmentChoice(kind="user", kwargs={"replies": ["And now?"]}),
+    "clerk": EnvironmentConfig(kind="user", kwargs={"replies": ["And now?"]}),
 }
-WORLDS = Worlds(CHOICES, default="clerk")
+WORLDS = EnvSelector(CHOICES, default="clerk")
 
 
-def draw(number: int, text: str, **row) -> Draw:
+def draw(number: int, text: str, **row) -> PromptRequest:
     prompt = make_prompt([{"role": "user", "content": text}], extra_info=row)
     offered = make_prompt(
         prompt.messages,
@@ -36,7 +35,7 @@ def draw(number: int, text: str, **row) -> Draw:
         extra_info=row,
     )
     group = GroupId(step=0, draw=number, uid=offered.uid)
-    return Draw(group=group, prompt=offered, samples=2)
+    return PromptRequest(group=group, prompt=offered, samples=2)
 
 
 def script(text: str, _: int) -> str:
@@ -87,7 +86,7 @@ def test_a_world_that_the_run_does_not_have_is_said():
 )
 def test_arguments_of_a_kind_are_checked_before_anything_runs(kind: str, kwargs, said: str):
     with pytest.raises(UserError, match=said):
-        Worlds({"it": EnvironmentChoice(kind=kind, kwargs=kwargs)}, default=None)
+        EnvSelector({"it": EnvironmentConfig(kind=kind, kwargs=kwargs)}, default=None)
 
 
 @pytest.mark.parametrize(

@@ -2,66 +2,90 @@
 
 import pytest
 
-from luyen.rollout.parsers.deepseek import (
-    CALL_BEGIN,
-    CALL_END,
-    CALLS_BEGIN,
-    CALLS_END,
-    SEPARATOR,
+from luyen.rollout.parsers.json_formats import (
+    DEEPSEEK_CALL_BEGIN,
+    DEEPSEEK_CALL_END,
+    DEEPSEEK_CALLS_BEGIN,
+    DEEPSEEK_CALLS_END,
+    DEEPSEEK_SEPARATOR,
     parse_deepseek,
 )
-from luyen.rollout.parsers.protocol import Parsed, WrittenCall
+from luyen.rollout.parsers.protocol import ParsedTurn, WrittenCall
 
 F = WrittenCall(name="f", arguments={"x": 1})
-SHORT = f'{CALL_BEGIN}f{SEPARATOR}{{"x": 1}}{CALL_END}'
-FENCED = f'{CALL_BEGIN}function{SEPARATOR}f\n```json\n{{"x": 1}}\n```{CALL_END}'
+SHORT = f'{DEEPSEEK_CALL_BEGIN}f{DEEPSEEK_SEPARATOR}{{"x": 1}}{DEEPSEEK_CALL_END}'
+FENCED = (
+    f"{DEEPSEEK_CALL_BEGIN}function{DEEPSEEK_SEPARATOR}f\n"
+    f'```json\n{{"x": 1}}\n```{DEEPSEEK_CALL_END}'
+)
 
 
 def test_the_tokens_are_those_of_the_tokenizer():
     assert (
-        CALLS_BEGIN.encode() == b"<\xef\xbd\x9ctool\xe2\x96\x81calls\xe2\x96\x81begin\xef\xbd\x9c>"
+        DEEPSEEK_CALLS_BEGIN.encode()
+        == b"<\xef\xbd\x9ctool\xe2\x96\x81calls\xe2\x96\x81begin\xef\xbd\x9c>"
     )
-    assert SEPARATOR.encode() == b"<\xef\xbd\x9ctool\xe2\x96\x81sep\xef\xbd\x9c>"
+    assert DEEPSEEK_SEPARATOR.encode() == b"<\xef\xbd\x9ctool\xe2\x96\x81sep\xef\xbd\x9c>"
 
 
 @pytest.mark.parametrize("call", [SHORT, FENCED])
 def test_the_tokens_around_all_calls_are_no_content_and_may_be_missing(call: str):
     for text in (
-        f"Well.{CALLS_BEGIN}{call}{CALLS_END}",
-        f"Well.\n{CALLS_BEGIN}\n{call}\n{CALLS_END}",
-        f"Well.{CALLS_BEGIN}{call}",
+        f"Well.{DEEPSEEK_CALLS_BEGIN}{call}{DEEPSEEK_CALLS_END}",
+        f"Well.\n{DEEPSEEK_CALLS_BEGIN}\n{call}\n{DEEPSEEK_CALLS_END}",
+        f"Well.{DEEPSEEK_CALLS_BEGIN}{call}",
         f"Well.{call}",
     ):
-        assert parse_deepseek(text) == Parsed(content="Well.", calls=(F,))
+        assert parse_deepseek(text) == ParsedTurn(content="Well.", calls=(F,))
 
 
 def test_a_fence_and_an_end_inside_a_string_end_nothing():
-    inside = f"```{CALL_END}{CALLS_END}"
+    inside = f"```{DEEPSEEK_CALL_END}{DEEPSEEK_CALLS_END}"
     for call in (SHORT, FENCED):
         parsed = parse_deepseek(call.replace("1}", f'"{inside}"}}'))
         assert parsed.calls == (WrittenCall(name="f", arguments={"x": inside}),)
 
 
 def test_a_tool_may_be_called_function_in_the_short_form():
-    parsed = parse_deepseek(f"{CALL_BEGIN}function{SEPARATOR}{{}}{CALL_END}")
+    parsed = parse_deepseek(
+        f"{DEEPSEEK_CALL_BEGIN}function{DEEPSEEK_SEPARATOR}{{}}{DEEPSEEK_CALL_END}"
+    )
     assert parsed.calls == (WrittenCall(name="function", arguments={}),)
 
 
 @pytest.mark.parametrize(
     ("bad", "why"),
     [
-        (f"{CALL_BEGIN}f{SEPARATOR}{{x}}{CALL_END}", 'the arguments of "f" are not valid JSON'),
-        (f"{CALL_BEGIN}f{SEPARATOR}[1]{CALL_END}", "must be a JSON object, not a list"),
-        (f"{CALL_BEGIN}f{SEPARATOR}{{}}", 'the call of "f" is not closed'),
-        (f"{CALL_BEGIN}f{SEPARATOR}{{}} and {CALL_END}", 'the call of "f" is not closed'),
-        (f"{CALL_BEGIN}{SEPARATOR}{{}}{CALL_END}", "must begin with a name and the separator"),
-        (f"{CALL_BEGIN}f{{}}{CALL_END}", "must begin with a name and the separator token"),
-        (FENCED.replace("\n```" + CALL_END, CALL_END), 'the call of "f" is not closed'),
+        (
+            f"{DEEPSEEK_CALL_BEGIN}f{DEEPSEEK_SEPARATOR}{{x}}{DEEPSEEK_CALL_END}",
+            'the arguments of "f" are not valid JSON',
+        ),
+        (
+            f"{DEEPSEEK_CALL_BEGIN}f{DEEPSEEK_SEPARATOR}[1]{DEEPSEEK_CALL_END}",
+            "must be a JSON object, not a list",
+        ),
+        (f"{DEEPSEEK_CALL_BEGIN}f{DEEPSEEK_SEPARATOR}{{}}", 'the call of "f" is not closed'),
+        (
+            f"{DEEPSEEK_CALL_BEGIN}f{DEEPSEEK_SEPARATOR}{{}} and {DEEPSEEK_CALL_END}",
+            'the call of "f" is not closed',
+        ),
+        (
+            f"{DEEPSEEK_CALL_BEGIN}{DEEPSEEK_SEPARATOR}{{}}{DEEPSEEK_CALL_END}",
+            "must begin with a name and the separator",
+        ),
+        (
+            f"{DEEPSEEK_CALL_BEGIN}f{{}}{DEEPSEEK_CALL_END}",
+            "must begin with a name and the separator token",
+        ),
+        (
+            FENCED.replace("\n```" + DEEPSEEK_CALL_END, DEEPSEEK_CALL_END),
+            'the call of "f" is not closed',
+        ),
         (FENCED.replace("```json", ""), 'the arguments of "function" are not valid JSON'),
         (FENCED.replace("function", "tool"), 'the arguments of "tool" are not valid JSON'),
-        (f"{CALLS_BEGIN}none", "the tool calls are opened, but no call follows"),
-        (CALL_END, "a tool call is closed that was not opened"),
-        (CALLS_END, "a tool call is closed that was not opened"),
+        (f"{DEEPSEEK_CALLS_BEGIN}none", "the tool calls are opened, but no call follows"),
+        (DEEPSEEK_CALL_END, "a tool call is closed that was not opened"),
+        (DEEPSEEK_CALLS_END, "a tool call is closed that was not opened"),
     ],
 )
 def test_a_bad_call_is_one_problem_and_spares_its_sibling(bad: str, why: str):

@@ -2,8 +2,8 @@
 
 import pytest
 
-from luyen.rollout.parsers.gpt_oss import parse_gpt_oss
-from luyen.rollout.parsers.protocol import Parsed, WrittenCall
+from luyen.rollout.parsers.json_formats import parse_gpt_oss
+from luyen.rollout.parsers.protocol import ParsedTurn, WrittenCall
 
 F = WrittenCall(name="f", arguments={"x": 1})
 ANALYSIS = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
@@ -24,20 +24,20 @@ CALL = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"x": 1
     ],
 )
 def test_one_call_in_each_of_its_forms(call: str):
-    assert parse_gpt_oss(call) == Parsed(content="", calls=(F,))
-    assert parse_gpt_oss(ANALYSIS + call) == Parsed(content="Hm.", calls=(F,))
+    assert parse_gpt_oss(call) == ParsedTurn(content="", calls=(F,))
+    assert parse_gpt_oss(ANALYSIS + call) == ParsedTurn(content="Hm.", calls=(F,))
     assert parse_gpt_oss("<|start|>assistant" + call).calls == (F,)
 
 
 def test_content_is_the_final_message_and_with_calls_everything_said_before():
     final = "<|channel|>final<|message|>42"
     preamble = "<|channel|>commentary<|message|>Plan.<|end|><|start|>assistant"
-    assert parse_gpt_oss(ANALYSIS + final) == Parsed(content="42", calls=())
-    assert parse_gpt_oss(ANALYSIS + preamble + CALL) == Parsed(content="Hm.\nPlan.", calls=(F,))
+    assert parse_gpt_oss(ANALYSIS + final) == ParsedTurn(content="42", calls=())
+    assert parse_gpt_oss(ANALYSIS + preamble + CALL) == ParsedTurn(content="Hm.\nPlan.", calls=(F,))
     both = f"{ANALYSIS}{final}<|end|><|start|>assistant{CALL}"
-    assert parse_gpt_oss(both) == Parsed(content="Hm.\n42", calls=(F,))
-    assert parse_gpt_oss("<|channel|>analysis<|message|>So") == Parsed(content="So", calls=())
-    assert parse_gpt_oss("just text") == Parsed(content="just text", calls=())
+    assert parse_gpt_oss(both) == ParsedTurn(content="Hm.\n42", calls=(F,))
+    assert parse_gpt_oss("<|channel|>analysis<|message|>So") == ParsedTurn(content="So", calls=())
+    assert parse_gpt_oss("just text") == ParsedTurn(content="just text", calls=())
 
 
 def test_several_calls_in_order():
@@ -47,7 +47,7 @@ def test_several_calls_in_order():
 
 def test_calls_in_the_text_of_a_message_are_no_calls():
     thought = '<|channel|>analysis<|message|>to=functions.f {"x": 1} <tool_call>'
-    assert parse_gpt_oss(thought) == Parsed(content=thought.partition("sage|>")[2], calls=())
+    assert parse_gpt_oss(thought) == ParsedTurn(content=thought.partition("sage|>")[2], calls=())
 
 
 def test_an_end_inside_a_string_ends_nothing():

@@ -2,9 +2,8 @@
 
 import pytest
 
-from luyen.rollout.parsers.hermes import parse_hermes
-from luyen.rollout.parsers.protocol import Parsed, WrittenCall
-from luyen.rollout.parsers.scan import ATTEMPT_LIMIT
+from luyen.rollout.parsers.json_formats import parse_hermes
+from luyen.rollout.parsers.protocol import ATTEMPT_LIMIT, ParsedTurn, WrittenCall
 
 F = WrittenCall(name="f", arguments={"x": 1})
 F_TEXT = '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
@@ -12,7 +11,7 @@ F_TEXT = '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
 
 def test_text_around_and_between_calls_is_the_content():
     text = f"  Let me see.\n\n{F_TEXT}\nand\n{F_TEXT}{F_TEXT}\nDone. "
-    assert parse_hermes(text) == Parsed(content="  Let me see.\nand\nDone. ", calls=(F, F, F))
+    assert parse_hermes(text) == ParsedTurn(content="  Let me see.\nand\nDone. ", calls=(F, F, F))
 
 
 def test_a_closing_tag_inside_a_string_ends_nothing():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from luyen.rollout.parsers.json_objects import NESTING_LIMIT, flaw, quoted, read_json
+from luyen.rollout.parsers.protocol import NESTING_LIMIT, flaw, quoted, read_json
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,8 @@
 
 import pytest
 
-from luyen.rollout.parsers.llama3 import parse_llama3
-from luyen.rollout.parsers.protocol import Parsed, WrittenCall
-from luyen.rollout.parsers.pythonic import read_pythonic
+from luyen.rollout.parsers.llama3 import parse_llama3, read_pythonic
+from luyen.rollout.parsers.protocol import ParsedTurn, WrittenCall
 
 F = WrittenCall(name="f", arguments={"x": 1})
 F_TEXT = '{"name": "f", "parameters": {"x": 1}}'
@@ -25,7 +24,7 @@ F_TEXT = '{"name": "f", "parameters": {"x": 1}}'
     ],
 )
 def test_one_call_in_each_of_its_forms(text: str):
-    assert parse_llama3(text) == Parsed(content=text.strip()[:0], calls=(F,))
+    assert parse_llama3(text) == ParsedTurn(content=text.strip()[:0], calls=(F,))
 
 
 @pytest.mark.parametrize(
@@ -44,7 +43,7 @@ def test_one_call_in_each_of_its_forms(text: str):
     ],
 )
 def test_an_answer_is_no_call(text: str):
-    assert parse_llama3(text) == Parsed(content=text, calls=())
+    assert parse_llama3(text) == ParsedTurn(content=text, calls=())
 
 
 @pytest.mark.parametrize(
@@ -75,7 +74,7 @@ def test_a_bad_call_is_one_problem_and_stays_in_the_content(text: str, why: str)
 
 def test_several_calls_and_text_around_them():
     parsed = parse_llama3(f"Sure.<|python_tag|>{F_TEXT}; {F_TEXT}\n{F_TEXT} bye")
-    assert parsed == Parsed(content="Sure.\nbye", calls=(F, F, F))
+    assert parsed == ParsedTurn(content="Sure.\nbye", calls=(F, F, F))
 
 
 def test_a_broken_call_behind_a_good_one_is_reported_and_kept():

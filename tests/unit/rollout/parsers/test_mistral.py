@@ -2,8 +2,8 @@
 
 import pytest
 
-from luyen.rollout.parsers.mistral import parse_mistral
-from luyen.rollout.parsers.protocol import Parsed, WrittenCall
+from luyen.rollout.parsers.json_formats import parse_mistral
+from luyen.rollout.parsers.protocol import ParsedTurn, WrittenCall
 
 F = WrittenCall(name="f", arguments={"x": 1})
 
@@ -20,7 +20,7 @@ F = WrittenCall(name="f", arguments={"x": 1})
     ],
 )
 def test_one_call_in_each_of_its_forms(call: str):
-    assert parse_mistral(f"Well. {call}") == Parsed(content="Well.", calls=(F,))
+    assert parse_mistral(f"Well. {call}") == ParsedTurn(content="Well.", calls=(F,))
 
 
 def test_a_token_inside_a_string_begins_nothing():
@@ -66,5 +66,5 @@ def test_calls_in_thinking_are_none_in_either_spelling(close: str):
     thought = f"I could [TOOL_CALLS]g[ARGS]{{}} or [TOOL_CALLS] it.{close}"
     for opened in ("", close.replace("/", "")):
         text = f'{opened}{thought}[TOOL_CALLS]f[ARGS]{{"x": 1}}'
-        assert parse_mistral(text) == Parsed(content=opened + thought, calls=(F,))
+        assert parse_mistral(text) == ParsedTurn(content=opened + thought, calls=(F,))
     assert parse_mistral(f"[THINK]{thought.removesuffix(close)}").calls == ()

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from luyen.rollout.parsers.all import tool_parsers
-from luyen.rollout.parsers.protocol import Parsed, WrittenCall
+from luyen.rollout.build import tool_parsers
+from luyen.rollout.parsers.protocol import ParsedTurn, WrittenCall
 from tests.unit.rollout.parsers.writers import (
     THINKING,
     WRITINGS,
@@ -25,7 +25,7 @@ every_parser = pytest.mark.parametrize("name", PARSERS)
 every_writing = pytest.mark.parametrize("writing", WRITINGS.values(), ids=WRITINGS)
 
 
-def check_is_sound(parsed: Parsed) -> None:
+def check_is_sound(parsed: ParsedTurn) -> None:
     for call in parsed.calls:
         assert call.name
         json.dumps(dict(call.arguments), allow_nan=False, ensure_ascii=False)
@@ -75,7 +75,7 @@ def test_no_attempt_is_dropped_in_silence(name: str, opening: str, before: str, 
 def test_what_was_written_is_read_back(writing: Writing, data: st.DataObject, content: str):
     wanted = data.draw(calls(text_values=writing.text_values))
     parsed = tool_parsers.get(writing.parser)(writing.write(content, wanted))
-    assert shape(parsed) == shape(Parsed(content="", calls=tuple(wanted)))
+    assert shape(parsed) == shape(ParsedTurn(content="", calls=tuple(wanted)))
     assert parsed.problems == ()
     thinks = writing.write.__name__ == "llama3_bare" and content
     assert parsed.content == (f"<think>{content}</think>" if thinks else content)
@@ -114,7 +114,7 @@ def test_calls_in_thinking_are_no_calls(
     thinking = writing.write("hm ", thought) + "</think>"
     thinking = thinking if opened_by_prompt else "<think>" + thinking
     parsed = tool_parsers.get(writing.parser)(writing.write(thinking + "\nSo:", meant))
-    assert shape(parsed) == shape(Parsed(content="", calls=tuple(meant)))
+    assert shape(parsed) == shape(ParsedTurn(content="", calls=tuple(meant)))
     assert parsed.problems == ()
     assert parsed.content == thinking + "\nSo:"
 
@@ -128,7 +128,7 @@ def test_calls_in_thinking_that_never_ends_are_no_calls(writing: Writing):
     text = "<think>" + writing.write("", [WrittenCall(name="f", arguments={"x": "1"})])
     text = text.replace("<think><think>", "<think>")
     parsed = tool_parsers.get(writing.parser)(text)
-    assert parsed == Parsed(content=text, calls=())
+    assert parsed == ParsedTurn(content=text, calls=())
 
 
 @every_parser

@@ -2,9 +2,8 @@
 
 import pytest
 
-from luyen.rollout.parsers.glm import parse_glm
 from luyen.rollout.parsers.protocol import WrittenCall
-from luyen.rollout.parsers.qwen3_coder import parse_qwen3_coder
+from luyen.rollout.parsers.tag_formats import parse_glm, parse_qwen3_coder
 
 
 def qwen(inner: str) -> str:

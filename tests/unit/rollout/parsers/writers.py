@@ -7,14 +7,14 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from luyen.rollout.parsers.deepseek import (
-    CALL_BEGIN,
-    CALL_END,
-    CALLS_BEGIN,
-    CALLS_END,
-    SEPARATOR,
+from luyen.rollout.parsers.json_formats import (
+    DEEPSEEK_CALL_BEGIN,
+    DEEPSEEK_CALL_END,
+    DEEPSEEK_CALLS_BEGIN,
+    DEEPSEEK_CALLS_END,
+    DEEPSEEK_SEPARATOR,
 )
-from luyen.rollout.parsers.protocol import Parsed, WrittenCall
+from luyen.rollout.parsers.protocol import ParsedTurn, WrittenCall
 
 Calls = Sequence[WrittenCall]
 
@@ -87,15 +87,18 @@ def mistral_with_ids(content: str, calls: Calls) -> str:
 
 def deepseek_v3(content: str, calls: Calls) -> str:
     parts = (
-        f"{CALL_BEGIN}function{SEPARATOR}{c.name}\n```json\n{json.dumps(c.arguments)}\n```{CALL_END}"
+        f"{DEEPSEEK_CALL_BEGIN}function{DEEPSEEK_SEPARATOR}{c.name}\n```json\n{json.dumps(c.arguments)}\n```{DEEPSEEK_CALL_END}"
         for c in calls
     )
-    return content + CALLS_BEGIN + "\n".join(parts) + CALLS_END
+    return content + DEEPSEEK_CALLS_BEGIN + "\n".join(parts) + DEEPSEEK_CALLS_END
 
 
 def deepseek_v31(content: str, calls: Calls) -> str:
-    parts = (f"{CALL_BEGIN}{c.name}{SEPARATOR}{json.dumps(c.arguments)}{CALL_END}" for c in calls)
-    return content + CALLS_BEGIN + "".join(parts) + CALLS_END
+    parts = (
+        f"{DEEPSEEK_CALL_BEGIN}{c.name}{DEEPSEEK_SEPARATOR}{json.dumps(c.arguments)}{DEEPSEEK_CALL_END}"
+        for c in calls
+    )
+    return content + DEEPSEEK_CALLS_BEGIN + "".join(parts) + DEEPSEEK_CALLS_END
 
 
 def gpt_oss(content: str, calls: Calls) -> str:
@@ -161,8 +164,18 @@ WRITINGS = {
         Writing(parser="mistral", write=mistral, opening="[TOOL_CALLS]", complete="]"),
         Writing(parser="mistral", write=mistral_v11, opening="[TOOL_CALLS]"),
         Writing(parser="mistral", write=mistral_with_ids, opening="[TOOL_CALLS]"),
-        Writing(parser="deepseek", write=deepseek_v3, opening=CALL_BEGIN, complete=CALL_END),
-        Writing(parser="deepseek", write=deepseek_v31, opening=CALL_BEGIN, complete=CALL_END),
+        Writing(
+            parser="deepseek",
+            write=deepseek_v3,
+            opening=DEEPSEEK_CALL_BEGIN,
+            complete=DEEPSEEK_CALL_END,
+        ),
+        Writing(
+            parser="deepseek",
+            write=deepseek_v31,
+            opening=DEEPSEEK_CALL_BEGIN,
+            complete=DEEPSEEK_CALL_END,
+        ),
         Writing(parser="gpt_oss", write=gpt_oss, opening="to=functions."),
         Writing(parser="gpt_oss", write=gpt_oss_recipient_first, opening="to=functions."),
     )
@@ -171,8 +184,24 @@ WRITINGS = {
 FRAGMENTS = (
     *("<tool_call>", "</tool_call>", "<function=f>", "</function>", "<parameter=x>"),
     *("</parameter>", "<arg_key>k</arg_key>", "<arg_value>", "</arg_value>", "<|python_tag|>"),
-    *("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", CALLS_BEGIN, CALL_BEGIN, SEPARATOR, CALL_END),
-    *(CALLS_END, "```json\n", "\n```", "<|start|>", "assistant", "<|channel|>", "commentary"),
+    *(
+        "[TOOL_CALLS]",
+        "[ARGS]",
+        "[CALL_ID]",
+        DEEPSEEK_CALLS_BEGIN,
+        DEEPSEEK_CALL_BEGIN,
+        DEEPSEEK_SEPARATOR,
+        DEEPSEEK_CALL_END,
+    ),
+    *(
+        DEEPSEEK_CALLS_END,
+        "```json\n",
+        "\n```",
+        "<|start|>",
+        "assistant",
+        "<|channel|>",
+        "commentary",
+    ),
     *("analysis", "final", " to=functions.f", "<|constrain|>json", "<|message|>", "<|end|>"),
     *("<|call|>", "<|return|>", "function", "name", "f(x=1)", "f(", ")", ";", "=", "'", "\\"),
     *('{"name": "f", "arguments": {"x": 1}}', '{"name": "f", "parameters": {}}', '{"x": 1}'),
@@ -214,6 +243,6 @@ def calls(*, text_values: bool) -> st.SearchStrategy[list[WrittenCall]]:
     return st.lists(made, min_size=1, max_size=3)
 
 
-def shape(parsed: Parsed) -> str:
+def shape(parsed: ParsedTurn) -> str:
     """What was read, with 1, 1.0 and True told apart."""
     return repr([(call.name, dict(call.arguments)) for call in parsed.calls])

@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from luyen.base.calls import CallStatus, ToolCall
-from luyen.base.records import make_prompt
+from luyen.base.records import CallStatus, ToolCall, make_prompt
 from luyen.rollout.parsers.protocol import WrittenCall
-from luyen.rollout.tools.box import ToolBox
-from luyen.rollout.tools.foreign import InvalidArguments, ToolError, ToolFault
-from luyen.rollout.tools.function import FunctionTool, tool
 from luyen.rollout.tools.protocol import Tool, ToolReply
+from luyen.rollout.tools.python_tools import FunctionTool, tool
+from luyen.rollout.tools.registry import ToolRegistry
+from luyen.rollout.tools.user_code import InvalidArguments, ToolError, ToolFault
 
 PROMPT = make_prompt([{"role": "user", "content": "Hi"}])
 
@@ -36,7 +35,7 @@ def one_call(
     """A single call, made in a box of its own."""
 
     async def run() -> ToolCall:
-        tools = await ToolBox([made], **options).open(PROMPT, 0)
+        tools = await ToolRegistry([made], **options).open(PROMPT, 0)
         try:
             return await tools.call(WrittenCall(name=name, arguments=arguments or {}), 3)
         finally:
@@ -73,7 +72,7 @@ def test_a_result_says_what_became_of_the_call():
 def test_a_reply_carries_a_reward_and_metrics():
     async def run() -> tuple[ToolCall, dict[str, float]]:
         reply = ToolReply(text="ok", reward=0.5, metrics={"hits": 2})
-        tools = await ToolBox([acting(lambda: reply)]).open(PROMPT, 0)
+        tools = await ToolRegistry([acting(lambda: reply)]).open(PROMPT, 0)
         await tools.call(WrittenCall(name="act", arguments={}), 0)
         return await tools.call(WrittenCall(name="act", arguments={}), 0), tools.metrics
 
@@ -155,7 +154,7 @@ def test_threads_that_hang_are_left_and_when_too_many_do_calls_are_refused():
         return "late"
 
     async def run() -> list[ToolCall]:
-        tools = await ToolBox([act]).open(PROMPT, 0)
+        tools = await ToolRegistry([act]).open(PROMPT, 0)
         return [await tools.call(WrittenCall(name="act", arguments={}), 0) for _ in range(3)]
 
     made = asyncio.run(run())
@@ -210,7 +209,7 @@ def test_no_more_calls_run_at_once_than_a_tool_allows_over_all_rollouts_and_loop
         running -= 1
         return "ok"
 
-    box = ToolBox([acting(act, concurrency=3)])
+    box = ToolRegistry([acting(act, concurrency=3)])
 
     async def run() -> list[ToolCall]:
         rollouts = [await box.open(PROMPT, key) for key in range(10)]
@@ -234,7 +233,7 @@ def test_a_cancelled_call_passes_the_cancellation_on_and_stops_the_tool():
         return ""
 
     async def run() -> None:
-        tools = await ToolBox([acting(act)]).open(PROMPT, 0)
+        tools = await ToolRegistry([acting(act)]).open(PROMPT, 0)
         call = asyncio.create_task(tools.call(WrittenCall(name="act", arguments={}), 0))
         await asyncio.sleep(0.01)
         call.cancel()
@@ -247,7 +246,7 @@ def test_a_cancelled_call_passes_the_cancellation_on_and_stops_the_tool():
 
 def test_malformed_and_refused_calls():
     async def run() -> tuple[ToolCall, ToolCall]:
-        tools = await ToolBox([acting(lambda: "done")]).open(PROMPT, 0)
+        tools = await ToolRegistry([acting(lambda: "done")]).open(PROMPT, 0)
         written = WrittenCall(name="act", arguments={})
         return tools.malformed("the JSON\nis broken", 2), tools.refused(written, "too many", 2)
 

@@ -9,15 +9,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from luyen.base.calls import CallStatus, ToolCall
 from luyen.base.errors import UserError
-from luyen.base.records import make_prompt
+from luyen.base.records import CallStatus, ToolCall, make_prompt
 from luyen.rollout.parsers.protocol import WrittenCall
-from luyen.rollout.tools.box import ToolBox
-from luyen.rollout.tools.calculator import evaluated
-from luyen.rollout.tools.foreign import ToolError
-from luyen.rollout.tools.python import python_tool
-from luyen.rollout.tools.search import Index, search_tool
+from luyen.rollout.tools.builtin_tools import SearchIndex, evaluated, python_tool, search_tool
+from luyen.rollout.tools.registry import ToolRegistry
+from luyen.rollout.tools.user_code import ToolError
 
 
 @pytest.mark.parametrize(
@@ -91,7 +88,7 @@ def test_any_text_has_a_value_or_a_reason(text: str):
         assert "\n" not in str(error)  # noqa: PT017
 
 
-def called(box: ToolBox, name: str, **arguments: str) -> ToolCall:
+def called(box: ToolRegistry, name: str, **arguments: str) -> ToolCall:
     async def run() -> ToolCall:
         tools = await box.open(make_prompt([]), 0)
         return await tools.call(WrittenCall(name=name, arguments=arguments), 0)
@@ -101,14 +98,14 @@ def called(box: ToolBox, name: str, **arguments: str) -> ToolCall:
 
 def test_search_by_words_ranks_and_keeps_ties_in_order():
     texts = [("a", "red fish"), ("b", "blue fish"), ("c", "red red wine"), ("d", "red fish")]
-    index = Index(texts)
+    index = SearchIndex(texts)
     assert [key for key, _ in index.best("red fish", 4)][:2] == ["a", "d"]
     assert index.best("wine", 9) == [("c", "red red wine")]
     assert index.best("nothing here", 3) == []
 
 
 def test_search_by_key(tmp_path: Path):
-    box = ToolBox([search_tool(documents={"New York": "big", "Huế": "old"}, mode="key")])
+    box = ToolRegistry([search_tool(documents={"New York": "big", "Huế": "old"}, mode="key")])
     assert called(box, "search", query=" new  YORK ").result == "big"
     assert called(box, "search", query="Rome").result == "Nothing was found."
     rows = tmp_path / "rows.jsonl"
@@ -120,14 +117,14 @@ def test_search_by_key(tmp_path: Path):
 
 
 def test_python_shows_output_value_and_traceback_and_is_held_to_its_limits():
-    box = ToolBox([python_tool(wall_s=5.0)], max_tool_response_length=4000)
+    box = ToolRegistry([python_tool(wall_s=5.0)], max_tool_response_length=4000)
     assert called(box, "python", code="print('a')\n6*7").result == "a\n42"
     assert called(box, "python", code="x = 1").result == "(no output)"
     wrong = called(box, "python", code="print(1)\n1/0")
     assert wrong.status == CallStatus.OK
     assert wrong.result.startswith("1\n")
     assert wrong.result.endswith("ZeroDivisionError: division by zero")
-    short = ToolBox([python_tool(wall_s=1.0)])
+    short = ToolRegistry([python_tool(wall_s=1.0)])
     late = called(short, "python", code="while True: pass")
     assert late.status == CallStatus.FAILED
     assert late.result.startswith("Error: the program was ended: it went over its limit of ")

@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 
-from luyen.base.calls import ToolCall
 from luyen.base.errors import UserError
-from luyen.base.records import make_prompt
+from luyen.base.records import ToolCall, make_prompt
 from luyen.config.tool_file import BUILTIN_TOOLS, LIMITS, tool_file_problems
 from luyen.rollout.parsers.protocol import WrittenCall
-from luyen.rollout.tools.all import builtin_tools
-from luyen.rollout.tools.box import ToolBox
-from luyen.rollout.tools.config import load_tools
+from luyen.rollout.tools.builtin_tools import builtin_tools
 from luyen.rollout.tools.protocol import Tool, ToolLimits
+from luyen.rollout.tools.registry import ToolRegistry
+from luyen.rollout.tools.tool_file import load_tools
 from tests.optional import needs
 
 HERE = Path(__file__).parent
@@ -75,7 +74,7 @@ def played(
 ) -> tuple[list[ToolCall], dict[str, float]]:
     async def run() -> tuple[list[ToolCall], dict[str, float]]:
         prompt = make_prompt([{"role": "user", "content": "Hi"}], extra_info=extra)
-        opened = await ToolBox(tools).open(prompt, 5)
+        opened = await ToolRegistry(tools).open(prompt, 5)
         made = [await opened.call(WrittenCall(name=n, arguments=a), 0) for n, a in calls]
         scores = await opened.score()
         await opened.release()
@@ -179,7 +178,7 @@ def test_mcp_servers_in_our_form_and_in_verls(tmp_path: Path):
         (made,), _ = played(tools, ("my_add", {"a": 1, "b": 2}))
         assert made.result == "3"
     finally:
-        assert asyncio.run(ToolBox(tools).close()) == []
+        assert asyncio.run(ToolRegistry(tools).close()) == []
 
 
 WRONG: list[tuple[str, str]] = [
@@ -261,7 +260,8 @@ def test_check_accepts_what_is_right_and_reports_what_is_no_yaml(tmp_path: Path)
 @needs("mcp")
 def test_tools_load_neither_torch_nor_transformers():
     code = dedent("""
-        import sys, luyen.rollout.tools.config, luyen.rollout.tools.box, luyen.rollout.tools.mcp
+        import sys, luyen.rollout.tools.tool_file, luyen.rollout.tools.registry
+        import luyen.rollout.tools.mcp
         print(*{"torch", "transformers"} & set(sys.modules))
     """)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -10,11 +10,11 @@ from pydantic import BaseModel, Field
 
 from luyen.base.errors import UserError
 from luyen.base.records import make_prompt
-from luyen.rollout.tools.calculator import calculator_tool
-from luyen.rollout.tools.docstring import read_docstring
-from luyen.rollout.tools.foreign import InvalidArguments
-from luyen.rollout.tools.function import FunctionTool, tool
+from luyen.rollout.tools.builtin_tools import calculator_tool
 from luyen.rollout.tools.protocol import ToolReply
+from luyen.rollout.tools.python_tools import FunctionTool, tool
+from luyen.rollout.tools.signature import read_docstring
+from luyen.rollout.tools.user_code import InvalidArguments
 
 WHO = threading.get_ident
 
@@ -130,7 +130,7 @@ def test_names_that_pydantic_reserves_are_fine():
 
 
 def test_the_calculator_has_the_schema_that_the_built_in_model_learned():
-    from luyen.data.tool_talk import CALCULATOR
+    from luyen.data.tool_tasks import CALCULATOR
 
     assert calculator_tool().schema == CALCULATOR
     assert str(calculator_tool().schema) == str(CALCULATOR)

@@ -11,12 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from luyen.base.calls import CallStatus, ToolCall
 from luyen.base.errors import UserError
-from luyen.base.records import make_prompt
+from luyen.base.records import CallStatus, ToolCall, make_prompt
 from luyen.rollout.parsers.protocol import WrittenCall
-from luyen.rollout.tools.box import ToolBox
-from luyen.rollout.tools.ledger import CallLedger
+from luyen.rollout.tools.registry import ToolRegistry
+from luyen.rollout.tools.rollout_tools import CallJournal
 from luyen.telemetry.journal import WorkJournal
 
 pytest.importorskip("mcp", reason="the extra `tools` is not installed")
@@ -26,7 +25,7 @@ SERVER = str(Path(__file__).parent / "mcp_server.py")
 STDIO = McpTarget(command=(sys.executable, SERVER, "stdio"))
 
 
-def calls(box: ToolBox, *written: tuple[str, dict[str, object]]) -> list[ToolCall]:
+def calls(box: ToolRegistry, *written: tuple[str, dict[str, object]]) -> list[ToolCall]:
     """Make calls one after the other, in a loop of their own."""
 
     async def run() -> list[ToolCall]:
@@ -39,8 +38,8 @@ def calls(box: ToolBox, *written: tuple[str, dict[str, object]]) -> list[ToolCal
 
 
 @pytest.fixture(scope="module")
-def stdio() -> Iterator[ToolBox]:
-    box = ToolBox(mcp_tools(STDIO))
+def stdio() -> Iterator[ToolRegistry]:
+    box = ToolRegistry(mcp_tools(STDIO))
     yield box
     assert asyncio.run(box.close()) == []
 
@@ -53,28 +52,28 @@ def is_alive(pid: int) -> bool:
     return True
 
 
-def test_schemas_come_from_the_server(stdio: ToolBox):
+def test_schemas_come_from_the_server(stdio: ToolRegistry):
     assert stdio.names == ("add", "fail", "die", "key", "pid")
     function = stdio.schemas(["add"])[0]["function"]
     assert function["description"] == "Add two numbers."
     assert function["parameters"]["required"] == ["a", "b"]
 
 
-def test_calls_work_over_several_event_loops(stdio: ToolBox):
+def test_calls_work_over_several_event_loops(stdio: ToolRegistry):
     first, wrong = calls(stdio, ("add", {"a": 2, "b": 3}), ("add", {"a": "x", "b": 3}))
     assert (first.status, first.result) == (CallStatus.OK, "5")
     assert wrong.status == CallStatus.INVALID_ARGUMENTS
     assert calls(stdio, ("add", {"a": 4, "b": 3}))[0].result == "7"
 
 
-def test_an_error_that_the_server_reports_is_read_by_the_policy(stdio: ToolBox):
+def test_an_error_that_the_server_reports_is_read_by_the_policy(stdio: ToolRegistry):
     (failed,) = calls(stdio, ("fail", {}))
     assert failed.status == CallStatus.FAILED
     assert failed.result.startswith("Error: ")
     assert "fail" in failed.result
 
 
-def test_a_server_that_dies_fails_the_call_and_the_next_one_reconnects(stdio: ToolBox):
+def test_a_server_that_dies_fails_the_call_and_the_next_one_reconnects(stdio: ToolRegistry):
     before, died, after = calls(stdio, ("pid", {}), ("die", {}), ("pid", {}))
     assert died.status == CallStatus.FAILED
     assert after.status == CallStatus.OK
@@ -82,7 +81,7 @@ def test_a_server_that_dies_fails_the_call_and_the_next_one_reconnects(stdio: To
 
 
 def test_close_ends_the_process():
-    box = ToolBox(mcp_tools(STDIO, select=["pid"], prefix="numbers_"))
+    box = ToolRegistry(mcp_tools(STDIO, select=["pid"], prefix="numbers_"))
     assert box.names == ("numbers_pid",)
     pid = int(calls(box, ("numbers_pid", {}))[0].result)
     assert is_alive(pid)
@@ -127,7 +126,9 @@ def started(port: int) -> subprocess.Popen[bytes]:
 def test_a_server_over_http_is_called_and_found_again_after_a_restart():
     port = free_port()
     process = started(port)
-    box = ToolBox(mcp_tools(McpTarget(url=f"http://127.0.0.1:{port}/mcp", headers={"X-Key": "1"})))
+    box = ToolRegistry(
+        mcp_tools(McpTarget(url=f"http://127.0.0.1:{port}/mcp", headers={"X-Key": "1"}))
+    )
     try:
         assert calls(box, ("add", {"a": 2, "b": 3}))[0].result == "5"
         died, gone = calls(box, ("die", {}), ("add", {"a": 2, "b": 3}))
@@ -141,17 +142,17 @@ def test_a_server_over_http_is_called_and_found_again_after_a_restart():
         assert asyncio.run(box.close()) == []
 
 
-def test_a_server_is_told_the_key_of_a_call(stdio: ToolBox, tmp_path: Path):
+def test_a_server_is_told_the_key_of_a_call(stdio: ToolRegistry, tmp_path: Path):
     journal = WorkJournal(tmp_path, run_id="r")
     journal.begin(0, kind="work", basis=[])
 
-    async def told(ledger: CallLedger | None) -> str:
+    async def told(ledger: CallJournal | None) -> str:
         tools = await stdio.open(make_prompt([]), 0, ledger=ledger)
         made = await tools.call(WrittenCall(name="key", arguments={}), 0)
         await tools.release()
         return made.result
 
-    ledger = CallLedger(journal, [1])
+    ledger = CallJournal(journal, [1])
     assert asyncio.run(told(ledger)) == journal.call_key([1, 0, 0], "key", {})
     assert asyncio.run(told(None)) == "None"
     journal.close()

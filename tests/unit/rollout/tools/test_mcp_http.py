@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("httpx2", reason="the extra `tools` is not installed")
 import httpx2 as httpx
 
-from luyen.rollout.tools import mcp_http
+from luyen.rollout.tools import mcp
 
 
 class Endless(httpx.AsyncByteStream):
@@ -26,7 +26,7 @@ def read(headers: dict[str, str], *, limit: int | None = None) -> int:
         answer = httpx.Response(200, headers=headers, stream=Endless())
         size = 0
         async with httpx.AsyncClient(transport=httpx.MockTransport(lambda _: answer)) as client:
-            client.event_hooks = {"response": [mcp_http.refuse_excess]}
+            client.event_hooks = {"response": [mcp.limit_response]}
             async with client.stream("GET", "http://server/") as response:
                 async for part in response.aiter_raw():
                     size += len(part)
@@ -38,7 +38,7 @@ def read(headers: dict[str, str], *, limit: int | None = None) -> int:
 
 
 def test_an_answer_without_an_end_is_cut(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(mcp_http, "MOST_BYTES", 2**20)
+    monkeypatch.setattr(mcp, "MAX_RESPONSE_BYTES", 2**20)
     with pytest.raises(httpx.StreamError, match="more than 1 MiB"):
         read({"content-type": "application/json"})
 
@@ -49,5 +49,5 @@ def test_an_answer_that_is_packed_is_refused():
 
 
 def test_a_stream_of_events_goes_on(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(mcp_http, "MOST_BYTES", 2**20)
+    monkeypatch.setattr(mcp, "MAX_RESPONSE_BYTES", 2**20)
     assert read({"content-type": "text/event-stream"}, limit=4 * 2**20) >= 4 * 2**20

@@ -6,24 +6,23 @@ from collections.abc import Iterator
 
 import pytest
 
-from luyen.base.calls import CallStatus, ToolCall
 from luyen.base.errors import UserError
-from luyen.base.records import make_prompt
+from luyen.base.records import CallStatus, ToolCall, make_prompt
 from luyen.rollout.parsers.protocol import WrittenCall
 from luyen.rollout.tools import tool
-from luyen.rollout.tools.box import ToolBox
-from luyen.rollout.tools.config import load_tools
+from luyen.rollout.tools.registry import ToolRegistry
+from luyen.rollout.tools.tool_file import load_tools
 
 
 @pytest.fixture(scope="module")
-def box() -> Iterator[ToolBox]:
+def box() -> Iterator[ToolRegistry]:
     path = str(__file__).replace("test_processes", "slow_tools")
-    made = ToolBox(load_tools(function_tool_path=path))
+    made = ToolRegistry(load_tools(function_tool_path=path))
     yield made
     assert asyncio.run(made.close()) == []
 
 
-def call(box: ToolBox, name: str, **arguments: int) -> ToolCall:
+def call(box: ToolRegistry, name: str, **arguments: int) -> ToolCall:
     async def run() -> ToolCall:
         tools = await box.open(make_prompt([]), 0, [name])
         return await tools.call(WrittenCall(name=name, arguments=arguments), 0)
@@ -31,12 +30,12 @@ def call(box: ToolBox, name: str, **arguments: int) -> ToolCall:
     return asyncio.run(run())
 
 
-def test_a_call_runs_elsewhere(box: ToolBox):
+def test_a_call_runs_elsewhere(box: ToolRegistry):
     assert call(box, "double", number=21).result == "42"
     assert call(box, "where").result != str(os.getpid())
 
 
-def test_what_hangs_is_killed_and_what_dies_fails(box: ToolBox):
+def test_what_hangs_is_killed_and_what_dies_fails(box: ToolRegistry):
     hung = call(box, "hang")
     assert (hung.status, hung.result) == (CallStatus.TIMED_OUT, "Error: no answer within 0.2 s")
     died = call(box, "die")
@@ -44,7 +43,7 @@ def test_what_hangs_is_killed_and_what_dies_fails(box: ToolBox):
     assert "exit code 7" in died.result
 
 
-def test_what_the_tool_says_and_floods_come_through(box: ToolBox):
+def test_what_the_tool_says_and_floods_come_through(box: ToolRegistry):
     said = call(box, "complain")
     assert (said.result, said.attempts) == ("Error: not this one", 1)
     assert call(box, "flood").result.count("x") == 256

@@ -6,14 +6,13 @@ from typing import Any
 
 import pytest
 
-from luyen.base.calls import CallStatus, ToolCall
 from luyen.base.errors import UserError
-from luyen.base.records import Prompt, make_prompt
+from luyen.base.records import CallStatus, Prompt, ToolCall, make_prompt
 from luyen.rollout.parsers.protocol import WrittenCall
-from luyen.rollout.tools.box import ToolBox
-from luyen.rollout.tools.foreign import ToolFault
-from luyen.rollout.tools.open_tools import OpenTools
 from luyen.rollout.tools.protocol import Tool, ToolLimits, ToolReply, ToolSession
+from luyen.rollout.tools.registry import ToolRegistry
+from luyen.rollout.tools.rollout_tools import RolloutTools
+from luyen.rollout.tools.user_code import ToolFault
 
 PROMPT = make_prompt([{"role": "user", "content": "Hi"}])
 
@@ -60,8 +59,8 @@ class Recorded:
 def test_every_session_is_released_exactly_once(breaks: str):
     broken, sound = Recorded("broken", breaks), Recorded("sound", score=0.5)
 
-    async def run() -> tuple[OpenTools, dict[str, float]]:
-        tools = await ToolBox([broken, sound], end_s=0.05).open(PROMPT, 0)
+    async def run() -> tuple[RolloutTools, dict[str, float]]:
+        tools = await ToolRegistry([broken, sound], end_s=0.05).open(PROMPT, 0)
         scores: dict[str, float] = {}
         try:
             await tools.call(WrittenCall(name="broken", arguments={}), 0)
@@ -81,7 +80,9 @@ def test_every_session_is_released_exactly_once(breaks: str):
 
 def test_a_score_that_is_no_number_is_a_fault():
     async def run() -> dict[str, float]:
-        return await (await ToolBox([Recorded("a", score=float("inf"))]).open(PROMPT, 0)).score()
+        return await (
+            await ToolRegistry([Recorded("a", score=float("inf"))]).open(PROMPT, 0)
+        ).score()
 
     with pytest.raises(ToolFault, match="its score is inf, no number"):
         asyncio.run(run())
@@ -92,21 +93,21 @@ def test_a_tool_that_cannot_be_opened_fails_its_calls_or_the_rollout(breaks: str
     broken, sound = Recorded("act", breaks), Recorded("sound")
 
     async def called() -> ToolCall:
-        tools = await ToolBox([broken]).open(PROMPT, 0)
+        tools = await ToolRegistry([broken]).open(PROMPT, 0)
         return await tools.call(WrittenCall(name="act", arguments={}), 0)
 
     made = asyncio.run(called())
     assert (made.status, made.attempts) == (CallStatus.FAILED, 0)
     assert "start" in made.result
     with pytest.raises(ToolFault, match="start"):
-        asyncio.run(ToolBox([sound, broken], on_error="fault").open(PROMPT, 0))
+        asyncio.run(ToolRegistry([sound, broken], on_error="fault").open(PROMPT, 0))
     assert sound.done == ["open", "release"]
     assert "release" not in broken.done
 
 
 def test_names_choose_tools_and_worlds_bring_more():
     a, b, c = Recorded("a"), Recorded("b"), Recorded("c")
-    box = ToolBox([a, b])
+    box = ToolRegistry([a, b])
 
     def offered(*names: str, besides: tuple[Tool, ...] = ()) -> list[str]:
         return [s["function"]["name"] for s in box.schemas(names or None, besides=besides)]
@@ -119,7 +120,7 @@ def test_names_choose_tools_and_worlds_bring_more():
     with pytest.raises(UserError, match="two tools have this name"):
         offered(besides=(Recorded("a"),))
     with pytest.raises(UserError, match="two tools have this name"):
-        ToolBox([a, Recorded("a")])
+        ToolRegistry([a, Recorded("a")])
 
     async def run() -> ToolCall:
         tools = await box.open(PROMPT, 0, ["b"], besides=(c,))
@@ -131,6 +132,6 @@ def test_names_choose_tools_and_worlds_bring_more():
 
 def test_close_closes_all_and_reports():
     broken, hanging, sound = Recorded("a", "close"), Recorded("b", "hang in close"), Recorded("c")
-    said = asyncio.run(ToolBox([broken, hanging, sound], end_s=0.05).close())
+    said = asyncio.run(ToolRegistry([broken, hanging, sound], end_s=0.05).close())
     assert said == ["a: close: RuntimeError: close broke", "b: close took too long"]
     assert sound.done == ["close"]

@@ -6,14 +6,12 @@ from typing import Any
 
 import pytest
 
-from luyen.base.calls import CallStatus, ToolCall
-from luyen.base.records import Prompt, make_prompt
+from luyen.base.records import CallStatus, Prompt, ToolCall, make_prompt
 from luyen.rollout.parsers.protocol import WrittenCall
-from luyen.rollout.tools.box import ToolBox
-from luyen.rollout.tools.foreign import ToolFault
-from luyen.rollout.tools.function import tool
-from luyen.rollout.tools.marks import Standing
-from luyen.rollout.tools.protocol import Tool, ToolLimits, ToolReply, ToolSession
+from luyen.rollout.tools.protocol import SharedSession, Tool, ToolLimits, ToolReply, ToolSession
+from luyen.rollout.tools.python_tools import tool
+from luyen.rollout.tools.registry import ToolRegistry
+from luyen.rollout.tools.user_code import ToolFault
 
 PROMPT = make_prompt([{"role": "user", "content": "Hi"}])
 
@@ -50,7 +48,7 @@ class Recorded:
         self.done.append("close")
 
 
-class Stands(Recorded, Standing):
+class Stands(Recorded, SharedSession):
     """One whose session is there before it is opened."""
 
     @property
@@ -59,7 +57,7 @@ class Stands(Recorded, Standing):
 
 
 def rollout_of(
-    box: ToolBox, *called: str, **more: Any
+    box: ToolRegistry, *called: str, **more: Any
 ) -> tuple[list[ToolCall], dict[str, float], list[str]]:
     """The calls, scores and problems of one rollout."""
 
@@ -76,7 +74,7 @@ def rollout_of(
 
 def test_a_standing_tool_is_called_and_nothing_else_is_done_to_it():
     stands = Stands("stands")
-    box = ToolBox([stands])
+    box = ToolRegistry([stands])
     for _ in range(3):
         [made], scores, problems = rollout_of(box, "stands")
         assert (made.status, made.result) == (CallStatus.OK, "stands says")
@@ -94,10 +92,10 @@ def shout() -> str:
 @pytest.mark.parametrize("in_process", [False, True])
 def test_a_function_stands(in_process: bool):
     stands, session = tool(in_process=in_process)(shout), Recorded("shout")
-    assert isinstance(stands, Standing)
+    assert isinstance(stands, SharedSession)
     assert asyncio.run(stands.open(PROMPT, 0)) is stands.session
     stands.session = session
-    [made], scores, _ = rollout_of(ToolBox([stands]), "shout")
+    [made], scores, _ = rollout_of(ToolRegistry([stands]), "shout")
     assert (made.result, scores) == ("shout says", {})
     assert session.done == ["call"]
 
@@ -105,15 +103,15 @@ def test_a_function_stands(in_process: bool):
 def test_a_function_with_other_limits_stands_as_well():
     first = tool(timeout_s=2.0)(shout)
     other = first.limited(unless_own={"retries": 3}, above={"concurrency": 1})
-    assert isinstance(other, Standing)
+    assert isinstance(other, SharedSession)
     assert other.session is not first.session
-    [made], _, _ = rollout_of(ToolBox([other]), "shout")
+    [made], _, _ = rollout_of(ToolRegistry([other]), "shout")
     assert made.result == "HA"
 
 
 def test_a_tool_with_a_state_beside_it_is_opened_asked_and_let_go():
     stands, stateful = Stands("stands"), Recorded("stateful")
-    box = ToolBox([stands, stateful])
+    box = ToolRegistry([stands, stateful])
     for _ in range(2):
         made, scores, _ = rollout_of(box, "stateful", "stands")
         assert [call.result for call in made] == ["stateful says", "stands says"]
@@ -128,15 +126,15 @@ def test_tools_keep_their_order_however_kinds_are_mixed(marks: str):
     tools: list[Tool] = [
         kinds[mark](name) for mark, name in zip(marks, ("one", "two", "six"), strict=True)
     ]
-    [missing], scores, _ = rollout_of(ToolBox(tools), "zebra")
+    [missing], scores, _ = rollout_of(ToolRegistry(tools), "zebra")
     assert missing.result.endswith("the tools are: `one`, `two`, `six`")
-    assert list(scores) == [made.name for made in tools if not isinstance(made, Standing)]
+    assert list(scores) == [made.name for made in tools if not isinstance(made, SharedSession)]
 
 
 def test_those_of_a_world_come_last_and_stand_too():
     stands, stateful = Stands("one"), Recorded("two")
     brought = [Stands("six"), Recorded("ten")]
-    box = ToolBox([stateful, stands])
+    box = ToolRegistry([stateful, stands])
     [missing, made], scores, _ = rollout_of(box, "zebra", "six", besides=brought)
     assert missing.result.endswith("the tools are: `two`, `one`, `six`, `ten`")
     assert (made.result, scores) == ("six says", {"two": 0.5, "ten": 0.5})
@@ -147,12 +145,12 @@ def test_those_of_a_world_come_last_and_stand_too():
 def test_where_another_tool_cannot_be_opened_a_standing_one_is_left_alone():
     stands, sound, broken = Stands("stands"), Recorded("sound"), Recorded("bad", is_broken=True)
     with pytest.raises(ToolFault, match="no server"):
-        rollout_of(ToolBox([stands, broken, sound], on_error="fault"))
+        rollout_of(ToolRegistry([stands, broken, sound], on_error="fault"))
     assert (stands.done, sound.done) == ([], ["open", "release"])
 
 
 def test_only_tools_that_are_chosen_are_there():
     stands, stateful = Stands("stands"), Recorded("stateful")
-    [made], scores, _ = rollout_of(ToolBox([stands, stateful]), "stateful", names=["stands"])
+    [made], scores, _ = rollout_of(ToolRegistry([stands, stateful]), "stateful", names=["stands"])
     assert (made.status, scores) == (CallStatus.UNKNOWN_TOOL, {})
     assert stateful.done == []

@@ -4,25 +4,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from luyen.rollout.tools.text import MARK, Side, as_text, shortened
+from luyen.rollout.tools.protocol import TRUNCATION_MARK, Side, as_text, truncate_text
 
 SIDES = st.sampled_from(["left", "middle", "right"])
 
 
 @given(text=st.text(st.characters(exclude_categories=[])), most=st.integers(1, 40), side=SIDES)
 def test_a_result_can_be_encoded_and_keeps_to_its_length(text: str, most: int, side: Side):
-    found = shortened(text, most=most, side=side)
+    found = truncate_text(text, most=most, side=side)
     found.encode()
     if len(text) <= most:
-        assert MARK in text or MARK not in found
+        assert TRUNCATION_MARK in text or TRUNCATION_MARK not in found
     else:
-        assert MARK in found
-        assert len(found) <= most + len(f"...{MARK}...")
+        assert TRUNCATION_MARK in found
+        assert len(found) <= most + len(f"...{TRUNCATION_MARK}...")
 
 
 @given(text=st.text(st.characters(codec="utf-8"), min_size=11), side=SIDES)
 def test_what_is_kept_are_the_ends_of_the_text(text: str, side: Side):
-    found = shortened(text, most=10, side=side)
+    found = truncate_text(text, most=10, side=side)
     head, tail = {"left": (10, 0), "middle": (5, 5), "right": (0, 10)}[side]
     assert found.startswith(text[:head])
     assert found.endswith(text[len(text) - tail :])
@@ -30,7 +30,7 @@ def test_what_is_kept_are_the_ends_of_the_text(text: str, side: Side):
 
 @given(text=st.text(st.characters(codec="utf-8")))
 def test_short_text_is_left_alone(text: str):
-    assert shortened(text, most=len(text), side="middle") == text
+    assert truncate_text(text, most=len(text), side="middle") == text
 
 
 def test_bytes_that_are_no_text_are_replaced_and_huge_ones_are_cut_first():
@@ -38,18 +38,18 @@ def test_bytes_that_are_no_text_are_replaced_and_huge_ones_are_cut_first():
     huge = b"\xf0\x9f\x99\x82" * 25_000_000
     text = as_text(huge)
     assert len(text) < 3_000_000
-    assert shortened(text, most=4, side="middle") == f"🙂🙂...{MARK}...🙂🙂"
+    assert truncate_text(text, most=4, side="middle") == f"🙂🙂...{TRUNCATION_MARK}...🙂🙂"
 
 
 def test_a_string_of_100_mb_is_not_copied():
     huge = "x" * 100_000_000
     assert as_text(huge) is huge
-    assert shortened(huge, most=4, side="right") == f"{MARK}...xxxx"
+    assert truncate_text(huge, most=4, side="right") == f"{TRUNCATION_MARK}...xxxx"
 
 
 def test_lone_surrogates_are_replaced_and_pairs_joined():
-    assert shortened("a\ud800b", most=9, side="left") == "a\ufffdb"
-    assert shortened("\ud83d\ude42", most=9, side="left") == "🙂"
+    assert truncate_text("a\ud800b", most=9, side="left") == "a\ufffdb"
+    assert truncate_text("\ud83d\ude42", most=9, side="left") == "🙂"
 
 
 def test_values_without_a_json_form_are_refused():

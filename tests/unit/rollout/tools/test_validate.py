@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from luyen.base.errors import UserError
-from luyen.rollout.tools.foreign import InvalidArguments
-from luyen.rollout.tools.validate import Checker
+from luyen.rollout.tools.user_code import InvalidArguments
+from luyen.rollout.tools.validate import Validator
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -29,10 +29,10 @@ SCHEMA: dict[str, Any] = {
     },
     "required": [],
 }
-CHECKER = Checker("demo", SCHEMA)
+CHECKER = Validator("demo", SCHEMA)
 
 
-def complaint(checker: Checker, arguments: dict[str, Any], **options: bool) -> str:
+def complaint(checker: Validator, arguments: dict[str, Any], **options: bool) -> str:
     with pytest.raises(InvalidArguments) as caught:
         checker.fit(arguments, **options)
     return str(caught.value)
@@ -56,7 +56,7 @@ def test_a_misfit_is_told_in_one_line(arguments: dict[str, Any], said: str):
 
 
 def test_a_missing_argument_is_named_with_its_type():
-    checker = Checker("demo", {**SCHEMA, "required": ["count", "text"]})
+    checker = Validator("demo", {**SCHEMA, "required": ["count", "text"]})
     assert complaint(checker, {"text": "a"}) == "missing argument `count` (an integer)"
 
 
@@ -107,19 +107,19 @@ def test_a_whole_float_is_an_integer():
 
 
 def test_open_parameters_take_unknown_arguments_and_a_deep_one_does_not_crash():
-    free = Checker("free", {"type": "object", "additionalProperties": True})
+    free = Validator("free", {"type": "object", "additionalProperties": True})
     assert free.fit({"anything": 1}) == {"anything": 1}
     deep: list[Any] = []
     for _ in range(100_000):
         deep = [deep]
     nested: dict[str, Any] = {"$defs": {"a": {"items": {"$ref": "#/$defs/a"}}}}
-    checker = Checker("deep", {**nested, "properties": {"a": {"$ref": "#/$defs/a"}}})
+    checker = Validator("deep", {**nested, "properties": {"a": {"$ref": "#/$defs/a"}}})
     assert "nested too deeply" in complaint(checker, {"a": deep})
 
 
 def test_parameters_that_are_no_schema_are_the_users_fault():
     with pytest.raises(UserError, match="no JSON schema"):
-        Checker("bad", {"type": "objekt"})
+        Validator("bad", {"type": "objekt"})
 
 
 JSON = st.recursive(
@@ -154,23 +154,23 @@ def test_a_pattern_cannot_hold_up_the_conversations():
     """Python's matcher would take longer than the world lasts, on the loop that all share."""
     slow = {"type": "object", "properties": {"x": {"type": "string", "pattern": "^(a+)+$"}}}
     with pytest.raises(InvalidArguments, match="does not match"):
-        Checker("slow", slow).fit({"x": "a" * 50 + "!"})
-    assert Checker("slow", slow).fit({"x": "aaa"}) == {"x": "aaa"}
+        Validator("slow", slow).fit({"x": "a" * 50 + "!"})
+    assert Validator("slow", slow).fit({"x": "aaa"}) == {"x": "aaa"}
     names = {
         "type": "object",
         "patternProperties": {"^(a+)+$": {"type": "integer"}},
         "additionalProperties": {"type": "string"},
     }
-    assert Checker("names", names).fit({"aa": 1, "a" * 50 + "!": "x"})["aa"] == 1
+    assert Validator("names", names).fit({"aa": 1, "a" * 50 + "!": "x"})["aa"] == 1
     for wrong in ({"aa": "x"}, {"b": 1}):
         with pytest.raises(InvalidArguments, match="must be"):
-            Checker("names", names).fit(wrong)
+            Validator("names", names).fit(wrong)
     closed = {"type": "object", "additionalProperties": False, "properties": {"a": {}}}
     inside = {"type": "object", "properties": {"o": closed}}
     with pytest.raises(InvalidArguments, match="'b' is not one of its keys"):
-        Checker("closed", inside).fit({"o": {"b": 1}})
+        Validator("closed", inside).fit({"o": {"b": 1}})
 
 
 def test_a_pattern_that_looks_back_is_left_to_the_tool():
     schema = {"type": "object", "properties": {"x": {"type": "string", "pattern": "(?<=a)b"}}}
-    assert Checker("back", schema).fit({"x": "c"}) == {"x": "c"}
+    assert Validator("back", schema).fit({"x": "c"}) == {"x": "c"}

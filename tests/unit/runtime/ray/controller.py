@@ -9,7 +9,7 @@ from tests.unit.runtime.ray.broken import broken_engine
 
 def main() -> None:
     connect("local", cpus=2, threads=1)
-    from luyen.runtime.ray.start import start_engines
+    from luyen.runtime.ray.actors import start_engines
 
     engines = start_engines(partial(broken_engine, how="idles"), replicas=1)
     [pid] = [member.facts.pid for member in engines.crew.members if member.facts]

@@ -5,8 +5,8 @@ import torch
 from luyen.config.check import check
 from luyen.models.load import load_policy
 from luyen.rollout.protocol import RolloutEngine
-from luyen.train.build_roles import build_engine
-from luyen.train.process import import_plugins, load_run_tokenizer
+from luyen.train.builders.roles import build_engine
+from luyen.train.builders.setup import import_plugins, load_run_tokenizer
 from tests.generation import native
 from tests.tiny_models import tiny_policy
 

@@ -5,7 +5,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from luyen.rollout.protocol import Completion, Request
-from luyen.runtime.ray.wire import Died, Held, News, ReplicaFacts, Reply
+from luyen.runtime.ray.messages import (
+    PollResult,
+    ProcessDied,
+    ReplicaFacts,
+    ReplicaWeights,
+    ReplyCallback,
+)
 
 
 def drawn(request: Request, sample: int) -> Completion:
@@ -25,7 +31,7 @@ class FakeReplica:
         self.calls: list[tuple[Any, ...]] = []
         self.open: deque[tuple[Request, int]] = deque()
         self.finished: list[Completion] = []
-        self.waiting: Reply | None = None
+        self.waiting: ReplyCallback | None = None
         self.is_dead = False
         self.passes = 0
         self.digests: dict[str, str] | None = {"w": "float32 [1] 00"}
@@ -34,11 +40,11 @@ class FakeReplica:
         self.gated: list[tuple[int, Sequence[Request], int]] = []
         self.unanswered: set[str] = set()
 
-    def call(self, method: str, *arguments: Any, reply: Reply | None = None) -> None:
+    def call(self, method: str, *arguments: Any, reply: ReplyCallback | None = None) -> None:
         self.calls.append((method, *arguments))
         if self.is_dead:
             if reply is not None:
-                reply(None, Died("it was killed"))
+                reply(None, ProcessDied("it was killed"))
         elif method in self.unanswered:
             pass
         elif method == "collect":
@@ -58,7 +64,7 @@ class FakeReplica:
         self.is_dead = True
         waiting, self.waiting = self.waiting, None
         if waiting is not None:
-            waiting(None, Died("it was killed"))
+            waiting(None, ProcessDied("it was killed"))
 
     def finish(self, count: int = 1) -> None:
         """Draw some answers to their end."""
@@ -73,9 +79,9 @@ class FakeReplica:
             waiting, self.waiting = self.waiting, None
             waiting(self.news(), None)
 
-    def news(self) -> News:
+    def news(self) -> PollResult:
         done, self.finished = self.finished, []
-        return News(completions=tuple(done), end=0, passes=self.passes, failure=self.failure)
+        return PollResult(completions=tuple(done), end=0, passes=self.passes, failure=self.failure)
 
     def on_facts(self) -> ReplicaFacts:
         return ReplicaFacts(pid=self.index, node="here", is_steady=True)
@@ -86,30 +92,32 @@ class FakeReplica:
             return
         self.open += [(request, i) for request in requests for i in range(len(request.keys))]
 
-    def on_abort(self, number: int, request: str, sample: int | None, after: int) -> News:
+    def on_abort(self, number: int, request: str, sample: int | None, after: int) -> PollResult:
         meant = [(r, i) for r, i in self.open if r.id == request and sample in (None, i)]
         self.open = deque(pair for pair in self.open if pair not in meant)
         done = [
             Completion(request=r.id, sample=i, tokens=(1,), logps=(0.0,), reason="aborted")
             for r, i in meant
         ]
-        return News(completions=(*self.news().completions, *done), end=0, passes=self.passes)
+        return PollResult(completions=(*self.news().completions, *done), end=0, passes=self.passes)
 
     def on_load(self, publication: int, version: int | None, keep: Any, part: Any) -> None:
         self.digests = dict(part)
 
-    def on_confirm(self, publication: int, version: int | None, parts: int, expected: Any) -> Held:
+    def on_confirm(
+        self, publication: int, version: int | None, parts: int, expected: Any
+    ) -> ReplicaWeights:
         held = self.digests or {}
         if held == expected:
             self.confirmed.add(publication)
             gated, self.gated = self.gated, []
             for what in gated:
                 self.on_submit(*what)
-        return Held(version=publication, digests=held)
+        return ReplicaWeights(version=publication, digests=held)
 
     def on_load_last(
         self, publication: int, version: int | None, keep: Any, part: Any, *rest: Any
-    ) -> Held:
+    ) -> ReplicaWeights:
         self.on_load(publication, version, keep, part)
         return self.on_confirm(publication, version, *rest)
 

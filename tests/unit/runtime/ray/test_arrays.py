@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from luyen.runtime.ray.arrays import packed, unpacked
+from luyen.runtime.ray.ranks import pack_tensors, unpack_tensors
 
 TENSORS = {
     "scalar": torch.tensor(2.5, dtype=torch.float64),
@@ -24,7 +24,7 @@ TENSORS = {
 @pytest.mark.parametrize("name", TENSORS)
 def test_what_arrives_is_what_was_sent(name: str):
     sent = TENSORS[name]
-    found = unpacked(packed(sent))
+    found = unpack_tensors(pack_tensors(sent))
     assert (found.dtype, found.shape, found.layout) == (sent.dtype, sent.shape, sent.layout)
     assert found.requires_grad == sent.requires_grad
     assert torch.equal(_dense(found), _dense(sent))
@@ -32,12 +32,12 @@ def test_what_arrives_is_what_was_sent(name: str):
 
 def test_what_arrives_may_be_written_to_and_nobody_else_sees_it():
     sent = torch.zeros(3)
-    plain = packed(sent)
+    plain = pack_tensors(sent)
     assert isinstance(plain, tuple)
     plain[2].flags.writeable = False  # as the object store gives it
-    found = unpacked(plain)
+    found = unpack_tensors(plain)
     found += 1
-    assert unpacked(plain).tolist() == sent.tolist() == [0.0, 0.0, 0.0]
+    assert unpack_tensors(plain).tolist() == sent.tolist() == [0.0, 0.0, 0.0]
 
 
 def _dense(tensor: Tensor) -> Tensor:

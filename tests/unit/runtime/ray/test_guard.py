@@ -6,7 +6,7 @@ import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 
-from luyen.runtime.ray.guard import MARK, Process, carries, family
+from luyen.runtime.ray.reaper import MARK, ProcessInfo, carries, family
 
 CHILD = "import time; print('up', flush=True); time.sleep(60)"
 PARENT = f"""
@@ -46,5 +46,5 @@ def test_a_child_without_the_mark_is_remembered_when_its_parent_has_died():
 
 def test_a_number_that_was_given_again_is_nobody_we_know():
     with a_cluster("two") as (parent, child):
-        earlier = {Process(os.getppid(), 0)}
+        earlier = {ProcessInfo(os.getppid(), 0)}
         assert {one.pid for one in family(earlier, "two")} == {parent.pid, child}

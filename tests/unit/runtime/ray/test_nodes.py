@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from luyen.models.state import trained_parameters
+from luyen.models.trained_weights import trained_parameters
 from luyen.rollout.protocol import Completion, generate
 from luyen.runtime.ray.cluster import Connection, connect
 from luyen.runtime.ray.pools import PoolFacts, plan_pools
-from luyen.runtime.ray.weights import in_buckets
+from luyen.runtime.weights import in_buckets
 from tests.generation import native, request
 from tests.tiny_models import tiny_policy
 from tests.unit.runtime.ray.factories import tiny_engine
@@ -39,16 +39,15 @@ def three() -> Iterator[tuple[Any, Connection]]:
 
 @pytest.mark.slow
 def test_replicas_lie_as_planned_and_outlive_a_node(three: tuple[Any, Connection]):
-    from luyen.runtime.ray.placement import Placed
-    from luyen.runtime.ray.publish import publish
-    from luyen.runtime.ray.start import start_engines
+    from luyen.runtime.ray.actors import PlacedPools, start_engines
+    from luyen.runtime.ray.weight_sync import publish
 
     cluster, connection = three
     assert not connection.is_own
     assert sorted(node.cpus for node in connection.nodes()) == [0, 2, 2, 2]
     facts = PoolFacts(device="cpu", nnodes=2, per_node=2, replicas=3)
     pools = plan_pools(facts, connection.nodes())
-    placed = Placed(pools)
+    placed = PlacedPools(pools)
     engines = start_engines(
         tiny_engine, replicas=3, places=[placed.options(slot) for slot in pools.slots["rollout"]]
     )

@@ -10,11 +10,11 @@ from luyen.base.errors import UserError
 from luyen.base.heartbeat import HEART
 from luyen.rollout.protocol import Request, Sampling
 from luyen.runtime.ray.engines import RayEngines
-from luyen.runtime.ray.patience import Patience
-from luyen.runtime.ray.publisher import Publisher
-from luyen.runtime.ray.weights import GatheredWeights
-from luyen.runtime.ray.wire import RanksLost
-from luyen.runtime.roles import learned
+from luyen.runtime.ray.messages import RanksLost
+from luyen.runtime.ray.replica_pool import ReplicaTimeouts
+from luyen.runtime.ray.weight_sync import WeightSync
+from luyen.runtime.roles import split_learned_state
+from luyen.runtime.weights import GatheredWeights
 from tests.unit.runtime.ray.fakes import FakeReplica, Fleet
 
 FORM = "float32 [1]"
@@ -40,7 +40,7 @@ class FakeRanks:
         masters = {"adamw": {"state": {}}, "masters": ["x"]}
         state = {"actor": {"w": self.digest()}, "critic": {"w": "y"}}
         all_state: Any = {**state, "actor_optimizer": masters, "critic_optimizer": masters}
-        digests: Any = learned(all_state)[1]
+        digests: Any = split_learned_state(all_state)[1]
         assert len(digests) == 4
         found = GatheredWeights(
             parts=[(("w", self.digest()),)], bytes=4, seconds=0.0, digests=digests
@@ -60,9 +60,9 @@ class Run:
 
     def __init__(self, change: Callable[[FakeReplica], None] = lambda _: None) -> None:
         self.fleet = Fleet(change)
-        self.engines = RayEngines(self.fleet, replicas=2, patience=Patience(still_s=10))
+        self.engines = RayEngines(self.fleet, replicas=2, patience=ReplicaTimeouts(still_s=10))
         self.ranks: Any = FakeRanks()
-        self.publisher = Publisher(self.ranks, self.engines)
+        self.publisher = WeightSync(self.ranks, self.engines)
 
     def learn(self) -> None:
         self.ranks.weight += 1
@@ -134,7 +134,7 @@ def test_only_the_version_that_was_published_may_be_generated_with():
 def test_weights_that_nobody_can_get_any_more_are_a_lost_rank_and_no_lost_replica(
     way: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("luyen.runtime.ray.crew._LOOK_S", 0.0)
+    monkeypatch.setattr("luyen.runtime.ray.replica_pool._LOOK_S", 0.0)
     run = Run()
     run.publish(0)
     for replica in run.fleet.begun:

@@ -42,7 +42,7 @@ class Clock:
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
     given = Answers()
-    monkeypatch.setattr("luyen.runtime.ray.pulse.ray", given)
+    monkeypatch.setattr("luyen.runtime.ray.health.ray", given)
     return given
 
 
@@ -51,24 +51,24 @@ def clock(answers: Answers, monkeypatch: pytest.MonkeyPatch) -> Clock:
     """One thread looks, and time stands still between its looks."""
     answers.meeting = threading.Barrier(1)
     given = Clock()
-    monkeypatch.setattr("luyen.runtime.ray.pulse.time.monotonic", lambda: given.now)
+    monkeypatch.setattr("luyen.runtime.ray.health.time.monotonic", lambda: given.now)
     return given
 
 
 def test_two_threads_may_look_at_the_same_time(answers: Answers):
-    from luyen.runtime.ray.pulse import Pulse
+    from luyen.runtime.ray.health import HealthCheck
 
     del answers
-    pulse = Pulse([object, object], start_s=60, silence_s=60)
+    pulse = HealthCheck([object, object], start_s=60, silence_s=60)
     with ThreadPoolExecutor(2) as threads:
         looks = [threads.submit(pulse.loss) for _ in range(2)]
         assert [look.result() for look in looks] == [None, None]
 
 
 def test_silence_counts_only_while_somebody_looks(answers: Answers, clock: Clock):
-    from luyen.runtime.ray.pulse import Pulse
+    from luyen.runtime.ray.health import HealthCheck
 
-    pulse = Pulse([object], start_s=60, silence_s=20)
+    pulse = HealthCheck([object], start_s=60, silence_s=20)
     assert pulse.loss() is None
     answers.are_there = False
     clock.now += 500
@@ -80,9 +80,9 @@ def test_silence_counts_only_while_somebody_looks(answers: Answers, clock: Clock
 
 
 def test_whoever_was_not_asked_is_not_silent(answers: Answers, clock: Clock):
-    from luyen.runtime.ray.pulse import Pulse
+    from luyen.runtime.ray.health import HealthCheck
 
-    pulse = Pulse([object], start_s=60, silence_s=5)
+    pulse = HealthCheck([object], start_s=60, silence_s=5)
     assert pulse.loss() is None
     answers.are_there = False
     clock.now += 9
@@ -92,7 +92,7 @@ def test_whoever_was_not_asked_is_not_silent(answers: Answers, clock: Clock):
 
 
 def test_what_ranks_do_is_a_beat_of_the_loop_whoever_hears_of_it(answers: Answers):
-    from luyen.runtime.ray.pulse import Pulse
+    from luyen.runtime.ray.health import HealthCheck
 
     def look() -> None:
         HEART.work_ahead()
@@ -100,7 +100,7 @@ def test_what_ranks_do_is_a_beat_of_the_loop_whoever_hears_of_it(answers: Answer
         HEART.end_ahead()
 
     answers.meeting = threading.Barrier(1)
-    pulse = Pulse([object], start_s=60, silence_s=60)
+    pulse = HealthCheck([object], start_s=60, silence_s=60)
     before = HEART.count
     with ThreadPoolExecutor(1) as thread:
         thread.submit(look).result()

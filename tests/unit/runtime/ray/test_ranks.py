@@ -11,7 +11,7 @@ import pytest
 
 from luyen.base.errors import UserError
 from luyen.runtime.ray.cluster import connect
-from luyen.runtime.ray.wire import RanksLost, RemoteError
+from luyen.runtime.ray.messages import RanksLost, RemoteError
 from tests.unit.runtime.ray.frail import frail
 from tests.unit.runtime.ray.test_cluster import living
 
@@ -150,24 +150,29 @@ def task_error(cause: Exception) -> Exception:
 
 
 def test_what_errors_stand_for():
-    from luyen.runtime.ray.losses import holds_lost, is_echo, meaning, reason
+    from luyen.runtime.ray.health import (
+        classify_failure,
+        failure_reason,
+        is_object_lost,
+        is_secondary_error,
+    )
 
     mendable = UserError("a.b", 1, f"it is wrong; {PEER}", "mend it")
-    assert meaning(task_error(mendable), 0) is mendable
-    assert is_echo(task_error(RuntimeError(PEER)))
-    assert not is_echo(task_error(mendable))
-    assert not is_echo(task_error(ValueError("no")))
-    lost = meaning(task_error(RuntimeError(PEER)), 1)
+    assert classify_failure(task_error(mendable), 0) is mendable
+    assert is_secondary_error(task_error(RuntimeError(PEER)))
+    assert not is_secondary_error(task_error(mendable))
+    assert not is_secondary_error(task_error(ValueError("no")))
+    lost = classify_failure(task_error(RuntimeError(PEER)), 1)
     assert isinstance(lost, RanksLost)
     assert "rank 1 lost the connection" in str(lost)
     assert PEER in str(lost)
-    broken = meaning(task_error(ValueError("no")), 1)
+    broken = classify_failure(task_error(ValueError("no")), 1)
     assert str(broken) == "rank 1 broke:\nray::RankProcess (pid=1)\nValueError: no"
-    assert holds_lost(exceptions.OwnerDiedError("a" * 56, None, "ref"))
-    gone = meaning(exceptions.ObjectLostError("a" * 56, None, "ref"), 1)
+    assert is_object_lost(exceptions.OwnerDiedError("a" * 56, None, "ref"))
+    gone = classify_failure(exceptions.ObjectLostError("a" * 56, None, "ref"), 1)
     assert isinstance(gone, RanksLost), "what it had to say lay on its node"
     assert str(gone).startswith("rank 1 is gone, and with it what it had to say: ")
     memory = "\x1b[33mTask was killed due to the node running low on memory.\x1b[39m\nMemory: 1 GB"
     out = exceptions.OutOfMemoryError(memory)
-    assert reason(out) == "Task was killed due to the node running low on memory"
-    assert str(meaning(out, 2)).startswith("rank 2 is gone: Task was killed due to")
+    assert failure_reason(out) == "Task was killed due to the node running low on memory"
+    assert str(classify_failure(out, 2)).startswith("rank 2 is gone: Task was killed due to")

@@ -10,12 +10,11 @@ import pytest
 import torch
 
 from luyen.base.errors import UserError
-from luyen.models.digest import describe
-from luyen.models.state import trained_parameters
+from luyen.models.trained_weights import tensor_digests, trained_parameters
 from luyen.rollout.protocol import Completion, RolloutEngine, generate
+from luyen.runtime.ray.messages import RemoteError
 from luyen.runtime.ray.replica import Replica
-from luyen.runtime.ray.weights import in_buckets, pack
-from luyen.runtime.ray.wire import RemoteError
+from luyen.runtime.weights import in_buckets, pack
 from tests.generation import native, request
 from tests.tiny_models import tiny_policy
 from tests.unit.runtime.ray.broken import broken_engine
@@ -93,11 +92,13 @@ def test_weights_arrive_in_any_order_and_are_confirmed():
     async def work(replica: Replica) -> Any:
         parts = [pack(bucket) for bucket in in_buckets(wanted, most_bytes=20_000)]
         assert len(parts) > 3
-        confirming = asyncio.create_task(replica.confirm(1, None, len(parts), describe(wanted)))
+        confirming = asyncio.create_task(
+            replica.confirm(1, None, len(parts), tensor_digests(wanted))
+        )
         for part in reversed(parts):
             await replica.load(1, None, (), part)
         held = await confirming
-        assert held.digests == describe(wanted)
+        assert held.digests == tensor_digests(wanted)
         assert await replica.fingerprint() == held.digests
         await replica.submit(0, REQUESTS, 1)
         return await answers(replica, 5)
@@ -112,8 +113,8 @@ def test_nothing_is_drawn_before_the_weights_are_found_to_be_what_they_should():
     async def work(replica: Replica) -> Any:
         await replica.submit(0, REQUESTS, 2)
         await replica.load(1, None, (), pack(wanted))
-        held = await replica.confirm(1, None, 1, {**describe(wanted), "w": "another"})
-        assert held.digests == describe(wanted)
+        held = await replica.confirm(1, None, 1, {**tensor_digests(wanted), "w": "another"})
+        assert held.digests == tensor_digests(wanted)
         await replica.load(2, None, (), pack(wanted))
         assert (await replica.collect(0, 0.2)).passes == 0
         await replica.confirm(2, None, 1, held.digests)
@@ -132,7 +133,7 @@ def test_what_waits_for_weights_can_be_taken_back():
         await replica.submit(0, [first, kept], 1)
         assert (await replica.abort(1, first.id, None, 0)).completions == ()
         assert (await replica.abort(2, kept.id, 1, 0)).completions == ()
-        await replica.load_last(1, None, (), pack(wanted), 1, describe(wanted))
+        await replica.load_last(1, None, (), pack(wanted), 1, tensor_digests(wanted))
         return await answers(replica, len(kept.keys) - 1)
 
     everything = generate(native(policy), [kept])
@@ -156,13 +157,13 @@ def test_a_version_that_a_newer_publication_has_ended_comes_too_late_and_stops_n
     old, new = (trained_parameters(tiny_policy("llama", seed=seed)) for seed in (4, 5))
 
     async def work(replica: Replica) -> None:
-        confirming = asyncio.create_task(replica.confirm(1, 7, 2, describe(old)))
+        confirming = asyncio.create_task(replica.confirm(1, 7, 2, tensor_digests(old)))
         first, *_ = parts = [pack(bucket) for bucket in in_buckets(old, most_bytes=20_000)]
         await replica.load(1, 7, {7}, first)
         await replica.load(2, 8, {8}, pack(new))
         await replica.load(1, 7, {7}, parts[1])
         assert (await confirming).digests == {}
-        assert (await replica.confirm(2, 8, 1, describe(new))).digests == describe(new)
+        assert (await replica.confirm(2, 8, 1, tensor_digests(new))).digests == tensor_digests(new)
 
     with_replica(work)
 
@@ -175,8 +176,8 @@ def test_parts_of_a_version_that_was_published_anew_come_too_late():
         await replica.load(1, 7, {7}, first)
         await replica.load(2, 7, {7}, pack(new))
         await replica.load(1, 7, {7}, second)
-        assert (await replica.confirm(1, 7, 2, describe(old))).digests == {}
-        assert (await replica.confirm(2, 7, 1, describe(new))).digests == describe(new)
+        assert (await replica.confirm(1, 7, 2, tensor_digests(old))).digests == {}
+        assert (await replica.confirm(2, 7, 1, tensor_digests(new))).digests == tensor_digests(new)
 
     with_replica(work)
 
@@ -257,7 +258,7 @@ def test_a_request_that_was_taken_back_leaves_no_mark_on_the_next_of_its_name():
         await replica.submit(0, [request], 1)
         await replica.abort(1, request.id, 1, 0)
         await replica.abort(2, request.id, None, 0)
-        await replica.load_last(1, None, (), pack(wanted), 1, describe(wanted))
+        await replica.load_last(1, None, (), pack(wanted), 1, tensor_digests(wanted))
         await replica.submit(3, [request], 1)
         return await answers(replica, len(request.keys))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from luyen.base.errors import UserError
-from luyen.rewards.learned import LearnedReward
+from luyen.rewards.reward_model import LearnedReward
 from luyen.runtime.ray.cluster import connect
 from luyen.runtime.ray.pools import PoolFacts, plan_pools
 from luyen.runtime.reward_model import open_learned_reward
@@ -38,13 +38,13 @@ def test_copies_in_their_own_pool_score_as_one_model_here(tmp_path: Path):
     here.close()
     connection = connect("local", cpus=4, threads=1)
     try:
-        from luyen.runtime.ray.placement import Placed
+        from luyen.runtime.ray.actors import PlacedPools
         from luyen.runtime.ray.reward_model import RayScorer
 
         facts = PoolFacts(device="cpu", nnodes=1, per_node=1, replicas=1, reward=(1, 2))
         pools = plan_pools(facts, connection.nodes())
         assert [pool.name for pool in pools.pools] == ["reward model", "shared"]
-        placed = Placed(pools)
+        placed = PlacedPools(pools)
         places = [placed.options(slot) for slot in pools.slots["reward model"]]
         scorer = RayScorer(start, places=places)
         reward = open_learned_reward(settings(path), renderer(), lambda: scorer)

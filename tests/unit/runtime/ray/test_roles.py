@@ -9,12 +9,12 @@ from luyen.base.records import GroupId, Rollout, make_prompt
 from luyen.data.render import Renderer
 from luyen.data.tokenizer import load_tokenizer
 from luyen.rollout.protocol import Sampling
-from luyen.rollout.single_turn import Draw
+from luyen.rollout.single_turn import PromptRequest
 from luyen.runtime.generation import Generation
+from luyen.runtime.monitoring import RoleMonitor
 from luyen.runtime.ray.engines import RayEngines
 from luyen.runtime.ray.roles import RayRoles
-from luyen.runtime.ray.weights import GatheredWeights
-from luyen.runtime.watch import RoleWatch
+from luyen.runtime.weights import GatheredWeights
 from tests.unit.runtime.ray.fakes import FakeReplica, Fleet
 
 RENDERER = Renderer(load_tokenizer("builtin://arithmetic"))
@@ -28,7 +28,7 @@ class Ranks:
     count = 2
 
     def __init__(self) -> None:
-        self.watch = RoleWatch()
+        self.watch = RoleMonitor()
 
     def begin_publish(self) -> Callable[[], GatheredWeights]:
         found = GatheredWeights(
@@ -75,10 +75,10 @@ def roles_of(fleet: Fleet | None = None, *, frees_cache: bool = False) -> RayRol
     return roles
 
 
-def draws(count: int = 3) -> list[Draw]:
+def draws(count: int = 3) -> list[PromptRequest]:
     prompts = [make_prompt([{"role": "user", "content": f"{i}+1="}]) for i in range(count)]
     return [
-        Draw(group=GroupId(step=2, draw=i, uid=prompt.uid), prompt=prompt, samples=2)
+        PromptRequest(group=GroupId(step=2, draw=i, uid=prompt.uid), prompt=prompt, samples=2)
         for i, prompt in enumerate(prompts)
     ]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from luyen.base.errors import UserError
-from luyen.runtime.ray import session
-from luyen.runtime.ray.session import LISTEN, SessionFolder, meeting_place, sweep
+from luyen.runtime.ray import cluster
+from luyen.runtime.ray.cluster import LISTEN, SessionFolder, meeting_place, sweep
 from tests.unit.runtime.ray.test_cluster import descendants
 
 pytest.importorskip("ray", reason="the extra `ray` is not installed")
@@ -102,7 +102,7 @@ def test_nothing_of_a_cluster_listens_beyond_the_loopback_and_its_files_go_with_
 def test_a_folder_whose_cluster_is_gone_is_removed_and_one_in_use_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(session, "_parent", lambda: tmp_path)
+    monkeypatch.setattr(cluster, "_parent", lambda: tmp_path)
     used, dead = SessionFolder(), SessionFolder()
     (dead.path / "r").mkdir()
     dead.close()
@@ -120,7 +120,7 @@ def test_a_folder_whose_cluster_is_gone_is_removed_and_one_in_use_is_not(
 def test_the_guard_holds_the_folder_after_the_controller_has_let_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(session, "_parent", lambda: tmp_path)
+    monkeypatch.setattr(cluster, "_parent", lambda: tmp_path)
     folder = SessionFolder()
     holder = subprocess.Popen(["sleep", "60"], pass_fds=(folder.lock,))
     folder.close()
@@ -135,15 +135,15 @@ def test_the_guard_holds_the_folder_after_the_controller_has_let_go(
 def test_only_two_words_say_who_may_connect(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv(LISTEN, "0.0.0.0")
     with pytest.raises(UserError, match="it is `loopback` or `all`"):
-        session.listens_to_all()
+        cluster.listens_to_all()
     monkeypatch.setenv(LISTEN, "all")
-    assert session.listens_to_all()
+    assert cluster.listens_to_all()
 
 
 def test_ranks_meet_in_a_file_on_one_machine_and_at_a_port_on_several(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.delenv(session.FOLDER, raising=False)
+    monkeypatch.delenv(cluster.FOLDER, raising=False)
     assert meeting_place("127.0.0.1").startswith("tcp://127.0.0.1:")
-    monkeypatch.setenv(session.FOLDER, "/tmp/x")
+    monkeypatch.setenv(cluster.FOLDER, "/tmp/x")
     assert meeting_place("127.0.0.1").startswith("file:///tmp/x/ranks-")

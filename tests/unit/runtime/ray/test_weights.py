@@ -4,9 +4,8 @@ from pathlib import Path
 
 import torch
 
-from luyen.models.digest import describe
-from luyen.runtime.fill import fill
-from luyen.runtime.ray.weights import pack, unpack, write_part
+from luyen.models.trained_weights import tensor_digests
+from luyen.runtime.weights import copy_into, pack, unpack, write_part
 
 
 def test_weights_are_the_same_to_the_bit_in_parcels_and_files(tmp_path: Path):
@@ -24,11 +23,11 @@ def test_weights_are_the_same_to_the_bit_in_parcels_and_files(tmp_path: Path):
     assert array.nbytes == 32, "a view does not take its storage along"
     for part in (parcel, write_part(tmp_path / "a.safetensors", weights)):
         found = unpack(part)
-        assert describe(found) == describe(weights)
+        assert tensor_digests(found) == tensor_digests(weights)
     own = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
     places = {name: tensor.data_ptr() for name, tensor in own.items()}
-    fill(own, unpack(parcel))
-    assert describe(own) == describe(weights)
+    copy_into(own, unpack(parcel))
+    assert tensor_digests(own) == tensor_digests(weights)
     assert places == {name: tensor.data_ptr() for name, tensor in own.items()}
 
 
@@ -49,4 +48,4 @@ def test_only_neighbours_in_memory_travel_as_one_stretch():
         assert len(parcel.stretches) == stretches, name
         found = unpack(parcel)
         assert list(found) == list(tensors), name
-        assert describe(found) == describe(tensors), name
+        assert tensor_digests(found) == tensor_digests(tensors), name

@@ -6,31 +6,99 @@ the device at once. What a row gets depends on its own tokens and key only.
 """
 
 from collections import deque
+from dataclasses import dataclass
 from typing import final
 
 import torch
+from torch import Tensor
 
 from luyen.base.errors import UserError
-from luyen.models.fingerprint import Fingerprint
-from luyen.models.paged import PAGE, sent
+from luyen.models.paged_attention import PAGE, sent
 from luyen.models.policy import Policy
-from luyen.rollout.native.paged.graphs import Steps, bucket
-from luyen.rollout.native.paged.pages import PagePool, pages_of
-from luyen.rollout.native.paged.pool import KeyValues, affordable_pages, cache_shape
-from luyen.rollout.native.paged.read import read_prompts
-from luyen.rollout.native.paged.rounds import Round, bring
-from luyen.rollout.native.paged.seats import (
-    ROUND,
-    Seat,
-    Seats,
-    demand,
-    known_length,
-    known_tokens,
+from luyen.models.trained_weights import Fingerprint
+from luyen.rollout.native.paged.device_state import RowState
+from luyen.rollout.native.paged.forward import DecodeGraphs, bucket, prefill_prompts, sample_next
+from luyen.rollout.native.paged.kv_cache import (
+    KeyValues,
+    PagePool,
+    affordable_pages,
+    cache_shape,
+    pages_of,
 )
-from luyen.rollout.native.paged.state import RowState
-from luyen.rollout.native.paged.step import draw_rows
-from luyen.rollout.native.running import Decode, Row
-from luyen.rollout.protocol import Completion, Request, refuse_impossible
+from luyen.rollout.native.paged.scheduler import (
+    ROUND,
+    PagedScheduler,
+    RunningSequence,
+    page_demand,
+    prefix_length,
+    prefix_tokens,
+)
+from luyen.rollout.native.sequences import Decode, Row
+from luyen.rollout.protocol import Completion, Ending, Request, refuse_impossible
+
+# Draws on their way from the device to the host.
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DecodeRound:
+    """Draws that were launched and have not been read.
+
+    Example:
+        Made by `fetch_round` for every round of decode steps.
+    """
+
+    seats: list[RunningSequence]
+    """Whose they are, by column."""
+    tokens: Tensor
+    """`[steps, rows]` on the host once `ready`."""
+    logps: Tensor
+    """Their log-probabilities."""
+    kept: Tensor | None
+    """Mass that truncation left, if any row truncates."""
+    ready: torch.cuda.Event | None
+    """When the device has written them; None: they are there."""
+
+    def read(self, decode: Decode) -> list[tuple[RunningSequence, Ending]]:
+        """Append the draws to their rows; the seats whose rows ended, and why.
+
+        What a row drew after its end, or after it was sent back to wait, is dropped.
+        """
+        if self.ready is not None:
+            self.ready.synchronize()
+        tokens, logps = self.tokens.T.tolist(), self.logps.T.tolist()
+        kept = self.kept.T.tolist() if self.kept is not None else None
+        ended: list[tuple[RunningSequence, Ending]] = []
+        for column, seat in enumerate(self.seats):
+            if seat.is_over:
+                continue
+            masses = kept[column] if kept is not None else None
+            reason = seat.row.extend(tokens[column], logps[column], masses, decode)
+            if reason is not None:
+                ended.append((seat, reason))
+        return ended
+
+
+def fetch_round(
+    state: RowState, seats: list[RunningSequence], here: slice, count: int, *, is_truncated: bool
+) -> DecodeRound:
+    """Ask for the results of the last `count` steps; nothing waits for them here."""
+    outs = [state.out_tokens, state.out_logps, *([state.out_kept] if is_truncated else [])]
+    ready = None
+    if state.tokens.is_cuda:
+        found = [out[:count, here].to("cpu", non_blocking=True) for out in outs]
+        ready = torch.cuda.Event()
+        ready.record()
+    else:
+        found = [out[:count, here].clone() for out in outs]
+    return DecodeRound(
+        seats=seats,
+        tokens=found[0],
+        logps=found[1],
+        kept=found[2] if is_truncated else None,
+        ready=ready,
+    )
+
 
 _STOPS = 8
 """Stop tokens of a row that the device knows; the host sees all of them, a round later."""
@@ -70,9 +138,9 @@ class PagedEngine:
         self._most_pages = most_pages
         self._is_open = is_open
         self._shape = cache_shape(policy)
-        self._steps = Steps(policy, heads=self._shape.heads, is_eager=enforce_eager)
-        self._seats = Seats(PagePool(0), rows=max_num_seqs, tokens=max_num_batched_tokens)
-        self._rounds: deque[Round] = deque()
+        self._steps = DecodeGraphs(policy, heads=self._shape.heads, is_eager=enforce_eager)
+        self._seats = PagedScheduler(PagePool(0), rows=max_num_seqs, tokens=max_num_batched_tokens)
+        self._rounds: deque[DecodeRound] = deque()
         self._cache: KeyValues | None = None
         self._state: RowState | None = None
 
@@ -143,7 +211,7 @@ class PagedEngine:
         self._rounds.clear()
         self._steps.clear()
         self._cache, self._state = None, None
-        self._seats = Seats(PagePool(0), rows=self._most_rows, tokens=self._tokens_at_once)
+        self._seats = PagedScheduler(PagePool(0), rows=self._most_rows, tokens=self._tokens_at_once)
 
     def _let_in(self) -> bool:
         """Read some of the prompts that wait; False when there are none, or no room for them."""
@@ -164,7 +232,7 @@ class PagedEngine:
         self._compact()
         waiting = list(seats.waiting)
         need = max(pages_of(row.limit) for row in waiting) + 1
-        wanted = max(demand(waiting[: self._most_rows]), need)
+        wanted = max(page_demand(waiting[: self._most_rows]), need)
         if self._is_open:
             wanted = max(wanted, self._most_rows * (pages_of(self._limit) + 1))
         size = min(wanted, self._affordable())
@@ -223,11 +291,11 @@ class PagedEngine:
         assert state is not None
         assert cache is not None
         first = len(self._seats.running)
-        prompts = [pool.take(pages_of(known_length(group[0]))) for group in groups]
-        hidden = read_prompts(
+        prompts = [pool.take(pages_of(prefix_length(group[0]))) for group in groups]
+        hidden = prefill_prompts(
             self._policy,
             cache,
-            [known_tokens(group[0]) for group in groups],
+            [prefix_tokens(group[0]) for group in groups],
             prompts,
             tokens_at_once=self._tokens_at_once,
         )
@@ -239,7 +307,7 @@ class PagedEngine:
         here = slice(first, first + len(fresh))
         is_truncated = self._is_truncated()
         state.tick.zero_()
-        drawn = draw_rows(
+        drawn = sample_next(
             self._policy.head,
             hidden.repeat_interleave(sizes, 0, output_size=len(fresh)),
             state,
@@ -247,7 +315,7 @@ class PagedEngine:
             is_truncated=is_truncated,
         )
         state.accept(here, drawn, is_cached=False)
-        self._rounds.append(bring(state, fresh, here, 1, is_truncated=is_truncated))
+        self._rounds.append(fetch_round(state, fresh, here, 1, is_truncated=is_truncated))
 
     def _draw(self) -> None:
         """Launch a round of decode steps for every row."""
@@ -269,7 +337,7 @@ class PagedEngine:
         lengths = [0 if seat.is_over else seat.planned for seat in seats]
         self._steps.run(self._cache, self._state, lengths, count, is_truncated=is_truncated)
         here = slice(0, len(seats))
-        self._rounds.append(bring(self._state, seats, here, count, is_truncated=is_truncated))
+        self._rounds.append(fetch_round(self._state, seats, here, count, is_truncated=is_truncated))
 
     def _must_compact(self, alive: int) -> bool:
         """Whether a smaller graph would do, or a row that was evicted is still active."""
@@ -281,7 +349,7 @@ class PagedEngine:
         """Whether a row may rule tokens out in what is launched next."""
         return any(seat.may_rule_out for seat in self._seats.running if not seat.is_over)
 
-    def _collect(self, round_: Round) -> list[Completion]:
+    def _collect(self, round_: DecodeRound) -> list[Completion]:
         """Read a round, and free what its ended rows held."""
         finished: list[Completion] = []
         for seat, reason in round_.read(self._decode):
@@ -289,7 +357,7 @@ class PagedEngine:
             self._end(seat)
         return finished
 
-    def _end(self, seat: Seat) -> None:
+    def _end(self, seat: RunningSequence) -> None:
         """A row ended: free its pages; the device hears of an end that only the host could see."""
         self._seats.end(seat)
         sampling = seat.row.request.sampling

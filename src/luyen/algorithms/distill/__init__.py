@@ -1,1 +1,0 @@
-"""Distillation: divergences between a student and a teacher, one number per token."""

@@ -1,1 +1,0 @@
-"""Chat templates are programs of strangers: they are rendered in a process that has limits."""

@@ -1,0 +1,1 @@
+"""From YAML files and overrides to a frozen `RunConfig`: read, merge, resolve, parse."""

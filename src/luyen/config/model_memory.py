@@ -1,0 +1,323 @@
+"""Bytes of weights, optimizer state and activations on one device, alone or sharded.
+
+Closed forms of what the engine keeps and makes, tensor by tensor. A pass has several moments that
+may be its largest: inside a layer, at the output head, at the start of the backward pass.
+"""
+
+from dataclasses import dataclass
+from math import ceil
+from typing import final
+
+from luyen.config.model_folder.config_json import ModelShape, read_shape
+from luyen.config.plan import (
+    BatchPlan,
+    Placement,
+    count_weight_versions,
+    has_teacher,
+    needs_reference,
+)
+from luyen.config.schema.actor_rollout_ref import ModelConfig
+from luyen.config.schema.run import RunConfig
+
+_FP32 = 4
+_CHUNK = {"cuda": 1 << 27, "cpu, fused": 1 << 23, "cpu": 1 << 24}
+"""Logits that exist at once."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassTokens:
+    """Tokens of a pass, at the longest sequences.
+
+    Example:
+        >>> PassTokens(packed=4096, padded=4096, computed=2304, scored=2048).computed
+        2304
+    """
+
+    packed: int
+    """Of all sequences."""
+    padded: int
+    """The same with every sequence as long as attention on a CPU makes it."""
+    computed: int
+    """The same with a prompt counted once for all sequences that begin with it."""
+    scored: int
+    """Of the answers."""
+
+    @classmethod
+    def of(cls, config: RunConfig, batch: BatchPlan) -> "PassTokens":
+        """Those of the largest micro-batch: whole groups where they fit."""
+        data, samples = config.data, batch.samples_per_prompt
+        most = max(1, batch.micro_batch_tokens // batch.longest_sequence)
+        sequences = most // samples * samples if most >= samples else most
+        prompts = ceil(sequences / samples) * data.max_prompt_length
+        scored = sequences * data.max_response_length
+        longest = batch.longest_sequence
+        return cls(
+            packed=sequences * longest,
+            padded=sequences * padded_length(longest),
+            computed=prompts + scored,
+            scored=scored,
+        )
+
+
+def padded_length(tokens: int) -> int:
+    """Tokens of a sequence inside attention on a CPU with AVX512; with AVX2 it may be more.
+
+    Example:
+        >>> padded_length(40), padded_length(300)
+        (64, 512)
+    """
+    step = 32 if tokens <= 256 else 256
+    return -(-tokens // step) * step
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassMemory:
+    """What a pass of so many tokens takes on a kind of device.
+
+    Example:
+        >>> shape = ModelShape(layers=2, hidden=8, heads=2, kv_heads=1, head_dim=4,
+        ...                    intermediate=16, vocab=10, is_tied=True)
+        >>> tokens = PassTokens(packed=10, padded=32, computed=10, scored=5)
+        >>> model = ModelConfig()
+        >>> PassMemory(shape=shape, model=model, tokens=tokens, width=4, device="cpu").inside() > 0
+        True
+    """
+
+    shape: ModelShape
+    """Of the model."""
+    model: ModelConfig
+    """What saves memory."""
+    tokens: PassTokens
+    """Of the pass."""
+    width: int
+    """Bytes of a number."""
+    device: str
+    """cpu or cuda."""
+
+    @property
+    def slices(self) -> int:
+        """Parts in which a feed-forward layer is computed."""
+        tiled_mlp = self.model.tiled_mlp
+        return tiled_mlp.num_shards if tiled_mlp.enabled else 1
+
+    def inside(self) -> int:
+        """Bytes alive inside one layer when nothing is kept for a backward pass."""
+        shape, tokens = self.shape, self.tokens
+        inner = ceil(3 * shape.intermediate / self.slices)
+        # The stream and its norm on both sides of attention, and what attention gave.
+        feed_forward = (5 * shape.hidden + inner) * tokens.computed
+        wide, narrow = self._heads()
+        attention = (3 * shape.hidden + 3 * wide + 3 * narrow) * tokens.computed
+        attention += self._laid_out()
+        return max(feed_forward, attention) * self.width
+
+    def kept(self) -> int:
+        """Bytes that one layer keeps for its backward pass."""
+        shape, tokens = self.shape, self.tokens
+        wide, narrow = self._heads()
+        is_tiled = self.slices > 1
+        if self.device != "cuda":
+            numbers = 6 * shape.hidden + shape.attention_width()
+            numbers += 0 if is_tiled else 4 * shape.intermediate
+            return (numbers * tokens.computed + self._laid_out()) * self.width
+        # Two residual streams and their norms, queries, the output of attention, and the gate.
+        numbers = (4 * shape.hidden + 2 * wide) * tokens.computed
+        numbers += 0 if is_tiled else 3 * shape.intermediate * tokens.computed
+        if tokens.computed < tokens.packed:
+            numbers += self._laid_out()
+        else:
+            # Values are a part of the joint projection, which stays whole.
+            numbers += (wide + 3 * narrow) * tokens.computed
+        sums = (shape.heads + 2) * tokens.computed * _FP32
+        return numbers * self.width + sums
+
+    def backward(self) -> int:
+        """Bytes that the backward pass of one layer makes, what it reads apart."""
+        shape, tokens = self.shape, self.tokens
+        wide, narrow = self._heads()
+        inner = 3 * shape.intermediate
+        if self.slices > 1:
+            # The slice is computed again before its gradient.
+            inner = ceil(2 * inner / self.slices)
+        feed_forward = (inner + 3 * shape.hidden) * tokens.computed * self.width
+        # Gradients of queries in fp32 and rounded; those of keys for every query head.
+        attention = (2 * wide * self.width + _FP32 * wide) * tokens.computed
+        attention += 2 * (wide + narrow) * self.width * tokens.packed
+        return max(feed_forward, attention)
+
+    def held(self) -> int:
+        """Bytes on the device when the forward pass is over."""
+        if self.is_offloaded:
+            return 0
+        stream = self.shape.hidden * self.tokens.computed * self.width
+        is_checkpointed = self.model.enable_gradient_checkpointing
+        return self.shape.layers * stream if is_checkpointed else self.shape.layers * self.kept()
+
+    def layer(self) -> int:
+        """Bytes of the layer whose backward pass runs, beside what is held."""
+        is_made_again = self.model.enable_gradient_checkpointing or self.is_offloaded
+        return self.backward() + (self.kept() if is_made_again else 0)
+
+    def head(self, *, is_learning: bool) -> int:
+        """Bytes of the output head: hidden states, a chunk of logits and, learning, gradients."""
+        shape, scored = self.shape, self.tokens.scored
+        is_fused = self.device == "cpu" and self.model.use_fused_kernels
+        logits = min(scored * shape.vocab, _CHUNK["cpu, fused" if is_fused else self.device])
+        rows = scored * shape.hidden * self.width
+        if self.device != "cuda":
+            # Logits, their softmax and the gradient or the entropy of a chunk exist together.
+            return rows + (3 if is_learning else 2) * logits * _FP32
+        if not is_learning:
+            return rows + logits * self.width
+        trains_head = self.model.lora_rank == 0
+        # The sum over chunks and the share of the newest one, in fp32.
+        weight = 2 * shape.vocab * shape.hidden * _FP32 if trains_head else 0
+        return 2 * rows + logits * self.width + weight
+
+    @property
+    def is_offloaded(self) -> bool:
+        """Whether activations wait elsewhere."""
+        return self.device == "cuda" and self.model.enable_activation_offload
+
+    def _laid_out(self) -> int:
+        """Numbers of attention for which a shared prompt counts in every sequence."""
+        wide, narrow = self._heads()
+        if self.device == "cuda":
+            return 2 * narrow * self.tokens.packed
+        return (2 * wide + 2 * narrow) * self.tokens.padded
+
+    def _heads(self) -> tuple[int, int]:
+        """Numbers of all query heads, and of all key heads."""
+        shape = self.shape
+        return shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+
+
+# What stays on a device during a whole step, alone or sharded, and what ranks gather in a pass.
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StaticMemory:
+    """Bytes of weights and optimizer on one device, by what they are for.
+
+    Example:
+        >>> drawing = {"replica": 4}
+        >>> StaticMemory(training={"weights": 10}, drawing=drawing, gathered=0, share=1).beside()
+        {'weights': 10, 'replica': 4}
+    """
+
+    training: dict[str, int]
+    """Where the policy learns."""
+    drawing: dict[str, int]
+    """Where a copy of the rollout engine draws; nothing where it has the actor's own weights."""
+    gathered: int
+    """Whole weights that a pass over shards has at once."""
+    share: int
+    """Devices that hold one copy of what learns."""
+
+    def beside(self) -> dict[str, int]:
+        """Both on one device."""
+        return {**self.training, **self.drawing}
+
+
+def static_memory(
+    config: RunConfig, shape: ModelShape, where: Placement, width: int
+) -> StaticMemory:
+    """What is held by a run whose passes compute with numbers of `width` bytes."""
+    fsdp = config.actor_rollout_ref.actor.fsdp_config
+    # One process trains and draws with the same tensors; other processes need their own.
+    has_copies = where.runtime == "ray" and config.trainer.stage == "rl"
+    drawing = {"replica": _whole(config, shape) * width} if has_copies else {}
+    others = count_weight_versions(config.trainer) - (1 if has_copies else 0)
+    if config.trainer.max_staleness > 0 and config.trainer.stage == "rl" and others:
+        drawing["versions"] = others * trainable(config, shape) * width
+    if where.world_size == 1:
+        training = _alone(config, shape, where, width)
+        return StaticMemory(training=training, drawing=drawing, gathered=0, share=1)
+    share = fsdp.fsdp_size if fsdp.fsdp_size > 0 else where.world_size
+    training = _sharded(config, shape, where, width, share)
+    if is_offloaded(config, where):
+        training = dict.fromkeys(training, 0)
+    layers = 2 if fsdp.reshard_after_forward else shape.layers
+    gathered = (shape.embeddings() + layers * shape.layer_parameters()) * width
+    return StaticMemory(training=training, drawing=drawing, gathered=gathered, share=share)
+
+
+def is_offloaded(config: RunConfig, where: Placement) -> bool:
+    """Whether shards, gradients and optimizer lie in main memory, away from the device."""
+    fsdp = config.actor_rollout_ref.actor.fsdp_config
+    both = fsdp.param_offload and fsdp.optimizer_offload
+    return both and where.world_size > 1 and where.device == "cuda"
+
+
+def trainable(config: RunConfig, shape: ModelShape) -> int:
+    """Weights that learn."""
+    rank = config.actor_rollout_ref.model.lora_rank
+    return shape.lora_parameters(rank) if rank else shape.parameters()
+
+
+def _whole(config: RunConfig, shape: ModelShape) -> int:
+    rank = config.actor_rollout_ref.model.lora_rank
+    return shape.parameters() + (shape.lora_parameters(rank) if rank else 0)
+
+
+def _alone(config: RunConfig, shape: ModelShape, where: Placement, width: int) -> dict[str, int]:
+    # With bf16 the optimizer holds fp32 masters beside its two moments.
+    moments = (3 if width == 2 else 2) * _FP32
+    parts = {
+        "weights": _whole(config, shape) * width,
+        "optimizer": trainable(config, shape) * moments,
+    }
+    parts |= _frozen_models(config, shape, where, frozen=width, learning=width + moments, share=1)
+    if config.trainer.async_save and where.device == "cpu":
+        # On a GPU the copy lies in main memory, which is not planned here.
+        learned = trainable(config, shape) * width + parts["optimizer"]
+        parts["checkpoint"] = learned + parts.get("critic", 0)
+    return parts
+
+
+def _sharded(
+    config: RunConfig, shape: ModelShape, where: Placement, width: int, share: int
+) -> dict[str, int]:
+    """Shards of what learns are fp32, whatever passes compute with; what is frozen keeps its type.
+
+    Beside them are the two moments.
+    """
+    learning = trainable(config, shape)
+    frozen = _whole(config, shape) - learning
+    parts = {
+        "weights": (learning * _FP32 + frozen * width) // share,
+        "optimizer": learning * 2 * _FP32 // share,
+    }
+    parts |= _frozen_models(config, shape, where, frozen=width, learning=3 * _FP32, share=share)
+    if config.trainer.async_save and where.device == "cpu":
+        parts["checkpoint"] = learning * 3 * _FP32 // share + parts.get("critic", 0)
+    return parts
+
+
+def _frozen_models(
+    config: RunConfig,
+    shape: ModelShape,
+    where: Placement,
+    *,
+    frozen: int,
+    learning: int,
+    share: int,
+) -> dict[str, int]:
+    """Reference, critic and teacher, at so many bytes a weight."""
+    parts: dict[str, int] = {}
+    if needs_reference(config) and not config.actor_rollout_ref.model.lora_rank:
+        parts["reference"] = shape.parameters() * frozen // share
+    if any(role.name == "critic" for role in where.roles):
+        parts["critic"] = shape.parameters() * learning // share
+    if has_teacher(config):
+        parts["teacher"] = _teacher(config, shape).parameters() * frozen // share
+    return parts
+
+
+def _teacher(config: RunConfig, student: ModelShape) -> ModelShape:
+    """The teacher's own shape; the student's where no config on this machine says it."""
+    path = config.distill.teacher_path
+    return (read_shape(ModelConfig(path=path)) if path is not None else None) or student

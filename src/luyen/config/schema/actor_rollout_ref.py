@@ -1,0 +1,420 @@
+"""`actor_rollout_ref`: model, optimizer, FSDP, actor update, rollout engine and reference."""
+
+from typing import Any, Literal
+
+from luyen.config.schema.block import (
+    LR_WORDS,
+    MINI_BATCH_WORDS,
+    MOST_DEVICES,
+    MOST_MACHINES,
+    N_WORDS,
+    Block,
+    Ids,
+    Names,
+    Pair,
+    block,
+    key,
+)
+
+
+class TiledMlpConfig(Block):
+    """Feed-forward layers computed slice by slice over the tokens."""
+
+    enabled: bool = key(
+        False,
+        "Compute feed-forward layers in slices, and each slice again in the backward pass: the "
+        "inner activation exists for one slice at a time.",
+    )
+    num_shards: int = key(4, "Number of slices.", ge=1)
+
+
+class ModelConfig(Block):
+    """A Hugging Face causal language model, whole or with a LoRA adapter."""
+
+    path: str = key(
+        "builtin://arithmetic",
+        "Directory, hub id or `builtin://` name of the policy. The default is the small "
+        "character-level model that ships with Luyen.",
+    )
+    tokenizer_path: str | None = key(None, "Directory or hub id of the tokenizer; null: `path`.")
+    trust_remote_code: bool = key(False, "Run Python code that comes with the model.")
+    override_config: dict[str, Any] = key({}, "Values that replace those of the model's config.")
+    init: Literal["pretrained", "random"] = key(
+        "pretrained", "random: begin with fresh weights of this architecture, seeded by the run."
+    )
+    dtype: Literal["auto", "float32", "bfloat16"] = key(
+        "auto", "Type of the weights in computation; auto: bfloat16 on CUDA, float32 on CPU."
+    )
+    enable_gradient_checkpointing: bool = key(
+        True, "Recompute activations in the backward pass: less memory, about a third more time."
+    )
+    enable_activation_offload: bool = key(
+        False,
+        "On a GPU: keep activations in host memory between the passes; with gradient "
+        "checkpointing, the inputs of layers.",
+    )
+    use_remove_padding: bool = key(
+        True,
+        "Train on packed tokens.",
+        only="batches are always packed; there is no padded path to switch to",
+    )
+    use_fused_kernels: bool = key(
+        False,
+        "Fuse the output head with the log-probabilities: logits are not kept between the passes, "
+        "but computed again. On a GPU this is always so.",
+    )
+    tiled_mlp: TiledMlpConfig = block(TiledMlpConfig, "Feed-forward layers in slices.")
+    lora_rank: int = key(0, "Rank of the LoRA adapter; 0 trains all weights.", ge=0)
+    lora_alpha: float = key(
+        16.0, "Scale of the adapter: its output is multiplied by alpha/rank.", gt=0
+    )
+    target_modules: Names = key(
+        ("all-linear",), "Modules that get an adapter: names, or `all-linear`."
+    )
+    lora_adapter_path: str | None = key(None, "Adapter directory to start from.")
+
+
+# `fsdp_config`: how weights are sharded over devices.
+
+
+class FsdpConfig(Block):
+    """Sharding of weights, gradients and optimizer state, for training on several devices."""
+
+    fsdp_size: int = key(
+        -1, "Devices that hold one copy of the weights together; -1: all of them.", ge=-1
+    )
+    reshard_after_forward: bool = key(
+        True, "Let go of a layer's whole weights between its forward and its backward pass."
+    )
+    param_offload: bool = key(
+        False, "Keep shards of weights and gradients in host memory, with `optimizer_offload`."
+    )
+    optimizer_offload: bool = key(
+        False, "Keep the optimizer in host memory, where it then computes, with `param_offload`."
+    )
+    ulysses_sequence_parallel_size: int = key(
+        1,
+        "Devices that share one sequence.",
+        only="sequences stay whole; for long ones raise the token budget or take more devices",
+        ge=1,
+    )
+
+
+# `optim`: AdamW and its schedule, the same for actor and critic.
+
+
+class OptimConfig(Block):
+    """AdamW, warm-up, schedule and clipping."""
+
+    lr: float = key(1e-6, "Peak learning rate.", derived=LR_WORDS, ge=0)
+    lr_warmup_steps: int = key(
+        -1,
+        "Steps of linear warm-up; -1: use `lr_warmup_steps_ratio`. It is "
+        "shortened to end with a run that is shorter.",
+        ge=-1,
+    )
+    lr_warmup_steps_ratio: float = key(
+        0.0, "Warm-up as a share of all steps, when `lr_warmup_steps` is -1.", ge=0, le=1
+    )
+    lr_scheduler_type: Literal["constant", "cosine", "wsd"] = key(
+        "constant", "Course of the learning rate after the warm-up."
+    )
+    min_lr_ratio: float = key(0.0, "Where cosine and wsd end, as a share of `lr`.", ge=0, le=1)
+    weight_decay: float = key(0.01, "AdamW's decoupled weight decay.", ge=0)
+    betas: Pair = key((0.9, 0.999), "AdamW's moment decays.")
+    clip_grad: float = key(1.0, "Largest norm of the gradient of a step.", gt=0)
+
+
+class CriticOptimConfig(OptimConfig):
+    """The critic's optimizer: the same keys, a higher rate."""
+
+    lr: float = key(1e-5, "Peak learning rate.", ge=0)
+
+
+# `actor_rollout_ref.actor`: batches, loss and optimizer of the policy update.
+
+Aggregation = Literal[
+    "token-mean",
+    "token-sum",
+    "seq-mean-token-sum",
+    "seq-mean-token-mean",
+    "seq-mean-token-sum-norm",
+]
+
+
+class PolicyLossConfig(Block):
+    """Which policy loss, and the knobs that only some losses have."""
+
+    loss_mode: str = key("vanilla", "Name of a registered policy loss.")
+    clip_cov_ratio: float = key(2e-4, "clip_cov: share of tokens set aside.", gt=0, le=1)
+    clip_cov_lb: float = key(1.0, "clip_cov: covariance above which a token may be set aside.")
+    clip_cov_ub: float = key(5.0, "clip_cov: covariance below which a token may be set aside.")
+    kl_cov_ratio: float = key(2e-4, "kl_cov: share of tokens that get a KL penalty.", gt=0, le=1)
+    ppo_kl_coef: float = key(0.1, "kl_cov: weight of that penalty.", ge=0)
+    dro_beta: float | None = key(None, "dro: weight of the quadratic term; no default.", gt=0)
+    ratio_cap: float | None = key(
+        None, "vanilla, gspo: upper cap of the unclipped ratio (TRL's `delta`).", gt=1
+    )
+    cispo_cap: float | None = key(
+        None, "cispo: absolute cap of the ratio without a lower bound (TRL's form).", gt=0
+    )
+    vespo_k_pos: float = key(2.0, "vespo: k where the advantage is not negative.", ge=0)
+    vespo_lambda_pos: float = key(3.0, "vespo: λ where the advantage is not negative.", gt=0)
+    vespo_k_neg: float = key(3.0, "vespo: k where the advantage is negative.", ge=0)
+    vespo_lambda_neg: float = key(2.0, "vespo: λ where the advantage is negative.", gt=0)
+
+
+class AdaptiveEntropyConfig(Block):
+    """An entropy coefficient that follows a target."""
+
+    enable: bool = key(False, "Move the entropy coefficient towards a target entropy.")
+    target: float = key(0.2, "Entropy to hold, in nats a token.", ge=0)
+    delta: float = key(0.005, "Change of the coefficient at each optimizer step.", gt=0)
+    min: float = key(0.0, "Smallest coefficient.", ge=0)
+    max: float = key(1.0, "Largest coefficient.", ge=0)
+
+
+class ActorConfig(Block):
+    """The policy update."""
+
+    strategy: Literal["auto", "single", "fsdp", "fsdp2"] = key(
+        "auto", "Training engine; auto: single for one device, fsdp2 for more. fsdp means fsdp2."
+    )
+    fsdp_config: FsdpConfig = block(FsdpConfig, "How weights are sharded over several devices.")
+    ppo_mini_batch_size: int = key(
+        256,
+        "Prompts of one optimizer step, over the whole cluster.",
+        derived=MINI_BATCH_WORDS,
+        ge=1,
+    )
+    ppo_micro_batch_size_per_gpu: int | None = key(
+        None, "Sequences of one forward pass on one device, when `use_dynamic_bsz` is off.", ge=1
+    )
+    use_dynamic_bsz: bool = key(True, "Fill micro-batches by tokens instead of counting sequences.")
+    ppo_max_token_len_per_gpu: int = key(
+        16384, "Hard token budget of a micro-batch, when `use_dynamic_bsz` is on.", ge=1
+    )
+    ppo_epochs: int = key(1, "Passes over the samples of a step.", ge=1)
+    shuffle: bool = key(False, "Draw mini-batches in a seeded random order.")
+    policy_loss: PolicyLossConfig = block(PolicyLossConfig, "Which policy loss, and its own knobs.")
+    clip_ratio: float = key(0.2, "Clip range of the ratio on both sides.", gt=0)
+    clip_ratio_low: float | None = key(None, "Lower clip range; null: `clip_ratio`.", gt=0)
+    clip_ratio_high: float | None = key(None, "Upper clip range; null: `clip_ratio`.", gt=0)
+    clip_ratio_c: float | None = key(
+        None, "Dual clip or ratio cap; null: the loss's own (vanilla 3, dppo 20).", gt=1
+    )
+    tau_pos: float = key(1.0, "sapo: temperature where the advantage is positive.", gt=0)
+    tau_neg: float = key(1.05, "sapo: temperature elsewhere.", gt=0)
+    loss_agg_mode: Aggregation | None = key(
+        None, "How token losses become one number; null: the loss's own aggregation."
+    )
+    loss_scale_factor: float | None = key(
+        None, "Divisor of seq-mean-token-sum-norm; null: `data.max_response_length`.", gt=0
+    )
+    entropy_coeff: float = key(0.0, "Weight of the entropy bonus.")
+    adaptive_entropy: AdaptiveEntropyConfig = block(
+        AdaptiveEntropyConfig, "A coefficient with a target."
+    )
+    use_kl_loss: bool = key(False, "Add a KL term to the reference policy to the loss.")
+    kl_loss_coef: float = key(0.001, "Weight of the KL term in the loss.", ge=0)
+    kl_loss_type: str = key("low_var_kl", "Estimator of that KL; a trailing + is straight-through.")
+    calculate_sum_pi_squared: bool = key(
+        False, "Record Σπ² of each token, which the optimal token baselines need."
+    )
+    optim: OptimConfig = block(OptimConfig, "Optimizer and schedule.")
+
+
+# `actor_rollout_ref.rollout` and `.ref`: generation and the reference policy.
+
+
+class EnvironmentConfig(Block):
+    """A world, as written under `multi_turn.environments`."""
+
+    kind: str = key(..., "Registered kind of environment.")
+    kwargs: dict[str, Any] = key({}, "Keyword arguments of it.")
+
+
+class MultiTurnConfig(Block):
+    """Conversations with tools and environments."""
+
+    enable: bool = key(False, "Let the policy take several turns and call tools.")
+    tool_config_path: str | None = key(None, "YAML file that lists the tools.")
+    function_tool_path: str | None = key(None, "Python file whose `@tool` functions are tools.")
+    format: str = key(
+        "hermes",
+        "How tool calls are written: `hermes`, `qwen3_coder`, `llama3`, `mistral`, `glm`, "
+        "`deepseek`, `gpt_oss` or a plugin's.",
+    )
+    max_assistant_turns: int | None = key(None, "Most turns of the policy; null: no limit.", ge=1)
+    max_user_turns: int | None = key(
+        None, "Most answers to the policy, by tools or a user; null: no limit.", ge=1
+    )
+    max_tool_calls: int | None = key(None, "Most calls of a rollout; null: no limit.", ge=1)
+    max_parallel_calls: int = key(
+        1,
+        "Most calls of one turn that are run, side by side; the policy reads about the rest.",
+        ge=1,
+    )
+    max_tool_response_length: int = key(256, "Most characters of a tool's result.", ge=1)
+    tool_response_truncate_side: Literal["left", "middle", "right"] = key(
+        "middle", "Where a longer result is cut."
+    )
+    tokenization_sanity_check_mode: Literal["strict", "ignore_strippable", "off"] = key(
+        "strict",
+        "Compare the grown token list with a full re-render: stop at any difference in what the "
+        "policy did not write, let whitespace pass, or do not compare.",
+    )
+    on_parse_failure: Literal["observe", "answer", "stop"] = key(
+        "observe",
+        "A call that cannot be read: tell the policy, take the text as its answer, or end.",
+    )
+    on_tool_error: Literal["observe", "fault"] = key(
+        "observe", "A tool that raises or times out: tell the policy, or break the rollout."
+    )
+    on_unknown: Literal["retry", "fault"] = key(
+        "retry",
+        "A call that was under way when the run was killed, so that nobody knows whether it acted: "
+        "make it again (tools can ask for its idempotency key), or leave the rollout out.",
+    )
+    tool_timeout_s: float = key(30.0, "Most seconds of a call, where a tool says nothing.", gt=0)
+    time_budget_s: float | None = key(None, "Most seconds of a rollout; null: no limit.", gt=0)
+    on_fault: Literal["fail", "retry", "keep_min"] = key(
+        "retry",
+        "A rollout that broke: stop the run, play it again, or leave it out. After the last retry "
+        "it is left out.",
+    )
+    fault_retries: int = key(1, "retry: how often a broken rollout is played again.", ge=1)
+    min_samples: int = key(
+        1,
+        "Sound rollouts that a group must keep to learn from it; otherwise all of it is left out.",
+        ge=1,
+    )
+    environments: dict[str, Any] = key(
+        {}, "Worlds by name: `NAME: {kind: KIND, kwargs: {...}}`; a row's `environment` names one."
+    )
+    environment: str | None = key(None, "World of rows that name none; null: only tools answer.")
+    interaction_config_path: str | None = key(
+        None, "verl's YAML file of user simulators; rows name one in `interaction_kwargs`."
+    )
+
+
+class ValKwargsConfig(Block):
+    """Sampling at validation."""
+
+    n: int = key(1, "Samples of each validation prompt.", ge=1)
+    do_sample: bool = key(False, "Sample; otherwise take the likeliest token.")
+    temperature: float = key(0.0, "Sampling temperature.", ge=0)
+    top_k: int = key(-1, "Keep the k likeliest tokens; -1: all.", ge=-1)
+    top_p: float = key(1.0, "Keep the likeliest tokens of this total mass.", gt=0, le=1)
+    min_p: float = key(
+        0.0, "Keep tokens at least this likely, relative to the likeliest.", ge=0, le=1
+    )
+    max_new_tokens: int | None = key(
+        None, "Most tokens of an answer; null: `data.max_response_length`.", ge=1
+    )
+    min_new_tokens: int | None = key(
+        None, "Tokens before which nothing ends an answer; null: as in training.", ge=0
+    )
+    stop: Names | None = key(None, "Texts that end an answer; null: as in training.")
+    stop_token_ids: Ids | None = key(
+        None, "More tokens that end an answer; null: as in training.", max_length=32
+    )
+
+
+class LogProbBatchingConfig(Block):
+    """How a pass that only computes log-probabilities is cut into micro-batches."""
+
+    log_prob_micro_batch_size_per_gpu: int | None = key(
+        None, "Sequences of one forward pass; null: as in the actor's update.", ge=1
+    )
+    log_prob_use_dynamic_bsz: bool | None = key(
+        None, "Fill these passes by tokens; null: as `actor.use_dynamic_bsz`."
+    )
+    log_prob_max_token_len_per_gpu: int | None = key(
+        None, "Token budget of these passes; null: as `actor.ppo_max_token_len_per_gpu`.", ge=1
+    )
+
+
+class RolloutConfig(LogProbBatchingConfig):
+    """The engine that generates, and how it samples."""
+
+    name: str = key("native", "Rollout engine: `native`, `hf` or a plugin's.")
+    n: int = key(
+        1,
+        "Samples of each prompt; group-relative estimators need at least 2.",
+        derived=N_WORDS,
+        ge=1,
+    )
+    temperature: float = key(1.0, "Sampling temperature.", ge=0)
+    top_k: int = key(-1, "Keep the k likeliest tokens; -1: all.", ge=-1)
+    top_p: float = key(1.0, "Keep the likeliest tokens of this total mass.", gt=0, le=1)
+    min_p: float = key(
+        0.0, "Keep tokens at least this likely, relative to the likeliest.", ge=0, le=1
+    )
+    min_new_tokens: int = key(
+        0,
+        "Tokens of an answer, or of a turn, before which no stop token is drawn and no stop string "
+        "ends it.",
+        ge=0,
+    )
+    stop: Names = key(
+        (), "Texts that end an answer, or a turn; they stay in it, as every drawn token does."
+    )
+    stop_token_ids: Ids = key(
+        (), "Tokens that end an answer, or a turn, besides the tokenizer's own.", max_length=32
+    )
+    gpu_memory_utilization: float = key(
+        0.5, "Share of the device's memory that weights and KV cache may take.", gt=0, le=1
+    )
+    tensor_model_parallel_size: int = key(1, "Devices that share one copy of the model.", ge=1)
+    data_parallel_size: int | None = key(
+        None, "Copies of the engine; null: as many as its devices can hold.", ge=1
+    )
+    nnodes: int = key(
+        0,
+        "Machines that only draw, besides those that train; 0: the engine shares the devices of "
+        "the actor.",
+        ge=0,
+        le=MOST_MACHINES,
+    )
+    n_gpus_per_node: int | None = key(
+        None,
+        "Devices of each of these machines; null: `trainer.n_gpus_per_node`.",
+        ge=1,
+        le=MOST_DEVICES,
+    )
+    expert_parallel_size: int = key(1, "Devices that share the experts of a layer.", ge=1)
+    deterministic: bool = key(
+        True,
+        "On a GPU: the sampler's and the trainer's log-probabilities agree to the bit. Off, faster "
+        "kernels are used and the gap is measured.",
+    )
+    enforce_eager: bool = key(
+        False, "On a GPU: launch every kernel of a decode step instead of replaying a graph."
+    )
+    free_cache_engine: bool = key(
+        False, "On a GPU: give the memory of keys and values back while weights are updated."
+    )
+    max_num_batched_tokens: int = key(8192, "Most tokens of one forward pass.", ge=1)
+    max_model_len: int | None = key(
+        None, "Most tokens of a sequence; null: prompt and response lengths together.", ge=1
+    )
+    max_num_seqs: int = key(256, "Most sequences that run at once.", ge=1)
+    calculate_log_probs: bool = key(
+        True,
+        "Return the log-probability of each sampled token from the engine.",
+        only="an engine always returns them; nothing is saved without",
+    )
+    val_kwargs: ValKwargsConfig = block(ValKwargsConfig, "Sampling at validation.")
+    multi_turn: MultiTurnConfig = block(MultiTurnConfig, "Conversations with tools.")
+
+
+class RefConfig(LogProbBatchingConfig):
+    """The frozen policy that KL terms compare with."""
+
+    enable: bool | None = key(
+        None, "Keep a reference policy; null: exactly when a KL term needs it."
+    )
+    path: str | None = key(
+        None, "Weights of the reference; null: the policy before training (with LoRA: adapter off)."
+    )

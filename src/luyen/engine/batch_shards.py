@@ -1,0 +1,243 @@
+"""A batch split over data-parallel ranks and into micro-batches, and the results joined again.
+
+Everything here is pure. Whoever holds a whole batch splits it, has every rank work on its share,
+and joins what comes back.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import final
+
+import torch
+from torch import Tensor
+
+from luyen.base.errors import UserError
+from luyen.engine.batch import PackedBatch
+
+# Which rank gets which sequences: tokens balanced, groups together where that costs little.
+
+_SLACK = 1.1
+"""How far the fullest rank may be above the least possible, for the sake of whole groups."""
+
+
+def balance_by_tokens(
+    lengths: Sequence[int], groups: Sequence[int], *, ranks: int
+) -> list[list[int]]:
+    """Indices of the sequences of each rank, ascending.
+
+    Sequences of a group share their prompt, and are cut apart only as far as the balance demands:
+    whole groups are tried first, then ever smaller pieces. The fullest rank has at most 1.1 times
+    the larger of mean and longest sequence, or, where no deal achieves that, at most the mean and
+    one sequence more. Nothing is drawn: the same sequences are always dealt the same way.
+
+    Example:
+        >>> balance_by_tokens([4, 4, 3, 3], [0, 0, 1, 1], ranks=2)
+        [[0, 2], [1, 3]]
+        >>> balance_by_tokens([4, 4, 4, 4], [0, 0, 1, 1], ranks=2)
+        [[0, 1], [2, 3]]
+    """
+    least = max(sum(lengths) / ranks, max(lengths, default=0))
+    best: list[list[int]] = []
+    fewest = float("inf")
+    for limit in _limits(sum(lengths), ranks):
+        dealt = _largest_first(lengths, _pieces(lengths, groups, limit), ranks)
+        fullest = max(sum(lengths[i] for i in hand) for hand in dealt)
+        if fullest < fewest:
+            best, fewest = dealt, fullest
+        if fewest <= _SLACK * least:
+            break
+    return best
+
+
+def _limits(total: int, ranks: int) -> Iterator[int]:
+    """Most tokens of a piece: a whole group, then parts of a rank's fair share, then a sequence."""
+    yield total
+    yield from (total // (ranks * parts) for parts in (1, 2, 4, 8))
+    yield 0
+
+
+def _pieces(lengths: Sequence[int], groups: Sequence[int], limit: int) -> list[list[int]]:
+    """Groups, cut where they would have more than `limit` tokens; a sequence is never cut."""
+    pieces: list[list[int]] = []
+    size: list[int] = []
+    last: dict[int, int] = {}
+    for index, (length, group) in enumerate(zip(lengths, groups, strict=True)):
+        at = last.get(group)
+        if at is None or size[at] + length > limit:
+            last[group] = len(pieces)
+            pieces.append([index])
+            size.append(length)
+        else:
+            pieces[at].append(index)
+            size[at] += length
+    return pieces
+
+
+def _largest_first(
+    lengths: Sequence[int], pieces: Sequence[Sequence[int]], ranks: int
+) -> list[list[int]]:
+    """Each piece, the largest first, to the rank that has the fewest tokens."""
+    hands: list[list[int]] = [[] for _ in range(ranks)]
+    tokens = [0] * ranks
+    sized = [(sum(lengths[i] for i in piece), piece) for piece in pieces]
+    for size, piece in sorted(sized, key=lambda pair: (-pair[0], pair[1][0])):
+        rank = min(range(ranks), key=lambda r: (tokens[r], r))
+        hands[rank] += piece
+        tokens[rank] += size
+    return [sorted(hand) for hand in hands]
+
+
+# How a batch is cut into passes that fit the memory.
+
+
+def by_tokens(
+    lengths: Sequence[int], *, budget: int, groups: Sequence[int] | None = None
+) -> list[list[int]]:
+    """Sequences in as few passes as a largest-first fit finds, none above `budget` tokens.
+
+    Sequences of one group travel together where they fit, so that their prompt is computed once.
+    The budget is hard: a sequence that exceeds it alone is refused.
+
+    Example:
+        >>> by_tokens([5, 3, 4, 2], budget=7)
+        [[0, 3], [2, 1]]
+        >>> by_tokens([5, 3, 4, 2], budget=7, groups=[0, 1, 1, 0])
+        [[0, 3], [1, 2]]
+    """
+    units = _units(lengths, budget, groups)
+    sizes = [sum(lengths[i] for i in unit) for unit in units]
+    passes: list[list[int]] = []
+    room: list[int] = []
+    for unit in sorted(range(len(units)), key=lambda u: (-sizes[u], units[u])):
+        place = next((p for p, free in enumerate(room) if free >= sizes[unit]), None)
+        if place is None:
+            passes.append([])
+            room.append(budget)
+            place = len(passes) - 1
+        passes[place] += units[unit]
+        room[place] -= sizes[unit]
+    return passes
+
+
+def _units(lengths: Sequence[int], budget: int, groups: Sequence[int] | None) -> list[list[int]]:
+    """What travels together: a group, or as much of it as a pass holds."""
+    units: list[list[int]] = []
+    open_unit: dict[int, int] = {}
+    for index, length in enumerate(lengths):
+        if length > budget:
+            raise UserError(
+                "actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
+                budget,
+                f"a sequence has {length} tokens and a pass may not be cut through it",
+                f"set it to at least {length}, or shorten sequences",
+            )
+        label = index if groups is None else groups[index]
+        unit = open_unit.get(label)
+        if unit is None or sum(lengths[i] for i in units[unit]) + length > budget:
+            open_unit[label] = len(units)
+            units.append([index])
+        else:
+            units[unit].append(index)
+    return units
+
+
+def by_count(lengths: Sequence[int], *, size: int) -> list[list[int]]:
+    """Passes of `size` sequences, in order.
+
+    Example:
+        >>> by_count([5, 3, 4], size=2)
+        [[0, 1], [2]]
+    """
+    return [list(range(i, min(i + size, len(lengths)))) for i in range(0, len(lengths), size)]
+
+
+# Which sequences travel together in one pass.
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatching:
+    """Passes limited by tokens, or by a number of sequences.
+
+    Example:
+        >>> MicroBatching(max_tokens=10).of([6, 5, 4])
+        [[0, 2], [1]]
+    """
+
+    max_tokens: int | None = None
+    """Hard budget of a pass; None: `sequences` decides."""
+    sequences: int = 1
+    """Sequences of a pass when tokens do not decide."""
+
+    def of(self, lengths: Sequence[int], groups: Sequence[int] | None = None) -> list[list[int]]:
+        """Indices of the sequences of each pass; those of one group together where they fit."""
+        if self.max_tokens is not None:
+            return by_tokens(lengths, budget=self.max_tokens, groups=groups)
+        return by_count(lengths, size=self.sequences)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BatchShard:
+    """What one rank does of a step.
+
+    Example:
+        >>> from luyen.engine.batch import pack
+        >>> whole = pack([[1, 2, 3], [4, 5]], masks=[[0, 1, 1], [0, 1]], groups=[0, 1])
+        >>> [share.positions.tolist() for share in split_batch(whole, MicroBatching(), ranks=2)]
+        [[0, 1, 2], [3, 4]]
+    """
+
+    batch: PackedBatch
+    """The sequences of the rank, in the order of the whole batch."""
+    passes: tuple[tuple[int, ...], ...]
+    """Sequences of each pass, as indices into `batch`; an empty pass keeps step with the others."""
+    positions: Tensor
+    """`[tok]` where the tokens of `batch` stand in the whole batch."""
+
+    def to(self, device: torch.device) -> "BatchShard":
+        """The same share with its batch on a device; itself where it is there already."""
+        batch = self.batch.to(device)
+        return self if batch is self.batch else replace(self, batch=batch)
+
+
+def split_batch(batch: PackedBatch, passes: MicroBatching, *, ranks: int) -> list[BatchShard]:
+    """One share for each rank, all with the same number of passes.
+
+    Every sequence is in one share. Groups stay together as far as tokens can be balanced that way.
+    No pass is above the budget of `passes`. With one rank the share is the
+    batch itself, cut as `passes` cuts it.
+    """
+    if ranks == 1:
+        everything = torch.arange(len(batch.tokens), device=batch.tokens.device)
+        cut = passes.of(batch.lengths, batch.labels())
+        return [BatchShard(batch=batch, passes=tuple(map(tuple, cut)), positions=everything)]
+    dealt = balance_by_tokens(batch.lengths, batch.labels(), ranks=ranks)
+    places = [batch.positions(sequences) for sequences in dealt]
+    batches = [batch.take(*hand) for hand in zip(dealt, places, strict=True)]
+    cuts = [passes.of(part.lengths, part.labels()) if part.lengths else [] for part in batches]
+    most = max(len(cut) for cut in cuts)
+    return [
+        BatchShard(
+            batch=part,
+            passes=(*map(tuple, cut), *[()] * (most - len(cut))),
+            positions=positions,
+        )
+        for part, cut, positions in zip(batches, cuts, places, strict=True)
+    ]
+
+
+def join_shards(
+    shares: Sequence[BatchShard], parts: Sequence[Mapping[str, Tensor]], like: PackedBatch
+) -> dict[str, Tensor]:
+    """Streams of the shares as streams of the whole batch `like`, on its device."""
+    device = like.tokens.device
+    if len(shares) == 1:
+        return {name: stream.to(device) for name, stream in parts[0].items()}
+    found: dict[str, Tensor] = {}
+    for share, part in zip(shares, parts, strict=True):
+        for name, stream in part.items():
+            if name not in found:
+                found[name] = torch.zeros(like.tokens.shape, dtype=stream.dtype, device=device)
+            found[name][share.positions.to(device)] = stream.to(device)
+    return found

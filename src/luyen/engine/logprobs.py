@@ -1,0 +1,69 @@
+"""Log-probabilities of given tokens, without gradients, over a batch or a shard of it."""
+
+import torch
+from torch import Tensor
+
+from luyen.base.heartbeat import beat
+from luyen.engine.batch import PackedBatch
+from luyen.engine.batch_shards import BatchShard, MicroBatching, join_shards, split_batch
+from luyen.engine.fsdp import dummy_loss, reshard
+from luyen.models.policy import Policy
+
+
+def score(
+    policy: Policy,
+    batch: PackedBatch,
+    passes: MicroBatching,
+    *,
+    temperature: float,
+    entropy: bool = False,
+    sum_pi_squared: bool = False,
+) -> dict[str, Tensor]:
+    """Streams `logp`, and on demand `entropy` and `sum_pi_squared`, over a whole batch."""
+    (share,) = shares = split_batch(batch, passes, ranks=1)
+    found = score_share(
+        policy, share, temperature=temperature, entropy=entropy, sum_pi_squared=sum_pi_squared
+    )
+    return join_shards(shares, [found], batch)
+
+
+@torch.no_grad()
+def score_share(
+    policy: Policy,
+    share: BatchShard,
+    *,
+    temperature: float,
+    entropy: bool = False,
+    sum_pi_squared: bool = False,
+    device: torch.device | None = None,
+) -> dict[str, Tensor]:
+    """The same streams over the tokens of a share, on the device where the share lies.
+
+    `device` is where passes run, if not where the weights are.
+    """
+    home, here = share.batch.tokens.device, device or policy.device
+    batch = share.to(here).batch
+    wanted = {"logp": True, "entropy": entropy, "sum_pi_squared": sum_pi_squared}
+    found = {
+        name: torch.zeros(batch.tokens.shape, device=here)
+        for name, is_on in wanted.items()
+        if is_on
+    }
+    for indices in share.passes:
+        if not indices:
+            dummy_loss(policy, here)
+            continue
+        part, place = batch.take(indices), batch.positions(indices)
+        scored = policy(
+            part.tokens,
+            part.lengths,
+            part.layout.mask,
+            temperature=temperature,
+            entropy=entropy,
+            sum_pi_squared=sum_pi_squared,
+        )
+        for name, stream in found.items():
+            stream[place] = part.scatter(getattr(scored, name))
+        beat()
+    reshard(policy)
+    return {name: stream.to(home) for name, stream in found.items()}

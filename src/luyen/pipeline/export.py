@@ -1,0 +1,168 @@
+"""Export a checkpoint as a Hugging Face directory, atomically, and note it in its run."""
+
+import shutil
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from luyen.base.errors import UserError
+from luyen.base.files import in_progress, remove_abandoned_writes, temporary_path, writing
+from luyen.base.rundir import DamagedRecord, RunDirectory
+from luyen.checkpoint.tensors import load_state
+from luyen.config.schema.run import RunConfig
+from luyen.config.trust import require_trust
+from luyen.data.tokenizer import Tokenizer
+from luyen.models.export import (
+    adapter_layers,
+    export_adapter,
+    export_merged,
+    export_model,
+    export_tokenizer,
+)
+from luyen.models.hf_loading import no_progress_bars
+from luyen.models.reward_model import load_reward_model
+from luyen.models.trained_weights import restore_parameters
+from luyen.pipeline.checkpoints import find_checkpoint, open_checkpoint, read_config
+from luyen.telemetry.artifacts import Kind
+from luyen.train.builders.setup import load_run_tokenizer
+from luyen.train.lineage import note_export
+
+# The reward model of a checkpoint, as transformers reads it.
+
+_FIELD = "actor_rollout_ref.model.path"
+
+
+def fill_scorer(config: RunConfig, checkpoint: Path, folder: Path) -> None:
+    """Write weights, head included, and config; weights keep the type they were saved in."""
+    weights: dict[str, Tensor] = load_state(checkpoint, "actor")
+    is_half = any(tensor.dtype == torch.bfloat16 for tensor in weights.values())
+    form = {"dtype": "bfloat16" if is_half else "float32", "enable_gradient_checkpointing": False}
+    block = config.actor_rollout_ref.model.model_copy(update=form)
+    model = load_reward_model(block, device="cpu", field=_FIELD, new_head=config.trainer.seed)
+    restore_parameters(model, weights)
+    written: Any = model.net.config
+    model.save(
+        folder,
+        pad_token=pad_token(load_run_tokenizer(config), written.get_text_config().pad_token_id),
+        is_stepwise=config.reward_training.objective == "process",
+    )
+
+
+def pad_token(tokenizer: Tokenizer, of_model: int | None) -> int | None:
+    """The tokenizer's padding token, else the model's; None where it may end what is judged.
+
+    transformers would then look at the token before the end, and give another score.
+    """
+    pad = tokenizer.pad_id if tokenizer.pad_id is not None else of_model
+    end = tokenizer.turn_end
+    closing = tokenizer.encode(end.text + end.trailing) if end is not None else []
+    last = {closing[-1]} if closing else {*tokenizer.stop_ids, tokenizer.unknown_id}
+    return None if pad in last else pad
+
+
+_SCORER = "reward_model"
+_FIX_OUTPUT = "make room, mend the permissions, or name another directory"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportedModel:
+    """What was written.
+
+    Example:
+        >>> ExportedModel(source="runs/a/b/checkpoints/step_000002", what="a whole model").what
+        'a whole model'
+    """
+
+    source: str
+    """The checkpoint, or the model that was copied."""
+    what: str
+    """What the directory holds now, in words."""
+
+
+def export_checkpoint(
+    path: str, directory: Path, *, merge: bool | None, is_trusted: bool = False
+) -> ExportedModel:
+    """Write what a path means into a directory, which must be empty or absent.
+
+    Of a run directory it is the newest sound checkpoint. `merge` None merges an adapter where there
+    is one. A run of somebody else that names code is refused unless it `is_trusted`.
+    """
+    found = find_checkpoint(path)
+    if found is not None and (home := found.path.parent.parent / "config.yaml").is_file():
+        require_trust(RunDirectory(home.parent), is_trusted=is_trusted)
+    kind: Kind = "export"
+    if found is not None and _stage_of(found.path) == _SCORER:
+        if merge:
+            raise UserError("--merge", True, "a reward model has no adapter", "drop --merge")
+        kind, checkpoint = "reward_model", found.path
+        made = _written(directory, lambda folder: _scorer(checkpoint, folder))
+    else:
+        made = _written(directory, lambda folder: _policy(path, folder, merge, is_trusted))
+    if found is not None:
+        _note(found.path, directory, kind)
+    return made
+
+
+def _stage_of(checkpoint: Path) -> str:
+    file = checkpoint.parent.parent / "config.yaml"
+    return read_config([file], []).trainer.stage if file.is_file() else "rl"
+
+
+def _written(directory: Path, fill: Callable[[Path], ExportedModel]) -> ExportedModel:
+    unfinished = temporary_path(directory)
+    try:
+        with writing(directory, field="DIR", fix=_FIX_OUTPUT), in_progress(unfinished):
+            directory.parent.mkdir(parents=True, exist_ok=True)
+            remove_abandoned_writes(directory)
+            unfinished.mkdir()
+            with no_progress_bars():
+                made = fill(unfinished)
+            if directory.exists():
+                directory.rmdir()
+            unfinished.rename(directory)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return made
+
+
+def _scorer(checkpoint: Path, folder: Path) -> ExportedModel:
+    config = read_config([checkpoint.parent.parent / "config.yaml"], [])
+    fill_scorer(config, checkpoint, folder)
+    model = config.actor_rollout_ref.model
+    export_tokenizer(model.tokenizer_path or model.path, folder)
+    return ExportedModel(source=str(checkpoint), what="a reward model")
+
+
+def _policy(path: str, folder: Path, merge: bool | None, is_trusted: bool) -> ExportedModel:
+    opened = open_checkpoint(path, keep_dtype=True, is_trusted=is_trusted)
+    model, stop_ids = opened.config.actor_rollout_ref.model, opened.tokenizer.stop_ids
+    has_adapter = bool(adapter_layers(opened.policy.model))
+    if merge and not has_adapter:
+        why, fix = "the checkpoint has no adapter to merge", "drop --merge"
+        raise UserError("--merge", True, why, fix)
+    if has_adapter and merge is not False:
+        export_merged(opened.policy, model.path, folder, stop_ids=stop_ids)
+        what = "a whole model, the adapter merged"
+    elif has_adapter:
+        export_adapter(opened.policy, model.path, folder)
+        what = f"an adapter for {model.path}"
+    else:
+        export_model(opened.policy, folder, stop_ids=stop_ids)
+        what = "a whole model"
+    export_tokenizer(model.tokenizer_path or model.path, folder)
+    return ExportedModel(source=opened.name, what=what)
+
+
+def _note(checkpoint: Path, directory: Path, kind: Kind) -> None:
+    """An export is of use even where its run may only be read."""
+    try:
+        note_export(checkpoint, directory, kind)
+    except UserError as error:
+        said = f"the export is whole, but its run could not note it: {error}"
+        warnings.warn(said, DamagedRecord, stacklevel=3)

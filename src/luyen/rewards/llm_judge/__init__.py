@@ -1,0 +1,1 @@
+"""LLM-as-judge: prompt, endpoint, and the score in the reply."""

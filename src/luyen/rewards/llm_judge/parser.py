@@ -1,0 +1,266 @@
+"""The score in a judge's reply. What is not clearly one is a fault; nothing is guessed."""
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast, final
+
+from luyen.rewards.llm_judge.faults import (
+    CUT_OFF,
+    NOT_FINITE,
+    OUT_OF_RANGE,
+    UNPARSABLE,
+    JudgeFault,
+    quoted_end,
+)
+from luyen.rewards.outcome import Unscorable
+
+# Where a score stands in the words of a judge. Two that differ, or a range, are none.
+
+_NUMBER = r"(?<![\w.])[-+]?(?:nan|inf(?:inity)?|(?:\d+(?:\.\d+)?|\.\d+)(?:e[-+]?\d+)?)(?!\w|\.\d)"
+_TOTAL = r"(?:\s*(?:/|(?:out\s+)?of)\s*(?P<total>\d+(?:\.\d+)?)(?!\w|\.\d)|\s*(?P<percent>%))?"
+_BETWEEN = r"(?:[^\w.+-]|_){0,6}"
+"""What may stand before the number: a sign and a point belong to it."""
+_LIMIT = r"\d+(?:\.\d+)?"
+_RANGE = rf"(?:\s*[(\[]\s*(?:{_LIMIT}\s*(?:[-\u2013\u2014/]|to)|out of|of|/)\s*{_LIMIT}\s*[)\]])?"
+"""The scale in brackets behind the word, as in `Score (0-10): 7`."""
+_LABEL = rf"(?<![^\W_])(?:score|rating|grade|mark)s?{_RANGE}"
+_WORTH = rf"(?P<number>{_NUMBER}){_TOTAL}"
+
+_BRACKETS = re.compile(rf"\[\[\s*{_WORTH}\s*\]\]", re.IGNORECASE)
+_OWN_LINE = re.compile(
+    rf"^[ \t*_#>\-]{{0,20}}(?:(?:the|my|final|overall|total)\s+){{0,3}}{_LABEL}"
+    rf"{_BETWEEN}(?:\bis\b)?{_BETWEEN}{_WORTH}[ \t*_.!\"')\]`]*$",
+    re.IGNORECASE | re.MULTILINE,
+)
+_STATED = re.compile(rf"{_LABEL}{_BETWEEN}(?:[:=>]|\bis\b){_BETWEEN}{_WORTH}", re.IGNORECASE)
+_MENTIONED = re.compile(rf"{_LABEL}{_BETWEEN}(?:\bof\b)?{_BETWEEN}{_WORTH}", re.IGNORECASE)
+_ANY = re.compile(_WORTH, re.IGNORECASE)
+
+_GOES_ON = re.compile(r"\s*(?:[-\u2013\u2014~±]|\bto\b|\bor\b)\s*\.?\d|,\d", re.IGNORECASE)
+"""Behind a number: a range, an alternative, or a comma that could be a point."""
+_BOUND = re.compile(r"(?:[<≤≥~≈]|(?<![\w\"'/])>)\s{0,6}\Z")
+"""Before a number: it is about that, or on one side of it. A tag may stand there."""
+_COUNTS = re.compile(
+    r"\s+(?!(?:points?|stars?|percent|overall|for|because|since|as|and|but)\b)[^\W\d_]",
+    re.IGNORECASE,
+)
+"""Behind a number that nothing states: it counts something else, as in `2 errors`."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreMention:
+    """A number as it is written, and what it is a part of.
+
+    Example:
+        >>> ScoreMention(number="7", total="10").total
+        '10'
+    """
+
+    number: str
+    """The score."""
+    total: str | None
+    """What stands behind `/` or `out of`; 100 for a percent sign."""
+
+
+def score_in(text: str) -> ScoreMention:
+    """The score that a text gives; a JudgeFault where it gives none, or not clearly one.
+
+    The first place that holds a number decides: double brackets, a line that says the score and
+    nothing else, what is stated anywhere (`score: 7`, `the rating is 7`), and at last the only
+    number of the text. If a place holds different numbers, there is no score.
+
+    Example:
+        >>> score_in("A 10 would need a proof.\\nScore (0-10): 7").number
+        '7'
+    """
+    for pattern in (_BRACKETS, _OWN_LINE):
+        found = list(pattern.finditer(text))
+        if found:
+            return _only(_settled(found, text), text)
+    stated = list(_STATED.finditer(text))
+    if stated:
+        return _only(_settled([*stated, *_MENTIONED.finditer(text)], text), text)
+    alone = list(_ANY.finditer(text))
+    if len(alone) > 1:
+        raise JudgeFault(UNPARSABLE, f"several numbers in {quoted_end(text)}")
+    if any(_COUNTS.match(text, match.end()) for match in alone):
+        raise JudgeFault(
+            UNPARSABLE, f"a number that may count something else in {quoted_end(text)}"
+        )
+    return _only(_settled(alone, text), text)
+
+
+def _settled(found: list[re.Match[str]], text: str) -> list[re.Match[str]]:
+    for match in found:
+        at = match.start("number")
+        if _GOES_ON.match(text, match.end()) or _BOUND.search(text[max(at - 8, 0) : at]):
+            raise JudgeFault(
+                UNPARSABLE, f"a range, or a number that goes on, in {quoted_end(text)}"
+            )
+    return found
+
+
+def _only(found: list[re.Match[str]], text: str) -> ScoreMention:
+    """What all of them say."""
+    if not found:
+        raise JudgeFault(UNPARSABLE, f"no numbers in {quoted_end(text)}")
+    numbers = {str(float(match["number"])) for match in found}
+    totals = {"100" if match["percent"] else match["total"] for match in found} - {None}
+    if len(numbers) > 1 or len(totals) > 1:
+        raise JudgeFault(UNPARSABLE, f"several numbers in {quoted_end(text)}")
+    return ScoreMention(number=found[-1]["number"], total=totals.pop() if totals else None)
+
+
+_THINKING = re.compile(r"\A.*</think>", re.DOTALL)
+_STILL_THINKING = re.compile(r"^[ \t]{0,20}<think>", re.MULTILINE)
+_VERDICT = (
+    r"(?:verdict|answer|choice|judge?ment|grade|rating|score)[*_]*(?:\s+is|\s*[:=])[\s*_\"'(\[]*"
+)
+_STARTS = 200
+"""How many braces of a reply are tried as the beginning of JSON."""
+
+
+def without_thinking(reply: str) -> str:
+    """A reply without the thoughts before it; a fault when it ends among them.
+
+    Example:
+        >>> without_thinking("<think>7? 8?</think> Score: 8")
+        'Score: 8'
+    """
+    said = _THINKING.sub("", reply).strip()
+    if _STILL_THINKING.search(said):
+        raise JudgeFault(CUT_OFF, f"the reply ends in its thoughts: {quoted_end(said)}")
+    return said
+
+
+def number_in(reply: str, *, best: float | None = None) -> float:
+    """The number that a reply gives as its score, as `luyen.rewards.llm_judge.parser` finds it.
+
+    A total behind it (`7/10`, `7 out of 10`, `70%`) must be the best score.
+
+    Example:
+        >>> number_in("Clear, but 2 errors. Score: 7/10", best=10.0), number_in("[[3]] of 5 points")
+        (7.0, 3.0)
+    """
+    text = without_thinking(reply)
+    found = score_in(text)
+    if found.total is not None and finite(found.total) != best:
+        why = f"a part of {found.total} in {quoted_end(text)}, where scale does not end"
+        raise JudgeFault(UNPARSABLE, why)
+    return finite(found.number)
+
+
+def choice_in(reply: str, choices: Mapping[str, float]) -> float:
+    """The score of the choice that a reply settles on.
+
+    It stands in double brackets, or alone on the last line, or after `verdict:` and the like (best
+    on a line of its own), or opens the reply before a punctuation mark. Two different ones in such
+    a place, or `A or B`, are a fault. A single letter must have the case it is written in.
+
+    Example:
+        >>> choice_in("B repeats itself.\\nVerdict: **A**", {"A": 1.0, "B": 0.0})
+        1.0
+        >>> choice_in("Yes, it is.", {"yes": 1.0, "no": 0.0})
+        1.0
+    """
+    text = without_thinking(reply)
+    names = sorted(choices, key=len, reverse=True)
+    forms = [re.escape(n) if len(n) == 1 else f"(?i:{re.escape(n)})" for n in names]
+    any_of = rf"(?:{'|'.join(forms)})(?!\w)"
+    one = rf"({any_of})(?!\W{{0,6}}(?:\bor\b|[/|])\W{{0,6}}{any_of})"
+    last = text.rpartition("\n")[2].strip(" \t*_.\"'()[]`")
+    places = (
+        re.findall(rf"\[\[\s*{one}\s*\]\]", text),
+        re.findall(rf"\A{one}\Z", last),
+        re.findall(rf"(?m)^[ \t*_#>\-]{{0,20}}(?i:{_VERDICT}){one}[*_.!\"')\] \t]*$", text),
+        re.findall(rf"(?i:{_VERDICT}){one}", text),
+        re.findall(rf"\A[\s*_\"'(\[]*{one}(?=[*_\"')\]]*(?:[.,:;!\n]|\Z))", text),
+    )
+    found = next((some for some in places if some), [])
+    scores = {_score_of(name, choices) for name in found}
+    if len(scores) != 1:
+        how = "several" if scores else "none"
+        raise JudgeFault(
+            UNPARSABLE, f"{how} of {', '.join(choices)} settled on in {quoted_end(text)}"
+        )
+    return scores.pop()
+
+
+def _score_of(found: str, choices: Mapping[str, float]) -> float:
+    exact = {n: s for n, s in choices.items() if n == found}
+    alike = {n: s for n, s in choices.items() if n.casefold() == found.casefold()}
+    return next(iter((exact or alike).values()))
+
+
+def json_number_in(reply: str, json_key: str) -> float:
+    """The number under a key of the last JSON object of a reply that has it; true is 1.
+
+    Example:
+        >>> json_number_in('Here: {"score": {"style": 0.5}}', "score.style")
+        0.5
+    """
+    text = without_thinking(reply)
+    for tree in _objects(text):
+        found: Any = tree
+        for name in json_key.split("."):
+            found = cast(Any, found).get(name) if isinstance(found, Mapping) else None
+        if isinstance(found, str | int | float):
+            return finite(found)
+    raise JudgeFault(
+        UNPARSABLE, f"no JSON object with a number under {json_key} in {quoted_end(text)}"
+    )
+
+
+def _objects(text: str) -> list[Any]:
+    """Every JSON object that a text holds and that lies in no other, the last one first."""
+    decoder = json.JSONDecoder()
+    found: list[Any] = []
+    start = text.find("{")
+    for _ in range(_STARTS):
+        if start < 0:
+            break
+        try:
+            tree, end = decoder.raw_decode(text, start)
+            found.append(tree)
+        except (ValueError, RecursionError):
+            end = start + 1
+        start = text.find("{", end)
+    return found[::-1]
+
+
+def pattern_number_in(text: str, pattern: str) -> float:
+    """The first group of a pattern's last match; it runs isolated, since patterns can hang."""
+    found = [match.group(1) for match in re.finditer(pattern, text)]
+    if not found or found[-1] is None:
+        raise Unscorable("no match")
+    return float(found[-1])
+
+
+def finite(value: str | float) -> float:
+    """A number out of what stands where the score is."""
+    try:
+        number = float(value)
+    except (ValueError, OverflowError) as error:
+        raise JudgeFault(UNPARSABLE, f"{quoted_end(str(value))} is no number") from error
+    if not math.isfinite(number):
+        raise JudgeFault(NOT_FINITE, f"the score is {number}")
+    return number
+
+
+def on_scale(number: float, scale: tuple[float, float] | None) -> float:
+    """A number between worst and best as one between 0 and 1; as it is without a scale.
+
+    Example:
+        >>> on_scale(7.0, (0.0, 10.0)), on_scale(7.0, None)
+        (0.7, 7.0)
+    """
+    if scale is None:
+        return number
+    worst, best = scale
+    if not worst <= number <= best:
+        raise JudgeFault(OUT_OF_RANGE, f"{number:g} does not lie between {worst:g} and {best:g}")
+    return (number - worst) / (best - worst)

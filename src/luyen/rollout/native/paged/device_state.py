@@ -1,0 +1,293 @@
+"""Device tensors of running rows and shared-prefix groups, read and written by CUDA graphs.
+
+The host never has to be asked between two decode steps: a row that drew a stop token or its last
+token rests from then on, until the host hears of it and takes it out.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import final
+
+import torch
+from torch import Tensor
+
+from luyen.models.paged_attention import PAGE, Groups, sent
+from luyen.rollout.native.paged.scheduler import ROUND, RunningSequence
+from luyen.rollout.native.sampler import NextTokens, TruncationLimits
+from luyen.rollout.native.sequences import padded
+from luyen.rollout.protocol import MOST_BARRED as BARRED
+
+# Which running rows hold common pages, as tensors that a captured graph reads.
+#
+# Rows that were forked from one prompt hold its full pages together. They are a group for as
+# long as two of them run. Reading common pages together changes the order of sums, so it is for
+# engines of which no exactness is asked.
+
+_WIDEST = 64
+"""Rows of a group at most; more of them make several groups."""
+_WORTH_BYTES = 128 << 20
+"""Bytes a layer must not read again before it pays on an H200: its cache holds less than that."""
+
+
+def sharing_pays(*, saved_keys: int, key_bytes: int) -> bool:
+    """Whether groups are faster that spare a layer so many keys, each of so many bytes.
+
+    Example:
+        >>> [sharing_pays(saved_keys=n, key_bytes=768) for n in (32 * 7 * 256, 32 * 7 * 1024)]
+        [False, True]
+    """
+    return saved_keys * key_bytes >= _WORTH_BYTES
+
+
+def shared_prefix_groups(seats: Sequence[RunningSequence]) -> list[list[int]]:
+    """Rows that hold common pages, two or more each, in the order of the rows."""
+    found: dict[int, list[int]] = {}
+    for row, seat in enumerate(seats):
+        if seat.shared and not seat.is_over:
+            # A page has one owner or the rows of one prompt: the first tells who they are.
+            found.setdefault(seat.pages[0], []).append(row)
+    return [rows for rows in found.values() if len(rows) > 1]
+
+
+def split_evenly(rows: Sequence[int], most: int) -> list[list[int]]:
+    """Nearly equal parts of at most `most` rows.
+
+    Example:
+        >>> split_evenly([3, 4, 5, 6, 7], 4)
+        [[3, 4, 5], [6, 7]]
+    """
+    parts = -(-len(rows) // most)
+    size, longer = divmod(len(rows), parts)
+    starts = [i * size + min(i, longer) for i in range(parts + 1)]
+    return [list(rows[a:b]) for a, b in pairwise(starts)]
+
+
+@final
+class RowGroups:
+    """Groups of the device's rows; their tensors stay where they are."""
+
+    def __init__(self, rows: int, *, device: torch.device) -> None:
+        self._members = torch.full(
+            (max(1, rows // 2), _WIDEST), -1, dtype=torch.int32, device=device
+        )
+        self._shared = torch.zeros(rows, dtype=torch.int32, device=device)
+        self._widest = 0
+        self.most = 0
+        """Rows of a group at most, as a power of two; 0: reading together would not pay."""
+
+    def arrange(self, seats: Sequence[RunningSequence], *, key_bytes: int) -> None:
+        """Take down who belongs together now; to be called whenever rows come, go or move.
+
+        `key_bytes` is what a token leaves behind in a layer. `most` does not shrink while rows run:
+        every other number needs graphs of its own.
+        """
+        lines = [
+            part for rows in shared_prefix_groups(seats) for part in split_evenly(rows, _WIDEST)
+        ]
+        saved = sum((len(line) - 1) * seats[line[0]].shared * PAGE for line in lines)
+        if not seats:
+            self._widest = 0
+        self.most = 0
+        if not sharing_pays(saved_keys=saved, key_bytes=key_bytes):
+            return
+        longest = max(len(line) for line in lines)
+        self._widest = max(self._widest, 1 << (longest - 1).bit_length())
+        self.most = self._widest
+        self._write(seats, lines)
+
+    def of(self, rows: int, most: int) -> Groups:
+        """The groups among the first `rows` rows, as a step with up to `most` members reads them.
+
+        Every group has two rows or more, so that half as many groups as rows are enough.
+        """
+        return Groups(members=self._members[: max(1, rows // 2), :most], shared=self._shared[:rows])
+
+    def _write(self, seats: Sequence[RunningSequence], lines: Sequence[list[int]]) -> None:
+        """One transfer: the lines of the groups, then the shared keys of every row."""
+        shared = [0] * len(seats)
+        for line in lines:
+            for row in line:
+                shared[row] = seats[row].shared * PAGE
+        flat = [row for line in lines for row in (*line, *[-1] * (self.most - len(line)))]
+        device, count = self._shared.device, len(lines)
+        sent = torch.tensor([*flat, *shared], dtype=torch.int32).to(device)
+        self._members.fill_(-1)
+        self._members[:count, : self.most] = sent[: len(flat)].view(count, self.most)
+        self._shared.zero_()
+        self._shared[: len(shared)] = sent[len(flat) :]
+
+
+_ALL = 1 << 62
+"""As top-k: keep every token."""
+
+
+@final
+class RowState:
+    """What decoding knows of each row; row `i` of every tensor is one sequence."""
+
+    def __init__(
+        self, rows: int, pages: int, stops: int, *, heads: int = 1, device: torch.device
+    ) -> None:
+        """`pages` is the most pages a row can have, `stops` the most stop tokens.
+
+        `heads` is how many heads of keys a layer has: attention counts for each of them.
+        """
+
+        def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        self.rows = rows
+        self.groups = RowGroups(rows, device=device)
+        self.tables = zeros(rows, pages, dtype=torch.int32)
+        self.tokens = zeros(rows)
+        self.lengths = zeros(rows)
+        self.drawn = zeros(rows)
+        self.limits = zeros(rows)
+        self.keys = zeros(rows)
+        # Rows that rest are drawn for as well, and must not divide by 0 or keep nothing.
+        self.temperature = zeros(rows, dtype=torch.float32) + 1.0
+        self.top_p = zeros(rows, dtype=torch.float32) + 1.0
+        self.min_p = zeros(rows, dtype=torch.float32)
+        self.top_k = zeros(rows) + _ALL
+        self.greedy = zeros(rows, dtype=torch.bool)
+        self.active = zeros(rows, dtype=torch.bool)
+        self.stops = zeros(rows, stops) - 1
+        self.floors = zeros(rows)
+        self.barred = zeros(rows, BARRED) - 1
+        self.tick = zeros(1)
+        self.arrivals = zeros(rows * heads, dtype=torch.int32)
+        self.out_tokens = zeros(ROUND, rows)
+        self.out_logps = zeros(ROUND, rows, dtype=torch.float32)
+        self.out_kept = zeros(ROUND, rows, dtype=torch.float32)
+
+    def _per_row(self) -> tuple[Tensor, ...]:
+        return (
+            self.tables,
+            self.tokens,
+            self.lengths,
+            self.drawn,
+            self.limits,
+            self.keys,
+            self.temperature,
+            self.top_p,
+            self.min_p,
+            self.top_k,
+            self.greedy,
+            self.active,
+            self.stops,
+            self.floors,
+            self.barred,
+        )
+
+    def reorder(self, order: Sequence[int]) -> None:
+        """Row `order[i]` becomes row `i`; rows beyond them rest."""
+        index = sent(list(order), self.tokens.device, torch.int64)
+        for tensor in self._per_row():
+            tensor[: len(order)] = tensor.index_select(0, index)
+        self.active[len(order) :] = False
+
+    def place(self, first: int, seats: Sequence[RunningSequence]) -> None:
+        """Put sequences whose keys are cached at `first` and after: they draw next."""
+        device, width, pages = self.tokens.device, self.stops.shape[1], self.tables.shape[1]
+        whole: list[list[int]] = []
+        real: list[list[float]] = []
+        for seat in seats:
+            row, asked = seat.row, seat.row.request.sampling
+            stops = [] if asked.ignore_stop else sorted(asked.stop_ids)[:width]
+            is_cut = asked.is_filtered
+            top_k = asked.top_k if asked.top_k > 0 and is_cut else _ALL
+            key = row.request.keys[row.sample]
+            head = [seat.planned, len(row.tokens), asked.max_new_tokens, _signed(key), top_k]
+            head += [asked.is_greedy, asked.min_new_tokens if asked.barred_ids else 0]
+            head += [*padded(stops, width, -1), *padded(sorted(asked.barred_ids), BARRED, -1)]
+            whole.append([*head, *padded(seat.pages, pages, 0)])
+            scale = 1.0 if asked.is_greedy else asked.temperature
+            real.append([scale, asked.top_p if is_cut else 1.0, asked.min_p if is_cut else 0.0])
+        integers = sent(whole, device, torch.int64)
+        fractions = sent(real, device, torch.float32)
+        here = slice(first, first + len(seats))
+        for column, tensor in enumerate(
+            (self.lengths, self.drawn, self.limits, self.keys, self.top_k, self.greedy, self.floors)
+        ):
+            tensor[here] = integers[:, column].to(tensor.dtype)
+        for column, tensor in enumerate((self.temperature, self.top_p, self.min_p)):
+            tensor[here] = fractions[:, column]
+        self.stops[here] = integers[:, 7 : 7 + width]
+        self.barred[here] = integers[:, 7 + width : 7 + width + BARRED]
+        self.tables[here] = integers[:, 7 + width + BARRED :].int()
+        self.active[here] = True
+
+    def is_truncated(self, here: slice) -> Tensor:
+        """Which rows rule tokens out at their next draw."""
+        is_filtered = (
+            (self.top_k[here] < _ALL) | (self.top_p[here] < 1.0) | (self.min_p[here] > 0.0)
+        )
+        return is_filtered | (self.drawn[here] < self.floors[here])
+
+    def truncation(self, here: slice) -> TruncationLimits:
+        """What the rows keep of their distributions at their next draw."""
+        is_early = (self.drawn[here] < self.floors[here])[:, None]
+        return TruncationLimits(
+            top_k=self.top_k[here, None],
+            top_p=self.top_p[here, None],
+            min_p=self.min_p[here, None],
+            barred=torch.where(is_early, self.barred[here], -1),
+        )
+
+    def set_pages(self, entries: Sequence[tuple[int, int, int]]) -> None:
+        """Write (row, place in its table, page) entries."""
+        if entries:
+            row, place, page = sent(list(entries), self.tables.device).T
+            self.tables[row, place] = page.int()
+
+    def begin(self, here: slice) -> tuple[Tensor, Tensor, Tensor]:
+        """Place, slot and number of keys of each row's new token; a resting row: 0, -1 and 0."""
+        active, lengths, tables = self.active[here], self.lengths[here], self.tables[here]
+        if active.is_cuda:
+            from luyen.models.cuda.decode_step import begin_step
+
+            return begin_step(active, lengths, tables)
+        place = torch.where(active, lengths, 0)
+        page = tables.gather(1, (place // PAGE)[:, None])[:, 0]
+        slots = torch.where(active, page * PAGE + place % PAGE, -1)
+        return place, slots, torch.where(active, place + 1, 0).int()
+
+    def accept(self, here: slice, draws: NextTokens, *, is_cached: bool) -> None:
+        """Write down one draw of the rows in `here`, and let those rest that have ended.
+
+        `is_cached` says that the step stored a key for each active row.
+        """
+        if draws.kept is not None:
+            self.out_kept[:, here].index_copy_(0, self.tick, draws.kept[None])
+        if self.tokens.is_cuda:
+            from luyen.models.cuda.decode_step import end_step
+
+            end_step(
+                draws.tokens,
+                draws.logps,
+                tokens=self.tokens[here],
+                lengths=self.lengths[here],
+                drawn=self.drawn[here],
+                limits=self.limits[here],
+                active=self.active[here],
+                stops=self.stops[here],
+                tick=self.tick,
+                out_tokens=self.out_tokens[:, here],
+                out_logps=self.out_logps[:, here],
+                is_cached=is_cached,
+            )
+            return
+        active = self.active[here]
+        self.out_tokens[:, here].index_copy_(0, self.tick, draws.tokens[None])
+        self.out_logps[:, here].index_copy_(0, self.tick, draws.logps[None])
+        self.tokens[here] = torch.where(active, draws.tokens, self.tokens[here])
+        self.lengths[here] += active & is_cached
+        self.drawn[here] += active
+        is_stop = (self.stops[here] == draws.tokens[:, None]).any(-1)
+        self.active[here] = active & ~is_stop & (self.drawn[here] < self.limits[here])
+        self.tick += 1
+
+
+def _signed(key: int) -> int:
+    """An unsigned 64-bit key as torch's int64 holds it."""
+    return key - (1 << 64) if key >= 1 << 63 else key

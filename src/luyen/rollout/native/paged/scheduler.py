@@ -1,0 +1,196 @@
+"""Which sequences run and which pages they hold; the newest are preempted when pages run out."""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import final
+
+from luyen.models.paged_attention import PAGE
+from luyen.rollout.native.paged.kv_cache import PagePool, pages_of
+from luyen.rollout.native.sequences import Row
+
+ROUND = 8
+"""Decode steps between two looks at the results."""
+
+
+@final
+class RunningSequence:
+    """A running sequence: its row, its pages, and how far the device may have got with it."""
+
+    __slots__ = ("is_evicted", "is_over", "pages", "planned", "row", "shared")
+
+    def __init__(self, row: Row, pages: list[int], planned: int, *, shared: int = 0) -> None:
+        """`planned` counts the tokens that will be cached when all that was launched has run.
+
+        The first `shared` pages are those of siblings too, and full.
+        """
+        self.row = row
+        self.pages = pages
+        self.planned = planned
+        self.shared = shared
+        self.is_over = False
+        self.is_evicted = False
+
+    @property
+    def may_rule_out(self) -> bool:
+        """Whether its row may rule tokens out in the steps that were planned last."""
+        asked = self.row.request.sampling
+        begun = self.planned - len(self.row.request.tokens) - ROUND
+        return asked.is_filtered or (bool(asked.barred_ids) and begun < asked.min_new_tokens)
+
+
+@final
+class PagedScheduler:
+    """Running sequences in the order of the device's rows, and those that wait for one."""
+
+    def __init__(self, pool: PagePool, *, rows: int, tokens: int) -> None:
+        """At most `rows` sequences at once, prompts read in passes of at most `tokens` tokens."""
+        self.pool = pool
+        self.running: list[RunningSequence] = []
+        self.waiting: deque[Row] = deque()
+        self._rows = rows
+        self._tokens = tokens
+
+    def admit(self) -> list[list[Row]]:
+        """Waiting rows that fit now; those of one prompt that drew nothing yet go together."""
+        free = self._rows - sum(not seat.is_over for seat in self.running)
+        pages, budget = self.pool.free - len(self.running), self._tokens
+        groups: list[list[Row]] = []
+        while self.waiting and free > 0:
+            row = self.waiting[0]
+            is_sibling = (
+                bool(groups)
+                and groups[-1][0].request is row.request
+                and not row.tokens
+                and not groups[-1][0].tokens
+            )
+            length = prefix_length(row)
+            # A sibling needs the page that is copied and the one it grows into.
+            need = 2 if is_sibling else pages_of(length) + 1
+            if need > pages or (groups and not is_sibling and length > budget):
+                break
+            if is_sibling:
+                groups[-1].append(self.waiting.popleft())
+            else:
+                groups.append([self.waiting.popleft()])
+                budget -= length
+            pages -= need
+            free -= 1
+        return groups
+
+    def take(
+        self, groups: Sequence[list[Row]], prompts: Sequence[list[int]]
+    ) -> tuple[list[RunningSequence], list[tuple[int, int]]]:
+        """Seat rows whose prompts were read into these pages; (source, target) pages to copy."""
+        fresh: list[RunningSequence] = []
+        copies: list[tuple[int, int]] = []
+        for group, pages in zip(groups, prompts, strict=True):
+            length = prefix_length(group[0])
+            tables, needed = fork_pages(self.pool, pages, length, len(group))
+            copies += needed
+            shared = length // PAGE if len(group) > 1 else 0
+            fresh += [
+                RunningSequence(row, own, length, shared=shared)
+                for row, own in zip(group, tables, strict=True)
+            ]
+        self.running += fresh
+        return fresh, copies
+
+    def grow(self, steps: int) -> list[tuple[int, int, int]]:
+        """Take pages for so many more tokens of every row; (row, place, page) of the new ones.
+
+        When pages run out, the newest rows give theirs back and wait; the caller must take seats
+        that are over out of the device's rows before it goes on.
+        """
+        new: list[tuple[int, int, int]] = []
+        for index, seat in enumerate(self.running):
+            if seat.is_over:
+                continue
+            goal = max(seat.planned, min(seat.planned + steps, seat.row.limit - 1))
+            need = pages_of(goal) - len(seat.pages)
+            if need <= 0:
+                seat.planned = goal
+                continue
+            while need > self.pool.free and self._evict_after(index):
+                pass
+            if need > self.pool.free:
+                self._evict(seat)
+                continue
+            for page in self.pool.take(need):
+                new.append((index, len(seat.pages), page))
+                seat.pages.append(page)
+            seat.planned = goal
+        return new
+
+    def end(self, seat: RunningSequence) -> None:
+        """The sequence is finished: its pages are free."""
+        seat.is_over = True
+        self.pool.drop(seat.pages)
+        seat.pages = []
+
+    def compact(self) -> list[int]:
+        """Drop seats that are over; the old index of every seat that stays, in the new order."""
+        kept = [i for i, seat in enumerate(self.running) if not seat.is_over]
+        self.running = [self.running[i] for i in kept]
+        return kept
+
+    def _evict_after(self, index: int) -> bool:
+        """Send the newest row after `index` back to wait; False when there is none."""
+        for seat in reversed(self.running[index + 1 :]):
+            if not seat.is_over:
+                self._evict(seat)
+                return True
+        return False
+
+    def _evict(self, seat: RunningSequence) -> None:
+        self.end(seat)
+        seat.is_evicted = True
+        self.waiting.appendleft(seat.row)
+
+
+def prefix_tokens(row: Row) -> tuple[int, ...]:
+    """The prompt and what was drawn: what a row that was sent back to wait begins with."""
+    return (*row.request.tokens, *row.tokens)
+
+
+def prefix_length(row: Row) -> int:
+    """How many those are."""
+    return len(row.request.tokens) + len(row.tokens)
+
+
+def fork_pages(
+    pool: PagePool, prompt: list[int], length: int, samples: int
+) -> tuple[list[list[int]], list[tuple[int, int]]]:
+    """Pages of each sample of a prompt, and (source, target) of the pages to copy.
+
+    Full pages are held together. The last one, which samples will write into, is each one's own.
+
+    Example:
+        >>> fork_pages(PagePool(3), [7], 10, 2)
+        ([[7], [0]], [(7, 0)])
+    """
+    if length % PAGE == 0:
+        for _ in range(samples - 1):
+            pool.share(prompt)
+        return [list(prompt) for _ in range(samples)], []
+    whole, last = prompt[:-1], prompt[-1]
+    tables, copies = [list(prompt)], []
+    for _ in range(samples - 1):
+        pool.share(whole)
+        own = pool.take(1)
+        tables.append([*whole, *own])
+        copies.append((last, own[0]))
+    return tables, copies
+
+
+def page_demand(rows: Sequence[Row]) -> int:
+    """Pages that would let all these rows run to their end at once."""
+    seen: set[str] = set()
+    pages = 0
+    for row in rows:
+        prompt = len(row.request.tokens)
+        shared = prompt // PAGE
+        if row.request.id not in seen:
+            seen.add(row.request.id)
+            pages += shared
+        pages += pages_of(row.limit) - shared + 1
+    return pages

@@ -1,0 +1,210 @@
+"""Sequences being generated: one row each, and their sampling settings as dense tensors."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias, final
+
+import torch
+from torch import Tensor
+
+from luyen.base.errors import UserError
+from luyen.data.template_text import common_start
+from luyen.rollout.native.sampler import NextTokens, TruncationLimits
+from luyen.rollout.protocol import Completion, Ending, Request
+
+Decode: TypeAlias = Callable[[Sequence[int]], str]
+"""Turns tokens into text."""
+
+_MARGIN = 16
+"""Tokens decoded beyond the length of a stop string, in case some are worth no character."""
+
+
+def _signed(key: int) -> int:
+    """An unsigned 64-bit key as torch's int64 holds it."""
+    return key - (1 << 64) if key >= 1 << 63 else key
+
+
+@final
+class Row:
+    """One sequence in the making: it grows by a token at a time."""
+
+    __slots__ = ("kept", "logps", "request", "sample", "tokens")
+
+    def __init__(self, request: Request, sample: int) -> None:
+        """`sample` is the index of its key in the request."""
+        self.request = request
+        self.sample = sample
+        self.tokens: list[int] = []
+        self.logps: list[float] = []
+        self.kept: list[float] = []
+
+    def is_meant(self, request: str, sample: int | None) -> bool:
+        """Whether it is the sample of the request, or any of them."""
+        return self.request.id == request and sample in (None, self.sample)
+
+    @property
+    def length(self) -> int:
+        """Tokens whose keys are cached: the prompt and all but the newest draw."""
+        return len(self.request.tokens) + max(0, len(self.tokens) - 1)
+
+    @property
+    def limit(self) -> int:
+        """Tokens it may come to have."""
+        return len(self.request.tokens) + self.request.sampling.max_new_tokens
+
+    @property
+    def draws_left(self) -> int:
+        """Tokens it may still draw."""
+        return self.request.sampling.max_new_tokens - len(self.tokens)
+
+    def append(self, token: int, logp: float, kept: float) -> None:
+        """Write a draw down; a UserError if the weights gave no probability."""
+        if not math.isfinite(logp):
+            raise UserError(
+                "actor_rollout_ref.model.path",
+                self.request.id,
+                f"the weights give the log-probability {logp} at token {len(self.tokens)}",
+                "start from weights that are finite; if training made them so, lower the rate",
+            )
+        self.tokens.append(token)
+        self.logps.append(logp)
+        self.kept.append(kept)
+
+    def extend(
+        self,
+        tokens: list[int],
+        logps: list[float],
+        kept: list[float] | None,
+        decode: Decode | None,
+    ) -> Ending | None:
+        """Write down draws up to the one that ends the answer; why it ended, if it did."""
+        sampling = self.request.sampling
+        masses = kept if kept is not None else [1.0] * len(tokens)
+        is_plain = sampling.ignore_stop or not sampling.stop_strings
+        if not is_plain or not all(map(math.isfinite, logps)):
+            for token, logp, mass in zip(tokens, logps, masses, strict=True):
+                self.append(token, logp, mass)
+                reason = self.ending(decode)
+                if reason is not None:
+                    return reason
+            return None
+        count = min(len(tokens), sampling.max_new_tokens - len(self.tokens))
+        if not sampling.ignore_stop and sampling.stop_ids:
+            stops = (i + 1 for i, t in enumerate(tokens[:count]) if t in sampling.stop_ids)
+            count = next(stops, count)
+        self.tokens += tokens[:count]
+        self.logps += logps[:count]
+        self.kept += masses[:count]
+        return self.ending(decode)
+
+    def ending(self, decode: Decode | None) -> Ending | None:
+        """Why the newest token ends the answer; None while it goes on."""
+        sampling = self.request.sampling
+        if not sampling.ignore_stop and (
+            self.tokens[-1] in sampling.stop_ids or self._says_stop(decode)
+        ):
+            return "stop"
+        return "length" if len(self.tokens) >= sampling.max_new_tokens else None
+
+    def completion(self, reason: Ending) -> Completion:
+        """What there is of the answer."""
+        return Completion(
+            request=self.request.id,
+            sample=self.sample,
+            tokens=tuple(self.tokens),
+            logps=tuple(self.logps),
+            reason=reason,
+            kept_mass=tuple(self.kept) if self.request.sampling.is_truncated else (),
+        )
+
+    def _says_stop(self, decode: Decode | None) -> bool:
+        """Whether the newest token completes a stop string; only the end is decoded."""
+        sampling = self.request.sampling
+        strings = sampling.stop_strings
+        if not strings or decode is None or len(self.tokens) <= sampling.min_new_tokens:
+            return False
+        longest = max(len(stop.encode()) for stop in strings)
+        tail = self.tokens[-longest - _MARGIN :]
+        text = decode(tail)
+        if sampling.min_new_tokens == 0:
+            return any(stop in text for stop in strings)
+        # What was complete too early to end the answer does not end it later.
+        known = len(common_start(text, decode(tail[:-1])))
+        return any(text.rfind(stop) + len(stop) > known for stop in strings if stop in text)
+
+
+def append_tokens(rows: Sequence[Row], drawn: NextTokens) -> None:
+    """Append one draw to each row."""
+    tokens, logps = drawn.tokens.tolist(), drawn.logps.tolist()
+    kept = drawn.kept.tolist() if drawn.kept is not None else [1.0] * len(rows)
+    for row, token, logp, mass in zip(rows, tokens, logps, kept, strict=True):
+        row.append(token, logp, mass)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RowTensors:
+    """What sampling needs of each row, as tensors; made anew when the set of rows changes.
+
+    Example:
+        >>> RowTensors.of([], vocabulary=4, device="cpu").greedy is None
+        True
+    """
+
+    keys: Tensor
+    """Random key of each row."""
+    temperature: Tensor | None
+    """`[rows, 1]`; None when all are 1."""
+    greedy: Tensor | None
+    """Rows that take the likeliest token; None when none does."""
+    limits: TruncationLimits | None
+    """Truncation, with the tokens barred at first; None when no row truncates."""
+    floors: Tensor | None
+    """`[rows, 1]` draws for which tokens are barred; None when none is in any row."""
+
+    @classmethod
+    def of(
+        cls, rows: Sequence[Row], *, vocabulary: int, device: torch.device | str
+    ) -> "RowTensors":
+        """Gather the settings of these rows."""
+        params = [row.request.sampling for row in rows]
+
+        def column(values: list[float]) -> Tensor:
+            return torch.tensor(values, dtype=torch.float32, device=device)[:, None]
+
+        limits = None
+        most = max((len(p.barred_ids) for p in params), default=0)
+        if any(p.is_truncated for p in params):
+            # A greedy row in the same batch keeps everything: its own limits mean nothing.
+            sizes = [p.top_k if p.top_k > 0 and p.is_filtered else vocabulary for p in params]
+            barred = [padded(sorted(p.barred_ids), most, -1) for p in params]
+            limits = TruncationLimits(
+                top_k=torch.tensor(sizes, device=device)[:, None],
+                top_p=column([p.top_p if p.is_filtered else 1.0 for p in params]),
+                min_p=column([p.min_p if p.is_filtered else 0.0 for p in params]),
+                barred=torch.tensor(barred, device=device) if most else None,
+            )
+        floors = torch.tensor([p.min_new_tokens for p in params], device=device)[:, None]
+        greedy = [p.is_greedy for p in params]
+        scales = [1.0 if p.is_greedy else p.temperature for p in params]
+        keys = [_signed(row.request.keys[row.sample]) for row in rows]
+        return cls(
+            keys=torch.tensor(keys, dtype=torch.int64, device=device),
+            temperature=column(scales) if any(s != 1.0 for s in scales) else None,
+            greedy=torch.tensor(greedy, device=device) if any(greedy) else None,
+            limits=limits,
+            floors=floors if most else None,
+        )
+
+    def limits_at(self, drawn: Tensor) -> TruncationLimits | None:
+        """What rows that have drawn so many tokens may draw next."""
+        if self.limits is None or self.limits.barred is None or self.floors is None:
+            return self.limits
+        barred = torch.where(drawn[:, None] < self.floors, self.limits.barred, -1)
+        return replace(self.limits, barred=barred)
+
+
+def padded(values: list[int], size: int, filler: int) -> list[int]:
+    """The values, filled up to `size`."""
+    return values + [filler] * (size - len(values))

@@ -1,0 +1,154 @@
+"""Placement groups of a cluster, and the replica actors started in them."""
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, final
+
+import ray
+from ray.exceptions import RayTaskError
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from luyen.base.errors import UserError
+from luyen.rollout.protocol import RolloutEngine
+from luyen.runtime.monitoring import CallResult, RoleMonitor, unwrap_result
+from luyen.runtime.ray.engines import RayEngines
+from luyen.runtime.ray.health import PROCESS_GONE, failure_reason, is_object_lost
+from luyen.runtime.ray.messages import ProcessDied, RanksLost, RemoteError, ReplyCallback
+from luyen.runtime.ray.pools import Device, DevicePools, Slot
+from luyen.runtime.ray.replica import ReplicaProcess
+from luyen.runtime.ray.replica_pool import ReplicaTimeouts
+
+_ONE_CORE: Mapping[str, Any] = {"num_cpus": 1}
+_PATIENCE = ReplicaTimeouts()
+
+
+def start_engines(
+    make: Callable[[int], RolloutEngine],
+    *,
+    replicas: int,
+    places: Sequence[Mapping[str, Any]] | None = None,
+    patience: ReplicaTimeouts = _PATIENCE,
+    watch: RoleMonitor | None = None,
+) -> RayEngines:
+    """Engines in processes of their own; returns when all are ready.
+
+    `make` is pickled and called in each process with its index; it imports the plugins there.
+    `places` are the options of each actor (`PlacedPools.options`), which one that is started again
+    keeps; None: a core each, anywhere. `watch` hears what they do.
+    """
+    options = places or [_ONE_CORE] * replicas
+    assert len(options) == replicas, f"{len(options)} places for {replicas} replicas"
+    # Pickled once, not for every replica and every restart.
+    shared = ray.put(make)
+
+    told = watch or RoleMonitor()
+
+    def start(index: int) -> RayReplicaHandle:
+        return RayReplicaHandle(_begin(shared, index, options[index]), index, told)
+
+    return RayEngines(start, replicas=replicas, patience=patience)
+
+
+def _begin(make: Any, index: int, options: Mapping[str, Any]) -> Any:
+    actor: Any = ray.remote(ReplicaProcess).options(max_restarts=0, max_concurrency=1000, **options)
+    return actor.remote(make, index, folder=os.getcwd(), node=node_id)
+
+
+def node_id() -> str:
+    """The node that this process runs on."""
+    return ray.get_runtime_context().get_node_id()
+
+
+@final
+class RayReplicaHandle:
+    """The way to a replica that is an actor."""
+
+    def __init__(self, actor: Any, index: int, watch: RoleMonitor) -> None:
+        """What the replica tells of itself goes to `watch`."""
+        self._actor = actor
+        self._index = index
+        self._watch = watch
+
+    def call(self, method: str, *arguments: Any, reply: ReplyCallback | None = None) -> None:
+        """Call a method of the replica without waiting; a lost one replies with `ProcessDied`."""
+        sent = time.time()
+        found = self._actor.carry_out.remote(reply is not None, method, *arguments)
+        if reply is not None:
+            found.future().add_done_callback(lambda future: self._pass_on(future, reply, sent))
+
+    def _pass_on(self, future: Future[Any], reply: ReplyCallback, sent: float) -> None:
+        back, error = time.time(), future.exception()
+        if error is not None:
+            reply(None, _meaning(error))
+            return
+        answer: CallResult = future.result()
+        reply(
+            unwrap_result(answer, self._watch, "rollout", self._index, sent=sent, back=back), None
+        )
+
+    def kill(self) -> None:
+        """End the replica, whatever it is doing."""
+        ray.kill(self._actor, no_restart=True)
+
+
+def _meaning(error: BaseException) -> BaseException:
+    """What an error of Ray stands for."""
+    if isinstance(error, PROCESS_GONE):
+        return ProcessDied(failure_reason(error))
+    if is_object_lost(error):
+        return RanksLost("the published weights are gone with the rank that held them")
+    if isinstance(error, RayTaskError):
+        cause = error.cause
+        return cause if isinstance(cause, Exception) else RemoteError("a replica", str(error))
+    return error
+
+
+# Pools as placement groups of a cluster, and the options that put an actor in its slot.
+
+_WAIT_S = 120.0
+
+
+@final
+class PlacedPools:
+    """Devices that are taken from the cluster until `free`, or until this process ends.
+
+    The devices of a group lie on one node. When a node is lost, Ray moves its groups to another
+    with room, and actors that are begun again follow.
+    """
+
+    def __init__(self, pools: DevicePools, *, wait_s: float = _WAIT_S) -> None:
+        """Take them, the largest groups first; a UserError when others hold them for too long."""
+        self._device: Device = pools.device
+        self._groups: dict[tuple[str, int], PlacementGroup] = {}
+        bundle = {"CPU": 1.0, "GPU": 1.0} if pools.device == "cuda" else {"CPU": 1.0}
+        for pool in pools.pools:
+            for number, size in enumerate(pool.groups):
+                group = placement_group([bundle] * size, strategy="STRICT_PACK")
+                self._groups[pool.name, number] = group
+                if not group.wait(timeout_seconds=wait_s):
+                    self.free()
+                    free = ray.available_resources()
+                    left = {name: free.get(name, 0.0) for name in bundle}
+                    why = (
+                        f"group {number + 1} of pool {pool.name} ({size} x {bundle} on one node) "
+                        f"was not to be had in {wait_s:.0f} s; free in all nodes: {left}"
+                    )
+                    fix = "wait for what else runs on the cluster, or ask for less"
+                    raise UserError("trainer.nnodes", len(pool.groups), why, fix)
+
+    def options(self, slot: Slot) -> Mapping[str, Any]:
+        """Options of the actor that is to run in a slot."""
+        where = PlacementGroupSchedulingStrategy(
+            self._groups[slot.pool, slot.group], placement_group_bundle_index=slot.bundle
+        )
+        gpus = {"num_gpus": slot.share} if self._device == "cuda" else {}
+        return {"num_cpus": slot.share, "scheduling_strategy": where, **gpus}
+
+    def free(self) -> None:
+        """Give everything back; actors in it end. Freeing twice is allowed."""
+        for group in self._groups.values():
+            remove_placement_group(group)
+        self._groups = {}

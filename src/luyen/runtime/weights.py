@@ -1,0 +1,237 @@
+"""Weights in transit: packed as bytes, in buckets, copied into an engine and digested there.
+
+A tensor that is a view would take its whole storage along if it were pickled; here only its own
+elements travel, and what arrives is the same to the bit, whatever the type.
+"""
+
+import warnings
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, TypeAlias, final
+
+import torch
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from luyen.base.errors import UserError
+from luyen.base.files import write_whole
+from luyen.models.trained_weights import Fingerprint, tensor_digests
+from luyen.rollout.engines import VersionedEngines
+from luyen.rollout.protocol import RolloutEngine
+
+# Arrays of the object store are read-only, and PyTorch knows no such tensor.
+warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+
+
+TensorBytes: TypeAlias = tuple[str, tuple[int, ...], Any]
+"""A tensor as its type, its shape and an array of bytes."""
+
+
+FlatTensors: TypeAlias = tuple[TensorBytes, tuple[tuple[str, tuple[int, ...]], ...]]
+"""Tensors of one type that lie side by side, as one flat one; names and shapes in order."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedWeights:
+    """Some parameters as bytes.
+
+    Example:
+        >>> unpack(pack({"w": torch.ones(2, dtype=torch.bfloat16)}))["w"].dtype
+        torch.bfloat16
+    """
+
+    stretches: tuple[FlatTensors, ...]
+    """All of them; the fewer they are, the quicker is the way."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatheredWeights:
+    """What ranks hold, on its way to those that draw with it.
+
+    Example:
+        >>> GatheredWeights(parts=[], bytes=0, seconds=0.1, digests={}).bytes
+        0
+    """
+
+    parts: Sequence[Any]
+    """Whole parameters of the policy, a few in each object of the store."""
+    bytes: int
+    """Their size."""
+    seconds: float
+    """How long ranks took."""
+    digests: Mapping[str, str]
+    """Type, shape and digest of everything that learns, from the shards of each rank."""
+
+
+Gathering: TypeAlias = Callable[[], GatheredWeights]
+"""Waits for the ranks that gather."""
+
+
+WeightPart: TypeAlias = PackedWeights | Path
+"""What a replica loads from: a parcel, or a file of safetensors."""
+
+
+def pack(tensors: Mapping[str, Tensor]) -> PackedWeights:
+    """Tensors of any device as bytes; neighbours in memory become one stretch.
+
+    Example:
+        >>> first, second = torch.arange(6.0).split([2, 4])
+        >>> len(pack({"a": first, "b": second}).stretches), len(pack({"b": second}).stretches)
+        (1, 1)
+    """
+    stretches: list[list[tuple[str, Tensor]]] = []
+    before: Tensor | None = None
+    for name, tensor in tensors.items():
+        if before is None or not _follows(tensor, before):
+            stretches.append([])
+        stretches[-1].append((name, tensor))
+        before = tensor
+    return PackedWeights(stretches=tuple(_stretch(one) for one in stretches))
+
+
+def _follows(tensor: Tensor, before: Tensor) -> bool:
+    """Whether a tensor begins where another one ends, in the same memory."""
+    return (
+        tensor.dtype == before.dtype
+        and tensor.data_ptr() == before.data_ptr() + before.numel() * before.element_size()
+        and tensor.untyped_storage().data_ptr() == before.untyped_storage().data_ptr()
+        and tensor.is_contiguous()
+        and before.is_contiguous()
+    )
+
+
+def _stretch(named: Sequence[tuple[str, Tensor]]) -> FlatTensors:
+    first = named[0][1].detach()
+    if len(named) > 1:
+        first = first.as_strided((sum(tensor.numel() for _, tensor in named),), (1,))
+    return tensor_to_bytes(first), tuple((name, tuple(tensor.shape)) for name, tensor in named)
+
+
+def tensor_to_bytes(tensor: Tensor) -> TensorBytes:
+    """A tensor of any device as bytes."""
+    flat = tensor.detach().reshape(-1).contiguous().cpu().view(torch.uint8)
+    return str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), flat.numpy()
+
+
+def tensor_from_bytes(plain: TensorBytes) -> Tensor:
+    """The tensor, over the very bytes."""
+    dtype, shape, array = plain
+    if not array.size:
+        return torch.empty(shape, dtype=getattr(torch, dtype))
+    return torch.from_numpy(array).view(getattr(torch, dtype)).reshape(shape)
+
+
+def unpack(part: WeightPart) -> dict[str, Tensor]:
+    """The tensors of a part, on the CPU, to be read only: a parcel's lie where it lies."""
+    if isinstance(part, Path):
+        return load_file(part)
+    found: dict[str, Tensor] = {}
+    for plain, contents in part.stretches:
+        flat = tensor_from_bytes(plain).reshape(-1)
+        sizes = [prod(shape) for _, shape in contents]
+        for (name, shape), own in zip(contents, flat.split(sizes), strict=True):
+            found[name] = own.view(shape)
+    return found
+
+
+def write_part(file: Path, tensors: Mapping[str, Tensor]) -> Path:
+    """Tensors as a file that is whole or absent."""
+    write_whole(file, save({name: t.detach().contiguous().cpu() for name, t in tensors.items()}))
+    return file
+
+
+def in_buckets(
+    tensors: Mapping[str, Tensor], *, most_bytes: int = 256 << 20
+) -> Generator[dict[str, Tensor]]:
+    """The tensors in their order, a few at a time; a larger one goes alone.
+
+    Example:
+        >>> both = {"a": torch.zeros(2), "b": torch.zeros(2)}
+        >>> [list(some) for some in in_buckets(both, most_bytes=8)]
+        [['a'], ['b']]
+    """
+    bucket: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if bucket and total_bytes((*bucket.values(), tensor)) > most_bytes:
+            yield bucket
+            bucket = {}
+        bucket[name] = tensor
+    if bucket:
+        yield bucket
+
+
+def total_bytes(tensors: Iterable[Tensor]) -> int:
+    """Bytes of the elements."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+# Weights written into the parameters of an engine, which keep their addresses.
+
+_FIELD = "actor_rollout_ref.rollout.name"
+_FIX = "publish the parameters of the very model that the engine holds"
+
+
+def copy_into(own: Mapping[str, Tensor | str], given: Mapping[str, Tensor]) -> None:
+    """Write values into the parameters of an engine; they keep their addresses.
+
+    A UserError for a parameter that the engine has not, or has in another form.
+    """
+    with torch.no_grad():
+        for name, tensor in given.items():
+            mine = own.get(name)
+            if mine is None:
+                raise UserError(_FIELD, name, "the engine has no such parameter that learns", _FIX)
+            if isinstance(mine, str):
+                why = "the engine holds its weights elsewhere and takes none from here"
+                raise UserError(_FIELD, name, why, "use an engine that shows its parameters")
+            if (mine.dtype, mine.shape) != (tensor.dtype, tensor.shape):
+                why = f"it is {_form(mine)} in the engine and came as {_form(tensor)}"
+                raise UserError(_FIELD, name, why, _FIX)
+            mine.copy_(tensor)
+
+
+def _form(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+
+
+# Weights in an engine: written, and looked at.
+
+
+def load_part(
+    engines: VersionedEngines,
+    version: int | None,
+    keep: Collection[int | None],
+    part: WeightPart,
+    is_last: bool,
+) -> tuple[set[str], dict[str, str] | None]:
+    """Names of what was written, and after the last part what the engine holds."""
+    engine = engines.engine() if version is None else engines.hold(version, keep=keep)
+    print_of = engine.fingerprint()
+    if print_of is None:
+        why = "the engine cannot say which weights it holds, so none can be given to it"
+        fix = "let its `fingerprint` return the policy's parameters"
+        raise UserError("actor_rollout_ref.rollout.name", type(engine).__name__, why, fix)
+    given = unpack(part)
+    copy_into(print_of.weights, given)
+    return set(given), _described(print_of) if is_last else None
+
+
+def version_digests(engines: VersionedEngines, version: int | None) -> dict[str, str] | None:
+    """Digests of a version's weights; None: they are gone, or the engine cannot say."""
+    is_gone = version is not None and version not in engines.versions
+    return None if is_gone else digests_of(engines.engine(version))
+
+
+def digests_of(engine: RolloutEngine) -> dict[str, str] | None:
+    """Digests of the weights that an engine draws with; None: it cannot say."""
+    held: Fingerprint | None = engine.fingerprint()
+    return None if held is None else _described(held)
+
+
+def _described(held: Fingerprint) -> dict[str, str]:
+    here = tensor_digests({n: w for n, w in held.weights.items() if not isinstance(w, str)})
+    return {n: w if isinstance(w, str) else here[n] for n, w in held.weights.items()}

@@ -1,0 +1,176 @@
+"""One rank of a worker group: its shards of actor, reference and critic.
+
+Every method is called on all ranks at the same time, each with its own share: inside, the ranks
+exchange shards, and one that is missing would be waited for.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from functools import cached_property
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from luyen.algorithms.objective import Objective
+from luyen.base.files import writing
+from luyen.checkpoint.staging import FileWriter
+from luyen.checkpoint.tensors import not_finite, save_state
+from luyen.checkpoint.writer import RankWriter
+from luyen.engine.actor import ActorEngine
+from luyen.engine.batch_shards import BatchShard
+from luyen.engine.critic import CriticEngine
+from luyen.engine.logprobs import score_share
+from luyen.engine.sharded_state import (
+    fitting_bucket,
+    full_weights,
+    load_role,
+    role_state,
+    role_weights,
+    shard_sums,
+)
+from luyen.engine.step import ShardUpdateResult
+from luyen.models.lora import adapter_off
+from luyen.models.policy import Policy
+from luyen.runtime.monitoring import ProcessTrace, TraceSpec
+from luyen.runtime.roles import split_learned_state
+
+
+@final
+class RankWorker:
+    """The roles of one rank."""
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        actor: ActorEngine,
+        reference: Policy | None,
+        critic: CriticEngine | None,
+        teacher: Policy | None = None,
+    ) -> None:
+        """`reference` None with a LoRA actor means the actor with its adapter off."""
+        self.rank = rank
+        self.actor = actor
+        self.reference = reference
+        self.critic = critic
+        self.teacher = teacher
+        self._beside = RankWriter()
+        self._trace = ProcessTrace()
+
+    def start_trace(self, trace: TraceSpec) -> None:
+        """Record what this rank computes from now on."""
+        self._trace.start(trace.of(f"actor_{self.rank}"))
+
+    def stop_trace(self) -> None:
+        """Write down what was recorded."""
+        self._trace.stop()
+
+    def actor_scores(self, share: BatchShard, *, sum_pi_squared: bool = False) -> dict[str, Tensor]:
+        """Log-probabilities under the weights that the update starts from."""
+        return self.actor.score_share(share, sum_pi_squared=sum_pi_squared)
+
+    def reference_scores(self, share: BatchShard) -> dict[str, Tensor]:
+        """Log-probabilities under the reference policy."""
+        policy = self.reference or self.actor.policy
+        with adapter_off(policy) if self.reference is None else nullcontext():
+            return score_share(
+                policy, share, temperature=self.actor.temperature, device=self.actor.device
+            )
+
+    def teacher_scores(self, share: BatchShard) -> dict[str, Tensor]:
+        """Log-probabilities under the teacher."""
+        assert self.teacher is not None, "the run has no teacher"
+        return score_share(
+            self.teacher, share, temperature=self.actor.temperature, device=self.actor.device
+        )
+
+    def critic_scores(self, share: BatchShard) -> dict[str, Tensor]:
+        """The critic's value before each token."""
+        assert self.critic is not None, "the run has no critic"
+        return self.critic.score_share(share)
+
+    def update_actor(
+        self,
+        share: BatchShard,
+        *,
+        objective: Objective,
+        lr: float,
+        statistics: Mapping[str, Tensor],
+    ) -> ShardUpdateResult:
+        """This rank's part of an optimizer step of the policy."""
+        return self.actor.update_share(share, objective, lr=lr, statistics=statistics)
+
+    def update_critic(self, share: BatchShard, *, lr: float) -> ShardUpdateResult:
+        """This rank's part of an optimizer step of the critic."""
+        assert self.critic is not None, "the run has no critic"
+        return self.critic.update_share(share, lr=lr)
+
+    @torch.no_grad()
+    def weight_sums(self) -> dict[str, tuple[str, int]]:
+        """This rank's parts of the digests of all that learns."""
+        weights = role_weights("actor", self.actor.policy, self.actor.optimizer)
+        if self.critic is not None:
+            weights |= role_weights("critic", self.critic.model, self.critic.optimizer)
+        return shard_sums(weights, is_first=self.rank == 0)
+
+    @torch.no_grad()
+    def moment_sums(self) -> dict[str, tuple[str, int]]:
+        """This rank's parts of the digests of first moments."""
+        return shard_sums(split_learned_state(self._state())[0], is_first=self.rank == 0)
+
+    def not_finite(self) -> list[str]:
+        """Names of the tensors whose shard here holds NaN or infinity."""
+        return not_finite(self._state())
+
+    def write(self, folder: Path) -> None:
+        """Write this rank's shards of weights and optimizer state into a folder."""
+        with writing(folder, field="checkpoint"):
+            for name, part in self._state().items():
+                save_state(folder, name, part)
+
+    def begin_write(self, folder: Path) -> None:
+        """Copy this rank's shards; a thread writes them into the folder while training goes on."""
+
+        def fill(writes: FileWriter) -> None:
+            for name, part in self._state().items():
+                save_state(folder, name, part, writes=writes)
+
+        self._beside.begin(folder, fill)
+
+    def is_written(self) -> bool:
+        """Whether all that was begun is written here; raises what stopped it."""
+        return self._beside.is_done()
+
+    def load(self, folder: Path) -> None:
+        """Go on from a checkpoint, whatever number of ranks saved it."""
+        load_role(folder, "actor", self.actor.policy, self.actor.optimizer)
+        if self.critic is not None:
+            load_role(folder, "critic", self.critic.model, self.critic.optimizer)
+
+    def weights(self) -> Iterator[dict[str, Tensor]]:
+        """Whole parameters of the policy, some at a time, on the first rank; nothing on others.
+
+        Those of a model that is not sharded are its own: they change with the next update.
+        """
+        bucket: dict[str, Tensor] = {}
+        size, bucket_bytes = 0, self._bucket_bytes
+        for name, weight in full_weights(self.actor.policy, bucket_bytes=bucket_bytes):
+            bucket[name] = weight.detach().to("cpu")
+            size += weight.numel() * weight.element_size()
+            if size >= bucket_bytes:
+                yield bucket
+                bucket, size = {}, 0
+        if bucket:
+            yield bucket
+
+    @cached_property
+    def _bucket_bytes(self) -> int:
+        return fitting_bucket(self.actor.policy)
+
+    def _state(self) -> dict[str, Any]:
+        state = role_state("actor", self.actor.policy, self.actor.optimizer)
+        if self.critic is not None:
+            state |= role_state("critic", self.critic.model, self.critic.optimizer)
+        return state

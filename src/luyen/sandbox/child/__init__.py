@@ -1,0 +1,1 @@
+"""The child side of the sandbox: guard, isolation and program; standard library only."""

@@ -1,0 +1,1 @@
+"""Replay recorded steps from the files of a run."""

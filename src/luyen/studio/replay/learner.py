@@ -1,0 +1,304 @@
+"""The learner of a replay, rebuilt as it was before a step and checked against digests."""
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias, final
+
+import torch
+from torch import Tensor
+
+from luyen.algorithms.group_metrics import kl_drift
+from luyen.algorithms.objective import Objective
+from luyen.base.digests import STAGES
+from luyen.base.errors import UserError
+from luyen.base.rundir import RunDirectory
+from luyen.config.schema.actor_rollout_ref import OptimConfig
+from luyen.config.schema.run import RunConfig
+from luyen.config.schema.trainer import ProfileConfig
+from luyen.data.render import Renderer
+from luyen.data.tokenizer import Tokenizer
+from luyen.engine.batch import PackedBatch
+from luyen.engine.token_trace import TokenTrace, trace_tokens
+from luyen.pipeline.checkpoints import device_for
+from luyen.runtime.futures import PendingUpdate
+from luyen.runtime.in_process import LocalRoles
+from luyen.studio.replay.record import RecordedStep, ReplayRecord
+from luyen.train.batch import batch_order, parity_metrics
+from luyen.train.builders.roles import build_roles
+from luyen.train.builders.run import learning_rules, total_steps
+from luyen.train.builders.setup import import_plugins, load_run_tokenizer
+from luyen.train.monitor import StepProfiler
+from luyen.train.record import load_checkpoint, rollout_stages, update_stages
+from luyen.train.state import Learner, LearningRules, LoopState
+from luyen.train.update import group_advantages, prepare_batch, update_roles
+
+PLACE = "place"
+"""Stream that says where a token stands in the batch of the step, through every mini-batch."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepTrace:
+    """The tokens of one optimizer step, explained before it was taken.
+
+    Example:
+        >>> StepTrace(place=torch.tensor([4, 5]), explained=None).place.tolist()
+        [4, 5]
+    """
+
+    place: Tensor
+    """Index of each token in the batch of the step."""
+    explained: TokenTrace
+    """What the objective made of it."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LearnerSnapshot:
+    """Everything that decides what a step does to the weights, at one point of the run.
+
+    Example:
+        >>> LearnerSnapshot(loop=LoopState(step=3), roles={}).loop.step
+        3
+    """
+
+    loop: LoopState
+    """Progress of the loop."""
+    roles: dict[str, Any]
+    """Weights and optimizer state, copied."""
+
+
+@final
+class ReplayLearner(Learner):
+    """Learns from recorded rollouts. With `explains`, every optimizer step leaves a trace."""
+
+    def __init__(
+        self,
+        *,
+        config: RunConfig,
+        roles: LocalRoles,
+        rules: LearningRules,
+        tokenizer: Tokenizer,
+        steps: int,
+    ) -> None:
+        profiler = StepProfiler(ProfileConfig(), RunDirectory("."))
+        super().__init__(
+            config=config, roles=roles, rules=rules, profiler=profiler, total_steps=steps
+        )
+        self.local = roles
+        self.tokenizer = tokenizer
+        self.explains = False
+        self.traces: list[StepTrace] = []
+
+    def update_policy(
+        self,
+        batch: PackedBatch,
+        objective: Objective,
+        *,
+        lr: float,
+        seed: int,
+        is_last: bool,
+    ) -> PendingUpdate:
+        """One optimizer step of the policy, explained first where that is wanted."""
+        if self.explains:
+            explained = trace_tokens(self.local.actor, batch, objective, seed=seed)
+            self.traces.append(StepTrace(place=batch.streams[PLACE], explained=explained))
+        return super().update_policy(batch, objective, lr=lr, seed=seed, is_last=is_last)
+
+    def moment(self) -> LearnerSnapshot:
+        """Where it stands, to come back to."""
+        entropy = self.entropy_controller
+        loop = LoopState(
+            step=self.step,
+            version=self.version,
+            skipped=self.skipped,
+            kl_history=self.kl_history,
+            kl_controller=self.kl_controller.state(),
+            entropy_controller=entropy.state() if entropy is not None else None,
+        )
+        return LearnerSnapshot(loop=loop, roles=copy.deepcopy(self.local.state_dict()))
+
+    def return_to(self, moment: LearnerSnapshot) -> None:
+        """Stand where another stood: weights, optimizer state and coefficients."""
+        self.local.load_state_dict(moment.roles)
+        self.go_on_from(moment.loop)
+
+
+def open_learner(config: RunConfig, *, rows: int | None) -> ReplayLearner:
+    """What a run with this configuration begins with, on the device of the run where it is here.
+
+    `rows` are those of the run; None: unknown, which is refused where the learning rate depends on
+    them.
+    """
+    import_plugins(config.trainer.plugins)
+    tokenizer = load_run_tokenizer(config)
+    rules = learning_rules(config)
+    renderer = Renderer(tokenizer, template_kwargs=config.data.apply_chat_template_kwargs)
+    steps = _total_steps(config, rows)
+    roles = build_roles(config, renderer, tokenizer, rules.needs, device_for(config))
+    return ReplayLearner(config=config, roles=roles, rules=rules, tokenizer=tokenizer, steps=steps)
+
+
+def with_token_index(batch: PackedBatch) -> PackedBatch:
+    """The batch with the place of each token beside it."""
+    count = batch.tokens.numel()
+    return batch.with_streams(**{PLACE: torch.arange(count, device=batch.tokens.device)})
+
+
+def _total_steps(config: RunConfig, rows: int | None) -> int:
+    if rows is not None or config.trainer.total_training_steps is not None:
+        return total_steps(config, rows or 0)
+    schedules = (config.actor_rollout_ref.actor.optim, config.critic.optim)
+    if any(_depends_on_the_end(optim) for optim in schedules):
+        why = "the learning rate follows the number of steps, and the run does not say how many "
+        why += "rows it had: an older version began it"
+        fix = "replay a run of this version, or one with trainer.total_training_steps"
+        raise UserError("trainer.total_training_steps", None, why, fix)
+    return 1
+
+
+def _depends_on_the_end(optim: OptimConfig) -> bool:
+    warms_up = optim.lr_warmup_steps < 0 and optim.lr_warmup_steps_ratio > 0
+    return warms_up or optim.lr_scheduler_type != "constant"
+
+
+# Recorded steps done again, one after the other, each held against what the run wrote of it.
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCheck:
+    """A step that was done again, and the stages in which it is what the run did.
+
+    Example:
+        >>> StepCheck(step=3, equal=("prompts",), unequal=("weights",)).parted_at
+        'weights'
+    """
+
+    step: int
+    """The step."""
+    equal: tuple[str, ...]
+    """Stages whose digests are those of the run."""
+    unequal: tuple[str, ...]
+    """Stages whose digests are not, in the order in which they happen."""
+
+    @property
+    def parted_at(self) -> str | None:
+        """The first stage that differs: the later ones follow from it."""
+        return self.unequal[0] if self.unequal else None
+
+
+Watch: TypeAlias = Callable[[int, int, StepCheck | None], None]
+"""Hears `(steps done, steps to do, the one just done)`."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LearnedStep:
+    """What a step did.
+
+    Example:
+        >>> LearnedStep(batch=None, metrics={"actor/pg_loss": 0.5}, stages={}).metrics
+        {'actor/pg_loss': 0.5}
+    """
+
+    batch: PackedBatch
+    """The batch with its advantages."""
+    metrics: Mapping[str, float]
+    """Everything that credit and update measured."""
+    stages: Mapping[str, str]
+    """Digest of each stage but the metrics."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RebuiltRun:
+    """A run as it stood before a step.
+
+    Example:
+        >>> RebuiltRun(run=None, start="the beginning", checks=()).start
+        'the beginning'
+    """
+
+    run: ReplayLearner
+    """What goes on from there."""
+    start: str
+    """What the steps before were done again from."""
+    checks: tuple[StepCheck, ...]
+    """Those steps."""
+
+
+def rebuild(record: ReplayRecord, step: int, watch: Watch) -> RebuiltRun:
+    """The run before a step: the nearest checkpoint, and the recorded batches after it.
+
+    `watch` hears of each step as it is done, the wanted one counted among those to do.
+    """
+    record.demand(step)
+    checkpoint = record.checkpoint_before(step)
+    first = 1 if checkpoint is None else checkpoint.step + 1
+    watch(0, step - first + 1, None)
+    steps = {number: record.directory.rollouts(number) for number in range(first, step + 1)}
+    for number, path in steps.items():
+        if not path.is_file():
+            record.step(number)  # says what is missing before any work is done
+    run = open_learner(record.config(), rows=record.rows())
+    start = "the beginning"
+    if checkpoint is not None:
+        start = f"checkpoint {checkpoint.path.name}"
+        run.go_on_from(load_checkpoint(checkpoint.path, run.roles))
+    checks: list[StepCheck] = []
+    for number in range(first, step):
+        recorded = record.step(number)
+        checks.append(check_step(record, number, learn_step(run, recorded)))
+        watch(len(checks), step - first + 1, checks[-1])
+    return RebuiltRun(run=run, start=start, checks=tuple(checks))
+
+
+def learn_step(run: ReplayLearner, recorded: RecordedStep) -> LearnedStep:
+    """Learn from the recorded rollouts of a step. Nothing is generated, and nothing is judged."""
+    groups, baselines = recorded.groups, recorded.baselines
+    if run.needs.baselines:
+        _demand_baselines(recorded)
+    batch = prepare_batch(run, groups)
+    credited = group_advantages(run, batch, groups, baselines)
+    update = update_roles(run, with_token_index(credited.batch), recorded.step)
+    metrics = {**parity_metrics(batch, run.needs), **update}
+    stages = {
+        **rollout_stages(rollouts=recorded.rollouts, baselines=baselines, batch=credited.batch),
+        **update_stages(metrics, run.roles.describe()),
+    }
+    found = {**credited.metrics, **metrics}
+    if credited.kl is not None:
+        run.follow_kl(credited.kl, len(batch_order(groups)))
+        found["actor/ref_kl_slope"] = kl_drift(run.kl_history).slope
+    run.step += 1
+    run.version += 1
+    return LearnedStep(batch=credited.batch, metrics=found, stages=stages)
+
+
+def check_step(record: ReplayRecord, step: int, learned: LearnedStep) -> StepCheck:
+    """The stages of a step held against the digests of the run."""
+    return check_stages(record, step, learned.stages)
+
+
+def check_stages(record: ReplayRecord, step: int, stages: Mapping[str, str]) -> StepCheck:
+    """Digests of a step held against those of the run."""
+    written = record.digests[step].stages if step in record.digests else {}
+    both = [stage for stage in STAGES if stage in written and stage in stages]
+    same = {stage: written[stage] == stages[stage] for stage in both}
+    return StepCheck(
+        step=step,
+        equal=tuple(stage for stage in both if same[stage]),
+        unequal=tuple(stage for stage in both if not same[stage]),
+    )
+
+
+def _demand_baselines(recorded: RecordedStep) -> None:
+    known = recorded.baselines
+    for group in recorded.groups:
+        name = str(group.rollouts[0].group)
+        if name not in known:
+            why = f"the estimator compares with greedy rewards, and the record has none of {name}"
+            fix = "replay a run that trained with such an estimator, in this version or a later one"
+            raise UserError("algorithm.adv_estimator", None, why, fix)

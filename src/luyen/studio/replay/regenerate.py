@@ -1,0 +1,239 @@
+"""Regenerate a recorded rollout turn by turn with the weights that sampled it.
+
+Each turn is drawn after the tokens that stood before it in the record. What tools, worlds and
+templates said is among those tokens, so nothing of them is run: were every turn equal, they would
+be asked the same again. A turn that differs is the first thing that can.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import final
+
+from luyen.base.errors import UserError
+from luyen.base.records import Rollout, Source, StopReason
+from luyen.data.tokenizer import Tokenizer
+from luyen.rollout.protocol import Completion, Request, Sampling, generate
+from luyen.rollout.single_turn import sampling_key
+from luyen.studio.replay.learner import ReplayLearner
+from luyen.studio.replay.record import RecordedStep
+from luyen.train.builders.roles import training_sampling
+
+# The turns of a recorded rollout, each as it stood when the policy was asked.
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedTurn:
+    """A stretch of sampled tokens, and what stood before it.
+
+    Example:
+        >>> turn = RecordedTurn(branch=0, turn=1, before=(1, 2), tokens=(3,), logps=(-0.5,), room=8)
+        >>> len(turn.before)
+        2
+    """
+
+    branch: int
+    """Which token list of the rollout."""
+    turn: int
+    """The assistant's turn."""
+    before: tuple[int, ...]
+    """Everything that the policy had read."""
+    tokens: tuple[int, ...]
+    """What it drew."""
+    logps: tuple[float, ...]
+    """Their log-probabilities."""
+    room: int
+    """Most tokens that it could have drawn."""
+
+
+def turns_of(rollout: Rollout, *, max_response_length: int) -> Iterator[RecordedTurn]:
+    """The turns in order; a turn without a sampled token is none."""
+    opening, sampled = rollout.prompt_length, 0
+    for number, branch in enumerate(rollout.branches):
+        own = [i for i, source in enumerate(branch.sources) if source == Source.SAMPLED]
+        for turn in dict.fromkeys(branch.turns[i] for i in own):
+            places = [i for i in own if branch.turns[i] == turn]
+            begin, end = places[0], places[-1] + 1
+            logps = branch.logps[begin:end]
+            room = min(opening + max_response_length - begin, max_response_length - sampled)
+            sampled += len(places)
+            yield RecordedTurn(
+                branch=number,
+                turn=turn,
+                before=branch.tokens[:begin],
+                tokens=branch.tokens[begin:end],
+                logps=tuple(logp for logp in logps if logp is not None),
+                room=room,
+            )
+
+
+_CUT = (StopReason.TIME_BUDGET, StopReason.ABORTED, StopReason.FAULT)
+"""Endings that do not follow from the tokens: such a turn may have been longer."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledToken:
+    """A token with the log-probability it was drawn with.
+
+    Example:
+        >>> SampledToken(id=5, text=" x", logp=-0.5).text
+        ' x'
+    """
+
+    id: int
+    """The token."""
+    text: str
+    """The token as text."""
+    logp: float
+    """Its log-probability."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResampledToken:
+    """A place of the rollout, as recorded and as drawn again.
+
+    Example:
+        >>> one = SampledToken(id=5, text=" x", logp=-0.5)
+        >>> ResampledToken(branch=0, turn=0, position=9, recorded=one, drawn=one).is_equal
+        True
+    """
+
+    branch: int
+    """Which token list of the rollout."""
+    turn: int
+    """The assistant's turn."""
+    position: int
+    """Place in the list."""
+    recorded: SampledToken | None
+    """What the run drew; None: its turn had ended."""
+    drawn: SampledToken | None
+    """What was drawn now; None: the turn had ended."""
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether token and log-probability are the same, to the last bit."""
+        return self.recorded == self.drawn
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegeneratedRollout:
+    """A rollout and its repetition.
+
+    Example:
+        >>> RegeneratedRollout(rollout="1.0.ab/0", turns=1, tokens=(), notes=()).is_equal
+        True
+    """
+
+    rollout: str
+    """Group and sample."""
+    turns: int
+    """Turns that were drawn again."""
+    tokens: tuple[ResampledToken, ...]
+    """Every sampled token, in order."""
+    notes: tuple[str, ...]
+    """What a reader should know."""
+
+    @property
+    def difference(self) -> ResampledToken | None:
+        """The first place that is not the same."""
+        return next((token for token in self.tokens if not token.is_equal), None)
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether every token came again."""
+        return self.difference is None
+
+
+def find_rollout(recorded: RecordedStep, wanted: str) -> Rollout:
+    """The rollout that a beginning of `step.draw.uid/sample` means; a UserError when unclear."""
+    named = {f"{r.group}/{r.sample}": r for r in recorded.rollouts if r.fault is None}
+    named = {f"{r.group}/{r.sample}": r for r in recorded.rollouts} | named
+    found = [wanted] if wanted in named else [name for name in named if name.startswith(wanted)]
+    if len(found) == 1:
+        return named[found[0]]
+    some = found or list(named)
+    what = "several begin so" if found else f"step {recorded.step} has no such rollout"
+    listed = ", ".join(some[:4]) + (f", ... ({len(some)})" if len(some) > 4 else "")
+    raise UserError("--rollout", wanted, f"{what}: {listed}", "give one of them")
+
+
+def regenerate(run: ReplayLearner, rollout: Rollout) -> RegeneratedRollout:
+    """Draw a recorded rollout again, with the weights as they stand in `run`."""
+    name = f"{rollout.group}/{rollout.sample}"
+    _refuse_other_versions(run, rollout, name)
+    most = run.config.data.max_response_length
+    turns = list(turns_of(rollout, max_response_length=most))
+    if not turns:
+        why = "nothing was sampled in it"
+        raise UserError("--rollout", name, f"{why} ({rollout.stop.value})", "give another")
+    drawn = _drawn(run, rollout, turns, training_sampling(run.config, run.tokenizer))
+    tokens: list[ResampledToken] = []
+    notes: list[str] = []
+    for turn, again in zip(turns, drawn, strict=True):
+        is_cut = turn is turns[-1] and rollout.stop in _CUT
+        if is_cut and len(again.tokens) > len(turn.tokens):
+            notes.append(f"the record of its last turn was cut ({rollout.stop.value})")
+        tokens += _compared(turn, again, run.tokenizer, is_cut=is_cut)
+    return RegeneratedRollout(
+        rollout=name, turns=len(turns), tokens=tuple(tokens), notes=tuple(notes)
+    )
+
+
+def _drawn(
+    run: ReplayLearner, rollout: Rollout, turns: Sequence[RecordedTurn], sampling: Sampling
+) -> list[Completion]:
+    """Every turn drawn after what stood before it, with its own random numbers."""
+    requests = [
+        Request(
+            id=f"turn {turn.turn}",
+            tokens=turn.before,
+            keys=(sampling_key(run.seed, "rollout", rollout.group, rollout.sample, turn.turn),),
+            sampling=replace(sampling, max_new_tokens=turn.room),
+        )
+        for turn in turns
+    ]
+    found = generate(run.local.rollout, requests)
+    return [found[request.id, 0] for request in requests]
+
+
+def _compared(
+    turn: RecordedTurn, again: Completion, tokenizer: Tokenizer, *, is_cut: bool
+) -> Iterator[ResampledToken]:
+    def at(index: int, tokens: Sequence[int], logps: Sequence[float]) -> SampledToken | None:
+        if index >= len(tokens):
+            return None
+        text = tokenizer.decode([tokens[index]], skip_special=False)
+        return SampledToken(id=tokens[index], text=text, logp=logps[index])
+
+    longest = max(len(turn.tokens), len(again.tokens))
+    for index in range(len(turn.tokens) if is_cut else longest):
+        yield ResampledToken(
+            branch=turn.branch,
+            turn=turn.turn,
+            position=len(turn.before) + index,
+            recorded=at(index, turn.tokens, turn.logps),
+            drawn=at(index, again.tokens, again.logps),
+        )
+
+
+def step_of_weights(rollout: Rollout, step: int) -> int:
+    """The step before which the weights stood that drew a rollout; a UserError if several did."""
+    versions = {v for branch in rollout.branches for v in branch.versions if v is not None}
+    if len(versions) > 1:
+        name, several = f"{rollout.group}/{rollout.sample}", ", ".join(map(str, sorted(versions)))
+        why = f"versions {several} of the weights drew it, one after the other"
+        fix = "give one that a single version drew; trainer.async_order=submission makes only such"
+        raise UserError("--rollout", name, why, fix)
+    return versions.pop() + 1 if versions else step
+
+
+def _refuse_other_versions(run: ReplayLearner, rollout: Rollout, name: str) -> None:
+    versions = {v for branch in rollout.branches for v in branch.versions if v is not None}
+    other = sorted(versions - {run.version})
+    if other:
+        why = f"version {other[0]} of the weights drew it, and version {run.version} stands before "
+        why += f"step {run.step + 1}"
+        raise UserError("--rollout", name, why, f"replay it with --step {other[0] + 1}")

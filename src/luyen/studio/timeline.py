@@ -1,0 +1,279 @@
+"""The spans of a run's processes, read and cut to some steps; interval arithmetic."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, TypeAlias, cast, final
+
+from luyen.base.errors import UserError
+from luyen.base.input_files import parse_json, read_bytes
+from luyen.base.rundir import RunDirectory
+from luyen.telemetry.spans import SCHEMA
+
+# Stretches of time: unions, overlaps and what is left.
+
+Interval: TypeAlias = tuple[float, float]
+"""A beginning and an end."""
+
+
+def union(intervals: Iterable[Interval]) -> list[Interval]:
+    """The same time as stretches apart from each other, in order.
+
+    Example:
+        >>> union([(4, 5), (1, 3), (2, 3.5), (6, 6)])
+        [(1, 3.5), (4, 5)]
+    """
+    found: list[Interval] = []
+    for start, end in sorted(one for one in intervals if one[1] > one[0]):
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        else:
+            found.append((start, end))
+    return found
+
+
+def overlap(one: Sequence[Interval], other: Sequence[Interval]) -> list[Interval]:
+    """Time that is in both; each must be a union.
+
+    Example:
+        >>> overlap([(1, 4), (6, 9)], [(2, 3), (3.5, 7)])
+        [(2, 3), (3.5, 4), (6, 7)]
+    """
+    found: list[Interval] = []
+    i = j = 0
+    while i < len(one) and j < len(other):
+        start, end = max(one[i][0], other[j][0]), min(one[i][1], other[j][1])
+        if start < end:
+            found.append((start, end))
+        if one[i][1] < other[j][1]:
+            i += 1
+        else:
+            j += 1
+    return found
+
+
+def without(whole: Sequence[Interval], taken: Sequence[Interval]) -> list[Interval]:
+    """Time of the first that is not in the second; each must be a union.
+
+    Example:
+        >>> without([(0, 10)], [(2, 3), (5, 12)])
+        [(0, 2), (3, 5)]
+    """
+    edges = [(float("-inf"), float("-inf")), *taken, (float("inf"), float("inf"))]
+    free = [(before[1], after[0]) for before, after in pairwise(edges)]
+    return overlap(whole, free)
+
+
+def seconds(intervals: Iterable[Interval]) -> float:
+    """How long they are together.
+
+    Example:
+        >>> seconds([(1, 3), (4, 4.5)])
+        2.5
+    """
+    return sum(end - start for start, end in intervals)
+
+
+CONTROLLER = "controller"
+"""Role of the process that runs the loop."""
+WAIT = "wait for "
+"""How a span is called in which the controller waits, before the role that it waits for."""
+_MEMBERS = {"actor": "rank", "rollout": "replica"}
+_OWN = {"span", "start", "duration_s", "step", "thread"}
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedSpan:
+    """A stretch of work, in the controller's time.
+
+    Example:
+        >>> TimedSpan(name="generate", start=10.0, end=12.5, step=3, thread=7, facts={}).seconds
+        2.5
+    """
+
+    name: str
+    """What was done."""
+    start: float
+    """When it began, in seconds since 1970."""
+    end: float
+    """When it ended."""
+    step: int | None
+    """The step it belongs to, where that is known."""
+    thread: int
+    """The thread, where a process tells it; else 0."""
+    facts: Mapping[str, Any]
+    """What else was written of it."""
+
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+        return self.end - self.start
+
+    @property
+    def interval(self) -> Interval:
+        """Beginning and end."""
+        return self.start, self.end
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessSpans:
+    """One process of a run, in one of its lives.
+
+    Example:
+        >>> ProcessSpans(role="actor", index=0, pid=7, node="ab12cd", clock_error_s=0.001,
+        ...         spans=()).name
+        'actor rank 0 (node ab12)'
+    """
+
+    role: str
+    """What it is for."""
+    index: int | None
+    """Which of its role it is; None: the only one."""
+    pid: int
+    """Its process."""
+    node: str | None
+    """Where it ran; None: with the controller."""
+    clock_error_s: float | None
+    """By how much its times can be wrong; None: they are the controller's own."""
+    spans: tuple[TimedSpan, ...]
+    """What it did, in the order in which it began."""
+
+    @property
+    def name(self) -> str:
+        """A name for people."""
+        if self.index is None:
+            return f"{self.role} (pid {self.pid})"
+        place = "" if self.node is None else f" (node {self.node[:4]})"
+        return f"{self.role} {_MEMBERS.get(self.role, 'process')} {self.index}{place}"
+
+
+def read_processes(root: Path | str) -> list[ProcessSpans]:
+    """Every process that left spans, the controller first; a UserError where it left none.
+
+    A line that is damaged is passed over: spans tell where time went, and nothing depends on them.
+    """
+    directory = RunDirectory.open(root)
+    files = sorted(directory.events.glob("*.jsonl"))
+    found = [process for file in files for process in _of_file(file)]
+    if not any(process.role == CONTROLLER and process.spans for process in found):
+        why = "the controller left no spans there"
+        raise UserError("RUN", str(root), why, "name a run that has begun its first step")
+    order = {CONTROLLER: 0}
+    return sorted(found, key=lambda p: (order.get(p.role, 1), p.role, p.index or 0))
+
+
+def _of_file(path: Path) -> Iterator[ProcessSpans]:
+    head: dict[str, Any] | None = None
+    spans: list[TimedSpan] = []
+    for line in _lines(path):
+        if "schema" in line:
+            if head is not None:
+                yield _process(head, spans)
+            _refuse_later(path, line["schema"])
+            head, spans = line, []
+        elif head is not None and (span := _span(line)) is not None:
+            spans.append(span)
+    if head is not None:
+        yield _process(head, spans)
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    try:
+        texts = read_bytes(path).split(b"\n")
+    except OSError as error:
+        why = f"it cannot be read: {error.strerror or error}"
+        raise UserError("file", str(path), why, "restore it from a copy, or remove it") from error
+    for text in texts:
+        try:
+            line = parse_json(text)
+        except ValueError:
+            continue
+        if isinstance(line, dict):
+            yield cast(dict[str, Any], line)
+
+
+def _process(head: Mapping[str, Any], spans: list[TimedSpan]) -> ProcessSpans:
+    return ProcessSpans(
+        role=str(head.get("process")),
+        index=head.get("index"),
+        pid=int(head.get("pid") or 0),
+        node=head.get("node"),
+        clock_error_s=head.get("clock_error_s"),
+        spans=tuple(sorted(spans, key=lambda span: (span.start, -span.end))),
+    )
+
+
+def _span(line: Mapping[str, Any]) -> TimedSpan | None:
+    try:
+        start, took = float(line["start"]), float(line["duration_s"])
+        return TimedSpan(
+            name=str(line["span"]),
+            start=start,
+            end=start + took,
+            step=line.get("step"),
+            thread=int(line.get("thread") or 0),
+            facts={name: value for name, value in line.items() if name not in _OWN},
+        )
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _refuse_later(path: Path, schema: Any) -> None:
+    if not isinstance(schema, int) or schema > SCHEMA:
+        why = f"its lines are of version {schema}, and this is version {SCHEMA}"
+        raise UserError("file", str(path), why, "read it with the version that wrote it")
+
+
+# The time of some steps, and the spans that lie in it.
+
+Steps: TypeAlias = tuple[int, int]
+"""First and last."""
+_STEPS = re.compile(r"\s*([0-9]+)\s*(?:-\s*([0-9]+)\s*)?")
+
+
+def parse_steps(words: str) -> Steps:
+    """First and last step of `3-5`, or of `3`.
+
+    Example:
+        >>> parse_steps("3-5"), parse_steps("3")
+        ((3, 5), (3, 3))
+    """
+    found = _STEPS.fullmatch(words)
+    first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+    if not 0 < first <= last:
+        why = "it is a step, or a first and a last one"
+        raise UserError("--steps", words, why, "give numbers from 1 on, such as 3-5")
+    return first, last
+
+
+def windows(processes: Sequence[ProcessSpans], steps: Steps | None) -> list[Interval]:
+    """From the beginning of the first of the steps to the end of the last, in each session.
+
+    A run that was taken up again has a controller for each session.
+    """
+    first, last = steps or (1, 1 << 62)
+    found: list[Interval] = []
+    for process in processes:
+        if process.role == CONTROLLER:
+            mine = [s for s in process.spans if s.step is not None and first <= s.step <= last]
+            if mine:
+                found.append((min(s.start for s in mine), max(s.end for s in mine)))
+    if not found:
+        asked = "any step" if steps is None else f"steps {first} to {last}"
+        why = f"the run has no spans of {asked}"
+        raise UserError("--steps", None if steps is None else asked, why, "name steps it has done")
+    return union(found)
+
+
+def inside(processes: Sequence[ProcessSpans], times: Sequence[Interval]) -> list[ProcessSpans]:
+    """Every process with the spans that lie in these times, at least in part."""
+
+    def is_inside(span: TimedSpan) -> bool:
+        return any(span.start < end and span.end > start for start, end in times)
+
+    kept = [replace(p, spans=tuple(filter(is_inside, p.spans))) for p in processes]
+    return [process for process in kept if process.spans]

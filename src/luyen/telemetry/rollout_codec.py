@@ -1,0 +1,228 @@
+"""Rollouts, scores and tool calls as JSON and packed streams, and back to the last bit."""
+
+import struct
+from binascii import a2b_base64, b2a_base64
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from itertools import compress
+from typing import Any, TypeAlias, final
+
+from luyen.base.files import plain
+from luyen.base.records import (
+    Branch,
+    CallStatus,
+    GroupId,
+    Rollout,
+    Score,
+    Source,
+    StopReason,
+    ToolCall,
+)
+
+
+def call_tree(call: ToolCall) -> dict[str, Any]:
+    """A call as JSON."""
+    made = {f.name: getattr(call, f.name) for f in fields(call)}
+    made |= {"arguments": dict(call.arguments), "status": call.status.value}
+    optional = {"error": None, "reward": None, "seconds": 0.0, "attempts": 0}
+    return {name: value for name, value in made.items() if optional.get(name, ...) != value}
+
+
+def call_of(tree: Mapping[str, Any]) -> ToolCall:
+    """What `call_tree` was given."""
+    return ToolCall(**{**tree, "status": CallStatus(tree["status"])})
+
+
+def score_tree(score: Score, *, is_timed: bool = True) -> dict[str, Any]:
+    """A score with its parts as JSON; without `is_timed`, equal scores give equal trees."""
+    tree: dict[str, Any] = {"name": score.name, "value": plain(score.value)}
+    if score.weight != 1.0:
+        tree["weight"] = plain(score.weight)
+    if score.parts:
+        tree["parts"] = [score_tree(part, is_timed=is_timed) for part in score.parts]
+    if score.error is not None:
+        tree["error"] = score.error
+    if score.by_turn:
+        tree["by_turn"] = [[turn, plain(share)] for turn, share in score.by_turn]
+    if score.raw is not None:
+        tree["raw"] = plain(score.raw)
+    if score.gated:
+        tree["gated"] = True
+    if score.combine != "sum":
+        tree["combine"] = score.combine
+    if score.turned:
+        tree["turned"] = True
+    if is_timed and score.seconds is not None:
+        tree["seconds"] = plain(score.seconds)
+    return tree
+
+
+def score_of(tree: Mapping[str, Any]) -> Score:
+    """What `score_tree` was given."""
+    return Score(
+        name=tree["name"],
+        value=_number(tree["value"]),
+        weight=float(tree.get("weight", 1.0)),
+        parts=tuple(score_of(part) for part in tree.get("parts", ())),
+        error=tree.get("error"),
+        by_turn=tuple((turn, float(share)) for turn, share in tree.get("by_turn", ())),
+        raw=_number(tree.get("raw")),
+        gated=tree.get("gated", False),
+        combine=tree.get("combine", "sum"),
+        turned=tree.get("turned", False),
+        seconds=_number(tree.get("seconds")),
+    )
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)
+
+
+# The streams of a branch as bytes, and back to the last bit.
+#
+# Every finished rollout is written down and hashed, so this has to be quick: whole tuples go
+# through C, and log-probabilities and versions are kept for sampled tokens only, which are
+# those that have them.
+
+Pack: TypeAlias = Callable[["Rollout | Branch"], bytes]
+"""What makes bytes of a branch: `stream_bytes`, or something that remembers."""
+_HEAD = struct.Struct("<IIB")
+IS_SAMPLED = bytes(int(code == Source.SAMPLED) for code in range(256))
+"""Translates bytes of sources into those of a mask."""
+_SOURCES = {int(source): source for source in Source}
+
+
+def stream_bytes(branch: Rollout | Branch) -> bytes:
+    """Tokens, sources, turns, log-probabilities, versions, and kept masses where there are any."""
+    count = len(branch.tokens)
+    sources = bytes(branch.sources)
+    sampled = sources.translate(IS_SAMPLED)
+    drawn = sampled.count(1)
+    parts = [
+        _HEAD.pack(count, drawn, bool(branch.kept_mass)),
+        struct.pack(f"<{count}i", *branch.tokens),
+        sources,
+        _whole_numbers(branch.turns),
+        struct.pack(f"<{drawn}d", *compress(branch.logps, sampled)),
+        _whole_numbers(tuple(compress(branch.versions, sampled))),
+    ]
+    if branch.kept_mass:
+        parts.append(struct.pack(f"<{drawn}d", *compress(branch.kept_mass, sampled)))
+    return b"".join(parts)
+
+
+@final
+class PackedStreams:
+    """Streams that were packed before, found again by the very tuples they were made from.
+
+    A rollout is written down when it ends and hashed when its step does; the tuples between are the
+    same objects, also where a score was added. Others are packed anew.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[tuple[Any, ...], bytes]] = {}
+
+    def __call__(self, branch: Rollout | Branch) -> bytes:
+        """`stream_bytes` of the branch."""
+        streams = (branch.tokens, branch.sources, branch.turns, branch.logps, branch.versions)
+        streams = (*streams, branch.kept_mass)
+        # The tuples are held, so that their ids stay theirs.
+        known = self._known.get(id(branch.tokens))
+        if known is not None and all(a is b for a, b in zip(known[0], streams, strict=True)):
+            return known[1]
+        packed = stream_bytes(branch)
+        self._known[id(branch.tokens)] = streams, packed
+        return packed
+
+    def forget(self) -> None:
+        """Let all of them go."""
+        self._known.clear()
+
+
+def streams_of(data: bytes) -> dict[str, Any]:
+    """What `stream_bytes` was given, by the names of the fields of a branch."""
+    count, drawn, has_mass = _HEAD.unpack_from(data)
+    place = _HEAD.size
+
+    def taken(number: int, kind: str) -> tuple[Any, ...]:
+        nonlocal place
+        found = struct.unpack_from(f"<{number}{kind}", data, place)
+        place += struct.calcsize(f"<{number}{kind}")
+        return found
+
+    def whole_numbers(number: int) -> tuple[Any, ...]:
+        (is_same,) = taken(1, "?")
+        return taken(1, "q") * number if is_same else taken(number, "q")
+
+    tokens = taken(count, "i")
+    sources = taken(count, "B")
+    streams: dict[str, Any] = {
+        "tokens": tokens,
+        "sources": tuple(_SOURCES[source] for source in sources),
+        "turns": whole_numbers(count),
+        "logps": _spread(taken(drawn, "d"), sources),
+        "versions": _spread(whole_numbers(drawn), sources),
+    }
+    return streams | ({"kept_mass": _spread(taken(drawn, "d"), sources)} if has_mass else {})
+
+
+def _whole_numbers(numbers: tuple[Any, ...]) -> bytes:
+    """All of them, or the first one where they are equal, which most turns and versions are."""
+    count = len(numbers)
+    if count and numbers == numbers[:1] * count:
+        return struct.pack("<?q", True, numbers[0])
+    return struct.pack(f"<?{count}q", False, *numbers)
+
+
+def _spread(numbers: tuple[Any, ...], sources: tuple[int, ...]) -> tuple[Any, ...]:
+    left = iter(numbers)
+    return tuple(next(left) if source == Source.SAMPLED else None for source in sources)
+
+
+# A rollout as plain data, and back to the last bit: streams are packed, the rest is readable.
+
+
+def rollout_tree(rollout: Rollout, pack: Pack = stream_bytes) -> dict[str, Any]:
+    """Everything a rollout holds, as JSON can hold it; `pack` makes bytes of its streams."""
+    group, score = rollout.group, rollout.score
+    return {
+        "group": [group.step, group.draw, group.uid],
+        "sample": rollout.sample,
+        "streams": _text(pack(rollout)),
+        "earlier": [_text(pack(branch)) for branch in rollout.earlier],
+        "stop": rollout.stop.value,
+        "text": rollout.text,
+        "score": None if score is None else score_tree(score),
+        "fault": rollout.fault,
+        "calls": [call_tree(call) for call in rollout.calls],
+        "messages": [dict(message) for message in rollout.messages],
+        "given": [list(pair) for pair in rollout.given],
+        "notes": dict(rollout.notes),
+    }
+
+
+def rollout_of(tree: Mapping[str, Any]) -> Rollout:
+    """What `rollout_tree` was given."""
+    step, draw, uid = tree["group"]
+    return Rollout(
+        group=GroupId(step=step, draw=draw, uid=uid),
+        sample=tree["sample"],
+        **_streams(tree["streams"]),
+        earlier=tuple(Branch(**_streams(streams)) for streams in tree["earlier"]),
+        stop=StopReason(tree["stop"]),
+        text=tree["text"],
+        score=None if tree["score"] is None else score_of(tree["score"]),
+        fault=tree["fault"],
+        calls=tuple(call_of(call) for call in tree["calls"]),
+        messages=tuple(tree["messages"]),
+        given=tuple((turn, float(value)) for turn, value in tree["given"]),
+        notes={name: float(value) for name, value in tree["notes"].items()},
+    )
+
+
+def _text(packed: bytes) -> str:
+    return b2a_base64(packed, newline=False).decode()
+
+
+def _streams(text: str) -> dict[str, Any]:
+    return streams_of(a2b_base64(text))

@@ -1,0 +1,193 @@
+"""Rewards become advantages: KL in the reward, off-policy correction, estimator, teacher."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from luyen.algorithms.advantages import Credit, CreditInputs
+from luyen.algorithms.correction.correct import rollout_correction
+from luyen.algorithms.distillation import distillation_advantages
+from luyen.algorithms.group_metrics import baseline_bias, estimator_baselines, group_statistics
+from luyen.algorithms.kl import kl_penalty
+from luyen.algorithms.layout import Layout
+from luyen.algorithms.plugins import call_estimator
+from luyen.algorithms.statistic import Average
+from luyen.config.catalog import ADV_ESTIMATORS
+from luyen.config.schema.algorithm import RolloutCorrectionConfig
+from luyen.engine.batch import PackedBatch
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchAdvantages:
+    """A batch ready for the update, and what there is to say about it.
+
+    Example:
+        >>> BatchAdvantages(batch=None, measured={"actor/ref_kl": 0.5}, kl=0.5,
+        ...          of_groups=lambda: {"group/variance": 0.1}).metrics
+        {'actor/ref_kl': 0.5, 'group/variance': 0.1}
+    """
+
+    batch: PackedBatch
+    """With the streams `advantages` and `returns`, and `is_weights` where a correction is on."""
+    measured: Mapping[str, float]
+    """What was measured on the way: mismatch and KL."""
+    kl: float | None
+    """Mean KL to the reference; None without one."""
+    of_groups: Callable[[], Mapping[str, float]]
+    """How the samples of groups compare: nothing waits for that."""
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """All numbers about it, those about groups made now."""
+        return {**self.measured, **self.of_groups()}
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdvantageConfig:
+    """How credit is assigned in this run.
+
+    Example:
+        >>> AdvantageConfig(estimator="rloo", knobs={}, is_group_relative=True, kl_kind=None,
+        ...             correction=None).estimator
+        'rloo'
+    """
+
+    estimator: str
+    """Name of the advantage estimator."""
+    knobs: Mapping[str, Any]
+    """Its knobs."""
+    is_group_relative: bool
+    """Whether it compares the samples of a group."""
+    kl_kind: str | None
+    """KL estimator of the term in the reward; None: no such term."""
+    correction: RolloutCorrectionConfig | None
+    """Off-policy correction; None: none, or bypass mode, which brings its own."""
+    task_weight: float | None = None
+    """Weight of the estimator's advantages beside a teacher's; None: there is no teacher."""
+
+
+def compute_advantages(
+    batch: PackedBatch,
+    rules: AdvantageConfig,
+    *,
+    kl_coef: float,
+    baselines: Tensor | None = None,
+    components: Mapping[str, Tensor] | None = None,
+) -> BatchAdvantages:
+    """Advantages and returns of every token. Rejection leaves rewards and denominators alone.
+
+    Credit is a matter of rollouts: one that was split into branches is compared once, and what
+    follows flows back over the split.
+    """
+    streams, layout = dict(batch.streams), batch.rollouts
+    metrics: dict[str, float] = {}
+    kl = None
+    if "ref_logp" in streams:
+        # Without a pass of their own, the log-probabilities of the sampler stand in.
+        old = streams.get("old_logp", streams["rollout_logp"])
+        gap = kl_penalty(rules.kl_kind or "kl", old, streams["ref_logp"])
+        penalty = layout.on_mask(gap)
+        kl = float(penalty.sum() / layout.mask.sum())
+        metrics["actor/ref_kl"] = kl
+        if rules.kl_kind is not None:
+            streams["rewards"] = streams["rewards"] - kl_coef * penalty
+            metrics["actor/reward_kl_coef"] = kl_coef
+    if rules.correction is not None:
+        streams |= _correction_weights(streams, layout, rules.correction, metrics)
+    result: Credit | None = None
+    of_groups = dict[str, float]
+    if "rewards" in streams:
+        inputs = _inputs(streams, layout, baselines, components)
+        result = call_estimator(rules.estimator, inputs, rules.knobs)
+        judged = batch.streams["rewards"]
+        of_groups = partial(_group_metrics, rules.estimator, inputs, judged=judged)
+    if rules.task_weight is not None:
+        result = with_teacher(result, streams, layout, task_weight=rules.task_weight)
+    assert result is not None, "neither a reward nor a teacher says what is good"
+    counted = {name: found for name, found in result.metrics.items() if float(found.count) > 0}
+    metrics |= {name: average.value() for name, average in counted.items()}
+    ready = batch.with_streams(**streams, advantages=result.advantages, returns=result.returns)
+    return BatchAdvantages(batch=ready, measured=metrics, kl=kl, of_groups=of_groups)
+
+
+def with_teacher(
+    task: Credit | None, streams: Mapping[str, Tensor], layout: Layout, *, task_weight: float
+) -> Credit:
+    """log teacher - log student of each sampled token, and beside it the credit of a task.
+
+    The returns of a task stay as they are: a critic says what the task is worth, not the teacher.
+    """
+    taught = distillation_advantages(streams["old_logp"], streams["teacher_logp"], layout)
+    metrics = {"distill/reverse_kl": Average.over(-taught, layout.mask)}
+    if task is None:
+        return Credit(advantages=taught, returns=taught, metrics=metrics)
+    both = taught + task_weight * task.advantages
+    return Credit(advantages=both, returns=task.returns, metrics={**task.metrics, **metrics})
+
+
+def _inputs(
+    streams: Mapping[str, Tensor],
+    layout: Layout,
+    baselines: Tensor | None,
+    components: Mapping[str, Tensor] | None,
+) -> CreditInputs:
+    return CreditInputs(
+        rewards=streams["rewards"],
+        layout=layout,
+        values=streams.get("values"),
+        baselines=baselines,
+        components=components,
+        old_logp=streams.get("old_logp"),
+        ref_logp=streams.get("ref_logp"),
+        sum_pi_squared=streams.get("sum_pi_squared"),
+        is_weights=streams.get("is_weights"),
+        turns=streams.get("turns"),
+    )
+
+
+def _correction_weights(
+    streams: Mapping[str, Tensor],
+    layout: Layout,
+    knobs: RolloutCorrectionConfig,
+    metrics: dict[str, float],
+) -> dict[str, Tensor]:
+    found = rollout_correction(
+        streams["old_logp"],
+        streams["rollout_logp"],
+        layout,
+        rollout_is=knobs.rollout_is,
+        rollout_is_threshold=knobs.rollout_is_threshold,
+        rollout_is_floor=knobs.rollout_is_floor,
+        rollout_is_batch_normalize=knobs.rollout_is_batch_normalize,
+        rollout_rs=knobs.rollout_rs,
+        rollout_rs_threshold=knobs.rollout_rs_threshold,
+    )
+    metrics |= found.metrics
+    # A rejected token keeps its place in the denominator and loses its gradient.
+    return {"is_weights": torch.where(found.keep, found.weights, 0.0)}
+
+
+def _group_metrics(estimator: str, inputs: CreditInputs, *, judged: Tensor) -> dict[str, float]:
+    rewards, groups = inputs.sequence_rewards(), inputs.layout.groups
+    statistics = group_statistics(rewards, groups)
+    # Whether an answer is right is for the reward to say, without the KL term beside it.
+    solved = group_statistics(replace(inputs, rewards=judged).sequence_rewards(), groups)
+    found: dict[str, float | None] = {
+        "group/variance": statistics.within_group_variance,
+        "group/zero_std_fraction": statistics.zero_std_fraction,
+        "group/solve_all_fraction": solved.solve_all_fraction,
+        "group/solve_none_fraction": solved.solve_none_fraction,
+    }
+    # What the baseline of a plugin's estimator is, only the plugin knows.
+    baselines = estimator_baselines(estimator, inputs) if estimator in ADV_ESTIMATORS else None
+    if baselines is not None:
+        bias = baseline_bias(baselines, rewards, groups)
+        found["group/baseline_bias"] = bias.signed
+        found["group/baseline_bias_abs"] = bias.absolute
+    return {name: value for name, value in found.items() if value is not None}

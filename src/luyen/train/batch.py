@@ -1,0 +1,245 @@
+"""Rollouts as one packed batch, with old, reference and teacher log-probs and values."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from math import fsum
+from typing import final
+
+import torch
+from torch import Tensor
+
+from luyen.base.errors import UserError
+from luyen.base.records import Rollout, Score, Source
+from luyen.config.catalog import EstimatorFacts
+from luyen.config.plan import (
+    has_teacher,
+    is_off_policy,
+    is_pure_distillation,
+    needs_critic,
+    needs_reference,
+)
+from luyen.config.schema.run import RunConfig
+from luyen.engine.actor import gap_metrics
+from luyen.engine.batch import PackedBatch, flat_tensor, pack
+from luyen.rewards.tree import turn_shares
+from luyen.rollout.single_turn import Group
+from luyen.runtime.roles import Roles
+from luyen.telemetry.rollout_codec import IS_SAMPLED
+
+# Where the reward of a rollout stands: shares of turns at their end, the rest at the very end.
+
+
+def token_rewards(rollout: Rollout) -> list[float]:
+    """Reward of each token, all branches one after the other; their sum is the score."""
+    rewards = [0.0] * _length(rollout)
+    for place, reward in rewards_by_token(rollout).items():
+        rewards[place] = reward
+    return rewards
+
+
+def rewards_by_token(rollout: Rollout) -> dict[int, float]:
+    """Rewards by the index of their token, all branches one after the other; others get 0.
+
+    A share stands on the last sampled token of its turn. A turn without one gives it to the last
+    sampled token before, or to the first of all. Without any sampled token everything stands on the
+    last token: an outcome is not lost because nothing trains.
+    """
+    length, drawn, score = _length(rollout), Source.SAMPLED, _score_of(rollout)
+    shares = list(turn_shares(score)) if score.by_turn or score.parts else []
+    if not shares and rollout.sources and rollout.sources[-1] is drawn:  # most are like this
+        return {length - 1: 0.0 + reward_of(rollout)}
+    if not length:
+        return {}
+    parts = (*rollout.earlier, rollout)  # a rollout has the streams of its last branch
+    sources = [source for part in parts for source in part.sources]
+    sampled = [i for i, source in enumerate(sources) if source is drawn]
+    first, last = (sampled[0], sampled[-1]) if sampled else (length - 1, length - 1)
+    turns = [turn for part in parts for turn in part.turns] if shares else []
+    ends = {turns[i]: i for i in sampled} if shares else {}
+    rewards: dict[int, float] = {}
+    for turn, share in shares:
+        place = max((end for other, end in ends.items() if other <= turn), default=first)
+        rewards[place] = rewards.get(place, 0.0) + share
+    rest = fsum([reward_of(rollout), *(-share for _, share in shares)])
+    rewards[last] = rewards.get(last, 0.0) + rest
+    return rewards
+
+
+def _length(rollout: Rollout) -> int:
+    if not rollout.earlier:  # most are like this
+        return len(rollout.sources)
+    return sum(len(part.sources) for part in (*rollout.earlier, rollout))
+
+
+def reward_of(rollout: Rollout) -> float:
+    """The judged value; a rollout without one must have been dropped before."""
+    value = _score_of(rollout).value
+    assert value is not None, "a rollout reached training without a score"
+    return value
+
+
+def _score_of(rollout: Rollout) -> Score:
+    assert rollout.score is not None, "a rollout reached training without being judged"
+    return rollout.score
+
+
+def batch_order(groups: Sequence[Group]) -> list[Rollout]:
+    """The rollouts in the order of the packed batch."""
+    return sorted((r for g in groups for r in g.rollouts), key=lambda r: r.key)
+
+
+def pack_groups(
+    groups: Sequence[Group], device: torch.device | str = "cpu", *, is_judged: bool = True
+) -> PackedBatch:
+    """All rollouts, sorted by their address, with the log-probabilities they were drawn with.
+
+    There are rewards beside them where they are judged.
+
+    Sorting makes the batch independent of the order in which rollouts finished. Each branch of a
+    rollout is a sequence; `PackedBatch.rollouts` puts them together again.
+    """
+    rollouts = batch_order(groups)
+    # A rollout has the streams of its last branch; `branches` would copy them.
+    branches = [(i, part) for i, r in enumerate(rollouts) for part in (*r.earlier, r)]
+    labels: dict[str, int] = {}
+    masks = [bytes(branch.sources).translate(IS_SAMPLED) for _, branch in branches]
+    batch = pack(
+        [branch.tokens for _, branch in branches],
+        masks=masks,
+        groups=[labels.setdefault(str(rollouts[i].group), len(labels)) for i, _ in branches],
+        device=device,
+    )
+    if not bool(batch.layout.mask.any()):
+        raise UserError(
+            "batch",
+            f"{len(rollouts)} rollouts",
+            "no token was sampled by the policy, so there is nothing to train on",
+            "look at the rollouts of this step: are prompts cut, is max_response_length too small?",
+        )
+    logps = [0.0 if logp is None else logp for _, branch in branches for logp in branch.logps]
+    turns = chain.from_iterable(branch.turns for _, branch in branches)
+    batch = replace(batch, branch_of=tuple(i for i, _ in branches))
+    batch = batch.with_streams(
+        rollout_logp=flat_tensor(logps, torch.float32).to(device),
+        turns=flat_tensor(turns, torch.int64).to(device),
+    )
+    if not is_judged:
+        return batch
+    return batch.with_streams(rewards=_rewards(rollouts, len(batch.tokens)).to(device))
+
+
+def _rewards(rollouts: Sequence[Rollout], tokens: int) -> Tensor:
+    """Reward of each token; most have none."""
+    places: list[int] = []
+    values: list[float] = []
+    start = 0
+    for rollout in rollouts:
+        for place, reward in rewards_by_token(rollout).items():
+            places.append(start + place)
+            values.append(reward)
+        start += len(rollout.tokens)
+        if rollout.earlier:
+            start += sum(len(part.tokens) for part in rollout.earlier)
+    rewards = torch.zeros(tokens)
+    rewards[flat_tensor(places, torch.int64)] = flat_tensor(values, torch.float32)
+    return rewards
+
+
+# Which log-probabilities and values a step needs, decided once from the configuration.
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequiredSignals:
+    """What `annotate` must add to a batch.
+
+    Example:
+        >>> RequiredSignals(old_logp="skip", reference=False, values=False, sum_pi_squared=False,
+        ...       baselines=False, components=False).old_logp
+        'skip'
+    """
+
+    old_logp: str
+    """`compute`; `rollout` (bypass mode: the sampler's own); or `skip`: the one optimizer step of a
+    step starts from these very weights, so its own forward pass gives them."""
+    reference: bool
+    """Log-probabilities of the reference policy."""
+    values: bool
+    """Values of the critic."""
+    sum_pi_squared: bool
+    """Σπ² of each token."""
+    baselines: bool
+    """Rewards of greedy rollouts (ReMax)."""
+    components: bool
+    """Parts of the reward (GDPO)."""
+    teacher: bool = False
+    """Log-probabilities of the teacher."""
+    reward: bool = True
+    """Scores of rollouts; False: the teacher alone decides, and nobody judges them."""
+
+
+def required_signals(config: RunConfig, estimator: EstimatorFacts) -> RequiredSignals:
+    """The needs of a run."""
+    is_judged = not is_pure_distillation(config)
+    asked = estimator.needs if is_judged else ()
+    correction = config.algorithm.rollout_correction
+    if correction.bypass_mode:
+        old = "rollout"
+    elif (
+        is_off_policy(config)
+        or correction.rollout_is is not None
+        or correction.rollout_rs is not None
+        or config.algorithm.use_kl_in_reward
+        or not {"sum_pi_squared", "old_logp"}.isdisjoint(asked)
+        or config.distill.on_policy
+    ):
+        old = "compute"
+    else:
+        old = "skip"
+    return RequiredSignals(
+        old_logp=old,
+        reference=needs_reference(config),
+        values=needs_critic(config, estimator),
+        sum_pi_squared="sum_pi_squared" in asked,
+        baselines="baselines" in asked,
+        components="components" in asked,
+        teacher=has_teacher(config),
+        reward=is_judged,
+    )
+
+
+# Add to a batch what the algorithm says it needs: log-probabilities of others, and values.
+
+
+def compute_logprobs(batch: PackedBatch, roles: Roles, needs: RequiredSignals) -> PackedBatch:
+    """The batch with the streams of `needs`, all under the weights before the update."""
+    streams = dict(batch.streams)
+    if needs.old_logp == "compute" or needs.sum_pi_squared:
+        scored = roles.old_scores(batch, sum_pi_squared=needs.sum_pi_squared)
+        streams["old_logp"] = scored["logp"]
+        if needs.sum_pi_squared:
+            streams["sum_pi_squared"] = scored["sum_pi_squared"]
+    if needs.old_logp == "rollout":
+        streams["old_logp"] = streams["rollout_logp"]
+    if needs.reference:
+        streams["ref_logp"] = roles.reference_logp(batch)
+    if needs.teacher:
+        streams["teacher_logp"] = roles.teacher_logp(batch)
+    if needs.values:
+        streams["values"] = roles.values(batch)
+    if needs.old_logp == "skip":
+        # The update may shuffle; its forward pass is then put back in this order.
+        streams["place"] = torch.arange(len(batch.tokens), device=batch.tokens.device)
+    return batch.with_streams(**streams)
+
+
+def parity_metrics(batch: PackedBatch, needs: RequiredSignals) -> dict[str, float]:
+    """The gap between trainer and sampler, where old log-probabilities had their own pass.
+
+    Where they had none, the update measures it in its own forward pass. In bypass mode the
+    sampler's numbers stand in for the trainer's: nothing was measured, and nothing is said.
+    """
+    if needs.old_logp != "compute":
+        return {}
+    return gap_metrics(batch, batch.streams["old_logp"])

@@ -1,1 +1,0 @@
-"""Reproducible figures of this machine, with the floor beside them."""

@@ -1,0 +1,344 @@
+"""Build actor, rollout engine, reference, teacher, critic and sampling from a configuration."""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+import luyen.rollout.engines
+from luyen.base.errors import UserError
+from luyen.config.model_folder.config_json import most_positions
+from luyen.config.plan import count_weight_versions, has_partial_rollouts
+from luyen.config.schema.actor_rollout_ref import ActorConfig, LogProbBatchingConfig, ModelConfig
+from luyen.config.schema.run import RunConfig
+from luyen.config.tool_file import tools_run_code
+from luyen.data.render import Renderer
+from luyen.data.tokenizer import Tokenizer, load_tokenizer
+from luyen.engine.actor import ActorEngine
+from luyen.engine.batch_shards import MicroBatching
+from luyen.engine.critic import CriticEngine
+from luyen.engine.optim import MasterAdamW
+from luyen.models.load import choose_threads, load_policy
+from luyen.models.policy import Policy, ValueModel
+from luyen.rollout.build import ToolEnvironment, build_conversations, build_tool_environment
+from luyen.rollout.engines import VersionedEngines, make_checked_engine
+from luyen.rollout.protocol import RolloutEngine, Sampling, rollout_engines
+from luyen.runtime.generation import Generation
+from luyen.runtime.in_process import LocalRoles
+from luyen.sandbox.launch import demand
+from luyen.train.batch import RequiredSignals
+
+# The teacher of a run: a frozen model that reads the same ids as the student.
+
+_FIELD = "distill.teacher_path"
+
+
+def load_teacher(config: RunConfig, tokenizer: Tokenizer, device: str) -> Policy:
+    """The teacher; `tokenizer` is the student's.
+
+    It never learns, and no checkpoint holds it. A UserError where its tokens are not the student's:
+    probabilities of two vocabularies cannot be compared.
+    """
+    path = config.distill.teacher_path
+    assert path is not None, "the check demands a teacher"
+    student = config.actor_rollout_ref.model
+    model = ModelConfig(path=path, dtype=student.dtype, trust_remote_code=student.trust_remote_code)
+    model = model.model_copy(update={"enable_gradient_checkpointing": False})
+    try:
+        own = load_tokenizer(path, trust_remote_code=model.trust_remote_code)
+        _refuse_other_ids(path, tokenizer.difference(own))
+        teacher = load_policy(
+            model, device=device, vocabulary=tokenizer.size, may_be_plain=True, field=_FIELD
+        )
+    except UserError as error:
+        raise UserError(_FIELD, path, error.why, error.fix) from error
+    rows = teacher.head.vocabulary
+    _refuse_other_ids(
+        path, f"it has {rows} of {tokenizer.size} ids" if rows < tokenizer.size else ""
+    )
+    teacher.requires_grad_(False)
+    teacher.is_exact = config.actor_rollout_ref.rollout.deterministic
+    return teacher
+
+
+def _refuse_other_ids(path: str, difference: str | None) -> None:
+    if difference:
+        why = f"its tokens are not the student's: {difference}"
+        raise UserError(_FIELD, path, why, "take a teacher with the tokenizer of the student")
+
+
+ENGINES = luyen.rollout.engines
+"""Importing it registers the engines that come with the package."""
+
+
+def tool_environment_of(config: RunConfig) -> ToolEnvironment | None:
+    """Tools and worlds of a run; None where every rollout is one answer."""
+    multi_turn = config.actor_rollout_ref.rollout.multi_turn
+    if tools_run_code(config):
+        demand(config.sandbox.require)
+    return build_tool_environment(multi_turn) if multi_turn.enable else None
+
+
+def build_roles(
+    config: RunConfig,
+    renderer: Renderer,
+    tokenizer: Tokenizer,
+    needs: RequiredSignals,
+    device: str,
+    *,
+    surroundings: ToolEnvironment | None = None,
+    runs_ahead: bool = False,
+) -> LocalRoles:
+    """Actor, rollout engine, reference and critic on one device.
+
+    With `runs_ahead` generation goes on while the actor learns, as `trainer` says.
+    """
+    arr = config.actor_rollout_ref
+    policy = initial_policy(config, tokenizer, device)
+    choose_threads(policy)
+    actor, rollout = arr.actor, arr.rollout
+    return LocalRoles(
+        actor=ActorEngine(
+            policy,
+            MasterAdamW(policy.parameters(), actor.optim),
+            actor_passes(actor),
+            temperature=rollout.temperature,
+        ),
+        rollout=versioned_engines(config, policy, tokenizer, device)
+        if runs_ahead
+        else build_engine(config, policy, tokenizer),
+        generation=build_generation(config, surroundings, renderer),
+        reference=build_reference(config, tokenizer, needs, device),
+        critic=build_critic(config, tokenizer, device) if needs.values else None,
+        log_prob_passes=log_prob_passes(rollout, actor),
+        ref_passes=log_prob_passes(arr.ref, actor),
+        frees_cache=rollout.free_cache_engine,
+        is_swapping=has_partial_rollouts(config.trainer),
+        teacher=load_teacher(config, tokenizer, device) if needs.teacher else None,
+    )
+
+
+def initial_policy(config: RunConfig, tokenizer: Tokenizer, device: str) -> Policy:
+    """The policy as a run starts with it."""
+    return load_policy(
+        config.actor_rollout_ref.model,
+        device=device,
+        vocabulary=tokenizer.size,
+        seed=config.trainer.seed,
+        may_be_plain=may_be_plain(config),
+    )
+
+
+def may_be_plain(config: RunConfig) -> bool:
+    """Whether a model that cannot be packed may run: wherever `native` does not have to draw."""
+    return config.actor_rollout_ref.rollout.name == "hf" or config.trainer.stage != "rl"
+
+
+def build_engine(
+    config: RunConfig, policy: Policy, tokenizer: Tokenizer, *, sharing: int = 1
+) -> RolloutEngine:
+    """The engine that generates with these weights; so many share the memory of a device.
+
+    A model that cannot be packed, of a checkpoint or an offline stage, is drawn from by `hf`.
+    """
+    data, rollout = config.data, config.actor_rollout_ref.rollout
+    longest = data.max_prompt_length + data.max_response_length
+    most = most_positions(config.actor_rollout_ref.model)
+    if most is not None:
+        rollout = rollout.model_copy(
+            update={"max_model_len": min(rollout.max_model_len or longest, most)}
+        )
+    share = {"gpu_memory_utilization": rollout.gpu_memory_utilization / sharing}
+    rollout = rollout.model_copy(update=share)
+    is_plain = rollout.name == "native" and not policy.is_packed
+    name = "hf" if is_plain else rollout.name
+    make = rollout_engines.get(name)
+    # Stop strings may be, or contain, special tokens.
+    decode = partial(tokenizer.decode, skip_special=False)
+    return make_checked_engine(
+        name,
+        lambda: make(policy, rollout, longest=longest, decode=decode),
+        vocabulary=policy.head.vocabulary,
+    )
+
+
+def versioned_engines(
+    config: RunConfig, policy: Policy, tokenizer: Tokenizer, device: str
+) -> VersionedEngines:
+    """Engines for every version of the weights that may be needed at a time.
+
+    Each has parameters of its own, but those that never learn are the policy's.
+    """
+    frozen = {name: p for name, p in policy.named_parameters() if not p.requires_grad}
+
+    def make() -> RolloutEngine:
+        copied = initial_policy(config, tokenizer, device)
+        for name, parameter in copied.named_parameters():
+            if name in frozen:
+                parameter.data = frozen[name].data
+        return build_engine(config, copied, tokenizer, sharing=versions)
+
+    versions = count_weight_versions(config.trainer)
+    return VersionedEngines(make, versions=versions)
+
+
+def build_reference(
+    config: RunConfig, tokenizer: Tokenizer, needs: RequiredSignals, device: str
+) -> Policy | None:
+    """The reference policy; None where none is needed, or the actor without its adapter is it."""
+    if not needs.reference or config.actor_rollout_ref.model.lora_rank > 0:
+        return None
+    return reference_policy(config, tokenizer, device)
+
+
+def reference_policy(config: RunConfig, tokenizer: Tokenizer, device: str) -> Policy:
+    """What the policy is compared with: `ref.path`, or the policy as it starts; it never learns."""
+    arr = config.actor_rollout_ref
+    reference = _other_weights(
+        config, arr.ref.path, tokenizer, device, "actor_rollout_ref.ref.path"
+    )
+    reference.requires_grad_(False)
+    reference.is_exact = arr.rollout.deterministic
+    return reference
+
+
+def build_generation(
+    config: RunConfig, surroundings: ToolEnvironment | None, renderer: Renderer
+) -> Generation:
+    """How rollouts are made: conversations of several turns where there are `surroundings`."""
+    conversations = None
+    if surroundings is not None:
+        conversations = build_conversations(
+            config.actor_rollout_ref.rollout.multi_turn,
+            surroundings,
+            renderer=renderer,
+            max_prompt_length=config.data.max_prompt_length,
+            max_response_length=config.data.max_response_length,
+        )
+    return Generation(renderer=renderer, seed=config.trainer.seed, conversations=conversations)
+
+
+def actor_passes(actor: ActorConfig) -> MicroBatching:
+    """How the actor's update is cut into micro-batches."""
+    if actor.use_dynamic_bsz:
+        return MicroBatching(max_tokens=actor.ppo_max_token_len_per_gpu)
+    return MicroBatching(sequences=actor.ppo_micro_batch_size_per_gpu or 1)
+
+
+def log_prob_passes(block: LogProbBatchingConfig, actor: ActorConfig) -> MicroBatching:
+    """How a pass without gradients is cut: as asked, or as the actor's update."""
+    asked = block.log_prob_use_dynamic_bsz
+    if actor.use_dynamic_bsz if asked is None else asked:
+        budget = block.log_prob_max_token_len_per_gpu or actor.ppo_max_token_len_per_gpu
+        return MicroBatching(max_tokens=budget)
+    size = block.log_prob_micro_batch_size_per_gpu or actor.ppo_micro_batch_size_per_gpu
+    return MicroBatching(sequences=size or 1)
+
+
+def _other_weights(
+    config: RunConfig, path: str | None, tokenizer: Tokenizer, device: str, field: str
+) -> Policy:
+    """The policy as it starts, or the weights at `path` that `field` names, never fresh ones."""
+    model = config.actor_rollout_ref.model
+    if path is not None:
+        model = model.model_copy(update={"init": "pretrained"})
+    return load_policy(
+        model,
+        path=path or model.path,
+        device=device,
+        vocabulary=tokenizer.size,
+        seed=config.trainer.seed,
+        may_be_plain=may_be_plain(config),
+        field=field if path is not None else "actor_rollout_ref.model.path",
+    )
+
+
+def critic_passes(config: RunConfig) -> MicroBatching:
+    """How values and the critic's update are cut: as asked, or as the actor's update."""
+    critic, actor = config.critic, config.actor_rollout_ref.actor
+    dynamic = actor.use_dynamic_bsz if critic.use_dynamic_bsz is None else critic.use_dynamic_bsz
+    if dynamic:
+        budget = critic.ppo_max_token_len_per_gpu or actor.ppo_max_token_len_per_gpu
+        return MicroBatching(max_tokens=budget)
+    size = critic.ppo_micro_batch_size_per_gpu or actor.ppo_micro_batch_size_per_gpu or 1
+    return MicroBatching(sequences=size)
+
+
+def value_aggregation(config: RunConfig) -> str:
+    """How the value losses of tokens become one number."""
+    actor = config.actor_rollout_ref.actor
+    return config.critic.loss_agg_mode or actor.loss_agg_mode or "token-mean"
+
+
+def build_critic(
+    config: RunConfig,
+    tokenizer: Tokenizer,
+    device: str,
+    *,
+    sharded: Callable[[ValueModel], None] | None = None,
+    here: torch.device | None = None,
+) -> CriticEngine:
+    """The critic; `sharded` shards its model first, and `here` is where its passes run."""
+    critic, actor = config.critic, config.actor_rollout_ref.actor
+    weights = _other_weights(config, critic.model.path, tokenizer, device, "critic.model.path")
+    weights.is_exact = config.actor_rollout_ref.rollout.deterministic
+    value = ValueModel(weights)
+    if sharded is not None:
+        sharded(value)
+    return CriticEngine(
+        value,
+        MasterAdamW(value.parameters(), critic.optim),
+        critic_passes(config),
+        cliprange_value=critic.cliprange_value,
+        aggregation=value_aggregation(config),
+        loss_scale_factor=actor.loss_scale_factor or float(config.data.max_response_length),
+        device=here,
+    )
+
+
+# How training and validation draw: from the configuration to what an engine is asked for.
+
+_ROLLOUT = "actor_rollout_ref.rollout"
+
+
+def training_sampling(config: RunConfig, tokenizer: Tokenizer) -> Sampling:
+    """How training draws."""
+    rollout = config.actor_rollout_ref.rollout
+    return Sampling(
+        max_new_tokens=config.data.max_response_length,
+        temperature=rollout.temperature,
+        top_k=rollout.top_k,
+        top_p=rollout.top_p,
+        min_p=rollout.min_p,
+        min_new_tokens=rollout.min_new_tokens,
+        stop_ids=_stop_ids(rollout.stop_token_ids, tokenizer, f"{_ROLLOUT}.stop_token_ids"),
+        stop_strings=rollout.stop,
+    )
+
+
+def validation_sampling(config: RunConfig, tokenizer: Tokenizer) -> Sampling:
+    """How validation draws: greedily unless `val_kwargs.do_sample`, and ending as training does."""
+    rollout = config.actor_rollout_ref.rollout
+    val_kwargs = rollout.val_kwargs
+    ids, floor, stop = val_kwargs.stop_token_ids, val_kwargs.min_new_tokens, val_kwargs.stop
+    own = f"{_ROLLOUT}.{'' if ids is None else 'val_kwargs.'}stop_token_ids"
+    most = config.data.max_response_length
+    return Sampling(
+        max_new_tokens=min(most, val_kwargs.max_new_tokens or most),
+        temperature=val_kwargs.temperature if val_kwargs.do_sample else 0.0,
+        top_k=val_kwargs.top_k if val_kwargs.do_sample else -1,
+        top_p=val_kwargs.top_p if val_kwargs.do_sample else 1.0,
+        min_p=val_kwargs.min_p if val_kwargs.do_sample else 0.0,
+        min_new_tokens=rollout.min_new_tokens if floor is None else floor,
+        stop_ids=_stop_ids(rollout.stop_token_ids if ids is None else ids, tokenizer, own),
+        stop_strings=rollout.stop if stop is None else stop,
+    )
+
+
+def _stop_ids(more: tuple[int, ...], tokenizer: Tokenizer, field: str) -> frozenset[int]:
+    """The tokenizer's own and the configuration's; a UserError for what is no id."""
+    unknown = [i for i in more if i >= tokenizer.size]
+    if unknown:
+        why = f"the tokenizer knows the ids 0 to {tokenizer.size - 1}"
+        raise UserError(field, unknown[0], why, "name ids of this model's tokenizer")
+    return tokenizer.stop_ids | {*more}

@@ -1,0 +1,481 @@
+"""Metrics of a step: scores, lengths, turns, staleness, sampler-trainer parity, roles, times."""
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property, partial
+from itertools import accumulate
+from statistics import fmean
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from luyen.algorithms.group_metrics import kl_drift
+from luyen.algorithms.parity import GapInputs, GapParts, largest_part, part_metrics, split_gap
+from luyen.base.digests import page_with_checksum
+from luyen.base.errors import UserError
+from luyen.base.files import write_whole, writing
+from luyen.base.records import Branch, CallStatus, Rollout, StopReason, ToolCall
+from luyen.base.tolerance import reaches
+from luyen.data.samplers import AdaptiveSampler
+from luyen.engine.batch import PackedBatch
+from luyen.rewards.metrics import score_metrics
+from luyen.rollout.single_turn import Group
+from luyen.runtime.monitoring import GIB, RoleMonitor, device_bytes
+from luyen.runtime.roles import WeightDigests
+from luyen.telemetry.metrics import metric
+from luyen.telemetry.rollout_codec import stream_bytes
+from luyen.telemetry.spans import SPANS
+from luyen.telemetry.worker_spans import peak_bytes
+from luyen.train.advantages import BatchAdvantages
+from luyen.train.batch import batch_order
+from luyen.train.record import advantages_by_rollout, rollout_stages, update_stages
+from luyen.train.run import OnlineRun
+
+# The gap between sampler and trainer in a step: its parts, and the tokens where it is largest.
+
+SCHEMA = 1
+"""Version of the files."""
+WORST = 10
+"""Tokens that a step writes down."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorstToken:
+    """A token about whose probability sampler and trainer disagree.
+
+    Example:
+        >>> WorstToken(rollout="3.0.a/1", branch=0, position=7, token=5, text="4", version=2,
+        ...            trainer=-0.5, sampler=-0.25, kept_mass=None, part="engine").gap
+        -0.25
+    """
+
+    rollout: str
+    """Group and sample."""
+    branch: int
+    """Index of the token list it stands in; 0 unless a template rewrote the conversation."""
+    position: int
+    """Index in that list, the prompt included."""
+    token: int
+    """Its id."""
+    text: str
+    """The token as text."""
+    version: int | None
+    """Version of the weights that drew it; None: nothing did, and the mask is wrong."""
+    trainer: float
+    """The trainer's log-probability."""
+    sampler: float
+    """The sampler's."""
+    kept_mass: float | None
+    """Probability that top-k, top-p and min-p left there; None: they are off."""
+    part: str
+    """What has the largest share in it."""
+
+    @property
+    def gap(self) -> float:
+        """The difference of the two."""
+        return self.trainer - self.sampler
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {**asdict(self), "gap": self.gap}
+
+
+def record_parity(run: OnlineRun, rollouts: Sequence[Rollout], batch: PackedBatch) -> None:
+    """Add the parts of the gap to the step's numbers; where there is one, write its worst tokens.
+
+    `rollouts` are those of the batch, in its order. In bypass mode and while a critic warms up
+    nothing was measured, and nothing is said.
+    """
+    logp = batch.streams["old_logp"] if run.needs.old_logp == "compute" else run.trainer_logp
+    if logp is None:
+        return
+    inputs = gap_inputs(rollouts, batch, logp, version=run.version)
+    parts = split_gap(inputs)
+    run.notes |= part_metrics(parts)
+    tokenizer = run.roles.generation.renderer.tokenizer
+    worst = worst_tokens(
+        rollouts,
+        batch.layout.mask.nonzero()[:, 0],
+        inputs,
+        parts,
+        text_of=lambda token: tokenizer.decode([token], skip_special=False),
+    )
+    if worst:
+        page = {"schema": SCHEMA, "step": run.step + 1, "tokens": [t.as_json() for t in worst]}
+        path = run.recorder.directory.parity(run.step + 1)
+        with writing(path):
+            path.parent.mkdir(exist_ok=True)
+        write_whole(path, page_with_checksum(page))
+
+
+def gap_inputs(
+    rollouts: Sequence[Rollout], batch: PackedBatch, logp: Tensor, *, version: int
+) -> GapInputs:
+    """What is known about the sampled tokens; `version` is that of the present weights."""
+    # A rollout has the streams of its last branch; `branches` would copy them.
+    mask, rows = batch.layout.mask, [(r, part) for r in rollouts for part in (*r.earlier, r)]
+    sampled = batch.streams.get("sampled_logp")
+    is_old = any(v not in (None, version) for _, branch in rows for v in set(branch.versions))
+    has_drift = any(_is_drifted(rollout) for rollout in rollouts)
+    has_kept = any(branch.kept_mass for _, branch in rows)
+    none = torch.zeros(int(mask.sum()), dtype=torch.bool, device=mask.device)
+
+    def of_tokens(value: Callable[[Rollout, Branch | Rollout, int], Any]) -> Tensor:
+        found = [value(r, branch, i) for r, branch in rows for i in range(len(branch.tokens))]
+        assert len(found) == len(mask), "the batch holds other rollouts than these"
+        return torch.tensor(found, device=mask.device)[mask]
+
+    return GapInputs(
+        logp=logp[mask],
+        rollout_logp=batch.streams["rollout_logp"][mask],
+        is_stale=of_tokens(lambda _, b, i: b.versions[i] != version) if is_old else none,
+        is_drifted=of_tokens(lambda r, _b, _i: _is_drifted(r)) if has_drift else None,
+        sampled_logp=None if sampled is None else sampled[mask],
+        log_kept=of_tokens(lambda _, b, i: _log_kept(b, i)) if has_kept else None,
+    )
+
+
+def worst_tokens(
+    rollouts: Sequence[Rollout],
+    places: Tensor,
+    inputs: GapInputs,
+    parts: GapParts,
+    *,
+    text_of: Callable[[int], str],
+) -> list[WorstToken]:
+    """The tokens with the largest gaps, the largest first; none where there is no gap.
+
+    `places` says where each token of `inputs` stands in the batch of the rollouts. What was ruled
+    out by choice is no part of this gap; `kept_mass` stands beside it.
+    """
+    gap = (inputs.logp - inputs.rollout_logp).abs()
+    sizes, order = gap.topk(min(WORST, len(gap)))
+    chosen = [i for size, i in zip(sizes.tolist(), order.tolist(), strict=True) if size != 0]
+    if not chosen:
+        return []
+    rows = [(r, k, branch) for r in rollouts for k, branch in enumerate(r.branches)]
+    ends = list(accumulate(len(branch.tokens) for _, _, branch in rows))
+    found: list[WorstToken] = []
+    for index in chosen:
+        place = int(places[index])
+        row = bisect_right(ends, place)
+        rollout, number, branch = rows[row]
+        position = place - (ends[row - 1] if row else 0)
+        found.append(
+            WorstToken(
+                rollout=f"{rollout.group}/{rollout.sample}",
+                branch=number,
+                position=position,
+                token=branch.tokens[position],
+                text=text_of(branch.tokens[position]),
+                version=branch.versions[position],
+                trainer=float(inputs.logp[index]),
+                sampler=float(inputs.rollout_logp[index]),
+                kept_mass=branch.kept_mass[position] if branch.kept_mass else None,
+                part=largest_part(parts, index),
+            )
+        )
+    return found
+
+
+def _is_drifted(rollout: Rollout) -> bool:
+    return rollout.notes.get("drift", 0.0) > 0
+
+
+def _log_kept(branch: Branch | Rollout, position: int) -> float:
+    mass = branch.kept_mass[position] if branch.kept_mass else None
+    # A sum of probabilities may exceed 1 by a rounding.
+    return 0.0 if mass is None else math.log(min(mass, 1.0))
+
+
+# How far behind the weights are that drew the rollouts of a step.
+
+
+def staleness_metrics(rollouts: Sequence[Rollout], version: int) -> dict[str, float]:
+    """Steps between the weights that drew and those that learn, counted from the oldest token."""
+    drawn = [
+        {v for branch in rollout.branches for v in set(branch.versions) if v is not None}
+        for rollout in rollouts
+    ]
+    behind = [version - min(versions) for versions in drawn if versions]
+    if not behind:
+        return {}
+    return {
+        "async/staleness_mean": fmean(behind),
+        "async/staleness_max": float(max(behind)),
+        "async/mixed_fraction": fmean(len(versions) > 1 for versions in drawn),
+    }
+
+
+# Memory and work of the roles, as metrics of a step.
+
+_PHASES = {"actor": ("time/log-probs", "time/update"), "rollout": ("time/generate",)}
+"""Phases of the loop in which a role works, where all of them share one process."""
+
+
+def role_metrics(watch: RoleMonitor | None, times: Mapping[str, float]) -> dict[str, float]:
+    """What the roles did since the step before; `times` are the seconds of its phases.
+
+    Without a watch they share this process: its memory is the controller's, and a role is busy in
+    the phases that need it.
+    """
+    device = device_bytes()
+    found = {"role/controller/memory_gb": peak_bytes() / GIB}
+    if device is not None:
+        found["role/controller/device_gb"] = device / GIB
+    return found | (_by_phases(times) if watch is None else watch.numbers())
+
+
+def _by_phases(times: Mapping[str, float]) -> dict[str, float]:
+    """Shares of the phases.
+
+    Example:
+        >>> _by_phases({"time/generate": 3.0, "time/update": 1.0})
+        {'role/actor/busy': 0.25, 'role/rollout/busy': 0.75}
+    """
+    whole = sum(times.values())
+    if whole <= 0:
+        return {}
+    return {
+        f"role/{role}/busy": sum(times.get(name, 0.0) for name in names) / whole
+        for role, names in _PHASES.items()
+    }
+
+
+# What the conversations of a step did: turns, calls, ends, and how faithful their tokens are.
+
+_TURNS = {
+    "mean": "Mean number of turns of the policy.",
+    "max": "Largest number of turns of the policy.",
+    "faults": "Conversations that broke and are not trained on.",
+    "retries": "Times that a conversation was played again because it broke.",
+    "unreleased": "Tools that failed to let go of what a conversation had opened.",
+    "splits": "Times that a chat template rewrote what was said, so that a new sample began.",
+    "drift": "Conversations whose template text differs from a full re-render.",
+    "sampled_differs": "Turns that the template would write differently than the policy did.",
+    "retokenised": "Turns whose text would be cut into other tokens than were sampled.",
+}
+_TOOLS = {
+    "call_fraction": "Share of the conversations in which a tool is called.",
+    "calls_mean": "Mean number of calls in a conversation.",
+    "valid_fraction": "Share of the calls that name a tool and fit its schema.",
+    "success_fraction": "Share of the calls made that the tool answered.",
+}
+for _family, _names in {"turns": _TURNS, "tools": _TOOLS}.items():
+    for _name, _doc in _names.items():
+        metric(f"{_family}/{_name}", doc=_doc)
+metric("time/conversation_mean", unit="s", doc="Mean duration of a conversation.")
+metric("time/conversation_max", unit="s", doc="Longest duration of a conversation.")
+metric("time/tool_call_mean", unit="s", doc="Mean duration of a tool call.")
+metric("turns/stop/<reason>", doc="Share of the conversations that ended for this reason.")
+metric("tools/<status>_calls", doc="Calls of the step that ended this way.")
+metric("tools/<tool>/calls", doc="Calls of one tool in the step.")
+metric(
+    "tools/<tool>/<number...>", doc="What a tool measured in a conversation, the mean over them."
+)
+
+_COUNTED = ("retries", "unreleased", "splits", "drift", "sampled_differs", "retokenised")
+
+
+def turn_metrics(rollouts: Sequence[Rollout], *, is_multi_turn: bool) -> dict[str, float]:
+    """Numbers about the conversations; nothing where every rollout is one answer."""
+    if not is_multi_turn or not rollouts:
+        return {}
+    turns = [float(rollout.num_turns) for rollout in rollouts]
+    seconds = [rollout.notes.get("seconds", 0.0) for rollout in rollouts]
+    found = {
+        "turns/mean": fmean(turns),
+        "turns/max": max(turns),
+        "time/conversation_mean": fmean(seconds),
+        "time/conversation_max": max(seconds),
+        "turns/faults": float(sum(rollout.fault is not None for rollout in rollouts)),
+    }
+    for name in _COUNTED:
+        found[f"turns/{name}"] = sum(rollout.notes.get(name, 0.0) for rollout in rollouts)
+    for reason in StopReason:
+        share = fmean(rollout.stop == reason for rollout in rollouts)
+        found[f"turns/stop/{reason.value.replace(' ', '_')}"] = share
+    calls = [call for rollout in rollouts for call in rollout.calls]
+    called = fmean(any(call.has_run for call in rollout.calls) for rollout in rollouts)
+    found |= {"tools/call_fraction": called} | _call_metrics(calls, len(rollouts))
+    return _tool_numbers(rollouts) | found
+
+
+def _tool_numbers(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """What tools measured themselves, over the conversations in which they did."""
+    values: dict[str, list[float]] = {}
+    for rollout in rollouts:
+        for name, value in rollout.notes.items():
+            if name.startswith("tools/"):
+                values.setdefault(name, []).append(value)
+    return {name: fmean(values[name]) for name in sorted(values)}
+
+
+def _call_metrics(calls: Sequence[ToolCall], rollouts: int) -> dict[str, float]:
+    ran = [call for call in calls if call.has_run]
+    found = {"tools/calls_mean": len(calls) / rollouts}
+    if calls:
+        found["tools/valid_fraction"] = fmean(call.is_valid for call in calls)
+    if ran:
+        found["tools/success_fraction"] = fmean(call.status == CallStatus.OK for call in ran)
+        found["time/tool_call_mean"] = fmean(call.seconds for call in ran)
+    for status in CallStatus:
+        count = sum(call.status == status for call in calls)
+        found[f"tools/{status.value.replace(' ', '_')}_calls"] = float(count)
+    for name in sorted({call.name for call in ran}):
+        found[f"tools/{name}/calls"] = float(sum(call.name == name for call in ran))
+    return found
+
+
+_MAX_FLAT_STEPS = 10
+"""First steps without any difference inside a group before the run is called hopeless."""
+
+
+@final
+class StepReport:
+    """What can be told of a step before it is learned from; each part is made once."""
+
+    def __init__(self, run: OnlineRun, groups: list[Group], credited: BatchAdvantages) -> None:
+        self._run = run
+        self._credited = credited
+        self._groups = groups
+
+    def prepare(self) -> None:
+        """Make everything now, which takes a while and no role."""
+        _ = self.stages, self.metrics
+
+    @cached_property
+    def everyone(self) -> Sequence[Rollout]:
+        """Every rollout of the step, also those that nobody could judge; their tokens are sound."""
+        run = self._run
+        compared = run.roles.generation.compared
+        return [compared(r, group.prompt) for group in run.judged for r in group.rollouts] + (
+            run.broken
+        )
+
+    @cached_property
+    def rollouts(self) -> Sequence[Rollout]:
+        """Those that are learned from, in the order of the batch."""
+        known = {rollout.key: rollout for rollout in self.everyone}
+        return [known[rollout.key] for rollout in batch_order(self._groups)]
+
+    @cached_property
+    def stages(self) -> Mapping[str, str]:
+        """Digests of what was drawn, judged and credited."""
+        journal = self._run.journal
+        return rollout_stages(
+            rollouts=self.everyone,
+            baselines=self._run.baselines,
+            batch=self._credited.batch,
+            pack=journal.pack if journal is not None else stream_bytes,
+        )
+
+    @cached_property
+    def metrics(self) -> Mapping[str, float]:
+        """Scores, lengths and ages."""
+        run = self._run
+        is_multi_turn = run.roles.generation.conversations is not None
+        return {
+            **(score_metrics(run.judged) if run.needs.reward else {}),
+            **turn_metrics(self.everyone, is_multi_turn=is_multi_turn),
+            **_lengths(self.rollouts),
+            **_staleness(run, self.rollouts),
+            **self._credited.metrics,
+        }
+
+
+def finish_step(
+    run: OnlineRun,
+    credited: BatchAdvantages,
+    metrics: Mapping[str, float],
+    told: StepReport,
+    held: WeightDigests,
+) -> None:
+    """Write metrics and rollouts of the step, move the controllers, and count it as done.
+
+    `metrics` are those of the update, and `held` is what the roles hold after it.
+    """
+    rollouts = told.rollouts
+    with run.phase("digest"):
+        run.stages = {**told.stages, **update_stages(metrics, held)}
+    run.origin = run.chain, run.stages["weights"]
+    record_parity(run, rollouts, credited.batch)
+    if credited.kl is not None:
+        run.follow_kl(credited.kl, len(rollouts))
+        drift = kl_drift(run.kl_history)
+        run.notes["actor/ref_kl_slope"] = drift.slope
+    found = {
+        **told.metrics,
+        **run.reward.take_counts(),
+        **metrics,
+        **run.notes,
+        **_times(run, credited.batch),
+    }
+    if run.needs.reward:
+        _update_sampler(run)
+    run.reward.advance(run.judged)
+    run.step += 1
+    run.version += 1
+    run.metrics |= found
+    used = partial(advantages_by_rollout, rollouts, credited.batch)
+    run.recorder.rollouts(run.step, told.everyone, used, run.baselines)
+    _refuse_constant_rewards(run, found)
+
+
+def _update_sampler(run: OnlineRun) -> None:
+    """Let an adaptive sampler see which share of the step's rollouts reached reward 1."""
+    values = [score.value for group in run.judged for score in group.scores]
+    share = fmean(value is not None and reaches(value, 1.0) for value in values)
+    if isinstance(run.data.sampler, AdaptiveSampler):
+        run.data.sampler.record(run.asking.cursor, share)
+
+
+def _staleness(run: OnlineRun, rollouts: Sequence[Rollout]) -> dict[str, float]:
+    is_ahead = run.config.trainer.max_staleness > 0
+    return staleness_metrics(rollouts, run.version) if is_ahead else {}
+
+
+def _lengths(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    lengths = [rollout.response_length for rollout in rollouts]
+    cut = [rollout.stop == StopReason.TOKEN_BUDGET for rollout in rollouts]
+    return {
+        "response_length/mean": fmean(lengths),
+        "response_length/max": float(max(lengths)),
+        "response_length/min": float(min(lengths)),
+        "response_length/cut_fraction": fmean(cut),
+        "prompt_length/mean": fmean(rollout.prompt_length for rollout in rollouts),
+    }
+
+
+def _times(run: OnlineRun, batch: PackedBatch) -> dict[str, float]:
+    times = SPANS.drain(run.step + 1)
+    total = sum(times.values())
+    tokens = sum(batch.lengths)
+    return {
+        **times,
+        "time/step": total,
+        "time/tokens_per_s": tokens / total if total else 0.0,
+        **role_metrics(run.roles.watch, times),
+    }
+
+
+def _refuse_constant_rewards(run: OnlineRun, found: Mapping[str, float]) -> None:
+    """Stop when no group has ever differed: there is nothing to learn from."""
+    share = found.get("group/zero_std_fraction")
+    if share is None or not run.credit_rules.is_group_relative:
+        return
+    is_flat = share == 1.0 and run.flat_steps == run.step - 1
+    run.flat_steps = run.step if is_flat else -1
+    if run.flat_steps == _MAX_FLAT_STEPS and found["reward/max"] == found["reward/min"]:
+        raise UserError(
+            "reward",
+            found["reward/mean"],
+            f"every rollout of the first {_MAX_FLAT_STEPS} steps got the same reward, so that "
+            "every advantage is 0",
+            "look at rollouts/ in the run directory: is the reward reading the right text, are "
+            "answers cut by max_response_length, is the task too hard or already solved?",
+        )

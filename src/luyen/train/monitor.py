@@ -1,0 +1,215 @@
+"""Monitors of a running step: the hang watchdog and the profiler.
+
+The thread that watches needs nothing of the one that hangs. It writes down what every thread does,
+says so, and, if that is the policy, ends the process: a hung thread cannot be stopped, only left.
+"""
+
+import faulthandler
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, Self, TextIO, final
+
+from torch import profiler
+
+from luyen.base.heartbeat import BETWEEN, DRAWING, HEART
+from luyen.base.input_files import expanded
+from luyen.base.rundir import RunDirectory, step_name
+from luyen.config.schema.trainer import ProfileConfig
+from luyen.config.schema.trainer import WatchdogConfig as Settings
+from luyen.runtime.monitoring import ProcessTrace, TraceSpec, TraceTarget
+from luyen.telemetry.output import flushed, say
+from luyen.telemetry.stacks import describe_process
+
+EXIT_CODE = 75
+"""Exit code of a run that was ended because it hung: try again later."""
+_RESCUE_S = 120.0
+"""How long saving may take before the process ends without it: it may hang as well."""
+
+
+@final
+class PhaseWatchdog:
+    """While entered, a thread looks whether the phase in progress moves."""
+
+    def __init__(
+        self, watchdog: Settings, folder: Path, *, rescue: Callable[[], str] | None = None
+    ) -> None:
+        """Reports go to `folder`. `rescue` saves what can be saved and says what became of it."""
+        self._budget_s = watchdog.budget_s
+        self._budgets = dict(watchdog.budgets)
+        self._is_stopping = watchdog.on_hang == "stop"
+        self._folder = folder
+        self._rescue = rescue
+        self._place = (0, BETWEEN)
+        self._gate = threading.Lock()
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._locked = folder / f"locked-{os.getpid()}.txt"
+
+    def __enter__(self) -> Self:
+        if max(self._budget_s, *self._budgets.values(), 0.0) > 0:
+            self._ended.clear()
+            self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join()
+        self._thread = None
+
+    @contextmanager
+    def watching(self, step: int, phase: str) -> Iterator[None]:
+        """Inside, the phase of this step is in progress."""
+        self._move_to(step, phase)
+        try:
+            yield
+        finally:
+            self._move_to(step, BETWEEN)
+
+    def _move_to(self, step: int, phase: str) -> None:
+        # Once the process is to end, a thread that wakes up after all must not go on.
+        with self._gate:
+            self._place = (step, phase)
+
+    def _budget(self, phase: str) -> float:
+        return self._budgets.get(phase, self._budget_s)
+
+    def _watch(self) -> None:
+        budgets = [b for b in (self._budget_s, *self._budgets.values()) if b > 0]
+        every = min(5.0, min(budgets) / 8)
+        limit = 2 * max(budgets) + every
+        with self._last_resort() as last_resort:
+            self._look(every, limit, last_resort.fileno())
+            faulthandler.cancel_dump_traceback_later()
+        self._drop_if_empty()
+
+    def _last_resort(self) -> TextIO:
+        """Where stacks go that need no interpreter; nowhere on a disk that takes no more files."""
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            return self._locked.open("w")
+        except OSError as error:
+            say(f"{self._locked}: it could not be written: {error.strerror or error}")
+            return Path(os.devnull).open("w")
+
+    def _drop_if_empty(self) -> None:
+        """Stacks were not needed: a file without any would tell of a lock that never was."""
+        if self._locked.is_file() and self._locked.stat().st_size == 0:
+            self._locked.unlink()
+
+    def _look(self, every: float, limit: float, last_resort: int) -> None:
+        """Look until the run ends; report when the budget is over, and at each doubling of it."""
+        place, beats, since, patience = self._place, _beats(self._place), time.monotonic(), 1
+        while not self._ended.wait(every):
+            # Foreign code that never lets the interpreter go stops this thread too. Then a timer
+            # that needs no interpreter writes stacks down; nothing can be saved, the code is 1.
+            faulthandler.dump_traceback_later(limit, file=last_resort, exit=self._is_stopping)
+            now = time.monotonic()
+            if self._place is not place or _beats(place) != beats:
+                place, since, patience = self._place, now, 1
+                beats = _beats(place)
+                continue
+            budget = self._budget(place[1])
+            if 0 < budget * patience <= now - since:
+                patience *= 2
+                self._report(*place, now - since)
+
+    def _report(self, step: int, phase: str, seconds: float) -> None:
+        path = self._folder / f"hang-{step}-{phase}.txt"
+        words = f"step {step}, {phase}: nothing has moved for {_duration(seconds)}"
+        try:
+            with path.open("a") as file:
+                file.write(describe_process(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {words}") + "\n")
+            where = f"what every thread is doing is in {path}"
+        except OSError as error:
+            where = f"what every thread is doing could not be written: {error}"
+        say(f"hang: {words}; {where}")
+        if self._is_stopping:
+            self._stop()
+
+    def _stop(self) -> None:
+        """End the process without the thread that hangs."""
+        self._gate.acquire()  # for good: nothing may change what is saved now
+        faulthandler.cancel_dump_traceback_later()
+        if self._rescue is not None:
+            say(_within(_RESCUE_S, self._rescue))
+        self._drop_if_empty()
+        say(f"hang: the run ends with exit code {EXIT_CODE}; start it again to go on")
+        flushed()
+        os._exit(EXIT_CODE)
+
+
+def _beats(place: tuple[int, str]) -> int:
+    """Signs of life of what the loop waits for in a phase."""
+    return HEART.count + (HEART.ahead if place[1] in DRAWING else 0)
+
+
+def _within(seconds: float, work: Callable[[], str]) -> str:
+    """What the work says, or that it did not end in time, or what it broke with."""
+    threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rescue")
+    saving = threads.submit(work)
+    threads.shutdown(wait=False)
+    if not wait([saving], timeout=seconds).done:
+        return f"hang: nothing could be saved within {seconds:g} s; the newest checkpoint stays"
+    fault = saving.exception()
+    if fault is not None:
+        return f"hang: saving failed, the newest checkpoint stays: {fault}"
+    return f"hang: {saving.result()}"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
+# Steps that are profiled: a trace, the heaviest operators, and a history of memory.
+
+
+@final
+class StepProfiler:
+    """Profiles the steps that the configuration names, and does nothing in the others.
+
+    Each step leaves `trace_step_<step>.json.gz`, which Perfetto opens, and
+    `operators_step_<step>.txt`; on CUDA, if wanted, `memory_step_<step>.pickle`. Every other
+    process of the run leaves the same files, with its role and number after the step.
+    """
+
+    def __init__(
+        self, profile: ProfileConfig, directory: RunDirectory, *, others: TraceTarget | None = None
+    ) -> None:
+        """`others` are the processes of the run beside this one."""
+        self._steps = frozenset(profile.steps)
+        self._has_memory = profile.memory
+        save_path = profile.save_path
+        self.folder = directory.root / "profile" if save_path is None else expanded(save_path)
+        self._others = others
+        self._here = ProcessTrace()
+
+    def step(self, number: int) -> AbstractContextManager[None]:
+        """Around everything that belongs to a step."""
+        return self._profiled(number) if number in self._steps else nullcontext()
+
+    def part(self, name: str) -> AbstractContextManager[Any]:
+        """A named stretch of the trace, where there is one."""
+        return profiler.record_function(name) if self._here.is_on else nullcontext()
+
+    @contextmanager
+    def _profiled(self, number: int) -> Iterator[None]:
+        folder = self.folder.absolute()
+        trace = TraceSpec(folder=folder, name=step_name(number), memory=self._has_memory)
+        self._here.start(trace)
+        is_whole = False
+        try:
+            if self._others is not None:
+                self._others.start_trace(trace)
+            yield
+            if self._others is not None:
+                self._others.stop_trace()
+            is_whole = True
+        finally:
+            self._here.stop(write=is_whole)

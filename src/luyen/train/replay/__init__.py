@@ -1,1 +1,0 @@
-"""A recorded step done again from the files of its run, as it was or with another knob."""

@@ -1,1 +1,0 @@
-"""Recorded rollouts judged by another reward."""

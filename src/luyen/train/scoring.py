@@ -1,0 +1,161 @@
+"""Score the rollouts of a step: fault policy, dynamic sampling, greedy baselines (ReMax)."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import pstdev
+
+from luyen.base.errors import UserError
+from luyen.base.records import Rollout, Score
+from luyen.rewards.scoring import ScoredGroup, ScoreJournal
+from luyen.rollout.single_turn import Group
+from luyen.runtime.futures import RolloutFuture
+from luyen.telemetry.progress import PROGRESS
+from luyen.train.rollouts import RolloutHandle
+from luyen.train.run import OnlineRun
+
+
+def collect_groups(run: OnlineRun, step: int) -> list[Group]:
+    """The step's groups, judged; with `filter_groups`, only such whose samples differ.
+
+    They fill the step, or are fewer when every row was tried since the last one that was found. A
+    UserError when there is none, or when `max_num_gen_batches` batches do not fill the step.
+    """
+    wanted, filter_groups = run.config.data.train_batch_size, run.config.algorithm.filter_groups
+    most = filter_groups.max_num_gen_batches if filter_groups.enable else 1
+    kept: list[Group] = []
+    batches = idle = 0
+    asked: RolloutHandle | None = None
+    with run.phase("generate"):
+        run.ask_ahead(step)
+    while len(kept) < wanted and not (batches and batches == most):
+        with run.phase("generate"):
+            asked = run.supply.take(step, before=asked)
+        fresh = [group for group in _one_batch(run, asked) if _has_signal(group, run)]
+        batches, idle = batches + 1, 0 if fresh else idle + 1
+        kept += fresh
+        if idle * wanted >= len(run.data.train.prompts):
+            break  # every row was tried since the last group that teaches
+    run.supply.release()
+    run.notes["group/generated_batches"] = float(batches)
+    run.notes["group/kept_fraction"] = len(kept) / (batches * wanted)
+    is_short = filter_groups.enable and batches == most and len(kept) < wanted
+    if is_short or not kept:
+        few = (
+            f"{len(kept)} of the {wanted} groups of a step have" if kept else "no group of them has"
+        )
+        raise UserError(
+            "algorithm.filter_groups.max_num_gen_batches",
+            filter_groups.max_num_gen_batches,
+            f"{batches} batches were drawn and {few} samples that score differently",
+            "choose easier or harder rows, raise rollout.n, or allow more batches (0: no limit)",
+        )
+    return kept[:wanted]
+
+
+def _one_batch(run: OnlineRun, asked: RolloutHandle) -> list[Group]:
+    run.write_work_to(asked.journal)
+    with run.phase("generate"), PROGRESS.watching("rollout", asked.place.step):
+        drawn = asked.drawn.result()
+    with run.phase("score"):
+        judged = score_and_filter(run, drawn)
+    if asked.greedy is not None:
+        run.baselines |= _greedy_rewards(run, asked.greedy)
+        judged = [group for group in judged if _has_baseline(group, run)]
+    return judged
+
+
+def score_and_filter(run: OnlineRun, groups: Sequence[Group]) -> list[Group]:
+    """The groups with scores; rollouts that broke or could not be scored are left out.
+
+    What is left out is recorded with the rest of the step.
+    """
+    scored = score_groups(run, groups) if run.needs.reward else _unscored(run, groups)
+    run.judged += scored
+    faulty = {rollout.key for rollout in run.reward.settle(scored)}
+    return [_without(Group(prompt=g.prompt, rollouts=g.rollouts), faulty) for g in scored]
+
+
+def score_groups(
+    run: OnlineRun, groups: Sequence[Group], *, purpose: str = "rollout"
+) -> list[ScoredGroup]:
+    """Every group with the scores of its rollouts; what broke on the way is judged by nobody."""
+    pairs = [(group.prompt, group.rollouts) for group in _valid_groups(run, groups, purpose)]
+    PROGRESS.expect("score", 0, len(pairs), anew=True)
+    with PROGRESS.watching("score", 0):
+        return run.reward.judge(pairs, ScoreJournal(journal=run.journal, purpose=purpose))
+
+
+def _unscored(run: OnlineRun, groups: Sequence[Group]) -> list[ScoredGroup]:
+    """Groups of which nobody asks how good they are: what is learned comes from a teacher."""
+    return [
+        ScoredGroup(prompt=g.prompt, rollouts=g.rollouts, seconds=(None,) * len(g.rollouts))
+        for g in _valid_groups(run, groups, "rollout")
+    ]
+
+
+def _valid_groups(run: OnlineRun, groups: Sequence[Group], purpose: str) -> list[Group]:
+    """The groups without what broke on the way, which is noted; empty ones are left out.
+
+    A baseline is noted with the number behind those of the samples, the first of which has its own.
+    """
+    generation = run.roles.generation
+    keys = {rollout.key for rollout in generation.broken(groups, purpose=purpose)}
+    bad = [generation.compared(r, g.prompt) for g in groups for r in g.rollouts if r.key in keys]
+    if purpose == "greedy":
+        behind = run.config.actor_rollout_ref.rollout.n
+        bad = [replace(rollout, sample=behind) for rollout in bad]
+    run.broken += bad
+    sound = [_without(group, keys) for group in groups]
+    return [group for group in sound if group.rollouts]
+
+
+def _without(group: Group, left_out: set[tuple[int, int, str, int]]) -> Group:
+    kept = tuple(rollout for rollout in group.rollouts if rollout.key not in left_out)
+    return Group(prompt=group.prompt, rollouts=kept)
+
+
+def _has_signal(group: Group, run: OnlineRun) -> bool:
+    """Whether the samples of a group differ in the chosen score."""
+    filter_groups = run.config.algorithm.filter_groups
+    if not filter_groups.enable:
+        return bool(group.rollouts)
+    values = [_metric(rollout, filter_groups.metric or "reward") for rollout in group.rollouts]
+    return len(values) > 1 and pstdev(values) > 0
+
+
+def _metric(rollout: Rollout, name: str) -> float:
+    """A score by name: the whole, or a part at any depth."""
+    assert rollout.score is not None
+    flat = rollout.score.flat()
+    if name in ("reward", "score", rollout.score.name):
+        found = rollout.score.value
+    else:
+        found = next((v for path, v in flat.items() if path.rpartition("/")[2] == name), None)
+    if found is None:
+        fix = "use `reward`, or one of: " + ", ".join(path.rpartition("/")[2] for path in flat)
+        raise UserError("algorithm.filter_groups.metric", name, "the reward has no such part", fix)
+    return found
+
+
+def _greedy_rewards(run: OnlineRun, asked: RolloutFuture) -> dict[str, float]:
+    """Reward of the likeliest answer to each prompt (ReMax's baseline), by group.
+
+    Where it could not be computed, `reward.on_fault` decides as for any other rollout.
+    """
+    with run.phase("generate"):
+        groups = run.roles.generation.all_compared(asked.result())
+    with run.phase("score"):
+        scored = score_groups(run, groups, purpose="greedy")
+    out = {rollout.key for rollout in run.reward.settle(scored)}
+    answers = [group.rollouts[0] for group in scored]
+    return {str(r.group): _value(r.score) for r in answers if r.key not in out}
+
+
+def _has_baseline(group: Group, run: OnlineRun) -> bool:
+    return any(str(rollout.group) in run.baselines for rollout in group.rollouts)
+
+
+def _value(score: Score | None) -> float:
+    assert score is not None
+    assert score.value is not None
+    return score.value
