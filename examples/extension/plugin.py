@@ -16,8 +16,8 @@ from luyen.config.schema.actor_rollout_ref import RolloutConfig
 from luyen.data.samplers import samplers
 from luyen.models.policy import Policy
 from luyen.models.trained_weights import Fingerprint
-from luyen.rewards.managers import ManagerContext, reward_managers
 from luyen.rewards.protocol import Reward
+from luyen.rewards.reward_managers import ManagerContext, reward_managers
 from luyen.rewards.tree import with_part
 from luyen.rollout.protocol import Completion, Request, RolloutEngine, rollout_engines
 

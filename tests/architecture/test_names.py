@@ -13,7 +13,7 @@ EXCEPTIONS: dict[str, str] = {
     "src/luyen/base/boundary.py::boundary: except Exception": (
         "code of others may raise anything; it becomes a fault that says what it was"
     ),
-    "src/luyen/checkpoint/writer.py::Aside._carry_out: except Exception": (
+    "src/luyen/checkpoint/writer.py::BackgroundTask._carry_out: except Exception": (
         "it is raised again in the thread of the run"
     ),
     "src/luyen/telemetry/sinks.py::BackgroundSink._work: except Exception": (

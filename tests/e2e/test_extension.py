@@ -8,7 +8,7 @@ import pytest
 from luyen.algorithms.advantages import adv_estimators
 from luyen.algorithms.policy_losses import policy_losses
 from luyen.data.samplers import samplers
-from luyen.rewards.managers import reward_managers
+from luyen.rewards.reward_managers import reward_managers
 from luyen.rollout.protocol import rollout_engines
 from tests.architecture.tree import ROOT
 from tests.runs import ACTOR, ROLLOUT, Ran, report_of, same_weights, train

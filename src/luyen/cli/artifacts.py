@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, final
+from typing import TYPE_CHECKING, Annotated, Any, final
 
 import typer
 from typer.core import TyperGroup
@@ -12,8 +12,10 @@ from typer.core import TyperGroup
 from luyen.base.errors import UserError
 from luyen.base.files import plain
 from luyen.cli.runs import table
-from luyen.telemetry.artifact_registry import ArtifactRegistry
-from luyen.telemetry.artifacts import Artifact, difference, short
+
+if TYPE_CHECKING:
+    from luyen.telemetry.artifact_registry import ArtifactRegistry
+    from luyen.telemetry.artifacts import Artifact
 
 _HEAD = ("kind", "name", "hash", "made from", "run", "when")
 _DEEPEST = 50
@@ -34,6 +36,8 @@ def run_list(folder: Path, *, as_json: bool) -> int:
 
 def run_verify(folder: Path, *, as_json: bool) -> int:
     """Hash all there is, and follow every list; 1 when something is not as it was noted."""
+    from luyen.telemetry.artifacts import difference
+
     registry = _registry(folder)
     held = [one for one in _once(registry) if one.files and not one.is_retired]
     damaged = registry.damage()
@@ -75,7 +79,9 @@ def run_rebuild(folder: Path) -> int:
     return 0
 
 
-def _registry(folder: Path) -> ArtifactRegistry:
+def _registry(folder: Path) -> "ArtifactRegistry":
+    from luyen.telemetry.artifact_registry import ArtifactRegistry
+
     root = folder.expanduser()
     if not root.is_dir():
         fix = "give the folder that trainer.default_local_dir names"
@@ -83,7 +89,7 @@ def _registry(folder: Path) -> ArtifactRegistry:
     return ArtifactRegistry(root)
 
 
-def _once(registry: ArtifactRegistry) -> list[Artifact]:
+def _once(registry: "ArtifactRegistry") -> "list[Artifact]":
     """Each content at each place once, as its maker noted it, in the order of time."""
     made = {one.hash for one in registry.artifacts if one.used_as is None}
     found: dict[tuple[str, str], Artifact] = {}
@@ -93,13 +99,17 @@ def _once(registry: ArtifactRegistry) -> list[Artifact]:
     return sorted(found.values(), key=lambda one: (one.made, one.used_as is None))
 
 
-def _row(one: Artifact) -> tuple[str, ...]:
+def _row(one: "Artifact") -> tuple[str, ...]:
+    from luyen.telemetry.artifacts import short
+
     parents = " ".join(map(short, one.parents)) or "-"
     kind = f"{one.kind} (retired)" if one.is_retired else one.kind
     return (kind, one.name, short(one.hash), parents, one.run, one.made.replace("T", " ")[:16])
 
 
-def _branch(registry: ArtifactRegistry, one: Artifact, indent: str, left: int) -> Iterator[str]:
+def _branch(registry: "ArtifactRegistry", one: "Artifact", indent: str, left: int) -> Iterator[str]:
+    from luyen.telemetry.artifacts import short
+
     made = f"read by {one.run}" if one.used_as is not None else f"made by {one.run}"
     where = "" if one.path == one.name else f"  {_from_here(one.path)}"
     yield f"{indent}{one.kind} {one.title}  {made}{where}"
@@ -119,13 +129,13 @@ def _from_here(path: str) -> str:
     return str(Path(path).relative_to(here)) if Path(path).is_relative_to(here) else path
 
 
-def _tree(registry: ArtifactRegistry, one: Artifact, left: int) -> dict[str, Any]:
+def _tree(registry: "ArtifactRegistry", one: "Artifact", left: int) -> dict[str, Any]:
     above = [registry.maker(parent) for parent in one.parents] if left else []
     known = [_tree(registry, parent, left - 1) for parent in above if parent is not None]
     return {**_page(one), "made_from": known}
 
 
-def _page(one: Artifact) -> dict[str, Any]:
+def _page(one: "Artifact") -> dict[str, Any]:
     return {**asdict(one), "files": dict(one.files)}
 
 
@@ -159,16 +169,12 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 @artifacts.command("list")
 def list_artifacts(folder: Folder = _RUNS, as_json: AsJson = False) -> None:
     """List rows, models, checkpoints and exports with their hashes and parents."""
-    pass  # codemod
-
     raise typer.Exit(run_list(folder, as_json=as_json))
 
 
 @artifacts.command()
 def verify(folder: Folder = _RUNS, as_json: AsJson = False) -> None:
     """Hash every file again; exit code 1 when one has changed or is missing."""
-    pass  # codemod
-
     raise typer.Exit(run_verify(folder, as_json=as_json))
 
 
@@ -179,14 +185,10 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show what an artifact was made from, back to rows and models that no run made."""
-    pass  # codemod
-
     raise typer.Exit(run_show(name, folder, as_json=as_json))
 
 
 @artifacts.command()
 def rebuild(folder: Folder = _RUNS) -> None:
     """Write the index of a folder anew from its run directories."""
-    pass  # codemod
-
     raise typer.Exit(run_rebuild(folder))

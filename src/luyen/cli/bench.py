@@ -9,7 +9,6 @@ import typer
 
 from luyen.base.errors import UserError
 from luyen.cli.common import prepare
-from luyen.config.schema.actor_rollout_ref import RolloutConfig
 
 Kind: TypeAlias = Literal["rollout", "train", "step"]
 _GIB = 1 << 30
@@ -47,6 +46,7 @@ def run_bench(
 
 
 def _figures(kind: Kind, policy: Any, ceilings: Any, work: Mapping[str, Any]) -> dict[str, Any]:
+    from luyen.config.schema.actor_rollout_ref import RolloutConfig
     from luyen.studio.bench import Workload, measure_rollout, measure_step
 
     asked = Workload(
@@ -147,8 +147,6 @@ def bench(
     The floor of answers is the bytes they must move, that of an update the operations it must do,
     over what a large copy and a large product reach here.
     """
-    pass  # codemod
-
     work = {
         "prompts": prompts,
         "samples": samples,

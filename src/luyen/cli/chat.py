@@ -2,13 +2,13 @@
 
 import sys
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from luyen.base.errors import UserError
-from luyen.cli.common import prepare
+from luyen.cli.common import Checkpoint, Trust, prepare
 
 if TYPE_CHECKING:
     from luyen.studio.chat import ChatSession
@@ -66,3 +66,28 @@ def _typed(console: Console) -> Iterator[str]:
         except EOFError:
             typer.echo("")
             return
+
+
+def chat(
+    checkpoint: Checkpoint,
+    message: Annotated[
+        list[str] | None,
+        typer.Option(help="Ask this instead of reading from the terminal; may be repeated."),
+    ] = None,
+    system: Annotated[str | None, typer.Option(help="System message.")] = None,
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.0,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Longest answer; default: as in the run.")
+    ] = None,
+    trust: Trust = False,
+) -> None:
+    """Talk with a checkpoint. Ctrl-D leaves; a pipe brings one message a line."""
+    code = run_chat(
+        checkpoint,
+        messages=message or [],
+        system=system,
+        temperature=temperature,
+        max_tokens=max_tokens,
+        is_trusted=trust,
+    )
+    raise typer.Exit(code)

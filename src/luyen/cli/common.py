@@ -7,6 +7,14 @@ import typer
 
 from luyen.base.process import prepare_process
 
+Checkpoint = Annotated[
+    str,
+    typer.Argument(
+        help="A checkpoint, a run directory (its newest one), or a Hugging Face directory.",
+        metavar="CHECKPOINT",
+    ),
+]
+
 Trust = Annotated[
     bool,
     typer.Option("--trust", help="Run the code that the run names, though it is not yours."),

@@ -15,7 +15,9 @@ from rich.text import Text
 from luyen.base.errors import UserError
 from luyen.base.files import plain
 from luyen.cli.common import prepare
-from luyen.data.formats.read import RowProblem, place
+
+if TYPE_CHECKING:
+    from luyen.data.formats.read import RowProblem
 
 if TYPE_CHECKING:
     from luyen.data.formats.convert import Converted
@@ -55,8 +57,6 @@ def inspect(
     What would be learned is in colour, or in double brackets where there is none. Exit code 1 when
     there are problems. Nothing is written.
     """
-    pass  # codemod
-
     code = run_inspect(file, shown=rows, tokenizer=tokenizer, form=form, as_json=as_json)
     raise typer.Exit(code)
 
@@ -78,8 +78,6 @@ def convert(
 
     Says what that form cannot hold. Exit code 1, and nothing written, when a row has a problem.
     """
-    pass  # codemod
-
     raise typer.Exit(run_convert(source, target, to=to, form=form, skip=skip, as_json=as_json))
 
 
@@ -90,9 +88,11 @@ _MOST = 8
 
 
 def problem_lines(
-    problems: Sequence[RowProblem], torn: UserError | None, address: str
+    problems: "Sequence[RowProblem]", torn: UserError | None, address: str
 ) -> Iterator[Text]:
     """A line per kind of problem with the rows that have it, and below it the first of them."""
+    from luyen.data.formats.read import place
+
     if torn is not None:
         yield Text(f"The file breaks off: {torn.why}. Fix: {torn.fix}", style="red")
     if not problems:
@@ -115,7 +115,7 @@ def problem_lines(
         yield Text(f"  ... and {len(groups) - _MOST} more kinds of problems (--json lists all)")
 
 
-def grouped(problems: Sequence[RowProblem]) -> dict[tuple[str, str], list[RowProblem]]:
+def grouped(problems: "Sequence[RowProblem]") -> "dict[tuple[str, str], list[RowProblem]]":
     """Problems by column and reason; the places inside a list count as one column."""
     found: dict[tuple[str, str], list[RowProblem]] = {}
     for problem in problems:
@@ -124,7 +124,7 @@ def grouped(problems: Sequence[RowProblem]) -> dict[tuple[str, str], list[RowPro
     return found
 
 
-def problems_json(problems: Sequence[RowProblem], torn: UserError | None) -> list[dict[str, Any]]:
+def problems_json(problems: "Sequence[RowProblem]", torn: UserError | None) -> list[dict[str, Any]]:
     """Every problem as plain data; a file that breaks off is one without a row."""
     rows = [(p.at.file, p.at.number, p.column, p.error) for p in problems]
     whole = [(str(torn.value), None, torn.field, torn)] if torn is not None else []

@@ -4,15 +4,17 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from luyen.base.digests import STAGES
 from luyen.base.errors import UserError
 from luyen.base.files import plain
-from luyen.studio.diff import RolloutDifference, RunDifference, compare_runs
-from luyen.studio.inputs import ChangedInput
+
+if TYPE_CHECKING:
+    from luyen.studio.diff import RolloutDifference, RunDifference
+    from luyen.studio.inputs import ChangedInput
 
 _HASH = re.compile(r"((?:sha256|sampled|revision):[0-9a-f]{12})[0-9a-f]+")
 _SHOWN = 8
@@ -21,6 +23,8 @@ _SHOWN = 8
 
 def run_diff(a: Path, b: Path, *, as_json: bool) -> int:
     """Compare and print; 0 when the runs are equal, 1 when not, 2 when that cannot be said."""
+    from luyen.studio.diff import compare_runs
+
     try:
         difference = compare_runs(a, b)
     except UserError as error:
@@ -36,7 +40,7 @@ def run_diff(a: Path, b: Path, *, as_json: bool) -> int:
     return 0 if difference.is_equal else 1
 
 
-def lines(difference: RunDifference) -> Iterator[str]:
+def lines(difference: "RunDifference") -> Iterator[str]:
     """The difference for people."""
     yield f"A  {difference.a}"
     yield f"B  {difference.b}"
@@ -49,7 +53,7 @@ def lines(difference: RunDifference) -> Iterator[str]:
         yield f"note: {note}"
 
 
-def _verdict(difference: RunDifference) -> Iterator[str]:
+def _verdict(difference: "RunDifference") -> Iterator[str]:
     parting, common = difference.parting, difference.common
     if parting is None:
         count = f"{len(common)} step{'' if len(common) == 1 else 's'}"
@@ -72,14 +76,14 @@ def _verdict(difference: RunDifference) -> Iterator[str]:
     yield from _cause(difference)
 
 
-def _found(found: RolloutDifference) -> Iterator[str]:
+def _found(found: "RolloutDifference") -> Iterator[str]:
     place = "" if found.place is None else f" {found.place}"
     yield f"First difference: {found.rollout}, {found.what}{place}"
     yield f"  A  {_value(found.a)}"
     yield f"  B  {_value(found.b)}"
 
 
-def _cause(difference: RunDifference) -> Iterator[str]:
+def _cause(difference: "RunDifference") -> Iterator[str]:
     if not difference.suspects:
         yield "Which input changed first: nothing that is recorded. Either a number was computed"
         yield "in another order (nondeterminism), or something has changed of which no record is"
@@ -88,10 +92,11 @@ def _cause(difference: RunDifference) -> Iterator[str]:
     yield f"Which input changed first: most likely {_name(difference.suspects[0])}"
 
 
-def input_line(one: ChangedInput) -> str:
+def input_line(one: "ChangedInput") -> str:
     """One input that differs, for people.
 
     Example:
+        >>> from luyen.studio.inputs import ChangedInput
         >>> input_line(ChangedInput(kind="file", name="trainer.plugins.0", a="p.py sha256:0123456"
         ...     "789abcdef0", b="missing", acts_on=None))
         '  content of trainer.plugins.0: p.py sha256:0123456789ab... -> missing'
@@ -100,7 +105,7 @@ def input_line(one: ChangedInput) -> str:
     return f"  {_name(one)}: {_short(one.a)} -> {_short(one.b)}{acts}"
 
 
-def _name(one: ChangedInput) -> str:
+def _name(one: "ChangedInput") -> str:
     return f"content of {one.name}" if one.kind == "file" else one.name
 
 
@@ -147,6 +152,4 @@ def diff(
 
     Exit code 0 when they did the same, 1 when not, 2 when their files allow no comparison.
     """
-    pass  # codemod
-
     raise typer.Exit(run_diff(run_a, run_b, as_json=as_json))

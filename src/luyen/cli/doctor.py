@@ -4,15 +4,16 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from luyen.base.errors import UserError
 from luyen.base.files import plain
-from luyen.studio.doctor.diagnose import RULES, diagnose
-from luyen.studio.doctor.findings import Diagnosis, DoctorRule
-from luyen.studio.doctor.record import RunRecord, read_run
+
+if TYPE_CHECKING:
+    from luyen.studio.doctor.findings import Diagnosis, DoctorRule
+    from luyen.studio.doctor.record import RunRecord
 
 _COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
 _MOST_STEPS = 8
@@ -21,6 +22,9 @@ _MOST_STEPS = 8
 
 def run_doctor(root: Path, *, as_json: bool) -> int:
     """Print what was found; 1 for errors and warnings, 2 where there is no run, 0 otherwise."""
+    from luyen.studio.doctor.diagnose import diagnose
+    from luyen.studio.doctor.record import read_run
+
     try:
         record = read_run(root)
     except UserError as error:
@@ -35,8 +39,10 @@ def run_doctor(root: Path, *, as_json: bool) -> int:
     return 1 if any(finding.is_bad for finding in findings) else 0
 
 
-def report_json(record: RunRecord, findings: Sequence[Diagnosis]) -> dict[str, Any]:
+def report_json(record: "RunRecord", findings: "Sequence[Diagnosis]") -> dict[str, Any]:
     """The whole report as plain data."""
+    from luyen.studio.doctor.diagnose import RULES
+
     steps = [line.step for line in record.steps]
     first = findings[0].symptom.experiment.change if findings else None
     return {
@@ -51,8 +57,10 @@ def report_json(record: RunRecord, findings: Sequence[Diagnosis]) -> dict[str, A
     }
 
 
-def report_lines(record: RunRecord, findings: Sequence[Diagnosis]) -> Iterator[str]:
+def report_lines(record: "RunRecord", findings: "Sequence[Diagnosis]") -> Iterator[str]:
     """The report for people."""
+    from luyen.studio.doctor.diagnose import RULES
+
     last = record.steps[-1].step if record.steps else 0
     total = record.config.trainer.total_training_steps
     yield f"{record.directory.root}: {last} steps{f' of {total}' if total else ''}"
@@ -69,12 +77,14 @@ def report_lines(record: RunRecord, findings: Sequence[Diagnosis]) -> Iterator[s
     yield from _unjudged_lines(record)
 
 
-def unjudged(record: RunRecord) -> list[DoctorRule]:
+def unjudged(record: "RunRecord") -> "list[DoctorRule]":
     """Rules that need more steps than the run has."""
+    from luyen.studio.doctor.diagnose import RULES
+
     return [one for one in RULES.values() if one.steps > len(record.steps)]
 
 
-def _unjudged_lines(record: RunRecord) -> Iterator[str]:
+def _unjudged_lines(record: "RunRecord") -> Iterator[str]:
     by_need: dict[int, list[str]] = {}
     for one in unjudged(record):
         by_need.setdefault(one.steps, []).append(one.id)
@@ -82,7 +92,7 @@ def _unjudged_lines(record: RunRecord) -> Iterator[str]:
         yield f"Not judged before step {need}: {', '.join(names)}"
 
 
-def _one_finding(finding: Diagnosis) -> Iterator[str]:
+def _one_finding(finding: "Diagnosis") -> Iterator[str]:
     seen = finding.symptom
     label = typer.style(f"{finding.severity} {finding.rule}", fg=_COLOURS[finding.severity])
     yield ""
@@ -113,6 +123,4 @@ def doctor(
 
     Exit code 1 when there are errors or warnings, 2 when RUN is no run. Nothing is written.
     """
-    pass  # codemod
-
     raise typer.Exit(run_doctor(run, as_json=as_json))

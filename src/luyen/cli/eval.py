@@ -14,7 +14,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from luyen.base.errors import UserError
 from luyen.base.files import json_page, plain, write_whole
 from luyen.cli.common import Trust, prepare
-from luyen.config.trust import require_trusted_files, require_trusted_path
 
 if TYPE_CHECKING:
     from luyen.pipeline.checkpoints import LoadedPolicy
@@ -232,6 +231,8 @@ def _evaluated(
 
 def _measure_all(request: EvalRequest) -> "list[Evaluated]":
     """The checkpoint, after the one that it is measured against, on the same rows and draws."""
+    from luyen.config.trust import require_trusted_files, require_trusted_path
+
     prepare()
     from luyen.pipeline.checkpoints import (
         EvalOverrides,
@@ -405,6 +406,4 @@ def evaluate(
 
 
 def _run(request: EvalRequest) -> int:
-    pass  # codemod
-
     return run_eval(request)

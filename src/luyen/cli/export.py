@@ -1,11 +1,12 @@
 """`luyen export`: a checkpoint as a Hugging Face directory."""
 
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from luyen.base.errors import UserError
-from luyen.cli.common import prepare
+from luyen.cli.common import Checkpoint, Trust, prepare
 
 
 def run_export(checkpoint: str, directory: Path, *, merge: bool, is_trusted: bool) -> int:
@@ -29,3 +30,18 @@ def run_export(checkpoint: str, directory: Path, *, merge: bool, is_trusted: boo
 def _is_of_a_run(folder: Path) -> bool:
     """Whether it is where a run has its checkpoints."""
     return folder.name == "checkpoints" and (folder.parent / "manifest.json").exists()
+
+
+def export(
+    checkpoint: Checkpoint,
+    directory: Annotated[Path, typer.Argument(help="A new directory.", metavar="DIR")],
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Add a LoRA adapter to the weights.")
+    ] = False,
+    trust: Trust = False,
+) -> None:
+    """Write a checkpoint as a Hugging Face directory.
+
+    A LoRA checkpoint becomes an adapter in peft's format, or with --merge a whole model.
+    """
+    raise typer.Exit(run_export(checkpoint, directory, merge=merge, is_trusted=trust))

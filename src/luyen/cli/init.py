@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
@@ -145,3 +146,10 @@ def run_init(directory: Path) -> int:
         f"\nTry next\n  cd {directory}\n  luyen check config.yaml\n  luyen train config.yaml"
     )
     return 0
+
+
+def init(
+    directory: Annotated[Path, typer.Argument(help="Where to write.", metavar="DIR")],
+) -> None:
+    """Write a first configuration with a reward and rows of its own."""
+    raise typer.Exit(run_init(directory))

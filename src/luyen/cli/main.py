@@ -16,14 +16,17 @@ from luyen.base.boundary import last_line
 from luyen.base.errors import UserError
 from luyen.base.secrets import mask_tracebacks
 from luyen.base.signals import settle_signals
-from luyen.cli import model_commands
 from luyen.cli.artifacts import artifacts
 from luyen.cli.bench import bench
+from luyen.cli.chat import chat
 from luyen.cli.common import Trust
 from luyen.cli.data import data
 from luyen.cli.diff import diff
 from luyen.cli.doctor import doctor
 from luyen.cli.eval import evaluate
+from luyen.cli.export import export
+from luyen.cli.init import init
+from luyen.cli.models import models
 from luyen.cli.profile import profile
 from luyen.cli.replay import replay
 from luyen.cli.report import report
@@ -31,6 +34,7 @@ from luyen.cli.reproduce import reproduce
 from luyen.cli.rescore import rescore
 from luyen.cli.rollout import rollout
 from luyen.cli.runs import runs
+from luyen.cli.selftest import selftest
 from luyen.cli.sweep import sweep
 from luyen.cli.timeline import timeline
 from luyen.telemetry.output import OUTPUT, ensure_streams, flushed, say
@@ -140,10 +144,10 @@ def train(
 
 app.command("eval")(evaluate)
 app.command()(sweep)
-app.command()(model_commands.chat)
-app.command()(model_commands.export)
-app.command()(model_commands.selftest)
-app.command()(model_commands.init)
+app.command()(chat)
+app.command()(export)
+app.command()(selftest)
+app.command()(init)
 app.command()(bench)
 app.command()(diff)
 app.command()(profile)
@@ -155,7 +159,7 @@ app.command()(reproduce)
 app.command()(report)
 app.command()(timeline)
 app.command()(runs)
-app.add_typer(model_commands.models, name="models")
+app.add_typer(models, name="models")
 app.add_typer(data, name="data")
 app.add_typer(artifacts, name="artifacts")
 

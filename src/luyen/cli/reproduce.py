@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence, Set
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias, final
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, final
 
 import typer
 
@@ -17,16 +17,11 @@ from luyen.base.files import plain
 from luyen.base.rundir import RunDirectory
 from luyen.cli.common import Trust
 from luyen.cli.diff import input_line, lines
-from luyen.config.trust import require_trust
-from luyen.studio.diff import RunDifference, compare_runs
-from luyen.studio.inputs import ChangedInput, changed_inputs
-from luyen.studio.reproduce import (
-    OVERRIDDEN_KEYS,
-    Rerun,
-    changed_environment,
-    environment_of,
-    folder_of,
-)
+
+if TYPE_CHECKING:
+    from luyen.studio.diff import RunDifference
+    from luyen.studio.inputs import ChangedInput
+    from luyen.studio.reproduce import Rerun
 
 Say: TypeAlias = Callable[[str], None]
 _LOOK_S = 0.1
@@ -54,9 +49,9 @@ class Reproduction:
     """Where it was run again."""
     equal_steps: tuple[int, ...]
     """Steps whose digests are equal, in order."""
-    environment: tuple[ChangedInput, ...]
+    environment: "tuple[ChangedInput, ...]"
     """What is not as it was when the run began."""
-    difference: RunDifference | None
+    difference: "RunDifference | None"
     """Where the two part; None: they do not."""
     notes: tuple[str, ...]
     """What a reader should know about the first run."""
@@ -78,6 +73,9 @@ def run_reproduce(
     root: Path, *, steps: int | None, into: Path | None, as_json: bool, is_trusted: bool
 ) -> int:
     """Run it again and print what came of it; 0: equal, 1: not equal, 2: it cannot be done."""
+
+    from luyen.config.trust import require_trust
+    from luyen.studio.reproduce import folder_of
 
     def say(words: str) -> None:
         typer.echo(words, err=as_json)
@@ -102,6 +100,8 @@ def run_again(root: Path, *, steps: int | None, into: Path | None, say: Say) -> 
 
     A UserError when it cannot be done: no digests, changed rows or files, a rerun that fails.
     """
+    from luyen.studio.reproduce import Rerun, folder_of
+
     run = RunDirectory.open(root)
     wanted = [d for d in read_digests(run.digests) if steps is None or d.step <= steps]
     if not wanted:
@@ -140,8 +140,15 @@ def _notes(run: RunDirectory) -> list[str]:
     return notes
 
 
-def _early_changes(run: RunDirectory, say: Say) -> list[ChangedInput]:
+def _early_changes(run: RunDirectory, say: Say) -> "list[ChangedInput]":
     """Differences that are known before anything is started, printed."""
+    from luyen.studio.reproduce import (
+        OVERRIDDEN_KEYS,
+        changed_environment,
+        environment_of,
+        folder_of,
+    )
+
     environment = environment_of(run.read_manifest(), os.environ)
     found = changed_environment(run, folder=folder_of(run), environment=environment)
     shown = [one for one in found if one.name not in OVERRIDDEN_KEYS]
@@ -152,9 +159,12 @@ def _early_changes(run: RunDirectory, say: Say) -> list[ChangedInput]:
 
 
 def _late_changes(
-    run: RunDirectory, rerun: Rerun, early: Sequence[ChangedInput], say: Say
-) -> list[ChangedInput]:
+    run: RunDirectory, rerun: "Rerun", early: "Sequence[ChangedInput]", say: Say
+) -> "list[ChangedInput]":
     """Differences that only the rerun could find: rows, threads, GPUs."""
+    from luyen.studio.inputs import changed_inputs
+    from luyen.studio.reproduce import OVERRIDDEN_KEYS
+
     while not rerun.directory.exists:
         if rerun.has_ended:
             raise rerun.failure()
@@ -172,7 +182,7 @@ def _late_changes(
     return found
 
 
-def _refuse(changes: Sequence[ChangedInput], kind: str) -> None:
+def _refuse(changes: "Sequence[ChangedInput]", kind: str) -> None:
     """A run on other rows, or with other code or weights, is another run."""
     for one in changes:
         if one.kind == kind:
@@ -182,7 +192,7 @@ def _refuse(changes: Sequence[ChangedInput], kind: str) -> None:
             raise UserError(one.name, one.b, why, fix)
 
 
-def _follow(wanted: Sequence[StepDigest], rerun: Rerun, say: Say) -> tuple[list[int], bool]:
+def _follow(wanted: Sequence[StepDigest], rerun: "Rerun", say: Say) -> tuple[list[int], bool]:
     """The steps that are equal, and whether one is not; returns as soon as that is known."""
     first = {digest.step: digest.stages for digest in wanted}
     equal: list[int] = []
@@ -216,8 +226,11 @@ def _demand_all(missing: Set[int]) -> None:
         raise UserError("trainer.resume_from_path", None, why, fix)
 
 
-def _difference(run: RunDirectory, rerun: Rerun) -> RunDifference:
+def _difference(run: RunDirectory, rerun: "Rerun") -> "RunDifference":
     """What `luyen diff` says of the two, without the inputs that the rerun sets for itself."""
+    from luyen.studio.diff import compare_runs
+    from luyen.studio.reproduce import OVERRIDDEN_KEYS
+
     found = compare_runs(run.root, rerun.directory.root)
     return replace(
         found,
@@ -226,7 +239,7 @@ def _difference(run: RunDirectory, rerun: Rerun) -> RunDifference:
     )
 
 
-def _await_metrics(rerun: Rerun, step: int) -> None:
+def _await_metrics(rerun: "Rerun", step: int) -> None:
     """The line of metrics follows that of digests: give it the time to come."""
     end, word = time.monotonic() + _METRICS_S, f'"step": {step},'.encode()
     file = rerun.directory.metrics
@@ -269,7 +282,5 @@ def reproduce(
 
     Exit code 0 when every step is equal, 1 when one is not, 2 when it cannot be done.
     """
-    pass  # codemod
-
     code = run_reproduce(run, steps=steps, into=into, as_json=as_json, is_trusted=trust)
     raise typer.Exit(code)

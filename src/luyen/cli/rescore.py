@@ -13,7 +13,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from luyen.base.errors import UserError
 from luyen.base.files import json_line, plain, write_whole, writing
 from luyen.cli.common import Trust, prepare
-from luyen.config.trust import require_trusted_files
 
 if TYPE_CHECKING:
     from luyen.rewards.metrics import Objectives
@@ -153,6 +152,8 @@ def run_rescore(
     is_trusted: bool,
 ) -> int:
     """Judge and print; 0 when all could be judged, 1 when some could not, 2 when nothing could."""
+    from luyen.config.trust import require_trusted_files
+
     try:
         steps = parse_steps(step)
         if out is not None:
@@ -319,8 +320,6 @@ def rescore(
     Exit code 0 when every rollout could be judged, 1 when some could not, 2 when it cannot be done.
     Nothing of the run is changed, and nothing is generated.
     """
-    pass  # codemod
-
     code = run_rescore(
         run,
         changes=changes or [],

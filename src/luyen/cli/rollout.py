@@ -9,11 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from luyen.base.records import Branch, CallStatus, Prompt, Rollout, Score, Source, ToolCall
-from luyen.cli.check import problem_lines, split_words
 from luyen.cli.common import Trust, prepare
-from luyen.config.check import check
-from luyen.config.machine import this_machine
-from luyen.config.trust import require_trusted_files
 
 if TYPE_CHECKING:
     from luyen.data.tokenizer import Tokenizer
@@ -61,6 +57,11 @@ def run_rollout(
 
 def _opened(words: Sequence[str], *, is_trusted: bool) -> "LoadedPolicy | None":
     """The policy of a checkpoint, or the one that a configuration starts from, once it is sound."""
+    from luyen.cli.check import problem_lines, split_words
+    from luyen.config.check import check
+    from luyen.config.machine import this_machine
+    from luyen.config.trust import require_trusted_files
+
     files, overrides = split_words(words)
     if len(files) == 1 and files[0].suffix not in (".yaml", ".yml"):
         prepare()
@@ -241,8 +242,6 @@ def rollout(
 
     Nothing is trained and nothing is written.
     """
-    pass  # codemod
-
     code = run_rollout(
         config,
         count=n,

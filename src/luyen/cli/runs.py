@@ -3,13 +3,15 @@
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from luyen.base.errors import UserError
 from luyen.base.files import plain
-from luyen.studio.runs import RunFacts, list_runs
+
+if TYPE_CHECKING:
+    from luyen.studio.runs import RunFacts
 
 _COLOURS = {"running": "cyan", "finished": "green", "interrupted": "yellow", "damaged": "red"}
 _HEAD = ("run", "stage", "steps", "state", "last validation", "begun", "size")
@@ -17,6 +19,8 @@ _HEAD = ("run", "stage", "steps", "state", "last validation", "begun", "size")
 
 def run_runs(folder: Path, *, as_json: bool) -> int:
     """Print the list; 0 also when it is empty."""
+    from luyen.studio.runs import list_runs
+
     root = folder.expanduser()
     if not root.is_dir():
         fix = "give the folder that trainer.default_local_dir names"
@@ -61,7 +65,7 @@ def size_words(count: int) -> str:
     return f"{amount:.0f} B" if unit == "B" else f"{amount:.1f} {unit}"
 
 
-def _row(run: RunFacts) -> tuple[str, ...]:
+def _row(run: "RunFacts") -> tuple[str, ...]:
     measured = "-" if run.value is None else f"{run.metric} {run.value:.3f}"
     steps = f"{run.steps}/{'?' if run.total is None else run.total}"
     when = run.created.replace("T", " ")[:16] or "?"
@@ -78,6 +82,4 @@ def runs(
     as_json: Annotated[bool, typer.Option("--json", help="Print the list as JSON.")] = False,
 ) -> None:
     """List runs: how far each is, what it last measured, and whether it still goes on."""
-    pass  # codemod
-
     raise typer.Exit(run_runs(folder, as_json=as_json))

@@ -4,16 +4,15 @@ import asyncio
 import json
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from luyen.base.process import SUPPORTED, has_mkl, is_promised, is_supported, version_of
 from luyen.cli.common import prepare
-from luyen.config.machine import this_machine
-from luyen.sandbox.attacks import ATTACKS, breaches, target
-from luyen.sandbox.launch import ISOLATION, available, missing
 from luyen.telemetry.manifest import collect
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
 
 if TYPE_CHECKING:
     from luyen.studio.selftest import SelfTestResult
@@ -58,6 +57,7 @@ def _proofs(model: str | None) -> "Iterator[SelfTestResult]":
 
 def _machine() -> "Iterator[SelfTestResult]":
     """The machine, the versions, and what matrix products promise."""
+    from luyen.config.machine import this_machine
     from luyen.studio.selftest import SelfTestResult, random_numbers
 
     yield SelfTestResult(name="machine", state="ok", detail=this_machine().words())
@@ -78,6 +78,7 @@ def _machine() -> "Iterator[SelfTestResult]":
 
 def _tiny_model() -> "Iterator[SelfTestResult]":
     """Trainer against sampler on random weights: lengths, batch sizes and threads."""
+    from luyen.config.machine import this_machine
     from luyen.models.random_policy import random_policy
     from luyen.studio.selftest import exactness
 
@@ -123,6 +124,9 @@ _ATTACK_COLOURS = {"kept": "green", "not kept": "yellow", "held": "green", "BROK
 
 def run_sandbox_selftest(*, as_json: bool) -> int:
     """Print walls, promises and attacks; 1 when an attack breaks a promise that is kept here."""
+    from luyen.sandbox.attacks import ATTACKS, breaches, target
+    from luyen.sandbox.launch import ISOLATION, available, missing
+
     walls, lost = available(), set(missing())
     if not as_json:
         typer.echo(f"walls: {', '.join(walls)}")
@@ -149,3 +153,23 @@ def run_sandbox_selftest(*, as_json: bool) -> int:
 
 def _attack_line(state: str, text: str) -> None:
     typer.echo(f"{typer.style(f'{state:9s}', fg=_ATTACK_COLOURS[state])}  {text}")
+
+
+def selftest(
+    model: Annotated[
+        str | None, typer.Argument(help="A model to try as well.", metavar="[MODEL]")
+    ] = None,
+    sandbox: Annotated[
+        bool,
+        typer.Option("--sandbox", help="Attack the sandbox instead, and say which walls hold."),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Try out what is promised here: versions, random numbers, exactness; or the sandbox.
+
+    With a model also its chat template, and the embedded engine against plain transformers. Exit
+    code 1 when something that is promised fails.
+    """
+    if sandbox:
+        raise typer.Exit(run_sandbox_selftest(as_json=as_json))
+    raise typer.Exit(run_selftest(model, as_json=as_json))

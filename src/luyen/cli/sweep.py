@@ -6,18 +6,18 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, final
+from typing import TYPE_CHECKING, Annotated, final
 
 import typer
 
 from luyen.base.errors import UserError
 from luyen.base.files import plain
 from luyen.base.input_files import expanded
-from luyen.cli.check import problem_lines, split_words
 from luyen.cli.runs import table
-from luyen.config.check import check
-from luyen.config.sweep import Variant, variants
-from luyen.studio.runs import RunFacts, list_runs
+
+if TYPE_CHECKING:
+    from luyen.config.sweep import Variant
+    from luyen.studio.runs import RunFacts
 
 _HEAD = ("run", "steps", "state", "last validation")
 _STOPPED = 128
@@ -30,11 +30,12 @@ class SweepRun:
     """A run of the sweep, checked.
 
     Example:
+        >>> from luyen.config.sweep import Variant
         >>> SweepRun(variant=Variant(words=("a.b=1",)), words=(), root=Path("runs")).variant.name
         'b=1'
     """
 
-    variant: Variant
+    variant: "Variant"
     """In what it differs."""
     words: tuple[str, ...]
     """What `luyen train` is called with."""
@@ -70,6 +71,10 @@ def run_sweep(
 
 def _queued(words: Sequence[str], listed: Sequence[str]) -> list[SweepRun] | None:
     """The runs, or None after saying what is wrong with the first that cannot start."""
+    from luyen.cli.check import problem_lines, split_words
+    from luyen.config.check import check
+    from luyen.config.sweep import variants
+
     files, overrides = split_words(words)
     if not files:
         raise UserError("CONFIG", " ".join(words), "no file is named", "name a YAML file")
@@ -98,7 +103,9 @@ def _train(words: Sequence[str]) -> int:
     return _STOPPED - done.returncode if done.returncode < 0 else done.returncode
 
 
-def _facts(one: SweepRun) -> RunFacts | None:
+def _facts(one: SweepRun) -> "RunFacts | None":
+    from luyen.studio.runs import list_runs
+
     if not one.root.is_dir():
         return None
     found = [run for run in list_runs(one.root.parent) if Path(run.path).name == one.root.name]
@@ -121,7 +128,7 @@ def _show(queue: Sequence[SweepRun], *, as_json: bool) -> None:
         typer.echo(line)
 
 
-def _row(name: str, run: RunFacts | None) -> tuple[str, ...]:
+def _row(name: str, run: "RunFacts | None") -> tuple[str, ...]:
     if run is None:
         return (name, "-", "not begun", "-")
     measured = "-" if run.value is None else f"{run.metric} {run.value:.3f}"
@@ -150,6 +157,4 @@ def sweep(
     Every run is checked before the first one starts, and has a run directory named after what it
     varies. The same command again trains only what is not finished.
     """
-    pass  # codemod
-
     raise typer.Exit(run_sweep(config, run or [], as_json=as_json))

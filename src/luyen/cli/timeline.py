@@ -3,19 +3,23 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from luyen.base.files import plain, write_whole
-from luyen.studio.timeline import inside, parse_steps, read_processes, windows
-from luyen.studio.timeline_summary import Gap, RoleWork, TimelineSummary, summarise, trace_of
+
+if TYPE_CHECKING:
+    from luyen.studio.timeline_summary import Gap, RoleWork, TimelineSummary
 
 _NAME = "timeline.json"
 
 
 def run_timeline(root: Path, *, steps: str | None, out: Path | None, as_json: bool) -> None:
     """Write the trace and print the figures; a UserError where there is nothing to show."""
+    from luyen.studio.timeline import inside, parse_steps, read_processes, windows
+    from luyen.studio.timeline_summary import summarise, trace_of
+
     asked = None if steps is None else parse_steps(steps)
     processes = read_processes(root)
     times = windows(processes, asked)
@@ -32,7 +36,7 @@ def run_timeline(root: Path, *, steps: str | None, out: Path | None, as_json: bo
     typer.echo(f"\nwrote {path}: it opens in https://ui.perfetto.dev")
 
 
-def lines(found: TimelineSummary) -> Iterator[str]:
+def lines(found: "TimelineSummary") -> Iterator[str]:
     """The figures for people."""
     first, last = found.steps
     which = f"step {first}" if first == last else f"steps {first} to {last}"
@@ -51,13 +55,13 @@ def lines(found: TimelineSummary) -> Iterator[str]:
         yield f"Times of other processes are right to {bound:.2g} ms"
 
 
-def _role_line(work: RoleWork) -> str:
+def _role_line(work: "RoleWork") -> str:
     waits = [f"{name} {spent:.3g} s" for name, spent in work.waited_s.items() if spent > 0]
     columns = f"{work.role:<12}{work.processes:>10}{work.busy:>8.0%}{work.idle_s:>9.3g} s"
     return f"{columns}   {', '.join(waits)}".rstrip()
 
 
-def _gap_line(gap: Gap) -> str:
+def _gap_line(gap: "Gap") -> str:
     where = "" if gap.step is None else f", step {gap.step}"
     return f"  {gap.seconds:.3g} s at {gap.start_s:.3g} s: {gap.during}{where}"
 
@@ -79,6 +83,4 @@ def timeline(
 
     Perfetto opens the trace. Nothing else is written.
     """
-    pass  # codemod
-
     run_timeline(run, steps=steps, out=out, as_json=as_json)

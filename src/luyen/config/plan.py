@@ -238,11 +238,8 @@ def plan_placement(
     config: RunConfig, machine: Machine, estimator: EstimatorFacts | None
 ) -> Placement:
     """Decide what `auto` leaves open."""
-    trainer, actor, rollout = (
-        config.trainer,
-        config.actor_rollout_ref.actor,
-        config.actor_rollout_ref.rollout,
-    )
+    trainer, arr = config.trainer, config.actor_rollout_ref
+    actor, rollout = arr.actor, arr.rollout
     device = trainer.device
     if device == "auto":
         device = "cuda" if machine.gpu_bytes else "cpu"

@@ -134,8 +134,8 @@ def sampler_faults(data: DataConfig) -> Iterator[str]:
     """What is wrong with arguments that are of their kinds.
 
     Example:
-        >>> from luyen.config.schema.data import Sampler
-        >>> mixed = Sampler(name="mixed", kwargs={"weights": {"arithmetic/sum": 0}})
+        >>> from luyen.config.schema.data import SamplerConfig
+        >>> mixed = SamplerConfig(name="mixed", kwargs={"weights": {"arithmetic/sum": 0}})
         >>> list(sampler_faults(DataConfig(train_files=("arithmetic://sum",), sampler=mixed)))
         ['weights: all of them are 0']
     """

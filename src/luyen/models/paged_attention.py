@@ -225,6 +225,17 @@ def prefill(
             softcap=window.softcap,
             sinks=window.sinks,
         )
+    return _prefill_on_cpu(query, pages, tables, chunks, scale, window)
+
+
+def _prefill_on_cpu(
+    query: Tensor,
+    pages: Pages,
+    tables: Tensor,
+    chunks: Chunks,
+    scale: float,
+    window: AttentionWindow,
+) -> Tensor:
     parts: list[Tensor] = []
     for row, (start, count, length) in enumerate(
         zip(chunks.starts.tolist(), chunks.queries.tolist(), chunks.keys.tolist(), strict=True)

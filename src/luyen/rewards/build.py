@@ -13,16 +13,16 @@ from luyen.base.input_files import expanded
 from luyen.base.records import Prompt, Rollout, Score
 from luyen.config.reward_components import nodes, read_components, read_routes
 from luyen.config.schema.reward import ComponentConfig, RewardConfig
-from luyen.rewards import managers
+from luyen.rewards import reward_managers
 from luyen.rewards.cache import FILE, CachedExecutor, ScoreCache
 from luyen.rewards.calls import Executor, FallbackExecutor
 from luyen.rewards.counters import ScoringCounters
 from luyen.rewards.custom import CustomReward
 from luyen.rewards.leaf import LeafFactory
 from luyen.rewards.llm_judge.judge_reward import JudgeFactory
-from luyen.rewards.managers import ManagerContext, managed
 from luyen.rewards.pool import ScoringPool
 from luyen.rewards.protocol import Group, Reward, Services, StepReward, StepWide
+from luyen.rewards.reward_managers import ManagerContext, managed
 from luyen.rewards.running_stats import RunningMoments
 from luyen.rewards.scoring import (
     VALIDATION,
@@ -272,7 +272,7 @@ def part_at(root: Score, path: str) -> Score | None:
     return found
 
 
-MANAGERS = managers
+MANAGERS = reward_managers
 """Importing it registers the managers that come with the package."""
 
 

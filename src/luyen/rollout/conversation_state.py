@@ -58,7 +58,7 @@ class ConversationState:
 
     Example:
         >>> ConversationState().phase
-        <Phase.PENDING: 'pending'>
+        <ConversationPhase.PENDING: 'pending'>
     """
 
     phase: ConversationPhase = ConversationPhase.PENDING

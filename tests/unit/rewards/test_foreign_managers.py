@@ -7,7 +7,7 @@ import pytest
 
 from luyen.base.errors import UserError
 from luyen.base.records import Score
-from luyen.rewards.managers import reward_managers
+from luyen.rewards.reward_managers import reward_managers
 from tests.unit.rewards.builders import config, group, prompt, scored
 
 

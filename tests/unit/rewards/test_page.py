@@ -11,7 +11,7 @@ from luyen.config.check import check
 from luyen.config.reward_components import RULE_REWARDS, RuleFacts
 from luyen.rewards.build import BUILT_IN
 from luyen.rewards.leaf import rule_kwargs
-from luyen.rewards.managers import reward_managers
+from luyen.rewards.reward_managers import reward_managers
 from luyen.rewards.rules.all import rule_rewards
 from luyen.rewards.user_functions import load_module
 from tests.architecture.pages import blocks, sections

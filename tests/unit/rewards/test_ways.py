@@ -8,7 +8,7 @@ import pytest
 from luyen.base.errors import UserError
 from luyen.config.plugins import REWARD_MANAGERS
 from luyen.rewards.build import build_reward
-from luyen.rewards.managers import reward_managers
+from luyen.rewards.reward_managers import reward_managers
 from luyen.rewards.user_functions import load_module
 from tests.unit.rewards.builders import config, group, own, prompt, scored, scores
 
@@ -110,7 +110,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info):
 
 PLUGIN = """
 from luyen.base.records import Score
-from luyen.rewards.managers import reward_managers
+from luyen.rewards.reward_managers import reward_managers
 from luyen.rewards.rules.rule import rule_rewards
 
 

@@ -112,10 +112,10 @@ class Validator:
         ...                           "required": ["a"]})
         >>> checker.fit({"a": 3}), checker.fit({"a": "3"}, from_text=True)
         ({'a': 3}, {'a': 3})
-        >>> checker.fit({"a": "3"})
+        >>> checker.fit({"a": "3"})  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
-        luyen.rollout.tools.user_code.InvalidArguments: argument `a` must be ..., not a string
+        luyen...InvalidArguments: argument `a` must be an integer, not a string
     """
 
     def __init__(self, name: str, parameters: Mapping[str, Any]) -> None:
