@@ -40,7 +40,7 @@ class ScriptedWorker:
         elif method == "collect":
             self._waiting = reply
         elif reply is not None:
-            reply(ReplicaFacts(pid=self._index, node="here", is_steady=True), None)
+            reply(ReplicaFacts(pid=self._index, node="here", is_batch_invariant=True), None)
 
     def kill(self) -> None:
         """Nothing to end."""

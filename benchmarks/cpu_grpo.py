@@ -104,7 +104,7 @@ def luyen_side(work: Work) -> Side:
     roles = build_roles(config, Renderer(tokenizer), tokenizer, needs, work.device)
     torch.set_num_threads(work.threads)
     rules = AdvantageConfig(
-        estimator="grpo", knobs={}, is_group_relative=True, kl_kind=None, correction=None
+        estimator="grpo", hparams={}, is_group_relative=True, kl_kind=None, correction=None
     )
     objective = build_objective(config, known)
     sampling = Sampling(max_new_tokens=work.new_tokens, ignore_stop=True)

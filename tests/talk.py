@@ -54,7 +54,7 @@ class ScriptedEngine:
         return not self._rows
 
     @property
-    def is_steady(self) -> bool:
+    def is_batch_invariant(self) -> bool:
         return True
 
     def submit(self, request: Request) -> None:

@@ -33,7 +33,7 @@ def group_median(inputs: CreditInputs) -> Credit:
     return Credit(advantages=advantages, returns=advantages)
 
 
-@policy_losses.register("capped_ratio", aggregation="token-mean", knobs=("clip_ratio",))
+@policy_losses.register("capped_ratio", aggregation="token-mean", hparams=("clip_ratio",))
 def capped_ratio(inputs: PolicyInputs, *, clip_ratio: float = 0.2) -> TokenLoss:
     """Importance sampling whose ratio is cut off above, and nowhere else."""
     ratio = (inputs.logp - inputs.old_logp).exp().clamp(max=1 + clip_ratio)
@@ -102,9 +102,9 @@ class OneByOne:
         return not self._waiting and self._inner.is_idle
 
     @property
-    def is_steady(self) -> bool:
+    def is_batch_invariant(self) -> bool:
         """Whether an answer does not depend on what else is drawn at the same time."""
-        return self._inner.is_steady
+        return self._inner.is_batch_invariant
 
     def submit(self, request: Request) -> None:
         """Queue a request."""

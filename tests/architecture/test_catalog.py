@@ -60,7 +60,7 @@ def violations(declared: Mapping[str, Iterable[str]], registered: Mapping[str, K
     problems += [f"{n}: registered, not in the catalog" for n in registered if n not in declared]
     for name in sorted(declared.keys() & registered.keys()):
         difference = set(declared[name]) ^ set(registered[name])
-        problems += [f"{name}: knob {knob} on one side only" for knob in sorted(difference)]
+        problems += [f"{name}: knob {hparam} on one side only" for hparam in sorted(difference)]
     return problems
 
 
@@ -145,12 +145,12 @@ def test_every_word_of_a_closed_set_is_one_that_some_code_asks_for():
 
 
 def test_the_catalog_lists_every_estimator_with_its_knobs():
-    declared = {name: facts.knobs for name, facts in ADV_ESTIMATORS.items()}
+    declared = {name: facts.hparams for name, facts in ADV_ESTIMATORS.items()}
     assert violations(declared, estimators()) == []
 
 
 def test_the_catalog_lists_every_policy_loss_with_its_knobs():
-    declared = {name: facts.knobs for name, facts in POLICY_LOSSES.items()}
+    declared = {name: facts.hparams for name, facts in POLICY_LOSSES.items()}
     assert violations(declared, losses()) == []
 
 
@@ -178,12 +178,12 @@ def test_values_of_knobs_are_those_that_the_rules_take():
     registry = registries(tree.modules())["rule_rewards"]
     for name in RULE_REWARDS:
         parameters = inspect.signature(registry.get(name)).parameters.values()
-        for knob in (p for p in parameters if p.kind is p.KEYWORD_ONLY):
-            if knob.name in PATTERNS:
+        for hparam in (p for p in parameters if p.kind is p.KEYWORD_ONLY):
+            if hparam.name in PATTERNS:
                 continue
-            known = ARGUMENT_SPECS[knob.name]
-            found = kind_of_annotation(knob.annotation)
-            assert (known.kind, known.choices, known.is_optional) == found, f"{name}.{knob.name}"
+            known = ARGUMENT_SPECS[hparam.name]
+            found = kind_of_annotation(hparam.annotation)
+            assert (known.kind, known.choices, known.is_optional) == found, f"{name}.{hparam.name}"
 
 
 def test_arguments_of_environments_are_those_that_they_take():

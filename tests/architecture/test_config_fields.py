@@ -53,7 +53,7 @@ def is_knob(path: str) -> bool:
     config = planted(RunConfig(), path, value)
     handed = [estimator_kwargs(config, facts) for facts in ADV_ESTIMATORS.values()]
     handed += [loss_kwargs(config, facts) for facts in POLICY_LOSSES.values()]
-    return any(value is given for knobs in handed for given in knobs.values())
+    return any(value is given for hparams in handed for given in hparams.values())
 
 
 def violations(fields: Iterable[Field], read: set[str]) -> list[str]:

@@ -26,7 +26,7 @@ from tests.e2e.tiny import random_model
 
 FILE = ROOT / "examples" / "minimal" / "grpo.py"
 RULES = AdvantageConfig(
-    estimator="grpo", knobs={}, is_group_relative=True, kl_kind=None, correction=None
+    estimator="grpo", hparams={}, is_group_relative=True, kl_kind=None, correction=None
 )
 PASSES = MicroBatching(max_tokens=100)
 STEPS = 3

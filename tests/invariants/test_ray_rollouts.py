@@ -60,9 +60,9 @@ def drawn_with(policy: Policy) -> Mapping[tuple[str, int], Completion]:
 
 def test_two_replicas_draw_what_one_local_engine_draws(engines: RayEngines):
     policy = tiny_policy("llama", seed=0)
-    assert engines.is_steady
-    assert {member.index for member in engines.crew.members} == {0, 1}
-    assert len({member.facts.pid for member in engines.crew.members if member.facts}) == 2
+    assert engines.is_batch_invariant
+    assert {member.index for member in engines.replica_pool.members} == {0, 1}
+    assert len({member.facts.pid for member in engines.replica_pool.members if member.facts}) == 2
     assert generate(engines, REQUESTS) == drawn_with(policy)
 
 
@@ -111,11 +111,13 @@ def test_packed_buckets_of_another_process_are_held_to_the_digests_that_came_wit
 def test_a_replica_that_is_killed_changes_nothing(engines: RayEngines, way: str, tmp_path: Path):
     policy = tiny_policy("llama", seed=7)
     put(engines, policy, folder=tmp_path if way == "folder" else None)
-    before = engines.crew.restarts
+    before = engines.replica_pool.restarts
     found = generate_and(engines, after=4, do=lambda: kill(engines, 0))
     assert found == drawn_with(policy)
-    assert engines.crew.restarts == before + 1
-    engines.crew.wait_until(lambda: all(member.is_ready for member in engines.crew.members))
+    assert engines.replica_pool.restarts == before + 1
+    engines.replica_pool.wait_until(
+        lambda: all(member.is_ready for member in engines.replica_pool.members)
+    )
     held = engines.fingerprint()
     assert held is not None
     assert held.first_difference(Fingerprint.of(policy)) is None
@@ -151,7 +153,7 @@ def generate_and(
 
 
 def kill(engines: RayEngines, index: int) -> None:
-    facts = engines.crew.members[index].facts
+    facts = engines.replica_pool.members[index].facts
     assert facts is not None
     os.kill(facts.pid, signal.SIGKILL)
 
@@ -168,8 +170,8 @@ class Published:
         return self._engines.is_idle
 
     @property
-    def is_steady(self) -> bool:
-        return self._engines.is_steady
+    def is_batch_invariant(self) -> bool:
+        return self._engines.is_batch_invariant
 
     def submit(self, request: Request) -> None:
         # They have the newest weights and no others.

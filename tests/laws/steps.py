@@ -21,33 +21,33 @@ class Case:
     """A loss with knobs that make its clips, masks and selections act on random numbers."""
 
     loss: str
-    knobs: Mapping[str, Any]
+    hparams: Mapping[str, Any]
 
     def __str__(self) -> str:
-        return self.loss + ("" if self.loss != "bypass_mode" else "-" + self.knobs["loss_type"])
+        return self.loss + ("" if self.loss != "bypass_mode" else "-" + self.hparams["loss_type"])
 
 
 CASES = [
-    Case(loss="vanilla", knobs={"clip_ratio_low": 0.1, "clip_ratio_c": 1.3, "ratio_cap": 1.8}),
-    Case(loss="gspo", knobs={"clip_ratio": 0.05, "ratio_cap": 1.2}),
-    Case(loss="gspo_token", knobs={"clip_ratio_low": 0.05, "clip_ratio_high": 0.1}),
-    Case(loss="geo_mean", knobs={"clip_ratio": 0.2}),
-    Case(loss="gpg", knobs={}),
-    Case(loss="reinforce", knobs={}),
-    Case(loss="cispo", knobs={"clip_ratio_high": 0.3}),
-    Case(loss="sapo", knobs={"tau_pos": 0.9, "tau_neg": 1.3}),
-    Case(loss="dro", knobs={"dro_beta": 0.7}),
-    Case(loss="vespo", knobs={}),
-    Case(loss="dppo_tv", knobs={"clip_ratio": 0.05, "clip_ratio_c": 1.2}),
-    Case(loss="dppo_kl", knobs={"clip_ratio": 0.02, "clip_ratio_c": 1.2}),
+    Case(loss="vanilla", hparams={"clip_ratio_low": 0.1, "clip_ratio_c": 1.3, "ratio_cap": 1.8}),
+    Case(loss="gspo", hparams={"clip_ratio": 0.05, "ratio_cap": 1.2}),
+    Case(loss="gspo_token", hparams={"clip_ratio_low": 0.05, "clip_ratio_high": 0.1}),
+    Case(loss="geo_mean", hparams={"clip_ratio": 0.2}),
+    Case(loss="gpg", hparams={}),
+    Case(loss="reinforce", hparams={}),
+    Case(loss="cispo", hparams={"clip_ratio_high": 0.3}),
+    Case(loss="sapo", hparams={"tau_pos": 0.9, "tau_neg": 1.3}),
+    Case(loss="dro", hparams={"dro_beta": 0.7}),
+    Case(loss="vespo", hparams={}),
+    Case(loss="dppo_tv", hparams={"clip_ratio": 0.05, "clip_ratio_c": 1.2}),
+    Case(loss="dppo_kl", hparams={"clip_ratio": 0.02, "clip_ratio_c": 1.2}),
     Case(
         loss="clip_cov",
-        knobs={"clip_cov_ratio": 0.2, "clip_cov_lb": -0.5, "clip_cov_ub": 0.5},
+        hparams={"clip_cov_ratio": 0.2, "clip_cov_lb": -0.5, "clip_cov_ub": 0.5},
     ),
-    Case(loss="kl_cov", knobs={"kl_cov_ratio": 0.3, "ppo_kl_coef": 0.8}),
+    Case(loss="kl_cov", hparams={"kl_cov_ratio": 0.3, "ppo_kl_coef": 0.8}),
     Case(
         loss="bypass_mode",
-        knobs={
+        hparams={
             "loss_type": "reinforce",
             "rollout_is": "sequence",
             "rollout_is_threshold": 1.5,
@@ -58,7 +58,7 @@ CASES = [
     ),
     Case(
         loss="bypass_mode",
-        knobs={"loss_type": "ppo_clip", "rollout_rs": "token_k1", "rollout_rs_threshold": 2.0},
+        hparams={"loss_type": "ppo_clip", "rollout_rs": "token_k1", "rollout_rs_threshold": 2.0},
     ),
 ]
 

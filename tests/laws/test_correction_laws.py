@@ -29,8 +29,8 @@ def streams(rows: list[Row], *, spoil: float | None = None) -> tuple[Tensor, Ten
     return old, old - 0.4 * gap, layout
 
 
-def corrected(rows: list[Row], **knobs: object) -> Correction:
-    return rollout_correction(*streams(rows), **knobs)
+def corrected(rows: list[Row], **hparams: object) -> Correction:
+    return rollout_correction(*streams(rows), **hparams)
 
 
 @given(rows=batches(), level=st.sampled_from(LEVELS), option=st.sampled_from(REJECTION_CRITERIA))
@@ -63,15 +63,15 @@ def test_weights_are_the_formula_in_plain_floats(rows: list[Row], level: str, ca
 @given(rows=batches(), level=st.sampled_from(LEVELS), threshold=THRESHOLDS)
 @few
 def test_what_stands_on_masked_positions_changes_nothing(rows: list[Row], level: str, threshold):
-    knobs = {
+    hparams = {
         "rollout_is": level,
         "rollout_is_threshold": threshold,
         "rollout_is_batch_normalize": True,
         "rollout_rs": ",".join(REJECTION_CRITERIA),
         "rollout_rs_threshold": 1.2,
     }
-    a = rollout_correction(*streams(rows, spoil=0.0), **knobs)
-    b = rollout_correction(*streams(rows, spoil=math.nan), **knobs)
+    a = rollout_correction(*streams(rows, spoil=0.0), **hparams)
+    b = rollout_correction(*streams(rows, spoil=math.nan), **hparams)
     assert torch.equal(a.weights, b.weights)
     assert torch.equal(a.keep, b.keep)
     assert a.metrics == b.metrics
@@ -96,8 +96,12 @@ def test_normalised_weights_average_to_one(rows: list[Row], level: str, threshol
 def test_the_order_of_sequences_does_not_matter(rows: list[Row], level: str, random):
     mixed = list(rows)
     random.shuffle(mixed)
-    knobs = {"rollout_is": level, "rollout_rs": "seq_mean_k3,token_k1", "rollout_rs_threshold": 1.1}
-    a, b = corrected(rows, **knobs), corrected(mixed, **knobs)
+    hparams = {
+        "rollout_is": level,
+        "rollout_rs": "seq_mean_k3,token_k1",
+        "rollout_rs_threshold": 1.1,
+    }
+    a, b = corrected(rows, **hparams), corrected(mixed, **hparams)
     assert a.metrics == pytest.approx(b.metrics, rel=1e-9, abs=1e-9)
     for name in ("weights", "keep"):
         mine = {id(r): x for r, x in zip(rows, per_row(getattr(a, name), rows), strict=True)}

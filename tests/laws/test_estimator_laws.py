@@ -19,8 +19,8 @@ few = settings(max_examples=10, deadline=None)
 more = settings(max_examples=30, deadline=None)
 
 
-def run(name: str, rows: list[Row], dtype: torch.dtype = torch.float64, **knobs: float) -> Credit:
-    return adv_estimators.get(name)(inputs_of(rows, dtype), **(KNOBS.get(name, {}) | knobs))
+def run(name: str, rows: list[Row], dtype: torch.dtype = torch.float64, **hparams: float) -> Credit:
+    return adv_estimators.get(name)(inputs_of(rows, dtype), **(KNOBS.get(name, {}) | hparams))
 
 
 def close(x: Tensor, y: Tensor, tolerance: float = 1e-9) -> None:

@@ -19,7 +19,7 @@ for_every_loss = pytest.mark.parametrize("case", CASES, ids=str)
 def objective_of(case: Case, mode: str) -> Objective:
     return Objective(
         loss=case.loss,
-        knobs=case.knobs,
+        hparams=case.hparams,
         aggregation=mode,
         loss_scale_factor=11.0,
         entropy_coeff=0.01,
@@ -101,7 +101,7 @@ def test_nan_on_masked_tokens_changes_nothing_and_gets_no_gradient(case, mode, s
 @given(samples=steps, left=st.booleans())
 def test_padded_rows_give_the_packed_loss_and_gradient(case, mode, samples, left):
     width = max(len(s["mask"]) for s in samples) + 2
-    flat = Objective(loss=case.loss, knobs=case.knobs, aggregation=mode, loss_scale_factor=11.0)
+    flat = Objective(loss=case.loss, hparams=case.hparams, aggregation=mode, loss_scale_factor=11.0)
     expected, gradients = evaluate(flat, samples, whole(samples))
 
     def rows(name: str, fill: float) -> torch.Tensor:
@@ -126,7 +126,7 @@ def test_padded_rows_give_the_packed_loss_and_gradient(case, mode, samples, left
         rollout_logp=rows("rollout_logp", torch.nan),
         rollout_is_weights=rows("is_weights", torch.nan),
         seed=3,
-        **case.knobs,
+        **case.hparams,
     )
     (grad,) = torch.autograd.grad(loss, [logp])
     got = [row[span(sample)] for row, sample in zip(grad, samples, strict=True)]

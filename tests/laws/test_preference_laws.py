@@ -37,7 +37,7 @@ KNOBS: dict[str, dict[str, Any]] = {
 def objectives(kind: str) -> list[PreferenceObjective]:
     """Every loss of a kind, and for pairs a mixture and a lighter tail."""
     names = ours(preference_losses)
-    alone = [PreferenceObjective(losses=(n,), knobs=KNOBS.get(n, {})) for n in names]
+    alone = [PreferenceObjective(losses=(n,), hparams=KNOBS.get(n, {})) for n in names]
     if kind == "pair":
         mixed = ("sigmoid", "aot", "sft")
         alone.append(PreferenceObjective(losses=mixed, loss_weights=(0.5, 1.0, 0.2)))
@@ -243,7 +243,7 @@ def test_padded_rows_give_the_packed_loss(objective, step, extra):
         ref_rejected_logp=rows(tokens.ref, torch.nan, 1),
         loss_weights=objective.loss_weights,
         ld_alpha=objective.ld_alpha,
-        **objective.knobs,
+        **objective.hparams,
     )
     torch.testing.assert_close(loss, expected.detach(), rtol=1e-12, atol=1e-12)
     assert metrics["preference/loss"] == pytest.approx(expected.item())
@@ -263,7 +263,7 @@ def test_swapping_the_answers_mirrors_the_logistic_loss(step):
         rejected_tokens=inputs.chosen_tokens,
     )
     plain = PreferenceObjective(losses=("sigmoid",))
-    noisy = PreferenceObjective(losses=("sigmoid",), knobs={"label_smoothing": 0.25})
+    noisy = PreferenceObjective(losses=("sigmoid",), hparams={"label_smoothing": 0.25})
     torch.testing.assert_close(
         noisy(inputs).loss, 0.75 * plain(inputs).loss + 0.25 * plain(swapped).loss
     )

@@ -75,12 +75,12 @@ def test_a_number_is_found_however_it_is_written(number, with_commas):
 @given(st.integers(1, 50), st.integers(0, 60), st.data())
 def test_penalties_are_never_positive_and_fall_with_length(most, tokens, data):
     buffer = data.draw(st.integers(1, most))
-    knobs = {"buffer": buffer, "penalty_factor": 1.5, "max_response_length": most}
+    hparams = {"buffer": buffer, "penalty_factor": 1.5, "max_response_length": most}
 
     def penalties(count):
         short = answer("", length=count)
         linear = length(prompt(), short, max_response_length=most)
-        return overlong(prompt(), short, **knobs), linear
+        return overlong(prompt(), short, **hparams), linear
 
     here, further = penalties(tokens), penalties(tokens + 1)
     assert all(0 >= a >= b for a, b in zip(here, further, strict=True))

@@ -66,21 +66,21 @@ def hyperparameter_names(*functions: Callable[..., Any]) -> tuple[str, ...]:
     return tuple(sorted(names - _NOT_HYPERPARAMETERS))
 
 
-def read_by(function: Callable[..., Any], knobs: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of `knobs` that `function` reads."""
+def read_by(function: Callable[..., Any], hparams: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of `hparams` that `function` reads."""
     names = hyperparameter_names(function)
-    return {name: value for name, value in knobs.items() if name in names}
+    return {name: value for name, value in hparams.items() if name in names}
 
 
-def require_known(owner: str, knobs: Mapping[str, Any], known: Iterable[str]) -> None:
+def require_known(owner: str, hparams: Mapping[str, Any], known: Iterable[str]) -> None:
     """Raise on the first knob that `owner` (such as "policy loss `gspo`") does not read."""
     names = sorted(known)
-    for name in sorted(knobs):
+    for name in sorted(hparams):
         if name not in names:
             listed = ", ".join(names) if names else "none"
             why = f"{owner} has no such knob (it has: {listed})"
             fix = did_you_mean(name, names) if names else "remove it"
-            raise UserError(name, knobs[name], why, fix)
+            raise UserError(name, hparams[name], why, fix)
 
 
 def require_positive(name: str, value: float, *, above: float = 0.0) -> None:

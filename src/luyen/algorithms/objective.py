@@ -42,14 +42,14 @@ def default_aggregation(name: str) -> str:
 
 
 def step_statistics(
-    name: str, inputs: PolicyInputs, *, seed: int, knobs: Mapping[str, Any]
+    name: str, inputs: PolicyInputs, *, seed: int, hparams: Mapping[str, Any]
 ) -> dict[str, Tensor]:
     """What the loss must know about the whole step; empty for a loss without a statistics pass."""
     if name not in loss_statistics:
         return {}
     choose = loss_statistics.get(name)
     with torch.no_grad():
-        return dict(choose(inputs, seed=seed, **read_by(choose, knobs)))
+        return dict(choose(inputs, seed=seed, **read_by(choose, hparams)))
 
 
 @final
@@ -60,13 +60,13 @@ class Objective:
     Names and knobs are checked when the record is made.
 
     Example:
-        >>> Objective(loss="gspo", knobs={"clip_ratio": 3e-4}).mode
+        >>> Objective(loss="gspo", hparams={"clip_ratio": 3e-4}).mode
         'seq-mean-token-mean'
     """
 
     loss: str
     """Name of a registered policy loss."""
-    knobs: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    hparams: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Knobs of the loss and of its statistics pass, under their config keys."""
     aggregation: str | None = None
     """How tokens are weighted; None: the loss's own way."""
@@ -80,7 +80,7 @@ class Objective:
     """Which KL penalty (`kl.PENALTIES`)."""
 
     def __post_init__(self) -> None:
-        require_known(f"policy loss `{self.loss}`", self.knobs, loss_hyperparameters(self.loss))
+        require_known(f"policy loss `{self.loss}`", self.hparams, loss_hyperparameters(self.loss))
         require_not_negative("kl_loss_coef", self.kl_loss_coef)
         if self.kl_loss_type not in PENALTIES:
             fix = did_you_mean(self.kl_loss_type, PENALTIES)
@@ -103,7 +103,7 @@ class Objective:
 
     def statistics(self, inputs: PolicyInputs, *, seed: int) -> dict[str, Tensor]:
         """Streams and scalars for `PolicyInputs.statistics`, from the inputs of the whole step."""
-        return step_statistics(self.loss, inputs, seed=seed, knobs=self.knobs)
+        return step_statistics(self.loss, inputs, seed=seed, hparams=self.hparams)
 
     def __call__(
         self,
@@ -120,7 +120,7 @@ class Objective:
         asks for, since it needs logits. Masked positions of any stream do not matter.
         """
         loss = policy_losses.get(self.loss)
-        found = call_policy_loss(self.loss, inputs, read_by(loss, self.knobs))
+        found = call_policy_loss(self.loss, inputs, read_by(loss, self.hparams))
         layout, per_token = inputs.layout, found.per_token
         metrics = dict(found.metrics)
         metrics["actor/pg_loss"] = _weighted_mean(per_token, weights)

@@ -114,7 +114,7 @@ def preference_loss(
     margins: Tensor | None = None,
     loss_weights: Sequence[float] | None = None,
     ld_alpha: float | None = None,
-    **knobs: Any,
+    **hparams: Any,
 ) -> tuple[Tensor, dict[str, float]]:
     """(loss, metrics) of pairs: row i of the chosen tensors and row i of the rejected ones.
 
@@ -125,7 +125,7 @@ def preference_loss(
         losses=(name,) if isinstance(name, str) else tuple(name),
         loss_weights=None if loss_weights is None else tuple(loss_weights),
         ld_alpha=ld_alpha,
-        knobs=knobs,
+        hparams=hparams,
     )
     sides = clean_mask(chosen_mask), clean_mask(rejected_mask)
     if sides[0].shape[0] != sides[1].shape[0]:
@@ -157,13 +157,13 @@ def unpaired_preference_loss(
     ref_mismatched_logp: Tensor | None = None,
     mismatched_mask: Tensor | None = None,
     density_ratio: Tensor | None = None,
-    **knobs: Any,
+    **hparams: Any,
 ) -> tuple[Tensor, dict[str, float]]:
     """(loss, metrics) of answers that `desirable` marks good (1) or bad (0), one row each.
 
     kto also reads answers after prompts that they do not belong to, as rows of their own mask.
     """
-    objective = PreferenceObjective(losses=(name,), knobs=knobs)
+    objective = PreferenceObjective(losses=(name,), hparams=hparams)
     clean = clean_mask(mask)
     require_same_shape("desirable", desirable, "the rows of mask", clean[:, 0])
     other = clean if mismatched_mask is None else clean_mask(mismatched_mask)
@@ -234,7 +234,7 @@ def advantage(
     sum_pi_squared: Tensor | None = None,
     rollout_is_weights: Tensor | None = None,
     turns: Tensor | None = None,
-    **knobs: Any,
+    **hparams: Any,
 ) -> tuple[Tensor, Tensor]:
     """(advantages, returns), both `[batch, time]`, by the estimator of this name.
 
@@ -243,7 +243,7 @@ def advantage(
     `turns` are integers `[batch, time]`, the assistant turn of each token; None: one turn.
     """
     estimator = adv_estimators.get(name)
-    require_known(f"advantage estimator `{name}`", knobs, hyperparameter_names(estimator))
+    require_known(f"advantage estimator `{name}`", hparams, hyperparameter_names(estimator))
     clean = clean_mask(mask)
     layout = row_layout(clean, groups)
     parts = components or {}
@@ -261,7 +261,7 @@ def advantage(
         positions=torch.arange(clean.shape[1], device=clean.device).repeat(clean.shape[0]),
         turns=_turns(turns, clean),
     )
-    credit = estimator(inputs, **knobs)
+    credit = estimator(inputs, **hparams)
     return credit.advantages.view(clean.shape), credit.returns.view(clean.shape)
 
 
@@ -277,7 +277,7 @@ def policy_loss(
     rollout_logp: Tensor | None = None,
     rollout_is_weights: Tensor | None = None,
     seed: int = 0,
-    **knobs: Any,
+    **hparams: Any,
 ) -> tuple[Tensor, dict[str, float]]:
     """(loss, metrics) of one whole optimizer step given as one batch.
 
@@ -285,7 +285,7 @@ def policy_loss(
     gspo_token, sapo and geo_mean. `loss_scale_factor` defaults to the padded width. `seed` is for
     losses that draw tokens (clip_cov).
     """
-    require_known(f"policy loss `{name}`", knobs, loss_hyperparameters(name))
+    require_known(f"policy loss `{name}`", hparams, loss_hyperparameters(name))
     clean = clean_mask(mask)
     inputs = PolicyInputs(
         logp=required_stream("logp", logp, clean),
@@ -295,9 +295,9 @@ def policy_loss(
         rollout_logp=optional_stream("rollout_logp", rollout_logp, clean),
         is_weights=_weights(rollout_is_weights, clean),
     )
-    statistics = step_statistics(name, inputs, seed=seed, knobs=knobs)
+    statistics = step_statistics(name, inputs, seed=seed, hparams=hparams)
     loss = policy_losses.get(name)
-    token_loss = loss(replace(inputs, statistics=statistics), **read_by(loss, knobs))
+    token_loss = loss(replace(inputs, statistics=statistics), **read_by(loss, hparams))
     mode = aggregation or default_aggregation(name)
     return _reduced(token_loss, inputs.layout, mode, loss_scale_factor, clean.shape[1])
 
@@ -334,17 +334,17 @@ def value_loss(
 
 
 def rollout_correction(
-    old_logp: Tensor, rollout_logp: Tensor, mask: Tensor, **knobs: Any
+    old_logp: Tensor, rollout_logp: Tensor, mask: Tensor, **hparams: Any
 ) -> tuple[Tensor, Tensor, dict[str, float]]:
     """(weights, mask of the tokens kept, metrics) between the trainer and the sampler."""
     known = hyperparameter_names(correct.rollout_correction)
-    require_known("rollout correction", knobs, known)
+    require_known("rollout correction", hparams, known)
     clean = clean_mask(mask)
     correction = correct.rollout_correction(
         required_stream("old_logp", old_logp, clean),
         required_stream("rollout_logp", rollout_logp, clean),
         row_layout(clean, range(clean.shape[0])),
-        **knobs,
+        **hparams,
     )
     weights, keep = correction.weights.view(clean.shape), correction.keep.view(clean.shape)
     return weights, keep, dict(correction.metrics)

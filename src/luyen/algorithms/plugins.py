@@ -18,13 +18,13 @@ from luyen.base.registry import Registry
 T = TypeVar("T")
 
 
-def call_estimator(name: str, inputs: CreditInputs, knobs: Mapping[str, Any]) -> Credit:
+def call_estimator(name: str, inputs: CreditInputs, hparams: Mapping[str, Any]) -> Credit:
     """The credit by a registered estimator; one of a plugin sees copies of the inputs."""
     estimator = adv_estimators.get(name)
     if _is_ours(estimator):
-        return estimator(inputs, **knobs)
+        return estimator(inputs, **hparams)
     given = own_copy(inputs)
-    found = _called(adv_estimators, name, lambda: estimator(given, **knobs))
+    found = _called(adv_estimators, name, lambda: estimator(given, **hparams))
     if not isinstance(cast(object, found), Credit):
         _refuse(adv_estimators, name, f"it gave {_kind(found)}, not a Credit")
     for stream in ("advantages", "returns"):
@@ -34,12 +34,12 @@ def call_estimator(name: str, inputs: CreditInputs, knobs: Mapping[str, Any]) ->
     )
 
 
-def call_policy_loss(name: str, inputs: PolicyInputs, knobs: Mapping[str, Any]) -> TokenLoss:
+def call_policy_loss(name: str, inputs: PolicyInputs, hparams: Mapping[str, Any]) -> TokenLoss:
     """The loss of each token by a registered loss, which the gradient flows through."""
     loss = policy_losses.get(name)
     if _is_ours(loss):
-        return loss(inputs, **knobs)
-    found = _called(policy_losses, name, lambda: loss(inputs, **knobs))
+        return loss(inputs, **hparams)
+    found = _called(policy_losses, name, lambda: loss(inputs, **hparams))
     if not isinstance(cast(object, found), TokenLoss):
         _refuse(policy_losses, name, f"it gave {_kind(found)}, not a TokenLoss")
     _demand(policy_losses, name, "per_token", found.per_token, inputs.logp)

@@ -27,7 +27,7 @@ class EstimatorFacts:
     """Whether it compares the samples of a group, so that a group of one teaches nothing."""
     needs: tuple[str, ...] = ()
     """Streams beyond rewards: `values`, `baselines`, `components`, `sum_pi_squared`, `old_logp`."""
-    knobs: tuple[str, ...] = ()
+    hparams: tuple[str, ...] = ()
     """Keys of the `algorithm` block, or of `preference`, that it reads."""
 
 
@@ -45,7 +45,7 @@ class LossFacts:
     """The aggregation in force when `loss_agg_mode` is null."""
     needs: tuple[str, ...] = ()
     """Streams beyond the common ones: `rollout_logp`."""
-    knobs: tuple[str, ...] = ()
+    hparams: tuple[str, ...] = ()
     """Keys of the `actor`, `policy_loss` and `rollout_correction` blocks that it reads."""
 
 
@@ -69,7 +69,7 @@ class PreferenceFacts:
     """Numbers beyond the common ones: `mismatched`."""
     optional: tuple[str, ...] = ()
     """Numbers that it reads where they are given: `margins`, `density_ratio`, `history`."""
-    knobs: tuple[str, ...] = ()
+    hparams: tuple[str, ...] = ()
     """Hyper-parameters that it reads, by the name of their config key."""
 
 
@@ -95,31 +95,31 @@ ROLLOUT_ENGINES: dict[str, EngineFacts] = {"native": EngineFacts(), "hf": Engine
 
 ADV_ESTIMATORS: dict[str, EstimatorFacts] = {
     "gae": EstimatorFacts(
-        baseline="value", needs=("values",), knobs=("gamma", "lam", "whiten_advantages")
+        baseline="value", needs=("values",), hparams=("gamma", "lam", "whiten_advantages")
     ),
     "grpo": EstimatorFacts(
         baseline="group mean",
         group_relative=True,
-        knobs=("norm_adv_by_std_in_grpo", "std_epsilon"),
+        hparams=("norm_adv_by_std_in_grpo", "std_epsilon"),
     ),
     "turn_grpo": EstimatorFacts(
         baseline="per turn",
         group_relative=True,
-        knobs=("gamma", "norm_adv_by_std_in_grpo", "std_epsilon"),
+        hparams=("gamma", "norm_adv_by_std_in_grpo", "std_epsilon"),
     ),
     "grpo_passk": EstimatorFacts(
         baseline="runner-up",
         group_relative=True,
-        knobs=("norm_adv_by_std_in_grpo", "std_epsilon"),
+        hparams=("norm_adv_by_std_in_grpo", "std_epsilon"),
     ),
     "gdpo": EstimatorFacts(
         baseline="group mean",
         group_relative=True,
         needs=("components",),
-        knobs=("gdpo_reward_keys", "gdpo_reward_weights", "std_epsilon"),
+        hparams=("gdpo_reward_keys", "gdpo_reward_weights", "std_epsilon"),
     ),
-    "reinforce": EstimatorFacts(baseline="none", knobs=("gamma",)),
-    "reinforce_plus_plus": EstimatorFacts(baseline="none", knobs=("gamma",)),
+    "reinforce": EstimatorFacts(baseline="none", hparams=("gamma",)),
+    "reinforce_plus_plus": EstimatorFacts(baseline="none", hparams=("gamma",)),
     "reinforce_plus_plus_baseline": EstimatorFacts(baseline="group mean", group_relative=True),
     "rloo": EstimatorFacts(baseline="leave-one-out", group_relative=True),
     "opo": EstimatorFacts(baseline="length-weighted", group_relative=True),
@@ -129,7 +129,7 @@ ADV_ESTIMATORS: dict[str, EstimatorFacts] = {
         baseline="pairs",
         group_relative=True,
         needs=("old_logp",),
-        knobs=(
+        hparams=(
             "loss_type",
             "loss_weights",
             "beta",
@@ -147,13 +147,13 @@ ADV_ESTIMATORS: dict[str, EstimatorFacts] = {
         baseline="per token",
         group_relative=True,
         needs=("sum_pi_squared",),
-        knobs=("handle_zero_tail",),
+        hparams=("handle_zero_tail",),
     ),
     "tir_optimal_token_baseline": EstimatorFacts(
         baseline="per token",
         group_relative=True,
         needs=("sum_pi_squared",),
-        knobs=("handle_zero_tail",),
+        hparams=("handle_zero_tail",),
     ),
 }
 
@@ -169,24 +169,24 @@ _CORRECTION = (
 )
 
 POLICY_LOSSES: dict[str, LossFacts] = {
-    "vanilla": LossFacts(knobs=(*_CLIP, "clip_ratio_c", "ratio_cap")),
+    "vanilla": LossFacts(hparams=(*_CLIP, "clip_ratio_c", "ratio_cap")),
     "gpg": LossFacts(),
     "reinforce": LossFacts(),
-    "gspo": LossFacts(aggregation="seq-mean-token-mean", knobs=(*_CLIP, "ratio_cap")),
-    "gspo_token": LossFacts(aggregation="seq-mean-token-mean", knobs=(*_CLIP, "ratio_cap")),
-    "geo_mean": LossFacts(aggregation="seq-mean-token-mean", knobs=_CLIP),
-    "cispo": LossFacts(knobs=(*_CLIP, "cispo_cap")),
-    "sapo": LossFacts(aggregation="seq-mean-token-mean", knobs=("tau_pos", "tau_neg")),
-    "clip_cov": LossFacts(knobs=(*_CLIP, "clip_cov_ratio", "clip_cov_lb", "clip_cov_ub")),
-    "kl_cov": LossFacts(knobs=("kl_cov_ratio", "ppo_kl_coef")),
-    "dppo_tv": LossFacts(knobs=(*_CLIP, "clip_ratio_c")),
-    "dppo_kl": LossFacts(knobs=(*_CLIP, "clip_ratio_c")),
-    "dro": LossFacts(knobs=("dro_beta",)),
+    "gspo": LossFacts(aggregation="seq-mean-token-mean", hparams=(*_CLIP, "ratio_cap")),
+    "gspo_token": LossFacts(aggregation="seq-mean-token-mean", hparams=(*_CLIP, "ratio_cap")),
+    "geo_mean": LossFacts(aggregation="seq-mean-token-mean", hparams=_CLIP),
+    "cispo": LossFacts(hparams=(*_CLIP, "cispo_cap")),
+    "sapo": LossFacts(aggregation="seq-mean-token-mean", hparams=("tau_pos", "tau_neg")),
+    "clip_cov": LossFacts(hparams=(*_CLIP, "clip_cov_ratio", "clip_cov_lb", "clip_cov_ub")),
+    "kl_cov": LossFacts(hparams=("kl_cov_ratio", "ppo_kl_coef")),
+    "dppo_tv": LossFacts(hparams=(*_CLIP, "clip_ratio_c")),
+    "dppo_kl": LossFacts(hparams=(*_CLIP, "clip_ratio_c")),
+    "dro": LossFacts(hparams=("dro_beta",)),
     "vespo": LossFacts(
-        knobs=("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg")
+        hparams=("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg")
     ),
     "bypass_mode": LossFacts(
-        needs=("rollout_logp",), knobs=(*_CLIP, "clip_ratio_c", "ratio_cap", *_CORRECTION)
+        needs=("rollout_logp",), hparams=(*_CLIP, "clip_ratio_c", "ratio_cap", *_CORRECTION)
     ),
 }
 
@@ -195,31 +195,31 @@ _MARKED = ("beta", "desirable_weight", "undesirable_weight")
 _NOISY = ("beta", "label_smoothing")
 
 PREFERENCE_LOSSES: dict[str, PreferenceFacts] = {
-    "sigmoid": PreferenceFacts(optional=("margins",), knobs=(*_NOISY, *_DIVERGENCE)),
-    "sigmoid_norm": PreferenceFacts(optional=("margins",), knobs=("beta", *_DIVERGENCE)),
-    "hinge": PreferenceFacts(optional=("margins",), knobs=("beta", *_DIVERGENCE)),
-    "ipo": PreferenceFacts(knobs=("beta", *_DIVERGENCE)),
-    "robust": PreferenceFacts(optional=("margins",), knobs=(*_NOISY, *_DIVERGENCE)),
-    "exo_pair": PreferenceFacts(optional=("margins",), knobs=(*_NOISY, *_DIVERGENCE)),
+    "sigmoid": PreferenceFacts(optional=("margins",), hparams=(*_NOISY, *_DIVERGENCE)),
+    "sigmoid_norm": PreferenceFacts(optional=("margins",), hparams=("beta", *_DIVERGENCE)),
+    "hinge": PreferenceFacts(optional=("margins",), hparams=("beta", *_DIVERGENCE)),
+    "ipo": PreferenceFacts(hparams=("beta", *_DIVERGENCE)),
+    "robust": PreferenceFacts(optional=("margins",), hparams=(*_NOISY, *_DIVERGENCE)),
+    "exo_pair": PreferenceFacts(optional=("margins",), hparams=(*_NOISY, *_DIVERGENCE)),
     "discopop": PreferenceFacts(
-        optional=("margins",), knobs=("beta", "discopop_tau", *_DIVERGENCE)
+        optional=("margins",), hparams=("beta", "discopop_tau", *_DIVERGENCE)
     ),
     "sft": PreferenceFacts(reference=False),
-    "nca_pair": PreferenceFacts(knobs=("beta",)),
-    "bco_pair": PreferenceFacts(knobs=("beta",)),
-    "sppo_hard": PreferenceFacts(knobs=("beta",)),
-    "apo_zero": PreferenceFacts(knobs=("beta",)),
-    "apo_down": PreferenceFacts(knobs=("beta",)),
-    "aot": PreferenceFacts(needs_step=True, knobs=_NOISY),
-    "aot_unpaired": PreferenceFacts(needs_step=True, knobs=_NOISY),
-    "orpo": PreferenceFacts(reference=False, knobs=("beta",)),
-    "cpo": PreferenceFacts(reference=False, knobs=(*_NOISY, "cpo_alpha")),
-    "simpo": PreferenceFacts(reference=False, knobs=(*_NOISY, "simpo_gamma", "cpo_alpha")),
-    "alphapo": PreferenceFacts(reference=False, knobs=(*_NOISY, "simpo_gamma", "alpha")),
-    "kto": PreferenceFacts(kind="unpaired", needs=("mismatched",), knobs=_MARKED),
-    "apo_zero_unpaired": PreferenceFacts(kind="unpaired", knobs=_MARKED),
+    "nca_pair": PreferenceFacts(hparams=("beta",)),
+    "bco_pair": PreferenceFacts(hparams=("beta",)),
+    "sppo_hard": PreferenceFacts(hparams=("beta",)),
+    "apo_zero": PreferenceFacts(hparams=("beta",)),
+    "apo_down": PreferenceFacts(hparams=("beta",)),
+    "aot": PreferenceFacts(needs_step=True, hparams=_NOISY),
+    "aot_unpaired": PreferenceFacts(needs_step=True, hparams=_NOISY),
+    "orpo": PreferenceFacts(reference=False, hparams=("beta",)),
+    "cpo": PreferenceFacts(reference=False, hparams=(*_NOISY, "cpo_alpha")),
+    "simpo": PreferenceFacts(reference=False, hparams=(*_NOISY, "simpo_gamma", "cpo_alpha")),
+    "alphapo": PreferenceFacts(reference=False, hparams=(*_NOISY, "simpo_gamma", "alpha")),
+    "kto": PreferenceFacts(kind="unpaired", needs=("mismatched",), hparams=_MARKED),
+    "apo_zero_unpaired": PreferenceFacts(kind="unpaired", hparams=_MARKED),
     "bco": PreferenceFacts(
-        kind="unpaired", needs_step=True, optional=("density_ratio", "history"), knobs=_MARKED
+        kind="unpaired", needs_step=True, optional=("density_ratio", "history"), hparams=_MARKED
     ),
 }
 

@@ -32,13 +32,13 @@ def argument_faults(choice: EnvironmentConfig) -> Iterator[tuple[str, str]]:
         ['an environment of kind `verifiers` needs `id`']
     """
     needed, others = ENVIRONMENT_ARGUMENTS.get(choice.kind, ((), tuple(choice.kwargs)))
-    for knob in choice.kwargs:
-        if knob not in (*needed, *others):
-            why = f"an environment of kind `{choice.kind}` takes no `{knob}`"
-            yield why, did_you_mean(knob, (*needed, *others))
-    for knob in needed:
-        if knob not in choice.kwargs:
-            yield f"an environment of kind `{choice.kind}` needs `{knob}`", f"set kwargs.{knob}"
+    for hparam in choice.kwargs:
+        if hparam not in (*needed, *others):
+            why = f"an environment of kind `{choice.kind}` takes no `{hparam}`"
+            yield why, did_you_mean(hparam, (*needed, *others))
+    for hparam in needed:
+        if hparam not in choice.kwargs:
+            yield f"an environment of kind `{choice.kind}` needs `{hparam}`", f"set kwargs.{hparam}"
 
 
 def read_environments(

@@ -391,7 +391,7 @@ def estimator_kwargs(config: RunConfig, facts: EstimatorFacts) -> dict[str, Any]
     One that makes pairs reads how they are compared from `preference`.
     """
     given = {**dict(config.preference), **dict(config.algorithm)}
-    return {name: given[name] if given[name] != () else None for name in facts.knobs}
+    return {name: given[name] if given[name] != () else None for name in facts.hparams}
 
 
 def loss_kwargs(config: RunConfig, facts: LossFacts) -> dict[str, Any]:
@@ -403,7 +403,7 @@ def loss_kwargs(config: RunConfig, facts: LossFacts) -> dict[str, Any]:
         **dict(config.algorithm.rollout_correction),
     }
     own = {"clip_ratio_c"} if actor.clip_ratio_c is None else set[str]()
-    return {name: given[name] for name in facts.knobs if name not in own}
+    return {name: given[name] for name in facts.hparams if name not in own}
 
 
 # The knobs of a preference loss that a configuration sets, by their own names.

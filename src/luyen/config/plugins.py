@@ -295,7 +295,7 @@ def _estimator(facts: Mapping[str, Any]) -> EstimatorFacts:
         baseline=str(facts.get("baseline", "none")),
         group_relative=bool(facts.get("group_relative", False)),
         needs=_names(facts.get("needs")),
-        knobs=_names(facts.get("knobs")),
+        hparams=_names(facts.get("knobs")),
     )
 
 
@@ -303,7 +303,7 @@ def _loss(facts: Mapping[str, Any]) -> LossFacts:
     return LossFacts(
         aggregation=str(facts.get("aggregation", "token-mean")),
         needs=_names(facts.get("needs")),
-        knobs=_names(facts.get("knobs")),
+        hparams=_names(facts.get("knobs")),
     )
 
 
@@ -314,7 +314,7 @@ def _preference(facts: Mapping[str, Any]) -> PreferenceFacts:
         needs_step=bool(facts.get("needs_step", False)),
         needs=_names(facts.get("needs")),
         optional=_names(facts.get("optional")),
-        knobs=_names(facts.get("knobs")),
+        hparams=_names(facts.get("knobs")),
     )
 
 
@@ -327,9 +327,9 @@ def _engine(facts: Mapping[str, Any]) -> EngineFacts:
 
 
 def _rule(facts: Mapping[str, Any]) -> RuleFacts:
-    knobs = facts.get("knobs")
+    hparams = facts.get("knobs")
     return RuleFacts(
-        knobs=None if knobs is None else tuple(knobs),
+        hparams=None if hparams is None else tuple(hparams),
         package=facts.get("package"),
         extra=facts.get("extra"),
     )

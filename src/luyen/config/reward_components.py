@@ -169,7 +169,7 @@ class RuleFacts:
         'math_verify'
     """
 
-    knobs: tuple[str, ...] | None = ()
+    hparams: tuple[str, ...] | None = ()
     """Names it may be given under `kwargs`; None when a plugin does not say."""
     required: tuple[str, ...] = ()
     """Those without a default."""
@@ -180,31 +180,31 @@ class RuleFacts:
 
 
 RULE_REWARDS: dict[str, RuleFacts] = {
-    "exact": RuleFacts(knobs=("strip", "ignore_case")),
-    "numeric": RuleFacts(knobs=("tolerance",)),
-    "gsm8k": RuleFacts(knobs=("method", "format_score")),
-    "math": RuleFacts(knobs=("float_rounding",), package="math_verify", extra="math"),
-    "choice": RuleFacts(knobs=("choices",)),
-    "regex": RuleFacts(knobs=("pattern", "match"), required=("pattern",)),
-    "json": RuleFacts(knobs=("required", "fenced")),
-    "json_schema": RuleFacts(knobs=("schema", "fenced")),
-    "ifeval": RuleFacts(knobs=("mode", "credit")),
-    "reasoning_gym": RuleFacts(knobs=("tag",), package="reasoning_gym", extra="tasks"),
-    "code": RuleFacts(knobs=("credit", "cpu_s", "memory_mb", "refuse_forgeable")),
-    "length": RuleFacts(knobs=("free", "max_response_length")),
+    "exact": RuleFacts(hparams=("strip", "ignore_case")),
+    "numeric": RuleFacts(hparams=("tolerance",)),
+    "gsm8k": RuleFacts(hparams=("method", "format_score")),
+    "math": RuleFacts(hparams=("float_rounding",), package="math_verify", extra="math"),
+    "choice": RuleFacts(hparams=("choices",)),
+    "regex": RuleFacts(hparams=("pattern", "match"), required=("pattern",)),
+    "json": RuleFacts(hparams=("required", "fenced")),
+    "json_schema": RuleFacts(hparams=("schema", "fenced")),
+    "ifeval": RuleFacts(hparams=("mode", "credit")),
+    "reasoning_gym": RuleFacts(hparams=("tag",), package="reasoning_gym", extra="tasks"),
+    "code": RuleFacts(hparams=("credit", "cpu_s", "memory_mb", "refuse_forgeable")),
+    "length": RuleFacts(hparams=("free", "max_response_length")),
     "overlong": RuleFacts(
-        knobs=("buffer", "penalty_factor", "max_response_length"), required=("buffer",)
+        hparams=("buffer", "penalty_factor", "max_response_length"), required=("buffer",)
     ),
-    "cosine": RuleFacts(knobs=("at_zero", "at_limit", "when_cut", "max_response_length")),
-    "repetition": RuleFacts(knobs=("ngram", "unit")),
-    "tool_valid": RuleFacts(knobs=("without",)),
-    "tool_success": RuleFacts(knobs=("without",)),
-    "tool_needless": RuleFacts(knobs=("allowed",)),
-    "tool_cost": RuleFacts(knobs=("per_call", "per_second", "per_character", "prices")),
+    "cosine": RuleFacts(hparams=("at_zero", "at_limit", "when_cut", "max_response_length")),
+    "repetition": RuleFacts(hparams=("ngram", "unit")),
+    "tool_valid": RuleFacts(hparams=("without",)),
+    "tool_success": RuleFacts(hparams=("without",)),
+    "tool_needless": RuleFacts(hparams=("allowed",)),
+    "tool_cost": RuleFacts(hparams=("per_call", "per_second", "per_character", "prices")),
     "tool_safety": RuleFacts(
-        knobs=("forbidden_tools", "forbidden_arguments", "secrets", "longest_query", "canaries")
+        hparams=("forbidden_tools", "forbidden_arguments", "secrets", "longest_query", "canaries")
     ),
-    "given": RuleFacts(knobs=("without",)),
+    "given": RuleFacts(hparams=("without",)),
 }
 
 

@@ -154,8 +154,9 @@ class OfflineBatch:
     Example:
         >>> from luyen.engine.batch import pack
         >>> pair = pack([[1, 2], [1, 3]], masks=[[0, 1], [0, 1]], groups=[0, 0])
-        >>> lesson = OfflineBatch(rows=(7,), batch=pair, numbers={"margins": torch.tensor([0.5])})
-        >>> sorted(lesson.tensors())
+        >>> numbers = {"margins": torch.tensor([0.5])}
+        >>> offline_batch = OfflineBatch(rows=(7,), batch=pair, numbers=numbers)
+        >>> sorted(offline_batch.tensors())
         ['batch/lengths', 'batch/mask', 'batch/tokens', 'margins']
     """
 

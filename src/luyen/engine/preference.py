@@ -41,56 +41,58 @@ class PreferenceEngine:
         self.history: Average | None = None
         """Implicit rewards of every step so far (bco)."""
 
-    def update(self, lesson: OfflineBatch, *, lr: float) -> UpdateResult:
+    def update(self, offline_batch: OfflineBatch, *, lr: float) -> UpdateResult:
         """One optimizer step on the whole lesson, whatever the micro-batches are."""
-        found, inputs = self._evaluate(lesson)
-        weights = self._token_weights(lesson)
-        per_sequence = -_by_sequence(found, lesson.batch)
-        per_token = lesson.batch.layout.spread(per_sequence)
+        found, inputs = self._evaluate(offline_batch)
+        weights = self._token_weights(offline_batch)
+        per_sequence = -_by_sequence(found, offline_batch.batch)
+        per_token = offline_batch.batch.layout.spread(per_sequence)
         if weights is not None:
             per_token = per_token * weights
-        prepared = lesson.batch.with_streams(**{LOSS_WEIGHT: per_token.float()})
+        prepared = offline_batch.batch.with_streams(**{LOSS_WEIGHT: per_token.float()})
         done = self.learner.update_prepared(prepared, lr=lr)
         if self.objective.reads("history") and isinstance(inputs, UnpairedInputs):
-            self.history = step_rewards(inputs, float(self.objective.knobs.get("beta", 0.1)))
+            self.history = step_rewards(inputs, float(self.objective.hparams.get("beta", 0.1)))
         return replace(done, metrics=_values(found))
 
     @torch.no_grad()
-    def measure(self, lesson: OfflineBatch) -> dict[str, float]:
+    def measure(self, offline_batch: OfflineBatch) -> dict[str, float]:
         """Loss, accuracy and rewards of a lesson, from which nothing is learned."""
-        return _values(self._evaluate(lesson)[0])
+        return _values(self._evaluate(offline_batch)[0])
 
     def _evaluate(
-        self, lesson: OfflineBatch
+        self, offline_batch: OfflineBatch
     ) -> tuple[StepCoefficients, PairInputs | UnpairedInputs]:
-        sums = self.sums(self.learner.policy, lesson)
-        inputs = self._inputs(lesson, sums)
+        sums = self.sums(self.learner.policy, offline_batch)
+        inputs = self._inputs(offline_batch, sums)
         return self.objective.coefficients(inputs), inputs
 
-    def sums(self, policy: Policy, lesson: OfflineBatch) -> SequenceSums:
+    def sums(self, policy: Policy, offline_batch: OfflineBatch) -> SequenceSums:
         """What a policy gives to every sequence of a lesson, as the objective weighs tokens."""
-        weights = {"batch": self._token_weights(lesson)}
+        weights = {"batch": self._token_weights(offline_batch)}
         return {
             name: sequence_sums(
                 score(policy, batch, self.learner.passes, temperature=1.0)["logp"],
                 batch.layout,
                 weights.get(name),
             )
-            for name, batch in {"batch": lesson.batch, **lesson.aside}.items()
+            for name, batch in {"batch": offline_batch.batch, **offline_batch.aside}.items()
         }
 
-    def _token_weights(self, lesson: OfflineBatch) -> Tensor | None:
+    def _token_weights(self, offline_batch: OfflineBatch) -> Tensor | None:
         if self.objective.kind != "pair":
             return None
-        lengths = lesson.batch.layout.lengths()
+        lengths = offline_batch.batch.layout.lengths()
         shorter = torch.minimum(lengths[0::2], lengths[1::2]).repeat_interleave(2)
-        return self.objective.token_weights(lesson.batch.layout, shorter)
+        return self.objective.token_weights(offline_batch.batch.layout, shorter)
 
-    def _inputs(self, lesson: OfflineBatch, sums: SequenceSums) -> PairInputs | UnpairedInputs:
-        known = self.reference(lesson) if self.reference is not None else {}
+    def _inputs(
+        self, offline_batch: OfflineBatch, sums: SequenceSums
+    ) -> PairInputs | UnpairedInputs:
+        known = self.reference(offline_batch) if self.reference is not None else {}
         logp, ref = sums["batch"], known.get("batch")
         if self.objective.kind == "pair":
-            lengths = lesson.batch.layout.lengths()
+            lengths = offline_batch.batch.layout.lengths()
             return PairInputs(
                 chosen=logp[0::2],
                 rejected=logp[1::2],
@@ -98,13 +100,13 @@ class PreferenceEngine:
                 rejected_tokens=lengths[1::2],
                 ref_chosen=None if ref is None else ref[0::2],
                 ref_rejected=None if ref is None else ref[1::2],
-                margins=lesson.numbers.get(MARGINS),
+                margins=offline_batch.numbers.get(MARGINS),
             )
         assert ref is not None, "losses of marked answers compare with a reference"
         return UnpairedInputs(
             logp=logp,
             ref_logp=ref,
-            desirable=lesson.numbers[DESIRABLE],
+            desirable=offline_batch.numbers[DESIRABLE],
             mismatched=sums.get(MISMATCHED),
             ref_mismatched=known.get(MISMATCHED),
             history=self.history,

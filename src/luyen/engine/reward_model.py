@@ -107,19 +107,19 @@ class RewardModelEngine:
         return self._device or self.model.device
 
     def prepare_update(
-        self, lesson: OfflineBatch, scores: Tensor
+        self, offline_batch: OfflineBatch, scores: Tensor
     ) -> tuple[PackedBatch, RewardLoss]:
         """The batch with the weight of every score, given the stream of scores of all ranks."""
-        batch = lesson.batch
+        batch = offline_batch.batch
         judged = batch.streams[JUDGED].bool()
-        slope, found = self.objective.derivative(scores[judged], lesson.numbers)
+        slope, found = self.objective.derivative(scores[judged], offline_batch.numbers)
         weights = torch.zeros_like(scores).masked_scatter(judged, slope.to(scores.dtype))
         return batch.with_streams(**{LOSS_WEIGHT: weights}), found
 
-    def update(self, lesson: OfflineBatch, *, lr: float) -> UpdateResult:
+    def update(self, offline_batch: OfflineBatch, *, lr: float) -> UpdateResult:
         """One optimizer step on the whole lesson, whatever the micro-batches are."""
-        scores = score_sequences(self.model, lesson.batch, self.passes, device=self._device)
-        prepared, found = self.prepare_update(lesson, scores)
+        scores = score_sequences(self.model, offline_batch.batch, self.passes, device=self._device)
+        prepared, found = self.prepare_update(offline_batch, scores)
         (share,) = shares = split_batch(prepared, self.passes, ranks=1)
         done = merge_updates(shares, [self.update_share(share, lr=lr)])
         return replace(done, metrics=numbers_of(found))
@@ -136,11 +136,11 @@ class RewardModelEngine:
         home, here = share.batch.tokens.device, share.to(self.device)
         return take_shard_step(self.model, self.optimizer, here, part_loss, lr=lr).to(home)
 
-    def measure(self, lesson: OfflineBatch) -> dict[str, float]:
+    def measure(self, offline_batch: OfflineBatch) -> dict[str, float]:
         """Loss, accuracy and calibration of a lesson, from which nothing is learned."""
-        scores = score_sequences(self.model, lesson.batch, self.passes, device=self._device)
-        judged = lesson.batch.streams[JUDGED].bool()
-        return numbers_of(self.objective.loss(scores[judged].double(), lesson.numbers))
+        scores = score_sequences(self.model, offline_batch.batch, self.passes, device=self._device)
+        judged = offline_batch.batch.streams[JUDGED].bool()
+        return numbers_of(self.objective.loss(scores[judged].double(), offline_batch.numbers))
 
 
 def score_sequences(

@@ -33,13 +33,13 @@ def rule_kwargs(rule: Callable[..., float | Score]) -> dict[str, Any]:
 class RuleReward:
     """Judges every rollout by one registered rule."""
 
-    def __init__(self, rule: str, knobs: Mapping[str, Any], *, executor: Executor) -> None:
+    def __init__(self, rule: str, hparams: Mapping[str, Any], *, executor: Executor) -> None:
         function = rule_rewards.get(rule)
         _check_package(rule)
-        _check_kwargs(rule, function, knobs)
+        _check_kwargs(rule, function, hparams)
         self._rule = rule
         self._sees_rollout = _sees_rollout(rule)
-        self._knobs = dict(knobs)
+        self._hparams = dict(hparams)
         self._executor = executor
         outside = not function.__module__.startswith("luyen.")
         self._source = inspect.getsourcefile(function) if outside else None
@@ -58,7 +58,7 @@ class RuleReward:
 
     def _call(self, prompt: Prompt, rollout: Rollout) -> ScoreCall:
         seen = {"rollout": rollout} if self._sees_rollout else {"answer": answer_of(rollout)}
-        arguments = {"prompt": prompt, **seen, **self._knobs}
+        arguments = {"prompt": prompt, **seen, **self._hparams}
         return ScoreCall(name=self._rule, source=self._source, rule=True, arguments=arguments)
 
     def _score(self, outcome: ScoreOutcome) -> Score:
@@ -92,17 +92,17 @@ def _check_package(rule: str) -> None:
 
 
 def _check_kwargs(
-    rule: str, function: Callable[..., float | Score], knobs: Mapping[str, Any]
+    rule: str, function: Callable[..., float | Score], hparams: Mapping[str, Any]
 ) -> None:
     known = rule_kwargs(function)
-    for name in knobs:
+    for name in hparams:
         if name not in known:
             why = f"the rule `{rule}` has no knob of this name"
             raise UserError(f"{FIELD}.kwargs", name, why, did_you_mean(name, known))
     for name, default in known.items():
-        if default is inspect.Parameter.empty and name not in knobs:
+        if default is inspect.Parameter.empty and name not in hparams:
             why = f"the rule `{rule}` needs the knob `{name}`"
-            raise UserError(f"{FIELD}.kwargs", dict(knobs), why, f"set kwargs.{name}")
+            raise UserError(f"{FIELD}.kwargs", dict(hparams), why, f"set kwargs.{name}")
 
 
 @final
@@ -147,11 +147,11 @@ class LeafFactory:
         return self._model
 
     def _rule(self, rule: str, component: ComponentConfig) -> Reward:
-        knobs = dict(component.kwargs)
+        hparams = dict(component.kwargs)
         if "max_response_length" in rule_kwargs(rule_rewards.get(rule)):
-            knobs.setdefault("max_response_length", self._max_response_length)
+            hparams.setdefault("max_response_length", self._max_response_length)
         if "refuse_forgeable" in rule_kwargs(rule_rewards.get(rule)):
             demand(self._require)
-            knobs.setdefault("refuse_forgeable", "verdicts" in self._require)
+            hparams.setdefault("refuse_forgeable", "verdicts" in self._require)
         is_isolated = rule_rewards.facts(rule).get("isolated", False)
-        return RuleReward(rule, knobs, executor=self._isolated if is_isolated else self._executor)
+        return RuleReward(rule, hparams, executor=self._isolated if is_isolated else self._executor)

@@ -98,15 +98,15 @@ def _check_kwargs(name: str, choice: EnvironmentConfig) -> None:
     parameters = inspect.signature(envs.get(choice.kind)).parameters
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return
-    for knob in choice.kwargs:
-        if knob not in parameters:
+    for hparam in choice.kwargs:
+        if hparam not in parameters:
             why = f"an environment of kind `{choice.kind}` takes no such argument"
-            fix = did_you_mean(knob, parameters)
-            raise UserError(f"{_FIELD}.{name}.kwargs", knob, why, fix)
-    for knob, parameter in parameters.items():
-        if parameter.default is inspect.Parameter.empty and knob not in choice.kwargs:
-            why = f"an environment of kind `{choice.kind}` needs `{knob}`"
-            raise UserError(f"{_FIELD}.{name}.kwargs", dict(choice.kwargs), why, f"set {knob}")
+            fix = did_you_mean(hparam, parameters)
+            raise UserError(f"{_FIELD}.{name}.kwargs", hparam, why, fix)
+    for hparam, parameter in parameters.items():
+        if parameter.default is inspect.Parameter.empty and hparam not in choice.kwargs:
+            why = f"an environment of kind `{choice.kind}` needs `{hparam}`"
+            raise UserError(f"{_FIELD}.{name}.kwargs", dict(choice.kwargs), why, f"set {hparam}")
 
 
 # Every environment, gathered: importing this module registers them all.
@@ -186,7 +186,7 @@ def build_tool_environment(multi_turn: MultiTurnConfig) -> ToolEnvironment:
 
 def build_conversations(
     multi_turn: MultiTurnConfig,
-    surroundings: ToolEnvironment,
+    tool_env: ToolEnvironment,
     *,
     renderer: Renderer,
     max_prompt_length: int,
@@ -197,9 +197,9 @@ def build_conversations(
         renderer=renderer,
         openings=PromptTokenCache(renderer),
         parser=tool_parsers.get(multi_turn.format),
-        tools=surroundings.tools,
-        make_env=surroundings.worlds.make,
-        has_worlds=surroundings.worlds.are_any,
+        tools=tool_env.tools,
+        make_env=tool_env.worlds.make,
+        has_worlds=tool_env.worlds.are_any,
         limits=TurnLimits(
             max_assistant_turns=multi_turn.max_assistant_turns,
             max_user_turns=multi_turn.max_user_turns,

@@ -125,9 +125,9 @@ class EngineClient:
         """What the engine broke with; nothing can be drawn any more."""
 
     @property
-    def is_steady(self) -> bool:
+    def is_batch_invariant(self) -> bool:
         """Whether an answer does not depend on what else is drawn at the same time."""
-        return self._engine.is_steady
+        return self._engine.is_batch_invariant
 
     async def draw(
         self,

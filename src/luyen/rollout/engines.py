@@ -97,9 +97,9 @@ class CheckedEngine:
         return is_idle
 
     @property
-    def is_steady(self) -> bool:
+    def is_batch_invariant(self) -> bool:
         """As it says of itself."""
-        return bool(_called(self._name, lambda: self._inner.is_steady))
+        return bool(_called(self._name, lambda: self._inner.is_batch_invariant))
 
     def submit(self, request: Request) -> None:
         """Queue a request."""
@@ -254,9 +254,9 @@ class VersionedEngines:
         return all(engine.is_idle for engine in self._engines)
 
     @property
-    def is_steady(self) -> bool:
+    def is_batch_invariant(self) -> bool:
         """Whether an answer does not depend on what else is drawn at the same time."""
-        return self._first.is_steady
+        return self._first.is_batch_invariant
 
     def submit(self, request: Request) -> None:
         """Queue a request; a UserError if it can never be served."""

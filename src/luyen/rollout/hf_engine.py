@@ -50,7 +50,7 @@ class HfEngine:
         return not self._waiting
 
     @property
-    def is_steady(self) -> bool:
+    def is_batch_invariant(self) -> bool:
         """No: the samples of a request share their matrix products."""
         return False
 

@@ -139,7 +139,7 @@ class RolloutEngine(Protocol):
         ...
 
     @property
-    def is_steady(self) -> bool:
+    def is_batch_invariant(self) -> bool:
         """Whether an answer does not depend on what else is drawn at the same time."""
         ...
 

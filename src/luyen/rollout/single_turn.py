@@ -88,7 +88,7 @@ def submit_requests(
 
     Those that the journal has are not drawn again; others are written down as they finish.
     """
-    found = _journaled(draws, journal, purpose, is_steady=engine.is_steady)
+    found = _journaled(draws, journal, purpose, is_batch_invariant=engine.is_batch_invariant)
     count_journaled(found.values(), purpose)
     asked: dict[str, tuple[Request, PromptRequest, list[int]]] = {}
     for draw in draws:
@@ -148,7 +148,7 @@ async def generate_groups(
     journal: WorkJournal | None = None,
 ) -> list[Group]:
     """What `answer` gives, from an engine that others ask too, by this version of the weights."""
-    found = _journaled(draws, journal, purpose, is_steady=client.is_steady)
+    found = _journaled(draws, journal, purpose, is_batch_invariant=client.is_batch_invariant)
     count_journaled(found.values(), purpose)
 
     async def one(draw: PromptRequest, prompt: tuple[int, ...], sample: int) -> None:
@@ -182,7 +182,11 @@ def _group(draw: PromptRequest, found: Mapping[tuple[str, int], Rollout]) -> Gro
 
 
 def _journaled(
-    draws: Sequence[PromptRequest], journal: WorkJournal | None, purpose: str, *, is_steady: bool
+    draws: Sequence[PromptRequest],
+    journal: WorkJournal | None,
+    purpose: str,
+    *,
+    is_batch_invariant: bool,
 ) -> dict[tuple[str, int], Rollout]:
     """Finished rollouts, by group and sample.
 
@@ -194,7 +198,7 @@ def _journaled(
     places = [(draw.group, i) for draw in draws for i in range(draw.samples)]
     looked_up = {(str(g), i): journal.rollout(purpose, g, i) for g, i in places}
     found = {place: rollout for place, rollout in looked_up.items() if rollout is not None}
-    return found if is_steady or len(found) == len(places) else {}
+    return found if is_batch_invariant or len(found) == len(places) else {}
 
 
 def sampling_key(seed: int, purpose: str, group: GroupId, sample: int, turn: int = 0) -> int:

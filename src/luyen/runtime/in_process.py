@@ -108,7 +108,7 @@ class LocalRoles:
         return
 
     @property
-    def draws_elsewhere(self) -> bool:
+    def generates_remotely(self) -> bool:
         """Nobody else draws, unless generation runs ahead on a thread of its own."""
         return self.ahead is not None
 
@@ -352,9 +352,9 @@ class StrictRoles:
         return self.inner.watch
 
     @property
-    def draws_elsewhere(self) -> bool:
+    def generates_remotely(self) -> bool:
         """Whether what is submitted is drawn while the caller does something else."""
-        return self.inner.draws_elsewhere
+        return self.inner.generates_remotely
 
     @property
     def traces(self) -> TraceTarget | None:

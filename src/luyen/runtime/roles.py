@@ -77,7 +77,7 @@ class Roles(Protocol):
         ...
 
     @property
-    def draws_elsewhere(self) -> bool:
+    def generates_remotely(self) -> bool:
         """Whether what is submitted is drawn while the caller does something else."""
         ...
 

@@ -361,7 +361,7 @@ def _take_step(actor: ActorEngine, engine: RolloutEngine, asked: list[Request]) 
     wait(device.type)
     drawn = time.perf_counter()
     batch = _batch(asked, found, device)
-    done = actor.update(batch, Objective(loss="vanilla", knobs={}), lr=_RATE, seed=0)
+    done = actor.update(batch, Objective(loss="vanilla", hparams={}), lr=_RATE, seed=0)
     wait(device.type)
     return _Step(
         generate_seconds=drawn - start,

@@ -53,14 +53,14 @@ class AdvantageConfig:
     """How credit is assigned in this run.
 
     Example:
-        >>> AdvantageConfig(estimator="rloo", knobs={}, is_group_relative=True, kl_kind=None,
+        >>> AdvantageConfig(estimator="rloo", hparams={}, is_group_relative=True, kl_kind=None,
         ...             correction=None).estimator
         'rloo'
     """
 
     estimator: str
     """Name of the advantage estimator."""
-    knobs: Mapping[str, Any]
+    hparams: Mapping[str, Any]
     """Its knobs."""
     is_group_relative: bool
     """Whether it compares the samples of a group."""
@@ -104,7 +104,7 @@ def compute_advantages(
     of_groups = dict[str, float]
     if "rewards" in streams:
         inputs = _inputs(streams, layout, baselines, components)
-        result = call_estimator(rules.estimator, inputs, rules.knobs)
+        result = call_estimator(rules.estimator, inputs, rules.hparams)
         judged = batch.streams["rewards"]
         of_groups = partial(_group_metrics, rules.estimator, inputs, judged=judged)
     if rules.task_weight is not None:
@@ -154,19 +154,19 @@ def _inputs(
 def _correction_weights(
     streams: Mapping[str, Tensor],
     layout: Layout,
-    knobs: RolloutCorrectionConfig,
+    hparams: RolloutCorrectionConfig,
     metrics: dict[str, float],
 ) -> dict[str, Tensor]:
     found = rollout_correction(
         streams["old_logp"],
         streams["rollout_logp"],
         layout,
-        rollout_is=knobs.rollout_is,
-        rollout_is_threshold=knobs.rollout_is_threshold,
-        rollout_is_floor=knobs.rollout_is_floor,
-        rollout_is_batch_normalize=knobs.rollout_is_batch_normalize,
-        rollout_rs=knobs.rollout_rs,
-        rollout_rs_threshold=knobs.rollout_rs_threshold,
+        rollout_is=hparams.rollout_is,
+        rollout_is_threshold=hparams.rollout_is_threshold,
+        rollout_is_floor=hparams.rollout_is_floor,
+        rollout_is_batch_normalize=hparams.rollout_is_batch_normalize,
+        rollout_rs=hparams.rollout_rs,
+        rollout_rs_threshold=hparams.rollout_rs_threshold,
     )
     metrics |= found.metrics
     # A rejected token keeps its place in the denominator and loses its gradient.

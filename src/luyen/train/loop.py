@@ -56,7 +56,7 @@ def _can_prefetch(run: OnlineRun) -> bool:
     """Whether others draw the next step when this one is learned, and its rows are known then."""
     trainer, learned = run.config.trainer, run.step + 1
     return (
-        run.roles.draws_elsewhere
+        run.roles.generates_remotely
         and trainer.max_staleness == 0
         and learned < run.last_step
         and not run.interruption.is_wanted
@@ -80,19 +80,19 @@ def train_online(run: OnlineRun) -> None:
         groups = collect_groups(run, step)
         batch = prepare_batch(run, groups)
         credited = group_advantages(run, batch, groups, run.baselines)
-        told = StepReport(run, groups, credited)
+        step_report = StepReport(run, groups, credited)
         with run.phase("update"):
             update = start_update(run, credited.batch, step)
             publication = run.roles.publish(run.version + 1)
-            if run.roles.draws_elsewhere:
-                told.prepare()
+            if run.roles.generates_remotely:
+                step_report.prepare()
                 prefetch_next_step(run)
             publication.wait()
             metrics = update.result()
         held = run.roles.describe()
         confirm_prefetch(run, held)
         measured = {**parity_metrics(batch, run.needs), **metrics}
-        finish_step(run, credited, measured, told, held)
+        finish_step(run, credited, measured, step_report, held)
         _finish(run)
     run.save()
 

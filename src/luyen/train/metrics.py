@@ -392,16 +392,16 @@ def finish_step(
     run: OnlineRun,
     credited: BatchAdvantages,
     metrics: Mapping[str, float],
-    told: StepReport,
+    step_report: StepReport,
     held: WeightDigests,
 ) -> None:
     """Write metrics and rollouts of the step, move the controllers, and count it as done.
 
     `metrics` are those of the update, and `held` is what the roles hold after it.
     """
-    rollouts = told.rollouts
+    rollouts = step_report.rollouts
     with run.phase("digest"):
-        run.stages = {**told.stages, **update_stages(metrics, held)}
+        run.stages = {**step_report.stages, **update_stages(metrics, held)}
     run.origin = run.chain, run.stages["weights"]
     record_parity(run, rollouts, credited.batch)
     if credited.kl is not None:
@@ -409,7 +409,7 @@ def finish_step(
         drift = kl_drift(run.kl_history)
         run.notes["actor/ref_kl_slope"] = drift.slope
     found = {
-        **told.metrics,
+        **step_report.metrics,
         **run.reward.take_counts(),
         **metrics,
         **run.notes,
@@ -422,7 +422,7 @@ def finish_step(
     run.version += 1
     run.metrics |= found
     used = partial(advantages_by_rollout, rollouts, credited.batch)
-    run.recorder.rollouts(run.step, told.everyone, used, run.baselines)
+    run.recorder.rollouts(run.step, step_report.everyone, used, run.baselines)
     _refuse_constant_rewards(run, found)
 
 
@@ -431,7 +431,7 @@ def _update_sampler(run: OnlineRun) -> None:
     values = [score.value for group in run.judged for score in group.scores]
     share = fmean(value is not None and reaches(value, 1.0) for value in values)
     if isinstance(run.data.sampler, AdaptiveSampler):
-        run.data.sampler.record(run.asking.cursor, share)
+        run.data.sampler.record(run.submitter.cursor, share)
 
 
 def _staleness(run: OnlineRun, rollouts: Sequence[Rollout]) -> dict[str, float]:

@@ -105,19 +105,19 @@ class PhaseWatchdog:
 
     def _look(self, every: float, limit: float, last_resort: int) -> None:
         """Look until the run ends; report when the budget is over, and at each doubling of it."""
-        place, beats, since, patience = self._place, _beats(self._place), time.monotonic(), 1
+        place, beats, since, timeouts = self._place, _beats(self._place), time.monotonic(), 1
         while not self._ended.wait(every):
             # Foreign code that never lets the interpreter go stops this thread too. Then a timer
             # that needs no interpreter writes stacks down; nothing can be saved, the code is 1.
             faulthandler.dump_traceback_later(limit, file=last_resort, exit=self._is_stopping)
             now = time.monotonic()
             if self._place is not place or _beats(place) != beats:
-                place, since, patience = self._place, now, 1
+                place, since, timeouts = self._place, now, 1
                 beats = _beats(place)
                 continue
             budget = self._budget(place[1])
-            if 0 < budget * patience <= now - since:
-                patience *= 2
+            if 0 < budget * timeouts <= now - since:
+                timeouts *= 2
                 self._report(*place, now - since)
 
     def _report(self, step: int, phase: str, seconds: float) -> None:

@@ -365,8 +365,8 @@ def _score_tree(score: Score) -> list[Any]:
     """A score with its parts; why one is missing is told in words, which may vary."""
     parts = [_score_tree(part) for part in score.parts]
     failed = score.error is not None
-    told = [score.name, score.value, score.weight, parts, failed, score.by_turn]
+    step_report = [score.name, score.value, score.weight, parts, failed, score.by_turn]
     made = [score.raw, score.gated, score.combine]
     if score.turned:
-        return [*told, *made, "turned"]
-    return told if made == [None, False, "sum"] else told + made
+        return [*step_report, *made, "turned"]
+    return step_report if made == [None, False, "sum"] else step_report + made

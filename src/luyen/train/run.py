@@ -99,7 +99,7 @@ class OnlineRun(Learner):
 
     def _begin(self) -> None:
         """Nothing is done yet."""
-        self.asking = RolloutSubmitter(
+        self.submitter = RolloutSubmitter(
             self.config,
             self.data,
             self.roles,
@@ -109,7 +109,7 @@ class OnlineRun(Learner):
             begin_work=self._begin_work,
         )
         """How training rows become rollouts."""
-        self.supply = build_scheduler(self.config.trainer, self.asking)
+        self.supply = build_scheduler(self.config.trainer, self.submitter)
         """What this step and later ones learn from, asked for in time."""
         self.flat_steps = 0
         self.journal: WorkJournal | None = None
@@ -279,7 +279,7 @@ class OnlineRun(Learner):
 
     def _keep(self, state: LoopState, asked: Sequence[Mapping[str, Any]]) -> None:
         """Save a state with the rollouts of later steps, and how they were drawn."""
-        trees = tuple({**tree, "manner": self.asking.manner} for tree in asked)
+        trees = tuple({**tree, "manner": self.submitter.manner} for tree in asked)
         self.recorder.save(replace(state, asked=trees), self.roles)
         self.saved = state.step
 
@@ -288,8 +288,8 @@ class OnlineRun(Learner):
         entropy, sampler = self.entropy_controller, self.data.sampler
         return LoopState(
             step=self.step,
-            cursor=self.asking.cursor,
-            returned=self.asking.returned,
+            cursor=self.submitter.cursor,
+            returned=self.submitter.returned,
             version=self.version,
             kl_controller=self.kl_controller.state(),
             entropy_controller=entropy.state() if entropy is not None else None,
@@ -318,9 +318,9 @@ class OnlineRun(Learner):
         sampler = self.data.sampler
         if isinstance(sampler, AdaptiveSampler) and state.sampler is not None:
             sampler.state = state.sampler
-        self.asking.cursor, self.asking.returned = state.cursor, state.returned
+        self.submitter.cursor, self.submitter.returned = state.cursor, state.returned
         self.supply.restore(state.step, [self._usable(tree) for tree in state.asked])
 
     def _usable(self, tree: Mapping[str, Any]) -> Mapping[str, Any]:
         """What a checkpoint kept of later steps; no rollouts that were drawn in another way."""
-        return tree if tree.get("manner") == self.asking.manner else {**tree, "drawn": None}
+        return tree if tree.get("manner") == self.submitter.manner else {**tree, "drawn": None}

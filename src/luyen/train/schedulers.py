@@ -60,9 +60,9 @@ class RolloutScheduler(Protocol):
 class OrderedScheduler:
     """Each step gets the rows that were asked for it."""
 
-    def __init__(self, asking: RolloutSubmitter, *, staleness: int) -> None:
+    def __init__(self, submitter: RolloutSubmitter, *, staleness: int) -> None:
         """`staleness` is how many steps behind the weights of a batch may be when it is used."""
-        self._asking = asking
+        self._submitter = submitter
         self._staleness = staleness
         self._asked: dict[int, RolloutHandle] = {}
         self._last = 0
@@ -75,13 +75,13 @@ class OrderedScheduler:
         """Ask for the first batch of every step up to this one, of which none was asked for."""
         self._newest, self._origin = version, origin
         for later in range(self._last + 1, step + 1):
-            self._ask(later, version, origin, self._asking.take_up(later, "work", origin))
+            self._ask(later, version, origin, self._submitter.take_up(later, "work", origin))
 
     def ask_early(self, step: int, *, version: int) -> None:
         """Ask for the batch of a step before it is known what the run is then (`know`)."""
         assert step == self._last + 1, "one step comes after the other"
         self._early = step
-        self._ask(step, version, _UNKNOWN_PARENT, self._asking.take_up(step, "work", None))
+        self._ask(step, version, _UNKNOWN_PARENT, self._submitter.take_up(step, "work", None))
 
     @property
     def has_early(self) -> bool:
@@ -94,15 +94,15 @@ class OrderedScheduler:
         step, self._early = self._early, None
         asked = self._asked[step]
         self._newest, self._origin = version, origin
-        self._asking.begin_work(asked.journal, step, "work", origin)
+        self._submitter.begin_work(asked.journal, step, "work", origin)
         self._asked[step] = replace(asked, place=replace(asked.place, origin=origin))
 
     def _ask(
         self, step: int, version: int, origin: ParentDigest, journal: WorkJournal | None
     ) -> None:
-        rows = self._asking.next_rows(self._asking.batch)
+        rows = self._submitter.next_rows(self._submitter.batch)
         place = BatchSlot(step=step, first=0, rows=rows, version=version, origin=origin)
-        self._asked[step] = self._asking.ask(place, journal)
+        self._asked[step] = self._submitter.ask(place, journal)
         self._last = step
 
     def take(self, step: int, *, before: RolloutHandle | None = None) -> RolloutHandle:
@@ -112,18 +112,18 @@ class OrderedScheduler:
         """
         if before is None:
             return self._asked.pop(step)
-        rows, origin = self._asking.next_rows(self._asking.batch), self._origin
+        rows, origin = self._submitter.next_rows(self._submitter.batch), self._origin
         first = before.place.first + len(before.place.rows)
         place = BatchSlot(step=step, first=first, rows=rows, version=self._newest, origin=origin)
         # A journal stands for the weights of one moment.
         is_same = before.place.origin == origin
-        journal = before.journal if is_same else self._asking.take_up(step, "more", origin)
-        return self._asking.ask(place, journal)
+        journal = before.journal if is_same else self._submitter.take_up(step, "more", origin)
+        return self._submitter.ask(place, journal)
 
     def release(self) -> None:
         """Let the weights go that no batch in progress needs."""
         versions = {asked.place.version for asked in self._asked.values()}
-        self._asking.roles.keep_weights(versions)
+        self._submitter.roles.keep_weights(versions)
 
     @property
     def outstanding(self) -> tuple[RolloutHandle, ...]:
@@ -148,15 +148,15 @@ class OrderedScheduler:
         for tree in kept:
             place = BatchSlot.from_json(tree)
             if tree["drawn"] is None or not self._is_next(place):
-                self._asking.give_back(place.rows)
+                self._submitter.give_back(place.rows)
                 continue
-            journal = self._asking.take_up(place.step, "work", place.origin)
-            self._asked[place.step] = self._asking.restored(tree, journal)
+            journal = self._submitter.take_up(place.step, "work", place.origin)
+            self._asked[place.step] = self._submitter.restored(tree, journal)
             self._last = place.step
 
     def _is_next(self, place: BatchSlot) -> bool:
         """Whether rows are the batch that comes after what is there, and not too old for it."""
-        is_whole = place.first == 0 and len(place.rows) == self._asking.batch
+        is_whole = place.first == 0 and len(place.rows) == self._submitter.batch
         age = place.step - 1 - place.version
         return place.step == self._last + 1 and is_whole and age <= self._staleness
 
@@ -175,9 +175,9 @@ _POLL_S = 0.01
 class FifoScheduler:
     """Groups in the order in which they were asked for, taken when they are finished."""
 
-    def __init__(self, asking: RolloutSubmitter, *, staleness: int) -> None:
+    def __init__(self, submitter: RolloutSubmitter, *, staleness: int) -> None:
         """`staleness` is how many steps behind the weights of a group may be when it is used."""
-        self._asking = asking
+        self._submitter = submitter
         self._staleness = staleness
         self._asked: list[RolloutHandle] = []
         self._again: list[BatchSlot] = []
@@ -191,12 +191,12 @@ class FifoScheduler:
         again, self._again = self._again, []
         for place in again:
             self._ask(place.step, place.first, place.rows)
-        self._ask_more((step - self._taken) * self._asking.batch - len(self._asked))
+        self._ask_more((step - self._taken) * self._submitter.batch - len(self._asked))
 
     def take(self, step: int, *, before: RolloutHandle | None = None) -> RolloutHandle:
         """As many groups as a step has; where they did not fill it, as many again."""
         if before is not None:
-            self._ask_more(self._asking.batch)
+            self._ask_more(self._submitter.batch)
         chosen, self._taken = self._chosen(), step
         rows = tuple(row for one in chosen for row in one.place.rows)
         place = BatchSlot(step=step, first=0, rows=rows, version=self._newest, origin=self._origin)
@@ -209,7 +209,7 @@ class FifoScheduler:
             else None,
             journal=before.journal
             if before is not None
-            else self._asking.take_up(step, "work", self._origin),
+            else self._submitter.take_up(step, "work", self._origin),
         )
 
     def release(self) -> None:
@@ -233,44 +233,44 @@ class FifoScheduler:
         self._taken = step
         for tree in [one for some in kept for one in split_rows(some)]:
             place = BatchSlot.from_json(tree)
-            behind = step + len(self._asked) // self._asking.batch - place.version
+            behind = step + len(self._asked) // self._submitter.batch - place.version
             if tree["drawn"] is None or behind > self._staleness:
                 self._again.append(place)
             else:
-                self._asked.append(self._asking.restored(tree, None))
+                self._asked.append(self._submitter.restored(tree, None))
 
     def _ask_more(self, groups: int) -> None:
         for _ in range(groups):
-            step, first = divmod(self._asking.cursor, self._asking.batch)
-            self._ask(step + 1, first, self._asking.next_rows(1))
+            step, first = divmod(self._submitter.cursor, self._submitter.batch)
+            self._ask(step + 1, first, self._submitter.next_rows(1))
 
     def _ask(self, step: int, first: int, rows: tuple[int, ...]) -> None:
         place = BatchSlot(
             step=step, first=first, rows=rows, version=self._newest, origin=self._origin
         )
         # What several versions draw cannot be drawn again: no journal is of use to it.
-        self._asked.append(self._asking.ask(place, None))
+        self._asked.append(self._submitter.ask(place, None))
 
     def _chosen(self) -> list[RolloutHandle]:
         """The finished groups that were asked for first, and those that may not grow older."""
         oldest = self._newest - self._staleness
-        due = [one for one in self._asked if one.place.version <= oldest][: self._asking.batch]
+        due = [one for one in self._asked if one.place.version <= oldest][: self._submitter.batch]
         while True:
             ready = [one for one in self._asked if one.is_done and one not in due]
-            if all(one.is_done for one in due) and len(due) + len(ready) >= self._asking.batch:
+            if all(one.is_done for one in due) and len(due) + len(ready) >= self._submitter.batch:
                 break
             with waiting_for("rollout"):
                 time.sleep(_POLL_S)
-        picked = [*due, *ready][: self._asking.batch]
+        picked = [*due, *ready][: self._submitter.batch]
         self._asked = [one for one in self._asked if one not in picked]
         return picked
 
 
-def build_scheduler(trainer: TrainerConfig, asking: RolloutSubmitter) -> RolloutScheduler:
+def build_scheduler(trainer: TrainerConfig, submitter: RolloutSubmitter) -> RolloutScheduler:
     """Where the loop takes its rollouts from, as configured."""
     if has_partial_rollouts(trainer):
-        return FifoScheduler(asking, staleness=trainer.max_staleness)
-    return OrderedScheduler(asking, staleness=trainer.max_staleness)
+        return FifoScheduler(submitter, staleness=trainer.max_staleness)
+    return OrderedScheduler(submitter, staleness=trainer.max_staleness)
 
 
 def _greedy(asked: RolloutHandle) -> list[Group]:

@@ -166,8 +166,8 @@ def prepare_online(report: Report) -> OnlineRun:
     import_plugins(config.trainer.plugins)
     tokenizer = load_run_tokenizer(config)
     display = open_run_display(config)
-    surroundings = tool_environment_of(config)
-    offered = surroundings.offered if surroundings is not None else None
+    tool_env = tool_environment_of(config)
+    offered = tool_env.offered if tool_env is not None else None
     data = load_rows(config, tokenizer, display, offered=offered)
     session = open_session(report, data, facts := collect_manifest(config, data))
     directory = session.directory
@@ -176,7 +176,7 @@ def prepare_online(report: Report) -> OnlineRun:
         store = open_store(directory.checkpoints, config.trainer)
         resumed = find_resume_checkpoint(report, store, directory)
         recorder = _open_recorder(report, directory, store, resumed, display, opened)
-        run = build_run(report, data, tokenizer, recorder, display, surroundings)
+        run = build_run(report, data, tokenizer, recorder, display, tool_env)
         opened.callback(run.roles.close)
         opened.callback(run.reward.close)
         _resume(resumed, run, facts)

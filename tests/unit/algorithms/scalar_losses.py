@@ -37,9 +37,11 @@ def sides(clip_ratio: float = 0.2, low: float | None = None, high: float | None 
     return (clip_ratio if low is None else low), (clip_ratio if high is None else high)
 
 
-def knob_sides(knobs: dict[str, Any]) -> tuple[float, float]:
+def knob_sides(hparams: dict[str, Any]) -> tuple[float, float]:
     return sides(
-        knobs.get("clip_ratio", 0.2), knobs.get("clip_ratio_low"), knobs.get("clip_ratio_high")
+        hparams.get("clip_ratio", 0.2),
+        hparams.get("clip_ratio_low"),
+        hparams.get("clip_ratio_high"),
     )
 
 
@@ -49,30 +51,30 @@ def weighted(losses: list[float], row: Row) -> list[float]:
     return [x * w for x, w in zip(losses, row.weight, strict=True)]
 
 
-def vanilla(live: list[float], frozen: list[float], row: Row, **knobs: Any) -> list[float]:
-    low, high = knob_sides(knobs)
+def vanilla(live: list[float], frozen: list[float], row: Row, **hparams: Any) -> list[float]:
+    low, high = knob_sides(hparams)
     out: list[float] = []
     for x, old, a in zip(live, row.old, row.adv, strict=True):
         r = math.exp(clamp(x - old, -20, 20))
-        free = min(r, knobs.get("ratio_cap") or math.inf)
+        free = min(r, hparams.get("ratio_cap") or math.inf)
         value = max(-a * free, -a * clamp(r, 1 - low, 1 + high))
-        out.append(min(value, -a * knobs.get("clip_ratio_c", 3.0)) if a < 0 else value)
+        out.append(min(value, -a * hparams.get("clip_ratio_c", 3.0)) if a < 0 else value)
     return weighted(out, row)
 
 
-def gspo(live: list[float], frozen: list[float], row: Row, **knobs: Any) -> list[float]:
-    low, high = knob_sides(knobs)
+def gspo(live: list[float], frozen: list[float], row: Row, **hparams: Any) -> list[float]:
+    low, high = knob_sides(hparams)
     centre = mean([x - old for x, old in zip(frozen, row.old, strict=True)])
     out: list[float] = []
     for x, x0, a in zip(live, frozen, row.adv, strict=True):
         s = math.exp(min(centre + x - x0, 10.0))
-        free = min(s, knobs.get("ratio_cap") or math.inf)
+        free = min(s, hparams.get("ratio_cap") or math.inf)
         out.append(max(-a * free, -a * clamp(s, 1 - low, 1 + high)))
     return weighted(out, row)
 
 
-def geo_mean(live: list[float], frozen: list[float], row: Row, **knobs: Any) -> list[float]:
-    low, high = knob_sides(knobs)
+def geo_mean(live: list[float], frozen: list[float], row: Row, **hparams: Any) -> list[float]:
+    low, high = knob_sides(hparams)
     kept: list[float] = []
     for x, old, a in zip(live, row.old, row.adv, strict=True):
         rho = x - old
@@ -92,9 +94,9 @@ def gpg(live: list[float], frozen: list[float], row: Row) -> list[float]:
     return weighted([-a * x for x, a in zip(live, row.adv, strict=True)], row)
 
 
-def cispo(live: list[float], frozen: list[float], row: Row, **knobs: Any) -> list[float]:
-    low, high = knob_sides(knobs)
-    cap = knobs.get("cispo_cap")
+def cispo(live: list[float], frozen: list[float], row: Row, **hparams: Any) -> list[float]:
+    low, high = knob_sides(hparams)
+    cap = hparams.get("cispo_cap")
     out: list[float] = []
     for x, x0, old, a in zip(live, frozen, row.old, row.adv, strict=True):
         r = math.exp(clamp(x0 - old, -20, 20))
@@ -102,10 +104,10 @@ def cispo(live: list[float], frozen: list[float], row: Row, **knobs: Any) -> lis
     return weighted(out, row)
 
 
-def sapo(live: list[float], frozen: list[float], row: Row, **knobs: Any) -> list[float]:
+def sapo(live: list[float], frozen: list[float], row: Row, **hparams: Any) -> list[float]:
     out: list[float] = []
     for x, old, a in zip(live, row.old, row.adv, strict=True):
-        tau = knobs.get("tau_pos", 1.0) if a > 0 else knobs.get("tau_neg", 1.05)
+        tau = hparams.get("tau_pos", 1.0) if a > 0 else hparams.get("tau_neg", 1.05)
         r = math.exp(clamp(x - old, -20, 20))
         out.append(-a * 4 / tau / (1 + math.exp(-tau * (r - 1))))
     return weighted(out, row)
@@ -116,7 +118,7 @@ def dro(live: list[float], frozen: list[float], row: Row, *, dro_beta: float) ->
     return weighted([-(a * x - 0.5 * dro_beta * (x - old) ** 2) for x, old, a in pairs], row)
 
 
-def vespo(live: list[float], frozen: list[float], row: Row, **knobs: Any) -> list[float]:
+def vespo(live: list[float], frozen: list[float], row: Row, **hparams: Any) -> list[float]:
     floor = math.log(1e-8)
     log_w = sum(clamp(x - old, -20, 20) for x, old in zip(frozen, row.old, strict=True))
     if row.weight is not None:
@@ -125,17 +127,17 @@ def vespo(live: list[float], frozen: list[float], row: Row, **knobs: Any) -> lis
     out: list[float] = []
     for x, a in zip(live, row.adv, strict=True):
         side = "pos" if a >= 0 else "neg"
-        k = knobs.get(f"vespo_k_{side}", {"pos": 2.0, "neg": 3.0}[side])
-        rate = knobs.get(f"vespo_lambda_{side}", {"pos": 3.0, "neg": 2.0}[side])
+        k = hparams.get(f"vespo_k_{side}", {"pos": 2.0, "neg": 3.0}[side])
+        rate = hparams.get(f"vespo_lambda_{side}", {"pos": 3.0, "neg": 2.0}[side])
         out.append(-math.exp(rate + k * log_w - rate * math.exp(log_w)) * a * x)
     return out
 
 
-def truncated(live: list[float], frozen: list[float], row: Row, inside: Scalar, **knobs: Any):
-    low, high = knob_sides(knobs)
+def truncated(live: list[float], frozen: list[float], row: Row, inside: Scalar, **hparams: Any):
+    low, high = knob_sides(hparams)
     out: list[float] = []
     for x, x0, old, a in zip(live, frozen, row.old, row.adv, strict=True):
-        r = min(math.exp(clamp(x0 - old, -20, 20)), knobs.get("clip_ratio_c", 20.0))
+        r = min(math.exp(clamp(x0 - old, -20, 20)), hparams.get("clip_ratio_c", 20.0))
         out.append(-a * r * x if inside(math.exp(x0), math.exp(old), a, low, high) else 0.0)
     return weighted(out, row)
 
@@ -149,17 +151,17 @@ def kl_inside(p: float, q: float, a: float, low: float, high: float) -> bool:
     return (kl <= high or p <= q) if a > 0 else (kl <= low or p >= q)
 
 
-def dppo_tv(live: list[float], frozen: list[float], row: Row, **knobs: Any) -> list[float]:
-    return truncated(live, frozen, row, tv_inside, **knobs)
+def dppo_tv(live: list[float], frozen: list[float], row: Row, **hparams: Any) -> list[float]:
+    return truncated(live, frozen, row, tv_inside, **hparams)
 
 
-def dppo_kl(live: list[float], frozen: list[float], row: Row, **knobs: Any) -> list[float]:
-    return truncated(live, frozen, row, kl_inside, **knobs)
+def dppo_kl(live: list[float], frozen: list[float], row: Row, **hparams: Any) -> list[float]:
+    return truncated(live, frozen, row, kl_inside, **hparams)
 
 
-def clip_cov(live: list[float], frozen: list[float], row: Row, **knobs: Any) -> list[float]:
+def clip_cov(live: list[float], frozen: list[float], row: Row, **hparams: Any) -> list[float]:
     assert row.selected is not None
-    low, high = knob_sides(knobs)
+    low, high = knob_sides(hparams)
     out: list[float] = []
     for x, old, a, chosen in zip(live, row.old, row.adv, row.selected, strict=True):
         r = math.exp(clamp(x - old, -20, 20))
@@ -167,18 +169,18 @@ def clip_cov(live: list[float], frozen: list[float], row: Row, **knobs: Any) -> 
     return weighted(out, row)
 
 
-def kl_cov(live: list[float], frozen: list[float], row: Row, **knobs: Any) -> list[float]:
+def kl_cov(live: list[float], frozen: list[float], row: Row, **hparams: Any) -> list[float]:
     assert row.selected is not None
-    coef = knobs.get("ppo_kl_coef", 0.1)
+    coef = hparams.get("ppo_kl_coef", 0.1)
     out: list[float] = []
     for x, old, a, chosen in zip(live, row.old, row.adv, row.selected, strict=True):
         out.append(-a * math.exp(x - old) + (coef * abs(x - old) if chosen else 0.0))
     return weighted(out, row)
 
 
-def bypass_weights(moved: list[float], knobs: dict[str, Any]) -> list[float]:
+def bypass_weights(moved: list[float], hparams: dict[str, Any]) -> list[float]:
     """Importance weights by level, truncated or banded."""
-    level, limit = knobs["rollout_is"], knobs.get("rollout_is_threshold", 2.0)
+    level, limit = hparams["rollout_is"], hparams.get("rollout_is_threshold", 2.0)
     raw = {
         "token": [math.exp(m) for m in moved],
         "sequence": [math.exp(sum(moved))] * len(moved),
@@ -187,12 +189,12 @@ def bypass_weights(moved: list[float], knobs: dict[str, Any]) -> list[float]:
     if isinstance(limit, str):
         low, high = (float(x) for x in limit.split("_"))
         return [w if low <= w <= high else 0.0 for w in raw]
-    return [max(min(w, limit), knobs.get("rollout_is_floor") or 0.0) for w in raw]
+    return [max(min(w, limit), hparams.get("rollout_is_floor") or 0.0) for w in raw]
 
 
-def bypass_keep(moved: list[float], knobs: dict[str, Any]) -> list[bool]:
+def bypass_keep(moved: list[float], hparams: dict[str, Any]) -> list[bool]:
     """Tokens that pass `token_k2` or `seq_mean_k3` under an upper bound."""
-    rule, bound = knobs.get("rollout_rs"), knobs.get("rollout_rs_threshold")
+    rule, bound = hparams.get("rollout_rs"), hparams.get("rollout_rs_threshold")
     if rule == "token_k2":
         return [0.5 * m * m <= bound for m in moved]
     if rule == "seq_mean_k3":
@@ -200,15 +202,17 @@ def bypass_keep(moved: list[float], knobs: dict[str, Any]) -> list[bool]:
     return [True] * len(moved)
 
 
-def bypass_mode(live: list[float], frozen: list[float], row: Row, **knobs: Any) -> list[float]:
+def bypass_mode(live: list[float], frozen: list[float], row: Row, **hparams: Any) -> list[float]:
     moved = [x - r for x, r in zip(frozen, row.roll, strict=True)]
-    if knobs["loss_type"] == "reinforce":
-        weights = bypass_weights(moved, knobs) if knobs.get("rollout_is") else [1.0] * len(moved)
+    if hparams["loss_type"] == "reinforce":
+        weights = (
+            bypass_weights(moved, hparams) if hparams.get("rollout_is") else [1.0] * len(moved)
+        )
         losses = [-w / row.norm * a * x for w, a, x in zip(weights, row.adv, live, strict=True)]
     else:
         bare = Row(old=row.roll, adv=row.adv, roll=row.roll)
-        losses = vanilla(live, frozen, bare, **knobs)
-    keep = bypass_keep(moved, knobs)
+        losses = vanilla(live, frozen, bare, **hparams)
+    keep = bypass_keep(moved, hparams)
     return [x if kept else 0.0 for x, kept in zip(losses, keep, strict=True)]
 
 

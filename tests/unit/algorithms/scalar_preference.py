@@ -57,19 +57,19 @@ def score(x: float, kind: str = "reverse_kl", coef: float = 0.5) -> float:
     return x
 
 
-def scores(p: Pair, knobs: dict[str, Any]) -> tuple[float, float]:
-    kind = knobs.get("f_divergence_type", "reverse_kl")
-    coef = knobs.get("f_alpha_divergence_coef", 0.5)
+def scores(p: Pair, hparams: dict[str, Any]) -> tuple[float, float]:
+    kind = hparams.get("f_divergence_type", "reverse_kl")
+    coef = hparams.get("f_alpha_divergence_coef", 0.5)
     return score(p.c, kind, coef), score(p.r, kind, coef)
 
 
-def z(p: Pair, knobs: dict[str, Any]) -> float:
-    c, r = scores(p, knobs)
-    return knobs.get("beta", 0.1) * (c - r) - p.margin
+def z(p: Pair, hparams: dict[str, Any]) -> float:
+    c, r = scores(p, hparams)
+    return hparams.get("beta", 0.1) * (c - r) - p.margin
 
 
-def noisy(x: float, knobs: dict[str, Any]) -> float:
-    e = knobs.get("label_smoothing", 0.0)
+def noisy(x: float, hparams: dict[str, Any]) -> float:
+    e = hparams.get("label_smoothing", 0.0)
     return (1 - e) * nls(x) + e * nls(-x)
 
 
@@ -156,25 +156,25 @@ LIKELIHOOD = {"orpo": 1.0, "sft": 1.0, "cpo": 1.0, "simpo": 0.0}
 """Default weight of the mean negative log-likelihood per token of the step."""
 
 
-def pair_step(name: str, pairs: list[Pair], **knobs: Any) -> float:
+def pair_step(name: str, pairs: list[Pair], **hparams: Any) -> float:
     """The loss of a step: the mean over its pairs."""
-    knobs = dict(knobs)
+    hparams = dict(hparams)
     if name in ("aot", "aot_unpaired"):
-        return transport(name, pairs, knobs)
-    likelihood = knobs.pop("cpo_alpha", LIKELIHOOD.get(name, 0.0))
-    total = sum(ALONE[name](p, **knobs) for p in pairs) / len(pairs)
+        return transport(name, pairs, hparams)
+    likelihood = hparams.pop("cpo_alpha", LIKELIHOOD.get(name, 0.0))
+    total = sum(ALONE[name](p, **hparams) for p in pairs) / len(pairs)
     tokens = sum(p.chosen_tokens for p in pairs)
     return total - likelihood * sum(p.chosen for p in pairs) / tokens
 
 
-def transport(name: str, pairs: list[Pair], knobs: dict[str, Any]) -> float:
+def transport(name: str, pairs: list[Pair], hparams: dict[str, Any]) -> float:
     if name == "aot":
         high = sorted(p.chosen - p.rejected for p in pairs)
         low = sorted(p.ref_chosen - p.ref_rejected for p in pairs)
     else:
         high, low = sorted(p.c for p in pairs), sorted(p.r for p in pairs)
-    beta = knobs.get("beta", 0.1)
-    losses = [noisy(beta * (a - b), knobs) for a, b in zip(high, low, strict=True)]
+    beta = hparams.get("beta", 0.1)
+    losses = [noisy(beta * (a - b), hparams) for a, b in zip(high, low, strict=True)]
     return sum(losses) / len(losses)
 
 

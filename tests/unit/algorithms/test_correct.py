@@ -36,8 +36,8 @@ def test_weights_and_rejection_are_computed_from_the_same_log_ratio():
 
 
 def test_batch_normalisation_makes_the_mean_weight_one():
-    knobs = {"rollout_is": "token", "rollout_is_batch_normalize": True}
-    found = rollout_correction(OLD, ROLLOUT, LAYOUT, **knobs)
+    hparams = {"rollout_is": "token", "rollout_is_batch_normalize": True}
+    found = rollout_correction(OLD, ROLLOUT, LAYOUT, **hparams)
     factor = 3.25 / 3
     expected = [2.0 / factor, 0.0, 1.0 / factor, 0.25 / factor, 0.0]
     assert found.weights.tolist() == pytest.approx(expected)

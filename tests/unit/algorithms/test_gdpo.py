@@ -36,8 +36,8 @@ def expected(first: float, second: float) -> list[float]:
     return [(x - mean) * scale for x in raw] + [0.0]
 
 
-def heads(rows: list[Row], inputs: CreditInputs, **knobs: object) -> list[float]:
-    return [values[0] for values in advantages(gdpo(inputs, **knobs), rows)]
+def heads(rows: list[Row], inputs: CreditInputs, **hparams: object) -> list[float]:
+    return [values[0] for values in advantages(gdpo(inputs, **hparams), rows)]
 
 
 def test_parts_are_normalised_in_the_group_then_added_and_whitened():

@@ -31,11 +31,11 @@ BATCH = [
 GROUPED = ["grpo", "grpo_passk", "rloo", "opo", "gpg", "reinforce_plus_plus_baseline"]
 
 
-def numbers(name: str, rows: list[Row], **knobs: object) -> list[float]:
+def numbers(name: str, rows: list[Row], **hparams: object) -> list[float]:
     """The one number of each row, after checking that it stands on every trainable token."""
     result: list[float] = []
     for values, r in zip(
-        advantages(adv_estimators.get(name)(inputs_of(rows), **knobs), rows), rows, strict=True
+        advantages(adv_estimators.get(name)(inputs_of(rows), **hparams), rows), rows, strict=True
     ):
         seen = {v for v, m in zip(values, r.mask, strict=True) if m} or {0.0}
         assert len(seen) == 1

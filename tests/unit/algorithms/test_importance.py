@@ -16,8 +16,8 @@ LAYOUT = layout_of(ROWS)
 LOG = torch.tensor([2.0, NAN, 4.0, 0.5, 0.25, NAN], dtype=torch.float64).log()
 
 
-def weights(log_ratio: Tensor = LOG, **knobs: object) -> list[float]:
-    return importance_weights(log_ratio, LAYOUT, **knobs).tolist()
+def weights(log_ratio: Tensor = LOG, **hparams: object) -> list[float]:
+    return importance_weights(log_ratio, LAYOUT, **hparams).tolist()
 
 
 def test_a_token_weight_is_the_ratio_cut_at_the_threshold():

@@ -62,7 +62,7 @@ def test_the_exact_kl_comes_as_a_stream(kind: str):
 
 
 def test_knobs_reach_the_loss_and_its_statistics_pass():
-    made = Objective(loss="kl_cov", knobs={"kl_cov_ratio": 1.0, "ppo_kl_coef": 3.0})
+    made = Objective(loss="kl_cov", hparams={"kl_cov_ratio": 1.0, "ppo_kl_coef": 3.0})
     assert made.statistics(step(), seed=0)["selected"].tolist() == [True, False, True]
     assert loss_hyperparameters("kl_cov") == ("kl_cov_ratio", "ppo_kl_coef")
     assert Objective(loss="vanilla").statistics(step(), seed=0) == {}
@@ -76,8 +76,8 @@ def test_the_statistics_pass_runs_without_a_graph():
         rollout_logp=f64(-1.5),
         layout=layout_of(1),
     )
-    knobs = {"rollout_is": "token", "rollout_is_batch_normalize": True}
-    made = Objective(loss="bypass_mode", knobs=knobs)
+    hparams = {"rollout_is": "token", "rollout_is_batch_normalize": True}
+    made = Objective(loss="bypass_mode", hparams=hparams)
     assert not made.statistics(inputs, seed=0)["is_norm"].requires_grad
 
 
@@ -93,7 +93,7 @@ def test_every_loss_has_its_own_aggregation_and_another_one_is_honoured():
 
 def test_knobs_of_every_loss_are_those_of_the_catalogue():
     for name, facts in POLICY_LOSSES.items():
-        assert loss_hyperparameters(name) == tuple(sorted(facts.knobs)), name
+        assert loss_hyperparameters(name) == tuple(sorted(facts.hparams)), name
 
 
 def test_a_plugin_declares_its_aggregation_as_a_fact(monkeypatch: pytest.MonkeyPatch):
@@ -107,7 +107,7 @@ def test_a_plugin_declares_its_aggregation_as_a_fact(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(module, "policy_losses", fresh)
     assert Objective(loss="summed").mode == "token-sum"
     assert Objective(loss="plain").mode == "token-mean"
-    assert run(Objective(loss="summed", knobs={"strength": 2.0}))[0] == pytest.approx(-6.0)
+    assert run(Objective(loss="summed", hparams={"strength": 2.0}))[0] == pytest.approx(-6.0)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from tests.unit.algorithms.credit_batches import Row, batches, inputs_of, outcom
 
 OBJECTIVES: dict[str, PreferenceObjective] = {
     "sigmoid": PreferenceObjective(losses=("sigmoid",)),
-    "strong": PreferenceObjective(losses=("sigmoid",), knobs={"beta": 2.0}),
+    "strong": PreferenceObjective(losses=("sigmoid",), hparams={"beta": 2.0}),
     "ipo": PreferenceObjective(losses=("ipo",)),
     "whole step": PreferenceObjective(losses=("aot_unpaired",)),
     "no reference": PreferenceObjective(losses=("simpo",)),

@@ -24,8 +24,8 @@ LOGP = t([-1.0, -2.0, NAN], [-3.0, NAN, NAN])
 ADV = t([1.0, 1.0, NAN], [-2.0, NAN, NAN])
 
 
-def loss_of(name: str = "reinforce", mask: Tensor = MASK, **knobs: Any) -> float:
-    return padded.policy_loss(name, LOGP, LOGP, ADV, mask, **knobs)[0].item()
+def loss_of(name: str = "reinforce", mask: Tensor = MASK, **hparams: Any) -> float:
+    return padded.policy_loss(name, LOGP, LOGP, ADV, mask, **hparams)[0].item()
 
 
 @pytest.mark.parametrize(

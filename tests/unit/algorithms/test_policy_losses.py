@@ -14,8 +14,8 @@ from tests.unit.algorithms.batches import f64, layout_of, metrics_of, one_token
 LOG2 = math.log(2.0)
 
 
-def token_loss(name: str, inputs: PolicyInputs, **knobs: Any) -> float:
-    return policy_losses.get(name)(inputs, **knobs).per_token.item()
+def token_loss(name: str, inputs: PolicyInputs, **hparams: Any) -> float:
+    return policy_losses.get(name)(inputs, **hparams).per_token.item()
 
 
 @pytest.mark.parametrize(
@@ -231,5 +231,5 @@ def test_a_part_without_sequences_has_an_empty_loss(name: str):
         layout=layout_of(),
         statistics={"selected": torch.zeros(0, dtype=torch.bool)},
     )
-    knobs = {"dro_beta": 1.0} if name == "dro" else {}
-    assert policy_losses.get(name)(nothing, **knobs).per_token.tolist() == []
+    hparams = {"dro_beta": 1.0} if name == "dro" else {}
+    assert policy_losses.get(name)(nothing, **hparams).per_token.tolist() == []

@@ -26,8 +26,8 @@ def step() -> PolicyInputs:
     )
 
 
-def bypass(inputs: PolicyInputs, **knobs: Any) -> list[float]:
-    return policy_losses.get("bypass_mode")(inputs, **knobs).per_token.tolist()
+def bypass(inputs: PolicyInputs, **hparams: Any) -> list[float]:
+    return policy_losses.get("bypass_mode")(inputs, **hparams).per_token.tolist()
 
 
 def test_ppo_clip_is_vanilla_against_the_sampler_and_ignores_weights():
@@ -53,15 +53,15 @@ def test_reinforce_multiplies_by_the_weight_and_by_no_other():
 
 
 def test_batch_normalisation_divides_by_the_mean_weight_of_the_whole_step():
-    knobs = {
+    hparams = {
         "loss_type": "reinforce",
         "rollout_is": "token",
         "rollout_is_batch_normalize": True,
     }
-    objective = Objective(loss="bypass_mode", knobs=knobs)
+    objective = Objective(loss="bypass_mode", hparams=hparams)
     statistics = objective.statistics(step(), seed=0)
     assert statistics["is_norm"].item() == pytest.approx(3.5 / 3)
-    got = bypass(replace(step(), statistics=statistics), **knobs)
+    got = bypass(replace(step(), statistics=statistics), **hparams)
     assert got == pytest.approx([6 / 3.5, 3 / 3.5, -1.5 / 3.5])
 
 
@@ -73,8 +73,8 @@ def test_there_are_no_statistics_without_batch_normalisation():
 
 @pytest.mark.parametrize("loss_type", ["ppo_clip", "reinforce"])
 def test_rejected_tokens_have_no_loss_and_are_counted(loss_type: str):
-    knobs = {"rollout_rs": "token_k2", "rollout_rs_threshold": 0.1, "rollout_is": "token"}
-    loss = policy_losses.get("bypass_mode")(step(), loss_type=loss_type, **knobs)
+    hparams = {"rollout_rs": "token_k2", "rollout_rs_threshold": 0.1, "rollout_is": "token"}
+    loss = policy_losses.get("bypass_mode")(step(), loss_type=loss_type, **hparams)
     assert loss.per_token[[0, 2]].tolist() == [0.0, 0.0]
     assert loss.per_token[1].item() == pytest.approx(-1.0 if loss_type == "ppo_clip" else 1.0)
     metrics = metrics_of(loss)

@@ -37,12 +37,12 @@ BAD: list[tuple[str, str, float]] = [
 
 
 @pytest.mark.parametrize(("name", "knob", "value"), BAD)
-def test_an_impossible_knob_is_refused_by_name(name: str, knob: str, value: float):
+def test_an_impossible_knob_is_refused_by_name(name: str, hparam: str, value: float):
     with pytest.raises(UserError) as caught:
-        policy_losses.get(name)(one_token(-1.0, -1.0, 1.0), **{knob: value})
-    assert caught.value.field == knob
+        policy_losses.get(name)(one_token(-1.0, -1.0, 1.0), **{hparam: value})
+    assert caught.value.field == hparam
     assert caught.value.value is value
-    assert f"set {knob}" in caught.value.fix
+    assert f"set {hparam}" in caught.value.fix
 
 
 def test_a_clip_range_wider_than_one_is_allowed():

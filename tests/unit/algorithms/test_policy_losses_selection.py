@@ -18,8 +18,8 @@ from luyen.base.errors import UserError
 from tests.unit.algorithms.batches import f64, layout_of, one_token
 
 
-def chosen(name: str, inputs: PolicyInputs, seed: int = 0, **knobs: Any) -> list[bool]:
-    return loss_statistics.get(name)(inputs, seed=seed, **knobs)["selected"].tolist()
+def chosen(name: str, inputs: PolicyInputs, seed: int = 0, **hparams: Any) -> list[bool]:
+    return loss_statistics.get(name)(inputs, seed=seed, **hparams)["selected"].tolist()
 
 
 def step(logp: list[float], advantages: list[float], *lengths: int) -> PolicyInputs:

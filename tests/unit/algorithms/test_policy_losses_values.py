@@ -17,18 +17,18 @@ LENGTHS = (3, 1, 6, 4)
 @dataclass(frozen=True, kw_only=True)
 class Case:
     loss: str
-    knobs: dict[str, Any] = field(default_factory=dict)
+    hparams: dict[str, Any] = field(default_factory=dict)
     weighted: bool = False
     constant: bool = False
 
     def __str__(self) -> str:
         flags = "-weighted" * self.weighted + "-constant" * self.constant
-        return self.loss + flags + "".join(f"-{k}={v}" for k, v in self.knobs.items())
+        return self.loss + flags + "".join(f"-{k}={v}" for k, v in self.hparams.items())
 
 
-def both(loss: str, **knobs: Any) -> list[Case]:
+def both(loss: str, **hparams: Any) -> list[Case]:
     """The case with and without correction weights."""
-    return [Case(loss=loss, knobs=knobs, weighted=w) for w in (False, True)]
+    return [Case(loss=loss, hparams=hparams, weighted=w) for w in (False, True)]
 
 
 CASES = [
@@ -58,16 +58,16 @@ CASES = [
     *both("clip_cov", clip_cov_ratio=0.3, clip_cov_lb=-0.5, clip_cov_ub=2.0),
     *both("kl_cov", kl_cov_ratio=0.3),
     *both("kl_cov", kl_cov_ratio=0.1, ppo_kl_coef=2.0),
-    Case(loss="bypass_mode", knobs={"loss_type": "ppo_clip"}),
+    Case(loss="bypass_mode", hparams={"loss_type": "ppo_clip"}),
     Case(
         loss="bypass_mode",
-        knobs={"loss_type": "ppo_clip", "rollout_rs": "token_k2", "rollout_rs_threshold": 0.05},
+        hparams={"loss_type": "ppo_clip", "rollout_rs": "token_k2", "rollout_rs_threshold": 0.05},
     ),
-    Case(loss="bypass_mode", knobs={"loss_type": "reinforce"}),
-    Case(loss="bypass_mode", knobs={"loss_type": "reinforce", "rollout_is": "token"}),
+    Case(loss="bypass_mode", hparams={"loss_type": "reinforce"}),
+    Case(loss="bypass_mode", hparams={"loss_type": "reinforce", "rollout_is": "token"}),
     Case(
         loss="bypass_mode",
-        knobs={
+        hparams={
             "loss_type": "reinforce",
             "rollout_is": "sequence",
             "rollout_is_threshold": 1.2,
@@ -78,7 +78,7 @@ CASES = [
     ),
     Case(
         loss="bypass_mode",
-        knobs={
+        hparams={
             "loss_type": "reinforce",
             "rollout_is": "geometric",
             "rollout_is_threshold": "0.8_1.1",
@@ -111,7 +111,7 @@ def make_inputs(case: Case) -> PolicyInputs:
         is_weights=normal(0.3).exp() if case.weighted else None,
         layout=layout_of(*LENGTHS),
     )
-    statistics = Objective(loss=case.loss, knobs=case.knobs).statistics(inputs, seed=5)
+    statistics = Objective(loss=case.loss, hparams=case.hparams).statistics(inputs, seed=5)
     return PolicyInputs(
         logp=inputs.logp,
         old_logp=inputs.old_logp,
@@ -143,17 +143,19 @@ def rows_of(inputs: PolicyInputs) -> tuple[list[Row], list[list[float]]]:
 
 def loss_only(case: Case) -> dict[str, Any]:
     """The knobs without those of the statistics pass, which has run before."""
-    return {k: v for k, v in case.knobs.items() if "_cov_" not in k}
+    return {k: v for k, v in case.hparams.items() if "_cov_" not in k}
 
 
 @every_case
 def test_value_of_each_token_is_the_formula(case: Case):
     inputs = make_inputs(case)
     rows, logp = rows_of(inputs)
-    knobs = loss_only(case)
-    got = policy_losses.get(case.loss)(inputs, **knobs).per_token
+    hparams = loss_only(case)
+    got = policy_losses.get(case.loss)(inputs, **hparams).per_token
     scalar = SCALAR[case.loss]
-    expected = [x for row, xs in zip(rows, logp, strict=True) for x in scalar(xs, xs, row, **knobs)]
+    expected = [
+        x for row, xs in zip(rows, logp, strict=True) for x in scalar(xs, xs, row, **hparams)
+    ]
     assert got.tolist() == pytest.approx(expected, rel=1e-12, abs=1e-13)
     assert any(abs(x) > 1e-3 for x in expected)
 
@@ -162,9 +164,9 @@ def test_value_of_each_token_is_the_formula(case: Case):
 def test_gradient_is_the_central_difference_with_stopped_parts_held_constant(case: Case):
     inputs = make_inputs(case)
     rows, logp = rows_of(inputs)
-    knobs = loss_only(case)
+    hparams = loss_only(case)
     weights = torch.linspace(0.5, 1.5, sum(LENGTHS), dtype=torch.float64)
-    loss = (weights * policy_losses.get(case.loss)(inputs, **knobs).per_token).sum()
+    loss = (weights * policy_losses.get(case.loss)(inputs, **hparams).per_token).sum()
     (grad,) = torch.autograd.grad(loss, [inputs.logp])
     scalar, h = SCALAR[case.loss], 1e-5
     expected: list[float] = []
@@ -173,7 +175,7 @@ def test_gradient_is_the_central_difference_with_stopped_parts_held_constant(cas
             ends: list[float] = []
             for step in (h, -h):
                 moved = [x + step * (j == i) for j, x in enumerate(xs)]
-                losses = scalar(moved, xs, row, **knobs)
+                losses = scalar(moved, xs, row, **hparams)
                 ends.append(sum(w * x for w, x in zip(ws.tolist(), losses, strict=True)))
             expected.append((ends[0] - ends[1]) / (2 * h))
     assert grad.tolist() == pytest.approx(expected, rel=1e-6, abs=1e-8)

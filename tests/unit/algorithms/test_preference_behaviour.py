@@ -55,8 +55,8 @@ def pair(c: float, r: float, *, logp: float = -6.0, dtype: torch.dtype = torch.f
     )
 
 
-def pulls(name: str, inputs: PairInputs, **knobs: Any) -> tuple[float, float]:
-    by = step_coefficients(name, inputs, knobs).by
+def pulls(name: str, inputs: PairInputs, **hparams: Any) -> tuple[float, float]:
+    by = step_coefficients(name, inputs, hparams).by
     return by["chosen"].item(), by["rejected"].item()
 
 
@@ -64,7 +64,7 @@ def test_the_catalog_lists_every_preference_loss_with_its_knobs():
     registered = {
         name: set(knobs_of(preference_losses.get(name))) for name in ours(preference_losses)
     }
-    assert registered == {name: set(facts.knobs) for name, facts in PREFERENCE_LOSSES.items()}
+    assert registered == {name: set(facts.hparams) for name, facts in PREFERENCE_LOSSES.items()}
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if n not in UPHILL])
@@ -87,9 +87,9 @@ def test_losses_that_pull_otherwise_do_so_where_they_say():
 
 @pytest.mark.parametrize("case", MARKED, ids=label)
 def test_good_answers_go_up_and_bad_ones_down(case: tuple[str, dict[str, Any]]):
-    name, knobs = case
+    name, hparams = case
     inputs = answer_inputs(name, make_answers(4), make_others(4))
-    by = step_coefficients(name, inputs, knobs).by["logp"]
+    by = step_coefficients(name, inputs, hparams).by["logp"]
     assert ((by < 0) == inputs.desirable).all()
     assert by.all()
 
@@ -102,13 +102,13 @@ FAR = [(1e4, -1e4), (-1e4, 1e4), (1e4, 1e4), (-1e4, -1e4), (1e4, 0.0), (-1e4, 0.
 def test_far_pairs_have_finite_losses_and_gradients(
     case: tuple[str, dict[str, Any]], dtype: torch.dtype
 ):
-    name, knobs = case
+    name, hparams = case
     free = not preference_facts(name).reference
     for c, r in FAR:
         inputs = pair(c, r, dtype=dtype)
         if free:
             inputs = replace(inputs, chosen=far(c, dtype), rejected=far(r, dtype))
-        loss = PreferenceObjective(losses=(name,), knobs=knobs)(inputs).loss.sum()
+        loss = PreferenceObjective(losses=(name,), hparams=hparams)(inputs).loss.sum()
         gradients = torch.autograd.grad(
             loss, [inputs.chosen, inputs.rejected], allow_unused=True, materialize_grads=True
         )
@@ -125,7 +125,7 @@ def far(x: float, dtype: torch.dtype) -> torch.Tensor:
 def test_far_answers_have_finite_losses_and_gradients(
     case: tuple[str, dict[str, Any]], dtype: torch.dtype
 ):
-    name, knobs = case
+    name, hparams = case
     logp = torch.tensor([0.0, 0.0, -1e4, -1e4], dtype=dtype, requires_grad=True)
     other = torch.tensor([0.0, -1e4], dtype=dtype)
     inputs = UnpairedInputs(
@@ -135,7 +135,7 @@ def test_far_answers_have_finite_losses_and_gradients(
         mismatched=other if name == "kto" else None,
         ref_mismatched=other.flip(0) - 1e4 if name == "kto" else None,
     )
-    loss = PreferenceObjective(losses=(name,), knobs=knobs)(inputs).loss.sum()
+    loss = PreferenceObjective(losses=(name,), hparams=hparams)(inputs).loss.sum()
     (gradient,) = torch.autograd.grad(loss, [logp])
     assert loss.isfinite()
     assert gradient.isfinite().all()
@@ -160,10 +160,10 @@ def test_metrics_of_a_policy_that_equals_its_reference():
 def test_a_mixture_is_the_weighted_sum_and_reports_its_parts():
     inputs = pair_inputs(make_pairs(5))
     mixed = PreferenceObjective(
-        losses=("sigmoid", "bco_pair", "sft"), loss_weights=(0.8, 0.2, 1.0), knobs={"beta": 0.3}
+        losses=("sigmoid", "bco_pair", "sft"), loss_weights=(0.8, 0.2, 1.0), hparams={"beta": 0.3}
     )
     alone = [
-        PreferenceObjective(losses=(n,), knobs=k)(inputs)
+        PreferenceObjective(losses=(n,), hparams=k)(inputs)
         for n, k in (("sigmoid", {"beta": 0.3}), ("bco_pair", {"beta": 0.3}), ("sft", {}))
     ]
     expected = 0.8 * alone[0].loss + 0.2 * alone[1].loss + alone[2].loss
@@ -234,6 +234,6 @@ def test_an_empty_step_has_no_loss():
 
 @pytest.mark.parametrize("coef", [0.5, 1.0])
 def test_a_mixture_of_a_divergence_and_a_likelihood_is_allowed(coef: float):
-    knobs = {"f_divergence_type": "alpha_divergence", "f_alpha_divergence_coef": coef}
-    objective = PreferenceObjective(losses=("sigmoid", "sft"), knobs=knobs)
+    hparams = {"f_divergence_type": "alpha_divergence", "f_alpha_divergence_coef": coef}
+    objective = PreferenceObjective(losses=("sigmoid", "sft"), hparams=hparams)
     assert objective(pair_inputs(make_pairs(0))).loss.isfinite().all()

@@ -27,13 +27,13 @@ TOKEN = Layout(mask=torch.tensor([True]), offsets=torch.tensor([0, 1]), groups=t
 
 
 def run(
-    *names: str, of: Any = PAIRS, weights: Any = None, ld: Any = None, **knobs: Any
+    *names: str, of: Any = PAIRS, weights: Any = None, ld: Any = None, **hparams: Any
 ) -> Callable[[], object]:
     """The evaluation of a loss, to be called later."""
 
     def call() -> object:
         objective = PreferenceObjective(
-            losses=names, loss_weights=weights, knobs=knobs, ld_alpha=ld
+            losses=names, loss_weights=weights, hparams=hparams, ld_alpha=ld
         )
         return objective(of)
 

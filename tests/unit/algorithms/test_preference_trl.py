@@ -76,7 +76,7 @@ def trainer(**fields: Any) -> SimpleNamespace:
     return SimpleNamespace(**(common | fields))
 
 
-def dpo(rows: Rows, losses: list[str], weights: list[float], **knobs: Any) -> float:
+def dpo(rows: Rows, losses: list[str], weights: list[float], **hparams: Any) -> float:
     from trl.trainer.dpo_trainer import DPOTrainer
 
     defaults = {
@@ -88,11 +88,11 @@ def dpo(rows: Rows, losses: list[str], weights: list[float], **knobs: Any) -> fl
         "use_weighting": False,
         "precompute_ref_logps": False,
         "args": SimpleNamespace(
-            discopop_tau=knobs.pop("discopop_tau", 0.05), gradient_checkpointing_kwargs=None
+            discopop_tau=hparams.pop("discopop_tau", 0.05), gradient_checkpointing_kwargs=None
         ),
     }
     stand_in = trainer(
-        **(defaults | knobs),
+        **(defaults | hparams),
         loss_types=losses,
         loss_weights=weights,
         model=Policy().eval(),
@@ -102,7 +102,7 @@ def dpo(rows: Rows, losses: list[str], weights: list[float], **knobs: Any) -> fl
     return float(loss)
 
 
-def ours(rows: Rows, name: str | list[str], **knobs: Any) -> float:
+def ours(rows: Rows, name: str | list[str], **hparams: Any) -> float:
     half = len(rows.mask) // 2
     loss, _ = padded.preference_loss(
         name,
@@ -112,7 +112,7 @@ def ours(rows: Rows, name: str | list[str], **knobs: Any) -> float:
         rows.mask[half:],
         ref_chosen_logp=rows.ref[:half],
         ref_rejected_logp=rows.ref[half:],
-        **knobs,
+        **hparams,
     )
     return loss.item()
 
@@ -142,9 +142,11 @@ OF_DPO: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("name", "knobs"), OF_DPO)
-def test_pairwise_losses_agree(name: str, knobs: dict[str, Any]):
+def test_pairwise_losses_agree(name: str, hparams: dict[str, Any]):
     rows = Rows(0, 2 * PAIRS)
-    assert ours(rows, name, **knobs) == pytest.approx(dpo(rows, [name], [1.0], **knobs), rel=2e-6)
+    assert ours(rows, name, **hparams) == pytest.approx(
+        dpo(rows, [name], [1.0], **hparams), rel=2e-6
+    )
 
 
 def test_a_mixture_agrees():
@@ -204,19 +206,19 @@ def test_unpaired_losses_agree(name: str):
         ("alphapo", "simpo", {"beta": 2.0, "simpo_gamma": 0.7, "alpha": 0.25}),
     ],
 )
-def test_losses_without_a_reference_agree(name: str, kind: str, knobs: dict[str, Any]):
+def test_losses_without_a_reference_agree(name: str, kind: str, hparams: dict[str, Any]):
     from trl.experimental.cpo.cpo_trainer import CPOTrainer
 
     rows = Rows(4, 2 * PAIRS)
     sums, tokens = rows.logp.sum(1), rows.mask.sum(1)
     given = sums / tokens if kind == "simpo" else sums
-    fields = {"alpha": 0.0, "label_smoothing": 0.0, "simpo_gamma": 0.0} | knobs
+    fields = {"alpha": 0.0, "label_smoothing": 0.0, "simpo_gamma": 0.0} | hparams
     losses, _, _ = CPOTrainer.cpo_loss(
         trainer(loss_type=kind, **fields), given[:PAIRS], given[PAIRS:]
     )
     likelihood = -sums[:PAIRS].sum() / tokens[:PAIRS].sum()
-    expected = losses.mean() + knobs.get("cpo_alpha", 0.0) * likelihood
-    assert ours(rows, name, **knobs) == pytest.approx(expected.item(), rel=2e-6)
+    expected = losses.mean() + hparams.get("cpo_alpha", 0.0) * likelihood
+    assert ours(rows, name, **hparams) == pytest.approx(expected.item(), rel=2e-6)
 
 
 def test_the_odds_term_of_orpo_agrees():

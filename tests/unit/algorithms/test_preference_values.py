@@ -52,11 +52,11 @@ def test_every_loss_has_a_case():
 def test_a_pairwise_loss_equals_its_twin_in_value_and_gradient(
     case: tuple[str, dict[str, Any]], seed: int
 ):
-    name, knobs = case
+    name, hparams = case
     pairs = make_pairs(seed)
     inputs = pair_inputs(pairs)
-    loss = step_mean(PreferenceObjective(losses=(name,), knobs=knobs)(inputs).loss)
-    assert loss.item() == pytest.approx(pair_step(name, pairs, **knobs), rel=1e-12)
+    loss = step_mean(PreferenceObjective(losses=(name,), hparams=hparams)(inputs).loss)
+    assert loss.item() == pytest.approx(pair_step(name, pairs, **hparams), rel=1e-12)
     found = torch.autograd.grad(
         loss, [inputs.chosen, inputs.rejected], materialize_grads=True, allow_unused=True
     )
@@ -64,7 +64,7 @@ def test_a_pairwise_loss_equals_its_twin_in_value_and_gradient(
         for i in range(len(pairs)):
 
             def value(x: float, i: int = i, side: str = side) -> float:
-                return pair_step(name, moved(pairs, i, side, x), **knobs)
+                return pair_step(name, moved(pairs, i, side, x), **hparams)
 
             assert gradient[i].item() == pytest.approx(slope(value), rel=1e-5, abs=1e-8)
 
@@ -74,17 +74,17 @@ def test_a_pairwise_loss_equals_its_twin_in_value_and_gradient(
 def test_an_unpaired_loss_equals_its_twin_in_value_and_gradient(
     case: tuple[str, dict[str, Any]], seed: int
 ):
-    name, knobs = case
+    name, hparams = case
     answers, others = make_answers(seed), make_others(seed)
     inputs = answer_inputs(name, answers, others)
-    loss = step_mean(PreferenceObjective(losses=(name,), knobs=knobs)(inputs).loss)
-    assert loss.item() == pytest.approx(answer_step(name, answers, others, **knobs), rel=1e-12)
+    loss = step_mean(PreferenceObjective(losses=(name,), hparams=hparams)(inputs).loss)
+    assert loss.item() == pytest.approx(answer_step(name, answers, others, **hparams), rel=1e-12)
     (gradient,) = torch.autograd.grad(loss, [inputs.logp])
     for i in range(len(answers)):
 
         def value(x: float, i: int = i) -> float:
             there = moved(answers, i, "logp", x)
-            return answer_step(name, there, others, frozen=answers, **knobs)
+            return answer_step(name, there, others, frozen=answers, **hparams)
 
         assert gradient[i].item() == pytest.approx(slope(value), rel=1e-5, abs=1e-8)
 
@@ -135,9 +135,9 @@ BY_HAND: list[tuple[str, dict[str, Any], float]] = [
 
 
 @pytest.mark.parametrize(("name", "knobs", "expected"), BY_HAND)
-def test_one_pair_by_hand(name: str, knobs: dict[str, Any], expected: float):
+def test_one_pair_by_hand(name: str, hparams: dict[str, Any], expected: float):
     beta = {} if name == "sft" else {"beta": 0.5}
-    loss = PreferenceObjective(losses=(name,), knobs=beta | knobs)(one_pair()).loss
+    loss = PreferenceObjective(losses=(name,), hparams=beta | hparams)(one_pair()).loss
     assert loss.item() == pytest.approx(expected, abs=1e-14)
 
 
@@ -151,8 +151,8 @@ def test_one_pair_by_hand(name: str, knobs: dict[str, Any], expected: float):
     ],
 )
 def test_divergences_by_hand(kind: str, expected: float):
-    knobs = {"beta": 1.0, "f_divergence_type": kind}
-    loss = PreferenceObjective(losses=("sigmoid",), knobs=knobs)(one_pair()).loss
+    hparams = {"beta": 1.0, "f_divergence_type": kind}
+    loss = PreferenceObjective(losses=("sigmoid",), hparams=hparams)(one_pair()).loss
     assert loss.item() == pytest.approx(math.log1p(math.exp(-expected)), abs=1e-14)
 
 
@@ -172,5 +172,5 @@ def test_two_answers_by_hand(name: str, expected: float):
         replace(answers[0], logp=-LOG2, ref=-5 * LOG2, good=False, ratio=1.0),
     ]
     inputs = answer_inputs(name, answers, [(-LOG2, -3 * LOG2)])
-    loss = step_mean(PreferenceObjective(losses=(name,), knobs={"beta": 0.5})(inputs).loss)
+    loss = step_mean(PreferenceObjective(losses=(name,), hparams={"beta": 0.5})(inputs).loss)
     assert loss.item() == pytest.approx(expected, abs=1e-14)

@@ -29,8 +29,8 @@ from tests.unit.algorithms.credit_batches import (
 from tests.unit.algorithms.plain_estimators import raw_gae
 
 
-def run(name: str, rows: list[Row], **knobs: object) -> Credit:
-    return adv_estimators.get(name)(inputs_of(rows), **knobs)
+def run(name: str, rows: list[Row], **hparams: object) -> Credit:
+    return adv_estimators.get(name)(inputs_of(rows), **hparams)
 
 
 TOOL_CALL = row(0, "x..x", [0.0, 0.0, 0.0, 1.0], values=(0.5, NAN, 9.0, 0.25))

@@ -21,8 +21,8 @@ def path(group: int, mask: str, rewards: list[float], squares: list[float], **mo
     return row(group, mask, rewards, old_logp=logp, sum_pi_squared=tuple(squares), **more)
 
 
-def run(name: str, rows: list[Row], **knobs: bool) -> Credit:
-    return adv_estimators.get(name)(inputs_of(rows), **knobs)
+def run(name: str, rows: list[Row], **hparams: bool) -> Credit:
+    return adv_estimators.get(name)(inputs_of(rows), **hparams)
 
 
 # Path weights: 0.5, 1 and 1.5, 2. Returns: 1, 1 and 0, 0.

@@ -15,12 +15,12 @@ from tests.unit.algorithms.credit_batches import Row, batches, inputs_of, per_ro
 some = settings(max_examples=60, deadline=None)
 
 
-def run(name: str, rows: list[Row], **knobs: float | bool) -> Credit:
-    return adv_estimators.get(name)(inputs_of(rows), **knobs)
+def run(name: str, rows: list[Row], **hparams: float | bool) -> Credit:
+    return adv_estimators.get(name)(inputs_of(rows), **hparams)
 
 
-def shown(rows: list[Row], **knobs: float | bool) -> list[list[float]]:
-    return per_row(run("turn_grpo", rows, **knobs).advantages, rows)
+def shown(rows: list[Row], **hparams: float | bool) -> list[list[float]]:
+    return per_row(run("turn_grpo", rows, **hparams).advantages, rows)
 
 
 TALKS = [

@@ -43,18 +43,18 @@ REJECTION = list(
 )
 
 
-def refused_by_check(knobs: dict[str, str | None]) -> bool:
-    words = [f"algorithm.rollout_correction.{k}={v}" for k, v in knobs.items() if v is not None]
+def refused_by_check(hparams: dict[str, str | None]) -> bool:
+    words = [f"algorithm.rollout_correction.{k}={v}" for k, v in hparams.items() if v is not None]
     found = check([], words, machine=LAPTOP).problems
     return any(
         p.field.startswith("algorithm.rollout_correction") for p in found if p.severity == "error"
     )
 
 
-def refused_by_mathematics(knobs: dict[str, str | None]) -> bool:
+def refused_by_mathematics(hparams: dict[str, str | None]) -> bool:
     report = check(
         [],
-        [f"algorithm.rollout_correction.{k}={v}" for k, v in knobs.items() if v is not None],
+        [f"algorithm.rollout_correction.{k}={v}" for k, v in hparams.items() if v is not None],
         machine=LAPTOP,
     )
     block = report.config.algorithm.rollout_correction
@@ -69,23 +69,23 @@ def refused_by_mathematics(knobs: dict[str, str | None]) -> bool:
 
 @pytest.mark.parametrize(("level", "threshold", "floor"), IMPORTANCE)
 def test_importance_thresholds(level: str | None, threshold: str, floor: str | None) -> None:
-    knobs = {"rollout_is": level, "rollout_is_threshold": threshold, "rollout_is_floor": floor}
-    if not refused_by_check(knobs):
-        assert not refused_by_mathematics(knobs)
+    hparams = {"rollout_is": level, "rollout_is_threshold": threshold, "rollout_is_floor": floor}
+    if not refused_by_check(hparams):
+        assert not refused_by_mathematics(hparams)
     else:
-        assert level is None or refused_by_mathematics(knobs)
+        assert level is None or refused_by_mathematics(hparams)
 
 
 @pytest.mark.parametrize(("criteria", "threshold"), REJECTION)
 def test_rejection_thresholds(criteria: str, threshold: str | None) -> None:
-    knobs = {"rollout_rs": criteria, "rollout_rs_threshold": threshold}
-    assert refused_by_check(knobs) == refused_by_mathematics(knobs)
+    hparams = {"rollout_rs": criteria, "rollout_rs_threshold": threshold}
+    assert refused_by_check(hparams) == refused_by_mathematics(hparams)
 
 
 def test_what_a_check_knows_of_samplers_and_tools_is_what_they_take() -> None:
-    for name, knobs in SAMPLER_ARGUMENTS.items():
+    for name, hparams in SAMPLER_ARGUMENTS.items():
         parameters = inspect.signature(samplers.get(name)).parameters.values()
-        assert tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY) == tuple(knobs)
+        assert tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY) == tuple(hparams)
     for name, settings in SETTINGS.items():
         if settings is not None:
             assert set(inspect.signature(builtin_tools.get(name)).parameters) == set(settings)

@@ -24,7 +24,7 @@ def packed(rows) -> object:
     return pack(rows, masks=masks, groups=[i // 2 for i in range(len(rows))])
 
 
-def lesson(kind: str, *, is_mismatched: bool = False) -> OfflineBatch:
+def offline_batch(kind: str, *, is_mismatched: bool = False) -> OfflineBatch:
     aside = {MISMATCHED: packed([[*row[:2], *ROWS[i - 2][2:]] for i, row in enumerate(ROWS)])}
     return OfflineBatch(
         rows=(0, 1, 2),
@@ -49,7 +49,7 @@ def taken(
     passes: MicroBatching, objective: PreferenceObjective
 ) -> tuple[torch.Tensor, dict[str, float]]:
     engine = engine_of(passes, objective)
-    given = lesson(objective.kind, is_mismatched="kto" in objective.losses)
+    given = offline_batch(objective.kind, is_mismatched="kto" in objective.losses)
     held = {}
 
     def update(_: object):
@@ -62,7 +62,7 @@ def taken(
 def autograd(objective: PreferenceObjective) -> torch.Tensor:
     """The gradient of the loss, differentiated through one pass over the whole step."""
     engine = engine_of(PASSES["all at once"], objective)
-    given = lesson(objective.kind, is_mismatched="kto" in objective.losses)
+    given = offline_batch(objective.kind, is_mismatched="kto" in objective.losses)
     policy, batch = engine.learner.policy, given.batch
     known = engine.reference(given) if engine.reference is not None else {}
     scored = policy(batch.tokens, batch.lengths, batch.layout.mask)
@@ -119,14 +119,14 @@ def test_a_policy_that_is_its_reference_is_right_half_of_the_time():
     objective = OBJECTIVES["sigmoid"]
     engine = engine_of(PASSES["all at once"], objective)
     engine.reference = lambda given: engine.sums(engine.learner.policy, given)
-    found = engine.measure(lesson("pair"))
+    found = engine.measure(offline_batch("pair"))
     assert found["preference/accuracy"] == 0.5
     assert found["preference/loss"] == pytest.approx(0.6931472, rel=1e-6)
 
 
 def test_bco_remembers_the_rewards_of_earlier_steps():
     engine = engine_of(PASSES["all at once"], OBJECTIVES["bco"])
-    given = lesson("unpaired")
+    given = offline_batch("unpaired")
     engine.update(given, lr=0.01)
     assert engine.history is not None
     first = float(engine.history.count)

@@ -39,7 +39,7 @@ def reward_model(*, seed: int = 0, dtype: torch.dtype = torch.float64) -> Reward
     return RewardModel(tiny_judge_net(seed=seed, dtype=dtype)).eval()
 
 
-def lesson(name: str) -> OfflineBatch:
+def offline_batch(name: str) -> OfflineBatch:
     """Three prompts with two answers each; of processes, every second token ends a step."""
     sequences = [p + a for p, both in zip(PROMPTS, ANSWERS, strict=True) for a in both]
     starts = [len(p) for p in PROMPTS for _ in range(2)]
@@ -88,7 +88,7 @@ class Cut:
 def gradient(model: RewardModel, name: str, passes: Any) -> tuple[torch.Tensor, dict[str, float]]:
     catching: Any = Catching(model)
     engine = RewardModelEngine(model, catching, passes, OBJECTIVES[name])
-    done = engine.update(lesson(name), lr=0.1)
+    done = engine.update(offline_batch(name), lr=0.1)
     return catching.gradient, dict(done.metrics)
 
 
@@ -121,7 +121,7 @@ def test_the_gradient_is_that_of_the_loss_of_plain_transformers(name, model, who
     """One sequence at a time through transformers' own attention and head."""
     net: Any = tiny_judge_net(dtype=torch.float64)
     net.set_attn_implementation("eager")
-    given = lesson(name)
+    given = offline_batch(name)
     scores = []
     for i in range(6):
         one = given.batch.take([i])
@@ -135,7 +135,7 @@ def test_the_gradient_is_that_of_the_loss_of_plain_transformers(name, model, who
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_shares_of_ranks_add_up_to_the_gradient_of_the_whole(model, whole, ranks: int):
     """A controller scores, weighs once, and deals out; gradients are summed."""
-    given, passes = lesson("bradley_terry"), MicroBatching(max_tokens=12)
+    given, passes = offline_batch("bradley_terry"), MicroBatching(max_tokens=12)
     catching: Any = Catching(model)
     engine = RewardModelEngine(model, catching, passes, OBJECTIVES["bradley_terry"])
     scores = score_sequences(model, given.batch, passes)
@@ -150,7 +150,7 @@ def test_shares_of_ranks_add_up_to_the_gradient_of_the_whole(model, whole, ranks
 
 def test_scores_do_not_depend_on_the_passes():
     model = reward_model(dtype=torch.float32)
-    batch = lesson("process").batch
+    batch = offline_batch("process").batch
     found = [
         score_sequences(model, batch, passes)
         for passes in (
@@ -170,7 +170,7 @@ def test_steps_make_the_chosen_answer_win():
     engine = RewardModelEngine(
         model, optimizer, MicroBatching(sequences=2), OBJECTIVES["bradley_terry"]
     )
-    given = lesson("bradley_terry")
+    given = offline_batch("bradley_terry")
     first = engine.measure(given)["reward_model/loss"]
     for _ in range(8):
         engine.update(given, lr=1e-3)

@@ -29,6 +29,6 @@ def conversation(*calls: ToolCall, text: str = "12", sample: int = 0, **more: An
     )
 
 
-def judged(rule: str, rollout: Rollout, **knobs: Any) -> Any:
+def judged(rule: str, rollout: Rollout, **hparams: Any) -> Any:
     """What a rule says about a rollout."""
-    return rule_rewards.get(rule)(prompt(), rollout, **knobs)
+    return rule_rewards.get(rule)(prompt(), rollout, **hparams)

@@ -87,11 +87,11 @@ def test_every_rule_that_reads_answers_is_here():
 
 @pytest.mark.parametrize("name", INLINE)
 def test_rules_on_the_thread_of_the_loop_give_a_score_in_little_time(name):
-    rule, row, knobs = INLINE[name]
+    rule, row, hparams = INLINE[name]
     counts = ScoringCounters()
     executor = FallbackExecutor(InlineExecutor(timeout_s=10.0), counts)
     for what, text in HOSTILE.items():
-        arguments = {"prompt": row, "answer": answer(text), **knobs}
+        arguments = {"prompt": row, "answer": answer(text), **hparams}
         call = ScoreCall(name=rule, source=None, rule=True, arguments=arguments)
         start = process_time()
         [outcome] = asyncio.run(executor.run([call]))
@@ -103,8 +103,8 @@ def test_rules_on_the_thread_of_the_loop_give_a_score_in_little_time(name):
 
 @pytest.mark.parametrize("rule", ISOLATED)
 def test_rules_in_processes_of_their_own_give_a_score_whatever_the_answer(rule):
-    row, knobs = ISOLATED[rule]
-    parts = {rule: {"rule": rule, "kwargs": knobs}}
+    row, hparams = ISOLATED[rule]
+    parts = {rule: {"rule": rule, "kwargs": hparams}}
     settings = config(components=parts, timeout_s=2.0, num_workers=2, memory_mb=2048)
     with build_reward(settings, max_response_length=16) as reward:
         [judged] = reward.judge([group(row, *HOSTILE.values())])

@@ -161,8 +161,8 @@ ENDS = ("startend:end_checker", {"end_phrase": "Bye.", "num_words": None})
         ("", {"credit": "share"}, 0.0),
     ],
 )
-def test_strict_and_loose_over_all_instructions_and_by_share(text, knobs, value):
-    assert ifeval(row(NO_COMMA, ENDS), answer(text), **knobs) == value
+def test_strict_and_loose_over_all_instructions_and_by_share(text, hparams, value):
+    assert ifeval(row(NO_COMMA, ENDS), answer(text), **hparams) == value
 
 
 def test_loose_may_follow_each_instruction_in_another_variant():

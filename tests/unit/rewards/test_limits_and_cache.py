@@ -95,8 +95,8 @@ class Once:
         return [self.outcomes.pop(0) for _ in calls]
 
 
-def call(rule: str, text: str, **knobs) -> ScoreCall:
-    arguments = {"prompt": prompt("1/2", extra=[1, {"a": 2}]), "answer": answer(text), **knobs}
+def call(rule: str, text: str, **hparams) -> ScoreCall:
+    arguments = {"prompt": prompt("1/2", extra=[1, {"a": 2}]), "answer": answer(text), **hparams}
     return ScoreCall(name=rule, source=None, rule=True, arguments=arguments)
 
 

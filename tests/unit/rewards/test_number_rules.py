@@ -101,9 +101,9 @@ def test_gsm8k_pays_for_the_format_if_asked():
 
 
 @pytest.mark.parametrize(("truth", "knobs"), [("many", {}), (None, {}), ("72", {"method": "lax"})])
-def test_gsm8k_says_when_it_cannot_judge(truth, knobs):
+def test_gsm8k_says_when_it_cannot_judge(truth, hparams):
     with pytest.raises(Unscorable):
-        gsm8k(prompt(truth), answer("#### 72"), **knobs)
+        gsm8k(prompt(truth), answer("#### 72"), **hparams)
 
 
 @pytest.mark.parametrize(
@@ -120,14 +120,14 @@ def test_length_falls_linearly_to_minus_one(tokens, free, value):
 )
 def test_overlong_falls_over_the_buffer(tokens, value):
     """min(-(length - (16 - 4)) / 4 * 2, 0)."""
-    knobs = {"buffer": 4, "penalty_factor": 2.0, "max_response_length": 16}
-    assert overlong(prompt(), answer("", length=tokens), **knobs) == value
+    hparams = {"buffer": 4, "penalty_factor": 2.0, "max_response_length": 16}
+    assert overlong(prompt(), answer("", length=tokens), **hparams) == value
 
 
 @pytest.mark.parametrize("knobs", [{"buffer": 4}, {"buffer": 0}, {"buffer": 17}])
-def test_a_buffer_that_does_not_fit_cannot_judge(knobs):
-    most = None if knobs["buffer"] == 4 else 16
+def test_a_buffer_that_does_not_fit_cannot_judge(hparams):
+    most = None if hparams["buffer"] == 4 else 16
     with pytest.raises(Unscorable):
-        overlong(prompt(), answer(""), max_response_length=most, **knobs)
+        overlong(prompt(), answer(""), max_response_length=most, **hparams)
     with pytest.raises(Unscorable):
         length(prompt(), answer(""), free=16, max_response_length=16)

@@ -26,11 +26,11 @@ REQUIRED = inspect.Parameter.empty
 
 
 def facts_of(name: str) -> RuleFacts:
-    knobs = rule_kwargs(rule_rewards.get(name))
+    hparams = rule_kwargs(rule_rewards.get(name))
     facts = rule_rewards.facts(name)
     return RuleFacts(
-        knobs=tuple(knobs),
-        required=tuple(knob for knob, default in knobs.items() if default is REQUIRED),
+        hparams=tuple(hparams),
+        required=tuple(hparam for hparam, default in hparams.items() if default is REQUIRED),
         package=facts.get("package"),
         extra=facts.get("extra"),
     )
@@ -42,11 +42,11 @@ def test_the_catalog_of_check_is_the_registry():
 
 def test_the_page_lists_every_rule_with_its_knobs():
     rows = re.findall(r"^\| `(\w+)` \|[^|]*\| ([^|]*) \|$", PAGE["Rules"], re.MULTILINE)
-    written = {name: dict(re.findall(r"`(\w+)(?:=([^`]*))?`", knobs)) for name, knobs in rows}
+    written = {name: dict(re.findall(r"`(\w+)(?:=([^`]*))?`", hparams)) for name, hparams in rows}
     actual = {name: rule_kwargs(rule_rewards.get(name)) for name in RULES}
     read = {
-        name: {knob: ast.literal_eval(v) if v else REQUIRED for knob, v in knobs.items()}
-        for name, knobs in written.items()
+        name: {hparam: ast.literal_eval(v) if v else REQUIRED for hparam, v in hparams.items()}
+        for name, hparams in written.items()
     }
     assert read == actual
 

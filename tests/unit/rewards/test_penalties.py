@@ -24,9 +24,9 @@ def test_cosine_goes_from_one_end_to_the_other(length, value):
 
 
 def test_an_answer_that_was_cut_has_a_value_of_its_own():
-    knobs = {"at_zero": 2.0, "at_limit": 1.0, "when_cut": -10.0, "max_response_length": 16}
-    assert cosine(prompt(), answer("x", length=16), **knobs) == -10.0
-    assert cosine(prompt(), answer("x", length=15), **knobs) > 1.0
+    hparams = {"at_zero": 2.0, "at_limit": 1.0, "when_cut": -10.0, "max_response_length": 16}
+    assert cosine(prompt(), answer("x", length=16), **hparams) == -10.0
+    assert cosine(prompt(), answer("x", length=15), **hparams) > 1.0
 
 
 @given(st.floats(-9, 9), st.floats(-9, 9), st.integers(0, 64), st.integers(0, 64))

@@ -11,8 +11,8 @@ from tests.unit.rewards.conversations import call, conversation, judged
 LONG = "q=" + "a" * 200
 
 
-def parts(rollout: Any, **knobs: Any) -> tuple[float, float, float]:
-    score = judged("tool_safety", rollout, **knobs)
+def parts(rollout: Any, **hparams: Any) -> tuple[float, float, float]:
+    score = judged("tool_safety", rollout, **hparams)
     assert [part.name for part in score.parts] == [
         "forbidden_tool",
         "forbidden_argument",
@@ -78,13 +78,13 @@ def test_an_argument_offends_where_the_pattern_stands(forbidden: dict[str, Any],
     ],
 )
 def test_a_leak_is_seen_in_an_argument_and_in_the_last_message(leak: str):
-    knobs: dict[str, Any] = {"canaries": ["rosebud-77"]}
+    hparams: dict[str, Any] = {"canaries": ["rosebud-77"]}
     inside = conversation(call("fetch", turn=1, arguments={"to": [{"url": leak}]}))
-    score = judged("tool_safety", inside, **knobs)
+    score = judged("tool_safety", inside, **hparams)
     assert score.parts[2].by_turn == ((1, -1.0),)
-    said = judged("tool_safety", conversation(text=leak), **knobs)
+    said = judged("tool_safety", conversation(text=leak), **hparams)
     assert (said.parts[2].value, said.parts[2].by_turn) == (-1.0, ())
-    both = judged("tool_safety", conversation(*inside.calls, text=leak), **knobs)
+    both = judged("tool_safety", conversation(*inside.calls, text=leak), **hparams)
     assert (both.parts[2].value, both.parts[2].by_turn) == (-2.0, ((1, -1.0),))
 
 

@@ -25,8 +25,8 @@ from tests.unit.rewards.builders import answer, prompt
         ("12" * 100_000, "12", {}, 0.0),
     ],
 )
-def test_exact_compares_letter_for_letter(text, truth, knobs, value):
-    assert exact(prompt(truth), answer(text), **knobs) == value
+def test_exact_compares_letter_for_letter(text, truth, hparams, value):
+    assert exact(prompt(truth), answer(text), **hparams) == value
 
 
 @pytest.mark.parametrize("truth", [None, []])
@@ -46,8 +46,8 @@ def test_a_row_without_a_truth_cannot_be_judged(truth):
         ("größe", {"pattern": r"\w+"}, 1.0),
     ],
 )
-def test_regex_matches_the_whole_answer_unless_told_to_search(text, knobs, value):
-    assert regex(prompt(), answer(text), **knobs) == value
+def test_regex_matches_the_whole_answer_unless_told_to_search(text, hparams, value):
+    assert regex(prompt(), answer(text), **hparams) == value
 
 
 def test_a_pattern_that_is_none_cannot_judge():
@@ -73,8 +73,8 @@ def test_a_pattern_that_is_none_cannot_judge():
         ('"é\\u00e9"', {}, 1.0),
     ],
 )
-def test_json_is_valid_or_worth_nothing(text, knobs, value):
-    assert json_valid(prompt(), answer(text), **knobs) == value
+def test_json_is_valid_or_worth_nothing(text, hparams, value):
+    assert json_valid(prompt(), answer(text), **hparams) == value
 
 
 @pytest.mark.parametrize(

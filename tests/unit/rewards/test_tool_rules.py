@@ -137,12 +137,12 @@ CALLS = st.lists(
 @given(calls=CALLS)
 @settings(max_examples=40, deadline=None)
 def test_the_turns_of_a_leaf_add_up_to_it_and_leaves_to_the_whole(rule: str, calls: list[ToolCall]):
-    knobs = {
+    hparams = {
         "tool_cost": {"per_second": 0.3, "per_character": 0.1},
         "tool_needless": {"allowed": 3},
         "tool_safety": {"forbidden_tools": ["a"], "forbidden_arguments": {"b": "1"}},
     }
-    score = judged(rule, conversation(*calls, text=""), **knobs.get(rule, {}))
+    score = judged(rule, conversation(*calls, text=""), **hparams.get(rule, {}))
     leaves = score.parts or (score,)
     for leaf in leaves:
         assert fsum(share for _, share in leaf.by_turn) == pytest.approx(leaf.value, abs=1e-12)

@@ -9,7 +9,7 @@ from luyen.rewards.rules.rule import Answer, rule_rewards
 SEEN: list[tuple[int, str]] = []
 
 
-@rule_rewards.register("test_number", knobs=("column", "lost"))
+@rule_rewards.register("test_number", hparams=("column", "lost"))
 def number(prompt: Prompt, answer: Answer, *, column: int = 0, lost: str = "") -> float:
     """A number of the answer."""
     SEEN.append((column, answer.text))

@@ -108,7 +108,7 @@ def test_a_version_that_is_not_here_draws_nothing():
 class Remote:
     """An engine elsewhere: while it stops one answer another ends, and it tells of that later."""
 
-    is_steady = True
+    is_batch_invariant = True
 
     def __init__(self) -> None:
         self.asked: dict[str, Request] = {}

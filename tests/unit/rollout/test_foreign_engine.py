@@ -21,7 +21,7 @@ class Odd:
 
     def __init__(self, answers: Any) -> None:
         self.answers: Any = answers
-        self.is_idle, self.is_steady = False, True
+        self.is_idle, self.is_batch_invariant = False, True
 
     def submit(self, request: Request) -> None:
         """Nothing is kept."""

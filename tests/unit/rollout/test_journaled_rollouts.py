@@ -37,11 +37,11 @@ def draw_of(samples: int) -> PromptRequest:
     )
 
 
-def answered(journal: WorkJournal, samples: int, *, is_steady: bool = True):
+def answered(journal: WorkJournal, samples: int, *, is_batch_invariant: bool = True):
     class Engine(ScriptedEngine):
         @property
-        def is_steady(self) -> bool:
-            return is_steady
+        def is_batch_invariant(self) -> bool:
+            return is_batch_invariant
 
     engine = Engine(lambda text, key: f"{key % 7}<|im_end|>")
     sampling = Sampling(max_new_tokens=9, stop_ids=TOKENIZER.stop_ids)
@@ -71,8 +71,8 @@ def test_answers_in_the_journal_are_not_drawn_again(taken_up):
 
 def test_where_answers_depend_on_their_neighbours_all_are_taken_or_none(taken_up):
     answered(taken_up(), 4)
-    assert answered(taken_up(), 4, is_steady=False)[1] == 0
-    assert answered(taken_up(), 6, is_steady=False)[1] == 6
+    assert answered(taken_up(), 4, is_batch_invariant=False)[1] == 0
+    assert answered(taken_up(), 6, is_batch_invariant=False)[1] == 6
 
 
 def test_conversations_in_the_journal_are_not_played_again(taken_up):

@@ -34,7 +34,7 @@ class Scripted:
 class Refusing:
     """An engine that takes no request."""
 
-    is_idle = is_steady = True
+    is_idle = is_batch_invariant = True
 
     def submit(self, request: Request) -> None:
         raise REFUSED

@@ -71,7 +71,7 @@ def credited(
     facts = estimator_facts(name)
     rules = AdvantageConfig(
         estimator=name,
-        knobs={},
+        hparams={},
         is_group_relative=facts.group_relative,
         kl_kind=None,
         correction=correction,

@@ -7,7 +7,7 @@ from luyen.train.advantages import AdvantageConfig, compute_advantages
 
 RULES = AdvantageConfig(
     estimator="grpo",
-    knobs={},
+    hparams={},
     is_group_relative=True,
     kl_kind="kl",
     correction=None,

@@ -74,8 +74,8 @@ def run_of(**changes: Any) -> Any:
         "sampler": None,
         "work": False,
     } | changes
-    asking: Any = Asking()
-    supply = OrderedScheduler(asking, staleness=given["staleness"])
+    submitter: Any = Asking()
+    supply = OrderedScheduler(submitter, staleness=given["staleness"])
     supply.restore(given["step"] + 1, ())
     return SimpleNamespace(
         step=given["step"],
@@ -83,11 +83,11 @@ def run_of(**changes: Any) -> Any:
         last_step=10,
         chain="c",
         origin=None,
-        log=asking.log,
+        log=submitter.log,
         config=SimpleNamespace(
             trainer=SimpleNamespace(max_staleness=given["staleness"], test_freq=5, save_freq=0)
         ),
-        roles=SimpleNamespace(draws_elsewhere=given["elsewhere"]),
+        roles=SimpleNamespace(generates_remotely=given["elsewhere"]),
         interruption=SimpleNamespace(is_wanted=given["interrupted"]),
         data=SimpleNamespace(sampler=given["sampler"]),
         phase=nullcontext,

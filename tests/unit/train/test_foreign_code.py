@@ -39,8 +39,10 @@ def test_a_reward_that_changes_its_arguments_gives_the_same_chain_resumed_and_wh
     tmp_path: Path, manager: str, code: str
 ):
     rows, reward = tmp_path / "rows.jsonl", tmp_path / "reward.py"
-    told = [{"prompt": f"{i}+1=", "extra_info": {"row": {"seen": []}}} for i in range(4)]
-    rows.write_text("".join(json.dumps({**row, "data_source": "mine"}) + "\n" for row in told))
+    step_report = [{"prompt": f"{i}+1=", "extra_info": {"row": {"seen": []}}} for i in range(4)]
+    rows.write_text(
+        "".join(json.dumps({**row, "data_source": "mine"}) + "\n" for row in step_report)
+    )
     reward.write_text(code)
     words = (
         f"data.train_files={rows}",

@@ -82,22 +82,22 @@ def pair(question: str, margin: float | None = None) -> PreferenceRow:
 
 class TestPairs:
     def test_the_chosen_answer_stands_first_and_shares_its_group(self):
-        lesson = pack_pairs([pair("1+1="), pair("2+2=")], [1, 0], RENDERER, CPU)
-        assert lesson.rows == (1, 0)
-        assert lesson.batch.labels() == [0, 0, 1, 1]
+        offline_batch = pack_pairs([pair("1+1="), pair("2+2=")], [1, 0], RENDERER, CPU)
+        assert offline_batch.rows == (1, 0)
+        assert offline_batch.batch.labels() == [0, 0, 1, 1]
         end = len(TOKENIZER.encode(TOKENIZER.turn_end.text)) if TOKENIZER.turn_end else 0
-        assert lesson.batch.layout.lengths().tolist() == [2 + end, 1 + end] * 2
+        assert offline_batch.batch.layout.lengths().tolist() == [2 + end, 1 + end] * 2
 
     def test_margins_are_read_when_asked_for(self):
         rows = [pair("1+1=", 0.5), pair("2+2=", 2.0)]
-        lesson = pack_pairs(rows, [0, 1], RENDERER, CPU, use_margins=True)
-        assert lesson.numbers[MARGINS].tolist() == [0.5, 2.0]
+        offline_batch = pack_pairs(rows, [0, 1], RENDERER, CPU, use_margins=True)
+        assert offline_batch.numbers[MARGINS].tolist() == [0.5, 2.0]
         with pytest.raises(UserError, match="margin"):
             pack_pairs([pair("1+1=")], [0], RENDERER, CPU, use_margins=True)
 
     def test_a_pair_makes_a_good_and_a_bad_answer(self):
-        lesson = pack_labelled([pair("1+1="), pair("2+2=")], [0], RENDERER, CPU)
-        assert lesson.numbers[DESIRABLE].tolist() == [True, False]
+        offline_batch = pack_labelled([pair("1+1="), pair("2+2=")], [0], RENDERER, CPU)
+        assert offline_batch.numbers[DESIRABLE].tolist() == [True, False]
 
     def test_mismatched_answers_follow_other_prompts_whatever_the_step(self):
         rows = [
@@ -120,15 +120,17 @@ class TestPairs:
             LabelledRow(prompt=(user(asked),), completion=(said(text),), label=True)
             for asked, text in (("1" * 30, "1"), ("2+2=", "2" * 40), ("3+3=", "3"))
         ]
-        lesson = pack_labelled(rows, [0], RENDERER, CPU, is_mismatched=True, longest=70)
-        assert learned(lesson.aside[MISMATCHED]) == "3"
+        offline_batch = pack_labelled(rows, [0], RENDERER, CPU, is_mismatched=True, longest=70)
+        assert learned(offline_batch.aside[MISMATCHED]) == "3"
         with pytest.raises(UserError, match="fits"):
             pack_labelled(rows, [0], RENDERER, CPU, is_mismatched=True, longest=20)
 
     def test_numbers_of_marked_answers_and_pairs_go_back_to_their_rows(self):
         single = LabelledRow(prompt=(user("7+7="),), completion=(said("1"),), label=False)
-        lesson = pack_labelled([pair("1+1="), single, pair("2+2=")], [2, 1, 0], RENDERER, CPU)
-        assert [x.tolist() for x in lesson.by_row(torch.arange(5))] == [[0, 1], [2], [3, 4]]
+        offline_batch = pack_labelled(
+            [pair("1+1="), single, pair("2+2=")], [2, 1, 0], RENDERER, CPU
+        )
+        assert [x.tolist() for x in offline_batch.by_row(torch.arange(5))] == [[0, 1], [2], [3, 4]]
 
 
 def offline(path: Path, *rows: dict[str, Any], kind: Kind, **keys: Any) -> OfflineData[Any]:

@@ -122,18 +122,18 @@ def test_work_is_forgotten_in_the_main_thread_once_the_checkpoint_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     run = prepare(tmp_path, *ASIDE)
-    told: list[tuple[int, bool, bool]] = []
+    step_report: list[tuple[int, bool, bool]] = []
 
     def saved(step: int) -> None:
         is_main = threading.current_thread() is threading.main_thread()
-        told.append((step, is_main, step in run.recorder.store.list()))
+        step_report.append((step, is_main, step in run.recorder.store.list()))
 
     monkeypatch.setattr(run.recorder.journals, "forget", saved)
     try:
         train_online(run)
     finally:
         close(run)
-    assert told == [(1, True, True), (2, True, True), (3, True, True)]
+    assert step_report == [(1, True, True), (2, True, True), (3, True, True)]
 
 
 def test_a_save_that_failed_beside_training_stops_the_run_at_the_next_step(

@@ -34,6 +34,6 @@ def test_what_was_judged_and_made_of_it_counts(change):
 
 def test_a_plain_tree_is_told_as_before_there_was_more_to_tell():
     plain = Score(name="reward", value=1.0, parts=(Score(name="right", value=1.0),))
-    told = ["reward", 1.0, 1.0, [["right", 1.0, 1.0, [], False, ()]], False, ()]
+    step_report = ["reward", 1.0, 1.0, [["right", 1.0, 1.0, [], False, ()]], False, ()]
     judged = replace(rollout("x"), score=plain)
-    assert _rollout_score(judged) == [*judged.key, told, ()]
+    assert _rollout_score(judged) == [*judged.key, step_report, ()]

@@ -118,7 +118,7 @@ def test_the_teachers_advantage_and_the_tasks_are_added_by_weight():
     )
     rules = AdvantageConfig(
         estimator="rloo",
-        knobs={},
+        hparams={},
         is_group_relative=True,
         kl_kind=None,
         correction=None,

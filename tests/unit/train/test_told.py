@@ -70,18 +70,18 @@ def test_those_that_are_learned_from_are_compared_and_in_the_order_of_the_batch(
         Group(prompt=scored[0].prompt, rollouts=scored[0].rollouts),
         Group(prompt=scored[1].prompt, rollouts=scored[1].rollouts[1:]),
     ]
-    told = told_of(run, groups)
-    assert places(told.rollouts) == [(0, 1), (2, 0), (2, 1)]
-    assert [r.key for r in told.rollouts] == [r.key for r in batch_order(groups)]
-    assert [r.notes["compared with"] for r in told.rollouts] == [0.0, 2.0, 2.0]
-    assert all(any(r is other for other in told.everyone) for r in told.rollouts)
+    step_report = told_of(run, groups)
+    assert places(step_report.rollouts) == [(0, 1), (2, 0), (2, 1)]
+    assert [r.key for r in step_report.rollouts] == [r.key for r in batch_order(groups)]
+    assert [r.notes["compared with"] for r in step_report.rollouts] == [0.0, 2.0, 2.0]
+    assert all(any(r is other for other in step_report.everyone) for r in step_report.rollouts)
 
 
 def test_every_rollout_is_compared_once_and_not_before_somebody_asks():
     run = run_of(judged(0, 0, 1), judged(1, 0), broken=[])
     groups = [Group(prompt=s.prompt, rollouts=s.rollouts) for s in run.judged]
-    told = told_of(run, groups)
+    step_report = told_of(run, groups)
     assert run.roles.generation.times == 0
     for _ in range(2):
-        assert len(told.rollouts) == len(told.everyone) == 3
+        assert len(step_report.rollouts) == len(step_report.everyone) == 3
     assert run.roles.generation.times == 3

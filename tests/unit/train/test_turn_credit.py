@@ -14,14 +14,14 @@ from tests.unit.train.conversations import groups, marks, talk
 
 
 def advantages(
-    rollouts: tuple[Rollout, ...], name: str, *, values: tuple[float, ...] = (), **knobs: object
+    rollouts: tuple[Rollout, ...], name: str, *, values: tuple[float, ...] = (), **hparams: object
 ) -> list[float]:
     """Advantages of the sampled tokens of all rollouts, in order."""
     batch = pack_groups(groups(*rollouts))
     if values:
         batch = batch.with_streams(values=batch.scatter(torch.tensor(values)))
     rules = AdvantageConfig(
-        estimator=name, knobs=knobs, is_group_relative=False, kl_kind=None, correction=None
+        estimator=name, hparams=hparams, is_group_relative=False, kl_kind=None, correction=None
     )
     found = compute_advantages(batch, rules, kl_coef=0.0).batch
     return found.streams["advantages"][batch.layout.mask].tolist()

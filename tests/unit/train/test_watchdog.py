@@ -126,9 +126,9 @@ def test_tasks_are_shown_with_everything_they_await():
         task.cancel()
 
     asyncio.run(main())
-    told = pages[0].partition("task rollout 7")[2].partition("\n\n")[0]
-    assert "in _conversation" in told
-    assert told.index("_conversation") < told.index("in _waits_for_a_tool")
+    step_report = pages[0].partition("task rollout 7")[2].partition("\n\n")[0]
+    assert "in _conversation" in step_report
+    assert step_report.index("_conversation") < step_report.index("in _waits_for_a_tool")
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs /proc to list processes")

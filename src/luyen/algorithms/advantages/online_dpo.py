@@ -78,11 +78,11 @@ def online_dpo(
         "simpo_gamma": simpo_gamma,
         "alpha": alpha,
     }
-    knobs: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    hparams: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     objective = PreferenceObjective(
         losses=tuple(loss_type),
         loss_weights=None if loss_weights is None else tuple(loss_weights),
-        knobs=knobs,
+        hparams=hparams,
         ld_alpha=ld_alpha,
     )
     return credit_of_pairs(inputs, objective)

@@ -119,10 +119,10 @@ _PG = {"bypass_mode": True, "loss_type": "reinforce"}
 
 def _preset(*parts: Mapping[str, PresetValue]) -> Mapping[str, PresetValue]:
     """All the keys of the parts, frozen; keys that no part names are off."""
-    knobs: dict[str, PresetValue] = {"rollout_is": None, "rollout_rs": None, "bypass_mode": False}
+    hparams: dict[str, PresetValue] = {"rollout_is": None, "rollout_rs": None, "bypass_mode": False}
     for part in parts:
-        knobs |= part
-    return MappingProxyType(knobs)
+        hparams |= part
+    return MappingProxyType(hparams)
 
 
 PRESETS: Mapping[str, Mapping[str, PresetValue]] = MappingProxyType(

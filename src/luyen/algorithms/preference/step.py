@@ -130,19 +130,19 @@ class PreferenceObjective:
     """Names of the losses."""
     loss_weights: tuple[float, ...] | None = None
     """Weight of each; None: 1."""
-    knobs: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    hparams: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Hyper-parameters by the name of their config key."""
     ld_alpha: float | None = None
     """Weight of the tokens beyond the shorter answer of a pair (LD-DPO); None: 1."""
 
     def __post_init__(self) -> None:
         _check_mixture(self.losses, self.loss_weights)
-        known = {knob for name in self.losses for knob in _hyperparameters_of(name)}
+        known = {hparam for name in self.losses for hparam in _hyperparameters_of(name)}
         owner = "preference loss " + " + ".join(f"`{name}`" for name in self.losses)
-        require_known(owner, self.knobs, known)
-        if self.knobs.get("f_divergence_type", "reverse_kl") != "reverse_kl":
+        require_known(owner, self.hparams, known)
+        if self.hparams.get("f_divergence_type", "reverse_kl") != "reverse_kl":
             for name in self.losses:
-                _require_divergence(name, self.knobs["f_divergence_type"])
+                _require_divergence(name, self.hparams["f_divergence_type"])
         if self.ld_alpha is not None:
             _require_log_ratios(self.losses, self.ld_alpha)
 
@@ -174,7 +174,7 @@ class PreferenceObjective:
             raise UserError("preference.loss_type", self.losses[0], why, fix)
         _refuse_unread(self.losses, inputs)
         weights = self.loss_weights or (1.0,) * len(self.losses)
-        parts = [_evaluate(name, inputs, self.knobs) for name in self.losses]
+        parts = [_evaluate(name, inputs, self.hparams) for name in self.losses]
         if len(parts) == 1 and self.loss_weights is None:
             return parts[0]
         loss = torch.stack([w * p.loss for w, p in zip(weights, parts, strict=True)]).sum(0)
@@ -216,7 +216,7 @@ class PreferenceObjective:
 def step_coefficients(
     name: str | Sequence[str],
     inputs: Inputs,
-    knobs: Mapping[str, Any],
+    hparams: Mapping[str, Any],
     *,
     loss_weights: Sequence[float] | None = None,
 ) -> StepCoefficients:
@@ -224,7 +224,7 @@ def step_coefficients(
     objective = PreferenceObjective(
         losses=(name,) if isinstance(name, str) else tuple(name),
         loss_weights=None if loss_weights is None else tuple(loss_weights),
-        knobs=knobs,
+        hparams=hparams,
     )
     return objective.coefficients(inputs)
 
@@ -277,7 +277,7 @@ def _refuse_unread(losses: tuple[str, ...], inputs: Inputs) -> None:
             raise UserError(name, "given", why, "leave it out, or choose a loss that reads it")
 
 
-def _evaluate(name: str, inputs: Inputs, knobs: Mapping[str, Any]) -> PreferenceLoss:
+def _evaluate(name: str, inputs: Inputs, hparams: Mapping[str, Any]) -> PreferenceLoss:
     """One loss of a mixture, with the knobs that it reads."""
     loss = preference_losses.get(name)
-    return loss(inputs, **read_by(loss, knobs))
+    return loss(inputs, **read_by(loss, hparams))

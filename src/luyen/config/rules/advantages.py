@@ -96,12 +96,12 @@ def token_baseline_has_its_statistic(s: RuleContext) -> Iterator[Finding]:
 @rule("A07", "warning")
 def estimator_key_has_effect(s: RuleContext) -> Iterator[Finding]:
     """A knob of an estimator is changed only where the chosen estimator reads it."""
-    everyone = {knob for facts in ADV_ESTIMATORS.values() for knob in facts.knobs}
-    for knob in sorted(everyone - set(s.estimator.knobs if s.estimator else everyone)):
-        if f"algorithm.{knob}" in all_fields() and s.is_changed(f"algorithm.{knob}"):
-            readers = [n for n, facts in s.known.estimators.items() if knob in facts.knobs]
+    everyone = {hparam for facts in ADV_ESTIMATORS.values() for hparam in facts.hparams}
+    for hparam in sorted(everyone - set(s.estimator.hparams if s.estimator else everyone)):
+        if f"algorithm.{hparam}" in all_fields() and s.is_changed(f"algorithm.{hparam}"):
+            readers = [n for n, facts in s.known.estimators.items() if hparam in facts.hparams]
             yield Finding(
-                field=f"algorithm.{knob}",
+                field=f"algorithm.{hparam}",
                 why=f"`{s.config.algorithm.adv_estimator}` does not read it",
                 fix=f"drop it; it is read by {', '.join(readers)}",
             )

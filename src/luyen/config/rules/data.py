@@ -89,9 +89,9 @@ def reward_function_is_there(s: RuleContext) -> Iterator[Finding]:
         block = "reward.custom_reward_function"
         path, name = custom_reward_function.path, custom_reward_function.name
         yield from _defined(block, "", path, name)
-        for knob in _refused_names(path, name, custom_reward_function.reward_kwargs):
+        for hparam in _refused_names(path, name, custom_reward_function.reward_kwargs):
             why, fix = (
-                f"`{name}` takes no argument `{knob}`",
+                f"`{name}` takes no argument `{hparam}`",
                 "drop it, or let the function take it",
             )
             yield Finding(field=f"{block}.reward_kwargs", why=why, fix=fix)

@@ -24,11 +24,13 @@ def loss_exists(s: RuleContext) -> Iterator[Finding]:
 @rule("L02", "warning")
 def loss_key_has_effect(s: RuleContext) -> Iterator[Finding]:
     """A knob of a policy loss is changed only where the loss in force reads it."""
-    everyone = {knob for facts in POLICY_LOSSES.values() for knob in facts.knobs}
-    for knob in sorted(everyone - set(s.loss.knobs if s.loss else everyone)):
-        for path in (f"{_ACTOR}.{knob}", f"{_ACTOR}.policy_loss.{knob}"):
+    everyone = {hparam for facts in POLICY_LOSSES.values() for hparam in facts.hparams}
+    for hparam in sorted(everyone - set(s.loss.hparams if s.loss else everyone)):
+        for path in (f"{_ACTOR}.{hparam}", f"{_ACTOR}.policy_loss.{hparam}"):
             if path in all_fields() and s.is_changed(path):
-                readers = [name for name, facts in s.known.losses.items() if knob in facts.knobs]
+                readers = [
+                    name for name, facts in s.known.losses.items() if hparam in facts.hparams
+                ]
                 yield Finding(
                     field=path,
                     why=f"the loss `{loss_in_force(s.config)}` does not read it",
@@ -199,8 +201,8 @@ def kl_key_has_effect(s: RuleContext) -> Iterator[Finding]:
         ]
     switch = "algorithm.use_kl_in_reward"
     if not algorithm.use_kl_in_reward:
-        knobs = ("kl_penalty", "kl_ctrl.type", "kl_ctrl.kl_coef")
-        off += [(f"algorithm.{k}", switch) for k in knobs]
+        hparams = ("kl_penalty", "kl_ctrl.type", "kl_ctrl.kl_coef")
+        off += [(f"algorithm.{k}", switch) for k in hparams]
     if not algorithm.use_kl_in_reward or algorithm.kl_ctrl.type == "fixed":
         adaptive = "algorithm.kl_ctrl.type=adaptive with algorithm.use_kl_in_reward"
         off += [(f"algorithm.kl_ctrl.{k}", adaptive) for k in ("horizon", "target_kl")]

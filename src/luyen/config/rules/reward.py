@@ -49,17 +49,17 @@ def arguments_of_rules_exist(s: RuleContext) -> Iterator[Finding]:
     """A component gives its rule every knob that it needs, and none that it does not have."""
     for name, component in nodes(read_components(s.config.reward)[0]):
         facts = s.known.rule_rewards.get(component.rule or "")
-        if facts is None or facts.knobs is None:
+        if facts is None or facts.hparams is None:
             continue
-        for knob in component.kwargs:
-            if knob not in facts.knobs:
-                why = f"`{name}`: the rule `{component.rule}` has no knob `{knob}`"
-                fix = did_you_mean(knob, facts.knobs)
+        for hparam in component.kwargs:
+            if hparam not in facts.hparams:
+                why = f"`{name}`: the rule `{component.rule}` has no knob `{hparam}`"
+                fix = did_you_mean(hparam, facts.hparams)
                 yield Finding(field=_COMPONENTS, why=why, fix=fix)
-        for knob in facts.required:
-            if knob not in component.kwargs:
-                why = f"`{name}`: the rule `{component.rule}` needs the knob `{knob}`"
-                yield Finding(field=_COMPONENTS, why=why, fix=f"set {name}.kwargs.{knob}")
+        for hparam in facts.required:
+            if hparam not in component.kwargs:
+                why = f"`{name}`: the rule `{component.rule}` needs the knob `{hparam}`"
+                yield Finding(field=_COMPONENTS, why=why, fix=f"set {name}.kwargs.{hparam}")
 
 
 @rule("W04", "error")
@@ -312,14 +312,14 @@ _PATTERNS = {"regex": "pattern", "tool_safety": "forbidden_arguments"}
 def patterns_are_regular_expressions(s: RuleContext) -> Iterator[Finding]:
     """Patterns of the rules `regex` and `tool_safety` are regular expressions."""
     for path, component in nodes(read_components(s.config.reward)[0]):
-        knob = _PATTERNS.get(component.rule or "")
-        if knob is None or knob not in component.kwargs:
+        hparam = _PATTERNS.get(component.rule or "")
+        if hparam is None or hparam not in component.kwargs:
             continue
-        for pattern in _leaves(component.kwargs[knob]):
+        for pattern in _leaves(component.kwargs[hparam]):
             wrong = _wrong(pattern)
             if wrong is not None:
-                why = f"`{path}`: {knob} {pattern!r} is no regular expression: {wrong}"
-                yield Finding(field=_COMPONENTS, why=why, fix=f"mend {path}.kwargs.{knob}")
+                why = f"`{path}`: {hparam} {pattern!r} is no regular expression: {wrong}"
+                yield Finding(field=_COMPONENTS, why=why, fix=f"mend {path}.kwargs.{hparam}")
 
 
 @rule("W16", "error")
@@ -328,15 +328,15 @@ def arguments_have_their_type(s: RuleContext) -> Iterator[Finding]:
     for path, component in nodes(read_components(s.config.reward)[0]):
         if component.rule not in RULE_REWARDS:
             continue
-        for knob, value in component.kwargs.items():
-            kind = ARGUMENT_SPECS.get(knob)
-            if kind is not None and knob in (RULE_REWARDS[component.rule].knobs or ()):
+        for hparam, value in component.kwargs.items():
+            kind = ARGUMENT_SPECS.get(hparam)
+            if kind is not None and hparam in (RULE_REWARDS[component.rule].hparams or ()):
                 wrong = f"expected {kind.words()}" if not kind.takes(value) else ""
-                if knob == "schema" and not wrong:
+                if hparam == "schema" and not wrong:
                     wrong = _wrong_schema(value)
                 if wrong:
-                    why = f"`{path}`: {knob} {value!r}: {wrong}"
-                    yield Finding(field=_COMPONENTS, why=why, fix=f"mend {path}.kwargs.{knob}")
+                    why = f"`{path}`: {hparam} {value!r}: {wrong}"
+                    yield Finding(field=_COMPONENTS, why=why, fix=f"mend {path}.kwargs.{hparam}")
 
 
 @rule("W15", "error")

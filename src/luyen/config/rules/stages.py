@@ -77,7 +77,7 @@ def preference_keys_are_read(s: RuleContext) -> Iterator[Finding]:
     if not _reads_preference(s) or len(facts) != len(preference.loss_type):
         return
     said = " + ".join(preference.loss_type)
-    read = {knob for fact in facts for knob in fact.knobs}
+    read = {hparam for fact in facts for hparam in fact.hparams}
     for name in preference_kwargs(preference):
         if name not in read:
             why = f"`{said}` does not read it"

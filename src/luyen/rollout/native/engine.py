@@ -66,7 +66,7 @@ class NativeEngine:
         return not self._waiting and not self._rows
 
     @property
-    def is_steady(self) -> bool:
+    def is_batch_invariant(self) -> bool:
         """Whether an answer does not depend on what else is drawn at the same time."""
         return self._is_exact
 

@@ -30,7 +30,7 @@ def start_engines(
     *,
     replicas: int,
     places: Sequence[Mapping[str, Any]] | None = None,
-    patience: ReplicaTimeouts = _PATIENCE,
+    timeouts: ReplicaTimeouts = _PATIENCE,
     watch: RoleMonitor | None = None,
 ) -> RayEngines:
     """Engines in processes of their own; returns when all are ready.
@@ -49,7 +49,7 @@ def start_engines(
     def start(index: int) -> RayReplicaHandle:
         return RayReplicaHandle(_begin(shared, index, options[index]), index, told)
 
-    return RayEngines(start, replicas=replicas, patience=patience)
+    return RayEngines(start, replicas=replicas, timeouts=timeouts)
 
 
 def _begin(make: Any, index: int, options: Mapping[str, Any]) -> Any:

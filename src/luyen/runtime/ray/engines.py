@@ -121,14 +121,14 @@ class RayEngines:
         start: Callable[[int], ReplicaHandle],
         *,
         replicas: int,
-        patience: ReplicaTimeouts = _PATIENCE,
+        timeouts: ReplicaTimeouts = _PATIENCE,
     ) -> None:
         """`start` begins the process of a replica (`luyen.runtime.ray.actors.start_engines`).
 
         Returns when all of them are ready.
         """
         assert replicas >= 1, "no replica, no answer"
-        self._patience = patience
+        self._timeouts = timeouts
         self._router = Router()
         self._asked: dict[str, PendingRequest] = {}
         self._homeless: list[PendingRequest] = []
@@ -136,15 +136,17 @@ class RayEngines:
         self._finished: list[Completion] = []
         self.resubmitted = 0
         """Answers that were asked for again because a replica was lost."""
-        self.crew = ReplicaPool(
-            start, replicas, ready=self._welcome, lost=self._take_back, patience=patience
+        self.replica_pool = ReplicaPool(
+            start, replicas, ready=self._welcome, lost=self._take_back, timeouts=timeouts
         )
         """The replicas themselves."""
         try:
-            self.crew.wait_until(lambda: all(member.is_ready for member in self.crew.members))
+            self.replica_pool.wait_until(
+                lambda: all(member.is_ready for member in self.replica_pool.members)
+            )
         finally:
-            if self.crew.failure is not None:
-                self.crew.stop()
+            if self.replica_pool.failure is not None:
+                self.replica_pool.stop()
 
     @property
     def is_idle(self) -> bool:
@@ -152,10 +154,10 @@ class RayEngines:
         return not self._asked and not self._finished
 
     @property
-    def is_steady(self) -> bool:
+    def is_batch_invariant(self) -> bool:
         """Whether an answer does not depend on what else is drawn at the same time."""
-        known = [member.facts for member in self.crew.members if member.facts is not None]
-        return all(facts.is_steady for facts in known)
+        known = [member.facts for member in self.replica_pool.members if member.facts is not None]
+        return all(facts.is_batch_invariant for facts in known)
 
     def submit(self, request: Request) -> None:
         """Queue a request; one that can never be served makes `advance` raise a UserError."""
@@ -167,7 +169,7 @@ class RayEngines:
     def advance(self) -> list[Completion]:
         """What was finished; where nothing was, it waits a few milliseconds."""
         self.send()
-        self.crew.receive(0.0 if self._finished or not self._asked else _PAUSE_S)
+        self.replica_pool.receive(0.0 if self._finished or not self._asked else _PAUSE_S)
         found, self._finished = self._finished[:_AT_ONCE], self._finished[_AT_ONCE:]
         return found
 
@@ -189,7 +191,7 @@ class RayEngines:
 
     def fingerprint(self) -> Fingerprint | None:
         """The weights that all replicas draw with; a UserError where they differ."""
-        held = self.crew.ask_all("fingerprint")
+        held = self.replica_pool.ask_all("fingerprint")
         if any(digests is None for digests in held.values()):
             return None
         prints = {index: Fingerprint(weights=digests) for index, digests in held.items()}
@@ -205,8 +207,8 @@ class RayEngines:
     def close(self) -> None:
         """Free what the engines hold; what they were drawing is dropped, and they stay."""
         self.drop()
-        if self.crew.failure is None:
-            self.crew.ask_all("rest")
+        if self.replica_pool.failure is None:
+            self.replica_pool.ask_all("rest")
 
     def drop(self) -> None:
         """Nobody waits for anything any more; replicas hear nothing of it."""
@@ -216,7 +218,7 @@ class RayEngines:
 
     def stop(self) -> None:
         """End the processes of all replicas; nothing can be drawn any more."""
-        self.crew.stop()
+        self.replica_pool.stop()
 
     def _deal(self, asked: PendingRequest) -> None:
         """Give a request to the replica that fits; nobody being there, it waits."""
@@ -225,7 +227,7 @@ class RayEngines:
             asked.at = None
             self._homeless.append(asked)
             return
-        member = self.crew.members[chosen]
+        member = self.replica_pool.members[chosen]
         asked.at = chosen
         member.requests[asked.request.id] = asked
         member.queued.append(asked.request)
@@ -235,13 +237,13 @@ class RayEngines:
     def send(self) -> None:
         """All that was queued, one message for each replica, and ask those that have work."""
         for index in sorted(self._unsent):
-            member = self.crew.members[index]
+            member = self.replica_pool.members[index]
             if member.queued:
                 member.moved()
                 versions = {request.weights for request in member.queued}
-                weights = max(self.crew.publication_of(version) for version in versions)
+                weights = max(self.replica_pool.publication_of(version) for version in versions)
                 number, queued = member.next_number(), tuple(member.queued)
-                self.crew.call(member, "submit", number, queued, weights)
+                self.replica_pool.call(member, "submit", number, queued, weights)
                 member.queued = []
             self._ask_for_news(member)
         self._unsent.clear()
@@ -249,7 +251,9 @@ class RayEngines:
     def _ask_for_news(self, member: ReplicaState) -> None:
         if member.requests and not member.is_asked and member.is_ready:
             member.is_asked = True
-            self.crew.call(member, "collect", member.after, _LONG_POLL_S, then=self._on_news)
+            self.replica_pool.call(
+                member, "collect", member.after, _LONG_POLL_S, then=self._on_news
+            )
 
     def _on_news(self, member: ReplicaState, news: PollResult) -> None:
         member.is_asked = False
@@ -286,7 +290,7 @@ class RayEngines:
         if asked.at is None:
             self._homeless = [other for other in self._homeless if other is not asked]
             return
-        member = self.crew.members[asked.at]
+        member = self.replica_pool.members[asked.at]
         member.requests.pop(asked.request.id, None)
         member.queued = [request for request in member.queued if request is not asked.request]
         self._router.add(asked.at, -len(asked.left))
@@ -295,10 +299,10 @@ class RayEngines:
         self, asked: PendingRequest, meant: list[int], sample: int | None
     ) -> dict[int, Completion]:
         """Stop answers where they are drawn, and wait for what there is of them."""
-        is_broken = self.crew.failure is not None
+        is_broken = self.replica_pool.failure is not None
         if not is_broken:
             self.send()
-        at = None if asked.at is None else self.crew.members[asked.at]
+        at = None if asked.at is None else self.replica_pool.members[asked.at]
         life = None if at is None else at.life
         there = None if sample is None else asked.samples.index(sample)
         for index in meant:
@@ -317,8 +321,8 @@ class RayEngines:
             self._hear(member, news)
 
         name, number = asked.request.id, at.next_number()
-        self.crew.call(at, "abort", number, name, there, at.after, then=keep)
-        self.crew.wait_until(lambda: bool(replies) or at.life != life)
+        self.replica_pool.call(at, "abort", number, name, there, at.after, then=keep)
+        self.replica_pool.wait_until(lambda: bool(replies) or at.life != life)
         return said
 
     def _welcome(self, member: ReplicaState) -> None:
@@ -335,10 +339,10 @@ class RayEngines:
         orphans = list(member.requests.values())
         member.requests, member.queued = {}, []
         for asked in orphans:
-            number = self.crew.publication_of(asked.request.weights)
+            number = self.replica_pool.publication_of(asked.request.weights)
             # What waited for weights has killed nobody: many may be lost while nobody looks.
             asked.deaths += number == 0 or number in member.held
-            if asked.deaths >= self._patience.deaths:
+            if asked.deaths >= self._timeouts.deaths:
                 why = f"{asked.deaths} replicas were lost, one after the other, while they drew it"
                 fix = "look at the memory that a prompt of its length takes"
                 raise UserError(f"request {asked.request.id}", len(asked.request.tokens), why, fix)

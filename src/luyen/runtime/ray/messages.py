@@ -49,7 +49,7 @@ class ReplicaFacts:
     """Who a replica is.
 
     Example:
-        >>> ReplicaFacts(pid=1, node="a", is_steady=True).pid
+        >>> ReplicaFacts(pid=1, node="a", is_batch_invariant=True).pid
         1
     """
 
@@ -57,7 +57,7 @@ class ReplicaFacts:
     """Its process."""
     node: str
     """Where it runs."""
-    is_steady: bool
+    is_batch_invariant: bool
     """Whether an answer does not depend on what else is drawn at the same time."""
 
 

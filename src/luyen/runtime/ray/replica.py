@@ -179,8 +179,8 @@ class Replica:
 
     async def facts(self) -> ReplicaFacts:
         """Who this is, once the engine is made."""
-        is_steady = await self._ask(lambda engine: engine.is_steady)
-        return ReplicaFacts(pid=os.getpid(), node=self._node, is_steady=is_steady)
+        is_batch_invariant = await self._ask(lambda engine: engine.is_batch_invariant)
+        return ReplicaFacts(pid=os.getpid(), node=self._node, is_batch_invariant=is_batch_invariant)
 
     async def submit(self, number: int, requests: Sequence[Request], publication: int = 0) -> None:
         """Queue requests, once the weights of a publication were found to be what they should.

@@ -121,13 +121,13 @@ class ReplicaPool:
         *,
         ready: Callable[[ReplicaState], None],
         lost: Callable[[ReplicaState], None],
-        patience: ReplicaTimeouts,
+        timeouts: ReplicaTimeouts,
     ) -> None:
         """`start` begins the process of a replica; `ready` and `lost` hear of each."""
         self._start = start
         self._ready = ready
         self._lost = lost
-        self._patience = patience
+        self._timeouts = timeouts
         self._mailbox = EventQueue()
         self._looked = self._some_ready = self._heard = time.monotonic()
         self._published: list[PublishedVersion] = []
@@ -348,7 +348,7 @@ class ReplicaPool:
             member.link.kill()
         member.is_ready = False
         self._lost(member)
-        if member.deaths >= self._patience.deaths:
+        if member.deaths >= self._timeouts.deaths:
             why = f"replica {member.index} was lost {member.deaths} times in a row: {reason}"
             fix = "look at its memory and at the node's logs; the run can be resumed"
             raise UserError(_FIELD, len(self.members), why, fix)
@@ -370,14 +370,14 @@ class ReplicaPool:
                     holder()
         for member in self.members:
             owes = member.is_asked or member in lacking
-            if owes and now - member.since > self._patience.still_s:
+            if owes and now - member.since > self._timeouts.still_s:
                 with self._ever_after():
-                    still = f"it got nothing done for {self._patience.still_s:.0f} s"
+                    still = f"it got nothing done for {self._timeouts.still_s:.0f} s"
                     self._replace(member, still)
         if any(member.is_ready for member in self.members):
             self._some_ready = now
-        elif now - self._some_ready > self._patience.start_s:
-            why = f"no replica was ready within {self._patience.start_s:.0f} s"
+        elif now - self._some_ready > self._timeouts.start_s:
+            why = f"no replica was ready within {self._timeouts.start_s:.0f} s"
             fix = "ask `ray status` what the cluster lacks, and `ray logs` what they wait for"
             with self._ever_after():
                 raise UserError(_FIELD, len(self.members), why, fix)

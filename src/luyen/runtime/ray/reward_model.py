@@ -86,7 +86,7 @@ class RayScorer:
         self._make = ray.put(make)
         self._places = places
         self._watch = watch or RoleMonitor()
-        self._patience = (start_s, silence_s)
+        self._timeouts = (start_s, silence_s)
         self.restarts = 0
         """Copies that were begun again."""
         self._actors: list[Any] = [self._begin(copy) for copy in range(len(places))]
@@ -140,7 +140,7 @@ class RayScorer:
         """Ask these copies; those that were lost, and why."""
         sent = time.time()
         calls = {self._actors[copy].score.remote(hands[copy]): copy for copy in copies}
-        start_s, silence_s = self._patience
+        start_s, silence_s = self._timeouts
         asks = [self._actors[copy].alive.remote for copy in copies]
         pulse = HealthCheck(asks, start_s=start_s, silence_s=silence_s)
         lost: dict[int, str] = {}

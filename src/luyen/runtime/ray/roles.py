@@ -96,7 +96,7 @@ class ClusterTraces:
 
     def _replicas(self, method: str, *arguments: TraceSpec) -> None:
         def call() -> object:
-            return self._engines.crew.ask_all(method, *arguments)
+            return self._engines.replica_pool.ask_all(method, *arguments)
 
         if self._ahead is None:
             call()
@@ -186,7 +186,7 @@ class RayRoles:
         return self.cuts.critic is not None
 
     @property
-    def draws_elsewhere(self) -> bool:
+    def generates_remotely(self) -> bool:
         """Replicas do."""
         return True
 
@@ -366,7 +366,7 @@ class RayRoles:
         endings: list[Callable[[], object]] = [
             self.ahead.close if self.ahead is not None else self.engines.drop,
             self.generation.close,
-            lambda: flush_traces(self.engines.crew.members),
+            lambda: flush_traces(self.engines.replica_pool.members),
             self.watch.write,
             self.engines.stop,
             self.ranks.stop,

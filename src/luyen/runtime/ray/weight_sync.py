@@ -82,19 +82,19 @@ def publish(
     here = None if folder is None else folder / f"version_{version:08d}"
     if here is not None:
         here.mkdir(parents=True, exist_ok=True)
-    engines.crew.begin_publication(version, holder=holder)
+    engines.replica_pool.begin_publication(version, holder=holder)
     for number, bucket in enumerate(buckets):
         if isinstance(bucket, Mapping):
             digests |= tensor_digests(bucket)
             size += total_bytes(bucket.values())
-        engines.crew.send_part(_part(bucket, here, number))
+        engines.replica_pool.send_part(_part(bucket, here, number))
     assert digests or expected is not None, "nobody said what the replicas are to hold"
-    engines.crew.end_publication(digests if expected is None else expected)
+    engines.replica_pool.end_publication(digests if expected is None else expected)
     if here is not None:
         _remove_others(here)
     return PublicationResult(
         version=version,
-        replicas=sum(member.is_ready for member in engines.crew.members),
+        replicas=sum(member.is_ready for member in engines.replica_pool.members),
         bytes=size,
         seconds=time.monotonic() - start,
     )
@@ -115,16 +115,16 @@ async def publish_extra_version(
     the parts is lost.
     """
     start = time.monotonic()
-    engines.crew.begin_publication(version, keep=keep, holder=holder)
+    engines.replica_pool.begin_publication(version, keep=keep, holder=holder)
     for part in parts:
-        engines.crew.send_part(part)
-    engines.crew.expect(expected)
-    while not engines.crew.is_published:
-        engines.crew.receive(0.0)
+        engines.replica_pool.send_part(part)
+    engines.replica_pool.expect(expected)
+    while not engines.replica_pool.is_published:
+        engines.replica_pool.receive(0.0)
         await asyncio.sleep(_LOOK_S)
     return PublicationResult(
         version=version,
-        replicas=sum(member.is_ready for member in engines.crew.members),
+        replicas=sum(member.is_ready for member in engines.replica_pool.members),
         bytes=0,
         seconds=time.monotonic() - start,
     )
@@ -200,24 +200,24 @@ class WeightSync:
         """
         assert self._engines.is_idle, "weights would change in the middle of an answer"
         coming = PendingSync(self, version, gathering or self._ranks.begin_publish())
-        self._engines.crew.begin_publication(version, holder=self._ranks.look)
+        self._engines.replica_pool.begin_publication(version, holder=self._ranks.look)
         self.newest, self._pending = None, coming
         return coming
 
     def complete(self, coming: PendingSync) -> None:
         """Send what ranks have gathered, and return when every replica holds it."""
         assert coming is self._pending, "other weights have come since"
-        crew, gathered = self._engines.crew, coming.gathering()
+        replica_pool, gathered = self._engines.replica_pool, coming.gathering()
         started = time.monotonic() - gathered.seconds
-        crew.send_all(gathered.parts, _of_policy(gathered))
-        crew.wait_until(lambda: crew.is_published)
+        replica_pool.send_all(gathered.parts, _of_policy(gathered))
+        replica_pool.wait_until(lambda: replica_pool.is_published)
         done = PublicationResult(
             version=coming.version,
-            replicas=sum(member.is_ready for member in crew.members),
+            replicas=sum(member.is_ready for member in replica_pool.members),
             bytes=gathered.bytes,
-            seconds=crew.confirmed - started,
+            seconds=replica_pool.confirmed - started,
         )
-        self._keep(done, gathered, ago=time.monotonic() - crew.confirmed)
+        self._keep(done, gathered, ago=time.monotonic() - replica_pool.confirmed)
 
     def demand(self, version: int) -> None:
         """Fail unless this is the version that replicas hold, or that is on its way to them."""

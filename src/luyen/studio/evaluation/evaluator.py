@@ -42,8 +42,8 @@ class Evaluator:
         config = opened.config
         data = config.data
         renderer = Renderer(opened.tokenizer, template_kwargs=data.apply_chat_template_kwargs)
-        self._surroundings = tool_environment_of(config)
-        self._generation = build_generation(config, self._surroundings, renderer)
+        self._tool_env = tool_environment_of(config)
+        self._generation = build_generation(config, self._tool_env, renderer)
         ask = EngineJudge(renderer, longest=data.max_prompt_length + data.max_response_length)
         services = reward_model_services(config, renderer, None, opened.policy.device.type)
         self._reward = build_reward(
@@ -68,7 +68,7 @@ class Evaluator:
             "sampler": SamplerConfig(name="sequential"),
         }
         rows: DataConfig = config.data.model_copy(update=changes)
-        offered = self._surroundings.offered if self._surroundings is not None else None
+        offered = self._tool_env.offered if self._tool_env is not None else None
         found = build_data(
             rows, tokenizer=self._opened.tokenizer, seed=config.trainer.seed, offered=offered
         )

@@ -211,9 +211,9 @@ def vary_offline(record: ReplayRecord, step: int, after: RunConfig, watch: Watch
 
 
 def _take(course: OfflineSchedule, step: int) -> OfflineStep:
-    lesson = course.lesson(step)
-    metrics = course.update(step, lesson)
-    return OfflineStep(metrics=metrics, stages=course.stages(lesson, metrics))
+    offline_batch = course.offline_batch(step)
+    metrics = course.update(step, offline_batch)
+    return OfflineStep(metrics=metrics, stages=course.stages(offline_batch, metrics))
 
 
 def _rebuilt(

@@ -45,7 +45,7 @@ def build_ray_roles(
     needs: RequiredSignals,
     where: Placement,
     *,
-    surroundings: ToolEnvironment | None = None,
+    tool_env: ToolEnvironment | None = None,
 ) -> tuple[Roles, Scorer | None]:
     """Ranks, replicas and the reward model on a cluster; everything is given back on an error."""
     connection = connect(store_bytes=STORE_BYTES * count_weight_versions(config.trainer))
@@ -70,7 +70,7 @@ def build_ray_roles(
     roles = RayRoles(
         ranks=ranks,
         engines=engines,
-        generation=build_generation(config, surroundings, renderer),
+        generation=build_generation(config, tool_env, renderer),
         cuts=micro_batching(config, needs),
         ending=(placed.free, connection.disconnect),
         frees_cache=config.actor_rollout_ref.rollout.free_cache_engine,

@@ -86,7 +86,7 @@ def build_roles(
     needs: RequiredSignals,
     device: str,
     *,
-    surroundings: ToolEnvironment | None = None,
+    tool_env: ToolEnvironment | None = None,
     runs_ahead: bool = False,
 ) -> LocalRoles:
     """Actor, rollout engine, reference and critic on one device.
@@ -107,7 +107,7 @@ def build_roles(
         rollout=versioned_engines(config, policy, tokenizer, device)
         if runs_ahead
         else build_engine(config, policy, tokenizer),
-        generation=build_generation(config, surroundings, renderer),
+        generation=build_generation(config, tool_env, renderer),
         reference=build_reference(config, tokenizer, needs, device),
         critic=build_critic(config, tokenizer, device) if needs.values else None,
         log_prob_passes=log_prob_passes(rollout, actor),
@@ -203,14 +203,14 @@ def reference_policy(config: RunConfig, tokenizer: Tokenizer, device: str) -> Po
 
 
 def build_generation(
-    config: RunConfig, surroundings: ToolEnvironment | None, renderer: Renderer
+    config: RunConfig, tool_env: ToolEnvironment | None, renderer: Renderer
 ) -> Generation:
-    """How rollouts are made: conversations of several turns where there are `surroundings`."""
+    """How rollouts are made: conversations of several turns where there are `tool_env`."""
     conversations = None
-    if surroundings is not None:
+    if tool_env is not None:
         conversations = build_conversations(
             config.actor_rollout_ref.rollout.multi_turn,
-            surroundings,
+            tool_env,
             renderer=renderer,
             max_prompt_length=config.data.max_prompt_length,
             max_response_length=config.data.max_response_length,

@@ -57,7 +57,7 @@ def build_objective(config: RunConfig, known: PluginRegistry) -> Objective:
     name = loss_in_force(config)
     return Objective(
         loss=name,
-        knobs=loss_kwargs(config, known.losses[name]),
+        hparams=loss_kwargs(config, known.losses[name]),
         aggregation=actor.loss_agg_mode,
         loss_scale_factor=actor.loss_scale_factor or float(config.data.max_response_length),
         entropy_coeff=actor.entropy_coeff,
@@ -70,7 +70,7 @@ def _advantage_config(config: RunConfig, estimator: EstimatorFacts) -> Advantage
     algorithm = config.algorithm
     return AdvantageConfig(
         estimator=algorithm.adv_estimator,
-        knobs=estimator_kwargs(config, estimator),
+        hparams=estimator_kwargs(config, estimator),
         is_group_relative=estimator.group_relative and not is_pure_distillation(config),
         kl_kind=algorithm.kl_penalty if algorithm.use_kl_in_reward else None,
         correction=_correction(config),
@@ -111,7 +111,7 @@ def _roles(
     data: TrainData,
     tokenizer: Tokenizer,
     needs: RequiredSignals,
-    surroundings: ToolEnvironment | None,
+    tool_env: ToolEnvironment | None,
 ) -> tuple[Roles, Scorer | None]:
     """In this process, or on a cluster, where the reward model has processes of its own."""
     config, where = report.config, report.plan.where
@@ -122,13 +122,13 @@ def _roles(
             tokenizer,
             needs,
             where.device,
-            surroundings=surroundings,
+            tool_env=tool_env,
             runs_ahead=config.trainer.max_staleness > 0,
         )
         return (StrictRoles(roles) if os.environ.get(STRICT_VARIABLE) == "1" else roles), None
     from luyen.train.builders.ray import build_ray_roles  # ray, and torch's collectives
 
-    return build_ray_roles(config, data.renderer, needs, where, surroundings=surroundings)
+    return build_ray_roles(config, data.renderer, needs, where, tool_env=tool_env)
 
 
 def build_run(
@@ -137,14 +137,14 @@ def build_run(
     tokenizer: Tokenizer,
     recorder: Recorder,
     display: Display,
-    surroundings: ToolEnvironment | None,
+    tool_env: ToolEnvironment | None,
 ) -> OnlineRun:
     """Every part of a run, made from a configuration that passed its check."""
     config = report.config
     rules = learning_rules(config)
     ask = EngineJudge(data.renderer, longest=longest_sequence(config))
     with ExitStack() as opened:
-        roles, scorer = _roles(report, data, tokenizer, rules.needs, surroundings)
+        roles, scorer = _roles(report, data, tokenizer, rules.needs, tool_env)
         opened.callback(roles.close)
         reward = build_run_reward(report, data, recorder, display, scorer=scorer, ask=ask)
         opened.callback(reward.close)

@@ -35,7 +35,10 @@ _SMALL = (bool, int, float, str, type(None), list)
 
 
 def offline_stages(
-    uids: Sequence[str], lesson: OfflineBatch, update: Mapping[str, float], state: Mapping[str, Any]
+    uids: Sequence[str],
+    offline_batch: OfflineBatch,
+    update: Mapping[str, float],
+    state: Mapping[str, Any],
 ) -> dict[str, str]:
     """Every stage of an offline step but its metrics.
 
@@ -48,7 +51,7 @@ def offline_stages(
     held = tensor_digests({**moments, **weights})
     return {
         "prompts": hash_value(list(uids)),
-        "rollouts": hash_value(tensor_digests(lesson.tensors())),
+        "rollouts": hash_value(tensor_digests(offline_batch.tensors())),
         "gradients": hash_value(
             [update_without_lr(update), {name: held[name] for name in moments}]
         ),
@@ -83,21 +86,21 @@ class OfflineSchedule:
     total_steps: int
     """Steps of the whole run, which schedules depend on."""
 
-    def lesson(self, step: int) -> OfflineBatch:
+    def offline_batch(self, step: int) -> OfflineBatch:
         """What a step learns from."""
         size = self.config.data.train_batch_size
-        return self.stage.lesson(list(self.data.sampler.take((step - 1) * size, size)))
+        return self.stage.offline_batch(list(self.data.sampler.take((step - 1) * size, size)))
 
-    def update(self, step: int, lesson: OfflineBatch) -> dict[str, float]:
+    def update(self, step: int, offline_batch: OfflineBatch) -> dict[str, float]:
         """Take a step; what it measured, with its norm and its learning rate."""
         optim = self.config.actor_rollout_ref.actor.optim
         lr = learning_rate(optim, step=step - 1, total_steps=self.total_steps)
-        return update_metrics(self.stage.update(lesson, lr=lr))
+        return update_metrics(self.stage.update(offline_batch, lr=lr))
 
-    def stages(self, lesson: OfflineBatch, update: Mapping[str, float]) -> dict[str, str]:
+    def stages(self, offline_batch: OfflineBatch, update: Mapping[str, float]) -> dict[str, str]:
         """Digests of the step that was taken last."""
-        uids = [self.data.train.prompts[i].uid for i in lesson.rows]
-        return offline_stages(uids, lesson, update, self.stage.state())
+        uids = [self.data.train.prompts[i].uid for i in offline_batch.rows]
+        return offline_stages(uids, offline_batch, update, self.stage.state())
 
 
 def update_metrics(done: UpdateResult) -> dict[str, float]:
@@ -207,7 +210,7 @@ class OfflineRun:
         """The lesson of each step that is left; rows are a pure function of the step."""
         while self.step < self.last_step and not self.interruption.is_wanted:
             with self.profiler.step(self.step + 1):
-                yield self.course.lesson(self.step + 1)
+                yield self.course.offline_batch(self.step + 1)
 
     @property
     def last_step(self) -> int:
@@ -267,11 +270,11 @@ def train_offline(run: OfflineRun) -> None:
         _finish(run, *run.open)
     elif run.step == 0 and trainer.val_before_train and (found := run.measure()):
         run.write_down({}, found)
-    for lesson in run.lessons():
-        metrics = _learn(run, lesson)
+    for offline_batch in run.lessons():
+        metrics = _learn(run, offline_batch)
         run.step += 1
         with span("digest", step=run.step):
-            stages = run.course.stages(lesson, metrics)
+            stages = run.course.stages(offline_batch, metrics)
         _finish(run, metrics, dict(stages))
     run.save()
 
@@ -286,9 +289,9 @@ def _finish(run: OfflineRun, metrics: dict[str, float], stages: dict[str, str]) 
         run.save()
 
 
-def _learn(run: OfflineRun, lesson: OfflineBatch) -> dict[str, float]:
+def _learn(run: OfflineRun, offline_batch: OfflineBatch) -> dict[str, float]:
     step = run.step + 1
     run.display.phase("update")
     watched = run.watchdog.watching(step, "update")
     with watched, span("update", step=step), run.profiler.part("update actor"):
-        return run.course.update(step, lesson)
+        return run.course.update(step, offline_batch)

@@ -53,8 +53,8 @@ def precomputed_reference(
     table = _stored_sums(folder, key) or _compute_sums(live, lessons, given, folder, key)
     device = given.device
 
-    def looked_up(lesson: OfflineBatch) -> SequenceSums:
-        rows = [table[str(place)] for place in lesson.rows]
+    def looked_up(offline_batch: OfflineBatch) -> SequenceSums:
+        rows = [table[str(place)] for place in offline_batch.rows]
         return {name: torch.cat([row[name] for row in rows]).to(device) for name in rows[0]}
 
     return looked_up
@@ -69,10 +69,10 @@ def _compute_sums(
 ) -> dict[str, SequenceSums]:
     size, total = given.config.data.train_batch_size, _count(given.data)
     table: dict[str, SequenceSums] = {}
-    for lesson in lessons(size):
+    for offline_batch in lessons(size):
         given.display.waiting(f"reference: log-probabilities of {len(table)} of {total} rows")
-        by_row = {name: lesson.by_row(x.cpu()) for name, x in live(lesson).items()}
-        for i, place in enumerate(lesson.rows):
+        by_row = {name: offline_batch.by_row(x.cpu()) for name, x in live(offline_batch).items()}
+        for i, place in enumerate(offline_batch.rows):
             table[str(place)] = {name: parts[i].clone() for name, parts in by_row.items()}
     folder.mkdir(exist_ok=True)
     places = list(table)
@@ -153,13 +153,13 @@ class PreferenceStage:
         """Where passes run."""
         return self._engine.learner.policy.device
 
-    def lesson(self, rows: Sequence[int]) -> OfflineBatch:
+    def offline_batch(self, rows: Sequence[int]) -> OfflineBatch:
         """The rows at these places: two sequences for a pair, one for a marked answer."""
         return self._lay(self._data.train, rows)
 
-    def update(self, lesson: OfflineBatch, *, lr: float) -> UpdateResult:
+    def update(self, offline_batch: OfflineBatch, *, lr: float) -> UpdateResult:
         """One optimizer step."""
-        return self._engine.update(lesson, lr=lr)
+        return self._engine.update(offline_batch, lr=lr)
 
     def measure(self) -> dict[str, float]:
         """The same numbers as of a step, on all held-out rows."""
@@ -214,7 +214,7 @@ def objective_of(config: RunConfig) -> PreferenceObjective:
     return PreferenceObjective(
         losses=preference.loss_type,
         loss_weights=preference.loss_weights or None,
-        knobs=preference_kwargs(preference),
+        hparams=preference_kwargs(preference),
         ld_alpha=preference.ld_alpha,
     )
 
@@ -226,11 +226,13 @@ def live_reference(
     policy = engine.learner.policy
     if given.config.actor_rollout_ref.model.lora_rank == 0:
         frozen = reference_policy(given.config, given.tokenizer, given.device)
-        return lambda lesson: engine.sums(frozen, lesson), dict(frozen.named_parameters())
+        return lambda offline_batch: engine.sums(frozen, offline_batch), dict(
+            frozen.named_parameters()
+        )
 
-    def without_adapter(lesson: OfflineBatch) -> SequenceSums:
+    def without_adapter(offline_batch: OfflineBatch) -> SequenceSums:
         with adapter_off(policy):
-            return engine.sums(policy, lesson)
+            return engine.sums(policy, offline_batch)
 
     return without_adapter, dict(policy.named_parameters())
 

@@ -179,13 +179,13 @@ class RewardModelStage:
             Goal(metric=f"reward_model/{name}", label=label),
         )
 
-    def lesson(self, rows: Sequence[int]) -> OfflineBatch:
+    def offline_batch(self, rows: Sequence[int]) -> OfflineBatch:
         """The rows at these places as tokens, and where they are judged."""
         return self._lay(self._data.train, rows)
 
-    def update(self, lesson: OfflineBatch, *, lr: float) -> UpdateResult:
+    def update(self, offline_batch: OfflineBatch, *, lr: float) -> UpdateResult:
         """One optimizer step."""
-        return self._engine.update(lesson, lr=lr)
+        return self._engine.update(offline_batch, lr=lr)
 
     def measure(self) -> dict[str, float]:
         """The same numbers as of a step, on all held-out rows."""

@@ -49,15 +49,15 @@ class SftStage:
         """Where passes run."""
         return self._engine.policy.device
 
-    def lesson(self, rows: Sequence[int]) -> OfflineBatch:
+    def offline_batch(self, rows: Sequence[int]) -> OfflineBatch:
         """The rows at these places as packed tokens."""
         chosen = [self._data.train[i] for i in rows]
         return OfflineBatch(rows=tuple(rows), batch=self._packed(chosen))
 
-    def update(self, lesson: OfflineBatch, *, lr: float) -> UpdateResult:
+    def update(self, offline_batch: OfflineBatch, *, lr: float) -> UpdateResult:
         """One optimizer step; how many tokens it learned from is among its metrics."""
-        done = self._engine.update(lesson.batch, lr=lr)
-        tokens = float(lesson.batch.layout.mask.sum())
+        done = self._engine.update(offline_batch.batch, lr=lr)
+        tokens = float(offline_batch.batch.layout.mask.sum())
         return UpdateResult(stepped=done.stepped, metrics={**done.metrics, "sft/tokens": tokens})
 
     @torch.no_grad()
@@ -164,8 +164,8 @@ def _text(text: str, renderer: Renderer) -> Weighted:
     end = renderer.tokenizer.end_id
     tokens = (*renderer.tokenizer.encode(text), *(() if end is None else (end,)))
     sources = (Source.PROMPT, *[Source.SAMPLED] * (len(tokens) - 1))
-    told = Rendered(tokens=tokens, sources=sources, turns=(0,) * len(tokens))
-    return Weighted(rendered=told, weights=(0.0, *[1.0] * (len(tokens) - 1)))
+    step_report = Rendered(tokens=tokens, sources=sources, turns=(0,) * len(tokens))
+    return Weighted(rendered=step_report, weights=(0.0, *[1.0] * (len(tokens) - 1)))
 
 
 def _build_sft(given: StageContext) -> OfflineStage:
@@ -198,15 +198,15 @@ class DistillStage:
         """Where passes run."""
         return self._engine.learner.policy.device
 
-    def lesson(self, rows: Sequence[int]) -> OfflineBatch:
+    def offline_batch(self, rows: Sequence[int]) -> OfflineBatch:
         """The rows at these places as packed tokens."""
         chosen = [self._data.train[i] for i in rows]
         return OfflineBatch(rows=tuple(rows), batch=self._packed(chosen))
 
-    def update(self, lesson: OfflineBatch, *, lr: float) -> UpdateResult:
+    def update(self, offline_batch: OfflineBatch, *, lr: float) -> UpdateResult:
         """One optimizer step; how many tokens it learned from is among its metrics."""
-        done = self._engine.update(lesson.batch, lr=lr)
-        tokens = float(lesson.batch.layout.mask.sum())
+        done = self._engine.update(offline_batch.batch, lr=lr)
+        tokens = float(offline_batch.batch.layout.mask.sum())
         return UpdateResult(
             stepped=done.stepped, metrics={**done.metrics, "distill/tokens": tokens}
         )

@@ -48,11 +48,11 @@ class OfflineStage(Protocol):
         """What to tell at the end; the first that was measured counts."""
         ...
 
-    def lesson(self, rows: Sequence[int]) -> OfflineBatch:
+    def offline_batch(self, rows: Sequence[int]) -> OfflineBatch:
         """The training rows at these places as tokens; nothing but the rows decides it."""
         ...
 
-    def update(self, lesson: OfflineBatch, *, lr: float) -> UpdateResult:
+    def update(self, offline_batch: OfflineBatch, *, lr: float) -> UpdateResult:
         """One optimizer step on the whole lesson, whatever the micro-batches are."""
         ...
 

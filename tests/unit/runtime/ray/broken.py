@@ -13,7 +13,7 @@ class Broken:
         self._how = how
         self._requests: list[Request] = []
 
-    is_steady = True
+    is_batch_invariant = True
 
     @property
     def is_idle(self) -> bool:

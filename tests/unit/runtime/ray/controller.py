@@ -12,7 +12,7 @@ def main() -> None:
     from luyen.runtime.ray.actors import start_engines
 
     engines = start_engines(partial(broken_engine, how="idles"), replicas=1)
-    [pid] = [member.facts.pid for member in engines.crew.members if member.facts]
+    [pid] = [member.facts.pid for member in engines.replica_pool.members if member.facts]
     print("ready", pid, flush=True)
     generate(
         engines, [Request(id="a", tokens=(1,), keys=(1,), sampling=Sampling(max_new_tokens=1))]

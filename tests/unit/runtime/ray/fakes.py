@@ -84,7 +84,7 @@ class FakeReplica:
         return PollResult(completions=tuple(done), end=0, passes=self.passes, failure=self.failure)
 
     def on_facts(self) -> ReplicaFacts:
-        return ReplicaFacts(pid=self.index, node="here", is_steady=True)
+        return ReplicaFacts(pid=self.index, node="here", is_batch_invariant=True)
 
     def on_submit(self, number: int, requests: Sequence[Request], publication: int) -> None:
         if publication not in self.confirmed:

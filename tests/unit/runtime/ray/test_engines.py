@@ -84,7 +84,7 @@ def test_what_a_lost_replica_had_not_finished_is_drawn_by_others():
     fleet.begun[0].die()
     found |= finish_all(engines, fleet)
     assert dict(sorted(found.items())) == answers(*requests)
-    assert (engines.crew.restarts, engines.resubmitted) == (1, 12)
+    assert (engines.replica_pool.restarts, engines.resubmitted) == (1, 12)
     assert len(fleet.begun) == 3
     assert fleet.begun[2].index == 0
 
@@ -92,15 +92,17 @@ def test_what_a_lost_replica_had_not_finished_is_drawn_by_others():
 def test_a_replica_that_begins_again_gets_the_current_weights():
     fleet = Fleet()
     engines = RayEngines(fleet, replicas=2)
-    engines.crew.begin_publication()
-    engines.crew.send_part({"w": "float32 [1] 07"})
-    engines.crew.end_publication({"w": "float32 [1] 07"})
+    engines.replica_pool.begin_publication()
+    engines.replica_pool.send_part({"w": "float32 [1] 07"})
+    engines.replica_pool.end_publication({"w": "float32 [1] 07"})
     engines.submit(ask("a", samples=1))
     engines.advance()
     holder = next(replica for replica in fleet.begun if replica.open)
     holder.die()
     assert finish_all(engines, fleet) == answers(ask("a", samples=1))
-    engines.crew.wait_until(lambda: all(member.is_ready for member in engines.crew.members))
+    engines.replica_pool.wait_until(
+        lambda: all(member.is_ready for member in engines.replica_pool.members)
+    )
     assert fleet.begun[2].digests == {"w": "float32 [1] 07"}
     found = engines.fingerprint()
     assert found is not None
@@ -113,10 +115,10 @@ def test_a_replica_that_does_not_hold_what_was_published_stops_the_run():
             replica.on_load = lambda *_: None
 
     engines = RayEngines(Fleet(deaf), replicas=2)
-    engines.crew.begin_publication()
-    engines.crew.send_part({"w": "float32 [1] 07"})
+    engines.replica_pool.begin_publication()
+    engines.replica_pool.send_part({"w": "float32 [1] 07"})
     with pytest.raises(UserError, match=r"replica 1 does not hold .* w has other values"):
-        engines.crew.end_publication({"w": "float32 [1] 07"})
+        engines.replica_pool.end_publication({"w": "float32 [1] 07"})
     with pytest.raises(UserError, match="replica 1"):
         engines.advance()
 
@@ -132,7 +134,7 @@ def test_replicas_that_disagree_are_told_apart():
 
 def test_three_losses_in_a_row_end_the_run_with_the_reason():
     fleet = Fleet()
-    engines = RayEngines(fleet, replicas=1, patience=ReplicaTimeouts(deaths=3))
+    engines = RayEngines(fleet, replicas=1, timeouts=ReplicaTimeouts(deaths=3))
     engines.submit(ask("a"))
     engines.advance()
     until = failing_passes(engines, fleet, lambda replica: replica.die())
@@ -180,7 +182,7 @@ def test_a_request_that_kills_whoever_draws_it_ends_the_run():
 
 def test_a_replica_that_gets_nothing_done_is_taken_for_lost(monkeypatch: pytest.MonkeyPatch):
     fleet = Fleet()
-    engines = RayEngines(fleet, replicas=2, patience=ReplicaTimeouts(still_s=0.01))
+    engines = RayEngines(fleet, replicas=2, timeouts=ReplicaTimeouts(still_s=0.01))
     monkeypatch.setattr("luyen.runtime.ray.replica_pool._LOOK_S", 0.0)
     engines.submit(ask("a"))
     engines.advance()
@@ -242,7 +244,7 @@ def test_what_is_stopped_after_a_loss_is_found_under_its_first_index():
     engines.advance()
     fleet.begun[0].die()
     engines.advance()
-    engines.crew.wait_until(lambda: engines.crew.members[0].is_ready)
+    engines.replica_pool.wait_until(lambda: engines.replica_pool.members[0].is_ready)
     [stopped] = engines.abort("a", 3)
     assert (stopped.sample, stopped.tokens) == (3, (1,))
     assert set(finish_all(engines, fleet)) == {("a", 2)}

@@ -51,7 +51,7 @@ def waiting_engines(replicas: int) -> tuple[Fleet, RayEngines]:
     """Replicas that hold requests of weights which have not come yet."""
     fleet = Fleet()
     engines = RayEngines(fleet, replicas=replicas)
-    engines.crew.begin_publication(1)
+    engines.replica_pool.begin_publication(1)
     for index in range(4 * replicas):
         engines.submit(replace(ask(f"r{index}"), weights=1))
     engines.send()
@@ -62,9 +62,9 @@ def test_replicas_that_are_lost_before_the_weights_come_are_no_fault_of_the_requ
     fleet, engines = waiting_engines(8)
     for lost in fleet.begun[:6]:
         lost.is_dead = True
-    engines.crew.send_all([(("w", "d"),)], {"w": "d"})
-    members = engines.crew.members
-    engines.crew.wait_until(lambda: all(m.is_ready and m.held for m in members))
+    engines.replica_pool.send_all([(("w", "d"),)], {"w": "d"})
+    members = engines.replica_pool.members
+    engines.replica_pool.wait_until(lambda: all(m.is_ready and m.held for m in members))
     assert len(fleet.begun) == 14
     assert sum(len(member.requests) for member in members) == 32
 

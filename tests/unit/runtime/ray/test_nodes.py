@@ -51,7 +51,7 @@ def test_replicas_lie_as_planned_and_outlive_a_node(three: tuple[Any, Connection
     engines = start_engines(
         tiny_engine, replicas=3, places=[placed.options(slot) for slot in pools.slots["rollout"]]
     )
-    where = [member.facts.node for member in engines.crew.members if member.facts]
+    where = [member.facts.node for member in engines.replica_pool.members if member.facts]
     assert where[0] == where[2] != where[1]
     policy = tiny_policy("llama", seed=3)
     publish(engines, in_buckets(trained_parameters(policy)), version=1)
@@ -64,11 +64,13 @@ def test_replicas_lie_as_planned_and_outlive_a_node(three: tuple[Any, Connection
         if len(found) == 4:
             cluster.remove_node(lost, allow_graceful=False)
             # Here its workers would live on for a while; on a machine that is gone they do not.
-            os.kill(engines.crew.members[1].facts.pid, signal.SIGKILL)
+            os.kill(engines.replica_pool.members[1].facts.pid, signal.SIGKILL)
 
     assert generate(engines, REQUESTS, finished=finished) == generate(native(policy), REQUESTS)
-    engines.crew.wait_until(lambda: all(member.is_ready for member in engines.crew.members))
-    now = [member.facts.node for member in engines.crew.members if member.facts]
+    engines.replica_pool.wait_until(
+        lambda: all(member.is_ready for member in engines.replica_pool.members)
+    )
+    now = [member.facts.node for member in engines.replica_pool.members if member.facts]
     assert [now[0], now[2]] == [where[0], where[2]]
     assert now[1] not in where, "the third node took the place of the lost one"
     assert generate(engines, REQUESTS) == generate(native(policy), REQUESTS)

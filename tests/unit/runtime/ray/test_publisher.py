@@ -60,7 +60,7 @@ class Run:
 
     def __init__(self, change: Callable[[FakeReplica], None] = lambda _: None) -> None:
         self.fleet = Fleet(change)
-        self.engines = RayEngines(self.fleet, replicas=2, patience=ReplicaTimeouts(still_s=10))
+        self.engines = RayEngines(self.fleet, replicas=2, timeouts=ReplicaTimeouts(still_s=10))
         self.ranks: Any = FakeRanks()
         self.publisher = WeightSync(self.ranks, self.engines)
 
@@ -145,7 +145,7 @@ def test_weights_that_nobody_can_get_any_more_are_a_lost_rank_and_no_lost_replic
         run.publish(1, way)
     with pytest.raises(RanksLost, match="rank 0"):
         run.engines.advance()
-    assert run.engines.crew.restarts == 0
+    assert run.engines.replica_pool.restarts == 0
 
 
 def test_a_checkpoint_makes_every_version_unknown():
@@ -179,8 +179,8 @@ def test_a_replica_that_is_lost_on_the_way_gets_them_when_it_is_back():
     coming = run.publisher.begin(1)
     run.fleet.begun[0].is_dead = True
     coming.wait()
-    members = run.engines.crew.members
-    run.engines.crew.wait_until(lambda: all(member.is_ready for member in members))
+    members = run.engines.replica_pool.members
+    run.engines.replica_pool.wait_until(lambda: all(member.is_ready for member in members))
     assert len(run.fleet.begun) == 3
     assert run.fleet.begun[2].digests == {"w": run.ranks.digest()}
 
@@ -205,5 +205,5 @@ def test_requests_of_weights_on_their_way_say_which_they_wait_for():
     run.engines.submit(Request(id="a", tokens=(1,), keys=(3,), sampling=SAMPLING, weights=1))
     run.engines.send()
     submits = [call for replica in run.fleet.begun for call in replica.calls if call[0] == "submit"]
-    assert [call[3] for call in submits] == [run.engines.crew.publication_of(1)]
-    assert run.engines.crew.publication_of(1) == run.engines.crew.publication == 2
+    assert [call[3] for call in submits] == [run.engines.replica_pool.publication_of(1)]
+    assert run.engines.replica_pool.publication_of(1) == run.engines.replica_pool.publication == 2

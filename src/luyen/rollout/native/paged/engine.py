@@ -151,7 +151,7 @@ class PagedEngine:
         return not (seats.waiting or self._rounds or any(not s.is_over for s in seats.running))
 
     @property
-    def is_steady(self) -> bool:
+    def is_batch_invariant(self) -> bool:
         """Whether an answer does not depend on what else is drawn at the same time."""
         return self._policy.is_exact
 
