@@ -1,0 +1,43 @@
+from luyen.algorithms import padded as padded
+from luyen.algorithms.advantages import Credit as Credit
+from luyen.algorithms.advantages import CreditInputs as CreditInputs
+from luyen.algorithms.advantages import adv_estimators as adv_estimators
+from luyen.algorithms.policy_losses import PolicyInputs as PolicyInputs
+from luyen.algorithms.policy_losses import TokenLoss as TokenLoss
+from luyen.algorithms.policy_losses import policy_losses as policy_losses
+from luyen.api import Run as Run
+from luyen.api import check as check
+from luyen.api import evaluate as evaluate
+from luyen.api import load_run as load_run
+from luyen.api import train as train
+from luyen.base.errors import UserError as UserError
+from luyen.base.records import GroupId as GroupId
+from luyen.base.records import Prompt as Prompt
+from luyen.base.records import Rollout as Rollout
+from luyen.base.records import Score as Score
+from luyen.base.records import make_prompt as make_prompt
+from luyen.data.samplers import AdaptiveSampler as AdaptiveSampler
+from luyen.data.samplers import Sampler as Sampler
+from luyen.data.samplers import samplers as samplers
+from luyen.models.policy import Policy as Policy
+from luyen.models.trained_weights import Fingerprint as Fingerprint
+from luyen.rewards.protocol import Reward as Reward
+from luyen.rewards.reward_managers import ManagerContext as ManagerContext
+from luyen.rewards.reward_managers import reward_managers as reward_managers
+from luyen.rewards.rules.rule import rule_rewards as rule_rewards
+from luyen.rewards.tree import with_part as with_part
+from luyen.rollout.env.protocol import Observation as Observation
+from luyen.rollout.env.protocol import envs as envs
+from luyen.rollout.protocol import Completion as Completion
+from luyen.rollout.protocol import Request as Request
+from luyen.rollout.protocol import RolloutEngine as RolloutEngine
+from luyen.rollout.protocol import Sampling as Sampling
+from luyen.rollout.protocol import rollout_engines as rollout_engines
+from luyen.rollout.tools import ToolError as ToolError
+from luyen.rollout.tools import ToolReply as ToolReply
+from luyen.rollout.tools import idempotency_key as idempotency_key
+from luyen.rollout.tools import tool as tool
+from luyen.rollout.tools import tool_class as tool_class
+
+__version__: str
+__all__: list[str]
