@@ -141,9 +141,9 @@ def _made(value: Any, memo: dict[int, Any]) -> Any:
         pairs = cast(Mapping[Any, Any], value).items()
         return {_copied(key, memo): _copied(item, memo) for key, item in pairs}
     if is_dataclass(kind) and kind.__module__.startswith("luyen."):
-        held = {field.name: getattr(value, field.name) for field in fields(kind) if field.init}
-        given = {name: _copied(item, memo) for name, item in held.items()}
-        is_same = all(given[name] is held[name] for name in held)
+        members = {field.name: getattr(value, field.name) for field in fields(kind) if field.init}
+        given = {name: _copied(item, memo) for name, item in members.items()}
+        is_same = all(given[name] is members[name] for name in members)
         return value if is_same else replace(value, **given)
     try:
         return copy.deepcopy(value)

@@ -72,8 +72,8 @@ def padded_length(tokens: int) -> int:
 
 def instruction_set_in_force() -> str:
     """The MKL branch that was asked for, e.g. AVX512; NEON where there is no MKL."""
-    asked = os.environ.get(_VARIABLE) if has_mkl() else None
-    return (asked or instruction_set()).partition(",")[0]
+    requested = os.environ.get(_VARIABLE) if has_mkl() else None
+    return (requested or instruction_set()).partition(",")[0]
 
 
 # The versions of torch and transformers that Luyen supports: version branches live here only.

@@ -217,10 +217,10 @@ class Score:
             >>> Score(name="brief", value=-1.0, raw=-2.5).remarks()
             ' (judged -2.5)'
         """
-        told = ["gated"] if self.gated else []
-        told += [f"judged {self.raw:g}"] if self.raw is not None and not self.gated else []
-        told += [self.combine] if self.combine != "sum" else []
-        return f" ({', '.join(told)})" if told else ""
+        notes = ["gated"] if self.gated else []
+        notes += [f"judged {self.raw:g}"] if self.raw is not None and not self.gated else []
+        notes += [self.combine] if self.combine != "sum" else []
+        return f" ({', '.join(notes)})" if notes else ""
 
     def flat(self, prefix: str = "") -> dict[str, float | None]:
         """Every number of the tree by its path."""

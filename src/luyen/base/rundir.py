@@ -164,7 +164,7 @@ class RunDirectory:
 
     def read_config(self) -> str:
         """The configuration as YAML; a UserError when it is not as it was written."""
-        return read_text_with_checksum(self.config, is_demanded=self._has_seals())
+        return read_text_with_checksum(self.config, is_demanded=self._has_checksums())
 
     def read_settings(self) -> dict[str, Any]:
         """The configuration as a tree; a UserError when it is not as it was written, or none."""
@@ -181,7 +181,7 @@ class RunDirectory:
     def read_provenance(self) -> dict[str, str]:
         """Where each key was written; a UserError when the file is not as it was written."""
         page = read_json(self.provenance)
-        found = without_checksum(page, self.provenance, is_demanded=self._has_seals())
+        found = without_checksum(page, self.provenance, is_demanded=self._has_checksums())
         if not all(isinstance(place, str) for place in found.values()):
             raise _foreign(self.provenance, "list of where keys were written")
         return found
@@ -192,7 +192,7 @@ class RunDirectory:
         A UserError when the file is not as it was written, or is missing: a run begins with one
         that lists nothing.
         """
-        if not self.resumptions.is_file() and not self._has_seals():
+        if not self.resumptions.is_file() and not self._has_checksums():
             return []
         page = without_checksum(read_json(self.resumptions), self.resumptions, is_demanded=True)
         if not isinstance(page.get("resumptions"), list):
@@ -211,14 +211,14 @@ class RunDirectory:
             except UserError as error:
                 fix = "restore it from a copy, or remove it and go on without what it lists"
                 raise UserError(error.field, error.value, error.why, fix) from error
-        elif self._has_seals():
+        elif self._has_checksums():
             said = f"{self.resumptions}: it is missing; what it listed is lost"
             warnings.warn(said, DamagedRecord, stacklevel=2)
         when = {"time": datetime.now(UTC).isoformat(timespec="seconds")}
         listed = [*before, when | dict(facts)]
         write_whole(self.resumptions, page_with_checksum({"resumptions": listed}), is_private=True)
 
-    def _has_seals(self) -> bool:
+    def _has_checksums(self) -> bool:
         """Whether this run was begun with seals; what lies alone, without a manifest, was not."""
         return self.exists and self.read_manifest().get("schema") != _WITHOUT_CHECKSUM
 

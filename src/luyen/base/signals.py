@@ -16,7 +16,7 @@ NEEDED = (
 """What limits and exit codes depend on. SIGHUP stays ignored: that is what `nohup` is for."""
 
 
-def settle_signals() -> None:
+def reset_signals() -> None:
     """Unblock all signals, and undo that needed ones are ignored; for the start of a process."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     for number in NEEDED:

@@ -165,12 +165,12 @@ def build_offline_data(
     load = partial(_load, data, kinds=kinds, renderer=renderer, columns=columns)
     with about("data.train_files", FILE):
         rows, train = load(data.train_files, data.train_max_samples, "train")
-    held: tuple[list[Any], Dataset | None] = ([], None)
+    val_rows: tuple[list[Any], Dataset | None] = ([], None)
     if data.val_files:
         with about("data.val_files", FILE):
-            held = load(data.val_files, data.val_max_samples, "val")
+            val_rows = load(data.val_files, data.val_max_samples, "val")
     known = {prompt.uid for prompt in train.prompts}
-    validation = held[1]
+    validation = val_rows[1]
     given = TrainData(
         train=train,
         validation=validation,
@@ -178,7 +178,7 @@ def build_offline_data(
         renderer=renderer,
         num_leaked=sum(p.uid in known for p in validation.prompts) if validation else 0,
     )
-    return OfflineData(train=tuple(rows), validation=tuple(held[0]), given=given)
+    return OfflineData(train=tuple(rows), validation=tuple(val_rows[0]), given=given)
 
 
 def _load(
@@ -303,14 +303,14 @@ def as_conversation(prompt: Prompt) -> ConversationRow:
 def as_prompt(row: AnyRow, source_key: str, columns: Sequence[str] = ()) -> Prompt:
     """The row as what it asks, with a uid that all that is learned from it counts in."""
     assert not isinstance(row, Prompt)
-    asked, rest = _split(row)
+    messages, rest = _split(row)
     source = row.extra_info.get(source_key, "")
     more = [row.extra_info[name] for name in columns if name in row.extra_info]
     if not isinstance(row, TextRow) and row.template_kwargs:
         more.append(dict(row.template_kwargs))
     rest = [rest, more] if more else rest
     return make_prompt(
-        asked,
+        messages,
         tools=() if isinstance(row, TextRow) else row.tools,
         data_source=source if isinstance(source, str) else "",
         ground_truth=rest,

@@ -156,12 +156,12 @@ def _split(
     found: list[_Turn] = []
     for start, beyond in pairwise(borders):
         end = 1 + max(i for i in sampled if i < beyond)
-        drawn = tokens[start:end]
-        content = drawn[:-1] if drawn[-1] in stops else drawn
+        turn_tokens = tokens[start:end]
+        content = turn_tokens[:-1] if turn_tokens[-1] in stops else turn_tokens
         found.append(
             _Turn(
                 number=turns[start],
-                tokens=drawn,
+                tokens=turn_tokens,
                 content=_read(renderer, content),
                 following=tokens[end:beyond],
             )

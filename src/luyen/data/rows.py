@@ -27,8 +27,8 @@ class Frame:
 
     Example:
         >>> frame = Frame(system_prompt="Be brief.", template="{question} End with #### NUMBER.")
-        >>> asked = ({"role": "user", "content": "1+1?"},)
-        >>> [m["content"] for m in frame.around(asked, {"question": "1+1?"}, own="question")]
+        >>> messages = ({"role": "user", "content": "1+1?"},)
+        >>> [m["content"] for m in frame.around(messages, {"question": "1+1?"}, own="question")]
         ['Be brief.', '1+1? End with #### NUMBER.']
     """
 

@@ -162,21 +162,21 @@ def _order_trace(row: dict[str, Any], trace: int, key: int, calls: float) -> dic
     info = row["extra_info"]
     item, pieces, postage = info["order"]
     turns = choices(key, calls, info["index"], trace)
-    told = [*row["prompt"], *_told(LOOKUP, item, str(price_of(item)), next(turns))]
+    messages = [*row["prompt"], *_exchange(LOOKUP, item, str(price_of(item)), next(turns))]
     for says, operation in zip(info["follow_ups"], (f"*{pieces}", f"+{postage}"), strict=True):
-        before = str(told[-1]["content"])
+        before = str(messages[-1]["content"])
         result = int(before) * pieces if operation[0] == "*" else int(before) + postage
-        told.append(user_message(says))
-        told += _told(CALCULATOR, f"{before}{operation}", str(result), next(turns))
+        messages.append(user_message(says))
+        messages += _exchange(CALCULATOR, f"{before}{operation}", str(result), next(turns))
     return {
         "data_source": row["data_source"],
-        "messages": told,
+        "messages": messages,
         "tools": [LOOKUP, CALCULATOR],
         "extra_info": {**info, "trace": trace},
     }
 
 
-def _told(
+def _exchange(
     tool: dict[str, Any], argument: str, result: str, choice: tuple[bool, int]
 ) -> list[dict[str, Any]]:
     does_call, key = choice
@@ -204,8 +204,8 @@ def calculator_rows(url: TaskUrl) -> list[dict[str, Any]]:
     guesses, wrongly. A share of `bare` offers no calculator and guesses.
     """
     task = read_tool_task(url)
-    asked, key = questions(task.asked, "product")
-    rows = [{**row, "data_source": "tools/calculator"} for row in asked]
+    question_rows, key = questions(task.asked, "product")
+    rows = [{**row, "data_source": "tools/calculator"} for row in question_rows]
     if not task.traces:
         return rows
     return [_trace(row, t, key, task.calls, task.bare) for row in rows for t in range(task.traces)]
@@ -224,9 +224,9 @@ def both_rows(url: TaskUrl) -> list[dict[str, Any]]:
     order_calls = str(task.order_calls)
     question = {**common, **own, "traces": "1", "size": str(size)}
     order = {**common, "calls": order_calls, "traces": "1", "size": str(2 * size)}
-    asked = calculator_rows(replace(url, name="calculator", query=question))
+    calculated = calculator_rows(replace(url, name="calculator", query=question))
     ordered = order_rows(replace(url, name="orders", query=order))
-    return [row for i in range(size) for row in (asked[i], *ordered[2 * i : 2 * i + 2])]
+    return [row for i in range(size) for row in (calculated[i], *ordered[2 * i : 2 * i + 2])]
 
 
 TASKS: dict[str, Callable[[TaskUrl], list[dict[str, Any]]]] = {
@@ -245,14 +245,14 @@ def _trace(row: dict[str, Any], trace: int, key: int, calls: float, bare: float)
     is_bare = uniform(derive_key(key, "bare", index, trace), 0) < bare
     does_call, own = next(choices(key, 0.0 if is_bare else calls, index, trace))
     expression = question["content"].removesuffix("=")
-    told = (
+    messages = (
         tool_exchange(CALCULATOR, expression, truth)
         if does_call
         else [assistant_answer(wrong_guess(truth, own))]
     )
     return {
         "data_source": row["data_source"],
-        "messages": [question, *told],
+        "messages": [question, *messages],
         "tools": [] if is_bare else [CALCULATOR],
         "extra_info": {**row["extra_info"], "trace": trace},
     }

@@ -150,8 +150,8 @@ def refuse_gaps(
     ]
     faults: list[InvalidFile] = []
     if shapes:
-        _, held, wanted = shapes[0]
-        faults.append(other_shapes([entry[0] for entry in shapes], "weights", held, wanted))
+        _, found_shape, wanted = shapes[0]
+        faults.append(other_shapes([entry[0] for entry in shapes], "weights", found_shape, wanted))
     if lacking:
         faults.append(missing_weights(lacking))
     if extra and not is_cut:

@@ -235,5 +235,5 @@ def _refuse_odd_heads(net: PreTrainedModel, source: str) -> None:
 def _init_head(net: PreTrainedModel, seed: int) -> None:
     """Small numbers: the body learns from the first step on, and no answer is preferred by luck."""
     weight: Any = net.get_parameter(_HEAD)
-    drawn = torch.randn(weight.shape, generator=torch.Generator().manual_seed(seed))
-    weight.copy_(drawn * (0.1 / weight.shape[1] ** 0.5))
+    noise = torch.randn(weight.shape, generator=torch.Generator().manual_seed(seed))
+    weight.copy_(noise * (0.1 / weight.shape[1] ** 0.5))

@@ -230,9 +230,12 @@ class Fingerprint:
             if name not in theirs:
                 return f"{name} is not one of the trainer's"
         apart = [name for name in theirs if not _is_same_memory(mine[name], theirs[name])]
-        held = self._texts({name: mine[name] for name in apart})
-        meant = self._texts({name: theirs[name] for name in apart})
-        return next((_difference(n, held[n], meant[n]) for n in apart if held[n] != meant[n]), None)
+        actual = self._texts({name: mine[name] for name in apart})
+        expected = self._texts({name: theirs[name] for name in apart})
+        return next(
+            (_difference(n, actual[n], expected[n]) for n in apart if actual[n] != expected[n]),
+            None,
+        )
 
     @staticmethod
     def _texts(weights: Mapping[str, Tensor | str]) -> dict[str, str]:
@@ -247,7 +250,7 @@ def _is_same_memory(one: Tensor | str, other: Tensor | str) -> bool:
     return places[0] == places[1]
 
 
-def _difference(name: str, held: str, meant: str) -> str:
+def _difference(name: str, actual: str, expected: str) -> str:
     """Digests end in a sum over the values; what stands before it is type and shape."""
-    form, wanted = held.rpartition(" ")[0], meant.rpartition(" ")[0]
+    form, wanted = actual.rpartition(" ")[0], expected.rpartition(" ")[0]
     return f"{name} is {form} instead of {wanted}" if form != wanted else f"{name} has other values"

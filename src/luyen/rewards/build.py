@@ -129,11 +129,11 @@ class RoutedReward:
 
     def check_sources(self, sources: Iterable[str]) -> None:
         """Raise a UserError that lists every source without a route; build the routes of others."""
-        asked = dict.fromkeys(sources)
-        lost = [s for s in asked if not any(route.matches(s) for route in self._routes)]
+        names = dict.fromkeys(sources)
+        lost = [s for s in names if not any(route.matches(s) for route in self._routes)]
         if lost:
             raise UserError("data_source", ", ".join(lost), self._why(), self._fix(lost[0]))
-        for source in asked:
+        for source in names:
             self._tree(source)
 
     def _tree(self, source: str) -> RewardTree:
@@ -401,11 +401,11 @@ class BuiltReward:
 
     def check_sources(self, sources: Iterable[str]) -> None:
         """Raise a UserError, before anything is sampled, if some data source cannot be judged."""
-        asked = list(sources)
+        names = list(sources)
         for routed in self._builder.routed:
-            routed.check_sources(asked)
+            routed.check_sources(names)
 
-    def settle(self, scored: Sequence[ScoredGroup]) -> list[Rollout]:
+    def apply_fault_policy(self, scored: Sequence[ScoredGroup]) -> list[Rollout]:
         """The rollouts to leave out; a UserError when `reward.on_fault` says to stop instead."""
         return apply_fault_policy(scored, self._tolerance)
 

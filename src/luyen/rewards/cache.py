@@ -89,7 +89,7 @@ class ScoreCache:
         self._counts = counts
         self._lock = threading.Lock()
         self._has_warned = False
-        with self._told():
+        with self._user_errors():
             if path is not None:
                 path.parent.mkdir(parents=True, exist_ok=True)
             place = ":memory:" if path is None else str(path)
@@ -105,7 +105,7 @@ class ScoreCache:
 
     def find(self, key: str) -> Mapping[str, Any] | None:
         """What was kept under a key; a record that is not as it was written is none, and goes."""
-        with self._lock, self._told():
+        with self._lock, self._user_errors():
             row = self._table.execute(
                 "SELECT body, seal FROM sealed WHERE key = ?", (key,)
             ).fetchone()
@@ -120,7 +120,7 @@ class ScoreCache:
         """Write a record down; the first one under a key stays."""
         text = json.dumps(dict(body), allow_nan=False)
         line = key, text, _checksum_of(key, text)
-        with self._lock, self._told():
+        with self._lock, self._user_errors():
             self._table.execute("INSERT OR IGNORE INTO sealed VALUES (?, ?, ?)", line)
 
     def close(self) -> None:
@@ -136,7 +136,7 @@ class ScoreCache:
             warnings.warn(f"{self._path}: {why}", DamagedRecord, stacklevel=4)
 
     @contextmanager
-    def _told(self) -> Generator[None]:
+    def _user_errors(self) -> Generator[None]:
         try:
             yield
         except (sqlite3.Error, OSError) as error:
@@ -214,6 +214,6 @@ class CachedExecutor:
         if rule not in self._codes:
             code = code_of(rule_rewards.get(rule))
             package = rule_rewards.facts(rule).get("package")
-            asked = [] if package is None else [version(package)]
-            self._codes[rule] = None if code is None else code + asked
+            versions = [] if package is None else [version(package)]
+            self._codes[rule] = None if code is None else code + versions
         return self._codes[rule]

@@ -179,9 +179,9 @@ def _component(path: str, nodes: Sequence[Score]) -> Iterator[tuple[str, float]]
         yield f"{path}/faults", float(lost)
     if any(node.gated for node in nodes):
         yield f"{path}/gated_fraction", fmean(node.gated for node in nodes)
-    asked = [node for node in nodes if not node.gated and node.value is not None]
-    raws = [node.value if node.raw is None else node.raw for node in asked]
-    if any(node.raw is not None for node in asked):
+    scored = [node for node in nodes if not node.gated and node.value is not None]
+    raws = [node.value if node.raw is None else node.raw for node in scored]
+    if any(node.raw is not None for node in scored):
         yield f"{path}/raw_mean", fmean(value for value in raws if value is not None)
     seconds = [node.seconds for node in nodes if node.seconds is not None]
     if seconds:

@@ -130,13 +130,13 @@ class ScoringPool:
         return await asyncio.gather(*(self._one(call) for call in calls))
 
     async def _one(self, call: ScoreCall) -> ScoreOutcome:
-        asked = ProcessCall(
+        request = ProcessCall(
             where="luyen.rewards.pool",
             name="judge",
             prepare="load",
             args=(call, self._memory_bytes),
         )
-        reply = await self._processes.run(asked)
+        reply = await self._processes.run(request)
         beat()
         if reply.timed_out:
             error = f"no score within {self._timeout_s:g} s (reward.timeout_s)"

@@ -186,8 +186,8 @@ class GuardedReward:
 
     async def __call__(self, prompt: Prompt, rollouts: Sequence[Rollout]) -> list[Score]:
         """One tree per rollout."""
-        asked = [(prompt, rollouts)]
-        return (await self._rows(lambda given: self._one(*given[0]), asked))[0]
+        groups = [(prompt, rollouts)]
+        return (await self._rows(lambda given: self._one(*given[0]), groups))[0]
 
     async def judge_step(self, groups: Sequence[Group]) -> list[list[Score]]:
         """The scores of every group, in order."""

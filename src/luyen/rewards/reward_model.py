@@ -236,16 +236,16 @@ class LearnedReward:
     async def score_step(self, groups: Sequence[Group]) -> list[list[Score]]:
         """The scores of every group, in order, from passes over all of them."""
         started = perf_counter()
-        asked = [(prompt, rollout) for prompt, rollouts in groups for rollout in rollouts]
-        read = [self._read(prompt, rollout) for prompt, rollout in asked]
+        pairs = [(prompt, rollout) for prompt, rollouts in groups for rollout in rollouts]
+        read = [self._read(prompt, rollout) for prompt, rollout in pairs]
         inputs = [one for one in read if isinstance(one, ModelInput)]
         found: list[tuple[float, ...]] = []
         if inputs:
             loop = asyncio.get_running_loop()
             with waiting_for(NAME) if self._scorer.is_remote else nullcontext():
                 found = await loop.run_in_executor(self._thread, self._scorer.score, inputs)
-        each_s = (perf_counter() - started) / max(1, len(asked))
-        for _, rollout in asked:
+        each_s = (perf_counter() - started) / max(1, len(pairs))
+        for _, rollout in pairs:
             add_time(rollout, each_s)
         numbers = iter(found)
         scores = iter(

@@ -408,11 +408,11 @@ class RewardTree:
     ) -> list[list[Score]]:
         """The scores of a node; its source sees only rollouts for which the node counts."""
         shut = [[part.unjudged(siblings) for siblings in row] for row in known]
-        asked = [
+        open_groups = [
             (prompt, [r for r, score in zip(rollouts, row, strict=True) if score is None])
             for (prompt, rollouts), row in zip(groups, shut, strict=True)
         ]
-        judged = iter(await self._node(part, [group for group in asked if group[1]]))
+        judged = iter(await self._node(part, [group for group in open_groups if group[1]]))
         rows: list[list[Score]] = []
         for row in shut:
             found = iter(next(judged)) if None in row else iter(())

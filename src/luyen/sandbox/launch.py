@@ -32,9 +32,9 @@ def job_file(job: dict[str, Any] | None) -> IO[bytes]:
     return file
 
 
-def command(asked: IO[bytes], report: IO[bytes], channel: int) -> list[str]:
+def command(request: IO[bytes], report: IO[bytes], channel: int) -> list[str]:
     """The command line of the guard, which reads packages but no directory of the user."""
-    numbers = [str(asked.fileno()), str(report.fileno()), str(channel), str(os.getpid())]
+    numbers = [str(request.fileno()), str(report.fileno()), str(channel), str(os.getpid())]
     flags = ["-P", "-s", "-X", "utf8"]
     return [sys.executable, *flags, "-m", "luyen.sandbox.child.guard", *numbers]
 
@@ -113,10 +113,10 @@ def available() -> tuple[str, ...]:
         >>> "rlimits" in available()
         True
     """
-    walls = probe()
-    if walls is None:
+    layers = probe()
+    if layers is None:
         raise SandboxFault("the guard of an empty program failed")
-    return walls
+    return layers
 
 
 @cache
@@ -124,14 +124,14 @@ def probe() -> tuple[str, ...] | None:
     """The walls around an empty program; None when not even that can be run."""
     work = tempfile.mkdtemp(prefix="luyen-")
     job: dict[str, Any] = {"code": "", "work": work, "limits": asdict(Limits())}
-    with job_file(job) as asked, job_file(None) as report:
+    with job_file(job) as request, job_file(None) as report:
         channel = os.open(os.devnull, os.O_WRONLY)
         subprocess.run(
-            command(asked, report, channel),
+            command(request, report, channel),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             env=environment(),
-            pass_fds=(asked.fileno(), report.fileno(), channel),
+            pass_fds=(request.fileno(), report.fileno(), channel),
             check=False,
         )
         os.close(channel)
@@ -156,9 +156,10 @@ def missing(promises: tuple[str, ...] = tuple(ISOLATION)) -> tuple[str, ...]:
         >>> set(missing()) <= {"files", "network", "processes", "memory"}
         True
     """
-    walls = set(available())
+    layers = set(available())
     return tuple(
         promise
         for promise in promises
-        if promise in ISOLATION and not any(walls.issuperset(wall) for wall in ISOLATION[promise])
+        if promise in ISOLATION
+        and not any(layers.issuperset(layer) for layer in ISOLATION[promise])
     )

@@ -66,12 +66,12 @@ class Worker:
             return
         kill_process_tree(self.pid)
 
-    def end(self, *, patience_s: float = 0.0) -> int:
+    def end(self, *, grace_s: float = 0.0) -> int:
         """Kill the process and what it left behind, when nobody waits for it; its exit code.
 
         One that has closed its pipe is about to end; with some patience its own exit code is seen.
         """
-        deadline = monotonic() + patience_s
+        deadline = monotonic() + grace_s
         while not self._has_ended() and monotonic() < deadline:
             sleep(_LOOK_S)
         self.kill()
@@ -142,18 +142,18 @@ class _Workers:
         if is_killed:
             worker.end()
 
-    def remove(self, worker: Worker, *, patience_s: float = 0.0) -> int:
+    def remove(self, worker: Worker, *, grace_s: float = 0.0) -> int:
         """End a process; its exit code."""
         with self._lock:
             del self._busy[worker]
-        return worker.end(patience_s=patience_s)
+        return worker.end(grace_s=grace_s)
 
     def cancel(self, ticket: _Ticket) -> None:
         """Kill the process that works on this ticket, if one still does; none will begin to."""
         with self._lock:
             ticket.is_cancelled = True
-            for worker, held in self._busy.items():
-                if held is ticket:
+            for worker, current in self._busy.items():
+                if current is ticket:
                     worker.kill()
 
     def end(self) -> None:
@@ -178,18 +178,18 @@ class ProcessPool:
 
     def __init__(self, size: int, timeout_s: float, *, result_bytes: int = RESULT_BYTES) -> None:
         self._timeout_s = timeout_s
-        self._crew = _Workers(result_bytes=result_bytes)
+        self._workers = _Workers(result_bytes=result_bytes)
         self._threads = ThreadPoolExecutor(max_workers=size, thread_name_prefix="pool")
-        self._finish = weakref.finalize(self, _Workers.end, self._crew)
+        self._finish = weakref.finalize(self, _Workers.end, self._workers)
 
     @property
     def pids(self) -> list[int]:
         """Ids of its processes."""
-        return self._crew.pids
+        return self._workers.pids
 
     async def run(self, call: Call, *, timeout_s: float | None = None) -> Reply:
         """What came of a call; it raises nothing of its own. Cancelled, it kills the process."""
-        if self._crew.is_closed:
+        if self._workers.is_closed:
             return Reply(error=CLOSED)
         ticket = _Ticket()
         limit = self._timeout_s if timeout_s is None else timeout_s
@@ -197,7 +197,7 @@ class ProcessPool:
         try:
             return await loop.run_in_executor(self._threads, self._ask, call, limit, ticket)
         except asyncio.CancelledError:
-            self._crew.cancel(ticket)
+            self._workers.cancel(ticket)
             raise
 
     def _ask(self, call: Call, timeout_s: float, ticket: _Ticket) -> Reply:
@@ -205,21 +205,21 @@ class ProcessPool:
             request = pickle.dumps((call, timeout_s))
         except (pickle.PicklingError, TypeError, AttributeError, RecursionError) as fault:
             return Reply(error=f"the arguments cannot be sent: {fault}")
-        worker = self._crew.take(ticket)
+        worker = self._workers.take(ticket)
         if worker is None:
             return Reply(error=CLOSED)
         start = perf_counter()
         try:
             reply = worker.ask(request, timeout_s=timeout_s)
         except (EOFError, OSError):
-            code = self._crew.remove(worker, patience_s=EXIT_TIMEOUT_S)
+            code = self._workers.remove(worker, grace_s=EXIT_TIMEOUT_S)
             error = f"the process that computed it ended (exit code {code})"
             return Reply(error=error, exit_code=code, seconds=perf_counter() - start)
         if reply is None:
-            self._crew.remove(worker)
+            self._workers.remove(worker)
             error = f"no answer within {timeout_s:g} s"
             return Reply(error=error, timed_out=True, seconds=perf_counter() - start)
-        self._crew.give_back(worker)
+        self._workers.give_back(worker)
         return reply
 
     def close(self) -> None:

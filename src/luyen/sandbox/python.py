@@ -239,8 +239,8 @@ async def _once(
     before = room()
     work = _work()
     try:
-        with _files(job | {"work": work}) as (asked, report):
-            streams = await _guarded(asked, report, limits)
+        with _files(job | {"work": work}) as (request, report):
+            streams = await _guarded(request, report, limits)
             found = read_report(report)
     finally:
         await asyncio.shield(asyncio.to_thread(remove, work))
@@ -260,10 +260,10 @@ def _files(job: dict[str, Any]) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
     """The files of a job and of its report."""
     with ExitStack() as stack:
         try:
-            asked, report = (stack.enter_context(job_file(part)) for part in (job, None))
+            request, report = (stack.enter_context(job_file(part)) for part in (job, None))
         except OSError as error:
             raise no_files(error) from error
-        yield asked, report
+        yield request, report
 
 
 def _is_flood(streams: tuple[OutputStream, OutputStream, OutputStream]) -> bool:
@@ -292,19 +292,19 @@ def _encoded(files: Mapping[str, str | bytes]) -> dict[str, str]:
 
 
 async def _guarded(
-    asked: Any, report: Any, limits: Limits
+    request: Any, report: Any, limits: Limits
 ) -> tuple[OutputStream, OutputStream, OutputStream]:
     """Start a guard and read what its program writes, until both have ended."""
     near, far = os.pipe()
     channel, transport = await _reader(near)
     try:
         process = await asyncio.create_subprocess_exec(
-            *command(asked, report, far),
+            *command(request, report, far),
             stdin=DEVNULL,
             stdout=PIPE,
             stderr=PIPE,
             env=environment(),
-            pass_fds=(asked.fileno(), report.fileno(), far),
+            pass_fds=(request.fileno(), report.fileno(), far),
             start_new_session=True,
         )
         os.close(far)

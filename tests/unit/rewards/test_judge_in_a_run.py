@@ -50,7 +50,7 @@ def test_a_judge_that_fails_is_a_fault_by_name_and_never_a_zero(server):
     with build_reward(settings, max_response_length=16) as reward:
         [done] = reward.judge([group(prompt("x"), "x", "y")])
         with pytest.raises(UserError, match="judge not_finite: the score is nan"):
-            reward.settle([done])
+            reward.apply_fault_policy([done])
     assert [score.value for score in done.scores] == [None, None]
     assert done.rollouts[0].fault == "reward: quality: judge not_finite: the score is nan"
 

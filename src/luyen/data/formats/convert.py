@@ -333,9 +333,9 @@ def _to_prompt(row: AnyRow, lost: Lost) -> list[AnyRow]:
 def _question_to_prompt(row: AnyRow, _: Lost) -> list[AnyRow]:
     """The question, with its answer as the ground truth, as training reads such rows."""
     assert isinstance(row, ConversationRow)
-    asked, answer = row.messages
+    question, answer = row.messages
     truth = answer["content"]
-    return [make_prompt([asked], tools=row.tools, ground_truth=truth, extra_info=row.extra_info)]
+    return [make_prompt([question], tools=row.tools, ground_truth=truth, extra_info=row.extra_info)]
 
 
 CHANGES: dict[tuple[Kind, Kind], Change] = {

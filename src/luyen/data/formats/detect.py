@@ -250,18 +250,18 @@ def _prompt_kind(
 
 
 def _why(form: RowFormat, own: Mapping[str, str], first_rows: Sequence[Mapping[str, Any]]) -> str:
-    def held(name: str) -> str:
+    def content_of(name: str) -> str:
         column = own.get(name, name)
         return next((shape(r[column]) for r in first_rows if r.get(column) is not None), "nothing")
 
-    named = {name: held(name) for name in form.needs}
+    named = {name: content_of(name) for name in form.needs}
     said: list[str] = []
     for what in dict.fromkeys(named.values()):
         columns = [own.get(name, name) for name, holds in named.items() if holds == what]
         verb = "hold" if len(columns) > 1 else "holds"
         said.append(f"{_listed(columns)} {verb} {what}")
     besides = [name for name in form.may if any(r.get(name) is not None for r in first_rows)]
-    said += [f"`{name}` holds {held(name)}" for name in besides]
+    said += [f"`{name}` holds {content_of(name)}" for name in besides]
     if form.name == "preference" and "prompt" not in besides:
         said.append("the prompt is what both begin with")
     if form.name == "prompts" and own:

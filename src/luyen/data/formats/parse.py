@@ -132,19 +132,19 @@ def _framed(row: AnyRow, cells: Cells, frame: Frame) -> AnyRow:
     hidden = {cells.format.column(name) for name in cells.format.form.needs if name in ANSWERS}
     is_whole = isinstance(row, ConversationRow | Prompt)
     before = row.messages if is_whole else row.prompt
-    asked = frame.around(before, cells.raw(), hidden=hidden, complain=cells.at.error)
+    framed = frame.around(before, cells.raw(), hidden=hidden, complain=cells.at.error)
     if isinstance(row, ConversationRow):
-        weights = (*(0.0 for _ in asked[len(before) :]), *row.weights)
-        return replace(row, messages=asked, weights=weights)
+        weights = (*(0.0 for _ in framed[len(before) :]), *row.weights)
+        return replace(row, messages=framed, weights=weights)
     if isinstance(row, Prompt):
         return make_prompt(
-            asked,
+            framed,
             tools=row.tools,
             data_source=row.data_source,
             ground_truth=row.ground_truth,
             extra_info=row.extra_info,
         )
-    return replace(row, prompt=asked)
+    return replace(row, prompt=framed)
 
 
 def _prompts(cells: Cells) -> Prompt:
@@ -156,9 +156,9 @@ def _prompts(cells: Cells) -> Prompt:
 
 
 def _question_answer(cells: Cells) -> ConversationRow:
-    asked = {"role": "user", "content": cells.text("question")}
+    framed = {"role": "user", "content": cells.text("question")}
     answer = {"role": "assistant", "content": cells.text("answer")}
-    return _learned(cells, "answer", [asked, answer], (0.0, 1.0))
+    return _learned(cells, "answer", [framed, answer], (0.0, 1.0))
 
 
 def _conversation(cells: Cells) -> ConversationRow:

@@ -128,8 +128,8 @@ class Weighted:
     """A branch of a conversation and how much each of its tokens counts.
 
     Example:
-        >>> told = Rendered(tokens=(5,), sources=(Source.PROMPT,), turns=(0,))
-        >>> Weighted(rendered=told, weights=(0.0,)).weights
+        >>> rendered = Rendered(tokens=(5,), sources=(Source.PROMPT,), turns=(0,))
+        >>> Weighted(rendered=rendered, weights=(0.0,)).weights
         (0.0,)
     """
 
@@ -300,8 +300,10 @@ def _parts(row: AnyRow, renderer: Renderer) -> Iterator[Part]:
             branches = render_conversation(row, renderer)
             for i, branch in enumerate(branches):
                 name = "conversation" if len(branches) == 1 else f"branch {i}"
-                told, learned = branch.rendered, [weight > 0 for weight in branch.weights]
-                yield _masked(name, told.tokens, told.sources, learned, tokenizer, told.breaks)
+                rendered, learned = branch.rendered, [weight > 0 for weight in branch.weights]
+                yield _masked(
+                    name, rendered.tokens, rendered.sources, learned, tokenizer, rendered.breaks
+                )
         case PreferenceRow():
             pair = render_pair(row, renderer, allow_whole=True)
             yield _tokens(PROMPT, pair.prompt, PROMPT, tokenizer)

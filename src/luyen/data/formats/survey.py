@@ -277,9 +277,9 @@ def survey(
     first, lengths, tally = list[ShownRow](), Lengths(), Tally()
     prompts, rows = _Repetition(address), _Repetition(address)
     for at, row in reading:
-        asked, taught = _content(row)
-        if asked is not None:
-            prompts.add(asked, at)
+        prompt, taught = _content(row)
+        if prompt is not None:
+            prompts.add(prompt, at)
         rows.add(taught, at)
         tally.add(row, at, renderer)
         is_shown, is_measured = len(first) < shown, lengths.wants_next()
@@ -341,8 +341,8 @@ def _content(row: AnyRow) -> tuple[Any, Any]:
     if isinstance(row, ConversationRow):
         roles = [message["role"] for message in row.messages]
         return [dict(message) for message in row.messages[: roles.index("assistant")]], whole
-    asked = row.messages if isinstance(row, Prompt) else row.prompt
-    return [dict(message) for message in asked], whole
+    prompt = row.messages if isinstance(row, Prompt) else row.prompt
+    return [dict(message) for message in prompt], whole
 
 
 def _laid_out(

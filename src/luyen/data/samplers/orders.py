@@ -118,8 +118,8 @@ class Mixed:
         >>> from luyen.data.sources import load_dataset
         >>> rows = load_dataset(["arithmetic://sum?size=5", "arithmetic://product?size=5"]).prompts
         >>> weights = {"arithmetic/sum": 3, "arithmetic/product": 1}
-        >>> drawn = Mixed(rows, seed=0, weights=weights).take(0, 1000)
-        >>> sum(row < 5 for row in drawn)
+        >>> indices = Mixed(rows, seed=0, weights=weights).take(0, 1000)
+        >>> sum(row < 5 for row in indices)
         750
     """
 
@@ -135,13 +135,13 @@ class Mixed:
 
     def take(self, cursor: int, count: int) -> list[int]:
         """The rows of `count` draws from `cursor` on."""
-        drawn: list[int] = []
+        indices: list[int] = []
         for position in range(cursor, cursor + count):
             block, place = divmod(position, _BLOCK)
             name, nth = self._block(block)[place]
             epoch, inner = divmod(block * self._quota[name] + nth, len(self._rows[name]))
-            drawn.append(self._rows[name][self._order(name, epoch)[inner]])
-        return drawn
+            indices.append(self._rows[name][self._order(name, epoch)[inner]])
+        return indices
 
     def _epoch(self, name: str, epoch: int) -> list[int]:
         key = derive_key(self._seed, "sampler/mixed", name, epoch)
@@ -202,7 +202,7 @@ class Curriculum:
         >>> rows = load_dataset(["arithmetic://sum?size=40"]).prompts
         >>> easy = Curriculum(rows, seed=0, key="difficulty", stages=4).take(0, 10)
         >>> hard = Curriculum(rows, seed=0, key="difficulty", stages=4).take(70, 10)
-        >>> level = lambda drawn: max(rows[i].extra_info["difficulty"] for i in drawn)
+        >>> level = lambda indices: max(rows[i].extra_info["difficulty"] for i in indices)
         >>> level(easy) <= level(hard)
         True
     """
@@ -233,7 +233,7 @@ class Curriculum:
 
     def take(self, cursor: int, count: int) -> list[int]:
         """The rows of `count` draws from `cursor` on, under the present state."""
-        return [self._draw(position) for position in range(cursor, cursor + count)]
+        return [self._index_at(position) for position in range(cursor, cursor + count)]
 
     def record(self, cursor: int, success: float) -> None:
         """Begin the next stage at `cursor` when the policy succeeds often enough."""
@@ -248,7 +248,7 @@ class Curriculum:
             self._sizes[stage], derive_key(self._seed, "sampler/curriculum", stage, epoch)
         )
 
-    def _draw(self, position: int) -> int:
+    def _index_at(self, position: int) -> int:
         stage, start = self.state if self._promote_at is not None else self._stage_of(position)
         assert position >= start, "a draw from before the stage began"
         epoch, place = divmod(position - start, self._sizes[stage])

@@ -253,7 +253,7 @@ def store_kernel(
 # pyright: reportMissingImports=false, reportIndexIssue=false
 
 
-_BESIDE, _WHOLE = (2, 5), (1, 4)
+_SPLIT_LAUNCH, _WHOLE_LAUNCH = (2, 5), (1, 4)
 """Warps and stages that were fastest on an H200 for splits and for whole rows: no bit changes."""
 
 
@@ -365,7 +365,7 @@ def _flat(fresh: Fresh) -> tuple[Any, ...]:
 
 def _launch(keys: Tensor, is_split: bool, warps: int | None, stages: int | None) -> dict[str, Any]:
     """How many warps a program has, and how many blocks of keys are under way."""
-    usual = _BESIDE if is_split else _WHOLE
+    usual = _SPLIT_LAUNCH if is_split else _WHOLE_LAUNCH
     padded = max(16, triton.next_power_of_2(keys.shape[3]))
     fitting = fitting_stages(stages or usual[1], padded, keys.element_size())
     return {

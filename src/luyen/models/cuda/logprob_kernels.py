@@ -284,9 +284,9 @@ def score_rows(
     rows = logits.shape[0]
     assert targets.shape == (rows,)
     temperatures = _one(temperature, logits)
-    asked = {"entropy": entropy, "sum_pi_squared": sum_pi_squared}
+    outputs = {"entropy": entropy, "sum_pi_squared": sum_pi_squared}
     form = {"vocabulary": vocabulary, "scale": scale, "softcap": softcap}
-    sums = chunk_sums(logits, temperatures, None, **form, **asked)
+    sums = chunk_sums(logits, temperatures, None, **form, **outputs)
     is_wanted = (True, True, entropy, sum_pi_squared)
     logp, lse, spread, peaked = (_scores(logits) if wanted else None for wanted in is_wanted)
     assert logp is not None

@@ -99,8 +99,8 @@ def norm_style(module: Any) -> NormStyle | str:
     found = _NORMS.get(_class(module))
     if found is None:
         return _UNKNOWN
-    held = vars(module)
-    eps = held["variance_epsilon"] if "variance_epsilon" in held else held["eps"]
+    fields = vars(module)
+    eps = fields["variance_epsilon"] if "variance_epsilon" in fields else fields["eps"]
     return NormStyle(eps=eps, offset=found[0], is_wide=found[1])
 
 

@@ -160,8 +160,8 @@ class Endpoint:
 
     async def __call__(self, messages: Sequence[Message], settings: Mapping[str, Any]) -> str:
         """The text of the reply; a JudgeFault when there is none. Neither holds the key."""
-        asked = {"messages": [dict(message) for message in messages], **settings}
-        body = json.dumps(asked, allow_nan=False).encode()
+        payload = {"messages": [dict(message) for message in messages], **settings}
+        body = json.dumps(payload, allow_nan=False).encode()
         response = self._without_key(await post(self._url, body, self._headers))
         if response.status != 200:
             kind, said = f"http_{response.status}", self._hidden(_error_message(response))

@@ -35,8 +35,8 @@ def messages_for(judge: JudgeConfig, prompt: Prompt, answer: str) -> list[Messag
     Example:
         >>> from luyen.base.records import make_prompt
         >>> judge = JudgeConfig(base_url="http://localhost:1/v1", prompt="{question} -> {answer}?")
-        >>> asked = make_prompt([{"role": "user", "content": "1+1"}])
-        >>> messages_for(judge, asked, "{question}")[0]["content"]
+        >>> prompt = make_prompt([{"role": "user", "content": "1+1"}])
+        >>> messages_for(judge, prompt, "{question}")[0]["content"]
         '1+1 -> {question}?'
     """
     truth = prompt.ground_truth
@@ -52,10 +52,10 @@ def messages_for(judge: JudgeConfig, prompt: Prompt, answer: str) -> list[Messag
 
 def question_of(prompt: Prompt) -> str:
     """The one message of a prompt, or all of them, each with the role that spoke."""
-    told = [(str(m.get("role", "")), _words(m.get("content"))) for m in prompt.messages]
-    if len(told) == 1:
-        return told[0][1]
-    return "\n\n".join(f"{role}: {words}" for role, words in told)
+    turns = [(str(m.get("role", "")), _words(m.get("content"))) for m in prompt.messages]
+    if len(turns) == 1:
+        return turns[0][1]
+    return "\n\n".join(f"{role}: {words}" for role, words in turns)
 
 
 def _words(content: Any) -> str:
@@ -72,17 +72,17 @@ FIRST_WAIT_S = 0.5
 LONGEST_WAIT_S = 30.0
 
 
-def wait_before(retry: int, asked_s: float | None = None) -> float:
+def wait_before(retry: int, retry_after_s: float | None = None) -> float:
     """Seconds to wait before the n-th retry: twice as long each time, or what the server asks for.
 
     Example:
         >>> [wait_before(n) for n in (1, 2, 3, 10)]
         [0.5, 1.0, 2.0, 30.0]
-        >>> wait_before(1, asked_s=7.0)
+        >>> wait_before(1, retry_after_s=7.0)
         7.0
     """
     grown = FIRST_WAIT_S * 2.0 ** min(retry - 1, 32)
-    return min(LONGEST_WAIT_S, grown if asked_s is None else max(grown, asked_s))
+    return min(LONGEST_WAIT_S, grown if retry_after_s is None else max(grown, retry_after_s))
 
 
 @final
@@ -276,14 +276,14 @@ class JudgeReward:
             self._counts.add("judging/requests")
             try:
                 async with asyncio.timeout(judge.timeout_s):
-                    reply = await self._asked(messages)
+                    reply = await self._send(messages)
             except TimeoutError as error:
                 raise JudgeFault(TIMEOUT, f"no reply within {judge.timeout_s:g} s") from error
             finally:
                 beat()
         return reply, await self._read(reply)
 
-    async def _asked(self, messages: list[Message]) -> str:
+    async def _send(self, messages: list[Message]) -> str:
         """The reply of whoever is asked; whatever they raise is a fault with a name."""
         faults: list[BaseException] = []
         with boundary(faults):

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from luyen.base.signals import settle_signals
+from luyen.base.signals import reset_signals
 from luyen.sandbox.child import isolation, program, resources
 from luyen.sandbox.child.isolation import readable
 from luyen.sandbox.child.resources import descendants, files_of, memory_of, threads_of
@@ -38,7 +38,7 @@ _AWAITED = (signal.SIGTERM, signal.SIGCHLD)
 
 def main(job_number: str, report_number: str, channel: str, owner: str) -> None:
     """Carry out the job and write the report."""
-    settle_signals()
+    reset_signals()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the program's, too, where it was ignored
     # Signals are taken where the guard waits for them: none interrupts it while it cleans up.
     signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)

@@ -58,8 +58,8 @@ def memory_of(pids: Iterable[int], limit: int) -> int:
     """
     pids = list(pids)
     buffers = _SOCKET * len(_sockets(pids))
-    quick = buffers + sum(_resident(pid) for pid in pids)
-    return quick if quick <= limit else buffers + sum(_proportional(pid) for pid in pids)
+    quick = buffers + sum(_rss(pid) for pid in pids)
+    return quick if quick <= limit else buffers + sum(_pss(pid) for pid in pids)
 
 
 def _sockets(pids: Iterable[int]) -> set[str]:
@@ -127,19 +127,19 @@ def _removed(path: str) -> tuple[int, int] | None:
     return None
 
 
-def _resident(pid: int) -> int:
+def _rss(pid: int) -> int:
     with suppress(OSError, IndexError):
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE
     return 0
 
 
-def _proportional(pid: int) -> int:
+def _pss(pid: int) -> int:
     """Resident bytes, where a page of n processes counts 1/n for each; a program may forbid it."""
     with suppress(OSError):
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):
                 return int(line.split()[1]) * 1024
-    return _resident(pid)
+    return _rss(pid)
 
 
 # A control group for one program: the kernel counts the memory of all its processes together.

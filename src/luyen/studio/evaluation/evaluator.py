@@ -110,7 +110,7 @@ class Evaluator:
         if talks is not None and self.broken and not scored:
             everything = Group(prompt=_NO_PROMPT, rollouts=tuple(self.broken))
             talks.faulty([everything], is_learned_from=False)
-        self._reward.settle(scored)
+        self._reward.apply_fault_policy(scored)
 
     def close(self) -> None:
         """Let the engine, the tools and the reward's processes go."""
