@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, final
 
 from luyen.base.secrets import masked
 
-# What became of a tool call that a policy wrote.
+# The status of a tool call that a policy wrote.
 
 
 class CallStatus(StrEnum):
@@ -108,7 +108,7 @@ class StopReason(StrEnum):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """What the policy is asked, and what a reward needs to judge the answer.
+    """A prompt of the policy, and what a reward needs to score the response.
 
     Example:
         >>> prompt = make_prompt([{"role": "user", "content": "1+1?"}], data_source="sum",
@@ -155,7 +155,7 @@ def make_prompt(
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupId:
-    """One draw of one prompt: the same prompt drawn twice makes two groups.
+    """One occurrence of a prompt in a batch: the same prompt sampled twice makes two groups.
 
     Example:
         >>> str(GroupId(step=3, draw=0, uid="a1"))
@@ -165,7 +165,7 @@ class GroupId:
     step: int
     """Step that the group belongs to."""
     draw: int
-    """Index of the draw inside the step."""
+    """Index of the group inside the step."""
     uid: str
     """The prompt's uid."""
 
@@ -249,7 +249,7 @@ class Branch:
     turns: tuple[int, ...]
     """Assistant turn that each belongs to."""
     logps: tuple[float | None, ...]
-    """Log-probability each sampled token was drawn with."""
+    """Log-probability with which each sampled token was sampled."""
     versions: tuple[int | None, ...]
     """Version of the weights that drew each sampled token."""
     kept_mass: tuple[float | None, ...] = ()
@@ -276,7 +276,7 @@ class Rollout:
     """
 
     group: GroupId
-    """Draw that it belongs to."""
+    """Group that it belongs to."""
     sample: int
     """Index inside the group."""
     tokens: tuple[int, ...]
@@ -286,7 +286,7 @@ class Rollout:
     turns: tuple[int, ...]
     """Assistant turn that each token belongs to."""
     logps: tuple[float | None, ...]
-    """Log-probability each sampled token was drawn with (temperature-scaled full softmax)."""
+    """Log-probability with which each token was sampled (temperature-scaled full softmax)."""
     versions: tuple[int | None, ...]
     """Version of the weights that drew each sampled token."""
     stop: StopReason

@@ -26,11 +26,13 @@ from luyen.base.run_lock import OWNER
 SCHEMA = 2
 """Version of the layout and of the files in it; a reader refuses a later one."""
 _WITHOUT_CHECKSUM = 1
-"""The version whose manifest, configuration and provenance have no seals."""
+"""The version whose manifest, configuration and provenance have no checksums."""
 
 _STEP = re.compile(r"step_(\d+)")
 _BEGINNING = {OWNER, "config.yaml", "provenance.json", "resumptions.json"}
-_OTHER_PLACE = "make room, mend the permissions, or choose another trainer.default_local_dir"
+_OTHER_PLACE = (
+    "free disk space, change the permissions, or choose another trainer.default_local_dir"
+)
 
 
 class DamagedRecord(UserWarning):
@@ -136,12 +138,12 @@ class RunDirectory:
 
     @property
     def exists(self) -> bool:
-        """Whether a run was begun here; a UserError when nobody can look."""
+        """Whether a run was begun here; a UserError if the folder cannot be read."""
         try:
             return self.manifest.is_file()
         except OSError as error:
-            why = f"one cannot look there: {error.strerror or error}"
-            fix = "mend the permissions, or give another folder"
+            why = f"it cannot be read: {error.strerror or error}"
+            fix = "change the permissions, or give another folder"
             raise UserError("run directory", str(self.root), why, fix) from error
 
     @property
@@ -202,7 +204,7 @@ class RunDirectory:
     def note_resumption(self, facts: Mapping[str, Any]) -> None:
         """Add what is to be known about a session that goes on with the run.
 
-        A damaged list is an error; one that is missing is begun anew, with a warning.
+        A damaged list is an error; a missing one is recreated, with a warning.
         """
         before: list[dict[str, Any]] = []
         if self.resumptions.is_file():
@@ -219,7 +221,7 @@ class RunDirectory:
         write_whole(self.resumptions, page_with_checksum({"resumptions": listed}), is_private=True)
 
     def _has_checksums(self) -> bool:
-        """Whether this run was begun with seals; what lies alone, without a manifest, was not."""
+        """Whether this run was begun with checksums; files without a manifest were not."""
         return self.exists and self.read_manifest().get("schema") != _WITHOUT_CHECKSUM
 
     def rollouts(self, step: int, *, validation: bool = False) -> Path:

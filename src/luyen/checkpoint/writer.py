@@ -13,12 +13,10 @@ from luyen.checkpoint.staging import DeferredWriter, FileWriter, Staging
 from luyen.checkpoint.store import CheckpointStore, Unfinished
 from luyen.checkpoint.tensors import save_state
 
-# Work in a thread of its own, whose failure is raised where somebody asks for it.
-
 
 @final
 class BackgroundTask:
-    """One piece of work at a time.
+    """Runs one function at a time in a thread; `wait` raises what it raised.
 
     Example:
         >>> said: list[str] = []
@@ -66,11 +64,8 @@ class BackgroundTask:
             self._failure = error
 
 
-# A checkpoint that other processes write.
-
-
 class WritersGone(Exception):
-    """Those who were to write a checkpoint are no more, and somebody else has said why."""
+    """The writer processes are gone; the cause was already reported."""
 
 
 @final
@@ -99,7 +94,7 @@ class RemoteCheckpoint:
         return answer
 
     def publish(self) -> None:
-        """Let the checkpoint appear whole."""
+        """Write the manifest and rename the folder: the checkpoint appears complete."""
         self._unfinished.finish(self._facts)
 
 
@@ -150,9 +145,9 @@ class CheckpointWriter:
         """Make the checkpoint of a step that other processes write.
 
         `begin` tells them the folder, and returns once the state may change. `is_written` says
-        whether all have written, or raises what stopped one; it is asked by `finished` and by
-        `wait`, on their callers' thread. Only then is the checkpoint sealed, in a thread. A
-        `WritersGone` of `is_written` leaves it out without a word.
+        whether all have written, or raises what stopped one; `finished` and `wait` call it, on
+        their callers' thread. Only then is the checkpoint published, in a thread. If `is_written`
+        raises `WritersGone`, the checkpoint is skipped silently.
         """
         self.wait()
         unfinished = self.store.begin(step)
@@ -177,7 +172,7 @@ class CheckpointWriter:
         self._background.wait()
 
     def _take_over(self) -> bool:
-        """Seal what other processes have written; whether there is nothing to wait for of them."""
+        """Publish what other processes have written; whether none of them is still writing."""
         found, self._remote = self._remote, None
         if found is None:
             return True
@@ -206,14 +201,14 @@ class CheckpointWriter:
 
 # One rank's part of a checkpoint, written by a thread of the rank while it goes on training.
 #
-# What ranks must agree on (who writes which part, and the index of all) is settled while the
-# state is copied, on the thread that trains. The thread that writes talks to nobody: its
-# collectives would mix with those of training.
+# What ranks must agree on (who writes which part, and the index of all) is decided while the
+# state is copied, on the training thread. The writer thread runs no collectives: they would mix
+# with those of training.
 
 
 @final
 class RankWriter:
-    """Writes one state after the other; whoever begins a new one must have seen the last one done.
+    """Writes one state after the other; `begin` requires that the previous one `is_done`.
 
     Example:
         >>> import tempfile

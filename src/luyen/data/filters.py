@@ -26,7 +26,7 @@ _FAR = 16
 
 
 def drop_empty(dataset: Dataset) -> Dataset:
-    """Without rows in which nobody but the system says anything, or the last message is blank."""
+    """Drop rows that hold only system messages, and rows whose last message is blank."""
     return _keep(dataset, "empty", lambda prompt, _: not is_empty(prompt))
 
 

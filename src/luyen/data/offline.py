@@ -32,7 +32,7 @@ from luyen.data.render import Renderer
 from luyen.data.sources import Dataset, RowSource, about
 from luyen.data.tokenizer import Tokenizer
 
-# How many tokens the longest sequence of a row has, and whether there is anything to learn.
+# Lengths: tokens of a row's longest sequence, and whether it has anything to learn.
 
 _SLACK = 2
 """What a template leaves out of an earlier turn in a later one is not counted this often."""
@@ -206,7 +206,7 @@ def _load(
             prompts.append(as_prompt(rows[-1], data.reward_fn_key, columns))
             origins.append(str(at))
         if not reading.counts["read"]:
-            raise UserError(FILE, address, "there are no rows in it", "mend it")
+            raise UserError(FILE, address, "there are no rows in it", "add rows")
         read = reading.counts["read"]
         sources.append(RowSource(address=address, rows=read, fingerprint=digest.hexdigest()))
         counts["read"] = counts.get("read", 0) + len(rows) - first
@@ -273,7 +273,7 @@ def _filtered(
 def _require_kind(address: str, found: Kind, wanted: Sequence[Kind]) -> None:
     if found not in wanted:
         forms = [", ".join(form.needs) for form in FORMS.values() if form.kind in wanted]
-        why = f"its rows are of the kind `{found}`, and this stage learns from others"
+        why = f"its rows are of the kind `{found}`, which this stage cannot learn from"
         fix = f"give rows with the columns {' or '.join(forms)}; see `luyen data inspect`"
         raise UserError(FILE, address, why, fix)
 

@@ -23,7 +23,7 @@ _FIELD = "actor_rollout_ref.rollout.multi_turn.tokenization_sanity_check_mode"
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetokenizationResult:
-    """How tokens that grew differ from a rendering of the whole.
+    """How incrementally built token ids differ from re-tokenizing the whole conversation.
 
     Example:
         >>> found = RetokenizationResult(same_tokens=False, same_text=False, drift="' ' for ''",
@@ -87,8 +87,9 @@ def check_against_render(
     )
     why = violation(found, mode)
     if why is not None:
-        fix = "mend the chat template, or set ignore_strippable or off"
-        raise UserError(_FIELD, mode, f"tokens that grew differ from a rendering: {why}", fix)
+        fix = "correct the chat template, or set ignore_strippable or off"
+        what = "incrementally built token ids differ from re-tokenizing the whole conversation"
+        raise UserError(_FIELD, mode, f"{what}: {why}", fix)
     return {
         "drift": float(found.drift is not None),
         "sampled_differs": float(found.sampled_differs),
@@ -202,7 +203,7 @@ def _accepted(
 
 
 def _without_trailing(renderer: Renderer, ids: list[int], has_ended: bool) -> list[int]:
-    """Tokens of the whole, without what follows an answer: nobody appends that."""
+    """Token ids of the whole conversation, without the template text after the last answer."""
     end = renderer.tokenizer.turn_end
     assert end is not None, "a template that renders has an end of turn"
     rest = renderer.tokenizer.encode(end.trailing if has_ended else end.text + end.trailing)

@@ -9,7 +9,7 @@ from luyen.base.seeds import derive_key, mix, uniform
 from luyen.config.task_sources import TaskUrl, is_held_out, read_tool_task
 from luyen.data.arithmetic_tasks import questions
 
-# Conversations with tools, made up: calls, what they give, and guesses in their place.
+# Synthetic messages with tools: calls with their results, and wrong guesses without a call.
 
 
 def schema(name: str, description: str, parameter: str) -> dict[str, Any]:
@@ -90,7 +90,7 @@ def choices(key: int, calls: float, *address: int) -> Iterator[tuple[bool, int]]
         turn += 1
 
 
-# Orders in a shop: a user who asks for a price, then for a total, then adds the postage.
+# `tools://orders`: the user asks for a price, then for a total, then adds the postage.
 #
 # Prices are made from the item's number, so that no list of them has to be kept, and no policy
 # can know them without looking.
@@ -200,7 +200,7 @@ def calculator_rows(url: TaskUrl) -> list[dict[str, Any]]:
     offer no tool: that is the run's to do.
 
     With `traces=N`, rows are conversations to learn from, N for each pair. In a share of `calls` of
-    those that offer a calculator, the assistant calls it and says what it gave; in the others it
+    those that offer a calculator, the assistant calls it and repeats the result; in the rest it
     guesses, wrongly. A share of `bare` offers no calculator and guesses.
     """
     task = read_tool_task(url)

@@ -1,6 +1,6 @@
 """The parameters that learn: read, restored, digested, and compared as fingerprints.
 
-Parameters in this process are shown as they are. What lies elsewhere is shown by its digest
+Parameters in this process are shown as they are. Those of another process are shown by digest
 (`luyen.models.trained_weights.tensor_digests`), and only such a parameter is ever digested here.
 """
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from luyen.base.digests import hash_value
 from luyen.base.errors import UserError
 
-# Digests of tensors: sums that every bit counts in, made where the tensors lie.
+# Digests of tensors, computed on their own device. Every bit counts.
 #
 # The bits of an element are multiplied with an odd constant of its flat position, and the
 # products are added modulo 2^64. Addition knows no order, so the sum is the same on every
@@ -166,7 +166,7 @@ def _type(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-# The parameters that learn, out of a model and back into it.
+# Export and import of a model's trainable parameters.
 
 
 def trained_parameters(module: nn.Module) -> dict[str, Tensor]:

@@ -34,7 +34,7 @@ from luyen.rewards.scoring import (
 )
 from luyen.rewards.tree import ROOT, Node, RewardTree, below, plainly, shape, together
 
-# Which components judge a row: decided by its data source, and never by default.
+# Routing: the data source of a row selects its components; there is no default route.
 
 BUILT_IN: Mapping[str, str] = {
     "arithmetic": "exact",
@@ -128,7 +128,7 @@ class RoutedReward:
         return [found[index] for index in range(len(groups))]
 
     def check_sources(self, sources: Iterable[str]) -> None:
-        """Raise a UserError that lists every source without a route; build the routes of others."""
+        """Build the tree of every source; a UserError lists all sources without a route."""
         names = dict.fromkeys(sources)
         lost = [s for s in names if not any(route.matches(s) for route in self._routes)]
         if lost:
@@ -155,7 +155,7 @@ class RoutedReward:
         )
 
 
-# Grows the trees that a configuration describes: one for each route, with shared sources.
+# Builds the reward trees of a configuration: one per route, with shared reward sources.
 
 
 @final
@@ -175,7 +175,9 @@ class TreeBuilder:
     ) -> None:
         components, wrong = read_components(reward)
         if wrong:
-            raise UserError("reward.components", reward.components, wrong[0], "mend the component")
+            raise UserError(
+                "reward.components", reward.components, wrong[0], "correct the component"
+            )
         self._reward = reward
         self._pool = pool
         self._services = services
@@ -230,7 +232,7 @@ class TreeBuilder:
         return is_used and isinstance(self._services.model, StepReward)
 
 
-# The values of a step that running normalisation counts, read from the trees of its rollouts.
+# Running normalisation: the values of a step that it counts, read from the score trees.
 
 
 def values_to_normalise(
@@ -254,7 +256,7 @@ def values_to_normalise(
 def part_at(root: Score, path: str) -> Score | None:
     """The part of a tree at a path below its root.
 
-    A manager may have put the whole tree beside a part of its own; then it is called `score`.
+    A manager may have nested the whole tree next to a component of its own, as `score`.
 
     Example:
         >>> brief = Score(name="brief", value=0.5)
@@ -370,7 +372,7 @@ class BuiltReward:
         return self._pool.pids
 
     def judge(self, groups: Sequence[Group], work: ScoreJournal | None = None) -> list[ScoredGroup]:
-        """Every group with its scores, in order; those that the journal has are not judged anew.
+        """Every group with its scores, in order; those that the journal has are not scored again.
 
         A validation is judged without normalising, so that its numbers can be compared over time.
         """

@@ -29,14 +29,14 @@ from luyen.rewards.outcome import ScoreOutcome
 from luyen.rewards.rules.all import rule_rewards
 from luyen.telemetry.fingerprints import OURS, source_files
 
-# What stands for the code of a rule: every source file that its score can depend on.
+# Fingerprint of a rule's code: every source file that its score can depend on.
 
 
 def code_of(rule: Callable[..., Any]) -> list[str] | None:
     """Our version, a hash of our rewards and, for a rule of yours, one of each of its files.
 
     Its files are its own, those of its package, and those that they import, however deep and
-    wherever the import stands. What is installed beside them counts as unchanging. None where the
+    wherever the import stands. Other installed packages count as unchanging. None where the
     rule has no source file.
     """
     file = inspect.getsourcefile(rule)
@@ -132,7 +132,7 @@ class ScoreCache:
         self._counts.add("judging/cache_damaged")
         if not self._has_warned:
             self._has_warned = True
-            why = f"the entry {key[:12]} is not as it was written, and is computed anew"
+            why = f"the entry {key[:12]} is not as it was written, and is recomputed"
             warnings.warn(f"{self._path}: {why}", DamagedRecord, stacklevel=4)
 
     @contextmanager
@@ -171,9 +171,9 @@ def _plain(value: Any) -> Any:
 
 @final
 class CachedExecutor:
-    """Makes calls of deterministic rules once; the others are passed on.
+    """Caches the calls of deterministic rules; passes every other call on.
 
-    A score depends on the rule and its code (`luyen.rewards.cache`), its knobs, the prompt and
+    A score depends on the rule and its code (`luyen.rewards.cache`), its settings, the prompt and
     the answer.
     """
 

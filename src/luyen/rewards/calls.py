@@ -123,7 +123,7 @@ async def attempt(
     return (fault_of(faults) if faults else None), returned
 
 
-# What an answer causes is a score, and what a rule causes is a fault.
+# Failures caused by the answer become a score; failures of the rule become a fault.
 #
 # A rule that says what a wrong answer is worth (`wrong=` where it is registered) may run out of
 # time, memory or stack on an answer, or raise. If it judges an empty answer to the same row,

@@ -18,7 +18,7 @@ from luyen.rewards.rules.all import rule_rewards
 from luyen.rewards.rules.rule import answer_of
 from luyen.sandbox.launch import demand
 
-# One rule with its knobs, as a reward.
+# One rule with its settings, as a reward.
 
 FIELD = "reward.components"
 

@@ -11,7 +11,7 @@ from luyen.base.records import Score
 from luyen.rewards.scoring import ScoredGroup, faults_in
 from luyen.telemetry.metrics import metric
 
-# How the components of a reward stand to one another: trade-offs that a sum hides.
+# Correlations between reward components: trade-offs that their sum hides.
 
 _K = TypeVar("_K")
 
@@ -101,11 +101,11 @@ def correlation(pairs: Sequence[tuple[float, float]]) -> float | None:
     """
     if len(pairs) < 2:
         return None
-    ones, others = (_centred([pair[side] for pair in pairs]) for side in (0, 1))
-    scale = math.sqrt(math.fsum(a * a for a in ones)) * math.sqrt(math.fsum(b * b for b in others))
+    xs, ys = (_centred([pair[side] for pair in pairs]) for side in (0, 1))
+    scale = math.sqrt(math.fsum(x * x for x in xs)) * math.sqrt(math.fsum(y * y for y in ys))
     if not scale:
         return None
-    found = math.fsum(a * b for a, b in zip(ones, others, strict=True)) / scale
+    found = math.fsum(x * y for x, y in zip(xs, ys, strict=True)) / scale
     return max(-1.0, min(1.0, round(found, 12)))
 
 

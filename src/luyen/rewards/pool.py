@@ -20,12 +20,12 @@ from luyen.sandbox.calls import Reply
 from luyen.sandbox.child.resources import descendants_of
 from luyen.sandbox.child.syscalls import PR_SET_CHILD_SUBREAPER, control
 
-# What a process of the pool is asked to do: settle in, load the judging function, then judge.
+# Entry points of a pool process: `load` prepares it and loads the scoring function, `judge` scores.
 #
 # Judging code may fork, flood its output or eat memory. None of that reaches the next call: a
 # copy that a call forked never answers, output goes through a pipe that lets only its beginning
-# pass, and a process that ran out of memory or left too many others behind ends, and is
-# replaced.
+# pass, and a process that ran out of memory or left too many child processes behind ends, and
+# is replaced.
 
 OUT_OF_MEMORY = 97
 TOO_MANY_PROCESSES = 98
@@ -61,7 +61,7 @@ def left_behind(owner: int) -> int:
     found = descendants_of(owner)
     dead = [pid for pid in found if _is_dead(pid)]
     for pid in dead if len(dead) > MOST_PROCESSES else ():
-        with suppress(ChildProcessError):  # it is somebody else's to bury
+        with suppress(ChildProcessError):  # another parent reaps it
             os.waitpid(pid, os.WNOHANG)
     return len(found) - len(dead)
 

@@ -50,7 +50,7 @@ reward_managers: Registry[Callable[[ManagerContext], Reward]] = Registry(
 )
 
 
-# The reward managers that come with the package.
+# The built-in reward managers.
 
 
 @reward_managers.register("naive")
@@ -147,7 +147,7 @@ class OverlongPenalty:
         return Score(name="overlong", value=value)
 
 
-# Reward managers of plugins: what they raise or give that is no score is a fault, or an error.
+# Reward managers of plugins: exceptions and invalid scores become faults or UserErrors.
 
 _FIELD = "reward.reward_manager.name"
 
@@ -165,14 +165,14 @@ def managed(name: str, given: ManagerContext) -> Reward:
     if isinstance(faults[0], UserError):
         raise faults[0]
     why = f"making the reward failed: {last_line(faults[0])}"
-    raise UserError(_FIELD, name, why, "mend the manager") from faults[0]
+    raise UserError(_FIELD, name, why, "correct the manager") from faults[0]
 
 
 @final
 class GuardedReward:
     """A reward of a plugin. It sees copies, and what it raises is the fault of what it judged.
 
-    An error that a user can mend ends the run, as everywhere; so does an answer of another shape.
+    A UserError ends the run, as everywhere; so does a result of the wrong shape.
     """
 
     def __init__(self, inner: Any, name: str) -> None:

@@ -18,7 +18,7 @@ from luyen.rewards.counters import add_time
 from luyen.rewards.protocol import Group
 from luyen.telemetry.spans import waiting_for
 
-# Conversations as a reward model reads them: with its own tokenizer and its own template.
+# Rendering for a reward model: with its own tokenizer and chat template.
 
 AS_SAMPLED = "the tokens of the rollout, since both models have one tokenizer and one template"
 RENDERED = "messages rendered with the reward model's own tokenizer and chat template"
@@ -71,7 +71,7 @@ def reader_for(own: Renderer, policy: Renderer, *, is_stepwise: bool) -> Reader:
         return TokenReader(policy)
     if template is None:
         why = "it has another tokenizer than the policy, and no chat template"
-        fix = "put a chat template beside its tokenizer"
+        fix = "add a chat template to its tokenizer's files"
         raise UserError("reward.reward_model.model_path", own.tokenizer.path, why, fix)
     return MessageReader(own)
 
@@ -203,7 +203,7 @@ STEP_RULES: dict[str, Steps] = {
 class LearnedReward:
     """Judges by a reward model. It has weights of its own, which never change in a run.
 
-    Passes run on a thread of their own, so that judges that wait for somebody else go on.
+    Forward passes run on a separate thread, so that judges that await a server are not blocked.
     """
 
     def __init__(

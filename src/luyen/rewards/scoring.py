@@ -15,7 +15,7 @@ from luyen.telemetry.journal import WorkJournal
 from luyen.telemetry.progress import PROGRESS
 
 VALIDATION = "validation"
-"""The purpose of rollouts whose scores nobody learns from."""
+"""The purpose of rollouts that are scored but not trained on."""
 
 
 @final
@@ -185,7 +185,7 @@ def apply_fault_policy(scored: Sequence[ScoredGroup], tolerance: Tolerance) -> l
             why = f"{len(some)} of {judged} scores could not be computed"
             why += f", {most} would be left out" if most and len(faulty) < judged else ""
             where = f" (data source `{_source(scored, first)}`, group {first.group})"
-            fix = f"mend the reward, raise reward.{key}, or set reward.on_fault=drop to leave such "
+            fix = f"fix the reward, raise reward.{key}, or set reward.on_fault=drop to leave such "
             why += f"; the first: {first.fault}{where}"
             raise UserError("reward.on_fault", tolerance.on_fault, why, f"{fix}rollouts out")
     return faulty

@@ -17,7 +17,7 @@ from luyen.config.schema.reward import ComponentConfig
 from luyen.rewards.protocol import Group, Reward, StepReward
 from luyen.rewards.running_stats import RunningMoments
 
-# When a node of the reward tree counts: what its siblings must be worth.
+# Gates: the values of its siblings decide whether a node counts.
 
 
 @final
@@ -40,7 +40,7 @@ class Condition:
     """What the node is worth when the condition is not met."""
 
     def is_met(self, value: float) -> bool:
-        """Whether a node counts beside a sibling of this value."""
+        """Whether the gate is open for this value of the sibling."""
         return reaches(value, self.at_least) and not reaches(value, self.below)
 
 
@@ -62,7 +62,7 @@ def conditions(
     return tuple(found)
 
 
-# Which assistant turns the value of a score belongs to.
+# Turn attribution: the assistant turns that the value of a score belongs to.
 
 
 def turn_shares(score: Score, factor: float = 1.0) -> Iterator[tuple[int, float]]:
@@ -105,7 +105,7 @@ def gathered(score: Score, *, factor: float) -> tuple[tuple[int, float], ...]:
     return tuple(sorted(turns.items()))
 
 
-# A node of the reward tree as it is judged: where its value comes from and what is done to it.
+# Nodes of the reward tree: the source of a value, and how it is scaled, clipped and gated.
 
 
 @final
@@ -137,10 +137,10 @@ class Node:
         return self.path.rpartition("/")[2]
 
     def unjudged(self, siblings: Mapping[str, Score]) -> Score | None:
-        """Its score where it does not count beside these siblings; None where it is to be judged.
+        """The score of a node whose gate these siblings close; None if it has to be scored.
 
         Behind a closed gate it is worth what the gate says. Where a sibling that decides has no
-        value it has none either: nobody knows whether it would count. Siblings are compared as
+        value it has none either, since the gate is undecided. Siblings are compared as
         judged, scaled and clipped but not normalised.
         """
         made = Score(name=self.name, value=0.0, weight=self.component.weight, gated=True)
@@ -224,7 +224,7 @@ def below(
     return waves, tuple(components)
 
 
-# How the parts of a tree become one score. Each stays visible, and none is replaced by 0.
+# Combining the parts of a tree into one score. Every part is kept; a missing one is never 0.
 
 ROOT = "reward"
 """Name at the top of every tree."""

@@ -63,7 +63,7 @@ def read_report(file: IO[bytes]) -> dict[str, Any] | None:
     return found
 
 
-# What a program in the sandbox may use, and which walls confine it on this machine.
+# Limits of a program in the sandbox, and the isolation layers available on this machine.
 
 ISOLATION: dict[str, tuple[tuple[str, ...], ...]] = {
     "files": (("root",), ("landlock", "seccomp")),
@@ -71,7 +71,7 @@ ISOLATION: dict[str, tuple[tuple[str, ...], ...]] = {
     "processes": (("namespaces",), ("landlock", "seccomp")),
     "memory": (("cgroup",), ("seccomp", "rlimits")),
 }
-"""What is promised of a program, and the sets of walls of which one must stand for it."""
+"""Promise -> the sets of isolation layers, any one of which keeps it."""
 
 
 @final
@@ -107,7 +107,7 @@ class Limits:
 
 
 def available() -> tuple[str, ...]:
-    """The walls that confine programs here, found by running one; see docs/sandbox.md.
+    """The isolation layers on this machine, found by running a program; see docs/sandbox.md.
 
     Example:
         >>> "rlimits" in available()
@@ -121,7 +121,7 @@ def available() -> tuple[str, ...]:
 
 @cache
 def probe() -> tuple[str, ...] | None:
-    """The walls around an empty program; None when not even that can be run."""
+    """The isolation layers around an empty program; None if it cannot be run."""
     work = tempfile.mkdtemp(prefix="luyen-")
     job: dict[str, Any] = {"code": "", "work": work, "limits": asdict(Limits())}
     with job_file(job) as request, job_file(None) as report:
@@ -145,7 +145,7 @@ def demand(promises: Sequence[str]) -> None:
     lost = missing(tuple(promises))
     if lost:
         why = f"nothing on this machine keeps {', '.join(lost)} out of a program's reach"
-        fix = "see `luyen selftest --sandbox`; run where the walls stand, or drop the demand"
+        fix = "see `luyen selftest --sandbox`; run where these isolation layers exist, or drop it"
         raise UserError("sandbox.require", list(promises), why, fix)
 
 

@@ -16,7 +16,7 @@ from luyen.sandbox.calls import RESULT_BYTES, Call, Reply
 from luyen.sandbox.child.resources import kill_process_tree
 from luyen.sandbox.worker import READY
 
-# One process that answers calls, seen from the side that asks.
+# One worker process, as its parent sees it.
 
 START_S = 120.0
 """How long a process may take to start and to load a function; importing can be slow."""
@@ -61,15 +61,16 @@ class Worker:
         return self._pipe.recv_bytes(self._most) if self._pipe.poll(timeout_s) else None
 
     def kill(self) -> None:
-        """Kill the process and all it started; who waits for its answer sees the pipe close."""
-        if self._process.returncode is not None:  # buried: its number may be another's by now
+        """Kill the process and all it started; a caller that awaits a reply sees the pipe close."""
+        if self._process.returncode is not None:  # reaped: the pid may have been reused
             return
         kill_process_tree(self.pid)
 
     def end(self, *, grace_s: float = 0.0) -> int:
-        """Kill the process and what it left behind, when nobody waits for it; its exit code.
+        """Kill the process and what it left behind; its exit code. No caller may await a reply.
 
-        One that has closed its pipe is about to end; with some patience its own exit code is seen.
+        A process that has closed its pipe is about to exit; `grace_s` lets it, so that its own exit
+        code is returned.
         """
         deadline = monotonic() + grace_s
         while not self._has_ended() and monotonic() < deadline:
@@ -80,7 +81,7 @@ class Worker:
         return code
 
     def _has_ended(self) -> bool:
-        """Whether it is dead; it stays unburied, so that its group keeps its number."""
+        """Whether it is dead. It is not reaped, so that its process group keeps its number."""
         flags = os.WEXITED | os.WNOWAIT | os.WNOHANG
         return os.waitid(os.P_PID, self.pid, flags) is not None
 
@@ -101,7 +102,7 @@ EXIT_TIMEOUT_S = 2.0
 
 @final
 class _Ticket:
-    """One call that somebody waits for, until they do no more."""
+    """One call in progress, until its caller cancels it."""
 
     def __init__(self) -> None:
         self.is_cancelled = False
@@ -124,7 +125,7 @@ class _Workers:
         return sorted(worker.pid for worker in (*self._idle, *self._busy))
 
     def take(self, ticket: _Ticket) -> Worker | None:
-        """An idle process or a new one; None once the crew was sent home, or nobody waits."""
+        """An idle process or a new one; None once the pool is closed or the call is cancelled."""
         with self._lock:
             if self.is_closed or ticket.is_cancelled:
                 return None
@@ -134,7 +135,7 @@ class _Workers:
             return worker
 
     def give_back(self, worker: Worker) -> None:
-        """Let others use a process that has answered, unless it was killed meanwhile."""
+        """Make a process that has replied available again, unless it was killed."""
         with self._lock:
             is_killed = self._busy.pop(worker).is_cancelled or self.is_closed
             if not is_killed:
@@ -169,7 +170,7 @@ class _Workers:
 
 @final
 class ProcessPool:
-    """Makes calls in at most `size` processes, started when first needed; others wait their turn.
+    """Runs calls in at most `size` processes, started on demand; further calls are queued.
 
     A process makes one call at a time. One that is late is killed with all it started; one that is
     killed or dies is replaced when next needed. Close the pool at the end; processes also end when

@@ -25,7 +25,7 @@ from luyen.data.formats.records import (
 )
 from luyen.data.raw_values import is_list, is_object
 
-# The forms that Luyen writes: one per kind of row, read back to the same rows.
+# Writers: one layout per kind of row, which reads back as the same rows.
 #
 # In a table (parquet) free-form values become JSON text, since a column has one type.
 
@@ -298,7 +298,7 @@ def _steps_to_answer(row: AnyRow, lost: Lost) -> list[AnyRow]:
     """Wanted is an answer whose judged steps are all right."""
     assert isinstance(row, SteppedRow)
     judged = [label for label in row.labels if label is not None]
-    lost["answer whose steps nobody judged"] += not judged
+    lost["answer with unlabelled steps only"] += not judged
     lost["label of a step"] += len(judged)
     answer = {"role": "assistant", "content": STEP_END.join(row.steps)}
     labelled = LabelledRow(

@@ -8,7 +8,7 @@ from typing import Any, final
 from luyen.base.errors import UserError, did_you_mean, near_names
 from luyen.data.raw_values import is_list, is_object
 
-# The formats that are known: which columns make each, and what its rows become.
+# The known formats: the columns that identify each, and the kind of row it yields.
 
 
 class Kind(StrEnum):
@@ -265,7 +265,7 @@ def _why(form: RowFormat, own: Mapping[str, str], first_rows: Sequence[Mapping[s
     if form.name == "preference" and "prompt" not in besides:
         said.append("the prompt is what both begin with")
     if form.name == "prompts" and own:
-        said.append("nobody has answered yet")
+        said.append("there is no answer yet")
     return "; ".join(said)
 
 
@@ -280,7 +280,7 @@ def _unknown(there: Sequence[str]) -> UserError:
     meant = [f"`{found[0]}` for `{name}`" for name, found in near.items() if found]
     looked = ", ".join(f"{form.name} ({' + '.join(form.needs)})" for form in FORMS.values())
     why = f"no format has these columns; looked for {looked}"
-    fix = "rename the columns, or describe them in a dataset_info.json beside the file"
+    fix = "rename the columns, or describe them in a dataset_info.json in its folder"
     return UserError(_WHERE, list(there), why, f"write {' and '.join(meant)}" if meant else fix)
 
 

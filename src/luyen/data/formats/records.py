@@ -132,7 +132,7 @@ class SteppedRow:
     steps: tuple[str, ...]
     """The answer, cut into its steps."""
     labels: tuple[float | None, ...]
-    """How right each step is, from 0 to 1; None: nobody judged it."""
+    """How right each step is, from 0 to 1; None for a step without a label."""
     tools: Tools = ()
     """Schemas of the tools on offer."""
     template_kwargs: Mapping[str, Any] = field(default_factory=_nothing)

@@ -119,7 +119,7 @@ class RenderedSteps:
     ends: tuple[int, ...]
     """For each step the place of its last token in `tokens`."""
     labels: tuple[float | None, ...]
-    """How right each step is; None: nobody judged it."""
+    """How right each step is; None for a step without a label."""
 
 
 @final
@@ -136,7 +136,7 @@ class Weighted:
     rendered: Rendered
     """The tokens and where each came from."""
     weights: tuple[float, ...]
-    """The weight of the message that each sampled token belongs to; 0 for the others."""
+    """The weight of the message that each sampled token belongs to; 0 for every other token."""
 
 
 def render_pair(
@@ -230,7 +230,7 @@ def _answer(
     """The last branch, cut where the answer begins; every turn of the answer must stand in it.
 
     What stands before the cut begins with the `text` of the whole prompt, whatever opens the
-    assistant's turn, or else text of others would be learned.
+    assistant's turn; otherwise text of other roles would be learned.
     """
     branches = renderer.conversation([*row.prompt, *answer], row.tools)
     first = sum(message["role"] == "assistant" for message in row.prompt)
@@ -242,11 +242,11 @@ def _answer(
     cut = _sampled_from(last, first)
     if cut is None:
         why = "the chat template writes nothing of the answer"
-        raise UserError("answer", list(answer), why, "mend the row or the template")
+        raise UserError("answer", list(answer), why, "correct the row or the template")
     before = renderer.tokenizer.decode(last.tokens[:cut], skip_special=False)
     if not before.startswith(text):
         why = "the chat template writes the prompt in another way once an answer follows"
-        raise UserError("prompt", renderer.tokenizer.path, why, "mend the template")
+        raise UserError("prompt", renderer.tokenizer.path, why, "correct the template")
     rest = Continuation(tokens=last.tokens[cut:], sources=last.sources[cut:])
     notes = tuple(text for text in last.breaks if not text.endswith("was said before"))
     return RenderedAnswer(prompt=last.tokens[:cut], answer=rest, notes=notes)
@@ -272,7 +272,7 @@ def _longer(answer: RenderedAnswer, shared: int) -> Continuation:
     )
 
 
-# A row laid out as the tokens that training sees.
+# Rows as the token sequences that training sees, for display.
 
 
 def in_tokens(row: AnyRow, renderer: Renderer) -> tuple[Part, ...]:

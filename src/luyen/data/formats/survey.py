@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from luyen.data.render import Renderer
 
 
-# What rows are like taken together, and what about them is allowed but worth a look.
+# Statistics over all rows, and oddities that are allowed but worth a look.
 
 _TIE = "`chosen` and `rejected` say the same, so there is nothing to learn"
 _EMPTY = "an answer is empty"
@@ -100,7 +100,7 @@ def tally_lines(tally: Tally) -> Iterator[str]:
     if sums["label true"] or sums["label false"]:
         yield f"labels: {sums['label true']:,} true, {sums['label false']:,} false"
     if sums["steps"]:
-        judged = sums["steps"] - sums["steps nobody judged"]
+        judged = sums["steps"] - sums["unlabelled steps"]
         yield f"{sums['right steps']:,} of {judged:,} judged steps are right"
     if sums["answers"]:
         yield f"{sums['learned']:,} of {sums['answers']:,} assistant messages are learned"
@@ -140,7 +140,7 @@ def _counts(row: AnyRow) -> dict[str, int]:
         case LabelledRow():
             found = {f"label {str(row.label).lower()}": 1}
         case SteppedRow():
-            found = {"steps": len(row.steps), "steps nobody judged": row.labels.count(None)}
+            found = {"steps": len(row.steps), "unlabelled steps": row.labels.count(None)}
             found["right steps"] = sum(label is not None and label >= 0.5 for label in row.labels)
         case ConversationRow():
             found = {"answers": len(_answers(row)), "learned": len(row.learned)}

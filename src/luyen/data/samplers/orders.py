@@ -101,7 +101,7 @@ def rows_by_source(prompts: Sequence[Prompt]) -> dict[str, list[int]]:
     return rows
 
 
-# Data sources in given proportions.
+# Mixture: data sources in given proportions.
 
 _BLOCK = 1000
 
@@ -185,7 +185,7 @@ def _quotas(weights: Mapping[str, float], rows: Mapping[str, Sequence[int]]) -> 
     return {name: size for name, size in quotas.items() if size}
 
 
-# From easy to hard: rows ordered by a number they carry, in stages that grow.
+# Curriculum: rows from easy to hard by a number each carries, in growing stages.
 
 
 @samplers.register("curriculum")

@@ -1,8 +1,8 @@
 """In which order rows are drawn: a pure function of the seed and of one integer.
 
-`take(cursor, count)` says which rows the draws `cursor`, `cursor + 1`, ... are. Nothing is consumed
-and nothing is remembered that cannot be computed anew, so a run that resumes at a cursor draws what
-it would have drawn.
+`take(cursor, count)` returns the row indices at positions `cursor`, `cursor + 1`, ... Sampling
+consumes nothing and keeps no state that cannot be recomputed, so a run resumed at a cursor gets the
+rows it would have got without the interruption.
 """
 
 from collections.abc import Callable

@@ -29,7 +29,7 @@ from luyen.models.cuda.attend_block import (
 )
 from luyen.models.cuda.norm_gate_kernels import dependent_launch
 
-# Kernels for one new token a row: attention over the row's pages, and writing to pages.
+# Decode kernels, one new token per row: attention over the row's pages, and writing to pages.
 #
 # A row's queries and its new key may come as the projection made them. They are then turned by
 # their positions here, and the new key and value are stored before the row looks at its pages.
@@ -263,7 +263,7 @@ class Fresh:
     """New keys and values as the projection made them, which are not in the cache yet.
 
     Example:
-        `Fresh(keys=k, values=v, cos=cos, sin=sin, rotated=64)` beside queries of the same kind.
+        `Fresh(keys=k, values=v, cos=cos, sin=sin, rotated=64)`, with queries of the same kind.
     """
 
     keys: Tensor
@@ -301,7 +301,7 @@ def paged_decode(
     are, the query's own included; both int32. A row of length 0 gets zeros. With `fresh` the query
     is not turned yet, and each row's newest key is turned and stored first.
 
-    With `is_split` the splits of a row run beside each other, with the same bits: faster unless
+    With `is_split` the splits of a row run in parallel, with the same bits: faster unless
     rows are many and alike. `arrivals` is int32, `[rows x kv heads]` or more, zeros before and
     after; a caller that has one saves the making.
     """

@@ -110,9 +110,9 @@ def sample_rows(
     out_tokens: Tensor,
     out_logps: Tensor,
 ) -> None:
-    """Draw a token for each row, with the uniform number of its key and position.
+    """Sample a token for each row, with the uniform number of its key and position.
 
-    A token of probability 0 is never drawn. Greedy rows take the first of their likeliest tokens,
+    A token of probability 0 is never sampled. Greedy rows take the first of their likeliest tokens,
     at temperature 1. A row with NaN gives some id of the vocabulary and a NaN log-probability.
     `keys` and `positions` are int64, `temperature` float32 and `greedy` bool, all `[rows]`.
     """

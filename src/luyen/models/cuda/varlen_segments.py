@@ -160,7 +160,7 @@ def blockwise_gradients(
     sliding: int | None,
     softcap: float | None,
 ) -> Gradients:
-    """Scores anew, `_QUERIES` queries of one segment at a time; waits for the device."""
+    """Recompute the scores, `_QUERIES` queries of one segment at a time; waits for the device."""
     kv_heads, width = key.shape[1:]
     groups = query.shape[1] // kv_heads
     delta = (grad.float() * out.float()).sum(-1)

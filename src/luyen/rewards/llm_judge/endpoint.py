@@ -28,7 +28,7 @@ from luyen.rewards.llm_judge.faults import (
     quoted_end,
 )
 
-# One HTTP request on the event loop: nothing blocks, and whoever waits can stop waiting.
+# One HTTP request on the event loop: it never blocks, and awaiting it can be cancelled.
 #
 # A connection per request, HTTP/1.1, no redirects, no proxies. A body is read up to a limit.
 
@@ -146,7 +146,7 @@ _LEAST_SECRET = 8
 
 @final
 class Endpoint:
-    """Asks one model of one server, once per call; waiting and trying again is for others."""
+    """One model of one server; a call sends one request. The caller waits and retries."""
 
     def __init__(self, base_url: str, *, api_key_env: str | None) -> None:
         """A UserError when the environment does not hold the key."""

@@ -24,13 +24,13 @@ from luyen.rewards.llm_judge.endpoint import Endpoint
 from luyen.rewards.llm_judge.faults import ENGINE, NOT_FINITE, TIMEOUT, UNPARSABLE, JudgeFault
 from luyen.rewards.protocol import Ask
 
-# What a judge is told about an answer.
+# The judge prompt.
 
 _HOLE = re.compile(r"\{(question|answer|ground_truth)\}")
 
 
 def messages_for(judge: JudgeConfig, prompt: Prompt, answer: str) -> list[Message]:
-    """What the judge is told. Holes are filled once: what an answer says is never filled in again.
+    """Messages for the judge. Placeholders are filled once; text from an answer is never expanded.
 
     Example:
         >>> from luyen.base.records import make_prompt
@@ -66,7 +66,7 @@ def _words(content: Any) -> str:
     return "" if content is None else str(content)
 
 
-# How often and how many at once: limits that all groups of a step share.
+# Rate and concurrency limits, shared by all groups of a step.
 
 FIRST_WAIT_S = 0.5
 LONGEST_WAIT_S = 30.0
@@ -111,7 +111,7 @@ class RateLimit:
             return at - now
 
     def pause(self, seconds: float) -> None:
-        """Let nobody start for so long: the server has asked for it."""
+        """Start no request for so many seconds, as the server demanded (`Retry-After`)."""
         with self._lock:
             self._free_at = max(self._free_at, self._now() + seconds)
 
@@ -284,7 +284,7 @@ class JudgeReward:
         return reply, await self._read(reply)
 
     async def _send(self, messages: list[Message]) -> str:
-        """The reply of whoever is asked; whatever they raise is a fault with a name."""
+        """The judge's reply. Every exception of the endpoint or engine becomes a JudgeFault."""
         faults: list[BaseException] = []
         with boundary(faults):
             return await self._line.ask(messages, self._settings)
@@ -293,7 +293,7 @@ class JudgeReward:
 
     async def _wait(self, retry: int, fault: JudgeFault) -> None:
         self._counts.add("judging/retries")
-        if fault.retry_after_s is not None:  # the server speaks to everybody who asks it
+        if fault.retry_after_s is not None:  # it applies to every request to this server
             self._line.pace.pause(min(fault.retry_after_s, LONGEST_WAIT_S))
         await self._sleep(wait_before(retry, fault.retry_after_s))
         beat()
