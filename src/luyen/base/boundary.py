@@ -22,7 +22,7 @@ _PLAIN = frozenset({str, int, float, bool, bytes, complex, type(None)})
 """Immutable types."""
 _MANY: tuple[type[Any], ...] = (list, tuple, set, frozenset)
 _SIGNALLED = ("luyen.", "asyncio.")
-"""Modules that raise a KeyboardInterrupt or GeneratorExit only because they were told to end."""
+"""Modules that raise a KeyboardInterrupt or GeneratorExit only on an external request to end."""
 
 
 @final

@@ -108,7 +108,7 @@ def is_running(process: int) -> bool:
 
 
 def _machine() -> str:
-    """Eight digits for what gives process ids their meaning: a host, or a container on it."""
+    """Eight digits for the scope of process ids: a host, or a container on it."""
     try:
         space = os.readlink("/proc/self/ns/pid")
     except OSError:

@@ -46,7 +46,7 @@ def require_file(path: Path) -> Path:
 
 
 def read_text(path: Path, *, most_bytes: int = MOST_BYTES) -> str:
-    """The UTF-8 text of a regular file of at most so many bytes, a byte-order mark left out."""
+    """The UTF-8 text of a regular file of at most `most_bytes` bytes, without a byte-order mark."""
     data = read_bytes(path, most_bytes=most_bytes)
     try:
         return data.decode("utf-8-sig")
@@ -56,7 +56,7 @@ def read_text(path: Path, *, most_bytes: int = MOST_BYTES) -> str:
 
 
 def read_bytes(path: Path, *, most_bytes: int = MOST_RECORDS) -> bytes:
-    """The content of a regular file of at most so many bytes, of a run of a stranger, say.
+    """The content of an untrusted regular file of at most `most_bytes` bytes.
 
     Example:
         >>> read_bytes(Path("/dev/zero"))

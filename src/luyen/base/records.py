@@ -78,7 +78,7 @@ class ToolCall:
 
 
 Message: TypeAlias = Mapping[str, Any]
-"""One message of a conversation: `role`, `content`, and what the chat template knows besides."""
+"""One message of a conversation: `role`, `content`, and other keys of the chat template."""
 
 
 class Source(IntEnum):
@@ -124,7 +124,7 @@ class Prompt:
     tools: tuple[Mapping[str, Any], ...] = ()
     """Schemas of the tools on offer."""
     data_source: str = ""
-    """Which reward judges the answer."""
+    """Selects the reward that scores the response."""
     ground_truth: Any = None
     """What the reward compares with."""
     extra_info: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -139,7 +139,7 @@ def make_prompt(
     ground_truth: Any = None,
     extra_info: Mapping[str, Any] | None = None,
 ) -> Prompt:
-    """A prompt whose uid is the hash of what it asks and what it is judged by."""
+    """A prompt whose uid is the hash of its messages and of what it is scored by."""
     content = [list(messages), list(tools), data_source, ground_truth]
     text = json.dumps(content, sort_keys=True, default=str, ensure_ascii=False)
     return Prompt(
@@ -184,7 +184,7 @@ class Score:
     """
 
     name: str
-    """What was judged."""
+    """Name of the component."""
     value: float | None
     """The score; None when it could not be computed (`error` says why), never 0 instead."""
     weight: float = 1.0
@@ -196,22 +196,22 @@ class Score:
     by_turn: tuple[tuple[int, float], ...] = ()
     """Shares of the value that belong to assistant turns; the rest belongs to the whole."""
     raw: float | None = None
-    """What was judged, where scaling, clipping or normalising made another value of it."""
+    """The raw value, if scaling, clipping or normalising changed it."""
     gated: bool = False
-    """Whether it was not judged because a gate was closed; the value is what stands for it."""
+    """Whether it was not scored because a gate was closed; the value is the gate's substitute."""
     combine: str = "sum"
     """How the parts made the value."""
     turned: bool = False
-    """Whether a negative scale turned it around: the more was judged, the less it is worth."""
+    """Whether a negative scale inverted it: a larger raw value is worth less."""
     seconds: float | None = field(default=None, compare=False)
-    """How long judging it took; no part of what it is."""
+    """Scoring time; no part of the score's identity."""
 
     def __post_init__(self) -> None:
         if self.error is not None:
             object.__setattr__(self, "error", masked(self.error))
 
     def remarks(self) -> str:
-        """What a reader should know besides the numbers, in brackets; nothing where all is plain.
+        """Remarks on the numbers, in brackets; empty if there are none.
 
         Example:
             >>> Score(name="brief", value=-1.0, raw=-2.5).remarks()
@@ -294,7 +294,7 @@ class Rollout:
     text: str
     """The last assistant message, as decoded for the reward."""
     score: Score | None = None
-    """Its reward, once judged."""
+    """Its reward, once scored."""
     fault: str | None = None
     """What went wrong, if anything did."""
     calls: tuple[ToolCall, ...] = ()

@@ -189,7 +189,7 @@ def _lock(handle: int) -> bool:
         except BlockingIOError:
             if time.monotonic() > end:
                 return False
-            time.sleep(_PAUSE_S)  # it may be a reader that looks whether the run goes on
+            time.sleep(_PAUSE_S)  # the holder may be a reader that checks whether the run is active
         except OSError:
             return True
         else:

@@ -36,7 +36,7 @@ _OTHER_PLACE = (
 
 
 class DamagedRecord(UserWarning):
-    """A run goes on, and a file that tells of its past is not what it was."""
+    """A run continues although a record of its history is damaged."""
 
 
 def step_name(step: int) -> str:
@@ -202,7 +202,7 @@ class RunDirectory:
         return page["resumptions"]
 
     def note_resumption(self, facts: Mapping[str, Any]) -> None:
-        """Add what is to be known about a session that goes on with the run.
+        """Append the facts of a session that resumes the run.
 
         A damaged list is an error; a missing one is recreated, with a warning.
         """

@@ -1,4 +1,4 @@
-"""Files of a state written at once, or later from a copy in host memory while training goes on."""
+"""Files of a state, written at once, or later from a copy in host memory during training."""
 
 from collections.abc import Callable, Mapping
 from functools import partial

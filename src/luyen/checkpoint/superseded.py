@@ -20,7 +20,7 @@ class SupersededCheckpoints(UserWarning):
     """Checkpoints were put aside, since the run went on from an earlier point."""
 
 
-def set_superseded_aside(
+def archive_superseded(
     store: CheckpointStore, step: int, *, source: Path | None = None
 ) -> list[Path]:
     """Put checkpoints of later steps aside under names that nothing takes for one; their places.

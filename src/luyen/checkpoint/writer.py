@@ -45,7 +45,7 @@ class BackgroundTask:
         self._thread.start()
 
     def is_busy(self) -> bool:
-        """Whether the work goes on."""
+        """Whether the work is still running."""
         return self._thread is not None and self._thread.is_alive()
 
     def wait(self) -> None:
@@ -79,7 +79,7 @@ class RemoteCheckpoint:
         is_written: Callable[[], bool],
         facts: Mapping[str, Any],
     ) -> None:
-        """`is_written` asks all of them; it raises what stopped one."""
+        """`is_written` polls all of them; it raises what stopped one."""
         self.step = step
         self._unfinished = unfinished
         self._is_written = is_written

@@ -169,7 +169,7 @@ def arithmetic_rows(url: TaskUrl) -> list[dict[str, Any]]:
 
 
 def questions(spec: ArithmeticQuestions, operation: str) -> tuple[list[dict[str, Any]], int]:
-    """The rows of an operation that an address asks for, and the key that they were drawn with."""
+    """The rows of an operation that an address specifies, and the random key of their operands."""
     split, digits = spec.split, spec.digits
     key = derive_key(spec.seed, f"arithmetic/{operation}/{split}", digits)
     pairs = islice(_pairs(digits, split, key, spec.least), spec.size)

@@ -128,7 +128,7 @@ _DIGEST = 16
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfflineData(Generic[R]):
-    """Rows of one kind, and the same rows as prompts, by which they are drawn and listed.
+    """Rows of one kind, and the same rows as prompts, by which they are sampled and listed.
 
     Example:
         >>> from luyen.data.tokenizer import load_tokenizer

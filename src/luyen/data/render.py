@@ -398,7 +398,7 @@ class Renderer:
     def _labelled(
         self, bridge: Bridge, tools: Tools, *, is_prompt: bool = False
     ) -> tuple[list[int], list[Source], tuple[str, ...]]:
-        """Tokens of a bridge; what the messages say is told from what the template adds."""
+        """Tokens of a bridge; message contents are distinguished from template text."""
         clean, cuts, _ = bridge.marks.read(bridge.text)
         new = bridge.messages[bridge.count :]
         found = find_contents(clean, new, bridge.marks)

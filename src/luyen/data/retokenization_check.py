@@ -98,7 +98,7 @@ def check_against_render(
 
 
 def violation(found: RetokenizationResult, mode: Mode) -> str | None:
-    """What forbids the rollout to go on; None when nothing does."""
+    """The reason to stop the rollout, or None."""
     if mode == "off" or (mode == "ignore_strippable" and found.is_blank):
         return None
     return found.drift

@@ -206,7 +206,7 @@ SCHEMES: dict[str, Callable[[TaskUrl], list[dict[str, Any]]]] = {
     "reasoning_gym": reasoning_gym_rows,
     "hf": hub_rows,
 }
-"""What stands before `://` -> who makes the rows."""
+"""Scheme of an address -> the function that makes its rows."""
 
 
 @final
@@ -239,7 +239,7 @@ class Dataset:
     """
 
     prompts: tuple[Prompt, ...]
-    """What can be drawn."""
+    """The prompts, in the order of the files."""
     origins: tuple[str, ...]
     """File and row of each prompt."""
     sources: tuple[RowSource, ...]
@@ -262,7 +262,7 @@ def load_dataset(
     most: int = -1,
     field: str = FIELD,
 ) -> Dataset:
-    """Every row of the files and addresses as a prompt, or at most the first so many.
+    """Every row of the files and addresses as a prompt, or at most the first `most`.
 
     `field` is the key that names them: errors name it.
     """

@@ -385,7 +385,7 @@ def _generation_stops(path: str, folder: Path | None) -> tuple[int, ...]:
 def _plain_rust(backend: Any) -> Any | None:
     """What a tokenizer asks for ids and for text, where it adds nothing; None: ask it itself.
 
-    Asked directly it wakes no threads for a single text, and answers in less than half the time.
+    A direct call wakes no threads for a single text, and takes less than half the time.
     The call holds the GIL, so long texts take the other way.
     """
     if not isinstance(backend, _fast) or backend.split_special_tokens:

@@ -234,7 +234,7 @@ TASKS: dict[str, Callable[[TaskUrl], list[dict[str, Any]]]] = {
     "orders": order_rows,
     "both": both_rows,
 }
-"""Name -> who makes the rows."""
+"""Name -> the function that makes the rows."""
 
 
 def _trace(row: dict[str, Any], trace: int, key: int, calls: float, bare: float) -> dict[str, Any]:

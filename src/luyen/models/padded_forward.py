@@ -27,7 +27,7 @@ def read_states(model: PreTrainedModel, tokens: Tensor, **options: Any) -> Tenso
     base: Any = model.base_model
     if base is not model:
         return base(input_ids=tokens, **options).last_hidden_state
-    # Code of a stranger that names no part of itself as its base: the whole model is run.
+    # Third-party code without a declared base model: the whole model is run.
     seen: list[Tensor] = []
     output: Any = model.get_output_embeddings()
     hook = output.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))

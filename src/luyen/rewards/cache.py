@@ -207,10 +207,10 @@ class CachedExecutor:
             code = self._code(call.name)
             return None if code is None else content_hash(call.name, code, dict(call.arguments))
         except (TypeError, ValueError, AttributeError, RecursionError, pickle.PicklingError):
-            return None  # a row that cannot be hashed is judged each time
+            return None  # a row that cannot be hashed is scored each time
 
     def _code(self, rule: str) -> list[str] | None:
-        """What stands for the code of a rule, with the version of the package it asks."""
+        """The code hashes of a rule, with the version of the package it uses."""
         if rule not in self._codes:
             code = code_of(rule_rewards.get(rule))
             package = rule_rewards.facts(rule).get("package")

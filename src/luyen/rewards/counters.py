@@ -61,7 +61,7 @@ _spent: ContextVar[dict[Key, float] | None] = ContextVar("spent", default=None)
 
 @contextmanager
 def measuring() -> Iterator[dict[Key, float]]:
-    """Seconds by the key of a rollout, for all judging started inside."""
+    """Seconds by the key of a rollout, for all scoring started inside."""
     seconds: dict[Key, float] = {}
     token = _spent.set(seconds)
     try:

@@ -76,7 +76,7 @@ def score_of(outcome: ScoreOutcome, path: str, name: str) -> Score:
 
 @final
 class CustomReward:
-    """Judges every rollout by the user's function."""
+    """Scores every rollout by the user's function."""
 
     def __init__(
         self, path: str, name: str, more: Mapping[str, Any], *, executor: Executor

@@ -31,7 +31,7 @@ def rule_kwargs(rule: Callable[..., float | Score]) -> dict[str, Any]:
 
 @final
 class RuleReward:
-    """Judges every rollout by one registered rule."""
+    """Scores every rollout by one registered rule."""
 
     def __init__(self, rule: str, hparams: Mapping[str, Any], *, executor: Executor) -> None:
         function = rule_rewards.get(rule)

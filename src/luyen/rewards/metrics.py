@@ -37,7 +37,7 @@ class Objectives:
     """
 
     means: Mapping[str, float]
-    """Mean of each component as judged."""
+    """Mean of each raw component."""
     with_total: Mapping[str, float]
     """Correlation of each with the whole reward; left out where one of the two never differs."""
     with_other: Mapping[tuple[str, str], float]
@@ -58,7 +58,7 @@ class Objectives:
 def objectives(scored: Sequence[ScoredGroup]) -> Objectives:
     """How the components of all rollouts with a score stand to one another and to the whole.
 
-    A component as judged is its value before it was scaled, clipped or normalised; a negative
+    A raw component is its value before it was scaled, clipped or normalised; a negative
     weight or scale turns it around, and both together do not. One of weight 0 is no objective.
     """
     groups = [[s for s in group.scores if s.value is not None] for group in scored]
@@ -83,7 +83,7 @@ def objectives(scored: Sequence[ScoredGroup]) -> Objectives:
 
 
 def component_values(score: Score) -> dict[str, float]:
-    """What each component of a tree was judged to be worth, more being better."""
+    """The raw score of each component of a tree, oriented so that more is better."""
     found: dict[str, float] = {}
     for part in score.parts:
         value = part.value if part.raw is None else part.raw

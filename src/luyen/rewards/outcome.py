@@ -18,7 +18,7 @@ _SHOWN = 200
 
 @final
 class Unscorable(Exception):
-    """Raised by a rule that cannot judge: the row lacks what it compares with, for instance."""
+    """Raised by a rule that cannot score: the row lacks what it compares with, for instance."""
 
 
 @final
@@ -44,11 +44,11 @@ class ScoreOutcome:
     refused: str | None = None
     """What was returned, where it is no score."""
     is_unscorable: bool = False
-    """Whether the error is that the rule cannot judge the row, whatever the answer is."""
+    """Whether the error is that the rule cannot score the row, whatever the answer is."""
     is_dead: bool = False
     """Whether the error is that the process died for an unknown reason."""
     is_stand_in: bool = False
-    """Whether the number stands for an answer that the rule could not judge."""
+    """Whether the number stands for an answer that the rule could not score."""
     seconds: float = 0.0
     """How long the call took."""
 

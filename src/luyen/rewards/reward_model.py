@@ -28,7 +28,7 @@ BY_STEP = "messages rendered with the reward model's own template, every line a 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInput:
-    """What a reward model is to read, and where it is to judge.
+    """What a reward model is to read, and where it is to score.
 
     Example:
         >>> ModelInput(tokens=(5, 6, 7), prompt=1, judged=(2,)).judged
@@ -40,7 +40,7 @@ class ModelInput:
     prompt: int
     """Tokens before the answer, which other answers may share."""
     judged: tuple[int, ...]
-    """Places of the tokens that are judged, in order."""
+    """Places of the tokens that are scored, in order."""
 
 
 class Reader(Protocol):
@@ -125,7 +125,7 @@ class MessageReader:
 
 @final
 class StepReader:
-    """An answer line by line, each line a step that is judged where it ends."""
+    """An answer line by line, each line a step that is scored where it ends."""
 
     way = BY_STEP
 
@@ -163,7 +163,7 @@ def _start(sources: Sequence[Source]) -> int:
 NAME = "reward_model"
 """What the learned reward is called among components."""
 Steps: TypeAlias = Callable[[Sequence[float]], float]
-"""One number from the scores of the judged tokens of an answer."""
+"""One number from the scores of the scored tokens of an answer."""
 
 
 class Scorer(Protocol):
@@ -173,7 +173,7 @@ class Scorer(Protocol):
     """Whether other processes do the work, and this one waits for them."""
 
     def score(self, inputs: Sequence[ModelInput]) -> list[tuple[float, ...]]:
-        """For each input the score of every token that is to be judged, in order."""
+        """For each input the score of every token that is to be scored, in order."""
         ...
 
     def close(self) -> None:
@@ -201,7 +201,7 @@ STEP_RULES: dict[str, Steps] = {
 
 @final
 class LearnedReward:
-    """Judges by a reward model. It has weights of its own, which never change in a run.
+    """Scores by a reward model. It has weights of its own, which never change in a run.
 
     Forward passes run on a separate thread, so that judges that await a server are not blocked.
     """

@@ -62,7 +62,7 @@ _deadline: ContextVar[float | None] = ContextVar("deadline", default=None)
 
 @contextmanager
 def within(seconds: float) -> Generator[None, None, None]:
-    """Announce that the body has so many seconds. The caller enforces the limit."""
+    """Set the deadline that `seconds_left` reports in the body. The caller enforces it."""
     token = _deadline.set(monotonic() + seconds)
     try:
         yield

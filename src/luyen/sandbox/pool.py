@@ -158,7 +158,7 @@ class _Workers:
                     worker.kill()
 
     def end(self) -> None:
-        """End every idle process; kill the busy ones, which those who wait for them then end."""
+        """End every idle process; kill the busy ones, which their callers then end."""
         with self._lock:
             self.is_closed = True
             idle, self._idle = self._idle, []

@@ -33,7 +33,7 @@ from luyen.sandbox.room import need_room, no_files, room
 # Output of a program: its streams, cut to size, and the values that its steps sent.
 
 _FLOOD = 16
-"""A program that writes so many times what is kept of its output is killed."""
+"""A program that writes this many times what is kept of its output is killed."""
 
 
 @final

@@ -82,7 +82,7 @@ def score_groups(
     pairs = [(group.prompt, group.rollouts) for group in _valid_groups(run, groups, purpose)]
     PROGRESS.expect("score", 0, len(pairs), anew=True)
     with PROGRESS.watching("score", 0):
-        return run.reward.judge(pairs, ScoreJournal(journal=run.journal, purpose=purpose))
+        return run.reward.score(pairs, ScoreJournal(journal=run.journal, purpose=purpose))
 
 
 def _unscored(run: OnlineRun, groups: Sequence[Group]) -> list[ScoredGroup]:

@@ -24,7 +24,7 @@ SPEAKERS = {
     "system": "system",
     CALL: CALL,
 }
-"""Who speaks in a `from` -> our role; a call becomes a message of the assistant."""
+"""Speaker in a `from` field -> our role; a call becomes an assistant message."""
 WEIGHTS = ("weight", "train", "training")
 """Fields of a message that say whether it is learned."""
 _SPANS = "train_detail"
@@ -217,7 +217,7 @@ class Cells:
         return value
 
     def shared(self) -> dict[str, Any]:
-        """What every format may have besides: tools, arguments of the template, other columns."""
+        """The columns that every format may add: tools, template arguments, extra columns."""
         column = self.format.column(TOOLS)
         tools = decoded(self._row.get(column) or None, column, self.at)
         return {

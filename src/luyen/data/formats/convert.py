@@ -313,7 +313,7 @@ def _steps_to_answer(row: AnyRow, lost: Lost) -> list[AnyRow]:
 
 
 def _to_prompt(row: AnyRow, lost: Lost) -> list[AnyRow]:
-    """What is asked; a plain answer to a conversation is kept in `extra_info.answer`."""
+    """The prompt of a row; a plain answer to a conversation is kept in `extra_info.answer`."""
     assert isinstance(row, PreferenceRow | LabelledRow | SteppedRow | ConversationRow)
     lost["arguments of the chat template"] += bool(row.template_kwargs)
     if not isinstance(row, ConversationRow):

@@ -110,7 +110,7 @@ class Tags:
     """
 
     role: tuple[str, ...] = ("role", "from")
-    """Fields that may say who speaks, the first that is there."""
+    """Fields that may hold the speaker; the first one present is used."""
     content: tuple[str, ...] = ("content", "value")
     """Fields that may hold what is said."""
     speakers: Mapping[str, str] = field(default_factory=dict[str, str])

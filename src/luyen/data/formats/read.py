@@ -51,7 +51,7 @@ def placed_rows(address: str) -> Iterator[tuple[RowAt, Any]]:
 
 
 def place(at: RowAt, address: str) -> str:
-    """Where a row stands, for a reader who knows the address that was asked for.
+    """Position of a row, relative to the requested address.
 
     Example:
         >>> place(RowAt(file="a.jsonl", number=3), "a.jsonl")

@@ -31,7 +31,7 @@ WHOLE = "the template writes other tokens before the two answers: both are rende
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Continuation:
-    """What goes on from a prompt, as tokens.
+    """Token ids of a continuation of a prompt.
 
     Example:
         >>> Continuation(tokens=(7, 8), sources=(Source.SAMPLED, Source.TEMPLATE)).mask
@@ -55,7 +55,7 @@ class Continuation:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RenderedAnswer:
-    """A prompt and one way to go on.
+    """A prompt and one continuation.
 
     Example:
         >>> said = Continuation(tokens=(7,), sources=(Source.SAMPLED,))
@@ -79,7 +79,7 @@ class RenderedAnswer:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RenderedPair:
-    """A prompt and two ways to go on; prompt plus either is what the template writes.
+    """A prompt and two continuations; prompt plus either is what the template writes.
 
     Example:
         >>> yes, no = (Continuation(tokens=(t,), sources=(Source.SAMPLED,)) for t in (7, 8))

@@ -255,7 +255,7 @@ class Survey:
     histogram: tuple[HistogramBar, ...]
     """Lengths of whole rows."""
     same_prompt: Repeated
-    """Rows that ask what an earlier row asked."""
+    """Rows that repeat the prompt of an earlier row."""
     same_row: Repeated
     """Rows that teach what an earlier row taught; columns that nothing reads are not compared."""
     oddities: tuple[str, ...]
@@ -334,7 +334,7 @@ class _Repetition:
 
 
 def _content(row: AnyRow) -> tuple[Any, Any]:
-    """What the row asks, None where there is no such thing, and all that it teaches."""
+    """The prompt of the row, or None, and its whole content."""
     whole = {name: value for name, value in own_form(row).items() if name != EXTRA}
     if isinstance(row, TextRow):
         return None, whole

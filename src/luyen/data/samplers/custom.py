@@ -100,7 +100,7 @@ class Copies(Sequence[Prompt]):
 
 @final
 class GuardedSampler:
-    """A sampler that gives as many rows as it was asked for, or a UserError that names it."""
+    """A sampler that returns exactly `count` valid indices, or raises a UserError that names it."""
 
     def __init__(self, inner: Sampler, name: str, num_rows: int) -> None:
         self._inner = inner
@@ -108,7 +108,7 @@ class GuardedSampler:
         self._num_rows = num_rows
 
     def take(self, cursor: int, count: int) -> list[int]:
-        """The rows of `count` draws from `cursor` on."""
+        """The row indices at positions `cursor` to `cursor + count - 1`."""
         what = f"take({cursor}, {count})"
         rows = _called(self._name, what, lambda: [_row(r) for r in self._inner.take(cursor, count)])
         wrong = [row for row in rows if not 0 <= row < self._num_rows]
@@ -143,11 +143,11 @@ class GuardedAdaptiveSampler:
         _called(self._name, "its state", lambda: setattr(self._inner, "state", tuple(state)))
 
     def take(self, cursor: int, count: int) -> list[int]:
-        """The rows of `count` draws from `cursor` on, under the present state."""
+        """The row indices at positions `cursor` to `cursor + count - 1`, for the current state."""
         return self._rows.take(cursor, count)
 
     def record(self, cursor: int, success: float) -> None:
-        """Tell the share of successes of the draws up to `cursor`."""
+        """Record the success rate of the rows up to position `cursor`."""
         _called(self._name, "record", lambda: self._inner.record(cursor, success))
 
 

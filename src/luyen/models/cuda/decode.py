@@ -155,7 +155,7 @@ def split_kernel(
     SLIDING: tl.constexpr, HALF: tl.constexpr, HAS_CAP: tl.constexpr, HAS_SINKS: tl.constexpr,
     IS_EARLY: tl.constexpr,
 ):  # fmt: skip
-    """One row, one key head and one split; who is done last merges all of them in order."""
+    """One row, one key head and one split; the last to finish merges them all in order."""
     row, group, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     if IS_EARLY:
         gdc_wait()

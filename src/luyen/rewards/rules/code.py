@@ -79,7 +79,7 @@ def code(
     """1 when the program passes every test of the row, with `share` the part that it passes.
 
     The part `forgeable` is the share of tests whose verdict the program could have forged; with
-    `refuse_forgeable` a row that has one cannot be judged.
+    `refuse_forgeable` a row that has one cannot be scored.
     """
     if credit not in ("all", "share"):
         raise Unscorable(f"credit {credit!r} is neither all nor share")

@@ -89,7 +89,7 @@ class Evaluator:
     ) -> list[ScoredGroup]:
         """Rollouts of the draws with their scores; `broken` holds those that have none."""
         groups = self._generate(draws, sampling, purpose=purpose)
-        return self._reward.judge(self._sound(groups), ScoreJournal(purpose=VALIDATION))
+        return self._reward.score(self._sound(groups), ScoreJournal(purpose=VALIDATION))
 
     def _sound(self, groups: Sequence[Group]) -> list[tuple[Prompt, tuple[Rollout, ...]]]:
         talks = self._generation.conversations
