@@ -100,7 +100,9 @@ def test_gsm8k_pays_for_the_format_if_asked():
     assert gsm8k(prompt("72"), answer("71"), format_score=0.1) == 0.0
 
 
-@pytest.mark.parametrize(("truth", "hparams"), [("many", {}), (None, {}), ("72", {"method": "lax"})])
+@pytest.mark.parametrize(
+    ("truth", "hparams"), [("many", {}), (None, {}), ("72", {"method": "lax"})]
+)
 def test_gsm8k_says_when_it_cannot_judge(truth, hparams):
     with pytest.raises(Unscorable):
         gsm8k(prompt(truth), answer("#### 72"), **hparams)
