@@ -58,7 +58,7 @@ def one_step(run: OnlineRun, step: int) -> float:
     count = run.config.data.train_batch_size
     prompts = [run.data.train.prompts[row] for row in run.asking.next_rows(count)]
     drawn = run.generate(prompts, step=step, first=0, sampling=run.sampling)
-    judged = run.reward.judge([(group.prompt, group.rollouts) for group in drawn])
+    judged = run.reward.score([(group.prompt, group.rollouts) for group in drawn])
     rewards = [score.value or 0.0 for group in judged for score in group.scores]
     best = [
         Group(prompt=group.prompt, rollouts=(max(group.rollouts, key=_reward),)) for group in judged

@@ -50,7 +50,7 @@ def test_a_step_begins_and_ends_as_in_plain_pytorch(device: str, seed: int):
         draws.logps.to(device),
         tokens=other.tokens[here],
         lengths=other.lengths[here],
-        drawn=other.drawn[here],
+        num_generated=other.drawn[here],
         limits=other.limits[here],
         active=other.active[here],
         stops=other.stops[here],

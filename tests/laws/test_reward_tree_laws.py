@@ -115,7 +115,7 @@ def judged(
     waves, order = below("", parts, combine, leaf)
     root = Node(path="reward", component=ComponentConfig(combine=combine), waves=waves, order=order)
     tree = RewardTree(root, moments=RunningMoments([]), num_workers=2)
-    return asyncio.run(tree.judge(groups)), sources
+    return asyncio.run(tree.score_groups(groups)), sources
 
 
 @given(trees(), st.sampled_from(WAYS), st.data())

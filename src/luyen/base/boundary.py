@@ -19,10 +19,10 @@ from luyen.base.secrets import masked
 
 T = TypeVar("T")
 _PLAIN = frozenset({str, int, float, bool, bytes, complex, type(None)})
-"""Types whose values nobody can change."""
+"""Immutable types."""
 _MANY: tuple[type[Any], ...] = (list, tuple, set, frozenset)
 _SIGNALLED = ("luyen.", "asyncio.")
-"""Modules that raise a KeyboardInterrupt or GeneratorExit only because they were told to end."""
+"""Modules that raise a KeyboardInterrupt or GeneratorExit only on an external request to end."""
 
 
 @final
@@ -46,7 +46,7 @@ def boundary(faults: list[BaseException]) -> Generator[None]:
     What is no `Exception` (SystemExit, a KeyboardInterrupt or CancelledError of its own) is put
     there as a ForeignExit, which can be raised again without ending an event loop. Three things
     pass, because foreign code did not do them: an interrupt of the user, the cancellation of the
-    task that runs here, and the end of a coroutine that nobody awaits any more.
+    task that runs here, and the end of a coroutine that is no longer awaited.
 
     Example:
         >>> faults = []
@@ -79,14 +79,14 @@ def _interrupt_behind(fault: BaseException) -> BaseException | None:
 
 
 def _is_end(fault: BaseException) -> bool:
-    """Whether somebody outside has ended the task or the coroutine that runs here."""
+    """Whether the current task or coroutine was ended from outside."""
     if isinstance(fault, asyncio.CancelledError):
         return _is_being_cancelled()
     return isinstance(fault, GeneratorExit) and not _was_raised(fault)
 
 
 def _is_being_cancelled() -> bool:
-    """Whether somebody has asked the task that runs here to end."""
+    """Whether cancellation of the current task was requested."""
     try:
         task = asyncio.current_task()
     except RuntimeError:  # no event loop runs on this thread
@@ -125,7 +125,7 @@ def _copied(value: Any, memo: dict[int, Any]) -> Any:
     if type(value) in _PLAIN or isinstance(value, Enum):
         return value
     if id(value) not in memo:
-        # The value, too: its number must not become another's meanwhile.
+        # Keep the value too: its id must not be reused while `memo` lives.
         memo[id(value)] = _made(value, memo), value
     return memo[id(value)][0]
 
@@ -141,9 +141,9 @@ def _made(value: Any, memo: dict[int, Any]) -> Any:
         pairs = cast(Mapping[Any, Any], value).items()
         return {_copied(key, memo): _copied(item, memo) for key, item in pairs}
     if is_dataclass(kind) and kind.__module__.startswith("luyen."):
-        held = {field.name: getattr(value, field.name) for field in fields(kind) if field.init}
-        given = {name: _copied(item, memo) for name, item in held.items()}
-        is_same = all(given[name] is held[name] for name in held)
+        members = {field.name: getattr(value, field.name) for field in fields(kind) if field.init}
+        given = {name: _copied(item, memo) for name, item in members.items()}
+        is_same = all(given[name] is members[name] for name in members)
         return value if is_same else replace(value, **given)
     try:
         return copy.deepcopy(value)
@@ -151,7 +151,7 @@ def _made(value: Any, memo: dict[int, Any]) -> Any:
         return value
 
 
-# What foreign code raised, in one line.
+# Exceptions of foreign code, in one line.
 
 _SHOWN = 200
 _FOLDERS = re.compile(r"(?:/[^/\s'\"]+){2,}(?=/)")
@@ -208,7 +208,7 @@ def plain_text(text: str) -> str:
     return "".join([text]).encode(errors="replace").decode()
 
 
-# Event loops for foreign code: a thread of it that hangs keeps nobody from ending.
+# Event loops for foreign code: one of its threads that hangs does not keep the process alive.
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -216,7 +216,7 @@ R = TypeVar("R")
 
 @final
 class DaemonThreads(ThreadPoolExecutor):
-    """A thread for every call, which nobody waits for in the end, neither a loop nor the process.
+    """One daemon thread per call: neither the event loop nor the process joins it at the end.
 
     `asyncio.to_thread` uses the executor of its loop. Python's own waits for all its threads.
 

@@ -164,11 +164,10 @@ def _digest(path: Path, number: int, line: dict[str, Any]) -> StepDigest:
     raise UserError("file", str(path), why, fix)
 
 
-# Small files that say of themselves whether they are as they were written.
+# Small files with a checksum of their content.
 #
-# A sealed JSON object holds the SHA-256 of its other content under `seal`; a sealed text begins
-# with a comment line that holds the SHA-256 of what follows. One changed bit is thus found on
-# reading.
+# A JSON object holds the SHA-256 of its other content under `seal`; a text begins with a comment
+# line that holds the SHA-256 of what follows. A changed bit is found on reading.
 
 _CHECKSUM_KEY = "seal"
 _LINE = re.compile(r"# sha256 of what follows: ([0-9a-f]{64})")
@@ -176,20 +175,20 @@ _FIX = "restore it from a copy"
 
 
 def page_with_checksum(value: Mapping[str, Any]) -> str:
-    """Indented JSON with its seal.
+    """Indented JSON with its checksum.
 
     Example:
         >>> sorted(json.loads(page_with_checksum({"seed": 1})))
         ['seal', 'seed']
     """
-    assert _CHECKSUM_KEY not in value, "the content has a seal of its own"
+    assert _CHECKSUM_KEY not in value, "the content has a key `seal` of its own"
     return json_page({**value, _CHECKSUM_KEY: _checksum_of(value)})
 
 
 def without_checksum(page: dict[str, Any], path: Path, *, is_demanded: bool) -> dict[str, Any]:
-    """What was read from `path` without its seal; a UserError when it does not fit the seal.
+    """What was read from `path` without its checksum; a UserError when the two do not match.
 
-    A page without a seal is given back as it is, unless one `is_demanded`.
+    A page without a checksum is returned as it is, unless one `is_demanded`.
 
     Example:
         >>> without_checksum({"seed": 1}, Path("manifest.json"), is_demanded=False)
@@ -204,7 +203,7 @@ def without_checksum(page: dict[str, Any], path: Path, *, is_demanded: bool) -> 
 
 
 def text_with_checksum(text: str) -> str:
-    """The text with its seal as a first line, which YAML reads as a comment.
+    """The text with its checksum as a first line, which YAML reads as a comment.
 
     Example:
         >>> text_with_checksum("seed: 1\\n").splitlines()[1]
@@ -214,9 +213,9 @@ def text_with_checksum(text: str) -> str:
 
 
 def read_text_with_checksum(path: Path, *, is_demanded: bool) -> str:
-    """The text below the seal; a UserError when it does not fit, or the file cannot be read.
+    """The text below the checksum; a UserError on a mismatch, or if the file cannot be read.
 
-    A file without a seal is read as it is, unless one `is_demanded`.
+    A file without a checksum is read as it is, unless one `is_demanded`.
     """
     try:
         # As bytes first: reading as text would make "\r\n" and "\n" the same.
@@ -243,7 +242,7 @@ def _hash(text: str) -> str:
 
 
 def _changed(path: Path) -> UserError:
-    return UserError("file", str(path), "it is not as it was written: its seal does not fit", _FIX)
+    return UserError("file", str(path), "it is not as it was written: checksum mismatch", _FIX)
 
 
 # The key with which this user signs runs: it lies outside of them, and no other user can read
@@ -291,7 +290,7 @@ def unsigned(page: Mapping[str, Any]) -> dict[str, Any]:
     body = {name: value for name, value in page.items() if name not in (_SIGNED_BY, _CODE)}
     key = _read(key_file())
     if key is None:
-        raise NoKey("this user has no key here, so somebody else signed it")
+        raise NoKey("this user has no key here, so another user signed it")
     if page.get(_SIGNED_BY) != _name(key):
         raise NoKey("it was signed with another key, by another user or on another machine")
     if not hmac.compare_digest(str(page.get(_CODE)), _code(body, key)):
@@ -308,7 +307,7 @@ def _name(key: bytes) -> str:
 
 
 def _read(path: Path) -> bytes | None:
-    """The key in a file; None without one. NoKey where others may know it."""
+    """The key in a file; None without one. NoKey if other users can read it."""
     try:
         with FileIO(path, "rb", opener=_open) as file:
             seen = os.fstat(file.fileno())

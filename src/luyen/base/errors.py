@@ -9,7 +9,7 @@ from luyen.base.secrets import masked, masked_tree
 
 @final
 class UserError(Exception):
-    """Something the user can mend: it names the field, the value, the reason and the fix.
+    """An error the user can fix: it names the field, the value, the reason and the fix.
 
     Example:
         >>> print(UserError("rollout.n", 1, "one sample has no siblings", "set rollout.n >= 2"))
@@ -30,7 +30,7 @@ class UserError(Exception):
         return f"{self.field} = {self.value!r}: {self.why}. Fix: {self.fix}"
 
 
-# Which known name did the user mean? Edit distance with swaps, ties broken by likeness.
+# "Did you mean": edit distance with swaps, ties broken by similarity.
 #
 # Also how a value of theirs is shown to them.
 

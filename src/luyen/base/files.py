@@ -1,6 +1,6 @@
 """Files that are whole or absent, appended lines that survive a kill, temporary-file cleanup.
 
-A file is written beside its place and renamed onto it, so a reader sees the old content or the new
+A file is written under a temporary name and renamed, so a reader sees the old content or the new
 one. A line goes to its file in one `write`, so a killed process leaves whole lines; after a loss of
 power the last line may be torn, and only the last.
 """
@@ -25,7 +25,7 @@ from typing import Any, cast
 from luyen.base.errors import UserError
 from luyen.base.input_files import parse_json, read_bytes
 
-# Names of unfinished files and folders, and which of them nobody will ever finish.
+# Names of unfinished files and folders, and which of them are abandoned.
 #
 # A name says which process of which machine writes it: what a live one writes is left alone.
 
@@ -37,7 +37,7 @@ _STACKS = re.compile(r"locked-(\d+)\.txt")
 _LONGEST = 200
 """Bytes of the final name that go into the unfinished one: file systems take 255 in all."""
 _OTHER_MACHINE_S = 24 * 3600.0
-"""Nobody can ask for a process of another machine: what it last touched then is abandoned."""
+"""Processes of another machine cannot be looked up: their writes are abandoned after this age."""
 _mine: set[Path] = set()
 """What this process is writing now. Its id alone proves nothing: ids come back after a restart."""
 
@@ -79,7 +79,7 @@ def remove_abandoned(folder: Path) -> None:
 
 
 def remove_abandoned_writes(path: Path) -> None:
-    """Remove what killed writers of this file or folder left beside it."""
+    """Remove the temporary files that killed writers of this file or folder left."""
     for other in _entries(path.parent):
         if other.name.startswith(f"{TEMPORARY}{path.name}-") and is_abandoned(other):
             remove(other)
@@ -108,7 +108,7 @@ def is_running(process: int) -> bool:
 
 
 def _machine() -> str:
-    """Eight digits for what gives process ids their meaning: a host, or a container on it."""
+    """Eight digits for the scope of process ids: a host, or a container on it."""
     try:
         space = os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -145,7 +145,7 @@ def _entries(folder: Path) -> list[Path]:
         return []
 
 
-_RESUME = "make room or mend the permissions, and resume; earlier checkpoints are intact"
+_RESUME = "free disk space or change the permissions, and resume; earlier checkpoints are intact"
 
 
 def sync(path: Path) -> None:
@@ -158,7 +158,7 @@ def sync(path: Path) -> None:
 
 
 def write_whole(path: Path, content: bytes | str, *, is_private: bool = False) -> None:
-    """Put the content at `path`; whoever looks sees all of it or what was there before.
+    """Write the content to `path` atomically: a reader sees the old content or all of the new.
 
     A private file is readable by its owner alone, from its first byte on.
     """
@@ -245,7 +245,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raise UserError("file", str(path), "it is missing", "restore it from a copy") from error
     except OSError as error:
         why = f"it cannot be read: {error.strerror or error}"
-        raise UserError("file", str(path), why, "mend what is in the way") from error
+        raise UserError("file", str(path), why, "check its type and permissions") from error
     except ValueError as error:
         why = f"it is damaged: {error}"
         raise UserError("file", str(path), why, "restore it from a copy") from error
@@ -263,7 +263,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         raise
     except OSError as error:
         why = f"it cannot be read: {error.strerror or error}"
-        raise UserError("file", str(path), why, "mend what is in the way") from error
+        raise UserError("file", str(path), why, "check its type and permissions") from error
     whole = data.split(b"\n")[:-1]  # what follows the last newline is torn, or empty
     found: list[dict[str, Any]] = []
     for number, line in enumerate(whole, 1):
@@ -285,13 +285,13 @@ def _entry(line: bytes) -> dict[str, Any] | None:
 
 # Files of a run directory that are written in place: opened where they are, and nowhere else.
 #
-# A folder that others can write to may hold a link under the name of such a file. What is added
-# to it, or cut from it, would then land in a file of the user anywhere; and a pipe would wait
-# for ever.
+# A folder that other users can write to may hold a link under the name of such a file. Appending to
+# it, or truncating it, would then change any file of the user; and opening a pipe would block for
+# ever.
 
 _LINK = "it is a link, and what is written there would land in another place"
 _MAY_BE_LINKED = "checkpoints"
-_SECOND = "it is a file that has another name elsewhere (a hard link), which would change with it"
+_SECOND = "it is a file that has another name (a hard link), which would change with it"
 
 
 def open_regular(path: Path | str, flags: int, mode: int = 0o644) -> int:

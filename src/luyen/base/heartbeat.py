@@ -1,7 +1,7 @@
 """A sign of life: a counter that everything which makes progress pushes on.
 
-Engine passes, micro-batches, finished rollouts, tool calls and scores beat. Whoever watches only
-asks whether the number has changed, so that a beat lost between two threads means nothing.
+Engine passes, micro-batches, finished rollouts, tool calls and scores beat. A watcher only checks
+whether the number has changed, so that a beat lost between two threads does not matter.
 """
 
 from threading import get_ident
@@ -25,7 +25,7 @@ class Heartbeat:
         self.count = 0
         """Beats so far."""
         self.ahead = 0
-        """Beats of threads that work ahead: they tell nothing of a loop that waits for others."""
+        """Beats of threads that prefetch: they do not show that the training loop progresses."""
         self._ahead = frozenset[int]()
 
     def beat(self) -> None:

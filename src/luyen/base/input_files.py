@@ -46,7 +46,7 @@ def require_file(path: Path) -> Path:
 
 
 def read_text(path: Path, *, most_bytes: int = MOST_BYTES) -> str:
-    """The UTF-8 text of a regular file of at most so many bytes, a byte-order mark left out."""
+    """The UTF-8 text of a regular file of at most `most_bytes` bytes, without a byte-order mark."""
     data = read_bytes(path, most_bytes=most_bytes)
     try:
         return data.decode("utf-8-sig")
@@ -56,7 +56,7 @@ def read_text(path: Path, *, most_bytes: int = MOST_BYTES) -> str:
 
 
 def read_bytes(path: Path, *, most_bytes: int = MOST_RECORDS) -> bytes:
-    """The content of a regular file of at most so many bytes, of a run of a stranger, say.
+    """The content of an untrusted regular file of at most `most_bytes` bytes.
 
     Example:
         >>> read_bytes(Path("/dev/zero"))
@@ -78,14 +78,14 @@ def _read(path: Path, most: int) -> bytes:
             raise OSError("it is no longer a file")
         if seen.st_size > most:  # as large as it says: a hole costs its writer nothing
             raise OSError(f"it is larger than the {most:,} bytes that are read")
-        # No more is asked for than there may be: a reader makes room for all of it first.
+        # Do not request more than there can be: `read` allocates all of it first.
         return file.read(min(max(seen.st_size, _BLOCK), most) + 1)
 
 
-# JSON and YAML of a file that somebody else may have written: read, or a ValueError.
+# Parsing of untrusted JSON and YAML: a value, or a ValueError.
 #
-# A parser that calls itself for every bracket ends with the stack, and that of YAML in C takes
-# the process along. What is nested deeper than any file of ours is therefore refused.
+# A recursive parser overflows the stack on deep nesting, and YAML's C parser crashes the process.
+# Input that is nested deeper than any file of ours is therefore refused.
 
 DEEPEST = 200
 """Levels of nesting that are read; the records of a run have less than twenty."""
@@ -162,7 +162,7 @@ def _inside(value: Any) -> Iterable[Any]:
     return cast(list[Any], value) if isinstance(value, list) else ()
 
 
-# Paths as users write them.
+# Paths as users write them: `~` is expanded, and impossible names are allowed.
 
 
 def expanded(path: str) -> Path:

@@ -90,7 +90,7 @@ class JournalFile:
             os.close(self._handle)
 
     def _take_up(self, basis: str) -> None:
-        """Read what is there; without a usable beginning, begin anew."""
+        """Read the existing records; without a usable header, start an empty journal."""
         whole, damaged = _read(self.path)
         head = whole[0] if whole else {}
         if head.get("schema") == SCHEMA and head.get("basis") == basis:
@@ -129,13 +129,13 @@ class JournalFile:
 
     def _broken(self, error: OSError) -> UserError:
         why = f"it could not be written: {error.strerror or error}"
-        fix = "make room or mend the disk, then resume: the checkpoints are intact"
+        fix = "free disk space or repair the disk, then resume: the checkpoints are intact"
         return UserError("journal", str(self.path), why, fix)
 
     def _sync_groups(self) -> None:
         while not self._closed.is_set():
             self._written.wait()
-            # Records that come meanwhile belong to the same group; closing waits for no more.
+            # Records that arrive during the wait join the same group; closing ends the wait.
             self._closed.wait(GROUP_S)
             self._written.clear()
             try:

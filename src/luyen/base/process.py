@@ -1,7 +1,7 @@
 """Process setup before torch loads: exact arithmetic, supported versions, garbage collection.
 
 Rollout and training multiply the same rows in batches of different sizes. MKL, on x86, chooses
-kernels by size, and the sums then differ in the last bit, unless it is told to be strict. OpenBLAS,
+kernels by size, and the sums then differ in the last bit, unless it is set to be strict. OpenBLAS,
 on ARM under Linux, sums every row alike, single ones apart (`luyen.models.batch_invariant_linear`).
 """
 
@@ -46,7 +46,7 @@ def is_promised(dtype: str) -> bool:
     """Whether exactness is promised here: fp32, with MKL in strict mode or with OpenBLAS on ARM.
 
     MKL does not honour strict mode on the processors of other makers than Intel. OpenBLAS was
-    measured without SVE, for which it has other kernels; elsewhere PyTorch has another library.
+    measured without SVE, for which it has other kernels; other systems have another library.
     """
     if dtype != "float32":
         return False
@@ -71,9 +71,9 @@ def padded_length(tokens: int) -> int:
 
 
 def instruction_set_in_force() -> str:
-    """The MKL branch that was asked for, e.g. AVX512; NEON where there is no MKL."""
-    asked = os.environ.get(_VARIABLE) if has_mkl() else None
-    return (asked or instruction_set()).partition(",")[0]
+    """The requested MKL branch, e.g. AVX512; NEON where there is no MKL."""
+    requested = os.environ.get(_VARIABLE) if has_mkl() else None
+    return (requested or instruction_set()).partition(",")[0]
 
 
 # The versions of torch and transformers that Luyen supports: version branches live here only.
@@ -102,7 +102,7 @@ def is_supported(package: str, version: tuple[int, int]) -> bool:
     return first <= version < beyond
 
 
-# What a run begins with is not searched for garbage again and again.
+# Garbage collection: objects that exist at the start of a run are frozen, and not scanned again.
 
 _YOUNG = 20_000
 """New objects before the collector looks at them: records of a step are many, and no garbage."""

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, final
 
 from luyen.base.secrets import masked
 
-# What became of a tool call that a policy wrote.
+# The status of a tool call that a policy wrote.
 
 
 class CallStatus(StrEnum):
@@ -78,7 +78,7 @@ class ToolCall:
 
 
 Message: TypeAlias = Mapping[str, Any]
-"""One message of a conversation: `role`, `content`, and what the chat template knows besides."""
+"""One message of a conversation: `role`, `content`, and other keys of the chat template."""
 
 
 class Source(IntEnum):
@@ -108,7 +108,7 @@ class StopReason(StrEnum):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """What the policy is asked, and what a reward needs to judge the answer.
+    """A prompt of the policy, and what a reward needs to score the response.
 
     Example:
         >>> prompt = make_prompt([{"role": "user", "content": "1+1?"}], data_source="sum",
@@ -124,7 +124,7 @@ class Prompt:
     tools: tuple[Mapping[str, Any], ...] = ()
     """Schemas of the tools on offer."""
     data_source: str = ""
-    """Which reward judges the answer."""
+    """Selects the reward that scores the response."""
     ground_truth: Any = None
     """What the reward compares with."""
     extra_info: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -139,7 +139,7 @@ def make_prompt(
     ground_truth: Any = None,
     extra_info: Mapping[str, Any] | None = None,
 ) -> Prompt:
-    """A prompt whose uid is the hash of what it asks and what it is judged by."""
+    """A prompt whose uid is the hash of its messages and of what it is scored by."""
     content = [list(messages), list(tools), data_source, ground_truth]
     text = json.dumps(content, sort_keys=True, default=str, ensure_ascii=False)
     return Prompt(
@@ -155,7 +155,7 @@ def make_prompt(
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupId:
-    """One draw of one prompt: the same prompt drawn twice makes two groups.
+    """One occurrence of a prompt in a batch: the same prompt sampled twice makes two groups.
 
     Example:
         >>> str(GroupId(step=3, draw=0, uid="a1"))
@@ -165,7 +165,7 @@ class GroupId:
     step: int
     """Step that the group belongs to."""
     draw: int
-    """Index of the draw inside the step."""
+    """Index of the group inside the step."""
     uid: str
     """The prompt's uid."""
 
@@ -184,7 +184,7 @@ class Score:
     """
 
     name: str
-    """What was judged."""
+    """Name of the component."""
     value: float | None
     """The score; None when it could not be computed (`error` says why), never 0 instead."""
     weight: float = 1.0
@@ -196,31 +196,31 @@ class Score:
     by_turn: tuple[tuple[int, float], ...] = ()
     """Shares of the value that belong to assistant turns; the rest belongs to the whole."""
     raw: float | None = None
-    """What was judged, where scaling, clipping or normalising made another value of it."""
+    """The raw value, if scaling, clipping or normalising changed it."""
     gated: bool = False
-    """Whether it was not judged because a gate was closed; the value is what stands for it."""
+    """Whether it was not scored because a gate was closed; the value is the gate's substitute."""
     combine: str = "sum"
     """How the parts made the value."""
     turned: bool = False
-    """Whether a negative scale turned it around: the more was judged, the less it is worth."""
+    """Whether a negative scale inverted it: a larger raw value is worth less."""
     seconds: float | None = field(default=None, compare=False)
-    """How long judging it took; no part of what it is."""
+    """Scoring time; no part of the score's identity."""
 
     def __post_init__(self) -> None:
         if self.error is not None:
             object.__setattr__(self, "error", masked(self.error))
 
     def remarks(self) -> str:
-        """What a reader should know besides the numbers, in brackets; nothing where all is plain.
+        """Remarks on the numbers, in brackets; empty if there are none.
 
         Example:
             >>> Score(name="brief", value=-1.0, raw=-2.5).remarks()
             ' (judged -2.5)'
         """
-        told = ["gated"] if self.gated else []
-        told += [f"judged {self.raw:g}"] if self.raw is not None and not self.gated else []
-        told += [self.combine] if self.combine != "sum" else []
-        return f" ({', '.join(told)})" if told else ""
+        notes = ["gated"] if self.gated else []
+        notes += [f"judged {self.raw:g}"] if self.raw is not None and not self.gated else []
+        notes += [self.combine] if self.combine != "sum" else []
+        return f" ({', '.join(notes)})" if notes else ""
 
     def flat(self, prefix: str = "") -> dict[str, float | None]:
         """Every number of the tree by its path."""
@@ -249,7 +249,7 @@ class Branch:
     turns: tuple[int, ...]
     """Assistant turn that each belongs to."""
     logps: tuple[float | None, ...]
-    """Log-probability each sampled token was drawn with."""
+    """Log-probability with which each sampled token was sampled."""
     versions: tuple[int | None, ...]
     """Version of the weights that drew each sampled token."""
     kept_mass: tuple[float | None, ...] = ()
@@ -276,7 +276,7 @@ class Rollout:
     """
 
     group: GroupId
-    """Draw that it belongs to."""
+    """Group that it belongs to."""
     sample: int
     """Index inside the group."""
     tokens: tuple[int, ...]
@@ -286,7 +286,7 @@ class Rollout:
     turns: tuple[int, ...]
     """Assistant turn that each token belongs to."""
     logps: tuple[float | None, ...]
-    """Log-probability each sampled token was drawn with (temperature-scaled full softmax)."""
+    """Log-probability with which each token was sampled (temperature-scaled full softmax)."""
     versions: tuple[int | None, ...]
     """Version of the weights that drew each sampled token."""
     stop: StopReason
@@ -294,7 +294,7 @@ class Rollout:
     text: str
     """The last assistant message, as decoded for the reward."""
     score: Score | None = None
-    """Its reward, once judged."""
+    """Its reward, once scored."""
     fault: str | None = None
     """What went wrong, if anything did."""
     calls: tuple[ToolCall, ...] = ()

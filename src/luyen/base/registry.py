@@ -52,7 +52,7 @@ class Registry(Generic[T]):
         return self._entries[name]
 
     def facts(self, name: str) -> dict[str, Any]:
-        """What was declared at registration, beside the callable."""
+        """The metadata declared at registration."""
         self.get(name)
         return dict(self._facts[name])
 

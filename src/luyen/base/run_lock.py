@@ -84,7 +84,7 @@ def claim(folder: Path) -> None:
     if place in _mine:
         _mine[place].count += 1
         return
-    fix = "make room, mend the permissions, or choose another trainer.default_local_dir"
+    fix = "free disk space, change the permissions, or choose another trainer.default_local_dir"
     with writing(folder, field="run directory", fix=fix):
         refuse_linked_folders(place)
         handle = _locked(place)
@@ -110,7 +110,7 @@ def demand_claim(folder: Path) -> None:
     own = _mine.get(place)
     if own is not None and not _is_at(own.handle, place / OWNER):
         why = "it was removed or replaced while it was trained, and so was its claim"
-        fix = "leave the directories of running runs alone; the same command begins anew"
+        fix = "leave the directories of running runs alone; the same command starts a new run"
         raise UserError("run directory", str(folder), why, fix)
 
 
@@ -134,7 +134,7 @@ def is_claimed(folder: Path) -> bool:
 
 
 def release(folder: Path) -> None:
-    """Let others have the run. Releasing what is not claimed is allowed.
+    """Release the run lock. Releasing a folder that is not claimed is allowed.
 
     A directory in which nothing else was made is removed.
     """
@@ -175,7 +175,7 @@ def _locked(place: Path) -> int | None:
             return None
         if _is_at(handle, place / OWNER):
             return handle
-        os.close(handle)  # it was removed, with a directory that nobody has any more
+        os.close(handle)  # the lock file was removed with its directory
     why = "it is removed again and again while it is claimed"
     raise UserError("run directory", str(place), why, "end whatever removes it, and start again")
 
@@ -189,7 +189,7 @@ def _lock(handle: int) -> bool:
         except BlockingIOError:
             if time.monotonic() > end:
                 return False
-            time.sleep(_PAUSE_S)  # it may be a reader that looks whether the run goes on
+            time.sleep(_PAUSE_S)  # the holder may be a reader that checks whether the run is active
         except OSError:
             return True
         else:

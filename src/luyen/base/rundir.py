@@ -26,15 +26,17 @@ from luyen.base.run_lock import OWNER
 SCHEMA = 2
 """Version of the layout and of the files in it; a reader refuses a later one."""
 _WITHOUT_CHECKSUM = 1
-"""The version whose manifest, configuration and provenance have no seals."""
+"""The version whose manifest, configuration and provenance have no checksums."""
 
 _STEP = re.compile(r"step_(\d+)")
 _BEGINNING = {OWNER, "config.yaml", "provenance.json", "resumptions.json"}
-_OTHER_PLACE = "make room, mend the permissions, or choose another trainer.default_local_dir"
+_OTHER_PLACE = (
+    "free disk space, change the permissions, or choose another trainer.default_local_dir"
+)
 
 
 class DamagedRecord(UserWarning):
-    """A run goes on, and a file that tells of its past is not what it was."""
+    """A run continues although a record of its history is damaged."""
 
 
 def step_name(step: int) -> str:
@@ -136,12 +138,12 @@ class RunDirectory:
 
     @property
     def exists(self) -> bool:
-        """Whether a run was begun here; a UserError when nobody can look."""
+        """Whether a run was begun here; a UserError if the folder cannot be read."""
         try:
             return self.manifest.is_file()
         except OSError as error:
-            why = f"one cannot look there: {error.strerror or error}"
-            fix = "mend the permissions, or give another folder"
+            why = f"it cannot be read: {error.strerror or error}"
+            fix = "change the permissions, or give another folder"
             raise UserError("run directory", str(self.root), why, fix) from error
 
     @property
@@ -164,7 +166,7 @@ class RunDirectory:
 
     def read_config(self) -> str:
         """The configuration as YAML; a UserError when it is not as it was written."""
-        return read_text_with_checksum(self.config, is_demanded=self._has_seals())
+        return read_text_with_checksum(self.config, is_demanded=self._has_checksums())
 
     def read_settings(self) -> dict[str, Any]:
         """The configuration as a tree; a UserError when it is not as it was written, or none."""
@@ -181,7 +183,7 @@ class RunDirectory:
     def read_provenance(self) -> dict[str, str]:
         """Where each key was written; a UserError when the file is not as it was written."""
         page = read_json(self.provenance)
-        found = without_checksum(page, self.provenance, is_demanded=self._has_seals())
+        found = without_checksum(page, self.provenance, is_demanded=self._has_checksums())
         if not all(isinstance(place, str) for place in found.values()):
             raise _foreign(self.provenance, "list of where keys were written")
         return found
@@ -192,7 +194,7 @@ class RunDirectory:
         A UserError when the file is not as it was written, or is missing: a run begins with one
         that lists nothing.
         """
-        if not self.resumptions.is_file() and not self._has_seals():
+        if not self.resumptions.is_file() and not self._has_checksums():
             return []
         page = without_checksum(read_json(self.resumptions), self.resumptions, is_demanded=True)
         if not isinstance(page.get("resumptions"), list):
@@ -200,9 +202,9 @@ class RunDirectory:
         return page["resumptions"]
 
     def note_resumption(self, facts: Mapping[str, Any]) -> None:
-        """Add what is to be known about a session that goes on with the run.
+        """Append the facts of a session that resumes the run.
 
-        A damaged list is an error; one that is missing is begun anew, with a warning.
+        A damaged list is an error; a missing one is recreated, with a warning.
         """
         before: list[dict[str, Any]] = []
         if self.resumptions.is_file():
@@ -211,15 +213,15 @@ class RunDirectory:
             except UserError as error:
                 fix = "restore it from a copy, or remove it and go on without what it lists"
                 raise UserError(error.field, error.value, error.why, fix) from error
-        elif self._has_seals():
+        elif self._has_checksums():
             said = f"{self.resumptions}: it is missing; what it listed is lost"
             warnings.warn(said, DamagedRecord, stacklevel=2)
         when = {"time": datetime.now(UTC).isoformat(timespec="seconds")}
         listed = [*before, when | dict(facts)]
         write_whole(self.resumptions, page_with_checksum({"resumptions": listed}), is_private=True)
 
-    def _has_seals(self) -> bool:
-        """Whether this run was begun with seals; what lies alone, without a manifest, was not."""
+    def _has_checksums(self) -> bool:
+        """Whether this run was begun with checksums; files without a manifest were not."""
         return self.exists and self.read_manifest().get("schema") != _WITHOUT_CHECKSUM
 
     def rollouts(self, step: int, *, validation: bool = False) -> Path:

@@ -150,7 +150,7 @@ def masked_tree(value: Any, name: str = "", *, is_below: bool = False) -> Any:
 
 
 def mask_tracebacks() -> None:
-    """Have this process print whatever nobody caught without what must not be read in it."""
+    """Mask secrets in the tracebacks of uncaught exceptions of this process."""
 
     def show(
         kind: type[BaseException], error: BaseException | None, trace: TracebackType | None

@@ -1,8 +1,8 @@
 """Every random choice has an address: numbers that depend on where they are used, not on when.
 
 A key is a hash of an address such as (run seed, "rollout", step, draw, uid, sample, turn). The
-numbers drawn under it are a second hash of the key and a position. Nothing is consumed, so neither
-batching, order nor a restart can change a draw.
+numbers sampled under it are a second hash of the key and a position. Nothing is consumed, so
+neither batching, order nor a restart can change a sample.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ def derive_key(seed: int, purpose: str, *path: int | str) -> int:
 
 
 def mix(key: int, position: int) -> int:
-    """The 64 bits drawn at a position under a key (the finaliser of SplitMix64)."""
+    """The 64 random bits at a position under a key (the finaliser of SplitMix64)."""
     z = (key + (position + 1) * _STEP) & _MASK
     z = ((z ^ (z >> 30)) * _MIX_1) & _MASK
     z = ((z ^ (z >> 27)) * _MIX_2) & _MASK

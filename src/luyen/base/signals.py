@@ -1,7 +1,7 @@
-"""Signals as a fresh process has them, whatever the process that started it left behind.
+"""Reset of inherited signal state at the start of a process.
 
 Blocked and ignored signals are inherited. With SIGCHLD ignored the kernel keeps no exit codes:
-Python then reads 0 for a child that failed. With SIGTERM blocked nobody can end a run.
+Python then reads 0 for a child that failed. With SIGTERM blocked a run cannot be ended.
 """
 
 import signal
@@ -16,8 +16,8 @@ NEEDED = (
 """What limits and exit codes depend on. SIGHUP stays ignored: that is what `nohup` is for."""
 
 
-def settle_signals() -> None:
-    """Unblock all signals, and undo that needed ones are ignored; for the start of a process."""
+def reset_signals() -> None:
+    """Unblock all signals, and restore the default handlers of needed ones that are ignored."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     for number in NEEDED:
         if signal.getsignal(number) == signal.SIG_IGN:

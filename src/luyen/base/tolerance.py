@@ -5,7 +5,7 @@ import math
 _RELATIVE = 1e-6
 """Sums of single-precision numbers are that exact."""
 _LEAST = 1e-12
-"""Beside a bar of 0."""
+"""Smallest tolerance, for a threshold of 0."""
 
 
 def lowest(bar: float) -> float:

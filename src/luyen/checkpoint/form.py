@@ -1,4 +1,4 @@
-"""The form of a checkpoint's manifest, which somebody else may have written with a new seal."""
+"""Schema check of a checkpoint's manifest: a valid checksum does not prove that we wrote it."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -208,9 +208,9 @@ def _demand_whole(stored: StoredTensor) -> None:
             raise ValueError(f"{box.key} lies outside of its tensor")
         if Path(box.file).name != box.file:
             raise ValueError(f"{box.file} is no file of this folder")
-    held, needed = sum(math.prod(box.sizes) for box in stored.boxes), math.prod(stored.shape)
-    if held != needed or min(stored.shape, default=0) < 0:
-        raise ValueError(f"{held} of {needed} numbers are there")
+    stored_size, needed = sum(math.prod(box.sizes) for box in stored.boxes), math.prod(stored.shape)
+    if stored_size != needed or min(stored.shape, default=0) < 0:
+        raise ValueError(f"{stored_size} of {needed} numbers are there")
 
 
 def read_boxes(folder: Path, wanted: Iterable[Part]) -> None:
@@ -222,12 +222,12 @@ def read_boxes(folder: Path, wanted: Iterable[Part]) -> None:
         try:
             with safe_open(folder / file, framework="pt", device="cpu") as opened:
                 for box, part, into in items:
-                    into.copy_(_held(opened.get_tensor(box.key), box)[part])
+                    into.copy_(_checked(opened.get_tensor(box.key), box)[part])
         except (SafetensorError, ValueError) as error:
             raise _no_index(folder, f"{file}: {error}") from error
 
 
-def _held(found: Tensor, box: Box) -> Tensor:
+def _checked(found: Tensor, box: Box) -> Tensor:
     if tuple(found.shape) != box.sizes:
         raise ValueError(f"{box.key} has the shape {list(found.shape)}, not {list(box.sizes)}")
     return found

@@ -1,4 +1,4 @@
-"""Files of a state written at once, or later from a copy in host memory while training goes on."""
+"""Files of a state, written at once, or later from a copy in host memory during training."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -13,7 +13,7 @@ from luyen.checkpoint.shards import memory_of, write_shard
 
 @final
 class Staging:
-    """Copies states into buffers that are used again: whoever copies must be done with the last.
+    """Copies states into reused buffers: the previous copy must be written before the next call.
 
     Example:
         >>> weight = torch.ones(2)
@@ -66,7 +66,7 @@ class Staging:
         return made
 
 
-# How the files of a state reach the disk: at once, or later from copies that are made now.
+# File writers of a state: immediate, or deferred from copies.
 
 
 class FileWriter(Protocol):

@@ -1,7 +1,7 @@
 """A folder of checkpoints, each whole or absent; the newest and the best of them stay.
 
-A checkpoint is written beside its place, every file is hashed into its manifest and forced to the
-disk, and the folder is renamed. Whatever kills the writer, a folder named `step_N` is complete;
+A checkpoint is written to a temporary folder, every file is hashed into its manifest and synced to
+the disk, and the folder is renamed. Whatever kills the writer, a folder named `step_N` is complete;
 what happens to its files afterwards is found by the hashes when it is loaded.
 """
 
@@ -28,7 +28,7 @@ from luyen.base.files import (
 from luyen.base.rundir import step_name, step_of
 from luyen.checkpoint.form import fault_of
 
-# Which checkpoints stay: the newest, and the best by a metric.
+# Retention: the newest checkpoints stay, and the best by a metric.
 
 METRICS = "metrics"
 """The fact of a checkpoint that holds the last known value of each metric."""
@@ -55,7 +55,7 @@ class BestMetric:
 def to_retire(
     facts: Mapping[int, Mapping[str, Any]], *, keep: int, best: BestMetric | None
 ) -> tuple[int, ...]:
-    """Steps whose checkpoints go, by what was noted beside each; of equals the newer is better.
+    """Steps whose checkpoints are removed, by the facts of each; of equals the newer is better.
 
     Example:
         >>> facts = {step: {"metrics": {"loss": loss}} for step, loss in enumerate([3, 1, 2, 4])}
@@ -79,11 +79,11 @@ def value_of(facts: Mapping[str, Any], metric: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
-# Whoever wants to know which checkpoints come and go.
+# Notifications about checkpoints that are added or removed.
 
 
 class CheckpointListener(Protocol):
-    """Is told which checkpoints there are, by whoever writes them."""
+    """Called by the writer of checkpoints when one is added or removed."""
 
     def kept(self, path: Path, going: Sequence[Path] = ()) -> None:
         """This one is whole and in its place; those are about to be taken away for it."""
@@ -133,7 +133,7 @@ class Checkpoint:
     path: Path
     """Folder with its files."""
     facts: Mapping[str, Any]
-    """What was noted beside it: metrics, versions, anything plain."""
+    """Metadata saved with it: metrics, versions, anything plain."""
 
 
 @final
@@ -206,7 +206,7 @@ class CheckpointStore:
         return Unfinished(self, step, folder, kept)
 
     def take(self, unfinished: Path, step: int, facts: Mapping[str, Any]) -> Path:
-        """Seal a folder that is filled, and rename it to its place."""
+        """Write the manifest of a complete folder, and rename it to its final name."""
         place = self.directory / step_name(step)
         _write_manifest(unfinished, step, facts)
         self._put(unfinished, place)
@@ -264,14 +264,14 @@ class CheckpointStore:
 
 @final
 class Unfinished:
-    """A checkpoint on its way: a folder beside its place, until it is finished or abandoned."""
+    """A checkpoint being written: a temporary folder, until it is finished or abandoned."""
 
     def __init__(self, store: CheckpointStore, step: int, folder: Path, claim: ExitStack) -> None:
         self.folder = folder
         self._store = store
         self._step = step
         self._claim = claim
-        """As long as it is open, nobody else sweeps the folder away."""
+        """While it is open, no other process removes the folder as abandoned."""
 
     @contextmanager
     def filling(self) -> Generator[None]:
@@ -360,7 +360,7 @@ def _manifest_checksum(body: Mapping[str, Any]) -> str:
 
 
 def _facts(folder: Path) -> Mapping[str, Any]:
-    """What was noted beside a checkpoint; nothing where its manifest is damaged."""
+    """The metadata of a checkpoint; empty if its manifest is damaged."""
     try:
         found = read_json(folder / MANIFEST).get("facts")
     except UserError:

@@ -20,12 +20,12 @@ class SupersededCheckpoints(UserWarning):
     """Checkpoints were put aside, since the run went on from an earlier point."""
 
 
-def set_superseded_aside(
+def archive_superseded(
     store: CheckpointStore, step: int, *, source: Path | None = None
 ) -> list[Path]:
     """Put checkpoints of later steps aside under names that nothing takes for one; their places.
 
-    Whoever wants one back renames it. Of those that were put aside before, as many stay as the
+    To get one back, rename it. Of those that were put aside before, as many stay as the
     store keeps; all that are put aside now stay, and so does `source`, which the run goes on from.
     """
     _retire(store, source)

@@ -32,7 +32,7 @@ from luyen.checkpoint.shards import (
 )
 from luyen.checkpoint.staging import FileWriter, ImmediateWriter
 
-# Tensors of one process or of many, saved so that any number of processes can load them.
+# Sharded tensors: saved by one process or many, loaded by any number of processes.
 #
 # Ranks of a process group work out who writes and who reads which part with torch's distributed
 # checkpoint (DCP); the files are those of `luyen.checkpoint.shards`. DCP's own files hold a
@@ -67,7 +67,7 @@ def load_sharded(
 ) -> None:
     """Fill tensors and DTensors with what was saved under their names, bit by bit.
 
-    Names that are not asked for are left alone. A name that is missing, or that has another shape
+    Names that are not requested are left alone. A name that is missing, or that has another shape
     or type, is a UserError; nothing is filled then.
     """
     index = read_index(folder)
@@ -215,7 +215,7 @@ def _below(path: str, key: object) -> str:
     return f"{path}/{key}" if path else str(key)
 
 
-# Which tensors of a state are broken: found where they lie, without copying them.
+# NaN check: the tensors of a state with invalid numbers, found on their own device.
 
 
 def not_finite(parts: Mapping[str, Any]) -> list[str]:

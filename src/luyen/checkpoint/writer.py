@@ -13,19 +13,17 @@ from luyen.checkpoint.staging import DeferredWriter, FileWriter, Staging
 from luyen.checkpoint.store import CheckpointStore, Unfinished
 from luyen.checkpoint.tensors import save_state
 
-# Work in a thread of its own, whose failure is raised where somebody asks for it.
-
 
 @final
 class BackgroundTask:
-    """One piece of work at a time.
+    """Runs one function at a time in a thread; `wait` raises what it raised.
 
     Example:
         >>> said: list[str] = []
-        >>> aside = BackgroundTask()
-        >>> aside.begin(lambda: said.append("done"))
-        >>> aside.wait()
-        >>> said, aside.is_busy()
+        >>> background = BackgroundTask()
+        >>> background.begin(lambda: said.append("done"))
+        >>> background.wait()
+        >>> said, background.is_busy()
         (['done'], False)
     """
 
@@ -47,7 +45,7 @@ class BackgroundTask:
         self._thread.start()
 
     def is_busy(self) -> bool:
-        """Whether the work goes on."""
+        """Whether the work is still running."""
         return self._thread is not None and self._thread.is_alive()
 
     def wait(self) -> None:
@@ -66,11 +64,8 @@ class BackgroundTask:
             self._failure = error
 
 
-# A checkpoint that other processes write.
-
-
 class WritersGone(Exception):
-    """Those who were to write a checkpoint are no more, and somebody else has said why."""
+    """The writer processes are gone; the cause was already reported."""
 
 
 @final
@@ -84,7 +79,7 @@ class RemoteCheckpoint:
         is_written: Callable[[], bool],
         facts: Mapping[str, Any],
     ) -> None:
-        """`is_written` asks all of them; it raises what stopped one."""
+        """`is_written` polls all of them; it raises what stopped one."""
         self.step = step
         self._unfinished = unfinished
         self._is_written = is_written
@@ -98,8 +93,8 @@ class RemoteCheckpoint:
             failed.pop_all()
         return answer
 
-    def seal(self) -> None:
-        """Let the checkpoint appear whole."""
+    def publish(self) -> None:
+        """Write the manifest and rename the folder: the checkpoint appears complete."""
         self._unfinished.finish(self._facts)
 
 
@@ -118,9 +113,9 @@ class CheckpointWriter:
         self.store = store
         self.is_async = is_async
         self._staging = Staging()
-        self._aside = BackgroundTask()
+        self._background = BackgroundTask()
         self._finished: list[int] = []
-        self._elsewhere: RemoteCheckpoint | None = None
+        self._remote: RemoteCheckpoint | None = None
 
     def save(self, step: int, parts: Mapping[str, Any], *, facts: Mapping[str, Any]) -> None:
         """Make the checkpoint of a step from states by name; the one before is waited for."""
@@ -129,7 +124,7 @@ class CheckpointWriter:
             self._write(step, parts, facts)
             return
         copied = self._staging.copy(parts)
-        self._aside.begin(partial(self._write, step, copied, dict(facts)))
+        self._background.begin(partial(self._write, step, copied, dict(facts)))
 
     def save_now(
         self, step: int, fill: Callable[[Path], None], *, facts: Mapping[str, Any]
@@ -139,7 +134,7 @@ class CheckpointWriter:
         self.store.save(step, fill, facts=facts)
         self._finished.append(step)
 
-    def save_elsewhere(
+    def save_remote(
         self,
         step: int,
         begin: Callable[[Path], None],
@@ -150,21 +145,21 @@ class CheckpointWriter:
         """Make the checkpoint of a step that other processes write.
 
         `begin` tells them the folder, and returns once the state may change. `is_written` says
-        whether all have written, or raises what stopped one; it is asked by `finished` and by
-        `wait`, on their callers' thread. Only then is the checkpoint sealed, in a thread. A
-        `WritersGone` of `is_written` leaves it out without a word.
+        whether all have written, or raises what stopped one; `finished` and `wait` call it, on
+        their callers' thread. Only then is the checkpoint published, in a thread. If `is_written`
+        raises `WritersGone`, the checkpoint is skipped silently.
         """
         self.wait()
         unfinished = self.store.begin(step)
         with unfinished.filling():
             begin(unfinished.folder)
-        self._elsewhere = RemoteCheckpoint(step, unfinished, is_written, facts)
+        self._remote = RemoteCheckpoint(step, unfinished, is_written, facts)
 
     def finished(self) -> list[int]:
         """Steps whose checkpoints came to be since the last call; raises what stopped one."""
         if not self._take_over():
             return []
-        if self._aside.is_busy():
+        if self._background.is_busy():
             return []
         self.wait()
         done, self._finished = self._finished, []
@@ -174,11 +169,11 @@ class CheckpointWriter:
         """Return when nothing is being written; raises what stopped the last save."""
         while not self._take_over():
             time.sleep(_LOOK_S)
-        self._aside.wait()
+        self._background.wait()
 
     def _take_over(self) -> bool:
-        """Seal what other processes have written; whether there is nothing to wait for of them."""
-        found, self._elsewhere = self._elsewhere, None
+        """Publish what other processes have written; whether none of them is still writing."""
+        found, self._remote = self._remote, None
         if found is None:
             return True
         try:
@@ -186,13 +181,13 @@ class CheckpointWriter:
         except WritersGone:
             return True
         if is_written:
-            self._aside.begin(partial(self._seal, found))
+            self._background.begin(partial(self._publish, found))
         else:
-            self._elsewhere = found
+            self._remote = found
         return is_written
 
-    def _seal(self, found: RemoteCheckpoint) -> None:
-        found.seal()
+    def _publish(self, found: RemoteCheckpoint) -> None:
+        found.publish()
         self._finished.append(found.step)
 
     def _write(self, step: int, parts: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
@@ -206,31 +201,31 @@ class CheckpointWriter:
 
 # One rank's part of a checkpoint, written by a thread of the rank while it goes on training.
 #
-# What ranks must agree on (who writes which part, and the index of all) is settled while the
-# state is copied, on the thread that trains. The thread that writes talks to nobody: its
-# collectives would mix with those of training.
+# What ranks must agree on (who writes which part, and the index of all) is decided while the
+# state is copied, on the training thread. The writer thread runs no collectives: they would mix
+# with those of training.
 
 
 @final
 class RankWriter:
-    """Writes one state after the other; whoever begins a new one must have seen the last one done.
+    """Writes one state after the other; `begin` requires that the previous one `is_done`.
 
     Example:
         >>> import tempfile
         >>> from pathlib import Path
-        >>> beside = RankWriter()
+        >>> writer = RankWriter()
         >>> folder = Path(tempfile.mkdtemp())
-        >>> beside.begin(folder, lambda writes: writes.text(folder / "note", "kept"))
-        >>> while not beside.is_done():
+        >>> writer.begin(folder, lambda writes: writes.text(folder / "note", "kept"))
+        >>> while not writer.is_done():
         ...     pass
         >>> (folder / "note").read_text()
         'kept'
     """
 
     def __init__(self) -> None:
-        self._later = DeferredWriter()
+        self._deferred = DeferredWriter()
         # A process that is ended takes it along: what it wrote alone is no checkpoint.
-        self._aside = BackgroundTask(ends_with_process=True)
+        self._background = BackgroundTask(ends_with_process=True)
 
     def begin(self, folder: Path, fill: Callable[[FileWriter], None]) -> None:
         """Copy what `fill` gives, and return: it may be changed while it is written.
@@ -238,17 +233,17 @@ class RankWriter:
         `folder` is named where the disk refuses.
         """
         assert self.is_done(), "the state before is still being written"
-        self._later.forget()
-        fill(self._later)
-        self._aside.begin(partial(self._write, folder))
+        self._deferred.forget()
+        fill(self._deferred)
+        self._background.begin(partial(self._write, folder))
 
     def is_done(self) -> bool:
         """Whether everything is written; raises what stopped it, once."""
-        if self._aside.is_busy():
+        if self._background.is_busy():
             return False
-        self._aside.wait()
+        self._background.wait()
         return True
 
     def _write(self, folder: Path) -> None:
         with writing(folder, field="checkpoint"):
-            self._later.write()
+            self._deferred.write()

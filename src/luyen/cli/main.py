@@ -15,7 +15,7 @@ from luyen import __version__
 from luyen.base.boundary import last_line
 from luyen.base.errors import UserError
 from luyen.base.secrets import mask_tracebacks
-from luyen.base.signals import settle_signals
+from luyen.base.signals import reset_signals
 from luyen.cli.artifacts import artifacts
 from luyen.cli.bench import bench
 from luyen.cli.chat import chat
@@ -199,7 +199,7 @@ def version() -> None:
 
 def run() -> None:
     """Entry point: a user's error is printed as such, without a traceback."""
-    settle_signals()
+    reset_signals()
     ensure_streams()
     code = exit_code(app)
     fault = flushed()

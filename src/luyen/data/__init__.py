@@ -1,1 +1,1 @@
-"""Layer 4: rows to prompts, prompts to tokens, and the order in which prompts are drawn."""
+"""Layer 4: rows to prompts, prompts to tokens, and the order in which prompts are sampled."""

@@ -24,22 +24,22 @@ Sample = Callable[[int], int]
 """`place -> a random number`: what an answer is made from."""
 
 
-def _even(truth: str, draw: Sample) -> tuple[str, str]:
+def _even(truth: str, sample: Sample) -> tuple[str, str]:
     """Two wrong answers of the same length; the better one is even."""
-    return _ending(truth, draw, 0), _ending(truth, draw, 1)
+    return _ending(truth, sample, 0), _ending(truth, sample, 1)
 
 
-def _right(truth: str, draw: Sample) -> tuple[str, str]:
+def _right(truth: str, sample: Sample) -> tuple[str, str]:
     """The right answer, and one with a wrong digit."""
-    place = draw(0) % len(truth)
+    place = sample(0) % len(truth)
     place = place if truth[place].isdigit() else place + 1
-    wrong = (int(truth[place]) + 1 + draw(1) % 9) % 10
+    wrong = (int(truth[place]) + 1 + sample(1) % 9) % 10
     return truth, f"{truth[:place]}{wrong}{truth[place + 1 :]}"
 
 
-def _longer(truth: str, draw: Sample) -> tuple[str, str]:
+def _longer(truth: str, sample: Sample) -> tuple[str, str]:
     """The right answer with a digit too many, and the right answer: a taste that is wrong."""
-    return f"{truth}{draw(0) % 10}", truth
+    return f"{truth}{sample(0) % 10}", truth
 
 
 PREFERENCES: dict[str, Callable[[str, Sample], tuple[str, str]]] = {
@@ -109,12 +109,12 @@ def stepped_row(row: dict[str, Any], key: int, noise: float) -> dict[str, Any]:
     }
 
 
-def _ending(truth: str, draw: Sample, parity: int) -> str:
+def _ending(truth: str, sample: Sample, parity: int) -> str:
     """A wrong answer of the same length whose last digit has this parity."""
     digits = list(truth)
     start = 1 if digits[0] == "-" else 0
     for place in range(start, len(digits)):
-        digits[place] = str(draw(10 * (parity + 1) + place) % 10)
+        digits[place] = str(sample(10 * (parity + 1) + place) % 10)
     if digits[start] == "0" and len(digits) > start + 1:
         digits[start] = "1"
     last = int(digits[-1])
@@ -168,11 +168,11 @@ def arithmetic_rows(url: TaskUrl) -> list[dict[str, Any]]:
             return rows
 
 
-def questions(asked: ArithmeticQuestions, operation: str) -> tuple[list[dict[str, Any]], int]:
-    """The rows of an operation that an address asks for, and the key that they were drawn with."""
-    split, digits = asked.split, asked.digits
-    key = derive_key(asked.seed, f"arithmetic/{operation}/{split}", digits)
-    pairs = islice(_pairs(digits, split, key, asked.least), asked.size)
+def questions(spec: ArithmeticQuestions, operation: str) -> tuple[list[dict[str, Any]], int]:
+    """The rows of an operation that an address specifies, and the random key of their operands."""
+    split, digits = spec.split, spec.digits
+    key = derive_key(spec.seed, f"arithmetic/{operation}/{split}", digits)
+    pairs = islice(_pairs(digits, split, key, spec.least), spec.size)
     return [_row(operation, split, i, a, b) for i, (a, b) in enumerate(pairs)], key
 
 

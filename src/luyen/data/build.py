@@ -1,4 +1,4 @@
-"""From the `data` block to what a loop draws from: rows, filters, sampler, renderer."""
+"""Builds the data of a run from the `data` block: rows, filters, sampler, renderer."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -36,11 +36,11 @@ class TrainData:
     """
 
     train: Dataset
-    """What is drawn from."""
+    """The training rows."""
     validation: Dataset | None
     """What is measured on; None when no files are named."""
     sampler: Sampler
-    """In which order training rows are drawn."""
+    """The order of the training rows."""
     renderer: Renderer
     """How messages become tokens."""
     num_leaked: int

@@ -22,11 +22,11 @@ _PIECES: dict[str, Callable[[list[int], int], tuple[list[int], list[int]]]] = {
 }
 """Which side is cut off -> the tokens that stay, before and after the cut."""
 _FAR = 16
-"""A message of so many times the tokens that fit is shortened before it is read."""
+"""A message of this many times the tokens that fit is shortened before it is tokenized."""
 
 
 def drop_empty(dataset: Dataset) -> Dataset:
-    """Without rows in which nobody but the system says anything, or the last message is blank."""
+    """Drop rows that hold only system messages, and rows whose last message is blank."""
     return _keep(dataset, "empty", lambda prompt, _: not is_empty(prompt))
 
 

@@ -32,7 +32,7 @@ from luyen.data.render import Renderer
 from luyen.data.sources import Dataset, RowSource, about
 from luyen.data.tokenizer import Tokenizer
 
-# How many tokens the longest sequence of a row has, and whether there is anything to learn.
+# Lengths: tokens of a row's longest sequence, and whether it has anything to learn.
 
 _SLACK = 2
 """What a template leaves out of an earlier turn in a later one is not counted this often."""
@@ -128,7 +128,7 @@ _DIGEST = 16
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfflineData(Generic[R]):
-    """Rows of one kind, and the same rows as prompts, by which they are drawn and listed.
+    """Rows of one kind, and the same rows as prompts, by which they are sampled and listed.
 
     Example:
         >>> from luyen.data.tokenizer import load_tokenizer
@@ -165,12 +165,12 @@ def build_offline_data(
     load = partial(_load, data, kinds=kinds, renderer=renderer, columns=columns)
     with about("data.train_files", FILE):
         rows, train = load(data.train_files, data.train_max_samples, "train")
-    held: tuple[list[Any], Dataset | None] = ([], None)
+    val_rows: tuple[list[Any], Dataset | None] = ([], None)
     if data.val_files:
         with about("data.val_files", FILE):
-            held = load(data.val_files, data.val_max_samples, "val")
+            val_rows = load(data.val_files, data.val_max_samples, "val")
     known = {prompt.uid for prompt in train.prompts}
-    validation = held[1]
+    validation = val_rows[1]
     given = TrainData(
         train=train,
         validation=validation,
@@ -178,7 +178,7 @@ def build_offline_data(
         renderer=renderer,
         num_leaked=sum(p.uid in known for p in validation.prompts) if validation else 0,
     )
-    return OfflineData(train=tuple(rows), validation=tuple(held[0]), given=given)
+    return OfflineData(train=tuple(rows), validation=tuple(val_rows[0]), given=given)
 
 
 def _load(
@@ -206,7 +206,7 @@ def _load(
             prompts.append(as_prompt(rows[-1], data.reward_fn_key, columns))
             origins.append(str(at))
         if not reading.counts["read"]:
-            raise UserError(FILE, address, "there are no rows in it", "mend it")
+            raise UserError(FILE, address, "there are no rows in it", "add rows")
         read = reading.counts["read"]
         sources.append(RowSource(address=address, rows=read, fingerprint=digest.hexdigest()))
         counts["read"] = counts.get("read", 0) + len(rows) - first
@@ -273,7 +273,7 @@ def _filtered(
 def _require_kind(address: str, found: Kind, wanted: Sequence[Kind]) -> None:
     if found not in wanted:
         forms = [", ".join(form.needs) for form in FORMS.values() if form.kind in wanted]
-        why = f"its rows are of the kind `{found}`, and this stage learns from others"
+        why = f"its rows are of the kind `{found}`, which this stage cannot learn from"
         fix = f"give rows with the columns {' or '.join(forms)}; see `luyen data inspect`"
         raise UserError(FILE, address, why, fix)
 
@@ -303,14 +303,14 @@ def as_conversation(prompt: Prompt) -> ConversationRow:
 def as_prompt(row: AnyRow, source_key: str, columns: Sequence[str] = ()) -> Prompt:
     """The row as what it asks, with a uid that all that is learned from it counts in."""
     assert not isinstance(row, Prompt)
-    asked, rest = _split(row)
+    messages, rest = _split(row)
     source = row.extra_info.get(source_key, "")
     more = [row.extra_info[name] for name in columns if name in row.extra_info]
     if not isinstance(row, TextRow) and row.template_kwargs:
         more.append(dict(row.template_kwargs))
     rest = [rest, more] if more else rest
     return make_prompt(
-        asked,
+        messages,
         tools=() if isinstance(row, TextRow) else row.tools,
         data_source=source if isinstance(source, str) else "",
         ground_truth=rest,

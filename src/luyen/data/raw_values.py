@@ -49,7 +49,7 @@ def parsed_json(text: str) -> Any:
 
 
 def raw_json(text: str) -> Any:
-    """The value as it is written, for who goes through it with `require_plain` row by row.
+    """The value as it is written; the caller checks each row with `require_plain`.
 
     Example:
         >>> raw_json('{"a": 1, "a": 2}')

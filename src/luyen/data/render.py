@@ -27,7 +27,7 @@ from luyen.data.template_text import (
 )
 from luyen.data.tokenizer import Tokenizer, TurnEnd
 
-# Conversations as tokens, with the origin of each.
+# Rendered conversations: token ids with the source of each.
 
 
 @final
@@ -190,7 +190,7 @@ def forms(messages: Sequence[Message]) -> list[list[Message]]:
 def _channels(content: str, has_calls: bool) -> dict[str, str]:
     """Text as it is; text in channels as `thinking` and `content`, which such templates demand.
 
-    Beside calls they take one of the two: then all of it is thinking.
+    A message with calls may have only one of the two: then all of it is thinking.
     """
     found = _CHANNEL.findall(content)
     if not found:
@@ -344,7 +344,7 @@ class Renderer:
     def _marked(
         self, messages: Sequence[Message], tools: Tools, *, is_prompt: bool
     ) -> tuple[str, Marks]:
-        """The conversation as text in which the markers of others have cuts."""
+        """The rendered text, in which marker strings inside message contents are broken up."""
 
         def rendered(form: Sequence[Message]) -> tuple[str, Marks]:
             marks, safe = self._plain.protect(form)
@@ -398,7 +398,7 @@ class Renderer:
     def _labelled(
         self, bridge: Bridge, tools: Tools, *, is_prompt: bool = False
     ) -> tuple[list[int], list[Source], tuple[str, ...]]:
-        """Tokens of a bridge; what the messages say is told from what the template adds."""
+        """Tokens of a bridge; message contents are distinguished from template text."""
         clean, cuts, _ = bridge.marks.read(bridge.text)
         new = bridge.messages[bridge.count :]
         found = find_contents(clean, new, bridge.marks)

@@ -139,7 +139,7 @@ PROBES: dict[str, tuple[Message, ...]] = {
         {"role": "assistant", "content": "<think>\nEasy.\n</think>\n\n3"},
     ),
 }
-"""Conversations that the self-test tries on a tokenizer nobody has tried before."""
+"""Conversations that the self-test renders with an unknown tokenizer."""
 
 
 def _said(branches: Sequence[Rendered], turn: int) -> list[int]:

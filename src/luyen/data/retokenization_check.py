@@ -23,7 +23,7 @@ _FIELD = "actor_rollout_ref.rollout.multi_turn.tokenization_sanity_check_mode"
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetokenizationResult:
-    """How tokens that grew differ from a rendering of the whole.
+    """How incrementally built token ids differ from re-tokenizing the whole conversation.
 
     Example:
         >>> found = RetokenizationResult(same_tokens=False, same_text=False, drift="' ' for ''",
@@ -87,8 +87,9 @@ def check_against_render(
     )
     why = violation(found, mode)
     if why is not None:
-        fix = "mend the chat template, or set ignore_strippable or off"
-        raise UserError(_FIELD, mode, f"tokens that grew differ from a rendering: {why}", fix)
+        fix = "correct the chat template, or set ignore_strippable or off"
+        what = "incrementally built token ids differ from re-tokenizing the whole conversation"
+        raise UserError(_FIELD, mode, f"{what}: {why}", fix)
     return {
         "drift": float(found.drift is not None),
         "sampled_differs": float(found.sampled_differs),
@@ -97,7 +98,7 @@ def check_against_render(
 
 
 def violation(found: RetokenizationResult, mode: Mode) -> str | None:
-    """What forbids the rollout to go on; None when nothing does."""
+    """The reason to stop the rollout, or None."""
     if mode == "off" or (mode == "ignore_strippable" and found.is_blank):
         return None
     return found.drift
@@ -156,12 +157,12 @@ def _split(
     found: list[_Turn] = []
     for start, beyond in pairwise(borders):
         end = 1 + max(i for i in sampled if i < beyond)
-        drawn = tokens[start:end]
-        content = drawn[:-1] if drawn[-1] in stops else drawn
+        turn_tokens = tokens[start:end]
+        content = turn_tokens[:-1] if turn_tokens[-1] in stops else turn_tokens
         found.append(
             _Turn(
                 number=turns[start],
-                tokens=drawn,
+                tokens=turn_tokens,
                 content=_read(renderer, content),
                 following=tokens[end:beyond],
             )
@@ -202,7 +203,7 @@ def _accepted(
 
 
 def _without_trailing(renderer: Renderer, ids: list[int], has_ended: bool) -> list[int]:
-    """Tokens of the whole, without what follows an answer: nobody appends that."""
+    """Token ids of the whole conversation, without the template text after the last answer."""
     end = renderer.tokenizer.turn_end
     assert end is not None, "a template that renders has an end of turn"
     rest = renderer.tokenizer.encode(end.trailing if has_ended else end.text + end.trailing)

@@ -10,7 +10,7 @@ from luyen.config.rows import PROMPT, fill_template
 from luyen.data.messages import Complain, check_conversation, check_tools
 from luyen.data.raw_values import is_object, parsed_json, require_plain
 
-# What the `data` block puts around every prompt: a system message, a template of the question.
+# Prompt framing (`data.system_prompt`, `data.prompt_template`).
 #
 # In a template `{prompt}`, or the name of the prompt's own column, is the text of the prompt
 # (the row's plain text, or its last message of the user), and `{name}` is another column of the
@@ -27,8 +27,8 @@ class Frame:
 
     Example:
         >>> frame = Frame(system_prompt="Be brief.", template="{question} End with #### NUMBER.")
-        >>> asked = ({"role": "user", "content": "1+1?"},)
-        >>> [m["content"] for m in frame.around(asked, {"question": "1+1?"}, own="question")]
+        >>> messages = ({"role": "user", "content": "1+1?"},)
+        >>> [m["content"] for m in frame.around(messages, {"question": "1+1?"}, own="question")]
         ['Be brief.', '1+1? End with #### NUMBER.']
     """
 
@@ -48,8 +48,7 @@ class Frame:
     ) -> tuple[Message, ...]:
         """The messages in this frame; `own` is the prompt's column, `hidden` those of answers.
 
-        Only the last message of the user changes, and the beginning where nobody of the system
-        speaks yet.
+        Only the last user message changes; a system message is prepended if there is none yet.
         """
         found = list(messages)
         if self.template is not None:
@@ -142,8 +141,8 @@ class RowAt:
     """Where a row stands; it writes the errors about it.
 
     Example:
-        >>> print(RowAt(file="a.jsonl", number=3).error("prompt", 7, "no text", "mend it"))
-        a.jsonl row 3: prompt = 7: no text. Fix: mend it
+        >>> print(RowAt(file="a.jsonl", number=3).error("prompt", 7, "no text", "write a string"))
+        a.jsonl row 3: prompt = 7: no text. Fix: write a string
     """
 
     file: str
@@ -202,7 +201,9 @@ def check_plain(row: Mapping[str, Any], at: RowAt) -> None:
         try:
             require_plain([name, value])
         except ValueError as error:
-            raise at.error(ascii(name)[1:-1], None, str(error), "mend or drop the row") from error
+            raise at.error(
+                ascii(name)[1:-1], None, str(error), "correct or drop the row"
+            ) from error
 
 
 def is_plain_text(row: Any, columns: Columns) -> bool:
@@ -238,7 +239,7 @@ def _ground_truth(fields: Mapping[str, Any], at: RowAt, answer: str | None) -> A
     if answer is not None:
         if answer not in fields:
             why = f"the row has no such column; it has {', '.join(fields)}"
-            raise at.error(answer, None, why, "mend data.ground_truth_key")
+            raise at.error(answer, None, why, "set data.ground_truth_key to one of them")
         return fields[answer]
     return _mapping(fields, "reward_model", at).get("ground_truth")
 
@@ -247,8 +248,8 @@ def _extra_info(
     fields: Mapping[str, Any], at: RowAt, taken: Collection[str | None]
 ) -> dict[str, Any]:
     known = {*taken, *_VERL}
-    others = {k: v for k, v in fields.items() if k not in known and v is not None}
-    return others | _mapping(fields, "extra_info", at)
+    extra = {k: v for k, v in fields.items() if k not in known and v is not None}
+    return extra | _mapping(fields, "extra_info", at)
 
 
 def _mapping(fields: Mapping[str, Any], name: str, at: RowAt) -> dict[str, Any]:

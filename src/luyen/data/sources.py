@@ -23,7 +23,7 @@ from luyen.data.raw_values import canonical, is_list, is_object, raw_json, witho
 from luyen.data.rows import Columns, RowAt, check_plain, is_plain_text, read_row
 from luyen.data.tool_tasks import tool_rows
 
-# Raw rows with their numbers from parquet, JSON and JSONL files.
+# Readers of parquet, JSON and JSONL files: raw rows with their numbers.
 
 Numbered: TypeAlias = Iterator[tuple[int, Any]]
 """Row numbers, from 1, with raw rows."""
@@ -40,7 +40,7 @@ def read_file(path: Path) -> Numbered:
         yield from READERS[path.suffix.lower()](path)
     except (OSError, UnicodeDecodeError) as error:
         why = f"cannot be read: {str(error).strip().splitlines()[0]}"
-        raise UserError(FIELD, str(path), why, "mend the file") from error
+        raise UserError(FIELD, str(path), why, "check the file and its permissions") from error
 
 
 def _read_parquet(path: Path) -> Numbered:
@@ -57,7 +57,9 @@ def _read_parquet(path: Path) -> Numbered:
     except (ValueError, arrow.ArrowException, RecursionError, MemoryError) as error:
         after = f" after row {number}" if number else ""
         why = f"not a parquet file{after}: {str(error).splitlines()[0] if str(error) else error!r}"
-        raise UserError(FIELD, str(path), why, "mend the file or its ending") from error
+        raise UserError(
+            FIELD, str(path), why, "repair the file, or correct its extension"
+        ) from error
 
 
 def refuse_repeats(columns: Sequence[str], path: Path) -> None:
@@ -74,7 +76,7 @@ def _read_json(path: Path) -> Numbered:
     except UnicodeDecodeError:
         raise
     except ValueError as error:
-        fix = "mend the file; one object per line is a .jsonl file"
+        fix = "correct the file; one object per line is a .jsonl file"
         raise UserError(FIELD, str(path), f"not valid JSON: {error}", fix) from error
     if not is_list(rows):
         why = "a JSON file of rows holds one list"
@@ -91,7 +93,7 @@ def _read_jsonl(path: Path) -> Numbered:
                 row = raw_json(line)
             except ValueError as error:
                 why = f"line {number} is not valid JSON: {error}"
-                raise UserError(FIELD, str(path), why, "mend the line") from error
+                raise UserError(FIELD, str(path), why, "correct or remove the line") from error
             yield number, row
 
 
@@ -103,7 +105,7 @@ READERS: dict[str, Callable[[Path], Numbered]] = {
 """Ending of a file's name -> how it is read."""
 
 
-# Hugging Face datasets: the only file that imports the `datasets` package.
+# Hugging Face datasets. No other file imports the `datasets` package.
 
 
 def hub_rows(url: TaskUrl) -> list[dict[str, Any]]:
@@ -119,7 +121,7 @@ def hub_rows(url: TaskUrl) -> list[dict[str, Any]]:
         )
     except (OSError, ValueError) as error:
         why = f"cannot be loaded: {str(error).splitlines()[0]}"
-        raise url.error(why, "mend the name, the split or the connection") from error
+        raise url.error(why, "correct the name or the split, or check the connection") from error
     return [without_none(row) for row in found]
 
 
@@ -131,7 +133,7 @@ def saved_rows(directory: Path) -> list[dict[str, Any]]:
         return [without_none(row) for row in found]
     except (OSError, ValueError, KeyError, TypeError) as error:
         why = f"cannot be read: {type(error).__name__}: {error}"
-        raise UserError(FIELD, str(directory), why, "save it anew") from error
+        raise UserError(FIELD, str(directory), why, "save the dataset again") from error
 
 
 def _datasets_package(address: str) -> Any:
@@ -160,12 +162,12 @@ def reasoning_gym_rows(url: TaskUrl) -> list[dict[str, Any]]:
     size, seed = read_gym(url)
     own = {k: _literal(v) for k, v in url.query.items() if k not in ("size", "seed")}
     before = random.getstate()
-    random.seed(seed)  # a few tasks draw from the global generator beside their own
+    random.seed(seed)  # a few tasks also sample from the global generator
     try:
         entries = list(gym.create_dataset(url.name, size=size, seed=seed, **own))
     except (AssertionError, ValueError, TypeError) as error:
         why = f"the task refuses its settings: {error}"
-        raise url.error(why, f"mend {', '.join(own) or 'size'}") from error
+        raise url.error(why, f"change {', '.join(own) or 'size'}") from error
     finally:
         random.setstate(before)
     return [_row(url.name, i, entry) for i, entry in enumerate(entries)]
@@ -204,7 +206,7 @@ SCHEMES: dict[str, Callable[[TaskUrl], list[dict[str, Any]]]] = {
     "reasoning_gym": reasoning_gym_rows,
     "hf": hub_rows,
 }
-"""What stands before `://` -> who makes the rows."""
+"""Scheme of an address -> the function that makes its rows."""
 
 
 @final
@@ -228,7 +230,7 @@ class RowSource:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset:
-    """Prompts, where each came from, and what happened to the others.
+    """Prompts, the origin of each, and counts of the rows that were dropped.
 
     Example:
         >>> dataset = load_dataset(["arithmetic://sum?size=3"])
@@ -237,7 +239,7 @@ class Dataset:
     """
 
     prompts: tuple[Prompt, ...]
-    """What can be drawn."""
+    """The prompts, in the order of the files."""
     origins: tuple[str, ...]
     """File and row of each prompt."""
     sources: tuple[RowSource, ...]
@@ -260,7 +262,7 @@ def load_dataset(
     most: int = -1,
     field: str = FIELD,
 ) -> Dataset:
-    """Every row of the files and addresses as a prompt, or at most the first so many.
+    """Every row of the files and addresses as a prompt, or at most the first `most`.
 
     `field` is the key that names them: errors name it.
     """
@@ -297,7 +299,12 @@ def _load(addresses: Sequence[str], chosen: Columns, most: int) -> Dataset:
             origins.append(str(at))
             wrapped += is_plain_text(row, chosen)
         if not count:
-            raise UserError(FIELD, address, "there are no rows in it", "mend it, or drop it")
+            raise UserError(
+                FIELD,
+                address,
+                "there are no rows in it",
+                "add rows, or remove it from the list of files",
+            )
         sources.append(RowSource(address=address, rows=count, fingerprint=digest.hexdigest()))
     together = "".join(source.fingerprint for source in sources)
     counts = {"read": sum(source.rows for source in sources)}

@@ -29,11 +29,11 @@ from luyen.config.model_folder.check import (
 from luyen.config.model_folder.files import folder_of, locate
 from luyen.config.model_folder.tokenizer import end_ids
 
-# How much text one token can stand for: what is far too long is refused before it is read.
+# Upper bound on the characters one token can stand for, so that a text that is far too long is
+# rejected before it is tokenized.
 #
-# A tokenizer of which this is known never drops text and never makes one token of what has none
-# in its vocabulary, however long. Of the others nothing is said, and their text is read to its
-# end.
+# The bound exists only for tokenizers that never drop text and never map unknown text of any length
+# to a single token. Texts for every other tokenizer are tokenized in full.
 
 _COMPOSED = 4
 """Characters that a normal form may write as one."""
@@ -64,7 +64,7 @@ def longest_token(page: str) -> int | None:
     model: dict[str, Any] = read["model"]
     added: list[dict[str, Any]] = read.get("added_tokens") or []
     if any(token.get("lstrip") or token.get("rstrip") for token in added):
-        return None  # such a token takes all white space beside it
+        return None  # such a token absorbs all adjacent white space
     factor = _factor(read.get("normalizer"))
     pieces = list(_kinds(read.get("pre_tokenizer")))
     if factor is None or not all(map(_keeps_all, pieces)) or not _covers(model, pieces):
@@ -153,7 +153,7 @@ class TurnEnd:
     token: int | None
     """Id of that special token; None when the template closes a turn with plain text."""
     trailing: str
-    """What the template adds after that: nobody samples it."""
+    """Text the template adds after that token; it is never sampled."""
 
 
 @final
@@ -199,7 +199,7 @@ class Tokenizer:
         self.end_id: int | None = own
         """Id that ends a text; None where the tokenizer has none."""
         self.pad_id: int | None = backend.pad_token_id
-        """Id with which others fill up rows; None where there is none. Nothing here is padded."""
+        """Padding id of the tokenizer, or None. Luyen itself never pads."""
         closing = self.turn_end.token if self.turn_end is not None else None
         calling = [self.markers[name] for name in more_stops if name in self.markers]
         stops = {i for i in (own, closing, *generation_stops, *calling) if i is not None}
@@ -292,7 +292,7 @@ class Tokenizer:
         except TemplateError as error:
             roles = ", ".join(str(message.get("role")) for message in messages)
             why = f"its chat template refuses a conversation of {roles}: {error}"
-            raise UserError(_FIELD, self.path, why, "mend the rows or the template") from error
+            raise UserError(_FIELD, self.path, why, "correct the rows or the template") from error
 
     def remarks(self) -> list[str]:
         """What a user should know of the chat template, a sentence each."""
@@ -302,7 +302,7 @@ class Tokenizer:
 
     def _template(self, tools: Sequence[Mapping[str, Any]], name: str | None = None) -> str:
         """The template for a conversation with or without tools, or the one of this name."""
-        fix = "mend the chat template in the tokenizer's files"
+        fix = "correct the chat template in the tokenizer's files"
         with library_faults("no chat template", field=_FIELD, path=self.path, fix=fix):
             found: Any = self._backend.get_chat_template(name, [*tools] or None)
             if isinstance(found, str):
@@ -313,7 +313,7 @@ class Tokenizer:
         why = template_fault(self._template(()), self._backend.special_tokens_map)
         if why is not None:
             said = f"the chat template: {why}"
-            raise UserError(_FIELD, self.path, said, "mend the template")
+            raise UserError(_FIELD, self.path, said, "correct the template")
 
     def _find_turn_end(self) -> TurnEnd:
         turn = [{"role": "user", "content": "a"}, {"role": "assistant", "content": _PROBE}]
@@ -385,8 +385,8 @@ def _generation_stops(path: str, folder: Path | None) -> tuple[int, ...]:
 def _plain_rust(backend: Any) -> Any | None:
     """What a tokenizer asks for ids and for text, where it adds nothing; None: ask it itself.
 
-    Asked directly it wakes no threads for a single text, and answers in less than half the time.
-    All other threads of Python wait meanwhile, so that long texts take the other way.
+    A direct call wakes no threads for a single text, and takes less than half the time.
+    The call holds the GIL, so long texts take the other way.
     """
     if not isinstance(backend, _fast) or backend.split_special_tokens:
         return None

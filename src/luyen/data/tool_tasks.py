@@ -9,7 +9,7 @@ from luyen.base.seeds import derive_key, mix, uniform
 from luyen.config.task_sources import TaskUrl, is_held_out, read_tool_task
 from luyen.data.arithmetic_tasks import questions
 
-# Conversations with tools, made up: calls, what they give, and guesses in their place.
+# Synthetic messages with tools: calls with their results, and wrong guesses without a call.
 
 
 def schema(name: str, description: str, parameter: str) -> dict[str, Any]:
@@ -90,7 +90,7 @@ def choices(key: int, calls: float, *address: int) -> Iterator[tuple[bool, int]]
         turn += 1
 
 
-# Orders in a shop: a user who asks for a price, then for a total, then adds the postage.
+# `tools://orders`: the user asks for a price, then for a total, then adds the postage.
 #
 # Prices are made from the item's number, so that no list of them has to be kept, and no policy
 # can know them without looking.
@@ -162,21 +162,21 @@ def _order_trace(row: dict[str, Any], trace: int, key: int, calls: float) -> dic
     info = row["extra_info"]
     item, pieces, postage = info["order"]
     turns = choices(key, calls, info["index"], trace)
-    told = [*row["prompt"], *_told(LOOKUP, item, str(price_of(item)), next(turns))]
+    messages = [*row["prompt"], *_exchange(LOOKUP, item, str(price_of(item)), next(turns))]
     for says, operation in zip(info["follow_ups"], (f"*{pieces}", f"+{postage}"), strict=True):
-        before = str(told[-1]["content"])
+        before = str(messages[-1]["content"])
         result = int(before) * pieces if operation[0] == "*" else int(before) + postage
-        told.append(user_message(says))
-        told += _told(CALCULATOR, f"{before}{operation}", str(result), next(turns))
+        messages.append(user_message(says))
+        messages += _exchange(CALCULATOR, f"{before}{operation}", str(result), next(turns))
     return {
         "data_source": row["data_source"],
-        "messages": told,
+        "messages": messages,
         "tools": [LOOKUP, CALCULATOR],
         "extra_info": {**info, "trace": trace},
     }
 
 
-def _told(
+def _exchange(
     tool: dict[str, Any], argument: str, result: str, choice: tuple[bool, int]
 ) -> list[dict[str, Any]]:
     does_call, key = choice
@@ -200,12 +200,12 @@ def calculator_rows(url: TaskUrl) -> list[dict[str, Any]]:
     offer no tool: that is the run's to do.
 
     With `traces=N`, rows are conversations to learn from, N for each pair. In a share of `calls` of
-    those that offer a calculator, the assistant calls it and says what it gave; in the others it
+    those that offer a calculator, the assistant calls it and repeats the result; in the rest it
     guesses, wrongly. A share of `bare` offers no calculator and guesses.
     """
     task = read_tool_task(url)
-    asked, key = questions(task.asked, "product")
-    rows = [{**row, "data_source": "tools/calculator"} for row in asked]
+    question_rows, key = questions(task.asked, "product")
+    rows = [{**row, "data_source": "tools/calculator"} for row in question_rows]
     if not task.traces:
         return rows
     return [_trace(row, t, key, task.calls, task.bare) for row in rows for t in range(task.traces)]
@@ -224,9 +224,9 @@ def both_rows(url: TaskUrl) -> list[dict[str, Any]]:
     order_calls = str(task.order_calls)
     question = {**common, **own, "traces": "1", "size": str(size)}
     order = {**common, "calls": order_calls, "traces": "1", "size": str(2 * size)}
-    asked = calculator_rows(replace(url, name="calculator", query=question))
+    calculated = calculator_rows(replace(url, name="calculator", query=question))
     ordered = order_rows(replace(url, name="orders", query=order))
-    return [row for i in range(size) for row in (asked[i], *ordered[2 * i : 2 * i + 2])]
+    return [row for i in range(size) for row in (calculated[i], *ordered[2 * i : 2 * i + 2])]
 
 
 TASKS: dict[str, Callable[[TaskUrl], list[dict[str, Any]]]] = {
@@ -234,7 +234,7 @@ TASKS: dict[str, Callable[[TaskUrl], list[dict[str, Any]]]] = {
     "orders": order_rows,
     "both": both_rows,
 }
-"""Name -> who makes the rows."""
+"""Name -> the function that makes the rows."""
 
 
 def _trace(row: dict[str, Any], trace: int, key: int, calls: float, bare: float) -> dict[str, Any]:
@@ -245,14 +245,14 @@ def _trace(row: dict[str, Any], trace: int, key: int, calls: float, bare: float)
     is_bare = uniform(derive_key(key, "bare", index, trace), 0) < bare
     does_call, own = next(choices(key, 0.0 if is_bare else calls, index, trace))
     expression = question["content"].removesuffix("=")
-    told = (
+    messages = (
         tool_exchange(CALCULATOR, expression, truth)
         if does_call
         else [assistant_answer(wrong_guess(truth, own))]
     )
     return {
         "data_source": row["data_source"],
-        "messages": [question, *told],
+        "messages": [question, *messages],
         "tools": [] if is_bare else [CALCULATOR],
         "extra_info": {**row["extra_info"], "trace": trace},
     }

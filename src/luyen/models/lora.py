@@ -62,8 +62,8 @@ def load_adapter(net: PreTrainedModel, directory: Path) -> None:
     """Read adapter weights; a UserError when they do not fit the model."""
     fix = "fetch the adapter again"
     with library_faults("cannot be loaded", field=_FIELD, path=str(directory), fix=fix):
-        held = load_file(directory / ADAPTER_WEIGHTS)
-    saved = {name.removeprefix(_PREFIX): tensor for name, tensor in held.items()}
+        tensors = load_file(directory / ADAPTER_WEIGHTS)
+    saved = {name.removeprefix(_PREFIX): tensor for name, tensor in tensors.items()}
     own = {name: tuple(tensor.shape) for name, tensor in adapter_state(net).items()}
     given = {name: tuple(tensor.shape) for name, tensor in saved.items()}
     odd = sorted(name for name in own.keys() | given.keys() if own.get(name) != given.get(name))

@@ -1,8 +1,8 @@
 """Device memory saved: activations and idle weights in host memory, feed-forward layers in tiles.
 
 What autograd keeps of the decoder layers is copied out as soon as it is made, and copied back when
-its gradient is due. Copies run in the order of the device's own work, so nobody waits for them to
-be asked for. Where layers are checkpointed, their inputs are all that is kept, and all that moves.
+its gradient is due. Copies are ordered with the device's own work, so the host waits for none of
+them. With activation checkpointing only the inputs of layers are kept, and only they move.
 """
 
 from collections.abc import Generator, Iterator
@@ -81,7 +81,7 @@ def _host_copy(x: Tensor) -> Tensor:
     return host.copy_(x.detach(), non_blocking=True)
 
 
-# Weights that never change and lie in host memory while nobody needs them on the device.
+# Frozen weights, kept in host memory while they are not in use on the device.
 
 
 @final
@@ -117,7 +117,7 @@ class OffloadedWeights:
         for storage, _ in self._kept:
             storage.resize_(0)
         if any(storage.device.type == "cuda" for storage, _ in self._kept):
-            # Others on the device cannot use what the allocator keeps for us.
+            # Other processes on the device cannot use memory that our allocator caches.
             torch.cuda.empty_cache()
 
 
@@ -131,7 +131,7 @@ def _storages(model: nn.Module) -> list[torch.UntypedStorage]:
     return list(found.values())
 
 
-# Feed-forward layers a slice of the tokens at a time.
+# Feed-forward layers computed one slice of the tokens at a time.
 #
 # The inner activation, several times as wide as the residual stream, exists for one slice only:
 # the backward pass computes a slice again before it asks for its gradient. A token's result
@@ -182,7 +182,7 @@ def _tiled_forward(self: Any, x: Tensor) -> Tensor:
     parts = x.split(size, -2)
     if not is_learning:
         return torch.cat([self.luyen_whole(part) for part in parts], -2)
-    # There is no dropout whose mask would have to be drawn again.
+    # There is no dropout whose mask would have to be sampled again.
     made = [
         checkpoint(self.luyen_whole, part, use_reentrant=False, preserve_rng_state=False)
         for part in parts

@@ -1,8 +1,8 @@
 """Weights in the layout that oneDNN multiplies fastest, for as long as tokens are generated.
 
-A plain linear layer lays its weights out anew at every call, which is little beside many rows and
-much beside the few of a decode step. Copies are made for a run of steps and are dropped after it.
-Only bf16 on a CPU has them; elsewhere, and where PyTorch lacks the operators, nothing changes.
+A plain linear layer repacks its weights at every call, which is cheap compared with many rows and
+expensive compared with the few rows of a decode step. Packed copies are made for a run of decode
+steps and dropped after it. They exist only for bf16 on a CPU, if PyTorch has the operators.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ _SMALLEST = 1 << 16
 _WORTHWHILE_STEPS = 16
 """Passes that must be ahead. Measured: making the copies costs what 7 to 11 decode steps save."""
 _ROWS = 32
-"""Rows that the layout is asked for; oneDNN takes the same one for 1 to 256."""
+"""Rows that the packed layout is requested for; oneDNN uses the same one for 1 to 256."""
 
 _Key: TypeAlias = tuple[int, int]
 """Where a weight lies and how often it was written to."""

@@ -11,7 +11,7 @@ from luyen.base.process import padded_length
 from luyen.models.attention import AttentionWindow, causal_attention
 from luyen.models.cuda.varlen_segments import Segments
 
-# Samples of one prompt share its tokens: the model reads a prompt once, not once a sample.
+# Shared prompts: the model computes the tokens of a prompt once, not once per sample.
 #
 # Only attention looks from a sample's tokens back at the shared ones; everything else in a
 # decoder works on single tokens. Values and gradients are those of the unshared batch.
@@ -226,7 +226,7 @@ class PackedContext:
 
 
 def packed_positions(lengths: Sequence[int], device: torch.device | str) -> Tensor:
-    """0, 1, 2, ... anew for each packed sequence."""
+    """0, 1, 2, ... for each packed sequence."""
     return torch.cat([torch.arange(n) for n in lengths]).to(device)
 
 

@@ -27,7 +27,7 @@ def read_states(model: PreTrainedModel, tokens: Tensor, **options: Any) -> Tenso
     base: Any = model.base_model
     if base is not model:
         return base(input_ids=tokens, **options).last_hidden_state
-    # Code of a stranger that names no part of itself as its base: the whole model is run.
+    # Third-party code without a declared base model: the whole model is run.
     seen: list[Tensor] = []
     output: Any = model.get_output_embeddings()
     hook = output.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
@@ -95,7 +95,7 @@ def is_near(a: Tensor, b: Tensor) -> bool:
     return float((a.float() - b.float()).abs().max()) <= tolerance * size
 
 
-# Whether a model can be packed: three short forward passes that show what a config cannot.
+# Packing check: three short forward passes show whether a model can be packed.
 #
 # Some architectures compute attention on their own, keep a running state, or do something to
 # logits that we do not know. Packed sequences would then leak into each other, in silence.
@@ -129,7 +129,7 @@ class _Witness:
 def refuse_what_cannot_be_packed(model: PreTrainedModel, head: Head | None) -> None:
     """A UserError when packed sequences would not give what the model alone gives.
 
-    Without a `head` only hidden states are compared: nobody makes logits of them.
+    Without a `head` only hidden states are compared.
     """
     try:
         why = _packing_fault(model, head)

@@ -1,4 +1,4 @@
-"""Attention over a paged KV cache: Triton kernels on CUDA, plain PyTorch elsewhere.
+"""Attention over a paged KV cache: Triton kernels on CUDA, plain PyTorch otherwise.
 
 Pages of a layer are `[pages, kv heads, 64, width]`; a row of `tables` lists the pages of a sequence
 in order. Entries beyond a sequence's length are never looked at.

@@ -150,7 +150,7 @@ class Policy(nn.Module):
 
 
 def _refuse_adapted_head(output: Any, device: torch.device) -> None:
-    """On a GPU the kernels that draw and score read one weight; an adapter adds two more."""
+    """On a GPU the sampling and scoring kernels read one weight; an adapter adds two more."""
     if device.type == "cuda" and not isinstance(output, nn.Linear):
         raise UserError(
             "actor_rollout_ref.model.target_modules",

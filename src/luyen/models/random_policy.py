@@ -26,7 +26,7 @@ def random_policy(source: str = "builtin://arithmetic", *, seed: int = 0) -> Pol
     return Policy(net, vocabulary=net.config.vocab_size).eval()
 
 
-# Shapes of models that people train, for measuring without their weights.
+# Shapes of popular models, for benchmarks without their weights.
 
 _QWEN25 = {"model_type": "qwen2", "vocab_size": 151936, "tie_word_embeddings": True}
 
@@ -82,7 +82,7 @@ def shaped_policy(name: str, *, dtype: torch.dtype, device: str, seed: int = 0) 
         where = inspect_folder(ModelConfig(path=name), name, field="--model", has_weights=False)
         config = config_of(where, field="--model")
     makes: Any = AutoModelForCausalLM
-    # Made where they will lie: a GPU draws in no time what takes a core of the host 6 s for 135M.
+    # Made on their device: a host core takes 6 s to initialise 135M numbers, a GPU next to none.
     place = torch.device(device)
     with torch.random.fork_rng(devices=[place] if place.type == "cuda" else []), place:
         torch.manual_seed(seed)

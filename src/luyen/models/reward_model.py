@@ -141,7 +141,7 @@ class RewardModelFacts:
     positions: int | None
     """Most tokens that it can read; None where it does not say."""
     is_stepwise: bool | None
-    """Whether it judges steps; None where it was trained elsewhere and does not say."""
+    """Whether it judges steps; None where it was trained by another tool and does not say."""
 
 
 def read_facts(path: str, *, field: str) -> RewardModelFacts:
@@ -159,8 +159,8 @@ def load_reward_model(
 ) -> RewardModel:
     """The reward model at `model.path`; `field` is the key that named it.
 
-    With `new_head`, a model without a score head gets one, drawn with this seed: small enough that
-    all first scores are near 0. Without it such a model is refused: its scores would be noise.
+    With `new_head`, a model without a score head gets one, initialised with this seed: so small
+    that all first scores are near 0. Without it such a model is refused: its scores would be noise.
     """
     has_weights = model.init != "random" or new_head is None
     source = inspect_folder(model, model.path, field=field, has_weights=has_weights, has_head=False)
@@ -235,5 +235,5 @@ def _refuse_odd_heads(net: PreTrainedModel, source: str) -> None:
 def _init_head(net: PreTrainedModel, seed: int) -> None:
     """Small numbers: the body learns from the first step on, and no answer is preferred by luck."""
     weight: Any = net.get_parameter(_HEAD)
-    drawn = torch.randn(weight.shape, generator=torch.Generator().manual_seed(seed))
-    weight.copy_(drawn * (0.1 / weight.shape[1] ** 0.5))
+    noise = torch.randn(weight.shape, generator=torch.Generator().manual_seed(seed))
+    weight.copy_(noise * (0.1 / weight.shape[1] ** 0.5))

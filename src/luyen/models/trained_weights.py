@@ -1,6 +1,6 @@
 """The parameters that learn: read, restored, digested, and compared as fingerprints.
 
-Parameters in this process are shown as they are. What lies elsewhere is shown by its digest
+Parameters in this process are shown as they are. Those of another process are shown by digest
 (`luyen.models.trained_weights.tensor_digests`), and only such a parameter is ever digested here.
 """
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from luyen.base.digests import hash_value
 from luyen.base.errors import UserError
 
-# Digests of tensors: sums that every bit counts in, made where the tensors lie.
+# Digests of tensors, computed on their own device. Every bit counts.
 #
 # The bits of an element are multiplied with an odd constant of its flat position, and the
 # products are added modulo 2^64. Addition knows no order, so the sum is the same on every
@@ -166,7 +166,7 @@ def _type(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-# The parameters that learn, out of a model and back into it.
+# Export and import of a model's trainable parameters.
 
 
 def trained_parameters(module: nn.Module) -> dict[str, Tensor]:
@@ -230,9 +230,12 @@ class Fingerprint:
             if name not in theirs:
                 return f"{name} is not one of the trainer's"
         apart = [name for name in theirs if not _is_same_memory(mine[name], theirs[name])]
-        held = self._texts({name: mine[name] for name in apart})
-        meant = self._texts({name: theirs[name] for name in apart})
-        return next((_difference(n, held[n], meant[n]) for n in apart if held[n] != meant[n]), None)
+        actual = self._texts({name: mine[name] for name in apart})
+        expected = self._texts({name: theirs[name] for name in apart})
+        return next(
+            (_difference(n, actual[n], expected[n]) for n in apart if actual[n] != expected[n]),
+            None,
+        )
 
     @staticmethod
     def _texts(weights: Mapping[str, Tensor | str]) -> dict[str, str]:
@@ -247,7 +250,7 @@ def _is_same_memory(one: Tensor | str, other: Tensor | str) -> bool:
     return places[0] == places[1]
 
 
-def _difference(name: str, held: str, meant: str) -> str:
+def _difference(name: str, actual: str, expected: str) -> str:
     """Digests end in a sum over the values; what stands before it is type and shape."""
-    form, wanted = held.rpartition(" ")[0], meant.rpartition(" ")[0]
+    form, wanted = actual.rpartition(" ")[0], expected.rpartition(" ")[0]
     return f"{name} is {form} instead of {wanted}" if form != wanted else f"{name} has other values"

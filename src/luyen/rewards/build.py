@@ -34,7 +34,7 @@ from luyen.rewards.scoring import (
 )
 from luyen.rewards.tree import ROOT, Node, RewardTree, below, plainly, shape, together
 
-# Which components judge a row: decided by its data source, and never by default.
+# Routing: the data source of a row selects its components; there is no default route.
 
 BUILT_IN: Mapping[str, str] = {
     "arithmetic": "exact",
@@ -48,7 +48,7 @@ BUILT_IN: Mapping[str, str] = {
     "*IFEval*": "ifeval",
     "ifeval*": "ifeval",
 }
-"""Pattern of a data source -> the rule that judges it when the configuration says nothing."""
+"""Pattern of a data source -> its default rule, if the configuration names none."""
 
 
 @final
@@ -94,7 +94,7 @@ def routes_in_force(
 
 @final
 class RoutedReward:
-    """Judges each group by the first route that its data source matches."""
+    """Scores each group by the first route that its data source matches."""
 
     def __init__(
         self,
@@ -116,24 +116,26 @@ class RoutedReward:
         """One tree per rollout."""
         return await self._tree(prompt.data_source)(prompt, rollouts)
 
-    async def judge(self, groups: Sequence[Group]) -> list[list[Score]]:
+    async def score_groups(self, groups: Sequence[Group]) -> list[list[Score]]:
         """One tree per rollout of every group, in order; each route sees its groups at once."""
         taken: dict[RewardTree, list[int]] = {}
         for index, (prompt, _) in enumerate(groups):
             taken.setdefault(self._tree(prompt.data_source), []).append(index)
-        columns = await together([t.judge([groups[i] for i in own]) for t, own in taken.items()])
+        columns = await together(
+            [t.score_groups([groups[i] for i in own]) for t, own in taken.items()]
+        )
         found: dict[int, list[Score]] = {}
         for own, rows in zip(taken.values(), columns, strict=True):
             found |= zip(own, rows, strict=True)
         return [found[index] for index in range(len(groups))]
 
     def check_sources(self, sources: Iterable[str]) -> None:
-        """Raise a UserError that lists every source without a route; build the routes of others."""
-        asked = dict.fromkeys(sources)
-        lost = [s for s in asked if not any(route.matches(s) for route in self._routes)]
+        """Build the tree of every source; a UserError lists all sources without a route."""
+        names = dict.fromkeys(sources)
+        lost = [s for s in names if not any(route.matches(s) for route in self._routes)]
         if lost:
             raise UserError("data_source", ", ".join(lost), self._why(), self._fix(lost[0]))
-        for source in asked:
+        for source in names:
             self._tree(source)
 
     def _tree(self, source: str) -> RewardTree:
@@ -155,12 +157,12 @@ class RoutedReward:
         )
 
 
-# Grows the trees that a configuration describes: one for each route, with shared sources.
+# Builds the reward trees of a configuration: one per route, with shared reward sources.
 
 
 @final
 class TreeBuilder:
-    """Builds what the configuration judges by, and remembers what it built."""
+    """Builds the rewards of a configuration once, and reuses them."""
 
     def __init__(
         self,
@@ -175,7 +177,9 @@ class TreeBuilder:
     ) -> None:
         components, wrong = read_components(reward)
         if wrong:
-            raise UserError("reward.components", reward.components, wrong[0], "mend the component")
+            raise UserError(
+                "reward.components", reward.components, wrong[0], "correct the component"
+            )
         self._reward = reward
         self._pool = pool
         self._services = services
@@ -202,8 +206,8 @@ class TreeBuilder:
                 executor=executor,
             )
         leaves = LeafFactory(
-            executor=self._remembering(executor),
-            isolated=self._remembering(self._pool),
+            executor=self._with_cache(executor),
+            isolated=self._with_cache(self._pool),
             judges=self._judges,
             model=self._services.model,
             max_response_length=self._max_response_length,
@@ -211,7 +215,7 @@ class TreeBuilder:
         )
         routed = RoutedReward(self._routes, build=lambda parts: self._tree(parts, leaves))
         self.routed.append(routed)
-        return StepWide(routed, routed.judge) if self._is_step_wide() else routed
+        return StepWide(routed, routed.score_groups) if self._is_step_wide() else routed
 
     def _tree(self, components: Mapping[str, ComponentConfig], leaves: LeafFactory) -> RewardTree:
         combine = self._reward.combine
@@ -219,18 +223,18 @@ class TreeBuilder:
         root = Node(path=ROOT, component=ComponentConfig(combine=combine), waves=waves, order=order)
         return RewardTree(root, moments=self.moments, num_workers=self._reward.num_workers)
 
-    def _remembering(self, executor: Executor) -> Executor:
-        settled = FallbackExecutor(executor, self._counts)
-        return settled if self._cache is None else CachedExecutor(settled, self._cache)
+    def _with_cache(self, executor: Executor) -> Executor:
+        with_fallback = FallbackExecutor(executor, self._counts)
+        return with_fallback if self._cache is None else CachedExecutor(with_fallback, self._cache)
 
     def _is_step_wide(self) -> bool:
-        """Whether some route is judged by a learned reward that wants to see whole steps."""
+        """Whether some route is scored by a learned reward that wants to see whole steps."""
         used = (node for r in self._routes for _, node in nodes(r.components))
         is_used = any(node.model is not None for node in used)
         return is_used and isinstance(self._services.model, StepReward)
 
 
-# The values of a step that running normalisation counts, read from the trees of its rollouts.
+# Running normalisation: the values of a step that it counts, read from the score trees.
 
 
 def values_to_normalise(
@@ -254,7 +258,7 @@ def values_to_normalise(
 def part_at(root: Score, path: str) -> Score | None:
     """The part of a tree at a path below its root.
 
-    A manager may have put the whole tree beside a part of its own; then it is called `score`.
+    A manager may have nested the whole tree next to a component of its own, as `score`.
 
     Example:
         >>> brief = Score(name="brief", value=0.5)
@@ -369,10 +373,10 @@ class BuiltReward:
         """Ids of the processes it has started."""
         return self._pool.pids
 
-    def judge(self, groups: Sequence[Group], work: ScoreJournal | None = None) -> list[ScoredGroup]:
-        """Every group with its scores, in order; those that the journal has are not judged anew.
+    def score(self, groups: Sequence[Group], work: ScoreJournal | None = None) -> list[ScoredGroup]:
+        """Every group with its scores, in order; those that the journal has are not scored again.
 
-        A validation is judged without normalising, so that its numbers can be compared over time.
+        A validation is scored without normalising, so that its numbers can be compared over time.
         """
         is_validation = work is not None and work.purpose == VALIDATION
         with plainly(is_validation):
@@ -382,7 +386,7 @@ class BuiltReward:
     def advance(self, scored: Sequence[ScoredGroup]) -> None:
         """Count the values of a step that is done towards running normalisation.
 
-        Call it once for each step, with all that was judged in it, wherever the scores came from:
+        Call it once for each step, with all that was scored in it, wherever the scores came from:
         the values are read from the trees. The next step is normalised by what was counted so far.
         """
         self._builder.moments.add(values_to_normalise(scored, self._builder.running))
@@ -392,7 +396,7 @@ class BuiltReward:
         return {"running": self._builder.moments.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` gave; an empty one is the beginning."""
+        """Restore what `state` returned; an empty mapping is the initial state."""
         self._builder.moments.restore(state.get("running", {}))
 
     def take_counts(self) -> dict[str, float]:
@@ -400,12 +404,12 @@ class BuiltReward:
         return self._counts.take()
 
     def check_sources(self, sources: Iterable[str]) -> None:
-        """Raise a UserError, before anything is sampled, if some data source cannot be judged."""
-        asked = list(sources)
+        """Raise a UserError, before anything is sampled, if some data source cannot be scored."""
+        names = list(sources)
         for routed in self._builder.routed:
-            routed.check_sources(asked)
+            routed.check_sources(names)
 
-    def settle(self, scored: Sequence[ScoredGroup]) -> list[Rollout]:
+    def apply_fault_policy(self, scored: Sequence[ScoredGroup]) -> list[Rollout]:
         """The rollouts to leave out; a UserError when `reward.on_fault` says to stop instead."""
         return apply_fault_policy(scored, self._tolerance)
 

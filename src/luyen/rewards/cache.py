@@ -29,14 +29,14 @@ from luyen.rewards.outcome import ScoreOutcome
 from luyen.rewards.rules.all import rule_rewards
 from luyen.telemetry.fingerprints import OURS, source_files
 
-# What stands for the code of a rule: every source file that its score can depend on.
+# Fingerprint of a rule's code: every source file that its score can depend on.
 
 
 def code_of(rule: Callable[..., Any]) -> list[str] | None:
     """Our version, a hash of our rewards and, for a rule of yours, one of each of its files.
 
     Its files are its own, those of its package, and those that they import, however deep and
-    wherever the import stands. What is installed beside them counts as unchanging. None where the
+    wherever the import stands. Other installed packages count as unchanging. None where the
     rule has no source file.
     """
     file = inspect.getsourcefile(rule)
@@ -89,7 +89,7 @@ class ScoreCache:
         self._counts = counts
         self._lock = threading.Lock()
         self._has_warned = False
-        with self._told():
+        with self._user_errors():
             if path is not None:
                 path.parent.mkdir(parents=True, exist_ok=True)
             place = ":memory:" if path is None else str(path)
@@ -105,7 +105,7 @@ class ScoreCache:
 
     def find(self, key: str) -> Mapping[str, Any] | None:
         """What was kept under a key; a record that is not as it was written is none, and goes."""
-        with self._lock, self._told():
+        with self._lock, self._user_errors():
             row = self._table.execute(
                 "SELECT body, seal FROM sealed WHERE key = ?", (key,)
             ).fetchone()
@@ -120,7 +120,7 @@ class ScoreCache:
         """Write a record down; the first one under a key stays."""
         text = json.dumps(dict(body), allow_nan=False)
         line = key, text, _checksum_of(key, text)
-        with self._lock, self._told():
+        with self._lock, self._user_errors():
             self._table.execute("INSERT OR IGNORE INTO sealed VALUES (?, ?, ?)", line)
 
     def close(self) -> None:
@@ -132,11 +132,11 @@ class ScoreCache:
         self._counts.add("judging/cache_damaged")
         if not self._has_warned:
             self._has_warned = True
-            why = f"the entry {key[:12]} is not as it was written, and is computed anew"
+            why = f"the entry {key[:12]} is not as it was written, and is recomputed"
             warnings.warn(f"{self._path}: {why}", DamagedRecord, stacklevel=4)
 
     @contextmanager
-    def _told(self) -> Generator[None]:
+    def _user_errors(self) -> Generator[None]:
         try:
             yield
         except (sqlite3.Error, OSError) as error:
@@ -171,9 +171,9 @@ def _plain(value: Any) -> Any:
 
 @final
 class CachedExecutor:
-    """Makes calls of deterministic rules once; the others are passed on.
+    """Caches the calls of deterministic rules; passes every other call on.
 
-    A score depends on the rule and its code (`luyen.rewards.cache`), its knobs, the prompt and
+    A score depends on the rule and its code (`luyen.rewards.cache`), its settings, the prompt and
     the answer.
     """
 
@@ -207,13 +207,13 @@ class CachedExecutor:
             code = self._code(call.name)
             return None if code is None else content_hash(call.name, code, dict(call.arguments))
         except (TypeError, ValueError, AttributeError, RecursionError, pickle.PicklingError):
-            return None  # a row that cannot be hashed is judged each time
+            return None  # a row that cannot be hashed is scored each time
 
     def _code(self, rule: str) -> list[str] | None:
-        """What stands for the code of a rule, with the version of the package it asks."""
+        """The code hashes of a rule, with the version of the package it uses."""
         if rule not in self._codes:
             code = code_of(rule_rewards.get(rule))
             package = rule_rewards.facts(rule).get("package")
-            asked = [] if package is None else [version(package)]
-            self._codes[rule] = None if code is None else code + asked
+            versions = [] if package is None else [version(package)]
+            self._codes[rule] = None if code is None else code + versions
         return self._codes[rule]

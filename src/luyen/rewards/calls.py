@@ -123,10 +123,10 @@ async def attempt(
     return (fault_of(faults) if faults else None), returned
 
 
-# What an answer causes is a score, and what a rule causes is a fault.
+# Failures caused by the answer become a score; failures of the rule become a fault.
 #
 # A rule that says what a wrong answer is worth (`wrong=` where it is registered) may run out of
-# time, memory or stack on an answer, or raise. If it judges an empty answer to the same row,
+# time, memory or stack on an answer, or raise. If it scores an empty answer to the same row,
 # the answer was the cause, and it is a wrong one. If it cannot even do that, nothing can be
 # said about the answer.
 
@@ -143,9 +143,9 @@ class FallbackExecutor:
         """What came of each call, in order."""
         outcomes = await self._inner.run(calls)
         pairs = zip(calls, outcomes, strict=True)
-        return await asyncio.gather(*(self._settled(call, outcome) for call, outcome in pairs))
+        return await asyncio.gather(*(self._resolved(call, outcome) for call, outcome in pairs))
 
-    async def _settled(self, call: ScoreCall, outcome: ScoreOutcome) -> ScoreOutcome:
+    async def _resolved(self, call: ScoreCall, outcome: ScoreOutcome) -> ScoreOutcome:
         facts = rule_rewards.facts(call.name) if call.rule else {}
         if outcome.error is None or outcome.is_unscorable or "wrong" not in facts:
             return outcome
@@ -165,7 +165,7 @@ class FallbackExecutor:
 
 
 def fallback_score(facts: Mapping[str, Any], arguments: Mapping[str, Any]) -> float:
-    """What an answer is worth that the rule could not judge: `wrong`, and so much for each call.
+    """What an answer is worth that the rule could not score: `wrong`, and so much for each call.
 
     Example:
         >>> fallback_score({"wrong": 0.0}, {})

@@ -21,7 +21,7 @@ metric(
 )
 metric(
     "judging/cache_damaged",
-    doc="Entries of the cache that are not as they were written: computed anew.",
+    doc="Entries of the cache that are not as they were written; they are recomputed.",
 )
 
 
@@ -53,7 +53,7 @@ class ScoringCounters:
         return {name: float(count) for name, count in sorted(found.items())}
 
 
-# How long each rollout took to judge, gathered from wherever the judging happens.
+# Scoring time of each rollout, collected from every place that scores.
 
 Key = tuple[int, int, str, int]
 _spent: ContextVar[dict[Key, float] | None] = ContextVar("spent", default=None)
@@ -61,7 +61,7 @@ _spent: ContextVar[dict[Key, float] | None] = ContextVar("spent", default=None)
 
 @contextmanager
 def measuring() -> Iterator[dict[Key, float]]:
-    """Seconds by the key of a rollout, for all judging started inside."""
+    """Seconds by the key of a rollout, for all scoring started inside."""
     seconds: dict[Key, float] = {}
     token = _spent.set(seconds)
     try:

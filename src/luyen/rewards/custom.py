@@ -70,13 +70,13 @@ def score_of(outcome: ScoreOutcome, path: str, name: str) -> Score:
     score = Score(name="score", value=numbers.pop("score"), seconds=outcome.seconds)
     if outcome.tree is not None:
         score = replace(outcome.tree, name="score", weight=1.0, seconds=outcome.seconds)
-    others = [Score(name=n, value=value, weight=0.0) for n, value in numbers.items()]
-    return total([score, *others])
+    extra = [Score(name=n, value=value, weight=0.0) for n, value in numbers.items()]
+    return total([score, *extra])
 
 
 @final
 class CustomReward:
-    """Judges every rollout by the user's function."""
+    """Scores every rollout by the user's function."""
 
     def __init__(
         self, path: str, name: str, more: Mapping[str, Any], *, executor: Executor
@@ -116,7 +116,7 @@ class CustomReward:
         return ScoreCall(name=self._name, source=self._path, arguments=arguments)
 
 
-# The user's function, called once for all answers of a step.
+# The batch variant: the user's function is called once for all answers of a step.
 
 MANY = ("data_sources", "solution_strs", "ground_truths", "extra_infos")
 """What the function is given, each a list with one entry per answer."""

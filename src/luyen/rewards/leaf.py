@@ -18,7 +18,7 @@ from luyen.rewards.rules.all import rule_rewards
 from luyen.rewards.rules.rule import answer_of
 from luyen.sandbox.launch import demand
 
-# One rule with its knobs, as a reward.
+# One rule with its settings, as a reward.
 
 FIELD = "reward.components"
 
@@ -31,7 +31,7 @@ def rule_kwargs(rule: Callable[..., float | Score]) -> dict[str, Any]:
 
 @final
 class RuleReward:
-    """Judges every rollout by one registered rule."""
+    """Scores every rollout by one registered rule."""
 
     def __init__(self, rule: str, hparams: Mapping[str, Any], *, executor: Executor) -> None:
         function = rule_rewards.get(rule)

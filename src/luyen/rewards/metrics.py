@@ -11,7 +11,7 @@ from luyen.base.records import Score
 from luyen.rewards.scoring import ScoredGroup, faults_in
 from luyen.telemetry.metrics import metric
 
-# How the components of a reward stand to one another: trade-offs that a sum hides.
+# Correlations between reward components: trade-offs that their sum hides.
 
 _K = TypeVar("_K")
 
@@ -37,7 +37,7 @@ class Objectives:
     """
 
     means: Mapping[str, float]
-    """Mean of each component as judged."""
+    """Mean of each raw component."""
     with_total: Mapping[str, float]
     """Correlation of each with the whole reward; left out where one of the two never differs."""
     with_other: Mapping[tuple[str, str], float]
@@ -58,7 +58,7 @@ class Objectives:
 def objectives(scored: Sequence[ScoredGroup]) -> Objectives:
     """How the components of all rollouts with a score stand to one another and to the whole.
 
-    A component as judged is its value before it was scaled, clipped or normalised; a negative
+    A raw component is its value before it was scaled, clipped or normalised; a negative
     weight or scale turns it around, and both together do not. One of weight 0 is no objective.
     """
     groups = [[s for s in group.scores if s.value is not None] for group in scored]
@@ -83,7 +83,7 @@ def objectives(scored: Sequence[ScoredGroup]) -> Objectives:
 
 
 def component_values(score: Score) -> dict[str, float]:
-    """What each component of a tree was judged to be worth, more being better."""
+    """The raw score of each component of a tree, oriented so that more is better."""
     found: dict[str, float] = {}
     for part in score.parts:
         value = part.value if part.raw is None else part.raw
@@ -101,11 +101,11 @@ def correlation(pairs: Sequence[tuple[float, float]]) -> float | None:
     """
     if len(pairs) < 2:
         return None
-    ones, others = (_centred([pair[side] for pair in pairs]) for side in (0, 1))
-    scale = math.sqrt(math.fsum(a * a for a in ones)) * math.sqrt(math.fsum(b * b for b in others))
+    xs, ys = (_centred([pair[side] for pair in pairs]) for side in (0, 1))
+    scale = math.sqrt(math.fsum(x * x for x in xs)) * math.sqrt(math.fsum(y * y for y in ys))
     if not scale:
         return None
-    found = math.fsum(a * b for a, b in zip(ones, others, strict=True)) / scale
+    found = math.fsum(x * y for x, y in zip(xs, ys, strict=True)) / scale
     return max(-1.0, min(1.0, round(found, 12)))
 
 
@@ -179,9 +179,9 @@ def _component(path: str, nodes: Sequence[Score]) -> Iterator[tuple[str, float]]
         yield f"{path}/faults", float(lost)
     if any(node.gated for node in nodes):
         yield f"{path}/gated_fraction", fmean(node.gated for node in nodes)
-    asked = [node for node in nodes if not node.gated and node.value is not None]
-    raws = [node.value if node.raw is None else node.raw for node in asked]
-    if any(node.raw is not None for node in asked):
+    scored = [node for node in nodes if not node.gated and node.value is not None]
+    raws = [node.value if node.raw is None else node.raw for node in scored]
+    if any(node.raw is not None for node in scored):
         yield f"{path}/raw_mean", fmean(value for value in raws if value is not None)
     seconds = [node.seconds for node in nodes if node.seconds is not None]
     if seconds:

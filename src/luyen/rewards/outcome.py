@@ -1,6 +1,6 @@
-"""What came of one call of a judging function: numbers, a fault, or something that is no score.
+"""Outcome of one call of a scoring function: numbers, a fault, or a value that is no score.
 
-What judges may be code of others: rules, verifiers, functions of the user.
+Scoring functions may be third-party code: rules, verifiers, functions of the user.
 """
 
 import math
@@ -18,7 +18,7 @@ _SHOWN = 200
 
 @final
 class Unscorable(Exception):
-    """Raised by a rule that cannot judge: the row lacks what it compares with, for instance."""
+    """Raised by a rule that cannot score: the row lacks what it compares with, for instance."""
 
 
 @final
@@ -36,7 +36,7 @@ class ScoreOutcome:
     """
 
     numbers: Mapping[str, float] | None = None
-    """`score`, and whatever other numbers were returned beside it."""
+    """`score`, and every other number that was returned with it."""
     tree: Score | None = None
     """Where a `Score` was returned: the same, with its parts and turns."""
     error: str | None = None
@@ -44,11 +44,11 @@ class ScoreOutcome:
     refused: str | None = None
     """What was returned, where it is no score."""
     is_unscorable: bool = False
-    """Whether the error is that the rule cannot judge the row, whatever the answer is."""
+    """Whether the error is that the rule cannot score the row, whatever the answer is."""
     is_dead: bool = False
-    """Whether the error is that the process died for a reason that nobody knows."""
+    """Whether the error is that the process died for an unknown reason."""
     is_stand_in: bool = False
-    """Whether the number stands for an answer that the rule could not judge."""
+    """Whether the number stands for an answer that the rule could not score."""
     seconds: float = 0.0
     """How long the call took."""
 

@@ -20,12 +20,12 @@ from luyen.sandbox.calls import Reply
 from luyen.sandbox.child.resources import descendants_of
 from luyen.sandbox.child.syscalls import PR_SET_CHILD_SUBREAPER, control
 
-# What a process of the pool is asked to do: settle in, load the judging function, then judge.
+# Entry points of a pool process: `load` prepares it and imports the function, `score_call` runs it.
 #
-# Judging code may fork, flood its output or eat memory. None of that reaches the next call: a
+# Scoring code may fork, flood its output or eat memory. None of that reaches the next call: a
 # copy that a call forked never answers, output goes through a pipe that lets only its beginning
-# pass, and a process that ran out of memory or left too many others behind ends, and is
-# replaced.
+# pass, and a process that ran out of memory or left too many child processes behind ends, and
+# is replaced.
 
 OUT_OF_MEMORY = 97
 TOO_MANY_PROCESSES = 98
@@ -33,7 +33,7 @@ TOO_MANY_PROCESSES = 98
 MOST_PROCESSES = 16
 """How many a call may leave behind, as one that keeps a server of its own does."""
 MOST_OUTPUT = 2**20
-"""Bytes that the judging code of one process may print in its life; the rest is dropped."""
+"""Bytes that the scoring code of one process may print in its life; the rest is dropped."""
 _ENOUGH = b"\n[more output of judging code was dropped]\n"
 
 
@@ -43,7 +43,7 @@ def load(call: ScoreCall, memory_bytes: int | None) -> None:
     function_of(call.name, call.source, call.rule)
 
 
-def judge(call: ScoreCall, memory_bytes: int | None) -> ScoreOutcome:  # noqa: ARG001
+def score_call(call: ScoreCall, memory_bytes: int | None) -> ScoreOutcome:  # noqa: ARG001
     """Make the call; it never raises."""
     owner = os.getpid()
     outcome = perform(call)
@@ -57,11 +57,11 @@ def judge(call: ScoreCall, memory_bytes: int | None) -> ScoreOutcome:  # noqa: A
 
 
 def left_behind(owner: int) -> int:
-    """How many processes this one has started that still live; the dead are buried when many."""
+    """How many processes this one has started that still live; the dead are reaped when many."""
     found = descendants_of(owner)
     dead = [pid for pid in found if _is_dead(pid)]
     for pid in dead if len(dead) > MOST_PROCESSES else ():
-        with suppress(ChildProcessError):  # it is somebody else's to bury
+        with suppress(ChildProcessError):  # another parent reaps it
             os.waitpid(pid, os.WNOHANG)
     return len(found) - len(dead)
 
@@ -130,13 +130,13 @@ class ScoringPool:
         return await asyncio.gather(*(self._one(call) for call in calls))
 
     async def _one(self, call: ScoreCall) -> ScoreOutcome:
-        asked = ProcessCall(
+        request = ProcessCall(
             where="luyen.rewards.pool",
-            name="judge",
+            name="score_call",
             prepare="load",
             args=(call, self._memory_bytes),
         )
-        reply = await self._processes.run(asked)
+        reply = await self._processes.run(request)
         beat()
         if reply.timed_out:
             error = f"no score within {self._timeout_s:g} s (reward.timeout_s)"

@@ -1,9 +1,9 @@
-"""What a reward is: something that judges a group and keeps the parts of every score.
+"""The reward protocol: a reward scores a group and keeps the parts of every score.
 
 Every source of a node in the reward tree is a `Reward`: a rule, a judge, a learned model. It gives
 scores with a value, or with `value=None` and an `error`; it neither raises for one bad answer nor
 puts a number in place of a failure. It may set `seconds`, `parts` and `by_turn`; the tree sets name
-and weight, scales, clips, normalises and gates. Behind a closed gate a source is not asked, so it
+and weight, scales, clips, normalises and gates. Behind a closed gate a source is not called, so it
 may see only some rollouts of a group, or none of a step.
 """
 
@@ -14,14 +14,14 @@ from typing import Any, Protocol, TypeAlias, final, runtime_checkable
 from luyen.base.records import Message, Prompt, Rollout, Score
 
 Group: TypeAlias = tuple[Prompt, Sequence[Rollout]]
-"""A prompt and the rollouts of one draw of it."""
+"""A prompt and its rollouts."""
 
 Ask: TypeAlias = Callable[[Sequence[Message], Mapping[str, Any]], Awaitable[str]]
 """Puts a conversation to a language model, with settings for drawing, and gives its answer."""
 
 
 class Reward(Protocol):
-    """Judges the rollouts of one prompt, side by side if it likes."""
+    """Scores the rollouts of one prompt; it may compare them with each other."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -37,7 +37,7 @@ class Reward(Protocol):
 class StepReward(Protocol):
     """A reward that prefers to see all groups of a step at once.
 
-    One such source anywhere in a tree makes the whole tree be judged step by step.
+    One such source anywhere in a tree makes the whole tree be scored step by step.
     """
 
     async def score_step(self, groups: Sequence[Group]) -> list[list[Score]]:
@@ -47,7 +47,7 @@ class StepReward(Protocol):
 
 @final
 class StepWide:
-    """A reward that is judged a whole step at once, because something inside wants that."""
+    """A reward that scores a whole step at once, because a source inside requires it."""
 
     def __init__(
         self, one: Reward, many: Callable[[Sequence[Group]], Awaitable[list[list[Score]]]]
@@ -82,6 +82,6 @@ class Services:
     model: Reward | None = None
     """The learned reward of `reward.reward_model`."""
     ask: Ask | None = None
-    """Asks the run's own rollout engine, for judges that name no endpoint."""
+    """Calls the run's own rollout engine, for judges without an endpoint."""
     closing: Callable[[], None] | None = None
     """Lets go what was brought, when the rewards are closed."""

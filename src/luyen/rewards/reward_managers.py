@@ -38,10 +38,10 @@ class ManagerContext:
     pool: ScoringPool
     """Processes for what may hang or crash; they start when first needed."""
     build: Callable[[Executor], Reward]
-    """Makes the judge (components, routes or the custom function) with its calls run there."""
+    """Builds the inner reward (components, routes or the custom function) with this executor."""
 
     def judge(self, executor: Executor | None = None) -> Reward:
-        """What the configuration judges by; called on this thread unless told otherwise."""
+        """The reward of the configuration; it runs on this thread unless given an executor."""
         return self.build(executor or InlineExecutor(timeout_s=self.reward.timeout_s))
 
 
@@ -50,7 +50,7 @@ reward_managers: Registry[Callable[[ManagerContext], Reward]] = Registry(
 )
 
 
-# The reward managers that come with the package.
+# The built-in reward managers.
 
 
 @reward_managers.register("naive")
@@ -147,13 +147,13 @@ class OverlongPenalty:
         return Score(name="overlong", value=value)
 
 
-# Reward managers of plugins: what they raise or give that is no score is a fault, or an error.
+# Reward managers of plugins: exceptions and invalid scores become faults or UserErrors.
 
 _FIELD = "reward.reward_manager.name"
 
 
 def managed(name: str, given: ManagerContext) -> Reward:
-    """The reward that a manager makes of the judge of a run; one of a plugin is guarded."""
+    """The reward that a manager makes of the run's inner reward; a plugin's is guarded."""
     make = reward_managers.get(name)
     if make.__module__.startswith("luyen."):
         return make(given)
@@ -161,18 +161,18 @@ def managed(name: str, given: ManagerContext) -> Reward:
     with boundary(faults):
         made = make(given)
         guarded = GuardedReward(made, name)
-        return StepWide(guarded, guarded.judge_step) if isinstance(made, StepReward) else guarded
+        return StepWide(guarded, guarded.score_groups) if isinstance(made, StepReward) else guarded
     if isinstance(faults[0], UserError):
         raise faults[0]
     why = f"making the reward failed: {last_line(faults[0])}"
-    raise UserError(_FIELD, name, why, "mend the manager") from faults[0]
+    raise UserError(_FIELD, name, why, "correct the manager") from faults[0]
 
 
 @final
 class GuardedReward:
-    """A reward of a plugin. It sees copies, and what it raises is the fault of what it judged.
+    """A reward of a plugin. It sees copies, and what it raises is the fault of what it scored.
 
-    An error that a user can mend ends the run, as everywhere; so does an answer of another shape.
+    A UserError ends the run, as everywhere; so does a result of the wrong shape.
     """
 
     def __init__(self, inner: Any, name: str) -> None:
@@ -186,10 +186,10 @@ class GuardedReward:
 
     async def __call__(self, prompt: Prompt, rollouts: Sequence[Rollout]) -> list[Score]:
         """One tree per rollout."""
-        asked = [(prompt, rollouts)]
-        return (await self._rows(lambda given: self._one(*given[0]), asked))[0]
+        groups = [(prompt, rollouts)]
+        return (await self._rows(lambda given: self._one(*given[0]), groups))[0]
 
-    async def judge_step(self, groups: Sequence[Group]) -> list[list[Score]]:
+    async def score_groups(self, groups: Sequence[Group]) -> list[list[Score]]:
         """The scores of every group, in order."""
         return await self._rows(self._inner.score_step, groups)
 
@@ -197,12 +197,12 @@ class GuardedReward:
         return [await self._inner(prompt, rollouts)]
 
     async def _rows(
-        self, judge: Callable[[Any], Coroutine[Any, Any, Any]], groups: Sequence[Group]
+        self, score_fn: Callable[[Any], Coroutine[Any, Any, Any]], groups: Sequence[Group]
     ) -> list[list[Score]]:
         faults: list[BaseException] = []
         returned: Any = None
         with boundary(faults):
-            returned = await judge(own_copy(list(groups)))
+            returned = await score_fn(own_copy(list(groups)))
         if faults and isinstance(faults[0], UserError):
             raise faults[0]
         if faults:

@@ -18,7 +18,7 @@ from luyen.rewards.counters import add_time
 from luyen.rewards.protocol import Group
 from luyen.telemetry.spans import waiting_for
 
-# Conversations as a reward model reads them: with its own tokenizer and its own template.
+# Rendering for a reward model: with its own tokenizer and chat template.
 
 AS_SAMPLED = "the tokens of the rollout, since both models have one tokenizer and one template"
 RENDERED = "messages rendered with the reward model's own tokenizer and chat template"
@@ -28,7 +28,7 @@ BY_STEP = "messages rendered with the reward model's own template, every line a 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInput:
-    """What a reward model is to read, and where it is to judge.
+    """What a reward model is to read, and where it is to score.
 
     Example:
         >>> ModelInput(tokens=(5, 6, 7), prompt=1, judged=(2,)).judged
@@ -40,7 +40,7 @@ class ModelInput:
     prompt: int
     """Tokens before the answer, which other answers may share."""
     judged: tuple[int, ...]
-    """Places of the tokens that are judged, in order."""
+    """Places of the tokens that are scored, in order."""
 
 
 class Reader(Protocol):
@@ -71,7 +71,7 @@ def reader_for(own: Renderer, policy: Renderer, *, is_stepwise: bool) -> Reader:
         return TokenReader(policy)
     if template is None:
         why = "it has another tokenizer than the policy, and no chat template"
-        fix = "put a chat template beside its tokenizer"
+        fix = "add a chat template to its tokenizer's files"
         raise UserError("reward.reward_model.model_path", own.tokenizer.path, why, fix)
     return MessageReader(own)
 
@@ -125,7 +125,7 @@ class MessageReader:
 
 @final
 class StepReader:
-    """An answer line by line, each line a step that is judged where it ends."""
+    """An answer line by line, each line a step that is scored where it ends."""
 
     way = BY_STEP
 
@@ -163,7 +163,7 @@ def _start(sources: Sequence[Source]) -> int:
 NAME = "reward_model"
 """What the learned reward is called among components."""
 Steps: TypeAlias = Callable[[Sequence[float]], float]
-"""One number from the scores of the judged tokens of an answer."""
+"""One number from the scores of the scored tokens of an answer."""
 
 
 class Scorer(Protocol):
@@ -173,7 +173,7 @@ class Scorer(Protocol):
     """Whether other processes do the work, and this one waits for them."""
 
     def score(self, inputs: Sequence[ModelInput]) -> list[tuple[float, ...]]:
-        """For each input the score of every token that is to be judged, in order."""
+        """For each input the score of every token that is to be scored, in order."""
         ...
 
     def close(self) -> None:
@@ -201,9 +201,9 @@ STEP_RULES: dict[str, Steps] = {
 
 @final
 class LearnedReward:
-    """Judges by a reward model. It has weights of its own, which never change in a run.
+    """Scores by a reward model. It has weights of its own, which never change in a run.
 
-    Passes run on a thread of their own, so that judges that wait for somebody else go on.
+    Forward passes run on a separate thread, so that judges that await a server are not blocked.
     """
 
     def __init__(
@@ -236,16 +236,16 @@ class LearnedReward:
     async def score_step(self, groups: Sequence[Group]) -> list[list[Score]]:
         """The scores of every group, in order, from passes over all of them."""
         started = perf_counter()
-        asked = [(prompt, rollout) for prompt, rollouts in groups for rollout in rollouts]
-        read = [self._read(prompt, rollout) for prompt, rollout in asked]
+        pairs = [(prompt, rollout) for prompt, rollouts in groups for rollout in rollouts]
+        read = [self._read(prompt, rollout) for prompt, rollout in pairs]
         inputs = [one for one in read if isinstance(one, ModelInput)]
         found: list[tuple[float, ...]] = []
         if inputs:
             loop = asyncio.get_running_loop()
             with waiting_for(NAME) if self._scorer.is_remote else nullcontext():
                 found = await loop.run_in_executor(self._thread, self._scorer.score, inputs)
-        each_s = (perf_counter() - started) / max(1, len(asked))
-        for _, rollout in asked:
+        each_s = (perf_counter() - started) / max(1, len(pairs))
+        for _, rollout in pairs:
             add_time(rollout, each_s)
         numbers = iter(found)
         scores = iter(

@@ -83,7 +83,7 @@ class RunningMoments:
         return {path: asdict(moments) for path, moments in sorted(self._moments.items())}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` gave; a node that it does not know begins anew."""
+        """Restore what `state` returned; a node that it does not know starts empty."""
         for path in self._moments:
             saved = state.get(path)
             self._moments[path] = Moments() if saved is None else Moments(**saved)

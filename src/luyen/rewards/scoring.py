@@ -15,7 +15,7 @@ from luyen.telemetry.journal import WorkJournal
 from luyen.telemetry.progress import PROGRESS
 
 VALIDATION = "validation"
-"""The purpose of rollouts whose scores nobody learns from."""
+"""The purpose of rollouts that are scored but not trained on."""
 
 
 @final
@@ -29,11 +29,11 @@ class ScoredGroup:
     """
 
     prompt: Prompt
-    """What was asked."""
+    """The prompt of the group."""
     rollouts: tuple[Rollout, ...]
     """The rollouts in the order they came, each with its score, and a fault where it has none."""
     seconds: tuple[float | None, ...]
-    """How long judging each took; None where the reward does not say."""
+    """How long scoring each took; None where the reward does not say."""
 
     @property
     def scores(self) -> tuple[Score, ...]:
@@ -52,12 +52,12 @@ class ScoreJournal:
     """
 
     journal: WorkJournal | None = None
-    """The journal; None: every group is judged."""
+    """The journal; without one, every group is scored."""
     purpose: str = "rollout"
-    """What the rollouts were drawn for."""
+    """What the rollouts were generated for."""
 
     def known(self, rollouts: Sequence[Rollout]) -> list[Score] | None:
-        """The scores of a group that was judged before."""
+        """The scores of a group that was scored before."""
         return None if self.journal is None else self.journal.scores(self.purpose, rollouts)
 
     def keep(self, rollouts: Sequence[Rollout], scores: Sequence[Score]) -> None:
@@ -74,10 +74,10 @@ async def score_all(
     num_workers: int = 8,
     work: ScoreJournal | None = None,
 ) -> list[ScoredGroup]:
-    """Every group with its scores, in order; at most `num_workers` groups are judged at once.
+    """Every group with its scores, in order; at most `num_workers` groups are scored at once.
 
     A reward that wants the whole step at once decides about that itself. Groups whose scores the
-    journal has are not judged again.
+    journal has are not scored again.
     """
     with measuring() as seconds:
         if isinstance(reward, StepReward):
@@ -185,7 +185,7 @@ def apply_fault_policy(scored: Sequence[ScoredGroup], tolerance: Tolerance) -> l
             why = f"{len(some)} of {judged} scores could not be computed"
             why += f", {most} would be left out" if most and len(faulty) < judged else ""
             where = f" (data source `{_source(scored, first)}`, group {first.group})"
-            fix = f"mend the reward, raise reward.{key}, or set reward.on_fault=drop to leave such "
+            fix = f"fix the reward, raise reward.{key}, or set reward.on_fault=drop to leave such "
             why += f"; the first: {first.fault}{where}"
             raise UserError("reward.on_fault", tolerance.on_fault, why, f"{fix}rollouts out")
     return faulty

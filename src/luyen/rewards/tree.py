@@ -17,7 +17,7 @@ from luyen.config.schema.reward import ComponentConfig
 from luyen.rewards.protocol import Group, Reward, StepReward
 from luyen.rewards.running_stats import RunningMoments
 
-# When a node of the reward tree counts: what its siblings must be worth.
+# Gates: the values of its siblings decide whether a node counts.
 
 
 @final
@@ -40,7 +40,7 @@ class Condition:
     """What the node is worth when the condition is not met."""
 
     def is_met(self, value: float) -> bool:
-        """Whether a node counts beside a sibling of this value."""
+        """Whether the gate is open for this value of the sibling."""
         return reaches(value, self.at_least) and not reaches(value, self.below)
 
 
@@ -62,7 +62,7 @@ def conditions(
     return tuple(found)
 
 
-# Which assistant turns the value of a score belongs to.
+# Turn attribution: the assistant turns that the value of a score belongs to.
 
 
 def turn_shares(score: Score, factor: float = 1.0) -> Iterator[tuple[int, float]]:
@@ -86,7 +86,7 @@ def turn_shares(score: Score, factor: float = 1.0) -> Iterator[tuple[int, float]
 def rescaled(score: Score, value: float, *, factor: float) -> Score:
     """A score with another value; what turns have of it is `factor` times what they had.
 
-    What was judged stays visible as `raw`. The rest of the value belongs to the whole rollout.
+    The unshaped value stays visible as `raw`. The rest of the value belongs to the whole rollout.
 
     Example:
         >>> calls = Score(name="calls", value=-2.0, by_turn=((0, -1.0), (1, -1.0)))
@@ -105,13 +105,13 @@ def gathered(score: Score, *, factor: float) -> tuple[tuple[int, float], ...]:
     return tuple(sorted(turns.items()))
 
 
-# A node of the reward tree as it is judged: where its value comes from and what is done to it.
+# Nodes of the reward tree: the source of a value, and how it is scaled, clipped and gated.
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """One node, with what it needs to be judged.
+    """One node, with what it needs to be scored.
 
     Example:
         >>> Node(path="style/brief", component=ComponentConfig(rule="length")).name
@@ -123,9 +123,9 @@ class Node:
     component: ComponentConfig
     """What the configuration says about it."""
     source: Reward | None = None
-    """What judges it; None for a node of parts."""
+    """The reward that scores it; None for a node of parts."""
     waves: "tuple[tuple[Node, ...], ...]" = ()
-    """The nodes below it, those that can be judged side by side together."""
+    """The nodes below it; each wave can be scored concurrently."""
     order: tuple[str, ...] = ()
     """Names of the nodes below, as written."""
     wanted: tuple[Condition, ...] = ()
@@ -136,12 +136,12 @@ class Node:
         """What it is called in the tree."""
         return self.path.rpartition("/")[2]
 
-    def unjudged(self, siblings: Mapping[str, Score]) -> Score | None:
-        """Its score where it does not count beside these siblings; None where it is to be judged.
+    def gated_score(self, siblings: Mapping[str, Score]) -> Score | None:
+        """The score of a node whose gate these siblings close; None if it has to be scored.
 
         Behind a closed gate it is worth what the gate says. Where a sibling that decides has no
-        value it has none either: nobody knows whether it would count. Siblings are compared as
-        judged, scaled and clipped but not normalised.
+        value it has none either, since the gate is undecided. Siblings are compared as
+        scored, scaled and clipped but not normalised.
         """
         made = Score(name=self.name, value=0.0, weight=self.component.weight, gated=True)
         lost = next((c.by for c in self.wanted if siblings[c.by].value is None), None)
@@ -151,7 +151,7 @@ class Node:
         return replace(made, value=closed[0].otherwise) if closed else None
 
     def shaped(self, score: Score) -> Score:
-        """What was judged as the node's score: scaled, shifted and clipped; a fault stays one.
+        """A source's score as the node's score: scaled, shifted and clipped; a fault stays one.
 
         A clip takes from every turn alike.
         """
@@ -176,7 +176,7 @@ class Node:
 
 
 def shape(component: ComponentConfig, value: float) -> float:
-    """A value as judged, after scale, shift, floor and ceiling; NaN stays NaN.
+    """A raw value after scale, shift, floor and ceiling; NaN stays NaN.
 
     Example:
         >>> shape(ComponentConfig(rule="length", scale=2.0, floor=-1.0), -0.75)
@@ -224,7 +224,7 @@ def below(
     return waves, tuple(components)
 
 
-# How the parts of a tree become one score. Each stays visible, and none is replaced by 0.
+# Combining the parts of a tree into one score. Every part is kept; a missing one is never 0.
 
 ROOT = "reward"
 """Name at the top of every tree."""
@@ -337,7 +337,7 @@ _is_plain: ContextVar[bool] = ContextVar("is_plain", default=False)
 
 @contextmanager
 def plainly(is_plain: bool = True) -> Iterator[None]:
-    """Judge without any normalisation inside, so that values of different steps can be compared."""
+    """Score without any normalisation inside, so that values of different steps can be compared."""
     token = _is_plain.set(is_plain)
     try:
         yield
@@ -347,10 +347,10 @@ def plainly(is_plain: bool = True) -> Iterator[None]:
 
 @final
 class RewardTree:
-    """Judges by every node, and keeps all of them in the score."""
+    """Scores by every node, and keeps all of them in the score."""
 
     def __init__(self, root: Node, *, moments: RunningMoments, num_workers: int) -> None:
-        """`num_workers` bounds how many groups one source judges at once in a whole step."""
+        """`num_workers` bounds how many groups one source scores at once in a whole step."""
         assert root.order, "a tree of nothing would score 0"
         self._root = root
         self._moments = moments
@@ -363,9 +363,9 @@ class RewardTree:
 
     async def __call__(self, prompt: Prompt, rollouts: Sequence[Rollout]) -> list[Score]:
         """One tree per rollout, with a part for each component."""
-        return (await self.judge([(prompt, rollouts)]))[0]
+        return (await self.score_groups([(prompt, rollouts)]))[0]
 
-    async def judge(self, groups: Sequence[Group]) -> list[list[Score]]:
+    async def score_groups(self, groups: Sequence[Group]) -> list[list[Score]]:
         """One tree per rollout of every group, in order."""
         return await self._parts(self._root, groups, ROOT)
 
@@ -377,7 +377,7 @@ class RewardTree:
         return [[node.shaped(score) for score in row] for row in rows]
 
     async def _sourced(self, source: Reward, groups: Sequence[Group]) -> list[list[Score]]:
-        """The scores of one source; it is not asked about nothing."""
+        """The scores of one source, which is not called without groups."""
         if not groups:
             return []
         if isinstance(source, StepReward):
@@ -407,12 +407,12 @@ class RewardTree:
         self, part: Node, groups: Sequence[Group], known: Sequence[Sequence[Mapping[str, Score]]]
     ) -> list[list[Score]]:
         """The scores of a node; its source sees only rollouts for which the node counts."""
-        shut = [[part.unjudged(siblings) for siblings in row] for row in known]
-        asked = [
+        shut = [[part.gated_score(siblings) for siblings in row] for row in known]
+        open_groups = [
             (prompt, [r for r, score in zip(rollouts, row, strict=True) if score is None])
             for (prompt, rollouts), row in zip(groups, shut, strict=True)
         ]
-        judged = iter(await self._node(part, [group for group in asked if group[1]]))
+        judged = iter(await self._node(part, [group for group in open_groups if group[1]]))
         rows: list[list[Score]] = []
         for row in shut:
             found = iter(next(judged)) if None in row else iter(())
@@ -433,7 +433,7 @@ class RewardTree:
         return [combined(some, how=combine, name=name) for some in zip(*columns, strict=True)]
 
     def _over_time(self, part: Node, score: Score) -> Score:
-        """A score in standard deviations of the steps before; what was not judged stays."""
+        """A score in standard deviations of the steps before; what was not scored stays."""
         is_running = part.component.normalise == "running" and not _is_plain.get()
         if not is_running or score.gated or score.value is None:
             return score

@@ -26,7 +26,7 @@ def load_module(path: str, *, field: str) -> ModuleType:
     )
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None or not file.is_file():
-        raise UserError(field, path, "no such Python file", "mend the path")
+        raise UserError(field, path, "no such Python file", "correct the path")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     faults: list[BaseException] = []
@@ -35,7 +35,7 @@ def load_module(path: str, *, field: str) -> ModuleType:
     if faults:
         sys.modules.pop(name, None)
         why = f"importing it failed: {last_line(faults[0])}"
-        raise UserError(field, path, why, "mend the file") from faults[0]
+        raise UserError(field, path, why, "correct the file") from faults[0]
     return module
 
 
@@ -59,8 +59,7 @@ def takes(function: Callable[..., Any], names: Sequence[str]) -> bool:
     return True
 
 
-# A reward function as TRL calls them: `reward(prompts, completions, completion_ids,
-# **columns)`.
+# TRL-style reward functions: `reward(prompts, completions, completion_ids, **columns)`.
 #
 # It returns a list with a score per answer: of one answer, or of all of a step where
 # `reward.reward_manager.name` is `batch`. It is given what it takes of these, each a list:

@@ -16,7 +16,7 @@ from typing import Any, final
 
 from luyen.sandbox.python import Step
 
-# What assertions say about plain data, worked out outside the sandbox.
+# Evaluation of assertions about plain data, outside the sandbox.
 #
 # Comparisons, arithmetic and a few functions: nothing of a program is here but values that
 # `luyen.sandbox.child.program` read, so no operator and no function can be one of its own.
@@ -68,9 +68,9 @@ def is_supported(check: ast.AST) -> bool:
         case ast.BinOp(op=op, left=left, right=right):
             known = isinstance(op, ast.Add | ast.Sub | ast.Mult | ast.Div | ast.Pow)
             return known and is_supported(left) and is_supported(right)
-        case ast.Compare(left=left, ops=ops, comparators=others):
+        case ast.Compare(left=left, ops=ops, comparators=rest):
             return all(type(op) in _COMPARISONS for op in ops) and all(
-                map(is_supported, [left, *others])
+                map(is_supported, [left, *rest])
             )
         case ast.Attribute(value=ast.Name(id="math"), attr=name):
             return name in _CONSTANTS
@@ -113,8 +113,8 @@ def _value(node: ast.AST | None, values: Mapping[str, Any]) -> Any:
             return _UNARY[type(op)](_value(operand, values))
         case ast.BinOp(op=op, left=left, right=right):
             return _arithmetic(op, _value(left, values), _value(right, values))
-        case ast.Compare(left=left, ops=ops, comparators=others):
-            return _compared(_value(left, values), ops, [_value(one, values) for one in others])
+        case ast.Compare(left=left, ops=ops, comparators=rest):
+            return _compared(_value(left, values), ops, [_value(one, values) for one in rest])
         case ast.Attribute(attr=name):
             return _CONSTANTS[name]
         case ast.Subscript(value=inner, slice=index):
@@ -147,8 +147,8 @@ def _holds(container: Any, value: Any) -> bool:
     return isinstance(value, float) and value.is_integer() and int(value) in container
 
 
-def _compared(left: Any, ops: list[ast.cmpop], others: list[Any]) -> bool:
-    for op, right in zip(ops, others, strict=True):
+def _compared(left: Any, ops: list[ast.cmpop], rest: list[Any]) -> bool:
+    for op, right in zip(ops, rest, strict=True):
         if not _COMPARISONS[type(op)](left, right):
             return False
         left = right
@@ -181,8 +181,8 @@ def _arithmetic(op: ast.operator, left: Any, right: Any) -> Any:
 _SHAPES = frozenset(
     ("len", "list", "tuple", "set", "frozenset", "dict", "sorted", "sum", "str", "repr")
 )
-"""Built-in functions of a value of the program that may run beside it, where the result is compared
-with a literal: to forge it, a program has to know that literal."""
+"""Built-in functions that may run in the program's process on one of its values, if the result is
+compared with a literal: to forge it, a program has to know that literal."""
 _MAKERS = _SHAPES | {"range", "float", "int", "complex", "bytes", "reversed", "bool", "zip"}
 _MAKERS |= {"min", "max", "abs", "round", "chr", "ord"}
 """Built-in functions that make an argument out of literals."""

@@ -98,7 +98,7 @@ def target() -> Iterator[Target]:
 
 
 async def breaches(attack: Attack, outside: Target) -> list[str]:
-    """What an attack achieved; empty when the walls stood."""
+    """What an attack achieved; empty if it was contained."""
     facts = {
         "FILE": str(outside.file),
         "DATAGRAMS": outside.datagrams.getsockname(),

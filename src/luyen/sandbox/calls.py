@@ -55,14 +55,14 @@ class Reply:
     """How long it took, loading not counted; after a fault, from the asking."""
 
 
-# How long the call that runs now may still take: known to it wherever it looks.
+# Deadline of the current call, kept in a context variable.
 
 _deadline: ContextVar[float | None] = ContextVar("deadline", default=None)
 
 
 @contextmanager
 def within(seconds: float) -> Generator[None, None, None]:
-    """State that what runs inside has so many seconds; whoever said so enforces it."""
+    """Set the deadline that `seconds_left` reports in the body. The caller enforces it."""
     token = _deadline.set(monotonic() + seconds)
     try:
         yield
@@ -71,7 +71,7 @@ def within(seconds: float) -> Generator[None, None, None]:
 
 
 def seconds_left() -> float | None:
-    """Seconds until the call is ended from outside, never negative; None: nobody said.
+    """Seconds until the call is ended from outside, never negative; None without a deadline.
 
     Example:
         >>> seconds_left() is None

@@ -32,9 +32,9 @@ def job_file(job: dict[str, Any] | None) -> IO[bytes]:
     return file
 
 
-def command(asked: IO[bytes], report: IO[bytes], channel: int) -> list[str]:
+def command(request: IO[bytes], report: IO[bytes], channel: int) -> list[str]:
     """The command line of the guard, which reads packages but no directory of the user."""
-    numbers = [str(asked.fileno()), str(report.fileno()), str(channel), str(os.getpid())]
+    numbers = [str(request.fileno()), str(report.fileno()), str(channel), str(os.getpid())]
     flags = ["-P", "-s", "-X", "utf8"]
     return [sys.executable, *flags, "-m", "luyen.sandbox.child.guard", *numbers]
 
@@ -63,7 +63,7 @@ def read_report(file: IO[bytes]) -> dict[str, Any] | None:
     return found
 
 
-# What a program in the sandbox may use, and which walls confine it on this machine.
+# Limits of a program in the sandbox, and the isolation layers available on this machine.
 
 ISOLATION: dict[str, tuple[tuple[str, ...], ...]] = {
     "files": (("root",), ("landlock", "seccomp")),
@@ -71,7 +71,7 @@ ISOLATION: dict[str, tuple[tuple[str, ...], ...]] = {
     "processes": (("namespaces",), ("landlock", "seccomp")),
     "memory": (("cgroup",), ("seccomp", "rlimits")),
 }
-"""What is promised of a program, and the sets of walls of which one must stand for it."""
+"""Promise -> the sets of isolation layers, any one of which keeps it."""
 
 
 @final
@@ -107,31 +107,31 @@ class Limits:
 
 
 def available() -> tuple[str, ...]:
-    """The walls that confine programs here, found by running one; see docs/sandbox.md.
+    """The isolation layers on this machine, found by running a program; see docs/sandbox.md.
 
     Example:
         >>> "rlimits" in available()
         True
     """
-    walls = probe()
-    if walls is None:
+    layers = probe()
+    if layers is None:
         raise SandboxFault("the guard of an empty program failed")
-    return walls
+    return layers
 
 
 @cache
 def probe() -> tuple[str, ...] | None:
-    """The walls around an empty program; None when not even that can be run."""
+    """The isolation layers around an empty program; None if it cannot be run."""
     work = tempfile.mkdtemp(prefix="luyen-")
     job: dict[str, Any] = {"code": "", "work": work, "limits": asdict(Limits())}
-    with job_file(job) as asked, job_file(None) as report:
+    with job_file(job) as request, job_file(None) as report:
         channel = os.open(os.devnull, os.O_WRONLY)
         subprocess.run(
-            command(asked, report, channel),
+            command(request, report, channel),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             env=environment(),
-            pass_fds=(asked.fileno(), report.fileno(), channel),
+            pass_fds=(request.fileno(), report.fileno(), channel),
             check=False,
         )
         os.close(channel)
@@ -145,7 +145,7 @@ def demand(promises: Sequence[str]) -> None:
     lost = missing(tuple(promises))
     if lost:
         why = f"nothing on this machine keeps {', '.join(lost)} out of a program's reach"
-        fix = "see `luyen selftest --sandbox`; run where the walls stand, or drop the demand"
+        fix = "see `luyen selftest --sandbox`; run where these isolation layers exist, or drop it"
         raise UserError("sandbox.require", list(promises), why, fix)
 
 
@@ -156,9 +156,10 @@ def missing(promises: tuple[str, ...] = tuple(ISOLATION)) -> tuple[str, ...]:
         >>> set(missing()) <= {"files", "network", "processes", "memory"}
         True
     """
-    walls = set(available())
+    layers = set(available())
     return tuple(
         promise
         for promise in promises
-        if promise in ISOLATION and not any(walls.issuperset(wall) for wall in ISOLATION[promise])
+        if promise in ISOLATION
+        and not any(layers.issuperset(layer) for layer in ISOLATION[promise])
     )

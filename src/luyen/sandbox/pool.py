@@ -16,7 +16,7 @@ from luyen.sandbox.calls import RESULT_BYTES, Call, Reply
 from luyen.sandbox.child.resources import kill_process_tree
 from luyen.sandbox.worker import READY
 
-# One process that answers calls, seen from the side that asks.
+# One worker process, as its parent sees it.
 
 START_S = 120.0
 """How long a process may take to start and to load a function; importing can be slow."""
@@ -61,17 +61,18 @@ class Worker:
         return self._pipe.recv_bytes(self._most) if self._pipe.poll(timeout_s) else None
 
     def kill(self) -> None:
-        """Kill the process and all it started; who waits for its answer sees the pipe close."""
-        if self._process.returncode is not None:  # buried: its number may be another's by now
+        """Kill the process and all it started; a caller that awaits a reply sees the pipe close."""
+        if self._process.returncode is not None:  # reaped: the pid may have been reused
             return
         kill_process_tree(self.pid)
 
-    def end(self, *, patience_s: float = 0.0) -> int:
-        """Kill the process and what it left behind, when nobody waits for it; its exit code.
+    def end(self, *, grace_s: float = 0.0) -> int:
+        """Kill the process and what it left behind; its exit code. No caller may await a reply.
 
-        One that has closed its pipe is about to end; with some patience its own exit code is seen.
+        A process that has closed its pipe is about to exit; `grace_s` lets it, so that its own exit
+        code is returned.
         """
-        deadline = monotonic() + patience_s
+        deadline = monotonic() + grace_s
         while not self._has_ended() and monotonic() < deadline:
             sleep(_LOOK_S)
         self.kill()
@@ -80,7 +81,7 @@ class Worker:
         return code
 
     def _has_ended(self) -> bool:
-        """Whether it is dead; it stays unburied, so that its group keeps its number."""
+        """Whether it is dead. It is not reaped, so that its process group keeps its number."""
         flags = os.WEXITED | os.WNOWAIT | os.WNOHANG
         return os.waitid(os.P_PID, self.pid, flags) is not None
 
@@ -101,7 +102,7 @@ EXIT_TIMEOUT_S = 2.0
 
 @final
 class _Ticket:
-    """One call that somebody waits for, until they do no more."""
+    """One call in progress, until its caller cancels it."""
 
     def __init__(self) -> None:
         self.is_cancelled = False
@@ -124,7 +125,7 @@ class _Workers:
         return sorted(worker.pid for worker in (*self._idle, *self._busy))
 
     def take(self, ticket: _Ticket) -> Worker | None:
-        """An idle process or a new one; None once the crew was sent home, or nobody waits."""
+        """An idle process or a new one; None once the pool is closed or the call is cancelled."""
         with self._lock:
             if self.is_closed or ticket.is_cancelled:
                 return None
@@ -134,7 +135,7 @@ class _Workers:
             return worker
 
     def give_back(self, worker: Worker) -> None:
-        """Let others use a process that has answered, unless it was killed meanwhile."""
+        """Make a process that has replied available again, unless it was killed."""
         with self._lock:
             is_killed = self._busy.pop(worker).is_cancelled or self.is_closed
             if not is_killed:
@@ -142,22 +143,22 @@ class _Workers:
         if is_killed:
             worker.end()
 
-    def remove(self, worker: Worker, *, patience_s: float = 0.0) -> int:
+    def remove(self, worker: Worker, *, grace_s: float = 0.0) -> int:
         """End a process; its exit code."""
         with self._lock:
             del self._busy[worker]
-        return worker.end(patience_s=patience_s)
+        return worker.end(grace_s=grace_s)
 
     def cancel(self, ticket: _Ticket) -> None:
         """Kill the process that works on this ticket, if one still does; none will begin to."""
         with self._lock:
             ticket.is_cancelled = True
-            for worker, held in self._busy.items():
-                if held is ticket:
+            for worker, current in self._busy.items():
+                if current is ticket:
                     worker.kill()
 
     def end(self) -> None:
-        """End every idle process; kill the busy ones, which those who wait for them then end."""
+        """End every idle process; kill the busy ones, which their callers then end."""
         with self._lock:
             self.is_closed = True
             idle, self._idle = self._idle, []
@@ -169,7 +170,7 @@ class _Workers:
 
 @final
 class ProcessPool:
-    """Makes calls in at most `size` processes, started when first needed; others wait their turn.
+    """Runs calls in at most `size` processes, started on demand; further calls are queued.
 
     A process makes one call at a time. One that is late is killed with all it started; one that is
     killed or dies is replaced when next needed. Close the pool at the end; processes also end when
@@ -178,18 +179,18 @@ class ProcessPool:
 
     def __init__(self, size: int, timeout_s: float, *, result_bytes: int = RESULT_BYTES) -> None:
         self._timeout_s = timeout_s
-        self._crew = _Workers(result_bytes=result_bytes)
+        self._workers = _Workers(result_bytes=result_bytes)
         self._threads = ThreadPoolExecutor(max_workers=size, thread_name_prefix="pool")
-        self._finish = weakref.finalize(self, _Workers.end, self._crew)
+        self._finish = weakref.finalize(self, _Workers.end, self._workers)
 
     @property
     def pids(self) -> list[int]:
         """Ids of its processes."""
-        return self._crew.pids
+        return self._workers.pids
 
     async def run(self, call: Call, *, timeout_s: float | None = None) -> Reply:
         """What came of a call; it raises nothing of its own. Cancelled, it kills the process."""
-        if self._crew.is_closed:
+        if self._workers.is_closed:
             return Reply(error=CLOSED)
         ticket = _Ticket()
         limit = self._timeout_s if timeout_s is None else timeout_s
@@ -197,7 +198,7 @@ class ProcessPool:
         try:
             return await loop.run_in_executor(self._threads, self._ask, call, limit, ticket)
         except asyncio.CancelledError:
-            self._crew.cancel(ticket)
+            self._workers.cancel(ticket)
             raise
 
     def _ask(self, call: Call, timeout_s: float, ticket: _Ticket) -> Reply:
@@ -205,21 +206,21 @@ class ProcessPool:
             request = pickle.dumps((call, timeout_s))
         except (pickle.PicklingError, TypeError, AttributeError, RecursionError) as fault:
             return Reply(error=f"the arguments cannot be sent: {fault}")
-        worker = self._crew.take(ticket)
+        worker = self._workers.take(ticket)
         if worker is None:
             return Reply(error=CLOSED)
         start = perf_counter()
         try:
             reply = worker.ask(request, timeout_s=timeout_s)
         except (EOFError, OSError):
-            code = self._crew.remove(worker, patience_s=EXIT_TIMEOUT_S)
+            code = self._workers.remove(worker, grace_s=EXIT_TIMEOUT_S)
             error = f"the process that computed it ended (exit code {code})"
             return Reply(error=error, exit_code=code, seconds=perf_counter() - start)
         if reply is None:
-            self._crew.remove(worker)
+            self._workers.remove(worker)
             error = f"no answer within {timeout_s:g} s"
             return Reply(error=error, timed_out=True, seconds=perf_counter() - start)
-        self._crew.give_back(worker)
+        self._workers.give_back(worker)
         return reply
 
     def close(self) -> None:

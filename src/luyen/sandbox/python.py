@@ -30,10 +30,10 @@ from luyen.sandbox.launch import (
 )
 from luyen.sandbox.room import need_room, no_files, room
 
-# What comes out of a program: its streams, cut to size, and the values that its steps sent.
+# Output of a program: its streams, cut to size, and the values that its steps sent.
 
 _FLOOD = 16
-"""A program that writes so many times what is kept of its output is killed."""
+"""A program that writes this many times what is kept of its output is killed."""
 
 
 @final
@@ -109,7 +109,7 @@ def _read(line: str) -> Any:
         return None
 
 
-# Removing what a program left: directories of any depth and mode, names of any kind.
+# Removal of a work directory: any depth, any mode, any file name.
 
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -117,7 +117,7 @@ _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 def remove(work: str) -> None:
     """Remove a directory with all that is in it; nothing is raised.
 
-    Directories are emptied one by one: those inside are first moved up beside them. So neither the
+    Directories are emptied one by one: subdirectories are first moved up one level. So neither the
     depth of a tree nor the length of its paths matters, and no more than two are open at once.
     """
     with suppress(OSError):
@@ -148,7 +148,7 @@ def _thinned(top: int) -> bool:
 
 
 def _move_up(top: int, name: str) -> None:
-    """Empty a directory: files are removed, directories get a free name beside it."""
+    """Empty a directory: files are removed, directories are moved next to it under a free name."""
     os.chmod(name, stat.S_IRWXU, dir_fd=top)
     inner = os.open(name, _OPEN, dir_fd=top)
     try:
@@ -165,7 +165,7 @@ def _move_up(top: int, name: str) -> None:
 
 
 _GRACE_S = 10.0
-"""How long the guard may take beyond the time of the program, and how long to end it when asked.
+"""How long the guard may take beyond the time of the program, and how long to end it on request.
 
 Killed earlier, it would leave behind what it has not ended yet, where there are no namespaces."""
 
@@ -239,8 +239,8 @@ async def _once(
     before = room()
     work = _work()
     try:
-        with _files(job | {"work": work}) as (asked, report):
-            streams = await _guarded(asked, report, limits)
+        with _files(job | {"work": work}) as (request, report):
+            streams = await _guarded(request, report, limits)
             found = read_report(report)
     finally:
         await asyncio.shield(asyncio.to_thread(remove, work))
@@ -260,10 +260,10 @@ def _files(job: dict[str, Any]) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
     """The files of a job and of its report."""
     with ExitStack() as stack:
         try:
-            asked, report = (stack.enter_context(job_file(part)) for part in (job, None))
+            request, report = (stack.enter_context(job_file(part)) for part in (job, None))
         except OSError as error:
             raise no_files(error) from error
-        yield asked, report
+        yield request, report
 
 
 def _is_flood(streams: tuple[OutputStream, OutputStream, OutputStream]) -> bool:
@@ -292,19 +292,19 @@ def _encoded(files: Mapping[str, str | bytes]) -> dict[str, str]:
 
 
 async def _guarded(
-    asked: Any, report: Any, limits: Limits
+    request: Any, report: Any, limits: Limits
 ) -> tuple[OutputStream, OutputStream, OutputStream]:
     """Start a guard and read what its program writes, until both have ended."""
     near, far = os.pipe()
     channel, transport = await _reader(near)
     try:
         process = await asyncio.create_subprocess_exec(
-            *command(asked, report, far),
+            *command(request, report, far),
             stdin=DEVNULL,
             stdout=PIPE,
             stderr=PIPE,
             env=environment(),
-            pass_fds=(asked.fileno(), report.fileno(), far),
+            pass_fds=(request.fileno(), report.fileno(), far),
             start_new_session=True,
         )
         os.close(far)
@@ -352,7 +352,7 @@ def _stopper(process: Process) -> Callable[[], None]:
 
 
 async def _end(process: Process) -> None:
-    """End a guard that still runs: it is asked first, since then it ends its program too."""
+    """End a guard that still runs: first with a signal, upon which it ends its program too."""
     if process.returncode is not None:
         return
     _stopper(process)()

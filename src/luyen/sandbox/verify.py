@@ -92,9 +92,9 @@ async def verify(
     total_s: float | None = None,
     stop_at_failure: bool = False,
 ) -> Verdict:
-    """Run a program once for every test, each time anew, one after the other.
+    """Run a program once for every test, each in a fresh process, one after the other.
 
-    What is not run after `total_s` seconds, or after a failure where that is asked for, counts as
+    What is not run after `total_s` seconds, or after a failure with `stop_at_failure`, counts as
     not passed. A SandboxFault says that the sandbox failed; a failing program never raises.
     """
     assert tests, "without tests there is nothing to pass"

@@ -26,7 +26,7 @@ from types import ModuleType
 from typing import Any
 
 from luyen.base.boundary import boundary, last_line
-from luyen.base.signals import settle_signals
+from luyen.base.signals import reset_signals
 from luyen.sandbox.calls import Call, Reply, within
 from luyen.sandbox.child.resources import kill_process_tree
 
@@ -144,7 +144,7 @@ def limited_cpu(seconds: float) -> Generator[None]:
 
 def main(number: str, owner: str, result_bytes: str) -> None:
     """Serve the pipe of this number."""
-    settle_signals()
+    reset_signals()
     threading.Thread(target=leave_with, args=(int(owner),), daemon=True).start()
     serve(Connection(int(number)), result_bytes=int(result_bytes))
 

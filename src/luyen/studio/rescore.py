@@ -194,7 +194,7 @@ def rescore(
             broken += len(drawn) - len(sound)
             groups = grouped(sound, prompts)
             reward.check_sources({prompt.data_source for prompt, _ in groups})
-            scored = reward.judge([(p, [_unjudged(r) for r in some]) for p, some in groups], work)
+            scored = reward.score([(p, [_unjudged(r) for r in some]) for p, some in groups], work)
             reward.advance(scored)
             old += [ScoredGroup(prompt=p, rollouts=r, seconds=(None,) * len(r)) for p, r in groups]
             new += scored

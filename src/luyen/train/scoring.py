@@ -71,7 +71,7 @@ def score_and_filter(run: OnlineRun, groups: Sequence[Group]) -> list[Group]:
     """
     scored = score_groups(run, groups) if run.needs.reward else _unscored(run, groups)
     run.judged += scored
-    faulty = {rollout.key for rollout in run.reward.settle(scored)}
+    faulty = {rollout.key for rollout in run.reward.apply_fault_policy(scored)}
     return [_without(Group(prompt=g.prompt, rollouts=g.rollouts), faulty) for g in scored]
 
 
@@ -82,7 +82,7 @@ def score_groups(
     pairs = [(group.prompt, group.rollouts) for group in _valid_groups(run, groups, purpose)]
     PROGRESS.expect("score", 0, len(pairs), anew=True)
     with PROGRESS.watching("score", 0):
-        return run.reward.judge(pairs, ScoreJournal(journal=run.journal, purpose=purpose))
+        return run.reward.score(pairs, ScoreJournal(journal=run.journal, purpose=purpose))
 
 
 def _unscored(run: OnlineRun, groups: Sequence[Group]) -> list[ScoredGroup]:
@@ -146,7 +146,7 @@ def _greedy_rewards(run: OnlineRun, asked: RolloutFuture) -> dict[str, float]:
         groups = run.roles.generation.all_compared(asked.result())
     with run.phase("score"):
         scored = score_groups(run, groups, purpose="greedy")
-    out = {rollout.key for rollout in run.reward.settle(scored)}
+    out = {rollout.key for rollout in run.reward.apply_fault_policy(scored)}
     answers = [group.rollouts[0] for group in scored]
     return {str(r.group): _value(r.score) for r in answers if r.key not in out}
 

@@ -103,7 +103,7 @@ def validate(run: OnlineRun) -> None:
         )
         known = len(run.broken)
         scored = score_groups(run, groups, purpose="validation")
-        run.reward.settle(scored)
+        run.reward.apply_fault_policy(scored)
     broken = run.broken[known:]
     metrics = scored_metrics(scored)
     if run.roles.generation.conversations is not None:

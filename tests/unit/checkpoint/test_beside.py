@@ -34,7 +34,7 @@ def save(writer: CheckpointWriter, ranks: RankProcesses, step: int) -> None:
         ranks.all("begin_write", folder)
         save_state(folder, "loop", {"step": step})
 
-    writer.save_elsewhere(step, fill, lambda: all(ranks.all("is_written")), facts={})
+    writer.save_remote(step, fill, lambda: all(ranks.all("is_written")), facts={})
 
 
 def files(store: CheckpointStore, step: int) -> dict[str, object]:
@@ -109,7 +109,7 @@ def test_writers_that_are_gone_are_not_reported_twice(tmp_path: Path):
         raise WritersGone
 
     writer = CheckpointWriter(CheckpointStore(tmp_path / "beside"), is_async=True)
-    writer.save_elsewhere(1, lambda folder: (folder / "part").touch(), gone, facts={})
+    writer.save_remote(1, lambda folder: (folder / "part").touch(), gone, facts={})
     writer.wait()
     assert writer.finished() == []
     assert list(writer.store.directory.iterdir()) == []

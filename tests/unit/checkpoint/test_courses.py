@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from luyen.checkpoint.store import CheckpointStore
-from luyen.checkpoint.superseded import SupersededCheckpoints, set_superseded_aside
+from luyen.checkpoint.superseded import SupersededCheckpoints, archive_superseded
 
 
 def fill(folder: Path) -> None:
@@ -22,7 +22,7 @@ def test_later_checkpoints_go_aside_and_are_whole_there(tmp_path: Path):
     store = CheckpointStore(tmp_path, keep=2)
     saved(store, 4, 6)
     with pytest.warns(SupersededCheckpoints, match="left-step_000006"):
-        [place] = set_superseded_aside(store, 4)
+        [place] = archive_superseded(store, 4)
     assert (store.list(), (place / "model.bin").read_text()) == ((4,), "w")
     saved(store, 5)
     assert store.list() == (4, 5), "those being made stay"
@@ -33,7 +33,7 @@ def test_what_went_aside_before_is_not_written_over(tmp_path: Path):
     for _ in range(2):
         saved(store, 1, 2)
         with pytest.warns(SupersededCheckpoints):
-            set_superseded_aside(store, 1)
+            archive_superseded(store, 1)
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["left-step_000002", "left-step_000002-2", "step_000001"]
 
@@ -41,7 +41,7 @@ def test_what_went_aside_before_is_not_written_over(tmp_path: Path):
 def test_nothing_later_nothing_said(tmp_path: Path, recwarn: pytest.WarningsRecorder):
     store = CheckpointStore(tmp_path)
     saved(store, 1)
-    assert (set_superseded_aside(store, 1), len(recwarn)) == ([], 0)
+    assert (archive_superseded(store, 1), len(recwarn)) == ([], 0)
 
 
 def test_of_what_was_left_behind_as_many_stay_as_the_store_keeps(tmp_path: Path):
@@ -49,13 +49,13 @@ def test_of_what_was_left_behind_as_many_stay_as_the_store_keeps(tmp_path: Path)
     for later in (3, 4, 5, 6):
         saved(CheckpointStore(tmp_path), 1, later)
         with pytest.warns(SupersededCheckpoints):
-            set_superseded_aside(store, 1)
+            archive_superseded(store, 1)
     (tmp_path / "left-of-mine").mkdir()
     source = tmp_path / "left-step_000005"
     assert names(tmp_path) == ["left-of-mine", source.name, "left-step_000006", "step_000001"]
-    set_superseded_aside(store, 1, source=source)
+    archive_superseded(store, 1, source=source)
     assert source.is_dir(), "the run goes on from it"
-    set_superseded_aside(store, 1)
+    archive_superseded(store, 1)
     assert names(tmp_path) == ["left-of-mine", "left-step_000006", "step_000001"]
 
 

@@ -165,7 +165,7 @@ def test_only_wanted_answers_and_right_steps_are_learned_from(tmp_path: Path):
     done = convert(write(tmp_path / "c.jsonl", steps), tmp_path / "d.jsonl", to="labelled")
     found = [row for _, row in open_rows(str(tmp_path / "d.jsonl"))]
     assert [row.label for row in found if isinstance(row, LabelledRow)] == [True, False]
-    assert done.lost == {"label of a step": 3, "answer whose steps nobody judged": 1}
+    assert done.lost == {"label of a step": 3, "answer with unlabelled steps only": 1}
 
 
 def test_the_answer_of_a_conversation_stays_beside_the_prompt(tmp_path: Path):

@@ -34,7 +34,7 @@ BROKEN: list[tuple[str, dict[str, Any], str, str]] = [
     ("stepwise", {"completions": [1]}, "completions", "a list of texts"),
     ("messages", {"messages": [user("q")]}, "messages", "nothing to learn"),
     ("messages", {"messages": "not JSON"}, "messages", "must be JSON"),
-    ("messages", {"messages": [{"content": "q"}]}, "messages[0]", "nobody says this"),
+    ("messages", {"messages": [{"content": "q"}]}, "messages[0]", "the message has no role"),
     (
         "messages",
         {"messages": [{**user("q"), "weight": 1}, assistant("a")]},

@@ -84,7 +84,7 @@ def test_weight_zero_leaves_a_source_out():
         ({"a": 1, "b": -1}, "is negative"),
         ({"a": 1, "b": float("nan")}, "is negative"),
         ({"a": 0, "b": 0}, "all weights are 0"),
-        ({"a": 1, "b": 1e-6}, "less than one draw in 1000"),
+        ({"a": 1, "b": 1e-6}, "less than one row in 1000"),
     ],
 )
 def test_weights_that_cannot_be_met_are_refused(weights: dict[str, float], said: str):

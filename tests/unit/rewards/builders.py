@@ -47,7 +47,7 @@ def scored(
 ) -> list[ScoredGroup]:
     """Build, score, close; no process may be left."""
     with build_reward(settings, max_response_length=longest) as reward:
-        found = reward.judge(groups)
+        found = reward.score(groups)
     assert reward.pids == []
     return found
 

@@ -107,7 +107,7 @@ def test_rules_in_processes_of_their_own_give_a_score_whatever_the_answer(rule):
     parts = {rule: {"rule": rule, "kwargs": hparams}}
     settings = config(components=parts, timeout_s=2.0, num_workers=2, memory_mb=2048)
     with build_reward(settings, max_response_length=16) as reward:
-        [judged] = reward.judge([group(row, *HOSTILE.values())])
+        [judged] = reward.score([group(row, *HOSTILE.values())])
         counted = reward.take_counts()
     faults = {w: s.error for w, s in zip(HOSTILE, judged.scores, strict=True) if s.value is None}
     assert faults == {}
@@ -121,7 +121,7 @@ def test_a_rule_that_cannot_judge_an_empty_answer_either_is_a_fault():
     parts = {"shape": {"rule": "regex", "kwargs": {"pattern": "(" * 5000 + ")" * 5000}}}
     settings = config(components=parts, timeout_s=2.0, num_workers=1)
     with build_reward(settings, max_response_length=16) as reward:
-        [judged] = reward.judge([group(prompt(), "a")])
+        [judged] = reward.score([group(prompt(), "a")])
         counted = reward.take_counts()
     assert judged.scores[0].value is None
     assert "for an empty answer" in (judged.scores[0].error or "")

@@ -147,7 +147,7 @@ ENDS = ("startend:end_checker", {"end_phrase": "Bye.", "num_words": None})
 
 
 @pytest.mark.parametrize(
-    ("text", "knobs", "value"),
+    ("text", "hparams", "value"),
     [
         ("Well then. Bye.", {}, 1.0),
         ("Well, then. Bye.", {}, 0.0),

@@ -34,7 +34,7 @@ def test_a_judge_is_a_part_of_the_tree_and_is_counted(server):
     settings = config(components=components(server.url("good")))
     with build_reward(settings, max_response_length=16) as reward:
         groups = [group(prompt("good"), "good", "bad"), group(prompt("x"), "good good", draw=1)]
-        done = reward.judge(groups)
+        done = reward.score(groups)
         counts = reward.take_counts()
     flat = [score.flat() for scored in done for score in scored.scores]
     assert flat == [
@@ -48,9 +48,9 @@ def test_a_judge_is_a_part_of_the_tree_and_is_counted(server):
 def test_a_judge_that_fails_is_a_fault_by_name_and_never_a_zero(server):
     settings = config(components=components(server.url("nan")), on_fault="fail")
     with build_reward(settings, max_response_length=16) as reward:
-        [done] = reward.judge([group(prompt("x"), "x", "y")])
+        [done] = reward.score([group(prompt("x"), "x", "y")])
         with pytest.raises(UserError, match="judge not_finite: the score is nan"):
-            reward.settle([done])
+            reward.apply_fault_policy([done])
     assert [score.value for score in done.scores] == [None, None]
     assert done.rollouts[0].fault == "reward: quality: judge not_finite: the score is nan"
 
@@ -60,7 +60,7 @@ def test_a_run_that_goes_on_asks_only_for_what_it_does_not_know(server, tmp_path
     found, counts = [], []
     for texts in (["good", "bad"], ["good", "bad", "good good"]):
         with build_reward(settings, max_response_length=16, folder=tmp_path) as reward:
-            [done] = reward.judge([group(prompt("x"), *texts)])
+            [done] = reward.score([group(prompt("x"), *texts)])
             found.append([score.value for score in done.scores])
             counts.append(reward.take_counts())
     assert found == [[0.2, 0.0], [0.2, 0.0, 0.4]]
@@ -78,7 +78,7 @@ def test_runs_share_a_cache_by_its_path_and_rules_are_kept_too(tmp_path: Path):
     counts = []
     for _ in range(2):
         with build_reward(settings, max_response_length=16, folder=tmp_path) as reward:
-            [done] = reward.judge([group(prompt("12", "math_x"), "$12$", "$13$")])
+            [done] = reward.score([group(prompt("12", "math_x"), "$12$", "$13$")])
             assert [score.value for score in done.scores] == [1.0, 0.0]
             counts.append((reward.take_counts(), len(reward.pids)))
     assert counts == [({"judging/cache_misses": 2.0}, 1), ({"judging/cache_hits": 2.0}, 0)]
@@ -98,7 +98,7 @@ def test_memory_of_judging_processes_is_limited_by_the_configuration(tmp_path: P
             reward_manager={"name": "prime"},
         )
         with build_reward(settings, max_response_length=16) as reward:
-            [done] = reward.judge([group(prompt("x"), "x")])
+            [done] = reward.score([group(prompt("x"), "x")])
         found.append((done.scores[0].value, done.scores[0].error))
     why = "out of memory: judging took more than 256 MiB (reward.memory_mb)"
     assert found == [(None, why), (1.0, None)]

@@ -136,8 +136,8 @@ def test_what_a_killed_process_kept_is_there(tmp_path):
     code = f"""
 import os, pathlib
 from luyen.rewards.cache import ScoreCache
-from luyen.rewards.counters import Counts
-cache = ScoreCache(pathlib.Path({str(path)!r}), counts=Counts())
+from luyen.rewards.counters import ScoringCounters
+cache = ScoreCache(pathlib.Path({str(path)!r}), counts=ScoringCounters())
 cache.keep("a", {{"value": 0.5}})
 os.kill(os.getpid(), 9)
 """

@@ -100,7 +100,9 @@ def test_gsm8k_pays_for_the_format_if_asked():
     assert gsm8k(prompt("72"), answer("71"), format_score=0.1) == 0.0
 
 
-@pytest.mark.parametrize(("truth", "knobs"), [("many", {}), (None, {}), ("72", {"method": "lax"})])
+@pytest.mark.parametrize(
+    ("truth", "hparams"), [("many", {}), (None, {}), ("72", {"method": "lax"})]
+)
 def test_gsm8k_says_when_it_cannot_judge(truth, hparams):
     with pytest.raises(Unscorable):
         gsm8k(prompt(truth), answer("#### 72"), **hparams)
@@ -124,7 +126,7 @@ def test_overlong_falls_over_the_buffer(tokens, value):
     assert overlong(prompt(), answer("", length=tokens), **hparams) == value
 
 
-@pytest.mark.parametrize("knobs", [{"buffer": 4}, {"buffer": 0}, {"buffer": 17}])
+@pytest.mark.parametrize("hparams", [{"buffer": 4}, {"buffer": 0}, {"buffer": 17}])
 def test_a_buffer_that_does_not_fit_cannot_judge(hparams):
     most = None if hparams["buffer"] == 4 else 16
     with pytest.raises(Unscorable):

@@ -74,8 +74,8 @@ def test_an_answer_that_hangs_the_verifier_is_wrong_and_costs_no_other_its_score
     groups = [group(prompt("12", "math_x"), "12", bomb, "13")]
     start = perf_counter()
     with build_reward(config(timeout_s=1.0, num_workers=1), max_response_length=16) as reward:
-        [done] = reward.judge(groups)
-        again = reward.judge([group(prompt("12", "math_x"), "12")])
+        [done] = reward.score(groups)
+        again = reward.score([group(prompt("12", "math_x"), "12")])
         pids = reward.pids
         counted = reward.take_counts()
     assert [score.value for score in done.scores] == [1.0, 0.0, 0.0]

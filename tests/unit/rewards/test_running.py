@@ -62,7 +62,7 @@ def build(**keys: Any) -> BuiltReward:
 
 
 def judge(reward: BuiltReward, *texts: str, work: ScoreJournal | None = None) -> list[ScoredGroup]:
-    return reward.judge([group(prompt("", "mine"), *texts)], work)
+    return reward.score([group(prompt("", "mine"), *texts)], work)
 
 
 def values(done: list[ScoredGroup]) -> list[float | None]:
@@ -93,7 +93,7 @@ def test_what_is_counted_is_scaled_and_clipped_and_not_gated():
     }
     with build(components=parts) as reward:
         for _ in range(2):
-            reward.advance(reward.judge([group(prompt("12", "mine"), "1", "9", "12")]))
+            reward.advance(reward.score([group(prompt("12", "mine"), "1", "9", "12")]))
         assert reward.state()["running"]["deep/a"]["count"] == 4
         assert reward.state()["running"]["deep/a"]["mean"] == (2.0 + 5.0) / 2
 

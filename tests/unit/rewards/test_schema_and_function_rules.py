@@ -69,7 +69,7 @@ def test_an_answer_on_which_a_pattern_of_a_schema_hangs_does_not_fit():
     parts = {"fits": {"rule": "json_schema", "kwargs": {"schema": schema}}}
     settings = config(components=parts, timeout_s=1.0, num_workers=1)
     with build_reward(settings, max_response_length=16) as reward:
-        [done] = reward.judge([group(prompt(None), '"aa"', '"' + "a" * 60 + '!"')])
+        [done] = reward.score([group(prompt(None), '"aa"', '"' + "a" * 60 + '!"')])
         counted = reward.take_counts()
     assert [score.value for score in done.scores] == [1.0, 0.0]
     assert counted == {"judging/unjudgeable/json_schema": 1.0}

@@ -197,11 +197,11 @@ def test_a_file_that_does_not_load_in_the_process_is_a_fault(tmp_path):
 
 OWNER = """
 import asyncio, os, sys, threading, time
-from luyen.rewards.calls import Call
-from luyen.rewards.pool import Pool
+from luyen.rewards.calls import ScoreCall
+from luyen.rewards.pool import ScoringPool
 
-pool = Pool(size=1, timeout_s=60.0)
-call = Call(name="pid", source=sys.argv[1], arguments={})
+pool = ScoringPool(size=1, timeout_s=60.0)
+call = ScoreCall(name="pid", source=sys.argv[1], arguments={})
 threading.Thread(target=lambda: asyncio.run(pool.run([call])), daemon=True).start()
 while not pool.pids:
     time.sleep(0.01)

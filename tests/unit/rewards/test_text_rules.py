@@ -9,7 +9,7 @@ from tests.unit.rewards.builders import answer, prompt
 
 
 @pytest.mark.parametrize(
-    ("text", "truth", "knobs", "value"),
+    ("text", "truth", "hparams", "value"),
     [
         ("12", "12", {}, 1.0),
         (" 12\n", "12", {}, 1.0),
@@ -36,7 +36,7 @@ def test_a_row_without_a_truth_cannot_be_judged(truth):
 
 
 @pytest.mark.parametrize(
-    ("text", "knobs", "value"),
+    ("text", "hparams", "value"),
     [
         ("<think>a\nb</think>7", {"pattern": r"<think>.*</think>\d+"}, 1.0),
         ("x <think>a</think>7", {"pattern": r"<think>.*</think>\d+"}, 0.0),
@@ -56,7 +56,7 @@ def test_a_pattern_that_is_none_cannot_judge():
 
 
 @pytest.mark.parametrize(
-    ("text", "knobs", "value"),
+    ("text", "hparams", "value"),
     [
         ('{"a": 1}', {}, 1.0),
         ('{"a": 1}', {"required": ["a"]}, 1.0),

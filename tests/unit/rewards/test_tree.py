@@ -191,8 +191,8 @@ def test_a_validation_is_not_normalised():
     settings = config(components={"a": number(0), "b": number(1)}, combine="gdpo")
     with build_reward(settings, max_response_length=16) as reward:
         groups = [group(prompt("", "mine"), "1 2", "3 4")]
-        plain = reward.judge(groups, ScoreJournal(purpose=VALIDATION))
-        trained = reward.judge(groups, ScoreJournal())
+        plain = reward.score(groups, ScoreJournal(purpose=VALIDATION))
+        trained = reward.score(groups, ScoreJournal())
     assert [s.value for s in plain[0].scores] == [3.0, 7.0]
     assert sum(s.value or 0.0 for s in trained[0].scores) == pytest.approx(0.0)
 
@@ -225,7 +225,7 @@ def learned(settings: dict[str, Any], groups: Sequence[Any]) -> tuple[Learned, l
     services = Services(model=model)
     built = build_reward(config(**settings), max_response_length=16, services=services)
     with built as reward:
-        found = reward.judge(groups)
+        found = reward.score(groups)
     return model, [list(one.scores) for one in found]
 
 

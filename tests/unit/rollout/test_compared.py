@@ -154,14 +154,14 @@ def test_damage_to_what_the_policy_did_not_say_stops_the_run():
     how = setting([add])
     rollout, prompt = one_of(ScriptedEngine(asks_then_answers), how)
     for source, place in ((Source.TOOL, "what follows turn 0"), (Source.PROMPT, "the prompt")):
-        with pytest.raises(UserError, match=f"tokens that grew differ .*{place}"):
+        with pytest.raises(UserError, match=f"token ids differ .*{place}"):
             check_retokenization(damaged(rollout, source, "7"), prompt, how)
 
 
 def test_damage_of_white_space_is_counted_where_it_is_to_be_ignored():
     rollout, prompt = one_of(ScriptedEngine(asks_then_answers), setting([add]))
     odd = damaged(rollout, Source.TEMPLATE, " ")
-    with pytest.raises(UserError, match="tokens that grew differ"):
+    with pytest.raises(UserError, match="token ids differ"):
         check_retokenization(odd, prompt, setting([add]))
     found = check_retokenization(odd, prompt, setting([add], sanity="ignore_strippable"))
     assert found.notes["drift"] == 1.0

@@ -168,7 +168,7 @@ def test_it_is_the_reward_when_nothing_else_is_written_and_a_part_otherwise(judg
         reward = opened(judge)
         services = Services(model=reward)
         with build_reward(config, max_response_length=16, services=services) as built:
-            scored = built.judge(groups())
+            scored = built.score(groups())
         reward.close()
         trees = [score for group in scored for score in group.scores]
         assert [t.value for t in trees] == pytest.approx([weight * x for x in expected])

@@ -225,11 +225,11 @@ def test_a_call_that_is_cancelled_before_it_has_a_process_never_begins(call, tmp
 def test_a_process_that_was_killed_when_it_had_answered_is_not_used_again(call):
     async def both(pool: ProcessPool) -> list[Reply]:
         first = await pool.run(call("pid"))
-        worker = pool._crew._idle[0]
+        worker = pool._workers._idle[0]
         ticket = _Ticket()
-        assert pool._crew.take(ticket) is worker
-        pool._crew.cancel(ticket)
-        pool._crew.give_back(worker)
+        assert pool._workers.take(ticket) is worker
+        pool._workers.cancel(ticket)
+        pool._workers.give_back(worker)
         return [first, await pool.run(call("pid"))]
 
     pool = ProcessPool(1, 20.0)

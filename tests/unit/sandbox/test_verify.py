@@ -128,7 +128,7 @@ def test_the_rule_says_which_share_of_its_tests_could_be_forged():
     tests = ["assert add(1, 2) == 3", "for i in range(3):\n    assert add(i, 0) == i"]
     found = rule.code(prompt(tests), answer(ADD))
     assert (found.value, found.flat()["code/forgeable"]) == (1.0, 0.5)
-    with pytest.raises(Unscorable, match="test 1 is judged beside the program"):
+    with pytest.raises(Unscorable, match="test 1 is scored inside the program's process"):
         rule.code(prompt(tests), answer(ADD), refuse_forgeable=True)
     assert rule.code(prompt(tests[:1]), answer(ADD), refuse_forgeable=True).value == 1.0
 

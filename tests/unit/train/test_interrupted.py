@@ -73,11 +73,11 @@ def nth(number: int, act: Callable[..., object], kind: signal.Signals) -> Callab
 
 CASES = {
     "the first validation is drawn": (LocalRoles, "_generate", 1, None),
-    "the first validation is judged": (BuiltReward, "judge", 1, None),
+    "the first validation is judged": (BuiltReward, "score", 1, None),
     "the second step is drawn": (LocalRoles, "_generate", 3, 1),
-    "the second step is judged": (BuiltReward, "judge", 3, 1),
+    "the second step is judged": (BuiltReward, "score", 3, 1),
     "a later validation is drawn": (LocalRoles, "_generate", 4, 2),
-    "a later validation is judged": (BuiltReward, "judge", 4, 2),
+    "a later validation is judged": (BuiltReward, "score", 4, 2),
     "the last validation is drawn": (LocalRoles, "_generate", 7, 4),
 }
 
@@ -147,8 +147,8 @@ def test_a_validation_says_how_far_it_is(tmp_path: Path, monkeypatch: pytest.Mon
         now = PROGRESS.now()
         seen.extend([(now.name, now.done, now.total)] if now is not None else [])
 
-    known, count_up = BuiltReward.judge, PROGRESS.add
-    monkeypatch.setattr(BuiltReward, "judge", judge)
+    known, count_up = BuiltReward.score, PROGRESS.add
+    monkeypatch.setattr(BuiltReward, "score", judge)
     monkeypatch.setattr(PROGRESS, "add", add)
     train(tmp_path, "trainer.total_training_steps=1")
     drawn = seen[: seen.index(("judged", 0, 0))]

@@ -11,10 +11,10 @@ from luyen.data.messages import ROLES, check_conversation, check_tools
 from luyen.data.raw_values import is_list, is_object, parsed_json
 from luyen.data.rows import RowAt, check_plain, decoded
 
-# Lists of messages in the manners of others, made ours: roles, calls, weights.
+# Message lists of foreign formats, converted to ours: roles, tool calls, weights.
 #
-# Two manners are read: `role`/`content`, in which the roles are ours, and `from`/`value`, in
-# which speakers have many names and calls are JSON text.
+# Two layouts are read: `role`/`content`, with our role names, and `from`/`value`, with many names
+# per role and calls as JSON text.
 
 CALL = "function_call"
 SPEAKERS = {
@@ -24,7 +24,7 @@ SPEAKERS = {
     "system": "system",
     CALL: CALL,
 }
-"""Who speaks in a `from` -> our role; a call becomes a message of the assistant."""
+"""Speaker in a `from` field -> our role; a call becomes an assistant message."""
 WEIGHTS = ("weight", "train", "training")
 """Fields of a message that say whether it is learned."""
 _SPANS = "train_detail"
@@ -62,7 +62,7 @@ def _message(raw: Any, name: str, at: RowAt, tags: Tags) -> Any:
     role_field = next((f for f in tags.role if f in raw), None)
     text_field = next((f for f in tags.content if f in raw), None)
     if role_field is None:
-        why = f"nobody says this: it has {', '.join(raw) or 'no field'}"
+        why = f"the message has no role: it has {', '.join(raw) or 'no field'}"
         raise at.error(name, raw, why, f"add `{tags.role[0]}`")
     taken = {role_field, text_field, *WEIGHTS}
     rest = {key: value for key, value in raw.items() if key not in taken}
@@ -217,7 +217,7 @@ class Cells:
         return value
 
     def shared(self) -> dict[str, Any]:
-        """What every format may have besides: tools, arguments of the template, other columns."""
+        """The columns that every format may add: tools, template arguments, extra columns."""
         column = self.format.column(TOOLS)
         tools = decoded(self._row.get(column) or None, column, self.at)
         return {
@@ -231,8 +231,8 @@ class Cells:
         form = self.format.form
         names: Sequence[str] = (*form.needs, *form.may, TOOLS, KWARGS, EXTRA)
         taken = {self.format.column(name) for name in names}
-        others = {k: v for k, v in self._row.items() if k not in taken and v is not None}
-        return others | self._object(EXTRA)
+        extra = {k: v for k, v in self._row.items() if k not in taken and v is not None}
+        return extra | self._object(EXTRA)
 
     def _object(self, name: str) -> dict[str, Any]:
         value = decoded(self._row.get(name) or None, name, self.at)

@@ -25,7 +25,7 @@ from luyen.data.formats.records import (
 )
 from luyen.data.raw_values import is_list, is_object
 
-# The forms that Luyen writes: one per kind of row, read back to the same rows.
+# Writers: one layout per kind of row, which reads back as the same rows.
 #
 # In a table (parquet) free-form values become JSON text, since a column has one type.
 
@@ -298,7 +298,7 @@ def _steps_to_answer(row: AnyRow, lost: Lost) -> list[AnyRow]:
     """Wanted is an answer whose judged steps are all right."""
     assert isinstance(row, SteppedRow)
     judged = [label for label in row.labels if label is not None]
-    lost["answer whose steps nobody judged"] += not judged
+    lost["answer with unlabelled steps only"] += not judged
     lost["label of a step"] += len(judged)
     answer = {"role": "assistant", "content": STEP_END.join(row.steps)}
     labelled = LabelledRow(
@@ -313,7 +313,7 @@ def _steps_to_answer(row: AnyRow, lost: Lost) -> list[AnyRow]:
 
 
 def _to_prompt(row: AnyRow, lost: Lost) -> list[AnyRow]:
-    """What is asked; a plain answer to a conversation is kept in `extra_info.answer`."""
+    """The prompt of a row; a plain answer to a conversation is kept in `extra_info.answer`."""
     assert isinstance(row, PreferenceRow | LabelledRow | SteppedRow | ConversationRow)
     lost["arguments of the chat template"] += bool(row.template_kwargs)
     if not isinstance(row, ConversationRow):
@@ -333,9 +333,9 @@ def _to_prompt(row: AnyRow, lost: Lost) -> list[AnyRow]:
 def _question_to_prompt(row: AnyRow, _: Lost) -> list[AnyRow]:
     """The question, with its answer as the ground truth, as training reads such rows."""
     assert isinstance(row, ConversationRow)
-    asked, answer = row.messages
+    question, answer = row.messages
     truth = answer["content"]
-    return [make_prompt([asked], tools=row.tools, ground_truth=truth, extra_info=row.extra_info)]
+    return [make_prompt([question], tools=row.tools, ground_truth=truth, extra_info=row.extra_info)]
 
 
 CHANGES: dict[tuple[Kind, Kind], Change] = {

@@ -1,4 +1,4 @@
-"""LLaMA-Factory's `dataset_info.json`: which columns and tags a file beside it has."""
+"""LLaMA-Factory's `dataset_info.json`: columns and tags of the files in its folder."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -39,14 +39,16 @@ _SPEAKERS = {
 
 
 def described(path: Path) -> Format | None:
-    """The format that a `dataset_info.json` beside the file gives it; None where none does."""
+    """The format that a `dataset_info.json` in the file's folder declares for it, or None."""
     info = path.parent / NAME
     if not info.is_file() or path.name == NAME:
         return None
     try:
         entries: Any = parsed_json(read_text(info))
     except (ValueError, OSError) as error:
-        raise UserError(str(info), path.name, f"cannot be read: {error}", "mend it") from error
+        raise UserError(
+            str(info), path.name, f"cannot be read: {error}", "write valid JSON"
+        ) from error
     if not is_object(entries):
         raise UserError(str(info), path.name, "it holds one object", 'write {"name": {...}}')
     mine = {n: e for n, e in entries.items() if is_object(e) and e.get("file_name") == path.name}

@@ -8,7 +8,7 @@ from typing import Any, final
 from luyen.base.errors import UserError, did_you_mean, near_names
 from luyen.data.raw_values import is_list, is_object
 
-# The formats that are known: which columns make each, and what its rows become.
+# The known formats: the columns that identify each, and the kind of row it yields.
 
 
 class Kind(StrEnum):
@@ -110,7 +110,7 @@ class Tags:
     """
 
     role: tuple[str, ...] = ("role", "from")
-    """Fields that may say who speaks, the first that is there."""
+    """Fields that may hold the speaker; the first one present is used."""
     content: tuple[str, ...] = ("content", "value")
     """Fields that may hold what is said."""
     speakers: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -250,22 +250,22 @@ def _prompt_kind(
 
 
 def _why(form: RowFormat, own: Mapping[str, str], first_rows: Sequence[Mapping[str, Any]]) -> str:
-    def held(name: str) -> str:
+    def content_of(name: str) -> str:
         column = own.get(name, name)
         return next((shape(r[column]) for r in first_rows if r.get(column) is not None), "nothing")
 
-    named = {name: held(name) for name in form.needs}
+    named = {name: content_of(name) for name in form.needs}
     said: list[str] = []
     for what in dict.fromkeys(named.values()):
         columns = [own.get(name, name) for name, holds in named.items() if holds == what]
         verb = "hold" if len(columns) > 1 else "holds"
         said.append(f"{_listed(columns)} {verb} {what}")
     besides = [name for name in form.may if any(r.get(name) is not None for r in first_rows)]
-    said += [f"`{name}` holds {held(name)}" for name in besides]
+    said += [f"`{name}` holds {content_of(name)}" for name in besides]
     if form.name == "preference" and "prompt" not in besides:
         said.append("the prompt is what both begin with")
     if form.name == "prompts" and own:
-        said.append("nobody has answered yet")
+        said.append("there is no answer yet")
     return "; ".join(said)
 
 
@@ -280,7 +280,7 @@ def _unknown(there: Sequence[str]) -> UserError:
     meant = [f"`{found[0]}` for `{name}`" for name, found in near.items() if found]
     looked = ", ".join(f"{form.name} ({' + '.join(form.needs)})" for form in FORMS.values())
     why = f"no format has these columns; looked for {looked}"
-    fix = "rename the columns, or describe them in a dataset_info.json beside the file"
+    fix = "rename the columns, or describe them in a dataset_info.json in its folder"
     return UserError(_WHERE, list(there), why, f"write {' and '.join(meant)}" if meant else fix)
 
 

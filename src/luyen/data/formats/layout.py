@@ -133,7 +133,7 @@ def verdict_of(label: float | None) -> str:
     return "right step" if label == 1 else "wrong step" if label == 0 else f"step, {label:g} right"
 
 
-# How long rows are: a few figures per part, and a histogram of the whole.
+# Lengths of rows: statistics per part, and a histogram of whole rows.
 
 MEASURED = 2000
 """Rows that are measured at most, spread evenly over the file."""
@@ -234,18 +234,18 @@ def measures(parts: Sequence[Part]) -> dict[str, int]:
         {'prompt': 5, 'chosen': 2, 'rejected': 3, 'whole': 8}
     """
     prompt = sum(part.length for part in parts if part.name == PROMPT)
-    others = [part for part in parts if part.name != PROMPT]
-    steps = [part for part in others if "step" in part.name]
+    rest = [part for part in parts if part.name != PROMPT]
+    steps = [part for part in rest if "step" in part.name]
     if steps:
         total = sum(part.length for part in steps)
         return {PROMPT: prompt, "steps": total, "whole": prompt + total}
-    named = {part.name: part.length for part in others if part.name in ("chosen", "rejected")}
-    answers = [part.length for part in others if part.name in ("wanted", "unwanted")]
+    named = {part.name: part.length for part in rest if part.name in ("chosen", "rejected")}
+    answers = [part.length for part in rest if part.name in ("wanted", "unwanted")]
     named |= {"answer": answers[0]} if answers else {}
-    learned = sum(part.learned for part in others)
-    has_both = not named and any(part.name != "text" for part in others)
+    learned = sum(part.learned for part in rest)
+    has_both = not named and any(part.name != "text" for part in rest)
     named |= {"learned": learned} if has_both else {}
-    longest = max((part.length for part in others), default=0)
+    longest = max((part.length for part in rest), default=0)
     return {**({PROMPT: prompt} if prompt else {}), **named, "whole": prompt + longest}
 
 

@@ -18,7 +18,7 @@ from luyen.data.formats.records import (
 from luyen.data.raw_values import is_list
 from luyen.data.rows import NOTHING, Columns, Frame, read_row
 
-# Where two conversations part: the prompt that both answer, found where no column holds it.
+# The common prompt of a chosen and a rejected conversation, where no column holds it.
 
 _SPEAKERS = {"Human": "user", "Assistant": "assistant"}
 _TURN = re.compile(r"(?:\A|\n\n)(Human|Assistant):[ ]?")
@@ -27,7 +27,7 @@ _TURN = re.compile(r"(?:\A|\n\n)(Human|Assistant):[ ]?")
 def common_prompt(
     chosen: Sequence[Message], rejected: Sequence[Message]
 ) -> tuple[list[Message], list[Message], list[Message]] | None:
-    """Prompt and the two continuations; None where they part in what somebody else says.
+    """Prompt and the two continuations; None where another role's message is the first to differ.
 
     The prompt is the longest common beginning after which the assistant speaks in both.
 
@@ -100,13 +100,13 @@ def _marked_turns(cells: Cells, name: str) -> list[Message]:
 
 
 def _check_prompt(cells: Cells, found: Sequence[Message]) -> None:
-    """A prompt that stands beside whole conversations must be what they begin with."""
+    """Raise unless a prompt column next to whole conversations is what they begin with."""
     value = cells.value("prompt")
     texts = [message["content"] for message in found]
     given = [value] if isinstance(value, str) else [m["content"] for m in cells.said("prompt", "")]
     if any(text not in texts for text in given):
         why = "chosen and rejected are whole conversations that begin with another prompt"
-        raise cells.error("prompt", value, why, "drop the column, or mend it")
+        raise cells.error("prompt", value, why, "drop or correct the column")
 
 
 def _speaks(message: Message) -> bool:
@@ -132,19 +132,19 @@ def _framed(row: AnyRow, cells: Cells, frame: Frame) -> AnyRow:
     hidden = {cells.format.column(name) for name in cells.format.form.needs if name in ANSWERS}
     is_whole = isinstance(row, ConversationRow | Prompt)
     before = row.messages if is_whole else row.prompt
-    asked = frame.around(before, cells.raw(), hidden=hidden, complain=cells.at.error)
+    framed = frame.around(before, cells.raw(), hidden=hidden, complain=cells.at.error)
     if isinstance(row, ConversationRow):
-        weights = (*(0.0 for _ in asked[len(before) :]), *row.weights)
-        return replace(row, messages=asked, weights=weights)
+        weights = (*(0.0 for _ in framed[len(before) :]), *row.weights)
+        return replace(row, messages=framed, weights=weights)
     if isinstance(row, Prompt):
         return make_prompt(
-            asked,
+            framed,
             tools=row.tools,
             data_source=row.data_source,
             ground_truth=row.ground_truth,
             extra_info=row.extra_info,
         )
-    return replace(row, prompt=asked)
+    return replace(row, prompt=framed)
 
 
 def _prompts(cells: Cells) -> Prompt:
@@ -156,9 +156,9 @@ def _prompts(cells: Cells) -> Prompt:
 
 
 def _question_answer(cells: Cells) -> ConversationRow:
-    asked = {"role": "user", "content": cells.text("question")}
+    framed = {"role": "user", "content": cells.text("question")}
     answer = {"role": "assistant", "content": cells.text("answer")}
-    return _learned(cells, "answer", [asked, answer], (0.0, 1.0))
+    return _learned(cells, "answer", [framed, answer], (0.0, 1.0))
 
 
 def _conversation(cells: Cells) -> ConversationRow:
@@ -245,8 +245,8 @@ def _stepped(cells: Cells) -> SteppedRow:
         raise cells.error("labels", labels, why, "write one label per step")
     for label in labels:
         if label is not None and not (isinstance(label, bool | int | float) and 0 <= label <= 1):
-            why = "a label is true, false, a number from 0 to 1, or null where nobody judged"
-            raise cells.error("labels", label, why, "mend the label")
+            why = "a label is true, false, a number from 0 to 1, or null where there is none"
+            raise cells.error("labels", label, why, "write one of these")
     return SteppedRow(
         prompt=tuple(cells.said("prompt", "user")),
         steps=tuple(steps),
@@ -301,7 +301,7 @@ def _answer(cells: Cells, name: str) -> list[Message]:
     messages = cells.said(name, "assistant")
     if messages[0]["role"] != "assistant":
         why = "a continuation of the prompt begins with the assistant"
-        raise cells.error(name, messages[0], why, "move what others say into the prompt")
+        raise cells.error(name, messages[0], why, "move messages of other roles into the prompt")
     return messages
 
 

@@ -33,7 +33,7 @@ from luyen.data.raw_values import is_object
 from luyen.data.rows import NOTHING, Frame, RowAt
 from luyen.data.sources import raw_rows, refuse_repeats
 
-# Raw rows with their places: every source that training reads, and CSV files besides.
+# Raw rows with their positions: every source that training reads, and CSV files.
 
 FILE = "FILE"
 """What errors about the whole file call it."""
@@ -51,7 +51,7 @@ def placed_rows(address: str) -> Iterator[tuple[RowAt, Any]]:
 
 
 def place(at: RowAt, address: str) -> str:
-    """Where a row stands, for a reader who knows the address that was asked for.
+    """Position of a row, relative to the requested address.
 
     Example:
         >>> place(RowAt(file="a.jsonl", number=3), "a.jsonl")
@@ -84,7 +84,7 @@ def _read_csv(path: Path, name: str) -> Iterator[tuple[str, int, Any]]:
                     raise UserError(FIELD, name, why, "quote cells that hold a comma or a newline")
                 yield name, table.line_num, {k: v for k, v in row.items() if v != ""}
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UserError(FIELD, name, f"cannot be read: {error}", "mend the file") from error
+        raise UserError(FIELD, name, f"cannot be read: {error}", "correct the file") from error
 
 
 R = TypeVar("R", bound=AnyRow)
@@ -109,7 +109,7 @@ class RowProblem:
 
     Example:
         >>> at = RowAt(file="a.jsonl", number=3)
-        >>> RowProblem(at=at, error=at.error("label", 7, "no label", "mend it")).column
+        >>> RowProblem(at=at, error=at.error("label", 7, "no label", "write true")).column
         'label'
     """
 
@@ -204,7 +204,7 @@ def open_rows(
     torn = [one for one in taken if isinstance(one, UserError)]
     first = [one for one in taken if not isinstance(one, UserError)]
     if not first:
-        raise torn[0] if torn else UserError(FILE, address, "there are no rows in it", "mend it")
+        raise torn[0] if torn else UserError(FILE, address, "there are no rows in it", "add rows")
     format = _format(address, form, [raw for _, raw in first])
     left = chain(first, _raised(torn), rows)
     return RowReader(format, left, strings=string_prompts, on_problem=on_problem, frame=frame)

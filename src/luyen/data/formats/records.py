@@ -1,6 +1,6 @@
 """What a row teaches: conversations, pairs, labelled answers, labelled steps, plain text.
 
-Every format ends in one of these records or, where the row is only asked and not answered, in
+Every format ends in one of these records or, for a prompt without an answer, in
 `luyen.base.records.Prompt`. None of them knows a tokenizer.
 """
 
@@ -56,7 +56,7 @@ class ConversationRow:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreferenceRow:
-    """Two ways to go on from one prompt, the first better than the second.
+    """Two continuations of one prompt, the first better than the second.
 
     Example:
         >>> say = lambda role, text: ({"role": role, "content": text},)
@@ -93,7 +93,7 @@ class PreferenceRow:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelledRow:
-    """One way to go on from a prompt, and whether it is wanted.
+    """One continuation of a prompt, and whether it is wanted.
 
     Example:
         >>> LabelledRow(prompt=({"role": "user", "content": "1+1="},),
@@ -132,7 +132,7 @@ class SteppedRow:
     steps: tuple[str, ...]
     """The answer, cut into its steps."""
     labels: tuple[float | None, ...]
-    """How right each step is, from 0 to 1; None: nobody judged it."""
+    """How right each step is, from 0 to 1; None for a step without a label."""
     tools: Tools = ()
     """Schemas of the tools on offer."""
     template_kwargs: Mapping[str, Any] = field(default_factory=_nothing)

@@ -31,7 +31,7 @@ WHOLE = "the template writes other tokens before the two answers: both are rende
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Continuation:
-    """What goes on from a prompt, as tokens.
+    """Token ids of a continuation of a prompt.
 
     Example:
         >>> Continuation(tokens=(7, 8), sources=(Source.SAMPLED, Source.TEMPLATE)).mask
@@ -55,7 +55,7 @@ class Continuation:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RenderedAnswer:
-    """A prompt and one way to go on.
+    """A prompt and one continuation.
 
     Example:
         >>> said = Continuation(tokens=(7,), sources=(Source.SAMPLED,))
@@ -79,7 +79,7 @@ class RenderedAnswer:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RenderedPair:
-    """A prompt and two ways to go on; prompt plus either is what the template writes.
+    """A prompt and two continuations; prompt plus either is what the template writes.
 
     Example:
         >>> yes, no = (Continuation(tokens=(t,), sources=(Source.SAMPLED,)) for t in (7, 8))
@@ -119,7 +119,7 @@ class RenderedSteps:
     ends: tuple[int, ...]
     """For each step the place of its last token in `tokens`."""
     labels: tuple[float | None, ...]
-    """How right each step is; None: nobody judged it."""
+    """How right each step is; None for a step without a label."""
 
 
 @final
@@ -128,15 +128,15 @@ class Weighted:
     """A branch of a conversation and how much each of its tokens counts.
 
     Example:
-        >>> told = Rendered(tokens=(5,), sources=(Source.PROMPT,), turns=(0,))
-        >>> Weighted(rendered=told, weights=(0.0,)).weights
+        >>> rendered = Rendered(tokens=(5,), sources=(Source.PROMPT,), turns=(0,))
+        >>> Weighted(rendered=rendered, weights=(0.0,)).weights
         (0.0,)
     """
 
     rendered: Rendered
     """The tokens and where each came from."""
     weights: tuple[float, ...]
-    """The weight of the message that each sampled token belongs to; 0 for the others."""
+    """The weight of the message that each sampled token belongs to; 0 for every other token."""
 
 
 def render_pair(
@@ -230,7 +230,7 @@ def _answer(
     """The last branch, cut where the answer begins; every turn of the answer must stand in it.
 
     What stands before the cut begins with the `text` of the whole prompt, whatever opens the
-    assistant's turn, or else text of others would be learned.
+    assistant's turn; otherwise text of other roles would be learned.
     """
     branches = renderer.conversation([*row.prompt, *answer], row.tools)
     first = sum(message["role"] == "assistant" for message in row.prompt)
@@ -242,11 +242,11 @@ def _answer(
     cut = _sampled_from(last, first)
     if cut is None:
         why = "the chat template writes nothing of the answer"
-        raise UserError("answer", list(answer), why, "mend the row or the template")
+        raise UserError("answer", list(answer), why, "correct the row or the template")
     before = renderer.tokenizer.decode(last.tokens[:cut], skip_special=False)
     if not before.startswith(text):
         why = "the chat template writes the prompt in another way once an answer follows"
-        raise UserError("prompt", renderer.tokenizer.path, why, "mend the template")
+        raise UserError("prompt", renderer.tokenizer.path, why, "correct the template")
     rest = Continuation(tokens=last.tokens[cut:], sources=last.sources[cut:])
     notes = tuple(text for text in last.breaks if not text.endswith("was said before"))
     return RenderedAnswer(prompt=last.tokens[:cut], answer=rest, notes=notes)
@@ -272,7 +272,7 @@ def _longer(answer: RenderedAnswer, shared: int) -> Continuation:
     )
 
 
-# A row laid out as the tokens that training sees.
+# Rows as the token sequences that training sees, for display.
 
 
 def in_tokens(row: AnyRow, renderer: Renderer) -> tuple[Part, ...]:
@@ -300,8 +300,10 @@ def _parts(row: AnyRow, renderer: Renderer) -> Iterator[Part]:
             branches = render_conversation(row, renderer)
             for i, branch in enumerate(branches):
                 name = "conversation" if len(branches) == 1 else f"branch {i}"
-                told, learned = branch.rendered, [weight > 0 for weight in branch.weights]
-                yield _masked(name, told.tokens, told.sources, learned, tokenizer, told.breaks)
+                rendered, learned = branch.rendered, [weight > 0 for weight in branch.weights]
+                yield _masked(
+                    name, rendered.tokens, rendered.sources, learned, tokenizer, rendered.breaks
+                )
         case PreferenceRow():
             pair = render_pair(row, renderer, allow_whole=True)
             yield _tokens(PROMPT, pair.prompt, PROMPT, tokenizer)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from luyen.data.render import Renderer
 
 
-# What rows are like taken together, and what about them is allowed but worth a look.
+# Statistics over all rows, and oddities that are allowed but worth a look.
 
 _TIE = "`chosen` and `rejected` say the same, so there is nothing to learn"
 _EMPTY = "an answer is empty"
@@ -100,7 +100,7 @@ def tally_lines(tally: Tally) -> Iterator[str]:
     if sums["label true"] or sums["label false"]:
         yield f"labels: {sums['label true']:,} true, {sums['label false']:,} false"
     if sums["steps"]:
-        judged = sums["steps"] - sums["steps nobody judged"]
+        judged = sums["steps"] - sums["unlabelled steps"]
         yield f"{sums['right steps']:,} of {judged:,} judged steps are right"
     if sums["answers"]:
         yield f"{sums['learned']:,} of {sums['answers']:,} assistant messages are learned"
@@ -140,7 +140,7 @@ def _counts(row: AnyRow) -> dict[str, int]:
         case LabelledRow():
             found = {f"label {str(row.label).lower()}": 1}
         case SteppedRow():
-            found = {"steps": len(row.steps), "steps nobody judged": row.labels.count(None)}
+            found = {"steps": len(row.steps), "unlabelled steps": row.labels.count(None)}
             found["right steps"] = sum(label is not None and label >= 0.5 for label in row.labels)
         case ConversationRow():
             found = {"answers": len(_answers(row)), "learned": len(row.learned)}
@@ -255,7 +255,7 @@ class Survey:
     histogram: tuple[HistogramBar, ...]
     """Lengths of whole rows."""
     same_prompt: Repeated
-    """Rows that ask what an earlier row asked."""
+    """Rows that repeat the prompt of an earlier row."""
     same_row: Repeated
     """Rows that teach what an earlier row taught; columns that nothing reads are not compared."""
     oddities: tuple[str, ...]
@@ -277,9 +277,9 @@ def survey(
     first, lengths, tally = list[ShownRow](), Lengths(), Tally()
     prompts, rows = _Repetition(address), _Repetition(address)
     for at, row in reading:
-        asked, taught = _content(row)
-        if asked is not None:
-            prompts.add(asked, at)
+        prompt, taught = _content(row)
+        if prompt is not None:
+            prompts.add(prompt, at)
         rows.add(taught, at)
         tally.add(row, at, renderer)
         is_shown, is_measured = len(first) < shown, lengths.wants_next()
@@ -334,15 +334,15 @@ class _Repetition:
 
 
 def _content(row: AnyRow) -> tuple[Any, Any]:
-    """What the row asks, None where there is no such thing, and all that it teaches."""
+    """The prompt of the row, or None, and its whole content."""
     whole = {name: value for name, value in own_form(row).items() if name != EXTRA}
     if isinstance(row, TextRow):
         return None, whole
     if isinstance(row, ConversationRow):
         roles = [message["role"] for message in row.messages]
         return [dict(message) for message in row.messages[: roles.index("assistant")]], whole
-    asked = row.messages if isinstance(row, Prompt) else row.prompt
-    return [dict(message) for message in asked], whole
+    prompt = row.messages if isinstance(row, Prompt) else row.prompt
+    return [dict(message) for message in prompt], whole
 
 
 def _laid_out(

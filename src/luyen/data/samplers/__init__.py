@@ -1,4 +1,4 @@
-"""Samplers: in which order rows are drawn. Importing this package registers the built-in ones."""
+"""Samplers: the order of rows. Importing this package registers the built-in ones."""
 
 from luyen.data.samplers import orders
 from luyen.data.samplers.protocol import AdaptiveSampler, Sampler, State, samplers

@@ -17,14 +17,16 @@ def load_sampler_class(class_path: str, class_name: str) -> Callable[..., Any]:
     spec = importlib.util.spec_from_file_location(f"luyen_sampler_{path.stem}", path)
     if spec is None or spec.loader is None or not path.is_file():
         why = "no Python file is there"
-        raise UserError("data.sampler.class_path", class_path, why, "mend the path")
+        raise UserError("data.sampler.class_path", class_path, why, "correct the path")
     module = importlib.util.module_from_spec(spec)
     faults: list[BaseException] = []
     with boundary(faults):
         spec.loader.exec_module(module)
     if faults:
         why = f"importing it failed: {last_line(faults[0])}"
-        raise UserError("data.sampler.class_path", class_path, why, "mend the file") from faults[0]
+        raise UserError("data.sampler.class_path", class_path, why, "correct the file") from faults[
+            0
+        ]
     if class_name not in vars(module):
         classes = [name for name, value in vars(module).items() if isinstance(value, type)]
         why = f"{class_path} defines no such class"
@@ -34,7 +36,7 @@ def load_sampler_class(class_path: str, class_name: str) -> Callable[..., Any]:
     return vars(module)[class_name]
 
 
-# Samplers of the user: what they raise or give that is no row is said by name.
+# User samplers: exceptions and invalid indices become a UserError that names the sampler.
 
 T = TypeVar("T")
 _FIELD = "data.sampler"
@@ -62,7 +64,7 @@ def _called(name: str, what: str, call: Callable[[], T]) -> T:
     if isinstance(faults[0], UserError):
         raise faults[0]
     why = f"{what} failed: {last_line(faults[0])}"
-    raise UserError(_FIELD, name, why, "mend the sampler") from faults[0]
+    raise UserError(_FIELD, name, why, "correct the sampler") from faults[0]
 
 
 @final
@@ -98,7 +100,7 @@ class Copies(Sequence[Prompt]):
 
 @final
 class GuardedSampler:
-    """A sampler that gives as many rows as it was asked for, or a UserError that names it."""
+    """A sampler that returns exactly `count` valid indices, or raises a UserError that names it."""
 
     def __init__(self, inner: Sampler, name: str, num_rows: int) -> None:
         self._inner = inner
@@ -106,7 +108,7 @@ class GuardedSampler:
         self._num_rows = num_rows
 
     def take(self, cursor: int, count: int) -> list[int]:
-        """The rows of `count` draws from `cursor` on."""
+        """The row indices at positions `cursor` to `cursor + count - 1`."""
         what = f"take({cursor}, {count})"
         rows = _called(self._name, what, lambda: [_row(r) for r in self._inner.take(cursor, count)])
         wrong = [row for row in rows if not 0 <= row < self._num_rows]
@@ -141,11 +143,11 @@ class GuardedAdaptiveSampler:
         _called(self._name, "its state", lambda: setattr(self._inner, "state", tuple(state)))
 
     def take(self, cursor: int, count: int) -> list[int]:
-        """The rows of `count` draws from `cursor` on, under the present state."""
+        """The row indices at positions `cursor` to `cursor + count - 1`, for the current state."""
         return self._rows.take(cursor, count)
 
     def record(self, cursor: int, success: float) -> None:
-        """Tell the share of successes of the draws up to `cursor`."""
+        """Record the success rate of the rows up to position `cursor`."""
         _called(self._name, "record", lambda: self._inner.record(cursor, success))
 
 

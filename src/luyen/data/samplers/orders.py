@@ -28,7 +28,7 @@ class Sequential:
         self._size = len(prompts)
 
     def take(self, cursor: int, count: int) -> list[int]:
-        """The rows of `count` draws from `cursor` on."""
+        """The row indices at positions `cursor` to `cursor + count - 1`."""
         return [position % self._size for position in range(cursor, cursor + count)]
 
 
@@ -49,7 +49,7 @@ class Shuffled:
         self._order = lru_cache(maxsize=2)(self._epoch)
 
     def take(self, cursor: int, count: int) -> list[int]:
-        """The rows of `count` draws from `cursor` on."""
+        """The row indices at positions `cursor` to `cursor + count - 1`."""
         places = (divmod(position, self._size) for position in range(cursor, cursor + count))
         return [self._order(epoch)[place] for epoch, place in places]
 
@@ -71,14 +71,14 @@ class Grouped:
     """
 
     def __init__(self, prompts: Sequence[Prompt], *, seed: int) -> None:
-        """Sources are told apart by `data_source`."""
+        """Sources are distinguished by `data_source`."""
         self._size = len(prompts)
         self._seed = seed
         self._rows = rows_by_source(prompts)
         self._order = lru_cache(maxsize=2)(self._epoch)
 
     def take(self, cursor: int, count: int) -> list[int]:
-        """The rows of `count` draws from `cursor` on."""
+        """The row indices at positions `cursor` to `cursor + count - 1`."""
         places = (divmod(position, self._size) for position in range(cursor, cursor + count))
         return [self._order(epoch)[place] for epoch, place in places]
 
@@ -101,7 +101,7 @@ def rows_by_source(prompts: Sequence[Prompt]) -> dict[str, list[int]]:
     return rows
 
 
-# Data sources in given proportions.
+# Mixture: data sources in given proportions.
 
 _BLOCK = 1000
 
@@ -111,15 +111,15 @@ _BLOCK = 1000
 class Mixed:
     """Data sources in given proportions, each with its own epochs.
 
-    Of every thousand draws each source gets its share, rounded, in random order. A source with
+    Of every thousand positions each source gets its share, rounded, in random order. A source with
     weight 0 is left out; a source without a weight is an error.
 
     Example:
         >>> from luyen.data.sources import load_dataset
         >>> rows = load_dataset(["arithmetic://sum?size=5", "arithmetic://product?size=5"]).prompts
         >>> weights = {"arithmetic/sum": 3, "arithmetic/product": 1}
-        >>> drawn = Mixed(rows, seed=0, weights=weights).take(0, 1000)
-        >>> sum(row < 5 for row in drawn)
+        >>> indices = Mixed(rows, seed=0, weights=weights).take(0, 1000)
+        >>> sum(row < 5 for row in indices)
         750
     """
 
@@ -134,21 +134,21 @@ class Mixed:
         self._order = lru_cache(maxsize=4 * len(self._quota))(self._epoch)
 
     def take(self, cursor: int, count: int) -> list[int]:
-        """The rows of `count` draws from `cursor` on."""
-        drawn: list[int] = []
+        """The row indices at positions `cursor` to `cursor + count - 1`."""
+        indices: list[int] = []
         for position in range(cursor, cursor + count):
             block, place = divmod(position, _BLOCK)
             name, nth = self._block(block)[place]
             epoch, inner = divmod(block * self._quota[name] + nth, len(self._rows[name]))
-            drawn.append(self._rows[name][self._order(name, epoch)[inner]])
-        return drawn
+            indices.append(self._rows[name][self._order(name, epoch)[inner]])
+        return indices
 
     def _epoch(self, name: str, epoch: int) -> list[int]:
         key = derive_key(self._seed, "sampler/mixed", name, epoch)
         return shuffled(len(self._rows[name]), key)
 
     def _mix_block(self, block: int) -> list[tuple[str, int]]:
-        """Source of each draw of a block, and how many of that source came before in it."""
+        """Source of each position of a block, and how many of that source came before in it."""
         names = [name for name, quota in self._quota.items() for _ in range(quota)]
         order = shuffled(_BLOCK, derive_key(self._seed, "sampler/mixed", block))
         seen: Counter[str] = Counter()
@@ -160,7 +160,7 @@ class Mixed:
 
 
 def _quotas(weights: Mapping[str, float], rows: Mapping[str, Sequence[int]]) -> dict[str, int]:
-    """How many draws of a block each source gets: shares rounded so that they add up."""
+    """How many positions of a block each source gets: shares rounded so that they add up."""
     for name, weight in weights.items():
         if name not in rows:
             why = "no row has this data source"
@@ -180,18 +180,18 @@ def _quotas(weights: Mapping[str, float], rows: Mapping[str, Sequence[int]]) -> 
     quotas = dict(zip(weights, sizes, strict=True))
     lost = [name for name, size in quotas.items() if not size and weights[name]]
     if lost:
-        why = f"`{lost[0]}` would get less than one draw in {_BLOCK}"
+        why = f"`{lost[0]}` would get less than one row in {_BLOCK}"
         raise UserError(f"{KWARGS}.weights", weights[lost[0]], why, "raise it, or set it to 0")
     return {name: size for name, size in quotas.items() if size}
 
 
-# From easy to hard: rows ordered by a number they carry, in stages that grow.
+# Curriculum: rows from easy to hard by a number each carries, in growing stages.
 
 
 @samplers.register("curriculum")
 @final
 class Curriculum:
-    """Stage s of S draws from the easiest s/S of the rows, shuffled; the last stage from all.
+    """Stage s of S samples from the easiest s/S of the rows, shuffled; the last stage from all.
 
     Without `promote_at` a stage is one pass over its rows, and the stage is a function of the
     cursor. With it the next stage begins when the policy succeeds that often, and the state is two
@@ -202,7 +202,7 @@ class Curriculum:
         >>> rows = load_dataset(["arithmetic://sum?size=40"]).prompts
         >>> easy = Curriculum(rows, seed=0, key="difficulty", stages=4).take(0, 10)
         >>> hard = Curriculum(rows, seed=0, key="difficulty", stages=4).take(70, 10)
-        >>> level = lambda drawn: max(rows[i].extra_info["difficulty"] for i in drawn)
+        >>> level = lambda indices: max(rows[i].extra_info["difficulty"] for i in indices)
         >>> level(easy) <= level(hard)
         True
     """
@@ -232,8 +232,8 @@ class Curriculum:
         self._order = lru_cache(maxsize=4)(self._epoch)
 
     def take(self, cursor: int, count: int) -> list[int]:
-        """The rows of `count` draws from `cursor` on, under the present state."""
-        return [self._draw(position) for position in range(cursor, cursor + count)]
+        """The row indices at positions `cursor` to `cursor + count - 1`, for the current state."""
+        return [self._index_at(position) for position in range(cursor, cursor + count)]
 
     def record(self, cursor: int, success: float) -> None:
         """Begin the next stage at `cursor` when the policy succeeds often enough."""
@@ -248,14 +248,14 @@ class Curriculum:
             self._sizes[stage], derive_key(self._seed, "sampler/curriculum", stage, epoch)
         )
 
-    def _draw(self, position: int) -> int:
+    def _index_at(self, position: int) -> int:
         stage, start = self.state if self._promote_at is not None else self._stage_of(position)
-        assert position >= start, "a draw from before the stage began"
+        assert position >= start, "a position from before the stage began"
         epoch, place = divmod(position - start, self._sizes[stage])
         return self._easiest[self._order(stage, epoch)[place]]
 
     def _stage_of(self, position: int) -> tuple[int, int]:
-        """The stage of a draw and the draw at which it began."""
+        """The stage of a position, and the position at which that stage began."""
         start = 0
         for stage, size in enumerate(self._sizes[:-1]):
             if position < start + size:

@@ -1,8 +1,8 @@
-"""In which order rows are drawn: a pure function of the seed and of one integer.
+"""The sampler protocol: the order of rows is a pure function of the seed and of one integer.
 
-`take(cursor, count)` says which rows the draws `cursor`, `cursor + 1`, ... are. Nothing is consumed
-and nothing is remembered that cannot be computed anew, so a run that resumes at a cursor draws what
-it would have drawn.
+`take(cursor, count)` returns the row indices at positions `cursor`, `cursor + 1`, ... Sampling
+consumes nothing and keeps no state that cannot be recomputed, so a run resumed at a cursor gets the
+rows it would have got without the interruption.
 """
 
 from collections.abc import Callable
@@ -16,10 +16,10 @@ KWARGS = "data.sampler.kwargs"
 
 @runtime_checkable
 class Sampler(Protocol):
-    """Draws rows by their place in the dataset."""
+    """Yields indices of rows in the dataset."""
 
     def take(self, cursor: int, count: int) -> list[int]:
-        """The rows of `count` draws from `cursor` on."""
+        """The row indices at positions `cursor` to `cursor + count - 1`."""
         ...
 
 
@@ -28,14 +28,14 @@ class AdaptiveSampler(Protocol):
     """A sampler that also looks at how well the policy does; its state is a few integers."""
 
     state: State
-    """What it learned; put back before the first draw of a resumed run."""
+    """What it learned; restored before a resumed run takes its first rows."""
 
     def take(self, cursor: int, count: int) -> list[int]:
-        """The rows of `count` draws from `cursor` on, under the present state."""
+        """The row indices at positions `cursor` to `cursor + count - 1`, for the current state."""
         ...
 
     def record(self, cursor: int, success: float) -> None:
-        """Tell the share of successes of the draws up to `cursor`."""
+        """Record the success rate of the rows up to position `cursor`."""
         ...
 
 

@@ -29,7 +29,7 @@ from luyen.models.cuda.attend_block import (
 )
 from luyen.models.cuda.norm_gate_kernels import dependent_launch
 
-# Kernels for one new token a row: attention over the row's pages, and writing to pages.
+# Decode kernels, one new token per row: attention over the row's pages, and writing to pages.
 #
 # A row's queries and its new key may come as the projection made them. They are then turned by
 # their positions here, and the new key and value are stored before the row looks at its pages.
@@ -155,7 +155,7 @@ def split_kernel(
     SLIDING: tl.constexpr, HALF: tl.constexpr, HAS_CAP: tl.constexpr, HAS_SINKS: tl.constexpr,
     IS_EARLY: tl.constexpr,
 ):  # fmt: skip
-    """One row, one key head and one split; who is done last merges all of them in order."""
+    """One row, one key head and one split; the last to finish merges them all in order."""
     row, group, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     if IS_EARLY:
         gdc_wait()
@@ -253,7 +253,7 @@ def store_kernel(
 # pyright: reportMissingImports=false, reportIndexIssue=false
 
 
-_BESIDE, _WHOLE = (2, 5), (1, 4)
+_SPLIT_LAUNCH, _WHOLE_LAUNCH = (2, 5), (1, 4)
 """Warps and stages that were fastest on an H200 for splits and for whole rows: no bit changes."""
 
 
@@ -263,7 +263,7 @@ class Fresh:
     """New keys and values as the projection made them, which are not in the cache yet.
 
     Example:
-        `Fresh(keys=k, values=v, cos=cos, sin=sin, rotated=64)` beside queries of the same kind.
+        `Fresh(keys=k, values=v, cos=cos, sin=sin, rotated=64)`, with queries of the same kind.
     """
 
     keys: Tensor
@@ -301,7 +301,7 @@ def paged_decode(
     are, the query's own included; both int32. A row of length 0 gets zeros. With `fresh` the query
     is not turned yet, and each row's newest key is turned and stored first.
 
-    With `is_split` the splits of a row run beside each other, with the same bits: faster unless
+    With `is_split` the splits of a row run in parallel, with the same bits: faster unless
     rows are many and alike. `arrivals` is int32, `[rows x kv heads]` or more, zeros before and
     after; a caller that has one saves the making.
     """
@@ -365,7 +365,7 @@ def _flat(fresh: Fresh) -> tuple[Any, ...]:
 
 def _launch(keys: Tensor, is_split: bool, warps: int | None, stages: int | None) -> dict[str, Any]:
     """How many warps a program has, and how many blocks of keys are under way."""
-    usual = _BESIDE if is_split else _WHOLE
+    usual = _SPLIT_LAUNCH if is_split else _WHOLE_LAUNCH
     padded = max(16, triton.next_power_of_2(keys.shape[3]))
     fitting = fitting_stages(stages or usual[1], padded, keys.element_size())
     return {

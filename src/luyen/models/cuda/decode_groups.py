@@ -26,7 +26,7 @@ from luyen.models.cuda.attend_block import (
     score_factors,
 )
 
-# Kernels for rows that read common pages together: the common pages, a row's own, all merged.
+# Shared-prefix kernels: attention over common pages, over a row's own pages, and the merge.
 #
 # Pages are cut into parts of equal size, at least `LEAST` pages each. A part is the largest
 # score, the sum of weights and the weighted values of each query; parts that got no pages are

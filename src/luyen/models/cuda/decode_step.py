@@ -27,25 +27,25 @@ def _begin_kernel(
 
 @triton.jit
 def _end_kernel(
-    drawn_tokens, drawn_logps, tokens, lengths, drawn, limits, active, stops, tick,
+    sampled_tokens, sampled_logps, tokens, lengths, num_generated, limits, active, stops, tick,
     out_tokens, out_logps, width, rows,
     STOPS: tl.constexpr, IS_CACHED: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Write the draws down; one program, so that the counter is read by all before it moves."""
+    """Record the sampled tokens. One program: every row reads the counter before it advances."""
     row = tl.arange(0, ROWS)
     mask = row < rows
     step = tl.load(tick)
-    token = tl.load(drawn_tokens + row, mask=mask, other=0)
+    token = tl.load(sampled_tokens + row, mask=mask, other=0)
     tl.store(out_tokens + step * width + row, token, mask=mask)
-    logp = tl.load(drawn_logps + row, mask=mask, other=0.0)
+    logp = tl.load(sampled_logps + row, mask=mask, other=0.0)
     tl.store(out_logps + step * width + row, logp, mask=mask)
     is_active = tl.load(active + row, mask=mask, other=0) != 0
     tl.store(tokens + row, token, mask=mask & is_active)
     if IS_CACHED:
         length = tl.load(lengths + row, mask=mask, other=0)
         tl.store(lengths + row, length + 1, mask=mask & is_active)
-    count = tl.load(drawn + row, mask=mask, other=0) + is_active.to(tl.int64)
-    tl.store(drawn + row, count, mask=mask)
+    count = tl.load(num_generated + row, mask=mask, other=0) + is_active.to(tl.int64)
+    tl.store(num_generated + row, count, mask=mask)
     goes_on = is_active & (count < tl.load(limits + row, mask=mask, other=0))
     for index in tl.static_range(STOPS):
         goes_on &= token != tl.load(stops + row * STOPS + index, mask=mask, other=-1)
@@ -67,12 +67,12 @@ def begin_step(active: Tensor, lengths: Tensor, tables: Tensor) -> tuple[Tensor,
 
 
 def end_step(
-    drawn_tokens: Tensor,
-    drawn_logps: Tensor,
+    sampled_tokens: Tensor,
+    sampled_logps: Tensor,
     *,
     tokens: Tensor,
     lengths: Tensor,
-    drawn: Tensor,
+    num_generated: Tensor,
     limits: Tensor,
     active: Tensor,
     stops: Tensor,
@@ -81,13 +81,13 @@ def end_step(
     out_logps: Tensor,
     is_cached: bool,
 ) -> None:
-    """Write one draw of each row down at `tick`, and let those rest that have ended.
+    """Record the sampled token of each row at `tick`, and deactivate the rows that have ended.
 
     `is_cached` says that the step stored a key for each active row.
     """
-    rows = drawn_tokens.shape[0]
+    rows = sampled_tokens.shape[0]
     _end_kernel[(1,)](
-        drawn_tokens, drawn_logps, tokens, lengths, drawn, limits, active.view(torch.uint8), stops,
-        tick, out_tokens, out_logps, out_tokens.stride(0), rows,
+        sampled_tokens, sampled_logps, tokens, lengths, num_generated, limits,
+        active.view(torch.uint8), stops, tick, out_tokens, out_logps, out_tokens.stride(0), rows,
         STOPS=stops.shape[1], IS_CACHED=is_cached, ROWS=triton.next_power_of_2(rows), num_warps=8,
     )  # fmt: skip

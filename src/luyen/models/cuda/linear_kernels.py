@@ -1,8 +1,8 @@
 """A batch-invariant matrix product: its rows do not depend on how many there are.
 
 Every number of the result is one chain of sums over the depth, from the first column to the last,
-in fp32. The tile only decides who computes it. Nothing is split along the depth, nothing is tuned
-at run time, and the host never waits, so that a graph can hold the call.
+in fp32. The tile only decides which program computes it. Nothing is split along the depth, nothing
+is tuned at run time, and the host never waits, so that a graph can hold the call.
 """
 # pyright: reportMissingImports=false, reportIndexIssue=false
 
@@ -31,7 +31,7 @@ TILES_FLOAT: tuple[dict[str, int], ...] = (
     {"TILE_M": 64, "TILE_N": 64, "STEP": 16, "num_warps": 8, "num_stages": 3},
     {"TILE_M": 16, "TILE_N": 32, "STEP": 16, "num_warps": 4, "num_stages": 3},
 )
-"""Launch options, large tiles first; they change who computes a number and none of its bits."""
+"""Launch options, large tiles first; they change the work split, and no bit of a number."""
 
 
 @triton.jit

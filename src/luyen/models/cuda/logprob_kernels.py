@@ -10,11 +10,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# What scoring and drawing share: the value of a logit, sums of a row, a log-probability.
+# Shared by scoring and sampling: the value of a logit, sums of a row, a log-probability.
 #
 # The sums have no order: a term is rounded to a fixed grain before it is added, and float64
 # then holds every partial sum without rounding. The bits of a log-probability depend on the
-# numbers of its row alone, not on layouts, other rows or the kernel that asks.
+# numbers of its row alone, not on layouts, other rows or the calling kernel.
 #
 # Every kernel runs without fused multiply-add, which a compiler may use in one and not in the
 # other.
@@ -141,7 +141,7 @@ def chunk_sums(
     entropy: bool = False,
     sum_pi_squared: bool = False,
 ) -> list[Tensor | None]:
-    """Per row and chunk: maxima, masses and, if asked for, what entropy and squares need.
+    """Per row and chunk: maxima, masses and, if requested, what entropy and squares need.
 
     `temperatures` holds one number, or one for each row.
     """
@@ -278,15 +278,15 @@ def score_rows(
     """Log-probability of each row's target, log-sum-exp, entropy and sum of squared probabilities.
 
     Only the first `vocabulary` columns count. `temperature` may be a tensor of one number for each
-    row. Results are float32; the last two are None unless
-    asked for. The log-probability has the bits that `sample_rows` gives it.
+    row. Results are float32; the last two are None unless requested. The log-probability has the
+    bits that `sample_rows` gives it.
     """
     rows = logits.shape[0]
     assert targets.shape == (rows,)
     temperatures = _one(temperature, logits)
-    asked = {"entropy": entropy, "sum_pi_squared": sum_pi_squared}
+    outputs = {"entropy": entropy, "sum_pi_squared": sum_pi_squared}
     form = {"vocabulary": vocabulary, "scale": scale, "softcap": softcap}
-    sums = chunk_sums(logits, temperatures, None, **form, **asked)
+    sums = chunk_sums(logits, temperatures, None, **form, **outputs)
     is_wanted = (True, True, entropy, sum_pi_squared)
     logp, lse, spread, peaked = (_scores(logits) if wanted else None for wanted in is_wanted)
     assert logp is not None

@@ -1,6 +1,6 @@
 """Triton kernels that rotate queries and keys, with or without a norm per head before it.
 
-One program has all heads of a token, so that a token never depends on the others.
+One program has all heads of a token, so that a token never depends on other tokens.
 """
 # pyright: reportMissingImports=false, reportIndexIssue=false
 

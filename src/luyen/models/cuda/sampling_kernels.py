@@ -47,10 +47,10 @@ def _place_inside(x, highest, aim, is_greedy):
     index = tl.arange(0, CHUNK)
     weight = weights(x, highest)
     running = tl.cumsum(weight.to(tl.float64), 0)
-    drawn = tl.sum((running <= tl.maximum(aim, 0.0)).to(tl.int32), 0)
-    drawn = tl.minimum(drawn, tl.max(tl.where(weight > 0, index, 0), 0))
+    sampled = tl.sum((running <= tl.maximum(aim, 0.0)).to(tl.int32), 0)
+    sampled = tl.minimum(sampled, tl.max(tl.where(weight > 0, index, 0), 0))
     likeliest = tl.min(tl.where(x == highest, index, CHUNK - 1), 0)
-    return tl.where(is_greedy, likeliest, drawn)
+    return tl.where(is_greedy, likeliest, sampled)
 
 
 @triton.jit
@@ -80,10 +80,10 @@ def _sample_kernel(
     slot = tl.arange(0, SLOTS)
     total = tl.sum(mass, 0)
     target = _uniform(tl.load(keys + row), tl.load(positions + row)) * total
-    drawn = tl.sum((tl.cumsum(mass, 0) <= target).to(tl.int32), 0)
+    sampled = tl.sum((tl.cumsum(mass, 0) <= target).to(tl.int32), 0)
     likeliest = tl.min(tl.where(highest == top, slot, SLOTS - 1), 0)
     # Numbers that are no numbers compare as false: the chunk they point at must still exist.
-    chunk = tl.minimum(tl.where(is_greedy, likeliest, drawn), chunks - 1)
+    chunk = tl.minimum(tl.where(is_greedy, likeliest, sampled), chunks - 1)
     aim = target - tl.sum(tl.where(slot < chunk, mass, 0.0), 0)
     aim = aim / tl.sum(tl.where(slot == chunk, factor, 0.0), 0).to(tl.float64)
     peak = tl.max(tl.where(slot == chunk, highest, float("-inf")), 0)
@@ -110,9 +110,9 @@ def sample_rows(
     out_tokens: Tensor,
     out_logps: Tensor,
 ) -> None:
-    """Draw a token for each row, with the uniform number of its key and position.
+    """Sample a token for each row, with the uniform number of its key and position.
 
-    A token of probability 0 is never drawn. Greedy rows take the first of their likeliest tokens,
+    A token of probability 0 is never sampled. Greedy rows take the first of their likeliest tokens,
     at temperature 1. A row with NaN gives some id of the vocabulary and a NaN log-probability.
     `keys` and `positions` are int64, `temperature` float32 and `greedy` bool, all `[rows]`.
     """

@@ -160,14 +160,14 @@ def blockwise_gradients(
     sliding: int | None,
     softcap: float | None,
 ) -> Gradients:
-    """Scores anew, `_QUERIES` queries of one segment at a time; waits for the device."""
+    """Recompute the scores, `_QUERIES` queries of one segment at a time; waits for the device."""
     kv_heads, width = key.shape[1:]
     groups = query.shape[1] // kv_heads
     delta = (grad.float() * out.float()).sum(-1)
     grads = [torch.zeros_like(x, dtype=torch.float32) for x in (query, key, value)]
     for query_start, key_start, queries, keys in torch.stack(segments.ranges(), 1).tolist():
-        held = slice(key_start, key_start + keys)
-        k, v = key[held].float(), value[held].float()
+        span = slice(key_start, key_start + keys)
+        k, v = key[span].float(), value[span].float()
         for begin in range(0, queries, _QUERIES):
             count = min(_QUERIES, queries - begin)
             now = slice(query_start + begin, query_start + begin + count)
@@ -177,8 +177,8 @@ def blockwise_gradients(
             weights, slope = _weights(q, k, logs, place, scale, sliding, softcap)
             steps = weights * (torch.einsum("qkgw,nkw->qkgn", g, v) - d) * slope
             grads[0][now] += torch.einsum("qkgn,nkw->qkgw", steps, k).flatten(1, 2)
-            grads[1][held] += torch.einsum("qkgn,qkgw->nkw", steps, q)
-            grads[2][held] += torch.einsum("qkgn,qkgw->nkw", weights, g)
+            grads[1][span] += torch.einsum("qkgn,qkgw->nkw", steps, q)
+            grads[2][span] += torch.einsum("qkgn,qkgw->nkw", weights, g)
     sink = None
     if sinks is not None:
         sink = -(torch.exp(sinks.float() - lse.T) * delta).sum(0).to(sinks.dtype)

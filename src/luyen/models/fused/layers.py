@@ -27,7 +27,7 @@ from luyen.models.fused.ops import (
 )
 from luyen.models.fused.packed_linear import PackedLinear
 
-# Attention that turns queries and keys itself.
+# Attention with rotary positions applied by our kernel.
 
 
 @runtime_checkable

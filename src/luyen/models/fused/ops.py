@@ -9,11 +9,11 @@ from torch import Tensor
 
 from luyen.models.batch_invariant import batch_invariant
 
-# Forward passes of our own functions without the bookkeeping of gradients.
+# Forward passes of our autograd functions without autograd's bookkeeping.
 
 
 def apply_function(function: type[torch.autograd.Function], *inputs: Any) -> Any:
-    """`function.apply`; where nobody wants gradients, its forward alone.
+    """`function.apply`; without gradients, only its forward.
 
     Reading a prompt is a thousand small calls, and the host is slower than the device at them.
     """
@@ -57,7 +57,7 @@ def add_rms_norm(
     """The norm of `hidden + residual`, and that sum; without a residual the sum is `hidden`.
 
     The sum is rounded to the type of `hidden` before the norm reads it, so that the result is the
-    same whether the addition is made here or earlier. A row never depends on the others.
+    same whether the addition is made here or earlier. A row never depends on other rows.
     """
     if not hidden.is_cuda:
         return reference_add_rms_norm(hidden, residual, weight, style)

@@ -35,7 +35,7 @@ class PackedLinear:
     """Linear layers whose outputs stand side by side.
 
     The storage follows the parameters: where they were moved or copied since (to another device,
-    by `deepcopy`), it is made anew at the next call.
+    by `deepcopy`), it is rebuilt at the next call.
     """
 
     def __init__(self, modules: Sequence[nn.Linear]) -> None:

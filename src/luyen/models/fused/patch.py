@@ -21,9 +21,9 @@ from luyen.models.fused.layers import (
 from luyen.models.fused.ops import Activation, Heads, NormStyle
 from luyen.models.fused.packed_linear import pack_linear, unpackable
 
-# Which modules of transformers compute what the fused functions compute.
+# The modules of transformers that the fused functions can replace.
 #
-# A module is known by its class, because parts of the same names do different things elsewhere:
+# They are identified by class, because equal attribute names mean different things across classes:
 # a norm over all heads at once, a rotation of neighbours, a factor on the residual.
 
 _GEMMA = ("Gemma2", "Gemma3")
@@ -99,8 +99,8 @@ def norm_style(module: Any) -> NormStyle | str:
     found = _NORMS.get(_class(module))
     if found is None:
         return _UNKNOWN
-    held = vars(module)
-    eps = held["variance_epsilon"] if "variance_epsilon" in held else held["eps"]
+    fields = vars(module)
+    eps = fields["variance_epsilon"] if "variance_epsilon" in fields else fields["eps"]
     return NormStyle(eps=eps, offset=found[0], is_wide=found[1])
 
 

@@ -28,7 +28,7 @@ from luyen.rewards.llm_judge.faults import (
     quoted_end,
 )
 
-# One HTTP request on the event loop: nothing blocks, and whoever waits can stop waiting.
+# One HTTP request on the event loop: it never blocks, and awaiting it can be cancelled.
 #
 # A connection per request, HTTP/1.1, no redirects, no proxies. A body is read up to a limit.
 
@@ -146,7 +146,7 @@ _LEAST_SECRET = 8
 
 @final
 class Endpoint:
-    """Asks one model of one server, once per call; waiting and trying again is for others."""
+    """One model of one server; a call sends one request. The caller waits and retries."""
 
     def __init__(self, base_url: str, *, api_key_env: str | None) -> None:
         """A UserError when the environment does not hold the key."""
@@ -160,8 +160,8 @@ class Endpoint:
 
     async def __call__(self, messages: Sequence[Message], settings: Mapping[str, Any]) -> str:
         """The text of the reply; a JudgeFault when there is none. Neither holds the key."""
-        asked = {"messages": [dict(message) for message in messages], **settings}
-        body = json.dumps(asked, allow_nan=False).encode()
+        payload = {"messages": [dict(message) for message in messages], **settings}
+        body = json.dumps(payload, allow_nan=False).encode()
         response = self._without_key(await post(self._url, body, self._headers))
         if response.status != 200:
             kind, said = f"http_{response.status}", self._hidden(_error_message(response))

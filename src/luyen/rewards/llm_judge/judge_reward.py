@@ -24,19 +24,19 @@ from luyen.rewards.llm_judge.endpoint import Endpoint
 from luyen.rewards.llm_judge.faults import ENGINE, NOT_FINITE, TIMEOUT, UNPARSABLE, JudgeFault
 from luyen.rewards.protocol import Ask
 
-# What a judge is told about an answer.
+# The judge prompt.
 
 _HOLE = re.compile(r"\{(question|answer|ground_truth)\}")
 
 
 def messages_for(judge: JudgeConfig, prompt: Prompt, answer: str) -> list[Message]:
-    """What the judge is told. Holes are filled once: what an answer says is never filled in again.
+    """Messages for the judge. Placeholders are filled once; text from an answer is never expanded.
 
     Example:
         >>> from luyen.base.records import make_prompt
         >>> judge = JudgeConfig(base_url="http://localhost:1/v1", prompt="{question} -> {answer}?")
-        >>> asked = make_prompt([{"role": "user", "content": "1+1"}])
-        >>> messages_for(judge, asked, "{question}")[0]["content"]
+        >>> prompt = make_prompt([{"role": "user", "content": "1+1"}])
+        >>> messages_for(judge, prompt, "{question}")[0]["content"]
         '1+1 -> {question}?'
     """
     truth = prompt.ground_truth
@@ -52,10 +52,10 @@ def messages_for(judge: JudgeConfig, prompt: Prompt, answer: str) -> list[Messag
 
 def question_of(prompt: Prompt) -> str:
     """The one message of a prompt, or all of them, each with the role that spoke."""
-    told = [(str(m.get("role", "")), _words(m.get("content"))) for m in prompt.messages]
-    if len(told) == 1:
-        return told[0][1]
-    return "\n\n".join(f"{role}: {words}" for role, words in told)
+    turns = [(str(m.get("role", "")), _words(m.get("content"))) for m in prompt.messages]
+    if len(turns) == 1:
+        return turns[0][1]
+    return "\n\n".join(f"{role}: {words}" for role, words in turns)
 
 
 def _words(content: Any) -> str:
@@ -66,23 +66,23 @@ def _words(content: Any) -> str:
     return "" if content is None else str(content)
 
 
-# How often and how many at once: limits that all groups of a step share.
+# Rate and concurrency limits, shared by all groups of a step.
 
 FIRST_WAIT_S = 0.5
 LONGEST_WAIT_S = 30.0
 
 
-def wait_before(retry: int, asked_s: float | None = None) -> float:
+def wait_before(retry: int, retry_after_s: float | None = None) -> float:
     """Seconds to wait before the n-th retry: twice as long each time, or what the server asks for.
 
     Example:
         >>> [wait_before(n) for n in (1, 2, 3, 10)]
         [0.5, 1.0, 2.0, 30.0]
-        >>> wait_before(1, asked_s=7.0)
+        >>> wait_before(1, retry_after_s=7.0)
         7.0
     """
     grown = FIRST_WAIT_S * 2.0 ** min(retry - 1, 32)
-    return min(LONGEST_WAIT_S, grown if asked_s is None else max(grown, asked_s))
+    return min(LONGEST_WAIT_S, grown if retry_after_s is None else max(grown, retry_after_s))
 
 
 @final
@@ -111,7 +111,7 @@ class RateLimit:
             return at - now
 
     def pause(self, seconds: float) -> None:
-        """Let nobody start for so long: the server has asked for it."""
+        """Start no request for so many seconds, as the server demanded (`Retry-After`)."""
         with self._lock:
             self._free_at = max(self._free_at, self._now() + seconds)
 
@@ -276,15 +276,15 @@ class JudgeReward:
             self._counts.add("judging/requests")
             try:
                 async with asyncio.timeout(judge.timeout_s):
-                    reply = await self._asked(messages)
+                    reply = await self._send(messages)
             except TimeoutError as error:
                 raise JudgeFault(TIMEOUT, f"no reply within {judge.timeout_s:g} s") from error
             finally:
                 beat()
         return reply, await self._read(reply)
 
-    async def _asked(self, messages: list[Message]) -> str:
-        """The reply of whoever is asked; whatever they raise is a fault with a name."""
+    async def _send(self, messages: list[Message]) -> str:
+        """The judge's reply. Every exception of the endpoint or engine becomes a JudgeFault."""
         faults: list[BaseException] = []
         with boundary(faults):
             return await self._line.ask(messages, self._settings)
@@ -293,7 +293,7 @@ class JudgeReward:
 
     async def _wait(self, retry: int, fault: JudgeFault) -> None:
         self._counts.add("judging/retries")
-        if fault.retry_after_s is not None:  # the server speaks to everybody who asks it
+        if fault.retry_after_s is not None:  # it applies to every request to this server
             self._line.pace.pause(min(fault.retry_after_s, LONGEST_WAIT_S))
         await self._sleep(wait_before(retry, fault.retry_after_s))
         beat()

@@ -17,7 +17,7 @@ from luyen.rewards.llm_judge.faults import (
 )
 from luyen.rewards.outcome import Unscorable
 
-# Where a score stands in the words of a judge. Two that differ, or a range, are none.
+# Finds the score in a judge's reply. Two different scores, or a range, count as none.
 
 _NUMBER = r"(?<![\w.])[-+]?(?:nan|inf(?:inity)?|(?:\d+(?:\.\d+)?|\.\d+)(?:e[-+]?\d+)?)(?!\w|\.\d)"
 _TOTAL = r"(?:\s*(?:/|(?:out\s+)?of)\s*(?P<total>\d+(?:\.\d+)?)(?!\w|\.\d)|\s*(?P<percent>%))?"

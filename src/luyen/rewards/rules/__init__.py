@@ -1,1 +1,1 @@
-"""Rules: functions that judge an answer without a model."""
+"""Rules: functions that score an answer without a model."""

@@ -98,7 +98,7 @@ def as_number(text: str) -> Decimal | None:
 
 
 def true_numbers(prompt: Prompt) -> list[Decimal]:
-    """The ground truth as numbers; a row whose truth is none cannot be judged."""
+    """The ground truth as numbers; a row whose truth is none cannot be scored."""
     truths = {text: as_number(text) for text in truths_of(prompt)}
     wrong = [text for text, number in truths.items() if number is None]
     if wrong:
@@ -195,7 +195,7 @@ def math_equal(prompt: Prompt, answer: Answer, *, float_rounding: int = 6) -> fl
     )
 
 
-# Tasks of reasoning-gym, judged by the verifier that comes with each.
+# Tasks of reasoning-gym, scored by the verifier that comes with each.
 
 
 @rule_rewards.register(

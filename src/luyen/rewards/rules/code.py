@@ -14,7 +14,7 @@ from luyen.sandbox.calls import seconds_left
 from luyen.sandbox.launch import Limits, SandboxFault
 from luyen.sandbox.verify import CallCase, Case, Test, is_forgeable, verify
 
-# Tests that call a function of the program: arguments, and what it must return.
+# Function tests: arguments and the expected return value.
 
 
 def call_test(name: str, arguments: Any, wanted: Any) -> CallCase:
@@ -79,15 +79,16 @@ def code(
     """1 when the program passes every test of the row, with `share` the part that it passes.
 
     The part `forgeable` is the share of tests whose verdict the program could have forged; with
-    `refuse_forgeable` a row that has one cannot be judged.
+    `refuse_forgeable` a row that has one cannot be scored.
     """
     if credit not in ("all", "share"):
         raise Unscorable(f"credit {credit!r} is neither all nor share")
     program, tests = program_in(answer.text), tests_of(truth_of(prompt))
     if refuse_forgeable and (number := first_forgeable(tests)) is not None:
         raise Unscorable(
-            f"the row's test {number} is judged beside the program, which could forge its verdict, "
-            "and sandbox.require asks for verdicts: write assert CALL == LITERAL, or cases"
+            f"the row's test {number} is scored inside the program's process, which could forge "
+            "its verdict, and sandbox.require asks for verdicts: write assert CALL == LITERAL, "
+            "or cases"
         )
     limits = Limits(cpu_s=cpu_s, wall_s=5.0 * cpu_s, memory_bytes=memory_mb * 2**20)
     left = seconds_left()
@@ -126,7 +127,7 @@ def program_in(text: str) -> str:
 def tests_of(truth: Any) -> list[Test]:
     """The tests of a row: assertions as text or a list of texts; cases as pairs of lists or a list.
 
-    Pairs beside an `fn_name` are arguments and what the function must return.
+    With an `fn_name`, pairs are arguments and the expected return value.
 
     Example:
         >>> tests_of(["assert add(1, 2) == 3"])

@@ -78,7 +78,7 @@ def json_schema(
     else the ground truth. A fence around it is allowed.
 
     It runs isolated: a pattern in a schema may backtrack for ever. Nothing is downloaded; a schema
-    that points elsewhere cannot judge.
+    with references to other documents cannot score.
     """
     validator = _validator(json.dumps(_schema_of(prompt) if schema is None else dict(schema)))
     try:

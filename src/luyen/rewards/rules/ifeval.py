@@ -1,7 +1,7 @@
 """Verifiable instructions (IFEval, Zhou et al. 2023, arXiv:2311.07911): checked, not judged.
 
-A row names its instructions as the data set does: `instruction_id_list` and `kwargs`, beside each
-other in its `extra_info` or in its ground truth, there also as JSON.
+A row names its instructions as the data set does: `instruction_id_list` and `kwargs`, both
+in its `extra_info` or both in its ground truth, there also as JSON.
 """
 
 import inspect
@@ -15,7 +15,7 @@ from luyen.base.records import Prompt
 from luyen.rewards.outcome import Unscorable
 from luyen.rewards.rules.rule import Answer, rule_rewards
 
-# Verifiable instructions by id: how one is declared, and how a row's settings reach its check.
+# The registry of instructions by id, and how a row's settings reach a check.
 
 Check: TypeAlias = Callable[..., bool]
 """`(text, *, settings) -> bool`: whether a text follows the instruction."""
@@ -90,7 +90,7 @@ def _plain(value: Any) -> Any:
     return list(cast(tuple[Any, ...], value)) if isinstance(value, tuple) else value
 
 
-# Instructions about form: lists, sections, titles, JSON, beginnings, endings, repetitions.
+# Format instructions: lists, sections, titles, JSON, beginnings, endings, repetitions.
 
 _ANSWERS = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
 
@@ -194,7 +194,7 @@ def quoted(text: str) -> bool:
     return len(inner) > 1 and inner[0] == inner[-1] == '"'
 
 
-# Instructions about words: which and how many, letters, sentences, paragraphs, case, commas.
+# Word instructions: keywords and counts, letters, sentences, paragraphs, case, commas.
 
 _WORD = re.compile(r"\w+")
 _TOKEN = re.compile(r"\w+(?:[.'\u2019-]\w+)*")

@@ -67,7 +67,7 @@ def _limit(max_response_length: int | None) -> int:
     return max_response_length
 
 
-# A penalty for saying the same thing again.
+# Repetition penalty.
 
 Words: TypeAlias = Sequence[int] | Sequence[str]
 

@@ -1,6 +1,6 @@
 """math-verify, the only file that imports it. Its own time limits are off.
 
-With them on, a call from another thread fails inside, and everything is judged wrong. The limit
+With them on, a call from another thread fails inside, and everything is scored wrong. The limit
 that holds is that of the process this runs in.
 """
 

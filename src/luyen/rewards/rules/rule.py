@@ -1,8 +1,8 @@
 """How a rule is declared, and what it looks at.
 
-A rule is a function `(prompt, answer, *, knobs) -> float`. Registered with `sees="rollout"` it is
-`(prompt, rollout, *, knobs)` instead, and reads the whole conversation. A rule returns a number, or
-a `Score` with parts and with shares by turn. It raises `Unscorable` when it cannot judge; a wrong
+A rule is a function `(prompt, answer, *, kwargs) -> float`. With `sees="rollout"` it is
+`(prompt, rollout, *, kwargs)` instead, for the whole conversation. A rule returns a number, or
+a `Score` with parts and with shares by turn. It raises `Unscorable` when it cannot score; a wrong
 answer is no reason to raise. `isolated=True` runs it in another process under a time limit; `door`
 is a module to import there beforehand; `package` and `extra` name what it needs. Scores of a rule
 with `deterministic=True` may be taken from the cache. `wrong` is what an answer is worth on which
@@ -45,7 +45,7 @@ def answer_of(rollout: Rollout) -> Answer:
 
 
 def truth_of(prompt: Prompt) -> Any:
-    """What the answer is compared with; a row without it cannot be judged."""
+    """What the answer is compared with; a row without it cannot be scored."""
     if prompt.ground_truth is None:
         raise Unscorable(f"the row has no ground truth (data source `{prompt.data_source}`)")
     return prompt.ground_truth

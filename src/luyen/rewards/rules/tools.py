@@ -1,7 +1,7 @@
 """Rules about tool calls: valid, successful, needed, cheap, and none that is forbidden.
 
 Every amount belongs to the turn that wrote the call. Shares lie between 0 and 1; penalties are
-negative or zero, so doing nothing escapes them: they stand beside a reward for the outcome.
+negative or zero, so doing nothing escapes them: combine them with an outcome reward.
 """
 
 import json
@@ -18,7 +18,7 @@ from luyen.base.records import CallStatus, Prompt, Rollout, Score, ToolCall
 from luyen.rewards.outcome import Unscorable
 from luyen.rewards.rules.rule import rule_rewards
 
-# A score made of amounts that turns of a conversation earned or cost.
+# Scores made of per-turn amounts.
 
 
 def by_turns(name: str, amounts: Iterable[tuple[int, float]], *, over: float = 1.0) -> Score:
@@ -83,9 +83,9 @@ def tool_needless(
 ) -> Score:
     """-1 for each call that repeats a settled one, and for each other call beyond `allowed`."""
     repeated = list(_repeated(rollout.calls))
-    others = [c for c, again in zip(rollout.calls, repeated, strict=True) if not again]
+    distinct = [c for c, again in zip(rollout.calls, repeated, strict=True) if not again]
     twice = [c for c, again in zip(rollout.calls, repeated, strict=True) if again]
-    beyond = [] if allowed is None else others[allowed:]
+    beyond = [] if allowed is None else distinct[allowed:]
     return joined(
         "tool_needless",
         (
@@ -144,7 +144,7 @@ def collected_rewards(
     return by_turns("given", rollout.given)
 
 
-# Calls that must not be made: forbidden tools and arguments, and data on its way out.
+# Forbidden calls: tools and arguments that must not be used, and data exfiltration.
 #
 # What counts is that the policy wrote it, whether or not the call ran. Patterns of the user
 # meet text of the policy, so the rule runs isolated: one that backtracks for ever times out.

@@ -350,7 +350,7 @@ class RayRoles:
             return all(self.ranks.all("is_written"))
 
         if writer.is_async:
-            writer.save_elsewhere(step, fill, is_written, facts=facts)
+            writer.save_remote(step, fill, is_written, facts=facts)
         else:
             writer.save_now(step, fill, facts=facts)
 

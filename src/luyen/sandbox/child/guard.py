@@ -2,8 +2,8 @@
 
 Its arguments are the numbers of three open files, job, report and channel, and the id of the
 process that owns it. With namespaces there are three processes: the guard outside; the first
-process inside, whose end is the end of all others there; and the program. Without, the guard is
-that first one.
+process inside, whose end is the end of every process there; and the program. Without namespaces,
+the guard is that first process.
 The report says how the program ended, and nothing that the program said.
 """
 
@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from luyen.base.signals import settle_signals
+from luyen.base.signals import reset_signals
 from luyen.sandbox.child import isolation, program, resources
 from luyen.sandbox.child.isolation import readable
 from luyen.sandbox.child.resources import descendants, files_of, memory_of, threads_of
@@ -38,7 +38,7 @@ _AWAITED = (signal.SIGTERM, signal.SIGCHLD)
 
 def main(job_number: str, report_number: str, channel: str, owner: str) -> None:
     """Carry out the job and write the report."""
-    settle_signals()
+    reset_signals()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the program's, too, where it was ignored
     # Signals are taken where the guard waits for them: none interrupts it while it cleans up.
     signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
@@ -86,7 +86,7 @@ def run_isolated(
 
 
 def wait_for(first: int) -> NoReturn:
-    """In the guard outside: end as the first process inside does, and end it when asked to."""
+    """In the outer guard: exit as the first process inside does; forward a signal to end it."""
     while True:
         dead, status = os.waitpid(first, os.WNOHANG)
         if dead:
@@ -134,7 +134,7 @@ def begin(
     measures: list[str],
     group: resources.ControlGroup | None,
 ) -> None:
-    """In the child: settle in, put up the walls, say which, and become the program."""
+    """In the child: set up the isolation layers, report which ones hold, and exec the program."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _AWAITED)
     control(PR_SET_DUMPABLE, 1)  # or a guard that is not root could not see what it has open
     os.setpgid(0, 0)
@@ -164,7 +164,7 @@ def close_beyond(last: int) -> None:
 def watch(pid: int, limits: dict[str, Any], measures: list[str]) -> dict[str, Any] | None:
     """Wait until the program ends or must end: its exit code and the limit it ran into.
 
-    None when this guard is asked to end it.
+    None if this guard was signalled to end it.
     With a cgroup the kernel counts memory, with a root of its own files: then nothing is added up.
     """
     start = time.monotonic()
@@ -207,7 +207,7 @@ def reap(pid: int) -> int | None:
 
 
 def end_all(pid: int, *, apart: bool) -> None:
-    """Kill everything that stems from the program, however often it forks meanwhile.
+    """Kill everything that stems from the program, even if it keeps forking.
 
     Orphans become children of this process, so nothing is left when it has no child.
     """
@@ -219,9 +219,9 @@ def end_all(pid: int, *, apart: bool) -> None:
                 os.killpg(pid, signal.SIGKILL)  # at once: one by one, children could outrun it
         # What left that group is stopped before it is killed, some at a time: the list of a tree
         # that grows would have no end.
-        others = [] if apart else descendants(_BATCH)
+        escaped = [] if apart else descendants(_BATCH)
         for number in (signal.SIGSTOP, signal.SIGKILL):
-            for other in others:
+            for other in escaped:
                 with suppress(ProcessLookupError, PermissionError):
                     os.kill(other, number)
         try:

@@ -73,10 +73,10 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
     os.close(place)
 
 
-# Which files of the machine a program may see: the interpreter, its packages and the system's.
+# Files of the machine that a program may see: the interpreter, its packages, the system's.
 
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
-"""The only devices; among the others are disks, whose blocks hold every file."""
+"""The only visible devices. A disk must not be among them: its blocks hold every file."""
 _SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/libx32", "/bin", "/sbin", "/sys/devices/system")
 _SETTINGS = (
     "ld.so.cache ld.so.conf ld.so.conf.d alternatives localtime timezone os-release passwd group "
@@ -103,18 +103,18 @@ def readable(*, own_processes: bool) -> list[str]:
 
 OPEN_FILES = 256
 THREADS = 64
-"""How many threads there may be beside the processes, which the guard counts."""
+"""Limit of threads, in addition to the limit of processes that the guard enforces."""
 
 
 def confine(limits: dict[str, Any], *, work: str, measures: list[str]) -> list[str]:
-    """Put up every wall there is; the names of all that stand, those of `measures` first."""
+    """Apply every available isolation layer; the names of those in force, `measures` first."""
     control(PR_SET_PDEATHSIG, 9)
     apart, own_root = "namespaces" in measures, "root" in measures
     set_rlimits(limits, apart=apart)
     names = [*measures, "rlimits"]
     drop_capabilities()
     counted = "cgroup" in measures
-    # Pages of /dev/zero can be shared: where the kernel does not count them, nobody does.
+    # Pages of /dev/zero can be shared: without a cgroup they are not counted.
     devices = [device for device in DEVICES if counted or device != "/dev/zero"]
     visible = [*readable(own_processes=apart), *devices]
     shared = ["/dev/shm"] if own_root else []
@@ -154,7 +154,7 @@ def _set(which: int, value: int) -> None:
 
 
 def refuse_sockets(event: str, _: tuple[Any, ...]) -> None:
-    """Refuse sockets to Python code. Native code does not ask: this is a fence, not a wall."""
+    """Refuse sockets to Python code. Native code bypasses this hook: it is no isolation layer."""
     if event.startswith("socket."):
         raise PermissionError("the sandbox has no network")
 
@@ -162,7 +162,7 @@ def refuse_sockets(event: str, _: tuple[Any, ...]) -> None:
 # Namespaces: a view of the machine with no other process, no network, and few files.
 #
 # The root of that view is empty memory into which the readable paths are mounted read-only, so
-# that a file which nobody listed does not exist there.
+# that a file that is not listed does not exist there.
 
 _NEW_MOUNT, _NEW_IPC, _NEW_USER = 0x20000, 0x8000000, 0x10000000
 _NEW_PID, _NEW_NET = 0x20000000, 0x40000000

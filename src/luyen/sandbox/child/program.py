@@ -19,9 +19,9 @@ from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
-# Plain data as text: how the value of a call leaves the sandbox.
+# Serialization of plain data: how the value of a call leaves the sandbox.
 #
-# `encode` runs beside the program, which may have changed anything there. `decode` runs outside
+# `encode` runs in the program's process, where anything may have changed. `decode` runs outside
 # and makes nothing but numbers, text, bytes and collections of them, whatever it reads.
 
 _DEEPEST = 100

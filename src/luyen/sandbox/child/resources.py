@@ -58,8 +58,8 @@ def memory_of(pids: Iterable[int], limit: int) -> int:
     """
     pids = list(pids)
     buffers = _SOCKET * len(_sockets(pids))
-    quick = buffers + sum(_resident(pid) for pid in pids)
-    return quick if quick <= limit else buffers + sum(_proportional(pid) for pid in pids)
+    quick = buffers + sum(_rss(pid) for pid in pids)
+    return quick if quick <= limit else buffers + sum(_pss(pid) for pid in pids)
 
 
 def _sockets(pids: Iterable[int]) -> set[str]:
@@ -91,9 +91,9 @@ def files_of(work: str, pids: Iterable[int], most: int) -> int:
                         found += max(status.st_blocks * 512, _ENTRY)
                         if stat.S_ISDIR(status.st_mode):
                             todo.append(entry.path)
-        except FileNotFoundError:  # removed meanwhile
+        except FileNotFoundError:  # removed during the scan
             continue
-        except OSError:  # a mode or a path that nobody can read
+        except OSError:  # an unreadable mode or path
             return most + 1
     pids = list(pids)
     kept = dict(filter(None, map(_removed, _descriptors(pids))))
@@ -127,25 +127,25 @@ def _removed(path: str) -> tuple[int, int] | None:
     return None
 
 
-def _resident(pid: int) -> int:
+def _rss(pid: int) -> int:
     with suppress(OSError, IndexError):
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE
     return 0
 
 
-def _proportional(pid: int) -> int:
+def _pss(pid: int) -> int:
     """Resident bytes, where a page of n processes counts 1/n for each; a program may forbid it."""
     with suppress(OSError):
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):
                 return int(line.split()[1]) * 1024
-    return _resident(pid)
+    return _rss(pid)
 
 
 # A control group for one program: the kernel counts the memory of all its processes together.
 #
-# It takes a hierarchy in which this user may make groups: root has one on most machines, others
-# where systemd delegates one to them, and most containers have none.
+# It takes a hierarchy in which this user may create groups: root has one on most machines, other
+# users where systemd delegates one to them, and most containers have none.
 
 _PREFIX = "luyen-"
 _TRIES = 50
@@ -154,7 +154,7 @@ _PAUSE_S = 0.01
 
 
 class ControlGroup(NamedTuple):
-    """A group with limits, in one hierarchy or in two, and what the processes beside it need of it.
+    """A group with limits, in one hierarchy or in two, and what the processes outside it need.
 
     A tuple, since the module of dataclasses would add a tenth to the start of every program.
     """
@@ -207,8 +207,8 @@ def make_cgroup(*, memory_bytes: int, processes: int) -> ControlGroup | None:
             continue
         folders = [folder]
         if version == 1:  # where each controller has a hierarchy of its own
-            others = (_limited(p, pids, needed="pids.max") for p, v in _parents("pids") if v == 1)
-            folders += [other for other in others if other is not None][:1]
+            limited = (_limited(p, pids, needed="pids.max") for p, v in _parents("pids") if v == 1)
+            folders += [other for other in limited if other is not None][:1]
         return ControlGroup(
             name=folder.name,
             parents=tuple(_opened(one.parent, os.O_DIRECTORY) for one in folders),
@@ -293,17 +293,17 @@ def _lines(path: str) -> list[str]:
     return []
 
 
-# All processes that one has started, and those that these started: found, and ended together.
+# Process trees: find all descendants of a process, and kill them together.
 
 _ROUNDS = 8
-"""How often it is looked again for processes that were started meanwhile."""
+"""Scans of the process tree, since processes may start during a scan."""
 
 
 def descendants_of(pid: int) -> list[int]:
     """All processes that a process started, and those that these started, as far as /proc tells."""
     found: list[int] = [pid]
     for parent in found:  # it grows while it is walked
-        with suppress(OSError):  # it ended meanwhile, or there is no /proc
+        with suppress(OSError):  # it has ended, or there is no /proc
             for task in Path(f"/proc/{parent}/task").iterdir():
                 found += map(int, (task / "children").read_text().split())
     return found[1:]

@@ -1,7 +1,7 @@
 """System calls: those that Python lacks, and the seccomp filter that refuses all but a list.
 
 The filter is written here rather than by libseccomp, because a program waits for the guard to
-start, and because slim containers lack the library: they would lose this wall.
+start, and because slim containers lack the library: they would lose this layer.
 """
 
 import ctypes
@@ -12,7 +12,7 @@ import struct
 import sys
 from typing import TypeAlias
 
-# System calls that Python does not offer. Every one says whether the kernel agreed.
+# System calls that Python does not offer. Each returns whether the kernel agreed.
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _IS_LINUX = os.uname().sysname == "Linux"
@@ -65,7 +65,7 @@ def _wide(argument: int | bytes | None) -> object:
     return ctypes.c_long(argument) if isinstance(argument, int) else argument
 
 
-# The system calls that a program may make, by name: all others are refused.
+# The allowed system calls, by name; every other one is refused.
 #
 # Each entry is a name and its number on x86-64 and on 64-bit ARM; a dash means that the machine
 # lacks it. A test compares the numbers with those of libseccomp where that library is

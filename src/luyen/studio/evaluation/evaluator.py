@@ -89,7 +89,7 @@ class Evaluator:
     ) -> list[ScoredGroup]:
         """Rollouts of the draws with their scores; `broken` holds those that have none."""
         groups = self._generate(draws, sampling, purpose=purpose)
-        return self._reward.judge(self._sound(groups), ScoreJournal(purpose=VALIDATION))
+        return self._reward.score(self._sound(groups), ScoreJournal(purpose=VALIDATION))
 
     def _sound(self, groups: Sequence[Group]) -> list[tuple[Prompt, tuple[Rollout, ...]]]:
         talks = self._generation.conversations
@@ -110,7 +110,7 @@ class Evaluator:
         if talks is not None and self.broken and not scored:
             everything = Group(prompt=_NO_PROMPT, rollouts=tuple(self.broken))
             talks.faulty([everything], is_learned_from=False)
-        self._reward.settle(scored)
+        self._reward.apply_fault_policy(scored)
 
     def close(self) -> None:
         """Let the engine, the tools and the reward's processes go."""

@@ -17,7 +17,7 @@ from luyen.base.run_lock import refuse_claimed
 from luyen.base.rundir import DamagedRecord, RunDirectory
 from luyen.base.seeds import derive_key
 from luyen.checkpoint.store import Checkpoint, CheckpointStore, verify
-from luyen.checkpoint.superseded import set_superseded_aside
+from luyen.checkpoint.superseded import archive_superseded
 from luyen.checkpoint.tensors import load_state
 from luyen.config.check import Report
 from luyen.config.loader.parse import masked_values
@@ -155,7 +155,7 @@ def find_resume_checkpoint(
         if found is None and store.list():
             _refuse_restart(store)
     if found is not None:
-        set_superseded_aside(store, found.step, source=found.path)
+        archive_superseded(store, found.step, source=found.path)
         warn_of_history_gaps(
             directory, found, first=first_logged_step(load_state(found.path, "loop"))
         )

@@ -267,7 +267,7 @@ class RowState:
                 draws.logps,
                 tokens=self.tokens[here],
                 lengths=self.lengths[here],
-                drawn=self.drawn[here],
+                num_generated=self.drawn[here],
                 limits=self.limits[here],
                 active=self.active[here],
                 stops=self.stops[here],
