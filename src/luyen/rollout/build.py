@@ -34,9 +34,9 @@ class EnvSelector:
     """The worlds of a run by name. Each conversation gets a fresh one.
 
     Example:
-        >>> worlds = EnvSelector({}, default=None)
+        >>> env_selector = EnvSelector({}, default=None)
         >>> from luyen.base.records import make_prompt
-        >>> worlds.make(make_prompt([{"role": "user", "content": "Hi"}])) is None
+        >>> env_selector.make(make_prompt([{"role": "user", "content": "Hi"}])) is None
         True
     """
 
@@ -49,7 +49,7 @@ class EnvSelector:
         self._tools: dict[str, tuple[Tool, ...]] = {}
 
     @property
-    def are_any(self) -> bool:
+    def has_any(self) -> bool:
         """Whether a prompt may have one."""
         return bool(self._choices)
 
@@ -135,7 +135,7 @@ class ToolEnvironment:
 
     tools: ToolRegistry
     """What may be called."""
-    worlds: EnvSelector
+    env_selector: EnvSelector
     """What answers."""
 
     def offered(self, prompt: Prompt) -> tuple[Mapping[str, Any], ...]:
@@ -143,11 +143,11 @@ class ToolEnvironment:
 
         A UserError when the row names a tool that the run does not have.
         """
-        besides = self.worlds.tools_of(prompt)
-        own = {tool.name for tool in besides}
+        extra = self.env_selector.tools_of(prompt)
+        own = {tool.name for tool in extra}
         named = [schema.get("function", schema)["name"] for schema in prompt.tools]
         names = [name for name in named if name not in own] if named else None
-        return self.tools.schemas(names, besides=besides)
+        return self.tools.schemas(names, extra=extra)
 
 
 def stop_tokens(multi_turn: MultiTurnConfig) -> tuple[str, ...]:
@@ -180,7 +180,7 @@ def build_tool_environment(multi_turn: MultiTurnConfig) -> ToolEnvironment:
             timeout_s=multi_turn.tool_timeout_s,
             end_s=ending_s(multi_turn.time_budget_s),
         ),
-        worlds=EnvSelector(choices, default=multi_turn.environment),
+        env_selector=EnvSelector(choices, default=multi_turn.environment),
     )
 
 
@@ -193,13 +193,13 @@ def build_conversations(
     max_response_length: int,
 ) -> Conversations:
     """What plays the rollouts of a run."""
-    setting = ConversationConfig(
+    config = ConversationConfig(
         renderer=renderer,
-        openings=PromptTokenCache(renderer),
+        prompt_cache=PromptTokenCache(renderer),
         parser=tool_parsers.get(multi_turn.format),
         tools=tool_env.tools,
-        make_env=tool_env.worlds.make,
-        has_worlds=tool_env.worlds.are_any,
+        make_env=tool_env.env_selector.make,
+        has_envs=tool_env.env_selector.has_any,
         limits=TurnLimits(
             max_assistant_turns=multi_turn.max_assistant_turns,
             max_user_turns=multi_turn.max_user_turns,
@@ -218,4 +218,4 @@ def build_conversations(
         retries=multi_turn.fault_retries,
         min_samples=multi_turn.min_samples,
     )
-    return Conversations(setting, policy)
+    return Conversations(config, policy)

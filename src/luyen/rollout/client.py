@@ -38,7 +38,7 @@ class PartialCompletion:
         self.kept_mass: tuple[float, ...] = ()
         self.versions: tuple[int, ...] = ()
 
-    def go_on_after(self, stopped: Completion, version: int) -> None:
+    def continue_after(self, stopped: Completion, version: int) -> None:
         """Keep what a version has drawn.
 
         An answer that a text may end begins anew: the text could stand across the seam.
@@ -46,15 +46,15 @@ class PartialCompletion:
         if not stopped.tokens or self.sampling.stop_strings:
             return
         self._add(stopped, version)
-        asked, count = self.sampling, len(stopped.tokens)
+        sampling, count = self.sampling, len(stopped.tokens)
         self.sampling = replace(
-            asked,
-            max_new_tokens=asked.max_new_tokens - count,
-            min_new_tokens=max(0, asked.min_new_tokens - count),
+            sampling,
+            max_new_tokens=sampling.max_new_tokens - count,
+            min_new_tokens=max(0, sampling.min_new_tokens - count),
         )
         self.key = derive_key(self.key, "rest", len(self.tokens))
 
-    def ended(self, last: Completion, version: int) -> Completion:
+    def finish(self, last: Completion, version: int) -> Completion:
         """The whole answer, of which the last part has come."""
         self._add(last, version)
         return replace(
@@ -74,13 +74,13 @@ class PartialCompletion:
         self.versions += (version,) * len(part.tokens)
 
 
-_SETTLING_ROUNDS = 16
+_YIELD_ROUNDS = 16
 """Turns of the event loop between two passes: what is ready runs until it waits for something."""
-_LINGER_PASSES = 4
+_MAX_WAIT_PASSES = 4
 """Passes that a lone newcomer waits for company: reading prompts one by one stops all the rest."""
 _PAUSE_S = 0.002
 """Between two looks while weights change."""
-_CROWD = 8
+_FULL_BATCH = 8
 """Newcomers that do not wait for more."""
 
 
@@ -117,10 +117,10 @@ class EngineClient:
         self.version: int | None = None
         """Version that everything is drawn with, whatever was asked for; None: as asked."""
         self._waiting: list[_Ticket] = []
-        self._held: dict[str, dict[int, _Ticket]] = {}
+        self._submitted: dict[str, dict[int, _Ticket]] = {}
         self._arrived = asyncio.Event()
         self._count = 0
-        self._lingered = 0
+        self._waited_passes = 0
         self.failure: BaseException | None = None
         """What the engine broke with; nothing can be drawn any more."""
 
@@ -129,7 +129,7 @@ class EngineClient:
         """Whether an answer does not depend on what else is drawn at the same time."""
         return self._engine.is_batch_invariant
 
-    async def draw(
+    async def generate(
         self,
         tokens: tuple[int, ...],
         *,
@@ -152,9 +152,9 @@ class EngineClient:
             async with asyncio.timeout_at(deadline):
                 return await asyncio.shield(ticket.answer)
         except TimeoutError:
-            return self._withdraw(ticket)
+            return self._abort(ticket)
         except asyncio.CancelledError:
-            self._withdraw(ticket)
+            self._abort(ticket)
             raise
 
     async def change_weights(self, version: int, place: Awaitable[None]) -> None:
@@ -170,26 +170,26 @@ class EngineClient:
 
     def _interrupt(self) -> None:
         """Take back what is being drawn; it waits here, with what there is of it."""
-        assert self.version is not None or not self._held, "drawn before there were weights"
-        for name in list(self._held):
+        assert self.version is not None or not self._submitted, "drawn before there were weights"
+        for name in list(self._submitted):
             for completion in self._engine.abort(name):
-                ticket = self._held.get(completion.request, {}).get(completion.sample)
+                ticket = self._submitted.get(completion.request, {}).get(completion.sample)
                 if completion.reason != "aborted" or ticket is None:
                     self._deliver(completion)
                 else:
-                    self._take_back(ticket, completion)
+                    self._requeue(ticket, completion)
         # While one was stopped others may have ended, of which the engine has still to tell.
         while not self._engine.is_idle:
             for completion in self._engine.advance():
                 self._deliver(completion)
 
-    def _take_back(self, ticket: _Ticket, stopped: Completion) -> None:
-        held = self._held[stopped.request]
-        del held[stopped.sample]
-        if not held:
-            del self._held[stopped.request]
+    def _requeue(self, ticket: _Ticket, stopped: Completion) -> None:
+        tickets = self._submitted[stopped.request]
+        del tickets[stopped.sample]
+        if not tickets:
+            del self._submitted[stopped.request]
         assert self.version is not None
-        ticket.partial.go_on_after(stopped, self.version)
+        ticket.partial.continue_after(stopped, self.version)
         ticket.request = ""
         self._waiting.append(ticket)
 
@@ -205,15 +205,15 @@ class EngineClient:
             await asyncio.wait({pump})
             if not pump.cancelled():
                 pump.exception()
-            self.leave()
+            self.abort_all()
 
-    def leave(self) -> None:
+    def abort_all(self) -> None:
         """Ask for nothing any more; what the engine is drawing for this client is dropped."""
-        for request, tickets in list(self._held.items()):
+        for request, tickets in list(self._submitted.items()):
             self._engine.abort(request)
             for ticket in tickets.values():
                 ticket.request = ""
-        self._held.clear()
+        self._submitted.clear()
         self._waiting.clear()
 
     async def _pump(self) -> None:
@@ -223,14 +223,14 @@ class EngineClient:
                 await self._pass()
         self._fail(faults[0])  # it belongs to everyone who waits
 
-    async def settle(self) -> None:
+    async def submit_ready(self) -> None:
         """Let everything run that is ready, and hand over what it asks for."""
-        for _ in range(_SETTLING_ROUNDS):
+        for _ in range(_YIELD_ROUNDS):
             await asyncio.sleep(0)
         self._submit()
 
     async def _pass(self) -> None:
-        await self.settle()
+        await self.submit_ready()
         if self._is_paused:
             await asyncio.sleep(_PAUSE_S)
         elif not self._engine.is_idle:
@@ -245,11 +245,11 @@ class EngineClient:
         """Hand over what waits, equal prompts together, once it is many or has waited enough."""
         if not self._waiting or self._is_paused:
             return
-        self._lingered += 1
-        is_alone = len(self._waiting) < _CROWD and self._lingered <= _LINGER_PASSES
+        self._waited_passes += 1
+        is_alone = len(self._waiting) < _FULL_BATCH and self._waited_passes <= _MAX_WAIT_PASSES
         if is_alone and not self._engine.is_idle:
             return
-        self._lingered = 0
+        self._waited_passes = 0
         alike: dict[tuple[tuple[int, ...], Sampling, int | None], list[_Ticket]] = {}
         for ticket in self._waiting:
             tokens = ticket.tokens + ticket.partial.tokens
@@ -270,20 +270,20 @@ class EngineClient:
                 continue
             for sample, ticket in enumerate(tickets):
                 ticket.request, ticket.sample = name, sample
-            self._held[name] = dict(enumerate(tickets))
+            self._submitted[name] = dict(enumerate(tickets))
 
     def _deliver(self, completion: Completion) -> None:
-        held = self._held.get(completion.request, {})
-        ticket = held.pop(completion.sample, None)
-        if not held:
-            self._held.pop(completion.request, None)
+        tickets = self._submitted.get(completion.request, {})
+        ticket = tickets.pop(completion.sample, None)
+        if not tickets:
+            self._submitted.pop(completion.request, None)
         if ticket is not None and not ticket.answer.done():
             ticket.answer.set_result(self._whole(ticket, completion))
 
     def _whole(self, ticket: _Ticket, last: Completion) -> Completion:
-        return last if self.version is None else ticket.partial.ended(last, self.version)
+        return last if self.version is None else ticket.partial.finish(last, self.version)
 
-    def _withdraw(self, ticket: _Ticket) -> Completion:
+    def _abort(self, ticket: _Ticket) -> Completion:
         """Stop one answer; what there is of it."""
         if ticket.answer.done() and not ticket.answer.cancelled():
             return ticket.answer.result()
@@ -306,8 +306,8 @@ class EngineClient:
     def _fail(self, failure: BaseException) -> BaseException:
         """Tell everyone who waits; the failure that was first."""
         self.failure = failure = self.failure or failure
-        held = [ticket for some in self._held.values() for ticket in some.values()]
-        for ticket in (*held, *self._waiting):
+        tickets = [ticket for some in self._submitted.values() for ticket in some.values()]
+        for ticket in (*tickets, *self._waiting):
             if not ticket.answer.done():
                 ticket.answer.set_exception(failure)
         return failure

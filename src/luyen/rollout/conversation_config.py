@@ -67,7 +67,7 @@ class ConversationConfig:
 
     renderer: Renderer
     """How messages become tokens."""
-    openings: PromptTokenCache
+    prompt_cache: PromptTokenCache
     """The same, of prompts as they are."""
     parser: ToolParser
     """How calls are read."""
@@ -75,7 +75,7 @@ class ConversationConfig:
     """What may be called."""
     make_env: Callable[[Prompt], Env | None]
     """The world of a prompt's conversations, made anew for each; None: only tools answer."""
-    has_worlds: bool
+    has_envs: bool
     """Whether some of them have one."""
     limits: TurnLimits
     """How far a conversation may go."""
@@ -131,7 +131,7 @@ class RolloutAddress:
         return (self.seed, *here, attempt)
 
     @property
-    def world_key(self) -> int:
+    def env_key(self) -> int:
         """The random numbers of its environment and tools: all samples of a group meet the same."""
         group = self.group
         return derive_key(self.seed, f"{self.purpose}/world", group.step, group.draw, group.uid)

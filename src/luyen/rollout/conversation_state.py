@@ -47,7 +47,7 @@ class TurnLimits:
     """Most calls of one turn that are run; the policy is told about the others."""
     on_parse_failure: OnParseFailure = "observe"
     """What a call that cannot be read leads to."""
-    has_world: bool = False
+    has_env: bool = False
     """Whether an environment answers turns without calls; otherwise such a turn is the answer."""
 
 
@@ -219,7 +219,7 @@ def advance(
     assert isinstance(event, _AWAITED[state.phase]), f"{event} while {state.phase.value}"
     match event:
         case OpenEvent(room=room):
-            return _speak(state, room)
+            return _generate(state, room)
         case TurnEvent():
             return _after_turn(
                 replace(state, assistant_turns=state.assistant_turns + 1), event, limits
@@ -229,32 +229,32 @@ def advance(
 
 
 def _after_turn(
-    state: ConversationState, said: TurnEvent, limits: TurnLimits
+    state: ConversationState, turn: TurnEvent, limits: TurnLimits
 ) -> tuple[ConversationState, Effect]:
-    if said.is_cut:
+    if turn.is_cut:
         return _end(state, StopReason.TOKEN_BUDGET)
-    if said.problems and limits.on_parse_failure == "stop":
+    if turn.problems and limits.on_parse_failure == "stop":
         return _end(state, StopReason.PARSE_FAILURE)
-    is_told = said.problems > 0 and limits.on_parse_failure == "observe"
-    if said.calls or is_told:
-        return _act(state, said, limits)
-    if limits.has_world:
+    must_report = turn.problems > 0 and limits.on_parse_failure == "observe"
+    if turn.calls or must_report:
+        return _act(state, turn, limits)
+    if limits.has_env:
         # The world sees the last turn too: what it earned would be lost otherwise.
         return replace(state, phase=ConversationPhase.OBSERVING), Observe()
     return _end(state, StopReason.ANSWERED)
 
 
 def _act(
-    state: ConversationState, said: TurnEvent, limits: TurnLimits
+    state: ConversationState, turn: TurnEvent, limits: TurnLimits
 ) -> tuple[ConversationState, Effect]:
     """Calls are run only if the policy can still read what they give."""
-    stop = _spent(state, limits)
-    left = said.calls if limits.max_tool_calls is None else limits.max_tool_calls - state.calls
-    if stop is None and said.calls and left <= 0:
+    stop = _limit_reached(state, limits)
+    left = turn.calls if limits.max_tool_calls is None else limits.max_tool_calls - state.calls
+    if stop is None and turn.calls and left <= 0:
         stop = StopReason.TOOL_BUDGET
     if stop is not None:
         return _end(state, stop)
-    run = min(said.calls, left, limits.max_parallel_calls)
+    run = min(turn.calls, left, limits.max_parallel_calls)
     return replace(state, phase=ConversationPhase.ACTING, calls=state.calls + run), Act(run=run)
 
 
@@ -263,13 +263,13 @@ def _after_reply(
 ) -> tuple[ConversationState, Effect]:
     if reply.is_done:
         return _end(state, StopReason.ENVIRONMENT_DONE)
-    stop = _spent(state, limits)
+    stop = _limit_reached(state, limits)
     if stop is not None:
         return _end(state, stop)
-    return _speak(replace(state, user_turns=state.user_turns + 1), reply.room)
+    return _generate(replace(state, user_turns=state.user_turns + 1), reply.room)
 
 
-def _spent(state: ConversationState, limits: TurnLimits) -> StopReason | None:
+def _limit_reached(state: ConversationState, limits: TurnLimits) -> StopReason | None:
     """The limit that keeps the policy from having another turn, if one does."""
     if (
         limits.max_assistant_turns is not None
@@ -281,7 +281,7 @@ def _spent(state: ConversationState, limits: TurnLimits) -> StopReason | None:
     return None
 
 
-def _speak(state: ConversationState, room: int) -> tuple[ConversationState, Effect]:
+def _generate(state: ConversationState, room: int) -> tuple[ConversationState, Effect]:
     if room < 1:
         return _end(state, StopReason.TOKEN_BUDGET)
     return replace(state, phase=ConversationPhase.GENERATING), Generate(max_new_tokens=room)

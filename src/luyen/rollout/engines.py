@@ -70,7 +70,7 @@ def make_checked_engine(
     """The engine of this name; one of a plugin is watched."""
     if str(rollout_engines.get(name).__module__).startswith("luyen."):
         return build()
-    found = _called(name, build)
+    found = _call_plugin(name, build)
     if found is None:
         _refuse(name, "its factory gave nothing")
     return CheckedEngine(name, found, vocabulary=vocabulary)
@@ -84,59 +84,61 @@ class CheckedEngine:
         self._name = name
         self._inner = inner
         self._vocabulary = vocabulary
-        self._asked: dict[str, tuple[Request, set[int]]] = {}
+        self._pending: dict[str, tuple[Request, set[int]]] = {}
         """Requests by name, with the samples that are still to come."""
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing is queued or running; an error where answers are missing then."""
-        is_idle = bool(_called(self._name, lambda: self._inner.is_idle))
-        if is_idle and self._asked:
-            request, left = next(iter(self._asked.values()))
+        is_idle = bool(_call_plugin(self._name, lambda: self._inner.is_idle))
+        if is_idle and self._pending:
+            request, left = next(iter(self._pending.values()))
             _refuse(self._name, f"it is idle, and sample {min(left)} of {request.id} never came")
         return is_idle
 
     @property
     def is_batch_invariant(self) -> bool:
         """As it says of itself."""
-        return bool(_called(self._name, lambda: self._inner.is_batch_invariant))
+        return bool(_call_plugin(self._name, lambda: self._inner.is_batch_invariant))
 
     def submit(self, request: Request) -> None:
         """Queue a request."""
-        _called(self._name, lambda: self._inner.submit(request))
-        self._asked[request.id] = request, set(range(len(request.keys)))
+        _call_plugin(self._name, lambda: self._inner.submit(request))
+        self._pending[request.id] = request, set(range(len(request.keys)))
 
     def advance(self) -> list[Completion]:
         """What it finished, each answer looked at."""
-        found = self._listed(_called(self._name, self._inner.advance))
+        found = self._completions(_call_plugin(self._name, self._inner.advance))
         for completion in found:
-            self._demand(completion)
+            self._check(completion)
         return found
 
     def abort(self, request: str, sample: int | None = None) -> list[Completion]:
         """Stop a request or one sample of it."""
         only = () if sample is None else (sample,)
-        found = self._listed(_called(self._name, lambda: self._inner.abort(request, *only)))
+        found = self._completions(
+            _call_plugin(self._name, lambda: self._inner.abort(request, *only))
+        )
         for completion in found:
-            self._demand(completion)
-        if request in self._asked:
-            left = self._asked[request][1]
+            self._check(completion)
+        if request in self._pending:
+            left = self._pending[request][1]
             left -= set(left) if sample is None else {sample}
             self._forget_done(request)
         return found
 
     def fingerprint(self) -> Fingerprint | None:
         """The weights it would draw with."""
-        found = _called(self._name, self._inner.fingerprint)
+        found = _call_plugin(self._name, self._inner.fingerprint)
         if found is not None and not isinstance(cast(object, found), Fingerprint):
             _refuse(self._name, f"its fingerprint is a {type(found).__name__}, not a Fingerprint")
         return found
 
     def close(self) -> None:
         """Free what is held."""
-        _called(self._name, self._inner.close)
+        _call_plugin(self._name, self._inner.close)
 
-    def _listed(self, found: object) -> list[Completion]:
+    def _completions(self, found: object) -> list[Completion]:
         if not isinstance(found, list):
             _refuse(self._name, f"it gave a {type(found).__name__}, not a list of completions")
         for item in cast(list[object], found):
@@ -144,21 +146,21 @@ class CheckedEngine:
                 _refuse(self._name, f"it gave a {type(item).__name__} among its completions")
         return cast(list[Completion], found)
 
-    def _demand(self, completion: Completion) -> None:
+    def _check(self, completion: Completion) -> None:
         """Refuse an answer to nothing that was asked, and one that is no answer."""
-        asked = self._asked.get(completion.request)
-        if asked is None or completion.sample not in asked[1]:
+        pending = self._pending.get(completion.request)
+        if pending is None or completion.sample not in pending[1]:
             what = f"sample {completion.sample!r} of request {completion.request!r}"
             _refuse(self._name, f"it answered {what}, which nobody waits for")
-        why = _fault(completion, asked[0], self._vocabulary)
+        why = _fault(completion, pending[0], self._vocabulary)
         if why is not None:
             _refuse(self._name, f"its answer to {completion.request}: {why}")
-        asked[1].discard(completion.sample)
+        pending[1].discard(completion.sample)
         self._forget_done(completion.request)
 
     def _forget_done(self, request: str) -> None:
-        if not self._asked[request][1]:
-            del self._asked[request]
+        if not self._pending[request][1]:
+            del self._pending[request]
 
 
 def _fault(completion: Completion, request: Request, vocabulary: int) -> str | None:
@@ -191,7 +193,7 @@ def _is_number(value: object) -> bool:
     return math.isfinite(value)
 
 
-def _called(name: str, call: Callable[[], T]) -> T:
+def _call_plugin(name: str, call: Callable[[], T]) -> T:
     faults: list[BaseException] = []
     with boundary(faults):
         return call()
@@ -220,33 +222,33 @@ class VersionedEngines:
         assert versions >= 1, "somebody must draw"
         self._free = [make() for _ in range(versions)]
         self._first = self._free[-1]
-        self._held: dict[int, RolloutEngine] = {}
+        self._loaded: dict[int, RolloutEngine] = {}
 
     @property
     def versions(self) -> tuple[int, ...]:
         """Versions that can draw, the newest last."""
-        return tuple(self._held)
+        return tuple(self._loaded)
 
     def engine(self, version: int | None = None) -> RolloutEngine:
         """The engine of a version; None: of the one that came last, or as it was made."""
         if version is None:
-            return next(reversed(self._held.values()), self._first)
-        assert version in self._held, f"version {version} of the weights is not here"
-        return self._held[version]
+            return next(reversed(self._loaded.values()), self._first)
+        assert version in self._loaded, f"version {version} of the weights is not here"
+        return self._loaded[version]
 
     def hold(self, version: int, *, keep: Collection[int | None] = ()) -> RolloutEngine:
         """The engine for a version, whose weights are to be written into it.
 
         Versions that are not in `keep` are let go first, unless they are this one.
         """
-        for other in [v for v in self._held if v != version and v not in keep]:
-            engine = self._held.pop(other)
+        for other in [v for v in self._loaded if v != version and v not in keep]:
+            engine = self._loaded.pop(other)
             assert engine.is_idle, f"version {other} of the weights is still drawing"
             self._free.append(engine)
-        if version not in self._held:
-            assert self._free, f"versions {list(self._held)} leave no room for {version}"
-            self._held[version] = self._free.pop()
-        return self._held[version]
+        if version not in self._loaded:
+            assert self._free, f"versions {list(self._loaded)} leave no room for {version}"
+            self._loaded[version] = self._free.pop()
+        return self._loaded[version]
 
     @property
     def is_idle(self) -> bool:
@@ -286,4 +288,4 @@ class VersionedEngines:
 
     @property
     def _engines(self) -> list[RolloutEngine]:
-        return [*self._held.values(), *self._free]
+        return [*self._loaded.values(), *self._free]

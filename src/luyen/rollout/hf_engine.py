@@ -83,7 +83,7 @@ class HfEngine:
 
     def abort(self, request: str, sample: int | None = None) -> list[Completion]:
         """Drop a request that waits, or one sample of it."""
-        dropped = [row for rows in self._waiting for row in rows if row.is_meant(request, sample)]
+        dropped = [row for rows in self._waiting for row in rows if row.matches(request, sample)]
         left = ([row for row in rows if row not in dropped] for rows in self._waiting)
         self._waiting = deque(rows for rows in left if rows)
         return [row.completion("aborted") for row in dropped]
@@ -112,13 +112,15 @@ class HfEngine:
                 logits = logits / settings.temperature
             counter = torch.full((len(rows),), position, device=device)
             limits = settings.limits_at(counter)
-            drawn = sample_tokens(logits, uniforms(settings.keys, counter), settings.greedy, limits)
-            append_tokens(rows, drawn)
+            sampled = sample_tokens(
+                logits, uniforms(settings.keys, counter), settings.greedy, limits
+            )
+            append_tokens(rows, sampled)
             for i, row in enumerate(rows):
                 reason = row.ending(self._decode) if i not in done else None
                 if reason is not None:
                     done[i] = row.completion(reason)
             if len(done) == len(rows):
                 break
-            tokens = drawn.tokens[:, None]
+            tokens = sampled.tokens[:, None]
         return [done[i] for i in range(len(rows))]

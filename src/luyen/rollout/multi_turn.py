@@ -93,7 +93,7 @@ class _ConversationBatch:
 
     client: EngineClient
     """What draws."""
-    setting: ConversationConfig
+    config: ConversationConfig
     """What they share with all conversations of the run."""
     sampling: Sampling
     """How tokens are drawn."""
@@ -108,30 +108,30 @@ class _ConversationBatch:
     journal: WorkJournal | None
     """Where those that are finished are found and kept."""
 
-    async def one(self, draw: PromptRequest, sample: int) -> Rollout:
+    async def one(self, request: PromptRequest, sample: int) -> Rollout:
         """One rollout: from the journal, or played, and played again where the policy says so."""
         if self.journal is not None:
-            kept = self.journal.rollout(self.purpose, draw.group, sample)
+            kept = self.journal.rollout(self.purpose, request.group, sample)
             if kept is not None:
-                PROGRESS.add(self.purpose, draw.group.step)
+                PROGRESS.add(self.purpose, request.group.step)
                 return kept
-        played = await self._played(draw, sample)
-        PROGRESS.add(self.purpose, draw.group.step)
-        if self.journal is not None and played.fault is None:
-            self.journal.keep_rollout(self.purpose, played)
-        return played
+        rollout = await self._play(request, sample)
+        PROGRESS.add(self.purpose, request.group.step)
+        if self.journal is not None and rollout.fault is None:
+            self.journal.keep_rollout(self.purpose, rollout)
+        return rollout
 
-    async def _played(self, draw: PromptRequest, sample: int) -> Rollout:
+    async def _play(self, request: PromptRequest, sample: int) -> Rollout:
         address = RolloutAddress(
-            seed=self.seed, purpose=self.purpose, group=draw.group, sample=sample
+            seed=self.seed, purpose=self.purpose, group=request.group, sample=sample
         )
-        clock, budget = asyncio.get_running_loop().time, self.setting.time_budget_s
+        clock, budget = asyncio.get_running_loop().time, self.config.time_budget_s
         deadline = None if budget is None else clock() + budget
         for attempt in range(self.policy.attempts):
             rollout = await Conversation(
                 address,
-                draw.prompt,
-                self.setting,
+                request.prompt,
+                self.config,
                 client=self.client,
                 sampling=self.sampling,
                 version=self.version,
@@ -148,13 +148,13 @@ class _ConversationBatch:
         if self.journal is None:
             return None
         place = address.place(attempt=attempt)
-        return CallJournal(self.journal, place, on_unknown=self.setting.on_unknown)
+        return CallJournal(self.journal, place, on_unknown=self.config.on_unknown)
 
 
 async def run_conversations(
     client: EngineClient,
-    setting: ConversationConfig,
-    draws: Sequence[PromptRequest],
+    config: ConversationConfig,
+    requests: Sequence[PromptRequest],
     sampling: Sampling,
     *,
     seed: int,
@@ -168,9 +168,9 @@ async def run_conversations(
     Rollouts with a fault are among them, so that they are recorded. The time budget holds for a
     rollout with all its attempts. Rollouts that the journal has are not played again.
     """
-    playing = _ConversationBatch(
+    batch = _ConversationBatch(
         client=client,
-        setting=setting,
+        config=config,
         sampling=sampling,
         seed=seed,
         purpose=purpose,
@@ -178,11 +178,11 @@ async def run_conversations(
         policy=policy,
         journal=journal,
     )
-    played = await gather_or_cancel([playing.one(d, i) for d in draws for i in range(d.samples)])
-    rollouts = iter(played)
+    finished = await gather_or_cancel([batch.one(d, i) for d in requests for i in range(d.samples)])
+    rollouts = iter(finished)
     return [
         Group(prompt=d.prompt, rollouts=tuple(next(rollouts) for _ in range(d.samples)))
-        for d in draws
+        for d in requests
     ]
 
 
@@ -193,21 +193,21 @@ class Conversations:
     Connections of tools and worlds live in that loop, so it lasts as long as the run.
     """
 
-    def __init__(self, setting: ConversationConfig, policy: FaultPolicy) -> None:
-        self._setting = setting
+    def __init__(self, config: ConversationConfig, policy: FaultPolicy) -> None:
+        self._config = config
         self._policy = policy
         # The loop is made when conversations begin: those that others play need none.
         self._runner = asyncio.Runner(
             loop_factory=lambda: with_daemon_threads(asyncio.new_event_loop())
         )
-        self._begun: EngineClient | None = None
+        self._client: EngineClient | None = None
         """What conversations ask that were begun last."""
         self._is_closed = False
 
     def begin(
         self,
         engine: RolloutEngine,
-        draws: Sequence[PromptRequest],
+        requests: Sequence[PromptRequest],
         sampling: Sampling,
         *,
         seed: int,
@@ -222,10 +222,10 @@ class Conversations:
         """
         client = EngineClient(engine)
 
-        async def talk() -> list[Group]:
+        async def run_all() -> list[Group]:
             return await self.converse(
                 client,
-                draws,
+                requests,
                 sampling,
                 seed=seed,
                 purpose=purpose,
@@ -233,29 +233,29 @@ class Conversations:
                 journal=journal,
             )
 
-        async def handed_in() -> asyncio.Task[list[Group]]:
-            talking = asyncio.create_task(talk())
-            await client.settle()
-            return talking
+        async def submit_first_turns() -> asyncio.Task[list[Group]]:
+            task = asyncio.create_task(run_all())
+            await client.submit_ready()
+            return task
 
-        self._begun = client
-        talking = self._runner.run(handed_in()) if self._open_nothing else None
+        self._client = client
+        task = self._runner.run(submit_first_turns()) if self._open_nothing else None
 
-        async def played() -> list[Group]:
+        async def run_to_end() -> list[Group]:
             async with client.running():
-                return await (talking or talk())
+                return await (task or run_all())
 
-        return lambda: self._runner.run(played())
+        return lambda: self._runner.run(run_to_end())
 
     @property
     def _open_nothing(self) -> bool:
-        how = self._setting
-        return how.tools.is_standing and not how.has_worlds and how.time_budget_s is None
+        how = self._config
+        return how.tools.is_shared and not how.has_envs and how.time_budget_s is None
 
     async def converse(
         self,
         client: EngineClient,
-        draws: Sequence[PromptRequest],
+        requests: Sequence[PromptRequest],
         sampling: Sampling,
         *,
         seed: int,
@@ -266,8 +266,8 @@ class Conversations:
         """Rollouts of every draw, in the event loop of the caller, who must `wind_down` in it."""
         return await run_conversations(
             client,
-            self._setting,
-            draws,
+            self._config,
+            requests,
             sampling,
             seed=seed,
             purpose=purpose,
@@ -279,11 +279,11 @@ class Conversations:
     async def wind_down(self) -> None:
         """End what still runs in this event loop, and close the tools; `close` has no work left."""
         self._is_closed = True
-        await _shut_down(self._setting.tools)
+        await _shut_down(self._config.tools)
 
     def compared(self, rollout: Rollout, prompt: Prompt) -> Rollout:
         """The rollout with how faithful its tokens are; see `luyen.rollout.transcript`."""
-        return check_retokenization(rollout, prompt, self._setting)
+        return check_retokenization(rollout, prompt, self._config)
 
     def faulty(
         self, groups: Iterable[Group], *, is_learned_from: bool, may_be_all: bool = False
@@ -300,10 +300,10 @@ class Conversations:
         if self._is_closed:
             return
         self._is_closed = True
-        if self._begun is not None:
-            self._begun.leave()
+        if self._client is not None:
+            self._client.abort_all()
         loop = self._runner.get_loop()
-        self._runner.run(_shut_down(self._setting.tools))
+        self._runner.run(_shut_down(self._config.tools))
         if asyncio.all_tasks(loop):
             loop.close()  # the runner would wait for them for ever
         else:

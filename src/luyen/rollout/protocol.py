@@ -192,9 +192,9 @@ def generate(
 
     `finished` hears of each answer as soon as it is there.
     """
-    asked = list(requests)
-    assert len({request.id for request in asked}) == len(asked), "two requests share an id"
-    for request in asked:
+    submitted = list(requests)
+    assert len({request.id for request in submitted}) == len(submitted), "two requests share an id"
+    for request in submitted:
         engine.submit(request)
     found: dict[tuple[str, int], Completion] = {}
 

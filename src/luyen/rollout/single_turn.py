@@ -76,7 +76,7 @@ class Group:
 def submit_requests(
     engine: RolloutEngine,
     renderer: Renderer,
-    draws: Sequence[PromptRequest],
+    requests: Sequence[PromptRequest],
     sampling: Sampling,
     *,
     seed: int,
@@ -88,38 +88,42 @@ def submit_requests(
 
     Those that the journal has are not drawn again; others are written down as they finish.
     """
-    found = _journaled(draws, journal, purpose, is_batch_invariant=engine.is_batch_invariant)
+    found = _from_journal(requests, journal, purpose, is_batch_invariant=engine.is_batch_invariant)
     count_journaled(found.values(), purpose)
-    asked: dict[str, tuple[Request, PromptRequest, list[int]]] = {}
-    for draw in draws:
-        left = [i for i in range(draw.samples) if (str(draw.group), i) not in found]
+    pending: dict[str, tuple[Request, PromptRequest, list[int]]] = {}
+    for prompt_request in requests:
+        left = [
+            i for i in range(prompt_request.samples) if (str(prompt_request.group), i) not in found
+        ]
         if left:
-            whole = _request(draw, renderer, sampling, seed, purpose, version)
-            is_whole = len(left) == draw.samples
+            whole = _request(prompt_request, renderer, sampling, seed, purpose, version)
+            is_whole = len(left) == prompt_request.samples
             some = whole if is_whole else replace(whole, keys=tuple(whole.keys[i] for i in left))
-            asked[some.id] = some, draw, left
+            pending[some.id] = some, prompt_request, left
 
     def finished(completion: Completion) -> None:
-        request, draw, left = asked[completion.request]
+        request, prompt_request, left = pending[completion.request]
         sample = left[completion.sample]
-        rollout = _rollout(draw.group, sample, request.tokens, completion, renderer, version)
+        rollout = _rollout(
+            prompt_request.group, sample, request.tokens, completion, renderer, version
+        )
         found[request.id, sample] = rollout
-        PROGRESS.add(purpose, draw.group.step)
+        PROGRESS.add(purpose, prompt_request.group.step)
         if journal is not None:
             journal.keep_rollout(purpose, rollout)
 
-    for request, _, _ in asked.values():
+    for request, _, _ in pending.values():
         engine.submit(request)
 
-    def answered() -> list[Group]:
+    def collect() -> list[Group]:
         finish(engine, finished)
-        return [_group(draw, found) for draw in draws]
+        return [_group(prompt_request, found) for prompt_request in requests]
 
-    return answered
+    return collect
 
 
 def _request(
-    draw: PromptRequest,
+    prompt_request: PromptRequest,
     renderer: Renderer,
     sampling: Sampling,
     seed: int,
@@ -128,9 +132,14 @@ def _request(
 ) -> Request:
     """What an engine is asked for all samples of a draw."""
     return Request(
-        id=str(draw.group),
-        tokens=tuple(renderer.prompt_tokens(draw.prompt.messages, draw.prompt.tools)),
-        keys=tuple(sampling_key(seed, purpose, draw.group, i) for i in range(draw.samples)),
+        id=str(prompt_request.group),
+        tokens=tuple(
+            renderer.prompt_tokens(prompt_request.prompt.messages, prompt_request.prompt.tools)
+        ),
+        keys=tuple(
+            sampling_key(seed, purpose, prompt_request.group, i)
+            for i in range(prompt_request.samples)
+        ),
         sampling=sampling,
         weights=version,
     )
@@ -139,7 +148,7 @@ def _request(
 async def generate_groups(
     client: EngineClient,
     renderer: Renderer,
-    draws: Sequence[PromptRequest],
+    requests: Sequence[PromptRequest],
     sampling: Sampling,
     *,
     seed: int,
@@ -148,26 +157,30 @@ async def generate_groups(
     journal: WorkJournal | None = None,
 ) -> list[Group]:
     """What `answer` gives, from an engine that others ask too, by this version of the weights."""
-    found = _journaled(draws, journal, purpose, is_batch_invariant=client.is_batch_invariant)
+    found = _from_journal(requests, journal, purpose, is_batch_invariant=client.is_batch_invariant)
     count_journaled(found.values(), purpose)
 
-    async def one(draw: PromptRequest, prompt: tuple[int, ...], sample: int) -> None:
-        key = sampling_key(seed, purpose, draw.group, sample)
-        completion = await client.draw(prompt, key=key, sampling=sampling, weights=version)
-        rollout = _rollout(draw.group, sample, prompt, completion, renderer, version)
-        found[str(draw.group), sample] = rollout
-        PROGRESS.add(purpose, draw.group.step)
+    async def one(prompt_request: PromptRequest, prompt: tuple[int, ...], sample: int) -> None:
+        key = sampling_key(seed, purpose, prompt_request.group, sample)
+        completion = await client.generate(prompt, key=key, sampling=sampling, weights=version)
+        rollout = _rollout(prompt_request.group, sample, prompt, completion, renderer, version)
+        found[str(prompt_request.group), sample] = rollout
+        PROGRESS.add(purpose, prompt_request.group.step)
         if journal is not None:
             journal.keep_rollout(purpose, rollout)
 
-    asked: list[Coroutine[Any, Any, None]] = []
-    for draw in draws:
-        left = [i for i in range(draw.samples) if (str(draw.group), i) not in found]
+    pending: list[Coroutine[Any, Any, None]] = []
+    for prompt_request in requests:
+        left = [
+            i for i in range(prompt_request.samples) if (str(prompt_request.group), i) not in found
+        ]
         if left:
-            prompt = tuple(renderer.prompt_tokens(draw.prompt.messages, draw.prompt.tools))
-            asked += [one(draw, prompt, sample) for sample in left]
-    await gather_or_cancel(asked)
-    return [_group(draw, found) for draw in draws]
+            prompt = tuple(
+                renderer.prompt_tokens(prompt_request.prompt.messages, prompt_request.prompt.tools)
+            )
+            pending += [one(prompt_request, prompt, sample) for sample in left]
+    await gather_or_cancel(pending)
+    return [_group(prompt_request, found) for prompt_request in requests]
 
 
 def count_journaled(rollouts: Iterable[Rollout], purpose: str) -> None:
@@ -176,13 +189,13 @@ def count_journaled(rollouts: Iterable[Rollout], purpose: str) -> None:
         PROGRESS.add(purpose, rollout.group.step)
 
 
-def _group(draw: PromptRequest, found: Mapping[tuple[str, int], Rollout]) -> Group:
-    rollouts = tuple(found[str(draw.group), i] for i in range(draw.samples))
-    return Group(prompt=draw.prompt, rollouts=rollouts)
+def _group(prompt_request: PromptRequest, found: Mapping[tuple[str, int], Rollout]) -> Group:
+    rollouts = tuple(found[str(prompt_request.group), i] for i in range(prompt_request.samples))
+    return Group(prompt=prompt_request.prompt, rollouts=rollouts)
 
 
-def _journaled(
-    draws: Sequence[PromptRequest],
+def _from_journal(
+    requests: Sequence[PromptRequest],
     journal: WorkJournal | None,
     purpose: str,
     *,
@@ -195,10 +208,14 @@ def _journaled(
     """
     if journal is None or not journal.has_known:
         return {}
-    places = [(draw.group, i) for draw in draws for i in range(draw.samples)]
-    looked_up = {(str(g), i): journal.rollout(purpose, g, i) for g, i in places}
+    addresses = [
+        (prompt_request.group, i)
+        for prompt_request in requests
+        for i in range(prompt_request.samples)
+    ]
+    looked_up = {(str(g), i): journal.rollout(purpose, g, i) for g, i in addresses}
     found = {place: rollout for place, rollout in looked_up.items() if rollout is not None}
-    return found if is_batch_invariant or len(found) == len(places) else {}
+    return found if is_batch_invariant or len(found) == len(addresses) else {}
 
 
 def sampling_key(seed: int, purpose: str, group: GroupId, sample: int, turn: int = 0) -> int:
@@ -214,15 +231,15 @@ def _rollout(
     renderer: Renderer,
     version: int,
 ) -> Rollout:
-    before, drawn = len(prompt), len(completion.tokens)
+    before, generated = len(prompt), len(completion.tokens)
     return Rollout(
         group=group,
         sample=sample,
         tokens=prompt + completion.tokens,
-        sources=(Source.PROMPT,) * before + (Source.SAMPLED,) * drawn,
-        turns=(0,) * (before + drawn),
+        sources=(Source.PROMPT,) * before + (Source.SAMPLED,) * generated,
+        turns=(0,) * (before + generated),
         logps=(None,) * before + completion.logps,
-        versions=(None,) * before + (completion.versions or (version,) * drawn),
+        versions=(None,) * before + (completion.versions or (version,) * generated),
         stop=_STOPS[completion.reason],
         text=renderer.text_of(completion.tokens),
         kept_mass=(None,) * before + completion.kept_mass if completion.kept_mass else (),

@@ -134,7 +134,7 @@ UNCHECKED = "unchecked"
 """Among the notes of a rollout: its last branch was not compared yet."""
 
 
-def check_retokenization(rollout: Rollout, prompt: Prompt, setting: ConversationConfig) -> Rollout:
+def check_retokenization(rollout: Rollout, prompt: Prompt, config: ConversationConfig) -> Rollout:
     """The rollout with what its last branch was found to be; as it is, if that is known.
 
     A UserError where tokens and template disagree and the run is to stop at that.
@@ -144,7 +144,7 @@ def check_retokenization(rollout: Rollout, prompt: Prompt, setting: Conversation
     notes = {name: value for name, value in rollout.notes.items() if name != UNCHECKED}
     messages = (*prompt.messages, *rollout.messages)
     return replace(
-        rollout, notes=add_mismatch_counts(notes, rollout, messages, prompt.tools, setting)
+        rollout, notes=add_mismatch_counts(notes, rollout, messages, prompt.tools, config)
     )
 
 
@@ -153,10 +153,10 @@ def add_mismatch_counts(
     branch: Branch | Rollout,
     messages: Sequence[Message],
     tools: Sequence[Mapping[str, Any]],
-    setting: ConversationConfig,
+    config: ConversationConfig,
 ) -> dict[str, float]:
     """The notes, and what a branch is found to be that ends with the last of these messages."""
     found = check_against_render(
-        setting.renderer, branch=branch, messages=messages, tools=tools, mode=setting.sanity
+        config.renderer, branch=branch, messages=messages, tools=tools, mode=config.sanity
     )
     return {**notes, **{name: notes.get(name, 0.0) + count for name, count in found.items()}}

@@ -34,13 +34,13 @@ class MethodTool(Stateful, UsesRunLimits):
         signature: Signature,
         bound: Callable[[], Callable[..., Any]],
         *,
-        turns: asyncio.Lock,
+        lock: asyncio.Lock,
         threads: ThreadExecutor,
     ) -> None:
-        """`bound` gives the method once the world is open; `turns` is held while one runs."""
+        """`bound` gives the method once the world is open; `lock` is held while one runs."""
         self._signature = signature
         self._bound = bound
-        self._turns = turns
+        self._lock = lock
         self._threads = threads
 
     @property
@@ -69,7 +69,7 @@ class MethodTool(Stateful, UsesRunLimits):
     async def call(self, arguments: Mapping[str, Any]) -> ToolReply:
         """Run the method; one of the object's methods runs at a time."""
         values = self._signature.bind(arguments)
-        async with self._turns:
+        async with self._lock:
             return reply_of(await self._threads.run(self._bound(), values))
 
     async def score(self) -> float | None:
@@ -119,9 +119,9 @@ class ClassEnv:
         self._blueprint = blueprint
         self._settings = dict(settings)
         self._made: Any = None
-        self._turns = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self.tools: Sequence[Tool] = tuple(
-            MethodTool(signature, self._method(name), turns=self._turns, threads=blueprint.threads)
+            MethodTool(signature, self._method(name), lock=self._lock, threads=blueprint.threads)
             for name, signature in blueprint.tools.items()
         )
         """Every public method that the loop does not call itself."""
@@ -155,7 +155,7 @@ class ClassEnv:
             await self._blueprint.threads.run(self._made.close, {})
 
     async def _run(self, name: str, arguments: Mapping[str, Any]) -> Any:
-        async with self._turns:
+        async with self._lock:
             return await self._blueprint.threads.run(self._method(name)(), arguments)
 
     def _method(self, name: str) -> Callable[[], Callable[..., Any]]:
@@ -181,10 +181,10 @@ def _row(reset: Callable[..., Any], prompt: Prompt, key: int) -> dict[str, Any]:
 @cache
 def blueprint_of(path: str, name: str) -> Blueprint:
     """The class of a file; a UserError says what is wrong with either."""
-    held = vars(load_user_module(path, _FIELD))
-    if inspect.isclass(held.get(name)):
-        return Blueprint(held[name])
-    classes = [known for known, value in held.items() if inspect.isclass(value)]
+    members = vars(load_user_module(path, _FIELD))
+    if inspect.isclass(members.get(name)):
+        return Blueprint(members[name])
+    classes = [known for known, value in members.items() if inspect.isclass(value)]
     raise UserError(_FIELD, name, f"{path} has no such class", did_you_mean(name, classes))
 
 

@@ -40,11 +40,11 @@ class Environment:
         """A UserError when it plays more agents than the policy can be."""
         vf = package()
         self.env = env
-        seats = [name for name, value in env.config if isinstance(value, vf.AgentConfig)]
-        if len(seats) != 1:
-            why = f"it plays {len(seats)} agents ({', '.join(seats)}), and the policy is one"
+        agents = [name for name, value in env.config if isinstance(value, vf.AgentConfig)]
+        if len(agents) != 1:
+            why = f"it plays {len(agents)} agents ({', '.join(agents)}), and the policy is one"
             raise UserError(FIELD, type(env).__name__, why, "choose one with a single agent")
-        self.seat: str = seats[0]
+        self.agent_name: str = agents[0]
         self._tasks: list[Any] = []
         self._more: Iterator[Any] = iter(env.taskset)
 
@@ -182,11 +182,11 @@ def new_state(task: Any) -> Any:
 
 def plain(message: Any) -> Message:
     """A message of the package as ours."""
-    held = dict(message) if isinstance(message, Mapping) else message.model_dump()
-    content = held["content"]
+    fields = dict(message) if isinstance(message, Mapping) else message.model_dump()
+    content = fields["content"]
     if not isinstance(content, str):
         content = "\n".join(str(part.get("text", "")) for part in content or ())
-    return {"role": held["role"], "content": content}
+    return {"role": fields["role"], "content": content}
 
 
 def record(trace: Any, messages: Sequence[Any], *, sampled: bool) -> list[Any]:
@@ -195,8 +195,8 @@ def record(trace: Any, messages: Sequence[Any], *, sampled: bool) -> list[Any]:
     typed = [_typed(vf, m) if isinstance(m, Mapping) else m for m in messages]
     for message in typed:
         above = len(trace.nodes) - 1 if trace.nodes else None
-        is_drawn = sampled and message.role == "assistant"
-        trace.nodes.append(vf.MessageNode(message=message, parent=above, sampled=is_drawn))
+        is_sampled = sampled and message.role == "assistant"
+        trace.nodes.append(vf.MessageNode(message=message, parent=above, sampled=is_sampled))
     return typed
 
 

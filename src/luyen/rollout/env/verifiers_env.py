@@ -39,8 +39,8 @@ class Exchange:
     """Runs the program while the conversation waits, and lets it wait while the policy speaks."""
 
     def __init__(self) -> None:
-        self._asked: asyncio.Queue[Messages] = asyncio.Queue()
-        self._said: asyncio.Queue[Messages | None] = asyncio.Queue()
+        self._questions: asyncio.Queue[Messages] = asyncio.Queue()
+        self._replies: asyncio.Queue[Messages | None] = asyncio.Queue()
         self._program: asyncio.Task[None] | None = None
         self._is_over = False
 
@@ -51,8 +51,8 @@ class Exchange:
         """
         if self._is_over:
             raise RuntimeError("the conversation is over, and the environment asks on")
-        self._asked.put_nowait(messages)
-        said = await self._said.get()
+        self._questions.put_nowait(messages)
+        said = await self._replies.get()
         self._is_over = said is None
         return said
 
@@ -66,14 +66,14 @@ class Exchange:
 
     async def tell(self, messages: Messages) -> Messages | None:
         """For the conversation: what the policy said; the next question, or None at the end."""
-        self._said.put_nowait(messages)
+        self._replies.put_nowait(messages)
         return await self._question()
 
     async def finish(self) -> None:
         """For the conversation: nothing more is said. What the program raises is raised here."""
         if self._program is None:
             return
-        self._said.put_nowait(None)
+        self._replies.put_nowait(None)
         await asyncio.wait({self._program}, timeout=_END_S)
         if not self._program.done():
             raise TimeoutError(f"the environment did not end within {_END_S:g} s")
@@ -90,15 +90,15 @@ class Exchange:
 
     async def _question(self) -> Messages | None:
         assert self._program is not None
-        asked = asyncio.ensure_future(self._asked.get())
+        question = asyncio.ensure_future(self._questions.get())
         try:
-            await asyncio.wait({asked, self._program}, return_when=asyncio.FIRST_COMPLETED)
-            if asked.done():
-                return asked.result()
+            await asyncio.wait({question, self._program}, return_when=asyncio.FIRST_COMPLETED)
+            if question.done():
+                return question.result()
             self._program.result()
             return None
         finally:
-            asked.cancel()
+            question.cancel()
 
 
 async def _guarded(program: Coroutine[Any, Any, None]) -> None:
@@ -125,14 +125,14 @@ class NoRuntime:
 class AgentTable:
     """The agents of an environment: one seat, taken by the policy."""
 
-    def __init__(self, name: str, seat: "PolicyAgent") -> None:
+    def __init__(self, name: str, agent: "PolicyAgent") -> None:
         self._name = name
-        self._seat = seat
+        self._agent = agent
 
     def __getattr__(self, name: str) -> "PolicyAgent":
         if name != self._name:
             raise AttributeError(f"there is no agent `{name}`; the policy is `{self._name}`")
-        return self._seat
+        return self._agent
 
 
 @final
@@ -181,13 +181,13 @@ class AgentInteraction:
     async def turn(self, message: Any = None) -> Any:
         """Say something to the policy, or let the task's prompt speak; what it answers."""
         vf = package()
-        said = await self._exchange.ask(self._said_with(message))
+        said = await self._exchange.ask(self._next_messages(message))
         if said is None:
             self.trace.stop("max_turns")
             return vf.Segment(messages=[], terminated=True)
         return vf.Segment(messages=record(self.trace, said, sampled=True))
 
-    def _said_with(self, message: Any) -> Sequence[Mapping[str, Any]]:
+    def _next_messages(self, message: Any) -> Sequence[Mapping[str, Any]]:
         """What the policy reads: the beginning of the task at first, then the message."""
         said = _listed(message)
         if not self._has_begun:
@@ -232,15 +232,15 @@ class VerifiersEnv:
         self._environment = environment
         self._exchange = Exchange()
         env = environment.env
-        self._seat = PolicyAgent(self._exchange, getattr(env.config, environment.seat))
+        self._agent = PolicyAgent(self._exchange, getattr(env.config, environment.agent_name))
         self._toolsets = environment.toolsets()
         self._seen = 0
-        turns = asyncio.Lock()
+        lock = asyncio.Lock()
         self.tools: Sequence[Tool] = tuple(
             MethodTool(
                 Signature(method, name=name, doc=method.__doc__ or name),
                 lambda method=method: self._with_state(method),
-                turns=turns,
+                lock=lock,
                 threads=_threads,
             )
             for toolset in self._toolsets
@@ -265,22 +265,22 @@ class VerifiersEnv:
 
     async def act(self, messages: Sequence[Message]) -> Observation:
         """Tell the program what was said; its next message, or that it is done."""
-        asked = await self._exchange.tell(messages[self._seen :])
-        if asked is None:
+        question = await self._exchange.tell(messages[self._seen :])
+        if question is None:
             return Observation(is_done=True)
-        self._seen = len(messages) + len(asked)
-        return Observation(messages=tuple(asked))
+        self._seen = len(messages) + len(question)
+        return Observation(messages=tuple(question))
 
     async def score(self) -> float | None:
         """The weighted sum of the rewards; None when the task has none."""
         await self._exchange.finish()
-        if self._seat.trace is None:  # its time was up before it began
+        if self._agent.trace is None:  # its time was up before it began
             return None
-        rewards: Mapping[str, Any] = self._seat.trace.rewards
+        rewards: Mapping[str, Any] = self._agent.trace.rewards
         missing = [name for name, reward in rewards.items() if reward is None]
         if missing:
             raise RuntimeError(f"the reward `{missing[0]}` was not computed")
-        return number_or_none(self._seat.trace.reward, "the task") if rewards else None
+        return number_or_none(self._agent.trace.reward, "the task") if rewards else None
 
     async def close(self) -> None:
         """End the program and let the toolsets go."""
@@ -290,20 +290,20 @@ class VerifiersEnv:
 
     async def _episode(self, task: Any) -> None:
         vf, env = package(), self._environment.env
-        agents = AgentTable(self._environment.seat, self._seat)
+        agents = AgentTable(self._environment.agent_name, self._agent)
         await env.setup(agents)
         await env.run(task, agents)
-        if self._seat.trace is None:
+        if self._agent.trace is None:
             raise RuntimeError("the environment ran no agent")
         info = vf.EnvInfo(id=env.config.env_id)
-        episode = vf.Episode(env=info, task=trace_task(task), traces=[self._seat.trace])
+        episode = vf.Episode(env=info, task=trace_task(task), traces=[self._agent.trace])
         await env.finalize(task, episode)
 
     def _with_state(self, method: Callable[..., Any]) -> Callable[..., Any]:
         """The method, with the state of this conversation where toolsets look for it."""
 
         async def call(**arguments: Any) -> Any:
-            with call_state(self._seat.trace.state):
+            with call_state(self._agent.trace.state):
                 return await _threads.run(method, arguments)
 
         return call

@@ -91,19 +91,19 @@ class NativeEngine:
         done: list[Completion] = []
         with self._fast_linears(admitted):
             if admitted:
-                done = self._read_prompts(admitted)
+                done = self._prefill(admitted)
             elif self._rows:
-                done = self._draw_next()
-        self._rest()
+                done = self._decode_next()
+        self._free_idle()
         return done
 
     def abort(self, request: str, sample: int | None = None) -> list[Completion]:
         """Stop a request or one sample of it; what there is of its unfinished answers."""
-        waiting = [row for row in self._waiting if row.is_meant(request, sample)]
-        self._waiting = deque(r for r in self._waiting if not r.is_meant(request, sample))
-        running = [i for i, row in enumerate(self._rows) if row.is_meant(request, sample)]
+        waiting = [row for row in self._waiting if row.matches(request, sample)]
+        self._waiting = deque(r for r in self._waiting if not r.matches(request, sample))
+        running = [i for i, row in enumerate(self._rows) if row.matches(request, sample)]
         rows = [*waiting, *self._release(running)]
-        self._rest()
+        self._free_idle()
         return [row.completion("aborted") for row in rows]
 
     def fingerprint(self) -> Fingerprint:
@@ -114,9 +114,9 @@ class NativeEngine:
         """Free what is held."""
         self._waiting.clear()
         self._rows, self._tensors, self._cache = [], None, None
-        self._rest()
+        self._free_idle()
 
-    def _rest(self) -> None:
+    def _free_idle(self) -> None:
         """Once nothing runs, hold nothing that is cheap to make anew: training needs the memory."""
         if not self.is_idle:
             return
@@ -143,8 +143,8 @@ class NativeEngine:
             free -= 1
         return groups
 
-    def _read_prompts(self, groups: list[list[Row]]) -> list[Completion]:
-        cache = self._room(groups)
+    def _prefill(self, groups: list[list[Row]]) -> list[Completion]:
+        cache = self._reserve(groups)
         lengths = [len(group[0].request.tokens) for group in groups]
         ends = torch.tensor(lengths).cumsum(0)
         first = len(self._rows)
@@ -171,7 +171,7 @@ class NativeEngine:
         )
         return self._finish(range(start, len(self._rows)))
 
-    def _room(self, groups: list[list[Row]]) -> RowCache:
+    def _reserve(self, groups: list[list[Row]]) -> RowCache:
         """The cache, with room for what runs, what is admitted now and what may follow it."""
         known = [*self._rows, *(row for group in groups for row in group), *self._waiting]
         rows = min(len(known), self._rows_at_once)
@@ -185,7 +185,7 @@ class NativeEngine:
         self._cache.make_room(rows, length)
         return self._cache
 
-    def _draw_next(self) -> list[Completion]:
+    def _decode_next(self) -> list[Completion]:
         assert self._cache is not None
         device = self._policy.device
         if self._tensors is None:
@@ -195,9 +195,9 @@ class NativeEngine:
         positions = torch.tensor(lengths, device=device)
         context = self._cache.step(lengths, device)
         tokens = torch.tensor([row.tokens[-1] for row in self._rows], device=device)
-        drawn = torch.tensor([len(row.tokens) for row in self._rows], device=device)
+        generated = torch.tensor([len(row.tokens) for row in self._rows], device=device)
         hidden = self._policy.hidden(tokens, positions, context)
-        self._append(self._rows, hidden, self._tensors, drawn)
+        self._append(self._rows, hidden, self._tensors, generated)
         return self._finish(range(len(self._rows)))
 
     def _fast_linears(self, admitted: list[list[Row]]) -> AbstractContextManager[None]:
@@ -205,16 +205,18 @@ class NativeEngine:
         known = [*self._rows, *(row for group in admitted for row in group), *self._waiting]
         if self._linears is None or not known:
             return nullcontext()
-        return self._linears.in_use(steps=max(row.draws_left for row in known))
+        return self._linears.in_use(steps=max(row.tokens_left for row in known))
 
-    def _append(self, rows: list[Row], hidden: Tensor, tensors: RowTensors, drawn: Tensor) -> None:
+    def _append(
+        self, rows: list[Row], hidden: Tensor, tensors: RowTensors, generated: Tensor
+    ) -> None:
         """Draw one token for each of the rows and write it down."""
         logits = self._policy.head.logits(hidden, temperature=1.0)
         if tensors.temperature is not None:
             logits = logits / tensors.temperature
-        uniform = uniforms(tensors.keys, drawn)
+        uniform = uniforms(tensors.keys, generated)
         if self._is_exact or tensors.limits is not None:
-            found = sample_tokens(logits, uniform, tensors.greedy, tensors.limits_at(drawn))
+            found = sample_tokens(logits, uniform, tensors.greedy, tensors.limits_at(generated))
         else:
             found = sample_untruncated(logits, uniform, tensors.greedy)
         append_tokens(rows, found)

@@ -359,10 +359,10 @@ class SharedPrefixContext:
     def _over_prompts(self, grouped: Tensor, pair: _Pair, mask: Tensor, scale: float) -> _Pair:
         """Output `[rows, group, kv heads, width]` and log-sum-exp of the prompt part."""
         kv, group, width = grouped.shape[1:]
-        asked = grouped if self._is_grid else grouped.index_select(0, self._grid)
-        asked = asked.view(-1, self._width, kv, group, width).transpose(1, 2).flatten(2, 3)
+        queries = grouped if self._is_grid else grouped.index_select(0, self._grid)
+        queries = queries.view(-1, self._width, kv, group, width).transpose(1, 2).flatten(2, 3)
         keys, values = (x.transpose(1, 2) for x in pair)
-        out, weight = _flash(asked, keys, values, mask, scale)
+        out, weight = _flash(queries, keys, values, mask, scale)
         out = out.transpose(1, 2).reshape(-1, group, kv, width)
         weight = weight.transpose(1, 2).reshape(-1, group, kv)
         if self._is_grid:
@@ -384,8 +384,8 @@ class SharedPrefixContext:
         seen = (place[:longest] < self._lengths[:, None])[:, None]
         if sliding is not None:
             own &= self._own[:, None] - own_place < sliding
-            asked = self._own[self._grid].view(-1, self._width) + self._lengths[:, None]
-            near = asked[:, :, None] - place[:longest] < sliding
+            positions = self._own[self._grid].view(-1, self._width) + self._lengths[:, None]
+            near = positions[:, :, None] - place[:longest] < sliding
             seen = (seen & near).repeat_interleave(grouped.shape[2], 1)
         return _additive(seen[:, None], grouped.dtype), _additive(own[:, None, None], grouped.dtype)
 
@@ -433,6 +433,6 @@ def can_split(policy: Policy) -> bool:
     Caps on scores and sinks are written out, without the log-sum-exp that merging needs.
     """
     zero = torch.zeros(1, dtype=torch.int64, device=policy.device)
-    witness = _SplitProbe(PackedContext.of([1], device=policy.device))
-    policy.hidden(zero, zero, witness)
-    return witness.can_split
+    probe = _SplitProbe(PackedContext.of([1], device=policy.device))
+    policy.hidden(zero, zero, probe)
+    return probe.can_split

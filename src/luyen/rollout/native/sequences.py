@@ -39,7 +39,7 @@ class Row:
         self.logps: list[float] = []
         self.kept: list[float] = []
 
-    def is_meant(self, request: str, sample: int | None) -> bool:
+    def matches(self, request: str, sample: int | None) -> bool:
         """Whether it is the sample of the request, or any of them."""
         return self.request.id == request and sample in (None, self.sample)
 
@@ -54,7 +54,7 @@ class Row:
         return len(self.request.tokens) + self.request.sampling.max_new_tokens
 
     @property
-    def draws_left(self) -> int:
+    def tokens_left(self) -> int:
         """Tokens it may still draw."""
         return self.request.sampling.max_new_tokens - len(self.tokens)
 
@@ -102,7 +102,7 @@ class Row:
         """Why the newest token ends the answer; None while it goes on."""
         sampling = self.request.sampling
         if not sampling.ignore_stop and (
-            self.tokens[-1] in sampling.stop_ids or self._says_stop(decode)
+            self.tokens[-1] in sampling.stop_ids or self._has_stop_string(decode)
         ):
             return "stop"
         return "length" if len(self.tokens) >= sampling.max_new_tokens else None
@@ -118,7 +118,7 @@ class Row:
             kept_mass=tuple(self.kept) if self.request.sampling.is_truncated else (),
         )
 
-    def _says_stop(self, decode: Decode | None) -> bool:
+    def _has_stop_string(self, decode: Decode | None) -> bool:
         """Whether the newest token completes a stop string; only the end is decoded."""
         sampling = self.request.sampling
         strings = sampling.stop_strings
@@ -134,10 +134,10 @@ class Row:
         return any(text.rfind(stop) + len(stop) > known for stop in strings if stop in text)
 
 
-def append_tokens(rows: Sequence[Row], drawn: NextTokens) -> None:
+def append_tokens(rows: Sequence[Row], sampled: NextTokens) -> None:
     """Append one draw to each row."""
-    tokens, logps = drawn.tokens.tolist(), drawn.logps.tolist()
-    kept = drawn.kept.tolist() if drawn.kept is not None else [1.0] * len(rows)
+    tokens, logps = sampled.tokens.tolist(), sampled.logps.tolist()
+    kept = sampled.kept.tolist() if sampled.kept is not None else [1.0] * len(rows)
     for row, token, logp, mass in zip(rows, tokens, logps, kept, strict=True):
         row.append(token, logp, mass)
 
@@ -197,11 +197,11 @@ class RowTensors:
             floors=floors if most else None,
         )
 
-    def limits_at(self, drawn: Tensor) -> TruncationLimits | None:
+    def limits_at(self, generated: Tensor) -> TruncationLimits | None:
         """What rows that have drawn so many tokens may draw next."""
         if self.limits is None or self.limits.barred is None or self.floors is None:
             return self.limits
-        barred = torch.where(drawn[:, None] < self.floors, self.limits.barred, -1)
+        barred = torch.where(generated[:, None] < self.floors, self.limits.barred, -1)
         return replace(self.limits, barred=barred)
 
 

@@ -182,7 +182,7 @@ def _decoder(faults: list[str]) -> json.JSONDecoder:
 Attempt: TypeAlias = WrittenCall | str
 """A call, or what is wrong with it."""
 
-_BESIDE_ARGUMENTS = frozenset(("name", "id", "type"))
+_CALL_FIELDS = frozenset(("name", "id", "type"))
 
 
 def call_from_object(value: Any, keys: tuple[str, ...] = ("arguments",)) -> Attempt:
@@ -209,9 +209,9 @@ def call_from_object(value: Any, keys: tuple[str, ...] = ("arguments",)) -> Atte
         return f"the call of {quoted(name)} has {_listed(present)}, and only one can count"
     if present:
         return call_from_parts(name, fields[present[0]])
-    others = [key for key in fields if key not in _BESIDE_ARGUMENTS]
-    if others:
-        return f'the call of {quoted(name)} has no "{keys[0]}"; it has {_listed(others[:4])}'
+    unexpected = [key for key in fields if key not in _CALL_FIELDS]
+    if unexpected:
+        return f'the call of {quoted(name)} has no "{keys[0]}"; it has {_listed(unexpected[:4])}'
     return WrittenCall(name=name, arguments={})
 
 

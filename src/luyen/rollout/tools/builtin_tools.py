@@ -52,16 +52,16 @@ def calculator_tool(*, name: str = "calculator") -> FunctionTool:
 
 async def _calculator(expression: str) -> str:
     """Evaluate arithmetic."""
-    return evaluated(expression)
+    return evaluate(expression)
 
 
-def evaluated(expression: str) -> str:
+def evaluate(expression: str) -> str:
     """The value of an expression as text; ToolError says why it has none.
 
     Example:
-        >>> evaluated("123 * (45 - 6)"), evaluated("7 / 2"), evaluated("2^10"), evaluated("0.1+0.2")
+        >>> evaluate("123 * (45 - 6)"), evaluate("7 / 2"), evaluate("2^10"), evaluate("0.1+0.2")
         ('4797', '3.5', '1024', '0.3')
-        >>> evaluated("1 / 0")
+        >>> evaluate("1 / 0")
         Traceback (most recent call last):
         ...
         luyen.rollout.tools.user_code.ToolError: division by zero
@@ -179,7 +179,7 @@ def python_tool(*, name: str = "python", **limits: Any) -> FunctionTool:
             raise UserError(
                 "config", given, "the sandbox has no such limit", did_you_mean(given, known)
             )
-    held = Limits(**limits)
+    sandbox_limits = Limits(**limits)
 
     async def python(code: str) -> str:
         """Run Python code and read what it prints and the value of its last line.
@@ -187,13 +187,13 @@ def python_tool(*, name: str = "python", **limits: Any) -> FunctionTool:
         Args:
             code: A whole program. Nothing is kept between calls.
         """
-        return said(await run_python(code, limits=held))
+        return program_output(await run_python(code, limits=sandbox_limits))
 
-    own = {"timeout_s": held.wall_s + _SPARE_S, "concurrency": 8}
+    own = {"timeout_s": sandbox_limits.wall_s + _SPARE_S, "concurrency": 8}
     return FunctionTool(python, name=name, limits=own)
 
 
-def said(ran: ProgramResult) -> str:
+def program_output(ran: ProgramResult) -> str:
     """What the policy reads about a program; ToolError when it was killed.
 
     An exception inside the program is a result like any other: its traceback is shown.
@@ -325,8 +325,8 @@ def _pair(line: str, key_field: str, text_field: str) -> tuple[str, str]:
     row: Any = json.loads(line)
     if not isinstance(row, dict):
         raise TypeError("no object")
-    held = cast(dict[str, Any], row)
-    return str(held[key_field]), str(held[text_field])
+    fields = cast(dict[str, Any], row)
+    return str(fields[key_field]), str(fields[text_field])
 
 
 # Everything that registers a built-in tool is imported here.

@@ -42,11 +42,11 @@ async def limit_response(response: Response) -> None:
         raise StreamError(f"the answer is packed ({packed}), and was wanted as it is")
     kind = response.headers.get("content-type", "")
     if isinstance(response.stream, AsyncByteStream) and not kind.startswith("text/event-stream"):
-        response.stream = _Bounded(response.stream)
+        response.stream = _BoundedStream(response.stream)
 
 
 @final
-class _Bounded(AsyncByteStream):
+class _BoundedStream(AsyncByteStream):
     """A body that ends with an error where it is too long."""
 
     def __init__(self, inner: AsyncByteStream) -> None:
@@ -107,14 +107,14 @@ class McpServer:
     def __init__(self, target: McpTarget) -> None:
         self.target = target
         self._background = BackgroundLoop("mcp")
-        self._closing = threading.Lock()
-        self._making = asyncio.Lock()
+        self._close_lock = threading.Lock()
+        self._connect_lock = asyncio.Lock()
         self._client: Client | None = None
         self._holder: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
         self._log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
 
-    def listed(self) -> list[dict[str, Any]]:
+    def list_tools(self) -> list[dict[str, Any]]:
         """Name, description and parameters of every tool; a UserError when it does not answer."""
         faults: list[BaseException] = []
         with boundary(faults):
@@ -133,14 +133,14 @@ class McpServer:
 
     def close(self) -> None:
         """End the connection, and the server's process if it has one. Twice is allowed."""
-        with self._closing:  # each tool of the server closes it
+        with self._close_lock:  # each tool of the server closes it
             with boundary([]):
                 self._background.wait(self._end(), seconds=_END_S)
             self._background.stop()
             self._log.close()
 
     async def _list(self) -> list[dict[str, Any]]:
-        client = await self._connected()
+        client = await self._connect()
         found: list[dict[str, Any]] = []
         cursor: str | None = None
         while True:
@@ -156,7 +156,7 @@ class McpServer:
     async def _call(
         self, name: str, arguments: Mapping[str, Any], key: str | None
     ) -> CallToolResult:
-        client = await self._connected()
+        client = await self._connect()
         try:
             # A server that knows such keys can tell a call that is made again from a new one.
             meta: Any = None if key is None else {_KEY: key}
@@ -169,12 +169,12 @@ class McpServer:
             self._drop(client)
             raise
 
-    async def _connected(self) -> Client:
-        async with self._making:
+    async def _connect(self) -> Client:
+        async with self._connect_lock:
             if self._client is None:
                 up = asyncio.get_running_loop().create_future()
                 self._stop = asyncio.Event()
-                self._holder = asyncio.create_task(self._hold(up, self._stop))
+                self._holder = asyncio.create_task(self._keep_open(up, self._stop))
                 first = asyncio.FIRST_COMPLETED
                 limit = self.target.start_s
                 await asyncio.wait({up, self._holder}, timeout=limit, return_when=first)
@@ -182,7 +182,7 @@ class McpServer:
                 raise ConnectionError(self._reason())
             return self._client
 
-    async def _hold(self, up: "asyncio.Future[None]", stop: asyncio.Event) -> None:
+    async def _keep_open(self, up: "asyncio.Future[None]", stop: asyncio.Event) -> None:
         """Keep the connection open until told to stop: it must end in the task that began it."""
         client: Client | None = None
         try:
@@ -238,13 +238,13 @@ class McpTool:
     """One tool of a server."""
 
     def __init__(
-        self, server: McpServer, listed: Mapping[str, Any], *, name: str, limits: ToolLimits
+        self, server: McpServer, entry: Mapping[str, Any], *, name: str, limits: ToolLimits
     ) -> None:
         self._server = server
-        self._their_name = str(listed["name"])
+        self._server_name = str(entry["name"])
         self._name = name
         self._limits = limits
-        self._schema = {"type": "function", "function": {**listed, "name": name}}
+        self._schema = {"type": "function", "function": {**entry, "name": name}}
 
     @property
     def name(self) -> str:
@@ -264,7 +264,7 @@ class McpTool:
     async def open(self, prompt: Prompt, key: int) -> ToolSession:
         """All rollouts share the server and whatever state it has."""
         del prompt, key
-        return _Session(self._server, self._their_name)
+        return _Session(self._server, self._server_name)
 
     async def close(self) -> None:
         """End the server, which its other tools share."""
@@ -299,7 +299,7 @@ def mcp_tools(
     A UserError when the server does not answer, or has no tool of a selected name.
     """
     server = McpServer(target)
-    found = {entry["name"]: entry for entry in server.listed()}
+    found = {entry["name"]: entry for entry in server.list_tools()}
     for name in select or ():
         if name not in found:
             server.close()

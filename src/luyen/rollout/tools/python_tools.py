@@ -63,7 +63,9 @@ class FunctionTool(SharedSession):
         """How long and how often it may run."""
         return self._limits
 
-    def limited(self, *, unless_own: Mapping[str, Any], above: Mapping[str, Any]) -> "FunctionTool":
+    def with_limits(
+        self, *, unless_own: Mapping[str, Any], above: Mapping[str, Any]
+    ) -> "FunctionTool":
         """The same tool, with limits under its own ones and above them."""
         limits = {**unless_own, **self._own, **above}
         return FunctionTool(
@@ -204,12 +206,14 @@ class ClassTool:
         """How long and how often it may run."""
         return self._limits
 
-    def limited(self, *, unless_own: Mapping[str, Any], above: Mapping[str, Any]) -> "ClassTool":
+    def with_limits(
+        self, *, unless_own: Mapping[str, Any], above: Mapping[str, Any]
+    ) -> "ClassTool":
         """The same tool, with limits under its own ones and above them."""
         limits = {**unless_own, **self._own, **above}
         return ClassTool(self.cls, name=self._name, limits=limits, settings=self._settings)
 
-    def configured(self, settings: Mapping[str, Any]) -> "ClassTool":
+    def with_config(self, settings: Mapping[str, Any]) -> "ClassTool":
         """The same tool, whose objects are made with these keyword arguments."""
         try:
             inspect.signature(self.cls).bind(**settings)

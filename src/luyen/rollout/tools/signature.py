@@ -189,16 +189,16 @@ def _plain(node: Any, definitions: Mapping[str, Any], above: tuple[str, ...]) ->
         return [_plain(entry, definitions, above) for entry in cast(list[Any], node)]
     if not isinstance(node, dict):
         return node
-    held = cast(dict[str, Any], node)
-    named = str(held.get("$ref", "")).removeprefix("#/$defs/")
+    schema = cast(dict[str, Any], node)
+    named = str(schema.get("$ref", "")).removeprefix("#/$defs/")
     if named in definitions and named not in above:
-        rest = {key: value for key, value in held.items() if key != "$ref"}
+        rest = {key: value for key, value in schema.items() if key != "$ref"}
         return _plain({**definitions[named], **rest}, definitions, (*above, named))
     return {
         key: {name: _plain(below, definitions, above) for name, below in value.items()}
         if key == "properties"
         else _plain(value, definitions, above)
-        for key, value in held.items()
+        for key, value in schema.items()
         if not (key == "title" and isinstance(value, str))
     }
 
@@ -225,8 +225,8 @@ def _refers(node: Any) -> bool:
         return any(_refers(entry) for entry in cast(list[Any], node))
     if not isinstance(node, dict):
         return False
-    held = cast(dict[str, Any], node)
-    return "$ref" in held or any(_refers(value) for value in held.values())
+    schema = cast(dict[str, Any], node)
+    return "$ref" in schema or any(_refers(value) for value in schema.values())
 
 
 def _first(error: Exception) -> str:

@@ -229,8 +229,8 @@ def _schema_of(made: Any, schema: Mapping[str, Any] | None, name: str) -> Mappin
 def _text(response: Any) -> str:
     """The text of a response: a string, `{"text": ...}`, or an object with `.text`."""
     if isinstance(response, Mapping):
-        held = cast(Mapping[str, Any], response)
-        return as_text((held["text"] or "") if "text" in held else held)
+        fields = cast(Mapping[str, Any], response)
+        return as_text((fields["text"] or "") if "text" in fields else fields)
     if not isinstance(response, str | bytes) and "text" in dir(response):
         return as_text(response.text or "")
     return as_text(response)
@@ -264,10 +264,10 @@ def load_tools(
         for entry in _entries(tool_config_path):
             where = f"{tool_config_path}: {entry.where}"
             made = _with_place(where, lambda entry=entry: _made(entry, tool_config_path, default))
-            tools += [_noted(tool, where, origins) for tool in made]
+            tools += [_claim_name(tool, where, origins) for tool in made]
     if function_tool_path is not None:
-        made = [t.limited(unless_own=default, above={}) for t in file_tools(function_tool_path)]
-        tools += [_noted(tool, function_tool_path, origins) for tool in made]
+        made = [t.with_limits(unless_own=default, above={}) for t in file_tools(function_tool_path)]
+        tools += [_claim_name(tool, function_tool_path, origins) for tool in made]
     return tuple(tools)
 
 
@@ -289,7 +289,7 @@ def _entries(path: str) -> Sequence[ToolEntry]:
     return entries
 
 
-def _noted(tool: Tool, where: str, origins: dict[str, str]) -> Tool:
+def _claim_name(tool: Tool, where: str, origins: dict[str, str]) -> Tool:
     """The tool, its name now taken."""
     if tool.name in origins:
         why = f"two tools have this name; the other is from {origins[tool.name]}"
@@ -322,9 +322,9 @@ def _made(entry: ToolEntry, path: str, default: Mapping[str, Any]) -> list[Tool]
     found = _found(str(entry.target), folder)
     if isinstance(found, ClassTool) and entry.kind == "class_name":
         settings = {key: value for key, value in entry.config.items() if key != "type"}
-        return [found.configured(settings).limited(unless_own=default, above=entry.limits)]
+        return [found.with_config(settings).with_limits(unless_own=default, above=entry.limits)]
     if isinstance(found, FunctionTool | ClassTool):
-        return [found.limited(unless_own=default, above=entry.limits)]
+        return [found.with_limits(unless_own=default, above=entry.limits)]
     if entry.kind == "class_name" and is_verl_class(found):
         limits = ToolLimits(**{**default, **entry.limits})
         return [VerlTool(found, config=entry.config, schema=entry.schema, limits=limits)]
@@ -342,7 +342,7 @@ def _builtin(entry: ToolEntry, folder: Path, default: Mapping[str, Any]) -> Tool
         settings["path"] = str(folder / expanded(settings["path"]))
     made = builtin_tools.get(str(entry.target))(**settings)
     assert isinstance(made, FunctionTool), "built-in tools are functions"
-    return made.limited(unless_own=default, above=entry.limits)
+    return made.with_limits(unless_own=default, above=entry.limits)
 
 
 def _found(target: str, folder: Path) -> Any:

@@ -161,7 +161,7 @@ def load_user_name(target: str, field: str) -> Any:
     place, _, name = target.rpartition(":" if ".py:" in target else ".")
     if not place:
         raise UserError(field, target, "it names no module", "write PACKAGE.MODULE.NAME")
-    held = vars(load_user_module(place, field))
-    if name not in held:
-        raise UserError(field, target, f"{place} has no `{name}`", did_you_mean(name, held))
-    return held[name]
+    members = vars(load_user_module(place, field))
+    if name not in members:
+        raise UserError(field, target, f"{place} has no `{name}`", did_you_mean(name, members))
+    return members[name]

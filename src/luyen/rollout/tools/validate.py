@@ -108,11 +108,11 @@ class Validator:
     """Holds arguments against one tool's parameters.
 
     Example:
-        >>> checker = Validator("add", {"type": "object", "properties": {"a": {"type": "integer"}},
-        ...                           "required": ["a"]})
-        >>> checker.fit({"a": 3}), checker.fit({"a": "3"}, from_text=True)
+        >>> number = {"a": {"type": "integer"}}
+        >>> validator = Validator("add", {"type": "object", "properties": number, "required": ["a"]})
+        >>> validator.fit({"a": 3}), validator.fit({"a": "3"}, from_text=True)
         ({'a': 3}, {'a': 3})
-        >>> checker.fit({"a": "3"})  # doctest: +ELLIPSIS
+        >>> validator.fit({"a": "3"})  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
         luyen...InvalidArguments: argument `a` must be an integer, not a string
@@ -195,13 +195,13 @@ def _types_of(schema: Any) -> frozenset[str]:
     """JSON types that a schema admits, as far as it says."""
     if not isinstance(schema, dict):
         return frozenset()
-    held = cast(dict[str, Any], schema)
-    if "enum" in held:
-        return frozenset(_json_type(value) for value in held["enum"])
-    if "type" in held:
-        named = held["type"]
+    fields = cast(dict[str, Any], schema)
+    if "enum" in fields:
+        return frozenset(_json_type(value) for value in fields["enum"])
+    if "type" in fields:
+        named = fields["type"]
         return frozenset([named] if isinstance(named, str) else named)
-    choices: list[Any] = held.get("anyOf") or held.get("oneOf") or []
+    choices: list[Any] = fields.get("anyOf") or fields.get("oneOf") or []
     types = [_types_of(choice) for choice in choices]
     return frozenset[str]().union(*types) if all(types) else frozenset[str]()
 

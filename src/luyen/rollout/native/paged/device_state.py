@@ -39,13 +39,13 @@ def sharing_pays(*, saved_keys: int, key_bytes: int) -> bool:
     return saved_keys * key_bytes >= _WORTH_BYTES
 
 
-def shared_prefix_groups(seats: Sequence[RunningSequence]) -> list[list[int]]:
+def shared_prefix_groups(sequences: Sequence[RunningSequence]) -> list[list[int]]:
     """Rows that hold common pages, two or more each, in the order of the rows."""
     found: dict[int, list[int]] = {}
-    for row, seat in enumerate(seats):
-        if seat.shared and not seat.is_over:
+    for row, sequence in enumerate(sequences):
+        if sequence.shared and not sequence.is_over:
             # A page has one owner or the rows of one prompt: the first tells who they are.
-            found.setdefault(seat.pages[0], []).append(row)
+            found.setdefault(sequence.pages[0], []).append(row)
     return [rows for rows in found.values() if len(rows) > 1]
 
 
@@ -75,17 +75,17 @@ class RowGroups:
         self.most = 0
         """Rows of a group at most, as a power of two; 0: reading together would not pay."""
 
-    def arrange(self, seats: Sequence[RunningSequence], *, key_bytes: int) -> None:
+    def arrange(self, sequences: Sequence[RunningSequence], *, key_bytes: int) -> None:
         """Take down who belongs together now; to be called whenever rows come, go or move.
 
         `key_bytes` is what a token leaves behind in a layer. `most` does not shrink while rows run:
         every other number needs graphs of its own.
         """
         lines = [
-            part for rows in shared_prefix_groups(seats) for part in split_evenly(rows, _WIDEST)
+            part for rows in shared_prefix_groups(sequences) for part in split_evenly(rows, _WIDEST)
         ]
-        saved = sum((len(line) - 1) * seats[line[0]].shared * PAGE for line in lines)
-        if not seats:
+        saved = sum((len(line) - 1) * sequences[line[0]].shared * PAGE for line in lines)
+        if not sequences:
             self._widest = 0
         self.most = 0
         if not sharing_pays(saved_keys=saved, key_bytes=key_bytes):
@@ -93,7 +93,7 @@ class RowGroups:
         longest = max(len(line) for line in lines)
         self._widest = max(self._widest, 1 << (longest - 1).bit_length())
         self.most = self._widest
-        self._write(seats, lines)
+        self._write(sequences, lines)
 
     def of(self, rows: int, most: int) -> Groups:
         """The groups among the first `rows` rows, as a step with up to `most` members reads them.
@@ -102,12 +102,12 @@ class RowGroups:
         """
         return Groups(members=self._members[: max(1, rows // 2), :most], shared=self._shared[:rows])
 
-    def _write(self, seats: Sequence[RunningSequence], lines: Sequence[list[int]]) -> None:
+    def _write(self, sequences: Sequence[RunningSequence], lines: Sequence[list[int]]) -> None:
         """One transfer: the lines of the groups, then the shared keys of every row."""
-        shared = [0] * len(seats)
+        shared = [0] * len(sequences)
         for line in lines:
             for row in line:
-                shared[row] = seats[row].shared * PAGE
+                shared[row] = sequences[row].shared * PAGE
         flat = [row for line in lines for row in (*line, *[-1] * (self.most - len(line)))]
         device, count = self._shared.device, len(lines)
         sent = torch.tensor([*flat, *shared], dtype=torch.int32).to(device)
@@ -141,7 +141,7 @@ class RowState:
         self.tables = zeros(rows, pages, dtype=torch.int32)
         self.tokens = zeros(rows)
         self.lengths = zeros(rows)
-        self.drawn = zeros(rows)
+        self.generated = zeros(rows)
         self.limits = zeros(rows)
         self.keys = zeros(rows)
         # Rows that rest are drawn for as well, and must not divide by 0 or keep nothing.
@@ -165,7 +165,7 @@ class RowState:
             self.tables,
             self.tokens,
             self.lengths,
-            self.drawn,
+            self.generated,
             self.limits,
             self.keys,
             self.temperature,
@@ -186,28 +186,38 @@ class RowState:
             tensor[: len(order)] = tensor.index_select(0, index)
         self.active[len(order) :] = False
 
-    def place(self, first: int, seats: Sequence[RunningSequence]) -> None:
+    def place(self, first: int, sequences: Sequence[RunningSequence]) -> None:
         """Put sequences whose keys are cached at `first` and after: they draw next."""
         device, width, pages = self.tokens.device, self.stops.shape[1], self.tables.shape[1]
         whole: list[list[int]] = []
         real: list[list[float]] = []
-        for seat in seats:
-            row, asked = seat.row, seat.row.request.sampling
-            stops = [] if asked.ignore_stop else sorted(asked.stop_ids)[:width]
-            is_cut = asked.is_filtered
-            top_k = asked.top_k if asked.top_k > 0 and is_cut else _ALL
+        for sequence in sequences:
+            row, sampling = sequence.row, sequence.row.request.sampling
+            stops = [] if sampling.ignore_stop else sorted(sampling.stop_ids)[:width]
+            is_cut = sampling.is_filtered
+            top_k = sampling.top_k if sampling.top_k > 0 and is_cut else _ALL
             key = row.request.keys[row.sample]
-            head = [seat.planned, len(row.tokens), asked.max_new_tokens, _signed(key), top_k]
-            head += [asked.is_greedy, asked.min_new_tokens if asked.barred_ids else 0]
-            head += [*padded(stops, width, -1), *padded(sorted(asked.barred_ids), BARRED, -1)]
-            whole.append([*head, *padded(seat.pages, pages, 0)])
-            scale = 1.0 if asked.is_greedy else asked.temperature
-            real.append([scale, asked.top_p if is_cut else 1.0, asked.min_p if is_cut else 0.0])
+            head = [sequence.planned, len(row.tokens), sampling.max_new_tokens, _signed(key), top_k]
+            head += [sampling.is_greedy, sampling.min_new_tokens if sampling.barred_ids else 0]
+            head += [*padded(stops, width, -1), *padded(sorted(sampling.barred_ids), BARRED, -1)]
+            whole.append([*head, *padded(sequence.pages, pages, 0)])
+            scale = 1.0 if sampling.is_greedy else sampling.temperature
+            real.append(
+                [scale, sampling.top_p if is_cut else 1.0, sampling.min_p if is_cut else 0.0]
+            )
         integers = sent(whole, device, torch.int64)
         fractions = sent(real, device, torch.float32)
-        here = slice(first, first + len(seats))
+        here = slice(first, first + len(sequences))
         for column, tensor in enumerate(
-            (self.lengths, self.drawn, self.limits, self.keys, self.top_k, self.greedy, self.floors)
+            (
+                self.lengths,
+                self.generated,
+                self.limits,
+                self.keys,
+                self.top_k,
+                self.greedy,
+                self.floors,
+            )
         ):
             tensor[here] = integers[:, column].to(tensor.dtype)
         for column, tensor in enumerate((self.temperature, self.top_p, self.min_p)):
@@ -222,11 +232,11 @@ class RowState:
         is_filtered = (
             (self.top_k[here] < _ALL) | (self.top_p[here] < 1.0) | (self.min_p[here] > 0.0)
         )
-        return is_filtered | (self.drawn[here] < self.floors[here])
+        return is_filtered | (self.generated[here] < self.floors[here])
 
     def truncation(self, here: slice) -> TruncationLimits:
         """What the rows keep of their distributions at their next draw."""
-        is_early = (self.drawn[here] < self.floors[here])[:, None]
+        is_early = (self.generated[here] < self.floors[here])[:, None]
         return TruncationLimits(
             top_k=self.top_k[here, None],
             top_p=self.top_p[here, None],
@@ -252,22 +262,22 @@ class RowState:
         slots = torch.where(active, page * PAGE + place % PAGE, -1)
         return place, slots, torch.where(active, place + 1, 0).int()
 
-    def accept(self, here: slice, draws: NextTokens, *, is_cached: bool) -> None:
+    def accept(self, here: slice, sampled: NextTokens, *, is_cached: bool) -> None:
         """Write down one draw of the rows in `here`, and let those rest that have ended.
 
         `is_cached` says that the step stored a key for each active row.
         """
-        if draws.kept is not None:
-            self.out_kept[:, here].index_copy_(0, self.tick, draws.kept[None])
+        if sampled.kept is not None:
+            self.out_kept[:, here].index_copy_(0, self.tick, sampled.kept[None])
         if self.tokens.is_cuda:
             from luyen.models.cuda.decode_step import end_step
 
             end_step(
-                draws.tokens,
-                draws.logps,
+                sampled.tokens,
+                sampled.logps,
                 tokens=self.tokens[here],
                 lengths=self.lengths[here],
-                drawn=self.drawn[here],
+                drawn=self.generated[here],
                 limits=self.limits[here],
                 active=self.active[here],
                 stops=self.stops[here],
@@ -278,13 +288,13 @@ class RowState:
             )
             return
         active = self.active[here]
-        self.out_tokens[:, here].index_copy_(0, self.tick, draws.tokens[None])
-        self.out_logps[:, here].index_copy_(0, self.tick, draws.logps[None])
-        self.tokens[here] = torch.where(active, draws.tokens, self.tokens[here])
+        self.out_tokens[:, here].index_copy_(0, self.tick, sampled.tokens[None])
+        self.out_logps[:, here].index_copy_(0, self.tick, sampled.logps[None])
+        self.tokens[here] = torch.where(active, sampled.tokens, self.tokens[here])
         self.lengths[here] += active & is_cached
-        self.drawn[here] += active
-        is_stop = (self.stops[here] == draws.tokens[:, None]).any(-1)
-        self.active[here] = active & ~is_stop & (self.drawn[here] < self.limits[here])
+        self.generated[here] += active
+        is_stop = (self.stops[here] == sampled.tokens[:, None]).any(-1)
+        self.active[here] = active & ~is_stop & (self.generated[here] < self.limits[here])
         self.tick += 1
 
 

@@ -48,7 +48,7 @@ class DecodeRound:
         Made by `fetch_round` for every round of decode steps.
     """
 
-    seats: list[RunningSequence]
+    sequences: list[RunningSequence]
     """Whose they are, by column."""
     tokens: Tensor
     """`[steps, rows]` on the host once `ready`."""
@@ -69,18 +69,23 @@ class DecodeRound:
         tokens, logps = self.tokens.T.tolist(), self.logps.T.tolist()
         kept = self.kept.T.tolist() if self.kept is not None else None
         ended: list[tuple[RunningSequence, Ending]] = []
-        for column, seat in enumerate(self.seats):
-            if seat.is_over:
+        for column, sequence in enumerate(self.sequences):
+            if sequence.is_over:
                 continue
             masses = kept[column] if kept is not None else None
-            reason = seat.row.extend(tokens[column], logps[column], masses, decode)
+            reason = sequence.row.extend(tokens[column], logps[column], masses, decode)
             if reason is not None:
-                ended.append((seat, reason))
+                ended.append((sequence, reason))
         return ended
 
 
 def fetch_round(
-    state: RowState, seats: list[RunningSequence], here: slice, count: int, *, is_truncated: bool
+    state: RowState,
+    sequences: list[RunningSequence],
+    here: slice,
+    count: int,
+    *,
+    is_truncated: bool,
 ) -> DecodeRound:
     """Ask for the results of the last `count` steps; nothing waits for them here."""
     outs = [state.out_tokens, state.out_logps, *([state.out_kept] if is_truncated else [])]
@@ -92,7 +97,7 @@ def fetch_round(
     else:
         found = [out[:count, here].clone() for out in outs]
     return DecodeRound(
-        seats=seats,
+        sequences=sequences,
         tokens=found[0],
         logps=found[1],
         kept=found[2] if is_truncated else None,
@@ -139,7 +144,9 @@ class PagedEngine:
         self._is_open = is_open
         self._shape = cache_shape(policy)
         self._steps = DecodeGraphs(policy, heads=self._shape.heads, is_eager=enforce_eager)
-        self._seats = PagedScheduler(PagePool(0), rows=max_num_seqs, tokens=max_num_batched_tokens)
+        self._scheduler = PagedScheduler(
+            PagePool(0), rows=max_num_seqs, tokens=max_num_batched_tokens
+        )
         self._rounds: deque[DecodeRound] = deque()
         self._cache: KeyValues | None = None
         self._state: RowState | None = None
@@ -147,8 +154,10 @@ class PagedEngine:
     @property
     def is_idle(self) -> bool:
         """Whether nothing is queued, running or unread."""
-        seats = self._seats
-        return not (seats.waiting or self._rounds or any(not s.is_over for s in seats.running))
+        scheduler = self._scheduler
+        return not (
+            scheduler.waiting or self._rounds or any(not s.is_over for s in scheduler.running)
+        )
 
     @property
     def is_batch_invariant(self) -> bool:
@@ -166,17 +175,17 @@ class PagedEngine:
                 f"the engine takes sequences of at most {self._limit} tokens (max_model_len)",
                 "shorten the prompt, or raise max_model_len",
             )
-        self._seats.waiting += [Row(request, i) for i in range(len(request.keys))]
+        self._scheduler.waiting += [Row(request, i) for i in range(len(request.keys))]
 
     @torch.no_grad()
     def advance(self) -> list[Completion]:
         """Launch what can be launched, and read the results of everything before the last round."""
         launched = len(self._rounds)
         # All prompts that fit are read before anyone draws: steps of few rows are wasted steps.
-        while self._let_in():
+        while self._admit():
             pass
-        if any(not seat.is_over for seat in self._seats.running):
-            self._draw()
+        if any(not sequence.is_over for sequence in self._scheduler.running):
+            self._launch_round()
         # One round stays unread while the device works on it; without a new one, none does.
         unread = 1 if len(self._rounds) > launched else 0
         finished: list[Completion] = []
@@ -192,13 +201,15 @@ class PagedEngine:
         finished: list[Completion] = []
         while self._rounds:
             finished += self._collect(self._rounds.popleft())
-        seats = self._seats
-        rows = [row for row in seats.waiting if row.is_meant(request, sample)]
-        seats.waiting = deque(row for row in seats.waiting if not row.is_meant(request, sample))
-        for seat in seats.running:
-            if not seat.is_over and seat.row.is_meant(request, sample):
-                rows.append(seat.row)
-                seats.end(seat)
+        scheduler = self._scheduler
+        rows = [row for row in scheduler.waiting if row.matches(request, sample)]
+        scheduler.waiting = deque(
+            row for row in scheduler.waiting if not row.matches(request, sample)
+        )
+        for sequence in scheduler.running:
+            if not sequence.is_over and sequence.row.matches(request, sample):
+                rows.append(sequence.row)
+                scheduler.end(sequence)
         self._compact()
         return [*finished, *(row.completion("aborted") for row in rows)]
 
@@ -211,38 +222,40 @@ class PagedEngine:
         self._rounds.clear()
         self._steps.clear()
         self._cache, self._state = None, None
-        self._seats = PagedScheduler(PagePool(0), rows=self._most_rows, tokens=self._tokens_at_once)
+        self._scheduler = PagedScheduler(
+            PagePool(0), rows=self._most_rows, tokens=self._tokens_at_once
+        )
 
-    def _let_in(self) -> bool:
+    def _admit(self) -> bool:
         """Read some of the prompts that wait; False when there are none, or no room for them."""
-        if not self._seats.waiting:
+        if not self._scheduler.waiting:
             return False
-        self._make_room()
-        groups = self._seats.admit()
+        self._allocate()
+        groups = self._scheduler.admit()
         if groups:
             self._compact()
-            self._read_prompts(groups)
+            self._prefill(groups)
         return bool(groups)
 
-    def _make_room(self) -> None:
+    def _allocate(self) -> None:
         """When nothing runs: pages and rows for what waits, as far as memory goes."""
-        seats = self._seats
-        if self._rounds or any(not seat.is_over for seat in seats.running):
+        scheduler = self._scheduler
+        if self._rounds or any(not sequence.is_over for sequence in scheduler.running):
             return
         self._compact()
-        waiting = list(seats.waiting)
+        waiting = list(scheduler.waiting)
         need = max(pages_of(row.limit) for row in waiting) + 1
         wanted = max(page_demand(waiting[: self._most_rows]), need)
         if self._is_open:
             wanted = max(wanted, self._most_rows * (pages_of(self._limit) + 1))
         size = min(wanted, self._affordable())
-        if self._cache is None or size > seats.pool.size:
+        if self._cache is None or size > scheduler.pool.size:
             self._refuse_small_pool(size, need)
             self._cache = None
             self._steps.clear()
-            seats.pool = PagePool(size)
+            scheduler.pool = PagePool(size)
             self._cache = KeyValues(self._shape, size, device=self._policy.device)
-        self._refuse_small_pool(seats.pool.size, need)
+        self._refuse_small_pool(scheduler.pool.size, need)
         if self._state is None:
             self._state = RowState(
                 self._most_rows,
@@ -255,9 +268,9 @@ class PagedEngine:
 
     def _affordable(self) -> int:
         """Pages that memory allows; those there are now may be given up for them."""
-        held = self._seats.pool.size if self._cache is not None else 0
+        allocated = self._scheduler.pool.size if self._cache is not None else 0
         return self._most_pages or affordable_pages(
-            self._policy, self._shape, utilization=self._utilization, held=held
+            self._policy, self._shape, utilization=self._utilization, allocated=allocated
         )
 
     def _refuse_small_pool(self, pages: int, need: int) -> None:
@@ -274,23 +287,23 @@ class PagedEngine:
         """Take rows that are over out of the device's tensors."""
         if self._state is None:
             return
-        if any(seat.is_over for seat in self._seats.running):
-            self._state.reorder(self._seats.compact())
+        if any(sequence.is_over for sequence in self._scheduler.running):
+            self._state.reorder(self._scheduler.compact())
             self._arrange()
 
     def _arrange(self) -> None:
         """Tell the device which rows hold common pages, if it may use that."""
         assert self._state is not None
         shape = self._shape
-        seats = [] if self._policy.is_exact else self._seats.running
-        self._state.groups.arrange(seats, key_bytes=shape.page_bytes // (PAGE * shape.layers))
+        sequences = [] if self._policy.is_exact else self._scheduler.running
+        self._state.groups.arrange(sequences, key_bytes=shape.page_bytes // (PAGE * shape.layers))
 
-    def _read_prompts(self, groups: list[list[Row]]) -> None:
+    def _prefill(self, groups: list[list[Row]]) -> None:
         """Read the prompts, fork their pages, and draw the first token of every row."""
-        state, cache, pool = self._state, self._cache, self._seats.pool
+        state, cache, pool = self._state, self._cache, self._scheduler.pool
         assert state is not None
         assert cache is not None
-        first = len(self._seats.running)
+        first = len(self._scheduler.running)
         prompts = [pool.take(pages_of(prefix_length(group[0]))) for group in groups]
         hidden = prefill_prompts(
             self._policy,
@@ -299,7 +312,7 @@ class PagedEngine:
             prompts,
             tokens_at_once=self._tokens_at_once,
         )
-        fresh, copies = self._seats.take(groups, prompts)
+        fresh, copies = self._scheduler.take(groups, prompts)
         cache.copy(copies)
         state.place(first, fresh)
         self._arrange()
@@ -307,60 +320,64 @@ class PagedEngine:
         here = slice(first, first + len(fresh))
         is_truncated = self._is_truncated()
         state.tick.zero_()
-        drawn = sample_next(
+        sampled = sample_next(
             self._policy.head,
             hidden.repeat_interleave(sizes, 0, output_size=len(fresh)),
             state,
             here,
             is_truncated=is_truncated,
         )
-        state.accept(here, drawn, is_cached=False)
+        state.accept(here, sampled, is_cached=False)
         self._rounds.append(fetch_round(state, fresh, here, 1, is_truncated=is_truncated))
 
-    def _draw(self) -> None:
+    def _launch_round(self) -> None:
         """Launch a round of decode steps for every row."""
         assert self._state is not None
         assert self._cache is not None
-        left = [s.row.limit - 1 - s.planned for s in self._seats.running if not s.is_over]
+        left = [s.row.limit - 1 - s.planned for s in self._scheduler.running if not s.is_over]
         count = min(ROUND, max(left))
         if count <= 0:
             return
-        self._state.set_pages(self._seats.grow(count))
-        alive = sum(not seat.is_over for seat in self._seats.running)
+        self._state.set_pages(self._scheduler.grow(count))
+        alive = sum(not sequence.is_over for sequence in self._scheduler.running)
         if alive == 0:
             return
         if self._must_compact(alive):
             self._compact()
         is_truncated = self._is_truncated()
         self._state.tick.zero_()
-        seats = list(self._seats.running)
-        lengths = [0 if seat.is_over else seat.planned for seat in seats]
+        sequences = list(self._scheduler.running)
+        lengths = [0 if sequence.is_over else sequence.planned for sequence in sequences]
         self._steps.run(self._cache, self._state, lengths, count, is_truncated=is_truncated)
-        here = slice(0, len(seats))
-        self._rounds.append(fetch_round(self._state, seats, here, count, is_truncated=is_truncated))
+        here = slice(0, len(sequences))
+        self._rounds.append(
+            fetch_round(self._state, sequences, here, count, is_truncated=is_truncated)
+        )
 
     def _must_compact(self, alive: int) -> bool:
         """Whether a smaller graph would do, or a row that was evicted is still active."""
         most = self._state.rows if self._state is not None else alive
-        is_smaller = bucket(alive, most) < bucket(len(self._seats.running), most)
-        return is_smaller or any(seat.is_evicted for seat in self._seats.running)
+        is_smaller = bucket(alive, most) < bucket(len(self._scheduler.running), most)
+        return is_smaller or any(sequence.is_evicted for sequence in self._scheduler.running)
 
     def _is_truncated(self) -> bool:
         """Whether a row may rule tokens out in what is launched next."""
-        return any(seat.may_rule_out for seat in self._seats.running if not seat.is_over)
+        return any(
+            sequence.may_truncate for sequence in self._scheduler.running if not sequence.is_over
+        )
 
     def _collect(self, round_: DecodeRound) -> list[Completion]:
         """Read a round, and free what its ended rows held."""
         finished: list[Completion] = []
-        for seat, reason in round_.read(self._decode):
-            finished.append(seat.row.completion(reason))
-            self._end(seat)
+        for sequence, reason in round_.read(self._decode):
+            finished.append(sequence.row.completion(reason))
+            self._end(sequence)
         return finished
 
-    def _end(self, seat: RunningSequence) -> None:
+    def _end(self, sequence: RunningSequence) -> None:
         """A row ended: free its pages; the device hears of an end that only the host could see."""
-        self._seats.end(seat)
-        sampling = seat.row.request.sampling
+        self._scheduler.end(sequence)
+        sampling = sequence.row.request.sampling
         if sampling.stop_strings or len(sampling.stop_ids) > _STOPS:
             assert self._state is not None
-            self._state.active[self._seats.running.index(seat)] = False
+            self._state.active[self._scheduler.running.index(sequence)] = False

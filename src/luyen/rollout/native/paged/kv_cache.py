@@ -123,10 +123,12 @@ class KeyValues:
             self._all[:, :, target] = self._all[:, :, source]
 
 
-def affordable_pages(policy: Policy, shape: CacheShape, *, utilization: float, held: int) -> int:
+def affordable_pages(
+    policy: Policy, shape: CacheShape, *, utilization: float, allocated: int
+) -> int:
     """Pages that a share of the device holds beside the policy's weights, and that fit now.
 
-    `held` are pages there are already, whose memory may be used again.
+    `allocated` are pages there are already, whose memory may be used again.
     """
     device = policy.device
     if device.type != "cuda":
@@ -135,7 +137,7 @@ def affordable_pages(policy: Policy, shape: CacheShape, *, utilization: float, h
     weights = sum(p.numel() * p.element_size() for p in policy.parameters())
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     share = utilization * total - weights
-    fits = _MARGIN * (free + unused) + held * shape.page_bytes
+    fits = _MARGIN * (free + unused) + allocated * shape.page_bytes
     return max(0, int(min(share, fits))) // shape.page_bytes
 
 

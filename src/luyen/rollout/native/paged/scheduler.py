@@ -31,11 +31,13 @@ class RunningSequence:
         self.is_evicted = False
 
     @property
-    def may_rule_out(self) -> bool:
+    def may_truncate(self) -> bool:
         """Whether its row may rule tokens out in the steps that were planned last."""
-        asked = self.row.request.sampling
+        sampling = self.row.request.sampling
         begun = self.planned - len(self.row.request.tokens) - ROUND
-        return asked.is_filtered or (bool(asked.barred_ids) and begun < asked.min_new_tokens)
+        return sampling.is_filtered or (
+            bool(sampling.barred_ids) and begun < sampling.min_new_tokens
+        )
 
 
 @final
@@ -52,7 +54,7 @@ class PagedScheduler:
 
     def admit(self) -> list[list[Row]]:
         """Waiting rows that fit now; those of one prompt that drew nothing yet go together."""
-        free = self._rows - sum(not seat.is_over for seat in self.running)
+        free = self._rows - sum(not sequence.is_over for sequence in self.running)
         pages, budget = self.pool.free - len(self.running), self._tokens
         groups: list[list[Row]] = []
         while self.waiting and free > 0:
@@ -102,49 +104,49 @@ class PagedScheduler:
         that are over out of the device's rows before it goes on.
         """
         new: list[tuple[int, int, int]] = []
-        for index, seat in enumerate(self.running):
-            if seat.is_over:
+        for index, sequence in enumerate(self.running):
+            if sequence.is_over:
                 continue
-            goal = max(seat.planned, min(seat.planned + steps, seat.row.limit - 1))
-            need = pages_of(goal) - len(seat.pages)
+            goal = max(sequence.planned, min(sequence.planned + steps, sequence.row.limit - 1))
+            need = pages_of(goal) - len(sequence.pages)
             if need <= 0:
-                seat.planned = goal
+                sequence.planned = goal
                 continue
             while need > self.pool.free and self._evict_after(index):
                 pass
             if need > self.pool.free:
-                self._evict(seat)
+                self._evict(sequence)
                 continue
             for page in self.pool.take(need):
-                new.append((index, len(seat.pages), page))
-                seat.pages.append(page)
-            seat.planned = goal
+                new.append((index, len(sequence.pages), page))
+                sequence.pages.append(page)
+            sequence.planned = goal
         return new
 
-    def end(self, seat: RunningSequence) -> None:
+    def end(self, sequence: RunningSequence) -> None:
         """The sequence is finished: its pages are free."""
-        seat.is_over = True
-        self.pool.drop(seat.pages)
-        seat.pages = []
+        sequence.is_over = True
+        self.pool.drop(sequence.pages)
+        sequence.pages = []
 
     def compact(self) -> list[int]:
         """Drop seats that are over; the old index of every seat that stays, in the new order."""
-        kept = [i for i, seat in enumerate(self.running) if not seat.is_over]
+        kept = [i for i, sequence in enumerate(self.running) if not sequence.is_over]
         self.running = [self.running[i] for i in kept]
         return kept
 
     def _evict_after(self, index: int) -> bool:
         """Send the newest row after `index` back to wait; False when there is none."""
-        for seat in reversed(self.running[index + 1 :]):
-            if not seat.is_over:
-                self._evict(seat)
+        for sequence in reversed(self.running[index + 1 :]):
+            if not sequence.is_over:
+                self._evict(sequence)
                 return True
         return False
 
-    def _evict(self, seat: RunningSequence) -> None:
-        self.end(seat)
-        seat.is_evicted = True
-        self.waiting.appendleft(seat.row)
+    def _evict(self, sequence: RunningSequence) -> None:
+        self.end(sequence)
+        sequence.is_evicted = True
+        self.waiting.appendleft(sequence.row)
 
 
 def prefix_tokens(row: Row) -> tuple[int, ...]:
