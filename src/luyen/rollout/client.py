@@ -1,7 +1,7 @@
 """An engine shared by many coroutines: each awaits its completion, all are batched together.
 
-The engine runs on the thread of the event loop, a pass at a time; between two passes everything
-that became ready meanwhile (tools that returned, conversations that go on) gets its turn.
+The engine runs on the thread of the event loop, one pass at a time. Between two passes the event
+loop runs every coroutine that is ready, such as conversations whose tools have returned.
 """
 
 import asyncio
@@ -16,15 +16,14 @@ from luyen.base.heartbeat import beat
 from luyen.base.seeds import derive_key
 from luyen.rollout.protocol import Completion, Request, RolloutEngine, Sampling
 
-# An answer that several versions of the weights draw, one after the other.
-#
-# When the weights change, the new ones read again what was drawn so far and go on from there.
-# Each token keeps the log-probability and the version that it was drawn with.
-
 
 @final
 class PartialCompletion:
-    """What there is of an answer, and how the rest of it is drawn."""
+    """A completion in progress that several versions of the weights may generate in turn.
+
+    After a weight update, the new version prefills the tokens so far and continues from there.
+    Each token keeps the log-probability and the version that it was sampled with.
+    """
 
     __slots__ = ("kept_mass", "key", "logps", "sampling", "tokens", "versions")
 
@@ -32,16 +31,16 @@ class PartialCompletion:
         self.key = key
         """Random key of the rest."""
         self.sampling = sampling
-        """How the rest is drawn."""
+        """Sampling parameters of the rest."""
         self.tokens: tuple[int, ...] = ()
         self.logps: tuple[float, ...] = ()
         self.kept_mass: tuple[float, ...] = ()
         self.versions: tuple[int, ...] = ()
 
     def continue_after(self, stopped: Completion, version: int) -> None:
-        """Keep what a version has drawn.
+        """Keep the tokens that a version has generated.
 
-        An answer that a text may end begins anew: the text could stand across the seam.
+        A completion with stop strings is restarted: a string could span two weight versions.
         """
         if not stopped.tokens or self.sampling.stop_strings:
             return
@@ -55,7 +54,7 @@ class PartialCompletion:
         self.key = derive_key(self.key, "rest", len(self.tokens))
 
     def finish(self, last: Completion, version: int) -> Completion:
-        """The whole answer, of which the last part has come."""
+        """The whole completion; `last` is its final part."""
         self._add(last, version)
         return replace(
             last,
@@ -75,18 +74,18 @@ class PartialCompletion:
 
 
 _YIELD_ROUNDS = 16
-"""Turns of the event loop between two passes: what is ready runs until it waits for something."""
+"""Iterations of the event loop between two passes, so that coroutines that are ready can run."""
 _MAX_WAIT_PASSES = 4
-"""Passes that a lone newcomer waits for company: reading prompts one by one stops all the rest."""
+"""Passes for which few requests wait for more: every prefill pauses the running sequences."""
 _PAUSE_S = 0.002
-"""Between two looks while weights change."""
+"""Polling interval while the weights change."""
 _FULL_BATCH = 8
-"""Newcomers that do not wait for more."""
+"""Waiting requests that are submitted at once."""
 
 
 @final
 class _Ticket:
-    """One answer that somebody waits for."""
+    """One completion that a coroutine awaits."""
 
     __slots__ = ("answer", "partial", "request", "sample", "tokens", "weights")
 
@@ -98,35 +97,35 @@ class _Ticket:
         self.weights = weights
         self.answer: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self.request = ""
-        """The engine's request that holds it; empty while it waits here."""
+        """Id of its engine request; empty while it is not submitted."""
         self.sample = 0
-        """Its index there."""
+        """Its sample index in that request."""
 
 
 @final
 class EngineClient:
-    """The engine as an awaitable. Answers do not depend on who else asks.
+    """Awaitable access to an engine that many coroutines share.
 
-    Prompts that are equal and asked for together, as the samples of a group at their first turn,
-    become one request, so that the engine reads them once.
+    Equal prompts that are submitted together, such as the samples of a group at their first turn,
+    become one request, so that the engine prefills them once.
     """
 
     def __init__(self, engine: RolloutEngine) -> None:
         self._engine = engine
         self._is_paused = False
         self.version: int | None = None
-        """Version that everything is drawn with, whatever was asked for; None: as asked."""
+        """Version that serves all requests; None: the version that each request names."""
         self._waiting: list[_Ticket] = []
         self._submitted: dict[str, dict[int, _Ticket]] = {}
         self._arrived = asyncio.Event()
         self._count = 0
         self._waited_passes = 0
         self.failure: BaseException | None = None
-        """What the engine broke with; nothing can be drawn any more."""
+        """The error that the engine failed with; every later call raises it."""
 
     @property
     def is_batch_invariant(self) -> bool:
-        """Whether an answer does not depend on what else is drawn at the same time."""
+        """Whether a completion does not depend on the other sequences in the batch."""
         return self._engine.is_batch_invariant
 
     async def generate(
@@ -138,10 +137,10 @@ class EngineClient:
         deadline: float | None = None,
         weights: int | None = None,
     ) -> Completion:
-        """The continuation of `tokens` under a random key, drawn with this version of the weights.
+        """Generate a continuation of `tokens` with a random key and a version of the weights.
 
-        At the deadline (of the loop's clock) it gives what there is, with the reason `aborted`; a
-        cancelled caller leaves nothing running.
+        At the deadline (of the loop's clock) it returns the partial completion with the reason
+        `aborted`. Cancelling the caller aborts the request.
         """
         if self.failure is not None:
             raise self.failure
@@ -158,7 +157,7 @@ class EngineClient:
             raise
 
     async def change_weights(self, version: int, place: Awaitable[None]) -> None:
-        """Let the engine have other weights in the middle of answers, which go on with them."""
+        """Pause the engine while `place` loads new weights; running requests continue with them."""
         self._is_paused = True
         try:
             self._interrupt()
@@ -169,8 +168,10 @@ class EngineClient:
         self._arrived.set()
 
     def _interrupt(self) -> None:
-        """Take back what is being drawn; it waits here, with what there is of it."""
-        assert self.version is not None or not self._submitted, "drawn before there were weights"
+        """Abort all submitted requests and queue them again with their partial completions."""
+        assert self.version is not None or not self._submitted, (
+            "requests were submitted before weights were loaded"
+        )
         for name in list(self._submitted):
             for completion in self._engine.abort(name):
                 ticket = self._submitted.get(completion.request, {}).get(completion.sample)
@@ -178,7 +179,7 @@ class EngineClient:
                     self._deliver(completion)
                 else:
                     self._requeue(ticket, completion)
-        # While one was stopped others may have ended, of which the engine has still to tell.
+        # Aborting may finish other requests, which the engine has not reported yet.
         while not self._engine.is_idle:
             for completion in self._engine.advance():
                 self._deliver(completion)
@@ -195,7 +196,7 @@ class EngineClient:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Keep the engine going inside the block; leaving it stops what is still asked for."""
+        """Run the engine inside the block; leaving it aborts all pending requests."""
         pump = asyncio.create_task(self._pump(), name="rollout engine")
         try:
             yield
@@ -208,7 +209,7 @@ class EngineClient:
             self.abort_all()
 
     def abort_all(self) -> None:
-        """Ask for nothing any more; what the engine is drawing for this client is dropped."""
+        """Abort and drop all requests of this client."""
         for request, tickets in list(self._submitted.items()):
             self._engine.abort(request)
             for ticket in tickets.values():
@@ -221,10 +222,10 @@ class EngineClient:
         with boundary(faults):
             while True:
                 await self._pass()
-        self._fail(faults[0])  # it belongs to everyone who waits
+        self._fail(faults[0])  # all waiting callers raise it
 
     async def submit_ready(self) -> None:
-        """Let everything run that is ready, and hand over what it asks for."""
+        """Run the coroutines that are ready, and submit their requests."""
         for _ in range(_YIELD_ROUNDS):
             await asyncio.sleep(0)
         self._submit()
@@ -242,7 +243,7 @@ class EngineClient:
             await self._arrived.wait()
 
     def _submit(self) -> None:
-        """Hand over what waits, equal prompts together, once it is many or has waited enough."""
+        """Submit waiting requests, equal prompts together, once they are many or waited long."""
         if not self._waiting or self._is_paused:
             return
         self._waited_passes += 1
@@ -284,7 +285,7 @@ class EngineClient:
         return last if self.version is None else ticket.partial.finish(last, self.version)
 
     def _abort(self, ticket: _Ticket) -> Completion:
-        """Stop one answer; what there is of it."""
+        """Abort one request; its partial completion."""
         if ticket.answer.done() and not ticket.answer.cancelled():
             return ticket.answer.result()
         nothing = Completion(
@@ -295,16 +296,16 @@ class EngineClient:
             return self._whole(ticket, nothing)
         faults: list[BaseException] = []
         with boundary(faults):
-            # An engine that works ahead may finish other answers while it stops this one.
+            # An engine with rounds in flight may finish other requests while it aborts this one.
             for completion in self._engine.abort(ticket.request, ticket.sample):
                 self._deliver(completion)
         if faults:
-            ticket.answer.cancel()  # nobody waits for it any more
-            raise self._fail(faults[0])  # it is no fault of this conversation
+            ticket.answer.cancel()  # its caller gets the failure instead
+            raise self._fail(faults[0])  # not a fault of this conversation
         return ticket.answer.result() if ticket.answer.done() else self._whole(ticket, nothing)
 
     def _fail(self, failure: BaseException) -> BaseException:
-        """Tell everyone who waits; the failure that was first."""
+        """Raise a failure in all waiting callers; the first failure."""
         self.failure = failure = self.failure or failure
         tickets = [ticket for some in self._submitted.values() for ticket in some.values()]
         for ticket in (*tickets, *self._waiting):

@@ -1,7 +1,7 @@
 """One conversation: executes the state machine's effects and records the rollout.
 
-A fault of a tool, a world or a parser ends this conversation and no other; it is recorded in the
-rollout. Only what is wrong with the configuration or with the engine is raised.
+A fault of a tool, an environment or a parser ends only this conversation and is recorded in the
+rollout. Only errors of the configuration and of the engine are raised.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ _ONE_TOO_MANY = "the call was not made: too many calls"
 
 @final
 class Conversation:
-    """Plays one rollout of a prompt. It is used once."""
+    """Generates one rollout of a prompt. It is used once."""
 
     def __init__(
         self,
@@ -58,8 +58,8 @@ class Conversation:
         deadline: float | None = None,
         ledger: CallJournal | None = None,
     ) -> None:
-        """`version` is that of the weights that are to draw; calls go into the ledger.
-        At the deadline (of the loop's clock) it ends with what there is.
+        """`version` is the weight version to generate with; `ledger` journals tool calls.
+        At the deadline (of the loop's clock) the rollout ends as it is.
         """
         self._address = address
         self._prompt = prompt
@@ -92,7 +92,9 @@ class Conversation:
             with boundary(faults):
                 stop = await self._run()
                 if not self._transcript.tokens:
-                    raise TimeoutError("its time was up before its world and tools had opened")
+                    raise TimeoutError(
+                        "its time was up before its environment and tools had opened"
+                    )
                 await self._score()
                 self._defer_check()
         finally:
@@ -135,7 +137,7 @@ class Conversation:
                 return await self._within_deadline(self._observe())
 
     async def _within_deadline(self, work: Awaitable[Event]) -> Event:
-        """What came of the work, or that the time of the conversation was up."""
+        """The event that the work returns, or a stop at the deadline."""
         limit = asyncio.timeout_at(self._deadline)
         try:
             async with limit:
@@ -163,7 +165,9 @@ class Conversation:
         )
         self._prompt_length, most = len(self._transcript), self._config.max_prompt_length
         if self._prompt_length > most:
-            raise ValueError(f"its world opens with {self._prompt_length} tokens of {most} allowed")
+            raise ValueError(
+                f"its environment opens with {self._prompt_length} tokens, at most {most}"
+            )
         return OpenEvent(room=self._room(self._prompt_length))
 
     def _room(self, length: int) -> int:
@@ -190,7 +194,7 @@ class Conversation:
         self._transcript.say(completion, turn=self._turn, version=self._version)
         tokenizer, tokens = self._config.renderer.tokenizer, completion.tokens
         self._text = tokenizer.decode(tokens)
-        if tokens and tokens[-1] in tokenizer.stop_ids:  # others are part of what was said
+        if tokens and tokens[-1] in tokenizer.stop_ids:  # other stop tokens belong to the text
             tokens = tokens[:-1]
         written = tokenizer.decode(tokens, skip_special=False)
         self._parsed = self._config.parser(written)
@@ -207,7 +211,7 @@ class Conversation:
         )
 
     async def _act(self, run: int) -> Event:
-        """Run the calls side by side; the policy reads about each in the order it wrote them."""
+        """Run the calls concurrently; their results are in the order of the calls."""
         assert self._tools is not None
         tools, turn = self._tools, self._turn
         running = [
@@ -215,7 +219,7 @@ class Conversation:
             for index, call in enumerate(self._parsed.calls[:run])
         ]
         try:
-            # All of them end before anything else happens, also where one of them is a fault.
+            # Wait for all calls, also where one of them is a fault.
             await asyncio.gather(*running, return_exceptions=True)
         finally:
             calls, broken = self._record_calls(running)
@@ -237,7 +241,7 @@ class Conversation:
     def _record_calls(
         self, running: Sequence["asyncio.Future[ToolCall]"]
     ) -> tuple[list[ToolCall], list[ToolCall]]:
-        """What became of the turn's calls, the first of which ran, and of what cannot be read."""
+        """Record the turn's calls: those that ran, refused ones, and malformed ones."""
         assert self._tools is not None
         tools, turn, said = self._tools, self._turn, self._parsed
         ran = [finished_call(*pair, turn) for pair in zip(running, said.calls, strict=False)]
@@ -265,7 +269,7 @@ class Conversation:
         return ReplyEvent(room=self._room(self._transcript.length_after(extension)))
 
     async def _score(self) -> None:
-        """Let tools and world say what they think of the conversation."""
+        """Collect the rewards of tools and environment for the whole conversation."""
         if self._tools is not None:
             self._rewards += [(self._turn, value) for value in (await self._tools.score()).values()]
         if self._env is not None:
@@ -273,7 +277,7 @@ class Conversation:
             self._rewards += [] if value is None else [(self._turn, value)]
 
     async def _close(self, faults: list[BaseException]) -> None:
-        """Let tools and world go, whatever happened; what goes wrong here comes after the rest."""
+        """Release tools and environment; errors are appended to `faults`."""
         if self._tools is not None:
             with boundary(faults):
                 await self._tools.release()
@@ -282,19 +286,19 @@ class Conversation:
                 await self._env.close()
 
     def _check_branch(self) -> None:
-        """Hold the branch that ends here against a rendering of what was said up to here."""
+        """Check the current branch against a full rendering of the messages so far."""
         said = self._transcript.branch(), self._messages, self._prompt.tools
         self._notes = add_mismatch_counts(self._notes, *said, self._config)
 
     def _defer_check(self) -> None:
-        """Leave the last branch to whoever has time, unless only this object knows how it began."""
+        """Defer the check of the last branch, unless an environment made the opening messages."""
         if self._env is not None:
             self._check_branch()
         elif self._config.sanity != "off":
             self._notes[UNCHECKED] = 1.0
 
     def _tool_metrics(self) -> dict[str, float]:
-        """What tools measured, and how many of them could not be let go."""
+        """Metrics of tools, and how many of them could not be released."""
         if self._tools is None:
             return {}
         found = {f"tools/{name}": value for name, value in self._tools.metrics.items()}

@@ -54,11 +54,6 @@ def hf(policy: Policy, rollout: RolloutConfig, *, longest: int, decode: Decode) 
     )
 
 
-# Rollout engines of plugins: what they raise or answer wrongly is an error with their name.
-#
-# A wrong token, or a log-probability that is no number, would be learned from without a word.
-# Engines that come with the package are used as they are.
-
 T = TypeVar("T")
 _ROUNDING = 1e-3
 """How far above 0 a log-probability may be by rounding."""
@@ -67,7 +62,7 @@ _ROUNDING = 1e-3
 def make_checked_engine(
     name: str, build: Callable[[], RolloutEngine], *, vocabulary: int
 ) -> RolloutEngine:
-    """The engine of this name; one of a plugin is watched."""
+    """The engine of this name; engines of plugins are wrapped in `CheckedEngine`."""
     if str(rollout_engines.get(name).__module__).startswith("luyen."):
         return build()
     found = _call_plugin(name, build)
@@ -78,7 +73,11 @@ def make_checked_engine(
 
 @final
 class CheckedEngine:
-    """An engine whose answers are compared with what was asked."""
+    """An engine of a plugin, whose completions are validated against their requests.
+
+    An exception or an invalid completion is a UserError that names the plugin. Without the check,
+    a wrong token or a log-probability that is not a number would silently be trained on.
+    """
 
     def __init__(self, name: str, inner: RolloutEngine, *, vocabulary: int) -> None:
         self._name = name
@@ -98,7 +97,7 @@ class CheckedEngine:
 
     @property
     def is_batch_invariant(self) -> bool:
-        """As it says of itself."""
+        """As the plugin reports it."""
         return bool(_call_plugin(self._name, lambda: self._inner.is_batch_invariant))
 
     def submit(self, request: Request) -> None:
@@ -107,7 +106,7 @@ class CheckedEngine:
         self._pending[request.id] = request, set(range(len(request.keys)))
 
     def advance(self) -> list[Completion]:
-        """What it finished, each answer looked at."""
+        """Completions that it finished, validated."""
         found = self._completions(_call_plugin(self._name, self._inner.advance))
         for completion in found:
             self._check(completion)
@@ -128,14 +127,14 @@ class CheckedEngine:
         return found
 
     def fingerprint(self) -> Fingerprint | None:
-        """The weights it would draw with."""
+        """Fingerprint of the loaded weights."""
         found = _call_plugin(self._name, self._inner.fingerprint)
         if found is not None and not isinstance(cast(object, found), Fingerprint):
             _refuse(self._name, f"its fingerprint is a {type(found).__name__}, not a Fingerprint")
         return found
 
     def close(self) -> None:
-        """Free what is held."""
+        """Release memory and other resources."""
         _call_plugin(self._name, self._inner.close)
 
     def _completions(self, found: object) -> list[Completion]:
@@ -147,11 +146,11 @@ class CheckedEngine:
         return cast(list[Completion], found)
 
     def _check(self, completion: Completion) -> None:
-        """Refuse an answer to nothing that was asked, and one that is no answer."""
+        """Refuse completions that are invalid or that no request is pending for."""
         pending = self._pending.get(completion.request)
         if pending is None or completion.sample not in pending[1]:
             what = f"sample {completion.sample!r} of request {completion.request!r}"
-            _refuse(self._name, f"it answered {what}, which nobody waits for")
+            _refuse(self._name, f"it answered {what}, which is not pending")
         why = _fault(completion, pending[0], self._vocabulary)
         if why is not None:
             _refuse(self._name, f"its answer to {completion.request}: {why}")
@@ -164,7 +163,7 @@ class CheckedEngine:
 
 
 def _fault(completion: Completion, request: Request, vocabulary: int) -> str | None:
-    """What is wrong with an answer."""
+    """Why a completion is invalid; None when it is valid."""
     tokens, logps = cast(tuple[Any, ...], completion.tokens), completion.logps
     streams = (tokens, logps, completion.kept_mass, completion.versions)
     if not all(isinstance(stream, tuple) for stream in cast(tuple[object, ...], streams)):
@@ -200,37 +199,35 @@ def _call_plugin(name: str, call: Callable[[], T]) -> T:
     if isinstance(faults[0], UserError):
         raise faults[0]
     why = f"it failed: {last_line(faults[0])}"
-    raise UserError(rollout_engines.field, name, why, "mend the plugin") from faults[0]
+    raise UserError(rollout_engines.field, name, why, "fix the plugin") from faults[0]
 
 
 def _refuse(name: str, why: str) -> NoReturn:
-    fix = "mend the plugin; docs/extend.md says what an engine gives"
+    fix = "fix the plugin; docs/extend.md describes what an engine returns"
     raise UserError(rollout_engines.field, name, why, fix)
-
-
-# Several versions of the weights side by side, each in an engine of its own.
-#
-# A rollout that takes long keeps the weights it began with while others begin with newer ones.
 
 
 @final
 class VersionedEngines:
-    """An engine of engines: a request says which version of the weights must draw it."""
+    """Several versions of the weights, each in its own engine; a request names its version.
+
+    A long rollout keeps the weights it began with while new rollouts use newer ones.
+    """
 
     def __init__(self, make: Callable[[], RolloutEngine], *, versions: int) -> None:
-        """Room for so many versions; each has its own copy of what `make` makes."""
-        assert versions >= 1, "somebody must draw"
+        """`make` builds one engine for each of the `versions` that can be loaded at once."""
+        assert versions >= 1, "at least one version must be loaded"
         self._free = [make() for _ in range(versions)]
         self._first = self._free[-1]
         self._loaded: dict[int, RolloutEngine] = {}
 
     @property
     def versions(self) -> tuple[int, ...]:
-        """Versions that can draw, the newest last."""
+        """Loaded versions, the newest last."""
         return tuple(self._loaded)
 
     def engine(self, version: int | None = None) -> RolloutEngine:
-        """The engine of a version; None: of the one that came last, or as it was made."""
+        """The engine of a version; None: of the latest one, or the initial engine."""
         if version is None:
             return next(reversed(self._loaded.values()), self._first)
         assert version in self._loaded, f"version {version} of the weights is not here"
@@ -239,11 +236,11 @@ class VersionedEngines:
     def hold(self, version: int, *, keep: Collection[int | None] = ()) -> RolloutEngine:
         """The engine for a version, whose weights are to be written into it.
 
-        Versions that are not in `keep` are let go first, unless they are this one.
+        Other versions that are not in `keep` are unloaded first.
         """
         for other in [v for v in self._loaded if v != version and v not in keep]:
             engine = self._loaded.pop(other)
-            assert engine.is_idle, f"version {other} of the weights is still drawing"
+            assert engine.is_idle, f"version {other} of the weights is still generating"
             self._free.append(engine)
         if version not in self._loaded:
             assert self._free, f"versions {list(self._loaded)} leave no room for {version}"
@@ -257,7 +254,7 @@ class VersionedEngines:
 
     @property
     def is_batch_invariant(self) -> bool:
-        """Whether an answer does not depend on what else is drawn at the same time."""
+        """Whether a completion does not depend on the other sequences in the batch."""
         return self._first.is_batch_invariant
 
     def submit(self, request: Request) -> None:
@@ -265,7 +262,7 @@ class VersionedEngines:
         self.engine(request.weights).submit(request)
 
     def advance(self) -> list[Completion]:
-        """A pass of every version that has work; what was finished."""
+        """One pass of every engine that is not idle; the completions they finished."""
         return [
             completion
             for engine in self._engines
@@ -274,11 +271,11 @@ class VersionedEngines:
         ]
 
     def abort(self, request: str, sample: int | None = None) -> list[Completion]:
-        """Stop a request or one sample of it; what there is of its unfinished answers."""
+        """Stop a request or one sample of it; its partial completions."""
         return [c for engine in self._engines for c in engine.abort(request, sample)]
 
     def fingerprint(self) -> Fingerprint | None:
-        """The weights that came last; None: the engines cannot say."""
+        """Fingerprint of the latest version; None: unknown."""
         return self.engine().fingerprint()
 
     def close(self) -> None:

@@ -20,17 +20,15 @@ from luyen.rollout.transcript import check_retokenization
 from luyen.telemetry.journal import WorkJournal
 from luyen.telemetry.progress import PROGRESS
 
-# What becomes of conversations that broke.
-
 OnFault: TypeAlias = Literal["fail", "retry", "keep_min"]
-"""A conversation that broke: stop the run, play it again, or go on without it."""
+"""On a failed conversation: stop the run, retry it, or drop it."""
 _FIELD = "actor_rollout_ref.rollout.multi_turn.on_fault"
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultPolicy:
-    """What becomes of conversations that broke.
+    """What happens to conversations that failed.
 
     Example:
         >>> FaultPolicy(on_fault="retry").attempts
@@ -38,22 +36,22 @@ class FaultPolicy:
     """
 
     on_fault: OnFault = "retry"
-    """Stop the run, play such a conversation again, or go on without it."""
+    """Stop the run, retry the conversation, or drop it."""
     retries: int = 1
-    """With `retry`: how often one is played again before the run goes on without it."""
+    """With `retry`: retries before a conversation is dropped."""
     min_samples: int = 1
-    """Sound rollouts that a group must keep to learn from it; with fewer, it is left out whole."""
+    """Valid rollouts that a group needs for training; with fewer, the whole group is dropped."""
 
     @property
     def attempts(self) -> int:
-        """How often a conversation is played at most."""
+        """Most attempts at a conversation."""
         return 1 + (self.retries if self.on_fault == "retry" else 0)
 
 
 def faulty_rollouts(
     groups: Iterable[Group], policy: FaultPolicy, *, may_be_all: bool = False
 ) -> list[Rollout]:
-    """The rollouts to leave out of training: broken ones, and groups with too few sound ones.
+    """The rollouts to leave out of training: failed ones, and groups with too few valid ones.
 
     A UserError when the policy is to stop at a fault, or when nothing would be left, unless these
     are only some of the groups and that `may_be_all`.
@@ -72,19 +70,19 @@ def faulty_rollouts(
         first = broken[0]
         why = f"{len(broken)} of {total} conversations broke; the first ({first.group}, sample "
         why += f"{first.sample}): {first.fault}"
-        fix = "mend the tool or environment, or set it to retry or keep_min"
+        fix = "fix the tool or environment, or set it to retry or keep_min"
         raise UserError(_FIELD, policy.on_fault, why, fix)
     return out
 
 
 _LAST_S = 5.0
-"""How long what still runs at the end of a run may take to end."""
+"""Most seconds that pending tasks get to end when the run closes."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ConversationBatch:
-    """What the conversations of one generation have in common.
+    """Arguments that all conversations of one generation share.
 
     Example:
         >>> sorted(_ConversationBatch.__slots__)[0]
@@ -92,24 +90,24 @@ class _ConversationBatch:
     """
 
     client: EngineClient
-    """What draws."""
+    """The shared engine."""
     config: ConversationConfig
-    """What they share with all conversations of the run."""
+    """Configuration of all conversations of the run."""
     sampling: Sampling
-    """How tokens are drawn."""
+    """Sampling parameters."""
     seed: int
     """The run's seed."""
     purpose: str
-    """What they are drawn for."""
+    """What the rollouts are for: part of their random address."""
     version: int
     """Version of the weights."""
     policy: FaultPolicy
-    """What becomes of those that break."""
+    """What happens to those that fail."""
     journal: WorkJournal | None
-    """Where those that are finished are found and kept."""
+    """Finished rollouts are looked up and written here."""
 
     async def one(self, request: PromptRequest, sample: int) -> Rollout:
-        """One rollout: from the journal, or played, and played again where the policy says so."""
+        """One rollout: from the journal, or generated, with retries if the fault policy allows."""
         if self.journal is not None:
             kept = self.journal.rollout(self.purpose, request.group, sample)
             if kept is not None:
@@ -139,7 +137,7 @@ class _ConversationBatch:
                 ledger=self._ledger(address, attempt),
             ).play()
             is_last = attempt + 1 == self.policy.attempts or (deadline or inf) <= clock()
-            # To play again what may have acted would be to make the call again after all.
+            # A retry would repeat a call that may have acted already.
             if rollout.fault is None or is_last or rollout.notes.get("unknown"):
                 return replace(rollout, notes={**rollout.notes, "retries": float(attempt)})
         raise AssertionError("a conversation is played at least once")
@@ -163,10 +161,10 @@ async def run_conversations(
     policy: FaultPolicy,
     journal: WorkJournal | None = None,
 ) -> list[Group]:
-    """Rollouts of every draw, in the order of the draws, whatever finished first.
+    """Groups of all requests, in their order.
 
-    Rollouts with a fault are among them, so that they are recorded. The time budget holds for a
-    rollout with all its attempts. Rollouts that the journal has are not played again.
+    Rollouts with a fault are included, so that they are recorded. The time budget covers all
+    attempts at a rollout. Rollouts in the journal are not generated again.
     """
     batch = _ConversationBatch(
         client=client,
@@ -188,20 +186,20 @@ async def run_conversations(
 
 @final
 class Conversations:
-    """Plays the conversations of a run, step after step, in one event loop.
+    """Runs the conversations of all steps in one event loop.
 
-    Connections of tools and worlds live in that loop, so it lasts as long as the run.
+    Connections of tools and environments live in that loop, so it lasts as long as the run.
     """
 
     def __init__(self, config: ConversationConfig, policy: FaultPolicy) -> None:
         self._config = config
         self._policy = policy
-        # The loop is made when conversations begin: those that others play need none.
+        # The loop is made at the first `begin`: `converse` runs in the caller's loop instead.
         self._runner = asyncio.Runner(
             loop_factory=lambda: with_daemon_threads(asyncio.new_event_loop())
         )
         self._client: EngineClient | None = None
-        """What conversations ask that were begun last."""
+        """Client of the conversations that were begun last."""
         self._is_closed = False
 
     def begin(
@@ -215,10 +213,10 @@ class Conversations:
         version: int,
         journal: WorkJournal | None = None,
     ) -> Callable[[], list[Group]]:
-        """Hand in the first turns; who asks the result plays the conversations to their end.
+        """Submit the first turns without blocking; call the result to run the conversations.
 
-        Those that broke are among the rollouts, with their fault. Nothing goes on before, so
-        conversations that open something, or whose time is limited, are not begun before either.
+        Failed rollouts are included, with their fault. If conversations open tools or
+        environments, or have a time budget, nothing is submitted before that call.
         """
         client = EngineClient(engine)
 
@@ -263,7 +261,7 @@ class Conversations:
         version: int,
         journal: WorkJournal | None = None,
     ) -> list[Group]:
-        """Rollouts of every draw, in the event loop of the caller, who must `wind_down` in it."""
+        """Groups of all requests, in the caller's event loop; `wind_down` must be called in it."""
         return await run_conversations(
             client,
             self._config,
@@ -277,12 +275,12 @@ class Conversations:
         )
 
     async def wind_down(self) -> None:
-        """End what still runs in this event loop, and close the tools; `close` has no work left."""
+        """Cancel pending tasks of this event loop and close the tools; replaces `close`."""
         self._is_closed = True
         await _shut_down(self._config.tools)
 
     def compared(self, rollout: Rollout, prompt: Prompt) -> Rollout:
-        """The rollout with how faithful its tokens are; see `luyen.rollout.transcript`."""
+        """The rollout after its re-tokenization check; see `luyen.rollout.transcript`."""
         return check_retokenization(rollout, prompt, self._config)
 
     def faulty(
@@ -295,7 +293,7 @@ class Conversations:
     def close(self) -> None:
         """Close tools and the event loop. Closing twice is allowed.
 
-        What an interrupt left behind is cancelled; code that will not end is left to itself.
+        Pending tasks are cancelled; a task that ignores the cancellation is abandoned.
         """
         if self._is_closed:
             return

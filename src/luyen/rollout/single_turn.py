@@ -13,15 +13,13 @@ from luyen.rollout.protocol import Completion, Request, RolloutEngine, Sampling,
 from luyen.telemetry.journal import WorkJournal
 from luyen.telemetry.progress import PROGRESS
 
-# Pieces of work at the same time, of which the first error ends all.
-
 T = TypeVar("T")
 
 
 async def gather_or_cancel(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """What came of each, in order; the first error stops the rest and is raised once they went.
+    """Results in order; after the first error the rest is cancelled and awaited, then it is raised.
 
-    It is raised as it is and not in a group: callers know errors by their kind.
+    It is raised as it is, not in an exception group: callers match errors by type.
     """
     tasks = [asyncio.ensure_future(one) for one in work]
     try:
@@ -42,7 +40,7 @@ _STOPS = {
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptRequest:
-    """A prompt drawn at some place of the run, and how many answers are wanted.
+    """A prompt at its position in the run, and the number of samples to generate.
 
     Example:
         >>> PromptRequest(group=GroupId(step=0, draw=1, uid="a"), prompt=None, samples=4).samples
@@ -50,17 +48,17 @@ class PromptRequest:
     """
 
     group: GroupId
-    """Step, index of the draw, and the prompt's uid."""
+    """Step, index in the step, and the prompt's uid."""
     prompt: Prompt
-    """What is asked."""
+    """The prompt."""
     samples: int
-    """Answers wanted."""
+    """Number of samples."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """The rollouts of one draw.
+    """The rollouts of one prompt request.
 
     Example:
         >>> Group(prompt=None, rollouts=()).rollouts
@@ -68,9 +66,9 @@ class Group:
     """
 
     prompt: Prompt
-    """What was asked."""
+    """The prompt."""
     rollouts: tuple[Rollout, ...]
-    """Its answers, by sample index."""
+    """Its rollouts, by sample index."""
 
 
 def submit_requests(
@@ -84,9 +82,9 @@ def submit_requests(
     version: int,
     journal: WorkJournal | None = None,
 ) -> Callable[[], list[Group]]:
-    """Ask for rollouts of every draw; the result waits for them, and gives them in that order.
+    """Submit all requests without blocking; call the result to finish them and get the groups.
 
-    Those that the journal has are not drawn again; others are written down as they finish.
+    Rollouts in the journal are not generated again; new ones are journaled as they finish.
     """
     found = _from_journal(requests, journal, purpose, is_batch_invariant=engine.is_batch_invariant)
     count_journaled(found.values(), purpose)
@@ -130,7 +128,7 @@ def _request(
     purpose: str,
     version: int,
 ) -> Request:
-    """What an engine is asked for all samples of a draw."""
+    """The engine request for all samples of a prompt."""
     return Request(
         id=str(prompt_request.group),
         tokens=tuple(
@@ -156,7 +154,7 @@ async def generate_groups(
     version: int,
     journal: WorkJournal | None = None,
 ) -> list[Group]:
-    """What `answer` gives, from an engine that others ask too, by this version of the weights."""
+    """Groups of all requests, generated through a shared engine with this weight version."""
     found = _from_journal(requests, journal, purpose, is_batch_invariant=client.is_batch_invariant)
     count_journaled(found.values(), purpose)
 
@@ -184,7 +182,7 @@ async def generate_groups(
 
 
 def count_journaled(rollouts: Iterable[Rollout], purpose: str) -> None:
-    """Count what a journal has as done."""
+    """Count rollouts from the journal as finished."""
     for rollout in rollouts:
         PROGRESS.add(purpose, rollout.group.step)
 
@@ -203,8 +201,8 @@ def _from_journal(
 ) -> dict[tuple[str, int], Rollout]:
     """Finished rollouts, by group and sample.
 
-    Where an answer depends on what is drawn beside it, the rest would come out otherwise: there,
-    all rollouts are taken or none.
+    Without batch invariance the remaining rollouts would differ when generated alone: then the
+    journal is used only if it has all of them.
     """
     if journal is None or not journal.has_known:
         return {}

@@ -18,12 +18,12 @@ _ROW = "reasoning_gym"
 _FEEDBACK = "That is not right. Try again."
 _RIGHT = 1.0
 _threads = ThreadExecutor(most_hanging=64)
-"""Verifiers are foreign code: one that hangs must not stop the other conversations."""
+"""Verifiers are third-party code: one that hangs must not stop the other conversations."""
 
 
 @final
 class ReasoningGymEnv:
-    """One riddle. It is over when an answer is right, or after the last attempt.
+    """One task. It is over when an answer is right, or after the last attempt.
 
     The reward is what the dataset's own verifier says about the last answer, or about None where
     there was no whole answer. A verifier that raises is a fault.
@@ -39,7 +39,9 @@ class ReasoningGymEnv:
     ) -> None:
         """`dataset` and `config` are for rows without an entry; `feedback` follows a wrong try."""
         if attempts < 1:
-            raise UserError(f"{_FIELD}: attempts", attempts, "nobody can answer", "set 1 or more")
+            raise UserError(
+                f"{_FIELD}: attempts", attempts, "no answer would be allowed", "set 1 or more"
+            )
         self._dataset = dataset
         self._config = dict(config or {})
         self._left = attempts
@@ -49,11 +51,11 @@ class ReasoningGymEnv:
 
     @property
     def tools(self) -> Sequence[Tool]:
-        """It brings none."""
+        """None."""
         return ()
 
     async def open(self, prompt: Prompt, key: int) -> Sequence[Message]:
-        """The row's own riddle with its prompt, or one made from a seed, asked by the user.
+        """The row's own task with its prompt, or a generated one as the user's message.
 
         The seed is the row's `seed`, which a group shares, or else `key`.
         """
@@ -73,7 +75,7 @@ class ReasoningGymEnv:
         return with_text(prompt.messages, str(self._task.entry["question"]))
 
     async def act(self, messages: Sequence[Message]) -> Observation:
-        """Judge the answer; a wrong one is followed by the feedback while attempts are left."""
+        """Verify the answer; a wrong one is followed by the feedback while attempts are left."""
         self._left -= 1
         text = str(messages[-1].get("content") or "")
         self._verdict = await self._verify(_adapter().answer_in(text))
@@ -88,7 +90,7 @@ class ReasoningGymEnv:
         return self._verdict
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """There is nothing to release."""
 
     async def _verify(self, answer: str | None) -> float:
         assert self._task is not None
@@ -118,5 +120,5 @@ def gym(
     attempts: int = 1,
     feedback: str = _FEEDBACK,
 ) -> ReasoningGymEnv:
-    """A riddle of reasoning-gym."""
+    """A task of reasoning-gym."""
     return ReasoningGymEnv(dataset=dataset, config=config, attempts=attempts, feedback=feedback)

@@ -20,7 +20,7 @@ _global_rng_lock = Lock()
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GymTask:
-    """An entry with what judges it.
+    """An entry with its verifier.
 
     Example:
         >>> task = make_task("leg_counting", {}, seed=3)
@@ -29,20 +29,20 @@ class GymTask:
     """
 
     entry: Mapping[str, Any]
-    """As the package makes it: `question`, `answer`, `metadata`."""
+    """The package's entry: `question`, `answer`, `metadata`."""
     score_answer: Callable[[str | None, Any], float]
-    """The verifier of its dataset; None stands for no answer."""
+    """The verifier of its dataset; the answer None means that there is none."""
 
 
 def task_from_entry(dataset: str, entry: Mapping[str, Any]) -> GymTask:
-    """The riddle of an entry that a row carries."""
+    """The task of an entry in a data row."""
     return GymTask(entry=entry, score_answer=_verifier(dataset))
 
 
 def make_task(dataset: str, config: Mapping[str, Any], *, seed: int) -> GymTask:
-    """The riddle that a seed gives; a UserError when there is no such dataset or setting."""
+    """The task generated from a seed; a UserError for an unknown dataset or a bad config."""
     _require(dataset)
-    with _global_rng_lock:  # a few datasets draw from the global generator beside their own
+    with _global_rng_lock:  # a few datasets also use the global generator
         before = random.getstate()
         random.seed(seed)
         try:
@@ -50,13 +50,13 @@ def make_task(dataset: str, config: Mapping[str, Any], *, seed: int) -> GymTask:
             return GymTask(entry=made[0], score_answer=made.score_answer)
         except (AssertionError, ValueError, TypeError) as error:
             why = f"{dataset} refuses its settings: {error}"
-            raise UserError(f"{_FIELD}: config", dict(config), why, "mend config") from error
+            raise UserError(f"{_FIELD}: config", dict(config), why, "change config") from error
         finally:
             random.setstate(before)
 
 
 def answer_in(text: str) -> str:
-    """What stands inside the last `<answer>`, or the whole text where there is none."""
+    """Text inside the last `<answer>`, or the whole text without one."""
     found = extract_answer(text)
     return text.strip() if found is None else found
 

@@ -1,7 +1,7 @@
 """Continuous batching over one policy: prompts are read once a group, rows finish when they finish.
 
-A pass either reads new prompts or draws one token for every running row. What a row gets depends on
-its own tokens and key only, so neither the limits below nor the order of requests changes a result.
+A pass either prefills new prompts or decodes one token for every running row. A row depends only on
+its own tokens and key, so neither the limits below nor the order of requests changes a result.
 """
 
 from collections import deque
@@ -25,7 +25,7 @@ from luyen.rollout.protocol import Completion, Ending, Request, refuse_impossibl
 
 @final
 class NativeEngine:
-    """The embedded engine on CPU; its weights are the trainer's own, at most laid out anew."""
+    """The embedded engine on CPU; it shares the trainer's weights, possibly in another layout."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class NativeEngine:
 
     @property
     def is_batch_invariant(self) -> bool:
-        """Whether an answer does not depend on what else is drawn at the same time."""
+        """Whether a completion does not depend on the other sequences in the batch."""
         return self._is_exact
 
     def submit(self, request: Request) -> None:
@@ -86,7 +86,7 @@ class NativeEngine:
 
     @torch.no_grad()
     def advance(self) -> list[Completion]:
-        """One pass: read prompts while rows are free, otherwise draw a token for every row."""
+        """One pass: prefill prompts while rows are free, otherwise decode one token per row."""
         admitted = self._admit()
         done: list[Completion] = []
         with self._fast_linears(admitted):
@@ -98,7 +98,7 @@ class NativeEngine:
         return done
 
     def abort(self, request: str, sample: int | None = None) -> list[Completion]:
-        """Stop a request or one sample of it; what there is of its unfinished answers."""
+        """Stop a request or one sample of it; its partial completions."""
         waiting = [row for row in self._waiting if row.matches(request, sample)]
         self._waiting = deque(r for r in self._waiting if not r.matches(request, sample))
         running = [i for i, row in enumerate(self._rows) if row.matches(request, sample)]
@@ -107,17 +107,17 @@ class NativeEngine:
         return [row.completion("aborted") for row in rows]
 
     def fingerprint(self) -> Fingerprint:
-        """The very parameters of the policy."""
+        """Fingerprint of the policy's parameters, which are shared."""
         return Fingerprint.of(self._policy)
 
     def close(self) -> None:
-        """Free what is held."""
+        """Drop all requests and free the caches."""
         self._waiting.clear()
         self._rows, self._tensors, self._cache = [], None, None
         self._free_idle()
 
     def _free_idle(self) -> None:
-        """Once nothing runs, hold nothing that is cheap to make anew: training needs the memory."""
+        """When idle, free what is cheap to rebuild: training needs the memory."""
         if not self.is_idle:
             return
         # A slotted cache made for single answers would keep groups out of the two-part one.
@@ -210,7 +210,7 @@ class NativeEngine:
     def _append(
         self, rows: list[Row], hidden: Tensor, tensors: RowTensors, generated: Tensor
     ) -> None:
-        """Draw one token for each of the rows and write it down."""
+        """Sample one token for each row and append it."""
         logits = self._policy.head.logits(hidden, temperature=1.0)
         if tensors.temperature is not None:
             logits = logits / tensors.temperature

@@ -162,12 +162,12 @@ _OPERATIONS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 }
 
 
-# Python code that the policy writes, run in the sandbox.
+# The `python` tool: code of the policy, run in the sandbox.
 
 _SPARE_S = 20.0
 """Time of a call beyond that of its program, so that the sandbox is the one that ends it."""
 _LAST = 2000
-"""Characters of standard error that are shown: the end of a traceback says most."""
+"""Last characters of standard error that are shown."""
 
 
 @builtin_tools.register("python")
@@ -194,7 +194,7 @@ def python_tool(*, name: str = "python", **limits: Any) -> FunctionTool:
 
 
 def program_output(ran: ProgramResult) -> str:
-    """What the policy reads about a program; ToolError when it was killed.
+    """The output of a program for the policy; ToolError when it was killed.
 
     An exception inside the program is a result like any other: its traceback is shown.
     """
@@ -206,9 +206,8 @@ def program_output(ran: ProgramResult) -> str:
     return "\n".join(part for part in parts if part) or "(no output)"
 
 
-# Search in a collection of texts on this machine: by words, or by exact key.
-#
-# The order of what is found depends on the collection and the query alone.
+# The `search` tool: a local collection, searched by words or by exact key. The order of results
+# depends on the collection and the query alone.
 
 _WORD = re.compile(r"\w+")
 _K1, _B = 1.2, 0.75
@@ -316,7 +315,7 @@ def _read(path: str, key_field: str, text_field: str) -> list[tuple[str, str]]:
         raise UserError("config.path", path, why, "give a readable JSONL file") from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         why = f"line {number} is no object with `{key_field}` and `{text_field}`"
-        fix = "mend the line, or set `key_field` and `text_field`"
+        fix = "fix the line, or set `key_field` and `text_field`"
         raise UserError("config.path", path, why, fix) from error
     return found
 
@@ -327,6 +326,3 @@ def _pair(line: str, key_field: str, text_field: str) -> tuple[str, str]:
         raise TypeError("no object")
     fields = cast(dict[str, Any], row)
     return str(fields[key_field]), str(fields[text_field])
-
-
-# Everything that registers a built-in tool is imported here.

@@ -27,7 +27,7 @@ from luyen.rollout.tools.protocol import ToolLimits, ToolReply, ToolSession, as_
 from luyen.rollout.tools.rollout_tools import idempotency_key
 from luyen.rollout.tools.user_code import ToolError, line_of, one_line
 
-# How much an MCP server behind an address may send: what it says is held in memory.
+# Size limit of HTTP responses, which are read into memory.
 
 MAX_RESPONSE_BYTES = 32 * 2**20
 """The longest body of one answer. Streams of events have no end, and a limit for each event."""
@@ -36,7 +36,7 @@ IDENTITY_ENCODING = {"Accept-Encoding": "identity"}
 
 
 async def limit_response(response: Response) -> None:
-    """Bound what is read of a response, also after nobody waits for it any more."""
+    """Limit the size of a response; the limit holds after the caller is cancelled, too."""
     packed = response.headers.get("content-encoding", "identity")
     if packed != "identity":
         raise StreamError(f"the answer is packed ({packed}), and was wanted as it is")
@@ -64,19 +64,19 @@ class _BoundedStream(AsyncByteStream):
         await self._inner.aclose()
 
 
-# A server that says something else than answers would fill the terminal with tracebacks.
+# A server that writes anything but responses would fill the terminal with tracebacks.
 logging.getLogger("mcp.client").setLevel(logging.CRITICAL)
 
 _END_S = 15.0
-"""How long a server may take to end; its process is killed well before."""
+"""Most seconds for a server to end; its process is killed well before."""
 _KEY = "luyen/idempotency-key"
-"""Where a request holds the key of its call, in its `_meta`."""
+"""Key of a request's `_meta` with the idempotency key of its call."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class McpTarget:
-    """Where a server is: a command to start, or an address.
+    """A server's command, or its address.
 
     Example:
         >>> McpTarget(command=("python", "server.py")).url is None
@@ -86,7 +86,7 @@ class McpTarget:
     command: tuple[str, ...] = ()
     """Program and arguments of a server that speaks over stdio."""
     env: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Variables of its environment, besides PATH, HOME and the like."""
+    """Environment variables, in addition to PATH, HOME and the like."""
     cwd: str | None = None
     """Its working directory."""
     url: str | None = None
@@ -102,7 +102,7 @@ class McpTarget:
 
 @final
 class McpServer:
-    """One connection, kept over all steps of a run and made anew when it breaks."""
+    """One connection, kept over all steps of a run and reopened when it breaks."""
 
     def __init__(self, target: McpTarget) -> None:
         self.target = target
@@ -121,7 +121,7 @@ class McpServer:
             return self._background.wait(self._list(), seconds=self.target.start_s + 5.0)
         self.close()
         why = f"the MCP server does not answer: {line_of(_innermost(faults[0]))}"
-        raise UserError("mcp", str(self.target), why, "start it by hand and mend it")
+        raise UserError("mcp", str(self.target), why, "start it by hand to see why it fails")
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """The text of a tool's result; ToolError when the server reports an error of the call."""
@@ -183,7 +183,7 @@ class McpServer:
             return self._client
 
     async def _keep_open(self, up: "asyncio.Future[None]", stop: asyncio.Event) -> None:
-        """Keep the connection open until told to stop: it must end in the task that began it."""
+        """Keep the connection open until `stop` is set: it must end in the task that began it."""
         client: Client | None = None
         try:
             async with self._transport() as transport, Client(transport) as client:
@@ -253,12 +253,12 @@ class McpTool:
 
     @property
     def schema(self) -> Mapping[str, Any]:
-        """As the server lists it."""
+        """The server's schema."""
         return self._schema
 
     @property
     def limits(self) -> ToolLimits:
-        """How long and how often it may run."""
+        """Timeout, retries and concurrency."""
         return self._limits
 
     async def open(self, prompt: Prompt, key: int) -> ToolSession:

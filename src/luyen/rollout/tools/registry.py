@@ -60,7 +60,7 @@ class ToolRegistry:
         """A UserError when two tools share a name or a schema is no schema.
 
         `arguments_are_text` is for call formats that know no other type; `timeout_s` is for tools
-        of worlds, which say nothing; `end_s` limits a rollout's scores, and again its releases.
+        of environments, which set none; `end_s` limits a rollout's scores, and again its releases.
         """
         self._tools = _by_name(tools)
         self._timeout_s = timeout_s
@@ -90,7 +90,7 @@ class ToolRegistry:
     def schemas(
         self, names: Sequence[str] | None = None, *, extra: Sequence[Tool] = ()
     ) -> tuple[Mapping[str, Any], ...]:
-        """Schemas of these tools (None: of all), and of those that come besides."""
+        """Schemas of these tools (None: of all), and of `extra` tools."""
         return tuple(tool.schema for tool in self._select(names, extra).values())
 
     async def open(
@@ -102,7 +102,7 @@ class ToolRegistry:
         extra: Sequence[Tool] = (),
         ledger: CallJournal | None = None,
     ) -> RolloutTools:
-        """Sessions of these tools (None: of all), and of those that come besides, for one rollout.
+        """Sessions of these tools (None: of all) and of `extra` tools, for one rollout.
 
         A tool that cannot be opened fails when it is called; where broken tools are faults, a
         ToolFault is raised. Whatever is raised, also a cancellation, what was opened is released.

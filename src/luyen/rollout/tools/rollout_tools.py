@@ -36,13 +36,11 @@ from luyen.rollout.tools.user_code import (
 from luyen.rollout.tools.validate import Validator
 from luyen.telemetry.journal import CallRecord, WorkJournal
 
-# A tool as one rollout has it, and how a call of it is made.
-
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundTool:
-    """A tool as one rollout has it.
+    """A tool and its session in one rollout.
 
     Example:
         >>> BoundTool(name="add", validator=Validator("add", {}), limits=ToolLimits(),
@@ -53,19 +51,19 @@ class BoundTool:
     name: str
     """Its name."""
     validator: Validator
-    """Holds arguments against its schema."""
+    """Validates arguments against its schema."""
     limits: ToolLimits
-    """How long and how often it may run."""
+    """Timeout, retries and concurrency."""
     free: AbstractAsyncContextManager[Any]
-    """Held while it runs, so that not too many do."""
+    """Semaphore that limits concurrent calls."""
     session: ToolSession | None
     """Its session; None when it could not be opened."""
     problem: str = ""
     """Why there is no session."""
     is_stateful: bool = False
-    """Whether its calls share a state, its own or that of a world, which dies with the process."""
+    """Whether calls share a state, its own or the environment's, that dies with the process."""
     is_shared: bool = False
-    """Whether the session is that of all rollouts: it scores nothing and is not released."""
+    """Whether all rollouts share the session: it scores nothing and is not released."""
 
 
 async def call_with_retries(
@@ -90,19 +88,12 @@ async def call_with_retries(
 
 
 async def _call_session(session: ToolSession, arguments: Mapping[str, Any]) -> ToolReply:
-    """Each try has arguments of its own: a tool may do with them what it likes."""
+    """Every attempt gets a copy of the arguments, which a tool may modify."""
     return await session.call(own_copy(arguments))
 
 
-# The journal as the tool calls of one attempt at a rollout see it.
-#
-# Before a tool is called, the intent is written down under a key that names the call for ever;
-# after it, the result. A process that goes on after another was killed finds a result and need
-# not call, or finds an intent without one: the tool may or may not have acted, and nobody can
-# know.
-
 OnUnknown: TypeAlias = Literal["retry", "fault"]
-"""A call whose outcome nobody knows: make it again, or break the rollout."""
+"""A call with an unknown outcome: make it again, or fail the rollout."""
 _key: ContextVar[str | None] = ContextVar("idempotency_key", default=None)
 
 
@@ -121,7 +112,12 @@ def idempotency_key() -> str | None:
 
 @final
 class CallJournal:
-    """Where the calls of one attempt are looked up and written down."""
+    """The journal of the tool calls of one attempt at a rollout.
+
+    Before a call its intent is written under a key that identifies the call across restarts; after
+    it, the result. A resumed run finds a result and does not call, or finds an intent without a
+    result: the tool may or may not have acted.
+    """
 
     def __init__(
         self, journal: WorkJournal, address: Sequence[Any], *, on_unknown: OnUnknown = "retry"
@@ -146,7 +142,7 @@ class CallJournal:
             return key, known
         if known.is_unknown and self._on_unknown == "fault":
             raise UnknownOutcome(
-                f"{name}: the run was killed during this call, and nobody knows whether it acted "
+                f"{name}: the run was killed during this call, and it is unknown whether it acted "
                 "(multi_turn.on_unknown)"
             )
         self._journal.intend(key, name, arguments)
@@ -165,7 +161,7 @@ OnError: TypeAlias = Literal["observe", "fault"]
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallOptions:
-    """How calls are read and results shown.
+    """How calls are validated and results are shown.
 
     Example:
         >>> CallOptions().side
@@ -179,7 +175,7 @@ class CallOptions:
     from_text: bool = False
     """Whether the call format writes every argument as text."""
     on_error: OnError = "observe"
-    """What a broken tool does to the rollout."""
+    """Whether a broken tool is shown to the policy or ends the rollout."""
     end_s: float = 30.0
     """Most seconds for all scores of a rollout, and again for all releases."""
 
@@ -194,7 +190,7 @@ class RolloutTools:
         options: CallOptions,
         ledger: CallJournal | None = None,
     ) -> None:
-        """`ledger` is where calls are written down, in a run that keeps a journal."""
+        """`ledger` journals the calls, in a run with a journal."""
         self._ledger = ledger
         self._bound = {bound.name: bound for bound in bound_tools}
         self._options = options
@@ -206,7 +202,7 @@ class RolloutTools:
         self.metrics: dict[str, float] = {}
         """Sums of what tools measured, as `tool/metric`."""
         self.problems: list[str] = []
-        """What went wrong where neither the policy nor the rollout's end could hear of it."""
+        """Errors of `release`, which neither the policy nor the rollout reports."""
 
     async def call(self, written: WrittenCall, turn: int, index: int = 0) -> ToolCall:
         """Make a call, the turn's `index`th; one that the ledger knows is not made again.
@@ -239,7 +235,7 @@ class RolloutTools:
     async def _run(
         self, written: WrittenCall, turn: int, bound: BoundTool, arguments: Mapping[str, Any]
     ) -> tuple[ToolCall, dict[str, float]]:
-        """What came of a call, and what the tool measured."""
+        """Make a call; its record and the tool's metrics."""
         assert bound.session is not None
         async with self._locks[bound.name]:
             outcome, attempts, seconds = await call_with_retries(bound, bound.session, arguments)
@@ -252,20 +248,20 @@ class RolloutTools:
             self.metrics[path] = self.metrics.get(path, 0.0) + float(value)
 
     def malformed(self, problem: str, turn: int) -> ToolCall:
-        """A call that could not be read, as the policy hears of it."""
+        """The record of a malformed call, as the policy reads it."""
         nameless = WrittenCall(name="", arguments={})
         return self._failed_call(nameless, turn, CallStatus.MALFORMED, problem)
 
     def refused(self, written: WrittenCall, why: str, turn: int) -> ToolCall:
-        """A call that is not made, as the policy hears of it.
+        """The record of a call that is not made, as the policy reads it.
 
-        One that could not have been made is what it is: a mistake must not pass for a valid call.
+        An invalid call is recorded as invalid, not as refused.
         """
         mistake = self._check(written, turn)[1]
         return mistake or self._failed_call(written, turn, CallStatus.REFUSED, why)
 
     async def score(self) -> dict[str, float]:
-        """What each tool thinks of the whole rollout, for those that have an opinion.
+        """Rewards of the whole rollout, by tool, from the tools that give one.
 
         A ToolFault when one cannot say: a missing reward must not read as 0.
         """
@@ -295,7 +291,7 @@ class RolloutTools:
                 self.problems.append(problem)
 
     def _own_sessions(self) -> list[tuple[BoundTool, ToolSession]]:
-        """What was opened for this rollout."""
+        """Sessions that were opened for this rollout."""
         return [
             (bound, bound.session)
             for bound in self._bound.values()
@@ -367,7 +363,7 @@ class RolloutTools:
     def _failed_call(
         self, written: WrittenCall, turn: int, status: CallStatus, why: str
     ) -> ToolCall:
-        """A call that gave no result: the policy reads one line about it."""
+        """The record of a call without a result; the policy reads one line of error."""
         line = one_line(why)
         said = truncate_text(f"Error: {line}", most=max(self._options.most, 64), side="left")
         return ToolCall(
@@ -400,13 +396,11 @@ def _problem(outcome: CallOutcome, name: str, what: str) -> str | None:
     return f"{name}: {what}: {line_of(outcome.fault)} ({place_of(outcome.fault)})"
 
 
-# What became of a call that was run beside others.
-
 _NO_TIME_LEFT = "the time of the conversation was up (multi_turn.time_budget_s)"
 
 
 def finished_call(ran: "asyncio.Future[ToolCall]", written: WrittenCall, turn: int) -> ToolCall:
-    """What became of a call that was run; one that was cancelled had no time left."""
+    """The record of a call that was started; a cancelled one ran out of time."""
     is_late = not ran.done() or ran.cancelled()
     fault = None if is_late else ran.exception()
     if not is_late and fault is None:

@@ -12,7 +12,7 @@ from pydantic.json_schema import GenerateJsonSchema
 from luyen.base.errors import UserError, did_you_mean
 from luyen.rollout.tools.user_code import InvalidArguments
 
-# What a docstring in Google's style says about a function and its arguments.
+# Google-style docstrings: the description of a function and of its arguments.
 
 _SECTION = re.compile(r"^(Args|Arguments|Returns?|Yields?|Raises|Examples?|Notes?|Attributes):\s*$")
 _ENTRY = re.compile(r"^\*{0,2}(\w+)\s*(?:\([^)]*\))?\s*:\s*(.*)$")
@@ -68,7 +68,7 @@ _PASSABLE = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_
 
 @final
 class Signature:
-    """How a function is described to the policy, and how arguments become its Python values.
+    """The schema of a function, and the conversion of arguments to its Python values.
 
     Example:
         >>> def add(a: int, b: int = 1) -> int:
@@ -91,7 +91,7 @@ class Signature:
     ) -> None:
         """`doc` replaces the function's docstring; the first parameter of a `method` is not passed.
 
-        A UserError says what the policy could not be told: an untyped parameter, no description.
+        A UserError for what a schema cannot express: an untyped parameter, no description.
         """
         text = doc or inspect.getdoc(function)
         if not text:

@@ -116,7 +116,7 @@ def test_a_verifier_that_breaks_is_a_fault_and_never_zero(gives, monkeypatch):
         ({"dataset": "leg_countin"}, "reasoning-gym has none"),
         ({"dataset": LEGS, "config": {"min_animals": -1}}, "refuses its settings"),
         ({"dataset": LEGS, "config": {"animals": 1}}, "refuses its settings"),
-        ({"dataset": LEGS, "attempts": 0}, "nobody can answer"),
+        ({"dataset": LEGS, "attempts": 0}, "no answer would be allowed"),
     ],
 )
 def test_wrong_settings_are_said(kwargs, said: str):

@@ -1,7 +1,7 @@
 """Device tensors of running rows and shared-prefix groups, read and written by CUDA graphs.
 
-The host never has to be asked between two decode steps: a row that drew a stop token or its last
-token rests from then on, until the host hears of it and takes it out.
+Decode steps need no host synchronisation: a row that sampled a stop token or its last token becomes
+inactive on the device, until the host reads the round and removes it.
 """
 
 from collections.abc import Sequence
@@ -14,14 +14,8 @@ from torch import Tensor
 from luyen.models.paged_attention import PAGE, Groups, sent
 from luyen.rollout.native.paged.scheduler import ROUND, RunningSequence
 from luyen.rollout.native.sampler import NextTokens, TruncationLimits
-from luyen.rollout.native.sequences import padded
+from luyen.rollout.native.sequences import padded, signed_key
 from luyen.rollout.protocol import MOST_BARRED as BARRED
-
-# Which running rows hold common pages, as tensors that a captured graph reads.
-#
-# Rows that were forked from one prompt hold its full pages together. They are a group for as
-# long as two of them run. Reading common pages together changes the order of sums, so it is for
-# engines of which no exactness is asked.
 
 _WIDEST = 64
 """Rows of a group at most; more of them make several groups."""
@@ -64,7 +58,11 @@ def split_evenly(rows: Sequence[int], most: int) -> list[list[int]]:
 
 @final
 class RowGroups:
-    """Groups of the device's rows; their tensors stay where they are."""
+    """Groups of rows that share prompt pages, as tensors at fixed addresses for captured graphs.
+
+    Rows forked from one prompt share its full pages and are a group while two of them run. Reading
+    shared pages together changes the order of sums, so it is for engines without exactness.
+    """
 
     def __init__(self, rows: int, *, device: torch.device) -> None:
         self._members = torch.full(
@@ -76,7 +74,7 @@ class RowGroups:
         """Rows of a group at most, as a power of two; 0: reading together would not pay."""
 
     def arrange(self, sequences: Sequence[RunningSequence], *, key_bytes: int) -> None:
-        """Take down who belongs together now; to be called whenever rows come, go or move.
+        """Update the groups; to be called whenever rows are added, removed or moved.
 
         `key_bytes` is what a token leaves behind in a layer. `most` does not shrink while rows run:
         every other number needs graphs of its own.
@@ -123,7 +121,7 @@ _ALL = 1 << 62
 
 @final
 class RowState:
-    """What decoding knows of each row; row `i` of every tensor is one sequence."""
+    """Decode state on the device; row `i` of every tensor is one sequence."""
 
     def __init__(
         self, rows: int, pages: int, stops: int, *, heads: int = 1, device: torch.device
@@ -144,7 +142,7 @@ class RowState:
         self.generated = zeros(rows)
         self.limits = zeros(rows)
         self.keys = zeros(rows)
-        # Rows that rest are drawn for as well, and must not divide by 0 or keep nothing.
+        # Inactive rows are sampled too, and must not divide by 0 or keep no token.
         self.temperature = zeros(rows, dtype=torch.float32) + 1.0
         self.top_p = zeros(rows, dtype=torch.float32) + 1.0
         self.min_p = zeros(rows, dtype=torch.float32)
@@ -180,14 +178,14 @@ class RowState:
         )
 
     def reorder(self, order: Sequence[int]) -> None:
-        """Row `order[i]` becomes row `i`; rows beyond them rest."""
+        """Row `order[i]` becomes row `i`; later rows become inactive."""
         index = sent(list(order), self.tokens.device, torch.int64)
         for tensor in self._per_row():
             tensor[: len(order)] = tensor.index_select(0, index)
         self.active[len(order) :] = False
 
     def place(self, first: int, sequences: Sequence[RunningSequence]) -> None:
-        """Put sequences whose keys are cached at `first` and after: they draw next."""
+        """Write sequences whose keys are cached into the rows from `first` on."""
         device, width, pages = self.tokens.device, self.stops.shape[1], self.tables.shape[1]
         whole: list[list[int]] = []
         real: list[list[float]] = []
@@ -197,7 +195,13 @@ class RowState:
             is_cut = sampling.is_filtered
             top_k = sampling.top_k if sampling.top_k > 0 and is_cut else _ALL
             key = row.request.keys[row.sample]
-            head = [sequence.planned, len(row.tokens), sampling.max_new_tokens, _signed(key), top_k]
+            head = [
+                sequence.planned,
+                len(row.tokens),
+                sampling.max_new_tokens,
+                signed_key(key),
+                top_k,
+            ]
             head += [sampling.is_greedy, sampling.min_new_tokens if sampling.barred_ids else 0]
             head += [*padded(stops, width, -1), *padded(sorted(sampling.barred_ids), BARRED, -1)]
             whole.append([*head, *padded(sequence.pages, pages, 0)])
@@ -228,14 +232,14 @@ class RowState:
         self.active[here] = True
 
     def is_truncated(self, here: slice) -> Tensor:
-        """Which rows rule tokens out at their next draw."""
+        """Which rows truncate at their next token."""
         is_filtered = (
             (self.top_k[here] < _ALL) | (self.top_p[here] < 1.0) | (self.min_p[here] > 0.0)
         )
         return is_filtered | (self.generated[here] < self.floors[here])
 
     def truncation(self, here: slice) -> TruncationLimits:
-        """What the rows keep of their distributions at their next draw."""
+        """Truncation limits of the rows at their next token."""
         is_early = (self.generated[here] < self.floors[here])[:, None]
         return TruncationLimits(
             top_k=self.top_k[here, None],
@@ -251,7 +255,7 @@ class RowState:
             self.tables[row, place] = page.int()
 
     def begin(self, here: slice) -> tuple[Tensor, Tensor, Tensor]:
-        """Place, slot and number of keys of each row's new token; a resting row: 0, -1 and 0."""
+        """Place, slot and number of keys of each row's new token; an inactive row: 0, -1 and 0."""
         active, lengths, tables = self.active[here], self.lengths[here], self.tables[here]
         if active.is_cuda:
             from luyen.models.cuda.decode_step import begin_step
@@ -263,7 +267,7 @@ class RowState:
         return place, slots, torch.where(active, place + 1, 0).int()
 
     def accept(self, here: slice, sampled: NextTokens, *, is_cached: bool) -> None:
-        """Write down one draw of the rows in `here`, and let those rest that have ended.
+        """Record one sampled token of the rows in `here`, and deactivate those that ended.
 
         `is_cached` says that the step stored a key for each active row.
         """
@@ -296,8 +300,3 @@ class RowState:
         is_stop = (self.stops[here] == sampled.tokens[:, None]).any(-1)
         self.active[here] = active & ~is_stop & (self.generated[here] < self.limits[here])
         self.tick += 1
-
-
-def _signed(key: int) -> int:
-    """An unsigned 64-bit key as torch's int64 holds it."""
-    return key - (1 << 64) if key >= 1 << 63 else key

@@ -1,8 +1,8 @@
 """Continuous batching on a GPU, one round of decode steps ahead of the host.
 
-While the device draws the tokens of a round, the host reads those of the round before: it looks
-for stop strings, frees pages and lets waiting requests in. A row whose stop token came up rests on
-the device at once. What a row gets depends on its own tokens and key only.
+While the device decodes a round, the host reads the round before: it looks for stop strings, frees
+pages and admits waiting requests. A row that sampled a stop token becomes inactive on the device at
+once. A row depends only on its own tokens and key.
 """
 
 from collections import deque
@@ -36,20 +36,18 @@ from luyen.rollout.native.paged.scheduler import (
 from luyen.rollout.native.sequences import Decode, Row
 from luyen.rollout.protocol import Completion, Ending, Request, refuse_impossible
 
-# Draws on their way from the device to the host.
-
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DecodeRound:
-    """Draws that were launched and have not been read.
+    """Tokens of a launched round that the host has not read yet.
 
     Example:
         Made by `fetch_round` for every round of decode steps.
     """
 
     sequences: list[RunningSequence]
-    """Whose they are, by column."""
+    """The sequence of each column."""
     tokens: Tensor
     """`[steps, rows]` on the host once `ready`."""
     logps: Tensor
@@ -60,9 +58,9 @@ class DecodeRound:
     """When the device has written them; None: they are there."""
 
     def read(self, decode: Decode) -> list[tuple[RunningSequence, Ending]]:
-        """Append the draws to their rows; the seats whose rows ended, and why.
+        """Append the tokens to their rows; the sequences that ended, and why.
 
-        What a row drew after its end, or after it was sent back to wait, is dropped.
+        Tokens after the end of a row, or after its eviction, are dropped.
         """
         if self.ready is not None:
             self.ready.synchronize()
@@ -87,7 +85,7 @@ def fetch_round(
     *,
     is_truncated: bool,
 ) -> DecodeRound:
-    """Ask for the results of the last `count` steps; nothing waits for them here."""
+    """Start copying the results of the last `count` steps to the host, without waiting."""
     outs = [state.out_tokens, state.out_logps, *([state.out_kept] if is_truncated else [])]
     ready = None
     if state.tokens.is_cuda:
@@ -128,8 +126,8 @@ class PagedEngine:
     ) -> None:
         """`decode` turns tokens into text, for stop strings; `most_pages` caps the pool.
 
-        `is_open` says that requests come while others run. Pages are then made for as many rows as
-        may ever run, instead of for those that are there at the beginning.
+        `is_open` says that requests arrive while the engine runs. Pages are then allocated for
+        `max_num_seqs` rows, instead of for the requests present at the start.
         """
         if not policy.is_packed:
             why = "the model was loaded with its own attention, which this engine cannot use"
@@ -161,7 +159,7 @@ class PagedEngine:
 
     @property
     def is_batch_invariant(self) -> bool:
-        """Whether an answer does not depend on what else is drawn at the same time."""
+        """Whether a completion does not depend on the other sequences in the batch."""
         return self._policy.is_exact
 
     def submit(self, request: Request) -> None:
@@ -181,7 +179,7 @@ class PagedEngine:
     def advance(self) -> list[Completion]:
         """Launch what can be launched, and read the results of everything before the last round."""
         launched = len(self._rounds)
-        # All prompts that fit are read before anyone draws: steps of few rows are wasted steps.
+        # All prompts that fit are prefilled before decoding: steps of few rows are wasteful.
         while self._admit():
             pass
         if any(not sequence.is_over for sequence in self._scheduler.running):
@@ -194,9 +192,9 @@ class PagedEngine:
         return finished
 
     def abort(self, request: str, sample: int | None = None) -> list[Completion]:
-        """Stop a request or one sample of it; what there is of its unfinished answers.
+        """Stop a request or one sample of it; its partial completions.
 
-        Answers of others that are found finished on the way are given too.
+        Completions of other requests that finish while rounds are read are returned too.
         """
         finished: list[Completion] = []
         while self._rounds:
@@ -214,11 +212,11 @@ class PagedEngine:
         return [*finished, *(row.completion("aborted") for row in rows)]
 
     def fingerprint(self) -> Fingerprint:
-        """The very parameters of the policy."""
+        """Fingerprint of the policy's parameters, which are shared."""
         return Fingerprint.of(self._policy)
 
     def close(self) -> None:
-        """Free what is held."""
+        """Drop all requests and free pages and graphs."""
         self._rounds.clear()
         self._steps.clear()
         self._cache, self._state = None, None
@@ -227,7 +225,7 @@ class PagedEngine:
         )
 
     def _admit(self) -> bool:
-        """Read some of the prompts that wait; False when there are none, or no room for them."""
+        """Prefill waiting prompts that fit; False when there are none."""
         if not self._scheduler.waiting:
             return False
         self._allocate()
@@ -238,7 +236,7 @@ class PagedEngine:
         return bool(groups)
 
     def _allocate(self) -> None:
-        """When nothing runs: pages and rows for what waits, as far as memory goes."""
+        """When nothing runs: allocate pages and rows for the waiting requests, within memory."""
         scheduler = self._scheduler
         if self._rounds or any(not sequence.is_over for sequence in scheduler.running):
             return
@@ -267,7 +265,7 @@ class PagedEngine:
         self._steps.prepare(self._cache, self._state)
 
     def _affordable(self) -> int:
-        """Pages that memory allows; those there are now may be given up for them."""
+        """Pages that fit into memory, the current ones included."""
         allocated = self._scheduler.pool.size if self._cache is not None else 0
         return self._most_pages or affordable_pages(
             self._policy, self._shape, utilization=self._utilization, allocated=allocated
@@ -284,7 +282,7 @@ class PagedEngine:
             )
 
     def _compact(self) -> None:
-        """Take rows that are over out of the device's tensors."""
+        """Remove finished rows from the device's tensors."""
         if self._state is None:
             return
         if any(sequence.is_over for sequence in self._scheduler.running):
@@ -292,14 +290,14 @@ class PagedEngine:
             self._arrange()
 
     def _arrange(self) -> None:
-        """Tell the device which rows hold common pages, if it may use that."""
+        """Update the groups of rows that share pages, unless exactness forbids using them."""
         assert self._state is not None
         shape = self._shape
         sequences = [] if self._policy.is_exact else self._scheduler.running
         self._state.groups.arrange(sequences, key_bytes=shape.page_bytes // (PAGE * shape.layers))
 
     def _prefill(self, groups: list[list[Row]]) -> None:
-        """Read the prompts, fork their pages, and draw the first token of every row."""
+        """Prefill the prompts, fork their pages, and sample the first token of every row."""
         state, cache, pool = self._state, self._cache, self._scheduler.pool
         assert state is not None
         assert cache is not None
@@ -361,13 +359,13 @@ class PagedEngine:
         return is_smaller or any(sequence.is_evicted for sequence in self._scheduler.running)
 
     def _is_truncated(self) -> bool:
-        """Whether a row may rule tokens out in what is launched next."""
+        """Whether a row may truncate in the next round."""
         return any(
             sequence.may_truncate for sequence in self._scheduler.running if not sequence.is_over
         )
 
     def _collect(self, round_: DecodeRound) -> list[Completion]:
-        """Read a round, and free what its ended rows held."""
+        """Read a round, and free the pages of rows that ended."""
         finished: list[Completion] = []
         for sequence, reason in round_.read(self._decode):
             finished.append(sequence.row.completion(reason))
@@ -375,7 +373,7 @@ class PagedEngine:
         return finished
 
     def _end(self, sequence: RunningSequence) -> None:
-        """A row ended: free its pages; the device hears of an end that only the host could see."""
+        """Free the pages of an ended row; deactivate it if only the host could see its end."""
         self._scheduler.end(sequence)
         sampling = sequence.row.request.sampling
         if sampling.stop_strings or len(sampling.stop_ids) > _STOPS:

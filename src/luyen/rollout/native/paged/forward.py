@@ -30,7 +30,7 @@ def decode_step(
 ) -> None:
     """One token for each of the first `rows` rows that is active.
 
-    Groups of up to `members` rows read their common pages together; 0: nobody does.
+    Groups of up to `members` rows read their shared pages together; 0: none.
     """
     here = slice(0, rows)
     place, slots, lengths = state.begin(here)
@@ -64,7 +64,7 @@ def sample_next(
         return plain
     logits = head.from_linear(raw) / temperature[:, None]
     cut = sample_tokens(logits, uniforms(keys, count), greedy, limits)
-    # Rows that truncate nothing draw as they would in other company.
+    # Rows without truncation get the same token whatever the rest of the batch does.
     tokens = torch.where(state.is_truncated(here), cut.tokens, plain.tokens)
     return replace(cut, tokens=tokens, logps=_score_cuda(head, raw, tokens, temperature))
 
@@ -107,7 +107,7 @@ def _score_cuda(head: Head, raw: Tensor, tokens: Tensor, temperature: Tensor) ->
     )[0]
 
 
-# Reading prompts: packed into passes within a token budget, long ones in several chunks.
+# Prefill: prompts are packed into passes within a token budget, long ones in several chunks.
 
 
 def prefill_prompts(
@@ -197,7 +197,7 @@ def _prefill_pass(
     return policy.hidden(tokens[begins[owner] + place], place, context)
 
 
-# Decode steps captured once per number of rows, replayed without the cost of launching them.
+# Decode steps as CUDA graphs, captured once per number of rows and kind of step.
 
 _FEW_PROGRAMS = 288
 """Rows x heads up to which a row is always spread over several programs (measured on an H200)."""
@@ -323,7 +323,7 @@ class DecodeGraphs:
         )
 
     def _capture(self, cache: KeyValues, state: RowState, kind: _Kind) -> torch.cuda.CUDAGraph:
-        """A graph of one step. While it is made every row rests, so that nothing is drawn."""
+        """A graph of one step. All rows are inactive during capture, so nothing is generated."""
         active, tick = state.active.clone(), state.tick.clone()
         state.active.zero_()
         try:

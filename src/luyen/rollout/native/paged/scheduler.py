@@ -9,19 +9,19 @@ from luyen.rollout.native.paged.kv_cache import PagePool, pages_of
 from luyen.rollout.native.sequences import Row
 
 ROUND = 8
-"""Decode steps between two looks at the results."""
+"""Decode steps per round; the host reads results once a round."""
 
 
 @final
 class RunningSequence:
-    """A running sequence: its row, its pages, and how far the device may have got with it."""
+    """A running sequence: its row, its pages, and the steps launched for it."""
 
     __slots__ = ("is_evicted", "is_over", "pages", "planned", "row", "shared")
 
     def __init__(self, row: Row, pages: list[int], planned: int, *, shared: int = 0) -> None:
         """`planned` counts the tokens that will be cached when all that was launched has run.
 
-        The first `shared` pages are those of siblings too, and full.
+        The first `shared` pages are full and shared with samples of the same prompt.
         """
         self.row = row
         self.pages = pages
@@ -32,7 +32,7 @@ class RunningSequence:
 
     @property
     def may_truncate(self) -> bool:
-        """Whether its row may rule tokens out in the steps that were planned last."""
+        """Whether its row may truncate in the steps that were planned last."""
         sampling = self.row.request.sampling
         begun = self.planned - len(self.row.request.tokens) - ROUND
         return sampling.is_filtered or (
@@ -53,7 +53,7 @@ class PagedScheduler:
         self._tokens = tokens
 
     def admit(self) -> list[list[Row]]:
-        """Waiting rows that fit now; those of one prompt that drew nothing yet go together."""
+        """Waiting rows that fit now; new rows of one prompt go together."""
         free = self._rows - sum(not sequence.is_over for sequence in self.running)
         pages, budget = self.pool.free - len(self.running), self._tokens
         groups: list[list[Row]] = []
@@ -82,7 +82,7 @@ class PagedScheduler:
     def take(
         self, groups: Sequence[list[Row]], prompts: Sequence[list[int]]
     ) -> tuple[list[RunningSequence], list[tuple[int, int]]]:
-        """Seat rows whose prompts were read into these pages; (source, target) pages to copy."""
+        """Add rows whose prompts are in these pages; (source, target) pages to copy."""
         fresh: list[RunningSequence] = []
         copies: list[tuple[int, int]] = []
         for group, pages in zip(groups, prompts, strict=True):
@@ -100,8 +100,8 @@ class PagedScheduler:
     def grow(self, steps: int) -> list[tuple[int, int, int]]:
         """Take pages for so many more tokens of every row; (row, place, page) of the new ones.
 
-        When pages run out, the newest rows give theirs back and wait; the caller must take seats
-        that are over out of the device's rows before it goes on.
+        When pages run out, the newest rows are evicted and wait; the caller must then remove
+        finished sequences from the device's rows (`compact`).
         """
         new: list[tuple[int, int, int]] = []
         for index, sequence in enumerate(self.running):
@@ -130,13 +130,13 @@ class PagedScheduler:
         sequence.pages = []
 
     def compact(self) -> list[int]:
-        """Drop seats that are over; the old index of every seat that stays, in the new order."""
+        """Drop finished sequences; the old index of every remaining one, in the new order."""
         kept = [i for i, sequence in enumerate(self.running) if not sequence.is_over]
         self.running = [self.running[i] for i in kept]
         return kept
 
     def _evict_after(self, index: int) -> bool:
-        """Send the newest row after `index` back to wait; False when there is none."""
+        """Evict the newest running row after `index`; False when there is none."""
         for sequence in reversed(self.running[index + 1 :]):
             if not sequence.is_over:
                 self._evict(sequence)
@@ -150,12 +150,12 @@ class PagedScheduler:
 
 
 def prefix_tokens(row: Row) -> tuple[int, ...]:
-    """The prompt and what was drawn: what a row that was sent back to wait begins with."""
+    """The prompt and the generated tokens: what an evicted row is prefilled with."""
     return (*row.request.tokens, *row.tokens)
 
 
 def prefix_length(row: Row) -> int:
-    """How many those are."""
+    """Number of `prefix_tokens`."""
     return len(row.request.tokens) + len(row.tokens)
 
 
@@ -164,7 +164,7 @@ def fork_pages(
 ) -> tuple[list[list[int]], list[tuple[int, int]]]:
     """Pages of each sample of a prompt, and (source, target) of the pages to copy.
 
-    Full pages are held together. The last one, which samples will write into, is each one's own.
+    Full pages are shared. The last one, which samples will write into, is copied.
 
     Example:
         >>> fork_pages(PagePool(3), [7], 10, 2)
