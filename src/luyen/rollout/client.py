@@ -77,7 +77,7 @@ _YIELD_ROUNDS = 16
 """Iterations of the event loop between two passes, so that coroutines that are ready can run."""
 _MAX_WAIT_PASSES = 4
 """Passes for which few requests wait for more: every prefill pauses the running sequences."""
-_PAUSE_S = 0.002
+_POLL_S = 0.002
 """Polling interval while the weights change."""
 _FULL_BATCH = 8
 """Waiting requests that are submitted at once."""
@@ -87,7 +87,7 @@ _FULL_BATCH = 8
 class _Ticket:
     """One completion that a coroutine awaits."""
 
-    __slots__ = ("answer", "partial", "request", "sample", "tokens", "weights")
+    __slots__ = ("future", "partial", "request", "sample", "tokens", "weights")
 
     def __init__(
         self, tokens: tuple[int, ...], key: int, sampling: Sampling, weights: int | None
@@ -95,7 +95,7 @@ class _Ticket:
         self.tokens = tokens
         self.partial = PartialCompletion(key, sampling)
         self.weights = weights
-        self.answer: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        self.future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self.request = ""
         """Id of its engine request; empty while it is not submitted."""
         self.sample = 0
@@ -149,19 +149,19 @@ class EngineClient:
         self._arrived.set()
         try:
             async with asyncio.timeout_at(deadline):
-                return await asyncio.shield(ticket.answer)
+                return await asyncio.shield(ticket.future)
         except TimeoutError:
             return self._abort(ticket)
         except asyncio.CancelledError:
             self._abort(ticket)
             raise
 
-    async def change_weights(self, version: int, place: Awaitable[None]) -> None:
-        """Pause the engine while `place` loads new weights; running requests continue with them."""
+    async def change_weights(self, version: int, load: Awaitable[None]) -> None:
+        """Pause the engine while `load` loads new weights; running requests continue with them."""
         self._is_paused = True
         try:
             self._interrupt()
-            await place
+            await load
         finally:
             self._is_paused = False
         self.version = version
@@ -233,7 +233,7 @@ class EngineClient:
     async def _pass(self) -> None:
         await self.submit_ready()
         if self._is_paused:
-            await asyncio.sleep(_PAUSE_S)
+            await asyncio.sleep(_POLL_S)
         elif not self._engine.is_idle:
             for completion in self._engine.advance():
                 self._deliver(completion)
@@ -251,13 +251,13 @@ class EngineClient:
         if is_alone and not self._engine.is_idle:
             return
         self._waited_passes = 0
-        alike: dict[tuple[tuple[int, ...], Sampling, int | None], list[_Ticket]] = {}
+        batches: dict[tuple[tuple[int, ...], Sampling, int | None], list[_Ticket]] = {}
         for ticket in self._waiting:
             tokens = ticket.tokens + ticket.partial.tokens
             weights = ticket.weights if self.version is None else None
-            alike.setdefault((tokens, ticket.partial.sampling, weights), []).append(ticket)
+            batches.setdefault((tokens, ticket.partial.sampling, weights), []).append(ticket)
         self._waiting = []
-        for (tokens, sampling, weights), tickets in alike.items():
+        for (tokens, sampling, weights), tickets in batches.items():
             self._count += 1
             name = f"ask-{self._count}"
             keys = tuple(ticket.partial.key for ticket in tickets)
@@ -266,8 +266,8 @@ class EngineClient:
                 self._engine.submit(request)
             except UserError as refusal:
                 for ticket in tickets:
-                    if not ticket.answer.done():
-                        ticket.answer.set_exception(refusal)
+                    if not ticket.future.done():
+                        ticket.future.set_exception(refusal)
                 continue
             for sample, ticket in enumerate(tickets):
                 ticket.request, ticket.sample = name, sample
@@ -278,37 +278,37 @@ class EngineClient:
         ticket = tickets.pop(completion.sample, None)
         if not tickets:
             self._submitted.pop(completion.request, None)
-        if ticket is not None and not ticket.answer.done():
-            ticket.answer.set_result(self._whole(ticket, completion))
+        if ticket is not None and not ticket.future.done():
+            ticket.future.set_result(self._merged(ticket, completion))
 
-    def _whole(self, ticket: _Ticket, last: Completion) -> Completion:
+    def _merged(self, ticket: _Ticket, last: Completion) -> Completion:
         return last if self.version is None else ticket.partial.finish(last, self.version)
 
     def _abort(self, ticket: _Ticket) -> Completion:
         """Abort one request; its partial completion."""
-        if ticket.answer.done() and not ticket.answer.cancelled():
-            return ticket.answer.result()
-        nothing = Completion(
+        if ticket.future.done() and not ticket.future.cancelled():
+            return ticket.future.result()
+        empty = Completion(
             request=ticket.request, sample=ticket.sample, tokens=(), logps=(), reason="aborted"
         )
         if not ticket.request:
             self._waiting = [other for other in self._waiting if other is not ticket]
-            return self._whole(ticket, nothing)
+            return self._merged(ticket, empty)
         faults: list[BaseException] = []
         with boundary(faults):
             # An engine with rounds in flight may finish other requests while it aborts this one.
             for completion in self._engine.abort(ticket.request, ticket.sample):
                 self._deliver(completion)
         if faults:
-            ticket.answer.cancel()  # its caller gets the failure instead
+            ticket.future.cancel()  # its caller gets the failure instead
             raise self._fail(faults[0])  # not a fault of this conversation
-        return ticket.answer.result() if ticket.answer.done() else self._whole(ticket, nothing)
+        return ticket.future.result() if ticket.future.done() else self._merged(ticket, empty)
 
     def _fail(self, failure: BaseException) -> BaseException:
         """Raise a failure in all waiting callers; the first failure."""
         self.failure = failure = self.failure or failure
         tickets = [ticket for some in self._submitted.values() for ticket in some.values()]
         for ticket in (*tickets, *self._waiting):
-            if not ticket.answer.done():
-                ticket.answer.set_exception(failure)
+            if not ticket.future.done():
+                ticket.future.set_exception(failure)
         return failure

@@ -83,7 +83,7 @@ class Conversation:
         self._notes: dict[str, float] = {}
         self._rewards: list[tuple[int, float]] = []
 
-    async def play(self) -> Rollout:
+    async def run(self) -> Rollout:
         """The whole conversation, however it ends."""
         clock = asyncio.get_running_loop().time
         started = clock()

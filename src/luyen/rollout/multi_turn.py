@@ -113,13 +113,13 @@ class _ConversationBatch:
             if kept is not None:
                 PROGRESS.add(self.purpose, request.group.step)
                 return kept
-        rollout = await self._play(request, sample)
+        rollout = await self._run_conversation(request, sample)
         PROGRESS.add(self.purpose, request.group.step)
         if self.journal is not None and rollout.fault is None:
             self.journal.keep_rollout(self.purpose, rollout)
         return rollout
 
-    async def _play(self, request: PromptRequest, sample: int) -> Rollout:
+    async def _run_conversation(self, request: PromptRequest, sample: int) -> Rollout:
         address = RolloutAddress(
             seed=self.seed, purpose=self.purpose, group=request.group, sample=sample
         )
@@ -135,12 +135,12 @@ class _ConversationBatch:
                 version=self.version,
                 deadline=deadline,
                 ledger=self._ledger(address, attempt),
-            ).play()
+            ).run()
             is_last = attempt + 1 == self.policy.attempts or (deadline or inf) <= clock()
             # A retry would repeat a call that may have acted already.
             if rollout.fault is None or is_last or rollout.notes.get("unknown"):
                 return replace(rollout, notes={**rollout.notes, "retries": float(attempt)})
-        raise AssertionError("a conversation is played at least once")
+        raise AssertionError("a conversation is run at least once")
 
     def _ledger(self, address: RolloutAddress, attempt: int) -> CallJournal | None:
         if self.journal is None:
@@ -176,11 +176,11 @@ async def run_conversations(
         policy=policy,
         journal=journal,
     )
-    finished = await gather_or_cancel([batch.one(d, i) for d in requests for i in range(d.samples)])
+    finished = await gather_or_cancel([batch.one(r, i) for r in requests for i in range(r.samples)])
     rollouts = iter(finished)
     return [
-        Group(prompt=d.prompt, rollouts=tuple(next(rollouts) for _ in range(d.samples)))
-        for d in requests
+        Group(prompt=r.prompt, rollouts=tuple(next(rollouts) for _ in range(r.samples)))
+        for r in requests
     ]
 
 
@@ -237,7 +237,7 @@ class Conversations:
             return task
 
         self._client = client
-        task = self._runner.run(submit_first_turns()) if self._open_nothing else None
+        task = self._runner.run(submit_first_turns()) if self._can_submit_early else None
 
         async def run_to_end() -> list[Group]:
             async with client.running():
@@ -246,9 +246,9 @@ class Conversations:
         return lambda: self._runner.run(run_to_end())
 
     @property
-    def _open_nothing(self) -> bool:
-        how = self._config
-        return how.tools.is_shared and not how.has_envs and how.time_budget_s is None
+    def _can_submit_early(self) -> bool:
+        config = self._config
+        return config.tools.is_shared and not config.has_envs and config.time_budget_s is None
 
     async def converse(
         self,

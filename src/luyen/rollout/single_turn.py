@@ -90,9 +90,7 @@ def submit_requests(
     count_journaled(found.values(), purpose)
     pending: dict[str, tuple[Request, PromptRequest, list[int]]] = {}
     for prompt_request in requests:
-        left = [
-            i for i in range(prompt_request.samples) if (str(prompt_request.group), i) not in found
-        ]
+        left = _missing(prompt_request, found)
         if left:
             whole = _request(prompt_request, renderer, sampling, seed, purpose, version)
             is_whole = len(left) == prompt_request.samples
@@ -101,12 +99,10 @@ def submit_requests(
 
     def finished(completion: Completion) -> None:
         request, prompt_request, left = pending[completion.request]
-        sample = left[completion.sample]
-        rollout = _rollout(
-            prompt_request.group, sample, request.tokens, completion, renderer, version
-        )
+        group, sample = prompt_request.group, left[completion.sample]
+        rollout = _rollout(group, sample, request.tokens, completion, renderer, version)
         found[request.id, sample] = rollout
-        PROGRESS.add(purpose, prompt_request.group.step)
+        PROGRESS.add(purpose, group.step)
         if journal is not None:
             journal.keep_rollout(purpose, rollout)
 
@@ -169,9 +165,7 @@ async def generate_groups(
 
     pending: list[Coroutine[Any, Any, None]] = []
     for prompt_request in requests:
-        left = [
-            i for i in range(prompt_request.samples) if (str(prompt_request.group), i) not in found
-        ]
+        left = _missing(prompt_request, found)
         if left:
             prompt = tuple(
                 renderer.prompt_tokens(prompt_request.prompt.messages, prompt_request.prompt.tools)
@@ -185,6 +179,12 @@ def count_journaled(rollouts: Iterable[Rollout], purpose: str) -> None:
     """Count rollouts from the journal as finished."""
     for rollout in rollouts:
         PROGRESS.add(purpose, rollout.group.step)
+
+
+def _missing(prompt_request: PromptRequest, found: Mapping[tuple[str, int], Rollout]) -> list[int]:
+    """Samples of a request that are still to be generated."""
+    group = str(prompt_request.group)
+    return [i for i in range(prompt_request.samples) if (group, i) not in found]
 
 
 def _group(prompt_request: PromptRequest, found: Mapping[tuple[str, int], Rollout]) -> Group:

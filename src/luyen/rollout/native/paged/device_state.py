@@ -194,35 +194,19 @@ class RowState:
             stops = [] if sampling.ignore_stop else sorted(sampling.stop_ids)[:width]
             is_cut = sampling.is_filtered
             top_k = sampling.top_k if sampling.top_k > 0 and is_cut else _ALL
-            key = row.request.keys[row.sample]
-            head = [
-                sequence.planned,
-                len(row.tokens),
-                sampling.max_new_tokens,
-                signed_key(key),
-                top_k,
-            ]
+            key = signed_key(row.request.keys[row.sample])
+            head = [sequence.planned, len(row.tokens), sampling.max_new_tokens, key, top_k]
             head += [sampling.is_greedy, sampling.min_new_tokens if sampling.barred_ids else 0]
             head += [*padded(stops, width, -1), *padded(sorted(sampling.barred_ids), BARRED, -1)]
             whole.append([*head, *padded(sequence.pages, pages, 0)])
             scale = 1.0 if sampling.is_greedy else sampling.temperature
-            real.append(
-                [scale, sampling.top_p if is_cut else 1.0, sampling.min_p if is_cut else 0.0]
-            )
+            top_p, min_p = (sampling.top_p, sampling.min_p) if is_cut else (1.0, 0.0)
+            real.append([scale, top_p, min_p])
         integers = sent(whole, device, torch.int64)
         fractions = sent(real, device, torch.float32)
         here = slice(first, first + len(sequences))
-        for column, tensor in enumerate(
-            (
-                self.lengths,
-                self.generated,
-                self.limits,
-                self.keys,
-                self.top_k,
-                self.greedy,
-                self.floors,
-            )
-        ):
+        counters = (self.lengths, self.generated, self.limits, self.keys)
+        for column, tensor in enumerate((*counters, self.top_k, self.greedy, self.floors)):
             tensor[here] = integers[:, column].to(tensor.dtype)
         for column, tensor in enumerate((self.temperature, self.top_p, self.min_p)):
             tensor[here] = fractions[:, column]
