@@ -9,7 +9,7 @@ from collections import Counter
 
 from luyen.base.seeds import derive_key, uniform
 from luyen.rollout.tools import tool_class
-from luyen.rollout.tools.builtin_tools import evaluated
+from luyen.rollout.tools.builtin_tools import evaluate
 
 SHORTEST_S, LONGEST_S = 0.2, 2.0
 SLOW_SHARE, SLOW_S = 0.1, 5.0
@@ -41,4 +41,4 @@ class Calculator:
         """Evaluate arithmetic."""
         self.calls += 1
         await asyncio.sleep(latency_s(self.seed, self.group, self.place, self.calls))
-        return evaluated(expression)
+        return evaluate(expression)

@@ -140,11 +140,11 @@ def setting(
     renderer = Renderer(tokenizer)
     return ConversationConfig(
         renderer=renderer,
-        openings=PromptTokenCache(renderer),
+        prompt_cache=PromptTokenCache(renderer),
         parser=parser,
         tools=box or ToolRegistry(tools, max_tool_response_length=80),
         make_env=env or (lambda _: None),
-        has_worlds=env is not None,
+        has_envs=env is not None,
         limits=limits,
         max_prompt_length=1000,
         max_response_length=room,

@@ -20,7 +20,7 @@ def some_state(seed: int) -> RowState:
     state.lengths[:] = torch.randint(0, 250, (ROWS,))
     state.tables[:] = torch.randint(0, 99, (ROWS, PAGES)).int()
     state.limits[:] = 5
-    state.drawn[:] = torch.randint(0, 6, (ROWS,))
+    state.generated[:] = torch.randint(0, 6, (ROWS,))
     state.stops[:, 0] = 3
     state.stops[:, 5] = torch.randint(0, 6, (ROWS,))
     state.tick[0] = seed % ROUND
@@ -50,7 +50,7 @@ def test_a_step_begins_and_ends_as_in_plain_pytorch(device: str, seed: int):
         draws.logps.to(device),
         tokens=other.tokens[here],
         lengths=other.lengths[here],
-        num_generated=other.drawn[here],
+        num_generated=other.generated[here],
         limits=other.limits[here],
         active=other.active[here],
         stops=other.stops[here],

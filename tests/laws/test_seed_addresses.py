@@ -21,7 +21,7 @@ def test_no_two_turns_of_a_long_run_share_a_key():
             here = RolloutAddress(seed=0, purpose=purpose, group=group, sample=sample)
             keys.update(here.key(turn=turn) for turn in range(TURNS))
             count += TURNS
-        keys.add(here.world_key)
+        keys.add(here.env_key)
         count += 1
     assert len(keys) == count
 

@@ -22,26 +22,24 @@ from luyen.rollout.tools.protocol import Tool
 from luyen.rollout.tools.registry import ToolRegistry
 from luyen.rollout.tools.tool_file import load_tools
 
-# Which world a prompt's conversations happen in.
-
 _FIELD = "actor_rollout_ref.rollout.multi_turn.environments"
 ROW_KEY = "environment"
-"""Where a row says which world it belongs to."""
+"""Key of a row's `extra_info` that names its environment."""
 
 
 @final
 class EnvSelector:
-    """The worlds of a run by name. Each conversation gets a fresh one.
+    """The environments of a run by name; every conversation gets a new instance.
 
     Example:
-        >>> worlds = EnvSelector({}, default=None)
+        >>> env_selector = EnvSelector({}, default=None)
         >>> from luyen.base.records import make_prompt
-        >>> worlds.make(make_prompt([{"role": "user", "content": "Hi"}])) is None
+        >>> env_selector.make(make_prompt([{"role": "user", "content": "Hi"}])) is None
         True
     """
 
     def __init__(self, choices: Mapping[str, EnvironmentConfig], *, default: str | None) -> None:
-        """`default` is the world of rows that name none; a UserError for knobs nobody knows."""
+        """`default` is for rows that name none; a UserError for unknown or missing kwargs."""
         for name, choice in choices.items():
             _check_kwargs(name, choice)
         self._choices = dict(choices)
@@ -49,24 +47,24 @@ class EnvSelector:
         self._tools: dict[str, tuple[Tool, ...]] = {}
 
     @property
-    def are_any(self) -> bool:
-        """Whether a prompt may have one."""
+    def has_any(self) -> bool:
+        """Whether a prompt may have an environment."""
         return bool(self._choices)
 
     def name_of(self, prompt: Prompt) -> str | None:
-        """The world that a prompt belongs to; None: it has none."""
+        """Name of a prompt's environment; None: it has none."""
         interaction = prompt.extra_info.get("interaction_kwargs")
         named = prompt.extra_info.get(ROW_KEY)
         if named is None and isinstance(interaction, Mapping):
             named = interaction.get("name")  # pyright: ignore[reportUnknownMemberType]
         name = self._default if named is None else str(named)
         if name is not None and name not in self._choices:
-            why = "a row names a world that the run does not have"
+            why = "a row names an environment that the run does not have"
             raise UserError(_FIELD, name, why, did_you_mean(name, self._choices))
         return name
 
     def make(self, prompt: Prompt) -> Env | None:
-        """A fresh world for one conversation."""
+        """A new environment for one conversation."""
         name = self.name_of(prompt)
         if name is None:
             return None
@@ -74,7 +72,7 @@ class EnvSelector:
         return envs.get(choice.kind)(**own_copy(choice.kwargs))
 
     def tools_of(self, prompt: Prompt) -> Sequence[Tool]:
-        """Tools that the prompt's world brings."""
+        """Tools of the prompt's environment."""
         name = self.name_of(prompt)
         if name is None:
             return ()
@@ -90,7 +88,7 @@ class EnvSelector:
         if isinstance(faults[0], UserError):
             raise faults[0]
         why = f"making it failed: {last_line(faults[0])}"
-        fix = "mend the environment or its kwargs"
+        fix = "fix the environment or its kwargs"
         raise UserError(f"{_FIELD}.{name}", self._choices[name].kind, why, fix) from faults[0]
 
 
@@ -98,35 +96,27 @@ def _check_kwargs(name: str, choice: EnvironmentConfig) -> None:
     parameters = inspect.signature(envs.get(choice.kind)).parameters
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return
-    for hparam in choice.kwargs:
-        if hparam not in parameters:
+    for argument in choice.kwargs:
+        if argument not in parameters:
             why = f"an environment of kind `{choice.kind}` takes no such argument"
-            fix = did_you_mean(hparam, parameters)
-            raise UserError(f"{_FIELD}.{name}.kwargs", hparam, why, fix)
-    for hparam, parameter in parameters.items():
-        if parameter.default is inspect.Parameter.empty and hparam not in choice.kwargs:
-            why = f"an environment of kind `{choice.kind}` needs `{hparam}`"
-            raise UserError(f"{_FIELD}.{name}.kwargs", dict(choice.kwargs), why, f"set {hparam}")
+            fix = did_you_mean(argument, parameters)
+            raise UserError(f"{_FIELD}.{name}.kwargs", argument, why, fix)
+    for argument, parameter in parameters.items():
+        if parameter.default is inspect.Parameter.empty and argument not in choice.kwargs:
+            why = f"an environment of kind `{choice.kind}` needs `{argument}`"
+            raise UserError(f"{_FIELD}.{name}.kwargs", dict(choice.kwargs), why, f"set {argument}")
 
 
-# Every environment, gathered: importing this module registers them all.
+# Importing these modules registers the environments and the tool call formats.
 
 ENV_MODULES = (class_env, reasoning_gym, user_simulator, verifiers_env)
-
-
-# Every format, gathered: importing this module registers them all.
-
 PARSER_MODULES = (json_formats, tag_formats, llama3)
-
-
-ENVS = envs
-"""Importing it registers the environments that come with the package."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolEnvironment:
-    """What conversations meet: tools and worlds.
+    """The tools and environments of a run.
 
     Example:
         >>> build_tool_environment(MultiTurnConfig(enable=True)).tools.names
@@ -134,35 +124,35 @@ class ToolEnvironment:
     """
 
     tools: ToolRegistry
-    """What may be called."""
-    worlds: EnvSelector
-    """What answers."""
+    """Its tools."""
+    env_selector: EnvSelector
+    """Its environments."""
 
     def offered(self, prompt: Prompt) -> tuple[Mapping[str, Any], ...]:
-        """Schemas for a prompt: of the tools that its row names (none named: all), and its world's.
+        """Tool schemas of a prompt: of the tools that its row names (none: all) and of its env.
 
         A UserError when the row names a tool that the run does not have.
         """
-        besides = self.worlds.tools_of(prompt)
-        own = {tool.name for tool in besides}
+        extra = self.env_selector.tools_of(prompt)
+        own = {tool.name for tool in extra}
         named = [schema.get("function", schema)["name"] for schema in prompt.tools]
         names = [name for name in named if name not in own] if named else None
-        return self.tools.schemas(names, besides=besides)
+        return self.tools.schemas(names, extra=extra)
 
 
 def stop_tokens(multi_turn: MultiTurnConfig) -> tuple[str, ...]:
-    """Tokens that end a turn in the run's format of tool calls, besides the tokenizer's own."""
+    """Special tokens of the tool call format that end a turn, like the tokenizer's own."""
     if not multi_turn.enable:
         return ()
     return tuple(tool_parsers.facts(multi_turn.format).get("stop_tokens", ()))
 
 
 def build_tool_environment(multi_turn: MultiTurnConfig) -> ToolEnvironment:
-    """Tools and worlds, made and checked; nothing is started yet."""
+    """Build and check tools and environments; MCP servers are started."""
     choices, wrong = read_environments(multi_turn)
     if wrong:
         field = "actor_rollout_ref.rollout.multi_turn.environments"
-        raise UserError(field, multi_turn.environments, wrong[0], "mend the environment")
+        raise UserError(field, multi_turn.environments, wrong[0], "fix the environment")
     if multi_turn.interaction_config_path is not None:
         choices |= read_interactions(multi_turn.interaction_config_path)
     tools = load_tools(
@@ -180,7 +170,7 @@ def build_tool_environment(multi_turn: MultiTurnConfig) -> ToolEnvironment:
             timeout_s=multi_turn.tool_timeout_s,
             end_s=ending_s(multi_turn.time_budget_s),
         ),
-        worlds=EnvSelector(choices, default=multi_turn.environment),
+        env_selector=EnvSelector(choices, default=multi_turn.environment),
     )
 
 
@@ -192,14 +182,14 @@ def build_conversations(
     max_prompt_length: int,
     max_response_length: int,
 ) -> Conversations:
-    """What plays the rollouts of a run."""
-    setting = ConversationConfig(
+    """The conversations of a run, from its `multi_turn` block."""
+    config = ConversationConfig(
         renderer=renderer,
-        openings=PromptTokenCache(renderer),
+        prompt_cache=PromptTokenCache(renderer),
         parser=tool_parsers.get(multi_turn.format),
         tools=tool_env.tools,
-        make_env=tool_env.worlds.make,
-        has_worlds=tool_env.worlds.are_any,
+        make_env=tool_env.env_selector.make,
+        has_envs=tool_env.env_selector.has_any,
         limits=TurnLimits(
             max_assistant_turns=multi_turn.max_assistant_turns,
             max_user_turns=multi_turn.max_user_turns,
@@ -218,4 +208,4 @@ def build_conversations(
         retries=multi_turn.fault_retries,
         min_samples=multi_turn.min_samples,
     )
-    return Conversations(setting, policy)
+    return Conversations(config, policy)

@@ -1,7 +1,7 @@
 """An engine shared by many coroutines: each awaits its completion, all are batched together.
 
-The engine runs on the thread of the event loop, a pass at a time; between two passes everything
-that became ready meanwhile (tools that returned, conversations that go on) gets its turn.
+The engine runs on the thread of the event loop, one pass at a time. Between two passes the event
+loop runs every coroutine that is ready, such as conversations whose tools have returned.
 """
 
 import asyncio
@@ -16,15 +16,14 @@ from luyen.base.heartbeat import beat
 from luyen.base.seeds import derive_key
 from luyen.rollout.protocol import Completion, Request, RolloutEngine, Sampling
 
-# An answer that several versions of the weights draw, one after the other.
-#
-# When the weights change, the new ones read again what was drawn so far and go on from there.
-# Each token keeps the log-probability and the version that it was drawn with.
-
 
 @final
 class PartialCompletion:
-    """What there is of an answer, and how the rest of it is drawn."""
+    """A completion in progress that several versions of the weights may generate in turn.
+
+    After a weight update, the new version prefills the tokens so far and continues from there.
+    Each token keeps the log-probability and the version that it was sampled with.
+    """
 
     __slots__ = ("kept_mass", "key", "logps", "sampling", "tokens", "versions")
 
@@ -32,30 +31,30 @@ class PartialCompletion:
         self.key = key
         """Random key of the rest."""
         self.sampling = sampling
-        """How the rest is drawn."""
+        """Sampling parameters of the rest."""
         self.tokens: tuple[int, ...] = ()
         self.logps: tuple[float, ...] = ()
         self.kept_mass: tuple[float, ...] = ()
         self.versions: tuple[int, ...] = ()
 
-    def go_on_after(self, stopped: Completion, version: int) -> None:
-        """Keep what a version has drawn.
+    def continue_after(self, stopped: Completion, version: int) -> None:
+        """Keep the tokens that a version has generated.
 
-        An answer that a text may end begins anew: the text could stand across the seam.
+        A completion with stop strings is restarted: a string could span two weight versions.
         """
         if not stopped.tokens or self.sampling.stop_strings:
             return
         self._add(stopped, version)
-        asked, count = self.sampling, len(stopped.tokens)
+        sampling, count = self.sampling, len(stopped.tokens)
         self.sampling = replace(
-            asked,
-            max_new_tokens=asked.max_new_tokens - count,
-            min_new_tokens=max(0, asked.min_new_tokens - count),
+            sampling,
+            max_new_tokens=sampling.max_new_tokens - count,
+            min_new_tokens=max(0, sampling.min_new_tokens - count),
         )
         self.key = derive_key(self.key, "rest", len(self.tokens))
 
-    def ended(self, last: Completion, version: int) -> Completion:
-        """The whole answer, of which the last part has come."""
+    def finish(self, last: Completion, version: int) -> Completion:
+        """The whole completion; `last` is its final part."""
         self._add(last, version)
         return replace(
             last,
@@ -74,21 +73,21 @@ class PartialCompletion:
         self.versions += (version,) * len(part.tokens)
 
 
-_SETTLING_ROUNDS = 16
-"""Turns of the event loop between two passes: what is ready runs until it waits for something."""
-_LINGER_PASSES = 4
-"""Passes that a lone newcomer waits for company: reading prompts one by one stops all the rest."""
-_PAUSE_S = 0.002
-"""Between two looks while weights change."""
-_CROWD = 8
-"""Newcomers that do not wait for more."""
+_YIELD_ROUNDS = 16
+"""Iterations of the event loop between two passes, so that coroutines that are ready can run."""
+_MAX_WAIT_PASSES = 4
+"""Passes for which few requests wait for more: every prefill pauses the running sequences."""
+_POLL_S = 0.002
+"""Polling interval while the weights change."""
+_FULL_BATCH = 8
+"""Waiting requests that are submitted at once."""
 
 
 @final
 class _Ticket:
-    """One answer that somebody waits for."""
+    """One completion that a coroutine awaits."""
 
-    __slots__ = ("answer", "partial", "request", "sample", "tokens", "weights")
+    __slots__ = ("future", "partial", "request", "sample", "tokens", "weights")
 
     def __init__(
         self, tokens: tuple[int, ...], key: int, sampling: Sampling, weights: int | None
@@ -96,40 +95,40 @@ class _Ticket:
         self.tokens = tokens
         self.partial = PartialCompletion(key, sampling)
         self.weights = weights
-        self.answer: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        self.future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self.request = ""
-        """The engine's request that holds it; empty while it waits here."""
+        """Id of its engine request; empty while it is not submitted."""
         self.sample = 0
-        """Its index there."""
+        """Its sample index in that request."""
 
 
 @final
 class EngineClient:
-    """The engine as an awaitable. Answers do not depend on who else asks.
+    """Awaitable access to an engine that many coroutines share.
 
-    Prompts that are equal and asked for together, as the samples of a group at their first turn,
-    become one request, so that the engine reads them once.
+    Equal prompts that are submitted together, such as the samples of a group at their first turn,
+    become one request, so that the engine prefills them once.
     """
 
     def __init__(self, engine: RolloutEngine) -> None:
         self._engine = engine
         self._is_paused = False
         self.version: int | None = None
-        """Version that everything is drawn with, whatever was asked for; None: as asked."""
+        """Version that serves all requests; None: the version that each request names."""
         self._waiting: list[_Ticket] = []
-        self._held: dict[str, dict[int, _Ticket]] = {}
+        self._submitted: dict[str, dict[int, _Ticket]] = {}
         self._arrived = asyncio.Event()
         self._count = 0
-        self._lingered = 0
+        self._waited_passes = 0
         self.failure: BaseException | None = None
-        """What the engine broke with; nothing can be drawn any more."""
+        """The error that the engine failed with; every later call raises it."""
 
     @property
     def is_batch_invariant(self) -> bool:
-        """Whether an answer does not depend on what else is drawn at the same time."""
+        """Whether a completion does not depend on the other sequences in the batch."""
         return self._engine.is_batch_invariant
 
-    async def draw(
+    async def generate(
         self,
         tokens: tuple[int, ...],
         *,
@@ -138,10 +137,10 @@ class EngineClient:
         deadline: float | None = None,
         weights: int | None = None,
     ) -> Completion:
-        """The continuation of `tokens` under a random key, drawn with this version of the weights.
+        """Generate a continuation of `tokens` with a random key and a version of the weights.
 
-        At the deadline (of the loop's clock) it gives what there is, with the reason `aborted`; a
-        cancelled caller leaves nothing running.
+        At the deadline (of the loop's clock) it returns the partial completion with the reason
+        `aborted`. Cancelling the caller aborts the request.
         """
         if self.failure is not None:
             raise self.failure
@@ -150,52 +149,54 @@ class EngineClient:
         self._arrived.set()
         try:
             async with asyncio.timeout_at(deadline):
-                return await asyncio.shield(ticket.answer)
+                return await asyncio.shield(ticket.future)
         except TimeoutError:
-            return self._withdraw(ticket)
+            return self._abort(ticket)
         except asyncio.CancelledError:
-            self._withdraw(ticket)
+            self._abort(ticket)
             raise
 
-    async def change_weights(self, version: int, place: Awaitable[None]) -> None:
-        """Let the engine have other weights in the middle of answers, which go on with them."""
+    async def change_weights(self, version: int, load: Awaitable[None]) -> None:
+        """Pause the engine while `load` loads new weights; running requests continue with them."""
         self._is_paused = True
         try:
             self._interrupt()
-            await place
+            await load
         finally:
             self._is_paused = False
         self.version = version
         self._arrived.set()
 
     def _interrupt(self) -> None:
-        """Take back what is being drawn; it waits here, with what there is of it."""
-        assert self.version is not None or not self._held, "drawn before there were weights"
-        for name in list(self._held):
+        """Abort all submitted requests and queue them again with their partial completions."""
+        assert self.version is not None or not self._submitted, (
+            "requests were submitted before weights were loaded"
+        )
+        for name in list(self._submitted):
             for completion in self._engine.abort(name):
-                ticket = self._held.get(completion.request, {}).get(completion.sample)
+                ticket = self._submitted.get(completion.request, {}).get(completion.sample)
                 if completion.reason != "aborted" or ticket is None:
                     self._deliver(completion)
                 else:
-                    self._take_back(ticket, completion)
-        # While one was stopped others may have ended, of which the engine has still to tell.
+                    self._requeue(ticket, completion)
+        # Aborting may finish other requests, which the engine has not reported yet.
         while not self._engine.is_idle:
             for completion in self._engine.advance():
                 self._deliver(completion)
 
-    def _take_back(self, ticket: _Ticket, stopped: Completion) -> None:
-        held = self._held[stopped.request]
-        del held[stopped.sample]
-        if not held:
-            del self._held[stopped.request]
+    def _requeue(self, ticket: _Ticket, stopped: Completion) -> None:
+        tickets = self._submitted[stopped.request]
+        del tickets[stopped.sample]
+        if not tickets:
+            del self._submitted[stopped.request]
         assert self.version is not None
-        ticket.partial.go_on_after(stopped, self.version)
+        ticket.partial.continue_after(stopped, self.version)
         ticket.request = ""
         self._waiting.append(ticket)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Keep the engine going inside the block; leaving it stops what is still asked for."""
+        """Run the engine inside the block; leaving it aborts all pending requests."""
         pump = asyncio.create_task(self._pump(), name="rollout engine")
         try:
             yield
@@ -205,15 +206,15 @@ class EngineClient:
             await asyncio.wait({pump})
             if not pump.cancelled():
                 pump.exception()
-            self.leave()
+            self.abort_all()
 
-    def leave(self) -> None:
-        """Ask for nothing any more; what the engine is drawing for this client is dropped."""
-        for request, tickets in list(self._held.items()):
+    def abort_all(self) -> None:
+        """Abort and drop all requests of this client."""
+        for request, tickets in list(self._submitted.items()):
             self._engine.abort(request)
             for ticket in tickets.values():
                 ticket.request = ""
-        self._held.clear()
+        self._submitted.clear()
         self._waiting.clear()
 
     async def _pump(self) -> None:
@@ -221,18 +222,18 @@ class EngineClient:
         with boundary(faults):
             while True:
                 await self._pass()
-        self._fail(faults[0])  # it belongs to everyone who waits
+        self._fail(faults[0])  # all waiting callers raise it
 
-    async def settle(self) -> None:
-        """Let everything run that is ready, and hand over what it asks for."""
-        for _ in range(_SETTLING_ROUNDS):
+    async def submit_ready(self) -> None:
+        """Run the coroutines that are ready, and submit their requests."""
+        for _ in range(_YIELD_ROUNDS):
             await asyncio.sleep(0)
         self._submit()
 
     async def _pass(self) -> None:
-        await self.settle()
+        await self.submit_ready()
         if self._is_paused:
-            await asyncio.sleep(_PAUSE_S)
+            await asyncio.sleep(_POLL_S)
         elif not self._engine.is_idle:
             for completion in self._engine.advance():
                 self._deliver(completion)
@@ -242,21 +243,21 @@ class EngineClient:
             await self._arrived.wait()
 
     def _submit(self) -> None:
-        """Hand over what waits, equal prompts together, once it is many or has waited enough."""
+        """Submit waiting requests, equal prompts together, once they are many or waited long."""
         if not self._waiting or self._is_paused:
             return
-        self._lingered += 1
-        is_alone = len(self._waiting) < _CROWD and self._lingered <= _LINGER_PASSES
+        self._waited_passes += 1
+        is_alone = len(self._waiting) < _FULL_BATCH and self._waited_passes <= _MAX_WAIT_PASSES
         if is_alone and not self._engine.is_idle:
             return
-        self._lingered = 0
-        alike: dict[tuple[tuple[int, ...], Sampling, int | None], list[_Ticket]] = {}
+        self._waited_passes = 0
+        batches: dict[tuple[tuple[int, ...], Sampling, int | None], list[_Ticket]] = {}
         for ticket in self._waiting:
             tokens = ticket.tokens + ticket.partial.tokens
             weights = ticket.weights if self.version is None else None
-            alike.setdefault((tokens, ticket.partial.sampling, weights), []).append(ticket)
+            batches.setdefault((tokens, ticket.partial.sampling, weights), []).append(ticket)
         self._waiting = []
-        for (tokens, sampling, weights), tickets in alike.items():
+        for (tokens, sampling, weights), tickets in batches.items():
             self._count += 1
             name = f"ask-{self._count}"
             keys = tuple(ticket.partial.key for ticket in tickets)
@@ -265,49 +266,49 @@ class EngineClient:
                 self._engine.submit(request)
             except UserError as refusal:
                 for ticket in tickets:
-                    if not ticket.answer.done():
-                        ticket.answer.set_exception(refusal)
+                    if not ticket.future.done():
+                        ticket.future.set_exception(refusal)
                 continue
             for sample, ticket in enumerate(tickets):
                 ticket.request, ticket.sample = name, sample
-            self._held[name] = dict(enumerate(tickets))
+            self._submitted[name] = dict(enumerate(tickets))
 
     def _deliver(self, completion: Completion) -> None:
-        held = self._held.get(completion.request, {})
-        ticket = held.pop(completion.sample, None)
-        if not held:
-            self._held.pop(completion.request, None)
-        if ticket is not None and not ticket.answer.done():
-            ticket.answer.set_result(self._whole(ticket, completion))
+        tickets = self._submitted.get(completion.request, {})
+        ticket = tickets.pop(completion.sample, None)
+        if not tickets:
+            self._submitted.pop(completion.request, None)
+        if ticket is not None and not ticket.future.done():
+            ticket.future.set_result(self._merged(ticket, completion))
 
-    def _whole(self, ticket: _Ticket, last: Completion) -> Completion:
-        return last if self.version is None else ticket.partial.ended(last, self.version)
+    def _merged(self, ticket: _Ticket, last: Completion) -> Completion:
+        return last if self.version is None else ticket.partial.finish(last, self.version)
 
-    def _withdraw(self, ticket: _Ticket) -> Completion:
-        """Stop one answer; what there is of it."""
-        if ticket.answer.done() and not ticket.answer.cancelled():
-            return ticket.answer.result()
-        nothing = Completion(
+    def _abort(self, ticket: _Ticket) -> Completion:
+        """Abort one request; its partial completion."""
+        if ticket.future.done() and not ticket.future.cancelled():
+            return ticket.future.result()
+        empty = Completion(
             request=ticket.request, sample=ticket.sample, tokens=(), logps=(), reason="aborted"
         )
         if not ticket.request:
             self._waiting = [other for other in self._waiting if other is not ticket]
-            return self._whole(ticket, nothing)
+            return self._merged(ticket, empty)
         faults: list[BaseException] = []
         with boundary(faults):
-            # An engine that works ahead may finish other answers while it stops this one.
+            # An engine with rounds in flight may finish other requests while it aborts this one.
             for completion in self._engine.abort(ticket.request, ticket.sample):
                 self._deliver(completion)
         if faults:
-            ticket.answer.cancel()  # nobody waits for it any more
-            raise self._fail(faults[0])  # it is no fault of this conversation
-        return ticket.answer.result() if ticket.answer.done() else self._whole(ticket, nothing)
+            ticket.future.cancel()  # its caller gets the failure instead
+            raise self._fail(faults[0])  # not a fault of this conversation
+        return ticket.future.result() if ticket.future.done() else self._merged(ticket, empty)
 
     def _fail(self, failure: BaseException) -> BaseException:
-        """Tell everyone who waits; the failure that was first."""
+        """Raise a failure in all waiting callers; the first failure."""
         self.failure = failure = self.failure or failure
-        held = [ticket for some in self._held.values() for ticket in some.values()]
-        for ticket in (*held, *self._waiting):
-            if not ticket.answer.done():
-                ticket.answer.set_exception(failure)
+        tickets = [ticket for some in self._submitted.values() for ticket in some.values()]
+        for ticket in (*tickets, *self._waiting):
+            if not ticket.future.done():
+                ticket.future.set_exception(failure)
         return failure

@@ -1,7 +1,7 @@
 """One conversation: executes the state machine's effects and records the rollout.
 
-A fault of a tool, a world or a parser ends this conversation and no other; it is recorded in the
-rollout. Only what is wrong with the configuration or with the engine is raised.
+A fault of a tool, an environment or a parser ends only this conversation and is recorded in the
+rollout. Only errors of the configuration and of the engine are raised.
 """
 
 import asyncio
@@ -44,13 +44,13 @@ _ONE_TOO_MANY = "the call was not made: too many calls"
 
 @final
 class Conversation:
-    """Plays one rollout of a prompt. It is used once."""
+    """Generates one rollout of a prompt. It is used once."""
 
     def __init__(
         self,
         address: RolloutAddress,
         prompt: Prompt,
-        setting: ConversationConfig,
+        config: ConversationConfig,
         *,
         client: EngineClient,
         sampling: Sampling,
@@ -58,12 +58,12 @@ class Conversation:
         deadline: float | None = None,
         ledger: CallJournal | None = None,
     ) -> None:
-        """`version` is that of the weights that are to draw; calls go into the ledger.
-        At the deadline (of the loop's clock) it ends with what there is.
+        """`version` is the weight version to generate with; `ledger` journals tool calls.
+        At the deadline (of the loop's clock) the rollout ends as it is.
         """
         self._address = address
         self._prompt = prompt
-        self._setting = setting
+        self._config = config
         self._client = client
         self._sampling = sampling
         self._version = version
@@ -74,34 +74,36 @@ class Conversation:
         self._transcript = Transcript(())
         self._prompt_length = 0
         self._messages: list[Message] = []
-        self._opening = 0
+        self._opening_length = 0
         self._turn = -1
         self._text = ""
-        self._said = ParsedTurn(content="", calls=())
+        self._parsed = ParsedTurn(content="", calls=())
         self._pending: tuple[tuple[Message, ...], Extension] | None = None
         self._calls: list[ToolCall] = []
         self._notes: dict[str, float] = {}
-        self._given: list[tuple[int, float]] = []
+        self._rewards: list[tuple[int, float]] = []
 
-    async def play(self) -> Rollout:
+    async def run(self) -> Rollout:
         """The whole conversation, however it ends."""
         clock = asyncio.get_running_loop().time
         started = clock()
         stop, faults = StopReason.FAULT, list[BaseException]()
         try:
             with boundary(faults):
-                stop = await self._course()
+                stop = await self._run()
                 if not self._transcript.tokens:
-                    raise TimeoutError("its time was up before its world and tools had opened")
-                await self._judge_whole()
-                self._compare_later()
+                    raise TimeoutError(
+                        "its time was up before its environment and tools had opened"
+                    )
+                await self._score()
+                self._defer_check()
         finally:
             await self._close(faults)
         if faults and (isinstance(faults[0], UserError) or faults[0] is self._client.failure):
             raise faults[0]
         splits = float(len(self._transcript.earlier))
         unknown = {"unknown": 1.0} if faults and isinstance(faults[0], UnknownOutcome) else {}
-        notes = {"seconds": clock() - started, "splits": splits, **unknown, **self._measured()}
+        notes = {"seconds": clock() - started, "splits": splits, **unknown, **self._tool_metrics()}
         return self._transcript.rollout(
             group=self._address.group,
             sample=self._address.sample,
@@ -109,31 +111,33 @@ class Conversation:
             text=self._text,
             fault=last_line(faults[0]) if faults else None,
             calls=self._calls,
-            messages=self._messages[self._opening :],
-            given=self._given,
+            messages=self._messages[self._opening_length :],
+            given=self._rewards,
             notes={**self._notes, **notes},
         )
 
-    async def _course(self) -> StopReason:
-        env = self._setting.make_env(self._prompt)
-        self._env = None if env is None else GuardedEnv(env, end_s=self._setting.end_s)
-        limits = replace(self._setting.limits, has_world=self._env is not None)
-        state, effect = advance(ConversationState(), await self._in_time(self._open()), limits)
+    async def _run(self) -> StopReason:
+        env = self._config.make_env(self._prompt)
+        self._env = None if env is None else GuardedEnv(env, end_s=self._config.end_s)
+        limits = replace(self._config.limits, has_env=self._env is not None)
+        state, effect = advance(
+            ConversationState(), await self._within_deadline(self._open()), limits
+        )
         while not isinstance(effect, End):
-            state, effect = advance(state, await self._performed(effect), limits)
+            state, effect = advance(state, await self._perform(effect), limits)
         return effect.stop
 
-    async def _performed(self, effect: Generate | Act | Observe) -> Event:
+    async def _perform(self, effect: Generate | Act | Observe) -> Event:
         match effect:
             case Generate(max_new_tokens=room):
                 return await self._generate(room)
             case Act(run=run):
-                return await self._in_time(self._act(run))
+                return await self._within_deadline(self._act(run))
             case Observe():
-                return await self._in_time(self._observe())
+                return await self._within_deadline(self._observe())
 
-    async def _in_time(self, work: Awaitable[Event]) -> Event:
-        """What came of the work, or that the time of the conversation was up."""
+    async def _within_deadline(self, work: Awaitable[Event]) -> Event:
+        """The event that the work returns, or a stop at the deadline."""
         limit = asyncio.timeout_at(self._deadline)
         try:
             async with limit:
@@ -144,29 +148,31 @@ class Conversation:
             return StopEvent(stop=StopReason.TIME_BUDGET)
 
     async def _open(self) -> Event:
-        prompt, key, besides = self._prompt, self._address.world_key, ()
+        prompt, key, extra = self._prompt, self._address.env_key, ()
         messages: Sequence[Message] = prompt.messages
         if self._env is not None:
-            besides = self._env.tools
+            extra = self._env.tools
             messages = await self._env.open(prompt, key)
-        own = {tool.name for tool in besides}
+        own = {tool.name for tool in extra}
         names = [n for schema in prompt.tools if (n := schema["function"]["name"]) not in own]
-        tools, ledger = self._setting.tools, self._ledger
-        self._tools = await tools.open(prompt, key, names, besides=besides, ledger=ledger)
-        self._messages, self._opening = list(messages), len(messages)
+        tools, ledger = self._config.tools, self._ledger
+        self._tools = await tools.open(prompt, key, names, extra=extra, ledger=ledger)
+        self._messages, self._opening_length = list(messages), len(messages)
         self._transcript = Transcript(
-            self._setting.openings.tokens(prompt)
+            self._config.prompt_cache.tokens(prompt)
             if self._env is None
-            else self._setting.renderer.prompt_tokens(self._messages, prompt.tools)
+            else self._config.renderer.prompt_tokens(self._messages, prompt.tools)
         )
-        self._prompt_length, most = len(self._transcript), self._setting.max_prompt_length
+        self._prompt_length, most = len(self._transcript), self._config.max_prompt_length
         if self._prompt_length > most:
-            raise ValueError(f"its world opens with {self._prompt_length} tokens of {most} allowed")
+            raise ValueError(
+                f"its environment opens with {self._prompt_length} tokens, at most {most}"
+            )
         return OpenEvent(room=self._room(self._prompt_length))
 
     def _room(self, length: int) -> int:
         """Tokens that may follow a branch of this length; all branches share what is sampled."""
-        most = self._setting.max_response_length
+        most = self._config.max_response_length
         return min(self._prompt_length + most - length, most - self._transcript.sampled)
 
     async def _generate(self, room: int) -> Event:
@@ -174,11 +180,11 @@ class Conversation:
         if self._pending is not None:
             messages, extension = self._pending
             if extension.restart is not None:
-                self._compare()
+                self._check_branch()
             self._messages += messages
             self._transcript.answer(extension, turn=self._turn)
             self._pending = None
-        completion = await self._client.draw(
+        completion = await self._client.generate(
             tuple(self._transcript.tokens),
             key=self._address.key(turn=self._turn),
             sampling=self._sampling.within(room),
@@ -186,92 +192,92 @@ class Conversation:
             weights=self._version,
         )
         self._transcript.say(completion, turn=self._turn, version=self._version)
-        tokenizer, tokens = self._setting.renderer.tokenizer, completion.tokens
+        tokenizer, tokens = self._config.renderer.tokenizer, completion.tokens
         self._text = tokenizer.decode(tokens)
-        if tokens and tokens[-1] in tokenizer.stop_ids:  # others are part of what was said
+        if tokens and tokens[-1] in tokenizer.stop_ids:  # other stop tokens belong to the text
             tokens = tokens[:-1]
         written = tokenizer.decode(tokens, skip_special=False)
-        self._said = self._setting.parser(written)
-        calls = [(call.name, call.arguments) for call in self._said.calls]
+        self._parsed = self._config.parser(written)
+        calls = [(call.name, call.arguments) for call in self._parsed.calls]
         self._messages.append(
-            assistant_message(self._said.content, calls, turn=self._turn, written=written)
+            assistant_message(self._parsed.content, calls, turn=self._turn, written=written)
         )
         if completion.reason == "aborted":
             return StopEvent(stop=StopReason.TIME_BUDGET)
         return TurnEvent(
-            calls=len(self._said.calls),
-            problems=len(self._said.problems),
+            calls=len(self._parsed.calls),
+            problems=len(self._parsed.problems),
             is_cut=completion.reason == "length",
         )
 
     async def _act(self, run: int) -> Event:
-        """Run the calls side by side; the policy reads about each in the order it wrote them."""
+        """Run the calls concurrently; their results are in the order of the calls."""
         assert self._tools is not None
         tools, turn = self._tools, self._turn
         running = [
             asyncio.ensure_future(tools.call(call, turn, index))
-            for index, call in enumerate(self._said.calls[:run])
+            for index, call in enumerate(self._parsed.calls[:run])
         ]
         try:
-            # All of them end before anything else happens, also where one of them is a fault.
+            # Wait for all calls, also where one of them is a fault.
             await asyncio.gather(*running, return_exceptions=True)
         finally:
-            calls, broken = self._written_down(running)
+            calls, broken = self._record_calls(running)
         for one in running:
             one.result()  # the first fault, in the order of writing
         complaints = [call.result for call in broken]
         if not calls:
             # Without a call that it can render, a template has no place for a tool's message.
-            return self._replied([{"role": "user", "content": "\n".join(complaints)}])
+            return self._reply([{"role": "user", "content": "\n".join(complaints)}])
         texts = [call.result for call in calls]
         texts[-1] = "\n".join([texts[-1], *complaints])
-        return self._replied(
+        return self._reply(
             [
                 tool_message(call.name, text, turn=turn, index=i)
                 for i, (call, text) in enumerate(zip(calls, texts, strict=True))
             ]
         )
 
-    def _written_down(
+    def _record_calls(
         self, running: Sequence["asyncio.Future[ToolCall]"]
     ) -> tuple[list[ToolCall], list[ToolCall]]:
-        """What became of the turn's calls, the first of which ran, and of what cannot be read."""
+        """Record the turn's calls: those that ran, refused ones, and malformed ones."""
         assert self._tools is not None
-        tools, turn, said = self._tools, self._turn, self._said
+        tools, turn, said = self._tools, self._turn, self._parsed
         ran = [finished_call(*pair, turn) for pair in zip(running, said.calls, strict=False)]
         refused = [tools.refused(call, _ONE_TOO_MANY, turn) for call in said.calls[len(running) :]]
         broken = [tools.malformed(problem, turn) for problem in said.problems]
         calls = [*ran, *refused]
         self._calls += [*calls, *broken]
-        self._given += [(turn, call.reward) for call in calls if call.reward is not None]
+        self._rewards += [(turn, call.reward) for call in calls if call.reward is not None]
         return calls, broken
 
     async def _observe(self) -> Event:
         assert self._env is not None
         seen = await self._env.act(tuple(self._messages))
         if seen.reward is not None:
-            self._given.append((self._turn, seen.reward))
+            self._rewards.append((self._turn, seen.reward))
         if seen.is_done:
             return ReplyEvent(room=0, is_done=True)
-        return self._replied(seen.messages)
+        return self._reply(seen.messages)
 
-    def _replied(self, messages: Sequence[Message]) -> Event:
-        extension = self._setting.renderer.extend(
+    def _reply(self, messages: Sequence[Message]) -> Event:
+        extension = self._config.renderer.extend(
             self._transcript.tokens, self._messages, messages, self._prompt.tools
         )
         self._pending = tuple(messages), extension
         return ReplyEvent(room=self._room(self._transcript.length_after(extension)))
 
-    async def _judge_whole(self) -> None:
-        """Let tools and world say what they think of the conversation."""
+    async def _score(self) -> None:
+        """Collect the rewards of tools and environment for the whole conversation."""
         if self._tools is not None:
-            self._given += [(self._turn, value) for value in (await self._tools.score()).values()]
+            self._rewards += [(self._turn, value) for value in (await self._tools.score()).values()]
         if self._env is not None:
             value = await self._env.score()
-            self._given += [] if value is None else [(self._turn, value)]
+            self._rewards += [] if value is None else [(self._turn, value)]
 
     async def _close(self, faults: list[BaseException]) -> None:
-        """Let tools and world go, whatever happened; what goes wrong here comes after the rest."""
+        """Release tools and environment; errors are appended to `faults`."""
         if self._tools is not None:
             with boundary(faults):
                 await self._tools.release()
@@ -279,20 +285,20 @@ class Conversation:
             with boundary(faults):
                 await self._env.close()
 
-    def _compare(self) -> None:
-        """Hold the branch that ends here against a rendering of what was said up to here."""
+    def _check_branch(self) -> None:
+        """Check the current branch against a full rendering of the messages so far."""
         said = self._transcript.branch(), self._messages, self._prompt.tools
-        self._notes = add_mismatch_counts(self._notes, *said, self._setting)
+        self._notes = add_mismatch_counts(self._notes, *said, self._config)
 
-    def _compare_later(self) -> None:
-        """Leave the last branch to whoever has time, unless only this object knows how it began."""
+    def _defer_check(self) -> None:
+        """Defer the check of the last branch, unless an environment made the opening messages."""
         if self._env is not None:
-            self._compare()
-        elif self._setting.sanity != "off":
+            self._check_branch()
+        elif self._config.sanity != "off":
             self._notes[UNCHECKED] = 1.0
 
-    def _measured(self) -> dict[str, float]:
-        """What tools measured, and how many of them could not be let go."""
+    def _tool_metrics(self) -> dict[str, float]:
+        """Metrics of tools, and how many of them could not be released."""
         if self._tools is None:
             return {}
         found = {f"tools/{name}": value for name, value in self._tools.metrics.items()}

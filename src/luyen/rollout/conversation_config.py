@@ -1,4 +1,4 @@
-"""What all conversations of a run share, the prompt token cache, and a rollout's address."""
+"""Configuration of conversations, the prompt token cache, and the address of a rollout."""
 
 from array import array
 from collections.abc import Callable, Sequence
@@ -15,23 +15,21 @@ from luyen.rollout.parsers.protocol import ToolParser
 from luyen.rollout.tools.registry import ToolRegistry
 from luyen.rollout.tools.rollout_tools import OnUnknown
 
-# Prompts as tokens, rendered once for all samples of a group.
-
 _MAX_PROMPTS = 4096
 """Prompts of which the tokens are kept; the oldest go first."""
 
 
 @final
 class PromptTokenCache:
-    """What conversations open with, where no world says something else."""
+    """Prompts as tokens, rendered once for all samples of a group (without an environment)."""
 
     def __init__(self, renderer: Renderer) -> None:
         self._renderer = renderer
-        # A prompt is known by its place in memory, and stays there as long as it is known.
+        # Keyed by `id`; the cached prompt is kept alive, so that its id is not reused.
         self._known: dict[int, tuple[Prompt, Sequence[int]]] = {}
 
     def tokens(self, prompt: Prompt) -> Sequence[int]:
-        """The tokens after which the policy speaks."""
+        """Tokens of the rendered prompt."""
         found = self._known.get(id(prompt))
         if found is not None:
             return found[1]
@@ -46,7 +44,7 @@ LONGEST_ENDING_S = 30.0
 
 
 def ending_s(time_budget_s: float | None) -> float:
-    """Most seconds for scores at the end of a rollout, and again for letting go: as long again.
+    """Most seconds for the scores at the end of a rollout, and again for its releases.
 
     Example:
         >>> ending_s(5.0), ending_s(600.0), ending_s(None)
@@ -58,27 +56,27 @@ def ending_s(time_budget_s: float | None) -> float:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversationConfig:
-    """What all conversations of a run have in common.
+    """Configuration that all conversations of a run share.
 
     Example:
         >>> sorted(ConversationConfig.__slots__)[:3]
-        ['has_worlds', 'limits', 'make_env']
+        ['has_envs', 'limits', 'make_env']
     """
 
     renderer: Renderer
-    """How messages become tokens."""
-    openings: PromptTokenCache
-    """The same, of prompts as they are."""
+    """Chat template and tokenizer."""
+    prompt_cache: PromptTokenCache
+    """Tokens of prompts, cached."""
     parser: ToolParser
-    """How calls are read."""
+    """Parser of tool calls."""
     tools: ToolRegistry
-    """What may be called."""
+    """Tools of the run."""
     make_env: Callable[[Prompt], Env | None]
-    """The world of a prompt's conversations, made anew for each; None: only tools answer."""
-    has_worlds: bool
-    """Whether some of them have one."""
+    """A new environment for a conversation of the prompt; None: only tools answer."""
+    has_envs: bool
+    """Whether some conversations have an environment."""
     limits: TurnLimits
-    """How far a conversation may go."""
+    """Limits of turns and calls."""
     max_prompt_length: int
     """Most tokens that a conversation may open with."""
     max_response_length: int
@@ -88,18 +86,18 @@ class ConversationConfig:
     sanity: Mode = "strict"
     """How strictly the tokens are compared with a full re-render."""
     on_unknown: OnUnknown = "retry"
-    """A tool call that a killed run may or may not have made: make it, or break the rollout."""
+    """A tool call that a killed run may have made: make it again, or fail the rollout."""
 
     @property
     def end_s(self) -> float:
-        """Most seconds for judging a conversation, and again for closing its world."""
+        """Most seconds for scoring a conversation, and again for closing its environment."""
         return ending_s(self.time_budget_s)
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutAddress:
-    """Which rollout this is; every random number in it derives from here.
+    """Identifies a rollout; all its random numbers derive from it.
 
     Example:
         >>> here = RolloutAddress(seed=0, purpose="rollout", group=GroupId(step=1, draw=0, uid="a"),
@@ -111,11 +109,11 @@ class RolloutAddress:
     seed: int
     """The run's seed."""
     purpose: str
-    """What it is drawn for."""
+    """What it is for, such as `rollout` or `validation`."""
     group: GroupId
-    """The draw it belongs to."""
+    """Its group."""
     sample: int
-    """Its index there."""
+    """Its index in the group."""
 
     def key(self, *, turn: int) -> int:
         """The random numbers of one turn."""
@@ -125,13 +123,13 @@ class RolloutAddress:
         )
 
     def place(self, *, attempt: int) -> tuple[Any, ...]:
-        """Names one attempt at it among all of the run."""
+        """Identifies one attempt at it within the run."""
         group = self.group
         here = (self.purpose, group.step, group.draw, group.uid, self.sample)
         return (self.seed, *here, attempt)
 
     @property
-    def world_key(self) -> int:
+    def env_key(self) -> int:
         """The random numbers of its environment and tools: all samples of a group meet the same."""
         group = self.group
         return derive_key(self.seed, f"{self.purpose}/world", group.step, group.draw, group.uid)

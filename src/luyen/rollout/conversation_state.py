@@ -1,10 +1,10 @@
-"""The course of one conversation as a pure state machine: events go in, effects come out.
+"""One conversation as a pure state machine: events go in, effects come out.
 
     pending -> generating -> acting (tools) ----> generating ... -> ended
-                          -> observing (world) -^
+                          -> observing (env) ---^
 
-Nothing here waits, draws or calls. Whoever carries out an effect reports what came of it as the
-next event; every path ends, and it ends for one of the reasons of `StopReason`.
+Nothing here waits, generates or calls tools. `Conversation` executes each effect and reports its
+result as the next event. Every path ends with a `StopReason`.
 """
 
 from dataclasses import dataclass, replace
@@ -14,11 +14,11 @@ from typing import Literal, TypeAlias, final
 from luyen.base.records import StopReason
 
 OnParseFailure: TypeAlias = Literal["observe", "answer", "stop"]
-"""A call that cannot be read: tell the policy, take the text as its answer, or end the rollout."""
+"""A malformed call: report it to the policy, take the text as its answer, or end the rollout."""
 
 
 class ConversationPhase(StrEnum):
-    """Where a conversation stands."""
+    """Phases of a conversation."""
 
     PENDING = "pending"
     GENERATING = "generating"
@@ -30,7 +30,7 @@ class ConversationPhase(StrEnum):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnLimits:
-    """How far a conversation may go.
+    """Limits of a conversation.
 
     Example:
         >>> TurnLimits(max_assistant_turns=4).max_parallel_calls
@@ -40,21 +40,21 @@ class TurnLimits:
     max_assistant_turns: int | None = None
     """Most turns of the policy; None: no limit."""
     max_user_turns: int | None = None
-    """Most answers to the policy, by tools or by the world; None: no limit."""
+    """Most answers to the policy, by tools or the environment; None: no limit."""
     max_tool_calls: int | None = None
     """Most calls of the whole conversation; None: no limit."""
     max_parallel_calls: int = 1
-    """Most calls of one turn that are run; the policy is told about the others."""
+    """Most calls of one turn that are run; the policy reads that the rest were refused."""
     on_parse_failure: OnParseFailure = "observe"
-    """What a call that cannot be read leads to."""
-    has_world: bool = False
+    """What happens on a malformed call."""
+    has_env: bool = False
     """Whether an environment answers turns without calls; otherwise such a turn is the answer."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversationState:
-    """A conversation as far as its course is concerned.
+    """State of one conversation: its phase and the counters that limits apply to.
 
     Example:
         >>> ConversationState().phase
@@ -62,7 +62,7 @@ class ConversationState:
     """
 
     phase: ConversationPhase = ConversationPhase.PENDING
-    """Where it stands."""
+    """Current phase."""
     assistant_turns: int = 0
     """Turns that the policy has finished."""
     user_turns: int = 0
@@ -70,7 +70,7 @@ class ConversationState:
     calls: int = 0
     """Calls that were run."""
     stop: StopReason | None = None
-    """Why it ended; None while it goes on."""
+    """Why it ended; None while it runs."""
 
 
 @final
@@ -98,9 +98,9 @@ class TurnEvent:
     """
 
     calls: int = 0
-    """Calls in it that can be read."""
+    """Well-formed calls."""
     problems: int = 0
-    """Attempts at calls that cannot."""
+    """Malformed calls."""
     is_cut: bool = False
     """Whether it was cut off because no token was left."""
 
@@ -108,7 +108,7 @@ class TurnEvent:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplyEvent:
-    """The tools or the world answered.
+    """The tools or the environment answered.
 
     Example:
         >>> ReplyEvent(room=12).is_done
@@ -118,7 +118,7 @@ class ReplyEvent:
     room: int
     """Tokens that may follow, were the answer appended."""
     is_done: bool = False
-    """Whether the world ends the conversation."""
+    """Whether the environment ends the conversation."""
 
 
 @final
@@ -132,7 +132,7 @@ class StopEvent:
     """
 
     stop: StopReason
-    """What did: the clock, an abort, or a fault."""
+    """The reason: a deadline, an abort, or a fault."""
 
 
 Event: TypeAlias = OpenEvent | TurnEvent | ReplyEvent | StopEvent
@@ -141,7 +141,7 @@ Event: TypeAlias = OpenEvent | TurnEvent | ReplyEvent | StopEvent
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generate:
-    """Append what was answered, if anything, and let the policy speak.
+    """Append the pending reply, if any, and generate a turn.
 
     Example:
         >>> Generate(max_new_tokens=8).max_new_tokens
@@ -149,13 +149,13 @@ class Generate:
     """
 
     max_new_tokens: int
-    """Most tokens to draw."""
+    """Most tokens to generate."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Act:
-    """Run the first calls of the turn, side by side; tell the policy that the others were not run.
+    """Run the first calls of the turn concurrently; refuse the rest.
 
     Example:
         >>> Act(run=1).run
@@ -163,13 +163,13 @@ class Act:
     """
 
     run: int
-    """How many calls to run; 0 when there are only attempts that could not be read."""
+    """How many calls to run; 0 when all calls are malformed."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observe:
-    """Ask the world for its answer.
+    """Get the environment's reply.
 
     Example:
         >>> Observe() == Observe()
@@ -219,7 +219,7 @@ def advance(
     assert isinstance(event, _AWAITED[state.phase]), f"{event} while {state.phase.value}"
     match event:
         case OpenEvent(room=room):
-            return _speak(state, room)
+            return _generate(state, room)
         case TurnEvent():
             return _after_turn(
                 replace(state, assistant_turns=state.assistant_turns + 1), event, limits
@@ -229,32 +229,32 @@ def advance(
 
 
 def _after_turn(
-    state: ConversationState, said: TurnEvent, limits: TurnLimits
+    state: ConversationState, turn: TurnEvent, limits: TurnLimits
 ) -> tuple[ConversationState, Effect]:
-    if said.is_cut:
+    if turn.is_cut:
         return _end(state, StopReason.TOKEN_BUDGET)
-    if said.problems and limits.on_parse_failure == "stop":
+    if turn.problems and limits.on_parse_failure == "stop":
         return _end(state, StopReason.PARSE_FAILURE)
-    is_told = said.problems > 0 and limits.on_parse_failure == "observe"
-    if said.calls or is_told:
-        return _act(state, said, limits)
-    if limits.has_world:
-        # The world sees the last turn too: what it earned would be lost otherwise.
+    must_report = turn.problems > 0 and limits.on_parse_failure == "observe"
+    if turn.calls or must_report:
+        return _act(state, turn, limits)
+    if limits.has_env:
+        # The environment sees the last turn too: its reward would be lost otherwise.
         return replace(state, phase=ConversationPhase.OBSERVING), Observe()
     return _end(state, StopReason.ANSWERED)
 
 
 def _act(
-    state: ConversationState, said: TurnEvent, limits: TurnLimits
+    state: ConversationState, turn: TurnEvent, limits: TurnLimits
 ) -> tuple[ConversationState, Effect]:
-    """Calls are run only if the policy can still read what they give."""
-    stop = _spent(state, limits)
-    left = said.calls if limits.max_tool_calls is None else limits.max_tool_calls - state.calls
-    if stop is None and said.calls and left <= 0:
+    """Run the calls only if the policy will have a turn to read their results."""
+    stop = _limit_reached(state, limits)
+    left = turn.calls if limits.max_tool_calls is None else limits.max_tool_calls - state.calls
+    if stop is None and turn.calls and left <= 0:
         stop = StopReason.TOOL_BUDGET
     if stop is not None:
         return _end(state, stop)
-    run = min(said.calls, left, limits.max_parallel_calls)
+    run = min(turn.calls, left, limits.max_parallel_calls)
     return replace(state, phase=ConversationPhase.ACTING, calls=state.calls + run), Act(run=run)
 
 
@@ -263,14 +263,14 @@ def _after_reply(
 ) -> tuple[ConversationState, Effect]:
     if reply.is_done:
         return _end(state, StopReason.ENVIRONMENT_DONE)
-    stop = _spent(state, limits)
+    stop = _limit_reached(state, limits)
     if stop is not None:
         return _end(state, stop)
-    return _speak(replace(state, user_turns=state.user_turns + 1), reply.room)
+    return _generate(replace(state, user_turns=state.user_turns + 1), reply.room)
 
 
-def _spent(state: ConversationState, limits: TurnLimits) -> StopReason | None:
-    """The limit that keeps the policy from having another turn, if one does."""
+def _limit_reached(state: ConversationState, limits: TurnLimits) -> StopReason | None:
+    """The turn limit that was reached; None: the policy may have another turn."""
     if (
         limits.max_assistant_turns is not None
         and state.assistant_turns >= limits.max_assistant_turns
@@ -281,7 +281,7 @@ def _spent(state: ConversationState, limits: TurnLimits) -> StopReason | None:
     return None
 
 
-def _speak(state: ConversationState, room: int) -> tuple[ConversationState, Effect]:
+def _generate(state: ConversationState, room: int) -> tuple[ConversationState, Effect]:
     if room < 1:
         return _end(state, StopReason.TOKEN_BUDGET)
     return replace(state, phase=ConversationPhase.GENERATING), Generate(max_new_tokens=room)

@@ -54,11 +54,6 @@ def hf(policy: Policy, rollout: RolloutConfig, *, longest: int, decode: Decode) 
     )
 
 
-# Rollout engines of plugins: what they raise or answer wrongly is an error with their name.
-#
-# A wrong token, or a log-probability that is no number, would be learned from without a word.
-# Engines that come with the package are used as they are.
-
 T = TypeVar("T")
 _ROUNDING = 1e-3
 """How far above 0 a log-probability may be by rounding."""
@@ -67,10 +62,10 @@ _ROUNDING = 1e-3
 def make_checked_engine(
     name: str, build: Callable[[], RolloutEngine], *, vocabulary: int
 ) -> RolloutEngine:
-    """The engine of this name; one of a plugin is watched."""
+    """The engine of this name; engines of plugins are wrapped in `CheckedEngine`."""
     if str(rollout_engines.get(name).__module__).startswith("luyen."):
         return build()
-    found = _called(name, build)
+    found = _call_plugin(name, build)
     if found is None:
         _refuse(name, "its factory gave nothing")
     return CheckedEngine(name, found, vocabulary=vocabulary)
@@ -78,65 +73,71 @@ def make_checked_engine(
 
 @final
 class CheckedEngine:
-    """An engine whose answers are compared with what was asked."""
+    """An engine of a plugin, whose completions are validated against their requests.
+
+    An exception or an invalid completion is a UserError that names the plugin. Without the check,
+    a wrong token or a log-probability that is not a number would silently be trained on.
+    """
 
     def __init__(self, name: str, inner: RolloutEngine, *, vocabulary: int) -> None:
         self._name = name
         self._inner = inner
         self._vocabulary = vocabulary
-        self._asked: dict[str, tuple[Request, set[int]]] = {}
+        self._pending: dict[str, tuple[Request, set[int]]] = {}
         """Requests by name, with the samples that are still to come."""
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing is queued or running; an error where answers are missing then."""
-        is_idle = bool(_called(self._name, lambda: self._inner.is_idle))
-        if is_idle and self._asked:
-            request, left = next(iter(self._asked.values()))
+        is_idle = bool(_call_plugin(self._name, lambda: self._inner.is_idle))
+        if is_idle and self._pending:
+            request, left = next(iter(self._pending.values()))
             _refuse(self._name, f"it is idle, and sample {min(left)} of {request.id} never came")
         return is_idle
 
     @property
     def is_batch_invariant(self) -> bool:
-        """As it says of itself."""
-        return bool(_called(self._name, lambda: self._inner.is_batch_invariant))
+        """As the plugin reports it."""
+        return bool(_call_plugin(self._name, lambda: self._inner.is_batch_invariant))
 
     def submit(self, request: Request) -> None:
         """Queue a request."""
-        _called(self._name, lambda: self._inner.submit(request))
-        self._asked[request.id] = request, set(range(len(request.keys)))
+        _call_plugin(self._name, lambda: self._inner.submit(request))
+        self._pending[request.id] = request, set(range(len(request.keys)))
 
     def advance(self) -> list[Completion]:
-        """What it finished, each answer looked at."""
-        found = self._listed(_called(self._name, self._inner.advance))
+        """Completions that it finished, validated."""
+        found = self._completions(_call_plugin(self._name, self._inner.advance))
         for completion in found:
-            self._demand(completion)
+            self._check(completion)
         return found
 
     def abort(self, request: str, sample: int | None = None) -> list[Completion]:
         """Stop a request or one sample of it."""
         only = () if sample is None else (sample,)
-        found = self._listed(_called(self._name, lambda: self._inner.abort(request, *only)))
+        found = self._completions(
+            _call_plugin(self._name, lambda: self._inner.abort(request, *only))
+        )
         for completion in found:
-            self._demand(completion)
-        if request in self._asked:
-            left = self._asked[request][1]
+            self._check(completion)
+        if request in self._pending:
+            left = self._pending[request][1]
             left -= set(left) if sample is None else {sample}
             self._forget_done(request)
         return found
 
     def fingerprint(self) -> Fingerprint | None:
-        """The weights it would draw with."""
-        found = _called(self._name, self._inner.fingerprint)
+        """Fingerprint of the loaded weights."""
+        found = _call_plugin(self._name, self._inner.fingerprint)
         if found is not None and not isinstance(cast(object, found), Fingerprint):
             _refuse(self._name, f"its fingerprint is a {type(found).__name__}, not a Fingerprint")
         return found
 
     def close(self) -> None:
-        """Free what is held."""
-        _called(self._name, self._inner.close)
+        """Release memory and other resources."""
+        _call_plugin(self._name, self._inner.close)
 
-    def _listed(self, found: object) -> list[Completion]:
+    def _completions(self, found: object) -> list[Completion]:
         if not isinstance(found, list):
             _refuse(self._name, f"it gave a {type(found).__name__}, not a list of completions")
         for item in cast(list[object], found):
@@ -144,25 +145,25 @@ class CheckedEngine:
                 _refuse(self._name, f"it gave a {type(item).__name__} among its completions")
         return cast(list[Completion], found)
 
-    def _demand(self, completion: Completion) -> None:
-        """Refuse an answer to nothing that was asked, and one that is no answer."""
-        asked = self._asked.get(completion.request)
-        if asked is None or completion.sample not in asked[1]:
+    def _check(self, completion: Completion) -> None:
+        """Refuse completions that are invalid or that no request is pending for."""
+        pending = self._pending.get(completion.request)
+        if pending is None or completion.sample not in pending[1]:
             what = f"sample {completion.sample!r} of request {completion.request!r}"
-            _refuse(self._name, f"it answered {what}, which nobody waits for")
-        why = _fault(completion, asked[0], self._vocabulary)
+            _refuse(self._name, f"it answered {what}, which is not pending")
+        why = _fault(completion, pending[0], self._vocabulary)
         if why is not None:
             _refuse(self._name, f"its answer to {completion.request}: {why}")
-        asked[1].discard(completion.sample)
+        pending[1].discard(completion.sample)
         self._forget_done(completion.request)
 
     def _forget_done(self, request: str) -> None:
-        if not self._asked[request][1]:
-            del self._asked[request]
+        if not self._pending[request][1]:
+            del self._pending[request]
 
 
 def _fault(completion: Completion, request: Request, vocabulary: int) -> str | None:
-    """What is wrong with an answer."""
+    """Why a completion is invalid; None when it is valid."""
     tokens, logps = cast(tuple[Any, ...], completion.tokens), completion.logps
     streams = (tokens, logps, completion.kept_mass, completion.versions)
     if not all(isinstance(stream, tuple) for stream in cast(tuple[object, ...], streams)):
@@ -191,62 +192,60 @@ def _is_number(value: object) -> bool:
     return math.isfinite(value)
 
 
-def _called(name: str, call: Callable[[], T]) -> T:
+def _call_plugin(name: str, call: Callable[[], T]) -> T:
     faults: list[BaseException] = []
     with boundary(faults):
         return call()
     if isinstance(faults[0], UserError):
         raise faults[0]
     why = f"it failed: {last_line(faults[0])}"
-    raise UserError(rollout_engines.field, name, why, "mend the plugin") from faults[0]
+    raise UserError(rollout_engines.field, name, why, "fix the plugin") from faults[0]
 
 
 def _refuse(name: str, why: str) -> NoReturn:
-    fix = "mend the plugin; docs/extend.md says what an engine gives"
+    fix = "fix the plugin; docs/extend.md describes what an engine returns"
     raise UserError(rollout_engines.field, name, why, fix)
-
-
-# Several versions of the weights side by side, each in an engine of its own.
-#
-# A rollout that takes long keeps the weights it began with while others begin with newer ones.
 
 
 @final
 class VersionedEngines:
-    """An engine of engines: a request says which version of the weights must draw it."""
+    """Several versions of the weights, each in its own engine; a request names its version.
+
+    A long rollout keeps the weights it began with while new rollouts use newer ones.
+    """
 
     def __init__(self, make: Callable[[], RolloutEngine], *, versions: int) -> None:
-        """Room for so many versions; each has its own copy of what `make` makes."""
-        assert versions >= 1, "somebody must draw"
+        """`make` builds one engine for each of the `versions` that can be loaded at once."""
+        assert versions >= 1, "at least one version must be loaded"
         self._free = [make() for _ in range(versions)]
         self._first = self._free[-1]
-        self._held: dict[int, RolloutEngine] = {}
+        self._loaded: dict[int, RolloutEngine] = {}
 
     @property
     def versions(self) -> tuple[int, ...]:
-        """Versions that can draw, the newest last."""
-        return tuple(self._held)
+        """Loaded versions, the newest last."""
+        return tuple(self._loaded)
 
     def engine(self, version: int | None = None) -> RolloutEngine:
-        """The engine of a version; None: of the one that came last, or as it was made."""
+        """The engine of a version; None: of the latest one, or the initial engine."""
         if version is None:
-            return next(reversed(self._held.values()), self._first)
-        assert version in self._held, f"version {version} of the weights is not here"
-        return self._held[version]
+            return next(reversed(self._loaded.values()), self._first)
+        assert version in self._loaded, f"version {version} of the weights is not here"
+        return self._loaded[version]
 
     def hold(self, version: int, *, keep: Collection[int | None] = ()) -> RolloutEngine:
         """The engine for a version, whose weights are to be written into it.
 
-        Versions that are not in `keep` are let go first, unless they are this one.
+        Other versions that are not in `keep` are unloaded first.
         """
-        for other in [v for v in self._held if v != version and v not in keep]:
-            engine = self._held.pop(other)
-            assert engine.is_idle, f"version {other} of the weights is still drawing"
+        for other in [v for v in self._loaded if v != version and v not in keep]:
+            engine = self._loaded.pop(other)
+            assert engine.is_idle, f"version {other} of the weights is still generating"
             self._free.append(engine)
-        if version not in self._held:
-            assert self._free, f"versions {list(self._held)} leave no room for {version}"
-            self._held[version] = self._free.pop()
-        return self._held[version]
+        if version not in self._loaded:
+            assert self._free, f"versions {list(self._loaded)} leave no room for {version}"
+            self._loaded[version] = self._free.pop()
+        return self._loaded[version]
 
     @property
     def is_idle(self) -> bool:
@@ -255,7 +254,7 @@ class VersionedEngines:
 
     @property
     def is_batch_invariant(self) -> bool:
-        """Whether an answer does not depend on what else is drawn at the same time."""
+        """Whether a completion does not depend on the other sequences in the batch."""
         return self._first.is_batch_invariant
 
     def submit(self, request: Request) -> None:
@@ -263,7 +262,7 @@ class VersionedEngines:
         self.engine(request.weights).submit(request)
 
     def advance(self) -> list[Completion]:
-        """A pass of every version that has work; what was finished."""
+        """One pass of every engine that is not idle; the completions they finished."""
         return [
             completion
             for engine in self._engines
@@ -272,11 +271,11 @@ class VersionedEngines:
         ]
 
     def abort(self, request: str, sample: int | None = None) -> list[Completion]:
-        """Stop a request or one sample of it; what there is of its unfinished answers."""
+        """Stop a request or one sample of it; its partial completions."""
         return [c for engine in self._engines for c in engine.abort(request, sample)]
 
     def fingerprint(self) -> Fingerprint | None:
-        """The weights that came last; None: the engines cannot say."""
+        """Fingerprint of the latest version; None: unknown."""
         return self.engine().fingerprint()
 
     def close(self) -> None:
@@ -286,4 +285,4 @@ class VersionedEngines:
 
     @property
     def _engines(self) -> list[RolloutEngine]:
-        return [*self._held.values(), *self._free]
+        return [*self._loaded.values(), *self._free]

@@ -1,7 +1,7 @@
 """Plain Hugging Face generation: the model's own attention and cache, one prompt at a time.
 
 Slow and simple on purpose. It serves architectures the embedded engine cannot, and it checks that
-engine: both draw with the same numbers, so greedy tokens and log-probabilities can be compared.
+engine: both use the same random numbers, so tokens and log-probabilities can be compared.
 """
 
 from collections import deque
@@ -33,8 +33,8 @@ class HfEngine:
     ) -> None:
         """`decode` turns tokens into text; without it, requests with stop strings are refused.
 
-        Samples of a request are drawn in parts of at most `max_num_seqs`, whose prompts together
-        have at most `max_num_batched_tokens` tokens; a longer prompt is read alone.
+        Samples of a request run in parts of at most `max_num_seqs`, whose prompts together have at
+        most `max_num_batched_tokens` tokens; a longer prompt is read alone.
         """
         self._policy = policy
         self._limit = max_model_len
@@ -83,13 +83,13 @@ class HfEngine:
 
     def abort(self, request: str, sample: int | None = None) -> list[Completion]:
         """Drop a request that waits, or one sample of it."""
-        dropped = [row for rows in self._waiting for row in rows if row.is_meant(request, sample)]
+        dropped = [row for rows in self._waiting for row in rows if row.matches(request, sample)]
         left = ([row for row in rows if row not in dropped] for rows in self._waiting)
         self._waiting = deque(rows for rows in left if rows)
         return [row.completion("aborted") for row in dropped]
 
     def fingerprint(self) -> Fingerprint:
-        """The very parameters of the policy."""
+        """Fingerprint of the policy's parameters, which are shared."""
         return Fingerprint.of(self._policy)
 
     def close(self) -> None:
@@ -97,7 +97,7 @@ class HfEngine:
         self._waiting.clear()
 
     def _answer(self, rows: list[Row]) -> list[Completion]:
-        """Every sample runs until the last one has ended; what an ended one draws is dropped."""
+        """Run all samples until the last one ends; tokens after a sample's end are dropped."""
         request = rows[0].request
         device = self._policy.device
         settings = RowTensors.of(rows, vocabulary=self._policy.head.vocabulary, device=device)
@@ -112,13 +112,15 @@ class HfEngine:
                 logits = logits / settings.temperature
             counter = torch.full((len(rows),), position, device=device)
             limits = settings.limits_at(counter)
-            drawn = sample_tokens(logits, uniforms(settings.keys, counter), settings.greedy, limits)
-            append_tokens(rows, drawn)
+            sampled = sample_tokens(
+                logits, uniforms(settings.keys, counter), settings.greedy, limits
+            )
+            append_tokens(rows, sampled)
             for i, row in enumerate(rows):
                 reason = row.ending(self._decode) if i not in done else None
                 if reason is not None:
                     done[i] = row.completion(reason)
             if len(done) == len(rows):
                 break
-            tokens = drawn.tokens[:, None]
+            tokens = sampled.tokens[:, None]
         return [done[i] for i in range(len(rows))]

@@ -20,17 +20,15 @@ from luyen.rollout.transcript import check_retokenization
 from luyen.telemetry.journal import WorkJournal
 from luyen.telemetry.progress import PROGRESS
 
-# What becomes of conversations that broke.
-
 OnFault: TypeAlias = Literal["fail", "retry", "keep_min"]
-"""A conversation that broke: stop the run, play it again, or go on without it."""
+"""On a failed conversation: stop the run, retry it, or drop it."""
 _FIELD = "actor_rollout_ref.rollout.multi_turn.on_fault"
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultPolicy:
-    """What becomes of conversations that broke.
+    """What happens to conversations that failed.
 
     Example:
         >>> FaultPolicy(on_fault="retry").attempts
@@ -38,22 +36,22 @@ class FaultPolicy:
     """
 
     on_fault: OnFault = "retry"
-    """Stop the run, play such a conversation again, or go on without it."""
+    """Stop the run, retry the conversation, or drop it."""
     retries: int = 1
-    """With `retry`: how often one is played again before the run goes on without it."""
+    """With `retry`: retries before a conversation is dropped."""
     min_samples: int = 1
-    """Sound rollouts that a group must keep to learn from it; with fewer, it is left out whole."""
+    """Valid rollouts that a group needs for training; with fewer, the whole group is dropped."""
 
     @property
     def attempts(self) -> int:
-        """How often a conversation is played at most."""
+        """Most attempts at a conversation."""
         return 1 + (self.retries if self.on_fault == "retry" else 0)
 
 
 def faulty_rollouts(
     groups: Iterable[Group], policy: FaultPolicy, *, may_be_all: bool = False
 ) -> list[Rollout]:
-    """The rollouts to leave out of training: broken ones, and groups with too few sound ones.
+    """The rollouts to leave out of training: failed ones, and groups with too few valid ones.
 
     A UserError when the policy is to stop at a fault, or when nothing would be left, unless these
     are only some of the groups and that `may_be_all`.
@@ -72,19 +70,19 @@ def faulty_rollouts(
         first = broken[0]
         why = f"{len(broken)} of {total} conversations broke; the first ({first.group}, sample "
         why += f"{first.sample}): {first.fault}"
-        fix = "mend the tool or environment, or set it to retry or keep_min"
+        fix = "fix the tool or environment, or set it to retry or keep_min"
         raise UserError(_FIELD, policy.on_fault, why, fix)
     return out
 
 
 _LAST_S = 5.0
-"""How long what still runs at the end of a run may take to end."""
+"""Most seconds that pending tasks get to end when the run closes."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ConversationBatch:
-    """What the conversations of one generation have in common.
+    """Arguments that all conversations of one generation share.
 
     Example:
         >>> sorted(_ConversationBatch.__slots__)[0]
@@ -92,69 +90,69 @@ class _ConversationBatch:
     """
 
     client: EngineClient
-    """What draws."""
-    setting: ConversationConfig
-    """What they share with all conversations of the run."""
+    """The shared engine."""
+    config: ConversationConfig
+    """Configuration of all conversations of the run."""
     sampling: Sampling
-    """How tokens are drawn."""
+    """Sampling parameters."""
     seed: int
     """The run's seed."""
     purpose: str
-    """What they are drawn for."""
+    """What the rollouts are for: part of their random address."""
     version: int
     """Version of the weights."""
     policy: FaultPolicy
-    """What becomes of those that break."""
+    """What happens to those that fail."""
     journal: WorkJournal | None
-    """Where those that are finished are found and kept."""
+    """Finished rollouts are looked up and written here."""
 
-    async def one(self, draw: PromptRequest, sample: int) -> Rollout:
-        """One rollout: from the journal, or played, and played again where the policy says so."""
+    async def one(self, request: PromptRequest, sample: int) -> Rollout:
+        """One rollout: from the journal, or generated, with retries if the fault policy allows."""
         if self.journal is not None:
-            kept = self.journal.rollout(self.purpose, draw.group, sample)
+            kept = self.journal.rollout(self.purpose, request.group, sample)
             if kept is not None:
-                PROGRESS.add(self.purpose, draw.group.step)
+                PROGRESS.add(self.purpose, request.group.step)
                 return kept
-        played = await self._played(draw, sample)
-        PROGRESS.add(self.purpose, draw.group.step)
-        if self.journal is not None and played.fault is None:
-            self.journal.keep_rollout(self.purpose, played)
-        return played
+        rollout = await self._run_conversation(request, sample)
+        PROGRESS.add(self.purpose, request.group.step)
+        if self.journal is not None and rollout.fault is None:
+            self.journal.keep_rollout(self.purpose, rollout)
+        return rollout
 
-    async def _played(self, draw: PromptRequest, sample: int) -> Rollout:
+    async def _run_conversation(self, request: PromptRequest, sample: int) -> Rollout:
         address = RolloutAddress(
-            seed=self.seed, purpose=self.purpose, group=draw.group, sample=sample
+            seed=self.seed, purpose=self.purpose, group=request.group, sample=sample
         )
-        clock, budget = asyncio.get_running_loop().time, self.setting.time_budget_s
+        clock, budget = asyncio.get_running_loop().time, self.config.time_budget_s
         deadline = None if budget is None else clock() + budget
         for attempt in range(self.policy.attempts):
             rollout = await Conversation(
                 address,
-                draw.prompt,
-                self.setting,
+                request.prompt,
+                self.config,
                 client=self.client,
                 sampling=self.sampling,
                 version=self.version,
                 deadline=deadline,
                 ledger=self._ledger(address, attempt),
-            ).play()
+            ).run()
             is_last = attempt + 1 == self.policy.attempts or (deadline or inf) <= clock()
-            # To play again what may have acted would be to make the call again after all.
+            # A retry would repeat a call that may have acted already.
             if rollout.fault is None or is_last or rollout.notes.get("unknown"):
                 return replace(rollout, notes={**rollout.notes, "retries": float(attempt)})
-        raise AssertionError("a conversation is played at least once")
+        raise AssertionError("a conversation is run at least once")
 
     def _ledger(self, address: RolloutAddress, attempt: int) -> CallJournal | None:
         if self.journal is None:
             return None
         place = address.place(attempt=attempt)
-        return CallJournal(self.journal, place, on_unknown=self.setting.on_unknown)
+        return CallJournal(self.journal, place, on_unknown=self.config.on_unknown)
 
 
 async def run_conversations(
     client: EngineClient,
-    setting: ConversationConfig,
-    draws: Sequence[PromptRequest],
+    config: ConversationConfig,
+    requests: Sequence[PromptRequest],
     sampling: Sampling,
     *,
     seed: int,
@@ -163,14 +161,14 @@ async def run_conversations(
     policy: FaultPolicy,
     journal: WorkJournal | None = None,
 ) -> list[Group]:
-    """Rollouts of every draw, in the order of the draws, whatever finished first.
+    """Groups of all requests, in their order.
 
-    Rollouts with a fault are among them, so that they are recorded. The time budget holds for a
-    rollout with all its attempts. Rollouts that the journal has are not played again.
+    Rollouts with a fault are included, so that they are recorded. The time budget covers all
+    attempts at a rollout. Rollouts in the journal are not generated again.
     """
-    playing = _ConversationBatch(
+    batch = _ConversationBatch(
         client=client,
-        setting=setting,
+        config=config,
         sampling=sampling,
         seed=seed,
         purpose=purpose,
@@ -178,36 +176,36 @@ async def run_conversations(
         policy=policy,
         journal=journal,
     )
-    played = await gather_or_cancel([playing.one(d, i) for d in draws for i in range(d.samples)])
-    rollouts = iter(played)
+    finished = await gather_or_cancel([batch.one(r, i) for r in requests for i in range(r.samples)])
+    rollouts = iter(finished)
     return [
-        Group(prompt=d.prompt, rollouts=tuple(next(rollouts) for _ in range(d.samples)))
-        for d in draws
+        Group(prompt=r.prompt, rollouts=tuple(next(rollouts) for _ in range(r.samples)))
+        for r in requests
     ]
 
 
 @final
 class Conversations:
-    """Plays the conversations of a run, step after step, in one event loop.
+    """Runs the conversations of all steps in one event loop.
 
-    Connections of tools and worlds live in that loop, so it lasts as long as the run.
+    Connections of tools and environments live in that loop, so it lasts as long as the run.
     """
 
-    def __init__(self, setting: ConversationConfig, policy: FaultPolicy) -> None:
-        self._setting = setting
+    def __init__(self, config: ConversationConfig, policy: FaultPolicy) -> None:
+        self._config = config
         self._policy = policy
-        # The loop is made when conversations begin: those that others play need none.
+        # The loop is made at the first `begin`: `converse` runs in the caller's loop instead.
         self._runner = asyncio.Runner(
             loop_factory=lambda: with_daemon_threads(asyncio.new_event_loop())
         )
-        self._begun: EngineClient | None = None
-        """What conversations ask that were begun last."""
+        self._client: EngineClient | None = None
+        """Client of the conversations that were begun last."""
         self._is_closed = False
 
     def begin(
         self,
         engine: RolloutEngine,
-        draws: Sequence[PromptRequest],
+        requests: Sequence[PromptRequest],
         sampling: Sampling,
         *,
         seed: int,
@@ -215,17 +213,17 @@ class Conversations:
         version: int,
         journal: WorkJournal | None = None,
     ) -> Callable[[], list[Group]]:
-        """Hand in the first turns; who asks the result plays the conversations to their end.
+        """Submit the first turns without blocking; call the result to run the conversations.
 
-        Those that broke are among the rollouts, with their fault. Nothing goes on before, so
-        conversations that open something, or whose time is limited, are not begun before either.
+        Failed rollouts are included, with their fault. If conversations open tools or
+        environments, or have a time budget, nothing is submitted before that call.
         """
         client = EngineClient(engine)
 
-        async def talk() -> list[Group]:
+        async def run_all() -> list[Group]:
             return await self.converse(
                 client,
-                draws,
+                requests,
                 sampling,
                 seed=seed,
                 purpose=purpose,
@@ -233,29 +231,29 @@ class Conversations:
                 journal=journal,
             )
 
-        async def handed_in() -> asyncio.Task[list[Group]]:
-            talking = asyncio.create_task(talk())
-            await client.settle()
-            return talking
+        async def submit_first_turns() -> asyncio.Task[list[Group]]:
+            task = asyncio.create_task(run_all())
+            await client.submit_ready()
+            return task
 
-        self._begun = client
-        talking = self._runner.run(handed_in()) if self._open_nothing else None
+        self._client = client
+        task = self._runner.run(submit_first_turns()) if self._can_submit_early else None
 
-        async def played() -> list[Group]:
+        async def run_to_end() -> list[Group]:
             async with client.running():
-                return await (talking or talk())
+                return await (task or run_all())
 
-        return lambda: self._runner.run(played())
+        return lambda: self._runner.run(run_to_end())
 
     @property
-    def _open_nothing(self) -> bool:
-        how = self._setting
-        return how.tools.is_standing and not how.has_worlds and how.time_budget_s is None
+    def _can_submit_early(self) -> bool:
+        config = self._config
+        return config.tools.is_shared and not config.has_envs and config.time_budget_s is None
 
     async def converse(
         self,
         client: EngineClient,
-        draws: Sequence[PromptRequest],
+        requests: Sequence[PromptRequest],
         sampling: Sampling,
         *,
         seed: int,
@@ -263,11 +261,11 @@ class Conversations:
         version: int,
         journal: WorkJournal | None = None,
     ) -> list[Group]:
-        """Rollouts of every draw, in the event loop of the caller, who must `wind_down` in it."""
+        """Groups of all requests, in the caller's event loop; `wind_down` must be called in it."""
         return await run_conversations(
             client,
-            self._setting,
-            draws,
+            self._config,
+            requests,
             sampling,
             seed=seed,
             purpose=purpose,
@@ -277,13 +275,13 @@ class Conversations:
         )
 
     async def wind_down(self) -> None:
-        """End what still runs in this event loop, and close the tools; `close` has no work left."""
+        """Cancel pending tasks of this event loop and close the tools; replaces `close`."""
         self._is_closed = True
-        await _shut_down(self._setting.tools)
+        await _shut_down(self._config.tools)
 
     def compared(self, rollout: Rollout, prompt: Prompt) -> Rollout:
-        """The rollout with how faithful its tokens are; see `luyen.rollout.transcript`."""
-        return check_retokenization(rollout, prompt, self._setting)
+        """The rollout after its re-tokenization check; see `luyen.rollout.transcript`."""
+        return check_retokenization(rollout, prompt, self._config)
 
     def faulty(
         self, groups: Iterable[Group], *, is_learned_from: bool, may_be_all: bool = False
@@ -295,15 +293,15 @@ class Conversations:
     def close(self) -> None:
         """Close tools and the event loop. Closing twice is allowed.
 
-        What an interrupt left behind is cancelled; code that will not end is left to itself.
+        Pending tasks are cancelled; a task that ignores the cancellation is abandoned.
         """
         if self._is_closed:
             return
         self._is_closed = True
-        if self._begun is not None:
-            self._begun.leave()
+        if self._client is not None:
+            self._client.abort_all()
         loop = self._runner.get_loop()
-        self._runner.run(_shut_down(self._setting.tools))
+        self._runner.run(_shut_down(self._config.tools))
         if asyncio.all_tasks(loop):
             loop.close()  # the runner would wait for them for ever
         else:

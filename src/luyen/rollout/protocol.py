@@ -1,4 +1,4 @@
-"""What every rollout engine takes and gives."""
+"""The rollout engine protocol: requests in, completions out."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -10,7 +10,7 @@ from luyen.base.registry import Registry
 from luyen.models.trained_weights import Fingerprint
 
 Ending: TypeAlias = Literal["stop", "length", "aborted"]
-"""Why an answer ended."""
+"""Why generation of a sample ended."""
 MOST_BARRED = 64
 """Most stop tokens of a request that has `min_new_tokens`: a device has so many places a row."""
 
@@ -18,7 +18,7 @@ MOST_BARRED = 64
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How tokens are drawn and when to stop.
+    """Sampling parameters and stop conditions of a request.
 
     Example:
         >>> Sampling(max_new_tokens=8, temperature=0.0).is_greedy
@@ -26,23 +26,23 @@ class Sampling:
     """
 
     max_new_tokens: int
-    """Most tokens to draw."""
+    """Most tokens to generate."""
     temperature: float = 1.0
     """Logits are divided by it; 0 takes the likeliest token."""
     top_k: int = -1
-    """Draw among the k likeliest tokens; -1 or 0: among all."""
+    """Sample from the k likeliest tokens; -1 or 0: from all."""
     top_p: float = 1.0
-    """Draw among the likeliest tokens of this total probability."""
+    """Sample from the likeliest tokens of this total probability."""
     min_p: float = 0.0
-    """Draw among tokens at least this likely, relative to the likeliest."""
+    """Sample from tokens at least this likely, relative to the likeliest."""
     min_new_tokens: int = 0
-    """Draw no stop token, and look for no stop string, before so many tokens are there."""
+    """Stop tokens and stop strings are ignored before this many tokens."""
     stop_ids: frozenset[int] = frozenset()
     """Tokens that end the answer; the token itself is kept."""
     stop_strings: tuple[str, ...] = ()
     """Text that ends the answer; every token is kept, also the one that completes it."""
     ignore_stop: bool = False
-    """Draw `max_new_tokens` whatever comes, for measuring."""
+    """Always generate `max_new_tokens` tokens, for benchmarks."""
 
     def within(self, room: int) -> "Sampling":
         """The same with at most `room` tokens."""
@@ -55,24 +55,24 @@ class Sampling:
 
     @property
     def is_filtered(self) -> bool:
-        """Whether unlikely tokens are ruled out at every draw."""
+        """Whether top-k, top-p or min-p rules out tokens."""
         return not self.is_greedy and (self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0)
 
     @property
     def barred_ids(self) -> frozenset[int]:
-        """Tokens that may not be drawn before `min_new_tokens` are there."""
+        """Tokens that may not be sampled before `min_new_tokens`."""
         return self.stop_ids if self.min_new_tokens > 0 and not self.ignore_stop else frozenset()
 
     @property
     def is_truncated(self) -> bool:
-        """Whether some tokens are ruled out, so that the drawn distribution is not the model's."""
+        """Whether tokens are ruled out, so that samples do not follow the full softmax."""
         return self.is_filtered or bool(self.barred_ids)
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """Answers wanted for one prompt.
+    """A prompt and the random keys of the samples to generate for it.
 
     Example:
         >>> Request(id="a", tokens=(1, 2), keys=(7, 8), sampling=Sampling(max_new_tokens=4)).id
@@ -86,15 +86,15 @@ class Request:
     keys: tuple[int, ...]
     """One random key per answer (`luyen.base.seeds.derive_key`)."""
     sampling: Sampling
-    """How to draw."""
+    """Sampling parameters."""
     weights: int | None = None
-    """Version of the weights that must draw it, where several are held; None: the last."""
+    """Version of the weights to generate with, if several are loaded; None: the latest."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """One answer.
+    """One generated sample.
 
     Example:
         >>> Completion(request="a", sample=0, tokens=(5,), logps=(-0.1,), reason="stop").tokens
@@ -102,11 +102,11 @@ class Completion:
     """
 
     request: str
-    """The request it answers."""
+    """Id of its request."""
     sample: int
     """Index of its key in the request."""
     tokens: tuple[int, ...]
-    """What was drawn, the stop token included."""
+    """Generated tokens, the stop token included."""
     logps: tuple[float, ...]
     """fp32 log-probability of each under the temperature-scaled full softmax (greedy: unscaled)."""
     reason: Ending
@@ -115,7 +115,7 @@ class Completion:
     """Probability left by min-p, top-k, top-p and `min_new_tokens` at each token; empty when they
     are off."""
     versions: tuple[int, ...] = ()
-    """Version of the weights that drew each token; empty: the one that was asked for."""
+    """Version of the weights that sampled each token; empty: the requested one."""
 
 
 class RolloutEngine(Protocol):
@@ -126,11 +126,11 @@ class RolloutEngine(Protocol):
         ...
 
     def advance(self) -> list[Completion]:
-        """Work a little, and give what was finished; empty when nothing was."""
+        """Run one pass; the completions that it finished."""
         ...
 
     def abort(self, request: str, sample: int | None = None) -> list[Completion]:
-        """Stop a request or one sample of it; what there is of its unfinished answers."""
+        """Stop a request or one sample of it; its partial completions."""
         ...
 
     @property
@@ -140,15 +140,15 @@ class RolloutEngine(Protocol):
 
     @property
     def is_batch_invariant(self) -> bool:
-        """Whether an answer does not depend on what else is drawn at the same time."""
+        """Whether a completion does not depend on the other sequences in the batch."""
         ...
 
     def fingerprint(self) -> Fingerprint | None:
-        """The weights it would draw with now; None: it cannot say."""
+        """Fingerprint of the loaded weights; None: unknown."""
         ...
 
     def close(self) -> None:
-        """Free what is held."""
+        """Release memory and other resources."""
         ...
 
 
@@ -179,7 +179,7 @@ def refuse_impossible(request: Request, *, vocabulary: int, can_decode: bool = T
     }
     for name, (is_fine, why) in problems.items():
         if not is_fine:
-            raise UserError(f"request {request.id}", name.strip(), why, f"mend its {name.strip()}")
+            raise UserError(f"request {request.id}", name.strip(), why, f"change {name.strip()}")
 
 
 def generate(
@@ -188,13 +188,13 @@ def generate(
     *,
     finished: Callable[[Completion], None] | None = None,
 ) -> dict[tuple[str, int], Completion]:
-    """Answer every request; the result does not depend on the order in which answers finish.
+    """Completions of all requests, by request id and sample.
 
-    `finished` hears of each answer as soon as it is there.
+    `finished` is called with each completion as soon as it is there.
     """
-    asked = list(requests)
-    assert len({request.id for request in asked}) == len(asked), "two requests share an id"
-    for request in asked:
+    submitted = list(requests)
+    assert len({request.id for request in submitted}) == len(submitted), "two requests share an id"
+    for request in submitted:
         engine.submit(request)
     found: dict[tuple[str, int], Completion] = {}
 
@@ -208,7 +208,7 @@ def generate(
 
 
 def finish(engine: RolloutEngine, finished: Callable[[Completion], None]) -> None:
-    """Let an engine work until it has nothing left; `finished` hears of each answer."""
+    """Advance an engine until it is idle; `finished` is called with each completion."""
     while not engine.is_idle:
         for completion in engine.advance():
             finished(completion)

@@ -13,15 +13,13 @@ from luyen.rollout.protocol import Completion, Request, RolloutEngine, Sampling,
 from luyen.telemetry.journal import WorkJournal
 from luyen.telemetry.progress import PROGRESS
 
-# Pieces of work at the same time, of which the first error ends all.
-
 T = TypeVar("T")
 
 
 async def gather_or_cancel(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """What came of each, in order; the first error stops the rest and is raised once they went.
+    """Results in order; after the first error the rest is cancelled and awaited, then it is raised.
 
-    It is raised as it is and not in a group: callers know errors by their kind.
+    It is raised as it is, not in an exception group: callers match errors by type.
     """
     tasks = [asyncio.ensure_future(one) for one in work]
     try:
@@ -42,7 +40,7 @@ _STOPS = {
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptRequest:
-    """A prompt drawn at some place of the run, and how many answers are wanted.
+    """A prompt at its position in the run, and the number of samples to generate.
 
     Example:
         >>> PromptRequest(group=GroupId(step=0, draw=1, uid="a"), prompt=None, samples=4).samples
@@ -50,17 +48,17 @@ class PromptRequest:
     """
 
     group: GroupId
-    """Step, index of the draw, and the prompt's uid."""
+    """Step, index in the step, and the prompt's uid."""
     prompt: Prompt
-    """What is asked."""
+    """The prompt."""
     samples: int
-    """Answers wanted."""
+    """Number of samples."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """The rollouts of one draw.
+    """The rollouts of one prompt request.
 
     Example:
         >>> Group(prompt=None, rollouts=()).rollouts
@@ -68,15 +66,15 @@ class Group:
     """
 
     prompt: Prompt
-    """What was asked."""
+    """The prompt."""
     rollouts: tuple[Rollout, ...]
-    """Its answers, by sample index."""
+    """Its rollouts, by sample index."""
 
 
 def submit_requests(
     engine: RolloutEngine,
     renderer: Renderer,
-    draws: Sequence[PromptRequest],
+    requests: Sequence[PromptRequest],
     sampling: Sampling,
     *,
     seed: int,
@@ -84,53 +82,58 @@ def submit_requests(
     version: int,
     journal: WorkJournal | None = None,
 ) -> Callable[[], list[Group]]:
-    """Ask for rollouts of every draw; the result waits for them, and gives them in that order.
+    """Submit all requests without blocking; call the result to finish them and get the groups.
 
-    Those that the journal has are not drawn again; others are written down as they finish.
+    Rollouts in the journal are not generated again; new ones are journaled as they finish.
     """
-    found = _journaled(draws, journal, purpose, is_batch_invariant=engine.is_batch_invariant)
+    found = _from_journal(requests, journal, purpose, is_batch_invariant=engine.is_batch_invariant)
     count_journaled(found.values(), purpose)
-    asked: dict[str, tuple[Request, PromptRequest, list[int]]] = {}
-    for draw in draws:
-        left = [i for i in range(draw.samples) if (str(draw.group), i) not in found]
+    pending: dict[str, tuple[Request, PromptRequest, list[int]]] = {}
+    for prompt_request in requests:
+        left = _missing(prompt_request, found)
         if left:
-            whole = _request(draw, renderer, sampling, seed, purpose, version)
-            is_whole = len(left) == draw.samples
+            whole = _request(prompt_request, renderer, sampling, seed, purpose, version)
+            is_whole = len(left) == prompt_request.samples
             some = whole if is_whole else replace(whole, keys=tuple(whole.keys[i] for i in left))
-            asked[some.id] = some, draw, left
+            pending[some.id] = some, prompt_request, left
 
     def finished(completion: Completion) -> None:
-        request, draw, left = asked[completion.request]
-        sample = left[completion.sample]
-        rollout = _rollout(draw.group, sample, request.tokens, completion, renderer, version)
+        request, prompt_request, left = pending[completion.request]
+        group, sample = prompt_request.group, left[completion.sample]
+        rollout = _rollout(group, sample, request.tokens, completion, renderer, version)
         found[request.id, sample] = rollout
-        PROGRESS.add(purpose, draw.group.step)
+        PROGRESS.add(purpose, group.step)
         if journal is not None:
             journal.keep_rollout(purpose, rollout)
 
-    for request, _, _ in asked.values():
+    for request, _, _ in pending.values():
         engine.submit(request)
 
-    def answered() -> list[Group]:
+    def collect() -> list[Group]:
         finish(engine, finished)
-        return [_group(draw, found) for draw in draws]
+        return [_group(prompt_request, found) for prompt_request in requests]
 
-    return answered
+    return collect
 
 
 def _request(
-    draw: PromptRequest,
+    prompt_request: PromptRequest,
     renderer: Renderer,
     sampling: Sampling,
     seed: int,
     purpose: str,
     version: int,
 ) -> Request:
-    """What an engine is asked for all samples of a draw."""
+    """The engine request for all samples of a prompt."""
     return Request(
-        id=str(draw.group),
-        tokens=tuple(renderer.prompt_tokens(draw.prompt.messages, draw.prompt.tools)),
-        keys=tuple(sampling_key(seed, purpose, draw.group, i) for i in range(draw.samples)),
+        id=str(prompt_request.group),
+        tokens=tuple(
+            renderer.prompt_tokens(prompt_request.prompt.messages, prompt_request.prompt.tools)
+        ),
+        keys=tuple(
+            sampling_key(seed, purpose, prompt_request.group, i)
+            for i in range(prompt_request.samples)
+        ),
         sampling=sampling,
         weights=version,
     )
@@ -139,7 +142,7 @@ def _request(
 async def generate_groups(
     client: EngineClient,
     renderer: Renderer,
-    draws: Sequence[PromptRequest],
+    requests: Sequence[PromptRequest],
     sampling: Sampling,
     *,
     seed: int,
@@ -147,42 +150,50 @@ async def generate_groups(
     version: int,
     journal: WorkJournal | None = None,
 ) -> list[Group]:
-    """What `answer` gives, from an engine that others ask too, by this version of the weights."""
-    found = _journaled(draws, journal, purpose, is_batch_invariant=client.is_batch_invariant)
+    """Groups of all requests, generated through a shared engine with this weight version."""
+    found = _from_journal(requests, journal, purpose, is_batch_invariant=client.is_batch_invariant)
     count_journaled(found.values(), purpose)
 
-    async def one(draw: PromptRequest, prompt: tuple[int, ...], sample: int) -> None:
-        key = sampling_key(seed, purpose, draw.group, sample)
-        completion = await client.draw(prompt, key=key, sampling=sampling, weights=version)
-        rollout = _rollout(draw.group, sample, prompt, completion, renderer, version)
-        found[str(draw.group), sample] = rollout
-        PROGRESS.add(purpose, draw.group.step)
+    async def one(prompt_request: PromptRequest, prompt: tuple[int, ...], sample: int) -> None:
+        key = sampling_key(seed, purpose, prompt_request.group, sample)
+        completion = await client.generate(prompt, key=key, sampling=sampling, weights=version)
+        rollout = _rollout(prompt_request.group, sample, prompt, completion, renderer, version)
+        found[str(prompt_request.group), sample] = rollout
+        PROGRESS.add(purpose, prompt_request.group.step)
         if journal is not None:
             journal.keep_rollout(purpose, rollout)
 
-    asked: list[Coroutine[Any, Any, None]] = []
-    for draw in draws:
-        left = [i for i in range(draw.samples) if (str(draw.group), i) not in found]
+    pending: list[Coroutine[Any, Any, None]] = []
+    for prompt_request in requests:
+        left = _missing(prompt_request, found)
         if left:
-            prompt = tuple(renderer.prompt_tokens(draw.prompt.messages, draw.prompt.tools))
-            asked += [one(draw, prompt, sample) for sample in left]
-    await gather_or_cancel(asked)
-    return [_group(draw, found) for draw in draws]
+            prompt = tuple(
+                renderer.prompt_tokens(prompt_request.prompt.messages, prompt_request.prompt.tools)
+            )
+            pending += [one(prompt_request, prompt, sample) for sample in left]
+    await gather_or_cancel(pending)
+    return [_group(prompt_request, found) for prompt_request in requests]
 
 
 def count_journaled(rollouts: Iterable[Rollout], purpose: str) -> None:
-    """Count what a journal has as done."""
+    """Count rollouts from the journal as finished."""
     for rollout in rollouts:
         PROGRESS.add(purpose, rollout.group.step)
 
 
-def _group(draw: PromptRequest, found: Mapping[tuple[str, int], Rollout]) -> Group:
-    rollouts = tuple(found[str(draw.group), i] for i in range(draw.samples))
-    return Group(prompt=draw.prompt, rollouts=rollouts)
+def _missing(prompt_request: PromptRequest, found: Mapping[tuple[str, int], Rollout]) -> list[int]:
+    """Samples of a request that are still to be generated."""
+    group = str(prompt_request.group)
+    return [i for i in range(prompt_request.samples) if (group, i) not in found]
 
 
-def _journaled(
-    draws: Sequence[PromptRequest],
+def _group(prompt_request: PromptRequest, found: Mapping[tuple[str, int], Rollout]) -> Group:
+    rollouts = tuple(found[str(prompt_request.group), i] for i in range(prompt_request.samples))
+    return Group(prompt=prompt_request.prompt, rollouts=rollouts)
+
+
+def _from_journal(
+    requests: Sequence[PromptRequest],
     journal: WorkJournal | None,
     purpose: str,
     *,
@@ -190,15 +201,19 @@ def _journaled(
 ) -> dict[tuple[str, int], Rollout]:
     """Finished rollouts, by group and sample.
 
-    Where an answer depends on what is drawn beside it, the rest would come out otherwise: there,
-    all rollouts are taken or none.
+    Without batch invariance the remaining rollouts would differ when generated alone: then the
+    journal is used only if it has all of them.
     """
     if journal is None or not journal.has_known:
         return {}
-    places = [(draw.group, i) for draw in draws for i in range(draw.samples)]
-    looked_up = {(str(g), i): journal.rollout(purpose, g, i) for g, i in places}
+    addresses = [
+        (prompt_request.group, i)
+        for prompt_request in requests
+        for i in range(prompt_request.samples)
+    ]
+    looked_up = {(str(g), i): journal.rollout(purpose, g, i) for g, i in addresses}
     found = {place: rollout for place, rollout in looked_up.items() if rollout is not None}
-    return found if is_batch_invariant or len(found) == len(places) else {}
+    return found if is_batch_invariant or len(found) == len(addresses) else {}
 
 
 def sampling_key(seed: int, purpose: str, group: GroupId, sample: int, turn: int = 0) -> int:
@@ -214,15 +229,15 @@ def _rollout(
     renderer: Renderer,
     version: int,
 ) -> Rollout:
-    before, drawn = len(prompt), len(completion.tokens)
+    before, generated = len(prompt), len(completion.tokens)
     return Rollout(
         group=group,
         sample=sample,
         tokens=prompt + completion.tokens,
-        sources=(Source.PROMPT,) * before + (Source.SAMPLED,) * drawn,
-        turns=(0,) * (before + drawn),
+        sources=(Source.PROMPT,) * before + (Source.SAMPLED,) * generated,
+        turns=(0,) * (before + generated),
         logps=(None,) * before + completion.logps,
-        versions=(None,) * before + (completion.versions or (version,) * drawn),
+        versions=(None,) * before + (completion.versions or (version,) * generated),
         stop=_STOPS[completion.reason],
         text=renderer.text_of(completion.tokens),
         kept_mass=(None,) * before + completion.kept_mass if completion.kept_mass else (),

@@ -36,11 +36,11 @@ class Transcript:
         """`prompt` is what the policy reads first."""
         self.earlier: list[Branch] = []
         self.sampled = 0
-        """Tokens that the policy has drawn, over all branches."""
+        """Tokens that the policy has sampled, over all branches."""
         self._begin(prompt, turn=0)
 
     def __len__(self) -> int:
-        """Tokens of the branch that grows."""
+        """Tokens of the current branch."""
         return len(self.tokens)
 
     def say(self, completion: Completion, *, turn: int, version: int) -> None:
@@ -55,7 +55,7 @@ class Transcript:
         self.kept_mass += completion.kept_mass or [None] * count
 
     def answer(self, extension: Extension, *, turn: int) -> None:
-        """Append what leads to the policy's next turn, or begin the new branch it asks for."""
+        """Append what leads to the policy's next turn, or begin a new branch if it restarts."""
         if extension.restart is not None:
             self.earlier.append(self.branch())
             self._begin(extension.tokens, turn=turn)
@@ -65,11 +65,11 @@ class Transcript:
         self._unsampled(len(extension.tokens), turn)
 
     def length_after(self, extension: Extension) -> int:
-        """Tokens of the growing branch, were the extension appended."""
+        """Tokens of the current branch after the extension."""
         return len(extension.tokens) + (0 if extension.restart is not None else len(self))
 
     def branch(self) -> Branch:
-        """The branch that grows, as it stands."""
+        """The current branch."""
         return Branch(
             tokens=tuple(self.tokens),
             sources=tuple(self.sources),
@@ -125,26 +125,24 @@ class Transcript:
         self.kept_mass += [None] * count
 
 
-# Rollouts held against a rendering of what was said in them, when there is time for it.
-#
-# Nothing of a rollout depends on it but some counters: either its tokens are sound, or the run
-# stops.
+# The re-tokenization check: incrementally built tokens against a full rendering of the messages.
+# It changes only counters in a rollout's notes, or stops the run, so it may be deferred.
 
 UNCHECKED = "unchecked"
-"""Among the notes of a rollout: its last branch was not compared yet."""
+"""Note of a rollout whose last branch was not checked yet."""
 
 
-def check_retokenization(rollout: Rollout, prompt: Prompt, setting: ConversationConfig) -> Rollout:
-    """The rollout with what its last branch was found to be; as it is, if that is known.
+def check_retokenization(rollout: Rollout, prompt: Prompt, config: ConversationConfig) -> Rollout:
+    """The rollout with the mismatch counts of its last branch; unchanged, if it was checked.
 
-    A UserError where tokens and template disagree and the run is to stop at that.
+    A UserError where tokens and template disagree and the check mode is to stop.
     """
     if UNCHECKED not in rollout.notes:
         return rollout
     notes = {name: value for name, value in rollout.notes.items() if name != UNCHECKED}
     messages = (*prompt.messages, *rollout.messages)
     return replace(
-        rollout, notes=add_mismatch_counts(notes, rollout, messages, prompt.tools, setting)
+        rollout, notes=add_mismatch_counts(notes, rollout, messages, prompt.tools, config)
     )
 
 
@@ -153,10 +151,10 @@ def add_mismatch_counts(
     branch: Branch | Rollout,
     messages: Sequence[Message],
     tools: Sequence[Mapping[str, Any]],
-    setting: ConversationConfig,
+    config: ConversationConfig,
 ) -> dict[str, float]:
-    """The notes, and what a branch is found to be that ends with the last of these messages."""
+    """The notes, plus the mismatch counts of a branch that ends with the last message."""
     found = check_against_render(
-        setting.renderer, branch=branch, messages=messages, tools=tools, mode=setting.sanity
+        config.renderer, branch=branch, messages=messages, tools=tools, mode=config.sanity
     )
     return {**notes, **{name: notes.get(name, 0.0) + count for name, count in found.items()}}

@@ -39,7 +39,7 @@ def answers(swaps: int, *, sampling: Sampling = LONG, count: int = 3) -> list[Co
         async with client.running():
             await client.change_weights(0, place(engines, 0))
             asked = [
-                asyncio.ensure_future(client.draw(prompt(7, seed=i), key=i, sampling=sampling))
+                asyncio.ensure_future(client.generate(prompt(7, seed=i), key=i, sampling=sampling))
                 for i in range(count)
             ]
             for version in range(1, swaps + 1):
@@ -69,7 +69,7 @@ def test_without_a_change_an_answer_is_what_the_engine_draws():
     async def run() -> list[Completion]:
         client = EngineClient(native(tiny_policy(seed=0)))
         async with client.running():
-            asked = [client.draw(prompt(7, seed=i), key=i, sampling=LONG) for i in range(3)]
+            asked = [client.generate(prompt(7, seed=i), key=i, sampling=LONG) for i in range(3)]
             return await asyncio.gather(*asked)
 
     for one, other in zip(changed, asyncio.run(run()), strict=True):
@@ -87,10 +87,10 @@ def test_an_answer_that_a_text_may_end_begins_anew():
 def test_the_rest_of_an_answer_has_other_random_numbers_and_less_room():
     whole = PartialCompletion(5, LONG)
     part = Completion(request="a", sample=0, tokens=(1, 2), logps=(-1.0, -2.0), reason="aborted")
-    whole.go_on_after(part, 3)
+    whole.continue_after(part, 3)
     assert whole.key != 5
     assert whole.sampling.max_new_tokens == 22
-    assert whole.ended(replace(part, reason="length"), 4).versions == (3, 3, 4, 4)
+    assert whole.finish(replace(part, reason="length"), 4).versions == (3, 3, 4, 4)
 
 
 def test_a_version_that_is_not_here_draws_nothing():
@@ -147,7 +147,7 @@ def test_an_answer_that_ends_while_others_are_stopped_is_neither_lost_nor_of_the
         async with client.running(), asyncio.timeout(5.0):
             await client.change_weights(0, nothing())
             asked = [
-                asyncio.ensure_future(client.draw(prompt(7, seed=i), key=i, sampling=LONG))
+                asyncio.ensure_future(client.generate(prompt(7, seed=i), key=i, sampling=LONG))
                 for i in range(3)
             ]
             while len(engine.asked) < 3:

@@ -18,7 +18,7 @@ def ask(engine, *asked, deadline: float | None = None):
         until = None if deadline is None else asyncio.get_running_loop().time() + deadline
         async with client.running():
             draws = (
-                client.draw(
+                client.generate(
                     tuple(TOKENIZER.encode(text)), key=key, sampling=SAMPLING, deadline=until
                 )
                 for text, key in asked
@@ -50,7 +50,7 @@ def test_answers_arrive_as_they_finish():
         client = EngineClient(ScriptedEngine(lambda text, _: "x" * int(text) + "<|im_end|>"))
 
         async def one(count: str) -> None:
-            await client.draw(tuple(TOKENIZER.encode(count)), key=0, sampling=SAMPLING)
+            await client.generate(tuple(TOKENIZER.encode(count)), key=0, sampling=SAMPLING)
             finished.append(count)
 
         async with client.running():
@@ -69,7 +69,7 @@ def test_a_newcomer_is_served_while_others_run():
         sampling = Sampling(max_new_tokens=500, stop_ids=TOKENIZER.stop_ids)
 
         async def one(count: str) -> None:
-            await client.draw(tuple(TOKENIZER.encode(count)), key=0, sampling=sampling)
+            await client.generate(tuple(TOKENIZER.encode(count)), key=0, sampling=sampling)
             order.append(count)
 
         async with client.running():
@@ -108,7 +108,7 @@ def test_one_sample_of_a_request_can_be_withdrawn():
         client = EngineClient(engine)
         async with client.running():
             tasks = [
-                asyncio.create_task(client.draw((5, 6), key=key, sampling=SAMPLING))
+                asyncio.create_task(client.generate((5, 6), key=key, sampling=SAMPLING))
                 for key in range(3)
             ]
             while engine.passes < 4:
@@ -150,7 +150,9 @@ def test_an_engine_that_fails_while_an_answer_is_withdrawn_fails_everyone():
         engine = Failing(lambda *_: "x" * 40)
         client = EngineClient(engine)
         pump = asyncio.create_task(client._pump())
-        others = [asyncio.create_task(client.draw((5,), key=k, sampling=SAMPLING)) for k in (0, 1)]
+        others = [
+            asyncio.create_task(client.generate((5,), key=k, sampling=SAMPLING)) for k in (0, 1)
+        ]
         while engine.passes < 2:
             await asyncio.sleep(0)
         others[0].cancel()
@@ -168,7 +170,7 @@ def test_leaving_stops_what_is_still_asked_for():
         engine = ScriptedEngine(lambda *_: "x" * 40)
         client = EngineClient(engine)
         async with client.running():
-            task = asyncio.create_task(client.draw((5,), key=0, sampling=SAMPLING))
+            task = asyncio.create_task(client.generate((5,), key=0, sampling=SAMPLING))
             while engine.passes < 2:
                 await asyncio.sleep(0)
             task.cancel()

@@ -171,7 +171,7 @@ def test_a_world_that_never_opens_is_a_fault():
     [group] = play(engine, setting(env=lambda _: Shut(), budget_s=0.05), "q")
     [rollout] = group.rollouts
     assert (rollout.stop, rollout.tokens) == (StopReason.FAULT, ())
-    assert "before its world and tools had opened" in rollout.fault
+    assert "before its environment and tools had opened" in rollout.fault
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_a_world_that_opens_with_too_much_is_a_fault():
 
     engine = ScriptedEngine(lambda *_: "x<|im_end|>")
     bad = play(engine, setting(env=lambda _: Wordy()), "q")[0].rollouts[0]
-    assert "tokens of 1000 allowed" in bad.fault
+    assert "tokens, at most 1000" in bad.fault
 
 
 def test_a_fault_that_cannot_be_printed_is_a_fault_like_others():

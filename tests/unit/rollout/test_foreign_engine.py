@@ -67,7 +67,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "kept_mass has 1": {"kept_mass": (0.5,)},
     "versions are whole": {"versions": ("a", "b")},
     "it ended by 'bored'": {"reason": "bored"},
-    "sample 9 of request 'a', which nobody waits for": {"sample": 9},
+    "sample 9 of request 'a', which is not pending": {"sample": 9},
     "request 'b', which nobody": {"request": "b"},
 }
 

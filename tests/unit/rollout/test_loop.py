@@ -52,7 +52,7 @@ def test_calls_are_run_and_answered():
 
 
 def test_a_world_sees_turns_without_calls_and_may_end():
-    limits = TurnLimits(has_world=True)
+    limits = TurnLimits(has_env=True)
     state, effect = course(limits, OpenEvent(room=9), TurnEvent())
     assert effect == Observe()
     assert advance(state, ReplyEvent(room=5), limits)[1] == Generate(max_new_tokens=5)
@@ -61,7 +61,7 @@ def test_a_world_sees_turns_without_calls_and_may_end():
 
 
 def test_a_world_judges_the_last_turn_that_is_allowed():
-    limits = TurnLimits(has_world=True, max_assistant_turns=1)
+    limits = TurnLimits(has_env=True, max_assistant_turns=1)
     state, effect = course(limits, OpenEvent(room=9), TurnEvent())
     assert effect == Observe()
     assert advance(state, ReplyEvent(room=5), limits)[1] == End(stop=StopReason.MAX_ASSISTANT_TURNS)
@@ -139,7 +139,7 @@ LIMITS = st.builds(
     max_tool_calls=st.none() | st.integers(1, 4),
     max_parallel_calls=st.integers(1, 3),
     on_parse_failure=st.sampled_from(["observe", "answer", "stop"]),
-    has_world=st.booleans(),
+    has_env=st.booleans(),
 )
 SAID = st.builds(
     TurnEvent, calls=st.integers(0, 4), problems=st.integers(0, 2), is_cut=st.booleans()
@@ -174,7 +174,7 @@ def test_laws_of_every_course(limits: TurnLimits, data: st.DataObject):
             assert effect.run <= limits.max_parallel_calls
             event = replace(data.draw(REPLIED), is_done=False)
         else:
-            assert limits.has_world
+            assert limits.has_env
             event = data.draw(REPLIED)
         assert limits.max_tool_calls is None or state.calls <= limits.max_tool_calls
         state, effect = advance(state, event, limits)

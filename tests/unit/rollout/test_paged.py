@@ -51,11 +51,11 @@ def test_rows_that_run_out_of_pages_wait_and_go_on_where_they_were(policy):
     asked = [request(60, 120, name=f"r{i}", samples=3) for i in range(3)]
     engine = paged(policy, rows=16, pages=9)
     evicted = []
-    engine._seats._evict = _noting(engine._seats._evict, evicted)
+    engine._scheduler._evict = _noting(engine._scheduler._evict, evicted)
     small = generate(engine, asked)
     assert evicted
     same(small, generate(native(policy), asked))
-    assert engine._seats.pool.free == engine._seats.pool.size == 9
+    assert engine._scheduler.pool.free == engine._scheduler.pool.size == 9
 
 
 def _noting(act, noted):
@@ -94,7 +94,7 @@ def test_requests_may_come_while_others_run_and_the_engine_is_used_again(policy)
                 engine.submit(waiting.pop())
             found.update({(c.request, c.sample): c for c in engine.advance()})
         same(dict(sorted(found.items())), alone)
-        assert engine._seats.pool.free == engine._seats.pool.size
+        assert engine._scheduler.pool.free == engine._scheduler.pool.size
 
 
 def test_an_aborted_request_gives_what_there_is(policy):
@@ -110,7 +110,7 @@ def test_an_aborted_request_gives_what_there_is(policy):
         found += engine.advance()
     whole = generate(native(policy), [request(6, 20, name="short")])
     assert [c.tokens for c in found if c.request == "short"] == [whole["short", 0].tokens]
-    assert engine._seats.pool.free == engine._seats.pool.size
+    assert engine._scheduler.pool.free == engine._scheduler.pool.size
 
 
 def test_a_request_can_be_aborted_before_anything_ran(policy):
@@ -141,9 +141,9 @@ def test_a_pool_that_memory_bounds_is_made_once(policy):
     engine = paged(policy, rows=16, pages=9)
     asked = [request(60, 120, name=f"r{i}", samples=3) for i in range(3)]
     generate(engine, asked)
-    pool, cache = engine._seats.pool, engine._cache
+    pool, cache = engine._scheduler.pool, engine._cache
     generate(engine, asked)
-    assert engine._seats.pool is pool
+    assert engine._scheduler.pool is pool
     assert engine._cache is cache
 
 
@@ -163,13 +163,13 @@ def test_conversations_go_on_while_others_run_in_a_pool_that_is_made_once(policy
             if len(talk) < 3:
                 talk.append(_answered(talk[-1], done))
                 engine.submit(talk[-1])
-        pools.add(engine._seats.pool.size)
+        pools.add(engine._scheduler.pool.size)
     assert len(found) == 15
     # Six rows of 300 tokens and a page more each would be 36 pages: memory allows them.
     assert pools == {36}
     asked = [one for talk in talks.values() for one in talk]
     same(dict(sorted(found.items())), generate(native(policy), asked))
-    assert engine._seats.pool.free == 36
+    assert engine._scheduler.pool.free == 36
 
 
 def _answered(asked: Request, done: Completion) -> Request:

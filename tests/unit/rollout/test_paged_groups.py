@@ -126,18 +126,18 @@ def test_rows_that_are_evicted_come_back_alone(policy, sizes, monkeypatch):
     asked = [request(70, 130, name=f"r{i}", samples=3) for i in range(3)]
     engine = loose(policy, rows=16, pages=14)
     evicted: list[RunningSequence] = []
-    act = engine._seats._evict
+    act = engine._scheduler._evict
 
     def noting(seat: RunningSequence) -> None:
         evicted.append(seat)
         act(seat)
 
-    monkeypatch.setattr(engine._seats, "_evict", noting)
+    monkeypatch.setattr(engine._scheduler, "_evict", noting)
     found = generate(engine, asked)
     assert evicted
     assert max(sizes) == 3
     same(found, exact(policy, asked))
-    assert engine._seats.pool.free == engine._seats.pool.size
+    assert engine._scheduler.pool.free == engine._scheduler.pool.size
 
 
 def test_requests_may_come_while_others_run(policy, sizes):

@@ -22,30 +22,31 @@ from luyen.rollout.tools.protocol import (
 from luyen.rollout.tools.signature import Signature
 from luyen.rollout.tools.user_code import load_user_module
 
-# Methods of an object as tools of one conversation: they share its state, so they take turns.
-
 
 @final
 class MethodTool(Stateful, UsesRunLimits):
-    """One method of the object that a conversation's world holds."""
+    """One method of a conversation's environment object as a tool.
+
+    Methods share the object's state, so one of them runs at a time.
+    """
 
     def __init__(
         self,
         signature: Signature,
         bound: Callable[[], Callable[..., Any]],
         *,
-        turns: asyncio.Lock,
+        lock: asyncio.Lock,
         threads: ThreadExecutor,
     ) -> None:
-        """`bound` gives the method once the world is open; `turns` is held while one runs."""
+        """`bound` returns the method once the environment is open; `lock` serialises the calls."""
         self._signature = signature
         self._bound = bound
-        self._turns = turns
+        self._lock = lock
         self._threads = threads
 
     @property
     def name(self) -> str:
-        """How the policy calls it."""
+        """Name that the policy calls it by."""
         return self._signature.schema["function"]["name"]
 
     @property
@@ -55,29 +56,29 @@ class MethodTool(Stateful, UsesRunLimits):
 
     @property
     def limits(self) -> ToolLimits:
-        """Those of any tool; the time is that of the run."""
+        """The defaults; the run sets the timeout."""
         return ToolLimits()
 
     async def open(self, prompt: Prompt, key: int) -> ToolSession:
-        """The tool itself: what is kept is in the object."""
+        """The tool itself: the state is in the environment's object."""
         del prompt, key
         return self
 
     async def close(self) -> None:
-        """Nothing is held: the world lets its object go."""
+        """There is nothing to release: the environment owns the object."""
 
     async def call(self, arguments: Mapping[str, Any]) -> ToolReply:
         """Run the method; one of the object's methods runs at a time."""
         values = self._signature.bind(arguments)
-        async with self._turns:
+        async with self._lock:
             return reply_of(await self._threads.run(self._bound(), values))
 
     async def score(self) -> float | None:
-        """The world scores, not its tools."""
+        """None: the environment scores, not its tools."""
         return None
 
     async def release(self) -> None:
-        """Nothing is held."""
+        """There is nothing to release."""
 
 
 _FIELD = "actor_rollout_ref.rollout.multi_turn.environments"
@@ -88,7 +89,7 @@ _MOST_HANGING = 64
 
 @final
 class Blueprint:
-    """A class of worlds, looked at once: which of its methods are tools, and what they take."""
+    """An environment class, inspected once: which methods are tools, and their signatures."""
 
     def __init__(self, cls: type[Any]) -> None:
         """A UserError when it has no `reset`, or a method that cannot be described to a policy."""
@@ -119,15 +120,15 @@ class ClassEnv:
         self._blueprint = blueprint
         self._settings = dict(settings)
         self._made: Any = None
-        self._turns = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self.tools: Sequence[Tool] = tuple(
-            MethodTool(signature, self._method(name), turns=self._turns, threads=blueprint.threads)
+            MethodTool(signature, self._method(name), lock=self._lock, threads=blueprint.threads)
             for name, signature in blueprint.tools.items()
         )
         """Every public method that the loop does not call itself."""
 
     async def open(self, prompt: Prompt, key: int) -> Sequence[Message]:
-        """Make the object and reset it with the row; what it says belongs to the user's message."""
+        """Make the object and reset it with the row; its text is appended to the user's message."""
         self._made = await self._blueprint.threads.run(self._blueprint.cls, self._settings)
         row = _row(self._made.reset, prompt, key)
         said = text_or_none(await self._run("reset", row), self._who("reset"))
@@ -144,18 +145,18 @@ class ClassEnv:
         return Observation(messages=({"role": "user", "content": said},))
 
     async def score(self) -> float | None:
-        """What `get_reward` says of the whole conversation."""
+        """The result of `get_reward`."""
         if self._made is None or "get_reward" not in self._blueprint.own:
             return None
         return number_or_none(await self._run("get_reward", {}), self._who("get_reward"))
 
     async def close(self) -> None:
-        """Let the object go, through its `close` if it has one."""
+        """Call the object's `close`, if it has one."""
         if self._made is not None and "close" in self._blueprint.own:
             await self._blueprint.threads.run(self._made.close, {})
 
     async def _run(self, name: str, arguments: Mapping[str, Any]) -> Any:
-        async with self._turns:
+        async with self._lock:
             return await self._blueprint.threads.run(self._method(name)(), arguments)
 
     def _method(self, name: str) -> Callable[[], Callable[..., Any]]:
@@ -166,7 +167,7 @@ class ClassEnv:
 
 
 def _row(reset: Callable[..., Any], prompt: Prompt, key: int) -> dict[str, Any]:
-    """What of the row `reset` takes: all of it, or what it names; `key` only if it is named."""
+    """Arguments of `reset` from the row: all, or those it names; `key` only if it is named."""
     row = {
         **prompt.extra_info,
         "ground_truth": prompt.ground_truth,
@@ -180,22 +181,22 @@ def _row(reset: Callable[..., Any], prompt: Prompt, key: int) -> dict[str, Any]:
 
 @cache
 def blueprint_of(path: str, name: str) -> Blueprint:
-    """The class of a file; a UserError says what is wrong with either."""
-    held = vars(load_user_module(path, _FIELD))
-    if inspect.isclass(held.get(name)):
-        return Blueprint(held[name])
-    classes = [known for known, value in held.items() if inspect.isclass(value)]
+    """The class in a file; a UserError if the file or the class is unusable."""
+    members = vars(load_user_module(path, _FIELD))
+    if inspect.isclass(members.get(name)):
+        return Blueprint(members[name])
+    classes = [known for known, value in members.items() if inspect.isclass(value)]
     raise UserError(_FIELD, name, f"{path} has no such class", did_you_mean(name, classes))
 
 
 @envs.register("class")
 def class_env(*, path: str, name: str, kwargs: Mapping[str, Any] | None = None) -> ClassEnv:
-    """A world from a class in a Python file."""
+    """An environment from a class in a Python file."""
     blueprint = blueprint_of(path, name)
     settings = dict(kwargs or {})
     try:
         inspect.signature(blueprint.cls).bind(**settings)
     except TypeError as error:
         why = f"{name} cannot be made with these arguments: {error}"
-        raise UserError(f"{_FIELD}: kwargs", settings, why, "mend kwargs") from error
+        raise UserError(f"{_FIELD}: kwargs", settings, why, "change kwargs") from error
     return ClassEnv(blueprint, settings)

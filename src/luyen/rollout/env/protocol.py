@@ -1,4 +1,4 @@
-"""What an environment is, and the guard that checks and time-limits what one returns."""
+"""The environment protocol, and a wrapper that checks and time-limits environments."""
 
 import math
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -15,7 +15,7 @@ from luyen.rollout.tools.user_code import attempt
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """What the environment answers to a turn of the policy.
+    """Reply of the environment to a turn of the policy.
 
     Example:
         >>> Observation(messages=({"role": "user", "content": "Go on."},)).is_done
@@ -23,21 +23,21 @@ class Observation:
     """
 
     messages: tuple[Message, ...] = ()
-    """What is said to the policy; at least one unless the environment is done."""
+    """Messages to the policy; at least one unless the environment is done."""
     reward: float | None = None
-    """What the turn earned; None: nothing is said about it."""
+    """Reward of the turn; None: it has none."""
     is_done: bool = False
     """Whether the conversation is over."""
 
     def __post_init__(self) -> None:
         if not self.is_done and not self.messages:
-            raise ValueError("a world that is not done says something: messages are missing")
+            raise ValueError("an environment that is not done must return messages")
         if self.reward is not None and not math.isfinite(self.reward):
             raise ValueError(f"the reward of a turn is {self.reward}; it must be a finite number")
 
 
 class Env(Protocol):
-    """The world of one conversation. It lives as long as its rollout and is never used again.
+    """The environment of one conversation; every rollout has its own.
 
     The loop calls `open` once, `act` after each turn in which the policy calls no tool, `score`
     once at the end, and `close` exactly once, also after a fault, when `score` was not called.
@@ -45,13 +45,13 @@ class Env(Protocol):
 
     @property
     def tools(self) -> Sequence[Tool]:
-        """Tools that come with the world, besides those of the run; known before `open`."""
+        """Tools of the environment, in addition to those of the run; known before `open`."""
         ...
 
     async def open(self, prompt: Prompt, key: int) -> Sequence[Message]:
         """The conversation that the policy starts from; often the prompt's own messages.
 
-        `key` seeds whatever is random in the world; the samples of a group have the same one.
+        `key` seeds the environment's random numbers; the samples of a group have the same one.
         """
         ...
 
@@ -60,11 +60,11 @@ class Env(Protocol):
         ...
 
     async def score(self) -> float | None:
-        """The reward of the whole conversation, if the world gives one."""
+        """The reward of the whole conversation, if the environment gives one."""
         ...
 
     async def close(self) -> None:
-        """Free what is held."""
+        """Release its resources."""
         ...
 
 
@@ -74,7 +74,7 @@ envs: Registry[Callable[..., Env]] = Registry(
 """Makes one environment; keyword arguments come from the configuration."""
 
 
-# What foreign worlds hand over, checked: a wrong type is a fault with a line that says whose.
+# Checks of values that user code returns; the TypeError names the method.
 
 
 def text_or_none(value: Any, who: str) -> str | None:
@@ -122,18 +122,16 @@ def with_text(messages: Sequence[Message], text: str) -> tuple[Message, ...]:
     return *messages, {"role": "user", "content": text}
 
 
-# A world behind a guard: what it hands over is checked, and it cannot hold up the others.
-
 END_S = 30.0
-"""Most seconds for judging a conversation, and again for closing its world."""
+"""Most seconds for `score`, and again for `close`."""
 
 
 @final
 class GuardedEnv:
-    """An environment whose every answer has the right type or is a fault that says what it was.
+    """Wraps an environment; a result of the wrong type is a fault that names the method.
 
-    It is given copies of what is ours, and what it gives is copied. Judging and closing have a time
-    limit; what ignores a cancellation is left to itself.
+    Arguments and results are copied. `score` and `close` have a time limit; a coroutine that
+    ignores its cancellation is abandoned.
     """
 
     def __init__(self, env: Env, *, end_s: float = END_S) -> None:
@@ -143,7 +141,7 @@ class GuardedEnv:
 
     @property
     def tools(self) -> tuple[Tool, ...]:
-        """Tools of the world."""
+        """Tools of the environment."""
         return tuple(self._env.tools)
 
     async def open(self, prompt: Prompt, key: int) -> list[Message]:
@@ -152,10 +150,10 @@ class GuardedEnv:
         messages = list(cast(Sequence[Any], given)) if isinstance(given, Sequence) else []
         if not messages or not all(map(_is_message, messages)):
             raise TypeError(f"{self._name}.open gave {_kind(given)}; it must give messages")
-        return own_copy(messages)  # the world may keep its own, and change them later
+        return own_copy(messages)  # the environment may change its own list later
 
     async def act(self, messages: Sequence[Message]) -> Observation:
-        """What the world answers."""
+        """The environment's reply."""
         given: Any = await self._outcome(self._act(messages), None, "act")
         if not isinstance(given, Observation):
             raise TypeError(f"{self._name}.act gave {_kind(given)}; it must give an Observation")
@@ -166,12 +164,12 @@ class GuardedEnv:
         return own_copy(given)
 
     async def score(self) -> float | None:
-        """What the world thinks of the conversation."""
+        """The environment's reward for the conversation."""
         given = await self._outcome(self._env.score(), self._end_s, "score")
         return number_or_none(given, f"{self._name}.score")
 
     async def close(self) -> None:
-        """Let it go."""
+        """Close it."""
         await self._outcome(self._env.close(), self._end_s, "close")
 
     async def _open(self, prompt: Prompt, key: int) -> Any:

@@ -11,19 +11,19 @@ from luyen.rollout.tools.executors import ThreadExecutor
 from luyen.rollout.tools.protocol import Tool
 
 if TYPE_CHECKING:
-    from luyen.rollout.env.reasoning_gym_adapter import Riddle
+    from luyen.rollout.env.reasoning_gym_adapter import GymTask
 
 _FIELD = "actor_rollout_ref.rollout.multi_turn.environments"
 _ROW = "reasoning_gym"
 _FEEDBACK = "That is not right. Try again."
 _RIGHT = 1.0
 _threads = ThreadExecutor(most_hanging=64)
-"""Verifiers are foreign code: one that hangs must not stop the other conversations."""
+"""Verifiers are third-party code: one that hangs must not stop the other conversations."""
 
 
 @final
 class ReasoningGymEnv:
-    """One riddle. It is over when an answer is right, or after the last attempt.
+    """One task. It is over when an answer is right, or after the last attempt.
 
     The reward is what the dataset's own verifier says about the last answer, or about None where
     there was no whole answer. A verifier that raises is a fault.
@@ -39,21 +39,23 @@ class ReasoningGymEnv:
     ) -> None:
         """`dataset` and `config` are for rows without an entry; `feedback` follows a wrong try."""
         if attempts < 1:
-            raise UserError(f"{_FIELD}: attempts", attempts, "nobody can answer", "set 1 or more")
+            raise UserError(
+                f"{_FIELD}: attempts", attempts, "no answer would be allowed", "set 1 or more"
+            )
         self._dataset = dataset
         self._config = dict(config or {})
         self._left = attempts
         self._feedback = feedback
-        self._riddle: Riddle | None = None
+        self._task: GymTask | None = None
         self._verdict: float | None = None
 
     @property
     def tools(self) -> Sequence[Tool]:
-        """It brings none."""
+        """None."""
         return ()
 
     async def open(self, prompt: Prompt, key: int) -> Sequence[Message]:
-        """The row's own riddle with its prompt, or one made from a seed, asked by the user.
+        """The row's own task with its prompt, or a generated one as the user's message.
 
         The seed is the row's `seed`, which a group shares, or else `key`.
         """
@@ -61,39 +63,39 @@ class ReasoningGymEnv:
         if isinstance(carried, Mapping):
             task = cast(Mapping[str, Any], carried)
             named = {"dataset": str(task["dataset"]), "entry": task["entry"]}
-            self._riddle = await _threads.run(_adapter().known_riddle, named)
+            self._task = await _threads.run(_adapter().task_from_entry, named)
             return prompt.messages
         if self._dataset is None:
             why = f"the row carries no `{_ROW}` in extra_info, and no dataset is set to make one"
             raise UserError(f"{_FIELD}: dataset", None, why, "set dataset: NAME")
         seed = int(prompt.extra_info.get("seed", key))
         wanted = {"dataset": self._dataset, "config": self._config, "seed": seed}
-        self._riddle = await _threads.run(_adapter().made_riddle, wanted)
-        assert self._riddle is not None
-        return with_text(prompt.messages, str(self._riddle.entry["question"]))
+        self._task = await _threads.run(_adapter().make_task, wanted)
+        assert self._task is not None
+        return with_text(prompt.messages, str(self._task.entry["question"]))
 
     async def act(self, messages: Sequence[Message]) -> Observation:
-        """Judge the answer; a wrong one is followed by the feedback while attempts are left."""
+        """Verify the answer; a wrong one is followed by the feedback while attempts are left."""
         self._left -= 1
         text = str(messages[-1].get("content") or "")
-        self._verdict = await self._judged(_adapter().answer_in(text))
+        self._verdict = await self._verify(_adapter().answer_in(text))
         if self._verdict >= _RIGHT or self._left == 0:
             return Observation(is_done=True)
         return Observation(messages=({"role": "user", "content": self._feedback},))
 
     async def score(self) -> float | None:
         """The verdict on the last answer."""
-        if self._verdict is None and self._riddle is not None:
-            self._verdict = await self._judged(None)
+        if self._verdict is None and self._task is not None:
+            self._verdict = await self._verify(None)
         return self._verdict
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """There is nothing to release."""
 
-    async def _judged(self, answer: str | None) -> float:
-        assert self._riddle is not None
+    async def _verify(self, answer: str | None) -> float:
+        assert self._task is not None
         said = await _threads.run(
-            self._riddle.judge, {"answer": answer, "entry": self._riddle.entry}
+            self._task.score_answer, {"answer": answer, "entry": self._task.entry}
         )
         verdict = number_or_none(said, "the verifier of reasoning-gym")
         if verdict is None:
@@ -118,5 +120,5 @@ def gym(
     attempts: int = 1,
     feedback: str = _FEEDBACK,
 ) -> ReasoningGymEnv:
-    """A riddle of reasoning-gym."""
+    """A task of reasoning-gym."""
     return ReasoningGymEnv(dataset=dataset, config=config, attempts=attempts, feedback=feedback)

@@ -14,49 +14,49 @@ from luyen.base.errors import UserError, did_you_mean
 
 _FIELD = "actor_rollout_ref.rollout.multi_turn.environments"
 _SEEDS = 2**32
-_global_numbers = Lock()
+_global_rng_lock = Lock()
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Riddle:
-    """An entry with what judges it.
+class GymTask:
+    """An entry with its verifier.
 
     Example:
-        >>> riddle = made_riddle("leg_counting", {}, seed=3)
-        >>> riddle.judge(str(riddle.entry["answer"]), riddle.entry)
+        >>> task = make_task("leg_counting", {}, seed=3)
+        >>> task.score_answer(str(task.entry["answer"]), task.entry)
         1.0
     """
 
     entry: Mapping[str, Any]
-    """As the package makes it: `question`, `answer`, `metadata`."""
-    judge: Callable[[str | None, Any], float]
-    """The verifier of its dataset; None stands for no answer."""
+    """The package's entry: `question`, `answer`, `metadata`."""
+    score_answer: Callable[[str | None, Any], float]
+    """The verifier of its dataset; the answer None means that there is none."""
 
 
-def known_riddle(dataset: str, entry: Mapping[str, Any]) -> Riddle:
-    """The riddle of an entry that a row carries."""
-    return Riddle(entry=entry, judge=_verifier(dataset))
+def task_from_entry(dataset: str, entry: Mapping[str, Any]) -> GymTask:
+    """The task of an entry in a data row."""
+    return GymTask(entry=entry, score_answer=_verifier(dataset))
 
 
-def made_riddle(dataset: str, config: Mapping[str, Any], *, seed: int) -> Riddle:
-    """The riddle that a seed gives; a UserError when there is no such dataset or setting."""
+def make_task(dataset: str, config: Mapping[str, Any], *, seed: int) -> GymTask:
+    """The task generated from a seed; a UserError for an unknown dataset or a bad config."""
     _require(dataset)
-    with _global_numbers:  # a few datasets draw from the global generator beside their own
+    with _global_rng_lock:  # a few datasets also use the global generator
         before = random.getstate()
         random.seed(seed)
         try:
             made = reasoning_gym.create_dataset(dataset, size=1, seed=seed % _SEEDS, **config)
-            return Riddle(entry=made[0], judge=made.score_answer)
+            return GymTask(entry=made[0], score_answer=made.score_answer)
         except (AssertionError, ValueError, TypeError) as error:
             why = f"{dataset} refuses its settings: {error}"
-            raise UserError(f"{_FIELD}: config", dict(config), why, "mend config") from error
+            raise UserError(f"{_FIELD}: config", dict(config), why, "change config") from error
         finally:
             random.setstate(before)
 
 
 def answer_in(text: str) -> str:
-    """What stands inside the last `<answer>`, or the whole text where there is none."""
+    """Text inside the last `<answer>`, or the whole text without one."""
     found = extract_answer(text)
     return text.strip() if found is None else found
 

@@ -39,7 +39,7 @@ class ScriptedUser:
 
     @property
     def tools(self) -> Sequence[Tool]:
-        """A user brings none."""
+        """None: a user has no tools."""
         return ()
 
     async def open(self, prompt: Prompt, key: int) -> Sequence[Message]:  # noqa: ARG002
@@ -57,11 +57,11 @@ class ScriptedUser:
         return Observation(messages=({"role": "user", "content": line},))
 
     async def score(self) -> float | None:
-        """A user has no opinion."""
+        """A scripted user gives no reward."""
         return None
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """There is nothing to release."""
 
 
 def _lines(value: Any, name: str) -> list[str]:
@@ -79,7 +79,7 @@ def user(*, replies: Sequence[str] = (), replies_key: str = "follow_ups") -> Scr
     return ScriptedUser(replies=replies, replies_key=replies_key)
 
 
-# User simulators written for verl: start, generate_response, calculate_score, finalize.
+# verl's interactions: start_interaction, generate_response, calculate_score, finalize_interaction.
 
 _METHODS = ("start_interaction", "generate_response")
 _numbers = count()
@@ -90,7 +90,7 @@ _threads = ThreadExecutor(most_hanging=64)
 
 @final
 class Interaction:
-    """One conversation with such a user."""
+    """One conversation with a user simulator written for verl."""
 
     def __init__(self, made: Any) -> None:
         """`made` is an object of the user's class; instance ids tell its conversations apart."""
@@ -100,11 +100,11 @@ class Interaction:
 
     @property
     def tools(self) -> Sequence[Tool]:
-        """A user brings none."""
+        """None: a user has no tools."""
         return ()
 
     async def open(self, prompt: Prompt, key: int) -> Sequence[Message]:
-        """Start with what the row gives; the prompt is as it is."""
+        """Start the interaction with the row's `interaction_kwargs`; the prompt is unchanged."""
         given: Any = prompt.extra_info.get("interaction_kwargs") or {}
         if not isinstance(given, Mapping):
             why = "what a row gives to a user is a mapping"
@@ -116,7 +116,7 @@ class Interaction:
         return prompt.messages
 
     async def act(self, messages: Sequence[Message]) -> Observation:
-        """What the user says, and what the turn was worth to them."""
+        """The user's next message and the reward of the turn."""
         plain = [{"role": m["role"], "content": m.get("content") or ""} for m in messages]
         returned = await self._run("generate_response", self._instance, plain)
         if not isinstance(returned, tuple | list) or len(cast(Sequence[Any], returned)) < 3:
@@ -136,7 +136,7 @@ class Interaction:
         return None
 
     async def close(self) -> None:
-        """Let the user go, if it had come."""
+        """Finalize the interaction, if it was started."""
         if self._instance and "finalize_interaction" in dir(self._made):
             await _threads.run(partial(self._made.finalize_interaction, self._instance), {})
 
@@ -168,4 +168,4 @@ def _new(class_name: str, settings: dict[str, Any]) -> Any:
     with boundary(faults):
         return cls(config=settings)
     why = f"making it failed: {line_of(faults[0])} ({place_of(faults[0])})"
-    raise UserError(FIELD, class_name, why, "mend the class or its `config`") from faults[0]
+    raise UserError(FIELD, class_name, why, "fix the class or its `config`") from faults[0]

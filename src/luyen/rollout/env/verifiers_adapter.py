@@ -40,16 +40,16 @@ class Environment:
         """A UserError when it plays more agents than the policy can be."""
         vf = package()
         self.env = env
-        seats = [name for name, value in env.config if isinstance(value, vf.AgentConfig)]
-        if len(seats) != 1:
-            why = f"it plays {len(seats)} agents ({', '.join(seats)}), and the policy is one"
+        agents = [name for name, value in env.config if isinstance(value, vf.AgentConfig)]
+        if len(agents) != 1:
+            why = f"it plays {len(agents)} agents ({', '.join(agents)}), and the policy is one"
             raise UserError(FIELD, type(env).__name__, why, "choose one with a single agent")
-        self.seat: str = seats[0]
+        self.agent_name: str = agents[0]
         self._tasks: list[Any] = []
         self._more: Iterator[Any] = iter(env.taskset)
 
     def toolsets(self) -> list[Any]:
-        """Its toolsets, made anew; a UserError for one that is served elsewhere."""
+        """New instances of its toolsets; a UserError for a toolset on a remote server."""
         taskset = self.env.taskset
         task_config = taskset.config.task
         made = [
@@ -58,12 +58,12 @@ class Environment:
         ]
         for toolset in made:
             if vars(toolset.config).get("url") is not None:
-                why = f"{type(toolset).__name__} is a server elsewhere"
+                why = f"{type(toolset).__name__} is a remote server"
                 raise UserError(FIELD, toolset.config.url, why, "give its address as an MCP tool")
         return made
 
     def task(self, number: int) -> Any:
-        """A task by its number; a UserError when there is none, or it asks for what is not here."""
+        """A task by its number; a UserError when there is none, or it is unsupported."""
         while len(self._tasks) <= number:
             task = next(self._more, None)
             if task is None:
@@ -102,7 +102,7 @@ def load(name: str, args: Mapping[str, Any]) -> Environment:
             if isinstance(faults[0], UserError):
                 raise faults[0]
             why = f"it cannot be loaded: {line_of(faults[0])} ({place_of(faults[0])})"
-            raise UserError(FIELD, name, why, "install it, or mend args") from faults[0]
+            raise UserError(FIELD, name, why, "install it, or change args") from faults[0]
     return _loaded[key]
 
 
@@ -136,7 +136,7 @@ class OneAgent:
         await agents.agent.run(task)
 
     async def finalize(self, task: Any, episode: Any) -> None:
-        """The task has judged."""
+        """Nothing to do: the task scores."""
 
 
 def tool_methods(toolset: Any) -> Iterator[tuple[str, Any]]:
@@ -172,7 +172,7 @@ def call_state(state: Any) -> Generator[None]:
 
 
 def new_state(task: Any) -> Any:
-    """What a task's tools and hooks share, as the task declares it."""
+    """A new state object that a task's tools and hooks share."""
     from verifiers.v1.state import (  # pyright: ignore[reportMissingImports]
         state_cls,  # pyright: ignore[reportUnknownVariableType]
     )
@@ -182,11 +182,11 @@ def new_state(task: Any) -> Any:
 
 def plain(message: Any) -> Message:
     """A message of the package as ours."""
-    held = dict(message) if isinstance(message, Mapping) else message.model_dump()
-    content = held["content"]
+    fields = dict(message) if isinstance(message, Mapping) else message.model_dump()
+    content = fields["content"]
     if not isinstance(content, str):
         content = "\n".join(str(part.get("text", "")) for part in content or ())
-    return {"role": held["role"], "content": content}
+    return {"role": fields["role"], "content": content}
 
 
 def record(trace: Any, messages: Sequence[Any], *, sampled: bool) -> list[Any]:
@@ -195,8 +195,8 @@ def record(trace: Any, messages: Sequence[Any], *, sampled: bool) -> list[Any]:
     typed = [_typed(vf, m) if isinstance(m, Mapping) else m for m in messages]
     for message in typed:
         above = len(trace.nodes) - 1 if trace.nodes else None
-        is_drawn = sampled and message.role == "assistant"
-        trace.nodes.append(vf.MessageNode(message=message, parent=above, sampled=is_drawn))
+        is_sampled = sampled and message.role == "assistant"
+        trace.nodes.append(vf.MessageNode(message=message, parent=above, sampled=is_sampled))
     return typed
 
 

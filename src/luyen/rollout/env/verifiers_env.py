@@ -24,11 +24,6 @@ from luyen.rollout.tools.executors import ThreadExecutor
 from luyen.rollout.tools.protocol import Tool
 from luyen.rollout.tools.signature import Signature
 
-# Two coroutines that take turns: a program that asks, and the conversation that answers.
-#
-# Some environments are written as a program that calls the policy. A conversation calls its
-# world. An exchange turns the one into the other.
-
 Messages: TypeAlias = Sequence[Message]
 _END_S = 30.0
 _GRACE_S = 1.0
@@ -36,23 +31,27 @@ _GRACE_S = 1.0
 
 @final
 class Exchange:
-    """Runs the program while the conversation waits, and lets it wait while the policy speaks."""
+    """Connects an environment that calls the policy with a conversation that calls its environment.
+
+    The two coroutines alternate: the environment's program runs while the conversation waits, and
+    waits while the policy generates.
+    """
 
     def __init__(self) -> None:
-        self._asked: asyncio.Queue[Messages] = asyncio.Queue()
-        self._said: asyncio.Queue[Messages | None] = asyncio.Queue()
+        self._questions: asyncio.Queue[Messages] = asyncio.Queue()
+        self._replies: asyncio.Queue[Messages | None] = asyncio.Queue()
         self._program: asyncio.Task[None] | None = None
         self._is_over = False
 
     async def ask(self, messages: Messages) -> Messages | None:
-        """For the program: say this; what the policy says to it, or None: it will not speak again.
+        """For the program: send messages; the policy's reply, or None at the end.
 
-        A RuntimeError when it asks on after that.
+        A RuntimeError when it is called again after that.
         """
         if self._is_over:
             raise RuntimeError("the conversation is over, and the environment asks on")
-        self._asked.put_nowait(messages)
-        said = await self._said.get()
+        self._questions.put_nowait(messages)
+        said = await self._replies.get()
         self._is_over = said is None
         return said
 
@@ -65,40 +64,40 @@ class Exchange:
         return first
 
     async def tell(self, messages: Messages) -> Messages | None:
-        """For the conversation: what the policy said; the next question, or None at the end."""
-        self._said.put_nowait(messages)
+        """For the conversation: send the policy's turn; the next question, or None at the end."""
+        self._replies.put_nowait(messages)
         return await self._question()
 
     async def finish(self) -> None:
-        """For the conversation: nothing more is said. What the program raises is raised here."""
+        """For the conversation: end the program. What it raises is raised here."""
         if self._program is None:
             return
-        self._said.put_nowait(None)
+        self._replies.put_nowait(None)
         await asyncio.wait({self._program}, timeout=_END_S)
         if not self._program.done():
             raise TimeoutError(f"the environment did not end within {_END_S:g} s")
         self._program.result()
 
     async def close(self) -> None:
-        """End the program, wherever it is; one that will not end is left to itself."""
+        """Cancel the program; one that ignores the cancellation is abandoned."""
         if self._program is None:
             return
         self._program.cancel()
         await asyncio.wait({self._program}, timeout=_GRACE_S)
         if self._program.done() and not self._program.cancelled():
-            self._program.exception()  # it was raised already, where somebody listened
+            self._program.exception()  # retrieved: `finish` raises it
 
     async def _question(self) -> Messages | None:
         assert self._program is not None
-        asked = asyncio.ensure_future(self._asked.get())
+        question = asyncio.ensure_future(self._questions.get())
         try:
-            await asyncio.wait({asked, self._program}, return_when=asyncio.FIRST_COMPLETED)
-            if asked.done():
-                return asked.result()
+            await asyncio.wait({question, self._program}, return_when=asyncio.FIRST_COMPLETED)
+            if question.done():
+                return question.result()
             self._program.result()
             return None
         finally:
-            asked.cancel()
+            question.cancel()
 
 
 async def _guarded(program: Coroutine[Any, Any, None]) -> None:
@@ -110,12 +109,9 @@ async def _guarded(program: Coroutine[Any, Any, None]) -> None:
         raise faults[0]
 
 
-# The policy as an agent of the `verifiers` package: what its environments call, asked here.
-
-
 @final
 class NoRuntime:
-    """Stands where tasks look for a runtime; whoever uses it is told that there is none."""
+    """Placeholder for a task's runtime; using it raises an error that there is none."""
 
     def __getattr__(self, name: str) -> Any:
         raise RuntimeError(f"the task wants a runtime (`{name}`), and none is run here")
@@ -123,21 +119,21 @@ class NoRuntime:
 
 @final
 class AgentTable:
-    """The agents of an environment: one seat, taken by the policy."""
+    """The agents of an environment: exactly one, the policy."""
 
-    def __init__(self, name: str, seat: "PolicyAgent") -> None:
+    def __init__(self, name: str, agent: "PolicyAgent") -> None:
         self._name = name
-        self._seat = seat
+        self._agent = agent
 
     def __getattr__(self, name: str) -> "PolicyAgent":
         if name != self._name:
             raise AttributeError(f"there is no agent `{name}`; the policy is `{self._name}`")
-        return self._seat
+        return self._agent
 
 
 @final
 class PolicyAgent:
-    """An agent that is the policy. It plays once: a conversation is one trace."""
+    """The policy as an agent of the `verifiers` package. A conversation is one trace."""
 
     def __init__(self, exchange: Exchange, config: Any) -> None:
         self._exchange = exchange
@@ -146,14 +142,14 @@ class PolicyAgent:
         self.trace: Any = None
 
     async def run(self, task: Any, **_: Any) -> Any:
-        """The policy answers the task; the judged trace."""
+        """One turn of the policy; the scored trace."""
         async with self.interaction(task) as talk:
             await talk.turn()
         return self.trace
 
     @asynccontextmanager
     async def interaction(self, task: Any, **_: Any) -> AsyncIterator["AgentInteraction"]:
-        """A conversation in which the environment is the user; it is judged when it ends."""
+        """A conversation in which the environment is the user; it is scored when it ends."""
         if self.trace is not None:
             raise RuntimeError("the environment plays its agent twice; a conversation is one play")
         vf = package()
@@ -181,20 +177,22 @@ class AgentInteraction:
     async def turn(self, message: Any = None) -> Any:
         """Say something to the policy, or let the task's prompt speak; what it answers."""
         vf = package()
-        said = await self._exchange.ask(self._said_with(message))
+        said = await self._exchange.ask(self._next_messages(message))
         if said is None:
             self.trace.stop("max_turns")
             return vf.Segment(messages=[], terminated=True)
         return vf.Segment(messages=record(self.trace, said, sampled=True))
 
-    def _said_with(self, message: Any) -> Sequence[Mapping[str, Any]]:
-        """What the policy reads: the beginning of the task at first, then the message."""
+    def _next_messages(self, message: Any) -> Sequence[Mapping[str, Any]]:
+        """Messages to the policy: the task's opening in the first turn, then `message`."""
         said = _listed(message)
         if not self._has_begun:
             data = self._task.data
             is_silent = data.prompt is None
             if is_silent is (message is None):
-                raise ValueError("a task with a prompt is opened by turn(), others by turn(text)")
+                raise ValueError(
+                    "a task with a prompt is opened by turn(), a task without one by turn(text)"
+                )
             begun = [] if data.system_prompt is None else [("system", data.system_prompt)]
             opening = [{"role": role, "content": text} for role, text in begun]
             said = [*opening, *(said if is_silent else _listed(data.prompt))]
@@ -223,7 +221,7 @@ _threads = ThreadExecutor(most_hanging=64)
 
 @final
 class VerifiersEnv:
-    """One episode. The environment's program runs beside the conversation and drives it.
+    """One episode. The environment's program runs concurrently and drives the conversation.
 
     Tools of its toolsets run in this process. The reward is the sum of the task's own, weighted.
     """
@@ -232,15 +230,15 @@ class VerifiersEnv:
         self._environment = environment
         self._exchange = Exchange()
         env = environment.env
-        self._seat = PolicyAgent(self._exchange, getattr(env.config, environment.seat))
+        self._agent = PolicyAgent(self._exchange, getattr(env.config, environment.agent_name))
         self._toolsets = environment.toolsets()
         self._seen = 0
-        turns = asyncio.Lock()
+        lock = asyncio.Lock()
         self.tools: Sequence[Tool] = tuple(
             MethodTool(
                 Signature(method, name=name, doc=method.__doc__ or name),
                 lambda method=method: self._with_state(method),
-                turns=turns,
+                lock=lock,
                 threads=_threads,
             )
             for toolset in self._toolsets
@@ -249,7 +247,7 @@ class VerifiersEnv:
         """The tools of its toolsets."""
 
     async def open(self, prompt: Prompt, key: int) -> Sequence[Message]:
-        """What the task that the row names begins with; the row's own messages are not used."""
+        """Opening messages of the task that the row names; the row's own messages are not used."""
         del key
         number = prompt.extra_info.get("task")
         if not isinstance(number, int):
@@ -264,46 +262,46 @@ class VerifiersEnv:
         return messages
 
     async def act(self, messages: Sequence[Message]) -> Observation:
-        """Tell the program what was said; its next message, or that it is done."""
-        asked = await self._exchange.tell(messages[self._seen :])
-        if asked is None:
+        """Send the policy's turn to the program; its next messages, or that it is done."""
+        question = await self._exchange.tell(messages[self._seen :])
+        if question is None:
             return Observation(is_done=True)
-        self._seen = len(messages) + len(asked)
-        return Observation(messages=tuple(asked))
+        self._seen = len(messages) + len(question)
+        return Observation(messages=tuple(question))
 
     async def score(self) -> float | None:
         """The weighted sum of the rewards; None when the task has none."""
         await self._exchange.finish()
-        if self._seat.trace is None:  # its time was up before it began
+        if self._agent.trace is None:  # its time was up before it began
             return None
-        rewards: Mapping[str, Any] = self._seat.trace.rewards
+        rewards: Mapping[str, Any] = self._agent.trace.rewards
         missing = [name for name, reward in rewards.items() if reward is None]
         if missing:
             raise RuntimeError(f"the reward `{missing[0]}` was not computed")
-        return number_or_none(self._seat.trace.reward, "the task") if rewards else None
+        return number_or_none(self._agent.trace.reward, "the task") if rewards else None
 
     async def close(self) -> None:
-        """End the program and let the toolsets go."""
+        """End the program and close the toolsets."""
         await self._exchange.close()
         for toolset in self._toolsets:
             await toolset._exit_stack.aclose()
 
     async def _episode(self, task: Any) -> None:
         vf, env = package(), self._environment.env
-        agents = AgentTable(self._environment.seat, self._seat)
+        agents = AgentTable(self._environment.agent_name, self._agent)
         await env.setup(agents)
         await env.run(task, agents)
-        if self._seat.trace is None:
+        if self._agent.trace is None:
             raise RuntimeError("the environment ran no agent")
         info = vf.EnvInfo(id=env.config.env_id)
-        episode = vf.Episode(env=info, task=trace_task(task), traces=[self._seat.trace])
+        episode = vf.Episode(env=info, task=trace_task(task), traces=[self._agent.trace])
         await env.finalize(task, episode)
 
     def _with_state(self, method: Callable[..., Any]) -> Callable[..., Any]:
         """The method, with the state of this conversation where toolsets look for it."""
 
         async def call(**arguments: Any) -> Any:
-            with call_state(self._seat.trace.state):
+            with call_state(self._agent.trace.state):
                 return await _threads.run(method, arguments)
 
         return call

@@ -1,7 +1,7 @@
 """Continuous batching over one policy: prompts are read once a group, rows finish when they finish.
 
-A pass either reads new prompts or draws one token for every running row. What a row gets depends on
-its own tokens and key only, so neither the limits below nor the order of requests changes a result.
+A pass either prefills new prompts or decodes one token for every running row. A row depends only on
+its own tokens and key, so neither the limits below nor the order of requests changes a result.
 """
 
 from collections import deque
@@ -25,7 +25,7 @@ from luyen.rollout.protocol import Completion, Ending, Request, refuse_impossibl
 
 @final
 class NativeEngine:
-    """The embedded engine on CPU; its weights are the trainer's own, at most laid out anew."""
+    """The embedded engine on CPU; it shares the trainer's weights, possibly in another layout."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class NativeEngine:
 
     @property
     def is_batch_invariant(self) -> bool:
-        """Whether an answer does not depend on what else is drawn at the same time."""
+        """Whether a completion does not depend on the other sequences in the batch."""
         return self._is_exact
 
     def submit(self, request: Request) -> None:
@@ -86,38 +86,38 @@ class NativeEngine:
 
     @torch.no_grad()
     def advance(self) -> list[Completion]:
-        """One pass: read prompts while rows are free, otherwise draw a token for every row."""
+        """One pass: prefill prompts while rows are free, otherwise decode one token per row."""
         admitted = self._admit()
         done: list[Completion] = []
         with self._fast_linears(admitted):
             if admitted:
-                done = self._read_prompts(admitted)
+                done = self._prefill(admitted)
             elif self._rows:
-                done = self._draw_next()
-        self._rest()
+                done = self._decode_next()
+        self._free_idle()
         return done
 
     def abort(self, request: str, sample: int | None = None) -> list[Completion]:
-        """Stop a request or one sample of it; what there is of its unfinished answers."""
-        waiting = [row for row in self._waiting if row.is_meant(request, sample)]
-        self._waiting = deque(r for r in self._waiting if not r.is_meant(request, sample))
-        running = [i for i, row in enumerate(self._rows) if row.is_meant(request, sample)]
+        """Stop a request or one sample of it; its partial completions."""
+        waiting = [row for row in self._waiting if row.matches(request, sample)]
+        self._waiting = deque(r for r in self._waiting if not r.matches(request, sample))
+        running = [i for i, row in enumerate(self._rows) if row.matches(request, sample)]
         rows = [*waiting, *self._release(running)]
-        self._rest()
+        self._free_idle()
         return [row.completion("aborted") for row in rows]
 
     def fingerprint(self) -> Fingerprint:
-        """The very parameters of the policy."""
+        """Fingerprint of the policy's parameters, which are shared."""
         return Fingerprint.of(self._policy)
 
     def close(self) -> None:
-        """Free what is held."""
+        """Drop all requests and free the caches."""
         self._waiting.clear()
         self._rows, self._tensors, self._cache = [], None, None
-        self._rest()
+        self._free_idle()
 
-    def _rest(self) -> None:
-        """Once nothing runs, hold nothing that is cheap to make anew: training needs the memory."""
+    def _free_idle(self) -> None:
+        """When idle, free what is cheap to rebuild: training needs the memory."""
         if not self.is_idle:
             return
         # A slotted cache made for single answers would keep groups out of the two-part one.
@@ -143,8 +143,8 @@ class NativeEngine:
             free -= 1
         return groups
 
-    def _read_prompts(self, groups: list[list[Row]]) -> list[Completion]:
-        cache = self._room(groups)
+    def _prefill(self, groups: list[list[Row]]) -> list[Completion]:
+        cache = self._reserve(groups)
         lengths = [len(group[0].request.tokens) for group in groups]
         ends = torch.tensor(lengths).cumsum(0)
         first = len(self._rows)
@@ -171,7 +171,7 @@ class NativeEngine:
         )
         return self._finish(range(start, len(self._rows)))
 
-    def _room(self, groups: list[list[Row]]) -> RowCache:
+    def _reserve(self, groups: list[list[Row]]) -> RowCache:
         """The cache, with room for what runs, what is admitted now and what may follow it."""
         known = [*self._rows, *(row for group in groups for row in group), *self._waiting]
         rows = min(len(known), self._rows_at_once)
@@ -185,7 +185,7 @@ class NativeEngine:
         self._cache.make_room(rows, length)
         return self._cache
 
-    def _draw_next(self) -> list[Completion]:
+    def _decode_next(self) -> list[Completion]:
         assert self._cache is not None
         device = self._policy.device
         if self._tensors is None:
@@ -195,9 +195,9 @@ class NativeEngine:
         positions = torch.tensor(lengths, device=device)
         context = self._cache.step(lengths, device)
         tokens = torch.tensor([row.tokens[-1] for row in self._rows], device=device)
-        drawn = torch.tensor([len(row.tokens) for row in self._rows], device=device)
+        generated = torch.tensor([len(row.tokens) for row in self._rows], device=device)
         hidden = self._policy.hidden(tokens, positions, context)
-        self._append(self._rows, hidden, self._tensors, drawn)
+        self._append(self._rows, hidden, self._tensors, generated)
         return self._finish(range(len(self._rows)))
 
     def _fast_linears(self, admitted: list[list[Row]]) -> AbstractContextManager[None]:
@@ -205,16 +205,18 @@ class NativeEngine:
         known = [*self._rows, *(row for group in admitted for row in group), *self._waiting]
         if self._linears is None or not known:
             return nullcontext()
-        return self._linears.in_use(steps=max(row.draws_left for row in known))
+        return self._linears.in_use(steps=max(row.tokens_left for row in known))
 
-    def _append(self, rows: list[Row], hidden: Tensor, tensors: RowTensors, drawn: Tensor) -> None:
-        """Draw one token for each of the rows and write it down."""
+    def _append(
+        self, rows: list[Row], hidden: Tensor, tensors: RowTensors, generated: Tensor
+    ) -> None:
+        """Sample one token for each row and append it."""
         logits = self._policy.head.logits(hidden, temperature=1.0)
         if tensors.temperature is not None:
             logits = logits / tensors.temperature
-        uniform = uniforms(tensors.keys, drawn)
+        uniform = uniforms(tensors.keys, generated)
         if self._is_exact or tensors.limits is not None:
-            found = sample_tokens(logits, uniform, tensors.greedy, tensors.limits_at(drawn))
+            found = sample_tokens(logits, uniform, tensors.greedy, tensors.limits_at(generated))
         else:
             found = sample_untruncated(logits, uniform, tensors.greedy)
         append_tokens(rows, found)

@@ -23,7 +23,7 @@ class RowCache(Protocol):
     def sink(
         self, starts: Sequence[int], lengths: Sequence[int], rows: Sequence[tuple[int, int]]
     ) -> KeyValueSink:
-        """What takes packed prompts: their first tokens, lengths, and first and end rows."""
+        """Writer for packed prompts, given their first tokens, lengths, and first and end rows."""
         ...
 
     def step(self, positions: Sequence[int], device: torch.device) -> AttentionContext:
@@ -40,9 +40,9 @@ class SlottedCache:
     """`[rows, kv heads, length, width]` per layer; rows 0 to `used` are running sequences.
 
     A layer's tensors are made when it first stores something, since only then its heads and widths
-    are known for certain, and grow when more or longer sequences come: room that no request asked
-    for is never held. Rows start as zeros and only ever hold finite numbers: a masked key has
-    weight exactly 0, and 0 times a stale number is 0, which it would not be for NaN.
+    are known for certain, and grow when more or longer sequences come: memory that no request
+    needs is never allocated. Rows start as zeros and only ever contain finite numbers: a masked key
+    has weight exactly 0, and 0 times a stale number is 0, which it would not be for NaN.
     """
 
     def __init__(self, *, rows: int, length: int) -> None:
@@ -72,7 +72,7 @@ class SlottedCache:
     def sink(
         self, starts: Sequence[int], lengths: Sequence[int], rows: Sequence[tuple[int, int]]
     ) -> "PromptWriter":
-        """What takes packed prompts: their first tokens, lengths, and first and end rows."""
+        """Writer for packed prompts, given their first tokens, lengths, and first and end rows."""
         return PromptWriter(cache=self, starts=starts, lengths=lengths, rows=rows)
 
     def step(self, positions: Sequence[int], device: torch.device) -> "DecodeContext":
@@ -110,7 +110,7 @@ class PromptWriter:
     """
 
     cache: SlottedCache
-    """Where rows live."""
+    """The cache."""
     starts: Sequence[int]
     """First packed token of each prompt."""
     lengths: Sequence[int]
@@ -138,7 +138,7 @@ class DecodeContext:
     """
 
     cache: SlottedCache
-    """Where rows live."""
+    """The cache."""
     positions: Tensor
     """Position of each row's new token."""
     span: int
@@ -171,21 +171,20 @@ class DecodeContext:
         return out[None]
 
 
-# Keys and values in two parts: a prompt's once for all its samples, the drawn tokens' per row.
-#
-# The samples of a prompt read its keys together, as many queries of one product; each row then
-# reads its own keys, and the two results are weighed by their log-sum-exp. That is the same
-# attention with other rounding, so it serves only where no exactness is promised.
-
 _OWN_STEP = 16
-"""Own keys are looked at in multiples of this many."""
+"""The span of own keys is a multiple of this."""
 
 _Pair = tuple[Tensor, Tensor]
 
 
 @final
 class SharedPrefixCache:
-    """`[slots, tokens, kv heads, width]` of prompts and `[rows, tokens, kv heads, width]` of draws.
+    """Keys and values of prompts, once for all their samples, and of generated tokens, per row.
+
+    Prompts are `[slots, tokens, kv heads, width]`, generated tokens `[rows, tokens, kv heads,
+    width]`. The samples of a prompt read its keys together, as many queries of one product; each
+    row then reads its own keys, and the two results are merged by their log-sum-exp. That is the
+    same attention with other rounding, so it is used only where no exactness is promised.
 
     Rows and slots are dense: the last one moves into a gap. A slot lives as long as a row of it.
     Tensors grow when something needs the room. What is not written yet is 0, and so finite.
@@ -200,7 +199,7 @@ class SharedPrefixCache:
         self._lengths: list[int] = []
 
     def make_room(self, rows: int, _length: int, /) -> None:
-        """Expect this many rows; the room for tokens follows what is drawn."""
+        """Expect this many rows; the room for tokens grows with generation."""
         self._rows = max(rows, self._rows)
 
     def sink(
@@ -227,7 +226,7 @@ class SharedPrefixCache:
         gone = self._slots[index]
         if index != last:
             own = length - self._lengths[self._slots[last]]
-            # A row that drew its first token has no keys of its own yet, nor perhaps a place.
+            # A row with one generated token has no keys of its own yet, and perhaps no memory.
             if own > 0:
                 _copy(self._own, last, index, own)
             self._slots[index] = self._slots[last]
@@ -247,7 +246,7 @@ class SharedPrefixCache:
         return _with_room(self._prompts, layer, (keys, values), size)
 
     def own_room(self, layer: int, keys: Tensor, values: Tensor) -> _Pair:
-        """Keys and values of drawn tokens, with room for all rows and the newest token."""
+        """Keys and values of generated tokens, with room for all rows and the newest token."""
         return _with_room(self._own, layer, (keys, values), (self._rows, self._own_length))
 
     def _close(self, slot: int) -> None:
@@ -312,13 +311,13 @@ class SharedPrefixContext:
         span: int,
         device: torch.device,
     ) -> None:
-        """`slots` and `own` say of each row where its prompt is and how many draws are cached."""
+        """`slots` and `own`: the slot of each row's prompt, and its cached own tokens."""
         members: list[list[int]] = [[] for _ in lengths]
         for row, slot in enumerate(slots):
             members[slot].append(row)
         self._cache, self._span, self._device = cache, span, device
         self._width = max(len(rows) for rows in members)
-        # A slot with fewer rows asks for its first one again; nobody reads that answer.
+        # A slot with fewer rows repeats its first one; that result is not used.
         grid = [row for rows in members for row in rows + rows[:1] * (self._width - len(rows))]
         places = {
             row: s * self._width + i for s, m in enumerate(members) for i, row in enumerate(m)
@@ -359,10 +358,10 @@ class SharedPrefixContext:
     def _over_prompts(self, grouped: Tensor, pair: _Pair, mask: Tensor, scale: float) -> _Pair:
         """Output `[rows, group, kv heads, width]` and log-sum-exp of the prompt part."""
         kv, group, width = grouped.shape[1:]
-        asked = grouped if self._is_grid else grouped.index_select(0, self._grid)
-        asked = asked.view(-1, self._width, kv, group, width).transpose(1, 2).flatten(2, 3)
+        queries = grouped if self._is_grid else grouped.index_select(0, self._grid)
+        queries = queries.view(-1, self._width, kv, group, width).transpose(1, 2).flatten(2, 3)
         keys, values = (x.transpose(1, 2) for x in pair)
-        out, weight = _flash(asked, keys, values, mask, scale)
+        out, weight = _flash(queries, keys, values, mask, scale)
         out = out.transpose(1, 2).reshape(-1, group, kv, width)
         weight = weight.transpose(1, 2).reshape(-1, group, kv)
         if self._is_grid:
@@ -384,8 +383,8 @@ class SharedPrefixContext:
         seen = (place[:longest] < self._lengths[:, None])[:, None]
         if sliding is not None:
             own &= self._own[:, None] - own_place < sliding
-            asked = self._own[self._grid].view(-1, self._width) + self._lengths[:, None]
-            near = asked[:, :, None] - place[:longest] < sliding
+            positions = self._own[self._grid].view(-1, self._width) + self._lengths[:, None]
+            near = positions[:, :, None] - place[:longest] < sliding
             seen = (seen & near).repeat_interleave(grouped.shape[2], 1)
         return _additive(seen[:, None], grouped.dtype), _additive(own[:, None, None], grouped.dtype)
 
@@ -433,6 +432,6 @@ def can_split(policy: Policy) -> bool:
     Caps on scores and sinks are written out, without the log-sum-exp that merging needs.
     """
     zero = torch.zeros(1, dtype=torch.int64, device=policy.device)
-    witness = _SplitProbe(PackedContext.of([1], device=policy.device))
-    policy.hidden(zero, zero, witness)
-    return witness.can_split
+    probe = _SplitProbe(PackedContext.of([1], device=policy.device))
+    policy.hidden(zero, zero, probe)
+    return probe.can_split

@@ -1,7 +1,7 @@
 """Token sampling: one uniform number per token, from a counter and not from a state.
 
 Which tokens come out depends on the row's logits, its key and its position, and on nothing else in
-the batch. Noise is never drawn per vocabulary entry: on a CPU that costs more than the model.
+the batch. There is no noise per vocabulary entry: on a CPU that costs more than the model.
 """
 
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ def _shifted(z: Tensor, bits: int) -> Tensor:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TruncationLimits:
-    """What each row may draw.
+    """Truncation of each row's distribution.
 
     Example:
         >>> top_p, min_p = torch.ones(1, 1), torch.zeros(1, 1)
@@ -49,7 +49,7 @@ class TruncationLimits:
     min_p: Tensor
     """`[rows, 1]` smallest probability relative to the likeliest."""
     barred: Tensor | None = None
-    """`[rows, ids]` tokens that may not be drawn, -1 where there is none; None: all may be."""
+    """`[rows, ids]` tokens that may not be sampled, -1 where there is none; None: all may be."""
 
 
 @final
@@ -67,7 +67,7 @@ class NextTokens:
     logps: Tensor
     """Their log-probability under the full softmax."""
     kept: Tensor | None
-    """Share of the full softmax that may be drawn, where something may not."""
+    """Mass of the full softmax that truncation keeps; None without truncation."""
 
 
 def sample_tokens(

@@ -20,14 +20,14 @@ _MARGIN = 16
 """Tokens decoded beyond the length of a stop string, in case some are worth no character."""
 
 
-def _signed(key: int) -> int:
+def signed_key(key: int) -> int:
     """An unsigned 64-bit key as torch's int64 holds it."""
     return key - (1 << 64) if key >= 1 << 63 else key
 
 
 @final
 class Row:
-    """One sequence in the making: it grows by a token at a time."""
+    """One sequence being generated."""
 
     __slots__ = ("kept", "logps", "request", "sample", "tokens")
 
@@ -39,13 +39,13 @@ class Row:
         self.logps: list[float] = []
         self.kept: list[float] = []
 
-    def is_meant(self, request: str, sample: int | None) -> bool:
+    def matches(self, request: str, sample: int | None) -> bool:
         """Whether it is the sample of the request, or any of them."""
         return self.request.id == request and sample in (None, self.sample)
 
     @property
     def length(self) -> int:
-        """Tokens whose keys are cached: the prompt and all but the newest draw."""
+        """Tokens whose keys are cached: the prompt and all but the newest token."""
         return len(self.request.tokens) + max(0, len(self.tokens) - 1)
 
     @property
@@ -54,12 +54,12 @@ class Row:
         return len(self.request.tokens) + self.request.sampling.max_new_tokens
 
     @property
-    def draws_left(self) -> int:
-        """Tokens it may still draw."""
+    def tokens_left(self) -> int:
+        """Tokens it may still generate."""
         return self.request.sampling.max_new_tokens - len(self.tokens)
 
     def append(self, token: int, logp: float, kept: float) -> None:
-        """Write a draw down; a UserError if the weights gave no probability."""
+        """Append a token; a UserError if the weights gave no probability."""
         if not math.isfinite(logp):
             raise UserError(
                 "actor_rollout_ref.model.path",
@@ -78,7 +78,7 @@ class Row:
         kept: list[float] | None,
         decode: Decode | None,
     ) -> Ending | None:
-        """Write down draws up to the one that ends the answer; why it ended, if it did."""
+        """Append tokens up to the one that ends the row; why it ended, if it did."""
         sampling = self.request.sampling
         masses = kept if kept is not None else [1.0] * len(tokens)
         is_plain = sampling.ignore_stop or not sampling.stop_strings
@@ -99,16 +99,16 @@ class Row:
         return self.ending(decode)
 
     def ending(self, decode: Decode | None) -> Ending | None:
-        """Why the newest token ends the answer; None while it goes on."""
+        """Why the newest token ends the row; None: it continues."""
         sampling = self.request.sampling
         if not sampling.ignore_stop and (
-            self.tokens[-1] in sampling.stop_ids or self._says_stop(decode)
+            self.tokens[-1] in sampling.stop_ids or self._has_stop_string(decode)
         ):
             return "stop"
         return "length" if len(self.tokens) >= sampling.max_new_tokens else None
 
     def completion(self, reason: Ending) -> Completion:
-        """What there is of the answer."""
+        """The completion of the tokens so far."""
         return Completion(
             request=self.request.id,
             sample=self.sample,
@@ -118,7 +118,7 @@ class Row:
             kept_mass=tuple(self.kept) if self.request.sampling.is_truncated else (),
         )
 
-    def _says_stop(self, decode: Decode | None) -> bool:
+    def _has_stop_string(self, decode: Decode | None) -> bool:
         """Whether the newest token completes a stop string; only the end is decoded."""
         sampling = self.request.sampling
         strings = sampling.stop_strings
@@ -134,10 +134,10 @@ class Row:
         return any(text.rfind(stop) + len(stop) > known for stop in strings if stop in text)
 
 
-def append_tokens(rows: Sequence[Row], drawn: NextTokens) -> None:
-    """Append one draw to each row."""
-    tokens, logps = drawn.tokens.tolist(), drawn.logps.tolist()
-    kept = drawn.kept.tolist() if drawn.kept is not None else [1.0] * len(rows)
+def append_tokens(rows: Sequence[Row], sampled: NextTokens) -> None:
+    """Append one token to each row."""
+    tokens, logps = sampled.tokens.tolist(), sampled.logps.tolist()
+    kept = sampled.kept.tolist() if sampled.kept is not None else [1.0] * len(rows)
     for row, token, logp, mass in zip(rows, tokens, logps, kept, strict=True):
         row.append(token, logp, mass)
 
@@ -145,7 +145,7 @@ def append_tokens(rows: Sequence[Row], drawn: NextTokens) -> None:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RowTensors:
-    """What sampling needs of each row, as tensors; made anew when the set of rows changes.
+    """Sampling parameters of each row as tensors; rebuilt when the set of rows changes.
 
     Example:
         >>> RowTensors.of([], vocabulary=4, device="cpu").greedy is None
@@ -161,7 +161,7 @@ class RowTensors:
     limits: TruncationLimits | None
     """Truncation, with the tokens barred at first; None when no row truncates."""
     floors: Tensor | None
-    """`[rows, 1]` draws for which tokens are barred; None when none is in any row."""
+    """`[rows, 1]` tokens before which ids are barred; None when no row bars any."""
 
     @classmethod
     def of(
@@ -188,7 +188,7 @@ class RowTensors:
         floors = torch.tensor([p.min_new_tokens for p in params], device=device)[:, None]
         greedy = [p.is_greedy for p in params]
         scales = [1.0 if p.is_greedy else p.temperature for p in params]
-        keys = [_signed(row.request.keys[row.sample]) for row in rows]
+        keys = [signed_key(row.request.keys[row.sample]) for row in rows]
         return cls(
             keys=torch.tensor(keys, dtype=torch.int64, device=device),
             temperature=column(scales) if any(s != 1.0 for s in scales) else None,
@@ -197,11 +197,11 @@ class RowTensors:
             floors=floors if most else None,
         )
 
-    def limits_at(self, drawn: Tensor) -> TruncationLimits | None:
-        """What rows that have drawn so many tokens may draw next."""
+    def limits_at(self, generated: Tensor) -> TruncationLimits | None:
+        """Limits of the next token, for rows that have generated this many."""
         if self.limits is None or self.limits.barred is None or self.floors is None:
             return self.limits
-        barred = torch.where(drawn[:, None] < self.floors, self.limits.barred, -1)
+        barred = torch.where(generated[:, None] < self.floors, self.limits.barred, -1)
         return replace(self.limits, barred=barred)
 
 

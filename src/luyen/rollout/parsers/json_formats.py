@@ -203,7 +203,7 @@ def _deepseek_failure(text: str, at: int, why: str) -> Piece:
 #         <|constrain|>json<|message|>{}<|call|>
 #
 # The recipient may also stand before the channel. A message with a recipient is a call on any
-# channel; the text of all others, calls written in it included, is text.
+# channel; any other message is text, even if it contains the text of a call.
 #
 # Content is what the family's template takes as content: text without the marks of the
 # messages. In a turn that calls or tries to, that is thinking and preamble; otherwise it is the
@@ -232,7 +232,7 @@ class _HarmonyMessage:
     channel: str
     """Name of the channel; empty when none is given."""
     text: str
-    """What it says; empty for a call that could be read."""
+    """Its text; empty for a well-formed call."""
     end: int
     """The position behind it."""
     attempt: Attempt | None = None
@@ -289,7 +289,7 @@ def _gpt_oss_message(text: str, at: int) -> _HarmonyMessage:
 
 
 def _gpt_oss_without_body(text: str, at: int, start: re.Match[str] | None) -> _HarmonyMessage:
-    """What stands where a header should, up to the start of the next message or the end."""
+    """Text in place of a header, up to the next message or the end."""
     stop, end = (start.start(), start.end()) if start else (len(text), len(text))
     lost = text[at:stop]
     problem = "the call has no <|message|>" if f"to={_GPT_OSS_NAMESPACE}" in lost else None

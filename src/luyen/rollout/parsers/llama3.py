@@ -45,13 +45,13 @@ _BUILT_IN = ".call"
 
 
 class _NotACallError(ValueError):
-    """Reading cannot go on; the message says why."""
+    """The text is not a call; the message says why."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PythonicRead:
-    """What was read at a position.
+    """Result of reading calls at a position.
 
     Example:
         >>> PythonicRead(calls=(), end=3).fault is None

@@ -1,4 +1,4 @@
-"""What a tool call parser takes and gives, and the scanning and JSON reading formats share."""
+"""The tool call parser protocol, and the scanning and JSON reading that formats share."""
 
 import json
 import math
@@ -22,15 +22,15 @@ class WrittenCall:
     """
 
     name: str
-    """The tool's name; whether it exists is not looked at here."""
+    """The tool's name; the parser does not check that it exists."""
     arguments: Mapping[str, Any]
-    """Named arguments; whether they fit is not looked at here."""
+    """Named arguments; the parser does not validate them."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedTurn:
-    """What an assistant turn says, apart from its calls.
+    """An assistant turn, split into text and calls.
 
     Example:
         >>> ParsedTurn(content="Let me see.", calls=()).problems
@@ -40,9 +40,9 @@ class ParsedTurn:
     content: str
     """The text without the calls; thinking is kept."""
     calls: tuple[WrittenCall, ...]
-    """Calls that could be read, in the order they stand."""
+    """Well-formed calls, in text order."""
     problems: tuple[str, ...] = ()
-    """One line for each attempt at a call that could not be read: what is wrong with it."""
+    """One line for each malformed call: what is wrong with it."""
 
 
 ToolParser: TypeAlias = Callable[[str], ParsedTurn]
@@ -54,10 +54,10 @@ It is total: any text gives a result, no text raises.
 tool_parsers: Registry[ToolParser] = Registry(
     "tool call format", "actor_rollout_ref.rollout.multi_turn.format"
 )
-"""Registered with `stop_tokens`: special tokens that end a turn besides the tokenizer's own."""
+"""Registered with `stop_tokens`: more special tokens that end a turn."""
 
 
-# JSON as a policy wrote it: read strictly, from a position, with a reason where it fails.
+# Strict JSON reading from a position in the text, with a reason on failure.
 
 NESTING_LIMIT = 64
 """Deeper values are refused: what handles them later may recurse, and no tool needs them."""
@@ -70,7 +70,7 @@ _EXCERPT = 24
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JsonRead:
-    """What was read at a position.
+    """Result of reading JSON at a position.
 
     Example:
         >>> JsonRead(value=1, end=3).fault is None
@@ -82,7 +82,7 @@ class JsonRead:
     end: int
     """The position behind the value, or where reading failed."""
     fault: str | None = None
-    """Why it is not JSON that can be used, in one line; None when it is."""
+    """Why it is not usable JSON, in one line; None when it is."""
 
 
 def quoted(text: str, most: int = 60) -> str:
@@ -121,7 +121,7 @@ def read_json(text: str, at: int) -> JsonRead:
 
 
 def flaw(value: Any) -> str | None:
-    """Why a decoded value cannot be passed on; None when it can."""
+    """Why a decoded value is not usable; None when it is."""
     waiting: list[tuple[Any, int]] = [(value, 0)]
     while waiting:
         item, depth = waiting.pop()
@@ -177,12 +177,12 @@ def _decoder(faults: list[str]) -> json.JSONDecoder:
     return json.JSONDecoder(parse_constant=constant, parse_int=integer, object_pairs_hook=pairs)
 
 
-# From decoded JSON to a call, or to a line that says why it is none.
+# Decoded JSON to a call, or to one line that says why it is not a call.
 
 Attempt: TypeAlias = WrittenCall | str
 """A call, or what is wrong with it."""
 
-_BESIDE_ARGUMENTS = frozenset(("name", "id", "type"))
+_CALL_FIELDS = frozenset(("name", "id", "type"))
 
 
 def call_from_object(value: Any, keys: tuple[str, ...] = ("arguments",)) -> Attempt:
@@ -209,9 +209,9 @@ def call_from_object(value: Any, keys: tuple[str, ...] = ("arguments",)) -> Atte
         return f"the call of {quoted(name)} has {_listed(present)}, and only one can count"
     if present:
         return call_from_parts(name, fields[present[0]])
-    others = [key for key in fields if key not in _BESIDE_ARGUMENTS]
-    if others:
-        return f'the call of {quoted(name)} has no "{keys[0]}"; it has {_listed(others[:4])}'
+    unexpected = [key for key in fields if key not in _CALL_FIELDS]
+    if unexpected:
+        return f'the call of {quoted(name)} has no "{keys[0]}"; it has {_listed(unexpected[:4])}'
     return WrittenCall(name=name, arguments={})
 
 
@@ -251,10 +251,10 @@ def _kind(value: Any) -> str:
     return words[type(value)]
 
 
-# Finding calls between plain text and thinking: what the tagged formats share.
+# Scanning a turn for calls between text and thinking blocks; shared by the tagged formats.
 
 THINK, UNTHINK = "<think>", "</think>"
-"""How most families wrap thinking, as patterns."""
+"""Thinking tags of most model families, as patterns."""
 ATTEMPT_LIMIT = 128
 """Attempts of one turn that are read. A policy that writes nothing but opening tags must neither
 stop the other conversations nor fill its own with messages."""
@@ -263,7 +263,7 @@ stop the other conversations nor fill its own with messages."""
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """What stands at a mark.
+    """Result of reading the text at a mark.
 
     Example:
         >>> Piece(end=12, attempts=("the call is not closed",)).has_call
@@ -271,9 +271,9 @@ class Piece:
     """
 
     end: int
-    """Where the text goes on."""
+    """Position after it."""
     attempts: tuple[Attempt, ...] = ()
-    """Calls and problems, in order; empty when nobody tried to call."""
+    """Calls and problems, in order; empty when there was no attempt to call."""
 
     @property
     def has_call(self) -> bool:
@@ -282,7 +282,7 @@ class Piece:
 
 
 Read: TypeAlias = Callable[[str, re.Match[str]], Piece]
-"""(text, mark that was found) -> what stands there; it must not raise."""
+"""(text, mark that was found) -> the piece there; it must not raise."""
 
 
 def marks(opening: str, think: str = THINK, unthink: str = UNTHINK) -> re.Pattern[str]:
@@ -335,7 +335,7 @@ def gathered(content: str, attempts: Sequence[Attempt]) -> ParsedTurn:
 
 
 def behind_failure(text: str, at: int, stops: re.Pattern[str]) -> int:
-    """Where to go on after an attempt failed at a position.
+    """Position at which to continue after a malformed call.
 
     That is behind the next match of the group `close` of `stops`, or before any other match.
     """

@@ -30,7 +30,7 @@ _TAG_EXCERPT = 24
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TagStyle:
-    """How a format writes one argument and the end of a call.
+    """Syntax of one argument and of the end of a call.
 
     Example:
         >>> TagStyle(key=re.compile("<k=(.*?)>"), next_key="<k=", close="</k>",
@@ -41,7 +41,7 @@ class TagStyle:
     key: re.Pattern[str]
     """Everything from the end of the last value to the begin of the next; group 1 is its key."""
     next_key: str
-    """How a key begins: a value that holds this was not closed."""
+    """Start of a key: a value that contains it was not closed."""
     close: str
     """What ends a value."""
     end: re.Pattern[str]
@@ -91,7 +91,7 @@ def piece_of(text: str, attempt: Attempt, end: int) -> Piece:
 #     </function>
 #     </tool_call>
 #
-# Values are strings; see `luyen.rollout.parsers.tag_formats`.
+# Values are strings; see the module docstring.
 
 _QWEN3_MARKS = marks(r"</?tool_call>|<function=")
 _QWEN3_FUNCTION = re.compile(r"\s*<function=\s*([^\s<>]+)\s*>")
@@ -135,8 +135,7 @@ def _read_qwen3(text: str, mark: re.Match[str]) -> Piece:
 #     <arg_value>VALUE</arg_value>
 #     </tool_call>
 #
-# GLM 4.7 writes the same without line breaks. Values are strings; see
-# `luyen.rollout.parsers.tag_formats`.
+# GLM 4.7 writes the same without line breaks. Values are strings; see the module docstring.
 
 _GLM_MARKS = marks(r"</?tool_call>")
 _GLM_NAME = re.compile(r"\s*([^\s<>]+)\s*(?=<|$)")

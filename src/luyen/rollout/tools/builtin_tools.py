@@ -52,16 +52,16 @@ def calculator_tool(*, name: str = "calculator") -> FunctionTool:
 
 async def _calculator(expression: str) -> str:
     """Evaluate arithmetic."""
-    return evaluated(expression)
+    return evaluate(expression)
 
 
-def evaluated(expression: str) -> str:
+def evaluate(expression: str) -> str:
     """The value of an expression as text; ToolError says why it has none.
 
     Example:
-        >>> evaluated("123 * (45 - 6)"), evaluated("7 / 2"), evaluated("2^10"), evaluated("0.1+0.2")
+        >>> evaluate("123 * (45 - 6)"), evaluate("7 / 2"), evaluate("2^10"), evaluate("0.1+0.2")
         ('4797', '3.5', '1024', '0.3')
-        >>> evaluated("1 / 0")
+        >>> evaluate("1 / 0")
         Traceback (most recent call last):
         ...
         luyen.rollout.tools.user_code.ToolError: division by zero
@@ -162,12 +162,12 @@ _OPERATIONS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 }
 
 
-# Python code that the policy writes, run in the sandbox.
+# The `python` tool: code of the policy, run in the sandbox.
 
 _SPARE_S = 20.0
 """Time of a call beyond that of its program, so that the sandbox is the one that ends it."""
 _LAST = 2000
-"""Characters of standard error that are shown: the end of a traceback says most."""
+"""Last characters of standard error that are shown."""
 
 
 @builtin_tools.register("python")
@@ -179,7 +179,7 @@ def python_tool(*, name: str = "python", **limits: Any) -> FunctionTool:
             raise UserError(
                 "config", given, "the sandbox has no such limit", did_you_mean(given, known)
             )
-    held = Limits(**limits)
+    sandbox_limits = Limits(**limits)
 
     async def python(code: str) -> str:
         """Run Python code and read what it prints and the value of its last line.
@@ -187,14 +187,14 @@ def python_tool(*, name: str = "python", **limits: Any) -> FunctionTool:
         Args:
             code: A whole program. Nothing is kept between calls.
         """
-        return said(await run_python(code, limits=held))
+        return program_output(await run_python(code, limits=sandbox_limits))
 
-    own = {"timeout_s": held.wall_s + _SPARE_S, "concurrency": 8}
+    own = {"timeout_s": sandbox_limits.wall_s + _SPARE_S, "concurrency": 8}
     return FunctionTool(python, name=name, limits=own)
 
 
-def said(ran: ProgramResult) -> str:
-    """What the policy reads about a program; ToolError when it was killed.
+def program_output(ran: ProgramResult) -> str:
+    """The output of a program for the policy; ToolError when it was killed.
 
     An exception inside the program is a result like any other: its traceback is shown.
     """
@@ -206,9 +206,8 @@ def said(ran: ProgramResult) -> str:
     return "\n".join(part for part in parts if part) or "(no output)"
 
 
-# Search in a collection of texts on this machine: by words, or by exact key.
-#
-# The order of what is found depends on the collection and the query alone.
+# The `search` tool: a local collection, searched by words or by exact key. The order of results
+# depends on the collection and the query alone.
 
 _WORD = re.compile(r"\w+")
 _K1, _B = 1.2, 0.75
@@ -316,7 +315,7 @@ def _read(path: str, key_field: str, text_field: str) -> list[tuple[str, str]]:
         raise UserError("config.path", path, why, "give a readable JSONL file") from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         why = f"line {number} is no object with `{key_field}` and `{text_field}`"
-        fix = "mend the line, or set `key_field` and `text_field`"
+        fix = "fix the line, or set `key_field` and `text_field`"
         raise UserError("config.path", path, why, fix) from error
     return found
 
@@ -325,8 +324,5 @@ def _pair(line: str, key_field: str, text_field: str) -> tuple[str, str]:
     row: Any = json.loads(line)
     if not isinstance(row, dict):
         raise TypeError("no object")
-    held = cast(dict[str, Any], row)
-    return str(held[key_field]), str(held[text_field])
-
-
-# Everything that registers a built-in tool is imported here.
+    fields = cast(dict[str, Any], row)
+    return str(fields[key_field]), str(fields[text_field])

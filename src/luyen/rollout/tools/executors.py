@@ -23,11 +23,11 @@ from luyen.sandbox.worker import module_of
 
 @final
 class ThreadExecutor:
-    """Calls functions on threads that nothing waits for once the caller has gone.
+    """Calls functions on daemon threads; a cancelled call leaves its thread running.
 
-    A thread cannot be killed. One that outlives its caller is counted until it ends, and when
-    `most_hanging` of them are about, further calls are refused. The threads do not keep the process
-    from ending.
+    A thread cannot be killed. One that outlives its caller is counted until it ends, and while
+    `most_hanging` of them run, further calls are refused. The threads do not keep the process from
+    ending.
     """
 
     def __init__(self, *, most_hanging: int) -> None:
@@ -54,7 +54,7 @@ class ThreadExecutor:
             values: list[Any] = []
             with boundary(faults):
                 values.append(context.run(lambda: function(**arguments)))
-            with suppress(RuntimeError):  # the loop was closed meanwhile
+            with suppress(RuntimeError):  # the loop was closed before the thread ended
                 loop.call_soon_threadsafe(_set_result, done, values)
 
         thread = threading.Thread(target=work, name="tool", daemon=True)
@@ -74,7 +74,7 @@ def _set_result(done: "asyncio.Future[list[Any]]", values: list[Any]) -> None:
         done.set_result(values)
 
 
-# Functions in processes of their own: another core for what computes, an end for what hangs.
+# Functions in other processes: they use other cores and can be killed.
 
 _MOST = 1_000_000
 """Characters at either end of a longer result that are sent back."""
@@ -131,13 +131,13 @@ def _place_of(function: Callable[..., Any]) -> str:
 
 
 def prepare(where: str, name: str, values: Mapping[str, Any]) -> None:
-    """In the other process: load the function, off the clock."""
+    """In the worker process: load the function, before its time is measured."""
     del name, values
     module_of(where)
 
 
 def perform(where: str, name: str, values: Mapping[str, Any]) -> tuple[str, Any]:
-    """In the other process: the reply, or what the function said about the call."""
+    """In the worker process: the reply, or the error that the policy reads."""
     function = vars(module_of(where))[name].function
     try:
         returned = function(**values)
@@ -152,14 +152,14 @@ def perform(where: str, name: str, values: Mapping[str, Any]) -> tuple[str, Any]
     return "", reply
 
 
-# An event loop on a thread of its own, for what must outlive the loops of single steps.
-
 T = TypeVar("T")
 
 
 @final
 class BackgroundLoop:
-    """Runs coroutines on one loop, whoever asks. Stop it at the end; forgetting it stops it too.
+    """An event loop on its own thread that outlives the loops of single steps.
+
+    Call `stop` at the end; garbage collection stops it too.
 
     Example:
         >>> async def answer() -> int:

@@ -27,7 +27,7 @@ from luyen.rollout.tools.protocol import ToolLimits, ToolReply, ToolSession, as_
 from luyen.rollout.tools.rollout_tools import idempotency_key
 from luyen.rollout.tools.user_code import ToolError, line_of, one_line
 
-# How much an MCP server behind an address may send: what it says is held in memory.
+# Size limit of HTTP responses, which are read into memory.
 
 MAX_RESPONSE_BYTES = 32 * 2**20
 """The longest body of one answer. Streams of events have no end, and a limit for each event."""
@@ -36,17 +36,17 @@ IDENTITY_ENCODING = {"Accept-Encoding": "identity"}
 
 
 async def limit_response(response: Response) -> None:
-    """Bound what is read of a response, also after nobody waits for it any more."""
+    """Limit the size of a response; the limit holds after the caller is cancelled, too."""
     packed = response.headers.get("content-encoding", "identity")
     if packed != "identity":
         raise StreamError(f"the answer is packed ({packed}), and was wanted as it is")
     kind = response.headers.get("content-type", "")
     if isinstance(response.stream, AsyncByteStream) and not kind.startswith("text/event-stream"):
-        response.stream = _Bounded(response.stream)
+        response.stream = _BoundedStream(response.stream)
 
 
 @final
-class _Bounded(AsyncByteStream):
+class _BoundedStream(AsyncByteStream):
     """A body that ends with an error where it is too long."""
 
     def __init__(self, inner: AsyncByteStream) -> None:
@@ -64,19 +64,19 @@ class _Bounded(AsyncByteStream):
         await self._inner.aclose()
 
 
-# A server that says something else than answers would fill the terminal with tracebacks.
+# A server that writes anything but responses would fill the terminal with tracebacks.
 logging.getLogger("mcp.client").setLevel(logging.CRITICAL)
 
 _END_S = 15.0
-"""How long a server may take to end; its process is killed well before."""
+"""Most seconds for a server to end; its process is killed well before."""
 _KEY = "luyen/idempotency-key"
-"""Where a request holds the key of its call, in its `_meta`."""
+"""Key of a request's `_meta` with the idempotency key of its call."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class McpTarget:
-    """Where a server is: a command to start, or an address.
+    """A server's command, or its address.
 
     Example:
         >>> McpTarget(command=("python", "server.py")).url is None
@@ -86,7 +86,7 @@ class McpTarget:
     command: tuple[str, ...] = ()
     """Program and arguments of a server that speaks over stdio."""
     env: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Variables of its environment, besides PATH, HOME and the like."""
+    """Environment variables, in addition to PATH, HOME and the like."""
     cwd: str | None = None
     """Its working directory."""
     url: str | None = None
@@ -102,26 +102,26 @@ class McpTarget:
 
 @final
 class McpServer:
-    """One connection, kept over all steps of a run and made anew when it breaks."""
+    """One connection, kept over all steps of a run and reopened when it breaks."""
 
     def __init__(self, target: McpTarget) -> None:
         self.target = target
         self._background = BackgroundLoop("mcp")
-        self._closing = threading.Lock()
-        self._making = asyncio.Lock()
+        self._close_lock = threading.Lock()
+        self._connect_lock = asyncio.Lock()
         self._client: Client | None = None
         self._holder: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
         self._log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
 
-    def listed(self) -> list[dict[str, Any]]:
+    def list_tools(self) -> list[dict[str, Any]]:
         """Name, description and parameters of every tool; a UserError when it does not answer."""
         faults: list[BaseException] = []
         with boundary(faults):
             return self._background.wait(self._list(), seconds=self.target.start_s + 5.0)
         self.close()
         why = f"the MCP server does not answer: {line_of(_innermost(faults[0]))}"
-        raise UserError("mcp", str(self.target), why, "start it by hand and mend it")
+        raise UserError("mcp", str(self.target), why, "start it by hand to see why it fails")
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """The text of a tool's result; ToolError when the server reports an error of the call."""
@@ -133,14 +133,14 @@ class McpServer:
 
     def close(self) -> None:
         """End the connection, and the server's process if it has one. Twice is allowed."""
-        with self._closing:  # each tool of the server closes it
+        with self._close_lock:  # each tool of the server closes it
             with boundary([]):
                 self._background.wait(self._end(), seconds=_END_S)
             self._background.stop()
             self._log.close()
 
     async def _list(self) -> list[dict[str, Any]]:
-        client = await self._connected()
+        client = await self._connect()
         found: list[dict[str, Any]] = []
         cursor: str | None = None
         while True:
@@ -156,7 +156,7 @@ class McpServer:
     async def _call(
         self, name: str, arguments: Mapping[str, Any], key: str | None
     ) -> CallToolResult:
-        client = await self._connected()
+        client = await self._connect()
         try:
             # A server that knows such keys can tell a call that is made again from a new one.
             meta: Any = None if key is None else {_KEY: key}
@@ -169,12 +169,12 @@ class McpServer:
             self._drop(client)
             raise
 
-    async def _connected(self) -> Client:
-        async with self._making:
+    async def _connect(self) -> Client:
+        async with self._connect_lock:
             if self._client is None:
                 up = asyncio.get_running_loop().create_future()
                 self._stop = asyncio.Event()
-                self._holder = asyncio.create_task(self._hold(up, self._stop))
+                self._holder = asyncio.create_task(self._keep_open(up, self._stop))
                 first = asyncio.FIRST_COMPLETED
                 limit = self.target.start_s
                 await asyncio.wait({up, self._holder}, timeout=limit, return_when=first)
@@ -182,8 +182,8 @@ class McpServer:
                 raise ConnectionError(self._reason())
             return self._client
 
-    async def _hold(self, up: "asyncio.Future[None]", stop: asyncio.Event) -> None:
-        """Keep the connection open until told to stop: it must end in the task that began it."""
+    async def _keep_open(self, up: "asyncio.Future[None]", stop: asyncio.Event) -> None:
+        """Keep the connection open until `stop` is set: it must end in the task that began it."""
         client: Client | None = None
         try:
             async with self._transport() as transport, Client(transport) as client:
@@ -238,13 +238,13 @@ class McpTool:
     """One tool of a server."""
 
     def __init__(
-        self, server: McpServer, listed: Mapping[str, Any], *, name: str, limits: ToolLimits
+        self, server: McpServer, entry: Mapping[str, Any], *, name: str, limits: ToolLimits
     ) -> None:
         self._server = server
-        self._their_name = str(listed["name"])
+        self._server_name = str(entry["name"])
         self._name = name
         self._limits = limits
-        self._schema = {"type": "function", "function": {**listed, "name": name}}
+        self._schema = {"type": "function", "function": {**entry, "name": name}}
 
     @property
     def name(self) -> str:
@@ -253,18 +253,18 @@ class McpTool:
 
     @property
     def schema(self) -> Mapping[str, Any]:
-        """As the server lists it."""
+        """The server's schema."""
         return self._schema
 
     @property
     def limits(self) -> ToolLimits:
-        """How long and how often it may run."""
+        """Timeout, retries and concurrency."""
         return self._limits
 
     async def open(self, prompt: Prompt, key: int) -> ToolSession:
         """All rollouts share the server and whatever state it has."""
         del prompt, key
-        return _Session(self._server, self._their_name)
+        return _Session(self._server, self._server_name)
 
     async def close(self) -> None:
         """End the server, which its other tools share."""
@@ -299,7 +299,7 @@ def mcp_tools(
     A UserError when the server does not answer, or has no tool of a selected name.
     """
     server = McpServer(target)
-    found = {entry["name"]: entry for entry in server.listed()}
+    found = {entry["name"]: entry for entry in server.list_tools()}
     for name in select or ():
         if name not in found:
             server.close()

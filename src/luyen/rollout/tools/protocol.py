@@ -1,4 +1,4 @@
-"""What a tool is: schema, limits, markers, a session per rollout, and replies as text."""
+"""The tool protocol: schema, limits, markers, a session per rollout, and replies as text."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ from luyen.base.registry import Registry
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolLimits:
-    """How long and how often a tool may run.
+    """Timeout, retries and concurrency of a tool.
 
     Example:
         >>> ToolLimits(timeout_s=5.0).retries
@@ -35,7 +35,7 @@ class ToolLimits:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolReply:
-    """What a tool gives back.
+    """Result of a tool call.
 
     Example:
         >>> ToolReply(text="42").reward is None
@@ -43,9 +43,9 @@ class ToolReply:
     """
 
     text: str
-    """What the policy reads."""
+    """Text for the policy."""
     reward: float | None = None
-    """What the tool thinks of the call; None when it has no opinion."""
+    """Reward of the call; None: the tool gives none."""
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     """Numbers to log, by name."""
 
@@ -58,11 +58,11 @@ class ToolSession(Protocol):
         ...
 
     async def score(self) -> float | None:
-        """What the tool thinks of the rollout as a whole, at its end; None: nothing."""
+        """Reward of the whole rollout, at its end; None: the tool gives none."""
         ...
 
     async def release(self) -> None:
-        """Free what is held; called exactly once, also after a fault."""
+        """Release its resources; called exactly once, also after a fault."""
         ...
 
 
@@ -71,7 +71,7 @@ class Tool(Protocol):
 
     @property
     def name(self) -> str:
-        """How the policy calls it."""
+        """Name that the policy calls it by."""
         ...
 
     @property
@@ -81,7 +81,7 @@ class Tool(Protocol):
 
     @property
     def limits(self) -> ToolLimits:
-        """How long and how often it may run."""
+        """Timeout, retries and concurrency."""
         ...
 
     async def open(self, prompt: Prompt, key: int) -> ToolSession:
@@ -96,7 +96,7 @@ class Tool(Protocol):
         ...
 
 
-# What a tool or a session may say about itself, besides what every one does.
+# Optional marker classes for tools and sessions.
 
 
 class SharedSession:
@@ -111,12 +111,12 @@ class SharedSession:
 class Stateful:
     """Mark of a session whose calls depend on earlier ones: they share its state.
 
-    The state dies with the process. A rollout that is played again after that makes them again.
+    The state dies with the process, so a resumed rollout makes the calls again.
     """
 
 
 class UsesRunLimits:
-    """Mark of a tool that says nothing about how long it may run: the run's limit holds."""
+    """Mark of a tool without its own timeout: the run's timeout applies."""
 
 
 class OneAtATime(Stateful):
@@ -134,7 +134,7 @@ class ToolTimeout(Exception):
     """A call took longer than the limit of its tool."""
 
 
-# Limits of a tool as users write them.
+# Validation of the limits that users write.
 
 _NAMES = tuple(field.name for field in fields(ToolLimits))
 _WHOLE = ("retries", "concurrency")
@@ -162,13 +162,11 @@ def check_limits(limits: Mapping[str, Any]) -> None:
             raise UserError(f"limits.{name}", value, f"expected {what}", f"set it {least}")
 
 
-# Tools that come with the package, by the name under which a tool file asks for them.
-
 builtin_tools: Registry[Callable[..., Tool]] = Registry("built-in tool", "tools[].builtin")
-"""Makes the tool; keyword arguments come from `config` beside the name."""
+"""Factories of built-in tools by name; keyword arguments come from the entry's `config`."""
 
 
-# Results as text: whatever a tool returned, of a length that a conversation can hold.
+# Tool results as text of a limited length.
 
 Side: TypeAlias = Literal["left", "middle", "right"]
 """Which part of a long result is kept, named as verl names it; `middle` keeps both ends."""
@@ -204,7 +202,7 @@ def _decoded(value: bytes) -> str:
 
 
 def truncate_text(text: str, *, most: int, side: Side) -> str:
-    """At most so many characters of the text, with a mark where others stood.
+    """At most so many characters of the text, with a mark where text was removed.
 
     The text is cut before anything else looks at it, so its length costs nothing. Halves of
     surrogate pairs, which no tokenizer takes, are replaced.
@@ -235,11 +233,8 @@ def _encodable(text: str) -> str:
     return text
 
 
-# Replies out of what ordinary Python code returns.
-
-
 def reply_of(returned: Any) -> ToolReply:
-    """What a function returned, as a reply: a reply itself, or anything that has a text.
+    """The return value of a function as a reply.
 
     Example:
         >>> reply_of([1, 2]).text

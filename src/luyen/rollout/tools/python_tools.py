@@ -50,7 +50,7 @@ class FunctionTool(SharedSession):
 
     @property
     def name(self) -> str:
-        """How the policy calls it."""
+        """Name that the policy calls it by."""
         return self.schema["function"]["name"]
 
     @property
@@ -60,11 +60,13 @@ class FunctionTool(SharedSession):
 
     @property
     def limits(self) -> ToolLimits:
-        """How long and how often it may run."""
+        """Timeout, retries and concurrency."""
         return self._limits
 
-    def limited(self, *, unless_own: Mapping[str, Any], above: Mapping[str, Any]) -> "FunctionTool":
-        """The same tool, with limits under its own ones and above them."""
+    def with_limits(
+        self, *, unless_own: Mapping[str, Any], above: Mapping[str, Any]
+    ) -> "FunctionTool":
+        """A copy with defaults for limits it does not set, and with overrides."""
         limits = {**unless_own, **self._own, **above}
         return FunctionTool(
             self.function, name=self.name, limits=limits, in_process=self._in_process
@@ -155,15 +157,13 @@ def tool(
     return make if target is None else make(target)
 
 
-# A tool from a class: one object for every rollout, from its beginning to its end.
-
 _MOST_ENDINGS = 64
 """Scores and releases of a tool that may hang before the next ones are refused."""
 
 
 @final
 class ClassTool:
-    """A tool whose class is made anew for every rollout; see `tool_class`."""
+    """A tool with one object of its class per rollout; see `tool_class`."""
 
     def __init__(
         self,
@@ -191,7 +191,7 @@ class ClassTool:
 
     @property
     def name(self) -> str:
-        """How the policy calls it."""
+        """Name that the policy calls it by."""
         return self._name
 
     @property
@@ -201,21 +201,23 @@ class ClassTool:
 
     @property
     def limits(self) -> ToolLimits:
-        """How long and how often it may run."""
+        """Timeout, retries and concurrency."""
         return self._limits
 
-    def limited(self, *, unless_own: Mapping[str, Any], above: Mapping[str, Any]) -> "ClassTool":
-        """The same tool, with limits under its own ones and above them."""
+    def with_limits(
+        self, *, unless_own: Mapping[str, Any], above: Mapping[str, Any]
+    ) -> "ClassTool":
+        """A copy with defaults for limits it does not set, and with overrides."""
         limits = {**unless_own, **self._own, **above}
         return ClassTool(self.cls, name=self._name, limits=limits, settings=self._settings)
 
-    def configured(self, settings: Mapping[str, Any]) -> "ClassTool":
-        """The same tool, whose objects are made with these keyword arguments."""
+    def with_config(self, settings: Mapping[str, Any]) -> "ClassTool":
+        """A copy whose objects are constructed with these keyword arguments."""
         try:
             inspect.signature(self.cls).bind(**settings)
         except TypeError as error:
             why = f"{self.cls.__name__} cannot be made with {dict(settings)!r}: {error}"
-            raise UserError("tool", self._name, why, "mend `config`") from error
+            raise UserError("tool", self._name, why, "change `config`") from error
         return ClassTool(self.cls, name=self._name, limits=self._own, settings=settings)
 
     async def open(self, prompt: Prompt, key: int) -> ToolSession:
@@ -234,12 +236,12 @@ class ClassTool:
                 is_created = True
             finally:
                 if not is_created:
-                    with boundary([]):  # what is told is why `create` failed
+                    with boundary([]):  # the error of `create` is raised, not that of `release`
                         await session.release()
         return session
 
     async def close(self) -> None:
-        """Nothing is held between rollouts."""
+        """There is nothing to release between rollouts."""
 
 
 @final
@@ -272,7 +274,7 @@ def _method(made: Any, name: str) -> Callable[..., Any] | None:
 
 
 def row_settings(prompt: Prompt, tool: str, kind: str) -> dict[str, Any]:
-    """What a row gives to a tool: `extra_info["tools_kwargs"][tool][kind]`, empty without it.
+    """A row's settings for a tool: `extra_info["tools_kwargs"][tool][kind]`, empty without it.
 
     Example:
         >>> from luyen.base.records import make_prompt
@@ -300,8 +302,8 @@ def tool_class(
     """Make a tool of a class with a typed method `call`; `create`, `score`, `release` if wanted.
 
     An object is made for every rollout. `create` may take `prompt`, `key` and what the row gives
-    under `tools_kwargs`; `score` returns the tool's opinion of the whole rollout; `release` frees
-    what is held. Any of them may be a coroutine function; others run on a thread. Calls of one
+    under `tools_kwargs`; `score` returns the reward of the whole rollout; `release` frees
+    resources. Coroutine functions run on the event loop, other methods on a thread. Calls of one
     rollout are made one after the other. `limits` are those of `tool`.
 
     Example:

@@ -36,73 +36,64 @@ from luyen.rollout.tools.user_code import (
 from luyen.rollout.tools.validate import Validator
 from luyen.telemetry.journal import CallRecord, WorkJournal
 
-# A tool as one rollout has it, and how a call of it is made.
-
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundTool:
-    """A tool as one rollout has it.
+    """A tool and its session in one rollout.
 
     Example:
-        >>> BoundTool(name="add", checker=Validator("add", {}), limits=ToolLimits(),
+        >>> BoundTool(name="add", validator=Validator("add", {}), limits=ToolLimits(),
         ...       free=asyncio.Semaphore(1), session=None, problem="no server").problem
         'no server'
     """
 
     name: str
     """Its name."""
-    checker: Validator
-    """Holds arguments against its schema."""
+    validator: Validator
+    """Validates arguments against its schema."""
     limits: ToolLimits
-    """How long and how often it may run."""
+    """Timeout, retries and concurrency."""
     free: AbstractAsyncContextManager[Any]
-    """Held while it runs, so that not too many do."""
+    """Semaphore that limits concurrent calls."""
     session: ToolSession | None
     """Its session; None when it could not be opened."""
     problem: str = ""
     """Why there is no session."""
-    remembers: bool = False
-    """Whether its calls share a state, its own or that of a world, which dies with the process."""
-    is_standing: bool = False
-    """Whether the session is that of all rollouts: it scores nothing and is not released."""
+    is_stateful: bool = False
+    """Whether calls share a state, its own or the environment's, that dies with the process."""
+    is_shared: bool = False
+    """Whether all rollouts share the session: it scores nothing and is not released."""
 
 
 async def call_with_retries(
-    place: BoundTool, session: ToolSession, arguments: Mapping[str, Any]
+    bound: BoundTool, session: ToolSession, arguments: Mapping[str, Any]
 ) -> tuple[CallOutcome, int, float]:
     """The last outcome of a call, how often it was tried, and how long it ran in all."""
     seconds = 0.0
-    limit = None if isinstance(session, OwnTimeout) else place.limits.timeout_s
-    for number in range(place.limits.retries + 1):
+    limit = None if isinstance(session, OwnTimeout) else bound.limits.timeout_s
+    for number in range(bound.limits.retries + 1):
         if number > 0:
-            await asyncio.sleep(place.limits.backoff_s * 2 ** (number - 1))
-        async with place.free:
-            outcome = await attempt(_called(session, arguments), seconds=limit)
+            await asyncio.sleep(bound.limits.backoff_s * 2 ** (number - 1))
+        async with bound.free:
+            outcome = await attempt(_call_session(session, arguments), seconds=limit)
         if isinstance(outcome.fault, ToolTimeout):
             outcome = CallOutcome(is_late=True, seconds=outcome.seconds)
         seconds += outcome.seconds
         is_final = isinstance(outcome.fault, InvalidArguments | ToolError)
         has_answered = outcome.fault is None and not outcome.is_late
-        if has_answered or is_final or number == place.limits.retries:
+        if has_answered or is_final or number == bound.limits.retries:
             return outcome, number + 1, seconds
     raise AssertionError("a call is tried at least once")
 
 
-async def _called(session: ToolSession, arguments: Mapping[str, Any]) -> ToolReply:
-    """Each try has arguments of its own: a tool may do with them what it likes."""
+async def _call_session(session: ToolSession, arguments: Mapping[str, Any]) -> ToolReply:
+    """Every attempt gets a copy of the arguments, which a tool may modify."""
     return await session.call(own_copy(arguments))
 
 
-# The journal as the tool calls of one attempt at a rollout see it.
-#
-# Before a tool is called, the intent is written down under a key that names the call for ever;
-# after it, the result. A process that goes on after another was killed finds a result and need
-# not call, or finds an intent without one: the tool may or may not have acted, and nobody can
-# know.
-
 OnUnknown: TypeAlias = Literal["retry", "fault"]
-"""A call whose outcome nobody knows: make it again, or break the rollout."""
+"""A call with an unknown outcome: make it again, or fail the rollout."""
 _key: ContextVar[str | None] = ContextVar("idempotency_key", default=None)
 
 
@@ -121,32 +112,37 @@ def idempotency_key() -> str | None:
 
 @final
 class CallJournal:
-    """Where the calls of one attempt are looked up and written down."""
+    """The journal of the tool calls of one attempt at a rollout.
+
+    Before a call its intent is written under a key that identifies the call across restarts; after
+    it, the result. A resumed run finds a result and does not call, or finds an intent without a
+    result: the tool may or may not have acted.
+    """
 
     def __init__(
-        self, journal: WorkJournal, place: Sequence[Any], *, on_unknown: OnUnknown = "retry"
+        self, journal: WorkJournal, address: Sequence[Any], *, on_unknown: OnUnknown = "retry"
     ) -> None:
-        """`place` names the attempt among all of the run."""
+        """`address` names the attempt among all of the run."""
         self._journal = journal
-        self._place = tuple(place)
+        self._address = tuple(address)
         self._on_unknown = on_unknown
 
     def begin(
-        self, written: WrittenCall, *, turn: int, index: int, remembers: bool
+        self, written: WrittenCall, *, turn: int, index: int, is_stateful: bool
     ) -> tuple[str, CallRecord | None]:
         """The key of a call, and what came of it if it need not be made.
 
-        A session that `remembers` earlier calls lost them with its process: they are made again.
+        A session that `is_stateful` earlier calls lost them with its process: they are made again.
         UnknownOutcome where that is the policy.
         """
         name, arguments = written.name, written.arguments
-        key = self._journal.call_key((*self._place, turn, index), name, arguments)
+        key = self._journal.call_key((*self._address, turn, index), name, arguments)
         known = self._journal.call(key)
-        if known.call is not None and not remembers:
+        if known.call is not None and not is_stateful:
             return key, known
         if known.is_unknown and self._on_unknown == "fault":
             raise UnknownOutcome(
-                f"{name}: the run was killed during this call, and nobody knows whether it acted "
+                f"{name}: the run was killed during this call, and it is unknown whether it acted "
                 "(multi_turn.on_unknown)"
             )
         self._journal.intend(key, name, arguments)
@@ -165,7 +161,7 @@ OnError: TypeAlias = Literal["observe", "fault"]
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallOptions:
-    """How calls are read and results shown.
+    """How calls are validated and results are shown.
 
     Example:
         >>> CallOptions().side
@@ -179,7 +175,7 @@ class CallOptions:
     from_text: bool = False
     """Whether the call format writes every argument as text."""
     on_error: OnError = "observe"
-    """What a broken tool does to the rollout."""
+    """Whether a broken tool is shown to the policy or ends the rollout."""
     end_s: float = 30.0
     """Most seconds for all scores of a rollout, and again for all releases."""
 
@@ -189,56 +185,61 @@ class RolloutTools:
     """The sessions of one rollout. Release them at the end, whatever happened."""
 
     def __init__(
-        self, places: Sequence[BoundTool], reading: CallOptions, ledger: CallJournal | None = None
+        self,
+        bound_tools: Sequence[BoundTool],
+        options: CallOptions,
+        ledger: CallJournal | None = None,
     ) -> None:
-        """`ledger` is where calls are written down, in a run that keeps a journal."""
+        """`ledger` journals the calls, in a run with a journal."""
         self._ledger = ledger
-        self._places = {place.name: place for place in places}
-        self._reading = reading
-        self._turns = {
-            place.name: asyncio.Lock() if isinstance(place.session, OneAtATime) else nullcontext()
-            for place in places
+        self._bound = {bound.name: bound for bound in bound_tools}
+        self._options = options
+        self._locks = {
+            bound.name: asyncio.Lock() if isinstance(bound.session, OneAtATime) else nullcontext()
+            for bound in bound_tools
         }
         self._is_released = False
         self.metrics: dict[str, float] = {}
         """Sums of what tools measured, as `tool/metric`."""
         self.problems: list[str] = []
-        """What went wrong where neither the policy nor the rollout's end could hear of it."""
+        """Errors of `release`, which neither the policy nor the rollout reports."""
 
     async def call(self, written: WrittenCall, turn: int, index: int = 0) -> ToolCall:
         """Make a call, the turn's `index`th; one that the ledger knows is not made again.
 
         Only a cancellation is raised, and a ToolFault or UnknownOutcome where that is the policy.
         """
-        arguments, mistake = self._checked(written, turn)
+        arguments, mistake = self._check(written, turn)
         if mistake is not None:
             return mistake
-        place = self._places[written.name]
-        if place.session is None:
-            if self._reading.on_error == "fault":
-                raise ToolFault(f"{place.name}: {place.problem}")
-            return self._made(written, turn, CallStatus.FAILED, place.problem)
+        bound = self._bound[written.name]
+        if bound.session is None:
+            if self._options.on_error == "fault":
+                raise ToolFault(f"{bound.name}: {bound.problem}")
+            return self._failed_call(written, turn, CallStatus.FAILED, bound.problem)
         if self._ledger is None:
-            return (await self._ran(written, turn, place, arguments))[0]
-        key, known = self._ledger.begin(written, turn=turn, index=index, remembers=place.remembers)
+            return (await self._run(written, turn, bound, arguments))[0]
+        key, known = self._ledger.begin(
+            written, turn=turn, index=index, is_stateful=bound.is_stateful
+        )
         if known is not None and known.call is not None:
             self._count(known.metrics or {})
             return known.call
         call, metrics = None, dict[str, float]()
         try:
-            call, metrics = await self._ran(written, turn, place, arguments)
+            call, metrics = await self._run(written, turn, bound, arguments)
             return call
         finally:
             self._ledger.end(key, call, metrics)
 
-    async def _ran(
-        self, written: WrittenCall, turn: int, place: BoundTool, arguments: Mapping[str, Any]
+    async def _run(
+        self, written: WrittenCall, turn: int, bound: BoundTool, arguments: Mapping[str, Any]
     ) -> tuple[ToolCall, dict[str, float]]:
-        """What came of a call, and what the tool measured."""
-        assert place.session is not None
-        async with self._turns[place.name]:
-            outcome, attempts, seconds = await call_with_retries(place, place.session, arguments)
-        call, metrics = self._judged(written, turn, place, outcome)
+        """Make a call; its record and the tool's metrics."""
+        assert bound.session is not None
+        async with self._locks[bound.name]:
+            outcome, attempts, seconds = await call_with_retries(bound, bound.session, arguments)
+        call, metrics = self._to_call(written, turn, bound, outcome)
         self._count(metrics)
         return replace(call, attempts=attempts, seconds=seconds), metrics
 
@@ -247,34 +248,34 @@ class RolloutTools:
             self.metrics[path] = self.metrics.get(path, 0.0) + float(value)
 
     def malformed(self, problem: str, turn: int) -> ToolCall:
-        """A call that could not be read, as the policy hears of it."""
+        """The record of a malformed call, as the policy reads it."""
         nameless = WrittenCall(name="", arguments={})
-        return self._made(nameless, turn, CallStatus.MALFORMED, problem)
+        return self._failed_call(nameless, turn, CallStatus.MALFORMED, problem)
 
     def refused(self, written: WrittenCall, why: str, turn: int) -> ToolCall:
-        """A call that is not made, as the policy hears of it.
+        """The record of a call that is not made, as the policy reads it.
 
-        One that could not have been made is what it is: a mistake must not pass for a valid call.
+        An invalid call is recorded as invalid, not as refused.
         """
-        mistake = self._checked(written, turn)[1]
-        return mistake or self._made(written, turn, CallStatus.REFUSED, why)
+        mistake = self._check(written, turn)[1]
+        return mistake or self._failed_call(written, turn, CallStatus.REFUSED, why)
 
     async def score(self) -> dict[str, float]:
-        """What each tool thinks of the whole rollout, for those that have an opinion.
+        """Rewards of the whole rollout, by tool, from the tools that give one.
 
         A ToolFault when one cannot say: a missing reward must not read as 0.
         """
         own = self._own_sessions()
-        outcomes = await self._all([session.score() for _, session in own])
+        outcomes = await self._attempt_all([session.score() for _, session in own])
         found: dict[str, float] = {}
-        for (place, _), outcome in zip(own, outcomes, strict=True):
-            problem = _problem(outcome, place.name, "score")
+        for (bound, _), outcome in zip(own, outcomes, strict=True):
+            problem = _problem(outcome, bound.name, "score")
             if problem is None and not _is_reward(outcome.value):
-                problem = f"{place.name}: its score is {one_line(repr(outcome.value))}, no number"
+                problem = f"{bound.name}: its score is {one_line(repr(outcome.value))}, no number"
             if problem is not None:
                 raise ToolFault(problem)
             if outcome.value is not None:
-                found[place.name] = float(outcome.value)
+                found[bound.name] = float(outcome.value)
         return found
 
     async def release(self) -> None:
@@ -283,42 +284,42 @@ class RolloutTools:
             return
         self._is_released = True
         own = self._own_sessions()
-        outcomes = await self._all([session.release() for _, session in own])
-        for (place, _), outcome in zip(own, outcomes, strict=True):
-            problem = _problem(outcome, place.name, "release")
+        outcomes = await self._attempt_all([session.release() for _, session in own])
+        for (bound, _), outcome in zip(own, outcomes, strict=True):
+            problem = _problem(outcome, bound.name, "release")
             if problem is not None:
                 self.problems.append(problem)
 
     def _own_sessions(self) -> list[tuple[BoundTool, ToolSession]]:
-        """What was opened for this rollout."""
+        """Sessions that were opened for this rollout."""
         return [
-            (place, place.session)
-            for place in self._places.values()
-            if place.session is not None and not place.is_standing
+            (bound, bound.session)
+            for bound in self._bound.values()
+            if bound.session is not None and not bound.is_shared
         ]
 
-    async def _all(self, waiting: Sequence[Any]) -> list[CallOutcome]:
+    async def _attempt_all(self, waiting: Sequence[Any]) -> list[CallOutcome]:
         if not waiting:
             return []
-        limit = self._reading.end_s
+        limit = self._options.end_s
         return await asyncio.gather(*(attempt(one, seconds=limit) for one in waiting))
 
-    def _checked(self, written: WrittenCall, turn: int) -> tuple[dict[str, Any], ToolCall | None]:
+    def _check(self, written: WrittenCall, turn: int) -> tuple[dict[str, Any], ToolCall | None]:
         """The arguments as the tool gets them, or what is wrong with the call."""
-        place = self._places.get(written.name)
-        if place is None:
-            why = self._unknown(written.name)
-            return {}, self._made(written, turn, CallStatus.UNKNOWN_TOOL, why)
+        bound = self._bound.get(written.name)
+        if bound is None:
+            why = self._unknown_tool(written.name)
+            return {}, self._failed_call(written, turn, CallStatus.UNKNOWN_TOOL, why)
         faults: list[BaseException] = []
         with boundary(faults):
-            fitted = place.checker.fit(written.arguments, from_text=self._reading.from_text)
+            fitted = bound.validator.fit(written.arguments, from_text=self._options.from_text)
             return own_copy(fitted), None
         # Also what is nested too deeply, or a number with too many digits, is the policy's mistake.
         why = line_of(faults[0])
-        return {}, self._made(written, turn, CallStatus.INVALID_ARGUMENTS, why)
+        return {}, self._failed_call(written, turn, CallStatus.INVALID_ARGUMENTS, why)
 
-    def _judged(
-        self, written: WrittenCall, turn: int, place: BoundTool, outcome: CallOutcome
+    def _to_call(
+        self, written: WrittenCall, turn: int, bound: BoundTool, outcome: CallOutcome
     ) -> tuple[ToolCall, dict[str, float]]:
         faults: list[BaseException] = []
         if outcome.fault is not None:
@@ -327,16 +328,18 @@ class RolloutTools:
             with boundary(faults):
                 return self._succeeded(written, turn, outcome.value)
         if outcome.is_late:
-            status, said = CallStatus.TIMED_OUT, f"no answer within {place.limits.timeout_s:g} s"
+            status, said = CallStatus.TIMED_OUT, f"no answer within {bound.limits.timeout_s:g} s"
         elif isinstance(faults[0], InvalidArguments):
-            return self._made(written, turn, CallStatus.INVALID_ARGUMENTS, line_of(faults[0])), {}
+            return self._failed_call(
+                written, turn, CallStatus.INVALID_ARGUMENTS, line_of(faults[0])
+            ), {}
         else:
             status, said = CallStatus.FAILED, line_of(faults[0])
         where = place_of(faults[0]) if faults else ""
         error = f"{said} ({where})" if where else said
-        if self._reading.on_error == "fault" and not isinstance(outcome.fault, ToolError):
-            raise ToolFault(f"{place.name}: {error}")
-        return replace(self._made(written, turn, status, said), error=error), {}
+        if self._options.on_error == "fault" and not isinstance(outcome.fault, ToolError):
+            raise ToolFault(f"{bound.name}: {error}")
+        return replace(self._failed_call(written, turn, status, said), error=error), {}
 
     def _succeeded(
         self, written: WrittenCall, turn: int, reply: Any
@@ -345,7 +348,7 @@ class RolloutTools:
             raise TypeError(f"it returned a {type(reply).__name__} where a reply is due")
         if not _is_reward(reply.reward):
             raise TypeError(f"its reward is {reply.reward!r}, no number")
-        text = truncate_text(as_text(reply.text), most=self._reading.most, side=self._reading.side)
+        text = truncate_text(as_text(reply.text), most=self._options.most, side=self._options.side)
         metrics = {f"{written.name}/{name}": float(v) for name, v in reply.metrics.items()}
         call = ToolCall(
             turn=turn,
@@ -357,10 +360,12 @@ class RolloutTools:
         )
         return call, metrics
 
-    def _made(self, written: WrittenCall, turn: int, status: CallStatus, why: str) -> ToolCall:
-        """A call that gave no result: the policy reads one line about it."""
+    def _failed_call(
+        self, written: WrittenCall, turn: int, status: CallStatus, why: str
+    ) -> ToolCall:
+        """The record of a call without a result; the policy reads one line of error."""
         line = one_line(why)
-        said = truncate_text(f"Error: {line}", most=max(self._reading.most, 64), side="left")
+        said = truncate_text(f"Error: {line}", most=max(self._options.most, 64), side="left")
         return ToolCall(
             turn=turn,
             name=written.name,
@@ -370,9 +375,9 @@ class RolloutTools:
             error=line,
         )
 
-    def _unknown(self, name: str) -> str:
-        near = near_names(name, self._places, most=1)
-        listed = ", ".join(f"`{known}`" for known in self._places) or "none"
+    def _unknown_tool(self, name: str) -> str:
+        near = near_names(name, self._bound, most=1)
+        listed = ", ".join(f"`{known}`" for known in self._bound) or "none"
         offered = f"did you mean `{near[0]}`?" if near else f"the tools are: {listed}"
         return f"there is no tool `{one_line(name)}`; {offered}"
 
@@ -391,13 +396,11 @@ def _problem(outcome: CallOutcome, name: str, what: str) -> str | None:
     return f"{name}: {what}: {line_of(outcome.fault)} ({place_of(outcome.fault)})"
 
 
-# What became of a call that was run beside others.
-
 _NO_TIME_LEFT = "the time of the conversation was up (multi_turn.time_budget_s)"
 
 
 def finished_call(ran: "asyncio.Future[ToolCall]", written: WrittenCall, turn: int) -> ToolCall:
-    """What became of a call that was run; one that was cancelled had no time left."""
+    """The record of a call that was started; a cancelled one ran out of time."""
     is_late = not ran.done() or ran.cancelled()
     fault = None if is_late else ran.exception()
     if not is_late and fault is None:

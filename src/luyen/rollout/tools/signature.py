@@ -12,7 +12,7 @@ from pydantic.json_schema import GenerateJsonSchema
 from luyen.base.errors import UserError, did_you_mean
 from luyen.rollout.tools.user_code import InvalidArguments
 
-# What a docstring in Google's style says about a function and its arguments.
+# Google-style docstrings: the description of a function and of its arguments.
 
 _SECTION = re.compile(r"^(Args|Arguments|Returns?|Yields?|Raises|Examples?|Notes?|Attributes):\s*$")
 _ENTRY = re.compile(r"^\*{0,2}(\w+)\s*(?:\([^)]*\))?\s*:\s*(.*)$")
@@ -68,7 +68,7 @@ _PASSABLE = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_
 
 @final
 class Signature:
-    """How a function is described to the policy, and how arguments become its Python values.
+    """The schema of a function, and the conversion of arguments to its Python values.
 
     Example:
         >>> def add(a: int, b: int = 1) -> int:
@@ -91,7 +91,7 @@ class Signature:
     ) -> None:
         """`doc` replaces the function's docstring; the first parameter of a `method` is not passed.
 
-        A UserError says what the policy could not be told: an untyped parameter, no description.
+        A UserError for what a schema cannot express: an untyped parameter, no description.
         """
         text = doc or inspect.getdoc(function)
         if not text:
@@ -189,16 +189,16 @@ def _plain(node: Any, definitions: Mapping[str, Any], above: tuple[str, ...]) ->
         return [_plain(entry, definitions, above) for entry in cast(list[Any], node)]
     if not isinstance(node, dict):
         return node
-    held = cast(dict[str, Any], node)
-    named = str(held.get("$ref", "")).removeprefix("#/$defs/")
+    schema = cast(dict[str, Any], node)
+    named = str(schema.get("$ref", "")).removeprefix("#/$defs/")
     if named in definitions and named not in above:
-        rest = {key: value for key, value in held.items() if key != "$ref"}
+        rest = {key: value for key, value in schema.items() if key != "$ref"}
         return _plain({**definitions[named], **rest}, definitions, (*above, named))
     return {
         key: {name: _plain(below, definitions, above) for name, below in value.items()}
         if key == "properties"
         else _plain(value, definitions, above)
-        for key, value in held.items()
+        for key, value in schema.items()
         if not (key == "title" and isinstance(value, str))
     }
 
@@ -225,8 +225,8 @@ def _refers(node: Any) -> bool:
         return any(_refers(entry) for entry in cast(list[Any], node))
     if not isinstance(node, dict):
         return False
-    held = cast(dict[str, Any], node)
-    return "$ref" in held or any(_refers(value) for value in held.values())
+    schema = cast(dict[str, Any], node)
+    return "$ref" in schema or any(_refers(value) for value in schema.values())
 
 
 def _first(error: Exception) -> str:

@@ -27,7 +27,7 @@ from luyen.rollout.tools.protocol import (
 from luyen.rollout.tools.python_tools import ClassTool, FunctionTool, row_settings
 from luyen.rollout.tools.user_code import line_of, load_user_module, load_user_name, place_of
 
-# Entries of a tool file that name MCP servers: ours, and verl's.
+# MCP server entries of a tool file, in our form and in verl's.
 
 
 def server_tools(
@@ -60,7 +60,7 @@ def server_tools(
 
 
 def verl_server_tools(entry: ToolEntry, folder: Path, default: Mapping[str, Any]) -> list[Tool]:
-    """verl's form: a class of verl that only passes calls on, and servers beside it."""
+    """verl's form: a class that only forwards calls, and the servers that its entry lists."""
     if not str(entry.target).startswith("verl.tools."):
         why = "a class of one's own between the policy and an MCP server is not supported"
         raise UserError("class_name", entry.target, why, "write `- mcp: {command: [...]}`")
@@ -95,7 +95,7 @@ def _texts(block: Any) -> dict[str, str]:
     return {str(key): str(value) for key, value in given.items()}
 
 
-# Tools written as classes for verl: create, execute, calc_reward, release by instance id.
+# verl's tool classes: create, execute, calc_reward, release, by instance id.
 
 _numbers = count()
 """Instance ids are never used twice in a process."""
@@ -131,7 +131,7 @@ def is_verl_class(found: Any) -> bool:
 
 @final
 class VerlTool:
-    """One object of such a class, which tells rollouts apart by instance id."""
+    """One object of a verl tool class; instance ids distinguish rollouts."""
 
     def __init__(
         self,
@@ -148,21 +148,21 @@ class VerlTool:
 
     @property
     def name(self) -> str:
-        """How the policy calls it."""
+        """Name that the policy calls it by."""
         return self._schema["function"]["name"]
 
     @property
     def schema(self) -> Mapping[str, Any]:
-        """As the configuration wrote it, or as the class says."""
+        """The schema of the entry, or of the class."""
         return self._schema
 
     @property
     def limits(self) -> ToolLimits:
-        """How long and how often it may run."""
+        """Timeout, retries and concurrency."""
         return self._limits
 
     async def open(self, prompt: Prompt, key: int) -> ToolSession:
-        """A new instance, created with what the row gives."""
+        """A new instance, created with the row's `create_kwargs`."""
         wanted = f"{self.name}-{key:x}-{next(_numbers)}"
         given = row_settings(prompt, self.name, "create_kwargs")
         if given and _takes(self._made.create, "create_kwargs"):
@@ -176,7 +176,7 @@ class VerlTool:
         return _VerlSession(self._made, first if isinstance(first, str) else wanted, settings)
 
     async def close(self) -> None:
-        """Such classes hold nothing that they could be told to free."""
+        """verl's tool classes have no method to close them."""
 
 
 @final
@@ -222,15 +222,15 @@ def _schema_of(made: Any, schema: Mapping[str, Any] | None, name: str) -> Mappin
         said = said.model_dump(exclude_unset=True, exclude_none=True)
     if not isinstance(said, Mapping):
         why = f"class {name} says nothing about its arguments"
-        raise UserError("tool", name, why, "write `tool_schema` beside `class_name`")
+        raise UserError("tool", name, why, "add `tool_schema` to the entry of `class_name`")
     return cast(Mapping[str, Any], said)
 
 
 def _text(response: Any) -> str:
     """The text of a response: a string, `{"text": ...}`, or an object with `.text`."""
     if isinstance(response, Mapping):
-        held = cast(Mapping[str, Any], response)
-        return as_text((held["text"] or "") if "text" in held else held)
+        fields = cast(Mapping[str, Any], response)
+        return as_text((fields["text"] or "") if "text" in fields else fields)
     if not isinstance(response, str | bytes) and "text" in dir(response):
         return as_text(response.text or "")
     return as_text(response)
@@ -264,10 +264,10 @@ def load_tools(
         for entry in _entries(tool_config_path):
             where = f"{tool_config_path}: {entry.where}"
             made = _with_place(where, lambda entry=entry: _made(entry, tool_config_path, default))
-            tools += [_noted(tool, where, origins) for tool in made]
+            tools += [_claim_name(tool, where, origins) for tool in made]
     if function_tool_path is not None:
-        made = [t.limited(unless_own=default, above={}) for t in file_tools(function_tool_path)]
-        tools += [_noted(tool, function_tool_path, origins) for tool in made]
+        made = [t.with_limits(unless_own=default, above={}) for t in file_tools(function_tool_path)]
+        tools += [_claim_name(tool, function_tool_path, origins) for tool in made]
     return tuple(tools)
 
 
@@ -289,7 +289,7 @@ def _entries(path: str) -> Sequence[ToolEntry]:
     return entries
 
 
-def _noted(tool: Tool, where: str, origins: dict[str, str]) -> Tool:
+def _claim_name(tool: Tool, where: str, origins: dict[str, str]) -> Tool:
     """The tool, its name now taken."""
     if tool.name in origins:
         why = f"two tools have this name; the other is from {origins[tool.name]}"
@@ -299,7 +299,7 @@ def _noted(tool: Tool, where: str, origins: dict[str, str]) -> Tool:
 
 
 def _with_place(where: str, make: Callable[[], list[Tool]]) -> list[Tool]:
-    """What `make` makes; whatever it raises names the entry."""
+    """The result of `make`; errors name the entry."""
     faults: list[BaseException] = []
     with boundary(faults):
         return make()
@@ -307,7 +307,7 @@ def _with_place(where: str, make: Callable[[], list[Tool]]) -> list[Tool]:
     if isinstance(fault, UserError):
         raise UserError(f"{where}: {fault.field}", fault.value, fault.why, fault.fix) from fault
     why = f"making the tool failed: {line_of(fault)} ({place_of(fault)})"
-    raise UserError(where, None, why, "mend the tool or its `config`") from fault
+    raise UserError(where, None, why, "fix the tool or its `config`") from fault
 
 
 def _made(entry: ToolEntry, path: str, default: Mapping[str, Any]) -> list[Tool]:
@@ -322,9 +322,9 @@ def _made(entry: ToolEntry, path: str, default: Mapping[str, Any]) -> list[Tool]
     found = _found(str(entry.target), folder)
     if isinstance(found, ClassTool) and entry.kind == "class_name":
         settings = {key: value for key, value in entry.config.items() if key != "type"}
-        return [found.configured(settings).limited(unless_own=default, above=entry.limits)]
+        return [found.with_config(settings).with_limits(unless_own=default, above=entry.limits)]
     if isinstance(found, FunctionTool | ClassTool):
-        return [found.limited(unless_own=default, above=entry.limits)]
+        return [found.with_limits(unless_own=default, above=entry.limits)]
     if entry.kind == "class_name" and is_verl_class(found):
         limits = ToolLimits(**{**default, **entry.limits})
         return [VerlTool(found, config=entry.config, schema=entry.schema, limits=limits)]
@@ -342,7 +342,7 @@ def _builtin(entry: ToolEntry, folder: Path, default: Mapping[str, Any]) -> Tool
         settings["path"] = str(folder / expanded(settings["path"]))
     made = builtin_tools.get(str(entry.target))(**settings)
     assert isinstance(made, FunctionTool), "built-in tools are functions"
-    return made.limited(unless_own=default, above=entry.limits)
+    return made.with_limits(unless_own=default, above=entry.limits)
 
 
 def _found(target: str, folder: Path) -> Any:

@@ -17,7 +17,7 @@ from luyen.sandbox.worker import module_of
 
 _SHOWN = 300
 _GRACE_S = 1.0
-"""How long a coroutine may take to end after it was cancelled; then it is left to itself."""
+"""Most seconds for a cancelled coroutine to end; then it is abandoned."""
 _left: set[asyncio.Task[Any]] = set()
 """Tasks that did not end when cancelled; asyncio itself would forget them while they run."""
 
@@ -29,7 +29,7 @@ class InvalidArguments(Exception):
 
 @final
 class ToolError(Exception):
-    """A tool cannot do what was asked, through no fault of its own; the policy reads the message.
+    """A call that the tool, though it works, cannot carry out; the policy reads the message.
 
     It is never tried again and never a fault of the rollout: a division by zero, a missing page.
     """
@@ -37,13 +37,13 @@ class ToolError(Exception):
 
 @final
 class ToolFault(Exception):
-    """A tool is broken, and the run's policy is to give the rollout up for it."""
+    """A tool is broken, and the run is configured to fail the rollout."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallOutcome:
-    """What came of a piece of foreign code.
+    """Outcome of a call of user code.
 
     Example:
         >>> async def answer() -> int:
@@ -101,7 +101,7 @@ async def _end(task: asyncio.Task[Any]) -> None:
 
 
 def line_of(fault: BaseException) -> str:
-    """What an exception says, in one line that is never long."""
+    """An exception as one short line."""
     fault = raised_by(fault)
     said: list[str] = []
     with boundary([]):  # its own __str__ may raise
@@ -129,7 +129,7 @@ def one_line(text: str) -> str:
     return line if len(line) <= _SHOWN else f"{line[:_SHOWN]}..."
 
 
-# Modules and classes of users, imported; whatever goes wrong there is said with the place.
+# Import of user modules and names; errors say where they were raised.
 
 
 def load_user_module(place: str, field: str) -> ModuleType:
@@ -148,7 +148,7 @@ def load_user_module(place: str, field: str) -> ModuleType:
         fix = "drop the import and the base class, which is not needed here, or install verl"
         raise UserError(field, place, why, fix) from fault
     why = f"importing it failed: {line_of(fault)} ({place_of(fault)})"
-    raise UserError(field, place, why, "mend the name or the file") from fault
+    raise UserError(field, place, why, "fix the name or the file") from fault
 
 
 def load_user_name(target: str, field: str) -> Any:
@@ -161,7 +161,7 @@ def load_user_name(target: str, field: str) -> Any:
     place, _, name = target.rpartition(":" if ".py:" in target else ".")
     if not place:
         raise UserError(field, target, "it names no module", "write PACKAGE.MODULE.NAME")
-    held = vars(load_user_module(place, field))
-    if name not in held:
-        raise UserError(field, target, f"{place} has no `{name}`", did_you_mean(name, held))
-    return held[name]
+    members = vars(load_user_module(place, field))
+    if name not in members:
+        raise UserError(field, target, f"{place} has no `{name}`", did_you_mean(name, members))
+    return members[name]

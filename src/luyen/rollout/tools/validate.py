@@ -20,10 +20,8 @@ from referencing import Registry
 from luyen.base.errors import UserError, near_names
 from luyen.rollout.tools.user_code import InvalidArguments, one_line
 
-# Regular expressions of a tool's schema, matched in a time that grows with the text alone.
-#
-# Python's own matcher can take for ever, on the loop that all conversations share: the server
-# of a tool writes the expression, and the policy the text.
+# Patterns of a schema are matched in linear time. An MCP server writes the pattern and the policy
+# writes the text, so Python's backtracking matcher could block the shared event loop for ever.
 
 
 def matches(pattern: str, text: str) -> bool:
@@ -57,7 +55,7 @@ def _pattern(_: Any, pattern: str, instance: Any, __: Any) -> Iterator[Validatio
         yield ValidationError(f"{instance[:100]!r} does not match {pattern!r}")
 
 
-def _named(
+def _pattern_properties(
     validator: Any, schemas: Mapping[str, Any], instance: Any, _: Any
 ) -> Iterator[ValidationError]:
     if isinstance(instance, dict):
@@ -67,7 +65,7 @@ def _named(
                     yield from validator.descend(value, schema, path=name, schema_path=pattern)
 
 
-def _others(
+def _additional_properties(
     validator: Any, schema: Any, instance: Any, whole: Mapping[str, Any]
 ) -> Iterator[ValidationError]:
     """Keys that neither `properties` nor `patternProperties` names."""
@@ -85,9 +83,13 @@ def _others(
 
 SafeValidator: Any = validators.extend(
     Draft202012Validator,
-    {"pattern": _pattern, "patternProperties": _named, "additionalProperties": _others},
+    {
+        "pattern": _pattern,
+        "patternProperties": _pattern_properties,
+        "additionalProperties": _additional_properties,
+    },
 )
-"""Draft 2020-12, with these ways to match."""
+"""Draft 2020-12 with patterns matched in linear time."""
 
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,400}")
@@ -105,14 +107,15 @@ _ARTICLES = {
 
 @final
 class Validator:
-    """Holds arguments against one tool's parameters.
+    """Validates arguments against one tool's parameters.
 
     Example:
-        >>> checker = Validator("add", {"type": "object", "properties": {"a": {"type": "integer"}},
-        ...                           "required": ["a"]})
-        >>> checker.fit({"a": 3}), checker.fit({"a": "3"}, from_text=True)
+        >>> integer = {"a": {"type": "integer"}}
+        >>> schema = {"type": "object", "properties": integer, "required": ["a"]}
+        >>> validator = Validator("add", schema)
+        >>> validator.fit({"a": 3}), validator.fit({"a": "3"}, from_text=True)
         ({'a': 3}, {'a': 3})
-        >>> checker.fit({"a": "3"})  # doctest: +ELLIPSIS
+        >>> validator.fit({"a": "3"})  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
         luyen...InvalidArguments: argument `a` must be an integer, not a string
@@ -124,7 +127,7 @@ class Validator:
             Draft202012Validator.check_schema(dict(parameters))
         except SchemaError as error:
             why = f"its parameters are no JSON schema: {one_line(error.message)}"
-            raise UserError("tool", name, why, "mend the schema") from error
+            raise UserError("tool", name, why, "fix the schema") from error
         self._properties = cast(Mapping[str, Any], parameters.get("properties") or {})
         self._is_open = parameters.get("additionalProperties") not in (None, False)
         # An empty registry: a schema that points elsewhere is an error, never a download.
@@ -148,7 +151,7 @@ class Validator:
         except RecursionError as deep:
             raise InvalidArguments("the arguments are nested too deeply") from deep
         if error is not None:
-            raise InvalidArguments(self._said(error))
+            raise InvalidArguments(self._message(error))
         return fitted
 
     def _types(self, name: str) -> frozenset[str]:
@@ -163,7 +166,7 @@ class Validator:
             offered = f"did you mean `{near[0]}`?" if near else f"known: {listed or 'none'}"
             raise InvalidArguments(f"unknown argument `{one_line(name)}`; {offered}")
 
-    def _said(self, error: ValidationError) -> str:
+    def _message(self, error: ValidationError) -> str:
         where = _path(error)
         if error.validator == "required":
             inside = f" of `{where}`" if where else ""
@@ -192,16 +195,16 @@ def _path(error: ValidationError) -> str:
 
 
 def _types_of(schema: Any) -> frozenset[str]:
-    """JSON types that a schema admits, as far as it says."""
+    """JSON types that a schema admits; empty when it does not say."""
     if not isinstance(schema, dict):
         return frozenset()
-    held = cast(dict[str, Any], schema)
-    if "enum" in held:
-        return frozenset(_json_type(value) for value in held["enum"])
-    if "type" in held:
-        named = held["type"]
+    fields = cast(dict[str, Any], schema)
+    if "enum" in fields:
+        return frozenset(_json_type(value) for value in fields["enum"])
+    if "type" in fields:
+        named = fields["type"]
         return frozenset([named] if isinstance(named, str) else named)
-    choices: list[Any] = held.get("anyOf") or held.get("oneOf") or []
+    choices: list[Any] = fields.get("anyOf") or fields.get("oneOf") or []
     types = [_types_of(choice) for choice in choices]
     return frozenset[str]().union(*types) if all(types) else frozenset[str]()
 
@@ -221,7 +224,7 @@ def _kind(value: Any) -> str:
 
 
 def _read(value: Any, types: frozenset[str], *, from_text: bool) -> Any:
-    """The value in the declared type, where there is no doubt about it."""
+    """The value converted to the declared type, where that is unambiguous."""
     if isinstance(value, float) and value.is_integer() and "integer" in types:
         return value if "number" in types else int(value)
     if not (from_text and isinstance(value, str)) or "string" in types or not types:

@@ -75,9 +75,9 @@ def test_the_settings_of_a_dataset_reach_it_and_its_own_verifier_judges():
     async def talk():
         made = world(dataset=LEGS, config={"min_animals": 9, "max_animals": 9})
         await made.open(EMPTY, key=1)
-        answer = str(made._riddle.entry["answer"])
+        answer = str(made._task.entry["answer"])
         done = await made.act([{"role": "assistant", "content": answer}])
-        return made._riddle.entry, done, await made.score()
+        return made._task.entry, done, await made.score()
 
     entry, done, score = asyncio.run(talk())
     assert entry["metadata"]["difficulty"]["num_animals"] == (9, 9)
@@ -116,7 +116,7 @@ def test_a_verifier_that_breaks_is_a_fault_and_never_zero(gives, monkeypatch):
         ({"dataset": "leg_countin"}, "reasoning-gym has none"),
         ({"dataset": LEGS, "config": {"min_animals": -1}}, "refuses its settings"),
         ({"dataset": LEGS, "config": {"animals": 1}}, "refuses its settings"),
-        ({"dataset": LEGS, "attempts": 0}, "nobody can answer"),
+        ({"dataset": LEGS, "attempts": 0}, "no answer would be allowed"),
     ],
 )
 def test_wrong_settings_are_said(kwargs, said: str):

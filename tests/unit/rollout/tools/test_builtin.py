@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from luyen.base.errors import UserError
 from luyen.base.records import CallStatus, ToolCall, make_prompt
 from luyen.rollout.parsers.protocol import WrittenCall
-from luyen.rollout.tools.builtin_tools import SearchIndex, evaluated, python_tool, search_tool
+from luyen.rollout.tools.builtin_tools import SearchIndex, evaluate, python_tool, search_tool
 from luyen.rollout.tools.registry import ToolRegistry
 from luyen.rollout.tools.user_code import ToolError
 
@@ -39,7 +39,7 @@ from luyen.rollout.tools.user_code import ToolError
     ],
 )
 def test_the_calculator_computes(expression: str, value: str):
-    assert evaluated(expression) == value
+    assert evaluate(expression) == value
 
 
 @pytest.mark.parametrize(
@@ -70,20 +70,20 @@ def test_the_calculator_computes(expression: str, value: str):
 )
 def test_what_cannot_be_computed_is_explained(expression: str, said: str):
     with pytest.raises(ToolError, match=said):
-        evaluated(expression)
+        evaluate(expression)
 
 
 @given(st.integers(-(10**30), 10**30), st.integers(-(10**30), 10**30), st.sampled_from("+-*"))
 def test_integers_are_exact(a: int, b: int, sign: str):
     exact = {"+": a + b, "-": a - b, "*": a * b}[sign]
-    assert evaluated(f"({a}) {sign} ({b})") == str(exact)
+    assert evaluate(f"({a}) {sign} ({b})") == str(exact)
 
 
 @given(st.text() | st.text("0123456789+-*/%^(). e", max_size=60))
 @example(":\n0")
 def test_any_text_has_a_value_or_a_reason(text: str):
     try:
-        assert evaluated(text)
+        assert evaluate(text)
     except ToolError as error:
         assert "\n" not in str(error)  # noqa: PT017
 

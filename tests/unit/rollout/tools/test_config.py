@@ -210,7 +210,7 @@ WRONG_WHEN_LOADED: list[tuple[str, str]] = [
     ("\n  - class_name: pathlib.Pth\n", "did you mean `Path`"),
     ("\n  - class_name: {here}/verl_tools.py:Judge\n", "making the tool failed: AttributeError"),
     ("\n  - class_name: verl.tools.gsm8k_tool.Gsm8kTool\n", "verl is not installed"),
-    ("\n  - class_name: mine.py:NoteBook\n    config: {{mots: 3}}\n", "mend `config`"),
+    ("\n  - class_name: mine.py:NoteBook\n    config: {{mots: 3}}\n", "change `config`"),
     ("\n  - builtin: search\n", "either a file or documents"),
     ("\n  - builtin: search\n    config: {{path: gone.jsonl}}\n", "cannot be read"),
     ("\n  - builtin: search\n    config: {{documents: {{}}, top_k: 0}}\n", "number from 1"),

@@ -109,21 +109,21 @@ def test_names_choose_tools_and_worlds_bring_more():
     a, b, c = Recorded("a"), Recorded("b"), Recorded("c")
     box = ToolRegistry([a, b])
 
-    def offered(*names: str, besides: tuple[Tool, ...] = ()) -> list[str]:
-        return [s["function"]["name"] for s in box.schemas(names or None, besides=besides)]
+    def offered(*names: str, extra: tuple[Tool, ...] = ()) -> list[str]:
+        return [s["function"]["name"] for s in box.schemas(names or None, extra=extra)]
 
     assert offered() == ["a", "b"]
-    assert offered("b", besides=(c,)) == ["b", "c"]
+    assert offered("b", extra=(c,)) == ["b", "c"]
     assert box.schemas([]) == ()
     with pytest.raises(UserError, match="no tool of this name"):
         box.schemas(["zebra"])
     with pytest.raises(UserError, match="two tools have this name"):
-        offered(besides=(Recorded("a"),))
+        offered(extra=(Recorded("a"),))
     with pytest.raises(UserError, match="two tools have this name"):
         ToolRegistry([a, Recorded("a")])
 
     async def run() -> ToolCall:
-        tools = await box.open(PROMPT, 0, ["b"], besides=(c,))
+        tools = await box.open(PROMPT, 0, ["b"], extra=(c,))
         assert (await tools.call(WrittenCall(name="c", arguments={}), 0)).result == "ok"
         return await tools.call(WrittenCall(name="a", arguments={}), 0)
 

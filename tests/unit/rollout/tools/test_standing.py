@@ -102,7 +102,7 @@ def test_a_function_stands(in_process: bool):
 
 def test_a_function_with_other_limits_stands_as_well():
     first = tool(timeout_s=2.0)(shout)
-    other = first.limited(unless_own={"retries": 3}, above={"concurrency": 1})
+    other = first.with_limits(unless_own={"retries": 3}, above={"concurrency": 1})
     assert isinstance(other, SharedSession)
     assert other.session is not first.session
     [made], _, _ = rollout_of(ToolRegistry([other]), "shout")
@@ -135,7 +135,7 @@ def test_those_of_a_world_come_last_and_stand_too():
     stands, stateful = Stands("one"), Recorded("two")
     brought = [Stands("six"), Recorded("ten")]
     box = ToolRegistry([stateful, stands])
-    [missing, made], scores, _ = rollout_of(box, "zebra", "six", besides=brought)
+    [missing, made], scores, _ = rollout_of(box, "zebra", "six", extra=brought)
     assert missing.result.endswith("the tools are: `two`, `one`, `six`, `ten`")
     assert (made.result, scores) == ("six says", {"two": 0.5, "ten": 0.5})
     assert [brought[0].done, stands.done] == [["call"], []]

@@ -32,9 +32,9 @@ SCHEMA: dict[str, Any] = {
 CHECKER = Validator("demo", SCHEMA)
 
 
-def complaint(checker: Validator, arguments: dict[str, Any], **options: bool) -> str:
+def complaint(validator: Validator, arguments: dict[str, Any], **options: bool) -> str:
     with pytest.raises(InvalidArguments) as caught:
-        checker.fit(arguments, **options)
+        validator.fit(arguments, **options)
     return str(caught.value)
 
 
@@ -56,8 +56,8 @@ def test_a_misfit_is_told_in_one_line(arguments: dict[str, Any], said: str):
 
 
 def test_a_missing_argument_is_named_with_its_type():
-    checker = Validator("demo", {**SCHEMA, "required": ["count", "text"]})
-    assert complaint(checker, {"text": "a"}) == "missing argument `count` (an integer)"
+    validator = Validator("demo", {**SCHEMA, "required": ["count", "text"]})
+    assert complaint(validator, {"text": "a"}) == "missing argument `count` (an integer)"
 
 
 @pytest.mark.parametrize(
@@ -113,8 +113,8 @@ def test_open_parameters_take_unknown_arguments_and_a_deep_one_does_not_crash():
     for _ in range(100_000):
         deep = [deep]
     nested: dict[str, Any] = {"$defs": {"a": {"items": {"$ref": "#/$defs/a"}}}}
-    checker = Validator("deep", {**nested, "properties": {"a": {"$ref": "#/$defs/a"}}})
-    assert "nested too deeply" in complaint(checker, {"a": deep})
+    validator = Validator("deep", {**nested, "properties": {"a": {"$ref": "#/$defs/a"}}})
+    assert "nested too deeply" in complaint(validator, {"a": deep})
 
 
 def test_parameters_that_are_no_schema_are_the_users_fault():

@@ -34,10 +34,10 @@ def test_a_deadline_loses_no_answer_that_is_there():
         how = Sampling(max_new_tokens=8)
         soon = asyncio.get_running_loop().time() + 0.05
         asks = [
-            asyncio.ensure_future(client.draw((1, 2, 3), key=k, sampling=how, deadline=soon))
+            asyncio.ensure_future(client.generate((1, 2, 3), key=k, sampling=how, deadline=soon))
             for k in range(40)
         ]
-        await client.settle()
+        await client.submit_ready()
         engines.send()
         fleet.begun[0].finish(40)
         for answer in engines.advance():  # one pass, and then nobody looks until it is too late

@@ -1,7 +1,7 @@
 """Device tensors of running rows and shared-prefix groups, read and written by CUDA graphs.
 
-The host never has to be asked between two decode steps: a row that drew a stop token or its last
-token rests from then on, until the host hears of it and takes it out.
+Decode steps need no host synchronisation: a row that sampled a stop token or its last token becomes
+inactive on the device, until the host reads the round and removes it.
 """
 
 from collections.abc import Sequence
@@ -14,14 +14,8 @@ from torch import Tensor
 from luyen.models.paged_attention import PAGE, Groups, sent
 from luyen.rollout.native.paged.scheduler import ROUND, RunningSequence
 from luyen.rollout.native.sampler import NextTokens, TruncationLimits
-from luyen.rollout.native.sequences import padded
+from luyen.rollout.native.sequences import padded, signed_key
 from luyen.rollout.protocol import MOST_BARRED as BARRED
-
-# Which running rows hold common pages, as tensors that a captured graph reads.
-#
-# Rows that were forked from one prompt hold its full pages together. They are a group for as
-# long as two of them run. Reading common pages together changes the order of sums, so it is for
-# engines of which no exactness is asked.
 
 _WIDEST = 64
 """Rows of a group at most; more of them make several groups."""
@@ -39,13 +33,13 @@ def sharing_pays(*, saved_keys: int, key_bytes: int) -> bool:
     return saved_keys * key_bytes >= _WORTH_BYTES
 
 
-def shared_prefix_groups(seats: Sequence[RunningSequence]) -> list[list[int]]:
+def shared_prefix_groups(sequences: Sequence[RunningSequence]) -> list[list[int]]:
     """Rows that hold common pages, two or more each, in the order of the rows."""
     found: dict[int, list[int]] = {}
-    for row, seat in enumerate(seats):
-        if seat.shared and not seat.is_over:
+    for row, sequence in enumerate(sequences):
+        if sequence.shared and not sequence.is_over:
             # A page has one owner or the rows of one prompt: the first tells who they are.
-            found.setdefault(seat.pages[0], []).append(row)
+            found.setdefault(sequence.pages[0], []).append(row)
     return [rows for rows in found.values() if len(rows) > 1]
 
 
@@ -64,7 +58,11 @@ def split_evenly(rows: Sequence[int], most: int) -> list[list[int]]:
 
 @final
 class RowGroups:
-    """Groups of the device's rows; their tensors stay where they are."""
+    """Groups of rows that share prompt pages, as tensors at fixed addresses for captured graphs.
+
+    Rows forked from one prompt share its full pages and are a group while two of them run. Reading
+    shared pages together changes the order of sums, so it is for engines without exactness.
+    """
 
     def __init__(self, rows: int, *, device: torch.device) -> None:
         self._members = torch.full(
@@ -75,17 +73,17 @@ class RowGroups:
         self.most = 0
         """Rows of a group at most, as a power of two; 0: reading together would not pay."""
 
-    def arrange(self, seats: Sequence[RunningSequence], *, key_bytes: int) -> None:
-        """Take down who belongs together now; to be called whenever rows come, go or move.
+    def arrange(self, sequences: Sequence[RunningSequence], *, key_bytes: int) -> None:
+        """Update the groups; to be called whenever rows are added, removed or moved.
 
         `key_bytes` is what a token leaves behind in a layer. `most` does not shrink while rows run:
         every other number needs graphs of its own.
         """
         lines = [
-            part for rows in shared_prefix_groups(seats) for part in split_evenly(rows, _WIDEST)
+            part for rows in shared_prefix_groups(sequences) for part in split_evenly(rows, _WIDEST)
         ]
-        saved = sum((len(line) - 1) * seats[line[0]].shared * PAGE for line in lines)
-        if not seats:
+        saved = sum((len(line) - 1) * sequences[line[0]].shared * PAGE for line in lines)
+        if not sequences:
             self._widest = 0
         self.most = 0
         if not sharing_pays(saved_keys=saved, key_bytes=key_bytes):
@@ -93,7 +91,7 @@ class RowGroups:
         longest = max(len(line) for line in lines)
         self._widest = max(self._widest, 1 << (longest - 1).bit_length())
         self.most = self._widest
-        self._write(seats, lines)
+        self._write(sequences, lines)
 
     def of(self, rows: int, most: int) -> Groups:
         """The groups among the first `rows` rows, as a step with up to `most` members reads them.
@@ -102,12 +100,12 @@ class RowGroups:
         """
         return Groups(members=self._members[: max(1, rows // 2), :most], shared=self._shared[:rows])
 
-    def _write(self, seats: Sequence[RunningSequence], lines: Sequence[list[int]]) -> None:
+    def _write(self, sequences: Sequence[RunningSequence], lines: Sequence[list[int]]) -> None:
         """One transfer: the lines of the groups, then the shared keys of every row."""
-        shared = [0] * len(seats)
+        shared = [0] * len(sequences)
         for line in lines:
             for row in line:
-                shared[row] = seats[row].shared * PAGE
+                shared[row] = sequences[row].shared * PAGE
         flat = [row for line in lines for row in (*line, *[-1] * (self.most - len(line)))]
         device, count = self._shared.device, len(lines)
         sent = torch.tensor([*flat, *shared], dtype=torch.int32).to(device)
@@ -123,7 +121,7 @@ _ALL = 1 << 62
 
 @final
 class RowState:
-    """What decoding knows of each row; row `i` of every tensor is one sequence."""
+    """Decode state on the device; row `i` of every tensor is one sequence."""
 
     def __init__(
         self, rows: int, pages: int, stops: int, *, heads: int = 1, device: torch.device
@@ -141,10 +139,10 @@ class RowState:
         self.tables = zeros(rows, pages, dtype=torch.int32)
         self.tokens = zeros(rows)
         self.lengths = zeros(rows)
-        self.drawn = zeros(rows)
+        self.generated = zeros(rows)
         self.limits = zeros(rows)
         self.keys = zeros(rows)
-        # Rows that rest are drawn for as well, and must not divide by 0 or keep nothing.
+        # Inactive rows are sampled too, and must not divide by 0 or keep no token.
         self.temperature = zeros(rows, dtype=torch.float32) + 1.0
         self.top_p = zeros(rows, dtype=torch.float32) + 1.0
         self.min_p = zeros(rows, dtype=torch.float32)
@@ -165,7 +163,7 @@ class RowState:
             self.tables,
             self.tokens,
             self.lengths,
-            self.drawn,
+            self.generated,
             self.limits,
             self.keys,
             self.temperature,
@@ -180,35 +178,35 @@ class RowState:
         )
 
     def reorder(self, order: Sequence[int]) -> None:
-        """Row `order[i]` becomes row `i`; rows beyond them rest."""
+        """Row `order[i]` becomes row `i`; later rows become inactive."""
         index = sent(list(order), self.tokens.device, torch.int64)
         for tensor in self._per_row():
             tensor[: len(order)] = tensor.index_select(0, index)
         self.active[len(order) :] = False
 
-    def place(self, first: int, seats: Sequence[RunningSequence]) -> None:
-        """Put sequences whose keys are cached at `first` and after: they draw next."""
+    def place(self, first: int, sequences: Sequence[RunningSequence]) -> None:
+        """Write sequences whose keys are cached into the rows from `first` on."""
         device, width, pages = self.tokens.device, self.stops.shape[1], self.tables.shape[1]
         whole: list[list[int]] = []
         real: list[list[float]] = []
-        for seat in seats:
-            row, asked = seat.row, seat.row.request.sampling
-            stops = [] if asked.ignore_stop else sorted(asked.stop_ids)[:width]
-            is_cut = asked.is_filtered
-            top_k = asked.top_k if asked.top_k > 0 and is_cut else _ALL
-            key = row.request.keys[row.sample]
-            head = [seat.planned, len(row.tokens), asked.max_new_tokens, _signed(key), top_k]
-            head += [asked.is_greedy, asked.min_new_tokens if asked.barred_ids else 0]
-            head += [*padded(stops, width, -1), *padded(sorted(asked.barred_ids), BARRED, -1)]
-            whole.append([*head, *padded(seat.pages, pages, 0)])
-            scale = 1.0 if asked.is_greedy else asked.temperature
-            real.append([scale, asked.top_p if is_cut else 1.0, asked.min_p if is_cut else 0.0])
+        for sequence in sequences:
+            row, sampling = sequence.row, sequence.row.request.sampling
+            stops = [] if sampling.ignore_stop else sorted(sampling.stop_ids)[:width]
+            is_cut = sampling.is_filtered
+            top_k = sampling.top_k if sampling.top_k > 0 and is_cut else _ALL
+            key = signed_key(row.request.keys[row.sample])
+            head = [sequence.planned, len(row.tokens), sampling.max_new_tokens, key, top_k]
+            head += [sampling.is_greedy, sampling.min_new_tokens if sampling.barred_ids else 0]
+            head += [*padded(stops, width, -1), *padded(sorted(sampling.barred_ids), BARRED, -1)]
+            whole.append([*head, *padded(sequence.pages, pages, 0)])
+            scale = 1.0 if sampling.is_greedy else sampling.temperature
+            top_p, min_p = (sampling.top_p, sampling.min_p) if is_cut else (1.0, 0.0)
+            real.append([scale, top_p, min_p])
         integers = sent(whole, device, torch.int64)
         fractions = sent(real, device, torch.float32)
-        here = slice(first, first + len(seats))
-        for column, tensor in enumerate(
-            (self.lengths, self.drawn, self.limits, self.keys, self.top_k, self.greedy, self.floors)
-        ):
+        here = slice(first, first + len(sequences))
+        counters = (self.lengths, self.generated, self.limits, self.keys)
+        for column, tensor in enumerate((*counters, self.top_k, self.greedy, self.floors)):
             tensor[here] = integers[:, column].to(tensor.dtype)
         for column, tensor in enumerate((self.temperature, self.top_p, self.min_p)):
             tensor[here] = fractions[:, column]
@@ -218,15 +216,15 @@ class RowState:
         self.active[here] = True
 
     def is_truncated(self, here: slice) -> Tensor:
-        """Which rows rule tokens out at their next draw."""
+        """Which rows truncate at their next token."""
         is_filtered = (
             (self.top_k[here] < _ALL) | (self.top_p[here] < 1.0) | (self.min_p[here] > 0.0)
         )
-        return is_filtered | (self.drawn[here] < self.floors[here])
+        return is_filtered | (self.generated[here] < self.floors[here])
 
     def truncation(self, here: slice) -> TruncationLimits:
-        """What the rows keep of their distributions at their next draw."""
-        is_early = (self.drawn[here] < self.floors[here])[:, None]
+        """Truncation limits of the rows at their next token."""
+        is_early = (self.generated[here] < self.floors[here])[:, None]
         return TruncationLimits(
             top_k=self.top_k[here, None],
             top_p=self.top_p[here, None],
@@ -241,7 +239,7 @@ class RowState:
             self.tables[row, place] = page.int()
 
     def begin(self, here: slice) -> tuple[Tensor, Tensor, Tensor]:
-        """Place, slot and number of keys of each row's new token; a resting row: 0, -1 and 0."""
+        """Place, slot and number of keys of each row's new token; an inactive row: 0, -1 and 0."""
         active, lengths, tables = self.active[here], self.lengths[here], self.tables[here]
         if active.is_cuda:
             from luyen.models.cuda.decode_step import begin_step
@@ -252,22 +250,22 @@ class RowState:
         slots = torch.where(active, page * PAGE + place % PAGE, -1)
         return place, slots, torch.where(active, place + 1, 0).int()
 
-    def accept(self, here: slice, draws: NextTokens, *, is_cached: bool) -> None:
-        """Write down one draw of the rows in `here`, and let those rest that have ended.
+    def accept(self, here: slice, sampled: NextTokens, *, is_cached: bool) -> None:
+        """Record one sampled token of the rows in `here`, and deactivate those that ended.
 
         `is_cached` says that the step stored a key for each active row.
         """
-        if draws.kept is not None:
-            self.out_kept[:, here].index_copy_(0, self.tick, draws.kept[None])
+        if sampled.kept is not None:
+            self.out_kept[:, here].index_copy_(0, self.tick, sampled.kept[None])
         if self.tokens.is_cuda:
             from luyen.models.cuda.decode_step import end_step
 
             end_step(
-                draws.tokens,
-                draws.logps,
+                sampled.tokens,
+                sampled.logps,
                 tokens=self.tokens[here],
                 lengths=self.lengths[here],
-                num_generated=self.drawn[here],
+                num_generated=self.generated[here],
                 limits=self.limits[here],
                 active=self.active[here],
                 stops=self.stops[here],
@@ -278,16 +276,11 @@ class RowState:
             )
             return
         active = self.active[here]
-        self.out_tokens[:, here].index_copy_(0, self.tick, draws.tokens[None])
-        self.out_logps[:, here].index_copy_(0, self.tick, draws.logps[None])
-        self.tokens[here] = torch.where(active, draws.tokens, self.tokens[here])
+        self.out_tokens[:, here].index_copy_(0, self.tick, sampled.tokens[None])
+        self.out_logps[:, here].index_copy_(0, self.tick, sampled.logps[None])
+        self.tokens[here] = torch.where(active, sampled.tokens, self.tokens[here])
         self.lengths[here] += active & is_cached
-        self.drawn[here] += active
-        is_stop = (self.stops[here] == draws.tokens[:, None]).any(-1)
-        self.active[here] = active & ~is_stop & (self.drawn[here] < self.limits[here])
+        self.generated[here] += active
+        is_stop = (self.stops[here] == sampled.tokens[:, None]).any(-1)
+        self.active[here] = active & ~is_stop & (self.generated[here] < self.limits[here])
         self.tick += 1
-
-
-def _signed(key: int) -> int:
-    """An unsigned 64-bit key as torch's int64 holds it."""
-    return key - (1 << 64) if key >= 1 << 63 else key

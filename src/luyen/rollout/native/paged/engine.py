@@ -1,8 +1,8 @@
 """Continuous batching on a GPU, one round of decode steps ahead of the host.
 
-While the device draws the tokens of a round, the host reads those of the round before: it looks
-for stop strings, frees pages and lets waiting requests in. A row whose stop token came up rests on
-the device at once. What a row gets depends on its own tokens and key only.
+While the device decodes a round, the host reads the round before: it looks for stop strings, frees
+pages and admits waiting requests. A row that sampled a stop token becomes inactive on the device at
+once. A row depends only on its own tokens and key.
 """
 
 from collections import deque
@@ -36,20 +36,18 @@ from luyen.rollout.native.paged.scheduler import (
 from luyen.rollout.native.sequences import Decode, Row
 from luyen.rollout.protocol import Completion, Ending, Request, refuse_impossible
 
-# Draws on their way from the device to the host.
-
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DecodeRound:
-    """Draws that were launched and have not been read.
+    """Tokens of a launched round that the host has not read yet.
 
     Example:
         Made by `fetch_round` for every round of decode steps.
     """
 
-    seats: list[RunningSequence]
-    """Whose they are, by column."""
+    sequences: list[RunningSequence]
+    """The sequence of each column."""
     tokens: Tensor
     """`[steps, rows]` on the host once `ready`."""
     logps: Tensor
@@ -60,29 +58,34 @@ class DecodeRound:
     """When the device has written them; None: they are there."""
 
     def read(self, decode: Decode) -> list[tuple[RunningSequence, Ending]]:
-        """Append the draws to their rows; the seats whose rows ended, and why.
+        """Append the tokens to their rows; the sequences that ended, and why.
 
-        What a row drew after its end, or after it was sent back to wait, is dropped.
+        Tokens after the end of a row, or after its eviction, are dropped.
         """
         if self.ready is not None:
             self.ready.synchronize()
         tokens, logps = self.tokens.T.tolist(), self.logps.T.tolist()
         kept = self.kept.T.tolist() if self.kept is not None else None
         ended: list[tuple[RunningSequence, Ending]] = []
-        for column, seat in enumerate(self.seats):
-            if seat.is_over:
+        for column, sequence in enumerate(self.sequences):
+            if sequence.is_over:
                 continue
             masses = kept[column] if kept is not None else None
-            reason = seat.row.extend(tokens[column], logps[column], masses, decode)
+            reason = sequence.row.extend(tokens[column], logps[column], masses, decode)
             if reason is not None:
-                ended.append((seat, reason))
+                ended.append((sequence, reason))
         return ended
 
 
 def fetch_round(
-    state: RowState, seats: list[RunningSequence], here: slice, count: int, *, is_truncated: bool
+    state: RowState,
+    sequences: list[RunningSequence],
+    here: slice,
+    count: int,
+    *,
+    is_truncated: bool,
 ) -> DecodeRound:
-    """Ask for the results of the last `count` steps; nothing waits for them here."""
+    """Start copying the results of the last `count` steps to the host, without waiting."""
     outs = [state.out_tokens, state.out_logps, *([state.out_kept] if is_truncated else [])]
     ready = None
     if state.tokens.is_cuda:
@@ -92,7 +95,7 @@ def fetch_round(
     else:
         found = [out[:count, here].clone() for out in outs]
     return DecodeRound(
-        seats=seats,
+        sequences=sequences,
         tokens=found[0],
         logps=found[1],
         kept=found[2] if is_truncated else None,
@@ -123,8 +126,8 @@ class PagedEngine:
     ) -> None:
         """`decode` turns tokens into text, for stop strings; `most_pages` caps the pool.
 
-        `is_open` says that requests come while others run. Pages are then made for as many rows as
-        may ever run, instead of for those that are there at the beginning.
+        `is_open` says that requests arrive while the engine runs. Pages are then allocated for
+        `max_num_seqs` rows, instead of for the requests present at the start.
         """
         if not policy.is_packed:
             why = "the model was loaded with its own attention, which this engine cannot use"
@@ -139,7 +142,9 @@ class PagedEngine:
         self._is_open = is_open
         self._shape = cache_shape(policy)
         self._steps = DecodeGraphs(policy, heads=self._shape.heads, is_eager=enforce_eager)
-        self._seats = PagedScheduler(PagePool(0), rows=max_num_seqs, tokens=max_num_batched_tokens)
+        self._scheduler = PagedScheduler(
+            PagePool(0), rows=max_num_seqs, tokens=max_num_batched_tokens
+        )
         self._rounds: deque[DecodeRound] = deque()
         self._cache: KeyValues | None = None
         self._state: RowState | None = None
@@ -147,12 +152,14 @@ class PagedEngine:
     @property
     def is_idle(self) -> bool:
         """Whether nothing is queued, running or unread."""
-        seats = self._seats
-        return not (seats.waiting or self._rounds or any(not s.is_over for s in seats.running))
+        scheduler = self._scheduler
+        return not (
+            scheduler.waiting or self._rounds or any(not s.is_over for s in scheduler.running)
+        )
 
     @property
     def is_batch_invariant(self) -> bool:
-        """Whether an answer does not depend on what else is drawn at the same time."""
+        """Whether a completion does not depend on the other sequences in the batch."""
         return self._policy.is_exact
 
     def submit(self, request: Request) -> None:
@@ -166,17 +173,17 @@ class PagedEngine:
                 f"the engine takes sequences of at most {self._limit} tokens (max_model_len)",
                 "shorten the prompt, or raise max_model_len",
             )
-        self._seats.waiting += [Row(request, i) for i in range(len(request.keys))]
+        self._scheduler.waiting += [Row(request, i) for i in range(len(request.keys))]
 
     @torch.no_grad()
     def advance(self) -> list[Completion]:
         """Launch what can be launched, and read the results of everything before the last round."""
         launched = len(self._rounds)
-        # All prompts that fit are read before anyone draws: steps of few rows are wasted steps.
-        while self._let_in():
+        # All prompts that fit are prefilled before decoding: steps of few rows are wasteful.
+        while self._admit():
             pass
-        if any(not seat.is_over for seat in self._seats.running):
-            self._draw()
+        if any(not sequence.is_over for sequence in self._scheduler.running):
+            self._launch_round()
         # One round stays unread while the device works on it; without a new one, none does.
         unread = 1 if len(self._rounds) > launched else 0
         finished: list[Completion] = []
@@ -185,64 +192,68 @@ class PagedEngine:
         return finished
 
     def abort(self, request: str, sample: int | None = None) -> list[Completion]:
-        """Stop a request or one sample of it; what there is of its unfinished answers.
+        """Stop a request or one sample of it; its partial completions.
 
-        Answers of others that are found finished on the way are given too.
+        Completions of other requests that finish while rounds are read are returned too.
         """
         finished: list[Completion] = []
         while self._rounds:
             finished += self._collect(self._rounds.popleft())
-        seats = self._seats
-        rows = [row for row in seats.waiting if row.is_meant(request, sample)]
-        seats.waiting = deque(row for row in seats.waiting if not row.is_meant(request, sample))
-        for seat in seats.running:
-            if not seat.is_over and seat.row.is_meant(request, sample):
-                rows.append(seat.row)
-                seats.end(seat)
+        scheduler = self._scheduler
+        rows = [row for row in scheduler.waiting if row.matches(request, sample)]
+        scheduler.waiting = deque(
+            row for row in scheduler.waiting if not row.matches(request, sample)
+        )
+        for sequence in scheduler.running:
+            if not sequence.is_over and sequence.row.matches(request, sample):
+                rows.append(sequence.row)
+                scheduler.end(sequence)
         self._compact()
         return [*finished, *(row.completion("aborted") for row in rows)]
 
     def fingerprint(self) -> Fingerprint:
-        """The very parameters of the policy."""
+        """Fingerprint of the policy's parameters, which are shared."""
         return Fingerprint.of(self._policy)
 
     def close(self) -> None:
-        """Free what is held."""
+        """Drop all requests and free pages and graphs."""
         self._rounds.clear()
         self._steps.clear()
         self._cache, self._state = None, None
-        self._seats = PagedScheduler(PagePool(0), rows=self._most_rows, tokens=self._tokens_at_once)
+        self._scheduler = PagedScheduler(
+            PagePool(0), rows=self._most_rows, tokens=self._tokens_at_once
+        )
 
-    def _let_in(self) -> bool:
-        """Read some of the prompts that wait; False when there are none, or no room for them."""
-        if not self._seats.waiting:
+    def _admit(self) -> bool:
+        """Prefill waiting prompts that fit; False when there are none."""
+        if not self._scheduler.waiting:
             return False
-        self._make_room()
-        groups = self._seats.admit()
+        self._allocate()
+        groups = self._scheduler.admit()
         if groups:
             self._compact()
-            self._read_prompts(groups)
+            self._prefill(groups)
         return bool(groups)
 
-    def _make_room(self) -> None:
-        """When nothing runs: pages and rows for what waits, as far as memory goes."""
-        seats = self._seats
-        if self._rounds or any(not seat.is_over for seat in seats.running):
+    def _allocate(self) -> None:
+        """When nothing runs: allocate pages and rows for the waiting requests, within memory."""
+        scheduler = self._scheduler
+        if self._rounds or any(not sequence.is_over for sequence in scheduler.running):
             return
         self._compact()
-        waiting = list(seats.waiting)
+        waiting = list(scheduler.waiting)
         need = max(pages_of(row.limit) for row in waiting) + 1
         wanted = max(page_demand(waiting[: self._most_rows]), need)
         if self._is_open:
             wanted = max(wanted, self._most_rows * (pages_of(self._limit) + 1))
         size = min(wanted, self._affordable())
-        if self._cache is None or size > seats.pool.size:
+        if self._cache is None or size > scheduler.pool.size:
             self._refuse_small_pool(size, need)
             self._cache = None
             self._steps.clear()
-            seats.pool = PagePool(size)
+            scheduler.pool = PagePool(size)
             self._cache = KeyValues(self._shape, size, device=self._policy.device)
-        self._refuse_small_pool(seats.pool.size, need)
+        self._refuse_small_pool(scheduler.pool.size, need)
         if self._state is None:
             self._state = RowState(
                 self._most_rows,
@@ -254,10 +265,10 @@ class PagedEngine:
         self._steps.prepare(self._cache, self._state)
 
     def _affordable(self) -> int:
-        """Pages that memory allows; those there are now may be given up for them."""
-        held = self._seats.pool.size if self._cache is not None else 0
+        """Pages that fit into memory, the current ones included."""
+        allocated = self._scheduler.pool.size if self._cache is not None else 0
         return self._most_pages or affordable_pages(
-            self._policy, self._shape, utilization=self._utilization, held=held
+            self._policy, self._shape, utilization=self._utilization, allocated=allocated
         )
 
     def _refuse_small_pool(self, pages: int, need: int) -> None:
@@ -271,26 +282,26 @@ class PagedEngine:
             )
 
     def _compact(self) -> None:
-        """Take rows that are over out of the device's tensors."""
+        """Remove finished rows from the device's tensors."""
         if self._state is None:
             return
-        if any(seat.is_over for seat in self._seats.running):
-            self._state.reorder(self._seats.compact())
+        if any(sequence.is_over for sequence in self._scheduler.running):
+            self._state.reorder(self._scheduler.compact())
             self._arrange()
 
     def _arrange(self) -> None:
-        """Tell the device which rows hold common pages, if it may use that."""
+        """Update the groups of rows that share pages, unless exactness forbids using them."""
         assert self._state is not None
         shape = self._shape
-        seats = [] if self._policy.is_exact else self._seats.running
-        self._state.groups.arrange(seats, key_bytes=shape.page_bytes // (PAGE * shape.layers))
+        sequences = [] if self._policy.is_exact else self._scheduler.running
+        self._state.groups.arrange(sequences, key_bytes=shape.page_bytes // (PAGE * shape.layers))
 
-    def _read_prompts(self, groups: list[list[Row]]) -> None:
-        """Read the prompts, fork their pages, and draw the first token of every row."""
-        state, cache, pool = self._state, self._cache, self._seats.pool
+    def _prefill(self, groups: list[list[Row]]) -> None:
+        """Prefill the prompts, fork their pages, and sample the first token of every row."""
+        state, cache, pool = self._state, self._cache, self._scheduler.pool
         assert state is not None
         assert cache is not None
-        first = len(self._seats.running)
+        first = len(self._scheduler.running)
         prompts = [pool.take(pages_of(prefix_length(group[0]))) for group in groups]
         hidden = prefill_prompts(
             self._policy,
@@ -299,7 +310,7 @@ class PagedEngine:
             prompts,
             tokens_at_once=self._tokens_at_once,
         )
-        fresh, copies = self._seats.take(groups, prompts)
+        fresh, copies = self._scheduler.take(groups, prompts)
         cache.copy(copies)
         state.place(first, fresh)
         self._arrange()
@@ -307,60 +318,64 @@ class PagedEngine:
         here = slice(first, first + len(fresh))
         is_truncated = self._is_truncated()
         state.tick.zero_()
-        drawn = sample_next(
+        sampled = sample_next(
             self._policy.head,
             hidden.repeat_interleave(sizes, 0, output_size=len(fresh)),
             state,
             here,
             is_truncated=is_truncated,
         )
-        state.accept(here, drawn, is_cached=False)
+        state.accept(here, sampled, is_cached=False)
         self._rounds.append(fetch_round(state, fresh, here, 1, is_truncated=is_truncated))
 
-    def _draw(self) -> None:
+    def _launch_round(self) -> None:
         """Launch a round of decode steps for every row."""
         assert self._state is not None
         assert self._cache is not None
-        left = [s.row.limit - 1 - s.planned for s in self._seats.running if not s.is_over]
+        left = [s.row.limit - 1 - s.planned for s in self._scheduler.running if not s.is_over]
         count = min(ROUND, max(left))
         if count <= 0:
             return
-        self._state.set_pages(self._seats.grow(count))
-        alive = sum(not seat.is_over for seat in self._seats.running)
+        self._state.set_pages(self._scheduler.grow(count))
+        alive = sum(not sequence.is_over for sequence in self._scheduler.running)
         if alive == 0:
             return
         if self._must_compact(alive):
             self._compact()
         is_truncated = self._is_truncated()
         self._state.tick.zero_()
-        seats = list(self._seats.running)
-        lengths = [0 if seat.is_over else seat.planned for seat in seats]
+        sequences = list(self._scheduler.running)
+        lengths = [0 if sequence.is_over else sequence.planned for sequence in sequences]
         self._steps.run(self._cache, self._state, lengths, count, is_truncated=is_truncated)
-        here = slice(0, len(seats))
-        self._rounds.append(fetch_round(self._state, seats, here, count, is_truncated=is_truncated))
+        here = slice(0, len(sequences))
+        self._rounds.append(
+            fetch_round(self._state, sequences, here, count, is_truncated=is_truncated)
+        )
 
     def _must_compact(self, alive: int) -> bool:
         """Whether a smaller graph would do, or a row that was evicted is still active."""
         most = self._state.rows if self._state is not None else alive
-        is_smaller = bucket(alive, most) < bucket(len(self._seats.running), most)
-        return is_smaller or any(seat.is_evicted for seat in self._seats.running)
+        is_smaller = bucket(alive, most) < bucket(len(self._scheduler.running), most)
+        return is_smaller or any(sequence.is_evicted for sequence in self._scheduler.running)
 
     def _is_truncated(self) -> bool:
-        """Whether a row may rule tokens out in what is launched next."""
-        return any(seat.may_rule_out for seat in self._seats.running if not seat.is_over)
+        """Whether a row may truncate in the next round."""
+        return any(
+            sequence.may_truncate for sequence in self._scheduler.running if not sequence.is_over
+        )
 
     def _collect(self, round_: DecodeRound) -> list[Completion]:
-        """Read a round, and free what its ended rows held."""
+        """Read a round, and free the pages of rows that ended."""
         finished: list[Completion] = []
-        for seat, reason in round_.read(self._decode):
-            finished.append(seat.row.completion(reason))
-            self._end(seat)
+        for sequence, reason in round_.read(self._decode):
+            finished.append(sequence.row.completion(reason))
+            self._end(sequence)
         return finished
 
-    def _end(self, seat: RunningSequence) -> None:
-        """A row ended: free its pages; the device hears of an end that only the host could see."""
-        self._seats.end(seat)
-        sampling = seat.row.request.sampling
+    def _end(self, sequence: RunningSequence) -> None:
+        """Free the pages of an ended row; deactivate it if only the host could see its end."""
+        self._scheduler.end(sequence)
+        sampling = sequence.row.request.sampling
         if sampling.stop_strings or len(sampling.stop_ids) > _STOPS:
             assert self._state is not None
-            self._state.active[self._seats.running.index(seat)] = False
+            self._state.active[self._scheduler.running.index(sequence)] = False

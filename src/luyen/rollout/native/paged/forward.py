@@ -30,7 +30,7 @@ def decode_step(
 ) -> None:
     """One token for each of the first `rows` rows that is active.
 
-    Groups of up to `members` rows read their common pages together; 0: nobody does.
+    Groups of up to `members` rows read their shared pages together; 0: none.
     """
     here = slice(0, rows)
     place, slots, lengths = state.begin(here)
@@ -44,32 +44,32 @@ def decode_step(
         groups=state.groups.of(rows, members) if members else None,
     )
     hidden = policy.hidden(state.tokens[here], place, context)
-    draws = sample_next(policy.head, hidden, state, here, is_truncated=is_truncated)
-    state.accept(here, draws, is_cached=True)
+    sampled = sample_next(policy.head, hidden, state, here, is_truncated=is_truncated)
+    state.accept(here, sampled, is_cached=True)
 
 
 def sample_next(
     head: Head, hidden: Tensor, state: RowState, here: slice, *, is_truncated: bool
 ) -> NextTokens:
     """The next token of each row in `here`, given its last hidden state."""
-    keys, count, greedy = state.keys[here], state.drawn[here], state.greedy[here]
+    keys, count, greedy = state.keys[here], state.generated[here], state.greedy[here]
     temperature = state.temperature[here]
     limits = state.truncation(here) if is_truncated else None
     if not hidden.is_cuda:
         logits = head.logits(hidden, temperature=1.0) / temperature[:, None]
         return sample_tokens(logits, uniforms(keys, count), greedy, limits)
     raw = head.linear(hidden)
-    plain = _sampled(head, raw, keys, count, temperature, greedy)
+    plain = _sample_cuda(head, raw, keys, count, temperature, greedy)
     if limits is None:
         return plain
     logits = head.from_linear(raw) / temperature[:, None]
     cut = sample_tokens(logits, uniforms(keys, count), greedy, limits)
-    # Rows that truncate nothing draw as they would in other company.
+    # Rows without truncation get the same token whatever the rest of the batch does.
     tokens = torch.where(state.is_truncated(here), cut.tokens, plain.tokens)
-    return replace(cut, tokens=tokens, logps=_scored(head, raw, tokens, temperature))
+    return replace(cut, tokens=tokens, logps=_score_cuda(head, raw, tokens, temperature))
 
 
-def _sampled(
+def _sample_cuda(
     head: Head, raw: Tensor, keys: Tensor, count: Tensor, temperature: Tensor, greedy: Tensor
 ) -> NextTokens:
     """Two kernels over the logits."""
@@ -91,7 +91,7 @@ def _sampled(
     return NextTokens(tokens=tokens, logps=logps, kept=None)
 
 
-def _scored(head: Head, raw: Tensor, tokens: Tensor, temperature: Tensor) -> Tensor:
+def _score_cuda(head: Head, raw: Tensor, tokens: Tensor, temperature: Tensor) -> Tensor:
     """Log-probabilities by the trainer's kernel: another formula would differ in the last bit."""
     from luyen.models.cuda.logprob_kernels import score_rows
 
@@ -107,7 +107,7 @@ def _scored(head: Head, raw: Tensor, tokens: Tensor, temperature: Tensor) -> Ten
     )[0]
 
 
-# Reading prompts: packed into passes within a token budget, long ones in several chunks.
+# Prefill: prompts are packed into passes within a token budget, long ones in several chunks.
 
 
 def prefill_prompts(
@@ -197,7 +197,7 @@ def _prefill_pass(
     return policy.hidden(tokens[begins[owner] + place], place, context)
 
 
-# Decode steps captured once per number of rows, replayed without the cost of launching them.
+# Decode steps as CUDA graphs, captured once per number of rows and kind of step.
 
 _FEW_PROGRAMS = 288
 """Rows x heads up to which a row is always spread over several programs (measured on an H200)."""
@@ -294,13 +294,13 @@ class DecodeGraphs:
             return None
         if kind not in self._graphs:
             try:
-                self._graphs[kind] = self._captured(cache, state, kind)
+                self._graphs[kind] = self._capture(cache, state, kind)
             except RuntimeError as error:
-                self._give_up(error)
+                self._fall_back_to_eager(error)
                 return None
         return self._graphs[kind]
 
-    def _give_up(self, error: RuntimeError) -> None:
+    def _fall_back_to_eager(self, error: RuntimeError) -> None:
         """Go on without graphs: some layers copy from the host, which cannot be captured."""
         if not any(word in str(error) for word in ("captur", "operation not permitted")):
             raise error
@@ -322,17 +322,17 @@ class DecodeGraphs:
             members=members,
         )
 
-    def _captured(self, cache: KeyValues, state: RowState, kind: _Kind) -> torch.cuda.CUDAGraph:
-        """A graph of one step. While it is made every row rests, so that nothing is drawn."""
+    def _capture(self, cache: KeyValues, state: RowState, kind: _Kind) -> torch.cuda.CUDAGraph:
+        """A graph of one step. All rows are inactive during capture, so nothing is generated."""
         active, tick = state.active.clone(), state.tick.clone()
         state.active.zero_()
         try:
-            return self._recorded(cache, state, kind)
+            return self._record(cache, state, kind)
         finally:
             state.active.copy_(active)
             state.tick.copy_(tick)
 
-    def _recorded(self, cache: KeyValues, state: RowState, kind: _Kind) -> torch.cuda.CUDAGraph:
+    def _record(self, cache: KeyValues, state: RowState, kind: _Kind) -> torch.cuda.CUDAGraph:
         """Two steps that warm up, then one that is captured."""
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())

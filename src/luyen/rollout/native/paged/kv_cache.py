@@ -26,13 +26,13 @@ from luyen.models.paged_attention import (
 from luyen.models.policy import Policy
 
 _MARGIN = 0.9
-"""Share of the free memory that pages may take: kernels need some beside them."""
+"""Share of the free memory that pages may take: kernels need the rest."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheShape:
-    """What a token leaves behind in every layer.
+    """Shape of the keys and values of one token in every layer.
 
     Example:
         >>> CacheShape(layers=30, heads=3, width=64, dtype=torch.bfloat16).page_bytes
@@ -56,7 +56,7 @@ class CacheShape:
 
 @final
 class _Recorder:
-    """An attention that attends to nothing and writes down what the layers ask of it."""
+    """An attention context that only records the shapes of each layer's keys and values."""
 
     def __init__(self) -> None:
         self.seen: dict[int, tuple[int, int, int, torch.dtype]] = {}
@@ -78,7 +78,7 @@ class _Recorder:
 
 @torch.no_grad()
 def cache_shape(policy: Policy) -> CacheShape:
-    """What the model's layers keep of a token; a UserError if they keep different things."""
+    """Shape of the model's keys and values; a UserError if layers differ."""
     recorder = _Recorder()
     token = torch.zeros(1, dtype=torch.int64, device=policy.device)
     policy.hidden(token, token, recorder)
@@ -109,7 +109,7 @@ class KeyValues:
 
     @property
     def address(self) -> int:
-        """Where the pages lie in the device's memory."""
+        """Device address of the pages."""
         return self._all.data_ptr()
 
     def layer(self, index: int) -> Pages:
@@ -123,10 +123,12 @@ class KeyValues:
             self._all[:, :, target] = self._all[:, :, source]
 
 
-def affordable_pages(policy: Policy, shape: CacheShape, *, utilization: float, held: int) -> int:
-    """Pages that a share of the device holds beside the policy's weights, and that fit now.
+def affordable_pages(
+    policy: Policy, shape: CacheShape, *, utilization: float, allocated: int
+) -> int:
+    """Pages that fit into a share of the device next to the weights, and into free memory.
 
-    `held` are pages there are already, whose memory may be used again.
+    `allocated` are existing pages, whose memory is reused.
     """
     device = policy.device
     if device.type != "cuda":
@@ -135,11 +137,11 @@ def affordable_pages(policy: Policy, shape: CacheShape, *, utilization: float, h
     weights = sum(p.numel() * p.element_size() for p in policy.parameters())
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     share = utilization * total - weights
-    fits = _MARGIN * (free + unused) + held * shape.page_bytes
+    fits = _MARGIN * (free + unused) + allocated * shape.page_bytes
     return max(0, int(min(share, fits))) // shape.page_bytes
 
 
-# Who holds which page. A page is 64 tokens of keys and values of every layer.
+# Page allocation. A page is 64 tokens of keys and values of every layer.
 
 
 def pages_of(tokens: int) -> int:
@@ -154,7 +156,7 @@ def pages_of(tokens: int) -> int:
 
 @final
 class PagePool:
-    """Free pages, and how many sequences hold each of the others.
+    """Free pages, and a reference count for each page in use.
 
     A page is free again when its last holder has dropped it.
 
@@ -174,7 +176,7 @@ class PagePool:
 
     @property
     def free(self) -> int:
-        """Pages nobody holds."""
+        """Number of free pages."""
         return len(self._free)
 
     def take(self, count: int) -> list[int]:
@@ -197,7 +199,7 @@ class PagePool:
                 self._free.append(page)
 
 
-# How the layers reach the pages while prompts are read and while tokens are drawn.
+# Attention contexts over the pages, for prefill and for decode.
 
 
 @final
@@ -246,11 +248,11 @@ class PagedDecodeContext:
     cache: KeyValues
     """Pages of all layers."""
     slots: Tensor
-    """Where each row's new token is stored; below 0: the row rests."""
+    """Where each row's new token is stored; below 0: the row is inactive."""
     tables: Tensor
     """`[rows, pages]`."""
     lengths: Tensor
-    """Keys of each row with the new one; 0: the row rests."""
+    """Keys of each row with the new one; 0: the row is inactive."""
     is_split: bool
     """Whether a row is spread over several programs."""
     arrivals: Tensor

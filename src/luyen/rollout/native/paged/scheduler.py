@@ -9,19 +9,19 @@ from luyen.rollout.native.paged.kv_cache import PagePool, pages_of
 from luyen.rollout.native.sequences import Row
 
 ROUND = 8
-"""Decode steps between two looks at the results."""
+"""Decode steps per round; the host reads results once a round."""
 
 
 @final
 class RunningSequence:
-    """A running sequence: its row, its pages, and how far the device may have got with it."""
+    """A running sequence: its row, its pages, and the steps launched for it."""
 
     __slots__ = ("is_evicted", "is_over", "pages", "planned", "row", "shared")
 
     def __init__(self, row: Row, pages: list[int], planned: int, *, shared: int = 0) -> None:
         """`planned` counts the tokens that will be cached when all that was launched has run.
 
-        The first `shared` pages are those of siblings too, and full.
+        The first `shared` pages are full and shared with samples of the same prompt.
         """
         self.row = row
         self.pages = pages
@@ -31,11 +31,13 @@ class RunningSequence:
         self.is_evicted = False
 
     @property
-    def may_rule_out(self) -> bool:
-        """Whether its row may rule tokens out in the steps that were planned last."""
-        asked = self.row.request.sampling
+    def may_truncate(self) -> bool:
+        """Whether its row may truncate in the steps that were planned last."""
+        sampling = self.row.request.sampling
         begun = self.planned - len(self.row.request.tokens) - ROUND
-        return asked.is_filtered or (bool(asked.barred_ids) and begun < asked.min_new_tokens)
+        return sampling.is_filtered or (
+            bool(sampling.barred_ids) and begun < sampling.min_new_tokens
+        )
 
 
 @final
@@ -51,8 +53,8 @@ class PagedScheduler:
         self._tokens = tokens
 
     def admit(self) -> list[list[Row]]:
-        """Waiting rows that fit now; those of one prompt that drew nothing yet go together."""
-        free = self._rows - sum(not seat.is_over for seat in self.running)
+        """Waiting rows that fit now; new rows of one prompt go together."""
+        free = self._rows - sum(not sequence.is_over for sequence in self.running)
         pages, budget = self.pool.free - len(self.running), self._tokens
         groups: list[list[Row]] = []
         while self.waiting and free > 0:
@@ -80,7 +82,7 @@ class PagedScheduler:
     def take(
         self, groups: Sequence[list[Row]], prompts: Sequence[list[int]]
     ) -> tuple[list[RunningSequence], list[tuple[int, int]]]:
-        """Seat rows whose prompts were read into these pages; (source, target) pages to copy."""
+        """Add rows whose prompts are in these pages; (source, target) pages to copy."""
         fresh: list[RunningSequence] = []
         copies: list[tuple[int, int]] = []
         for group, pages in zip(groups, prompts, strict=True):
@@ -98,62 +100,62 @@ class PagedScheduler:
     def grow(self, steps: int) -> list[tuple[int, int, int]]:
         """Take pages for so many more tokens of every row; (row, place, page) of the new ones.
 
-        When pages run out, the newest rows give theirs back and wait; the caller must take seats
-        that are over out of the device's rows before it goes on.
+        When pages run out, the newest rows are evicted and wait; the caller must then remove
+        finished sequences from the device's rows (`compact`).
         """
         new: list[tuple[int, int, int]] = []
-        for index, seat in enumerate(self.running):
-            if seat.is_over:
+        for index, sequence in enumerate(self.running):
+            if sequence.is_over:
                 continue
-            goal = max(seat.planned, min(seat.planned + steps, seat.row.limit - 1))
-            need = pages_of(goal) - len(seat.pages)
+            goal = max(sequence.planned, min(sequence.planned + steps, sequence.row.limit - 1))
+            need = pages_of(goal) - len(sequence.pages)
             if need <= 0:
-                seat.planned = goal
+                sequence.planned = goal
                 continue
             while need > self.pool.free and self._evict_after(index):
                 pass
             if need > self.pool.free:
-                self._evict(seat)
+                self._evict(sequence)
                 continue
             for page in self.pool.take(need):
-                new.append((index, len(seat.pages), page))
-                seat.pages.append(page)
-            seat.planned = goal
+                new.append((index, len(sequence.pages), page))
+                sequence.pages.append(page)
+            sequence.planned = goal
         return new
 
-    def end(self, seat: RunningSequence) -> None:
+    def end(self, sequence: RunningSequence) -> None:
         """The sequence is finished: its pages are free."""
-        seat.is_over = True
-        self.pool.drop(seat.pages)
-        seat.pages = []
+        sequence.is_over = True
+        self.pool.drop(sequence.pages)
+        sequence.pages = []
 
     def compact(self) -> list[int]:
-        """Drop seats that are over; the old index of every seat that stays, in the new order."""
-        kept = [i for i, seat in enumerate(self.running) if not seat.is_over]
+        """Drop finished sequences; the old index of every remaining one, in the new order."""
+        kept = [i for i, sequence in enumerate(self.running) if not sequence.is_over]
         self.running = [self.running[i] for i in kept]
         return kept
 
     def _evict_after(self, index: int) -> bool:
-        """Send the newest row after `index` back to wait; False when there is none."""
-        for seat in reversed(self.running[index + 1 :]):
-            if not seat.is_over:
-                self._evict(seat)
+        """Evict the newest running row after `index`; False when there is none."""
+        for sequence in reversed(self.running[index + 1 :]):
+            if not sequence.is_over:
+                self._evict(sequence)
                 return True
         return False
 
-    def _evict(self, seat: RunningSequence) -> None:
-        self.end(seat)
-        seat.is_evicted = True
-        self.waiting.appendleft(seat.row)
+    def _evict(self, sequence: RunningSequence) -> None:
+        self.end(sequence)
+        sequence.is_evicted = True
+        self.waiting.appendleft(sequence.row)
 
 
 def prefix_tokens(row: Row) -> tuple[int, ...]:
-    """The prompt and what was drawn: what a row that was sent back to wait begins with."""
+    """The prompt and the generated tokens: what an evicted row is prefilled with."""
     return (*row.request.tokens, *row.tokens)
 
 
 def prefix_length(row: Row) -> int:
-    """How many those are."""
+    """Number of `prefix_tokens`."""
     return len(row.request.tokens) + len(row.tokens)
 
 
@@ -162,7 +164,7 @@ def fork_pages(
 ) -> tuple[list[list[int]], list[tuple[int, int]]]:
     """Pages of each sample of a prompt, and (source, target) of the pages to copy.
 
-    Full pages are held together. The last one, which samples will write into, is each one's own.
+    Full pages are shared. The last one, which samples will write into, is copied.
 
     Example:
         >>> fork_pages(PagePool(3), [7], 10, 2)

@@ -45,16 +45,16 @@ def refusing(tmp_path: Path) -> Counted:
 
 
 def test_a_prompt_is_rendered_once_however_often_it_is_asked_for(counted: Counted):
-    openings = PromptTokenCache(counted)
+    prompt_cache = PromptTokenCache(counted)
     first, second = asking("1+2=", "3+4=")
-    found = [list(openings.tokens(prompt)) for prompt in (first, second, first, second)]
+    found = [list(prompt_cache.tokens(prompt)) for prompt in (first, second, first, second)]
     assert counted.asked == ["1+2=", "3+4="]
     assert found[:2] == found[2:]
     assert found[0] != found[1]
 
 
 def test_a_prompt_is_rendered_once_for_all_samples_of_its_group(counted: Counted):
-    how = replace(setting(), openings=PromptTokenCache(counted))
+    how = replace(setting(), prompt_cache=PromptTokenCache(counted))
     groups = play(ScriptedEngine(lambda *_: "3<|im_end|>"), how, "1+2=", "3+4=", samples=4)
     assert [len(group.rollouts) for group in groups] == [4, 4]
     assert counted.asked == ["1+2=", "3+4="]
@@ -64,30 +64,30 @@ def test_no_more_prompts_are_kept_than_the_bound_says_and_the_oldest_go_first(
     counted: Counted, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("luyen.rollout.conversation_config._MAX_PROMPTS", 2)
-    openings = PromptTokenCache(counted)
+    prompt_cache = PromptTokenCache(counted)
     prompts = dict(zip("abc", asking(*"abc"), strict=True))
     for name in "abcbcaba":
-        openings.tokens(prompts[name])
+        prompt_cache.tokens(prompts[name])
     assert "".join(counted.asked) == "abcab"
 
 
 def test_a_prompt_is_never_taken_for_one_that_is_gone(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("luyen.rollout.conversation_config._MAX_PROMPTS", 3)
     shown = Renderer(TOKENIZER)
-    openings = PromptTokenCache(shown)
+    prompt_cache = PromptTokenCache(shown)
     for number in range(50):
         # Nobody else holds it, so that the next one may lie in the same place.
         [prompt] = asking(f"{number}+1=")
-        assert list(openings.tokens(prompt)) == shown.prompt_tokens(prompt.messages)
+        assert list(prompt_cache.tokens(prompt)) == shown.prompt_tokens(prompt.messages)
         del prompt
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_conversation_opens_with_the_tokens_of_its_rendering(name: str):
     shown = family_renderer(name)
-    openings = PromptTokenCache(shown)
+    prompt_cache = PromptTokenCache(shown)
     told = [{"role": "user", "content": "What is 1+2? <|im_end|> é"}]
     for tools in ([], TOOLS):
         prompt = make_prompt(told, tools=tools)
         expected = shown.prompt_tokens(told, tools)
-        assert list(openings.tokens(prompt)) == list(openings.tokens(prompt)) == expected
+        assert list(prompt_cache.tokens(prompt)) == list(prompt_cache.tokens(prompt)) == expected
