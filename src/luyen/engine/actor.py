@@ -12,7 +12,7 @@ from luyen.algorithms.policy_losses import PolicyInputs
 from luyen.algorithms.statistic import Average
 from luyen.engine.batch import PackedBatch
 from luyen.engine.batch_shards import BatchShard, MicroBatching, split_batch
-from luyen.engine.logprobs import score, score_share
+from luyen.engine.logprobs import score, score_shard
 from luyen.engine.optim import MasterAdamW
 from luyen.engine.step import (
     LOSS_WEIGHT,
@@ -26,11 +26,11 @@ from luyen.models.policy import Policy
 _STATISTICS = "statistics/"
 """Prefix of streams that a loss reads as its statistics of the step."""
 _READ = ("old_logp", "advantages", "rollout_logp", "is_weights", "ref_logp")
-"""Streams of a batch that a loss reads."""
+"""Streams of a batch that a loss may read."""
 
 
 def gap_metrics(batch: PackedBatch, logp: Tensor) -> dict[str, float]:
-    """How far the trainer's log-probabilities are from those the sampler drew with, if it says."""
+    """Differences between the trainer's and the sampler's log-probabilities, if it gave them."""
     if "rollout_logp" not in batch.streams:
         return {}
     gap = (logp - batch.streams["rollout_logp"])[batch.layout.mask].abs()
@@ -42,7 +42,7 @@ def gap_metrics(batch: PackedBatch, logp: Tensor) -> dict[str, float]:
 
 
 def policy_inputs(part: PackedBatch, logp: Tensor) -> PolicyInputs:
-    """What a loss sees of a batch or of a part, with log-probabilities of the current weights."""
+    """Inputs of a policy loss, with log-probabilities of the current weights."""
     streams = part.streams
     return PolicyInputs(
         logp=logp,
@@ -57,10 +57,10 @@ def policy_inputs(part: PackedBatch, logp: Tensor) -> PolicyInputs:
 def prepare_update(
     batch: PackedBatch, objective: Objective, statistics: Mapping[str, Tensor]
 ) -> tuple[PackedBatch, dict[str, Tensor]]:
-    """What depends on the whole optimizer step, fixed before it is split.
+    """Add to a batch what depends on the whole optimizer step, before it is split.
 
-    The batch gets the weight of every token and the statistics per token as streams, and keeps of
-    its own those that a loss reads; statistics that are one number come back beside it.
+    The batch gets the weight of every token and the per-token statistics as streams, and keeps only
+    its streams that a loss reads. The second result are the scalar statistics.
     """
     streams = {name: batch.streams[name] for name in _READ if name in batch.streams}
     streams |= {f"{_STATISTICS}{k}": v for k, v in statistics.items() if v.dim()}
@@ -70,10 +70,10 @@ def prepare_update(
 
 
 def merge_policy_updates(
-    batch: PackedBatch, shares: Sequence[BatchShard], done: Sequence[ShardUpdateResult]
+    batch: PackedBatch, shards: Sequence[BatchShard], done: Sequence[ShardUpdateResult]
 ) -> UpdateResult:
-    """`merge_updates`, with the gap to the sampler where the update has measured it."""
-    merged = merge_updates(shares, done)
+    """`merge_updates`, with `gap_metrics` if the update returns log-probabilities."""
+    merged = merge_updates(shards, done)
     if merged.logp is None:
         return merged
     logp = merged.logp.to(batch.tokens.device)
@@ -82,7 +82,7 @@ def merge_policy_updates(
 
 @final
 class ActorEngine:
-    """A policy, or this rank's shards of it, its optimizer, and how passes are cut."""
+    """A policy, or this rank's shards of it, its optimizer, and its micro-batching."""
 
     def __init__(
         self,
@@ -105,13 +105,13 @@ class ActorEngine:
         """Where passes run."""
         return self._device or self.policy.device
 
-    def score_share(
-        self, share: BatchShard, *, entropy: bool = False, sum_pi_squared: bool = False
+    def score_shard(
+        self, shard: BatchShard, *, entropy: bool = False, sum_pi_squared: bool = False
     ) -> dict[str, Tensor]:
-        """`luyen.engine.logprobs.score_share` at the policy's temperature."""
-        return score_share(
+        """`luyen.engine.logprobs.score_shard` at the policy's temperature."""
+        return score_shard(
             self.policy,
-            share,
+            shard,
             temperature=self.temperature,
             entropy=entropy,
             sum_pi_squared=sum_pi_squared,
@@ -121,30 +121,30 @@ class ActorEngine:
     def update(
         self, batch: PackedBatch, objective: Objective, *, lr: float, seed: int
     ) -> UpdateResult:
-        """One optimizer step on the whole batch, whatever the micro-batches are."""
+        """One optimizer step on the whole batch; the result does not depend on micro-batching."""
         statistics = self.statistics(batch, objective, seed)
         prepared, numbers = prepare_update(batch, objective, statistics)
-        (share,) = shares = split_batch(prepared, self.passes, ranks=1)
-        done = self.update_share(share, objective, lr=lr, statistics=numbers)
-        return merge_policy_updates(batch, shares, [done])
+        (shard,) = shards = split_batch(prepared, self.passes, ranks=1)
+        done = self.update_shard(shard, objective, lr=lr, statistics=numbers)
+        return merge_policy_updates(batch, shards, [done])
 
-    def update_share(
+    def update_shard(
         self,
-        share: BatchShard,
+        shard: BatchShard,
         objective: Objective,
         *,
         lr: float,
         statistics: Mapping[str, Tensor],
     ) -> ShardUpdateResult:
-        """This rank's part of an optimizer step on a batch that `prepare_update` has seen.
+        """This rank's part of an optimizer step on a batch from `prepare_update`.
 
-        What comes back lies where the share lies.
+        The result is on the device of the shard.
         """
-        home, share = share.batch.tokens.device, share.to(self.device)
+        home, shard = shard.batch.tokens.device, shard.to(self.device)
         numbers = {name: number.to(self.device) for name, number in statistics.items()}
-        # Where old log-probabilities had no pass of their own, this one gives them.
-        is_first_look = "old_logp" not in share.batch.streams
-        measured = torch.zeros(share.batch.tokens.shape, device=self.device)
+        # Without a separate pass for old log-probabilities, this pass computes them.
+        is_first_look = "old_logp" not in shard.batch.streams
+        measured = torch.zeros(shard.batch.tokens.shape, device=self.device)
 
         def part_loss(part: PackedBatch, place: Tensor) -> tuple[Tensor, Mapping[str, Average]]:
             inputs, entropy = self.inputs(part, objective)
@@ -157,11 +157,11 @@ class ActorEngine:
                 ref_logp=part.streams.get("ref_logp"),
             )
 
-        done = take_shard_step(self.policy, self.optimizer, share, part_loss, lr=lr)
+        done = take_shard_step(self.policy, self.optimizer, shard, part_loss, lr=lr)
         return replace(done, logp=measured if is_first_look else None).to(home)
 
     def inputs(self, part: PackedBatch, objective: Objective) -> tuple[PolicyInputs, Tensor]:
-        """What a loss sees of a part, from a forward pass, and the entropy of each token."""
+        """Inputs of a policy loss from a forward pass, and the entropy of each token."""
         scored = self.policy(
             part.tokens,
             part.lengths,
@@ -176,7 +176,7 @@ class ActorEngine:
     def statistics(
         self, batch: PackedBatch, objective: Objective, seed: int
     ) -> Mapping[str, Tensor]:
-        """What a loss that chooses over the step needs, from a pass without gradients."""
+        """Statistics of the whole step that a loss needs, from a pass without gradients."""
         if not objective.needs_statistics:
             return {}
         found = score(self.policy, batch, self.passes, temperature=self.temperature)

@@ -1,4 +1,4 @@
-"""A packed batch: sequences one after the other, with numbers per token; offline rows too."""
+"""Packed batches: concatenated sequences with streams of numbers per token."""
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,7 +28,7 @@ class PackedBatch:
     lengths: tuple[int, ...]
     """Tokens of each sequence, prompt included."""
     layout: Layout
-    """Where sequences begin, which tokens train, which sequences share a prompt."""
+    """Offsets of the sequences, the mask of trained tokens, and the group of each sequence."""
     streams: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
     """Numbers per token by name: `old_logp`, `ref_logp`, `advantages`, ..."""
     branch_of: tuple[int, ...] = ()
@@ -36,9 +36,9 @@ class PackedBatch:
 
     @property
     def rollouts(self) -> Layout:
-        """The same tokens by rollout: branches that stand side by side are one sequence.
+        """The layout by rollout: adjacent branches of a rollout are one sequence.
 
-        What is counted or compared per rollout (group baselines, weights of the loss) uses this.
+        Used for everything per rollout, such as group baselines and weights of the loss.
 
         Example:
             >>> batch = pack([[1, 2], [1, 3], [1]], masks=[[0, 1], [0, 1], [0]], groups=[0, 0, 0])
@@ -54,7 +54,7 @@ class PackedBatch:
         return Layout(mask=self.layout.mask, offsets=offsets, groups=self.layout.groups[start])
 
     def take(self, sequences: Sequence[int], index: Tensor | None = None) -> "PackedBatch":
-        """These sequences only, in this order; `index` are their `positions`, if they are known."""
+        """A batch of these sequences, in this order; `index` are their `positions`, if known."""
         index = self.positions(sequences) if index is None else index
         lengths = tuple(self.lengths[i] for i in sequences)
         chosen = torch.tensor(list(sequences), dtype=torch.int64, device=self.tokens.device)
@@ -77,7 +77,7 @@ class PackedBatch:
         return (torch.arange(len(moved)) + moved).to(self.tokens.device)
 
     def to(self, device: torch.device) -> "PackedBatch":
-        """The batch on a device; itself where it is there already."""
+        """The batch on a device; the same object if it is there already."""
         if self.tokens.device == device:
             return self
         layout = self.layout
@@ -97,11 +97,11 @@ class PackedBatch:
         return self.layout.groups.tolist()
 
     def with_streams(self, **streams: Tensor) -> "PackedBatch":
-        """The batch with more numbers per token."""
+        """The batch with additional streams."""
         return replace(self, streams={**self.streams, **streams})
 
     def scatter(self, on_mask: Tensor) -> Tensor:
-        """Numbers of the trainable tokens, in order, as a `[tok]` stream with 0 elsewhere."""
+        """Numbers of the trainable tokens, in order, as a `[tok]` stream; 0 at the rest."""
         stream = torch.zeros(self.tokens.shape, dtype=on_mask.dtype, device=on_mask.device)
         return stream.masked_scatter(self.layout.mask, on_mask)
 
@@ -116,7 +116,7 @@ _TYPES = {torch.bool: np.bool_, torch.int64: np.int64, torch.float32: np.float32
 
 
 def flat_tensor(numbers: Iterable[float], dtype: torch.dtype) -> Tensor:
-    """The numbers as a tensor, several times as fast as `torch.tensor` makes one of a list.
+    """The numbers as a tensor, several times faster than `torch.tensor` of a list.
 
     Example:
         >>> flat_tensor([1, 2], torch.int64)
@@ -132,10 +132,10 @@ def pack(
     groups: Sequence[int],
     device: torch.device | str = "cpu",
 ) -> PackedBatch:
-    """Lay sequences one after the other. The first token of a sequence is never trained."""
+    """Concatenate sequences to a batch. The first token of a sequence is never trained."""
     lengths = tuple(len(sequence) for sequence in sequences)
     mask = torch.from_numpy(np.frombuffer(bytearray().join(map(bytes, masks)), np.bool_))
-    assert not any(row and row[0] for row in masks), "nothing stands before the first token"
+    assert not any(row and row[0] for row in masks), "the first token cannot be trained"
     return PackedBatch(
         tokens=flat_tensor(itertools.chain.from_iterable(sequences), torch.int64).to(device),
         lengths=lengths,
@@ -143,13 +143,10 @@ def pack(
     )
 
 
-# What one optimizer step of an offline run learns from.
-
-
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OfflineBatch:
-    """Rows as tokens, and the numbers beside them: a pure function of the rows.
+    """The batch of one optimizer step of an offline run: a pure function of its rows.
 
     Example:
         >>> from luyen.engine.batch import pack
@@ -161,15 +158,15 @@ class OfflineBatch:
     """
 
     rows: tuple[int, ...]
-    """Places of the rows among the training rows; held-out rows count from -1 downwards."""
+    """Indices of the training rows; those of validation rows count from -1 downwards."""
     sequences: tuple[int, ...] = ()
-    """How many sequences each row makes; empty: one each, or two each where rows are pairs."""
+    """Sequences of each row; empty: one each, or two each if rows are pairs."""
     batch: PackedBatch
-    """The sequences that learn, in the order of the rows; a pair is two, the chosen one first."""
+    """The trained sequences, in the order of the rows; of a pair, the chosen one first."""
     aside: Mapping[str, PackedBatch] = field(default_factory=dict[str, PackedBatch])
-    """Sequences that are only scored, by what they are for."""
+    """Sequences that are only scored, by purpose."""
     numbers: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
-    """What the rows say besides tokens, a number per row or per sequence, by name."""
+    """Other values of the rows by name, one number per row or per sequence."""
 
     def by_row(self, numbers: Tensor) -> list[Tensor]:
         """Numbers of the sequences, row by row."""
@@ -177,7 +174,7 @@ class OfflineBatch:
         return list(numbers.split(self.sequences or (each,) * len(self.rows)))
 
     def to(self, device: torch.device) -> "OfflineBatch":
-        """The same lesson on a device."""
+        """The batch on a device."""
         return replace(
             self,
             batch=self.batch.to(device),
@@ -186,7 +183,7 @@ class OfflineBatch:
         )
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything in it but the places of the rows, by name."""
+        """All its tensors by name, without the row indices."""
         found = dict(self.numbers)
         for name, batch in {"batch": self.batch, **self.aside}.items():
             found[f"{name}/tokens"], found[f"{name}/mask"] = batch.tokens, batch.layout.mask

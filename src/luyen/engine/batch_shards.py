@@ -1,7 +1,7 @@
-"""A batch split over data-parallel ranks and into micro-batches, and the results joined again.
+"""Splitting a batch over data-parallel ranks and into micro-batches, and joining the results.
 
-Everything here is pure. Whoever holds a whole batch splits it, has every rank work on its share,
-and joins what comes back.
+Everything here is pure. The controller splits a batch, each rank computes its shard, and the
+controller joins the streams of all ranks.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,10 +14,10 @@ from torch import Tensor
 from luyen.base.errors import UserError
 from luyen.engine.batch import PackedBatch
 
-# Which rank gets which sequences: tokens balanced, groups together where that costs little.
+# Data-parallel split: tokens balanced, groups kept together if that costs little balance.
 
 _SLACK = 1.1
-"""How far the fullest rank may be above the least possible, for the sake of whole groups."""
+"""Most tokens of a rank relative to the lower bound, when whole groups are kept together."""
 
 
 def balance_by_tokens(
@@ -25,10 +25,10 @@ def balance_by_tokens(
 ) -> list[list[int]]:
     """Indices of the sequences of each rank, ascending.
 
-    Sequences of a group share their prompt, and are cut apart only as far as the balance demands:
-    whole groups are tried first, then ever smaller pieces. The fullest rank has at most 1.1 times
-    the larger of mean and longest sequence, or, where no deal achieves that, at most the mean and
-    one sequence more. Nothing is drawn: the same sequences are always dealt the same way.
+    Sequences of a group share their prompt, and are split only as far as the balance needs: whole
+    groups are tried first, then ever smaller pieces. The fullest rank has at most 1.1 times the
+    larger of mean and longest sequence, or, if no assignment achieves that, at most the mean and
+    one sequence more. The result is deterministic.
 
     Example:
         >>> balance_by_tokens([4, 4, 3, 3], [0, 0, 1, 1], ranks=2)
@@ -40,24 +40,24 @@ def balance_by_tokens(
     best: list[list[int]] = []
     fewest = float("inf")
     for limit in _limits(sum(lengths), ranks):
-        dealt = _largest_first(lengths, _pieces(lengths, groups, limit), ranks)
-        fullest = max(sum(lengths[i] for i in hand) for hand in dealt)
+        assigned = _largest_first(lengths, _pieces(lengths, groups, limit), ranks)
+        fullest = max(sum(lengths[i] for i in assignment) for assignment in assigned)
         if fullest < fewest:
-            best, fewest = dealt, fullest
+            best, fewest = assigned, fullest
         if fewest <= _SLACK * least:
             break
     return best
 
 
 def _limits(total: int, ranks: int) -> Iterator[int]:
-    """Most tokens of a piece: a whole group, then parts of a rank's fair share, then a sequence."""
+    """Most tokens of a piece: a whole group, then fractions of a rank's mean, then one sequence."""
     yield total
     yield from (total // (ranks * parts) for parts in (1, 2, 4, 8))
     yield 0
 
 
 def _pieces(lengths: Sequence[int], groups: Sequence[int], limit: int) -> list[list[int]]:
-    """Groups, cut where they would have more than `limit` tokens; a sequence is never cut."""
+    """Groups, split into pieces of at most `limit` tokens; a sequence is never split."""
     pieces: list[list[int]] = []
     size: list[int] = []
     last: dict[int, int] = {}
@@ -76,27 +76,27 @@ def _pieces(lengths: Sequence[int], groups: Sequence[int], limit: int) -> list[l
 def _largest_first(
     lengths: Sequence[int], pieces: Sequence[Sequence[int]], ranks: int
 ) -> list[list[int]]:
-    """Each piece, the largest first, to the rank that has the fewest tokens."""
-    hands: list[list[int]] = [[] for _ in range(ranks)]
+    """Assign each piece, the largest first, to the rank with the fewest tokens."""
+    assignments: list[list[int]] = [[] for _ in range(ranks)]
     tokens = [0] * ranks
     sized = [(sum(lengths[i] for i in piece), piece) for piece in pieces]
     for size, piece in sorted(sized, key=lambda pair: (-pair[0], pair[1][0])):
         rank = min(range(ranks), key=lambda r: (tokens[r], r))
-        hands[rank] += piece
+        assignments[rank] += piece
         tokens[rank] += size
-    return [sorted(hand) for hand in hands]
+    return [sorted(assignment) for assignment in assignments]
 
 
-# How a batch is cut into passes that fit the memory.
+# Micro-batching: the sequences of each forward pass.
 
 
 def by_tokens(
     lengths: Sequence[int], *, budget: int, groups: Sequence[int] | None = None
 ) -> list[list[int]]:
-    """Sequences in as few passes as a largest-first fit finds, none above `budget` tokens.
+    """Passes of at most `budget` tokens, by first-fit decreasing.
 
-    Sequences of one group travel together where they fit, so that their prompt is computed once.
-    The budget is hard: a sequence that exceeds it alone is refused.
+    Sequences of one group are in one pass if they fit, so that their prompt is computed once. A
+    sequence longer than the budget is a UserError.
 
     Example:
         >>> by_tokens([5, 3, 4, 2], budget=7)
@@ -120,7 +120,7 @@ def by_tokens(
 
 
 def _units(lengths: Sequence[int], budget: int, groups: Sequence[int] | None) -> list[list[int]]:
-    """What travels together: a group, or as much of it as a pass holds."""
+    """Sequences that stay in one pass: a group, or as much of it as a pass holds."""
     units: list[list[int]] = []
     open_unit: dict[int, int] = {}
     for index, length in enumerate(lengths):
@@ -151,13 +151,10 @@ def by_count(lengths: Sequence[int], *, size: int) -> list[list[int]]:
     return [list(range(i, min(i + size, len(lengths)))) for i in range(0, len(lengths), size)]
 
 
-# Which sequences travel together in one pass.
-
-
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatching:
-    """Passes limited by tokens, or by a number of sequences.
+    """Limit of a forward pass: tokens, or a number of sequences.
 
     Example:
         >>> MicroBatching(max_tokens=10).of([6, 5, 4])
@@ -165,12 +162,12 @@ class MicroBatching:
     """
 
     max_tokens: int | None = None
-    """Hard budget of a pass; None: `sequences` decides."""
+    """Most tokens of a pass; None: `sequences` is the limit."""
     sequences: int = 1
-    """Sequences of a pass when tokens do not decide."""
+    """Sequences of a pass without `max_tokens`."""
 
     def of(self, lengths: Sequence[int], groups: Sequence[int] | None = None) -> list[list[int]]:
-        """Indices of the sequences of each pass; those of one group together where they fit."""
+        """Indices of the sequences of each pass; those of one group together if they fit."""
         if self.max_tokens is not None:
             return by_tokens(lengths, budget=self.max_tokens, groups=groups)
         return by_count(lengths, size=self.sequences)
@@ -179,42 +176,41 @@ class MicroBatching:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class BatchShard:
-    """What one rank does of a step.
+    """One rank's part of a batch.
 
     Example:
         >>> from luyen.engine.batch import pack
         >>> whole = pack([[1, 2, 3], [4, 5]], masks=[[0, 1, 1], [0, 1]], groups=[0, 1])
-        >>> [share.positions.tolist() for share in split_batch(whole, MicroBatching(), ranks=2)]
+        >>> [shard.positions.tolist() for shard in split_batch(whole, MicroBatching(), ranks=2)]
         [[0, 1, 2], [3, 4]]
     """
 
     batch: PackedBatch
     """The sequences of the rank, in the order of the whole batch."""
     passes: tuple[tuple[int, ...], ...]
-    """Sequences of each pass, as indices into `batch`; an empty pass keeps step with the others."""
+    """Sequences of each pass, as indices into `batch`; empty for a dummy pass."""
     positions: Tensor
-    """`[tok]` where the tokens of `batch` stand in the whole batch."""
+    """`[tok]` indices of the tokens of `batch` in the whole batch."""
 
     def to(self, device: torch.device) -> "BatchShard":
-        """The same share with its batch on a device; itself where it is there already."""
+        """The shard on a device; the same object if it is there already."""
         batch = self.batch.to(device)
         return self if batch is self.batch else replace(self, batch=batch)
 
 
 def split_batch(batch: PackedBatch, passes: MicroBatching, *, ranks: int) -> list[BatchShard]:
-    """One share for each rank, all with the same number of passes.
+    """One shard for each rank, all with the same number of passes.
 
-    Every sequence is in one share. Groups stay together as far as tokens can be balanced that way.
-    No pass is above the budget of `passes`. With one rank the share is the
-    batch itself, cut as `passes` cuts it.
+    Every sequence is in exactly one shard (`balance_by_tokens`), and no pass exceeds the limit of
+    `passes`. With one rank the shard is the batch itself.
     """
     if ranks == 1:
         everything = torch.arange(len(batch.tokens), device=batch.tokens.device)
         cut = passes.of(batch.lengths, batch.labels())
         return [BatchShard(batch=batch, passes=tuple(map(tuple, cut)), positions=everything)]
-    dealt = balance_by_tokens(batch.lengths, batch.labels(), ranks=ranks)
-    places = [batch.positions(sequences) for sequences in dealt]
-    batches = [batch.take(*hand) for hand in zip(dealt, places, strict=True)]
+    assigned = balance_by_tokens(batch.lengths, batch.labels(), ranks=ranks)
+    places = [batch.positions(sequences) for sequences in assigned]
+    batches = [batch.take(*assignment) for assignment in zip(assigned, places, strict=True)]
     cuts = [passes.of(part.lengths, part.labels()) if part.lengths else [] for part in batches]
     most = max(len(cut) for cut in cuts)
     return [
@@ -228,16 +224,16 @@ def split_batch(batch: PackedBatch, passes: MicroBatching, *, ranks: int) -> lis
 
 
 def join_shards(
-    shares: Sequence[BatchShard], parts: Sequence[Mapping[str, Tensor]], like: PackedBatch
+    shards: Sequence[BatchShard], parts: Sequence[Mapping[str, Tensor]], like: PackedBatch
 ) -> dict[str, Tensor]:
-    """Streams of the shares as streams of the whole batch `like`, on its device."""
+    """Streams of the shards as streams of the whole batch `like`, on its device."""
     device = like.tokens.device
-    if len(shares) == 1:
+    if len(shards) == 1:
         return {name: stream.to(device) for name, stream in parts[0].items()}
     found: dict[str, Tensor] = {}
-    for share, part in zip(shares, parts, strict=True):
+    for shard, part in zip(shards, parts, strict=True):
         for name, stream in part.items():
             if name not in found:
                 found[name] = torch.zeros(like.tokens.shape, dtype=stream.dtype, device=device)
-            found[name][share.positions.to(device)] = stream.to(device)
+            found[name][shard.positions.to(device)] = stream.to(device)
     return found

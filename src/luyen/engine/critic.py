@@ -28,7 +28,7 @@ _VALUES = "values"
 
 @final
 class CriticEngine:
-    """A value model, or this rank's shards of it, its optimizer, and how passes are cut."""
+    """A value model, or this rank's shards of it, its optimizer, and its micro-batching."""
 
     def __init__(
         self,
@@ -56,16 +56,16 @@ class CriticEngine:
         return self._device or self.model.body.device
 
     def values(self, batch: PackedBatch) -> Tensor:
-        """Value before each trainable token, 0 elsewhere."""
-        (share,) = shares = split_batch(batch, self.passes, ranks=1)
-        return join_shards(shares, [self.score_share(share)], batch)[_VALUES]
+        """Value before each trainable token; 0 at the rest."""
+        (shard,) = shards = split_batch(batch, self.passes, ranks=1)
+        return join_shards(shards, [self.score_shard(shard)], batch)[_VALUES]
 
     @torch.no_grad()
-    def score_share(self, share: BatchShard) -> dict[str, Tensor]:
-        """The stream `values` over the tokens of a share, where the share lies."""
-        home, batch = share.batch.tokens.device, share.to(self.device).batch
+    def score_shard(self, shard: BatchShard) -> dict[str, Tensor]:
+        """The stream `values` over the tokens of a shard, on its device."""
+        home, batch = shard.batch.tokens.device, shard.to(self.device).batch
         stream = torch.zeros(batch.tokens.shape, device=self.device)
-        for indices in share.passes:
+        for indices in shard.passes:
             if not indices:
                 dummy_loss(self.model, self.device)
                 continue
@@ -85,11 +85,11 @@ class CriticEngine:
 
     def update(self, batch: PackedBatch, *, lr: float) -> UpdateResult:
         """One optimizer step; reads the streams `values` and `returns`."""
-        (share,) = shares = split_batch(self.prepare_update(batch), self.passes, ranks=1)
-        return merge_updates(shares, [self.update_share(share, lr=lr)])
+        (shard,) = shards = split_batch(self.prepare_update(batch), self.passes, ranks=1)
+        return merge_updates(shards, [self.update_shard(shard, lr=lr)])
 
-    def update_share(self, share: BatchShard, *, lr: float) -> ShardUpdateResult:
-        """This rank's part of an optimizer step on a batch that `prepare_update` has seen."""
+    def update_shard(self, shard: BatchShard, *, lr: float) -> ShardUpdateResult:
+        """This rank's part of an optimizer step on a batch from `prepare_update`."""
 
         def part_loss(part: PackedBatch, place: Tensor) -> tuple[Tensor, Mapping[str, Average]]:
             del place
@@ -105,5 +105,5 @@ class CriticEngine:
             mean = Average(total=weighted.detach().sum(), count=weights.sum())
             return weighted.sum(), {**loss.metrics, "critic/vf_loss": mean}
 
-        home, here = share.batch.tokens.device, share.to(self.device)
+        home, here = shard.batch.tokens.device, shard.to(self.device)
         return take_shard_step(self.model, self.optimizer, here, part_loss, lr=lr).to(home)

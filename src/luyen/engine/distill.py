@@ -1,8 +1,8 @@
-"""Optimizer steps on given answers with a teacher beside them.
+"""Off-policy distillation: optimizer steps that match a teacher's distribution on given responses.
 
-The divergence at a token is over the whole vocabulary. Logits of student and teacher exist for a
-chunk of tokens at a time, and are computed again for the gradient instead of being kept. Weights of
-tokens are those of the whole step, so that micro-batches change nothing.
+The divergence at a token is over the whole vocabulary. Logits of student and teacher exist for one
+chunk of tokens at a time, and are recomputed for the gradient. Token weights are those of the whole
+step, so the result does not depend on micro-batching.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,13 +23,13 @@ from luyen.models.head import Head, log_probabilities
 from luyen.models.policy import Policy
 
 _CHUNK_NUMBERS = 1 << 22
-"""Logits of one side that exist at once."""
+"""Most logits of student or teacher in memory at once."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DistillObjective:
-    """What is made small: divergence + nll_weight · negative log-likelihood, at each token.
+    """The loss of a token: divergence + nll_weight · negative log-likelihood.
 
     Example:
         >>> DistillObjective(divergence="jsd", beta=0.1).nll_weight
@@ -39,13 +39,13 @@ class DistillObjective:
     divergence: str = "forward_kl"
     """Name of the divergence between student and teacher."""
     beta: float = 0.5
-    """jsd: share of the teacher in the middle."""
+    """jsd: weight of the teacher in the mixture."""
     top_k: int = 64
-    """topk_forward_kl: tokens of the teacher that are told apart."""
+    """topk_forward_kl: tokens of the teacher with their own probability."""
     temperature: float = 1.0
-    """Flattens both distributions; the likelihood is that of the student as it is."""
+    """Divides the logits of both for the divergence; the likelihood is at temperature 1."""
     nll_weight: float = 0.0
-    """Weight of the likelihood of the given answers."""
+    """Weight of the negative log-likelihood of the given responses."""
 
     def rows(
         self, student: Tensor, teacher: Tensor, targets: Tensor
@@ -63,7 +63,7 @@ class DistillObjective:
 
 @final
 class DistillEngine:
-    """A student that learns, beside a teacher that does not."""
+    """A trained student and a frozen teacher."""
 
     def __init__(
         self, learner: SupervisedEngine, teacher: Policy, objective: DistillObjective
@@ -72,10 +72,10 @@ class DistillEngine:
         self.teacher = teacher
         self.objective = objective
         heads = (learner.policy.head.vocabulary, teacher.head.vocabulary)
-        assert heads[0] == heads[1], f"rows of {heads[0]} and {heads[1]} ids cannot be compared"
+        assert heads[0] == heads[1], f"vocabularies of {heads[0]} and {heads[1]} ids differ"
 
     def update(self, batch: PackedBatch, *, lr: float) -> UpdateResult:
-        """One optimizer step on the whole batch, whatever the micro-batches are."""
+        """One optimizer step on the whole batch; the result does not depend on micro-batching."""
         learner = self.learner
 
         def part_loss(part: PackedBatch, place: Tensor) -> tuple[Tensor, Mapping[str, Average]]:
@@ -83,24 +83,24 @@ class DistillEngine:
             loss, metrics = self._losses(part)
             return (part.streams[LOSS_WEIGHT] * loss).sum(), metrics
 
-        (share,) = shares = split_batch(learner.prepare_update(batch), learner.passes, ranks=1)
-        here = share.to(learner.policy.device)
+        (shard,) = shards = split_batch(learner.prepare_update(batch), learner.passes, ranks=1)
+        here = shard.to(learner.policy.device)
         done = take_shard_step(learner.policy, learner.optimizer, here, part_loss, lr=lr)
-        return merge_updates(shares, [done.to(batch.tokens.device)])
+        return merge_updates(shards, [done.to(batch.tokens.device)])
 
     @torch.no_grad()
     def measure(self, batch: PackedBatch) -> dict[str, float]:
-        """Means over the tokens that would be learned, of a batch that nothing is learned from."""
+        """Means over the trainable tokens of a batch, without an update."""
         batch = batch.to(self.learner.policy.device)
-        (share,) = split_batch(batch, self.learner.passes, ranks=1)
+        (shard,) = split_batch(batch, self.learner.passes, ranks=1)
         merged: dict[str, Average] = {}
-        for indices in share.passes:
+        for indices in shard.passes:
             for name, average in self._losses(batch.take(indices))[1].items():
                 merged[name] = merged[name].merge(average) if name in merged else average
         return {name: average.value() for name, average in merged.items()}
 
     def _losses(self, part: PackedBatch) -> tuple[Tensor, dict[str, Average]]:
-        """Loss of each token of a part, and what is reported of it."""
+        """Loss of each token of a part, and its metrics."""
         where = part.layout.mask.nonzero()[:, 0]
         given = part.tokens, part.lengths, part.layout.mask, where - 1
         student = self.learner.policy.packed_hidden(*given)
@@ -131,9 +131,9 @@ def by_chunks(
     targets: Tensor,
     head: Head,
 ) -> list[Tensor]:
-    """What `rows` makes of hidden states, so few at a time that their logits stay small.
+    """Apply `rows` to chunks of hidden states, which limits the memory of logits.
 
-    With gradients, a chunk is computed again in the backward pass where there are several.
+    With gradients and several chunks, each is recomputed in the backward pass.
     """
     size = max(1, _CHUNK_NUMBERS // head.vocabulary)
     is_kept = len(targets) <= size or not torch.is_grad_enabled()

@@ -1,8 +1,8 @@
 """FSDP2: the ranks' process group; weights, gradients and optimizer state sharded over it.
 
 Each decoder layer is a unit that is gathered for its own pass. The rest (embedding, final norm,
-head) is the root's: scores are made inside the model's forward, so the root is whole then, and a
-tied embedding belongs to one unit.
+head) belongs to the root: scores are computed inside the model's forward, where the root is
+gathered, and a tied embedding belongs to one unit.
 """
 
 from collections.abc import Container, Iterator, Sequence
@@ -29,37 +29,35 @@ from luyen.models.fused.layers import AttentionPlan, LayerPlan, MlpPlan
 from luyen.models.head import TokenScores
 from luyen.models.policy import Policy, ValueModel
 
-# The type a parameter has for the world, where its shards are kept in another one.
-#
-# A sharded bf16 model keeps fp32 shards. Checkpoints and samplers see bf16 weights and fp32
-# masters beside them, as on one device, so that any number of ranks can go on from what another
-# one saved.
+# The dtype a parameter is exported with (checkpoints, weight sync) if FSDP keeps its shards in
+# fp32. A sharded bf16 model keeps fp32 shards, but exports bf16 weights and separate fp32 masters,
+# as a model on one device does, so that checkpoints load on any number of ranks.
 
 _EXPORT_DTYPE = "luyen_shown_dtype"
 
 
 def export_as(module: nn.Module, names: Container[str], dtype: torch.dtype | None) -> None:
-    """Note that these parameters are weights of this type to everybody else."""
+    """Set the dtype that these parameters are exported with."""
     for name, parameter in module.named_parameters():
         if name in names and dtype is not None and parameter.dtype != dtype:
             vars(parameter)[_EXPORT_DTYPE] = dtype
 
 
 def export_dtype(parameter: Tensor) -> torch.dtype:
-    """The type that others see."""
+    """The dtype that a parameter is exported with."""
     return vars(parameter).get(_EXPORT_DTYPE, parameter.dtype)
 
 
 def export_parameters(module: nn.Module) -> dict[str, Tensor]:
-    """`luyen.models.trained_weights.trained_parameters` as others see them; shards stay shards."""
+    """Trained parameters by name, in their export dtype; shards stay shards."""
     return dict(iterate_export_parameters(module))
 
 
 def iterate_export_parameters(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The same, one by one: in another type all of them would take half as much memory again."""
+    """`export_parameters` one by one, which saves the memory of all converted copies."""
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
-            # To detach a shard takes longer than to read it; where nothing is recorded, none need.
+            # Detaching a shard is slow, and not needed without autograd.
             own = parameter.detach() if torch.is_grad_enabled() else parameter
             dtype = export_dtype(parameter)
             yield name, own if own.dtype == dtype else own.to(dtype)
@@ -69,7 +67,7 @@ _PLAN = "luyen_plan"
 
 
 def shard_as(module: Policy | ValueModel, mesh: DeviceMesh, fsdp_config: FsdpConfig) -> None:
-    """`shard` as the configuration says."""
+    """`shard` with the options of the configuration."""
     shard(
         module,
         mesh,
@@ -86,20 +84,20 @@ def shard(
     cpu_offload: bool = False,
     reshard_after_forward: bool = True,
 ) -> None:
-    """Shard a model in place, over the last dimension of the mesh; over the first it is replicated.
+    """Shard a model in place over the last dimension of the mesh, and replicate it over the first.
 
-    Parameters become DTensors under the same names. Every rank has loaded the same weights before,
-    and makes its optimizer after. Gradients are summed over ranks, in fp32, never averaged.
+    Parameters become DTensors of the same names. Every rank must have loaded the same weights, and
+    builds its optimizer afterwards. Gradients are summed over ranks in fp32, not averaged.
 
-    `mixed_precision` is the type that passes compute in; None: the type of the weights. Where it is
-    not fp32, shards of what learns are fp32 and are the masters themselves: they are rounded when
-    they are gathered. That is what `luyen.engine.optim.MasterAdamW` does on one device with bf16
-    copies of its masters, and gives the same numbers. `cpu_offload` keeps shards and optimizer in
-    host memory. Without `reshard_after_forward` a layer stays whole until its backward pass.
+    `mixed_precision` is the dtype of passes; None: that of the weights. If it is not fp32, trained
+    shards are fp32 and are the masters themselves, rounded when they are gathered. On one device
+    `luyen.engine.optim.MasterAdamW` keeps rounded copies of its masters, with the same numbers.
+    `cpu_offload` keeps shards and optimizer in host memory. Without `reshard_after_forward` a layer
+    stays gathered until its backward pass.
     """
     policy = module.body if isinstance(module, ValueModel) else module
     if not policy.is_packed:
-        why = "a model that transformers itself runs is not sharded: ranks would read other rows"
+        why = "only packed models can be sharded, and transformers runs this one itself"
         raise UserError("trainer.n_gpus_per_node", mesh.size(), why, "train it on one device")
     _take_apart(policy)
     learning = [p for p in policy.parameters() if p.requires_grad]
@@ -112,7 +110,7 @@ def shard(
         "mesh": mesh,
         "offload_policy": offload if cpu_offload else OffloadPolicy(),
     }
-    # Passes hand over tensors of the right type themselves.
+    # Inputs of the passes have the right dtype already.
     precision = MixedPrecisionPolicy(
         param_dtype=compute, reduce_dtype=torch.float32, cast_forward_inputs=False
     )
@@ -129,7 +127,7 @@ def shard(
 
 
 def decoder_layers(model: nn.Module) -> Iterator[nn.Module]:
-    """The layers of the outermost lists of modules."""
+    """The modules of the outermost `ModuleList`s."""
     lists = {name: m for name, m in model.named_modules() if isinstance(m, nn.ModuleList)}
     for name, layers in lists.items():
         if not any(name.startswith(f"{other}.") for other in lists):
@@ -137,9 +135,9 @@ def decoder_layers(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def _take_apart(policy: Policy) -> None:
-    """Undo what reaches over the borders of a unit, or holds weights apart from their layer.
+    """Undo fusions across FSDP units, and fused weights that are stored outside their layer.
 
-    A layer's norm is then made by the layer itself, and projections are called one by one.
+    Each layer then computes its own norm, and projections are called one by one.
     """
     for module in policy.modules():
         plan = vars(module).get(_PLAN)
@@ -147,18 +145,18 @@ def _take_apart(policy: Policy) -> None:
             vars(module)[_PLAN] = replace(plan, packed=None)
         elif isinstance(plan, LayerPlan):
             vars(module)[_PLAN] = replace(plan, next_norm=None)
-    # Projections that were one product may need ours, each by itself.
+    # The setter measures again which kernels the separate projections need.
     policy.is_exact = policy.is_exact
 
 
 def _only_type(learning: Sequence[Tensor]) -> torch.dtype | None:
-    """The type of all weights that learn; None where none does."""
+    """The dtype of all trained weights; None: no weight is trained."""
     found = {p.dtype for p in learning}
     if len(found) > 1:
         raise UserError(
             "actor_rollout_ref.model.dtype",
             sorted(map(str, found)),
-            "the weights that learn have several types, and a sharded layer is gathered in one",
+            "trained weights have several dtypes, and a sharded layer is gathered in one",
             "set it to float32, or train on one device",
         )
     return next(iter(found), None)
@@ -166,14 +164,14 @@ def _only_type(learning: Sequence[Tensor]) -> torch.dtype | None:
 
 @torch.no_grad()
 def _widen(policy: Policy) -> None:
-    """fp32 for what learns; what is frozen keeps its type, since nothing is added to it."""
+    """Convert trained weights to fp32; frozen ones keep their dtype."""
     for parameter in policy.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
 
 
 def _shard_value_head(module: ValueModel, common: dict[str, Any]) -> None:
-    """The value's own layer computes in fp32; a vocabulary head without use is never gathered."""
+    """Shard the value head in fp32, and the unused vocabulary head so that it is never gathered."""
     precision = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
     fully_shard(module.value, mp_policy=precision, **common)
     head = module.body.head.linear
@@ -182,14 +180,14 @@ def _shard_value_head(module: ValueModel, common: dict[str, Any]) -> None:
 
 
 def _sum_gradients(module: nn.Module) -> None:
-    """A loss is a sum over ranks, and so is its gradient."""
+    """Sum gradients over ranks, as the loss is a sum over ranks."""
     for unit in module.modules():
         if isinstance(unit, FSDPModule):
             unit.set_gradient_divide_factor(1.0)
             unit.set_force_sum_reduction_for_comms(True)
 
 
-# FSDP looks for the tensors of an output; before torch 2.13 it looks into registered types only.
+# FSDP searches outputs for tensors; before torch 2.13 only in registered types.
 register_pytree_node(
     TokenScores,
     lambda s: ([s.logp, s.entropy, s.sum_pi_squared], None),
@@ -200,41 +198,35 @@ register_pytree_node(
 )
 
 
-# Sharded weights at rest between passes.
-
-
 def reshard(model: nn.Module) -> None:
-    """Let go of whole weights that a pass without gradients has left behind on a sharded model.
+    """Free the gathered weights that a pass without gradients leaves on a sharded model.
 
-    They would be taken for the current ones after the shards have changed.
+    Otherwise the next pass would use them after the shards have changed.
     """
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
 
 
-# The pass of a rank that has no sequences left while others still work.
-#
-# The collectives of a sharded model count on every rank: each must run the same number of
-# forward and backward passes.
-
-
 def dummy_loss(model: nn.Module, device: torch.device) -> Tensor:
-    """0 times the score of one token that follows another: every gradient is exactly 0."""
+    """A loss whose gradients are exactly 0, for a rank that has fewer passes than another.
+
+    Every rank must run the same number of forward and backward passes, for their collectives.
+    """
     tokens = torch.zeros(2, dtype=torch.int64, device=device)
     found = model(tokens, (2,), torch.tensor([False, True], device=device))
     numbers = found.logp if isinstance(found, TokenScores) else found
     return 0.0 * numbers.sum()
 
 
-# Processes that train together: how they meet, and how they part.
+# The process group.
 
 _TIMEOUT_S = 1800.0
-"""A rank that is this late for a collective is taken for dead."""
+"""Timeout of a collective."""
 
 
 def mesh_shape(world: int, fsdp_size: int) -> tuple[int, ...]:
-    """`(ranks,)`, or `(replicas, ranks of a replica)` where weights are sharded over some only.
+    """`(ranks,)`, or `(replicas, ranks of a replica)` with hybrid sharding.
 
     Example:
         >>> mesh_shape(8, -1), mesh_shape(8, 4)
@@ -261,11 +253,11 @@ def join_ranks(
     fsdp_size: int = -1,
     timeout_s: float = _TIMEOUT_S,
 ) -> DeviceMesh:
-    """Meet the other ranks at `address` (`tcp://HOST:PORT` or `file://PATH`).
+    """Join the process group at `address` (`tcp://HOST:PORT` or `file://PATH`).
 
-    Returns when all are there, with the mesh that `luyen.engine.fsdp.shard` takes. A rank that is
-    late, here or at any later collective, is a RuntimeError on the others after `timeout_s`.
-    CPUs speak gloo. GPUs speak NCCL, and gloo for what lies in host memory.
+    Returns the mesh for `shard` when all ranks have joined. If a rank is late, here or at a later
+    collective, the waiting ranks raise a RuntimeError after `timeout_s`. CPU tensors use gloo, GPU
+    tensors NCCL.
     """
     shape = mesh_shape(world, fsdp_size)
     if device == "cuda":
@@ -282,6 +274,6 @@ def join_ranks(
 
 
 def leave_ranks() -> None:
-    """Part from the other ranks; nothing without a group. Every rank calls it."""
+    """Destroy the process group, if there is one. Every rank must call it."""
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -20,36 +20,36 @@ def score(
     sum_pi_squared: bool = False,
 ) -> dict[str, Tensor]:
     """Streams `logp`, and on demand `entropy` and `sum_pi_squared`, over a whole batch."""
-    (share,) = shares = split_batch(batch, passes, ranks=1)
-    found = score_share(
-        policy, share, temperature=temperature, entropy=entropy, sum_pi_squared=sum_pi_squared
+    (shard,) = shards = split_batch(batch, passes, ranks=1)
+    found = score_shard(
+        policy, shard, temperature=temperature, entropy=entropy, sum_pi_squared=sum_pi_squared
     )
-    return join_shards(shares, [found], batch)
+    return join_shards(shards, [found], batch)
 
 
 @torch.no_grad()
-def score_share(
+def score_shard(
     policy: Policy,
-    share: BatchShard,
+    shard: BatchShard,
     *,
     temperature: float,
     entropy: bool = False,
     sum_pi_squared: bool = False,
     device: torch.device | None = None,
 ) -> dict[str, Tensor]:
-    """The same streams over the tokens of a share, on the device where the share lies.
+    """The streams of `score` over the tokens of a shard, on its device.
 
     `device` is where passes run, if not where the weights are.
     """
-    home, here = share.batch.tokens.device, device or policy.device
-    batch = share.to(here).batch
+    home, here = shard.batch.tokens.device, device or policy.device
+    batch = shard.to(here).batch
     wanted = {"logp": True, "entropy": entropy, "sum_pi_squared": sum_pi_squared}
     found = {
         name: torch.zeros(batch.tokens.shape, device=here)
         for name, is_on in wanted.items()
         if is_on
     }
-    for indices in share.passes:
+    for indices in shard.passes:
         if not indices:
             dummy_loss(policy, here)
             continue

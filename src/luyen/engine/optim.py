@@ -14,24 +14,24 @@ from torch.utils.hooks import RemovableHandle
 from luyen.config.schema.actor_rollout_ref import OptimConfig
 from luyen.engine.fsdp import export_dtype
 
-# Clipping gradients whose parts lie on many ranks.
+# Gradient clipping over shards.
 
 _norms: Any = vars(torch)["_foreach_norm"]
 _multiply: Any = vars(torch)["_foreach_mul_"]
 
 
 def clip_sharded(gradients: Sequence[Tensor], most: float) -> float:
-    """The norm over all shards, the same number on every rank, after which none is above `most`.
+    """Clip gradients to the norm `most`; returns their norm over all shards, equal on every rank.
 
-    A gradient that is not finite on one rank makes the norm of all ranks not finite.
+    A gradient that is not finite on one rank makes the norm on all ranks not finite.
     """
     shards = [g for g in gradients if isinstance(g, DTensor)]
-    assert shards, "nothing was learned from the step"
+    assert shards, "the step has no gradients"
     assert len(shards) == len(gradients), "a gradient is not sharded"
     local = [shard.to_local() for shard in shards]
     total = torch.stack(_norms(local)).double().square().sum()
     mesh = shards[0].device_mesh
-    # Replicas hold the same gradients: only the dimension that shards is added up.
+    # Replicas have the same gradients: sum over the sharded dimension only.
     dist.all_reduce(total, group=mesh.get_group(mesh.ndim - 1))
     norm = math.sqrt(float(total)) if math.isfinite(float(total)) else math.nan
     factor = most / (norm + 1e-6)
@@ -47,8 +47,8 @@ _copy_all: Any = vars(torch)["_foreach_copy_"]
 def learning_rate(optim: OptimConfig, *, step: int, total_steps: int | None) -> float:
     """Learning rate of a step, counted from 0.
 
-    Linear warm-up, then constant, cosine, or constant with a linear end (wsd). After the last step
-    cosine stays where it ended: it never climbs again.
+    Linear warm-up, then constant, cosine, or constant with a linear decay at the end (wsd). After
+    the last step the rate stays at its final value.
 
     Example:
         >>> optim = OptimConfig(lr=1.0, lr_warmup_steps=2)
@@ -59,7 +59,7 @@ def learning_rate(optim: OptimConfig, *, step: int, total_steps: int | None) -> 
     if warm_up < 0:
         warm_up = int(optim.lr_warmup_steps_ratio * (total_steps or 0))
     if total_steps is not None:
-        warm_up = min(warm_up, total_steps)  # the last step, at least, has the full rate
+        warm_up = min(warm_up, total_steps)  # at least the last step has the full rate
     if step < warm_up:
         return optim.lr * (step + 1) / warm_up
     if total_steps is None or optim.lr_scheduler_type == "constant":
@@ -69,7 +69,7 @@ def learning_rate(optim: OptimConfig, *, step: int, total_steps: int | None) -> 
     if optim.lr_scheduler_type == "cosine":
         share = low + (1 - low) * 0.5 * (1 + math.cos(math.pi * done))
     else:
-        # wsd: the last tenth comes down in a line.
+        # wsd: linear decay over the last tenth.
         share = 1.0 if done < 0.9 else low + (1 - low) * (1 - done) / 0.1
     return optim.lr * share
 
@@ -77,7 +77,7 @@ def learning_rate(optim: OptimConfig, *, step: int, total_steps: int | None) -> 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerStep:
-    """What an optimizer step did.
+    """Result of an optimizer step.
 
     Example:
         >>> OptimizerStep(grad_norm=0.5, is_applied=True, lr=1e-6).is_applied
@@ -87,9 +87,9 @@ class OptimizerStep:
     grad_norm: float
     """Norm of the gradient before clipping."""
     is_applied: bool
-    """False when the gradient was not finite: the weights were left as they are."""
+    """False if the gradient was not finite: the weights did not change."""
     lr: float
-    """Learning rate in force."""
+    """Learning rate of the step."""
 
 
 @final
@@ -115,12 +115,12 @@ class MasterAdamW:
             lr=optim.lr,
             betas=optim.betas,
             weight_decay=optim.weight_decay,
-            # One kernel over all weights where there is one; the sums are the same everywhere else.
+            # On GPUs one fused kernel over all weights.
             **({"fused": True} if self._is_on_gpu else {"foreach": True}),
         )
 
     def step(self, lr: float) -> OptimizerStep:
-        """Clip, update and clear; a gradient that is not finite is counted and never applied."""
+        """Clip, update and clear gradients; a gradient that is not finite is not applied."""
         norm = self._clip()
         is_finite = math.isfinite(norm)
         if is_finite:
@@ -142,26 +142,26 @@ class MasterAdamW:
         return clip_sharded([m.grad for m in self.masters if m.grad is not None], self.clip_grad)
 
     def state_dict(self) -> dict[str, Any]:
-        """Moments, step counts and masters. Of shards, moments are there before the first step."""
+        """Moments, step counts and masters. Sharded moments exist before the first step too."""
         if self.is_sharded:
             self._make_moments()
-        return {"adamw": self.adamw.state_dict(), "masters": self.masters_beside()}
+        return {"adamw": self.adamw.state_dict(), "masters": self.separate_masters()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` gave; betas, decay and the like stay as configured."""
+        """Restore the result of `state_dict`; hyperparameters stay as configured."""
         groups = self.adamw.state_dict()["param_groups"]
         self.adamw.load_state_dict({"state": state["adamw"]["state"], "param_groups": groups})
         with torch.no_grad():
-            for master, saved in zip(self.masters_beside(), state["masters"], strict=True):
+            for master, saved in zip(self.separate_masters(), state["masters"], strict=True):
                 master.copy_(saved)
 
-    def masters_beside(self) -> list[Tensor]:
-        """Masters of parameters that are weights of another type to everybody else."""
+    def separate_masters(self) -> list[Tensor]:
+        """Masters of the parameters whose export dtype is not fp32."""
         pairs = zip(self.parameters, self.masters, strict=True)
         return [m.detach() for p, m in pairs if export_dtype(p) != m.dtype]
 
     def _make_moments(self) -> None:
-        """What the first step would make, so that a checkpoint has where to be read into."""
+        """Create zero moments, so that a checkpoint can be loaded into them."""
         for master in self.masters:
             if not self.adamw.state[master]:
                 step = torch.zeros((), device=master.device if self._is_on_gpu else "cpu")
@@ -169,7 +169,7 @@ class MasterAdamW:
                 self.adamw.state[master] = {"step": step, **moments}
 
     def release(self) -> None:
-        """Let the parameters go: another optimizer may collect their gradients."""
+        """Remove the gradient hooks: another optimizer may use the parameters."""
         for hook in self._hooks:
             hook.remove()
 

@@ -1,10 +1,10 @@
-"""Optimizer steps on pairs and on marked answers.
+"""Preference optimization on pairs (the DPO family) and on unpaired responses (the KTO family).
 
 A preference loss is a function of one sum of log-probabilities per sequence. A pass without
-gradients gives all sums of the step; the loss gives its derivative by each of them; and a second
-pass lets every token learn with the derivative of its sequence as its weight. So the gradient is
-that of the whole step for any cut into micro-batches, even between the two answers of a pair, and
-batch terms (KTO's reference point, AOT's order) are over the whole step.
+gradients computes all sums of the step, the loss its derivative by each of them, and a second pass
+backpropagates with the derivative of its sequence as the weight of every token. So the gradient
+does not depend on micro-batching, even between the two responses of a pair, and batch terms (KTO's
+reference point, AOT's order) are over the whole step.
 """
 
 from collections.abc import Callable
@@ -25,24 +25,24 @@ from luyen.engine.supervised import SupervisedEngine
 from luyen.models.policy import Policy
 
 SequenceSums: TypeAlias = dict[str, Tensor]
-"""Sum of log-probabilities of each sequence: of the `batch`, and of each batch aside."""
+"""Sum of log-probabilities of each sequence: of `batch`, and of each batch in `aside`."""
 MARGINS, DESIRABLE, MISMATCHED = "margins", "desirable", "mismatched"
 
 
 @final
 class PreferenceEngine:
-    """A policy that learns by a preference objective, beside a reference that does not."""
+    """A policy trained on a preference objective, and a frozen reference."""
 
     def __init__(self, learner: SupervisedEngine, objective: PreferenceObjective) -> None:
         self.learner = learner
         self.objective = objective
         self.reference: Callable[[OfflineBatch], SequenceSums] | None = None
-        """Gives the sums of the reference policy; None: there is none, and no loss may need it."""
+        """Computes the sums of the reference policy; None: the objective needs no reference."""
         self.history: Average | None = None
-        """Implicit rewards of every step so far (bco)."""
+        """Running mean of implicit rewards (bco)."""
 
     def update(self, offline_batch: OfflineBatch, *, lr: float) -> UpdateResult:
-        """One optimizer step on the whole lesson, whatever the micro-batches are."""
+        """One optimizer step on the whole batch; the result does not depend on micro-batching."""
         found, inputs = self._evaluate(offline_batch)
         weights = self._token_weights(offline_batch)
         per_sequence = -_by_sequence(found, offline_batch.batch)
@@ -57,7 +57,7 @@ class PreferenceEngine:
 
     @torch.no_grad()
     def measure(self, offline_batch: OfflineBatch) -> dict[str, float]:
-        """Loss, accuracy and rewards of a lesson, from which nothing is learned."""
+        """Loss, accuracy and rewards of a batch, without an update."""
         return _values(self._evaluate(offline_batch)[0])
 
     def _evaluate(
@@ -68,7 +68,7 @@ class PreferenceEngine:
         return self.objective.coefficients(inputs), inputs
 
     def sums(self, policy: Policy, offline_batch: OfflineBatch) -> SequenceSums:
-        """What a policy gives to every sequence of a lesson, as the objective weighs tokens."""
+        """A policy's sum of log-probabilities of every sequence, with the token weights."""
         weights = {"batch": self._token_weights(offline_batch)}
         return {
             name: sequence_sums(
@@ -102,7 +102,7 @@ class PreferenceEngine:
                 ref_rejected=None if ref is None else ref[1::2],
                 margins=offline_batch.numbers.get(MARGINS),
             )
-        assert ref is not None, "losses of marked answers compare with a reference"
+        assert ref is not None, "unpaired losses need a reference"
         return UnpairedInputs(
             logp=logp,
             ref_logp=ref,
@@ -114,7 +114,7 @@ class PreferenceEngine:
 
 
 def _by_sequence(found: StepCoefficients, batch: PackedBatch) -> Tensor:
-    """The derivative of the loss by the sum of each sequence, in their order."""
+    """The derivative of the loss by the sum of each sequence, in order."""
     if "logp" in found.by:
         return found.by["logp"]
     together = torch.stack((found.by["chosen"], found.by["rejected"]), dim=1)
@@ -123,6 +123,6 @@ def _by_sequence(found: StepCoefficients, batch: PackedBatch) -> Tensor:
 
 
 def _values(found: StepCoefficients) -> dict[str, float]:
-    """Means over the step, of what there is: bad answers have none where all are good."""
+    """Means over the step, without metrics that count nothing."""
     counted = {name: a for name, a in found.metrics.items() if float(a.count) > 0}
     return {name: average.value() for name, average in counted.items()}

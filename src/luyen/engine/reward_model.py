@@ -1,9 +1,9 @@
-"""Optimizer steps of a reward model.
+"""Training of reward models.
 
-A loss of reward models is a function of the scores of the whole step, few numbers. A pass without
-gradients gives them; the loss gives its derivative by each; and a second pass lets every score
-learn with its derivative as its weight. So the gradient is that of the whole step for any cut into
-micro-batches, even between the two answers of a pair, and so are accuracy and calibration.
+The loss is a function of the scores of the whole step. A pass without gradients computes them, the
+loss its derivative by each, and a second pass backpropagates with the derivatives as weights. So
+gradient, accuracy and calibration do not depend on micro-batching, even between the two responses
+of a pair.
 """
 
 from collections.abc import Mapping
@@ -30,17 +30,17 @@ from luyen.engine.step import (
 from luyen.models.reward_model import RewardModel
 
 JUDGED = "judged"
-"""Stream: 1 at the tokens that have a score, 0 elsewhere."""
+"""Stream: 1 at the tokens that have a score, else 0."""
 SCORES = "scores"
-"""Stream: the score of each judged token, 0 elsewhere."""
+"""Stream: the score of each judged token, else 0."""
 MARGINS, TARGETS, LABELS = "margins", "targets", "labels"
-"""Numbers of a lesson: one per pair, per sequence, per judged step."""
+"""Numbers of a batch: one per pair, per sequence, per judged step."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardObjective:
-    """What a reward model minimises: the mean over the pairs, answers or steps of a step.
+    """The loss of a reward model: the mean over the pairs, responses or reasoning steps.
 
     Example:
         >>> pairs = RewardObjective(name="bradley_terry", center_rewards_coefficient=0.01)
@@ -52,10 +52,10 @@ class RewardObjective:
     name: str
     """bradley_terry, regression or process."""
     center_rewards_coefficient: float = 0.0
-    """bradley_terry: keeps scores around 0."""
+    """bradley_terry: weight of the penalty that centres scores at 0."""
 
     def loss(self, scores: Tensor, numbers: Mapping[str, Tensor]) -> RewardLoss:
-        """Losses of all judged tokens; those of a pair stand side by side, the chosen one first."""
+        """Losses of all judged tokens; those of a pair are adjacent, the chosen one first."""
         match self.name:
             case "bradley_terry":
                 return bradley_terry(
@@ -73,7 +73,7 @@ class RewardObjective:
     def derivative(
         self, scores: Tensor, numbers: Mapping[str, Tensor]
     ) -> tuple[Tensor, RewardLoss]:
-        """The derivative of the mean loss by each score, and the losses; computed in float64."""
+        """The derivative of the mean loss by each score, and the losses, in float64."""
         with torch.enable_grad():
             leaf = scores.detach().double().requires_grad_()
             found = self.loss(leaf, numbers)
@@ -83,7 +83,7 @@ class RewardObjective:
 
 @final
 class RewardModelEngine:
-    """A reward model, its optimizer, and how passes are cut."""
+    """A reward model, its optimizer, and its micro-batching."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class RewardModelEngine:
     def prepare_update(
         self, offline_batch: OfflineBatch, scores: Tensor
     ) -> tuple[PackedBatch, RewardLoss]:
-        """The batch with the weight of every score, given the stream of scores of all ranks."""
+        """The batch with the derivative of every score as a stream, given the stream of scores."""
         batch = offline_batch.batch
         judged = batch.streams[JUDGED].bool()
         slope, found = self.objective.derivative(scores[judged], offline_batch.numbers)
@@ -117,15 +117,15 @@ class RewardModelEngine:
         return batch.with_streams(**{LOSS_WEIGHT: weights}), found
 
     def update(self, offline_batch: OfflineBatch, *, lr: float) -> UpdateResult:
-        """One optimizer step on the whole lesson, whatever the micro-batches are."""
+        """One optimizer step on the whole batch; the result does not depend on micro-batching."""
         scores = score_sequences(self.model, offline_batch.batch, self.passes, device=self._device)
         prepared, found = self.prepare_update(offline_batch, scores)
-        (share,) = shares = split_batch(prepared, self.passes, ranks=1)
-        done = merge_updates(shares, [self.update_share(share, lr=lr)])
+        (shard,) = shards = split_batch(prepared, self.passes, ranks=1)
+        done = merge_updates(shards, [self.update_shard(shard, lr=lr)])
         return replace(done, metrics=numbers_of(found))
 
-    def update_share(self, share: BatchShard, *, lr: float) -> ShardUpdateResult:
-        """This rank's part of an optimizer step on a batch that `prepare_update` has seen."""
+    def update_shard(self, shard: BatchShard, *, lr: float) -> ShardUpdateResult:
+        """This rank's part of an optimizer step on a batch from `prepare_update`."""
 
         def part_loss(part: PackedBatch, place: Tensor) -> tuple[Tensor, Mapping[str, Average]]:
             del place
@@ -133,11 +133,11 @@ class RewardModelEngine:
             scores = self.model(part.tokens, part.lengths, part.layout.mask, judged)
             return (part.streams[LOSS_WEIGHT][judged] * scores).sum(), {}
 
-        home, here = share.batch.tokens.device, share.to(self.device)
+        home, here = shard.batch.tokens.device, shard.to(self.device)
         return take_shard_step(self.model, self.optimizer, here, part_loss, lr=lr).to(home)
 
     def measure(self, offline_batch: OfflineBatch) -> dict[str, float]:
-        """Loss, accuracy and calibration of a lesson, from which nothing is learned."""
+        """Loss, accuracy and calibration of a batch, without an update."""
         scores = score_sequences(self.model, offline_batch.batch, self.passes, device=self._device)
         judged = offline_batch.batch.streams[JUDGED].bool()
         return numbers_of(self.objective.loss(scores[judged].double(), offline_batch.numbers))
@@ -150,20 +150,20 @@ def score_sequences(
     *,
     device: torch.device | None = None,
 ) -> Tensor:
-    """The stream `scores` of a whole batch, where the batch lies."""
-    (share,) = shares = split_batch(batch, passes, ranks=1)
-    return join_shards(shares, [score_share(model, share, device=device)], batch)[SCORES]
+    """The stream `scores` of a whole batch, on its device."""
+    (shard,) = shards = split_batch(batch, passes, ranks=1)
+    return join_shards(shards, [score_shard(model, shard, device=device)], batch)[SCORES]
 
 
 @torch.no_grad()
-def score_share(
-    model: RewardModel, share: BatchShard, *, device: torch.device | None = None
+def score_shard(
+    model: RewardModel, shard: BatchShard, *, device: torch.device | None = None
 ) -> dict[str, Tensor]:
-    """The stream `scores` over the tokens of a share; `device` is where passes run."""
-    home, here = share.batch.tokens.device, device or model.device
-    batch = share.to(here).batch
+    """The stream `scores` over the tokens of a shard; `device` is where passes run."""
+    home, here = shard.batch.tokens.device, device or model.device
+    batch = shard.to(here).batch
     stream = torch.zeros(batch.tokens.shape, dtype=model.head.weight.dtype, device=here)
-    for indices in share.passes:
+    for indices in shard.passes:
         if not indices:
             dummy_loss(model, here)
             continue
@@ -177,7 +177,7 @@ def score_share(
 
 
 def numbers_of(found: RewardLoss) -> dict[str, float]:
-    """Means over the step, and how far the model is from being right as often as it is sure."""
+    """Means over the step, and the calibration error."""
     numbers = {name: average.value() for name, average in found.metrics.items()}
     if found.calibration is None:
         return numbers

@@ -1,4 +1,4 @@
-"""State whose shards lie on many ranks: checkpoints, whole weights for samplers, and digests."""
+"""State sharded over ranks: checkpoints, full weights for the rollout engines, and digests."""
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,14 +23,14 @@ from luyen.models.trained_weights import digest_number, restore_parameters, trai
 def role_state(name: str, module: nn.Module, optimizer: MasterAdamW) -> dict[str, Any]:
     """Parts of a checkpoint by name, for `luyen.checkpoint.tensors.save_state` on every rank.
 
-    They have the same names, types and shapes for shards as for a model on one device.
+    Names, dtypes and global shapes are the same for shards as for a model on one device.
     """
     return {name: export_parameters(module), _optimizer(name): optimizer.state_dict()}
 
 
 def role_weights(name: str, module: nn.Module, optimizer: MasterAdamW) -> dict[str, Tensor]:
-    """Of the same, what learns and its masters, by part and name."""
-    masters = enumerate(optimizer.masters_beside())
+    """The trained weights and masters of `role_state`, by part and name."""
+    masters = enumerate(optimizer.separate_masters())
     return {
         **{f"{name}/{own}": tensor for own, tensor in export_parameters(module).items()},
         **{f"{_optimizer(name)}/masters/{i}": master for i, master in masters},
@@ -38,7 +38,7 @@ def role_weights(name: str, module: nn.Module, optimizer: MasterAdamW) -> dict[s
 
 
 def load_role(folder: Path, name: str, module: nn.Module, optimizer: MasterAdamW) -> None:
-    """Go on from a checkpoint, whoever saved it. All ranks call it, and each reads its shards."""
+    """Load a checkpoint of any number of ranks. All ranks call it, and each reads its shards."""
     restore_parameters(module, load_state(folder, name, into=export_parameters(module)))
     part = _optimizer(name)
     into = optimizer.state_dict() if optimizer.is_sharded else None
@@ -51,14 +51,14 @@ def _optimizer(name: str) -> str:
     return f"{name}_optimizer"
 
 
-# Whole weights out of shards, for whoever samples with them.
+# Full weights for the rollout engines.
 
 BUCKET_BYTES = 1 << 28
-"""Whole weights that are gathered in one go."""
+"""Most bytes of full weights that are gathered at once."""
 
 _PARTS = 16
 _LEAST_BYTES = 1 << 24
-"""On CPUs, 136 MB in buckets of this size were gathered in 165 ms, and in one bucket in 600."""
+"""Smallest bucket. On CPUs, gathering 136 MB took 165 ms in such buckets, 600 ms in one."""
 
 _Named: TypeAlias = tuple[str, DTensor]
 
@@ -66,10 +66,10 @@ _Named: TypeAlias = tuple[str, DTensor]
 def full_weights(
     module: nn.Module, *, bucket_bytes: int = BUCKET_BYTES
 ) -> Iterator[tuple[str, Tensor]]:
-    """Every parameter that learns, whole, by the names and types it has on one device.
+    """Every trained parameter in full, with the names and dtypes of a model on one device.
 
-    Every rank takes part and must exhaust the iterator; the first rank is given the weights, on the
-    host, the others nothing. At most `bucket_bytes` are gathered at a time, or one parameter. A
+    Every rank must exhaust the iterator; the first rank gets the weights, in host memory, the
+    remaining ranks nothing. At most `bucket_bytes` are gathered at a time, or one parameter. A
     model that is not sharded gives its own tensors.
     """
     own = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
@@ -77,23 +77,23 @@ def full_weights(
     if not sharded:
         yield from trained_parameters(module).items()
         return
-    assert len(sharded) == len(own), "some parameters are whole: a pass has left them so"
+    assert len(sharded) == len(own), "some parameters are not sharded: a pass left them gathered"
     mesh = sharded[0][1].device_mesh
     if mesh.ndim > 1 and mesh.get_local_rank(0) > 0:
-        return  # another replica holds the same weights
+        return  # another replica has the same weights
     for bucket in _buckets(sharded, bucket_bytes):
         yield from _gather(bucket, mesh.get_group(mesh.ndim - 1))
 
 
 def fitting_bucket(module: nn.Module) -> int:
-    """Bytes of a bucket, for weights that go on in a dozen parts or so: small, and not too many."""
+    """Bytes of a bucket, so that the weights are sent in about 16 parts."""
     own = [p for p in module.parameters() if p.requires_grad]
     whole = sum(p.numel() * export_dtype(p).itemsize for p in own)
     return min(BUCKET_BYTES, max(_LEAST_BYTES, whole // _PARTS))
 
 
 def _buckets(weights: Sequence[_Named], most: int) -> Iterator[list[_Named]]:
-    """Neighbours of one type, as many as `most` bytes hold."""
+    """Consecutive parameters of one dtype, of at most `most` bytes."""
     bucket: list[_Named] = []
     size = 0
     for name, weight in weights:
@@ -109,9 +109,9 @@ def _buckets(weights: Sequence[_Named], most: int) -> Iterator[list[_Named]]:
 
 
 def _gather(bucket: Sequence[_Named], group: dist.ProcessGroup) -> Iterator[tuple[str, Tensor]]:
-    """The parameters of a bucket in one collective, side by side in the memory of the host.
+    """The parameters of a bucket in one collective, adjacent in host memory.
 
-    Each rank gives its rows of all of them, filled up to the length that the longest has.
+    Each rank sends its rows of all of them, padded to the length of the longest.
     """
     ranks, dtype = dist.get_world_size(group), export_dtype(bucket[0][1])
     sizes = [[_rows(w, rank, ranks) for _, w in bucket] for rank in range(ranks)]
@@ -124,31 +124,31 @@ def _gather(bucket: Sequence[_Named], group: dist.ProcessGroup) -> Iterator[tupl
     if found is not None:
         parts = [one[: sum(own)].split(own) for one, own in zip(found, sizes, strict=True)]
         whole = torch.cat([part[index] for index in range(len(bucket)) for part in parts]).cpu()
-        del mine, found, parts  # whoever takes the weights may take their time
+        del mine, found, parts  # free them before the caller uses the weights
         each = whole.split([weight.numel() for _, weight in bucket])
         for (name, weight), flat in zip(bucket, each, strict=True):
             yield name, flat.view(weight.shape)
 
 
 def _rows(weight: DTensor, rank: int, ranks: int) -> int:
-    """Elements of a parameter that a rank holds: whole rows, the last ranks fewer or none."""
+    """Elements of a parameter on a rank: whole rows, on the last ranks fewer or none."""
     most = -(-weight.shape[0] // ranks)
     own = min(most, max(0, weight.shape[0] - rank * most))
     return own * (weight.numel() // weight.shape[0])
 
 
-# Digests of tensors whose shards lie on several ranks: each rank adds its own part.
+# Digests of sharded tensors: the sum of each rank's part.
 
 ShardSums: TypeAlias = Mapping[str, tuple[str, int]]
-"""Type and shape of the whole tensor, and this rank's part of the sum."""
+"""Type and shape of the global tensor, and this rank's part of the sum."""
 _MASK = (1 << 64) - 1
 
 
 @torch.no_grad()
 def shard_sums(tensors: Mapping[str, Tensor], *, is_first: bool) -> dict[str, tuple[str, int]]:
-    """This rank's part of each digest; a tensor that is whole on every rank counts on the first.
+    """This rank's part of each digest; a tensor that is not sharded counts on the first rank.
 
-    Shards are rows, so the elements of one follow each other in the whole.
+    Shards are rows, so the elements of a shard are consecutive in the global tensor.
     """
     found: dict[str, tuple[str, int]] = {}
     for name, tensor in tensors.items():
@@ -162,7 +162,7 @@ def _form(dtype: torch.dtype, shape: torch.Size) -> str:
 
 
 def merge_sums(parts: Sequence[ShardSums]) -> dict[str, str]:
-    """The texts that `luyen.models.trained_weights.tensor_digests` gives for the whole tensors.
+    """The texts of `luyen.models.trained_weights.tensor_digests` for the global tensors.
 
     Example:
         >>> merge_sums([{"w": ("float32 [2]", 3)}, {"w": ("float32 [2]", -1)}])
@@ -187,7 +187,7 @@ def _part(tensor: Tensor, *, is_first: bool) -> int:
 
 @functools.cache
 def _first_element(shape: torch.Size, mesh: DeviceMesh, placements: tuple[Placement, ...]) -> int:
-    """Where the shard of this rank begins in the whole tensor."""
+    """Index of the first element of this rank's shard in the global tensor."""
     _, offsets = compute_local_shape_and_global_offset(shape, mesh, placements)
     assert not any(offsets[1:]), "shards are rows"
     return offsets[0] * prod(shape[1:])

@@ -1,7 +1,7 @@
 """The micro-batch loop: forward, loss, backward, for every part of one optimizer step.
 
-A part's loss is its share of the step's loss, so gradients simply add up, over the passes of a rank
-and over ranks. This is the only place where a backward pass is started.
+The losses of all parts sum to the loss of the step, so gradients add up over the passes of a rank
+and over ranks. This is the only module that calls `backward`.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,7 +19,7 @@ from luyen.engine.fsdp import dummy_loss
 from luyen.engine.optim import MasterAdamW, OptimizerStep
 
 PartLoss: TypeAlias = Callable[[PackedBatch, Tensor], tuple[Tensor, Mapping[str, Average]]]
-"""`(part, index of its tokens in the share) -> (its share of the loss, metrics that merge)`."""
+"""`(part, index of its tokens in the shard) -> (its term of the loss, metrics that merge)`."""
 
 LOSS_WEIGHT = "loss_weight"
 """Stream: weight of each token in the loss of the whole optimizer step, over all ranks."""
@@ -28,7 +28,7 @@ LOSS_WEIGHT = "loss_weight"
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateResult:
-    """What one optimizer step did.
+    """Result of one optimizer step.
 
     Example:
         >>> stepped = OptimizerStep(grad_norm=1.0, is_applied=True, lr=0.1)
@@ -47,7 +47,7 @@ class UpdateResult:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardUpdateResult:
-    """What one rank knows of an optimizer step; `merge_updates` makes one record of all.
+    """One rank's result of an optimizer step; `merge_updates` combines those of all ranks.
 
     Example:
         >>> stepped = OptimizerStep(grad_norm=1.0, is_applied=True, lr=0.1)
@@ -58,12 +58,12 @@ class ShardUpdateResult:
     stepped: OptimizerStep
     """Norm, learning rate, and whether it was applied: the same on every rank."""
     averages: Mapping[str, Average]
-    """Sums and counts over the trainable tokens of the share."""
+    """Sums and counts over the trainable tokens of the shard."""
     logp: Tensor | None = None
-    """`[tok]` log-probabilities before the step, of the share's tokens, if they were measured."""
+    """`[tok]` log-probabilities of the shard's tokens before the step, if they were measured."""
 
     def to(self, device: torch.device) -> "ShardUpdateResult":
-        """The same record with its tensors on a device."""
+        """The record with its tensors on a device."""
         averages = {
             name: Average(total=a.total.to(device), count=a.count.to(device))
             for name, a in self.averages.items()
@@ -72,14 +72,14 @@ class ShardUpdateResult:
         return ShardUpdateResult(stepped=self.stepped, averages=averages, logp=logp)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """In a message all numbers are two tensors: forty of them would take a millisecond."""
+        """Pickle all averages as two tensors: forty single ones take a millisecond."""
         found = self.averages.values()
         totals, counts = _stack_columns([a.total for a in found], [a.count for a in found])
         return _unstack_columns, (self.stepped, tuple(self.averages), totals, counts, self.logp)
 
 
 def _stack_columns(*columns: list[Tensor]) -> list[Tensor | list[Tensor]]:
-    """Each column as one tensor, if its numbers have one type."""
+    """Each column as one tensor, if its numbers have one dtype."""
     return [
         torch.stack(column) if len({number.dtype for number in column}) == 1 else column
         for column in columns
@@ -99,17 +99,17 @@ def _unstack_columns(
 
 
 def take_shard_step(
-    model: nn.Module, optimizer: MasterAdamW, share: BatchShard, part_loss: PartLoss, *, lr: float
+    model: nn.Module, optimizer: MasterAdamW, shard: BatchShard, part_loss: PartLoss, *, lr: float
 ) -> ShardUpdateResult:
-    """One optimizer step on the whole batch, of which this rank computes a share."""
+    """One optimizer step on the whole batch, of which this rank computes a shard."""
     model.train()
     merged: dict[str, Average] = {}
-    for indices in share.passes:
+    for indices in shard.passes:
         if not indices:
-            dummy_loss(model, share.batch.tokens.device).backward()
+            dummy_loss(model, shard.batch.tokens.device).backward()
             continue
-        place = share.batch.positions(indices)
-        part = share.batch.take(indices, place)
+        place = shard.batch.positions(indices)
+        part = shard.batch.take(indices, place)
         loss, metrics = part_loss(part, place)
         loss.backward()
         beat()
@@ -120,25 +120,25 @@ def take_shard_step(
     return ShardUpdateResult(stepped=stepped, averages=merged)
 
 
-def merge_updates(shares: Sequence[BatchShard], done: Sequence[ShardUpdateResult]) -> UpdateResult:
-    """The step as all ranks saw it: metrics are means over its tokens, however they were dealt."""
-    first, *others = (one.stepped for one in done)
-    assert all(one.is_applied == first.is_applied for one in others), "ranks took different steps"
+def merge_updates(shards: Sequence[BatchShard], done: Sequence[ShardUpdateResult]) -> UpdateResult:
+    """Combine the results of all ranks: metrics are means over all tokens of the step."""
+    first, *rest = (one.stepped for one in done)
+    assert all(one.is_applied == first.is_applied for one in rest), "ranks took different steps"
     merged: dict[str, Average] = {}
     for one in done:
         for name, average in one.averages.items():
             merged[name] = merged[name].merge(average) if name in merged else average
     values = {name: average.value() for name, average in merged.items()}
     measured = [one.logp for one in done if one.logp is not None]
-    logp = _join_streams(shares, measured) if measured else None
+    logp = _join_streams(shards, measured) if measured else None
     return UpdateResult(stepped=first, metrics=values, logp=logp)
 
 
-def _join_streams(shares: Sequence[BatchShard], parts: Sequence[Tensor]) -> Tensor:
-    if len(shares) == 1:
+def _join_streams(shards: Sequence[BatchShard], parts: Sequence[Tensor]) -> Tensor:
+    if len(shards) == 1:
         return parts[0]
-    device = shares[0].positions.device
-    whole = torch.zeros(sum(len(share.positions) for share in shares), device=device)
-    for share, part in zip(shares, parts, strict=True):
-        whole[share.positions] = part.to(device)
+    device = shards[0].positions.device
+    whole = torch.zeros(sum(len(shard.positions) for shard in shards), device=device)
+    for shard, part in zip(shards, parts, strict=True):
+        whole[shard.positions] = part.to(device)
     return whole

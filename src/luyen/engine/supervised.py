@@ -1,4 +1,4 @@
-"""Optimizer steps on given answers."""
+"""Supervised fine-tuning: optimizer steps on given responses."""
 
 from collections.abc import Mapping
 from typing import final
@@ -22,12 +22,12 @@ from luyen.engine.step import (
 from luyen.models.policy import Policy
 
 TOKEN_WEIGHT = "token_weight"
-"""Stream: how much each trainable token counts beside the others; without it, all the same."""
+"""Stream: relative weight of each trainable token; without it all are equal."""
 
 
 @final
 class SupervisedEngine:
-    """A policy, or this rank's shards of it, its optimizer, and how passes are cut."""
+    """A policy, or this rank's shards of it, its optimizer, and its micro-batching."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class SupervisedEngine:
     def prepare_update(self, batch: PackedBatch) -> PackedBatch:
         """The batch with the weight of every token in the loss of the whole optimizer step.
 
-        Where tokens count more or less (`TOKEN_WEIGHT`), all together count as much as without.
+        `TOKEN_WEIGHT` does not change the sum of the weights.
         """
         weights = aggregation_weights(
             self.aggregation, batch.layout, loss_scale_factor=self.loss_scale_factor
@@ -63,16 +63,16 @@ class SupervisedEngine:
         return batch.with_streams(**{LOSS_WEIGHT: weights})
 
     def update(self, batch: PackedBatch, *, lr: float) -> UpdateResult:
-        """One optimizer step on the whole batch, whatever the micro-batches are."""
+        """One optimizer step on the whole batch; the result does not depend on micro-batching."""
         return self.update_prepared(self.prepare_update(batch), lr=lr)
 
     def update_prepared(self, batch: PackedBatch, *, lr: float) -> UpdateResult:
-        """One optimizer step on a batch whose tokens have their weights in the loss."""
-        (share,) = shares = split_batch(batch, self.passes, ranks=1)
-        return merge_updates(shares, [self.update_share(share, lr=lr)])
+        """One optimizer step on a batch from `prepare_update`."""
+        (shard,) = shards = split_batch(batch, self.passes, ranks=1)
+        return merge_updates(shards, [self.update_shard(shard, lr=lr)])
 
-    def update_share(self, share: BatchShard, *, lr: float) -> ShardUpdateResult:
-        """This rank's part of an optimizer step on a batch that `prepare_update` has seen."""
+    def update_shard(self, shard: BatchShard, *, lr: float) -> ShardUpdateResult:
+        """This rank's part of an optimizer step on a batch from `prepare_update`."""
 
         def part_loss(part: PackedBatch, place: Tensor) -> tuple[Tensor, Mapping[str, Average]]:
             del place
@@ -80,5 +80,5 @@ class SupervisedEngine:
             loss = self._loss(part.scatter(scored.logp), part.layout)
             return (part.streams[LOSS_WEIGHT] * loss.per_token).sum(), loss.metrics
 
-        home, here = share.batch.tokens.device, share.to(self._device or self.policy.device)
+        home, here = shard.batch.tokens.device, shard.to(self._device or self.policy.device)
         return take_shard_step(self.policy, self.optimizer, here, part_loss, lr=lr).to(home)

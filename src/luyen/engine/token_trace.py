@@ -1,4 +1,4 @@
-"""What an objective makes of each token of an optimizer step, without taking the step."""
+"""Loss, ratio and gradient of each token of an optimizer step, without taking the step."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -25,28 +25,28 @@ class TokenTrace:
     """
 
     loss: Tensor
-    """Loss of each token, terms of entropy and KL included, before it is weighted."""
+    """Loss of each token, entropy and KL terms included, before weighting."""
     weight: Tensor
     """Weight of the token in the loss of the optimizer step."""
     ratio: Tensor
-    """Its probability under the current weights by that under those the update starts from."""
+    """Its probability under the current policy over that under the old policy."""
     gradient: Tensor
     """Derivative of the step's loss by the token's log-probability, its weight included.
 
-    What a loss does to other tokens of the distribution (entropy) is not in it.
+    Gradients through the rest of the distribution (entropy) are not included.
     """
     is_clipped: Tensor
-    """Whether the policy loss gives it no gradient in spite of its advantage.
+    """Whether the policy loss has no gradient here although the advantage is not 0.
 
-    It is clipped then, or masked, or rejected. A ratio that is capped and keeps a gradient (cispo)
-    is none of these.
+    The token is clipped, masked or rejected. A capped ratio that keeps its gradient (cispo) does
+    not count.
     """
 
 
 def trace_tokens(
     actor: ActorEngine, batch: PackedBatch, objective: Objective, *, seed: int
 ) -> TokenTrace:
-    """The tokens of an optimizer step as `ActorEngine.update` would see them; nothing changes."""
+    """The trace of the optimizer step that `ActorEngine.update` would take; changes nothing."""
     weights = objective.weights(batch.rollouts)
     statistics = actor.statistics(batch, objective, seed)
     zeros = torch.zeros(batch.tokens.shape, device=batch.tokens.device)
@@ -87,7 +87,7 @@ def _part(
 
 
 def _derivatives(total: Tensor, *of: Tensor) -> list[Tensor]:
-    """Derivatives by each tensor, 0 by one that does not enter."""
+    """Derivatives by each tensor; 0 by one that the total does not depend on."""
     if not total.requires_grad:
         return [torch.zeros_like(x) for x in of]
     found = torch.autograd.grad(total, of, allow_unused=True, retain_graph=True)

@@ -24,7 +24,7 @@ from luyen.telemetry.spans import waiting_for
 
 @final
 class Generation:
-    """How the rollouts of a run are made. It holds no weights and no engine."""
+    """Turns prompt requests into groups of rollouts. It holds no weights and no engine."""
 
     def __init__(
         self, *, renderer: Renderer, seed: int, conversations: Conversations | None = None
@@ -37,40 +37,40 @@ class Generation:
     def play(
         self,
         engine: RolloutEngine,
-        draws: Sequence[PromptRequest],
+        requests: Sequence[PromptRequest],
         sampling: Sampling,
         *,
         purpose: str,
         version: int,
         journal: WorkJournal | None = None,
     ) -> list[Group]:
-        """Rollouts of every draw; those that the journal has are not made again.
+        """Rollouts of every request; those that the journal has are not generated again.
 
-        Whether their tokens are sound is not known before somebody asks for it (`compared`).
+        Their tokens are not validated yet: `compared` does that.
         """
         begun = self.begin(
-            engine, draws, sampling, purpose=purpose, version=version, journal=journal
+            engine, requests, sampling, purpose=purpose, version=version, journal=journal
         )
         return begun()
 
     def begin(
         self,
         engine: RolloutEngine,
-        draws: Sequence[PromptRequest],
+        requests: Sequence[PromptRequest],
         sampling: Sampling,
         *,
         purpose: str,
         version: int,
         journal: WorkJournal | None = None,
     ) -> Callable[[], list[Group]]:
-        """Ask the engine for what comes first; who asks the result gets what `play` gives.
+        """Submit the first requests without blocking; the returned function gives the groups.
 
-        An engine that works elsewhere goes to work meanwhile.
+        A remote engine starts to generate at once.
         """
         if self.conversations is not None:
             return self.conversations.begin(
                 engine,
-                draws,
+                requests,
                 sampling,
                 seed=self.seed,
                 purpose=purpose,
@@ -80,7 +80,7 @@ class Generation:
         return submit_requests(
             engine,
             self.renderer,
-            draws,
+            requests,
             sampling,
             seed=self.seed,
             purpose=purpose,
@@ -91,18 +91,18 @@ class Generation:
     async def converse(
         self,
         client: EngineClient,
-        draws: Sequence[PromptRequest],
+        requests: Sequence[PromptRequest],
         sampling: Sampling,
         *,
         purpose: str,
         version: int,
         journal: WorkJournal | None = None,
     ) -> list[Group]:
-        """What `play` gives, beside other generations in the event loop of the caller."""
+        """`play` as a coroutine, for several generations in the event loop of the caller."""
         if self.conversations is not None:
             return await self.conversations.converse(
                 client,
-                draws,
+                requests,
                 sampling,
                 seed=self.seed,
                 purpose=purpose,
@@ -112,7 +112,7 @@ class Generation:
         return await generate_groups(
             client,
             self.renderer,
-            draws,
+            requests,
             sampling,
             seed=self.seed,
             purpose=purpose,
@@ -121,71 +121,75 @@ class Generation:
         )
 
     def compared(self, rollout: Rollout, prompt: Prompt) -> Rollout:
-        """A rollout whose tokens are sound, or a UserError; its notes count what is odd in them."""
+        """The rollout after the retokenization check; a UserError if its tokens are invalid.
+
+        Its notes count the differences that are allowed.
+        """
         talks = self.conversations
         return rollout if talks is None else talks.compared(rollout, prompt)
 
     def all_compared(self, groups: Sequence[Group]) -> list[Group]:
-        """Groups of rollouts whose tokens are sound."""
+        """The groups with every rollout checked by `compared`."""
         return [
             replace(g, rollouts=tuple(self.compared(r, g.prompt) for r in g.rollouts))
             for g in groups
         ]
 
     async def wind_down(self) -> None:
-        """Let the tools go, in the event loop that `converse` ran in."""
+        """Close the tools, in the event loop that `converse` ran in."""
         if self.conversations is not None:
             await self.conversations.wind_down()
 
     def broken(self, groups: Sequence[Group], *, purpose: str) -> list[Rollout]:
-        """Rollouts that no reward should judge; a UserError when they are to stop the run."""
+        """Failed rollouts, which must not be scored; a UserError if the policy is to stop."""
         if self.conversations is None:
             return []
         return self.conversations.faulty(groups, is_learned_from=purpose == "rollout")
 
     def close(self) -> None:
-        """Let the tools go."""
+        """Close the tools."""
         if self.conversations is not None:
             self.conversations.close()
 
 
-# Generations that run while the caller does something else, each with its own weights.
-#
-# They share one event loop on a thread of its own, which is the only one that touches the
-# engine and the tools. What a generation gives does not depend on when it runs, or beside which
-# others.
+# Asynchronous generation.
 
 T = TypeVar("T")
 LoadWeights: TypeAlias = Callable[[int, Collection[int]], Coroutine[Any, Any, None]]
-"""`(version, versions to keep)`: gives the engine the trainer's weights of this moment."""
+"""`(version, versions to keep)`: loads the trainer's current weights into the engine."""
 _LAST_S = 10.0
-"""How long what still runs may take to end."""
+"""Seconds that running generations get to end on close."""
 
 
 @final
 class AsyncGeneration:
-    """What is asked for begins at once; results are waited for when they are wanted."""
+    """Generations that run while the caller trains, each with its own version of the weights.
+
+    They share one event loop on a thread, which alone touches the engine and the tools. The
+    rollouts of a generation do not depend on when it runs or on which generations run with it.
+    """
 
     def __init__(
         self,
         engine: RolloutEngine,
         generation: Generation,
         *,
-        place: LoadWeights,
-        is_swapping: bool = False,
+        load_weights: LoadWeights,
+        partial_rollouts: bool = False,
     ) -> None:
-        """`place` is run on the thread of the engine, while the caller waits for it.
+        """`load_weights` runs on the thread of the engine.
 
-        With `is_swapping` there is one version at a time: answers in progress go on with the next.
+        With `partial_rollouts` the engine has one version at a time: unfinished responses
+        continue with the next one.
         """
-        self._is_swapping = is_swapping
+        self._partial_rollouts = partial_rollouts
         self._generation = generation
-        self._place = place
+        self._load_weights = load_weights
         self._client: EngineClient
         self._open = AsyncExitStack()
-        self._begun: list[Future[list[Group]]] = []
+        self._started: list[Future[list[Group]]] = []
         self._needed: tuple[int, ...] = ()
-        self._held: set[int] = set()
+        self._versions: set[int] = set()
         self._loop = with_daemon_threads(asyncio.new_event_loop())
         threads = torch.get_num_threads()
         self._thread = threading.Thread(
@@ -196,59 +200,63 @@ class AsyncGeneration:
 
     def begin(
         self,
-        draws: Sequence[PromptRequest],
+        requests: Sequence[PromptRequest],
         sampling: Sampling,
         *,
         purpose: str,
         version: int,
         journal: WorkJournal | None = None,
     ) -> "StartedGeneration":
-        """Rollouts of every draw by a version of the weights that was published.
+        """Start to generate rollouts of every request with a published version of the weights.
 
-        Raises what stopped an earlier generation, if something did.
+        Raises the error of an earlier generation that failed.
         """
-        self.raise_first()
-        assert version in self._held, f"version {version} of the weights was not published"
-        asked = self._generation.converse(
-            self._client, draws, sampling, purpose=purpose, version=version, journal=journal
+        self.raise_failure()
+        assert version in self._versions, f"version {version} of the weights was not published"
+        coroutine = self._generation.converse(
+            self._client, requests, sampling, purpose=purpose, version=version, journal=journal
         )
-        found = self._on_thread(asked)
-        self._begun.append(found)
-        return StartedGeneration(self, found)
+        future = self._on_thread(coroutine)
+        self._started.append(future)
+        return StartedGeneration(self, future)
 
     def publish(self, version: int) -> "AsyncPublication":
-        """Give the engine the trainer's weights of this moment, beside those that are kept.
+        """Load the trainer's current weights into the engine, in addition to the kept versions.
 
-        The trainer must not change them before the handle was waited for. Raises what stopped an
-        earlier generation, if something did.
+        The trainer must not change them before `wait` of the handle has returned. Raises the
+        error of an earlier generation that failed.
         """
-        self.raise_first()
-        kept = set[int]() if self._is_swapping else {v for v in self._held if v in self._needed}
-        placing = self._place(version, kept)
-        if self._is_swapping:
-            placing = self._client.change_weights(version, placing)
-        self._held = kept | {version}
-        return AsyncPublication(self._on_thread(placing))
+        self.raise_failure()
+        kept = (
+            set[int]()
+            if self._partial_rollouts
+            else {v for v in self._versions if v in self._needed}
+        )
+        loading = self._load_weights(version, kept)
+        if self._partial_rollouts:
+            loading = self._client.change_weights(version, loading)
+        self._versions = kept | {version}
+        return AsyncPublication(self._on_thread(loading))
 
     def keep(self, versions: Collection[int]) -> None:
-        """Only these versions will be asked for again, besides the trainer's own."""
+        """Only these versions will be submitted again, besides those published later."""
         self._needed = tuple(versions)
 
     def forget(self) -> None:
-        """The trainer's weights are others from now on: no version is what it was."""
-        self._held, self._needed = set(), ()
+        """Drop every version: the trainer has loaded other weights."""
+        self._versions, self._needed = set(), ()
 
     def wait_for(self, wanted: Future[list[Group]]) -> list[Group]:
         """The groups; raises the first error of any generation, without waiting for this one."""
         while not wanted.done():
-            left = [one for one in self._begun if not one.done()]
+            running = [one for one in self._started if not one.done()]
             with waiting_for("rollout"):
-                wait([wanted, *left], timeout=1.0, return_when=FIRST_COMPLETED)
-            self.raise_first()
+                wait([wanted, *running], timeout=1.0, return_when=FIRST_COMPLETED)
+            self.raise_failure()
         return wanted.result()
 
     def on_engine(self, call: Callable[[], object]) -> None:
-        """Call something that touches the engine, on the thread that may, and wait for it."""
+        """Run a call on the thread of the engine, and wait for it."""
 
         async def called() -> None:
             call()
@@ -256,7 +264,7 @@ class AsyncGeneration:
         self._on_thread(called()).result()
 
     def close(self) -> None:
-        """Stop what still runs, and let the tools go. Closing twice is allowed."""
+        """Cancel running generations and close the tools. Closing twice is allowed."""
         if not self._thread.is_alive():
             return
         ending = self._on_thread(self._leave())
@@ -266,20 +274,20 @@ class AsyncGeneration:
         if not self._thread.is_alive():
             self._loop.close()
 
-    def raise_first(self) -> None:
-        """Raise what stopped a generation, if something did."""
-        for found in self._begun:
-            if found.done():
-                found.result()
+    def raise_failure(self) -> None:
+        """Raise the error of a generation that failed, if there is one."""
+        for future in self._started:
+            if future.done():
+                future.result()
         if not self._thread.is_alive():
-            raise RuntimeError("the thread that draws has ended, and nothing can be drawn")
-        self._begun = [one for one in self._begun if not one.done()]
+            raise RuntimeError("the generation thread has ended, and nothing can be generated")
+        self._started = [one for one in self._started if not one.done()]
 
     def _on_thread(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def _run(self, threads: int) -> None:
-        # The number is each thread's own; another one could round sums otherwise.
+        # PyTorch keeps this number per thread, and another one could change how sums round.
         torch.set_num_threads(threads)
         asyncio.set_event_loop(self._loop)
         HEART.work_ahead()
@@ -293,28 +301,28 @@ class AsyncGeneration:
         await self._open.enter_async_context(self._client.running())
 
     async def _leave(self) -> None:
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        playing = [task for task in others if task.get_name() != "rollout engine"]
-        for task in playing:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        running = [task for task in tasks if task.get_name() != "rollout engine"]
+        for task in running:
             task.cancel()
-        if playing:
-            await asyncio.wait(playing, timeout=_LAST_S)
+        if running:
+            await asyncio.wait(running, timeout=_LAST_S)
         await self._open.aclose()
         await self._generation.wind_down()
 
 
 @final
 class StartedGeneration:
-    """A generation in progress; to wait for it is to hear of whatever breaks first."""
+    """A generation in progress; waiting for it raises the first error of any generation."""
 
     def __init__(self, ahead: AsyncGeneration, future: Future[list[Group]]) -> None:
         self._ahead = ahead
         self._future = future
 
     def done(self) -> bool:
-        """Whether nobody has to wait for it; raises the first error of any generation."""
+        """Whether the groups are there; raises the first error of any generation."""
         if not self._future.done():
-            self._ahead.raise_first()
+            self._ahead.raise_failure()
         return self._future.done()
 
     def result(self) -> list[Group]:
@@ -324,12 +332,12 @@ class StartedGeneration:
 
 @final
 class AsyncPublication:
-    """Weights on their way to an engine that goes on generating."""
+    """A weight sync into an engine that keeps generating."""
 
     def __init__(self, future: Future[None]) -> None:
         self._future = future
 
     def wait(self) -> None:
-        """Return when the engine holds them; raises what kept them from it."""
+        """Return when the engine has the weights; raises the error of the sync."""
         with waiting_for("rollout"):
             self._future.result()

@@ -44,9 +44,9 @@ _FIELD = "actor_rollout_ref.rollout.name"
 
 @final
 class LocalRoles:
-    """What the loop calls. The engine samples with the actor's own weights: none are copied.
+    """The roles of a run in one process. The engine samples with the actor's own weights.
 
-    Only where generation runs ahead does each version that is needed have a copy.
+    Only asynchronous generation copies them: each version that is needed has a copy.
     """
 
     def __init__(
@@ -60,14 +60,14 @@ class LocalRoles:
         log_prob_passes: MicroBatching,
         ref_passes: MicroBatching,
         frees_cache: bool = False,
-        is_swapping: bool = False,
+        partial_rollouts: bool = False,
         teacher: Policy | None = None,
     ) -> None:
         """`reference` None with a LoRA actor means the actor with its adapter off.
 
-        `frees_cache` gives the engine's memory back after each generation. Engines that hold
-        versions of their own draw while the actor learns; with `is_swapping`, answers in progress
-        get every new one.
+        `frees_cache` frees the engine's KV cache after each generation. `VersionedEngines`
+        generate while the actor trains; with `partial_rollouts`, unfinished responses continue
+        with every new version.
         """
         self.actor = actor
         self.rollout = rollout
@@ -79,17 +79,20 @@ class LocalRoles:
         self.ref_passes = ref_passes
         self.frees_cache = frees_cache
         self.weight_checks = 0
-        """Generations before which the engine's weights were found to be the actor's."""
+        """Generations before which the engine's weights were compared with the actor's."""
         self.ahead: AsyncGeneration | None = None
-        """Draws while the actor learns; None: they take turns."""
+        """Generates while the actor trains; None: generation and training alternate."""
         if isinstance(rollout, VersionedEngines):
             self.ahead = AsyncGeneration(
-                rollout, generation, place=self._place, is_swapping=is_swapping
+                rollout,
+                generation,
+                load_weights=self._load_weights,
+                partial_rollouts=partial_rollouts,
             )
 
     @property
     def device(self) -> torch.device:
-        """Where batches are to be."""
+        """The device that batches must be on."""
         return self.actor.policy.device
 
     @property
@@ -99,34 +102,34 @@ class LocalRoles:
 
     @property
     def watch(self) -> None:
-        """Nobody need be watched: this process does everything."""
+        """None: no role has a process of its own."""
         return
 
     @property
     def traces(self) -> None:
-        """No other process need be traced."""
+        """None: no role has a process of its own."""
         return
 
     @property
     def generates_remotely(self) -> bool:
-        """Nobody else draws, unless generation runs ahead on a thread of its own."""
+        """Whether generation runs on a thread of its own."""
         return self.ahead is not None
 
     def submit(
         self,
-        draws: Sequence[PromptRequest],
+        requests: Sequence[PromptRequest],
         sampling: Sampling,
         *,
         purpose: str,
         version: int,
         journal: WorkJournal | None = None,
     ) -> RolloutFuture:
-        """Ask for rollouts of every draw; those that the journal has are not made again."""
+        """Submit requests; rollouts that the journal has are not generated again."""
         if self.ahead is not None:
             return self.ahead.begin(
-                draws, sampling, purpose=purpose, version=version, journal=journal
+                requests, sampling, purpose=purpose, version=version, journal=journal
             )
-        return LazyRollouts(lambda: self._generate(draws, sampling, purpose, version, journal))
+        return LazyRollouts(lambda: self._generate(requests, sampling, purpose, version, journal))
 
     def publish(self, version: int) -> Publication:
         """Nothing is sent: the engine samples with the actor's weights, or with copies if ahead."""
@@ -139,7 +142,7 @@ class LocalRoles:
 
     def _generate(
         self,
-        draws: Sequence[PromptRequest],
+        requests: Sequence[PromptRequest],
         sampling: Sampling,
         purpose: str,
         version: int,
@@ -147,37 +150,37 @@ class LocalRoles:
     ) -> list[Group]:
         self._refuse_other_weights(self.rollout, version)
         groups = self.generation.play(
-            self.rollout, draws, sampling, purpose=purpose, version=version, journal=journal
+            self.rollout, requests, sampling, purpose=purpose, version=version, journal=journal
         )
         if self.frees_cache:
             self.rollout.close()
         return groups
 
-    async def _place(self, version: int, keep: Collection[int]) -> None:
+    async def _load_weights(self, version: int, keep: Collection[int]) -> None:
         """Copy the actor's weights into an engine that is free, as this version."""
         assert isinstance(self.rollout, VersionedEngines)
         engine = self.rollout.hold(version, keep=keep)
-        held = engine.fingerprint()
-        if held is None:
+        fingerprint = engine.fingerprint()
+        if fingerprint is None:
             why = "it cannot say which weights it holds, so none can be given to it"
             fix = "let its `fingerprint` return the policy's parameters, or set max_staleness to 0"
             raise UserError(_FIELD, type(engine).__name__, why, fix)
-        copy_into(held.weights, trained_parameters(self.actor.policy))
+        copy_into(fingerprint.weights, trained_parameters(self.actor.policy))
         self._refuse_other_weights(engine, version)
 
     def _refuse_other_weights(self, engine: RolloutEngine, version: int) -> None:
-        """The engine draws with the actor's weights, or not at all."""
-        held = engine.fingerprint()
-        if held is None:
+        """Raise a UserError if the engine's weights differ from the actor's."""
+        fingerprint = engine.fingerprint()
+        if fingerprint is None:
             return
         self.weight_checks += 1
-        difference = held.first_difference(Fingerprint.of(self.actor.policy))
+        difference = fingerprint.first_difference(Fingerprint.of(self.actor.policy))
         if difference is not None:
             raise UserError(
                 _FIELD,
                 type(engine).__name__,
-                f"it would not draw with version {version} of the weights: {difference}",
-                "hand every parameter that learns to the engine after each update, adapters too",
+                f"it does not have version {version} of the weights: {difference}",
+                "copy every trained parameter to the engine after each update, adapters too",
             )
 
     def old_scores(self, batch: PackedBatch, *, sum_pi_squared: bool) -> dict[str, Tensor]:
@@ -228,7 +231,7 @@ class LocalRoles:
         return self.critic.update(batch, lr=lr)
 
     def state_dict(self) -> dict[str, Any]:
-        """Weights and optimizer state of every role that learns."""
+        """Weights and optimizer state of every trained role."""
         state: dict[str, Any] = {
             "actor": trained_parameters(self.actor.policy),
             "actor_optimizer": self.actor.optimizer.state_dict(),
@@ -239,7 +242,7 @@ class LocalRoles:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` gave, in place: parameters keep their addresses."""
+        """Restore the result of `state_dict` in place: parameters keep their addresses."""
         restore_parameters(self.actor.policy, state["actor"])
         self.actor.optimizer.load_state_dict(state["actor_optimizer"])
         if self.ahead is not None:
@@ -248,8 +251,8 @@ class LocalRoles:
             restore_parameters(self.critic.model, state["critic"])
             self.critic.optimizer.load_state_dict(state["critic_optimizer"])
 
-    def describe(self) -> "LocalWeightDigests":
-        """Digests of everything that learns, as it is when they are asked for."""
+    def weight_digests(self) -> "LocalWeightDigests":
+        """Digests of every trained tensor, computed when they are read."""
         return LocalWeightDigests(self)
 
     def not_finite(self) -> list[str]:
@@ -272,7 +275,7 @@ class LocalRoles:
         self.load_state_dict({name: load_state(folder, name) for name in self.state_dict()})
 
     def close(self) -> None:
-        """Free the engine's memory, and let the tools go."""
+        """Free the engine's memory, and close the tools."""
         if self.ahead is not None:
             self.ahead.close()
         self.generation.close()
@@ -281,7 +284,7 @@ class LocalRoles:
 
 @final
 class LocalWeightDigests:
-    """Digests of what the roles of this process hold, made when somebody asks."""
+    """Digests of the roles' weights in this process, computed on first use."""
 
     def __init__(self, roles: LocalRoles) -> None:
         self._roles = roles
@@ -302,18 +305,15 @@ class LocalWeightDigests:
         return self._texts[1]
 
 
-# Roles of this process behind the walls of a cluster: what goes in and out is pickled.
-#
-# In one process a batch could hold what cannot travel, or a caller could lean on being handed
-# the very tensor it gave. On Ray neither works. Behind this wrapper neither works here.
+# Strict mode: every argument and result of the roles is pickled, as on a cluster.
 
 STRICT_VARIABLE = "LUYEN_STRICT"
-"""Set to 1, a run in one process is held to this."""
+"""Environment variable: at 1, a run in one process uses `StrictRoles`."""
 _Any = TypeVar("_Any")
 
 
 def pickle_roundtrip(value: _Any) -> _Any:
-    """The value as another process would be given it; a TypeError where it cannot travel.
+    """The value as another process would receive it; a TypeError if it cannot be pickled.
 
     Example:
         >>> given = {"logp": torch.ones(2)}
@@ -326,10 +326,11 @@ def pickle_roundtrip(value: _Any) -> _Any:
 
 @final
 class StrictRoles:
-    """The roles it is given, reached as on a cluster: nothing is shared but what is written there.
+    """Roles whose arguments and results are pickled, so that caller and role share no object.
 
-    Conversations, journal and checkpoints stay on the controller's side on a cluster, too, and
-    pass unchanged.
+    It finds batches that cannot be sent, and callers that rely on getting their own tensor back.
+    Conversations, journal and checkpoints pass unchanged: they stay with the controller on a
+    cluster too.
     """
 
     def __init__(self, inner: Roles) -> None:
@@ -348,12 +349,12 @@ class StrictRoles:
 
     @property
     def watch(self) -> RoleMonitor | None:
-        """What hears of the processes of the roles."""
+        """The monitor of the roles' processes."""
         return self.inner.watch
 
     @property
     def generates_remotely(self) -> bool:
-        """Whether what is submitted is drawn while the caller does something else."""
+        """Whether submitted requests are generated while the caller continues."""
         return self.inner.generates_remotely
 
     @property
@@ -363,16 +364,16 @@ class StrictRoles:
 
     def submit(
         self,
-        draws: Sequence[PromptRequest],
+        requests: Sequence[PromptRequest],
         sampling: Sampling,
         *,
         purpose: str,
         version: int,
         journal: WorkJournal | None = None,
     ) -> RolloutFuture:
-        """Ask for rollouts of every draw."""
+        """Submit requests."""
         return self.inner.submit(
-            draws, pickle_roundtrip(sampling), purpose=purpose, version=version, journal=journal
+            requests, pickle_roundtrip(sampling), purpose=purpose, version=version, journal=journal
         )
 
     def publish(self, version: int) -> Publication:
@@ -419,9 +420,9 @@ class StrictRoles:
         """One optimizer step of the critic."""
         return pickle_roundtrip(self.inner.update_critic(pickle_roundtrip(batch), lr=lr))
 
-    def describe(self) -> WeightDigests:
-        """Digests of everything that learns, as it is now."""
-        return self.inner.describe()
+    def weight_digests(self) -> WeightDigests:
+        """Digests of every trained tensor, as it is now."""
+        return self.inner.weight_digests()
 
     def not_finite(self) -> list[str]:
         """Names of the tensors of a checkpoint that hold NaN or infinity."""

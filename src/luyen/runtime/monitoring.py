@@ -1,7 +1,7 @@
 """Metrics, spans, profiler traces and device memory of the processes of a run.
 
-Everything arrives with answers that the controller waits for anyway. Nothing here can end a run: a
-process that is lost loses its last spans, and a disk that takes no more spans ends their writing.
+Reports travel with the results of calls, without messages of their own. Nothing here can end a run:
+a lost process loses its last spans, and a full disk only stops the writing of spans.
 """
 
 import threading
@@ -26,7 +26,7 @@ GIB = 1 << 30
 
 @final
 class RoleMonitor:
-    """Collects what processes report. It may be told from any thread."""
+    """Collects the reports of worker processes. Thread-safe."""
 
     def __init__(
         self,
@@ -35,19 +35,19 @@ class RoleMonitor:
         waits: Waits = WAITS,
         counter: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Files of processes go where `spans` writes the controller's."""
+        """Spans of processes are written to the folder of `spans`."""
         self._spans, self._waits, self._counter = spans, waits, counter
         self._lock = threading.Lock()
-        self._lives: list[RemoteProcess] = []
-        self._known: dict[tuple[str, int], RemoteProcess] = {}
+        self._processes: list[RemoteProcess] = []
+        self._current: dict[tuple[str, int], RemoteProcess] = {}
         self._publications: list[tuple[float, int, int]] = []
         self._can_write = True
         self._since = counter()
 
     def restart(self) -> None:
-        """Numbers are counted from now on: what came before belongs to no step."""
+        """Count metrics from now on: earlier work belongs to no step."""
         with self._lock:
-            for process in self._lives:
+            for process in self._processes:
                 process.take_busy_s()
             self._waits.drain()
             self._since = self._counter()
@@ -55,20 +55,20 @@ class RoleMonitor:
     def heard(
         self, role: str, index: int, report: ProcessReport, *, sent: float, back: float
     ) -> None:
-        """A process answered; `sent` and `back` are when question and answer were here."""
+        """Record a report; `sent` and `back` are when the call left and its result arrived here."""
         step = self._spans.step
         with self._lock:
-            process = self._known.get((role, index))
+            process = self._current.get((role, index))
             if process is None or (process.pid, process.node) != (report.pid, report.node):
                 process = RemoteProcess(role, index, pid=report.pid, node=report.node)
-                self._known[role, index] = process
-                self._lives.append(process)
+                self._current[role, index] = process
+                self._processes.append(process)
             process.heard(report, sent=sent, back=back, step=step)
 
     def published(
         self, *, version: int, size: int, parameters: int, seconds: float, ago: float = 0.0
     ) -> None:
-        """Weights of a version were given to every replica; that was over some seconds ago."""
+        """Record a complete weight sync, which ended `ago` seconds before now."""
         with self._lock:
             self._publications.append((seconds, size, parameters))
         self._spans.past(
@@ -82,14 +82,14 @@ class RoleMonitor:
         )
 
     def numbers(self) -> dict[str, float]:
-        """Metrics of what was done since they were asked for last; spans are written."""
+        """Metrics since the last call; writes the spans."""
         waited = self._waits.drain()
         with self._lock:
             now = self._counter()
             window_s, self._since = now - self._since, now
             found: dict[str, float] = {}
-            for role in sorted({process.role for process in self._lives}):
-                mine = [process for process in self._lives if process.role == role]
+            for role in sorted({process.role for process in self._processes}):
+                mine = [process for process in self._processes if process.role == role]
                 found |= _of_role(role, mine, window_s)
                 found[f"wait/controller_on_{role}"] = waited.get(role, 0.0)
             found |= _of_publications(self._publications)
@@ -98,14 +98,14 @@ class RoleMonitor:
         return found
 
     def write(self) -> None:
-        """Write the spans that are here; those of processes that are gone for the last time."""
+        """Write the spans received so far, and drop the processes that were replaced."""
         folder = self._spans.folder
         with self._lock:
-            for process in self._lives:
+            for process in self._processes:
                 lines = process.take_lines()
                 if folder is not None and lines and self._can_write:
                     self._append(folder / f"{process.role}-{process.index}.jsonl", lines)
-            self._lives = list(self._known.values())
+            self._processes = list(self._current.values())
 
     def _append(self, path: Path, lines: Iterable[dict[str, object]]) -> None:
         try:
@@ -117,7 +117,7 @@ class RoleMonitor:
 
 
 def _of_role(role: str, processes: list[RemoteProcess], window_s: float) -> dict[str, float]:
-    """Memory and work of a role; a process that was begun again counts once."""
+    """Memory and busy time of a role; a restarted process counts once."""
     count = len({process.index for process in processes})
     busy_s = sum(process.take_busy_s() for process in processes) / count
     devices = [p.device_bytes for p in processes if p.device_bytes is not None]
@@ -139,12 +139,12 @@ def _of_publications(done: list[tuple[float, int, int]]) -> dict[str, float]:
     }
 
 
-# A trace of what one process computes: operators, their times, and allocations on a GPU.
+# Profiler traces: operators, their times, and allocations on a GPU.
 
 _ROWS = 20
-"""Operators of the table."""
+"""Rows of the operator table."""
 _HISTORY = 1_000_000
-"""Allocations that a history of memory holds at most."""
+"""Most allocations of a memory history."""
 
 
 @final
@@ -173,11 +173,11 @@ class TraceTarget(Protocol):
     """Other processes that can be traced."""
 
     def start_trace(self, trace: TraceSpec) -> None:
-        """Record what every one of them computes from now on."""
+        """Start a trace in every process."""
         ...
 
     def stop_trace(self) -> None:
-        """Write down what was recorded."""
+        """End the traces and write their files."""
         ...
 
 
@@ -194,11 +194,11 @@ class ProcessTrace:
 
     @property
     def is_on(self) -> bool:
-        """Whether something is recorded."""
+        """Whether a trace is being recorded."""
         return self._recorded is not None
 
     def start(self, trace: TraceSpec) -> None:
-        """Record from now on; the folder is made where it is missing."""
+        """Start a trace; a missing folder is created."""
         assert self._recorded is None, "a trace is being recorded already"
         with writing(trace.folder):
             trace.folder.mkdir(parents=True, exist_ok=True)
@@ -212,9 +212,9 @@ class ProcessTrace:
         self._trace, self._recorded = trace, recorded
 
     def stop(self, *, write: bool = True) -> None:
-        """End it, and write `trace_*.json.gz`, `operators_*.txt` and on CUDA `memory_*.pickle`.
+        """End the trace; write `trace_*.json.gz`, `operators_*.txt`, on CUDA `memory_*.pickle`.
 
-        Without `write` what was recorded is dropped. Nothing happens where nothing was started.
+        Without `write` the recording is dropped. Without a started trace it does nothing.
         """
         trace, recorded = self._trace, self._recorded
         self._trace = self._recorded = None
@@ -248,11 +248,11 @@ def _memory() -> Any:
     return torch.cuda.memory
 
 
-# The most memory of its GPU that this process has held.
+# Device memory.
 
 
 def device_bytes() -> int | None:
-    """Most bytes that tensors held so far; None where this process uses no GPU.
+    """Peak bytes of tensors on the GPU; None if this process uses no GPU.
 
     Example:
         >>> device_bytes() is None or torch.cuda.is_initialized()
@@ -262,18 +262,18 @@ def device_bytes() -> int | None:
 
 
 def release_device_memory() -> None:
-    """Hand memory that the allocator caches back to the device, where other processes take it."""
+    """Return the allocator's cached memory to the device, for other processes."""
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.empty_cache()
 
 
-# Answers of the processes of a cluster, with what each tells of itself.
+# Results of remote calls, with the report of the process.
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallResult:
-    """What a call returned, and a report beside it.
+    """The value of a remote call, and the report of its process.
 
     Example:
         >>> CallResult(value=3, report=None).value
@@ -281,15 +281,15 @@ class CallResult:
     """
 
     value: Any
-    """What was asked for."""
+    """What the method returned."""
     report: ProcessReport | None
-    """How the process stands; None: nobody would hear it."""
+    """The report; None: the caller does not read the result."""
 
 
 def unwrap_result(
     answer: CallResult, watch: RoleMonitor, role: str, index: int, *, sent: float, back: float
 ) -> Any:
-    """What was asked for; the report goes to the watch, which can spoil nothing."""
+    """The value of the call; its report goes to the monitor, whose errors are ignored."""
     if answer.report is not None:
         with boundary([]):
             watch.heard(role, index, answer.report, sent=sent, back=back)

@@ -13,7 +13,7 @@ from luyen.data.render import Renderer
 from luyen.data.tokenizer import load_tokenizer
 from luyen.engine.batch import PackedBatch, pack
 from luyen.engine.batch_shards import BatchShard, by_tokens
-from luyen.engine.reward_model import JUDGED, SCORES, score_share
+from luyen.engine.reward_model import JUDGED, SCORES, score_shard
 from luyen.models.load import choose_threads
 from luyen.models.offload import OffloadedWeights
 from luyen.models.reward_model import RewardModel, RewardModelFacts, load_reward_model, read_facts
@@ -25,14 +25,14 @@ _PATH = f"{_BLOCK}.model_path"
 
 @final
 class LocalScorer:
-    """A reward model on one device. An input has the same scores whatever is read beside it."""
+    """A reward model on one device. Scores of an input do not depend on the rest of the batch."""
 
     is_remote = False
 
     def __init__(
         self, model: RewardModel, *, max_tokens: int, max_sequences: int, is_resting: bool = False
     ) -> None:
-        """With `is_resting`, weights lie in host memory while nothing is scored."""
+        """With `is_resting`, weights are in host memory between calls of `score`."""
         self._model: RewardModel | None = model.requires_grad_(False)
         self._device = model.device
         self._max_tokens = max_tokens
@@ -40,18 +40,18 @@ class LocalScorer:
         self._resting = OffloadedWeights(model) if is_resting else None
 
     def score(self, inputs: Sequence[ModelInput]) -> list[tuple[float, ...]]:
-        """For each input the score of every token that is to be judged, in order."""
+        """For each input the score of every token in `ModelInput.judged`, in order."""
         assert self._model is not None, "the reward model was closed"
         batch = _packed(inputs)
         everything = torch.arange(len(batch.tokens))
-        share = BatchShard(batch=batch, passes=tuple(self._passes(batch)), positions=everything)
+        shard = BatchShard(batch=batch, passes=tuple(self._passes(batch)), positions=everything)
         with self._resting.awake() if self._resting is not None else nullcontext():
-            stream = score_share(self._model, share, device=self._device)[SCORES]
+            stream = score_shard(self._model, shard, device=self._device)[SCORES]
         numbers = iter(stream[batch.streams[JUDGED].bool()].tolist())
         return [tuple(next(numbers) for _ in one.judged) for one in inputs]
 
     def close(self) -> None:
-        """Let the model go. Closing twice is allowed."""
+        """Release the model. Closing twice is allowed."""
         self._model = self._resting = None
 
     def _passes(self, batch: PackedBatch) -> Iterator[tuple[int, ...]]:
@@ -61,7 +61,7 @@ class LocalScorer:
 
 
 def _packed(inputs: Sequence[ModelInput]) -> PackedBatch:
-    """All inputs one after the other; answers to one prompt are a group, which shares it."""
+    """The inputs as a packed batch; responses to one prompt are a group, which shares it."""
     prompts = {one.tokens[: one.prompt]: 0 for one in inputs}
     labels = {prompt: number for number, prompt in enumerate(prompts)}
     batch = pack(
@@ -77,7 +77,7 @@ def _packed(inputs: Sequence[ModelInput]) -> PackedBatch:
 
 
 def load_scorer(reward_model: RewardModelConfig, device: str, *, is_alone: bool) -> LocalScorer:
-    """The model on a device, which it has for itself or not."""
+    """Load the model; with `is_alone` no other role uses the device."""
     assert reward_model.model_path is not None, "check demands it"
     model = ModelConfig(path=reward_model.model_path, enable_gradient_checkpointing=False)
     loaded = load_reward_model(model, device=device, field=_PATH)
@@ -94,9 +94,9 @@ def load_scorer(reward_model: RewardModelConfig, device: str, *, is_alone: bool)
 def open_learned_reward(
     reward_model: RewardModelConfig, policy: Renderer, start: Callable[[], Scorer]
 ) -> LearnedReward:
-    """The learned reward of a run; what can be refused without weights is refused before `start`.
+    """The learned reward of a run; configuration errors are raised before `start` loads weights.
 
-    `policy` is how the policy's own conversations are rendered.
+    `policy` renders the policy's conversations.
     """
     assert reward_model.model_path is not None, "check demands it"
     facts = read_facts(reward_model.model_path, field=_PATH)
@@ -104,26 +104,28 @@ def open_learned_reward(
     try:
         own = Renderer(load_tokenizer(reward_model.model_path))
     except UserError as error:
-        raise UserError(_PATH, error.value, error.why, "put its tokenizer beside it") from error
+        fix = "put its tokenizer into the folder of the model"
+        raise UserError(_PATH, error.value, error.why, fix) from error
     reader = reader_for(own, policy, is_stepwise=reward_model.steps is not None)
     longest = _longest(facts, reward_model)
     return LearnedReward(start(), reader, longest=longest, steps=reward_model.steps)
 
 
 def _refuse_other_use(facts: RewardModelFacts, reward_model: RewardModelConfig) -> None:
-    """Scores of steps are no scores of answers, and the other way round."""
+    """Raise a UserError if a process reward model is to score whole answers, or vice versa."""
     if facts.is_stepwise and reward_model.steps is None:
-        why = "it was trained to judge steps, and would be asked about whole answers"
+        why = "it was trained to score steps, and the run scores whole answers"
         raise UserError(_PATH, reward_model.model_path, why, f"set {_BLOCK}.steps=min")
     if facts.is_stepwise is False and reward_model.steps is not None:
-        why = "the model was trained to judge whole answers, and would be asked about steps"
+        why = "the model was trained to score whole answers, and the run scores steps"
         raise UserError(f"{_BLOCK}.steps", reward_model.steps, why, "set it to null")
 
 
 def _longest(facts: RewardModelFacts, reward_model: RewardModelConfig) -> int:
     """Most tokens of a conversation."""
-    asked, budget = reward_model.rollout.max_model_len, reward_model.rollout.max_num_batched_tokens
-    if asked is not None and facts.positions is not None and asked > facts.positions:
-        why = f"the model reads at most {facts.positions} tokens (max_position_embeddings)"
-        raise UserError(f"{_BLOCK}.rollout.max_model_len", asked, why, "lower it, or drop the line")
-    return min(n for n in (asked, facts.positions, budget) if n is not None)
+    rollout, positions = reward_model.rollout, facts.positions
+    limit, budget = rollout.max_model_len, rollout.max_num_batched_tokens
+    if limit is not None and positions is not None and limit > positions:
+        why = f"the model reads at most {positions} tokens (max_position_embeddings)"
+        raise UserError(f"{_BLOCK}.rollout.max_model_len", limit, why, "lower it, or drop the line")
+    return min(n for n in (limit, positions, budget) if n is not None)

@@ -22,14 +22,14 @@ _MOMENT = "exp_avg"
 
 
 class WeightDigests(Protocol):
-    """What the roles hold, as one text per tensor: type, shape and digest.
+    """Type, shape and digest of every trained tensor of the roles, as one text per tensor.
 
-    Computed when they are read, and then kept. Reading them changes nothing; no role may be
-    updated before both were read.
+    Computed on first read, then cached. Reading changes nothing; no role may be updated before
+    both methods were called.
     """
 
     def weights(self) -> Mapping[str, str]:
-        """Parameters that learn, and their masters where they have any."""
+        """Trained parameters, and their fp32 masters where they have any."""
         ...
 
     def moments(self) -> Mapping[str, str]:
@@ -38,7 +38,7 @@ class WeightDigests(Protocol):
 
 
 def split_learned_state(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Of what a checkpoint keeps of the roles: the first moments, and the weights with masters.
+    """First moments, and weights with masters, out of the roles' checkpoint state.
 
     A first moment holds the gradient of the step, which itself is cleared as soon as it is
     applied. The second moment holds the same once more, and would cost as much again.
@@ -59,11 +59,11 @@ class Roles(Protocol):
     """Actor, rollout engine, reference, teacher and critic. Batches are whole, on `device`."""
 
     generation: Generation
-    """How rollouts are made."""
+    """Makes rollouts out of requests."""
 
     @property
     def device(self) -> torch.device:
-        """Where batches are to be."""
+        """The device that batches must be on."""
         ...
 
     @property
@@ -73,40 +73,40 @@ class Roles(Protocol):
 
     @property
     def watch(self) -> RoleMonitor | None:
-        """What hears of the processes of the roles; None: they are all in this one."""
+        """The monitor of the roles' processes; None: all roles are in this process."""
         ...
 
     @property
     def generates_remotely(self) -> bool:
-        """Whether what is submitted is drawn while the caller does something else."""
+        """Whether submitted requests are generated while the caller continues."""
         ...
 
     @property
     def traces(self) -> TraceTarget | None:
-        """Processes of the roles that can be traced; None: they are all in this one."""
+        """Processes of the roles that can be traced; None: all roles are in this process."""
         ...
 
     def submit(
         self,
-        draws: Sequence[PromptRequest],
+        requests: Sequence[PromptRequest],
         sampling: Sampling,
         *,
         purpose: str,
         version: int,
         journal: WorkJournal | None = None,
     ) -> RolloutFuture:
-        """Ask for rollouts of every draw; engines of other processes begin at once.
+        """Submit requests; engines in other processes start to generate at once.
 
-        They are generated with this version of the weights and no other. It must have been
-        published; where its publication is not complete, they wait for it.
+        Rollouts are generated with exactly this version of the weights. It must have been
+        published; if its publication is not complete, generation waits for it.
         """
         ...
 
     def publish(self, version: int) -> Publication:
-        """Send the actor's weights to the engines that generate, as this version.
+        """Send the actor's weights to the rollout engines, as this version.
 
-        Returns at once, while the weights are on their way. Weights of earlier versions stay where
-        `keep_weights` named them.
+        Returns without waiting for the transfer. Engines drop earlier versions that
+        `keep_weights` did not name.
         """
         ...
 
@@ -139,9 +139,9 @@ class Roles(Protocol):
         seed: int,
         is_last: bool = False,
     ) -> PendingUpdate:
-        """Start one optimizer step of the policy; ask the handle what it measured.
+        """Start one optimizer step of the policy; the handle returns its metrics.
 
-        After the last one before a publication, workers go on to gather their weights.
+        With `is_last`, workers gather their weights for publication right after the step.
         """
         ...
 
@@ -149,8 +149,8 @@ class Roles(Protocol):
         """One optimizer step of the critic."""
         ...
 
-    def describe(self) -> WeightDigests:
-        """Digests of everything that learns, as it is now."""
+    def weight_digests(self) -> WeightDigests:
+        """Digests of every trained tensor, as it is now."""
         ...
 
     def not_finite(self) -> list[str]:
@@ -165,7 +165,7 @@ class Roles(Protocol):
         loop: Mapping[str, Any],
         facts: Mapping[str, Any],
     ) -> None:
-        """Make a checkpoint of weights, optimizer state and the loop's own state."""
+        """Write a checkpoint of weights, optimizer state and the loop's state."""
         ...
 
     def load(self, folder: Path) -> None:
@@ -173,5 +173,5 @@ class Roles(Protocol):
         ...
 
     def close(self) -> None:
-        """Free everything."""
+        """Release engines, tools, processes and devices."""
         ...

@@ -1,7 +1,7 @@
 """Weights in transit: packed as bytes, in buckets, copied into an engine and digested there.
 
-A tensor that is a view would take its whole storage along if it were pickled; here only its own
-elements travel, and what arrives is the same to the bit, whatever the type.
+Pickling a view would send its whole storage; packing sends only its own elements, bit for bit, for
+every dtype.
 """
 
 import warnings
@@ -21,7 +21,7 @@ from luyen.models.trained_weights import Fingerprint, tensor_digests
 from luyen.rollout.engines import VersionedEngines
 from luyen.rollout.protocol import RolloutEngine
 
-# Arrays of the object store are read-only, and PyTorch knows no such tensor.
+# Arrays in Ray's object store are read-only, which PyTorch cannot express.
 warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
 
 
@@ -30,13 +30,13 @@ TensorBytes: TypeAlias = tuple[str, tuple[int, ...], Any]
 
 
 FlatTensors: TypeAlias = tuple[TensorBytes, tuple[tuple[str, tuple[int, ...]], ...]]
-"""Tensors of one type that lie side by side, as one flat one; names and shapes in order."""
+"""Tensors of one dtype that are adjacent in memory, as one flat one; names and shapes in order."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedWeights:
-    """Some parameters as bytes.
+    """A bucket of parameters as bytes.
 
     Example:
         >>> unpack(pack({"w": torch.ones(2, dtype=torch.bfloat16)}))["w"].dtype
@@ -44,13 +44,13 @@ class PackedWeights:
     """
 
     stretches: tuple[FlatTensors, ...]
-    """All of them; the fewer they are, the quicker is the way."""
+    """The contents; fewer stretches are faster to send."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatheredWeights:
-    """What ranks hold, on its way to those that draw with it.
+    """The policy's weights as gathered from the ranks, to be sent to the replicas.
 
     Example:
         >>> GatheredWeights(parts=[], bytes=0, seconds=0.1, digests={}).bytes
@@ -58,25 +58,25 @@ class GatheredWeights:
     """
 
     parts: Sequence[Any]
-    """Whole parameters of the policy, a few in each object of the store."""
+    """Object references of buckets of full parameters of the policy."""
     bytes: int
     """Their size."""
     seconds: float
-    """How long ranks took."""
+    """Seconds that the ranks took."""
     digests: Mapping[str, str]
-    """Type, shape and digest of everything that learns, from the shards of each rank."""
+    """Type, shape and digest of every trained tensor, computed from the shards of each rank."""
 
 
 Gathering: TypeAlias = Callable[[], GatheredWeights]
-"""Waits for the ranks that gather."""
+"""Waits for the ranks and returns the gathered weights."""
 
 
 WeightPart: TypeAlias = PackedWeights | Path
-"""What a replica loads from: a parcel, or a file of safetensors."""
+"""What a replica loads from: packed bytes, or a safetensors file."""
 
 
 def pack(tensors: Mapping[str, Tensor]) -> PackedWeights:
-    """Tensors of any device as bytes; neighbours in memory become one stretch.
+    """Tensors of any device as bytes; tensors adjacent in memory become one stretch.
 
     Example:
         >>> first, second = torch.arange(6.0).split([2, 4])
@@ -118,7 +118,7 @@ def tensor_to_bytes(tensor: Tensor) -> TensorBytes:
 
 
 def tensor_from_bytes(plain: TensorBytes) -> Tensor:
-    """The tensor, over the very bytes."""
+    """The tensor, without a copy of its bytes."""
     dtype, shape, array = plain
     if not array.size:
         return torch.empty(shape, dtype=getattr(torch, dtype))
@@ -126,7 +126,7 @@ def tensor_from_bytes(plain: TensorBytes) -> Tensor:
 
 
 def unpack(part: WeightPart) -> dict[str, Tensor]:
-    """The tensors of a part, on the CPU, to be read only: a parcel's lie where it lies."""
+    """The tensors of a part on the CPU, read-only: those of packed bytes are views of them."""
     if isinstance(part, Path):
         return load_file(part)
     found: dict[str, Tensor] = {}
@@ -139,7 +139,7 @@ def unpack(part: WeightPart) -> dict[str, Tensor]:
 
 
 def write_part(file: Path, tensors: Mapping[str, Tensor]) -> Path:
-    """Tensors as a file that is whole or absent."""
+    """Write tensors to a safetensors file atomically."""
     write_whole(file, save({name: t.detach().contiguous().cpu() for name, t in tensors.items()}))
     return file
 
@@ -147,7 +147,7 @@ def write_part(file: Path, tensors: Mapping[str, Tensor]) -> Path:
 def in_buckets(
     tensors: Mapping[str, Tensor], *, most_bytes: int = 256 << 20
 ) -> Generator[dict[str, Tensor]]:
-    """The tensors in their order, a few at a time; a larger one goes alone.
+    """The tensors in order, in buckets of at most `most_bytes`; a larger tensor is one bucket.
 
     Example:
         >>> both = {"a": torch.zeros(2), "b": torch.zeros(2)}
@@ -169,25 +169,27 @@ def total_bytes(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-# Weights written into the parameters of an engine, which keep their addresses.
+# Loading weights into an engine.
 
 _FIELD = "actor_rollout_ref.rollout.name"
-_FIX = "publish the parameters of the very model that the engine holds"
+_FIX = "publish the parameters of the model that the engine was built from"
 
 
 def copy_into(own: Mapping[str, Tensor | str], given: Mapping[str, Tensor]) -> None:
-    """Write values into the parameters of an engine; they keep their addresses.
+    """Copy values into the parameters of an engine in place.
 
-    A UserError for a parameter that the engine has not, or has in another form.
+    A UserError for a parameter that the engine lacks, or has with another dtype or shape.
     """
     with torch.no_grad():
         for name, tensor in given.items():
             mine = own.get(name)
             if mine is None:
-                raise UserError(_FIELD, name, "the engine has no such parameter that learns", _FIX)
+                raise UserError(
+                    _FIELD, name, "the engine has no such parameter that is trained", _FIX
+                )
             if isinstance(mine, str):
-                why = "the engine holds its weights elsewhere and takes none from here"
-                raise UserError(_FIELD, name, why, "use an engine that shows its parameters")
+                why = "the engine exposes only a digest of it, so it cannot be written"
+                raise UserError(_FIELD, name, why, "use an engine that exposes its parameters")
             if (mine.dtype, mine.shape) != (tensor.dtype, tensor.shape):
                 why = f"it is {_form(mine)} in the engine and came as {_form(tensor)}"
                 raise UserError(_FIELD, name, why, _FIX)
@@ -198,9 +200,6 @@ def _form(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
-# Weights in an engine: written, and looked at.
-
-
 def load_part(
     engines: VersionedEngines,
     version: int | None,
@@ -208,7 +207,7 @@ def load_part(
     part: WeightPart,
     is_last: bool,
 ) -> tuple[set[str], dict[str, str] | None]:
-    """Names of what was written, and after the last part what the engine holds."""
+    """Load a part; the names of its parameters, and after the last part the engine's digests."""
     engine = engines.engine() if version is None else engines.hold(version, keep=keep)
     print_of = engine.fingerprint()
     if print_of is None:
@@ -221,17 +220,17 @@ def load_part(
 
 
 def version_digests(engines: VersionedEngines, version: int | None) -> dict[str, str] | None:
-    """Digests of a version's weights; None: they are gone, or the engine cannot say."""
+    """Digests of a version's weights; None: they were dropped, or the engine has no digests."""
     is_gone = version is not None and version not in engines.versions
     return None if is_gone else digests_of(engines.engine(version))
 
 
 def digests_of(engine: RolloutEngine) -> dict[str, str] | None:
-    """Digests of the weights that an engine draws with; None: it cannot say."""
-    held: Fingerprint | None = engine.fingerprint()
-    return None if held is None else _described(held)
+    """Digests of the weights that an engine samples with; None: it has none."""
+    fingerprint: Fingerprint | None = engine.fingerprint()
+    return None if fingerprint is None else _described(fingerprint)
 
 
-def _described(held: Fingerprint) -> dict[str, str]:
-    here = tensor_digests({n: w for n, w in held.weights.items() if not isinstance(w, str)})
-    return {n: w if isinstance(w, str) else here[n] for n, w in held.weights.items()}
+def _described(fingerprint: Fingerprint) -> dict[str, str]:
+    here = tensor_digests({n: w for n, w in fingerprint.weights.items() if not isinstance(w, str)})
+    return {n: w if isinstance(w, str) else here[n] for n, w in fingerprint.weights.items()}

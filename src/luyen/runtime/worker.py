@@ -1,7 +1,7 @@
 """One rank of a worker group: its shards of actor, reference and critic.
 
-Every method is called on all ranks at the same time, each with its own share: inside, the ranks
-exchange shards, and one that is missing would be waited for.
+Every method runs collectives: it must be called on all ranks at the same time, each with its own
+shard of the batch.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,7 +21,7 @@ from luyen.checkpoint.writer import RankWriter
 from luyen.engine.actor import ActorEngine
 from luyen.engine.batch_shards import BatchShard
 from luyen.engine.critic import CriticEngine
-from luyen.engine.logprobs import score_share
+from luyen.engine.logprobs import score_shard
 from luyen.engine.sharded_state import (
     fitting_bucket,
     full_weights,
@@ -39,7 +39,7 @@ from luyen.runtime.roles import split_learned_state
 
 @final
 class RankWorker:
-    """The roles of one rank."""
+    """Actor, reference, critic and teacher of one rank."""
 
     def __init__(
         self,
@@ -56,60 +56,60 @@ class RankWorker:
         self.reference = reference
         self.critic = critic
         self.teacher = teacher
-        self._beside = RankWriter()
+        self._writer = RankWriter()
         self._trace = ProcessTrace()
 
     def start_trace(self, trace: TraceSpec) -> None:
-        """Record what this rank computes from now on."""
+        """Start a trace of this rank."""
         self._trace.start(trace.of(f"actor_{self.rank}"))
 
     def stop_trace(self) -> None:
-        """Write down what was recorded."""
+        """End the trace and write its files."""
         self._trace.stop()
 
-    def actor_scores(self, share: BatchShard, *, sum_pi_squared: bool = False) -> dict[str, Tensor]:
+    def actor_scores(self, shard: BatchShard, *, sum_pi_squared: bool = False) -> dict[str, Tensor]:
         """Log-probabilities under the weights that the update starts from."""
-        return self.actor.score_share(share, sum_pi_squared=sum_pi_squared)
+        return self.actor.score_shard(shard, sum_pi_squared=sum_pi_squared)
 
-    def reference_scores(self, share: BatchShard) -> dict[str, Tensor]:
+    def reference_scores(self, shard: BatchShard) -> dict[str, Tensor]:
         """Log-probabilities under the reference policy."""
         policy = self.reference or self.actor.policy
         with adapter_off(policy) if self.reference is None else nullcontext():
-            return score_share(
-                policy, share, temperature=self.actor.temperature, device=self.actor.device
+            return score_shard(
+                policy, shard, temperature=self.actor.temperature, device=self.actor.device
             )
 
-    def teacher_scores(self, share: BatchShard) -> dict[str, Tensor]:
+    def teacher_scores(self, shard: BatchShard) -> dict[str, Tensor]:
         """Log-probabilities under the teacher."""
         assert self.teacher is not None, "the run has no teacher"
-        return score_share(
-            self.teacher, share, temperature=self.actor.temperature, device=self.actor.device
+        return score_shard(
+            self.teacher, shard, temperature=self.actor.temperature, device=self.actor.device
         )
 
-    def critic_scores(self, share: BatchShard) -> dict[str, Tensor]:
+    def critic_scores(self, shard: BatchShard) -> dict[str, Tensor]:
         """The critic's value before each token."""
         assert self.critic is not None, "the run has no critic"
-        return self.critic.score_share(share)
+        return self.critic.score_shard(shard)
 
     def update_actor(
         self,
-        share: BatchShard,
+        shard: BatchShard,
         *,
         objective: Objective,
         lr: float,
         statistics: Mapping[str, Tensor],
     ) -> ShardUpdateResult:
         """This rank's part of an optimizer step of the policy."""
-        return self.actor.update_share(share, objective, lr=lr, statistics=statistics)
+        return self.actor.update_shard(shard, objective, lr=lr, statistics=statistics)
 
-    def update_critic(self, share: BatchShard, *, lr: float) -> ShardUpdateResult:
+    def update_critic(self, shard: BatchShard, *, lr: float) -> ShardUpdateResult:
         """This rank's part of an optimizer step of the critic."""
         assert self.critic is not None, "the run has no critic"
-        return self.critic.update_share(share, lr=lr)
+        return self.critic.update_shard(shard, lr=lr)
 
     @torch.no_grad()
     def weight_sums(self) -> dict[str, tuple[str, int]]:
-        """This rank's parts of the digests of all that learns."""
+        """This rank's parts of the digests of all trained weights."""
         weights = role_weights("actor", self.actor.policy, self.actor.optimizer)
         if self.critic is not None:
             weights |= role_weights("critic", self.critic.model, self.critic.optimizer)
@@ -137,22 +137,22 @@ class RankWorker:
             for name, part in self._state().items():
                 save_state(folder, name, part, writes=writes)
 
-        self._beside.begin(folder, fill)
+        self._writer.begin(folder, fill)
 
     def is_written(self) -> bool:
-        """Whether all that was begun is written here; raises what stopped it."""
-        return self._beside.is_done()
+        """Whether every started write of this rank is complete; raises the error of a write."""
+        return self._writer.is_done()
 
     def load(self, folder: Path) -> None:
-        """Go on from a checkpoint, whatever number of ranks saved it."""
+        """Load a checkpoint; it may have been saved by any number of ranks."""
         load_role(folder, "actor", self.actor.policy, self.actor.optimizer)
         if self.critic is not None:
             load_role(folder, "critic", self.critic.model, self.critic.optimizer)
 
     def weights(self) -> Iterator[dict[str, Tensor]]:
-        """Whole parameters of the policy, some at a time, on the first rank; nothing on others.
+        """Full parameters of the policy in buckets, on the first rank; other ranks yield nothing.
 
-        Those of a model that is not sharded are its own: they change with the next update.
+        Those of a model that is not sharded are not copied: the next update changes them.
         """
         bucket: dict[str, Tensor] = {}
         size, bucket_bytes = 0, self._bucket_bytes

@@ -89,7 +89,7 @@ def train_online(run: OnlineRun) -> None:
                 prefetch_next_step(run)
             publication.wait()
             metrics = update.result()
-        held = run.roles.describe()
+        held = run.roles.weight_digests()
         confirm_prefetch(run, held)
         measured = {**parity_metrics(batch, run.needs), **metrics}
         finish_step(run, credited, measured, step_report, held)

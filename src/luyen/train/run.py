@@ -172,7 +172,7 @@ class OnlineRun(Learner):
         if self.origin is not None:
             return self.origin
         is_first = self.chain == BEGINNING
-        return self.chain, weights_hash(self.roles.describe()) if is_first else None
+        return self.chain, weights_hash(self.roles.weight_digests()) if is_first else None
 
     def _taken_up(self, step: int, kind: str, origin: ParentDigest | None) -> WorkJournal | None:
         journals = self.recorder.journals

@@ -18,7 +18,7 @@ from luyen.engine.batch import PackedBatch
 from luyen.engine.batch_shards import BatchShard, join_shards, split_batch
 from luyen.engine.critic import CriticEngine
 from luyen.engine.fsdp import join_ranks, leave_ranks, mesh_shape, shard
-from luyen.engine.logprobs import score_share
+from luyen.engine.logprobs import score_shard
 from luyen.engine.optim import MasterAdamW
 from luyen.engine.sharded_state import full_weights, load_role, role_state
 from luyen.engine.step import merge_updates
@@ -109,9 +109,9 @@ class Trainee:
 
     def referred(self, share: BatchShard) -> dict[str, Tensor]:
         if self.reference is not None:
-            return score_share(self.reference, share, temperature=0.9)
+            return score_shard(self.reference, share, temperature=0.9)
         with adapter_off(self.policy):
-            return self.actor.score_share(share)
+            return self.actor.score_shard(share)
 
     def step(self, number: int) -> dict[str, Any]:
         """All that a training step computes, and what came out."""
@@ -120,7 +120,7 @@ class Trainee:
             batch = batch.take(range(self.case.sequences))
         found: dict[str, Any] = {}
         if number % 2 == 0:  # otherwise the update gives old log-probabilities
-            found = self.streams(batch, lambda s: self.actor.score_share(s, sum_pi_squared=True))
+            found = self.streams(batch, lambda s: self.actor.score_shard(s, sum_pi_squared=True))
             noise = torch.randn(batch.tokens.shape, generator=torch.Generator().manual_seed(number))
             # Old log-probabilities that are a little off make ratios that clip.
             old = found["logp"] + 0.2 * noise
@@ -129,7 +129,7 @@ class Trainee:
             found["ref"] = self.streams(batch, self.referred)["logp"]
             batch = batch.with_streams(ref_logp=found["ref"])
         if self.critic is not None:
-            found["values"] = self.streams(batch, self.critic.score_share)["values"]
+            found["values"] = self.streams(batch, self.critic.score_shard)["values"]
             batch = batch.with_streams(values=found["values"])
             found["critic"] = self.critic_step(batch)
         found["actor"] = self.actor_step(batch, number)
@@ -139,18 +139,18 @@ class Trainee:
         critic = self.critic
         assert critic is not None
         whole = critic.prepare_update(batch)
-        done = merge_updates(*self.spread(whole, lambda s: critic.update_share(s, lr=1e-3)))
+        done = merge_updates(*self.spread(whole, lambda s: critic.update_shard(s, lr=1e-3)))
         return {**done.metrics, "norm": done.stepped.grad_norm}
 
     def actor_step(self, batch: PackedBatch, number: int) -> dict[str, float]:
         objective, actor = self.case.objective, self.actor
         statistics: dict[str, Tensor] = {}
         if objective.needs_statistics:
-            logp = self.streams(batch, actor.score_share)["logp"]
+            logp = self.streams(batch, actor.score_shard)["logp"]
             statistics = objective.statistics(policy_inputs(batch, logp), seed=number)
         whole, numbers = prepare_update(batch, objective, statistics)
         shares, done = self.spread(
-            whole, lambda s: actor.update_share(s, objective, lr=1e-3, statistics=numbers)
+            whole, lambda s: actor.update_shard(s, objective, lr=1e-3, statistics=numbers)
         )
         merged = merge_policy_updates(batch, shares, done)
         assert (merged.logp is None) == ("old_logp" in batch.streams)

@@ -44,7 +44,7 @@ def test_scatter_writes_on_trainable_tokens_only():
 
 
 def test_the_first_token_cannot_be_trained():
-    with pytest.raises(AssertionError, match="nothing stands before"):
+    with pytest.raises(AssertionError, match="the first token cannot be trained"):
         pack([[1, 2]], masks=[[1, 1]], groups=[0])
 
 

@@ -142,7 +142,7 @@ def test_shares_of_ranks_add_up_to_the_gradient_of_the_whole(model, whole, ranks
     prepared, _ = engine.prepare_update(given, scores)
     total = torch.zeros_like(whole["bradley_terry"][0])
     for share in split_batch(prepared, passes, ranks=ranks):
-        engine.update_share(share, lr=0.1)
+        engine.update_shard(share, lr=0.1)
         total += catching.gradient
     expected = whole["bradley_terry"][0]
     assert (total - expected).norm() < TOLERANCE * expected.norm()

@@ -59,7 +59,7 @@ def after(seconds: float, fault: BaseException | None = None) -> Callable[..., A
 
 @pytest.fixture
 def ahead():
-    opened = AsyncGeneration(Refusing(), Scripted(), place=placed)  # type: ignore[arg-type]
+    opened = AsyncGeneration(Refusing(), Scripted(), load_weights=placed)  # type: ignore[arg-type]
     yield opened
     opened.close()
 
@@ -104,7 +104,7 @@ def test_a_refusal_of_the_engine_is_what_the_caller_gets():
             client, renderer, draws(how, "?"), SHORT, seed=0, purpose="rollout", version=0
         )
 
-    ahead = AsyncGeneration(Refusing(), Scripted(), place=placed)  # type: ignore[arg-type]
+    ahead = AsyncGeneration(Refusing(), Scripted(), load_weights=placed)  # type: ignore[arg-type]
     try:
         with pytest.raises(UserError, match="never be served"):
             begin(ahead, asked).result()
@@ -125,7 +125,7 @@ def test_nobody_waits_for_a_thread_that_has_ended(ahead: AsyncGeneration):
 
 def test_closing_ends_what_still_runs():
     script = Scripted()
-    ahead = AsyncGeneration(Refusing(), script, place=placed)  # type: ignore[arg-type]
+    ahead = AsyncGeneration(Refusing(), script, load_weights=placed)  # type: ignore[arg-type]
     begin(ahead, after(60.0))
     start = time.monotonic()
     ahead.close()
@@ -144,7 +144,7 @@ def test_a_failed_publication_is_raised_where_it_is_waited_for():
     async def refused(version: int, keep: Any) -> None:
         raise REFUSED
 
-    ahead = AsyncGeneration(Refusing(), Scripted(), place=refused)  # type: ignore[arg-type]
+    ahead = AsyncGeneration(Refusing(), Scripted(), load_weights=refused)  # type: ignore[arg-type]
     try:
         with pytest.raises(UserError, match="never be served"):
             ahead.publish(0).wait()
@@ -155,10 +155,10 @@ def test_a_failed_publication_is_raised_where_it_is_waited_for():
 def test_a_version_is_kept_as_long_as_it_is_needed():
     seen: list[tuple[int, set[int]]] = []
 
-    async def place(version: int, keep: Any) -> None:
+    async def load_weights(version: int, keep: Any) -> None:
         seen.append((version, set(keep)))
 
-    ahead = AsyncGeneration(Refusing(), Scripted(), place=place)  # type: ignore[arg-type]
+    ahead = AsyncGeneration(Refusing(), Scripted(), load_weights=load_weights)  # type: ignore[arg-type]
     try:
         for version, needed in ((0, {0}), (1, {1}), (2, set())):
             begin(ahead, after(0.0), version=version).result()

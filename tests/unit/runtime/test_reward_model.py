@@ -139,9 +139,9 @@ def test_a_process_reward_model_judges_lines(tmp_path: Path, steps: str):
 
 
 def test_a_model_is_used_for_what_it_was_trained_for(judge: str, tmp_path: Path):
-    with pytest.raises(UserError, match="trained to judge whole answers"):
+    with pytest.raises(UserError, match="trained to score whole answers"):
         opened(judge, steps="min")
-    with pytest.raises(UserError, match="trained to judge steps"):
+    with pytest.raises(UserError, match="trained to score steps"):
         opened(saved_judge(tmp_path, is_stepwise=True))
     with pytest.raises(UserError, match="reads at most 512 tokens"):
         opened(judge, max_model_len=513)

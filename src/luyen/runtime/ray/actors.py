@@ -1,4 +1,4 @@
-"""Placement groups of a cluster, and the replica actors started in them."""
+"""Ray actors of the replicas, and the placement groups they run in."""
 
 import os
 import time
@@ -22,7 +22,7 @@ from luyen.runtime.ray.replica import ReplicaProcess
 from luyen.runtime.ray.replica_pool import ReplicaTimeouts
 
 _ONE_CORE: Mapping[str, Any] = {"num_cpus": 1}
-_PATIENCE = ReplicaTimeouts()
+_DEFAULT_TIMEOUTS = ReplicaTimeouts()
 
 
 def start_engines(
@@ -30,24 +30,24 @@ def start_engines(
     *,
     replicas: int,
     places: Sequence[Mapping[str, Any]] | None = None,
-    timeouts: ReplicaTimeouts = _PATIENCE,
+    timeouts: ReplicaTimeouts = _DEFAULT_TIMEOUTS,
     watch: RoleMonitor | None = None,
 ) -> RayEngines:
-    """Engines in processes of their own; returns when all are ready.
+    """Start one engine in each of `replicas` processes; returns when all are ready.
 
     `make` is pickled and called in each process with its index; it imports the plugins there.
-    `places` are the options of each actor (`PlacedPools.options`), which one that is started again
-    keeps; None: a core each, anywhere. `watch` hears what they do.
+    `places` are the options of each actor (`PlacedPools.options`), also of a restarted one; None: a
+    core each, on any node. `watch` receives the reports of the processes.
     """
     options = places or [_ONE_CORE] * replicas
     assert len(options) == replicas, f"{len(options)} places for {replicas} replicas"
     # Pickled once, not for every replica and every restart.
     shared = ray.put(make)
 
-    told = watch or RoleMonitor()
+    monitor = watch or RoleMonitor()
 
     def start(index: int) -> RayReplicaHandle:
-        return RayReplicaHandle(_begin(shared, index, options[index]), index, told)
+        return RayReplicaHandle(_begin(shared, index, options[index]), index, monitor)
 
     return RayEngines(start, replicas=replicas, timeouts=timeouts)
 
@@ -58,22 +58,22 @@ def _begin(make: Any, index: int, options: Mapping[str, Any]) -> Any:
 
 
 def node_id() -> str:
-    """The node that this process runs on."""
+    """Id of the node that this process runs on."""
     return ray.get_runtime_context().get_node_id()
 
 
 @final
 class RayReplicaHandle:
-    """The way to a replica that is an actor."""
+    """Handle of a replica that is a Ray actor."""
 
     def __init__(self, actor: Any, index: int, watch: RoleMonitor) -> None:
-        """What the replica tells of itself goes to `watch`."""
+        """`watch` receives the reports of the replica."""
         self._actor = actor
         self._index = index
         self._watch = watch
 
     def call(self, method: str, *arguments: Any, reply: ReplyCallback | None = None) -> None:
-        """Call a method of the replica without waiting; a lost one replies with `ProcessDied`."""
+        """Call a method of the replica without waiting; `ProcessDied` if its process is gone."""
         sent = time.time()
         found = self._actor.carry_out.remote(reply is not None, method, *arguments)
         if reply is not None:
@@ -90,37 +90,37 @@ class RayReplicaHandle:
         )
 
     def kill(self) -> None:
-        """End the replica, whatever it is doing."""
+        """Kill the process of the replica."""
         ray.kill(self._actor, no_restart=True)
 
 
 def _meaning(error: BaseException) -> BaseException:
-    """What an error of Ray stands for."""
+    """The error of this package that an error of Ray corresponds to."""
     if isinstance(error, PROCESS_GONE):
         return ProcessDied(failure_reason(error))
     if is_object_lost(error):
-        return RanksLost("the published weights are gone with the rank that held them")
+        return RanksLost("the published weights were lost with the rank that stored them")
     if isinstance(error, RayTaskError):
         cause = error.cause
         return cause if isinstance(cause, Exception) else RemoteError("a replica", str(error))
     return error
 
 
-# Pools as placement groups of a cluster, and the options that put an actor in its slot.
+# Placement groups of the device pools.
 
 _WAIT_S = 120.0
 
 
 @final
 class PlacedPools:
-    """Devices that are taken from the cluster until `free`, or until this process ends.
+    """Devices reserved on the cluster until `free`, or until this process ends.
 
-    The devices of a group lie on one node. When a node is lost, Ray moves its groups to another
-    with room, and actors that are begun again follow.
+    The devices of a group are on one node. When a node is lost, Ray moves its groups to another
+    node with free devices, and restarted actors follow.
     """
 
     def __init__(self, pools: DevicePools, *, wait_s: float = _WAIT_S) -> None:
-        """Take them, the largest groups first; a UserError when others hold them for too long."""
+        """Reserve the groups, the largest first; a UserError if one is not free in `wait_s`."""
         self._device: Device = pools.device
         self._groups: dict[tuple[str, int], PlacementGroup] = {}
         bundle = {"CPU": 1.0, "GPU": 1.0} if pools.device == "cuda" else {"CPU": 1.0}
@@ -134,13 +134,13 @@ class PlacedPools:
                     left = {name: free.get(name, 0.0) for name in bundle}
                     why = (
                         f"group {number + 1} of pool {pool.name} ({size} x {bundle} on one node) "
-                        f"was not to be had in {wait_s:.0f} s; free in all nodes: {left}"
+                        f"was not free within {wait_s:.0f} s; free on all nodes: {left}"
                     )
-                    fix = "wait for what else runs on the cluster, or ask for less"
+                    fix = "wait until other jobs of the cluster end, or request fewer devices"
                     raise UserError("trainer.nnodes", len(pool.groups), why, fix)
 
     def options(self, slot: Slot) -> Mapping[str, Any]:
-        """Options of the actor that is to run in a slot."""
+        """Ray options of an actor in this slot."""
         where = PlacementGroupSchedulingStrategy(
             self._groups[slot.pool, slot.group], placement_group_bundle_index=slot.bundle
         )
@@ -148,7 +148,7 @@ class PlacedPools:
         return {"num_cpus": slot.share, "scheduling_strategy": where, **gpus}
 
     def free(self) -> None:
-        """Give everything back; actors in it end. Freeing twice is allowed."""
+        """Remove the placement groups, which ends their actors. Freeing twice is allowed."""
         for group in self._groups.values():
             remove_placement_group(group)
         self._groups = {}

@@ -1,7 +1,7 @@
 """Connecting to a Ray cluster, or starting a local one that only this user can reach.
 
-Nothing is left behind: the actors of a job end with its controller, and so does every process of a
-cluster that the controller started, even when it is killed, and every file of it.
+The actors of a job end with its controller. A local cluster ends with the controller too, even if
+the controller is killed: all its processes and files are removed.
 """
 
 import fcntl
@@ -31,61 +31,58 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 
-# What keeps a cluster of our own to this machine and this user.
-#
-# Its processes listen on the loopback interface, nobody joins without a token that stands in no
-# file, and its files lie in a folder that only this user can enter, which goes with the
-# cluster.
+# Isolation of a local cluster: its processes listen on the loopback interface, connections need a
+# token that is in no file, and its files are in a folder that only this user can enter.
 
 LISTEN = "LUYEN_RAY_LISTEN"
-"""The variable that says who may connect: `loopback`, or `all` for every interface."""
+"""Environment variable: the interfaces to listen on, `loopback` or `all`."""
 FOLDER = "LUYEN_RAY_FOLDER"
-"""The variable by which workers know the folder: in it the ranks meet, without a port."""
+"""Environment variable of workers: the session folder, where ranks rendezvous by file."""
 _PREFIX = "luyen-ray-"
 _LOCK = "lock"
 _LONGEST = 40
-"""Letters of a parent folder: Ray puts Unix sockets below it, whose paths end at 107."""
+"""Longest path of a parent folder: Ray puts Unix sockets below it, limited to 107 characters."""
 _YOUNG_S = 3600.0
-"""A folder without a lock may be one that is just being made."""
+"""A younger folder without a lock file may be one that is being created."""
 _LOOPBACK = "127.0.0.1"
 _NO_CLUSTER = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-"""Ray's variable for machines that are no part of a larger cluster; at 0 it uses the loopback."""
+"""Ray's variable for single-machine clusters; at 0 Ray uses the loopback interface."""
 _AUTH = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 _TOKEN = secrets.token_hex(32)
-"""One for all clusters of this process: Ray reads it once."""
+"""The same for all clusters of this process: Ray reads it once."""
 
 
 @final
 class SessionFolder:
-    """A folder that is this user's alone, locked for as long as its cluster is there."""
+    """A private folder of this user, locked for the lifetime of its cluster."""
 
     def __init__(self) -> None:
-        """Make one, and remove those of clusters that are gone."""
+        """Create a folder, and remove those of clusters that have ended."""
         parent = _parent()
         sweep(parent)
         self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
         self.lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-        """Whoever has this descriptor holds the folder."""
+        """Descriptor of the lock file; the folder is in use while a process has it open."""
         fcntl.flock(self.lock, fcntl.LOCK_EX)
 
     @property
     def temporary(self) -> str:
-        """Where Ray may put its files: it lets everybody write there, but nobody gets so far."""
+        """Ray's temporary folder. Ray makes it world-writable; its parent keeps other users out."""
         return str(self.path / "r")
 
     def close(self) -> None:
-        """Let go of it. It is removed by the guard, who holds it too."""
+        """Release the lock here. The reaper, which has inherited it, removes the folder."""
         os.close(self.lock)
 
 
 def sweep(parent: Path) -> None:
-    """Remove the folders below `parent` whose cluster is gone, and which are ours."""
+    """Remove this user's session folders below `parent` whose cluster has ended."""
     for path in parent.glob(f"{_PREFIX}*"):
         try:
             seen = path.lstat()
             if seen.st_uid == os.geteuid() and path.is_dir() and not path.is_symlink():
                 _remove_unlocked(path, time.time() - seen.st_mtime)
-        except OSError:  # somebody else removes it too
+        except OSError:  # another process removes it too
             continue
 
 
@@ -110,7 +107,7 @@ def _parent() -> Path:
 
 
 def listens_to_all() -> bool:
-    """Whether the user wants the cluster to be reached from other machines."""
+    """Whether a local cluster accepts connections from other machines."""
     wanted = os.environ.get(LISTEN, "loopback")
     if wanted not in ("loopback", "all"):
         raise UserError(LISTEN, wanted, "it is `loopback` or `all`", f"unset {LISTEN}")
@@ -118,7 +115,7 @@ def listens_to_all() -> bool:
 
 
 def local_environment(folder: SessionFolder) -> dict[str, str]:
-    """Variables of the workers of a cluster of our own; ranks too speak over the loopback."""
+    """Environment variables of a local cluster's workers; collectives use the loopback too."""
     if listens_to_all():
         return {}
     own = {
@@ -128,9 +125,9 @@ def local_environment(folder: SessionFolder) -> dict[str, str]:
 
 
 def meeting_place(host: str) -> str:
-    """Where ranks can meet whose first one runs on `host`, in a process of the cluster.
+    """Rendezvous address of a process group whose first rank runs on `host`.
 
-    On one machine that is a file: the port of torch's store would be open to all interfaces.
+    On a local cluster that is a file: torch's store would listen on all interfaces.
     """
     if FOLDER in os.environ:
         return f"file://{os.environ[FOLDER]}/ranks-{secrets.token_hex(8)}"
@@ -141,13 +138,13 @@ def meeting_place(host: str) -> str:
 
 @contextmanager
 def kept_to_this_machine() -> Generator[None]:
-    """Ray starts a cluster on the loopback interface meanwhile, closed by a token.
+    """Inside, Ray starts clusters on the loopback interface, protected by a token.
 
-    What the variables say is inherited by its processes; afterwards this one is as before.
+    Its processes inherit the environment variables; at the end those of this process are restored.
     """
     before = {name: os.environ.get(name) for name in (_NO_CLUSTER, *_AUTH)}
     if not any(before[name] for name in _AUTH):
-        # Ray demands a token of its own accord; without this one it would write one into a file.
+        # Without a token in the environment Ray would write one into a file.
         os.environ["RAY_AUTH_TOKEN"] = _TOKEN
     is_kept = not listens_to_all()
     if is_kept:
@@ -156,7 +153,7 @@ def kept_to_this_machine() -> Generator[None]:
     from ray._private import ray_constants
 
     was = ray_constants.ENABLE_RAY_CLUSTER
-    # It is read from the variable when Ray is imported, which may have been long ago.
+    # Ray reads the variable at import, which may have happened before.
     ray_constants.ENABLE_RAY_CLUSTER = was and not is_kept
     try:
         yield
@@ -179,13 +176,13 @@ def _restore(before: dict[str, str | None]) -> None:
 
 
 STORE_BYTES = 1 << 30
-"""Most memory of the objects of a local cluster: little more than one copy of the weights."""
+"""Size of a local cluster's object store: it holds little more than one copy of the weights."""
 _ANSWER_S = 10.0
 _SETTINGS = {"max_direct_call_object_size": 1 << 20, "prestart_worker_first_driver": False}
-"""Of a cluster of our own: bytes that a message carries itself, since through the object store a
-batch takes twice as long to get to a rank; and no worker for each core that nobody would use."""
+"""Of a local cluster: bytes that a message carries inline, since the object store doubles the time
+that a batch takes to a rank; and no idle worker per core."""
 _CARRIED = ("MKL_CBWR", "OMP_NUM_THREADS", "TOKENIZERS_PARALLELISM", "HF_HUB_OFFLINE", "HF_HOME")
-"""Variables that workers must have before they import anything."""
+"""Environment variables that workers must have before they import anything."""
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_IGNORE_UNHANDLED_ERRORS": "1",
@@ -193,7 +190,7 @@ _QUIET = {
 
 
 def require_ray() -> "ModuleType":
-    """The package; a UserError that names the extra where it is not installed."""
+    """The module `ray`; a UserError that names the extra if it is not installed."""
     if importlib.util.find_spec("ray") is None:
         why = "the package ray is not installed"
         raise UserError("trainer.runtime", "ray", why, 'pip install "luyen[ray]"')
@@ -206,7 +203,7 @@ def require_ray() -> "ModuleType":
 
 @final
 class Connection:
-    """A cluster that this process is connected to."""
+    """The connection of this process to a cluster."""
 
     def __init__(self, ray: "ModuleType", *, guard_process: subprocess.Popen[bytes] | None) -> None:
         self._ray = ray
@@ -214,11 +211,11 @@ class Connection:
 
     @property
     def is_own(self) -> bool:
-        """Whether the cluster was started here and ends with this process."""
+        """Whether the cluster was started by this process and ends with it."""
         return self._guard is not None
 
     def nodes(self) -> tuple[NodeOffer, ...]:
-        """Living nodes, with what they have in all."""
+        """Living nodes with their total resources."""
         found: list[NodeOffer] = []
         for node in self._ray.nodes():
             has = node["Resources"]
@@ -230,7 +227,7 @@ class Connection:
         return tuple(found)
 
     def disconnect(self) -> None:
-        """Leave; a cluster of our own ends. Leaving twice is allowed."""
+        """Disconnect; a local cluster ends. Disconnecting twice is allowed."""
         self._ray.shutdown()
         if self._guard is not None and self._guard.stdin is not None:
             self._guard.stdin.close()
@@ -245,15 +242,15 @@ def connect(
     threads: int | None = None,
     store_bytes: int = STORE_BYTES,
 ) -> Connection:
-    """Connect to `address` or to RAY_ADDRESS; where neither is given, start a cluster of our own.
+    """Connect to `address` or to RAY_ADDRESS; without either, start a local cluster.
 
-    `auto` is the cluster of this machine, `local` starts one, of `cpus` logical cores. Workers see
-    the modules that this process sees, and compute with `threads` threads (None: as Ray decides).
+    `auto` is the cluster of this machine, `local` starts one of `cpus` logical cores. Workers have
+    the import path of this process, and compute with `threads` threads (None: as Ray decides).
     """
     ray = require_ray()
     assert not ray.is_initialized(), "this process is connected already"
     environment = worker_environment(threads)
-    # Never a cluster that merely happens to be here: it may be somebody else's.
+    # Never a running cluster that was not named: it may belong to another job.
     address = address or os.environ.get("RAY_ADDRESS") or "local"
     known: dict[str, Any] = {
         "log_to_driver": False,
@@ -262,19 +259,19 @@ def connect(
     }
     with _own_signals():
         if address not in ("local", "auto"):
-            _refuse_nobody(address)
+            _refuse_unreachable(address)
         if address != "local":
             try:
                 ray.init(address=address, **known)
                 return Connection(ray, guard_process=None)
             except ConnectionError as error:
-                raise _nobody(address, str(error)) from error
+                raise _unreachable(address, str(error)) from error
         known["num_cpus"] = cpus or this_machine().cpus
         return _start_local(ray, known, store_bytes)
 
 
-def _refuse_nobody(address: str) -> None:
-    """A UserError at once where nobody listens; Ray itself would try for minutes."""
+def _refuse_unreachable(address: str) -> None:
+    """Raise a UserError at once if no process listens there; Ray would retry for minutes."""
     host, _, port = address.rpartition(":")
     if "://" in address or not port.isdigit():
         why = "the controller must be a process of the cluster, reached by host:port"
@@ -282,16 +279,16 @@ def _refuse_nobody(address: str) -> None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_S).close()
     except OSError as error:
-        raise _nobody(address, str(error)) from error
+        raise _unreachable(address, str(error)) from error
 
 
-def _nobody(address: str, reason: str) -> UserError:
+def _unreachable(address: str, reason: str) -> UserError:
     fix = "start one with `ray start --head`, or unset RAY_ADDRESS"
     return UserError("RAY_ADDRESS", address, f"no cluster answers there: {reason}", fix)
 
 
 def worker_environment(threads: int | None) -> dict[str, str]:
-    """Variables of every worker: exact arithmetic, and the modules that this process sees."""
+    """Environment of every worker: exact arithmetic, and the import path of this process."""
     prepare_process()
     found = {name: os.environ[name] for name in _CARRIED if name in os.environ}
     if threads is not None:
@@ -305,7 +302,7 @@ def worker_environment(threads: int | None) -> dict[str, str]:
 def _start_local(ray: "ModuleType", known: dict[str, Any], store_bytes: int) -> Connection:
     mark, folder = secrets.token_hex(16), SessionFolder()
     known["runtime_env"]["env_vars"] |= local_environment(folder)
-    # It must not carry the mark itself, nor hear of a Ctrl-C meant for the run.
+    # It must not carry the mark itself, nor receive a Ctrl-C meant for the run.
     watcher = subprocess.Popen(
         [sys.executable, "-I", "-S", reaper.__file__, mark, str(folder.path)],
         stdin=subprocess.PIPE,
@@ -325,7 +322,7 @@ def _start_local(ray: "ModuleType", known: dict[str, Any], store_bytes: int) -> 
             )
     finally:
         folder.close()
-        # What the run starts later on its own account is not the cluster's.
+        # Processes that the run starts later do not belong to the cluster.
         del os.environ[reaper.MARK]
         if not ray.is_initialized() and watcher.stdin is not None:
             watcher.stdin.close()
@@ -334,7 +331,7 @@ def _start_local(ray: "ModuleType", known: dict[str, Any], store_bytes: int) -> 
 
 @contextmanager
 def _own_signals() -> Generator[None]:
-    """Keep the handlers of this process; Ray puts its own in their place."""
+    """Restore this process's signal handlers at the end; Ray replaces them."""
     logging.getLogger("ray").setLevel(logging.ERROR)
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:

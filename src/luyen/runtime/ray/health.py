@@ -1,7 +1,7 @@
-"""Health of worker processes: heartbeats, what Ray's errors stand for, exit with the parent.
+"""Health of worker processes: classification of Ray's errors, health checks, exit with the parent.
 
-A process that is killed is told of by Ray at once. One that is stopped, or on a node that cannot be
-reached, says nothing at all, and whoever waits for it would wait for ever.
+Ray reports a killed process at once. A stopped one, or one on an unreachable node, is only noticed
+because it does not answer the health check.
 """
 
 import math
@@ -27,17 +27,17 @@ from luyen.base.errors import UserError
 from luyen.base.heartbeat import HEART
 from luyen.runtime.ray.messages import RanksLost, RemoteError
 
-# What errors of Ray stand for: a process that is gone, or code that broke in one.
+# Classification of Ray's errors: a lost process, or an exception in its code.
 
 PROCESS_GONE = (RayActorError, NodeDiedError, WorkerCrashedError, OutOfMemoryError)
-"""The process is gone, with its node or without, for whatever reason."""
+"""Errors that mean that the process, or its node, is gone."""
 FAILED_BEFORE = "another call of this rank failed before"
-"""What a rank says to every call behind one that broke."""
+"""Error of every call of a rank after one that failed."""
 _SECONDARY_ERRORS = re.compile(
     rf"{FAILED_BEFORE}|gloo/|Connection (closed|reset) by peer|ncclRemoteError|ncclSystemError|"
     r"NCCL communicator was aborted|DistNetworkError"
 )
-"""What a rank says when another is not there any more, or when it broke before."""
+"""Errors of a rank that follow from the loss of another rank, or from its own earlier error."""
 _REASONS = (
     r"(?P<said>[^\n]*low on memory[^\n]*)",
     r"Worker exit detail: (?P<said>.*?)(?: Some common causes|\n|$)",
@@ -48,7 +48,7 @@ _COLOURS = re.compile(r"\x1b\[\d+m")
 
 
 def is_secondary_error(error: RayError) -> bool:
-    """Whether a rank broke only because it lost the connection to another."""
+    """Whether a rank failed only because it lost the connection to another rank."""
     is_users = isinstance(error, RayTaskError) and isinstance(error.cause, UserError)
     return (
         isinstance(error, RayTaskError)
@@ -58,7 +58,7 @@ def is_secondary_error(error: RayError) -> bool:
 
 
 def classify_failure(error: RayError, rank: int) -> BaseException:
-    """What an error of a rank stands for, to the one who runs."""
+    """The error to raise in the controller for an error of a rank."""
     if isinstance(error, PROCESS_GONE):
         return RanksLost(f"rank {rank} is gone: {failure_reason(error)}")
     if isinstance(error, ObjectLostError):
@@ -71,25 +71,25 @@ def classify_failure(error: RayError, rank: int) -> BaseException:
             return cause
         broken = RemoteError(f"rank {rank}", traceback_of(error))
         if is_secondary_error(error):
-            return RanksLost(f"rank {rank} lost the connection to the others\n{broken}")
+            return RanksLost(f"rank {rank} lost the connection to the other ranks\n{broken}")
         return broken
     return error
 
 
 def is_object_lost(error: BaseException) -> bool:
-    """Whether what was published is gone with the rank that held it."""
+    """Whether published weights were lost with the rank that stored them."""
     inner = error.cause if isinstance(error, RayTaskError) else error
     return isinstance(inner, ObjectLostError)
 
 
 def silence_error(rank: int, seconds: float) -> RanksLost:
-    """What is said of a rank that gives no sign of life."""
+    """The error of a rank that does not answer the health check."""
     why = f"rank {rank} gave no sign of life for {seconds:.0f} s: its process or node is stopped"
     return RanksLost(f"{why}, overloaded or cut off")
 
 
 def failure_reason(error: BaseException) -> str:
-    """Of the many lines that Ray has to say, the one that tells why."""
+    """The one line of Ray's message that names the cause."""
     text = _COLOURS.sub("", str(error)).strip()
     for pattern in _REASONS:
         found = re.search(pattern, text)
@@ -99,97 +99,95 @@ def failure_reason(error: BaseException) -> str:
 
 
 def traceback_of(error: RayTaskError) -> str:
-    """What was raised in another process, with its place there."""
+    """The traceback of an exception in another process."""
     first, *rest = _COLOURS.sub("", str(error)).splitlines()
-    # Ray drops its own frames from the text, and leaves the carets under them.
+    # Ray drops its own frames from the text, but leaves the carets under them.
     start = next((i for i, line in enumerate(rest) if line.strip(" ^~")), 0)
     return "\n".join([first, *rest[start:]])
 
 
-_PAUSE_S = 10.0
-"""Who looks after so long has not been waiting all the while: silence until then means nothing."""
+_MAX_POLL_GAP_S = 10.0
+"""If the controller did not poll for this long, silence is no evidence; the clocks restart."""
 
 
 @final
 class HealthCheck:
-    """Asks for signs of life, one question to each process at a time; from any thread."""
+    """Pings processes, with at most one pending ping per process. Thread-safe."""
 
     def __init__(
-        self, asks: Sequence[Callable[[], Any]], *, start_s: float, silence_s: float
+        self, pings: Sequence[Callable[[], Any]], *, start_s: float, silence_s: float
     ) -> None:
-        """`asks` send the question and return at once. A first answer may take `start_s`."""
-        self._asks = asks
+        """`pings` send without waiting. A first answer may take `start_s`."""
+        self._pings = pings
         self._start_s = start_s
         self._silence_s = silence_s
         self._pending: dict[int, Any] = {}
         self._since: dict[int, float] = {}
-        """Since when the answer to a pending question is missed."""
+        """When the pending ping of each rank was sent."""
         self._beats: dict[int, int] = {}
         self._gone: dict[int, RayError] = {}
-        self._looked = -math.inf
+        self._polled_at = -math.inf
         self._lock = threading.Lock()
 
     def gone(self) -> dict[int, RayError]:
-        """Processes that cannot answer any more, with what Ray says; work of others is beaten."""
+        """Processes that have ended, with Ray's error; progress of the rest counts as heartbeat."""
         with self._lock:
-            self._ask()
-            ranks = {asked: rank for rank, asked in self._pending.items()}
+            self._ping()
+            ranks = {call: rank for rank, call in self._pending.items()}
             if ranks:
-                # Without any wait even an answer that is there may not be seen.
+                # With a timeout of 0 Ray may miss an answer that has arrived.
                 done, _ = ray.wait(list(ranks), num_returns=len(ranks), timeout=0.01)
-                for asked in done:
-                    self._hear(ranks[asked], asked)
+                for call in done:
+                    self._receive(ranks[call], call)
             return dict(self._gone)
 
     def silent(self) -> dict[int, float]:
-        """Processes that have not answered for too long, and for how many seconds."""
+        """Processes that have not answered within their limit, and for how many seconds."""
         with self._lock:
             now = time.monotonic()
             found = {rank: now - self._since[rank] for rank in self._pending}
             return {rank: seconds for rank, seconds in found.items() if seconds > self._limit(rank)}
 
     def loss(self) -> BaseException | None:
-        """Why nothing more can come of one of them; None: all live, for all that is known."""
+        """The error of a lost or silent process; None: all are alive."""
         for rank, error in self.gone().items():
             return classify_failure(error, rank)
         return next((silence_error(*one) for one in self.silent().items()), None)
 
-    def _ask(self) -> None:
+    def _ping(self) -> None:
         now = time.monotonic()
-        if now - self._looked > _PAUSE_S:
+        if now - self._polled_at > _MAX_POLL_GAP_S:
             self._since = dict.fromkeys(self._pending, now)
-        self._looked = now
-        for rank, ask in enumerate(self._asks):
+        self._polled_at = now
+        for rank, ping in enumerate(self._pings):
             if rank not in self._pending and rank not in self._gone:
-                self._pending[rank], self._since[rank] = ask(), now
+                self._pending[rank], self._since[rank] = ping(), now
 
     def _limit(self, rank: int) -> float:
         return self._silence_s if rank in self._beats else self._start_s
 
-    def _hear(self, rank: int, asked: Any) -> None:
+    def _receive(self, rank: int, call: Any) -> None:
         del self._pending[rank]
         try:
-            beats: int = ray.get(asked)
+            beats: int = ray.get(call)
         except RayError as error:
             self._gone[rank] = error
             return
         if beats != self._beats.get(rank):
-            # What moves there moves the run: the watchdog of this process hears of it.
+            # Progress of a worker is progress of the run, for the watchdog of this process.
             HEART.beat_of_loop()
         self._beats[rank] = beats
 
 
-# A process that ends with the one that started it, whatever it is doing then.
-#
-# Ray asks a worker to end, and one that waits in a collective may not hear of it: on a node
-# that was given up and is back, a rank would wait for ranks that have long been begun again
-# elsewhere.
+# Exit with the parent. Ray asks a worker to end, but one that waits in a collective may not notice:
+# on a node that returns after it was given up, a rank would wait for ranks that were restarted on
+# other nodes.
 
 _PARENT_POLL_S = 1.0
 
 
 def exit_with_parent() -> None:
-    """From now on this process ends within seconds of its parent."""
+    """Make this process end within seconds of its parent."""
     parent = os.getppid()
     threading.Thread(target=_watch_parent, args=(parent,), name="tied", daemon=True).start()
 

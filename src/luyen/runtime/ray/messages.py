@@ -1,6 +1,6 @@
 """Messages between controller and replicas, and the controller's state of each replica.
 
-Nothing here knows Ray: a link may as well lead to an engine in this process.
+Nothing here depends on Ray: a handle may also lead to an engine in this process.
 """
 
 import time
@@ -13,12 +13,12 @@ from luyen.base.secrets import masked
 from luyen.rollout.protocol import Completion, Request
 
 ReplyCallback: TypeAlias = Callable[[Any, BaseException | None], None]
-"""Hears what a call returned, or what it failed with; from any thread."""
+"""Receives the value of a call, or its error; called from any thread."""
 
 
 @final
 class RemoteError(Exception):
-    """Something broke in another process; its traceback is the message."""
+    """An exception in another process; its traceback is the message."""
 
     def __init__(self, where: str, text: str) -> None:
         text = masked(text)
@@ -32,21 +32,21 @@ class RemoteError(Exception):
 
 @final
 class ProcessDied(Exception):
-    """The process at the other end is gone."""
+    """The process of the called replica is gone."""
 
 
 @final
 class RanksLost(Exception):
-    """Ranks are gone, or cannot reach each other, through no fault of what they were to do.
+    """Ranks are gone or cannot reach each other, without an error in the code they ran.
 
-    The same work done again from the newest checkpoint may well succeed.
+    Restarting from the newest checkpoint may succeed.
     """
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaFacts:
-    """Who a replica is.
+    """Identity of a replica's process.
 
     Example:
         >>> ReplicaFacts(pid=1, node="a", is_batch_invariant=True).pid
@@ -54,17 +54,17 @@ class ReplicaFacts:
     """
 
     pid: int
-    """Its process."""
+    """Process id."""
     node: str
-    """Where it runs."""
+    """Id of its node."""
     is_batch_invariant: bool
-    """Whether an answer does not depend on what else is drawn at the same time."""
+    """Whether a response does not depend on the other requests of the batch."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PollResult:
-    """What a replica finished since it was asked last.
+    """Completions of a replica since the last poll.
 
     Example:
         >>> PollResult(completions=(), end=0, passes=3).passes
@@ -72,19 +72,19 @@ class PollResult:
     """
 
     completions: tuple[Completion, ...]
-    """Finished answers, in the order in which they finished."""
+    """Completions in the order in which they finished."""
     end: int
-    """How many there were up to these, which the next question says."""
+    """Completions so far, these included; the next poll passes it as `after`."""
     passes: int
-    """Engine passes so far: it grows as long as the engine is alive."""
+    """Engine passes so far: it grows as long as the engine makes progress."""
     failure: Exception | None = None
-    """What the engine refused or broke with first; later answers are not to be waited for."""
+    """First error of the engine; no later completion will come."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaWeights:
-    """The weights that a replica holds.
+    """The weights of a replica.
 
     Example:
         >>> ReplicaWeights(version=2, digests={"w": "float32 [1] 00"}).version
@@ -94,44 +94,44 @@ class ReplicaWeights:
     version: int
     """Number of the publication."""
     digests: Mapping[str, str]
-    """Type, shape and digest of every parameter that learns."""
+    """Type, shape and digest of every trained parameter."""
 
 
 class ReplicaHandle(Protocol):
-    """The controller's end of the way to one replica."""
+    """The controller's handle of one replica."""
 
     def call(self, method: str, *arguments: Any, reply: ReplyCallback | None = None) -> None:
-        """Call a method of the replica without waiting; a lost one replies with `ProcessDied`."""
+        """Call a method of the replica without waiting; `ProcessDied` if its process is gone."""
         ...
 
     def kill(self) -> None:
-        """End the replica, whatever it is doing."""
+        """Kill the process of the replica."""
         ...
 
 
-# The controller's view of one replica, and of what is sent to them: requests and weights.
+# The controller's state of requests, publications and replicas.
 
 
 @final
 class PendingRequest:
-    """A request, and which of its answers are still wanted."""
+    """A submitted request, and its samples that are not finished."""
 
-    __slots__ = ("at", "deaths", "left", "request", "samples")
+    __slots__ = ("at", "failures", "left", "request", "samples")
 
     def __init__(self, request: Request) -> None:
         self.request = request
-        """As it came, or with the keys that were left when it was sent again."""
+        """As submitted, or with the remaining keys after a resubmission."""
         self.samples = tuple(range(len(request.keys)))
-        """Of each key that was sent, the index it first had."""
+        """The original sample index of each key in `request`."""
         self.left = set(self.samples)
-        """First indices of the answers that are to come."""
+        """Original indices of the unfinished samples."""
         self.at: int | None = None
-        """The replica that has it; None: nobody has."""
-        self.deaths = 0
-        """Replicas that were lost while they had it."""
+        """Index of its replica; None: unassigned."""
+        self.failures = 0
+        """Replicas that were lost while they generated it."""
 
     def again(self) -> None:
-        """Ask only for what is left: the same keys draw the same answers anywhere."""
+        """Reduce the request to unfinished samples: a key gives the same response anywhere."""
         keys = [
             (sample, key)
             for sample, key in zip(self.samples, self.request.keys, strict=True)
@@ -141,12 +141,12 @@ class PendingRequest:
         self.request = replace(self.request, keys=tuple(key for _, key in keys))
 
     def named(self, completion: Completion) -> Completion:
-        """An answer under the index that its key first had."""
+        """The completion with the original sample index."""
         sample = self.samples[completion.sample]
         return completion if sample == completion.sample else replace(completion, sample=sample)
 
     def stopped(self, sample: int) -> Completion:
-        """An answer of which there is nothing."""
+        """An aborted completion without tokens."""
         return Completion(
             request=self.request.id, sample=sample, tokens=(), logps=(), reason="aborted"
         )
@@ -154,72 +154,72 @@ class PendingRequest:
 
 @final
 class PublishedVersion:
-    """Weights that replicas hold, or are to hold."""
+    """Weights that were sent, or are being sent, to the replicas."""
 
     def __init__(self, number: int, version: int | None, holder: Callable[[], None] | None) -> None:
         self.number = number
-        """Counts the publications."""
+        """Number of the publication, counted from 1."""
         self.holder = holder
-        """Raises if whoever has the parts is lost; None: nobody knows."""
+        """Raises if the process that stores the parts is lost; None: not checked."""
         self.version = version
-        """What requests call these weights; None: nothing, there are no others."""
+        """The version that requests name; None: the only weights there are."""
         self.parts: list[Any] = []
-        """What replicas load, for those that begin later."""
+        """All parts, kept for replicas that start later."""
         self.expected: Mapping[str, str] | None = None
-        """What they are to hold once they have all parts; None: nobody has said so yet."""
-        self.confirmed = 0.0
-        """When the last replica said that it does."""
+        """Digests that replicas must have after all parts; None: not known yet."""
+        self.confirmed_at = 0.0
+        """When the last replica confirmed the digests, by the monotonic clock."""
 
 
 @final
 class ReplicaState:
-    """One replica: the way to it, what was sent, and what it is to say."""
+    """The controller's state of one replica."""
 
     def __init__(self, index: int) -> None:
         self.index = index
-        self.link: ReplicaHandle | None = None
-        self.life = 0
-        """Counts its processes: what an earlier one says comes too late."""
+        self.handle: ReplicaHandle | None = None
+        self.incarnation = 0
+        """Counts its processes: events of an earlier one are ignored."""
         self.facts: ReplicaFacts | None = None
-        """Who it is, once it has begun."""
+        """Identity of its process, once that has started."""
         self.is_ready = False
-        """Whether it has begun and holds the weights."""
-        self.held = set[int]()
-        """Publications that it has confirmed; none: it is as it was made."""
+        """Whether it has started and has all published weights."""
+        self.confirmed = set[int]()
+        """Publications that it has confirmed; empty: it has its initial weights."""
         self.queued: list[Request] = []
-        """Requests on their way to it, sent together."""
+        """Requests of the next message."""
         self.requests: dict[str, PendingRequest] = {}
-        """Requests that it has, or is to have with the next message."""
-        self.deaths = 0
-        """Times it was lost since it last finished something."""
+        """Requests assigned to it, those of the next message included."""
+        self.failures = 0
+        """Times it was lost since its last completion."""
         self.restarted: float | None = None
-        """Since when it is missing."""
-        self.began(None)
+        """When it was lost; None: it is not being restarted."""
+        self.reset(None)
 
-    def began(self, link: ReplicaHandle | None) -> None:
-        """A new process takes its place; nothing was said to it yet."""
-        self.link = link
-        self.life += 1
+    def reset(self, handle: ReplicaHandle | None) -> None:
+        """Reset the state for a new process."""
+        self.handle = handle
+        self.incarnation += 1
         self.facts = None
         self.is_ready = False
-        self.held = set[int]()
+        self.confirmed = set[int]()
         self.number = 0
-        """Of the next message whose order matters."""
-        self.after = 0
-        """Answers that came from this process."""
+        """Number of the next ordered message."""
+        self.received = 0
+        """Completions received from this process."""
         self.passes = -1
-        """Passes of its engine when it was last heard."""
-        self.is_asked = False
-        """Whether it owes an answer to `collect`."""
-        self.moved()
+        """Passes of its engine at the last poll."""
+        self.is_polling = False
+        """Whether a call of `collect` is pending."""
+        self.mark_progress()
 
-    def moved(self) -> None:
-        """There was a sign of life, of the run as well: it may wait for a replica in any phase."""
+    def mark_progress(self) -> None:
+        """Note progress of the replica, which is a heartbeat of the run as well."""
         beat()
-        self.since = time.monotonic()
-        """When it last was seen to get on."""
+        self.last_progress = time.monotonic()
+        """When it last made progress, by the monotonic clock."""
 
     def next_number(self) -> int:
-        """Numbers messages whose order matters."""
+        """The number of an ordered message."""
         self.number += 1
         return self.number - 1

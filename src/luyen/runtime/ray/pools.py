@@ -1,7 +1,7 @@
-"""Which role takes which devices: arithmetic alone, before anything is asked of a cluster.
+"""Assignment of roles to devices: pure arithmetic, before anything is reserved on a cluster.
 
-A pool is a set of devices (GPUs, or cores where there are none) in groups that each must lie on one
-node. Roles of one pool share its devices; a process takes its share of one.
+A pool is a set of devices (GPUs, or cores without GPUs) in groups, each on one node. Roles of one
+pool share its devices; a process takes a fraction of a device.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ Device: TypeAlias = Literal["cpu", "cuda"]
 SHARED, ROLLOUT, REWARD = "shared", "rollout", "reward model"
 _COPIES = "actor_rollout_ref.rollout.data_parallel_size"
 _GRAIN = 10_000
-"""Ray counts shares in parts of so many."""
+"""Ray's resolution of fractional resources: 1 / 10000."""
 _FIELDS = {
     SHARED: ("trainer.n_gpus_per_node", "set trainer.nnodes and n_gpus_per_node to what there is"),
     ROLLOUT: (
@@ -34,7 +34,7 @@ _FIELDS = {
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeOffer:
-    """What a node of the cluster has.
+    """Resources of a node.
 
     Example:
         >>> NodeOffer(name="a", cpus=8, gpus=2).devices("cuda")
@@ -56,7 +56,7 @@ class NodeOffer:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolFacts:
-    """What a run asks for.
+    """Devices that a run needs.
 
     Example:
         >>> PoolFacts(device="cpu", nnodes=1, per_node=2, replicas=2).is_split
@@ -64,22 +64,22 @@ class PoolFacts:
     """
 
     device: Device
-    """What is counted."""
+    """Kind of device."""
     nnodes: int
-    """Groups of devices that train."""
+    """Groups of training devices."""
     per_node: int
-    """Devices of each."""
+    """Devices of each group."""
     replicas: int
     """Copies of the rollout engine, of one device each."""
     rollout: tuple[int, int] | None = None
     """Groups and devices of each, of the rollout engine's own pool; None: it has none."""
     trainers: tuple[str, ...] = ("actor",)
-    """Roles that live in the processes that train."""
+    """Roles of the training processes."""
     reward: tuple[int, int] | None = None
     """Groups and devices of each, of the reward model's own pool; None: it has none."""
     is_reward_shared: bool = False
     """Whether a reward model shares the devices of the actor."""
-    judges: int | None = None
+    reward_replicas: int | None = None
     """Copies of the reward model; None: one on each device that it has."""
 
     @property
@@ -89,7 +89,7 @@ class PoolFacts:
 
     @classmethod
     def of(cls, config: RunConfig, where: Placement) -> "PoolFacts":
-        """What a configuration asks for."""
+        """Devices that a configuration needs."""
         model, own = config.reward.reward_model, reward_pool(config)
         names = [role.name for role in where.roles]
         return cls(
@@ -101,14 +101,14 @@ class PoolFacts:
             trainers=tuple(name for name in names if name not in (ROLLOUT, REWARD)),
             reward=own,
             is_reward_shared=model.enable and own is None,
-            judges=count_reward_replicas(config) if model.enable else None,
+            reward_replicas=count_reward_replicas(config) if model.enable else None,
         )
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevicePool:
-    """Devices that some roles share.
+    """Devices shared by some roles.
 
     Example:
         >>> DevicePool(name="shared", roles=("actor",), groups=(4, 4)).words("cuda")
@@ -116,11 +116,11 @@ class DevicePool:
     """
 
     name: str
-    """What it is called."""
+    """Name of the pool."""
     roles: tuple[str, ...]
-    """Who uses it."""
+    """Roles that use it."""
     groups: tuple[int, ...]
-    """Devices of each group; the devices of a group lie on one node."""
+    """Devices of each group; a group is on one node."""
 
     @property
     def devices(self) -> int:
@@ -128,7 +128,7 @@ class DevicePool:
         return sum(self.groups)
 
     def words(self, device: Device) -> str:
-        """Its part of the arithmetic."""
+        """The pool as text, for error messages."""
         return (
             f"{self.name} ({', '.join(self.roles)}): {len(self.groups)} x {self.groups[0]} = "
             f"{self.devices} {_unit(device)}"
@@ -138,7 +138,7 @@ class DevicePool:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
-    """Where one process of a role runs.
+    """The device of one process of a role.
 
     Example:
         >>> Slot(pool="shared", group=0, bundle=1, share=0.5).share
@@ -152,7 +152,7 @@ class Slot:
     bundle: int
     """Index of the device in the group."""
     share: float
-    """Part of the device that it takes."""
+    """Fraction of the device that it takes."""
 
 
 @final
@@ -168,15 +168,15 @@ class DevicePools:
     """
 
     device: Device
-    """What a device is."""
+    """Kind of device."""
     pools: tuple[DevicePool, ...]
-    """The largest groups first, which is the order to ask for them."""
+    """The largest groups first, which is the order to reserve them in."""
     slots: Mapping[str, tuple[Slot, ...]]
     """Of each role, one for each of its processes. Roles of one process have the same slots."""
 
 
 def plan_pools(facts: PoolFacts, nodes: Sequence[NodeOffer]) -> DevicePools:
-    """Pools and slots; a UserError that shows the arithmetic where the cluster is too small."""
+    """Pools and slots; a UserError that shows the arithmetic if the cluster is too small."""
     if facts.reward is not None and min(facts.reward) < 1:
         count, each = facts.reward
         why = f"its own pool of {count} x {each} devices is empty"
@@ -188,17 +188,17 @@ def plan_pools(facts: PoolFacts, nodes: Sequence[NodeOffer]) -> DevicePools:
 
 
 def pools_of(facts: PoolFacts) -> list[DevicePool]:
-    """The pools that a run asks for, and who uses them.
+    """The pools that a run needs, and the roles that use them.
 
     Example:
         >>> facts = PoolFacts(device="cuda", nnodes=1, per_node=4, replicas=2, rollout=(1, 2))
         >>> [pool.words("cuda") for pool in pools_of(facts)]
         ['shared (actor): 1 x 4 = 4 GPUs', 'rollout (rollout): 1 x 2 = 2 GPUs']
     """
-    beside = () if facts.is_split else (ROLLOUT,)
-    beside += (REWARD,) if facts.is_reward_shared else ()
+    colocated = () if facts.is_split else (ROLLOUT,)
+    colocated += (REWARD,) if facts.is_reward_shared else ()
     groups = (facts.per_node,) * facts.nnodes
-    pools = [DevicePool(name=SHARED, roles=(*facts.trainers, *beside), groups=groups)]
+    pools = [DevicePool(name=SHARED, roles=(*facts.trainers, *colocated), groups=groups)]
     for name, own in ((ROLLOUT, facts.rollout), (REWARD, facts.reward)):
         if own is not None and min(own) > 0:
             pools.append(DevicePool(name=name, roles=(name,), groups=(own[1],) * own[0]))
@@ -214,11 +214,11 @@ def _slots(facts: PoolFacts) -> dict[str, tuple[Slot, ...]]:
     if on_shared > len(places) and facts.device == "cuda":
         why = f"{on_shared} copies would share {len(places)} GPUs, at most one on each"
         raise UserError(_COPIES, facts.replicas, why, f"set it to {len(places)}")
-    crowd = 1 + -(-on_shared // len(places)) + facts.is_reward_shared
-    share = _GRAIN // crowd / _GRAIN
+    processes = 1 + -(-on_shared // len(places)) + facts.is_reward_shared
+    share = _GRAIN // processes / _GRAIN
 
     def shared(count: int) -> tuple[Slot, ...]:
-        # Ranks fill a node before the next; what is fewer than they are is spread over the nodes.
+        # Ranks fill one node after the other; roles with fewer processes spread over the nodes.
         order = places if count == len(places) else sorted(places, key=lambda place: place[1])
         chosen = [order[i % len(order)] for i in range(count)]
         return tuple(Slot(pool=SHARED, group=g, bundle=i, share=share) for g, i in chosen)
@@ -229,14 +229,16 @@ def _slots(facts: PoolFacts) -> dict[str, tuple[Slot, ...]]:
         own = _whole(ROLLOUT, (facts.rollout[1],) * facts.rollout[0])
         slots[ROLLOUT] = own[: facts.replicas]
     if facts.is_reward_shared:
-        slots[REWARD] = shared(facts.judges or len(places))
+        slots[REWARD] = shared(facts.reward_replicas or len(places))
     elif facts.reward is not None:
-        slots[REWARD] = _whole(REWARD, (facts.reward[1],) * facts.reward[0])[: facts.judges]
+        slots[REWARD] = _whole(REWARD, (facts.reward[1],) * facts.reward[0])[
+            : facts.reward_replicas
+        ]
     return slots
 
 
 def _whole(pool: str, groups: tuple[int, ...]) -> tuple[Slot, ...]:
-    """A slot for every device of a pool, which takes all of it."""
+    """One slot for each whole device of a pool."""
     return tuple(
         Slot(pool=pool, group=group, bundle=i, share=1.0)
         for group, size in enumerate(groups)
@@ -247,11 +249,11 @@ def _whole(pool: str, groups: tuple[int, ...]) -> tuple[Slot, ...]:
 def _refuse_shortage(
     device: Device, pools: Sequence[DevicePool], nodes: Sequence[NodeOffer]
 ) -> None:
-    """Every group finds a node, the largest first; a UserError otherwise."""
+    """Raise a UserError unless every group fits on a node, the largest first."""
     free = {node.name: node.devices(device) for node in nodes}
     for pool in pools:
         for number, size in enumerate(pool.groups, 1):
-            # The fullest node that has room keeps the emptier ones for larger groups.
+            # Best fit: the node with the fewest free devices that suffice.
             room = min(
                 (left, name) for name, left in (*free.items(), ("", 1 << 60)) if left >= size
             )

@@ -1,8 +1,8 @@
-"""Ranks that train together, as Ray actors: called all at once, and lost all at once.
+"""The ranks of a training job as Ray actors: called together, and ended together.
 
-A rank that dies leaves the others waiting in a collective for ever. So the first error of any of
-them ends the group, and that error is what the caller hears; where the first to complain only lost
-the connection to another, it is the reason of that other.
+When a rank dies, the remaining ranks would wait in a collective for ever. So the first error of any
+rank ends the group and is raised; if that error only reports a lost connection, the error of the
+rank that was lost is raised instead.
 """
 
 import os
@@ -45,20 +45,17 @@ if TYPE_CHECKING:
     from luyen.runtime.worker import RankWorker
 
 
-# Tensors in messages as plain bytes: a record with twenty numbers is not twenty little files.
-#
-# PyTorch pickles a tensor as a file with its storage inside, which takes a fifth of a
-# millisecond at either end. What arrives here has memory of its own: what lies in the object
-# store is nobody's to write to.
+# Tensors in messages are sent as plain bytes: PyTorch pickles each one as a file with its storage,
+# which takes 0.2 ms at either end. Received tensors are copies: the object store is read-only.
 
 
 def send_tensors_as_arrays() -> None:
-    """From now on, tensors that this process sends with Ray are plain bytes."""
+    """Make Ray send the tensors of this process as plain bytes."""
     register_serializer(Tensor, serializer=pack_tensors, deserializer=unpack_tensors)
 
 
 def pack_tensors(tensor: Tensor) -> TensorBytes | bytes:
-    """A tensor for a message: bytes, or what PyTorch makes of one that is more than that.
+    """A tensor for a message: plain bytes, or pickled by PyTorch if it is not a plain CPU tensor.
 
     Example:
         >>> unpack_tensors(pack_tensors(torch.tensor([1.5], dtype=torch.bfloat16)))
@@ -71,7 +68,7 @@ def pack_tensors(tensor: Tensor) -> TensorBytes | bytes:
 
 
 def unpack_tensors(message: TensorBytes | bytes) -> Tensor:
-    """The tensor of a message, in memory of its own."""
+    """The tensor of a message, in its own memory."""
     if isinstance(message, bytes):
         return pickle.loads(message)
     dtype, shape, array = message
@@ -79,14 +76,14 @@ def unpack_tensors(message: TensorBytes | bytes) -> Tensor:
 
 
 MakeRank: TypeAlias = "Callable[[int, int, str], RankWorker]"
-"""`(rank, ranks, address where they meet) -> what it holds`."""
-_LOOK_S = 1.0
+"""`(rank, number of ranks, rendezvous address) -> worker`."""
+_POLL_S = 1.0
 _GRACE_S = 5.0
-"""How long the reason of a lost connection is waited for."""
+"""Seconds to wait for the cause of a lost connection."""
 START_S = 600.0
-"""A rank whose process is not there after so many seconds is lost."""
+"""Seconds until a process must have started; else it is lost."""
 SILENCE_S = 120.0
-"""A process that cannot say for so many seconds that it lives is lost."""
+"""Seconds without an answer to the health check after which a process is lost."""
 
 
 @final
@@ -102,47 +99,47 @@ class RankProcess:
         self._ranks = ranks
         self._roles: "RankWorker | None" = None
         self._is_broken = False
-        """Whether a call failed, or is being carried out."""
+        """Whether a call has failed, or is running."""
         self._node = ray.get_runtime_context().get_node_id()
         WORK.device_bytes = device_bytes
 
     @ray.method(concurrency_group="life")
     def alive(self) -> int:
-        """Beats of this process so far; it answers whatever else it is doing."""
+        """Heartbeats of this process so far; answered also during another call."""
         return HEART.count
 
     def address(self) -> str:
-        """Where the ranks can meet, if this is the first of them."""
+        """Rendezvous address, if this is the first rank."""
         return meeting_place(ray.util.get_node_ip_address())
 
     def join(self, address: str) -> CallResult:
-        """Meet the others and load the models; the process id."""
+        """Join the process group and load the models; the process id."""
         return self._answer("join", self._join, address)
 
     def carry_out(
         self, method: str, arguments: Sequence[Any], more: Mapping[str, Any]
     ) -> CallResult:
-        """Call a method of the roles."""
+        """Call a method of the worker."""
         assert self._roles is not None, "the rank has not joined"
         return self._answer(method, getattr(self._roles, method), *arguments, **more)
 
     def publish(self) -> CallResult:
-        """The policy's weights in the object store, from the first rank; digests from all."""
+        """Put the policy's weights into the object store (first rank), and digest them (all)."""
         return self._answer("publish", self._publish)
 
     @ray.method(num_returns=2)
     def carry_out_and_publish(
         self, method: str, arguments: Sequence[Any], more: Mapping[str, Any]
     ) -> tuple[CallResult, CallResult]:
-        """`carry_out`, then `publish`; what each gives is told when both are done."""
+        """`carry_out`, then `publish`; both results are returned when both are done."""
         return self.carry_out(method, arguments, more), self.publish()
 
     def _answer(
         self, name: str, work: Callable[..., Any], *arguments: Any, **more: Any
     ) -> CallResult:
-        """Do something, with what it took beside the result."""
+        """Run a method; its result with the report of this process."""
         if self._is_broken:
-            # Others may still wait inside of what failed here, and would take this for it.
+            # Other ranks may still be inside the collective that failed here.
             raise ConnectionError(FAILED_BEFORE)
         came, worked = time.time(), time.process_time()
         with WORK.span(name) as facts:
@@ -171,7 +168,7 @@ class RankProcess:
 
 @final
 class RankGroup:
-    """All ranks. After the first error nothing can be asked of them any more."""
+    """All ranks. After the first error every call raises that error."""
 
     def __init__(
         self,
@@ -181,11 +178,11 @@ class RankGroup:
         start_s: float = START_S,
         silence_s: float = SILENCE_S,
     ) -> None:
-        """One rank for each place (options of an actor); returns when all have met and loaded."""
+        """Start one rank for each place (options of an actor); returns when all have loaded."""
         self.count = len(places)
         send_tensors_as_arrays()
         self.watch = RoleMonitor()
-        """Hears what the ranks do; others of the run may tell it more."""
+        """Collects the reports of the ranks; other processes of the run report to it too."""
         shared = ray.put(make)
         remote: Any = ray.remote
         kind = remote(concurrency_groups={"life": 1})(RankProcess)
@@ -196,10 +193,10 @@ class RankGroup:
             for rank, options in enumerate(places)
         ]
         self._error: BaseException | None = None
-        """What ended them first."""
+        """The first error."""
         self._ending = threading.Lock()
-        asks = [actor.alive.remote for actor in self._actors]
-        self._pulse = HealthCheck(asks, start_s=start_s, silence_s=silence_s)
+        pings = [actor.alive.remote for actor in self._actors]
+        self._health = HealthCheck(pings, start_s=start_s, silence_s=silence_s)
         (address,) = self._gathered([self._actors[0].address.remote()])
         sent = time.time()
         joining = [a.join.remote(address) for a in self._actors]
@@ -208,9 +205,9 @@ class RankGroup:
     def begin(
         self, method: str, arguments: Sequence[Sequence[Any]], more: Mapping[str, Any] | None = None
     ) -> Callable[[], list[Any]]:
-        """Call a method on every rank with its own arguments; ask the result what each returned.
+        """Call a method on every rank with its own arguments; the function returns all results.
 
-        Ranks do one thing after the other, in the order in which they were called.
+        A rank runs calls one after the other, in the order in which they were made.
         """
         given, sent = dict(more or {}), time.time()
         called = [
@@ -222,7 +219,7 @@ class RankGroup:
     def begin_and_publish(
         self, method: str, arguments: Sequence[Sequence[Any]], more: Mapping[str, Any]
     ) -> tuple[Callable[[], list[Any]], Gathering]:
-        """`begin` and `begin_publish` in one call: ranks do not stop to tell of the first."""
+        """`begin` and `begin_publish` as one call: ranks do not wait for the caller in between."""
         sent = time.time()
         both = [
             actor.carry_out_and_publish.remote(method, tuple(own), more)
@@ -235,19 +232,19 @@ class RankGroup:
     def each(
         self, method: str, arguments: Sequence[Sequence[Any]], more: Mapping[str, Any] | None = None
     ) -> list[Any]:
-        """Call a method on every rank with its own arguments; what each returned."""
+        """Call a method on every rank with its own arguments; the results by rank."""
         return self.begin(method, arguments, more)()
 
     def all(self, method: str, *arguments: Any) -> list[Any]:
-        """Call a method on every rank with the same arguments; what each returned."""
+        """Call a method on every rank with the same arguments; the results by rank."""
         return self.each(method, [arguments] * self.count)
 
     def begin_all(self, method: str) -> Callable[[], list[Any]]:
-        """Call a method on every rank; ask the result what each returned."""
+        """Call a method on every rank; the function returns the results by rank."""
         return self.begin(method, [()] * self.count)
 
     def begin_publish(self) -> Gathering:
-        """Put the policy's weights into the object store; ask the result for what there is."""
+        """Put the policy's weights into the object store; the function returns the references."""
         sent = time.time()
         return self._publishing([a.publish.remote() for a in self._living()], sent)
 
@@ -262,13 +259,13 @@ class RankGroup:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing can be asked of them any more."""
+        """Whether the ranks were stopped."""
         return not self._actors
 
-    def look(self) -> None:
-        """Somebody waits for what they have given: raise why nothing more can come of them."""
+    def raise_if_lost(self) -> None:
+        """Raise the error if a rank is lost or silent; for callers that wait for their objects."""
         self._living()
-        fault = self._pulse.loss()
+        fault = self._health.loss()
         if fault is not None:
             self._end(fault)
 
@@ -279,12 +276,12 @@ class RankGroup:
         self._actors = []
 
     def _gathered(self, called: Sequence[Any], *, sent: float | None = None) -> list[Any]:
-        """All results in order; the first error ends the group and is raised."""
+        """All results in order; the first error stops the ranks and is raised."""
         left, back = list(called), dict[Any, float]()
         answers: dict[Any, Any] = {}
         while left:
             with waiting_for("actor"):
-                done, left = ray.wait(left, num_returns=1, timeout=_LOOK_S)
+                done, left = ray.wait(left, num_returns=1, timeout=_POLL_S)
             back |= dict.fromkeys(done, time.time())
             errors = _opened(called, done, answers)
             fault = self._fault(called, errors, has_moved=bool(done))
@@ -298,8 +295,8 @@ class RankGroup:
         ]
 
     def _living(self) -> list[Any]:
-        """All of them; an error that ended them, whoever heard of it, is raised again."""
-        actors = self._actors  # before the error is asked for: another thread may end them now
+        """All actors; raises the first error, which any thread may have recorded."""
+        actors = self._actors  # read before the error: another thread may stop them now
         if self._error is not None:
             raise self._error
         return actors
@@ -313,27 +310,27 @@ class RankGroup:
     def _fault(
         self, called: Sequence[Any], errors: Sequence[tuple[int, RayError]], *, has_moved: bool
     ) -> BaseException | None:
-        """Why nothing more can come of these calls; None: it can."""
+        """The error that ends these calls; None: they can still complete."""
         if errors:
             return self._cause(called, *errors[0])
-        # A rank that has done its part and died holds up the others, too.
-        return None if has_moved else self._pulse.loss()
+        # A rank that died after its part of a collective blocks the remaining ranks too.
+        return None if has_moved else self._health.loss()
 
     def _cause(self, called: Sequence[Any], rank: int, error: RayError) -> BaseException:
-        """What the first error stands for; of an echo, of what, which another thread may hear."""
+        """The error to raise; for a secondary error, its cause, if that arrives in `_GRACE_S`."""
         last = time.monotonic() + _GRACE_S
         while is_secondary_error(error) and self._error is None and time.monotonic() < last:
             done, _ = ray.wait(list(called), num_returns=len(called), timeout=0.2)
-            others = [*_opened(called, done, {}), *self._pulse.gone().items()]
-            for other in (one for one in others if not is_secondary_error(one[1])):
-                rank, error = other
+            errors = [*_opened(called, done, {}), *self._health.gone().items()]
+            for primary in (one for one in errors if not is_secondary_error(one[1])):
+                rank, error = primary
         return classify_failure(error, rank)
 
 
 def _opened(
     called: Sequence[Any], done: Sequence[Any], answers: dict[Any, Any]
 ) -> list[tuple[int, RayError]]:
-    """Ranks whose calls failed, with their errors; what others answered goes into `answers`."""
+    """Ranks whose calls failed, with their errors; other results go into `answers`."""
     found: list[tuple[int, RayError]] = []
     for one in done:
         try:

@@ -1,15 +1,15 @@
-"""The orphan reaper: a process that outlives the controller briefly to end what Ray leaves.
+"""The orphan reaper: a process that outlives the controller to end what is left of a local cluster.
 
-Ray ties its own processes to the one that started them, but for two agents of a node, which stay
-for a minute when everything dies at once. Every process of a local cluster is started with a mark
-in its environment; when the controller is gone, the guard ends whoever belongs to the cluster.
+Ray's processes end with the process that started them, except two agents of a node, which stay for
+a minute when everything is killed at once. Every process of a local cluster has a mark in its
+environment; when the controller is gone, the reaper kills the processes of the cluster.
 
-A process that gives itself a title may write over its environment, and one whose parent has died
-belongs to nobody. So the guard looks while the controller lives, and remembers: a process belongs
-to the cluster if it carries the mark or is the child of one that belongs.
+A process that sets its title may overwrite its environment, and the parent of an orphan is unknown.
+So the reaper scans while the controller lives: a process belongs to the cluster if it carries the
+mark or is a child of a process that belongs.
 
-When nobody is left, the folder of the cluster goes too. The guard has inherited its lock, so that
-no other run takes it for abandoned before.
+Finally it removes the session folder. It has inherited the folder's lock, so that no other run
+removes the folder before.
 
 It runs by path, without the package: only the standard library may be imported here.
 """
@@ -24,24 +24,24 @@ from pathlib import Path
 from typing import NamedTuple
 
 MARK = "LUYEN_RAY_MARK"
-_LOOK_S = 1.0
-"""Between two looks while the controller lives."""
+_POLL_S = 1.0
+"""Seconds between two scans while the controller lives."""
 _GRACE_S = 0.5
-"""Time for what ends by itself to do so."""
+"""Seconds for processes to end by themselves."""
 _WATCH_S = 30.0
-"""How long new processes are looked for: a starting one may not have been there at first."""
+"""Seconds of scanning after the controller has ended: processes may still be starting."""
 _QUIET_SCANS = 10
 
 
 class ProcessInfo(NamedTuple):
-    """A process; a number is given again, but not with the same start."""
+    """Identity of a process: pids are reused, but not with the same start time."""
 
     pid: int
     started: int
 
 
 def living() -> dict[ProcessInfo, int]:
-    """Every process that has not ended, with the number of its parent."""
+    """Every process that has not ended, with the pid of its parent."""
     found: dict[ProcessInfo, int] = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
@@ -56,7 +56,7 @@ def living() -> dict[ProcessInfo, int]:
 
 
 def carries(pid: int, mark: str) -> bool:
-    """Whether a process still shows the mark."""
+    """Whether the environment of a process has the mark."""
     try:
         shown = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:  # it has ended, or is another user's
@@ -65,7 +65,7 @@ def carries(pid: int, mark: str) -> bool:
 
 
 def family(known: set[ProcessInfo], mark: str) -> set[ProcessInfo]:
-    """Those living that belong to the cluster, given who was known to before."""
+    """Living processes of the cluster, given those known from earlier scans."""
     alive = living()
     found = {one for one in alive if one in known or carries(one.pid, mark)}
     fresh = found
@@ -77,7 +77,7 @@ def family(known: set[ProcessInfo], mark: str) -> set[ProcessInfo]:
 
 
 def end(pid: int) -> None:
-    """End a process; one that has ended already is fine."""
+    """Kill a process; one that has ended already is ignored."""
     try:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -85,17 +85,17 @@ def end(pid: int) -> None:
 
 
 def watch(mark: str) -> set[ProcessInfo]:
-    """Who belongs to the cluster, once the other end of standard input is closed."""
+    """Scan until standard input is closed; the processes of the cluster."""
     known: set[ProcessInfo] = set()
     while True:
-        heard, _, _ = select.select([sys.stdin], [], [], _LOOK_S)
+        heard, _, _ = select.select([sys.stdin], [], [], _POLL_S)
         if heard and not os.read(sys.stdin.fileno(), 1):
             return known
         known = family(known, mark)
 
 
 def main(mark: str, folder: str) -> None:
-    """Wait for the other end of standard input to close, then end what belongs to the cluster."""
+    """Wait until standard input is closed, then kill the cluster and remove its folder."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     known = watch(mark)
     time.sleep(_GRACE_S)

@@ -1,6 +1,6 @@
-"""The process of a replica: one engine on its own thread behind asynchronous, timed calls.
+"""The process of a replica: one engine on its own thread behind asynchronous calls.
 
-Calls may arrive in another order than they were made, so those whose order matters are numbered.
+Calls may arrive out of order, so those whose order matters are numbered.
 """
 
 import asyncio
@@ -31,38 +31,36 @@ from luyen.runtime.ray.messages import PollResult, RemoteError, ReplicaFacts, Re
 from luyen.runtime.weights import WeightPart, digests_of, load_part, version_digests
 from luyen.telemetry.worker_spans import WORK
 
-# An engine on a thread of its own: whoever asks it something waits, nobody stops it.
-
 
 @final
 class EngineThread:
-    """Makes an engine, lets it work while there is work, and does things to it between passes.
+    """Runs an engine on its own thread: passes while it has requests, and calls between passes.
 
-    Everything that touches the engine happens on the thread, so no engine need know of threads.
+    Only this thread touches the engine, so engines need not be thread-safe.
     """
 
     def __init__(
         self, make: Callable[[], RolloutEngine], *, name: str, changed: Callable[[], object]
     ) -> None:
-        """`changed` is called on the thread when there is something new to say."""
+        """`changed` is called on the thread after new completions or an error."""
         self._make = make
         self._name = name
         self._changed = changed
-        self._asked: queue.SimpleQueue[tuple[Callable[[RolloutEngine], Any], Future[Any]]] = (
+        self._calls: queue.SimpleQueue[tuple[Callable[[RolloutEngine], Any], Future[Any]]] = (
             queue.SimpleQueue()
         )
         self.finished: list[Completion] = []
-        """Every answer that was not dropped, in order; it only grows at its end here."""
+        """Completions that were not dropped, in order; the thread only appends."""
         self.passes = 0
         """Passes so far."""
         self.failure: Exception | None = None
-        """What the engine broke with, or refused first."""
+        """The first error of the engine."""
         threading.Thread(target=self._work, name=name, daemon=True).start()
 
-    def ask(self, work: Callable[[RolloutEngine], Any]) -> Future[Any]:
-        """Do something to the engine, between two passes and after what was asked before."""
+    def call(self, work: Callable[[RolloutEngine], Any]) -> Future[Any]:
+        """Run a function on the engine between two passes, after earlier calls."""
         future: Future[Any] = Future()
-        self._asked.put((work, future))
+        self._calls.put((work, future))
         return future
 
     def _work(self) -> None:
@@ -70,19 +68,19 @@ class EngineThread:
         with boundary(faults):
             engine = self._make()
             while True:
-                self._do_what_is_asked(engine)
+                self._run_calls(engine)
                 self._advance(engine)
         self.failure = self.failure or self.as_error(faults[0])
         self._changed()
         while True:
-            _, future = self._asked.get()
+            _, future = self._calls.get()
             future.set_exception(self.failure)
 
-    def _do_what_is_asked(self, engine: RolloutEngine) -> None:
-        """All that is asked by now; an idle engine waits for something."""
+    def _run_calls(self, engine: RolloutEngine) -> None:
+        """Run all queued calls; an idle engine waits for one."""
         must_wait = engine.is_idle
-        while must_wait or not self._asked.empty():
-            work, future = self._asked.get()
+        while must_wait or not self._calls.empty():
+            work, future = self._calls.get()
             faults: list[BaseException] = []
             with boundary(faults):
                 future.set_result(work(engine))
@@ -103,7 +101,7 @@ class EngineThread:
             self._changed()
 
     def as_error(self, fault: BaseException) -> Exception:
-        """A fault as it can be sent: what the user can mend stays what it is."""
+        """The error as it can be sent: a UserError stays one, the rest become `RemoteError`."""
         text = "".join(traceback.format_exception(fault)).rstrip()
         if isinstance(fault, UserError):
             fault.add_note(f"In {self._name}:\n{text}")
@@ -112,31 +110,31 @@ class EngineThread:
 
 
 _REMEMBERED = 64
-"""Publications of which it is known what came of them."""
+"""Publications whose state is kept."""
 
 
-def _resident(engine: RolloutEngine) -> VersionedEngines:
-    """An engine as a place for one version of the weights, unless it has room for more."""
+def _as_versioned(engine: RolloutEngine) -> VersionedEngines:
+    """The engine as `VersionedEngines`, of one version unless it has more."""
     if isinstance(engine, VersionedEngines):
         return engine
     return VersionedEngines(lambda: engine, versions=1)
 
 
 @final
-class _Arrived:
-    """What came of a publication."""
+class _PublicationState:
+    """Progress of a publication on this replica."""
 
     def __init__(self) -> None:
         self.parts = 0
         self.names: set[str] = set()
-        self.held: dict[str, str] | None = None
-        """What the engine was found to hold when the last part was written; None: look now."""
+        self.digests: dict[str, str] | None = None
+        """Digests of the engine after the last part was loaded; None: not computed yet."""
         self.fault: BaseException | None = None
 
 
 @final
 class Replica:
-    """An engine that was made here, and what became of the requests it was given."""
+    """The methods that the controller calls on a replica."""
 
     def __init__(
         self,
@@ -146,99 +144,101 @@ class Replica:
         folder: str,
         node: Callable[[], str],
     ) -> None:
-        """`folder` is the controller's, so that relative paths mean the same here."""
+        """`folder` is the controller's working directory, so that relative paths are valid here."""
         if Path(folder).is_dir():
             os.chdir(folder)
         self._node = node()
         self._trace = ProcessTrace()
         self._index = index
         self._dropped = 0
-        """Answers that the controller is known to have."""
+        """Completions that the controller has received."""
         self._turn = 0
-        self._arrived: dict[int, _Arrived] = {}
+        self._publications: dict[int, _PublicationState] = {}
         self._newest = 0
-        """The newest publication of which a part has come."""
+        """The newest publication of which a part has arrived."""
         self._kept: Collection[int | None] = ()
-        """Versions that are needed beside it."""
+        """Versions that are needed in addition to it."""
         self._numbers: dict[int | None, int] = {}
         """The newest publication of each version."""
         self._confirmed = {0}
-        """Publications that were found to be what they should; 0: the engine as it was made."""
-        self._early: dict[int, dict[str, Request]] = {}
-        """Requests by the publication that they wait for, and by their id."""
-        self._unwanted: set[tuple[str, int]] = set()
-        """Answers of such requests that nobody waits for any more."""
+        """Publications whose digests matched; 0: the engine's initial weights."""
+        self._waiting: dict[int, dict[str, Request]] = {}
+        """Requests by the publication that they wait for, and by id."""
+        self._aborted: set[tuple[str, int]] = set()
+        """Samples of waiting requests that were aborted."""
         self._moved = asyncio.Condition()
         loop = asyncio.get_running_loop()
         self._loop = loop
         self._thread = EngineThread(
-            lambda: _resident(make(index)),
+            lambda: _as_versioned(make(index)),
             name=f"replica {index} (pid {os.getpid()} on node {self._node[:8]})",
-            changed=lambda: loop.call_soon_threadsafe(self._stir),
+            changed=lambda: loop.call_soon_threadsafe(self._notify_soon),
         )
 
     async def facts(self) -> ReplicaFacts:
-        """Who this is, once the engine is made."""
-        is_batch_invariant = await self._ask(lambda engine: engine.is_batch_invariant)
+        """Identity of this process, once the engine is built."""
+        is_batch_invariant = await self._call_engine(lambda engine: engine.is_batch_invariant)
         return ReplicaFacts(pid=os.getpid(), node=self._node, is_batch_invariant=is_batch_invariant)
 
     async def submit(self, number: int, requests: Sequence[Request], publication: int = 0) -> None:
-        """Queue requests, once the weights of a publication were found to be what they should.
+        """Queue requests, once the weights of a publication are confirmed.
 
-        One that can never be served is told with the next news.
+        A request that can never be served is an error in the next poll result.
         """
         await self._take_turn(number)
         if publication in self._confirmed:
-            self._hand_in(requests)
+            self._enqueue(requests)
         else:
-            early = self._early.setdefault(publication, {})
-            early.update((request.id, request) for request in requests)
+            waiting = self._waiting.setdefault(publication, {})
+            waiting.update((request.id, request) for request in requests)
 
-    def _hand_in(self, requests: Iterable[Request]) -> None:
+    def _enqueue(self, requests: Iterable[Request]) -> None:
         for request in requests:
             # Not awaited: the engine takes them between two passes, in this order.
-            self._thread.ask(lambda engine, r=request: self._submit(engine, r))
+            self._thread.call(lambda engine, r=request: self._submit(engine, r))
 
     def _submit(self, engine: RolloutEngine, request: Request) -> None:
         faults: list[BaseException] = []
         with boundary(faults):
             engine.submit(request)
             for sample in range(len(request.keys)):
-                if (request.id, sample) in self._unwanted:
-                    self._unwanted.discard((request.id, sample))
+                if (request.id, sample) in self._aborted:
+                    self._aborted.discard((request.id, sample))
                     engine.abort(request.id, sample)
-        if faults:  # nobody waits for this call: it is told with the news
+        if faults:  # no caller waits for this call: the next poll result carries the error
             self._thread.failure = self._thread.failure or self._thread.as_error(faults[0])
-            self._loop.call_soon_threadsafe(self._stir)
+            self._loop.call_soon_threadsafe(self._notify_soon)
 
     async def collect(self, after: int, wait_s: float) -> PollResult:
-        """Answers beyond the first `after`, as soon as there are any, or at the end of the wait."""
+        """Completions beyond the first `after`, as soon as there are any, or after `wait_s`."""
         self._drop(after)
         thread = self._thread
 
-        def has_news() -> bool:
+        def has_result() -> bool:
             return bool(thread.finished) or thread.failure is not None
 
         try:
             async with asyncio.timeout(wait_s), self._moved:
-                await self._moved.wait_for(has_news)
+                await self._moved.wait_for(has_result)
         except TimeoutError:
             pass
-        return self._news()
+        return self._poll_result()
 
     async def abort(self, number: int, request: str, sample: int | None, after: int) -> PollResult:
-        """Stop a request or a sample of it: its unfinished answers, and all that `collect` has."""
+        """Stop a request or a sample of it: its partial completions, and those of `collect`."""
         await self._take_turn(number)
         self._drop(after)
-        for early in self._early.values():
-            if request in early and sample is not None:
-                self._unwanted.add((request, sample))
-            elif request in early:
-                del early[request]
-                self._unwanted = {one for one in self._unwanted if one[0] != request}
-        stopped: list[Completion] = await self._ask(lambda engine: engine.abort(request, sample))
-        news = self._news()
-        return replace(news, completions=(*news.completions, *stopped), failure=None)
+        for waiting in self._waiting.values():
+            if request in waiting and sample is not None:
+                self._aborted.add((request, sample))
+            elif request in waiting:
+                del waiting[request]
+                self._aborted = {one for one in self._aborted if one[0] != request}
+        stopped: list[Completion] = await self._call_engine(
+            lambda engine: engine.abort(request, sample)
+        )
+        result = self._poll_result()
+        return replace(result, completions=(*result.completions, *stopped), failure=None)
 
     async def load(
         self,
@@ -248,11 +248,10 @@ class Replica:
         part: WeightPart,
         parts: int | None = None,
     ) -> None:
-        """Write some weights of a publication into the engine; parts may come in any order.
+        """Load a part of a publication into the engine; parts may arrive in any order.
 
-        Versions that are not to be kept are let go, and a part of one that a newer publication
-        has ended, or has published anew, comes too late. Where this is the last of so many parts,
-        the engine is looked at as well, while it is its turn.
+        Versions not in `keep` are dropped. A part is ignored if a newer publication has dropped
+        or replaced its version. After the last of `parts` parts the weights are digested.
         """
         if number >= self._newest:
             self._newest, self._kept = number, keep
@@ -260,20 +259,24 @@ class Replica:
         keep, newest = self._kept, max(number, self._numbers.get(version, number))
         self._numbers[version] = newest
         is_late = number < newest or (number < self._newest and version not in keep)
-        arrived = self._arrived.setdefault(number, _Arrived())
-        self._arrived = {n: one for n, one in self._arrived.items() if n > number - _REMEMBERED}
+        state = self._publications.setdefault(number, _PublicationState())
+        self._publications = {
+            n: one for n, one in self._publications.items() if n > number - _REMEMBERED
+        }
         try:
             if not is_late:
-                is_last = arrived.parts + 1 == parts
-                names, held = await self._ask(lambda e: load_part(e, version, keep, part, is_last))
-                arrived.names |= names
-                arrived.held = held
+                is_last = state.parts + 1 == parts
+                names, digests = await self._call_engine(
+                    lambda e: load_part(e, version, keep, part, is_last)
+                )
+                state.names |= names
+                state.digests = digests
         except UserError as error:
-            arrived.fault = arrived.fault or error
+            state.fault = state.fault or error
             raise
         finally:
-            arrived.parts += 1
-            await self._stir_now()
+            state.parts += 1
+            await self._notify()
 
     async def load_last(
         self,
@@ -291,54 +294,54 @@ class Replica:
     async def confirm(
         self, number: int, version: int | None, parts: int, expected: Mapping[str, str]
     ) -> ReplicaWeights:
-        """What the engine holds, once all parts of a publication are there.
+        """Digests of the engine's weights, once all parts of a publication have arrived.
 
-        Only if that is what was expected are requests drawn with it. Of a version that a newer
-        publication has ended, or has published anew, nothing.
+        Requests wait for this publication until its digests match `expected`. Empty if a newer
+        publication has replaced the version.
         """
-        arrived = self._arrived.setdefault(number, _Arrived())
+        state = self._publications.setdefault(number, _PublicationState())
         async with self._moved:
-            await self._moved.wait_for(lambda: arrived.parts >= parts)
-        if arrived.fault is not None:
-            raise arrived.fault
+            await self._moved.wait_for(lambda: state.parts >= parts)
+        if state.fault is not None:
+            raise state.fault
         if number < self._numbers.get(version, number):
             return ReplicaWeights(version=number, digests={})
-        held, arrived.held = arrived.held, None
-        if held is None:
-            held = await self._ask(lambda engine: version_digests(engine, version)) or {}
-        missing = [name for name in held if name not in arrived.names]
+        digests, state.digests = state.digests, None
+        if digests is None:
+            digests = await self._call_engine(lambda engine: version_digests(engine, version)) or {}
+        missing = [name for name in digests if name not in state.names]
         if missing:
             why = f"version {version} came without it, and {len(missing) - 1} more are missing"
-            fix = "publish every parameter that learns"
+            fix = "publish every trained parameter"
             raise UserError("actor_rollout_ref.rollout.name", missing[0], why, fix)
-        if held == expected:
+        if digests == expected:
             self._confirmed = {n for n in self._confirmed if n > number - _REMEMBERED} | {number}
-            self._hand_in(self._early.pop(number, {}).values())
-        return ReplicaWeights(version=number, digests=held)
+            self._enqueue(self._waiting.pop(number, {}).values())
+        return ReplicaWeights(version=number, digests=digests)
 
     async def fingerprint(self) -> dict[str, str] | None:
-        """Digests of the weights that came last; None: the engine cannot say."""
-        return await self._ask(digests_of)
+        """Digests of the newest weights; None: the engine has none."""
+        return await self._call_engine(digests_of)
 
     async def rest(self) -> None:
-        """Free what the engine holds."""
-        self._early.clear()
-        self._unwanted.clear()
-        await self._ask(lambda engine: engine.close())
+        """Drop waiting requests and completions, and free the engine's memory."""
+        self._waiting.clear()
+        self._aborted.clear()
+        await self._call_engine(lambda engine: engine.close())
         release_device_memory()
         self._dropped += len(self._thread.finished)
         self._thread.finished.clear()
 
     async def start_trace(self, trace: TraceSpec) -> None:
-        """Record what the engine computes from now on."""
-        await self._ask(lambda _: self._trace.start(trace.of(f"rollout_{self._index}")))
+        """Start a trace of the engine's thread."""
+        await self._call_engine(lambda _: self._trace.start(trace.of(f"rollout_{self._index}")))
 
     async def stop_trace(self) -> None:
-        """Write down what was recorded."""
-        await self._ask(lambda _: self._trace.stop())
+        """End the trace and write its files."""
+        await self._call_engine(lambda _: self._trace.stop())
 
-    async def _ask(self, work: Callable[[Any], Any]) -> Any:
-        return await asyncio.wrap_future(self._thread.ask(work))
+    async def _call_engine(self, work: Callable[[Any], Any]) -> Any:
+        return await asyncio.wrap_future(self._thread.call(work))
 
     async def _take_turn(self, number: int) -> None:
         async with self._moved:
@@ -347,12 +350,12 @@ class Replica:
             self._moved.notify_all()
 
     def _drop(self, after: int) -> None:
-        """Forget what the controller has."""
+        """Drop completions that the controller has received."""
         fresh = max(0, after - self._dropped)
         del self._thread.finished[:fresh]
         self._dropped += fresh
 
-    def _news(self) -> PollResult:
+    def _poll_result(self) -> PollResult:
         thread = self._thread
         found = tuple(thread.finished)
         return PollResult(
@@ -362,27 +365,25 @@ class Replica:
             failure=thread.failure,
         )
 
-    def _stir(self) -> None:
-        self._stirring = self._loop.create_task(self._stir_now())
+    def _notify_soon(self) -> None:
+        self._notifying = self._loop.create_task(self._notify())
 
-    async def _stir_now(self) -> None:
+    async def _notify(self) -> None:
         async with self._moved:
             self._moved.notify_all()
 
-
-# The process of a replica: its calls are timed, and what it did travels with the answers.
 
 _SPANS = {
     "load": "load weights",
     "load_last": "load weights",
     "confirm": "confirm weights",
 }
-"""Calls that are work of their own; drawing is timed where it is done, in the engine's thread."""
+"""Calls that are recorded as spans; generation is recorded on the engine's thread."""
 
 
 @final
 class ReplicaProcess:
-    """A replica behind one method."""
+    """The Ray actor of a replica: times its calls, and adds a report to their results."""
 
     def __init__(
         self,
@@ -397,7 +398,7 @@ class ReplicaProcess:
         self._replica = Replica(make, index, folder=folder, node=node)
 
     async def carry_out(self, is_heard: bool, method: str, *arguments: Any) -> CallResult:
-        """Call a method of the replica; where nobody hears the answer, spans wait for another."""
+        """Call a method of the replica; without `is_heard` the spans wait for the next report."""
         came, name = time.time(), _SPANS.get(method)
         with nullcontext() if name is None else WORK.span(name):
             value = await getattr(self._replica, method)(*arguments)

@@ -1,7 +1,7 @@
-"""The pool of replicas: started, given weights, watched, and restarted when they are lost.
+"""The pool of replicas: started, given weights, monitored, and restarted when they are lost.
 
-Nothing waits for a single replica. What they say arrives in one mailbox, whose events are handled
-on the controller's thread; the cost of an event does not depend on how many replicas there are.
+The controller never waits for a single replica. Replies arrive in one queue, whose events are
+handled on the controller's thread; the cost of an event does not depend on the number of replicas.
 """
 
 import queue
@@ -25,58 +25,58 @@ from luyen.runtime.ray.messages import (
 )
 from luyen.telemetry.spans import waiting_for
 
-# Where everything that replicas say arrives, from whatever thread, for one that handles it.
-
 EventHandler: TypeAlias = Callable[[ReplicaState, Any], None]
-"""What is done with a reply."""
+"""Handles the value of a reply."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaEvent:
-    """Something that a replica said.
+    """The reply of a replica to a call.
 
     Example:
-        >>> member = ReplicaState(0)
-        >>> ReplicaEvent(member=member, life=1, then=print, value="hello", error=None).is_late
+        >>> replica = ReplicaState(0)
+        >>> ReplicaEvent(member=replica, incarnation=1, then=print, value=3, error=None).is_late
         False
     """
 
     member: ReplicaState
-    """Who."""
-    life: int
-    """In which of its lives."""
+    """The replica."""
+    incarnation: int
+    """The incarnation that was called."""
     then: EventHandler
-    """What to do with it."""
+    """Handler of the value."""
     value: Any
-    """What it said."""
+    """What the method returned."""
     error: BaseException | None
-    """What it failed with instead."""
+    """The error of the call."""
     came: float = field(default_factory=time.monotonic)
-    """When it was heard."""
+    """When it arrived, by the monotonic clock."""
 
     @property
     def is_late(self) -> bool:
-        """Whether another process has taken its place since."""
-        return self.life != self.member.life
+        """Whether the replica was restarted since the call."""
+        return self.incarnation != self.member.incarnation
 
 
 @final
 class EventQueue:
-    """Events in the order in which they came."""
+    """Events in the order of arrival; filled from any thread."""
 
     def __init__(self) -> None:
         self._events: queue.SimpleQueue[ReplicaEvent] = queue.SimpleQueue()
 
     def reply(self, member: ReplicaState, then: EventHandler) -> ReplyCallback:
-        """Where a call to a replica, as it lives now, is to be answered; from any thread."""
-        life, put = member.life, self._events.put
+        """The callback for a call to the current incarnation of a replica; thread-safe."""
+        incarnation, put = member.incarnation, self._events.put
         return lambda value, error: put(
-            ReplicaEvent(member=member, life=life, then=then, value=value, error=error)
+            ReplicaEvent(
+                member=member, incarnation=incarnation, then=then, value=value, error=error
+            )
         )
 
     def next(self, wait_s: float) -> ReplicaEvent | None:
-        """The oldest event that was not handled; where there is none, wait so long for one."""
+        """The oldest event, after at most `wait_s`; None: there is none."""
         try:
             with waiting_for("rollout") if wait_s > 0 else nullcontext():
                 return self._events.get(block=wait_s > 0, timeout=wait_s or None)
@@ -84,35 +84,32 @@ class EventQueue:
             return None
 
 
-# How long the controller waits for replicas.
-
-
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaTimeouts:
-    """How long the controller waits, and how often it begins again.
+    """Timeouts of replicas, and the number of restarts.
 
     Example:
-        >>> ReplicaTimeouts().deaths
+        >>> ReplicaTimeouts().max_failures
         3
     """
 
     start_s: float = 600.0
-    """Seconds without any replica that is ready, before the run is given up."""
+    """Seconds without any ready replica until the run fails."""
     still_s: float = 300.0
-    """Seconds in which a replica with work makes no pass, before it is taken for lost."""
-    deaths: int = 3
-    """Losses in a row that end the run."""
+    """Seconds without progress until a replica with work counts as lost."""
+    max_failures: int = 3
+    """Consecutive losses that end the run."""
 
 
 _FIELD = "actor_rollout_ref.rollout.data_parallel_size"
-_LOOK_S = 1.0
+_POLL_S = 1.0
 _WAIT_S = 0.05
 
 
 @final
 class ReplicaPool:
-    """All replicas. The first error that one of them reports is raised, now and ever after."""
+    """All replicas. After the first reported error, every call raises that error."""
 
     def __init__(
         self,
@@ -123,60 +120,64 @@ class ReplicaPool:
         lost: Callable[[ReplicaState], None],
         timeouts: ReplicaTimeouts,
     ) -> None:
-        """`start` begins the process of a replica; `ready` and `lost` hear of each."""
+        """`start` starts the process of a replica; `ready` and `lost` are called for each."""
         self._start = start
         self._ready = ready
         self._lost = lost
         self._timeouts = timeouts
-        self._mailbox = EventQueue()
-        self._looked = self._some_ready = self._heard = time.monotonic()
+        self._events = EventQueue()
+        self._polled_at = self._some_ready = self._heard = time.monotonic()
         self._published: list[PublishedVersion] = []
         self.publication = 0
-        """Counts the publications; 0: replicas draw with the weights they were made with."""
+        """Counts the publications; 0: replicas have their initial weights."""
         self.restarts = 0
-        """Replicas that were begun again."""
+        """Restarts of replicas."""
         self.restart_s = 0.0
-        """Seconds until those were ready."""
+        """Seconds from losses until the restarted replicas were ready."""
         self.failure: BaseException | None = None
         """The first error."""
         self.members = [ReplicaState(index) for index in range(replicas)]
         for member in self.members:
-            self._begin(member)
+            self._start_process(member)
 
     def call(
         self, member: ReplicaState, method: str, *arguments: Any, then: EventHandler | None = None
     ) -> None:
-        """Call a method of a replica; `then` hears what it returned, in a later `receive`."""
-        assert member.link is not None
-        reply = None if then is None else self._mailbox.reply(member, then)
-        member.link.call(method, *arguments, reply=reply)
+        """Call a method of a replica; `then` gets the result in a later `receive`."""
+        assert member.handle is not None
+        reply = None if then is None else self._events.reply(member, then)
+        member.handle.call(method, *arguments, reply=reply)
 
     def receive(self, wait_s: float) -> None:
-        """Handle what has arrived; where nothing has, wait so long for something."""
+        """Handle all events that have arrived, after waiting at most `wait_s` for the first."""
         if self.failure is not None:
             raise self.failure
-        event = self._mailbox.next(wait_s)
+        event = self._events.next(wait_s)
         while event is not None:
             self._handle(event)
-            event = self._mailbox.next(0.0)
-        self._look_after()
+            event = self._events.next(0.0)
+        self._check_replicas()
 
     def wait_until(self, is_done: Callable[[], bool]) -> None:
-        """Handle what arrives until something is so."""
+        """Handle events until the condition is true."""
         while not is_done():
             self.receive(_WAIT_S)
 
-    def ask_all(self, method: str, *arguments: Any) -> dict[int, Any]:
-        """Call a method of every replica that is ready; the answers of those that stay so."""
+    def call_all(self, method: str, *arguments: Any) -> dict[int, Any]:
+        """Call a method of every ready replica; the results of those that were not lost."""
         answers: dict[int, Any] = {}
-        asked = [(member, member.life) for member in self.members if member.is_ready]
+        called = [(member, member.incarnation) for member in self.members if member.is_ready]
 
         def keep(member: ReplicaState, value: Any) -> None:
             answers[member.index] = value
 
-        for member, _ in asked:
+        for member, _ in called:
             self.call(member, method, *arguments, then=keep)
-        self.wait_until(lambda: all(m.index in answers or m.life != life for m, life in asked))
+        self.wait_until(
+            lambda: all(
+                m.index in answers or m.incarnation != incarnation for m, incarnation in called
+            )
+        )
         return answers
 
     def begin_publication(
@@ -186,37 +187,38 @@ class ReplicaPool:
         keep: Collection[int] = (),
         holder: Callable[[], None] | None = None,
     ) -> None:
-        """The parts that follow replace all weights of the replicas but the versions to keep.
+        """Start a publication: it replaces all weights of the replicas but the versions to keep.
 
-        `holder` raises if whoever has the parts is lost; it is asked while replicas lack them.
+        `holder` raises if the process that stores the parts is lost; it is called while replicas
+        lack them.
         """
         self.publication += 1
         kept = [one for one in self._published if one.version is not None and one.version in keep]
         self._published = [*kept, PublishedVersion(self.publication, version, holder)]
         for member in self.members:
-            member.held &= {one.number for one in kept}
+            member.confirmed &= {one.number for one in kept}
 
     def send_part(self, part: Any) -> None:
-        """Give a part of the weights to every replica; it is kept for those that begin later."""
+        """Send a part of the weights to every replica; it is kept for those that start later."""
         self._published[-1].parts.append(part)
         for member in self.members:
             if member.facts is not None:
-                member.moved()
+                member.mark_progress()
                 self._load(member, self._published[-1], part)
 
     def send_all(self, parts: Sequence[Any], expected: Mapping[str, str]) -> None:
-        """Give all parts to every replica, which is to hold these weights then (`expect`)."""
+        """Send all parts to every replica, with the digests to confirm (`expect`)."""
         newest = self._published[-1]
         newest.parts, newest.expected = list(parts), expected
         for member in self.members:
             if member.facts is not None:
-                member.moved()
-                self._give(member, newest)
+                member.mark_progress()
+                self._send_publication(member, newest)
 
     def expect(self, expected: Mapping[str, str]) -> None:
-        """Every replica is to hold these weights, now that it has all parts; else a UserError.
+        """Have every replica confirm these digests after all parts; a UserError if they differ.
 
-        It draws with them only if it does.
+        A replica generates with the weights only after it has confirmed them.
         """
         newest = self._published[-1]
         newest.expected = expected
@@ -225,48 +227,48 @@ class ReplicaPool:
                 self._confirm(member, newest)
 
     def end_publication(self, expected: Mapping[str, str]) -> None:
-        """Return once every replica that can work holds the expected weights; else a UserError."""
+        """Return when every ready replica has confirmed the digests; a UserError if they differ."""
         self.expect(expected)
         self.wait_until(lambda: self.is_published)
 
     @property
     def is_published(self) -> bool:
-        """Whether some replica can work, and all that can hold the newest weights."""
+        """Whether a replica is ready, and all ready ones have confirmed the newest weights."""
         ready = [member for member in self.members if member.is_ready]
-        return bool(ready) and all(self.publication in member.held for member in ready)
+        return bool(ready) and all(self.publication in member.confirmed for member in ready)
 
     def publication_of(self, version: int | None) -> int:
-        """The number of the publication that requests of a version are drawn with."""
+        """The number of the publication that requests of a version need."""
         numbers = [one.number for one in self._published if one.version == version]
         return numbers[-1] if numbers else self.publication
 
     @property
-    def confirmed(self) -> float:
-        """When the last replica so far confirmed the newest weights, by the monotonic clock."""
-        return self._published[-1].confirmed
+    def confirmed_at(self) -> float:
+        """When a replica last confirmed the newest weights, by the monotonic clock."""
+        return self._published[-1].confirmed_at
 
     def stop(self) -> None:
         """End every replica."""
         for member in self.members:
-            if member.link is not None:
-                member.link.kill()
-            member.began(None)
+            if member.handle is not None:
+                member.handle.kill()
+            member.reset(None)
 
-    def _begin(self, member: ReplicaState) -> None:
-        member.began(self._start(member.index))
+    def _start_process(self, member: ReplicaState) -> None:
+        member.reset(self._start(member.index))
         self.call(member, "facts", then=self._on_facts)
 
     def _on_facts(self, member: ReplicaState, facts: ReplicaFacts) -> None:
         member.facts = facts
-        member.moved()
+        member.mark_progress()
         if self.publication == 0:
-            self._now_ready(member)
+            self._mark_ready(member)
             return
         for publication in self._published:
-            self._give(member, publication)
+            self._send_publication(member, publication)
 
-    def _give(self, member: ReplicaState, publication: PublishedVersion) -> None:
-        """All parts that there are, and with the last one what they should make."""
+    def _send_publication(self, member: ReplicaState, publication: PublishedVersion) -> None:
+        """Send all parts so far, with the last one the expected digests."""
         parts, expected = publication.parts, publication.expected
         if expected is not None and not parts:
             self._confirm(member, publication)
@@ -274,45 +276,45 @@ class ReplicaPool:
         for part in parts[: len(parts) - len(last)]:
             self._load(member, publication, part)
         for part in last:
-            what = *self._which(publication), part, len(parts), expected
-            self.call(member, "load_last", *what, then=self._on_held)
+            what = *self._publication_key(publication), part, len(parts), expected
+            self.call(member, "load_last", *what, then=self._on_weights)
 
-    def _which(self, publication: PublishedVersion) -> tuple[Any, ...]:
-        """Number and version of a publication, and the versions that are needed beside it."""
+    def _publication_key(self, publication: PublishedVersion) -> tuple[Any, ...]:
+        """Number and version of a publication, and all versions to keep."""
         keep = frozenset(one.version for one in self._published)
         return publication.number, publication.version, keep
 
     def _load(self, member: ReplicaState, publication: PublishedVersion, part: Any) -> None:
-        self.call(member, "load", *self._which(publication), part, then=_moved)
+        self.call(member, "load", *self._publication_key(publication), part, then=_mark_progress)
 
     def _confirm(self, member: ReplicaState, publication: PublishedVersion) -> None:
         what = publication.number, publication.version, len(publication.parts)
-        self.call(member, "confirm", *what, publication.expected, then=self._on_held)
+        self.call(member, "confirm", *what, publication.expected, then=self._on_weights)
 
-    def _on_held(self, member: ReplicaState, held: ReplicaWeights) -> None:
-        member.moved()
-        meant = next((one for one in self._published if one.number == held.version), None)
+    def _on_weights(self, member: ReplicaState, weights: ReplicaWeights) -> None:
+        member.mark_progress()
+        meant = next((one for one in self._published if one.number == weights.version), None)
         if meant is None:
             return
-        assert meant.expected is not None, "nobody was asked yet"
+        assert meant.expected is not None, "no confirmation was requested"
         wanted = Fingerprint(weights=meant.expected)
-        difference = Fingerprint(weights=held.digests).first_difference(wanted)
+        difference = Fingerprint(weights=weights.digests).first_difference(wanted)
         if difference is not None:
             why = f"replica {member.index} does not hold what was published: {difference}"
-            fix = "look for what else writes into its weights; nothing was drawn with them"
+            fix = "find what else writes to its weights; nothing was generated with them"
             raise UserError("actor_rollout_ref.rollout.name", member.index, why, fix)
-        member.held.add(held.version)
-        meant.confirmed = self._heard
-        if not member.is_ready and not self._lacks(member):
-            self._now_ready(member)
+        member.confirmed.add(weights.version)
+        meant.confirmed_at = self._heard
+        if not member.is_ready and not self._lacks_weights(member):
+            self._mark_ready(member)
 
-    def _lacks(self, member: ReplicaState) -> bool:
-        """Whether a replica does not hold all weights that it should."""
-        return not member.held >= {one.number for one in self._published}
+    def _lacks_weights(self, member: ReplicaState) -> bool:
+        """Whether a replica has not confirmed all published weights."""
+        return not member.confirmed >= {one.number for one in self._published}
 
-    def _now_ready(self, member: ReplicaState) -> None:
+    def _mark_ready(self, member: ReplicaState) -> None:
         member.is_ready = True
-        member.moved()
+        member.mark_progress()
         if member.restarted is not None:
             self.restart_s += time.monotonic() - member.restarted
             member.restarted = None
@@ -322,7 +324,7 @@ class ReplicaPool:
         self._heard = event.came
         if event.is_late:
             return
-        with self._ever_after():
+        with self._keep_first_error():
             if isinstance(event.error, ProcessDied):
                 self._replace(event.member, str(event.error))
             elif event.error is not None:
@@ -331,8 +333,8 @@ class ReplicaPool:
                 event.then(event.member, event.value)
 
     @contextmanager
-    def _ever_after(self) -> Generator[None]:
-        """What is raised inside is the first error."""
+    def _keep_first_error(self) -> Generator[None]:
+        """Record an error that is raised inside as `failure`."""
         faults: list[BaseException] = []
         with boundary(faults):
             yield
@@ -341,48 +343,50 @@ class ReplicaPool:
             raise self.failure
 
     def _replace(self, member: ReplicaState, reason: str) -> None:
-        """Begin a lost replica again, in its place."""
-        member.deaths += 1
+        """Restart a lost replica."""
+        member.failures += 1
         self.restarts += 1
-        if member.link is not None:
-            member.link.kill()
+        if member.handle is not None:
+            member.handle.kill()
         member.is_ready = False
         self._lost(member)
-        if member.deaths >= self._timeouts.deaths:
-            why = f"replica {member.index} was lost {member.deaths} times in a row: {reason}"
-            fix = "look at its memory and at the node's logs; the run can be resumed"
+        if member.failures >= self._timeouts.max_failures:
+            why = f"replica {member.index} was lost {member.failures} times in a row: {reason}"
+            fix = "check its memory and the logs of its node; the run can be resumed"
             raise UserError(_FIELD, len(self.members), why, fix)
         member.restarted = member.restarted or time.monotonic()
         if not any(other.is_ready for other in self.members):
-            self._some_ready = time.monotonic()  # nobody may have looked for a long time
-        self._begin(member)
+            self._some_ready = time.monotonic()  # the last check may be long ago
+        self._start_process(member)
 
-    def _look_after(self) -> None:
-        """Once a second: whoever owes an answer and does not get on is taken for lost."""
+    def _check_replicas(self) -> None:
+        """Once a second, restart replicas that have work and make no progress."""
         now = time.monotonic()
-        if now - self._looked < _LOOK_S:
+        if now - self._polled_at < _POLL_S:
             return
-        self._looked = now
-        lacking = [member for member in self.members if member.facts and self._lacks(member)]
+        self._polled_at = now
+        lacking = [
+            member for member in self.members if member.facts and self._lacks_weights(member)
+        ]
         for holder in {one.holder for one in self._published} if lacking else ():
             if holder is not None:
-                with self._ever_after():
+                with self._keep_first_error():
                     holder()
         for member in self.members:
-            owes = member.is_asked or member in lacking
-            if owes and now - member.since > self._timeouts.still_s:
-                with self._ever_after():
+            owes = member.is_polling or member in lacking
+            if owes and now - member.last_progress > self._timeouts.still_s:
+                with self._keep_first_error():
                     still = f"it got nothing done for {self._timeouts.still_s:.0f} s"
                     self._replace(member, still)
         if any(member.is_ready for member in self.members):
             self._some_ready = now
         elif now - self._some_ready > self._timeouts.start_s:
             why = f"no replica was ready within {self._timeouts.start_s:.0f} s"
-            fix = "ask `ray status` what the cluster lacks, and `ray logs` what they wait for"
-            with self._ever_after():
+            fix = "see `ray status` for missing resources, and `ray logs` for the replicas' output"
+            with self._keep_first_error():
                 raise UserError(_FIELD, len(self.members), why, fix)
 
 
-def _moved(member: ReplicaState, value: Any) -> None:
+def _mark_progress(member: ReplicaState, value: Any) -> None:
     del value
-    member.moved()
+    member.mark_progress()

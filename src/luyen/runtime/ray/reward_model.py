@@ -1,7 +1,7 @@
-"""Copies of the reward model as Ray actors, among which conversations are dealt.
+"""Replicas of the reward model as Ray actors, which score shards of the conversations.
 
-A copy that is lost is begun again in its place and asked again: its weights come from the same
-files and its scores have the same bits, so nothing else notices.
+A lost replica is restarted and called again: its weights come from the same files and its scores
+have the same bits, so the result does not change.
 """
 
 import os
@@ -29,17 +29,17 @@ from luyen.runtime.ray.ranks import SILENCE_S, START_S
 from luyen.telemetry.worker_spans import WORK
 
 MakeScorer: TypeAlias = Callable[[], Scorer]
-"""Loads the model, in the process of a copy."""
+"""Loads the model, in the process of a replica."""
 ROLE = "reward_model"
 _FIELD = "reward.reward_model.rollout.data_parallel_size"
-_LOOK_S = 1.0
-_DEATHS = 3
-"""Losses in a row that end the run."""
+_POLL_S = 1.0
+_MAX_FAILURES = 3
+"""Consecutive losses that end the run."""
 
 
 @final
 class RewardProcess:
-    """The process of one copy."""
+    """The process of one replica."""
 
     def __init__(self, make: MakeScorer, *, folder: str) -> None:
         exit_with_parent()
@@ -51,11 +51,11 @@ class RewardProcess:
 
     @ray.method(concurrency_group="life")
     def alive(self) -> int:
-        """Beats of this process so far; it answers whatever else it is doing."""
+        """Heartbeats of this process so far; answered also during another call."""
         return HEART.count
 
     def score(self, inputs: Sequence[ModelInput]) -> CallResult:
-        """Scores of these inputs; the model is loaded when it is first asked, even for nothing."""
+        """Scores of these inputs; the first call loads the model, even without inputs."""
         came = time.time()
         with WORK.span("score"):
             self._scorer = self._scorer or self._make()
@@ -63,13 +63,13 @@ class RewardProcess:
         return CallResult(value=value, report=WORK.report(node=self._node, came=came))
 
     def pid(self) -> int:
-        """Its process."""
+        """Process id."""
         return os.getpid()
 
 
 @final
 class RayScorer:
-    """All copies, as one scorer. After `close` nothing can be asked of them."""
+    """All replicas as one scorer. After `close` it cannot be used."""
 
     is_remote = True
 
@@ -82,37 +82,37 @@ class RayScorer:
         start_s: float = START_S,
         silence_s: float = SILENCE_S,
     ) -> None:
-        """One copy for each place (options of an actor); returns when all have loaded."""
+        """Start one replica for each place (options of an actor); returns when all have loaded."""
         self._make = ray.put(make)
         self._places = places
         self._watch = watch or RoleMonitor()
         self._timeouts = (start_s, silence_s)
         self.restarts = 0
-        """Copies that were begun again."""
+        """Restarts of replicas."""
         self._actors: list[Any] = [self._begin(copy) for copy in range(len(places))]
-        self._ask_all([()] * len(places))
+        self._call_all([()] * len(places))
 
     @property
     def pids(self) -> list[int]:
-        """Processes of the copies."""
+        """Process ids of the replicas."""
         return ray.get([actor.pid.remote() for actor in self._actors])
 
     def score(self, inputs: Sequence[ModelInput]) -> list[tuple[float, ...]]:
-        """For each input the score of every token that is to be judged, in order."""
+        """For each input the score of every token in `ModelInput.judged`, in order."""
         prompts = {one.tokens[: one.prompt]: None for one in inputs}
         labels = {prompt: number for number, prompt in enumerate(prompts)}
         groups = [labels[one.tokens[: one.prompt]] for one in inputs]
-        hands = balance_by_tokens(
+        shards = balance_by_tokens(
             [len(one.tokens) for one in inputs], groups, ranks=len(self._actors)
         )
-        answers = self._ask_all([[inputs[i] for i in hand] for hand in hands])
+        answers = self._call_all([[inputs[i] for i in shard] for shard in shards])
         found: dict[int, tuple[float, ...]] = {}
-        for hand, scores in zip(hands, answers, strict=True):
-            found |= dict(zip(hand, scores, strict=True))
+        for shard, scores in zip(shards, answers, strict=True):
+            found |= dict(zip(shard, scores, strict=True))
         return [found[i] for i in range(len(inputs))]
 
     def close(self) -> None:
-        """End every copy. Closing twice is allowed."""
+        """End every replica. Closing twice is allowed."""
         for actor in self._actors if ray.is_initialized() else ():
             ray.kill(actor, no_restart=True)
         self._actors = []
@@ -123,29 +123,29 @@ class RayScorer:
         options = kind.options(max_restarts=0, **self._places[copy])
         return options.remote(self._make, folder=os.getcwd())
 
-    def _ask_all(self, hands: Sequence[Sequence[ModelInput]]) -> list[Any]:
-        """What each copy answers; those that are lost on the way are begun again and asked."""
-        answers: list[Any] = [None] * len(hands)
-        left, deaths = list(range(len(hands))), 0
+    def _call_all(self, shards: Sequence[Sequence[ModelInput]]) -> list[Any]:
+        """Scores by replica; a replica that is lost is restarted and called again."""
+        answers: list[Any] = [None] * len(shards)
+        left, deaths = list(range(len(shards))), 0
         while left:
-            lost = self._ask_some(left, hands, answers)
+            lost = self._call_some(left, shards, answers)
             left, deaths = list(lost), deaths + 1 if lost else 0
             for copy, why in lost.items():
                 self._replace(copy, why, deaths)
         return answers
 
-    def _ask_some(
-        self, copies: Sequence[int], hands: Sequence[Sequence[ModelInput]], answers: list[Any]
+    def _call_some(
+        self, copies: Sequence[int], shards: Sequence[Sequence[ModelInput]], answers: list[Any]
     ) -> dict[int, str]:
-        """Ask these copies; those that were lost, and why."""
+        """Call these replicas; those that were lost, with the reason."""
         sent = time.time()
-        calls = {self._actors[copy].score.remote(hands[copy]): copy for copy in copies}
+        calls = {self._actors[copy].score.remote(shards[copy]): copy for copy in copies}
         start_s, silence_s = self._timeouts
-        asks = [self._actors[copy].alive.remote for copy in copies]
-        pulse = HealthCheck(asks, start_s=start_s, silence_s=silence_s)
+        pings = [self._actors[copy].alive.remote for copy in copies]
+        health = HealthCheck(pings, start_s=start_s, silence_s=silence_s)
         lost: dict[int, str] = {}
         while calls:
-            done, _ = ray.wait(list(calls), num_returns=1, timeout=_LOOK_S)
+            done, _ = ray.wait(list(calls), num_returns=1, timeout=_POLL_S)
             for one in done:
                 copy = calls.pop(one)
                 try:
@@ -157,15 +157,15 @@ class RayScorer:
                     answer, self._watch, ROLE, copy, sent=sent, back=time.time()
                 )
             if not done:
-                pulse.gone()
-                silent = {copies[place]: s for place, s in pulse.silent().items()}
+                health.gone()
+                silent = {copies[place]: s for place, s in health.silent().items()}
                 for one, copy in [(o, c) for o, c in calls.items() if c in silent]:
                     lost[copy] = f"it gave no sign of life for {silent[copy]:.0f} s"
                     del calls[one]
         return lost
 
     def _reason(self, error: RayError, copy: int) -> str:
-        """Why a copy was lost; what its code raised is raised here instead."""
+        """Why a replica was lost; raises an exception of its code."""
         if isinstance(error, PROCESS_GONE):
             return failure_reason(error)
         self.close()
@@ -177,10 +177,10 @@ class RayScorer:
 
     def _replace(self, copy: int, why: str, deaths: int) -> None:
         ray.kill(self._actors[copy], no_restart=True)
-        if deaths >= _DEATHS:
+        if deaths >= _MAX_FAILURES:
             self.close()
             said = f"copy {copy} of the reward model was lost {deaths} times in a row: {why}"
-            fix = "look at its memory and at the node's logs; the run can be resumed"
+            fix = "check its memory and the logs of its node; the run can be resumed"
             raise UserError(_FIELD, len(self._places), said, fix)
         self.restarts += 1
         self._actors[copy] = self._begin(copy)

@@ -38,13 +38,11 @@ from luyen.runtime.ray.weight_sync import RankWeightDigests, WeightSync
 from luyen.runtime.weights import Gathering
 from luyen.telemetry.journal import WorkJournal
 
-# How the work of a step is cut for ranks that are elsewhere.
-
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleMicroBatching:
-    """Micro-batches of each kind of pass, and how tokens weigh in the value loss.
+    """Micro-batching of each role on the ranks, and the aggregation of the value loss.
 
     Example:
         >>> whole = MicroBatching()
@@ -61,19 +59,16 @@ class RoleMicroBatching:
     critic: MicroBatching | None = None
     """Values and the critic's update; None: there is no critic."""
     value_aggregation: str = "token-mean"
-    """How the value losses of tokens become one number."""
+    """Aggregation of the value losses of tokens."""
     value_scale: float | None = None
-    """Divisor of one of those ways."""
-
-
-# Traces of every process of a cluster's run: ranks and replicas.
+    """`loss_scale_factor` of the aggregation."""
 
 
 @final
 class ClusterTraces:
     """Starts and stops traces in the processes of ranks and replicas.
 
-    A replica that is lost meanwhile leaves no trace.
+    A replica that is lost while it is traced writes no trace.
     """
 
     def __init__(
@@ -85,18 +80,18 @@ class ClusterTraces:
         self._ahead = ahead
 
     def start_trace(self, trace: TraceSpec) -> None:
-        """Record what every rank and every replica computes from now on."""
+        """Start a trace in every rank and replica."""
         self._replicas("start_trace", trace)
         self._ranks.all("start_trace", trace)
 
     def stop_trace(self) -> None:
-        """Write down what was recorded."""
+        """End the traces and write their files."""
         self._ranks.all("stop_trace")
         self._replicas("stop_trace")
 
     def _replicas(self, method: str, *arguments: TraceSpec) -> None:
         def call() -> object:
-            return self._engines.replica_pool.ask_all(method, *arguments)
+            return self._engines.replica_pool.call_all(method, *arguments)
 
         if self._ahead is None:
             call()
@@ -104,32 +99,30 @@ class ClusterTraces:
             self._ahead.on_engine(call)
 
 
-# The last spans of replicas: what they did since they were heard, before they are ended.
-
 _FLUSH_S = 1.0
-"""For all of them together: a run does not wait for spans."""
+"""Seconds to wait for the last spans of all replicas together."""
 
 
 def flush_traces(members: Iterable[ReplicaState]) -> None:
-    """Ask every replica that is ready who it is, for the report that comes with the answer."""
-    said: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    asked = 0
+    """Call every ready replica for the report that comes with the result, before they are ended."""
+    replies: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    called = 0
     with boundary([]):
         for member in members:
-            if member.is_ready and member.link is not None:
-                member.link.call("facts", reply=lambda value, error: said.put((value, error)))
-                asked += 1
+            if member.is_ready and member.handle is not None:
+                member.handle.call("facts", reply=lambda value, error: replies.put((value, error)))
+                called += 1
     last = time.monotonic() + _FLUSH_S
-    for _ in range(asked):
+    for _ in range(called):
         try:
-            said.get(timeout=max(0.0, last - time.monotonic()))
+            replies.get(timeout=max(0.0, last - time.monotonic()))
         except queue.Empty:
             return
 
 
 @final
 class RayRoles:
-    """What the loop calls. Batches are whole and lie here; ranks get their shares of them."""
+    """The roles of a run on a cluster. Batches are on the controller; ranks get shards of them."""
 
     def __init__(
         self,
@@ -137,93 +130,98 @@ class RayRoles:
         ranks: RankGroup,
         engines: RayEngines,
         generation: Generation,
-        cuts: RoleMicroBatching,
-        ending: Sequence[Callable[[], None]] = (),
+        micro_batching: RoleMicroBatching,
+        on_close: Sequence[Callable[[], None]] = (),
         frees_cache: bool = False,
         runs_ahead: bool = False,
-        is_swapping: bool = False,
+        partial_rollouts: bool = False,
     ) -> None:
-        """`ending` is called at the end, in order: it gives devices and cluster back.
+        """`on_close` is called at the end, in order: it frees devices and disconnects.
 
-        `frees_cache` gives the replicas' memory of keys and values back after each generation.
+        `frees_cache` frees the replicas' KV cache after each generation.
 
-        With `runs_ahead` replicas draw while ranks learn; they must have room for the weights, or
-        with `is_swapping` for one version, which answers in progress go on with.
+        With `runs_ahead` replicas generate while ranks train; they keep every version in use, or
+        with `partial_rollouts` only the newest, with which unfinished responses continue.
         """
-        # Batches are small beside models: a second thread of the controller waits for a busy core.
+        # The controller computes little: more threads would compete with the workers for cores.
         torch.set_num_threads(1)
         self.ranks = ranks
         self.engines = engines
         self.generation = generation
-        self.cuts = cuts
+        self.micro_batching = micro_batching
         self.frees_cache = frees_cache
         self.watch = ranks.watch
-        """Hears what ranks and replicas do."""
+        """Collects the reports of ranks and replicas."""
         self.watch.restart()
-        self.publisher = WeightSync(ranks, engines)
-        """How the ranks' weights get to the replicas."""
-        self._asked: RolloutFuture = ReadyRollouts([])
-        """What replicas draw already, one at a time."""
+        self.weight_sync = WeightSync(ranks, engines)
+        """Sends the ranks' weights to the replicas."""
+        self._in_flight: RolloutFuture = ReadyRollouts([])
+        """The generation that replicas are working on; there is at most one."""
         self._gathering: Gathering | None = None
-        """Weights that ranks gather after the last update of a step, until they are published."""
-        self._ending = list(ending)
+        """Weights that ranks gather after the last update of a step, until `publish`."""
+        self._on_close = list(on_close)
         self.ahead: AsyncGeneration | None = None
-        """Draws while the ranks learn; None: they take turns."""
+        """Generates while the ranks train; None: generation and training alternate."""
         if runs_ahead:
             self.ahead = AsyncGeneration(
-                engines, generation, place=self.publisher.place, is_swapping=is_swapping
+                engines,
+                generation,
+                load_weights=self.weight_sync.publish_extra,
+                partial_rollouts=partial_rollouts,
             )
         self.traces = ClusterTraces(ranks, engines, self.ahead)
 
     @property
     def device(self) -> torch.device:
-        """Where batches are to be."""
+        """The device that batches must be on."""
         return torch.device("cpu")
 
     @property
     def has_critic(self) -> bool:
         """Whether there is a critic."""
-        return self.cuts.critic is not None
+        return self.micro_batching.critic is not None
 
     @property
     def generates_remotely(self) -> bool:
-        """Replicas do."""
+        """Always: replicas generate."""
         return True
 
     def submit(
         self,
-        draws: Sequence[PromptRequest],
+        requests: Sequence[PromptRequest],
         sampling: Sampling,
         *,
         purpose: str,
         version: int,
         journal: WorkJournal | None = None,
     ) -> RolloutFuture:
-        """Ask for rollouts of every draw; those that the journal has are not made again."""
+        """Submit requests; rollouts that the journal has are not generated again."""
         if self.ahead is not None:
             return self.ahead.begin(
-                draws, sampling, purpose=purpose, version=version, journal=journal
+                requests, sampling, purpose=purpose, version=version, journal=journal
             )
-        if not self._asked.done():
-            return LazyRollouts(lambda: self._generate(draws, sampling, purpose, version, journal))
-        self.publisher.demand(version)
+        if not self._in_flight.done():
+            return LazyRollouts(
+                lambda: self._generate(requests, sampling, purpose, version, journal)
+            )
+        self.weight_sync.demand(version)
         answers = self.generation.begin(
-            self.engines, draws, sampling, purpose=purpose, version=version, journal=journal
+            self.engines, requests, sampling, purpose=purpose, version=version, journal=journal
         )
         self.engines.send()
-        self._asked = LazyRollouts(lambda: self._finish(answers))
-        return self._asked
+        self._in_flight = LazyRollouts(lambda: self._finish(answers))
+        return self._in_flight
 
     def publish(self, version: int) -> Publication:
         """Send the ranks' weights to the replicas, as this version.
 
-        Ranks gather them after what they were called for before; replicas generate nothing with
-        them before they have proved that they hold them.
+        Ranks gather them after their earlier calls; a replica generates with them only after it
+        has confirmed their digests.
         """
         if self.ahead is not None:
             return self.ahead.publish(version)
         gathering, self._gathering = self._gathering, None
-        return self.publisher.begin(version, gathering)
+        return self.weight_sync.begin(version, gathering)
 
     def keep_weights(self, versions: Collection[int]) -> None:
         """Only these versions will be submitted again, besides those published later."""
@@ -232,16 +230,16 @@ class RayRoles:
 
     def _generate(
         self,
-        draws: Sequence[PromptRequest],
+        requests: Sequence[PromptRequest],
         sampling: Sampling,
         purpose: str,
         version: int,
         journal: WorkJournal | None,
     ) -> list[Group]:
-        self._asked.result()  # engines do not say whose answers they give
-        self.publisher.demand(version)
+        self._in_flight.result()  # completions do not tell which generation they belong to
+        self.weight_sync.demand(version)
         answers = self.generation.begin(
-            self.engines, draws, sampling, purpose=purpose, version=version, journal=journal
+            self.engines, requests, sampling, purpose=purpose, version=version, journal=journal
         )
         return self._finish(answers)
 
@@ -254,20 +252,20 @@ class RayRoles:
     def old_scores(self, batch: PackedBatch, *, sum_pi_squared: bool) -> dict[str, Tensor]:
         """Log-probabilities under the weights that the update starts from."""
         more = {"sum_pi_squared": sum_pi_squared}
-        return self._scores("actor_scores", batch, self.cuts.log_probs, more)
+        return self._scores("actor_scores", batch, self.micro_batching.log_probs, more)
 
     def reference_logp(self, batch: PackedBatch) -> Tensor:
         """Log-probabilities under the reference policy."""
-        return self._scores("reference_scores", batch, self.cuts.reference)["logp"]
+        return self._scores("reference_scores", batch, self.micro_batching.reference)["logp"]
 
     def teacher_logp(self, batch: PackedBatch) -> Tensor:
         """Log-probabilities under the teacher."""
-        return self._scores("teacher_scores", batch, self.cuts.log_probs)["logp"]
+        return self._scores("teacher_scores", batch, self.micro_batching.log_probs)["logp"]
 
     def values(self, batch: PackedBatch) -> Tensor:
         """The critic's value before each token."""
-        assert self.cuts.critic is not None, "the run has no critic"
-        return self._scores("critic_scores", batch, self.cuts.critic)["values"]
+        assert self.micro_batching.critic is not None, "the run has no critic"
+        return self._scores("critic_scores", batch, self.micro_batching.critic)["values"]
 
     def _scores(
         self,
@@ -277,8 +275,8 @@ class RayRoles:
         more: Mapping[str, Any] | None = None,
     ) -> dict[str, Tensor]:
         bare = replace(batch, streams={})
-        shares = split_batch(bare, passes, ranks=self.ranks.count)
-        return join_shards(shares, self.ranks.each(method, [(s,) for s in shares], more), batch)
+        shards = split_batch(bare, passes, ranks=self.ranks.count)
+        return join_shards(shards, self.ranks.each(method, [(s,) for s in shards], more), batch)
 
     def update_actor(
         self,
@@ -291,39 +289,41 @@ class RayRoles:
     ) -> RunningUpdate:
         """Start one optimizer step of the policy.
 
-        After the last one ranks go on to gather and digest their weights, without another call.
+        With `is_last`, ranks gather and digest their weights in the same call.
         """
         statistics: Mapping[str, Tensor] = {}
         if objective.needs_statistics:
-            logp = self._scores("actor_scores", batch, self.cuts.actor)["logp"]
+            logp = self._scores("actor_scores", batch, self.micro_batching.actor)["logp"]
             statistics = objective.statistics(policy_inputs(batch, logp), seed=seed)
         prepared, numbers = prepare_update(batch, objective, statistics)
-        shares = split_batch(prepared, self.cuts.actor, ranks=self.ranks.count)
+        shards = split_batch(prepared, self.micro_batching.actor, ranks=self.ranks.count)
         more = {"objective": objective, "lr": lr, "statistics": numbers}
-        asked = "update_actor", [(share,) for share in shares], more
+        call = "update_actor", [(shard,) for shard in shards], more
         self._gathering = None
         if is_last and self.ahead is None:
-            done, self._gathering = self.ranks.begin_and_publish(*asked)
+            done, self._gathering = self.ranks.begin_and_publish(*call)
         else:
-            done = self.ranks.begin(*asked)
-        self.publisher.change()
-        return RunningUpdate(lambda: merge_policy_updates(batch, shares, done()))
+            done = self.ranks.begin(*call)
+        self.weight_sync.change()
+        return RunningUpdate(lambda: merge_policy_updates(batch, shards, done()))
 
     def update_critic(self, batch: PackedBatch, *, lr: float) -> UpdateResult:
         """One optimizer step of the critic."""
-        assert self.cuts.critic is not None, "the run has no critic"
-        cuts = self.cuts
+        assert self.micro_batching.critic is not None, "the run has no critic"
+        micro_batching = self.micro_batching
         weights = aggregation_weights(
-            cuts.value_aggregation, batch.rollouts, loss_scale_factor=cuts.value_scale
+            micro_batching.value_aggregation,
+            batch.rollouts,
+            loss_scale_factor=micro_batching.value_scale,
         )
         prepared = batch.with_streams(**{LOSS_WEIGHT: weights})
-        shares = split_batch(prepared, self.cuts.critic, ranks=self.ranks.count)
-        done = self.ranks.each("update_critic", [(share,) for share in shares], {"lr": lr})
-        return merge_updates(shares, done)
+        shards = split_batch(prepared, self.micro_batching.critic, ranks=self.ranks.count)
+        done = self.ranks.each("update_critic", [(shard,) for shard in shards], {"lr": lr})
+        return merge_updates(shards, done)
 
-    def describe(self) -> RankWeightDigests:
-        """Digests of everything that learns: each rank's parts, added up."""
-        return RankWeightDigests(self.ranks, self.publisher.digests)
+    def weight_digests(self) -> RankWeightDigests:
+        """Digests of every trained tensor: the sums of each rank's parts."""
+        return RankWeightDigests(self.ranks, self.weight_sync.digests)
 
     def not_finite(self) -> list[str]:
         """Names of the tensors of a checkpoint that hold NaN or infinity."""
@@ -337,7 +337,7 @@ class RayRoles:
         loop: Mapping[str, Any],
         facts: Mapping[str, Any],
     ) -> None:
-        """Make a checkpoint; every rank writes its shards into the folder, which all must see."""
+        """Write a checkpoint; every rank writes its shards into the folder, on a shared disk."""
         how = "begin_write" if writer.is_async else "write"
 
         def fill(folder: Path) -> None:
@@ -357,12 +357,12 @@ class RayRoles:
     def load(self, folder: Path) -> None:
         """Restore weights and optimizer state, whatever number of ranks saved them."""
         self.ranks.all("load", folder.absolute())
-        self.publisher.forget()
+        self.weight_sync.forget()
         if self.ahead is not None:
             self.ahead.forget()
 
     def close(self) -> None:
-        """End every process, and give the devices back, whatever goes wrong on the way."""
+        """End every process and free the devices, even if a part of it fails."""
         endings: list[Callable[[], object]] = [
             self.ahead.close if self.ahead is not None else self.engines.drop,
             self.generation.close,
@@ -370,9 +370,9 @@ class RayRoles:
             self.watch.write,
             self.engines.stop,
             self.ranks.stop,
-            *self._ending,
+            *self._on_close,
         ]
-        self._ending = []
+        self._on_close = []
         with ExitStack() as stack:
             for end in reversed(endings):
                 stack.callback(end)

@@ -1,7 +1,7 @@
 """Weight sync from ranks to replicas, each confirmed by digests before it generates.
 
-Ranks digest and gather their weights, replicas load them. What replicas must hold is known from the
-digests of the ranks' own shards, so that nothing on the way is trusted.
+Ranks digest and gather their weights, replicas load and digest them. The expected digests are
+computed from the ranks' own shards, so that every step of the transfer is verified.
 """
 
 import asyncio
@@ -31,18 +31,16 @@ from luyen.runtime.weights import (
     write_part,
 )
 
-# Weights from the trainer to every replica, confirmed before anything is drawn with them.
-
-_LOOK_S = 0.005
-"""Between two looks whether replicas have confirmed, while others draw."""
+_POLL_S = 0.005
+"""Seconds between two polls for confirmations, while replicas generate."""
 Bucket: TypeAlias = "Mapping[str, Tensor] | ObjectRef[PackedWeights] | Path"
-"""Some parameters: here, packed in the object store by whoever has them, or in a file."""
+"""Some parameters: tensors of this process, packed bytes in the object store, or a file."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublicationResult:
-    """What a publication took.
+    """Result of a complete publication.
 
     Example:
         >>> PublicationResult(version=1, replicas=2, bytes=8, seconds=0.1).bytes
@@ -50,9 +48,9 @@ class PublicationResult:
     """
 
     version: int
-    """Version of the weights that the replicas draw with now."""
+    """Version of the weights."""
     replicas: int
-    """Replicas that have confirmed it."""
+    """Replicas that have confirmed them."""
     bytes: int
     """Bytes of the weights that passed through this process, counted once."""
     seconds: float
@@ -68,10 +66,10 @@ def publish(
     folder: Path | None = None,
     holder: Callable[[], None] | None = None,
 ) -> PublicationResult:
-    """Give every replica all parameters that learn, and wait until each holds exactly them.
+    """Send all trained parameters to every replica, and wait until each has confirmed them.
 
-    Replicas load a bucket while the next is made. Without a `folder` buckets go through the object
-    store; with one, through files in it that every node must see. `expected` are the digests
+    Replicas load a bucket while the next is packed. Buckets go through the object store, or with a
+    `folder` through files in it that every node must see. `expected` are the digests
     (`luyen.models.trained_weights.tensor_digests`) of all parameters; they must be given where
     buckets are not tensors of this process, and are those of the buckets otherwise. `holder` raises
     if the process that has the buckets is lost.
@@ -88,10 +86,10 @@ def publish(
             digests |= tensor_digests(bucket)
             size += total_bytes(bucket.values())
         engines.replica_pool.send_part(_part(bucket, here, number))
-    assert digests or expected is not None, "nobody said what the replicas are to hold"
+    assert digests or expected is not None, "the expected digests are not known"
     engines.replica_pool.end_publication(digests if expected is None else expected)
     if here is not None:
-        _remove_others(here)
+        _remove_earlier(here)
     return PublicationResult(
         version=version,
         replicas=sum(member.is_ready for member in engines.replica_pool.members),
@@ -109,10 +107,10 @@ async def publish_extra_version(
     expected: Mapping[str, str],
     holder: Callable[[], None],
 ) -> PublicationResult:
-    """Give every replica one more version of the weights; those to be kept go on drawing.
+    """Send one more version of the weights to every replica; generation with kept ones continues.
 
-    Returns when each that can work holds exactly the expected ones. `holder` raises if whoever has
-    the parts is lost.
+    Returns when every ready replica has confirmed the expected digests. `holder` raises if the
+    process that stores the parts is lost.
     """
     start = time.monotonic()
     engines.replica_pool.begin_publication(version, keep=keep, holder=holder)
@@ -121,7 +119,7 @@ async def publish_extra_version(
     engines.replica_pool.expect(expected)
     while not engines.replica_pool.is_published:
         engines.replica_pool.receive(0.0)
-        await asyncio.sleep(_LOOK_S)
+        await asyncio.sleep(_POLL_S)
     return PublicationResult(
         version=version,
         replicas=sum(member.is_ready for member in engines.replica_pool.members),
@@ -131,7 +129,7 @@ async def publish_extra_version(
 
 
 def _part(bucket: Bucket, folder: Path | None, number: int) -> "ObjectRef[PackedWeights] | Path":
-    """A bucket as replicas take it."""
+    """A bucket in the form that replicas load."""
     if isinstance(bucket, Path):
         return bucket.absolute()
     if folder is None:
@@ -140,11 +138,11 @@ def _part(bucket: Bucket, folder: Path | None, number: int) -> "ObjectRef[Packed
     return write_part(folder.absolute() / f"part_{number:05d}.safetensors", tensors)
 
 
-def _remove_others(kept: Path) -> None:
-    """Earlier versions go: a replica that begins again takes this one."""
-    for other in kept.parent.glob("version_*"):
-        if other != kept:
-            shutil.rmtree(other)
+def _remove_earlier(kept: Path) -> None:
+    """Remove the folders of earlier versions: restarted replicas load this one."""
+    for version in kept.parent.glob("version_*"):
+        if version != kept:
+            shutil.rmtree(version)
 
 
 _ACTOR = "actor/"
@@ -152,81 +150,81 @@ _ACTOR = "actor/"
 
 @final
 class PendingSync:
-    """A publication in progress: ranks gather the weights, and replicas are to load them."""
+    """A publication in progress: ranks gather the weights, then replicas load them."""
 
-    def __init__(self, publisher: "WeightSync", version: int, gathering: Gathering) -> None:
+    def __init__(self, weight_sync: "WeightSync", version: int, gathering: Gathering) -> None:
         """`gathering` waits for the ranks."""
         self.version = version
         self.gathering = gathering
-        self._publisher = publisher
+        self._weight_sync = weight_sync
         self._is_done = False
 
     def wait(self) -> None:
-        """Return when every replica has proved that it holds the weights."""
+        """Return when every ready replica has confirmed the weights."""
         if not self._is_done:
-            self._publisher.complete(self)
+            self._weight_sync.complete(self)
             self._is_done = True
 
 
 @final
 class WeightSync:
-    """Which weights the replicas hold, and how newer ones get there."""
+    """Publishes the ranks' weights to the replicas, and knows which version those have."""
 
     def __init__(self, ranks: RankGroup, engines: RayEngines) -> None:
-        """The ranks' watch hears of every publication."""
+        """Every complete publication is recorded in the monitor of the ranks."""
         self._ranks = ranks
         self._engines = engines
         self._pending: PendingSync | None = None
         self.newest: PublicationResult | None = None
         """The newest publication that is complete."""
         self.digests: Mapping[str, str] | None = None
-        """Digests of all that learns, as the newest publication gathered them.
+        """Digests of every trained tensor, as the newest publication gathered them.
 
         None: no publication is complete, or the ranks have taken a step since.
         """
 
     def forget(self) -> None:
-        """The ranks hold other weights than they did: those of a checkpoint."""
+        """Drop all state: the ranks have loaded a checkpoint."""
         self.newest = self._pending = self.digests = None
 
     def change(self) -> None:
-        """The ranks take a step: what is known of their weights is outdated."""
+        """Drop the digests: the ranks take an optimizer step."""
         self.digests = None
 
     def begin(self, version: int, gathering: Gathering | None = None) -> PendingSync:
-        """Let ranks gather their weights, unless they do already (`gathering` waits for them).
+        """Start a publication; ranks gather their weights, unless `gathering` has started that.
 
-        Replicas that are asked from now on generate with these weights, once they hold them.
+        Requests submitted from now on are generated with these weights, once confirmed.
         """
         assert self._engines.is_idle, "weights would change in the middle of an answer"
-        coming = PendingSync(self, version, gathering or self._ranks.begin_publish())
-        self._engines.replica_pool.begin_publication(version, holder=self._ranks.look)
-        self.newest, self._pending = None, coming
-        return coming
+        sync = PendingSync(self, version, gathering or self._ranks.begin_publish())
+        self._engines.replica_pool.begin_publication(version, holder=self._ranks.raise_if_lost)
+        self.newest, self._pending = None, sync
+        return sync
 
-    def complete(self, coming: PendingSync) -> None:
-        """Send what ranks have gathered, and return when every replica holds it."""
-        assert coming is self._pending, "other weights have come since"
-        replica_pool, gathered = self._engines.replica_pool, coming.gathering()
+    def complete(self, sync: PendingSync) -> None:
+        """Send the gathered weights, and return when every ready replica has confirmed them."""
+        assert sync is self._pending, "a newer publication has started since"
+        replica_pool, gathered = self._engines.replica_pool, sync.gathering()
         started = time.monotonic() - gathered.seconds
         replica_pool.send_all(gathered.parts, _of_policy(gathered))
         replica_pool.wait_until(lambda: replica_pool.is_published)
         done = PublicationResult(
-            version=coming.version,
+            version=sync.version,
             replicas=sum(member.is_ready for member in replica_pool.members),
             bytes=gathered.bytes,
-            seconds=replica_pool.confirmed - started,
+            seconds=replica_pool.confirmed_at - started,
         )
-        self._keep(done, gathered, ago=time.monotonic() - replica_pool.confirmed)
+        self._keep(done, gathered, ago=time.monotonic() - replica_pool.confirmed_at)
 
     def demand(self, version: int) -> None:
-        """Fail unless this is the version that replicas hold, or that is on its way to them."""
+        """Fail unless this is the version that was published last."""
         found = self._pending or self.newest
         assert found is not None, "no weights were published"
         assert found.version == version, f"version {found.version} was published, not {version}"
 
-    async def place(self, version: int, keep: Collection[int]) -> None:
-        """Publish the ranks' weights beside those that are kept, while replicas generate."""
+    async def publish_extra(self, version: int, keep: Collection[int]) -> None:
+        """Publish the ranks' weights in addition to the kept versions, while replicas generate."""
         start = time.monotonic()
         gathered = await asyncio.to_thread(self._ranks.begin_publish())
         expected = _of_policy(gathered)
@@ -236,7 +234,7 @@ class WeightSync:
             version=version,
             keep=keep,
             expected=expected,
-            holder=self._ranks.look,
+            holder=self._ranks.raise_if_lost,
         )
         seconds = time.monotonic() - start
         self._keep(replace(done, bytes=gathered.bytes, seconds=seconds), gathered)
@@ -255,7 +253,7 @@ class WeightSync:
 
 
 def _of_policy(gathered: GatheredWeights) -> dict[str, str]:
-    """What replicas are to hold: of the digests of all that learns, those of the policy."""
+    """Digests of the policy's parameters, which replicas must confirm."""
     return {
         name.removeprefix(_ACTOR): digest
         for name, digest in gathered.digests.items()
@@ -263,12 +261,9 @@ def _of_policy(gathered: GatheredWeights) -> dict[str, str]:
     }
 
 
-# Digests of what ranks hold, each rank's parts added up.
-
-
 @final
 class RankWeightDigests:
-    """Digests that ranks compute of their shards, after all that they were called for before."""
+    """Digests that ranks compute of their shards, after all earlier calls."""
 
     def __init__(self, ranks: RankGroup, published: Mapping[str, str] | None) -> None:
         """`published` are the digests of the weights, where a publication has gathered them."""
@@ -276,7 +271,7 @@ class RankWeightDigests:
         self._published = published
 
     def weights(self) -> Mapping[str, str]:
-        """Parameters that learn, and their masters where they have any."""
+        """Trained parameters, and their fp32 masters where they have any."""
         return self._weights
 
     @cached_property

@@ -266,7 +266,7 @@ def learn_step(run: ReplayLearner, recorded: RecordedStep) -> LearnedStep:
     metrics = {**parity_metrics(batch, run.needs), **update}
     stages = {
         **rollout_stages(rollouts=recorded.rollouts, baselines=baselines, batch=credited.batch),
-        **update_stages(metrics, run.roles.describe()),
+        **update_stages(metrics, run.roles.weight_digests()),
     }
     found = {**credited.metrics, **metrics}
     if credited.kl is not None:

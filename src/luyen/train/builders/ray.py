@@ -71,11 +71,11 @@ def build_ray_roles(
         ranks=ranks,
         engines=engines,
         generation=build_generation(config, tool_env, renderer),
-        cuts=micro_batching(config, needs),
-        ending=(placed.free, connection.disconnect),
+        micro_batching=micro_batching(config, needs),
+        on_close=(placed.free, connection.disconnect),
         frees_cache=config.actor_rollout_ref.rollout.free_cache_engine,
         runs_ahead=config.trainer.max_staleness > 0,
-        is_swapping=has_partial_rollouts(config.trainer),
+        partial_rollouts=has_partial_rollouts(config.trainer),
     )
     return roles, scorer
 

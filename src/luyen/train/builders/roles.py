@@ -113,7 +113,7 @@ def build_roles(
         log_prob_passes=log_prob_passes(rollout, actor),
         ref_passes=log_prob_passes(arr.ref, actor),
         frees_cache=rollout.free_cache_engine,
-        is_swapping=has_partial_rollouts(config.trainer),
+        partial_rollouts=has_partial_rollouts(config.trainer),
         teacher=load_teacher(config, tokenizer, device) if needs.teacher else None,
     )
 

@@ -128,17 +128,17 @@ def test_replicas_that_disagree_are_told_apart():
         if replica.index == 2:
             replica.digests = {"w": "float32 [1] 01"}
 
-    with pytest.raises(UserError, match="replicas 0 and 2 hold other weights: w has other values"):
+    with pytest.raises(UserError, match="replicas 0 and 2 hold different weights: w has"):
         RayEngines(Fleet(other), replicas=3).fingerprint()
 
 
 def test_three_losses_in_a_row_end_the_run_with_the_reason():
     fleet = Fleet()
-    engines = RayEngines(fleet, replicas=1, timeouts=ReplicaTimeouts(deaths=3))
+    engines = RayEngines(fleet, replicas=1, timeouts=ReplicaTimeouts(max_failures=3))
     engines.submit(ask("a"))
     engines.advance()
     until = failing_passes(engines, fleet, lambda replica: replica.die())
-    with pytest.raises(UserError, match="3 replicas were lost, one after the other"):
+    with pytest.raises(UserError, match="3 replicas were lost in succession"):
         until()
     assert len(fleet.begun) == 3
 
@@ -183,7 +183,7 @@ def test_a_request_that_kills_whoever_draws_it_ends_the_run():
 def test_a_replica_that_gets_nothing_done_is_taken_for_lost(monkeypatch: pytest.MonkeyPatch):
     fleet = Fleet()
     engines = RayEngines(fleet, replicas=2, timeouts=ReplicaTimeouts(still_s=0.01))
-    monkeypatch.setattr("luyen.runtime.ray.replica_pool._LOOK_S", 0.0)
+    monkeypatch.setattr("luyen.runtime.ray.replica_pool._POLL_S", 0.0)
     engines.submit(ask("a"))
     engines.advance()
     stuck = next(replica for replica in fleet.begun if replica.open)

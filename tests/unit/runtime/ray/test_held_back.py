@@ -64,7 +64,7 @@ def test_replicas_that_are_lost_before_the_weights_come_are_no_fault_of_the_requ
         lost.is_dead = True
     engines.replica_pool.send_all([(("w", "d"),)], {"w": "d"})
     members = engines.replica_pool.members
-    engines.replica_pool.wait_until(lambda: all(m.is_ready and m.held for m in members))
+    engines.replica_pool.wait_until(lambda: all(m.is_ready and m.confirmed for m in members))
     assert len(fleet.begun) == 14
     assert sum(len(member.requests) for member in members) == 32
 

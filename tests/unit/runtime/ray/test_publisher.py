@@ -47,7 +47,7 @@ class FakeRanks:
         )
         return lambda: found
 
-    def look(self) -> None:
+    def raise_if_lost(self) -> None:
         if self.is_lost:
             raise RanksLost("rank 0 gave no sign of life for 121 s")
 
@@ -62,17 +62,17 @@ class Run:
         self.fleet = Fleet(change)
         self.engines = RayEngines(self.fleet, replicas=2, timeouts=ReplicaTimeouts(still_s=10))
         self.ranks: Any = FakeRanks()
-        self.publisher = WeightSync(self.ranks, self.engines)
+        self.weight_sync = WeightSync(self.ranks, self.engines)
 
     def learn(self) -> None:
         self.ranks.weight += 1
-        self.publisher.change()
+        self.weight_sync.change()
 
     def publish(self, version: int, way: str = "in turn") -> None:
         if way == "beside others":
-            asyncio.run(self.publisher.place(version, keep=[version - 1]))
+            asyncio.run(self.weight_sync.publish_extra(version, keep=[version - 1]))
         else:
-            self.publisher.begin(version).wait()
+            self.weight_sync.begin(version).wait()
 
     def held(self) -> list[dict[str, str] | None]:
         return [replica.digests for replica in self.fleet.living()]
@@ -82,7 +82,7 @@ def test_weights_are_gathered_and_sent_once_for_each_publication():
     run = Run()
     run.publish(0)
     run.learn()
-    coming = run.publisher.begin(1)
+    coming = run.weight_sync.begin(1)
     coming.wait()
     coming.wait()
     assert run.held() == [{"w": f"{FORM} {2:016x}"}] * 2
@@ -95,46 +95,46 @@ def test_weights_are_gathered_and_sent_once_for_each_publication():
 
 def test_weights_that_ranks_gather_already_are_not_gathered_again():
     run = Run()
-    run.publisher.begin(0, run.ranks.begin_publish()).wait()
+    run.weight_sync.begin(0, run.ranks.begin_publish()).wait()
     assert run.ranks.gathered == 1
     assert run.held() == [{"w": run.ranks.digest()}] * 2
 
 
 def test_digests_are_those_of_the_newest_publication_until_the_ranks_take_a_step():
     run = Run()
-    assert run.publisher.digests is None
+    assert run.weight_sync.digests is None
     run.publish(0)
-    assert run.publisher.digests is not None
-    assert run.publisher.digests["actor/w"] == run.ranks.digest()
+    assert run.weight_sync.digests is not None
+    assert run.weight_sync.digests["actor/w"] == run.ranks.digest()
     run.learn()
-    assert run.publisher.digests is None
+    assert run.weight_sync.digests is None
     for _ in range(2):  # asking again publishes nothing
-        assert run.publisher.digests is None
+        assert run.weight_sync.digests is None
     assert run.ranks.gathered == 1
 
 
 def test_only_the_version_that_was_published_may_be_generated_with():
     run = Run()
     with pytest.raises(AssertionError, match="no weights were published"):
-        run.publisher.demand(0)
+        run.weight_sync.demand(0)
     run.publish(0)
-    run.publisher.demand(0)
+    run.weight_sync.demand(0)
     run.learn()
-    coming = run.publisher.begin(1)
-    run.publisher.demand(1)
+    coming = run.weight_sync.begin(1)
+    run.weight_sync.demand(1)
     with pytest.raises(AssertionError, match="version 1 was published, not 0"):
-        run.publisher.demand(0)
+        run.weight_sync.demand(0)
     coming.wait()
-    run.publisher.demand(1)
-    assert run.publisher.newest is not None
-    assert run.publisher.newest.version == 1
+    run.weight_sync.demand(1)
+    assert run.weight_sync.newest is not None
+    assert run.weight_sync.newest.version == 1
 
 
 @pytest.mark.parametrize("way", ["in turn", "beside others"])
 def test_weights_that_nobody_can_get_any_more_are_a_lost_rank_and_no_lost_replica(
     way: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("luyen.runtime.ray.replica_pool._LOOK_S", 0.0)
+    monkeypatch.setattr("luyen.runtime.ray.replica_pool._POLL_S", 0.0)
     run = Run()
     run.publish(0)
     for replica in run.fleet.begun:
@@ -152,9 +152,9 @@ def test_a_checkpoint_makes_every_version_unknown():
     run = Run()
     run.publish(3)
     run.ranks.weight = 9
-    run.publisher.forget()
+    run.weight_sync.forget()
     with pytest.raises(AssertionError, match="no weights were published"):
-        run.publisher.demand(3)
+        run.weight_sync.demand(3)
     run.publish(3)
     assert run.held() == [{"w": run.ranks.digest()}] * 2
 
@@ -176,7 +176,7 @@ def test_a_replica_that_is_lost_on_the_way_gets_them_when_it_is_back():
     run = Run()
     run.publish(0)
     run.learn()
-    coming = run.publisher.begin(1)
+    coming = run.weight_sync.begin(1)
     run.fleet.begun[0].is_dead = True
     coming.wait()
     members = run.engines.replica_pool.members
@@ -189,7 +189,7 @@ def test_replicas_that_begin_again_while_weights_arrive_are_signs_of_life_of_the
     run = Run()
     run.publish(0)
     run.learn()
-    coming = run.publisher.begin(1)
+    coming = run.weight_sync.begin(1)
     for replica in run.fleet.begun:
         replica.is_dead = True
     before = HEART.count
@@ -201,7 +201,7 @@ def test_requests_of_weights_on_their_way_say_which_they_wait_for():
     run = Run()
     run.publish(0)
     run.learn()
-    run.publisher.begin(1)
+    run.weight_sync.begin(1)
     run.engines.submit(Request(id="a", tokens=(1,), keys=(3,), sampling=SAMPLING, weights=1))
     run.engines.send()
     submits = [call for replica in run.fleet.begun for call in replica.calls if call[0] == "submit"]

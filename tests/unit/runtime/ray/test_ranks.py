@@ -101,14 +101,14 @@ def test_ranks_are_looked_after_while_others_take_what_they_have_published(
     group: Callable[[], Any],
 ):
     ranks = group()
-    ranks.look()
+    ranks.raise_if_lost()
     time.sleep(1.0)
-    ranks.look()  # each has answered once
+    ranks.raise_if_lost()  # each has answered once
     os.kill(ranks.pids[1], signal.SIGSTOP)
 
     def look() -> None:
         for _ in range(60):
-            ranks.look()
+            ranks.raise_if_lost()
             time.sleep(0.5)
 
     with pytest.raises(RanksLost, match=r"rank 1 gave no sign of life for \d s"):

@@ -36,7 +36,7 @@ class Ranks:
         )
         return lambda: found
 
-    def look(self) -> None:
+    def raise_if_lost(self) -> None:
         """They live."""
 
 
@@ -68,7 +68,7 @@ class Journal:
 
 
 def roles_of(fleet: Fleet | None = None, *, frees_cache: bool = False) -> RayRoles:
-    parts: Any = {"ranks": Ranks(), "cuts": None, "frees_cache": frees_cache}
+    parts: Any = {"ranks": Ranks(), "micro_batching": None, "frees_cache": frees_cache}
     engines = RayEngines(fleet or Busy(), replicas=2)
     roles = RayRoles(engines=engines, generation=Generation(renderer=RENDERER, seed=7), **parts)
     roles.publish(0).wait()
