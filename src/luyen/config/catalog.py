@@ -1,6 +1,6 @@
 """What `check` knows about the algorithms without importing them (they import torch).
 
-The mathematics registers functions under these names; a test holds the two lists equal, knobs
+`luyen.algorithms` registers functions under these names; a test keeps both lists equal, parameters
 included. A plugin declares the same facts as literals in its `register(...)` call.
 """
 
@@ -360,7 +360,7 @@ class RejectionRule:
 
     @property
     def per_token(self) -> bool:
-        """Whether it judges tokens one by one instead of whole sequences."""
+        """Whether it rejects single tokens instead of whole sequences."""
         return self.option.startswith("token")
 
 

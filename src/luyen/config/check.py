@@ -206,7 +206,7 @@ def _not_yet(config: RunConfig, tree: ConfigTree) -> Iterator[Problem]:
 _STARTING = ("S07", "S08", "S24")
 """Rules about a run that is there when another is to start."""
 _OFFLINE = ("D", "F", "G", "H", "M", "N", "S", "Y", "B05", "B06", "B07", "P02")
-"""Rules that concern an offline run too; the others are about rollouts and rewards."""
+"""Rules that also apply to offline runs; all other rules are about rollouts and rewards."""
 
 
 def _applies(rule: str, stage: str) -> bool:
@@ -274,7 +274,7 @@ def _unchecked_environments(config: RunConfig) -> Iterator[tuple[str, str]]:
         return
     for name, choice in read_environments(multi_turn)[0].items():
         if choice.kind != "user":
-            yield f"{_TURNS}.environments.{name}", "the world is not made"
+            yield f"{_TURNS}.environments.{name}", "the environment is not created"
     for key, path in (
         ("tool_config_path", multi_turn.tool_config_path),
         ("interaction_config_path", multi_turn.interaction_config_path),

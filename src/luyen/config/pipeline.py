@@ -170,7 +170,7 @@ def _wrong_with(item: ConfigTree) -> Iterator[Problem]:
         is_fit = isinstance(value, dict) if key == "config" else _is_paths(value)
         if value is not None and not is_fit:
             why = "it holds keys of a run" if key == "config" else "it names YAML files"
-            yield _problem(f"{STAGES}.{key}", item.origins[key], value, why, "mend it")
+            yield _problem(f"{STAGES}.{key}", item.origins[key], value, why, "correct the value")
     if "config" not in item.values and "file" not in item.values:
         why = "a stage says what to run"
         yield _problem(f"{STAGES}.config", at, None, why, "give it `config:` or `file:`")

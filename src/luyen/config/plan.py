@@ -55,7 +55,7 @@ def sequences_of_a_row(config: RunConfig, losses: PreferenceLosses) -> int:
 
 
 def rows_need_reference(config: RunConfig) -> bool:
-    """Whether a stage of preferences keeps a reference beside the policy at every step."""
+    """Whether a preference stage keeps a reference model in memory during training."""
     if config.trainer.stage != "preference" or config.preference.reference != "live":
         return False
     losses = (PREFERENCE_LOSSES.get(name) for name in config.preference.loss_type)
@@ -78,7 +78,7 @@ class BatchPlan:
     """
 
     prompts: int
-    """Prompts drawn in one step."""
+    """Prompts of one step."""
     samples_per_prompt: int
     """Rollouts of each prompt."""
     rollouts: int
@@ -116,7 +116,7 @@ def plan_batches(
     """
     data, arr = config.data, config.actor_rollout_ref
     actor, rollout = arr.actor, arr.rollout
-    # An offline step is one optimizer step on the rows that are drawn.
+    # An offline step is one optimizer step on its rows.
     is_offline = config.trainer.stage != "rl"
     samples = sequences_of_a_row(config, losses) if is_offline else rollout.n
     prompts = data.train_batch_size if is_offline else actor.ppo_mini_batch_size
@@ -190,7 +190,7 @@ class Placement:
     replicas: int = 1
     """Copies of the rollout engine."""
     rollout_pool: tuple[int, int] | None = None
-    """Machines and devices of each that only draw; None: rollouts share the actor's devices."""
+    """Machines and devices of each that only generate; None: rollouts share the actor's devices."""
 
 
 def rollout_pool(config: RunConfig) -> tuple[int, int] | None:
@@ -328,7 +328,7 @@ def loss_in_force(config: RunConfig) -> str:
 
 
 def is_off_policy(config: RunConfig) -> bool:
-    """Whether some update uses samples that the weights before it did not draw."""
+    """Whether some update uses samples that an older version of the weights generated."""
     actor = config.actor_rollout_ref.actor
     several = config.data.train_batch_size > actor.ppo_mini_batch_size
     return several or actor.ppo_epochs > 1 or config.trainer.max_staleness > 0
@@ -382,7 +382,7 @@ def batch_lines(plan: BatchPlan) -> list[tuple[str, str]]:
     ]
 
 
-# The knobs of the chosen algorithm, taken from the configuration by their own names.
+# Hyperparameters of the chosen algorithm, taken from the configuration by name.
 
 
 def estimator_kwargs(config: RunConfig, facts: EstimatorFacts) -> dict[str, Any]:
@@ -406,11 +406,11 @@ def loss_kwargs(config: RunConfig, facts: LossFacts) -> dict[str, Any]:
     return {name: given[name] for name in facts.hparams if name not in own}
 
 
-# The knobs of a preference loss that a configuration sets, by their own names.
+# Hyperparameters of a preference loss that the configuration sets, by name.
 
 
 def preference_kwargs(preference: PreferenceConfig) -> dict[str, Any]:
-    """Those that are not null; a loss has its own value of the others.
+    """Hyperparameters that are not null; the loss has its own defaults for the rest.
 
     Example:
         >>> preference_kwargs(PreferenceConfig(beta=0.5))

@@ -92,7 +92,7 @@ class Arguments:
     names: tuple[str, ...]
     """Arguments that have a name."""
     has_more: bool
-    """Whether it takes any others by name."""
+    """Whether it takes any other keyword arguments (`**kwargs`)."""
 
     def takes(self, name: str) -> bool:
         """Whether an argument of this name can be given."""
@@ -172,7 +172,7 @@ class Registration:
     name: str
     """Name that becomes usable in the configuration."""
     facts: Mapping[str, Any]
-    """Literal keyword arguments beside the name."""
+    """Literal keyword arguments after the name."""
 
 
 @final
@@ -200,13 +200,13 @@ class PluginRegistry:
     reward_managers: tuple[str, ...] = REWARD_MANAGERS
     """Reward managers."""
     rule_rewards: Mapping[str, RuleFacts] = field(default_factory=lambda: RULE_REWARDS)
-    """Rules that judge answers."""
+    """Rules that score answers."""
     samplers: tuple[str, ...] = SAMPLERS
     """Samplers."""
     tool_formats: tuple[str, ...] = TOOL_FORMATS
     """Ways to write tool calls."""
     environments: tuple[str, ...] = ENVIRONMENTS
-    """Kinds of worlds that conversations happen in."""
+    """Kinds of environments."""
 
 
 def read_plugins(paths: tuple[str, ...]) -> tuple[PluginRegistry, dict[str, str]]:

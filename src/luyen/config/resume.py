@@ -127,7 +127,7 @@ MAY_CHANGE: Mapping[Kind, tuple[str, ...]] = {
         "sandbox",
     ),
 }
-"""Keys, and blocks with all below them, that may be others when a run goes on."""
+"""Keys, and blocks with all keys below them, that may change when a run resumes."""
 
 
 @final
@@ -175,7 +175,7 @@ def changed_keys(directory: RunDirectory, config: RunConfig) -> list[ChangedKey]
     try:
         written = directory.read_settings()
     except UserError:
-        return []  # whoever goes on with it says so
+        return []  # reported when the run is resumed
     folder = start_folder(directory) or Path.cwd()
     now, clean = stored_values(config), masked_values(config)
     found: list[ChangedKey] = []
@@ -258,7 +258,7 @@ def _short(value: Any, most: int = 80) -> str:
 
 
 def model_changes(directory: RunDirectory, files: Mapping[str, Any]) -> Iterator[str]:
-    """Keys of models whose files are others than when the run began; `files` as in a manifest."""
+    """Keys of models whose files changed since the run began; `files` as in a manifest."""
     noted = cast(dict[str, Any], directory.read_manifest().get("files") or {})
     for name, facts in files.items():
         key = next((key for key in MODELS if _is_of(name, key)), None)
@@ -267,7 +267,7 @@ def model_changes(directory: RunDirectory, files: Mapping[str, Any]) -> Iterator
             yield key
 
 
-# How a run is called that nobody gave a name, and which words go on with one that has it.
+# Default name of a new run, and the overrides that resume a run by its directory.
 
 
 def default_run_name(files: Sequence[Path], now: datetime | None = None) -> ConfigTree:

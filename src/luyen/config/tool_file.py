@@ -1,6 +1,6 @@
 """The tools file, its MCP servers and built-in tools, read without importing any of them.
 
-It has verl's layout, with short forms of our own beside `class_name`: `function`, `builtin`, `mcp`.
+It has verl's layout, plus Luyen's short forms for `class_name`: `function`, `builtin`, `mcp`.
 """
 
 import ast
@@ -63,7 +63,7 @@ def setting_faults(tool: str, config: Mapping[str, Any], folder: Path) -> Iterat
         if key in kinds:
             is_fit, what = kinds[key]
             if not is_fit(value) and not (value is None and key in ("path", "documents")):
-                yield f".config.{key}", value, f"expected {what}", "mend the value"
+                yield f".config.{key}", value, f"expected {what}", f"give {what}"
         elif known is not None:
             yield (
                 f".config.{key}",
@@ -162,7 +162,8 @@ def _wrong_keys(block: Mapping[str, Any], known: Mapping[str, Any]) -> Iterator[
         if key not in known:
             yield key, value, "no such key here", did_you_mean(str(key), known)
         elif value is not None and not _KINDS[key][0](value):
-            yield key, value, f"expected {_KINDS[key][1]}", "mend the value"
+            what = _KINDS[key][1]
+            yield key, value, f"expected {what}", f"give {what}"
 
 
 def listed_servers(path: Path) -> dict[str, dict[str, Any]]:
@@ -228,7 +229,7 @@ class ToolEntry:
     schema: Mapping[str, Any] | None = None
     """Its schema, where the entry gives one."""
     mcp: Mapping[str, Any] | None = None
-    """verl's block of servers beside `class_name`."""
+    """verl's block of servers next to `class_name`."""
     limits: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Limits that replace the tool's own."""
 
@@ -305,7 +306,7 @@ def _wrong(written: Any, folder: Path) -> Iterator[SettingFault]:
 
 
 def _kind(entry: Mapping[str, Any]) -> Kind | None:
-    """The key that names the tool; verl writes its servers beside `class_name`."""
+    """The key that names the tool; verl writes its servers next to `class_name`."""
     named: list[Kind] = [kind for kind in KINDS if kind in entry]
     if named == ["class_name", "mcp"]:
         return "class_name"
@@ -337,7 +338,7 @@ def _wrong_file(kind: Kind, target: str, folder: Path) -> Iterator[SettingFault]
     try:
         tree = read_python(folder / expanded(file))
     except OSError as error:
-        yield f".{kind}", target, f"the file {error}", "mend the path or the file"
+        yield f".{kind}", target, f"the file {error}", "correct the path or the file"
         return
     defined = _defined(tree)
     if name not in defined:
@@ -377,11 +378,16 @@ def _wrong_schema(schema: Mapping[str, Any]) -> Iterator[SettingFault]:
     if not isinstance(function, dict):
         yield ".tool_schema", schema, "a schema holds `function`", fix
         return
-    held = cast(dict[str, Any], function)
-    if not isinstance(held.get("name"), str):
-        yield ".tool_schema.function.name", held.get("name"), "a tool has a name", fix
-    if not isinstance(held.get("parameters", {}), dict):
-        yield ".tool_schema.function.parameters", held["parameters"], "expected a mapping", fix
+    function_schema = cast(dict[str, Any], function)
+    if not isinstance(function_schema.get("name"), str):
+        yield ".tool_schema.function.name", function_schema.get("name"), "a tool has a name", fix
+    if not isinstance(function_schema.get("parameters", {}), dict):
+        yield (
+            ".tool_schema.function.parameters",
+            function_schema["parameters"],
+            "expected a mapping",
+            fix,
+        )
 
 
 def _entry(number: int, written: dict[str, Any]) -> ToolEntry:

@@ -14,7 +14,7 @@ from luyen.config.problem import Problem, Severity
 # Keys of verl that Luyen does not have: what to write instead, or why nothing is needed.
 #
 # `MOOT` keys are accepted at the values listed, since that is what Luyen always does, and
-# refused at others. `NEAREST` keys are refused with the nearest thing there is; a block stands
+# refused at any other. `NEAREST` keys are refused with the nearest alternative; a block stands
 # for all its keys.
 
 _ARR = "actor_rollout_ref"
@@ -47,8 +47,8 @@ MOOT: dict[str, tuple[tuple[Any, ...], str]] = {
         (True,),
         "training and inference share one template",
     ),
-    f"{_ACTOR}.fsdp_config.grad_offload": ((False,), "gradients stay beside the weights"),
-    "critic.model.fsdp_config.grad_offload": ((False,), "gradients stay beside the weights"),
+    f"{_ACTOR}.fsdp_config.grad_offload": ((False,), "gradients stay with the weights"),
+    "critic.model.fsdp_config.grad_offload": ((False,), "gradients stay with the weights"),
     "critic.model.fsdp_config.param_offload": ((False,), "offloading is not asked for"),
     "critic.model.fsdp_config.optimizer_offload": ((False,), "offloading is not asked for"),
     "data.shuffle": ((True,), "data.sampler.name=shuffled is the default; sequential keeps order"),
@@ -92,7 +92,7 @@ NOTED: dict[str, tuple[tuple[Any, ...], str]] = {
         (),
         "no effect: weights go to the replicas in buckets of a size of their own",
     ),
-    "data.val_batch_size": ((), "no effect: all validation rows are drawn together"),
+    "data.val_batch_size": ((), "no effect: all validation rows are generated together"),
 }
 """Accepted with a note at these values, at any where none is listed: they choose how much memory a
 step takes, and change no number."""

@@ -162,7 +162,7 @@ def read_tree(text: str, source: str) -> ConfigTree:
         line = mark.line + 1 if mark is not None else 1
         if isinstance(error, BeyondLimits):
             return _broken(source, line, str(error.problem), "write less, or with fewer aliases")
-        return _broken(source, line, f"not valid YAML: {error.problem}", "mend the syntax")
+        return _broken(source, line, f"not valid YAML: {error.problem}", "correct the syntax")
     except (yaml.YAMLError, UnicodeEncodeError) as error:  # a character that YAML does not allow
         why = f"not valid YAML: {str(error).splitlines()[0]}"
         return _broken(source, 1, why, "save the file as plain UTF-8 text")

@@ -61,7 +61,7 @@ class _Process:
             raise TemplateError(self._ending(process)) from error
         finally:
             if not said:
-                self.close()  # a reply that nobody read would be taken for the next one
+                self.close()  # an unread reply would be taken for the next one
         return said
 
     def close(self) -> None:

@@ -51,7 +51,7 @@ def all_faults(found: Iterator[InvalidFile]) -> list[InvalidFile]:
 
 
 def size_of(folder: Path, name: str) -> int | None:
-    """Bytes of a plain file, links followed; None where there is none, InvalidFile for others.
+    """Size in bytes of a plain file, links followed; None if missing, InvalidFile if not a file.
 
     Opening a FIFO would wait for ever, and a device may have no end.
     """
@@ -62,7 +62,7 @@ def size_of(folder: Path, name: str) -> int | None:
             raise InvalidFile(name, "it is a link to a file that is not there") from None
         return None
     except (OSError, ValueError) as error:
-        raise InvalidFile(name, f"it cannot be read: {_said(error)}", "mend the folder") from error
+        raise InvalidFile(name, f"it cannot be read: {_said(error)}", "check the folder") from error
     if not stat.S_ISREG(found.st_mode):
         raise InvalidFile(name, f"it is {kind_of(found.st_mode)}, not a file", "put the file there")
     return found.st_size
@@ -93,7 +93,7 @@ def read_text(folder: Path, name: str) -> str | None:
     except UnicodeDecodeError as error:
         raise InvalidFile(name, f"it is no UTF-8 text: byte {error.start}") from error
     except OSError as error:
-        raise InvalidFile(name, f"it cannot be read: {_said(error)}", "mend the folder") from error
+        raise InvalidFile(name, f"it cannot be read: {_said(error)}", "check the folder") from error
 
 
 def read_json(folder: Path, name: str) -> Any:
@@ -211,7 +211,7 @@ def locate(path: str, *, field: str) -> str:
     if not hub_is_reachable():
         if folder is None:
             why = "cannot be loaded: no such folder, and no Hugging Face hub answers that has it"
-            raise UserError(field, path, why, "give a model directory, or mend the network")
+            raise UserError(field, path, why, "give a model directory, or check the network")
         return str(folder)
     return path
 
@@ -253,7 +253,7 @@ def path_fault(path: str) -> tuple[str, str] | None:
     if not stat.S_ISDIR(mode):
         return f"it is {kind_of(mode)}, not a folder", _GIVE
     if not os.access(expanded(path), os.R_OK | os.X_OK):
-        return "the folder may not be read", "mend its permissions"
+        return "the folder may not be read", "change its permissions"
     return None
 
 

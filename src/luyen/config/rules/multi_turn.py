@@ -235,11 +235,11 @@ def missing_isolation_is_reported(s: RuleContext) -> Iterator[Finding]:
 
 @rule("Z03", "note")
 def forgeable_verdicts_are_reported(s: RuleContext) -> Iterator[Finding]:
-    """Some assertions are judged in the program's interpreter, which can make them pass."""
+    """Some assertions are evaluated in the program's interpreter, which can make them pass."""
     if reward_runs_code(s.config) and "verdicts" not in s.config.sandbox.require:
         why = (
-            "rows with other assertions than `assert CALL == LITERAL` and its like are judged "
-            "beside the program, which can forge their verdict; reward/.../forgeable counts them"
+            "assertions other than `assert CALL == LITERAL` and its like are evaluated in the "
+            "program's process, which can forge the verdict; reward/.../forgeable counts them"
         )
         yield Finding(field=_REQUIRE, why=why, fix=f"{_REQUIRE}=[verdicts] refuses such rows")
 

@@ -88,7 +88,7 @@ def validation_has_rows(s: RuleContext) -> Iterator[Finding]:
     trainer, data = s.config.trainer, s.config.data
     if data.val_files:
         return
-    asked = [
+    enabled = [
         name
         for name, wanted in (
             ("test_freq", trainer.test_freq > 0),
@@ -99,7 +99,7 @@ def validation_has_rows(s: RuleContext) -> Iterator[Finding]:
         )
         if wanted
     ]
-    for name in asked:
+    for name in enabled:
         yield Finding(
             field=f"trainer.{name}",
             why="validation is asked for and data.val_files is empty",
@@ -212,7 +212,7 @@ def run_folder_can_be_made(s: RuleContext) -> Iterator[Finding]:
 def plugins_are_readable(s: RuleContext) -> Iterator[Finding]:
     """Plugin files exist, are Python, and register names that are free."""
     for path, reason in s.broken_plugins.items():
-        why, fix = f"{path} {reason}", "mend the file or its path"
+        why, fix = f"{path} {reason}", "correct the file or its path"
         yield Finding(field="trainer.plugins", why=why, fix=fix)
 
 
@@ -223,7 +223,7 @@ _VALIDATION = "val/"
 
 @rule("S21", "warning")
 def best_ones_are_chosen(s: RuleContext) -> Iterator[Finding]:
-    """Keeping the best has an effect: some others go, and some best ones stay."""
+    """`keep_best` has an effect: some checkpoints are deleted, and some best ones are kept."""
     trainer = s.config.trainer
     if trainer.keep_best and trainer.max_ckpt_to_keep is None:
         why = "every checkpoint stays, since max_ckpt_to_keep is not set"
@@ -356,10 +356,10 @@ def fresh_run_does_not_overwrite(s: RuleContext) -> Iterator[Finding]:
     """A run that does not resume does not write over an earlier one."""
     saved, run = _saved(s), _run_there(s)
     if s.config.trainer.resume_mode == "disable" and (saved or run is not None):
-        held = f"{len(saved)} checkpoints of an earlier run" if saved else "an earlier run"
+        found = f"{len(saved)} checkpoints of an earlier run" if saved else "an earlier run"
         yield Finding(
             field="trainer.resume_mode",
-            why=f"{s.run_directory()} holds {held}",
+            why=f"{s.run_directory()} holds {found}",
             fix="set resume_mode=auto to go on, or choose another experiment_name",
         )
 
@@ -379,7 +379,7 @@ def run_will_resume(s: RuleContext) -> Iterator[Finding]:
             field="trainer.resume_mode",
             why=f"the run in {s.run_directory()} has all of its {total} steps: "
             "nothing is left to do",
-            fix="choose another experiment_name to begin anew, or raise total_training_steps",
+            fix="choose another experiment_name to start a new run, or raise total_training_steps",
         )
         return
     changed = [one.words() for one in changes if one.kind != "place"]

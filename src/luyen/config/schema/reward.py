@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, model_validator
 
 from luyen.config.schema.block import MOST_DEVICES, MOST_MACHINES, Block, Pair, block, key
 
-# `judge`: a language model that is asked how good an answer is, and the cache of what it said.
+# `judge`: an LLM judge behind an endpoint, and the cache of its replies.
 
 ENGINE = "engine://"
 """The `base_url` that means the rollout engine of the run, with the weights of the policy."""
@@ -92,7 +92,7 @@ def _check_pattern(pattern: str) -> None:
 
 
 class RewardCacheConfig(Block):
-    """Scores that were computed once, found again by what was judged."""
+    """Cache of scores, keyed by what was scored."""
 
     enable: bool = key(
         False, "Keep replies of judges and scores of deterministic rules, and use them again."
@@ -119,7 +119,7 @@ class CustomRewardFunctionConfig(Block):
 
 
 class GateConfig(Block):
-    """When a node counts: where a sibling reaches a bar. Elsewhere it is not even judged."""
+    """When a node counts: where a sibling reaches a bar. Otherwise it is not scored."""
 
     by: str = key(..., "Name of the sibling that is looked at.")
     at_least: float | None = key(None, "Open from this value of it on; null without `below`: 1.")
@@ -134,15 +134,13 @@ class ComponentConfig(Block):
     shifted and clipped, normalised if so wished, and enters the node above times its weight.
     """
 
-    rule: str | None = key(None, "Registered rule that judges.")
-    judge: JudgeConfig | None = key(None, "A language model that judges.")
-    model: Literal["reward_model"] | None = key(
-        None, "The learned reward of `reward.reward_model`."
-    )
+    rule: str | None = key(None, "Registered rule that scores.")
+    judge: JudgeConfig | None = key(None, "An LLM judge that scores.")
+    model: Literal["reward_model"] | None = key(None, "The reward model of `reward.reward_model`.")
     parts: "dict[str, ComponentConfig] | None" = key(None, "Nodes below this one.")
     combine: Combine = key("sum", "parts: how they make one value.")
-    kwargs: dict[str, Any] = key({}, "Knobs of the rule.")
-    scale: float = key(1.0, "Factor of the value as it was judged.")
+    kwargs: dict[str, Any] = key({}, "Arguments of the rule.")
+    scale: float = key(1.0, "Factor of the score.")
     shift: float = key(0.0, "Added to it then.")
     floor: float | None = key(None, "Least value; a lower one is raised to it.")
     ceiling: float | None = key(None, "Largest value; a higher one is lowered to it.")
@@ -200,7 +198,7 @@ class RewardModelRolloutConfig(Block):
 
 
 class RewardModelConfig(Block):
-    """A learned reward, with a life of its own."""
+    """A reward model, on shared devices or its own."""
 
     enable: bool = key(False, "Score with a reward model.")
     enable_resource_pool: bool = key(False, "Give the reward model devices of its own.")
@@ -214,8 +212,8 @@ class RewardModelConfig(Block):
     )
     param_offload: bool | None = key(
         None,
-        "On a GPU: keep the weights in host memory while nothing is judged; null: where others use "
-        "the device too.",
+        "On a GPU: keep the weights in host memory while nothing is scored; null: if other roles "
+        "use the device too.",
     )
     rollout: RewardModelRolloutConfig = block(
         RewardModelRolloutConfig, "How the reward model is run."
@@ -230,14 +228,14 @@ class RewardConfig(Block):
     )
     combine: Combine = key("sum", "How the components make the reward.")
     routes: dict[str, Any] = key(
-        {}, "Pattern of a data source -> components or rules that judge it; built-in ones follow."
+        {}, "Pattern of a data source -> components or rules that score it; built-in ones follow."
     )
-    num_workers: int = key(8, "Most groups judged at once, and most processes for judging.", ge=1)
+    num_workers: int = key(8, "Most groups scored at once, and most scoring processes.", ge=1)
     timeout_s: float = key(
         10.0, "Most seconds for one score, where a process or a coroutine computes it.", gt=0
     )
     memory_mb: int | None = key(
-        4096, "Most MiB that one process for judging may hold; null: all there is.", ge=64
+        4096, "Most MiB that one scoring process may hold; null: all there is.", ge=64
     )
     on_fault: Literal["tolerate", "fail", "drop"] = key(
         "tolerate",
@@ -269,4 +267,4 @@ class RewardConfig(Block):
     reward_manager: RewardManagerConfig = block(
         RewardManagerConfig, "Which component turns rollouts into scores."
     )
-    reward_model: RewardModelConfig = block(RewardModelConfig, "A learned reward.")
+    reward_model: RewardModelConfig = block(RewardModelConfig, "A reward model.")

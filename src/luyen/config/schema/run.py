@@ -32,7 +32,7 @@ class SandboxConfig(Block):
     require: Promises = key(
         (),
         "Promises without which the run is refused: files, network, processes, memory, if this "
-        "machine cannot keep them; verdicts, if a test is judged where the program could forge it.",
+        "machine cannot keep them; verdicts, if a test runs where the program could forge it.",
     )
 
 
@@ -68,7 +68,7 @@ class RunConfig(Block):
 
     @model_validator(mode="after")
     def _with_derived(self) -> Self:
-        """Keys that nobody wrote get the values that others decide; they still count as unset."""
+        """Fill derived defaults from other keys; the filled keys still count as unset."""
         for path, value in derived_values(self).items():
             *blocks, name = path.split(".")
             inner: BaseModel = self
