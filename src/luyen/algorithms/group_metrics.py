@@ -131,7 +131,7 @@ def estimator_baselines(name: str, inputs: CreditInputs) -> Float[Tensor, " seq"
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KlDrift:
-    """Where the KL stands and how fast it moves.
+    """The latest KL and its trend.
 
     Example:
         >>> kl_drift([0.1, 0.2, 0.3]).last

@@ -35,7 +35,7 @@ def loss_hyperparameters(name: str) -> tuple[str, ...]:
 
 
 def default_aggregation(name: str) -> str:
-    """The aggregation of a loss when none is asked for; a plugin declares its own as a fact."""
+    """The aggregation of a loss if none is set; a plugin declares its own as a fact."""
     if name in POLICY_LOSSES:
         return own_aggregation(name)
     return policy_losses.facts(name).get("aggregation", "token-mean")

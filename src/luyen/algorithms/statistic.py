@@ -13,7 +13,7 @@ from luyen.algorithms.layout import sum_by_index
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Average:
-    """A sum and the number of things summed; stays on the device until `value` is asked.
+    """A sum and the number of things summed; stays on the device until `value` is called.
 
     Example:
         >>> a = Average.over(torch.tensor([1.0, 3.0, 9.0]), torch.tensor([True, True, False]))

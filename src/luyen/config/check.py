@@ -78,7 +78,7 @@ class Report:
     problems: tuple[Problem, ...]
     """Errors first, then warnings, then notes."""
     config: RunConfig
-    """The configuration; what was wrong with it stands at its default."""
+    """The configuration; invalid values are replaced by their defaults."""
     origins: dict[str, Origin]
     """Where each key was written."""
     plan: Plan
@@ -233,7 +233,7 @@ def _broken_rules(s: RuleContext, tree: ConfigTree) -> Iterator[Problem]:
             )
 
 
-# What a check does not run, ask or read: what is wrong there only training shows.
+# What `check` does not run, query or read; problems there only show in training.
 
 _TURNS = "actor_rollout_ref.rollout.multi_turn"
 
@@ -265,7 +265,7 @@ def unchecked_parts(config: RunConfig) -> Iterator[tuple[str, str]]:
 def _unchecked_judges(config: RunConfig) -> Iterator[tuple[str, str]]:
     for path, node in nodes(read_components(config.reward)[0]):
         if node.judge is not None:
-            yield f"reward.components.{path}", f"the judge at {node.judge.base_url} is not asked"
+            yield f"reward.components.{path}", f"the judge at {node.judge.base_url} is not queried"
 
 
 def _unchecked_environments(config: RunConfig) -> Iterator[tuple[str, str]]:
@@ -295,7 +295,7 @@ def _named_in(path: str | None) -> Iterator[str]:
         if name == "class_name":
             yield f"the class {value} is not imported"
         elif name in ("command", "url"):
-            yield f"the server {value} is not started or asked"
+            yield f"the server {value} is not started or queried"
 
 
 def _leaves(tree: Any) -> Iterator[tuple[str, Any]]:

@@ -19,7 +19,7 @@ ENVIRONMENT_ARGUMENTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "reasoning_gym": ((), ("dataset", "config", "attempts", "feedback")),
     "verifiers": (("id",), ("args",)),
 }
-"""Kind of ours -> the arguments it needs, and those it may be given; a test holds them equal."""
+"""Built-in kind -> required and optional arguments; a test keeps them in sync."""
 PACKAGES = {"reasoning_gym": ("reasoning_gym", "tasks"), "verifiers": ("verifiers", "environments")}
 """Kind -> the package it needs, and the extra that brings it."""
 
@@ -69,7 +69,7 @@ def read_environments(
     return found, wrong
 
 
-# verl's file of user simulators, read without importing any of them.
+# verl's file of user simulators, read without importing the classes.
 
 FIELD = "actor_rollout_ref.rollout.multi_turn.interaction_config_path"
 _KEYS = ("name", "class_name", "config")

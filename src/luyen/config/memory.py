@@ -23,7 +23,7 @@ from luyen.config.plan import BatchPlan, Placement, reward_pool
 from luyen.config.schema.actor_rollout_ref import ModelConfig
 from luyen.config.schema.run import RunConfig
 
-# Memory of a reward model on one device.
+# The reward model on one device.
 
 PART = "reward model"
 
@@ -193,7 +193,7 @@ def plan_memory(
 
 
 def _is_freed(config: RunConfig, where: Placement) -> bool:
-    """Whether the cache is elsewhere, or given back, while the policy learns."""
+    """Whether the KV cache takes no memory of the training devices during the update."""
     rollout = config.actor_rollout_ref.rollout
     gives_back = rollout.free_cache_engine and config.trainer.max_staleness == 0
     return gives_back or rollout.name == "hf" or where.rollout_pool is not None

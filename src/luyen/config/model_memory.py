@@ -178,7 +178,7 @@ class PassMemory:
 
     @property
     def is_offloaded(self) -> bool:
-        """Whether activations wait elsewhere."""
+        """Whether activations are kept in host memory between the passes."""
         return self.device == "cuda" and self.model.enable_activation_offload
 
     def _laid_out(self) -> int:
@@ -194,7 +194,7 @@ class PassMemory:
         return shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
 
 
-# What stays on a device during a whole step, alone or sharded, and what ranks gather in a pass.
+# Weights and optimizer state on a device, whole or sharded, and what ranks gather in a pass.
 
 
 @final
@@ -246,7 +246,7 @@ def static_memory(
 
 
 def is_offloaded(config: RunConfig, where: Placement) -> bool:
-    """Whether shards, gradients and optimizer lie in main memory, away from the device."""
+    """Whether shards, gradients and optimizer are in host memory."""
     fsdp = config.actor_rollout_ref.actor.fsdp_config
     both = fsdp.param_offload and fsdp.optimizer_offload
     return both and where.world_size > 1 and where.device == "cuda"
@@ -272,7 +272,7 @@ def _alone(config: RunConfig, shape: ModelShape, where: Placement, width: int) -
     }
     parts |= _frozen_models(config, shape, where, frozen=width, learning=width + moments, share=1)
     if config.trainer.async_save and where.device == "cpu":
-        # On a GPU the copy lies in main memory, which is not planned here.
+        # On a GPU the copy is in host memory, which is not planned here.
         learned = trainable(config, shape) * width + parts["optimizer"]
         parts["checkpoint"] = learned + parts.get("critic", 0)
     return parts

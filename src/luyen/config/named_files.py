@@ -44,7 +44,7 @@ class NamedFile:
     written: str
     """What the configuration says."""
     files: tuple[Path, ...] = ()
-    """Where it lies on this machine."""
+    """Its path on this machine."""
     revision: str | None = None
     """Revision of a model of the hub, which stands for the content of its files."""
 
@@ -113,7 +113,7 @@ def _code(config: RunConfig, folder: Path) -> Iterator[NamedFile]:
 
 
 def _lists(config: RunConfig, folder: Path) -> Iterator[NamedFile]:
-    """Lists of tools and of users, and the files that stand in them."""
+    """Lists of tools and of user simulators, and the files that they name."""
     multi_turn = config.actor_rollout_ref.rollout.multi_turn
     keys = {
         f"{_TURNS}.tool_config_path": multi_turn.tool_config_path,
@@ -132,7 +132,7 @@ def _lists(config: RunConfig, folder: Path) -> Iterator[NamedFile]:
 
 
 def _arguments(config: RunConfig, folder: Path) -> Iterator[NamedFile]:
-    """Files that stand among the free arguments of a component."""
+    """Files among the free arguments of a component."""
     multi_turn = config.actor_rollout_ref.rollout.multi_turn
     keys: dict[str, Mapping[str, Any]] = {
         "reward.custom_reward_function.reward_kwargs": (
@@ -212,13 +212,13 @@ def module_file(dotted: str) -> Path | None:
     return None if found is None else Path(found)
 
 
-# `artifact:...` in the place of a path: which keys have one, and what is put there instead.
+# `artifact:...` references in place of paths: finding them and replacing them by paths.
 
 ARTIFACT_PREFIX = "artifact:"
 
 
 def refs_in(tree: ConfigTree) -> dict[str, str]:
-    """Key -> what stands after `artifact:`; an entry of a list has its number after the key.
+    """Key -> the text after `artifact:`; an entry of a list has its number after the key.
 
     Example:
         >>> values = {"data": {"train_files": ["artifact:rows@ab12cd"]}}

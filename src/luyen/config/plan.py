@@ -11,7 +11,7 @@ from luyen.config.schema.algorithm import PreferenceConfig
 from luyen.config.schema.run import RunConfig
 from luyen.config.schema.trainer import TrainerConfig
 
-# What a run learns from besides rewards: a teacher, or pairs of its own samples.
+# Training signals besides rewards: a teacher, or pairs of the run's own samples.
 
 PreferenceLosses: TypeAlias = Mapping[str, PreferenceFacts]
 """Losses of preferences by name, with what must be known about each."""
@@ -211,7 +211,7 @@ def reward_pool(config: RunConfig) -> tuple[int, int] | None:
 
 
 def count_reward_replicas(config: RunConfig) -> int:
-    """Copies of the reward model: as asked for, or one on each device that it has or shares."""
+    """Copies of the reward model: as configured, or one on each device that it has or shares."""
     trainer, reward_model = config.trainer, config.reward.reward_model
     if reward_model.rollout.data_parallel_size is not None:
         return reward_model.rollout.data_parallel_size
@@ -220,7 +220,7 @@ def count_reward_replicas(config: RunConfig) -> int:
 
 
 def count_replicas(config: RunConfig) -> int:
-    """Copies of the rollout engine: as asked for, or as many as its devices can hold."""
+    """Copies of the rollout engine: as configured, or as many as its devices can hold."""
     trainer, rollout = config.trainer, config.actor_rollout_ref.rollout
     if rollout.data_parallel_size is not None:
         return rollout.data_parallel_size
@@ -229,7 +229,7 @@ def count_replicas(config: RunConfig) -> int:
 
 
 def devices_of_a_copy(config: RunConfig) -> int:
-    """Devices that one copy of the rollout engine is split over; our own hold it whole on one."""
+    """Devices that one copy of the rollout engine is split over; built-in engines do not split."""
     rollout = config.actor_rollout_ref.rollout
     return 1 if rollout.name in WHOLE_ENGINES else rollout.tensor_model_parallel_size
 
@@ -335,7 +335,7 @@ def is_off_policy(config: RunConfig) -> bool:
 
 
 def has_partial_rollouts(trainer: TrainerConfig) -> bool:
-    """Whether answers in progress go on with every new version of the weights."""
+    """Whether responses in progress continue under each new version of the weights."""
     return trainer.max_staleness > 0 and trainer.async_order == "completion"
 
 
@@ -344,7 +344,7 @@ def count_weight_versions(trainer: TrainerConfig) -> int:
     return 1 if has_partial_rollouts(trainer) else 1 + trainer.max_staleness
 
 
-# The arithmetic of a step in words.
+# Batch arithmetic in words.
 
 
 def offline_lines(plan: BatchPlan) -> list[tuple[str, str]]:

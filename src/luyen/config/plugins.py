@@ -24,7 +24,7 @@ from luyen.config.catalog import (
 )
 from luyen.config.reward_components import RULE_REWARDS, RuleFacts
 
-# Python files that a configuration names, read as syntax trees and never run.
+# Python files that a configuration names, read as syntax trees and never executed.
 #
 # What a file does when it is imported cannot be seen here: it may raise, or define names by
 # other means. That a file is there, and is Python, can.
@@ -135,7 +135,7 @@ SAMPLER_ARGUMENTS = {
         "promote_at": "a number",
     },
 }
-"""Sampler of ours -> its arguments and what each is; a test holds the names equal to theirs."""
+"""Built-in sampler -> its arguments and their types; a test keeps the names in sync."""
 TOOL_FORMATS = ("hermes", "qwen3_coder", "llama3", "mistral", "glm", "deepseek", "gpt_oss")
 ENVIRONMENTS = ("user", "class", "interaction", "reasoning_gym", "verifiers")
 LOGGERS = ("console", "jsonl", "tensorboard", "wandb", "mlflow", "trackio")
@@ -239,7 +239,7 @@ def _duplicate_registrations(own: list[Registration], before: list[Registration]
 
 
 def registrations(tree: ast.AST) -> Iterator[Registration]:
-    """Every registration in a module's source, wherever it stands."""
+    """Every registration in a module's source, at any depth."""
     for node in ast.walk(tree):
         match node:
             case ast.Call(

@@ -170,7 +170,7 @@ def kind_of(key: str) -> Kind | None:
 def changed_keys(directory: RunDirectory, config: RunConfig) -> list[ChangedKey]:
     """Keys that differ from the configuration of a run; none where that one is damaged.
 
-    A file that lies elsewhere and holds the same is the same.
+    A file with the same content at another path counts as the same.
     """
     try:
         written = directory.read_settings()
@@ -202,7 +202,7 @@ def has_progress(directory: RunDirectory) -> bool:
 
 
 def _value(tree: Mapping[str, Any], key: str, default: Any) -> Any:
-    """What a run's file has at a key; one that its version did not know stands at its default."""
+    """What a run's file has at a key; the default for a key that its version did not know."""
     try:
         return value_in(cast(dict[str, Any], tree), key)
     except (KeyError, TypeError):
@@ -287,14 +287,14 @@ def default_run_name(files: Sequence[Path], now: datetime | None = None) -> Conf
 
 
 def resume_arguments(run: Path) -> tuple[Path, list[str]]:
-    """The configuration of a run, and the overrides that name its place: what `train` goes on with.
+    """The configuration of a run, and the overrides that name its directory, to resume it.
 
     A UserError where there is no run.
     """
     directory = RunDirectory.open(run)
     place = directory.root.resolve()
     if len(place.parts) < 4:
-        why = "a run lies two folders below the one that trainer.default_local_dir names"
+        why = "a run is two folders below the one that trainer.default_local_dir names"
         raise UserError("--resume", str(run), why, "move it to DIR/PROJECT/EXPERIMENT")
     names = {
         "default_local_dir": place.parent.parent,

@@ -89,7 +89,7 @@ def _misshapen(path: str, node: ComponentConfig) -> Iterator[str]:
     if node.combine != "sum" and node.parts is None:
         yield f"`{path}`: combine is about parts, and it has none"
     if node.floor is not None and node.ceiling is not None and node.floor > node.ceiling:
-        yield f"`{path}`: floor {node.floor:g} lies above ceiling {node.ceiling:g}"
+        yield f"`{path}`: floor {node.floor:g} is above ceiling {node.ceiling:g}"
     gate = node.gate
     if gate is not None and gate.below is not None and gate.below <= opens_at(gate):
         yield f"`{path}`: gate: no value is at least {opens_at(gate):g} and below {gate.below:g}"
@@ -107,7 +107,7 @@ def opens_at(gate: GateConfig) -> float:
 
 
 def scoring_order(components: Mapping[str, ComponentConfig], combine: str) -> list[tuple[str, ...]]:
-    """Siblings in waves: each needs only what stands before it. Short when they need each other.
+    """Siblings in waves, each depending only on earlier ones; incomplete if gates form a cycle.
 
     Example:
         >>> siblings = {"polite": ComponentConfig(rule="json", gate=GateConfig(by="right")),
@@ -317,7 +317,7 @@ ARGUMENT_SPECS: dict[str, ArgumentSpec] = {
 """Argument -> what it may be, in every built-in rule that has it. W14 checks patterns."""
 
 
-# Names that scores will have, as far as they can be known before anything is scored.
+# Names of scores, as far as they are known before anything is scored.
 
 _WHOLE = ("reward", "score")
 _DIVIDED = ("code", "given", "tool_cost", "tool_safety", "tool_valid", "tool_success")

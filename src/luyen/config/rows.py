@@ -63,7 +63,7 @@ def _readable(path: Path, endings: tuple[str, ...]) -> Path:
     return path
 
 
-# Which rows an address gives, and which of them a stage can learn from.
+# Kinds of rows: what an address gives, and which kinds a stage accepts.
 
 _KIND_BY_SUPERVISION = {
     None: "prompts",
@@ -122,12 +122,12 @@ def kinds_learned(config: RunConfig, losses: PreferenceLosses) -> tuple[str, ...
             return ("preference",) if is_paired else ("labelled", "preference")
 
 
-# Whether the arguments of a sampler of ours suit the rows, as far as those are known.
+# Checks of a built-in sampler's arguments against the rows, as far as those are known.
 
 _STAGES = 4
-"""Of a curriculum that is not told how many."""
+"""Default number of stages of a curriculum."""
 _NUMBERS = ("difficulty", "index")
-"""What a question of `arithmetic://` says of itself in numbers."""
+"""Numeric columns of a question of `arithmetic://`."""
 
 
 def sampler_faults(data: DataConfig) -> Iterator[str]:

@@ -94,7 +94,7 @@ def parse_task_url(text: str) -> TaskUrl:
     return url
 
 
-# What an address of `arithmetic://` asks for, and which operands are held out.
+# Addresses of `arithmetic://`, and the split into train and held-out operands.
 #
 # Whether a pair of operands is held out depends on the unordered pair and on nothing else: not
 # on the seed, the size, the operation or the number of digits. No training row ever shares its
@@ -119,7 +119,7 @@ _SPLIT_KEY = derive_key(0, "arithmetic/split")
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArithmeticQuestions:
-    """Which questions an address asks for.
+    """The questions that an address describes.
 
     Example:
         >>> ArithmeticQuestions(digits=2, least=0, seed=0, split="train", size=8).size
@@ -141,7 +141,7 @@ class ArithmeticQuestions:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArithmeticTask:
-    """Which rows an address asks for.
+    """The rows that an address describes.
 
     Example:
         >>> from luyen.config.task_sources import parse_task_url
@@ -152,7 +152,7 @@ class ArithmeticTask:
     questions: ArithmeticQuestions
     """The questions."""
     taught: Supervision | None
-    """What is there to learn from besides; None: the questions alone."""
+    """Kind of training target; None: the questions alone."""
     traces: int
     """Answers to each question."""
     taste: str
@@ -251,7 +251,7 @@ _SEEDS = 2**63 - 1
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolTask:
-    """Which rows an address of `tools://` asks for.
+    """The rows that an address of `tools://` describes.
 
     Example:
         >>> read_tool_task(parse_task_url("tools://orders?size=8")).questions.size
@@ -352,4 +352,4 @@ _READERS: dict[str, Callable[[TaskUrl], Any]] = {
     "reasoning_gym": read_gym,
     "hf": read_hub,
 }
-"""Scheme -> who reads its addresses."""
+"""Scheme -> parser of its addresses."""

@@ -19,9 +19,9 @@ from luyen.config.problem import Origin, Problem
 from luyen.config.reward_components import nodes, read_components, read_routes
 from luyen.config.schema.run import RunConfig
 
-# What the `config` of a built-in tool may say, known without importing the tool.
+# Settings of built-in tools, without importing the tools.
 #
-# The sandbox knows the limits of `python`; here only its name is looked at.
+# The sandbox checks the limits of `python`; here only its name is checked.
 
 SettingFault: TypeAlias = tuple[str, Any, str, str]
 """Key below an entry, value, reason, fix."""
@@ -88,7 +88,7 @@ def _wrong_search(config: Mapping[str, Any], folder: Path) -> Iterator[SettingFa
             yield ".config.path", path, why, "give a readable JSONL file"
 
 
-# MCP servers as tool files and verl's JSON files name them, read before any is started.
+# MCP servers in tool files and in verl's JSON files, checked before any is started.
 
 LISTED = "mcp_servers_config_path"
 _SELECTED = "tool_selected_list"
@@ -223,7 +223,7 @@ class ToolEntry:
     kind: Kind
     """How the tool is named."""
     target: Any
-    """What stands under that key: a class, `FILE:NAME`, a built-in's name, or a server."""
+    """The value of that key: a class, `FILE:NAME`, a built-in's name, or a server."""
     config: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Arguments of the tool."""
     schema: Mapping[str, Any] | None = None
@@ -240,7 +240,7 @@ class ToolEntry:
 
 
 def tool_file_problems(path: str) -> tuple[Problem, ...]:
-    """What is wrong with a tool file, as far as can be told without importing anything."""
+    """What is wrong with a tool file, as far as it shows without importing anything."""
     return read_tool_file(path)[1]
 
 
@@ -432,7 +432,7 @@ def _problem(path: str, below: str, value: Any, why: str, fix: str) -> Problem:
     )
 
 
-# Whether a run executes programs that its policy writes.
+# Whether a run executes programs written by its policy.
 
 _CODE_RULE = "code"
 _CODE_TOOL = "python"

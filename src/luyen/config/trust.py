@@ -31,7 +31,7 @@ _FIX = "look at its config.yaml and at what that names, then give --trust; or ma
 
 
 class UnsignedRun(UserWarning):
-    """A run could not be signed: later commands will want to be told that it can be trusted."""
+    """A run could not be signed: later commands will need `--trust`."""
 
 
 def sign_run(directory: RunDirectory, config: RunConfig) -> None:
@@ -99,7 +99,7 @@ def require_trusted_files(files: Sequence[Path], *, is_trusted: bool) -> None:
 
 
 def _distrust(directory: RunDirectory, folder: Path) -> str | None:
-    """Why the run cannot be told to be this user's; None: it is."""
+    """Why the run does not count as this user's; None if it does."""
     place = directory.root / NAME
     if not place.is_file() or not directory.exists:
         return "it has no signature"

@@ -29,7 +29,7 @@ from luyen.base.errors import UserError, did_you_mean
 # only losses of that difference take another divergence.
 
 _STEEPEST = 20.0
-"""Exponent from which an exponential goes on as its tangent."""
+"""Exponent from which an exponential continues as its tangent."""
 
 
 def tangent_exp(x: Float[Tensor, " n"]) -> Float[Tensor, " n"]:

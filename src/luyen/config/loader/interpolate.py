@@ -144,7 +144,7 @@ def _resolve(path: str, value: Any, sound: DictConfig) -> Any:
     return OmegaConf.to_container(found, resolve=True) if OmegaConf.is_config(found) else found
 
 
-# `${...}` that would come to too much, found before anything is resolved.
+# Limits on the expansion of `${...}`, checked before anything is resolved.
 #
 # OmegaConf resolves a value again at every reference, so thirty keys of which each names
 # the one before twice expand to a billion. Here each is counted once, by its expanded size.

@@ -18,8 +18,8 @@ from luyen.config.problem import COMMAND_LINE, Origin, Problem, Severity
 
 # Hydra's config groups: `group=name` picks `group/name.yaml` in the folder of the configuration.
 #
-# What the file says stands below the group's name, or where its first comment `# @package`
-# says: `_global_` is the root.
+# The keys of the file go below the group's name, or where its first comment `# @package`
+# puts them: `_global_` is the root.
 
 _PACKAGE = re.compile(r"^#\s*@package\s+(\S+)", re.MULTILINE)
 _PREFIXES = ("optional ", "override ")
@@ -159,7 +159,7 @@ class _Reading:
         self._files = 0
         self._chosen = chosen or {}
         self.left = dict(self._chosen)
-        """Groups that no `defaults` list has asked for yet."""
+        """Groups that no `defaults` list has used yet."""
 
     def choose(self, group: str, name: str, folders: Sequence[Path]) -> ConfigTree:
         """What a choice of the command line says, from the first folder that has it."""
@@ -182,8 +182,8 @@ class _Reading:
             wrong = self._too_many(path, place, parents)
             text = "" if wrong else read_text(path)
         except (OSError, ValueError, RuntimeError) as error:  # also a NUL, a circle of links
-            who = f"{path} " if parents else ""
-            wrong = f"{who}cannot be read: {error}", "give a readable YAML file"
+            prefix = f"{path} " if parents else ""
+            wrong = f"{prefix}cannot be read: {error}", "give a readable YAML file"
         if wrong is not None:
             return _failed(field, "C003", *wrong, str(path) if parents else None, at)
         own = read_tree(text, str(path))

@@ -40,7 +40,7 @@ class ParseResult:
     """
 
     config: RunConfig
-    """Valid: what was wrong stands at its default, so that later rules still have their say."""
+    """Valid: invalid values are replaced by defaults, so that rules can still run."""
     problems: tuple[Problem, ...]
     """Unknown keys, wrong types, values out of range."""
 
@@ -187,7 +187,7 @@ def _problem(
     )
 
 
-# What of a configuration may be written down, compared and shown.
+# What of a configuration may be stored, compared and shown: secrets are masked.
 #
 # A value that came from the environment stays the reference that was written: the file that
 # holds it holds no secret, and a later reader resolves it from its own environment. Numbers,

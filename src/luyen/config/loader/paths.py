@@ -47,7 +47,7 @@ ARGUMENTS = (
     "data.sampler.kwargs",
     f"{_TURNS}.environments",
 )
-"""Keys with arguments of components, among which files may stand."""
+"""Keys with arguments of components, which may name files."""
 _ENDINGS = (".py", ".yaml", ".yml", ".json", ".jsonl", ".csv", ".txt", ".parquet")
 
 
@@ -126,8 +126,8 @@ def start_folder(directory: RunDirectory) -> Path | None:
     return Path(found) if isinstance(found, str) and Path(found).is_dir() else None
 
 
-# Paths are meant from the file that names them, those of the command line from where one
-# stands.
+# Paths are relative to the file that names them; on the command line, to the working
+# directory.
 #
 # A path that is there is made absolute, so that the configuration, and the copy of it that a
 # run keeps, means the same from every folder. A path that is only there from the working
@@ -141,7 +141,7 @@ PATHS = tuple(key for key in (*FILES, *MODELS) if key not in _OUTPUT_KEYS)
 
 
 def resolve_relative_paths(tree: ConfigTree) -> ConfigTree:
-    """The tree with absolute paths where files are, and a note where only luck found one."""
+    """The tree with absolute paths of existing files; a note for those of the working directory."""
     values, problems = tree.values, list(tree.problems)
     for path in PATHS:
         written = _value_at(values, path.split("."))
@@ -168,7 +168,7 @@ def _value_at(values: NestedDict, names: list[str]) -> Any:
 
 
 def _place(written: Any, origin: Origin) -> tuple[str, bool] | None:
-    """The absolute path, and whether it is only there by luck; None where the value stays."""
+    """The absolute path, and whether only the working directory has it; None: keep the value."""
     if not isinstance(written, str) or not written or _is_other(written):
         return None
     source_folder = os.path.dirname(origin.source) if origin != COMMAND_LINE else ""

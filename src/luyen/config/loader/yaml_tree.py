@@ -90,7 +90,7 @@ def require_bounded(text: str, loader: Any) -> None:
                 _close(blocks, _Block(event.anchor, 1, len(event.value), -1), known)
             case yaml.AliasEvent():
                 if any(block.anchor == event.anchor for block in blocks):
-                    raise _error("an alias stands inside the block that it names", event)
+                    raise _error("an alias is inside the block that it names", event)
                 if event.anchor in known:  # what has no anchor, the composer reports
                     named = known[event.anchor]
                     total.add(named.values, named.characters, event)
@@ -171,7 +171,7 @@ def read_tree(text: str, source: str) -> ConfigTree:
 def read_items(text: str, source: str, name: str) -> list[ConfigTree]:
     """The blocks of a list at a key of the top, each as a tree of its own; the text must be sound.
 
-    What stands in the list and is no block is left out: `read_tree` has its value.
+    Entries that are not blocks are left out: `read_tree` has their value.
     """
     loader = _Loader(text)
     try:

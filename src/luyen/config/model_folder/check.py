@@ -60,7 +60,7 @@ def tokenizer_folder_faults(
 
     def found() -> Iterator[InvalidFile]:
         if size_of(folder, "config.json") is not None:
-            # Which tokenizer a folder holds is asked of its config too.
+            # The tokenizer class may also depend on the model's config.
             yield from size_faults(text_config(read_config(folder), {}))
         yield from tokenizer_faults(folder, _rows_of(model, override or {}))
 
@@ -105,7 +105,7 @@ def library_faults(what: str, *, field: str, path: str, fix: str) -> Generator[N
 
 
 def _first_line(error: BaseException) -> str:
-    """What an error says first; a line that ends in a colon goes on in the next."""
+    """The first line of an error, joined with the next one if it ends in a colon."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     said = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1]).rstrip(".")[:300]
     if isinstance(error, OSError | ValueError) and said:

@@ -120,7 +120,7 @@ def _kind_faults(config: Mapping[str, Any]) -> Iterator[InvalidFile]:
 def _kernel_faults(config: Mapping[str, Any]) -> Iterator[InvalidFile]:
     """Attention and the like by a repository: a library would fetch its machine code and run it.
 
-    No key asks for it: `trust_remote_code` is about the code of the model itself.
+    No key enables it: `trust_remote_code` is about the code of the model itself.
     """
     for name, value in config.items():
         if name.endswith("_implementation"):
@@ -185,7 +185,7 @@ def unknown_names(raw: Mapping[str, Any], override: Mapping[str, Any]) -> Iterat
             yield InvalidFile("config.json", why, did_you_mean(name, known))
 
 
-# Which architectures transformers itself has to run: known by their name, before one is loaded.
+# Architectures that only transformers runs, by `model_type`.
 
 PLAIN = frozenset(
     {

@@ -69,7 +69,7 @@ def size_of(folder: Path, name: str) -> int | None:
 
 
 def kind_of(mode: int) -> str:
-    """What stands where a file or a folder is expected."""
+    """What a path is, in words, where a file or a folder is expected."""
     kinds = {
         stat.S_ISREG: "a file",
         stat.S_ISDIR: "a folder",
@@ -135,7 +135,7 @@ def _said(error: OSError | ValueError) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
-# The Hugging Face hub: whether it answers, and what its cache on this machine holds.
+# The Hugging Face hub and its local cache.
 
 _HUB = "https://huggingface.co"
 _HUB_TIMEOUT_S = 5.0
@@ -183,7 +183,7 @@ def _cached(hub_id: str) -> Path:
     return cache / f"models--{hub_id.replace('/', '--')}"
 
 
-# Where a model lies that a key names: in the package, in a folder, or on the hub.
+# Locating the model that a key names: built in, a folder, or on the hub.
 
 _BUILTIN = "builtin://"
 _LONGEST = 96
@@ -257,7 +257,7 @@ def path_fault(path: str) -> tuple[str, str] | None:
     return None
 
 
-# The files of a model by what they decide: weights, tokenizer, chat template, sizes, code.
+# Files of a model by part: weights, tokenizer, chat template, config, code.
 
 Part: TypeAlias = tuple[tuple[Path, ...], str | None]
 """Files on this machine, or the revision of the hub that stands for them."""

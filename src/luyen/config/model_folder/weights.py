@@ -84,7 +84,7 @@ def _entries(folder: Path, name: str, size: int) -> tuple[dict[str, Any], int]:
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) < len(pairs):
-        raise ValueError("a name stands in it twice")
+        raise ValueError("a name occurs twice")
     return made
 
 
@@ -113,7 +113,7 @@ def _sizes(value: Any) -> list[int] | None:
 
 
 def _demand_whole(name: str, ranges: list[tuple[int, int, str]], size: int) -> None:
-    """Tensors lie one after the other and fill the file: no hole, no overlap, nothing cut off."""
+    """Raise InvalidFile unless tensors fill the file without gap, overlap or truncation."""
     at = 0
     for begin, end, tensor in ranges:
         if begin != at:
@@ -127,7 +127,7 @@ def _demand_whole(name: str, ranges: list[tuple[int, int, str]], size: int) -> N
         raise InvalidFile(name, why, _FETCH_FILE)
 
 
-# Names and shapes of the weights of the architectures that most people train.
+# Names and shapes of the weights of common architectures.
 
 _KNOWN = ("llama", "mistral", "qwen2", "qwen3")
 """Model types whose layers have exactly these names."""
@@ -211,11 +211,10 @@ def _size(config: Mapping[str, Any], name: str) -> int | None:
     return value if type(value) is int and value > 0 else None
 
 
-# Tensors that checkpoints hold and a decoder does not read: which of them are harmless, and
-# why.
+# Tensors in checkpoints that a decoder does not read, and why each may be left out.
 #
-# Anything else in a file that the model has no place for is refused: it would be dropped in
-# silence.
+# Any other tensor without a place in the model is refused: it would be dropped
+# silently.
 
 HARMLESS: tuple[tuple[str, str], ...] = (
     (r"(^|\.)rotary_emb\.inv_freq$", "rotary frequencies, which follow from config.json"),
@@ -356,7 +355,7 @@ def tensor_faults(
 ) -> Iterator[InvalidFile]:
     """What the headers and the config say differently.
 
-    `has_head`: the model writes tokens. `is_cut`: the run itself asks for other layers.
+    `has_head`: the model writes tokens. `is_cut`: the run overrides the number of layers.
     """
     if config.get("quantization_config") is not None:
         return  # names, types and shapes are those of the quantisation

@@ -270,7 +270,7 @@ def shards_and_optimizer_lie_together(s: RuleContext) -> Iterator[Finding]:
     is_split = fsdp_config.param_offload != fsdp_config.optimizer_offload
     if is_split and s.where.world_size > 1:
         name = "param_offload" if fsdp_config.optimizer_offload else "optimizer_offload"
-        why = "shards and their optimizer lie in the same memory, and the other key says true"
+        why = "shards and their optimizer are in the same memory, and the other key is true"
         yield Finding(field=f"{_FSDP}.{name}", why=why, fix="set both to true, or neither")
 
 

@@ -204,14 +204,14 @@ def packages_of_sources_are_installed(s: RuleContext) -> Iterator[Finding]:
 
 @rule("D13", "error")
 def template_shows_the_row(s: RuleContext) -> Iterator[Finding]:
-    """`data.prompt_template` names a column, so that rows do not all ask the same."""
+    """`data.prompt_template` names a column, so that prompts differ between rows."""
     template = s.config.data.prompt_template
     if template is not None and not template_columns(template):
-        why = "no `{COLUMN}` stands in it: every row would ask the same"
+        why = "it has no `{COLUMN}`: every row would get the same prompt"
         yield Finding(field="data.prompt_template", why=why, fix="write {prompt} into it")
 
 
-# D: what is known of rows before they are read.
+# D: rows of task sources, known before they are read.
 
 _COLUMNS = ("data_source", "prompt", "reward_model", "extra_info")
 """What the questions of a task source have."""
@@ -224,7 +224,7 @@ _OF_RENDERING = (
 
 @rule("D17", "error")
 def tasks_suit_the_stage(s: RuleContext) -> Iterator[Finding]:
-    """Rows of task sources are of a kind that the stage learns from, and have what it asks for."""
+    """Rows of task sources are of a kind that the stage accepts, and have the columns it needs."""
     data, stage = s.config.data, s.config.trainer.stage
     wanted = kinds_learned(s.config, s.known.preference_losses)
     for field, paths in (("train_files", data.train_files), ("val_files", data.val_files)):

@@ -100,7 +100,7 @@ def entropy_range_is_a_range(s: RuleContext) -> Iterator[Finding]:
     if adaptive_entropy.enable and not low <= actor.entropy_coeff <= high:
         yield Finding(
             field=f"{_ACTOR}.entropy_coeff",
-            why=f"the adaptive coefficient starts here and must lie between {low} and {high}",
+            why=f"the adaptive coefficient starts here and must be between {low} and {high}",
             fix="move entropy_coeff, or adaptive_entropy.min and .max",
         )
 
@@ -210,7 +210,7 @@ def kl_key_has_effect(s: RuleContext) -> Iterator[Finding]:
         if s.is_changed(path):
             yield Finding(
                 field=path,
-                why="it has no effect as things stand",
+                why="it has no effect in this configuration",
                 fix=f"drop it, or set {needs}=true",
             )
 

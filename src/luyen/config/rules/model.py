@@ -326,7 +326,7 @@ def _faults(s: RuleContext, field: str, use: _Use, folder: Path) -> list[Invalid
     return found
 
 
-# M: what a run puts together fits: an adapter its model, a teacher its student.
+# M: the adapter fits the model, and the teacher's tokenizer the student's.
 
 
 @rule("M12", "error")

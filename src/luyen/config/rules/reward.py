@@ -198,7 +198,7 @@ def _rules(components: dict[str, ComponentConfig]) -> Iterator[str]:
             yield component.rule
 
 
-# V: the reward tree: gates lead to siblings, and nothing is combined or normalised in vain.
+# V: the reward tree: gates name siblings, and combining and normalising have an effect.
 
 
 def _families(s: RuleContext) -> Iterator[tuple[str, Mapping[str, ComponentConfig], str]]:

@@ -45,10 +45,10 @@ def reward_model_is_complete(s: RuleContext) -> Iterator[Finding]:
 
 @rule("D08", "warning")
 def reward_model_key_has_effect(s: RuleContext) -> Iterator[Finding]:
-    """Keys of the reward model are changed only when it is on, in a run that asks for rewards."""
+    """Keys of the reward model are changed only if it is on, in a stage that uses rewards."""
     reward_model, stage = s.config.reward.reward_model, s.config.trainer.stage
     if reward_model.enable and stage != "rl":
-        why = f"the stage `{stage}` learns from given rows and asks for no reward"
+        why = f"the stage `{stage}` learns from given rows and uses no reward"
         yield Finding(field=f"{_MODEL}.enable", why=why, fix="set it to false")
     if reward_model.enable:
         return

@@ -344,7 +344,7 @@ def pools_need_processes(s: RuleContext) -> Iterator[Finding]:
 
 @rule("R13", "warning")
 def keys_of_the_pool_have_an_effect(s: RuleContext) -> Iterator[Finding]:
-    """Keys about who shares a device are changed only where they are read."""
+    """Keys about shared devices are changed only if they are read."""
     is_split = s.where.rollout_pool is not None
     if not is_split and s.is_changed(f"{_ROLLOUT}.n_gpus_per_node"):
         yield Finding(

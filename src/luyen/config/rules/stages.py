@@ -36,7 +36,7 @@ _READ_BY = {
     "distill": (*_AGGREGATED, _EXACT),
     "preference": ("actor_rollout_ref.ref.path", _EXACT),
 }
-"""Those that some stages read besides."""
+"""Further keys that some offline stages read."""
 _PREFERENCE_ESTIMATOR = "online_dpo"
 """Reads `preference` in reinforcement runs."""
 
@@ -186,7 +186,7 @@ def _facts(s: RuleContext) -> list[PreferenceFacts]:
     return [known[name] for name in s.config.preference.loss_type if name in known]
 
 
-# H: a teacher, and what the student learns from it.
+# H: distillation from a teacher.
 
 _OFFLINE_KEYS = ("divergence", "beta", "top_k", "temperature", "nll_weight")
 """Keys that act on given answers, in `trainer.stage: distill`."""
@@ -230,7 +230,7 @@ def distillation_key_has_effect(s: RuleContext) -> Iterator[Finding]:
         unread["task_weight"] = "set trainer.stage=rl and distill.on_policy=true"
     for name, fix in unread.items():
         if s.is_changed(f"distill.{name}"):
-            why = "it has no effect as things stand"
+            why = "it has no effect in this configuration"
             yield Finding(field=f"distill.{name}", why=why, fix=f"drop it, or {fix}")
 
 
@@ -264,7 +264,7 @@ def estimator_has_effect(s: RuleContext) -> Iterator[Finding]:
         )
 
 
-# J: samples that are paired and compared as preferences, inside the RL loop.
+# J: online preference pairs, inside the RL loop.
 
 _CORRECTION = "algorithm.rollout_correction"
 _PREFERENCE = "preference"

@@ -228,7 +228,7 @@ class DistillConfig(Block):
         "the teacher's likeliest tokens and one bucket for the rest.",
     )
     beta: float = key(0.5, "jsd: share of the teacher in the middle distribution.", ge=0, le=1)
-    top_k: int = key(64, "topk_forward_kl: tokens of the teacher that are told apart.", ge=1)
+    top_k: int = key(64, "topk_forward_kl: likeliest tokens of the teacher to compare.", ge=1)
     temperature: float = key(
         1.0, "Both distributions over given answers are flattened by it before they meet.", gt=0
     )

@@ -31,7 +31,7 @@ class JudgeConfig(Block):
     api_key_env: str | None = key(None, "Environment variable that holds the key; null: no key.")
     system: str | None = key(None, "System message of every request.")
     prompt: str = key(
-        ..., "What is asked: `{answer}`, `{question}` and `{ground_truth}` are filled in."
+        ..., "The question: `{answer}`, `{question}` and `{ground_truth}` are filled in."
     )
     parse: Literal["number", "choice", "regex", "json"] = key(
         "number", "How the score is read out of the reply."
@@ -40,7 +40,7 @@ class JudgeConfig(Block):
         {}, "choice: word of the reply -> score."
     )
     pattern: str | None = key(None, "regex: its first group is the number; the last match counts.")
-    json_key: str = key("score", "json: where the number stands; dots lead deeper.", min_length=1)
+    json_key: str = key("score", "json: path of the number; dots separate levels.", min_length=1)
     scale: Pair | None = key(
         None, "Worst and best number, mapped to 0 and 1; null: any number, as it is."
     )
@@ -68,7 +68,7 @@ class JudgeConfig(Block):
         if self.scale is not None and self.parse == "choice":
             raise ValueError("scale has no effect on choices: write the scores you want there")
         if self.scale is not None and not self.scale[0] < self.scale[1]:
-            raise ValueError("scale is [worst, best], and worst lies below best")
+            raise ValueError("scale is [worst, best], and worst must be below best")
         return self
 
 
@@ -172,7 +172,7 @@ class RewardModelRolloutConfig(Block):
     name: str = key(
         "native",
         "Engine of the reward model.",
-        only="conversations are read in packed passes of our own, without generating",
+        only="conversations are scored in packed forward passes, without generating",
     )
     gpu_memory_utilization: float = key(
         0.5,
@@ -182,7 +182,7 @@ class RewardModelRolloutConfig(Block):
         only="there is no cache to give memory to; max_num_batched_tokens bounds what a pass takes",
     )
     tensor_model_parallel_size: int = key(
-        1, "Devices that share one copy.", ge=1, only="every copy lies on one device"
+        1, "Devices that share one copy.", ge=1, only="every copy is on one device"
     )
     data_parallel_size: int | None = key(
         None, "Copies, among which conversations are dealt; null: one on each of its devices.", ge=1

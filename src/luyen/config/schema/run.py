@@ -55,7 +55,7 @@ class RunConfig(Block):
     critic: CriticConfig = block(CriticConfig, "The value model.")
     reward: RewardConfig = block(RewardConfig, "What scores rollouts.")
     algorithm: AlgorithmConfig = block(AlgorithmConfig, "What is learned.")
-    trainer: TrainerConfig = block(TrainerConfig, "The life of a run.")
+    trainer: TrainerConfig = block(TrainerConfig, "Devices, length, checkpoints and logging.")
     sandbox: SandboxConfig = block(SandboxConfig, "Demands on where code of the policy runs.")
     sft: SftConfig = block(SftConfig, "`trainer.stage: sft`.")
     preference: PreferenceConfig = block(PreferenceConfig, "`trainer.stage: preference`.")
