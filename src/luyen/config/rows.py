@@ -59,7 +59,7 @@ def _readable(path: Path, endings: tuple[str, ...]) -> Path:
     except OSError as error:
         raise UserError(FIELD, str(path), f"cannot be read: {error}", "correct the path") from error
     if not size:
-        raise UserError(FIELD, str(path), "the file is empty", "add rows, or remove it")
+        raise UserError(FIELD, str(path), "there are no rows in it", "add rows, or remove it")
     return path
 
 
