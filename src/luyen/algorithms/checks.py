@@ -51,7 +51,7 @@ _NOT_HYPERPARAMETERS = frozenset({"seed"})
 
 
 def hyperparameter_names(*functions: Callable[..., Any]) -> tuple[str, ...]:
-    """Sorted names of the keyword-only arguments of the functions; a seed is not a knob.
+    """Sorted names of the keyword-only arguments of the functions; a seed is not a hyperparameter.
 
     Example:
         >>> def loss(x: float, *, clip_ratio: float = 0.2, seed: int = 0) -> float:
@@ -73,12 +73,12 @@ def read_by(function: Callable[..., Any], hparams: Mapping[str, Any]) -> dict[st
 
 
 def require_known(owner: str, hparams: Mapping[str, Any], known: Iterable[str]) -> None:
-    """Raise on the first knob that `owner` (such as "policy loss `gspo`") does not read."""
+    """Raise on the first keyword that `owner` (such as "policy loss `gspo`") does not read."""
     names = sorted(known)
     for name in sorted(hparams):
         if name not in names:
             listed = ", ".join(names) if names else "none"
-            why = f"{owner} has no such knob (it has: {listed})"
+            why = f"{owner} has no such hyperparameter (it has: {listed})"
             fix = did_you_mean(name, names) if names else "remove it"
             raise UserError(name, hparams[name], why, fix)
 

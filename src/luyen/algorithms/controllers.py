@@ -1,6 +1,6 @@
 """Coefficients that follow a measurement: frozen records; `update` returns the next record.
 
-`state()` is what a checkpoint keeps, `restore(state)` the record that goes on from it.
+`state()` is what a checkpoint keeps, `restore(state)` the record that continues from it.
 """
 
 import math

@@ -98,7 +98,7 @@ def forward_kl_topk(
     *,
     chunk_tokens: int = 256,
 ) -> TokenLoss:
-    """KL(teacher ‖ student) over the teacher's k likeliest ids and one bucket for all the others.
+    """KL(teacher ‖ student) over the teacher's k likeliest ids and one bucket for the rest.
 
     The bucket holds what both leave over, so both sides are distributions: the value is at least 0,
     at most the full forward KL, and 0 where they agree on the k ids. With k the whole vocabulary it
@@ -189,7 +189,7 @@ def distillation_advantages(
     *,
     distillation_loss_coef: float = 1.0,
 ) -> Float[Tensor, " tok"]:
-    """coef·(log teacher - log student) of each token the student drew, without a gradient.
+    """coef·(log teacher - log student) of each token the student sampled, without a gradient.
 
     As an advantage of a policy gradient its expected direction lowers the reverse KL of each
     token's distribution. Added to the advantages of a task reward, it mixes the two.

@@ -84,8 +84,8 @@ def baseline_bias(
 ) -> BaselineBias:
     """Bias of a baseline over the samples that have siblings; 0 for leave-one-out by construction.
 
-    A sample's own reward inside its baseline makes it depend on the action it judges; the siblings'
-    mean does not.
+    A sample's own reward inside its baseline makes it depend on the action it evaluates; the
+    siblings' mean does not.
     """
     require_rewards(rewards, groups)
     require_same_shape("baselines", baselines, "groups", groups)
@@ -131,7 +131,7 @@ def estimator_baselines(name: str, inputs: CreditInputs) -> Float[Tensor, " seq"
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KlDrift:
-    """Where the KL stands and how fast it moves.
+    """The latest KL and its trend.
 
     Example:
         >>> kl_drift([0.1, 0.2, 0.3]).last

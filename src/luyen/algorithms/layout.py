@@ -55,7 +55,7 @@ class Layout:
     offsets: Int[Tensor, " bounds"]
     """Start of each sequence, and the end of the last: `seq + 1` integers."""
     groups: Int[Tensor, " seq"]
-    """A label per sequence; equal labels are samples of one draw of one prompt."""
+    """A label per sequence; equal labels are samples of one prompt request."""
     segment: Int[Tensor, " tok"] = field(init=False)
     """Index of the sequence of each token."""
 
@@ -105,7 +105,7 @@ class Layout:
         return lowest.scatter_reduce(0, self.segment, shown, "amax", include_self=True)
 
     def spread(self, per_sequence: Float[Tensor, " seq"]) -> Float[Tensor, " tok"]:
-        """The value of its sequence on every trainable token, 0 on the others."""
+        """The value of its sequence on every trainable token, 0 on all other tokens."""
         return self.on_mask(per_sequence[self.segment])
 
     def on_mask(self, x: Float[Tensor, " tok"]) -> Float[Tensor, " tok"]:

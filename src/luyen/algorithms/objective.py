@@ -29,13 +29,13 @@ from luyen.config.catalog import POLICY_LOSSES, own_aggregation
 
 
 def loss_hyperparameters(name: str) -> tuple[str, ...]:
-    """Every knob of a policy loss, those of its statistics pass included."""
+    """Every hyperparameter of a policy loss, those of its statistics pass included."""
     passes = [loss_statistics.get(name)] if name in loss_statistics else []
     return hyperparameter_names(policy_losses.get(name), *passes)
 
 
 def default_aggregation(name: str) -> str:
-    """The aggregation of a loss when none is asked for; a plugin declares its own as a fact."""
+    """The aggregation of a loss if none is set; a plugin declares its own as a fact."""
     if name in POLICY_LOSSES:
         return own_aggregation(name)
     return policy_losses.facts(name).get("aggregation", "token-mean")
@@ -57,7 +57,7 @@ def step_statistics(
 class Objective:
     """What an update minimises: Σ weight·(policy loss - entropy_coeff·H + kl_loss_coef·KL).
 
-    Names and knobs are checked when the record is made.
+    Names and hyperparameters are checked when the record is made.
 
     Example:
         >>> Objective(loss="gspo", hparams={"clip_ratio": 3e-4}).mode
@@ -67,7 +67,7 @@ class Objective:
     loss: str
     """Name of a registered policy loss."""
     hparams: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Knobs of the loss and of its statistics pass, under their config keys."""
+    """Hyperparameters of the loss and of its statistics pass, under their config keys."""
     aggregation: str | None = None
     """How tokens are weighted; None: the loss's own way."""
     loss_scale_factor: float | None = None

@@ -1,7 +1,7 @@
 """The same mathematics for `[batch, time]` tensors with masks: flatten, call, unflatten.
 
-Inputs are checked by name at the door: shapes, dtypes, and finite numbers wherever the mask is
-true. What masked positions hold does not matter. Knobs carry the name of their config key.
+Inputs are checked by name: shapes, dtypes, and finite numbers wherever the mask is true. What
+masked positions hold does not matter. Keyword hyperparameters are named like their config key.
 """
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -32,7 +32,7 @@ from luyen.algorithms.preference.step import PreferenceObjective, sequence_sums,
 from luyen.algorithms.value import value_loss as flat_value_loss
 from luyen.base.errors import UserError
 
-# The door of the padded functions: `[batch, time]` tensors are checked by name and flattened.
+# Checks and flattening of `[batch, time]` tensors.
 
 Groups = Tensor | Iterable[Hashable]
 
@@ -96,10 +96,7 @@ def optional_numbers(name: str, x: Tensor | None, mask: Tensor) -> Tensor | None
     return None if x is None else row_numbers(name, x, mask)
 
 
-# Preference losses for `[batch, time]` tensors with masks (`luyen.algorithms.padded` offers
-# them).
-#
-# One call is one whole optimizer step.
+# Preference losses for `[batch, time]` tensors with masks; one call is one whole optimizer step.
 
 
 def preference_loss(
@@ -283,7 +280,7 @@ def policy_loss(
 
     `aggregation` None is the loss's own: token-mean for most, seq-mean-token-mean for gspo,
     gspo_token, sapo and geo_mean. `loss_scale_factor` defaults to the padded width. `seed` is for
-    losses that draw tokens (clip_cov).
+    losses that sample tokens (clip_cov).
     """
     require_known(f"policy loss `{name}`", hparams, loss_hyperparameters(name))
     clean = clean_mask(mask)

@@ -1,10 +1,10 @@
 """Where the gap between sampler and trainer comes from, token by token.
 
-The gap of a token is the trainer's log-probability minus that of the distribution it was drawn
+The gap of a token is the trainer's log-probability minus that of the distribution it was sampled
 from. It is the sum of four parts:
 
 - `engine`: the same weights in other code;
-- `staleness`: the weights have changed since the token was drawn;
+- `staleness`: the weights have changed since the token was sampled;
 - `drift`: the same weights, in a conversation whose tokens differ from a re-rendering of it;
 - `transform`: top-k, top-p and min-p took probability away from other tokens.
 
@@ -40,11 +40,11 @@ class GapInputs:
     rollout_logp: Float[Tensor, " tok"]
     """The sampler's, before tokens were ruled out."""
     is_stale: Bool[Tensor, " tok"]
-    """Whether other weights than the present ones drew the token."""
+    """Whether the token was sampled with other weights than the present ones."""
     is_drifted: Bool[Tensor, " tok"] | None = None
     """Whether its conversation differs from a re-rendering; None: none does."""
     sampled_logp: Float[Tensor, " tok"] | None = None
-    """The trainer's under the weights that drew the token; None: nobody computed it."""
+    """The trainer's under the weights that sampled the token; None: not computed."""
     log_kept: Float[Tensor, " tok"] | None = None
     """Logarithm of the probability that was not ruled out; None: nothing was."""
 

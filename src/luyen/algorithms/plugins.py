@@ -1,6 +1,6 @@
-"""Estimators and losses of plugins: what they raise or give wrongly is an error with their name.
+"""Calls registered estimators and losses; a plugin's exception or wrong result is a UserError.
 
-What comes with the package is called as it is: a mistake of ours deserves its traceback.
+Built-in functions are called without that wrapper, so their bugs keep the traceback.
 """
 
 from collections.abc import Callable, Mapping
@@ -55,7 +55,7 @@ def _called(registry: Registry[Any], name: str, call: Callable[[], T]) -> T:
     with boundary(faults):
         return call()
     why = f"it failed: {last_line(faults[0])}"
-    raise UserError(registry.field, name, why, "mend the plugin") from faults[0]
+    raise UserError(registry.field, name, why, "correct the plugin") from faults[0]
 
 
 def _demand(registry: Registry[Any], name: str, stream: str, found: object, like: Tensor) -> None:
@@ -70,7 +70,7 @@ def _demand(registry: Registry[Any], name: str, stream: str, found: object, like
 
 
 def _refuse(registry: Registry[Any], name: str, why: str) -> NoReturn:
-    raise UserError(registry.field, name, why, "mend the plugin; docs/extend.md has an example")
+    raise UserError(registry.field, name, why, "correct the plugin; docs/extend.md has an example")
 
 
 def _kind(value: object) -> str:

@@ -1,7 +1,7 @@
 """Losses of reward models: which answer is better, how good it is, and how good each step is.
 
-Every function returns a loss per pair, answer or step; the mean over the optimizer step is taken by
-whoever knows how many there are (`luyen.algorithms.preference.step.step_mean`).
+Every function returns a loss per pair, answer or step; `luyen.algorithms.preference.step.step_mean`
+takes the mean over the optimizer step.
 """
 
 from collections.abc import Mapping

@@ -13,7 +13,7 @@ from luyen.algorithms.layout import sum_by_index
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Average:
-    """A sum and the number of things summed; stays on the device until `value` is asked.
+    """A sum and the number of things summed; stays on the device until `value` is called.
 
     Example:
         >>> a = Average.over(torch.tensor([1.0, 3.0, 9.0]), torch.tensor([True, True, False]))
@@ -42,7 +42,7 @@ class Average:
         return float(self.total / self.count)
 
 
-# Calibration: of what a model calls 80% sure, does 80% hold? As sums that merge.
+# Calibration error over bins of predicted probability, as sums that merge.
 
 BINS = 15
 """Equal parts of [0, 1]."""
@@ -54,16 +54,17 @@ class Calibration:
     """Sums over bins of predicted probability; parts of a batch merge into the whole.
 
     Example:
-        >>> said = torch.tensor([0.9, 0.9, 0.9, 0.9])
-        >>> held = torch.tensor([1.0, 1.0, 1.0, 0.0])
-        >>> found = Calibration.of_probabilities(said, held, torch.ones(4, dtype=torch.bool))
+        >>> predicted = torch.tensor([0.9, 0.9, 0.9, 0.9])
+        >>> observed = torch.tensor([1.0, 1.0, 1.0, 0.0])
+        >>> mask = torch.ones(4, dtype=torch.bool)
+        >>> found = Calibration.of_probabilities(predicted, observed, mask)
         >>> round(found.error(), 4)
         0.15
     """
 
-    said: Float[Tensor, " bin"]
+    predicted: Float[Tensor, " bin"]
     """Sum of the predicted probabilities of each bin."""
-    held: Float[Tensor, " bin"]
+    observed: Float[Tensor, " bin"]
     """Sum of the outcomes of each bin."""
     count: Float[Tensor, " bin"]
     """Predictions of each bin."""
@@ -76,12 +77,12 @@ class Calibration:
         mask: Bool[Tensor, " n"],
     ) -> "Calibration":
         """From predictions and outcomes in [0, 1] where the mask is True; sums are in float64."""
-        said = torch.where(mask, probability.detach(), 0.0).double()
-        held = torch.where(mask, outcome.detach(), 0.0).double()
-        place = (said * BINS).long().clamp(0, BINS - 1)
+        predicted = torch.where(mask, probability.detach(), 0.0).double()
+        observed = torch.where(mask, outcome.detach(), 0.0).double()
+        place = (predicted * BINS).long().clamp(0, BINS - 1)
         return cls(
-            said=sum_by_index(said, place, BINS),
-            held=sum_by_index(held, place, BINS),
+            predicted=sum_by_index(predicted, place, BINS),
+            observed=sum_by_index(observed, place, BINS),
             count=sum_by_index(mask.double(), place, BINS),
         )
 
@@ -94,8 +95,8 @@ class Calibration:
     def merge(self, other: "Calibration") -> "Calibration":
         """The calibration over both parts."""
         return Calibration(
-            said=self.said + other.said,
-            held=self.held + other.held,
+            predicted=self.predicted + other.predicted,
+            observed=self.observed + other.observed,
             count=self.count + other.count,
         )
 
@@ -104,4 +105,4 @@ class Calibration:
 
         NaN when nothing was predicted.
         """
-        return float((self.said - self.held).abs().sum() / self.count.sum())
+        return float((self.predicted - self.observed).abs().sum() / self.count.sum())

@@ -1,6 +1,6 @@
 """What `check` knows about the algorithms without importing them (they import torch).
 
-The mathematics registers functions under these names; a test holds the two lists equal, knobs
+`luyen.algorithms` registers functions under these names; a test keeps both lists equal, parameters
 included. A plugin declares the same facts as literals in its `register(...)` call.
 """
 
@@ -258,13 +258,13 @@ def loss_facts(name: str) -> LossFacts:
 
 
 def own_aggregation(name: str) -> str:
-    """The aggregation a built-in policy loss uses when none is asked for."""
+    """The aggregation a built-in policy loss uses if none is set."""
     return POLICY_LOSSES[name].aggregation
 
 
 # Thresholds of the rollout correction as users write them: 2.0, or a band "0.5_2.0".
 #
-# The check and the mathematics read them with the same functions, so that what passes the one
+# `check` and `luyen.algorithms` parse them with the same functions, so that what passes one
 # is accepted by the other.
 
 
@@ -360,7 +360,7 @@ class RejectionRule:
 
     @property
     def per_token(self) -> bool:
-        """Whether it judges tokens one by one instead of whole sequences."""
+        """Whether it rejects single tokens instead of whole sequences."""
         return self.option.startswith("token")
 
 

@@ -78,7 +78,7 @@ class Report:
     problems: tuple[Problem, ...]
     """Errors first, then warnings, then notes."""
     config: RunConfig
-    """The configuration; what was wrong with it stands at its default."""
+    """The configuration; invalid values are replaced by their defaults."""
     origins: dict[str, Origin]
     """Where each key was written."""
     plan: Plan
@@ -206,7 +206,7 @@ def _not_yet(config: RunConfig, tree: ConfigTree) -> Iterator[Problem]:
 _STARTING = ("S07", "S08", "S24")
 """Rules about a run that is there when another is to start."""
 _OFFLINE = ("D", "F", "G", "H", "M", "N", "S", "Y", "B05", "B06", "B07", "P02")
-"""Rules that concern an offline run too; the others are about rollouts and rewards."""
+"""Rules that also apply to offline runs; all other rules are about rollouts and rewards."""
 
 
 def _applies(rule: str, stage: str) -> bool:
@@ -233,7 +233,7 @@ def _broken_rules(s: RuleContext, tree: ConfigTree) -> Iterator[Problem]:
             )
 
 
-# What a check does not run, ask or read: what is wrong there only training shows.
+# What `check` does not run, query or read; problems there only show in training.
 
 _TURNS = "actor_rollout_ref.rollout.multi_turn"
 
@@ -265,7 +265,7 @@ def unchecked_parts(config: RunConfig) -> Iterator[tuple[str, str]]:
 def _unchecked_judges(config: RunConfig) -> Iterator[tuple[str, str]]:
     for path, node in nodes(read_components(config.reward)[0]):
         if node.judge is not None:
-            yield f"reward.components.{path}", f"the judge at {node.judge.base_url} is not asked"
+            yield f"reward.components.{path}", f"the judge at {node.judge.base_url} is not queried"
 
 
 def _unchecked_environments(config: RunConfig) -> Iterator[tuple[str, str]]:
@@ -274,7 +274,7 @@ def _unchecked_environments(config: RunConfig) -> Iterator[tuple[str, str]]:
         return
     for name, choice in read_environments(multi_turn)[0].items():
         if choice.kind != "user":
-            yield f"{_TURNS}.environments.{name}", "the world is not made"
+            yield f"{_TURNS}.environments.{name}", "the environment is not created"
     for key, path in (
         ("tool_config_path", multi_turn.tool_config_path),
         ("interaction_config_path", multi_turn.interaction_config_path),
@@ -295,7 +295,7 @@ def _named_in(path: str | None) -> Iterator[str]:
         if name == "class_name":
             yield f"the class {value} is not imported"
         elif name in ("command", "url"):
-            yield f"the server {value} is not started or asked"
+            yield f"the server {value} is not started or queried"
 
 
 def _leaves(tree: Any) -> Iterator[tuple[str, Any]]:

@@ -19,23 +19,23 @@ ENVIRONMENT_ARGUMENTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "reasoning_gym": ((), ("dataset", "config", "attempts", "feedback")),
     "verifiers": (("id",), ("args",)),
 }
-"""Kind of ours -> the arguments it needs, and those it may be given; a test holds them equal."""
+"""Built-in kind -> required and optional arguments; a test keeps them in sync."""
 PACKAGES = {"reasoning_gym": ("reasoning_gym", "tasks"), "verifiers": ("verifiers", "environments")}
 """Kind -> the package it needs, and the extra that brings it."""
 
 
 def argument_faults(choice: EnvironmentConfig) -> Iterator[tuple[str, str]]:
-    """What is wrong with the arguments of a world of our own, and what to do.
+    """What is wrong with the arguments of a built-in environment, and the fix.
 
     Example:
         >>> [why for why, _ in argument_faults(EnvironmentConfig(kind="verifiers"))]
         ['an environment of kind `verifiers` needs `id`']
     """
-    needed, others = ENVIRONMENT_ARGUMENTS.get(choice.kind, ((), tuple(choice.kwargs)))
+    needed, optional = ENVIRONMENT_ARGUMENTS.get(choice.kind, ((), tuple(choice.kwargs)))
     for hparam in choice.kwargs:
-        if hparam not in (*needed, *others):
+        if hparam not in (*needed, *optional):
             why = f"an environment of kind `{choice.kind}` takes no `{hparam}`"
-            yield why, did_you_mean(hparam, (*needed, *others))
+            yield why, did_you_mean(hparam, (*needed, *optional))
     for hparam in needed:
         if hparam not in choice.kwargs:
             yield f"an environment of kind `{choice.kind}` needs `{hparam}`", f"set kwargs.{hparam}"
@@ -44,7 +44,7 @@ def argument_faults(choice: EnvironmentConfig) -> Iterator[tuple[str, str]]:
 def read_environments(
     multi_turn: MultiTurnConfig,
 ) -> tuple[dict[str, EnvironmentConfig], list[str]]:
-    """The worlds by name, and a sentence for each that is not well formed.
+    """The environments by name, and a sentence for each malformed one.
 
     Example:
         >>> multi_turn = MultiTurnConfig(environments={"clerk": {"kind": "user"}})
@@ -69,7 +69,7 @@ def read_environments(
     return found, wrong
 
 
-# verl's file of user simulators, read without importing any of them.
+# verl's file of user simulators, read without importing the classes.
 
 FIELD = "actor_rollout_ref.rollout.multi_turn.interaction_config_path"
 _KEYS = ("name", "class_name", "config")
@@ -122,7 +122,7 @@ def _require_python(class_name: str, where: str) -> None:
     try:
         read_python(Path(class_name.rpartition(":")[0]))
     except OSError as error:
-        raise UserError(where, class_name, str(error), "mend the path or the file") from error
+        raise UserError(where, class_name, str(error), "correct the path or the file") from error
 
 
 def _default_name(class_name: str) -> str:

@@ -37,7 +37,7 @@ def choices_of(info: FieldInfo) -> tuple[str, ...]:
     return OPEN.get(info.path, info.choices)
 
 
-# Keys, rules and pages that words lead to.
+# Search: keys, rules and pages that match the given words.
 
 _MOST = 12
 """Keys, and rules, that are listed."""
@@ -212,7 +212,7 @@ def _explain_block(path: str) -> str:
     return "\n".join([head, *lines])
 
 
-# `docs/config.md` and the JSON schema, made from the models so that they cannot drift.
+# `docs/config.md` and the JSON schema, generated from the schema models.
 
 
 def json_schema() -> dict[str, Any]:
@@ -226,7 +226,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def _leave_open(declared: dict[str, Any]) -> None:
-    """Null stands for what is derived, and no one value is the default."""
+    """Null stands for a derived default, which is not one value."""
     del declared["default"]
     kind = declared.get("type")
     if kind is not None:
@@ -250,7 +250,7 @@ def _head() -> Iterator[str]:
     yield "Paths of files that a run reads are relative to the file that names them, and on the"
     yield "command line to the working directory; the folder of the runs always to the latter."
     yield ""
-    yield "A default that is `derived` follows from other keys, as the meaning says; null asks for"
+    yield "A default that is `derived` follows from other keys, as the meaning says; null selects"
     yield "it. `luyen check` shows the value. What is written never changes."
     yield ""
 

@@ -90,7 +90,7 @@ def visible_gpus(sizes: tuple[int, ...], chosen: str | None) -> tuple[int, ...]:
     """
     if chosen is None:
         return sizes
-    # Names other than numbers (GPU-..., MIG-...) count, but cannot be told apart by size here.
+    # Names other than numbers (GPU-..., MIG-...) count, but their sizes are not known here.
     words = [word.strip() for word in chosen.split(",") if word.strip()]
     numbers = [int(word) if word.lstrip("-").isdigit() else 0 for word in words]
     shown = [n for n in numbers if n < len(sizes)]

@@ -23,7 +23,7 @@ from luyen.config.plan import BatchPlan, Placement, reward_pool
 from luyen.config.schema.actor_rollout_ref import ModelConfig
 from luyen.config.schema.run import RunConfig
 
-# Memory of a reward model on one device.
+# The reward model on one device.
 
 PART = "reward model"
 
@@ -34,7 +34,8 @@ class RewardModelMemory:
     """Bytes of a reward model.
 
     Example:
-        >>> RewardModelMemory(weights=10, activations=2, is_alone=False, is_resident=True).beside()
+        >>> where = {"has_own_devices": False, "stays_on_device": True}
+        >>> RewardModelMemory(weights=10, activations=2, **where).colocated()
         {'reward model': 10}
     """
 
@@ -42,25 +43,27 @@ class RewardModelMemory:
     """All weights of one copy."""
     activations: int
     """What its largest pass has at once."""
-    is_alone: bool
+    has_own_devices: bool
     """Whether its devices are its own."""
-    is_resident: bool
-    """Whether weights stay on the device while nothing is judged."""
+    stays_on_device: bool
+    """Whether weights stay on the device while nothing is scored."""
 
-    def beside(self) -> dict[str, int]:
-        """What it takes of the device of others while they work."""
-        is_there = bool(self.weights) and self.is_resident and not self.is_alone
+    def colocated(self) -> dict[str, int]:
+        """Bytes it takes on shared devices while other roles work."""
+        is_there = bool(self.weights) and self.stays_on_device and not self.has_own_devices
         return {PART: self.weights} if is_there else {}
 
-    def judging(self, others: dict[str, int]) -> dict[str, int]:
-        """What is on its device while it judges; nothing where there is no such model."""
+    def scoring(self, shared: dict[str, int]) -> dict[str, int]:
+        """Bytes on its device while it scores; empty without a reward model."""
         if not self.weights:
             return {}
         own = {PART: self.weights, "activations": self.activations}
-        return own if self.is_alone else {**others, **own}
+        return own if self.has_own_devices else {**shared, **own}
 
 
-NO_REWARD_MODEL = RewardModelMemory(weights=0, activations=0, is_alone=True, is_resident=False)
+NO_REWARD_MODEL = RewardModelMemory(
+    weights=0, activations=0, has_own_devices=True, stays_on_device=False
+)
 
 
 def reward_model_memory(
@@ -77,16 +80,18 @@ def reward_model_memory(
     read = reward_model.rollout.max_num_batched_tokens
     tokens = PassTokens(packed=read, padded=read, computed=read, scored=0)
     one_pass = replace(largest, shape=shape, tokens=tokens, width=width)
-    is_alone = reward_pool(config) is not None
-    offload = not is_alone if reward_model.param_offload is None else reward_model.param_offload
+    has_own_devices = reward_pool(config) is not None
+    offload = (
+        not has_own_devices if reward_model.param_offload is None else reward_model.param_offload
+    )
     embedding = shape.vocab * shape.hidden
     # A head of one number takes the place of the vocabulary's.
     weights = shape.layers * shape.layer_parameters() + embedding + 2 * shape.hidden
     return RewardModelMemory(
         weights=weights * width,
         activations=one_pass.inside(),
-        is_alone=is_alone,
-        is_resident=where.device == "cpu" or not offload,
+        has_own_devices=has_own_devices,
+        stays_on_device=where.device == "cpu" or not offload,
     )
 
 
@@ -154,8 +159,8 @@ def plan_memory(
     width = _compute_width(config, where.device)
     keeps = static_memory(config, shape, where, width)
     is_split = where.rollout_pool is not None
-    training = keeps.training if is_split else keeps.beside()
-    drawing = keeps.drawing if is_split else training
+    training = keeps.training if is_split else keeps.colocated()
+    generation = keeps.generation if is_split else training
     capacity = machine.device_bytes(where.device)
     largest = PassMemory(
         shape=shape,
@@ -168,19 +173,19 @@ def plan_memory(
     if config.trainer.stage != "rl":
         alone = _largest("update", training, update)
         return MemoryPlan(phases=(alone,), device_bytes=capacity, kv_budget=0, kv_demand=0)
-    judge = reward_model_memory(config, where, largest)
-    training = training | judge.beside()
-    drawing = drawing if is_split else training
+    reward_model = reward_model_memory(config, where, largest)
+    training = training | reward_model.colocated()
+    generation = generation if is_split else training
     demand = _kv_demand(config, shape, batch, where, width)
-    weights = keeps.drawing.get("replica") or training["weights"]
-    share = _drawing_share(config, where) * capacity - weights
-    budget = max(0, min(int(share), capacity - sum(drawing.values())))
+    weights = keeps.generation.get("replica") or training["weights"]
+    share = _generation_share(config, where) * capacity - weights
+    budget = max(0, min(int(share), capacity - sum(generation.values())))
     cache = {"kv cache": min(demand, budget)}
     after = training if _is_freed(config, where) else {**training, **cache}
-    judging = judge.judging(after)
+    scoring = reward_model.scoring(after)
     phases = (
-        _largest("generate", {**drawing, **cache}, _generate(config, shape, batch, largest)),
-        *([PhaseMemory(name="judge", parts=judging)] if judging else []),
+        _largest("generate", {**generation, **cache}, _generate(config, shape, batch, largest)),
+        *([PhaseMemory(name="judge", parts=scoring)] if scoring else []),
         _largest("log-probs", after, _score(keeps, largest)),
         _largest("update", after, update),
     )
@@ -188,13 +193,13 @@ def plan_memory(
 
 
 def _is_freed(config: RunConfig, where: Placement) -> bool:
-    """Whether the cache is elsewhere, or given back, while the policy learns."""
+    """Whether the KV cache takes no memory of the training devices during the update."""
     rollout = config.actor_rollout_ref.rollout
     gives_back = rollout.free_cache_engine and config.trainer.max_staleness == 0
     return gives_back or rollout.name == "hf" or where.rollout_pool is not None
 
 
-def _drawing_share(config: RunConfig, where: Placement) -> float:
+def _generation_share(config: RunConfig, where: Placement) -> float:
     """Share of a device that weights and cache may take: only pages on a GPU are bounded."""
     rollout = config.actor_rollout_ref.rollout
     is_paged = where.device == "cuda" and rollout.name != "hf"
@@ -202,11 +207,11 @@ def _drawing_share(config: RunConfig, where: Placement) -> float:
 
 
 def _largest(
-    name: str, resident: dict[str, int], moments: tuple[dict[str, int], ...]
+    name: str, persistent: dict[str, int], moments: tuple[dict[str, int], ...]
 ) -> PhaseMemory:
     """A phase by the moment that needs most."""
     moment = max(moments, key=lambda parts: sum(parts.values()))
-    parts = {**resident, **moment}
+    parts = {**persistent, **moment}
     return PhaseMemory(name=name, parts={part: size for part, size in parts.items() if size})
 
 
@@ -240,19 +245,19 @@ def _kv_demand(
 def _generate(
     config: RunConfig, shape: ModelShape, batch: BatchPlan, largest: PassMemory
 ) -> tuple[dict[str, int], ...]:
-    """Prompts are read, then tokens are drawn."""
+    """Prefill of the prompts, then sampling of tokens."""
     rollout, data = config.actor_rollout_ref.rollout, config.data
     is_hf = rollout.name == "hf"
     rows = min(rollout.max_num_seqs, rollout.n if is_hf else batch.rollouts)
     read = (rows if is_hf else ceil(rows / rollout.n)) * data.max_prompt_length
     read = min(rollout.max_num_batched_tokens, read)
     tokens = PassTokens(packed=read, padded=read, computed=read, scored=0)
-    # A chosen part of the vocabulary is found by sorting fp32 logits; a plain draw is one kernel.
+    # A chosen part of the vocabulary is found by sorting fp32 logits; plain sampling is one kernel.
     is_sorted = rollout.top_k > 0 or rollout.top_p < 1.0 or rollout.min_p > 0
     is_sorted = is_sorted or rollout.min_new_tokens > 0
     number = largest.width if largest.device == "cuda" and not is_sorted else 3 * _FP32
-    drawing = rows * (shape.vocab * number + 2 * shape.hidden * largest.width)
-    return {"activations": replace(largest, tokens=tokens).inside()}, {"logits": drawing}
+    generation = rows * (shape.vocab * number + 2 * shape.hidden * largest.width)
+    return {"activations": replace(largest, tokens=tokens).inside()}, {"logits": generation}
 
 
 def _score(keeps: StaticMemory, largest: PassMemory) -> tuple[dict[str, int], ...]:
@@ -283,7 +288,7 @@ def _update(
     number = largest.width + _FP32 if keeps.gathered and is_whole else 0
     summed = {"gathered": keeps.gathered + shape.layer_parameters() * number}
     root = {"gathered": shape.embeddings() * (largest.width + number) if keeps.gathered else 0}
-    kept = largest.held()
+    kept = largest.forward_bytes()
     return (
         {
             **summed,

@@ -147,7 +147,7 @@ class PassMemory:
         attention += 2 * (wide + narrow) * self.width * tokens.packed
         return max(feed_forward, attention)
 
-    def held(self) -> int:
+    def forward_bytes(self) -> int:
         """Bytes on the device when the forward pass is over."""
         if self.is_offloaded:
             return 0
@@ -156,7 +156,7 @@ class PassMemory:
         return self.shape.layers * stream if is_checkpointed else self.shape.layers * self.kept()
 
     def layer(self) -> int:
-        """Bytes of the layer whose backward pass runs, beside what is held."""
+        """Bytes of the layer whose backward pass runs, in addition to `forward_bytes`."""
         is_made_again = self.model.enable_gradient_checkpointing or self.is_offloaded
         return self.backward() + (self.kept() if is_made_again else 0)
 
@@ -178,7 +178,7 @@ class PassMemory:
 
     @property
     def is_offloaded(self) -> bool:
-        """Whether activations wait elsewhere."""
+        """Whether activations are kept in host memory between the passes."""
         return self.device == "cuda" and self.model.enable_activation_offload
 
     def _laid_out(self) -> int:
@@ -194,7 +194,7 @@ class PassMemory:
         return shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
 
 
-# What stays on a device during a whole step, alone or sharded, and what ranks gather in a pass.
+# Weights and optimizer state on a device, whole or sharded, and what ranks gather in a pass.
 
 
 @final
@@ -203,23 +203,23 @@ class StaticMemory:
     """Bytes of weights and optimizer on one device, by what they are for.
 
     Example:
-        >>> drawing = {"replica": 4}
-        >>> StaticMemory(training={"weights": 10}, drawing=drawing, gathered=0, share=1).beside()
+        >>> parts = {"training": {"weights": 10}, "generation": {"replica": 4}}
+        >>> StaticMemory(**parts, gathered=0, share=1).colocated()
         {'weights': 10, 'replica': 4}
     """
 
     training: dict[str, int]
-    """Where the policy learns."""
-    drawing: dict[str, int]
-    """Where a copy of the rollout engine draws; nothing where it has the actor's own weights."""
+    """On devices that train."""
+    generation: dict[str, int]
+    """On devices of the rollout engine; empty if it shares the actor's weights."""
     gathered: int
     """Whole weights that a pass over shards has at once."""
     share: int
     """Devices that hold one copy of what learns."""
 
-    def beside(self) -> dict[str, int]:
+    def colocated(self) -> dict[str, int]:
         """Both on one device."""
-        return {**self.training, **self.drawing}
+        return {**self.training, **self.generation}
 
 
 def static_memory(
@@ -227,26 +227,26 @@ def static_memory(
 ) -> StaticMemory:
     """What is held by a run whose passes compute with numbers of `width` bytes."""
     fsdp = config.actor_rollout_ref.actor.fsdp_config
-    # One process trains and draws with the same tensors; other processes need their own.
+    # A single process trains and generates with the same tensors; Ray workers need their own.
     has_copies = where.runtime == "ray" and config.trainer.stage == "rl"
-    drawing = {"replica": _whole(config, shape) * width} if has_copies else {}
-    others = count_weight_versions(config.trainer) - (1 if has_copies else 0)
-    if config.trainer.max_staleness > 0 and config.trainer.stage == "rl" and others:
-        drawing["versions"] = others * trainable(config, shape) * width
+    generation = {"replica": _whole(config, shape) * width} if has_copies else {}
+    versions = count_weight_versions(config.trainer) - (1 if has_copies else 0)
+    if config.trainer.max_staleness > 0 and config.trainer.stage == "rl" and versions:
+        generation["versions"] = versions * trainable(config, shape) * width
     if where.world_size == 1:
         training = _alone(config, shape, where, width)
-        return StaticMemory(training=training, drawing=drawing, gathered=0, share=1)
+        return StaticMemory(training=training, generation=generation, gathered=0, share=1)
     share = fsdp.fsdp_size if fsdp.fsdp_size > 0 else where.world_size
     training = _sharded(config, shape, where, width, share)
     if is_offloaded(config, where):
         training = dict.fromkeys(training, 0)
     layers = 2 if fsdp.reshard_after_forward else shape.layers
     gathered = (shape.embeddings() + layers * shape.layer_parameters()) * width
-    return StaticMemory(training=training, drawing=drawing, gathered=gathered, share=share)
+    return StaticMemory(training=training, generation=generation, gathered=gathered, share=share)
 
 
 def is_offloaded(config: RunConfig, where: Placement) -> bool:
-    """Whether shards, gradients and optimizer lie in main memory, away from the device."""
+    """Whether shards, gradients and optimizer are in host memory."""
     fsdp = config.actor_rollout_ref.actor.fsdp_config
     both = fsdp.param_offload and fsdp.optimizer_offload
     return both and where.world_size > 1 and where.device == "cuda"
@@ -264,7 +264,7 @@ def _whole(config: RunConfig, shape: ModelShape) -> int:
 
 
 def _alone(config: RunConfig, shape: ModelShape, where: Placement, width: int) -> dict[str, int]:
-    # With bf16 the optimizer holds fp32 masters beside its two moments.
+    # With bf16 the optimizer holds fp32 master weights in addition to its two moments.
     moments = (3 if width == 2 else 2) * _FP32
     parts = {
         "weights": _whole(config, shape) * width,
@@ -272,7 +272,7 @@ def _alone(config: RunConfig, shape: ModelShape, where: Placement, width: int) -
     }
     parts |= _frozen_models(config, shape, where, frozen=width, learning=width + moments, share=1)
     if config.trainer.async_save and where.device == "cpu":
-        # On a GPU the copy lies in main memory, which is not planned here.
+        # On a GPU the copy is in host memory, which is not planned here.
         learned = trainable(config, shape) * width + parts["optimizer"]
         parts["checkpoint"] = learned + parts.get("critic", 0)
     return parts
@@ -283,7 +283,7 @@ def _sharded(
 ) -> dict[str, int]:
     """Shards of what learns are fp32, whatever passes compute with; what is frozen keeps its type.
 
-    Beside them are the two moments.
+    The two moments come on top.
     """
     learning = trainable(config, shape)
     frozen = _whole(config, shape) - learning

@@ -1,8 +1,8 @@
 """Files and artifacts that a configuration names, and their fingerprints.
 
-Code (rewards, plugins, tools, worlds, samplers), lists of tools, and models. Rows are not among
-them: what rows say has a fingerprint of its own. Modules that named code imports are listed beside
-it, as far as they are not installed packages.
+Code (rewards, plugins, tools, environments, samplers), lists of tools, and models. Rows are not
+among them: they have a fingerprint of their own. Modules that named code imports are listed with
+it, unless they are installed packages.
 """
 
 import importlib.machinery
@@ -44,7 +44,7 @@ class NamedFile:
     written: str
     """What the configuration says."""
     files: tuple[Path, ...] = ()
-    """Where it lies on this machine."""
+    """Its path on this machine."""
     revision: str | None = None
     """Revision of a model of the hub, which stands for the content of its files."""
 
@@ -77,7 +77,7 @@ def named_files(config: RunConfig, folder: Path) -> Iterator[NamedFile]:
 
 
 def _imports_of(named: NamedFile) -> Iterator[NamedFile]:
-    """The modules of the user's own that a file of code imports, by their place beside it."""
+    """The modules of the user's own that a file of code imports, by their path relative to it."""
     for start in (file for file in named.files if file.suffix == ".py"):
         place = start.resolve()
         for file in sorted(source_files(place) - {place}):
@@ -113,7 +113,7 @@ def _code(config: RunConfig, folder: Path) -> Iterator[NamedFile]:
 
 
 def _lists(config: RunConfig, folder: Path) -> Iterator[NamedFile]:
-    """Lists of tools and of users, and the files that stand in them."""
+    """Lists of tools and of user simulators, and the files that they name."""
     multi_turn = config.actor_rollout_ref.rollout.multi_turn
     keys = {
         f"{_TURNS}.tool_config_path": multi_turn.tool_config_path,
@@ -132,7 +132,7 @@ def _lists(config: RunConfig, folder: Path) -> Iterator[NamedFile]:
 
 
 def _arguments(config: RunConfig, folder: Path) -> Iterator[NamedFile]:
-    """Files that stand among the free arguments of a component."""
+    """Files among the free arguments of a component."""
     multi_turn = config.actor_rollout_ref.rollout.multi_turn
     keys: dict[str, Mapping[str, Any]] = {
         "reward.custom_reward_function.reward_kwargs": (
@@ -212,13 +212,13 @@ def module_file(dotted: str) -> Path | None:
     return None if found is None else Path(found)
 
 
-# `artifact:...` in the place of a path: which keys have one, and what is put there instead.
+# `artifact:...` references in place of paths: finding them and replacing them by paths.
 
 ARTIFACT_PREFIX = "artifact:"
 
 
 def refs_in(tree: ConfigTree) -> dict[str, str]:
-    """Key -> what stands after `artifact:`; an entry of a list has its number after the key.
+    """Key -> the text after `artifact:`; an entry of a list has its number after the key.
 
     Example:
         >>> values = {"data": {"train_files": ["artifact:rows@ab12cd"]}}
@@ -261,7 +261,7 @@ def with_paths(tree: ConfigTree, paths: Mapping[str, str]) -> ConfigTree:
 
 
 def named_artifacts(tree: ConfigTree) -> dict[str, Artifact]:
-    """Key -> the artifact that it names; a UserError for the first name that nobody has noted."""
+    """Key -> the artifact that it names; a UserError for the first name without a record."""
     refs = refs_in(tree)
     registry = ArtifactRegistry(root_of(tree)) if refs else None
     return {key: registry.one(words, key) for key, words in refs.items() if registry is not None}
@@ -270,8 +270,8 @@ def named_artifacts(tree: ConfigTree) -> dict[str, Artifact]:
 def with_artifacts(tree: ConfigTree, find: Callable[[str, str], str] | None = None) -> ConfigTree:
     """The tree with paths in the place of artifacts; a name that is not known is a problem.
 
-    `find` gives the path for words and a key. Nothing is hashed: that is for whoever reads the
-    content.
+    `find` gives the path for a reference and a key. Nothing is hashed here: the reader of the
+    content does that.
     """
     refs = refs_in(tree)
     if not refs:

@@ -1,6 +1,6 @@
 """A pipeline: stages in one YAML file, each a run's configuration, all checked up front.
 
-What all stages share stands below `defaults`; a stage adds a file, keys of its own, or both. Each
+Keys that all stages share are below `defaults`; a stage adds a file, keys of its own, or both. Each
 stage gets a run directory of its own, `<project>/<stage>` unless it says otherwise.
 """
 
@@ -129,7 +129,7 @@ def _stage(
 
 
 def _names(pipeline: str, stage: str, shared: ConfigTree, origin: Origin) -> ConfigTree:
-    """Where the run of a stage lies; a file that several stages read must not decide it."""
+    """The run directory of a stage; a file that several stages read must not set it."""
     written: Any = shared.values.get("trainer")
     block = cast(dict[str, Any], written) if isinstance(written, dict) else {}
     names = {"project_name": block.get("project_name", pipeline), "experiment_name": stage}
@@ -170,7 +170,7 @@ def _wrong_with(item: ConfigTree) -> Iterator[Problem]:
         is_fit = isinstance(value, dict) if key == "config" else _is_paths(value)
         if value is not None and not is_fit:
             why = "it holds keys of a run" if key == "config" else "it names YAML files"
-            yield _problem(f"{STAGES}.{key}", item.origins[key], value, why, "mend it")
+            yield _problem(f"{STAGES}.{key}", item.origins[key], value, why, "correct the value")
     if "config" not in item.values and "file" not in item.values:
         why = "a stage says what to run"
         yield _problem(f"{STAGES}.config", at, None, why, "give it `config:` or `file:`")
@@ -237,10 +237,10 @@ def _problem(key: str, origin: Origin, value: Any, why: str, fix: str) -> Proble
     )
 
 
-# Every stage of a pipeline is checked before the first one runs.
+# Checking a pipeline: every stage is checked before the first one runs.
 #
-# What an earlier stage will make is not there yet. In its place stands the model that the stage
-# begins from: it has the same shape and the same tokenizer.
+# The output of an earlier stage does not exist yet. It is replaced by the model that the stage
+# starts from, which has the same shape and tokenizer.
 
 POLICY = "actor_rollout_ref.model.path"
 OVERRIDE = "actor_rollout_ref.model.override_config"
@@ -342,7 +342,7 @@ def _check_stage(
     later = {key for key, words in refs.items() if words.partition("/")[0] in before}
     later |= {OVERRIDE} if parent is not None else set()  # it stands for what will be there
     problems = [p for p in report.problems if p.id == "C013" or p.field not in later]
-    # Whether a stage is still the one that was begun is asked when its inputs are there.
+    # Whether a started stage still matches its configuration is checked once its inputs exist.
     problems = [p for p in problems if p.id != "S24"]
     problems += _same_place(stage, report.config, before)
     return StageReport(name=stage.name, report=replace(report, problems=tuple(problems)))

@@ -11,7 +11,7 @@ from luyen.config.schema.algorithm import PreferenceConfig
 from luyen.config.schema.run import RunConfig
 from luyen.config.schema.trainer import TrainerConfig
 
-# What a run learns from besides rewards: a teacher, or pairs of its own samples.
+# Training signals besides rewards: a teacher, or pairs of the run's own samples.
 
 PreferenceLosses: TypeAlias = Mapping[str, PreferenceFacts]
 """Losses of preferences by name, with what must be known about each."""
@@ -55,7 +55,7 @@ def sequences_of_a_row(config: RunConfig, losses: PreferenceLosses) -> int:
 
 
 def rows_need_reference(config: RunConfig) -> bool:
-    """Whether a stage of preferences keeps a reference beside the policy at every step."""
+    """Whether a preference stage keeps a reference model in memory during training."""
     if config.trainer.stage != "preference" or config.preference.reference != "live":
         return False
     losses = (PREFERENCE_LOSSES.get(name) for name in config.preference.loss_type)
@@ -78,7 +78,7 @@ class BatchPlan:
     """
 
     prompts: int
-    """Prompts drawn in one step."""
+    """Prompts of one step."""
     samples_per_prompt: int
     """Rollouts of each prompt."""
     rollouts: int
@@ -116,7 +116,7 @@ def plan_batches(
     """
     data, arr = config.data, config.actor_rollout_ref
     actor, rollout = arr.actor, arr.rollout
-    # An offline step is one optimizer step on the rows that are drawn.
+    # An offline step is one optimizer step on its rows.
     is_offline = config.trainer.stage != "rl"
     samples = sequences_of_a_row(config, losses) if is_offline else rollout.n
     prompts = data.train_batch_size if is_offline else actor.ppo_mini_batch_size
@@ -190,7 +190,7 @@ class Placement:
     replicas: int = 1
     """Copies of the rollout engine."""
     rollout_pool: tuple[int, int] | None = None
-    """Machines and devices of each that only draw; None: rollouts share the actor's devices."""
+    """Machines and devices of each that only generate; None: rollouts share the actor's devices."""
 
 
 def rollout_pool(config: RunConfig) -> tuple[int, int] | None:
@@ -211,7 +211,7 @@ def reward_pool(config: RunConfig) -> tuple[int, int] | None:
 
 
 def count_reward_replicas(config: RunConfig) -> int:
-    """Copies of the reward model: as asked for, or one on each device that it has or shares."""
+    """Copies of the reward model: as configured, or one on each device that it has or shares."""
     trainer, reward_model = config.trainer, config.reward.reward_model
     if reward_model.rollout.data_parallel_size is not None:
         return reward_model.rollout.data_parallel_size
@@ -220,7 +220,7 @@ def count_reward_replicas(config: RunConfig) -> int:
 
 
 def count_replicas(config: RunConfig) -> int:
-    """Copies of the rollout engine: as asked for, or as many as its devices can hold."""
+    """Copies of the rollout engine: as configured, or as many as its devices can hold."""
     trainer, rollout = config.trainer, config.actor_rollout_ref.rollout
     if rollout.data_parallel_size is not None:
         return rollout.data_parallel_size
@@ -229,7 +229,7 @@ def count_replicas(config: RunConfig) -> int:
 
 
 def devices_of_a_copy(config: RunConfig) -> int:
-    """Devices that one copy of the rollout engine is split over; our own hold it whole on one."""
+    """Devices that one copy of the rollout engine is split over; built-in engines do not split."""
     rollout = config.actor_rollout_ref.rollout
     return 1 if rollout.name in WHOLE_ENGINES else rollout.tensor_model_parallel_size
 
@@ -328,14 +328,14 @@ def loss_in_force(config: RunConfig) -> str:
 
 
 def is_off_policy(config: RunConfig) -> bool:
-    """Whether some update uses samples that the weights before it did not draw."""
+    """Whether some update uses samples that an older version of the weights generated."""
     actor = config.actor_rollout_ref.actor
     several = config.data.train_batch_size > actor.ppo_mini_batch_size
     return several or actor.ppo_epochs > 1 or config.trainer.max_staleness > 0
 
 
 def has_partial_rollouts(trainer: TrainerConfig) -> bool:
-    """Whether answers in progress go on with every new version of the weights."""
+    """Whether responses in progress continue under each new version of the weights."""
     return trainer.max_staleness > 0 and trainer.async_order == "completion"
 
 
@@ -344,7 +344,7 @@ def count_weight_versions(trainer: TrainerConfig) -> int:
     return 1 if has_partial_rollouts(trainer) else 1 + trainer.max_staleness
 
 
-# The arithmetic of a step in words.
+# Batch arithmetic in words.
 
 
 def offline_lines(plan: BatchPlan) -> list[tuple[str, str]]:
@@ -382,7 +382,7 @@ def batch_lines(plan: BatchPlan) -> list[tuple[str, str]]:
     ]
 
 
-# The knobs of the chosen algorithm, taken from the configuration by their own names.
+# Hyperparameters of the chosen algorithm, taken from the configuration by name.
 
 
 def estimator_kwargs(config: RunConfig, facts: EstimatorFacts) -> dict[str, Any]:
@@ -406,11 +406,11 @@ def loss_kwargs(config: RunConfig, facts: LossFacts) -> dict[str, Any]:
     return {name: given[name] for name in facts.hparams if name not in own}
 
 
-# The knobs of a preference loss that a configuration sets, by their own names.
+# Hyperparameters of a preference loss that the configuration sets, by name.
 
 
 def preference_kwargs(preference: PreferenceConfig) -> dict[str, Any]:
-    """Those that are not null; a loss has its own value of the others.
+    """Hyperparameters that are not null; the loss has its own defaults for the rest.
 
     Example:
         >>> preference_kwargs(PreferenceConfig(beta=0.5))

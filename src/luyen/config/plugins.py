@@ -24,7 +24,7 @@ from luyen.config.catalog import (
 )
 from luyen.config.reward_components import RULE_REWARDS, RuleFacts
 
-# Python files that a configuration names, read as syntax trees and never run.
+# Python files that a configuration names, read as syntax trees and never executed.
 #
 # What a file does when it is imported cannot be seen here: it may raise, or define names by
 # other means. That a file is there, and is Python, can.
@@ -92,7 +92,7 @@ class Arguments:
     names: tuple[str, ...]
     """Arguments that have a name."""
     has_more: bool
-    """Whether it takes any others by name."""
+    """Whether it takes any other keyword arguments (`**kwargs`)."""
 
     def takes(self, name: str) -> bool:
         """Whether an argument of this name can be given."""
@@ -135,7 +135,7 @@ SAMPLER_ARGUMENTS = {
         "promote_at": "a number",
     },
 }
-"""Sampler of ours -> its arguments and what each is; a test holds the names equal to theirs."""
+"""Built-in sampler -> its arguments and their types; a test keeps the names in sync."""
 TOOL_FORMATS = ("hermes", "qwen3_coder", "llama3", "mistral", "glm", "deepseek", "gpt_oss")
 ENVIRONMENTS = ("user", "class", "interaction", "reasoning_gym", "verifiers")
 LOGGERS = ("console", "jsonl", "tensorboard", "wandb", "mlflow", "trackio")
@@ -172,7 +172,7 @@ class Registration:
     name: str
     """Name that becomes usable in the configuration."""
     facts: Mapping[str, Any]
-    """Literal keyword arguments beside the name."""
+    """Literal keyword arguments after the name."""
 
 
 @final
@@ -200,13 +200,13 @@ class PluginRegistry:
     reward_managers: tuple[str, ...] = REWARD_MANAGERS
     """Reward managers."""
     rule_rewards: Mapping[str, RuleFacts] = field(default_factory=lambda: RULE_REWARDS)
-    """Rules that judge answers."""
+    """Rules that score answers."""
     samplers: tuple[str, ...] = SAMPLERS
     """Samplers."""
     tool_formats: tuple[str, ...] = TOOL_FORMATS
     """Ways to write tool calls."""
     environments: tuple[str, ...] = ENVIRONMENTS
-    """Kinds of worlds that conversations happen in."""
+    """Kinds of environments."""
 
 
 def read_plugins(paths: tuple[str, ...]) -> tuple[PluginRegistry, dict[str, str]]:
@@ -239,7 +239,7 @@ def _duplicate_registrations(own: list[Registration], before: list[Registration]
 
 
 def registrations(tree: ast.AST) -> Iterator[Registration]:
-    """Every registration in a module's source, wherever it stands."""
+    """Every registration in a module's source, at any depth."""
     for node in ast.walk(tree):
         match node:
             case ast.Call(

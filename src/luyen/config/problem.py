@@ -87,7 +87,7 @@ TEXT_FINDINGS: dict[str, str] = {
     "C012": "Hydra settings are named and left aside.",
     "C013": "An artifact that is named was noted by a run, or is made by an earlier stage.",
     "C014": "A pipeline lists stages by name, each with keys of its own and a run directory.",
-    "C015": "A path is meant from the file that names it; elsewhere it is found by luck.",
+    "C015": "A path is relative to the file that names it, not to the working directory.",
     "C016": "Other names for keys, stages and losses are read as ours; two names never disagree.",
     "C020": "No address has a mask in the place of its password, as in a run's config.yaml.",
 }

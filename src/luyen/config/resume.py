@@ -127,7 +127,7 @@ MAY_CHANGE: Mapping[Kind, tuple[str, ...]] = {
         "sandbox",
     ),
 }
-"""Keys, and blocks with all below them, that may be others when a run goes on."""
+"""Keys, and blocks with all keys below them, that may change when a run resumes."""
 
 
 @final
@@ -170,12 +170,12 @@ def kind_of(key: str) -> Kind | None:
 def changed_keys(directory: RunDirectory, config: RunConfig) -> list[ChangedKey]:
     """Keys that differ from the configuration of a run; none where that one is damaged.
 
-    A file that lies elsewhere and holds the same is the same.
+    A file with the same content at another path counts as the same.
     """
     try:
         written = directory.read_settings()
     except UserError:
-        return []  # whoever goes on with it says so
+        return []  # reported when the run is resumed
     folder = start_folder(directory) or Path.cwd()
     now, clean = stored_values(config), masked_values(config)
     found: list[ChangedKey] = []
@@ -202,7 +202,7 @@ def has_progress(directory: RunDirectory) -> bool:
 
 
 def _value(tree: Mapping[str, Any], key: str, default: Any) -> Any:
-    """What a run's file has at a key; one that its version did not know stands at its default."""
+    """What a run's file has at a key; the default for a key that its version did not know."""
     try:
         return value_in(cast(dict[str, Any], tree), key)
     except (KeyError, TypeError):
@@ -258,7 +258,7 @@ def _short(value: Any, most: int = 80) -> str:
 
 
 def model_changes(directory: RunDirectory, files: Mapping[str, Any]) -> Iterator[str]:
-    """Keys of models whose files are others than when the run began; `files` as in a manifest."""
+    """Keys of models whose files changed since the run began; `files` as in a manifest."""
     noted = cast(dict[str, Any], directory.read_manifest().get("files") or {})
     for name, facts in files.items():
         key = next((key for key in MODELS if _is_of(name, key)), None)
@@ -267,7 +267,7 @@ def model_changes(directory: RunDirectory, files: Mapping[str, Any]) -> Iterator
             yield key
 
 
-# How a run is called that nobody gave a name, and which words go on with one that has it.
+# Default name of a new run, and the overrides that resume a run by its directory.
 
 
 def default_run_name(files: Sequence[Path], now: datetime | None = None) -> ConfigTree:
@@ -287,14 +287,14 @@ def default_run_name(files: Sequence[Path], now: datetime | None = None) -> Conf
 
 
 def resume_arguments(run: Path) -> tuple[Path, list[str]]:
-    """The configuration of a run, and the overrides that name its place: what `train` goes on with.
+    """The configuration of a run, and the overrides that name its directory, to resume it.
 
     A UserError where there is no run.
     """
     directory = RunDirectory.open(run)
     place = directory.root.resolve()
     if len(place.parts) < 4:
-        why = "a run lies two folders below the one that trainer.default_local_dir names"
+        why = "a run is two folders below the one that trainer.default_local_dir names"
         raise UserError("--resume", str(run), why, "move it to DIR/PROJECT/EXPERIMENT")
     names = {
         "default_local_dir": place.parent.parent,

@@ -19,7 +19,7 @@ _NO_NAME = "a name is not empty and holds no `/`"
 def read_components(reward: RewardConfig) -> tuple[dict[str, ComponentConfig], list[str]]:
     """The components by name, and a sentence for each that is not well formed.
 
-    A learned reward that is on, where nothing else is said to judge, is the one component.
+    An enabled reward model is the only component where no other is configured.
 
     Example:
         >>> reward = RewardConfig(components={"right": {"rule": "exact"}})
@@ -54,7 +54,7 @@ def read_components(reward: RewardConfig) -> tuple[dict[str, ComponentConfig], l
 
 
 def is_model_alone(reward: RewardConfig) -> bool:
-    """Whether the learned reward judges every row, and nothing else does."""
+    """Whether the reward model alone scores every row."""
     own = reward.custom_reward_function.path is not None
     return reward.reward_model.enable and not (reward.components or reward.routes or own)
 
@@ -75,7 +75,7 @@ def nodes(
 
 
 def _misshapen(path: str, node: ComponentConfig) -> Iterator[str]:
-    """What is wrong with one node, whatever the others are."""
+    """What is wrong with one node, regardless of its siblings."""
     for part in node.parts or {}:
         if not _is_name(part):
             yield f"`{path}`: parts: `{part}`: {_NO_NAME}"
@@ -85,11 +85,11 @@ def _misshapen(path: str, node: ComponentConfig) -> Iterator[str]:
     if node.parts == {}:
         yield f"`{path}`: parts: there is none"
     if node.kwargs and node.rule is None:
-        yield f"`{path}`: kwargs are knobs of a rule, and it has none"
+        yield f"`{path}`: kwargs are arguments of a rule, and it has no rule"
     if node.combine != "sum" and node.parts is None:
         yield f"`{path}`: combine is about parts, and it has none"
     if node.floor is not None and node.ceiling is not None and node.floor > node.ceiling:
-        yield f"`{path}`: floor {node.floor:g} lies above ceiling {node.ceiling:g}"
+        yield f"`{path}`: floor {node.floor:g} is above ceiling {node.ceiling:g}"
     gate = node.gate
     if gate is not None and gate.below is not None and gate.below <= opens_at(gate):
         yield f"`{path}`: gate: no value is at least {opens_at(gate):g} and below {gate.below:g}"
@@ -107,7 +107,7 @@ def opens_at(gate: GateConfig) -> float:
 
 
 def scoring_order(components: Mapping[str, ComponentConfig], combine: str) -> list[tuple[str, ...]]:
-    """Siblings in waves: each needs only what stands before it. Short when they need each other.
+    """Siblings in waves, each depending only on earlier ones; incomplete if gates form a cycle.
 
     Example:
         >>> siblings = {"polite": ComponentConfig(rule="json", gate=GateConfig(by="right")),
@@ -128,7 +128,7 @@ def scoring_order(components: Mapping[str, ComponentConfig], combine: str) -> li
 
 
 def needed(name: str, components: Mapping[str, ComponentConfig], combine: str) -> set[str]:
-    """The siblings that must be judged before a node, so that it is known whether it counts."""
+    """Siblings that must be scored before a node, because its gate or order depends on them."""
     gate = components[name].gate
     found = set[str]() if gate is None else {gate.by}
     if combine == "lexicographic":
@@ -153,9 +153,9 @@ def _names(named: Any) -> tuple[str, ...]:
     return (str(named),)
 
 
-# What `check` knows about the rules that judge answers, without importing them.
+# Facts about the built-in reward rules, without importing them.
 #
-# The rewards package registers functions under these names; a test holds the two equal, knobs
+# The rewards package registers functions under these names; a test keeps both equal, arguments
 # included.
 
 
@@ -208,9 +208,9 @@ RULE_REWARDS: dict[str, RuleFacts] = {
 }
 
 
-# What the knobs of the built-in rules may be: told before anything is scored.
+# Types and limits of the arguments of built-in rules, checked before anything is scored.
 #
-# A test holds the kinds equal to the annotations of the rules.
+# A test keeps the kinds equal to the annotations of the rules.
 
 
 @final
@@ -314,16 +314,16 @@ ARGUMENT_SPECS: dict[str, ArgumentSpec] = {
     "match": _one_of("full", "search"),
     "unit": _one_of("token", "word"),
 }
-"""Knob -> what it may be, in every rule of ours that has it. Patterns are read by W14."""
+"""Argument -> what it may be, in every built-in rule that has it. W14 checks patterns."""
 
 
-# Names that scores will have, as far as they can be known before anything is scored.
+# Names of scores, as far as they are known before anything is scored.
 
 _WHOLE = ("reward", "score")
 _DIVIDED = ("code", "given", "tool_cost", "tool_safety", "tool_valid", "tool_success")
 """Rules whose score may have parts of its own."""
 _BUILT_IN = {"arithmetic": "exact", "tools": "exact", "reasoning_gym": "reasoning_gym"}
-"""Source of rows -> the rule that judges them where the configuration says nothing."""
+"""Source of rows -> the rule that scores them by default."""
 
 
 def score_names(config: RunConfig) -> tuple[str, ...] | None:
@@ -358,7 +358,7 @@ def _default_rules(config: RunConfig) -> list[str]:
     return [_BUILT_IN[scheme] for scheme in schemes] if is_known else []
 
 
-# Keys of judges, which stand in the environment and nowhere else.
+# API keys of judges, which only the environment holds.
 
 
 def judge_api_key(variable: str) -> str:

@@ -24,17 +24,17 @@ def row_files(address: str, *, tables: bool = False) -> list[Path]:
     """The files in which the rows are, in order; a dataset that was saved is one directory.
 
     A UserError where there is none, or one that is no file, is empty, or has another ending. With
-    `tables`, CSV files count, in a directory where there are no others.
+    `tables`, CSV files count too, in a directory without other files of rows.
     """
     path = expanded(address)
     if not exists(address):
-        raise UserError(FIELD, address, "no such file on this machine", "mend the path")
+        raise UserError(FIELD, address, "no such file on this machine", "correct the path")
     if not is_directory(address):
         return [_readable(path, (*ENDINGS, TABLE) if tables else ENDINGS)]
     try:
         names = sorted(os.listdir(path))
     except OSError as error:
-        raise UserError(FIELD, address, f"cannot be read: {error}", "mend it") from error
+        raise UserError(FIELD, address, f"cannot be read: {error}", "make it readable") from error
     if SAVED_SEVERAL in names:
         splits = [name for name in names if (path / name / SAVED_ONE).is_file()]
         fix = " or ".join(str(path / split) for split in splits)
@@ -57,13 +57,13 @@ def _readable(path: Path, endings: tuple[str, ...]) -> Path:
     try:
         size = require_file(path).stat().st_size
     except OSError as error:
-        raise UserError(FIELD, str(path), f"cannot be read: {error}", "mend the path") from error
+        raise UserError(FIELD, str(path), f"cannot be read: {error}", "correct the path") from error
     if not size:
-        raise UserError(FIELD, str(path), "there are no rows in it", "mend it, or drop it")
+        raise UserError(FIELD, str(path), "there are no rows in it", "add rows, or remove it")
     return path
 
 
-# Which rows an address gives, and which of them a stage can learn from.
+# Kinds of rows: what an address gives, and which kinds a stage accepts.
 
 _KIND_BY_SUPERVISION = {
     None: "prompts",
@@ -122,12 +122,12 @@ def kinds_learned(config: RunConfig, losses: PreferenceLosses) -> tuple[str, ...
             return ("preference",) if is_paired else ("labelled", "preference")
 
 
-# Whether the arguments of a sampler of ours suit the rows, as far as those are known.
+# Checks of a built-in sampler's arguments against the rows, as far as those are known.
 
 _STAGES = 4
-"""Of a curriculum that is not told how many."""
+"""Default number of stages of a curriculum."""
 _NUMBERS = ("difficulty", "index")
-"""What a question of `arithmetic://` says of itself in numbers."""
+"""Numeric columns of a question of `arithmetic://`."""
 
 
 def sampler_faults(data: DataConfig) -> Iterator[str]:
@@ -176,7 +176,7 @@ def _stage_faults(data: DataConfig) -> Iterator[str]:
 
 def _rows(addresses: Sequence[str]) -> int | None:
     try:
-        return sum(read_arithmetic(parse_task_url(path)).asked.size for path in addresses)
+        return sum(read_arithmetic(parse_task_url(path)).questions.size for path in addresses)
     except UserError:
         return None  # D02 says why
 

@@ -26,7 +26,7 @@ class Variant:
     """
 
     words: tuple[str, ...]
-    """Overrides in which it differs from the others."""
+    """Overrides in which it differs from the other runs."""
 
     @property
     def name(self) -> str:

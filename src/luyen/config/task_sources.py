@@ -1,7 +1,7 @@
 """Addresses of generated or hub rows (`scheme://name?key=value`): what each may say.
 
-`check` reads an address here, and so does whoever makes its rows: what one refuses, both do, in the
-same words.
+`check` and the code that generates the rows both parse addresses here, so both refuse the same
+addresses with the same message.
 """
 
 import re
@@ -64,7 +64,7 @@ class TaskUrl:
         except ValueError:
             value = -1.0
         if not 0.0 <= value <= 1.0:
-            raise self.error(f"`{key}={self.query[key]}` is not between 0 and 1", "mend it")
+            raise self.error(f"`{key}={self.query[key]}` is not between 0 and 1", "correct it")
         return value
 
     def choice(self, key: str, default: str, choices: Iterable[str]) -> str:
@@ -94,7 +94,7 @@ def parse_task_url(text: str) -> TaskUrl:
     return url
 
 
-# What an address of `arithmetic://` asks for, and which operands are held out.
+# Addresses of `arithmetic://`, and the split into train and held-out operands.
 #
 # Whether a pair of operands is held out depends on the unordered pair and on nothing else: not
 # on the seed, the size, the operation or the number of digits. No training row ever shares its
@@ -119,7 +119,7 @@ _SPLIT_KEY = derive_key(0, "arithmetic/split")
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArithmeticQuestions:
-    """Which questions an address asks for.
+    """The questions that an address describes.
 
     Example:
         >>> ArithmeticQuestions(digits=2, least=0, seed=0, split="train", size=8).size
@@ -131,7 +131,7 @@ class ArithmeticQuestions:
     least: int
     """Smallest operand."""
     seed: int
-    """What the operands are drawn from."""
+    """Seed of the operands."""
     split: str
     """`train` or `held-out`."""
     size: int
@@ -141,7 +141,7 @@ class ArithmeticQuestions:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArithmeticTask:
-    """Which rows an address asks for.
+    """The rows that an address describes.
 
     Example:
         >>> from luyen.config.task_sources import parse_task_url
@@ -149,10 +149,10 @@ class ArithmeticTask:
         'pairs'
     """
 
-    asked: ArithmeticQuestions
+    questions: ArithmeticQuestions
     """The questions."""
     taught: Supervision | None
-    """What is there to learn from besides; None: the questions alone."""
+    """Kind of training target; None: the questions alone."""
     traces: int
     """Answers to each question."""
     taste: str
@@ -176,7 +176,7 @@ def read_arithmetic(url: TaskUrl) -> ArithmeticTask:
         raise url.error("only sums are worked out in steps", "use arithmetic://sum")
     is_judged = taught in ("pairs", "labels")
     return ArithmeticTask(
-        asked=read_questions(url, digits=2, factor=int(url.query.get("traces") or 1)),
+        questions=read_questions(url, digits=2, factor=int(url.query.get("traces") or 1)),
         taught=taught,
         traces=int(url.query.get("traces", 0)),
         taste=url.choice(cast(str, taught), "even", PREFERENCE_CRITERIA) if is_judged else "even",
@@ -251,14 +251,14 @@ _SEEDS = 2**63 - 1
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolTask:
-    """Which rows an address of `tools://` asks for.
+    """The rows that an address of `tools://` describes.
 
     Example:
-        >>> read_tool_task(parse_task_url("tools://orders?size=8")).asked.size
+        >>> read_tool_task(parse_task_url("tools://orders?size=8")).questions.size
         8
     """
 
-    asked: ArithmeticQuestions
+    questions: ArithmeticQuestions
     """The questions."""
     traces: int
     """Conversations to learn from for each question; 0: the questions alone."""
@@ -295,9 +295,9 @@ def read_tool_task(url: TaskUrl) -> ToolTask:
 def _calculator(url: TaskUrl) -> ToolTask:
     url.refuse_unknown((*QUESTION_KEYS, "traces", "calls", "bare"))
     traces = url.integer("traces", 0, least=0, most=MOST_TRACES)
-    asked = read_questions(url, digits=3, is_exact=True, factor=max(traces, 1))
+    questions = read_questions(url, digits=3, is_exact=True, factor=max(traces, 1))
     calls, bare = url.share("calls", 1.0), url.share("bare", 0.0)
-    return ToolTask(asked=asked, traces=traces, calls=calls, bare=bare)
+    return ToolTask(questions=questions, traces=traces, calls=calls, bare=bare)
 
 
 def _orders(url: TaskUrl) -> ToolTask:
@@ -306,7 +306,9 @@ def _orders(url: TaskUrl) -> ToolTask:
     split = url.choice("split", "train", SPLITS)
     size = url.integer("size", DEFAULT_SIZE[split], least=1, most=1_000_000)
     require_rows(url, size, max(traces, 1))
-    return ToolTask(asked=_plainly(url, split, size), traces=traces, calls=url.share("calls", 1.0))
+    return ToolTask(
+        questions=_plainly(url, split, size), traces=traces, calls=url.share("calls", 1.0)
+    )
 
 
 def _both(url: TaskUrl) -> ToolTask:
@@ -314,7 +316,7 @@ def _both(url: TaskUrl) -> ToolTask:
     size = url.integer("size", 1024, least=1, most=100_000)
     split = url.choice("split", "train", SPLITS)
     return ToolTask(
-        asked=_plainly(url, split, size),
+        questions=_plainly(url, split, size),
         traces=1,
         calls=url.share("calls", 1.0),
         bare=url.share("bare", 0.0),
@@ -350,4 +352,4 @@ _READERS: dict[str, Callable[[TaskUrl], Any]] = {
     "reasoning_gym": read_gym,
     "hf": read_hub,
 }
-"""Scheme -> who reads its addresses."""
+"""Scheme -> parser of its addresses."""

@@ -1,6 +1,6 @@
 """The tools file, its MCP servers and built-in tools, read without importing any of them.
 
-It has verl's layout, with short forms of our own beside `class_name`: `function`, `builtin`, `mcp`.
+It has verl's layout, plus Luyen's short forms for `class_name`: `function`, `builtin`, `mcp`.
 """
 
 import ast
@@ -19,9 +19,9 @@ from luyen.config.problem import Origin, Problem
 from luyen.config.reward_components import nodes, read_components, read_routes
 from luyen.config.schema.run import RunConfig
 
-# What the `config` of a built-in tool may say, known without importing the tool.
+# Settings of built-in tools, without importing the tools.
 #
-# The sandbox knows the limits of `python`; here only its name is looked at.
+# The sandbox checks the limits of `python`; here only its name is checked.
 
 SettingFault: TypeAlias = tuple[str, Any, str, str]
 """Key below an entry, value, reason, fix."""
@@ -63,7 +63,7 @@ def setting_faults(tool: str, config: Mapping[str, Any], folder: Path) -> Iterat
         if key in kinds:
             is_fit, what = kinds[key]
             if not is_fit(value) and not (value is None and key in ("path", "documents")):
-                yield f".config.{key}", value, f"expected {what}", "mend the value"
+                yield f".config.{key}", value, f"expected {what}", f"give {what}"
         elif known is not None:
             yield (
                 f".config.{key}",
@@ -88,7 +88,7 @@ def _wrong_search(config: Mapping[str, Any], folder: Path) -> Iterator[SettingFa
             yield ".config.path", path, why, "give a readable JSONL file"
 
 
-# MCP servers as tool files and verl's JSON files name them, read before any is started.
+# MCP servers in tool files and in verl's JSON files, checked before any is started.
 
 LISTED = "mcp_servers_config_path"
 _SELECTED = "tool_selected_list"
@@ -162,7 +162,8 @@ def _wrong_keys(block: Mapping[str, Any], known: Mapping[str, Any]) -> Iterator[
         if key not in known:
             yield key, value, "no such key here", did_you_mean(str(key), known)
         elif value is not None and not _KINDS[key][0](value):
-            yield key, value, f"expected {_KINDS[key][1]}", "mend the value"
+            what = _KINDS[key][1]
+            yield key, value, f"expected {what}", f"give {what}"
 
 
 def listed_servers(path: Path) -> dict[str, dict[str, Any]]:
@@ -222,13 +223,13 @@ class ToolEntry:
     kind: Kind
     """How the tool is named."""
     target: Any
-    """What stands under that key: a class, `FILE:NAME`, a built-in's name, or a server."""
+    """The value of that key: a class, `FILE:NAME`, a built-in's name, or a server."""
     config: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Arguments of the tool."""
     schema: Mapping[str, Any] | None = None
     """Its schema, where the entry gives one."""
     mcp: Mapping[str, Any] | None = None
-    """verl's block of servers beside `class_name`."""
+    """verl's block of servers next to `class_name`."""
     limits: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Limits that replace the tool's own."""
 
@@ -239,7 +240,7 @@ class ToolEntry:
 
 
 def tool_file_problems(path: str) -> tuple[Problem, ...]:
-    """What is wrong with a tool file, as far as can be told without importing anything."""
+    """What is wrong with a tool file, as far as it shows without importing anything."""
     return read_tool_file(path)[1]
 
 
@@ -305,7 +306,7 @@ def _wrong(written: Any, folder: Path) -> Iterator[SettingFault]:
 
 
 def _kind(entry: Mapping[str, Any]) -> Kind | None:
-    """The key that names the tool; verl writes its servers beside `class_name`."""
+    """The key that names the tool; verl writes its servers next to `class_name`."""
     named: list[Kind] = [kind for kind in KINDS if kind in entry]
     if named == ["class_name", "mcp"]:
         return "class_name"
@@ -337,7 +338,7 @@ def _wrong_file(kind: Kind, target: str, folder: Path) -> Iterator[SettingFault]
     try:
         tree = read_python(folder / expanded(file))
     except OSError as error:
-        yield f".{kind}", target, f"the file {error}", "mend the path or the file"
+        yield f".{kind}", target, f"the file {error}", "correct the path or the file"
         return
     defined = _defined(tree)
     if name not in defined:
@@ -377,11 +378,16 @@ def _wrong_schema(schema: Mapping[str, Any]) -> Iterator[SettingFault]:
     if not isinstance(function, dict):
         yield ".tool_schema", schema, "a schema holds `function`", fix
         return
-    held = cast(dict[str, Any], function)
-    if not isinstance(held.get("name"), str):
-        yield ".tool_schema.function.name", held.get("name"), "a tool has a name", fix
-    if not isinstance(held.get("parameters", {}), dict):
-        yield ".tool_schema.function.parameters", held["parameters"], "expected a mapping", fix
+    function_schema = cast(dict[str, Any], function)
+    if not isinstance(function_schema.get("name"), str):
+        yield ".tool_schema.function.name", function_schema.get("name"), "a tool has a name", fix
+    if not isinstance(function_schema.get("parameters", {}), dict):
+        yield (
+            ".tool_schema.function.parameters",
+            function_schema["parameters"],
+            "expected a mapping",
+            fix,
+        )
 
 
 def _entry(number: int, written: dict[str, Any]) -> ToolEntry:
@@ -426,7 +432,7 @@ def _problem(path: str, below: str, value: Any, why: str, fix: str) -> Problem:
     )
 
 
-# Whether a run executes programs that its policy writes.
+# Whether a run executes programs written by its policy.
 
 _CODE_RULE = "code"
 _CODE_TOOL = "python"

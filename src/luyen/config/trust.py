@@ -1,9 +1,9 @@
 """Whether a run directory may decide what this process does.
 
 A run's configuration names code, programs, environment variables and addresses. A run that this
-user made is signed with a key outside of it (`luyen.base.digests`); any other is somebody else's,
-and commands that would act on it refuse unless they are told to trust it. What holds nothing of the
-kind needs no trust, and whoever only reads a run needs none at all.
+user made is signed with a key outside of it (`luyen.base.digests`); any other run is untrusted,
+and commands that would act on it refuse without `--trust`. A run that names nothing of the kind
+needs no trust, and neither does a command that only reads files.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ _FIX = "look at its config.yaml and at what that names, then give --trust; or ma
 
 
 class UnsignedRun(UserWarning):
-    """A run could not be signed: later commands will want to be told that it can be trusted."""
+    """A run could not be signed: later commands will need `--trust`."""
 
 
 def sign_run(directory: RunDirectory, config: RunConfig) -> None:
@@ -50,7 +50,7 @@ def sign_run(directory: RunDirectory, config: RunConfig) -> None:
         (directory.root / NAME).unlink(missing_ok=True)
         if acts_in(config):
             said = (
-                f"the run is not signed: {error}; luyen eval, export and others will want --trust"
+                f"the run is not signed: {error}; luyen eval, export and the like will want --trust"
             )
             warnings.warn(said, UnsignedRun, stacklevel=3)
 
@@ -62,7 +62,7 @@ def require_trust(
     folder: Path | None = None,
     is_run_again: bool = False,
 ) -> None:
-    """A UserError where the run names what must not be run for somebody else, and is not ours.
+    """Raise UserError if the run names code or addresses and this user did not sign it.
 
     Relative paths begin at `folder`, by default the current one. A run that `is_run_again` gives
     its folder and its environment too. Nothing that the run names is read or imported before its
@@ -99,7 +99,7 @@ def require_trusted_files(files: Sequence[Path], *, is_trusted: bool) -> None:
 
 
 def _distrust(directory: RunDirectory, folder: Path) -> str | None:
-    """Why the run cannot be told to be this user's; None: it is."""
+    """Why the run does not count as this user's; None if it does."""
     place = directory.root / NAME
     if not place.is_file() or not directory.exists:
         return "it has no signature"

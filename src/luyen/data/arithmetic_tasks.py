@@ -153,7 +153,7 @@ def arithmetic_rows(url: TaskUrl) -> list[dict[str, Any]]:
     `steps=1` a sum is worked out in steps that are marked; a share of `noise` is marked wrongly.
     """
     task = read_arithmetic(url)
-    rows, key = questions(task.asked, url.name)
+    rows, key = questions(task.questions, url.name)
     noise, taste = task.noise, task.taste
     match task.taught:
         case "traces":

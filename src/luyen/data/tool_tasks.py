@@ -122,8 +122,8 @@ def order_rows(url: TaskUrl) -> list[dict[str, Any]]:
     is what later turns go on from.
     """
     task = read_tool_task(url)
-    split, size = task.asked.split, task.asked.size
-    key = derive_key(task.asked.seed, f"orders/{split}")
+    split, size = task.questions.split, task.questions.size
+    key = derive_key(task.questions.seed, f"orders/{split}")
     rows = [_row(split, i, *order) for i, order in enumerate(islice(_orders(split, key), size))]
     if not task.traces:
         return rows
@@ -204,7 +204,7 @@ def calculator_rows(url: TaskUrl) -> list[dict[str, Any]]:
     guesses, wrongly. A share of `bare` offers no calculator and guesses.
     """
     task = read_tool_task(url)
-    question_rows, key = questions(task.asked, "product")
+    question_rows, key = questions(task.questions, "product")
     rows = [{**row, "data_source": "tools/calculator"} for row in question_rows]
     if not task.traces:
         return rows
@@ -218,7 +218,7 @@ def both_rows(url: TaskUrl) -> list[dict[str, Any]]:
     of such rows always holds both tasks, which are learned together far sooner than in turn.
     """
     task = read_tool_task(url)
-    size = task.asked.size
+    size = task.questions.size
     common = {key: url.query[key] for key in ("seed", "split") if key in url.query}
     own = {key: url.query[key] for key in ("calls", "bare") if key in url.query}
     order_calls = str(task.order_calls)

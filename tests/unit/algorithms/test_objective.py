@@ -113,9 +113,12 @@ def test_a_plugin_declares_its_aggregation_as_a_fact(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"loss": "gspo", "knobs": {"tau_pos": 1.0}}, "policy loss `gspo` has no such knob"),
-        ({"loss": "gspo", "knobs": {"clip_ration": 1.0}}, "did you mean `clip_ratio`"),
-        ({"loss": "gpg", "knobs": {"clip_ratio": 0.1}}, r"\(it has: none\). Fix: remove it"),
+        (
+            {"loss": "gspo", "hparams": {"tau_pos": 1.0}},
+            "policy loss `gspo` has no such hyperparameter",
+        ),
+        ({"loss": "gspo", "hparams": {"clip_ration": 1.0}}, "did you mean `clip_ratio`"),
+        ({"loss": "gpg", "hparams": {"clip_ratio": 0.1}}, r"\(it has: none\). Fix: remove it"),
         ({"loss": "vanila"}, "did you mean `vanilla`"),
         ({"loss": "gpg", "kl_loss_type": "k4"}, "kl_loss_type = 'k4': no such KL penalty"),
         ({"loss": "gpg", "kl_loss_coef": -1.0}, "kl_loss_coef = -1.0: it must be 0 or more"),

@@ -115,8 +115,8 @@ def test_one_label_per_row_is_required():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: loss(clip_ratoi=0.1), "policy loss `vanilla` has no such knob"),
-        (lambda: advantage(gama=0.9), "advantage estimator `grpo` has no such knob"),
+        (lambda: loss(clip_ratoi=0.1), "policy loss `vanilla` has no such hyperparameter"),
+        (lambda: advantage(gama=0.9), "advantage estimator `grpo` has no such hyperparameter"),
         (lambda: correction(rollout_iss="token"), "did you mean `rollout_is`"),
         (lambda: padded.policy_loss("vanila", X, X, X, ONES), "did you mean `vanilla`"),
         (lambda: padded.advantage("grpoo", ROW, ONES, [0, 0]), "did you mean `grpo`"),

@@ -36,7 +36,7 @@ BAD: list[tuple[str, str, float]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "knob", "value"), BAD)
+@pytest.mark.parametrize(("name", "hparam", "value"), BAD)
 def test_an_impossible_knob_is_refused_by_name(name: str, hparam: str, value: float):
     with pytest.raises(UserError) as caught:
         policy_losses.get(name)(one_token(-1.0, -1.0, 1.0), **{hparam: value})

@@ -141,7 +141,7 @@ OF_DPO: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "knobs"), OF_DPO)
+@pytest.mark.parametrize(("name", "hparams"), OF_DPO)
 def test_pairwise_losses_agree(name: str, hparams: dict[str, Any]):
     rows = Rows(0, 2 * PAIRS)
     assert ours(rows, name, **hparams) == pytest.approx(
@@ -199,7 +199,7 @@ def test_unpaired_losses_agree(name: str):
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "knobs"),
+    ("name", "kind", "hparams"),
     [
         ("cpo", "sigmoid", {"beta": 0.3, "label_smoothing": 0.1, "cpo_alpha": 0.6}),
         ("simpo", "simpo", {"beta": 2.0, "simpo_gamma": 0.7, "cpo_alpha": 0.6}),

@@ -134,7 +134,7 @@ BY_HAND: list[tuple[str, dict[str, Any], float]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "knobs", "expected"), BY_HAND)
+@pytest.mark.parametrize(("name", "hparams", "expected"), BY_HAND)
 def test_one_pair_by_hand(name: str, hparams: dict[str, Any], expected: float):
     beta = {} if name == "sft" else {"beta": 0.5}
     loss = PreferenceObjective(losses=(name,), hparams=beta | hparams)(one_pair()).loss

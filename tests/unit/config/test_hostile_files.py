@@ -70,7 +70,7 @@ def test_aliases_that_stand_for_millions_are_counted_before_they_are_written_out
             100,
             "nested more than 100 levels deep",
         ),
-        ("data: {train_files: &a [x, *a]}\n", 1, "an alias stands inside the block that it names"),
+        ("data: {train_files: &a [x, *a]}\n", 1, "an alias is inside the block that it names"),
         ("trainer:\n  seed: " + "9" * 6000, 2, "a whole number of more than 64 bits"),
         ("trainer:\n  plugins: [!!int 0x" + "f" * 6000 + "]", 2, "more than 64 bits"),
         ("a: 1\n---\nb: 2\n", 2, "another document"),

@@ -147,7 +147,7 @@ def test_what_cannot_be_resolved_is_refused_by_name(text: str, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("text", "line", "why"),
     [
-        ("data: &a\n  sampler: *a\n", 2, "an alias stands inside the block that it names"),
+        ("data: &a\n  sampler: *a\n", 2, "an alias is inside the block that it names"),
         ("a: " + "[" * 100_000 + "\n", 1, "nested more than 100 levels deep"),
         ("a: " + "{a: " * 1500 + "1" + "}" * 1500 + "\n", 1, "nested more than 100 levels deep"),
         ("data: \x07\n", 1, "control characters are not allowed"),

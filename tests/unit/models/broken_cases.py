@@ -85,7 +85,7 @@ CONFIGS: dict[str, Case] = {
     "dtype is int8": (config(torch_dtype="int8"), 'torch_dtype is "int8", which is no type'),
     "model_type is a number": (config(model_type=3), "model_type is 3, not a name"),
     "tied is text": (config(tie_word_embeddings="yes"), 'tie_word_embeddings is "yes"; true or'),
-    "an adapter beside it": (text("adapter_config.json", "{}"), "an adapter lies beside"),
+    "an adapter beside it": (text("adapter_config.json", "{}"), "the folder also holds an adapter"),
 }
 TOKENIZERS: dict[str, Case] = {
     "tokenizer is an object without anything": (text(T, "{}"), "tokenizer.json: its model is null"),

@@ -102,5 +102,5 @@ def test_the_plan_of_an_update_is_within_fifteen_percent(is_checkpointed: str, s
             packed.tokens, packed.lengths, packed.layout.mask, entropy=True, entropy_gradient=False
         )
         scored.logp.sum().backward()
-    said = planned.held() + max(planned.head(is_learning=True), planned.layer())
+    said = planned.forward_bytes() + max(planned.head(is_learning=True), planned.layer())
     assert 0.85 < said / alive.peak < 1.15

@@ -161,7 +161,7 @@ def test_names_are_those_of_the_components():
         ({"components": {"a": {"parts": {}}}}, "`a`: parts: there is none"),
         ({"components": {"a": {"parts": {"b": {"rul": "x"}}}}}, "`a`: parts.b.rul: Extra inputs"),
         ({"components": {"a": {"rule": "exact", "parts": PARTS}}}, "exactly one of rule, judge"),
-        ({"components": {"a": {"parts": PARTS, "kwargs": {"b": 1}}}}, "knobs of a rule"),
+        ({"components": {"a": {"parts": PARTS, "kwargs": {"b": 1}}}}, "arguments of a rule"),
         ({"components": {"a": {"rule": "exact", "combine": "min"}}}, "combine is about parts"),
         ({"components": {"a": {"rule": "exact", "floor": 2, "ceiling": 1}}}, "above ceiling 1"),
         ({"components": {"a": {"rule": "exact", "gate": NEVER}}}, "no value is at least 2 and bel"),

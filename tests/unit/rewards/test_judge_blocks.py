@@ -31,7 +31,7 @@ def test_a_conversation_is_shown_with_its_roles():
         ({"parse": "regex", "pattern": "("}, "no regular expression"),
         ({"parse": "regex", "pattern": "x"}, "has no group"),
         ({"parse": "choice", "choices": {"A": 1.0}, "scale": [0, 1]}, "scale has no effect"),
-        ({"scale": [1, 1]}, "worst lies below best"),
+        ({"scale": [1, 1]}, "worst must be below best"),
     ],
 )
 def test_a_block_that_cannot_judge_is_refused(keys, why):

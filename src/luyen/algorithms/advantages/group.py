@@ -68,7 +68,7 @@ def grpo(
 def grpo_passk(
     inputs: CreditInputs, *, norm_adv_by_std_in_grpo: bool = True, std_epsilon: float = 1e-6
 ) -> Credit:
-    """The best sample of a group gets its lead over the second best, all others 0 (2503.19595).
+    """The best sample of a group gets its lead over the second best, the rest get 0 (2503.19595).
 
     A shared best leads by nothing, so the whole group gets 0.
     """

@@ -96,7 +96,7 @@ def runner_up(x: Float[Tensor, " seq"], grouping: Grouping) -> Float[Tensor, " s
     return torch.where(shared, top, below)
 
 
-# Whitening: mean 0 and variance 1 over the tokens that take part, and nothing anywhere else.
+# Whitening: mean 0 and variance 1 over the tokens that take part, 0 on all other tokens.
 
 VARIANCE_FLOOR = 1e-8
 """Added to the variance before the root, so that equal values whiten to 0."""

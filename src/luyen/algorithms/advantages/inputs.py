@@ -78,16 +78,16 @@ class Credit:
     returns: Float[Tensor, " tok"]
     """What the critic regresses to; equal to the advantages where no critic is involved."""
     metrics: Mapping[str, Average] = field(default_factory=dict[str, Average])
-    """What the estimator has to say of the step, where group statistics do not say it."""
+    """Metrics of the estimator beyond the group statistics."""
 
 
 Estimator = Callable[..., Credit]
-"""`(inputs: CreditInputs, *, knobs) -> Credit`; knobs carry the name of their config key."""
+"""`(inputs: CreditInputs, *, hparams) -> Credit`; hparams are named like their config key."""
 
 adv_estimators: Registry[Estimator] = Registry("advantage estimator", "algorithm.adv_estimator")
 
 
-# What an estimator may ask of its inputs: present, of one shape, finite; or refused by name.
+# Checks of an estimator's inputs: present, of one shape, finite; otherwise a UserError.
 
 SOURCES = {
     "values": "enable the critic (critic.enable: true), or choose an estimator without values",

@@ -117,8 +117,8 @@ def sampled_pairs(
 ) -> SampledPairs:
     """The best and the worst `live` sequence of each group in which they differ.
 
-    Of several that are equally good or bad it is the first, whatever it says: the order of samples
-    knows nothing of what they are.
+    Of several with the same reward it is the first; the order of samples does not depend on their
+    content.
     """
     grouping = Grouping.of(groups)
     best = grouping.max(torch.where(live, rewards, -torch.inf))
@@ -139,7 +139,7 @@ def _first(is_one: Tensor, grouping: Grouping) -> Int[Tensor, " group"]:
 
 
 def _shared(lengths: Int[Tensor, " seq"], pairs: SampledPairs) -> Int[Tensor, " seq"]:
-    """Trainable tokens of the shorter sequence of each pair; of the others, their own."""
+    """Trainable tokens of the shorter sequence of each pair; of unpaired sequences, their own."""
     shared = lengths.clone()
     shorter = torch.minimum(lengths[pairs.chosen], lengths[pairs.rejected])
     shared[pairs.chosen] = shorter

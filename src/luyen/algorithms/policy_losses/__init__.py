@@ -1,6 +1,6 @@
 """Policy losses: a ratio, a surrogate and a correction, composed and named.
 
-Importing this package registers every loss of the house.
+Importing this package registers every built-in loss.
 """
 
 from luyen.algorithms.policy_losses import (

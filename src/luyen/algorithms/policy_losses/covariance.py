@@ -158,7 +158,7 @@ def choose_clip_cov(
 ) -> Mapping[str, Bool[Tensor, " tok"]]:
     """A random share of the unclipped tokens with clip_cov_lb < covariance < clip_cov_ub.
 
-    The draw is a function of the seed and of each token's key (see `selection`).
+    The choice is a function of the seed and of each token's key (`token_keys`).
     """
     _require_share("clip_cov_ratio", clip_cov_ratio)
     low, high = clip_range(clip_ratio, clip_ratio_low, clip_ratio_high)
@@ -166,9 +166,11 @@ def choose_clip_cov(
     plain, clipped = pessimistic(ratio, inputs.advantages, low=low, high=high)
     cov = covariance(inputs)
     eligible = (cov > clip_cov_lb) & (cov < clip_cov_ub) & ~(clipped > plain) & inputs.layout.mask
-    drawn = shuffled_keys(token_keys(inputs), seed)
+    random_keys = shuffled_keys(token_keys(inputs), seed)
     return {
-        "selected": first_by((drawn,), eligible, selection_size(clip_cov_ratio, inputs.layout.mask))
+        "selected": first_by(
+            (random_keys,), eligible, selection_size(clip_cov_ratio, inputs.layout.mask)
+        )
     }
 
 
@@ -198,7 +200,7 @@ def clip_cov(
 def choose_kl_cov(
     inputs: PolicyInputs, *, seed: int, kl_cov_ratio: float = 0.0002
 ) -> Mapping[str, Bool[Tensor, " tok"]]:
-    """The share of the tokens with the largest covariance; ties go by key, so nothing is drawn."""
+    """The share of the tokens with the largest covariance; ties go by key, so nothing is random."""
     del seed
     _require_share("kl_cov_ratio", kl_cov_ratio)
     mask = inputs.layout.mask

@@ -44,7 +44,7 @@ class PolicyInputs:
     """Rollout-correction weight that multiplies the loss of each token after clipping."""
     statistics: Mapping[str, Shaped[Tensor, " *any"]] = field(default_factory=dict[str, Tensor])
     """What the loss's statistics pass found over the whole optimizer step: per-token streams
-    (sliced like the others) or scalars."""
+    (sliced like the other streams) or scalars."""
 
     def __post_init__(self) -> None:
         for name in ("logp", "old_logp", "advantages", "rollout_logp", "is_weights"):
@@ -71,10 +71,10 @@ class TokenLoss:
 
 
 PolicyLoss = Callable[..., TokenLoss]
-"""`(inputs: PolicyInputs, *, knobs) -> TokenLoss`; knobs carry the name of their config key."""
+"""`(inputs: PolicyInputs, *, hparams) -> TokenLoss`; hparams are named like their config key."""
 
 Statistics = Callable[..., Mapping[str, Tensor]]
-"""`(inputs of the whole step, *, seed, knobs) -> streams` for losses that choose over the step."""
+"""`(inputs of the whole step, *, seed, hparams) -> streams`, for losses that select tokens."""
 
 policy_losses: Registry[PolicyLoss] = Registry(
     "policy loss", "actor_rollout_ref.actor.policy_loss.loss_mode"

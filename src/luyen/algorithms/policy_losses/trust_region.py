@@ -1,6 +1,6 @@
 """DPPO: tokens outside a divergence trust region get no gradient (arXiv:2602.04879).
 
-The clip_ratio knobs are thresholds on a divergence of the sampled token's probability, not on its
+The clip_ratio keys are thresholds on a divergence of the sampled token's probability, not on its
 ratio: a rare token may change its ratio a lot while the distribution hardly moves.
 """
 

@@ -1,6 +1,6 @@
 """Preference losses: functions of one sum of log-probabilities per sequence.
 
-Importing this package registers every loss of the house.
+Importing this package registers every built-in loss.
 """
 
 from luyen.algorithms.preference import pairwise, pointwise, reference_free

@@ -74,7 +74,7 @@ class PairInputs:
 
     @property
     def ref_difference(self) -> Float[Tensor, " pair"]:
-        """log π_ref of the preferred answers minus that of the others."""
+        """log π_ref of the chosen answers minus that of the rejected ones."""
         return _referenced(self.ref_chosen) - _referenced(self.ref_rejected)
 
     @property
@@ -196,7 +196,7 @@ class PreferenceLoss:
 
 
 Preference = Callable[..., PreferenceLoss]
-"""`(inputs: PairInputs | UnpairedInputs, *, knobs) -> PreferenceLoss`."""
+"""`(inputs: PairInputs | UnpairedInputs, *, hparams) -> PreferenceLoss`."""
 
 preference_losses: Registry[Preference] = Registry("preference loss", "preference.loss_type")
 

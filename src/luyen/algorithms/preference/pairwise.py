@@ -29,7 +29,7 @@ from luyen.base.errors import UserError, did_you_mean
 # only losses of that difference take another divergence.
 
 _STEEPEST = 20.0
-"""Exponent from which an exponential goes on as its tangent."""
+"""Exponent from which an exponential continues as its tangent."""
 
 
 def tangent_exp(x: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
@@ -238,7 +238,7 @@ def discopop(
     """(1 - m)·(-log σ(z)) + m·e^(-z) with m = σ(z/τ), found by search (arXiv:2406.08414).
 
     The blend rises for small z around 0, where the gradient points the other way. With τ in (0, 1]
-    the exponential never wins on the wrong side, so the loss is finite; others are refused.
+    the exponential never wins on the wrong side, so the loss is finite; larger τ are refused.
     """
     require_positive("discopop_tau", discopop_tau)
     if discopop_tau > 1.0:

@@ -103,7 +103,7 @@ def reference_point(inputs: UnpairedInputs) -> Float[Tensor, ""]:
     It carries no gradient. The mean is over the whole optimizer step.
     """
     if inputs.mismatched is None or inputs.ref_mismatched is None:
-        why = "kto estimates its reference point from answers after prompts of others"
+        why = "kto estimates its reference point from answers to other prompts"
         fix = "pass mismatched and ref_mismatched, or choose apo_zero_unpaired"
         raise UserError("mismatched", None, why, fix)
     gaps = inputs.mismatched - inputs.ref_mismatched

@@ -35,7 +35,7 @@ from luyen.config.catalog import PREFERENCE_LOSSES, PreferenceFacts
 def token_weights(
     layout: Layout, shared: Int[Tensor, " seq"], *, ld_alpha: float
 ) -> Float[Tensor, " tok"]:
-    """1 on the first `shared` trainable tokens of a sequence, ld_alpha on its others, 0 elsewhere.
+    """1 on the first `shared` trainable tokens of a sequence, ld_alpha on the rest, 0 elsewhere.
 
     Example:
         >>> layout = Layout(mask=torch.tensor([False, True, True, True]),
@@ -117,8 +117,8 @@ def step_mean(loss: Float[Tensor, " n"], *, of: int | None = None) -> Float[Tens
 class PreferenceObjective:
     """What a preference stage minimises: Σ weight·loss over one or several losses.
 
-    Names and knobs are checked when the record is made. A knob of a mixture is read by the losses
-    that have it.
+    Names and hyperparameters are checked when the record is made. Each loss of a mixture reads
+    those that it has.
 
     Example:
         >>> objective = PreferenceObjective(losses=("sigmoid", "sft"), loss_weights=(0.8, 1.0))
@@ -278,6 +278,6 @@ def _refuse_unread(losses: tuple[str, ...], inputs: Inputs) -> None:
 
 
 def _evaluate(name: str, inputs: Inputs, hparams: Mapping[str, Any]) -> PreferenceLoss:
-    """One loss of a mixture, with the knobs that it reads."""
+    """One loss of a mixture, with the hyperparameters that it reads."""
     loss = preference_losses.get(name)
     return loss(inputs, **read_by(loss, hparams))

@@ -11,10 +11,10 @@ from luyen.config.fields import all_fields
 from luyen.config.loader.tree import ConfigTree, leaves, merged, nested, origin_of, removed
 from luyen.config.problem import Problem, Severity
 
-# Keys of verl that Luyen does not have: what to write instead, or why nothing is needed.
+# Keys of verl that Luyen does not have: the alternative, or why none is needed.
 #
 # `MOOT` keys are accepted at the values listed, since that is what Luyen always does, and
-# refused at others. `NEAREST` keys are refused with the nearest thing there is; a block stands
+# refused at any other. `NEAREST` keys are refused with the nearest alternative; a block stands
 # for all its keys.
 
 _ARR = "actor_rollout_ref"
@@ -47,10 +47,10 @@ MOOT: dict[str, tuple[tuple[Any, ...], str]] = {
         (True,),
         "training and inference share one template",
     ),
-    f"{_ACTOR}.fsdp_config.grad_offload": ((False,), "gradients stay beside the weights"),
-    "critic.model.fsdp_config.grad_offload": ((False,), "gradients stay beside the weights"),
-    "critic.model.fsdp_config.param_offload": ((False,), "offloading is not asked for"),
-    "critic.model.fsdp_config.optimizer_offload": ((False,), "offloading is not asked for"),
+    f"{_ACTOR}.fsdp_config.grad_offload": ((False,), "gradients stay with the weights"),
+    "critic.model.fsdp_config.grad_offload": ((False,), "gradients stay with the weights"),
+    "critic.model.fsdp_config.param_offload": ((False,), "the critic is not offloaded"),
+    "critic.model.fsdp_config.optimizer_offload": ((False,), "the critic is not offloaded"),
     "data.shuffle": ((True,), "data.sampler.name=shuffled is the default; sequential keeps order"),
     "critic.strategy": (("fsdp", "fsdp2"), "the critic uses the actor's training engine"),
     "data.dataloader_num_workers": ((0, 8), "rows are read by the controller"),
@@ -92,7 +92,7 @@ NOTED: dict[str, tuple[tuple[Any, ...], str]] = {
         (),
         "no effect: weights go to the replicas in buckets of a size of their own",
     ),
-    "data.val_batch_size": ((), "no effect: all validation rows are drawn together"),
+    "data.val_batch_size": ((), "no effect: all validation rows are generated together"),
 }
 """Accepted with a note at these values, at any where none is listed: they choose how much memory a
 step takes, and change no number."""
@@ -163,7 +163,7 @@ NEAREST: dict[str, str] = {
     f"{_ACTOR}.use_fused_kernels": f"{_ARR}.model.use_fused_kernels",
     f"{_ACTOR}.use_dynamic_batch_size": f"{_ACTOR}.use_dynamic_bsz",
     f"{_ACTOR}.calculate_entropy": "entropy is always measured; drop the key",
-    f"{_ACTOR}.use_torch_compile": "layers are fused by kernels of ours; drop the key",
+    f"{_ACTOR}.use_torch_compile": "layers are fused by Luyen's kernels; drop the key",
     f"{_ACTOR}.use_prefix_grouper": "prompts of a group are shared by plan; drop the key",
     f"{_ACTOR}.entropy_from_logits_chunk_size": "chunks are chosen by the engine; drop the key",
     f"{_ACTOR}.rollout_n": f"{_ROLLOUT}.n",
@@ -365,7 +365,7 @@ def _problem(
     )
 
 
-# Names that users of TRL, LLaMA-Factory and Axolotl know, and the key to write instead.
+# Keys of TRL, LLaMA-Factory and Axolotl, and the key to write instead.
 #
 # They are refused and not mapped: there they are flat, and several mean one thing or another by
 # the trainer that reads them. The error gives the exact key.

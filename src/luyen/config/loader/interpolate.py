@@ -50,18 +50,18 @@ def interpolate(tree: ConfigTree, *, reads_environment: bool = True) -> ConfigTr
     references = dict(tree.references)
     sound = _sound(tree.values)
     for path, value in pending.items():
-        with _variables(is_read=reads_environment) as asked:
+        with _variables(is_read=reads_environment) as variables:
             try:
                 found = _resolve(path, value, sound)
             except OmegaConfBaseException as error:
-                problems.append(_unresolved(path, value, error, asked, tree))
+                problems.append(_unresolved(path, value, error, variables, tree))
                 values = removed(values, path.split("."))
                 continue
-        if asked:
+        if variables:
             references[path] = value
-        if asked and reads_environment and path not in _PLACES:
-            _hide(asked)
-        if reads_environment or not asked:
+        if variables and reads_environment and path not in _PLACES:
+            _hide(variables)
+        if reads_environment or not variables:
             values = replaced(values, path.split("."), found)
     return ConfigTree(
         values=values, origins=tree.origins, problems=tuple(problems), references=references
@@ -70,18 +70,18 @@ def interpolate(tree: ConfigTree, *, reads_environment: bool = True) -> ConfigTr
 
 @contextmanager
 def _variables(*, is_read: bool) -> Generator[set[str]]:
-    """The names of the variables that are asked for meanwhile, through whatever other keys."""
-    asked: set[str] = set()
+    """Collect the names of environment variables read in the block, directly or via other keys."""
+    variables: set[str] = set()
 
     def env(name: str, default: Any = _NONE) -> Any:
-        asked.add(str(name))
+        variables.add(str(name))
         if not is_read:
             return ""
         return oc.env(name) if default is _NONE else oc.env(name, default)
 
     _register(env)
     try:
-        yield asked
+        yield variables
     finally:
         _register(oc.env)
 
@@ -99,10 +99,10 @@ def _hide(names: set[str]) -> None:
 
 
 def _unresolved(
-    path: str, value: Any, error: OmegaConfBaseException, asked: set[str], tree: ConfigTree
+    path: str, value: Any, error: OmegaConfBaseException, variables: set[str], tree: ConfigTree
 ) -> Problem:
     derived = next((path for path in _derived() if path in str(value)), None)
-    missing = sorted(name for name in asked if name not in os.environ)
+    missing = sorted(name for name in variables if name not in os.environ)
     fix = "name an existing key, or a resolver such as ${oc.env:HOME}"
     if derived is not None:
         fix = f"write {derived}: what is derived from other keys cannot be named"
@@ -144,10 +144,10 @@ def _resolve(path: str, value: Any, sound: DictConfig) -> Any:
     return OmegaConf.to_container(found, resolve=True) if OmegaConf.is_config(found) else found
 
 
-# `${...}` that would come to too much, found before anything is resolved.
+# Limits on the expansion of `${...}`, checked before anything is resolved.
 #
-# OmegaConf resolves a value anew wherever it is named, so that thirty keys of which each names
-# the one before twice are a billion. Here each is counted once, as what it would come to.
+# OmegaConf resolves a value again at every reference, so thirty keys of which each names
+# the one before twice expand to a billion. Here each is counted once, by its expanded size.
 
 Path: TypeAlias = tuple[str, ...]
 MOST_REFERENCES = 1000

@@ -16,10 +16,10 @@ from luyen.config.loader.tree import ConfigTree, NestedDict, leaves, merge, nest
 from luyen.config.loader.yaml_tree import read_tree
 from luyen.config.problem import COMMAND_LINE, Origin, Problem, Severity
 
-# Hydra's config groups: `group=name` picks `group/name.yaml` beside the configuration.
+# Hydra's config groups: `group=name` picks `group/name.yaml` in the folder of the configuration.
 #
-# What the file says stands below the group's name, or where its first comment `# @package`
-# says: `_global_` is the root.
+# The keys of the file go below the group's name, or where its first comment `# @package`
+# puts them: `_global_` is the root.
 
 _PACKAGE = re.compile(r"^#\s*@package\s+(\S+)", re.MULTILINE)
 _PREFIXES = ("optional ", "override ")
@@ -97,8 +97,8 @@ def load(
 ) -> ConfigTree:
     """Later files win over earlier ones, overrides over all; `${...}` is resolved at the end.
 
-    What stands `below` holds where nobody wrote anything. Whoever only shows a configuration leaves
-    the environment unread: references stay.
+    `below` gives values for keys that are not written. A caller that only shows a configuration
+    leaves the environment unread: references stay.
     """
     folders = [path.parent for path in files]
     chosen = chosen_groups(list(overrides), folders)
@@ -152,14 +152,14 @@ def load_trees(trees: Sequence[ConfigTree], *, reads_environment: bool = True) -
 
 @final
 class _Reading:
-    """One file with what it includes, which includes others: few files can stand for millions."""
+    """Reads a file and its includes, recursively and with limits on number and depth."""
 
     def __init__(self, chosen: dict[str, str] | None = None) -> None:
         """`chosen` are config groups of the command line: name of the group -> of the choice."""
         self._files = 0
         self._chosen = chosen or {}
         self.left = dict(self._chosen)
-        """Groups that no `defaults` list has asked for yet."""
+        """Groups that no `defaults` list has used yet."""
 
     def choose(self, group: str, name: str, folders: Sequence[Path]) -> ConfigTree:
         """What a choice of the command line says, from the first folder that has it."""
@@ -182,8 +182,8 @@ class _Reading:
             wrong = self._too_many(path, place, parents)
             text = "" if wrong else read_text(path)
         except (OSError, ValueError, RuntimeError) as error:  # also a NUL, a circle of links
-            who = f"{path} " if parents else ""
-            wrong = f"{who}cannot be read: {error}", "give a readable YAML file"
+            prefix = f"{path} " if parents else ""
+            wrong = f"{prefix}cannot be read: {error}", "give a readable YAML file"
         if wrong is not None:
             return _failed(field, "C003", *wrong, str(path) if parents else None, at)
         own = read_tree(text, str(path))
@@ -218,25 +218,25 @@ class _Reading:
         for entry in listed:
             parts.append(own if entry == "_self_" else self._include(entry, path, parents, origin))
             if self._files > MOST_FILES + 1:
-                break  # it has been said: not once more for each of the others
+                break  # reported once, not for each further file
         return merge(parts)
 
     def _include(
         self, entry: Any, path: Path, parents: tuple[Path, ...], origin: Origin
     ) -> ConfigTree:
-        """One line of a `defaults` list: a file beside the including one, or verl's by name."""
+        """One entry of `defaults`: a file relative to the including one, or a base of verl."""
         if isinstance(entry, str):
             for name in (entry, f"{entry}.yaml", f"{entry}.yml"):
-                beside = str(path.parent / name)
-                if exists(beside) and not is_directory(beside):
-                    return self.read(Path(beside), parents, origin)
+                sibling = str(path.parent / name)
+                if exists(sibling) and not is_directory(sibling):
+                    return self.read(Path(sibling), parents, origin)
             if entry in _VERL_BASES:
                 why = "verl's base configuration: Luyen's own defaults take its place"
                 return _failed("defaults", "C012", why, "", entry, origin, severity="note")
         if isinstance(entry, dict) and len(cast(NestedDict, entry)) == 1:
             return self._include_group(cast(NestedDict, entry), path, parents, origin)
         self._files += 1
-        why, fix = f"no such file beside {path.name}", "give a path relative to this file"
+        why, fix = f"no such file in the folder of {path.name}", "give a path relative to this file"
         return _failed("defaults", "C003", why, fix, entry, origin)
 
     def _include_group(
@@ -256,7 +256,7 @@ class _Reading:
         if written.startswith("optional "):
             return ConfigTree(values={}, origins={})
         known = choices_in(path.parent, group)
-        why = f"no such choice in the folder {group} beside {path.name}"
+        why = f"no such choice in the folder {group} next to {path.name}"
         return _failed("defaults", "C003", why, did_you_mean(str(name), known), entry, origin)
 
 

@@ -40,7 +40,7 @@ class ParseResult:
     """
 
     config: RunConfig
-    """Valid: what was wrong stands at its default, so that later rules still have their say."""
+    """Valid: invalid values are replaced by defaults, so that rules can still run."""
     problems: tuple[Problem, ...]
     """Unknown keys, wrong types, values out of range."""
 
@@ -51,7 +51,7 @@ def parse(tree: ConfigTree) -> ParseResult:
     known = _existing_keys(tree.values, "", tree, problems)
     if len(problems) >= _MOST_PROBLEMS:
         why = f"there are {len(problems)} problems with keys: what comes after them is not listed"
-        problems.append(_problem("C005", problems[-1].field, None, why, "mend these first", tree))
+        problems.append(_problem("C005", problems[-1].field, None, why, "fix these first", tree))
     config, found = _validated(known, tree)
     config = config.with_references(tree.references)
     return ParseResult(config=config, problems=(*problems, *found))
@@ -87,8 +87,8 @@ def _unknown(path: str, value: Any, tree: ConfigTree) -> list[Problem]:
     """A typing error, a verl key, or something else: each gets its own answer."""
     block, _, name = path.rpartition(".")
     siblings = near_names(name, children(block))
-    is_elsewhere = name in FOREIGN and (not block or block in all_blocks())
-    if is_elsewhere and not aliases.is_verl(path):
+    is_foreign = name in FOREIGN and (not block or block in all_blocks())
+    if is_foreign and not aliases.is_verl(path):
         why = "unknown key; a name of TRL, LLaMA-Factory or Axolotl"
         return [_problem("C005", path, value, why, f"write {FOREIGN[name]}", tree)]
     if siblings and not aliases.is_verl(path):
@@ -101,8 +101,8 @@ def _unknown(path: str, value: Any, tree: ConfigTree) -> list[Problem]:
         return [problem for below, leaf in inner for problem in _verl(below, leaf, tree)]
     if aliases.is_verl(path):
         return _verl(path, value, tree)
-    elsewhere = [p for p in (*all_fields(), *all_blocks()) if p.rpartition(".")[2] == name]
-    return [_unknown_key(path, value, elsewhere or _near_paths(name), tree)]
+    same_name = [p for p in (*all_fields(), *all_blocks()) if p.rpartition(".")[2] == name]
+    return [_unknown_key(path, value, same_name or _near_paths(name), tree)]
 
 
 def _verl(path: str, value: Any, tree: ConfigTree) -> list[Problem]:
@@ -187,12 +187,12 @@ def _problem(
     )
 
 
-# What of a configuration may be written down, compared and shown.
+# What of a configuration may be stored, compared and shown: secrets are masked.
 #
 # A value that came from the environment stays the reference that was written: the file that
-# holds it holds no secret, and whoever reads it again asks the environment again. Numbers,
-# booleans and words out of a few are no secrets, and a run must be repeatable without its
-# shell: they are written.
+# holds it holds no secret, and a later reader resolves it from its own environment. Numbers,
+# booleans and words of a fixed set are no secrets, and a run must be repeatable without its
+# shell: their values are written.
 
 
 def stored_values(config: RunConfig) -> NestedDict:

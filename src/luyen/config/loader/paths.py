@@ -47,7 +47,7 @@ ARGUMENTS = (
     "data.sampler.kwargs",
     f"{_TURNS}.environments",
 )
-"""Keys with arguments of components, among which files may stand."""
+"""Keys with arguments of components, which may name files."""
 _ENDINGS = (".py", ".yaml", ".yml", ".json", ".jsonl", ".csv", ".txt", ".parquet")
 
 
@@ -55,7 +55,7 @@ def as_started(tree: ConfigTree, directory: RunDirectory) -> ConfigTree:
     """The configuration of a run as it was given: paths begin where the run was started.
 
     A run's file holds every key. Those that its user wrote are known from its provenance, where
-    that can be read; the others are defaults.
+    that can be read; the rest are defaults.
     """
     if not directory.exists:
         return tree
@@ -65,8 +65,8 @@ def as_started(tree: ConfigTree, directory: RunDirectory) -> ConfigTree:
     except UserError:
         pass  # damaged: every key counts as written
     folder = start_folder(directory)
-    is_elsewhere = folder is not None and folder != Path.cwd()
-    return with_absolute_paths(tree, folder) if folder is not None and is_elsewhere else tree
+    is_other_folder = folder is not None and folder != Path.cwd()
+    return with_absolute_paths(tree, folder) if folder is not None and is_other_folder else tree
 
 
 def with_absolute_paths(tree: ConfigTree, folder: Path) -> ConfigTree:
@@ -122,12 +122,12 @@ def start_folder(directory: RunDirectory) -> Path | None:
     try:
         found = directory.read_manifest().get("folder") if directory.exists else None
     except UserError:
-        return None  # damaged: whoever needs the manifest says so
+        return None  # damaged: reported where the manifest is needed
     return Path(found) if isinstance(found, str) and Path(found).is_dir() else None
 
 
-# Paths are meant from the file that names them, those of the command line from where one
-# stands.
+# Paths are relative to the file that names them; on the command line, to the working
+# directory.
 #
 # A path that is there is made absolute, so that the configuration, and the copy of it that a
 # run keeps, means the same from every folder. A path that is only there from the working
@@ -141,7 +141,7 @@ PATHS = tuple(key for key in (*FILES, *MODELS) if key not in _OUTPUT_KEYS)
 
 
 def resolve_relative_paths(tree: ConfigTree) -> ConfigTree:
-    """The tree with absolute paths where files are, and a note where only luck found one."""
+    """The tree with absolute paths of existing files; a note for those of the working directory."""
     values, problems = tree.values, list(tree.problems)
     for path in PATHS:
         written = _value_at(values, path.split("."))
@@ -168,11 +168,11 @@ def _value_at(values: NestedDict, names: list[str]) -> Any:
 
 
 def _place(written: Any, origin: Origin) -> tuple[str, bool] | None:
-    """The absolute path, and whether it is only there by luck; None where the value stays."""
+    """The absolute path, and whether only the working directory has it; None: keep the value."""
     if not isinstance(written, str) or not written or _is_other(written):
         return None
-    beside = os.path.dirname(origin.source) if origin != COMMAND_LINE else ""
-    from_file = os.path.join(beside, written)
+    source_folder = os.path.dirname(origin.source) if origin != COMMAND_LINE else ""
+    from_file = os.path.join(source_folder, written)
     if exists(from_file):
         return os.path.abspath(from_file), False
     return (os.path.abspath(written), True) if exists(written) else None
@@ -185,7 +185,7 @@ def _is_other(written: str) -> bool:
 
 def _note(path: str, place: tuple[str, bool], origin: Origin) -> Problem:
     folder = os.path.abspath(os.path.dirname(origin.source))
-    why = f"there is no such file beside {origin.source}; the one in the working directory is taken"
+    why = f"no such file in the folder of {origin.source}; the one in the working directory is used"
     fix = f"write {os.path.relpath(place[0], folder)}, which holds from every folder"
     return Problem(
         id="C015", severity="note", field=path, value=place[0], why=why, fix=fix, origin=origin

@@ -90,7 +90,7 @@ def origin_of(path: str, origins: dict[str, Origin]) -> Origin:
 
 
 def value_in(values: NestedDict, path: str) -> Any:
-    """What stands at a dotted path, a mapping included."""
+    """The value at a dotted path, a mapping included."""
     name, _, rest = path.partition(".")
     return value_in(values[name], rest) if rest else values[name]
 
@@ -102,7 +102,7 @@ def replaced(values: NestedDict, path: list[str], value: Any) -> NestedDict:
 
 
 def removed(values: NestedDict, path: list[str]) -> NestedDict:
-    """The values without what stands at `path`."""
+    """The values without the one at `path`."""
     if len(path) == 1:
         return {name: value for name, value in values.items() if name != path[0]}
     return {**values, path[0]: removed(values[path[0]], path[1:])}

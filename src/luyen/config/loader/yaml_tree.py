@@ -90,7 +90,7 @@ def require_bounded(text: str, loader: Any) -> None:
                 _close(blocks, _Block(event.anchor, 1, len(event.value), -1), known)
             case yaml.AliasEvent():
                 if any(block.anchor == event.anchor for block in blocks):
-                    raise _error("an alias stands inside the block that it names", event)
+                    raise _error("an alias is inside the block that it names", event)
                 if event.anchor in known:  # what has no anchor, the composer reports
                     named = known[event.anchor]
                     total.add(named.values, named.characters, event)
@@ -162,7 +162,7 @@ def read_tree(text: str, source: str) -> ConfigTree:
         line = mark.line + 1 if mark is not None else 1
         if isinstance(error, BeyondLimits):
             return _broken(source, line, str(error.problem), "write less, or with fewer aliases")
-        return _broken(source, line, f"not valid YAML: {error.problem}", "mend the syntax")
+        return _broken(source, line, f"not valid YAML: {error.problem}", "correct the syntax")
     except (yaml.YAMLError, UnicodeEncodeError) as error:  # a character that YAML does not allow
         why = f"not valid YAML: {str(error).splitlines()[0]}"
         return _broken(source, 1, why, "save the file as plain UTF-8 text")
@@ -171,7 +171,7 @@ def read_tree(text: str, source: str) -> ConfigTree:
 def read_items(text: str, source: str, name: str) -> list[ConfigTree]:
     """The blocks of a list at a key of the top, each as a tree of its own; the text must be sound.
 
-    What stands in the list and is no block is left out: `read_tree` has its value.
+    Entries that are not blocks are left out: `read_tree` has their value.
     """
     loader = _Loader(text)
     try:

@@ -61,11 +61,11 @@ class _Process:
             raise TemplateError(self._ending(process)) from error
         finally:
             if not said:
-                self.close()  # a reply that nobody read would be taken for the next one
+                self.close()  # an unread reply would be taken for the next one
         return said
 
     def close(self) -> None:
-        """End the process. It is started again when something is asked."""
+        """End the process; the next request starts a new one."""
         process, self._started = self._started, None
         if process is not None:
             process.kill()
@@ -169,10 +169,10 @@ os.register_at_fork(after_in_child=_forget)
 atexit.register(lambda: _shared.close())
 
 
-# What a chat template does with short conversations: whether it heeds them, and how.
+# Probes of a chat template with short conversations.
 
 FIRST, SECOND = "Kp7", "Zq4"
-"""Words that no template writes of its own accord."""
+"""Words that no template contains."""
 Messages = Sequence[Mapping[str, Any]]
 
 
@@ -207,7 +207,7 @@ def template_remarks(source: str, special: Mapping[str, Any]) -> list[str]:
         opened = _rendered(source, question, special)
         whole = _rendered(source, [*question, _said("assistant", SECOND)], special)
     except TemplateError:
-        return found  # it does not write answers of the past, and says so when asked to
+        return found  # it refuses assistant messages
     header = whole.removeprefix(opened).partition(SECOND)[0]
     if whole.startswith(opened) and header.strip():
         found.append(

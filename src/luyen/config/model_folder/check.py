@@ -29,7 +29,7 @@ _LAYERS = "num_hidden_layers"
 def model_faults(
     folder: Path, *, override: Mapping[str, Any], has_weights: bool = True, has_head: bool = True
 ) -> list[InvalidFile]:
-    """What is wrong with config and weights; without `has_weights` they are drawn at random."""
+    """What is wrong with config and weights; without `has_weights` they are random."""
 
     def found() -> Iterator[InvalidFile]:
         raw = read_config(folder)
@@ -37,7 +37,7 @@ def model_faults(
         wrong = [*unknown_names(raw, override), *size_faults(config)]
         yield from wrong
         if size_of(folder, "adapter_config.json") is not None:
-            why = "an adapter lies beside the model, and would be put on it without a word"
+            why = "the folder also holds an adapter, which would be applied to the model silently"
             fix = "give it a folder of its own, and name that in model.lora_adapter_path"
             yield InvalidFile("adapter_config.json", why, fix)
         if has_weights and not wrong:
@@ -60,7 +60,7 @@ def tokenizer_folder_faults(
 
     def found() -> Iterator[InvalidFile]:
         if size_of(folder, "config.json") is not None:
-            # Which tokenizer a folder holds is asked of its config too.
+            # The tokenizer class may also depend on the model's config.
             yield from size_faults(text_config(read_config(folder), {}))
         yield from tokenizer_faults(folder, _rows_of(model, override or {}))
 
@@ -105,7 +105,7 @@ def library_faults(what: str, *, field: str, path: str, fix: str) -> Generator[N
 
 
 def _first_line(error: BaseException) -> str:
-    """What an error says first; a line that ends in a colon goes on in the next."""
+    """The first line of an error, joined with the next one if it ends in a colon."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     said = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1]).rstrip(".")[:300]
     if isinstance(error, OSError | ValueError) and said:
@@ -151,7 +151,7 @@ def adapter_faults(folder: Path, *, rank: int) -> list[InvalidFile]:
             yield InvalidFile(ADAPTER_CONFIG, why, _FIX_ADAPTER)
             return
         if size_of(folder, ADAPTER_WEIGHTS) is None:
-            raise InvalidFile(ADAPTER_WEIGHTS, "it is not there", "mend the path")
+            raise InvalidFile(ADAPTER_WEIGHTS, "it is not there", "correct the path")
         for name, facts in read_header(folder, ADAPTER_WEIGHTS).items():
             if facts.dtype not in FLOATS:
                 why = f"{name} holds {facts.dtype}, which is no type of weights"

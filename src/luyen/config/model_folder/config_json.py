@@ -26,7 +26,7 @@ _COUNTS = {
 _LARGEST = 1 << 31
 _DTYPES = {"auto", "float64", "float32", "float16", "bfloat16", "half", "float", "double"}
 """Types of weights that can be trained."""
-_FIX = "mend the file, or fetch it again"
+_FIX = "correct the file, or fetch it again"
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def _kind_faults(config: Mapping[str, Any]) -> Iterator[InvalidFile]:
 def _kernel_faults(config: Mapping[str, Any]) -> Iterator[InvalidFile]:
     """Attention and the like by a repository: a library would fetch its machine code and run it.
 
-    No key asks for it: `trust_remote_code` is about the code of the model itself.
+    No key enables it: `trust_remote_code` is about the code of the model itself.
     """
     for name, value in config.items():
         if name.endswith("_implementation"):
@@ -141,7 +141,7 @@ def _words(value: Any) -> list[str]:
     return [value] if isinstance(value, str) else []
 
 
-# Names that the configuration of a common architecture has: others replace nothing.
+# Keys that `config.json` of a common architecture has; an override of any other key has no effect.
 #
 # A test holds them equal to those of transformers, which a check does not import.
 
@@ -162,7 +162,7 @@ NAMES: dict[str, tuple[str, ...]] = {
 }
 """Kind of model -> the values of its configuration."""
 ACCEPTED = ("rope_scaling", "torch_dtype", "num_labels", "output_attentions", "name_or_path")
-"""Names besides that are read into others, such as `rope_parameters` and `dtype`."""
+"""Further keys that are read into other ones, such as `rope_parameters` and `dtype`."""
 
 
 def unknown_names(raw: Mapping[str, Any], override: Mapping[str, Any]) -> Iterator[InvalidFile]:
@@ -185,7 +185,7 @@ def unknown_names(raw: Mapping[str, Any], override: Mapping[str, Any]) -> Iterat
             yield InvalidFile("config.json", why, did_you_mean(name, known))
 
 
-# Which architectures transformers itself has to run: known by their name, before one is loaded.
+# Architectures that only transformers runs, by `model_type`.
 
 PLAIN = frozenset(
     {
@@ -194,7 +194,7 @@ PLAIN = frozenset(
     }
 )
 """Types of models whose sequences cannot be packed: they keep a running state, or attend on their
-own. Others are found out when they are loaded."""
+own. Other types are detected when they are loaded."""
 
 _LEARNED = frozenset({"gpt2", "gpt_bigcode", "gpt_neo", "openai-gpt", "opt"})
 
@@ -221,8 +221,8 @@ def plain_type(model: ModelConfig) -> str | None:
 def most_positions(model: ModelConfig) -> int | None:
     """Tokens of a sequence for which a model has learned positions; None: it can read on."""
     raw = read_raw(model) or {}
-    held: Any = raw.get("max_position_embeddings") or raw.get("n_positions")
-    return held if raw.get("model_type") in _LEARNED and isinstance(held, int) else None
+    positions: Any = raw.get("max_position_embeddings") or raw.get("n_positions")
+    return positions if raw.get("model_type") in _LEARNED and isinstance(positions, int) else None
 
 
 def brings_code(model: ModelConfig) -> bool:
@@ -243,8 +243,8 @@ def unplanned(model: ModelConfig) -> str:
         why = f"since transformers itself runs a {kind} model"
     elif brings_code(model):
         why = "since the model brings its own code"
-    held = sum(file.stat().st_size for file in _weights(folder))
-    return f"{why}; the files of its weights have {held / 1024**2:.1f} MiB"
+    size = sum(file.stat().st_size for file in _weights(folder))
+    return f"{why}; the files of its weights have {size / 1024**2:.1f} MiB"
 
 
 def _weights(folder: Path) -> list[Path]:

@@ -51,7 +51,7 @@ def all_faults(found: Iterator[InvalidFile]) -> list[InvalidFile]:
 
 
 def size_of(folder: Path, name: str) -> int | None:
-    """Bytes of a plain file, links followed; None where there is none, InvalidFile for others.
+    """Size in bytes of a plain file, links followed; None if missing, InvalidFile if not a file.
 
     Opening a FIFO would wait for ever, and a device may have no end.
     """
@@ -62,14 +62,14 @@ def size_of(folder: Path, name: str) -> int | None:
             raise InvalidFile(name, "it is a link to a file that is not there") from None
         return None
     except (OSError, ValueError) as error:
-        raise InvalidFile(name, f"it cannot be read: {_said(error)}", "mend the folder") from error
+        raise InvalidFile(name, f"it cannot be read: {_said(error)}", "check the folder") from error
     if not stat.S_ISREG(found.st_mode):
         raise InvalidFile(name, f"it is {kind_of(found.st_mode)}, not a file", "put the file there")
     return found.st_size
 
 
 def kind_of(mode: int) -> str:
-    """What stands where a file or a folder is expected."""
+    """What a path is, in words, where a file or a folder is expected."""
     kinds = {
         stat.S_ISREG: "a file",
         stat.S_ISDIR: "a folder",
@@ -93,7 +93,7 @@ def read_text(folder: Path, name: str) -> str | None:
     except UnicodeDecodeError as error:
         raise InvalidFile(name, f"it is no UTF-8 text: byte {error.start}") from error
     except OSError as error:
-        raise InvalidFile(name, f"it cannot be read: {_said(error)}", "mend the folder") from error
+        raise InvalidFile(name, f"it cannot be read: {_said(error)}", "check the folder") from error
 
 
 def read_json(folder: Path, name: str) -> Any:
@@ -135,7 +135,7 @@ def _said(error: OSError | ValueError) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
-# The Hugging Face hub: whether it answers, and what its cache on this machine holds.
+# The Hugging Face hub and its local cache.
 
 _HUB = "https://huggingface.co"
 _HUB_TIMEOUT_S = 5.0
@@ -183,7 +183,7 @@ def _cached(hub_id: str) -> Path:
     return cache / f"models--{hub_id.replace('/', '--')}"
 
 
-# Where a model lies that a key names: in the package, in a folder, or on the hub.
+# Locating the model that a key names: built in, a folder, or on the hub.
 
 _BUILTIN = "builtin://"
 _LONGEST = 96
@@ -211,7 +211,7 @@ def locate(path: str, *, field: str) -> str:
     if not hub_is_reachable():
         if folder is None:
             why = "cannot be loaded: no such folder, and no Hugging Face hub answers that has it"
-            raise UserError(field, path, why, "give a model directory, or mend the network")
+            raise UserError(field, path, why, "give a model directory, or check the network")
         return str(folder)
     return path
 
@@ -253,11 +253,11 @@ def path_fault(path: str) -> tuple[str, str] | None:
     if not stat.S_ISDIR(mode):
         return f"it is {kind_of(mode)}, not a folder", _GIVE
     if not os.access(expanded(path), os.R_OK | os.X_OK):
-        return "the folder may not be read", "mend its permissions"
+        return "the folder may not be read", "change its permissions"
     return None
 
 
-# The files of a model by what they decide: weights, tokenizer, chat template, sizes, code.
+# Files of a model by part: weights, tokenizer, chat template, config, code.
 
 Part: TypeAlias = tuple[tuple[Path, ...], str | None]
 """Files on this machine, or the revision of the hub that stands for them."""

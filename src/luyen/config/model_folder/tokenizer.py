@@ -34,7 +34,7 @@ def tokenizer_faults(folder: Path, rows: int | None) -> Iterator[InvalidFile]:
     named = _special({**(special or {}), **config})
     why = template_fault(source, named) if source is not None else None
     if why is not None:
-        yield InvalidFile(file, f"the chat template: {why}", "mend the template")
+        yield InvalidFile(file, f"the chat template: {why}", "correct the template")
 
 
 def tokenizer_remarks(folder: Path) -> list[str]:
@@ -115,7 +115,7 @@ def template_of(folder: Path, config: Mapping[str, Any]) -> tuple[str, str | Non
         for entry in cast(list[Any], given):
             if not isinstance(entry, dict) or not {"name", "template"} <= entry.keys():
                 raise InvalidFile(
-                    file, f"chat_template lists {short_repr(entry)}", "mend the template"
+                    file, f"chat_template lists {short_repr(entry)}", "correct the template"
                 )
             named[entry["name"]] = entry["template"]
         given = named
@@ -123,7 +123,7 @@ def template_of(folder: Path, config: Mapping[str, Any]) -> tuple[str, str | Non
         given = cast(dict[str, Any], given).get("default")
     if not isinstance(given, str | None):
         raise InvalidFile(
-            file, f"chat_template is {short_repr(given)}, not a text", "mend the template"
+            file, f"chat_template is {short_repr(given)}, not a text", "correct the template"
         )
     return file, given
 
@@ -136,10 +136,10 @@ def end_ids(folder: Path, rows: int | None) -> tuple[int, ...]:
     for one in ids:
         if type(one) is not int or one < 0:
             why = f"eos_token_id is {short_repr(one)}; an id, or a list of ids, is due"
-            raise InvalidFile(_GENERATION, why, "mend the file, or remove it")
+            raise InvalidFile(_GENERATION, why, "correct the file, or remove it")
         if rows is not None and one >= rows:
             why = f"eos_token_id is {one}, and the model has {rows} rows (vocab_size)"
-            raise InvalidFile(_GENERATION, why, "mend the file, or remove it")
+            raise InvalidFile(_GENERATION, why, "correct the file, or remove it")
     return tuple(ids)
 
 

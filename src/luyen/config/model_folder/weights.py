@@ -71,7 +71,7 @@ def _entries(folder: Path, name: str, size: int) -> tuple[dict[str, Any], int]:
             text = file.read(length)
     except OSError as error:
         why = f"it cannot be read: {error.strerror or error}"
-        raise InvalidFile(name, why, "mend the folder") from error
+        raise InvalidFile(name, why, "check the folder") from error
     try:
         found = json.loads(text, object_pairs_hook=_once)
     except (RecursionError, ValueError) as error:
@@ -84,7 +84,7 @@ def _entries(folder: Path, name: str, size: int) -> tuple[dict[str, Any], int]:
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) < len(pairs):
-        raise ValueError("a name stands in it twice")
+        raise ValueError("a name occurs twice")
     return made
 
 
@@ -112,25 +112,25 @@ def _sizes(value: Any) -> list[int] | None:
     return sizes if all(type(size) is int and size >= 0 for size in sizes) else None
 
 
-def _demand_whole(name: str, ranges: list[tuple[int, int, str]], held: int) -> None:
-    """Tensors lie one after the other and fill the file: no hole, no overlap, nothing cut off."""
+def _demand_whole(name: str, ranges: list[tuple[int, int, str]], size: int) -> None:
+    """Raise InvalidFile unless tensors fill the file without gap, overlap or truncation."""
     at = 0
     for begin, end, tensor in ranges:
         if begin != at:
             raise InvalidFile(name, f"{tensor} does not begin where another ends", _FETCH_FILE)
         at = end
-    if at > held:
-        why = f"it is cut off: its tensors take {at:,} bytes, and {held:,} are there"
+    if at > size:
+        why = f"it is cut off: its tensors take {at:,} bytes, and {size:,} are there"
         raise InvalidFile(name, why, _FETCH_FILE)
-    if at < held:
-        why = f"{held - at:,} bytes after its tensors belong to none"
+    if at < size:
+        why = f"{size - at:,} bytes after its tensors belong to none"
         raise InvalidFile(name, why, _FETCH_FILE)
 
 
-# Names and shapes of the weights of the architectures that most people train.
+# Names and shapes of the weights of common architectures.
 
 _KNOWN = ("llama", "mistral", "qwen2", "qwen3")
-"""Kinds whose layers have these names and no others."""
+"""Model types whose layers have exactly these names."""
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -211,11 +211,10 @@ def _size(config: Mapping[str, Any], name: str) -> int | None:
     return value if type(value) is int and value > 0 else None
 
 
-# Tensors that checkpoints hold and a decoder does not read: which of them are harmless, and
-# why.
+# Tensors in checkpoints that a decoder does not read, and why each may be left out.
 #
-# Anything else in a file that the model has no place for is refused: it would be dropped in
-# silence.
+# Any other tensor without a place in the model is refused: it would be dropped
+# silently.
 
 HARMLESS: tuple[tuple[str, str], ...] = (
     (r"(^|\.)rotary_emb\.inv_freq$", "rotary frequencies, which follow from config.json"),
@@ -295,9 +294,9 @@ def read_tensors(folder: Path) -> dict[str, TensorFacts] | None:
     pickled = pickle_files(folder)
     if pickled:
         return None
-    others = sorted(file.name for file in folder.glob("*.safetensors"))
-    held = f"; {', '.join(others[:3])} is not read" if others else ""
-    raise InvalidFile(WHOLE, f"it is not there{held}", "give a folder with the model's weights")
+    stray = sorted(file.name for file in folder.glob("*.safetensors"))
+    unread = f"; {', '.join(stray[:3])} is not read" if stray else ""
+    raise InvalidFile(WHOLE, f"it is not there{unread}", "give a folder with the model's weights")
 
 
 def pickle_files(folder: Path) -> list[str]:
@@ -356,7 +355,7 @@ def tensor_faults(
 ) -> Iterator[InvalidFile]:
     """What the headers and the config say differently.
 
-    `has_head`: the model writes tokens. `is_cut`: the run itself asks for other layers.
+    `has_head`: the model writes tokens. `is_cut`: the run overrides the number of layers.
     """
     if config.get("quantization_config") is not None:
         return  # names, types and shapes are those of the quantisation
@@ -394,17 +393,17 @@ def extra_weights(names: Iterable[str], file: str = "weights") -> InvalidFile:
     """Weights that a file holds and the model has no place for: they would be dropped."""
     found = sorted(names)
     why = f"{_count(found)} not in the model of config.json: {_listed(found)}"
-    return InvalidFile(file, why, "mend config.json, or give the model that the weights are of")
+    return InvalidFile(file, why, "correct config.json, or give the model of these weights")
 
 
 def other_shapes(
-    names: Iterable[str], file: str, held: Iterable[int], wanted: Iterable[int]
+    names: Iterable[str], file: str, actual: Iterable[int], wanted: Iterable[int]
 ) -> InvalidFile:
     """Weights of another shape than config.json says; the shapes are those of the first."""
     found = [*names]
     more = f" ({len(found) - 1} more differ)" if len(found) > 1 else ""
-    why = f"{found[0]} is {[*held]}, and {[*wanted]} by config.json{more}"
-    return InvalidFile(file, why, "mend config.json, or give the model that the weights are of")
+    why = f"{found[0]} is {[*actual]}, and {[*wanted]} by config.json{more}"
+    return InvalidFile(file, why, "correct config.json, or give the model of these weights")
 
 
 def _type_faults(tensors: Mapping[str, TensorFacts]) -> Iterator[InvalidFile]:

@@ -95,7 +95,7 @@ def token_baseline_has_its_statistic(s: RuleContext) -> Iterator[Finding]:
 
 @rule("A07", "warning")
 def estimator_key_has_effect(s: RuleContext) -> Iterator[Finding]:
-    """A knob of an estimator is changed only where the chosen estimator reads it."""
+    """A hyperparameter of an estimator is changed only if the chosen estimator reads it."""
     everyone = {hparam for facts in ADV_ESTIMATORS.values() for hparam in facts.hparams}
     for hparam in sorted(everyone - set(s.estimator.hparams if s.estimator else everyone)):
         if f"algorithm.{hparam}" in all_fields() and s.is_changed(f"algorithm.{hparam}"):
@@ -208,7 +208,7 @@ def correction_has_log_probs(s: RuleContext) -> Iterator[Finding]:
 
 @rule("O03", "error")
 def importance_thresholds_are_readable(s: RuleContext) -> Iterator[Finding]:
-    """`rollout_is_threshold` is a number or a band `lo_hi`, and a floor lies below it."""
+    """`rollout_is_threshold` is a number or a band `lo_hi`, and a floor is below it."""
     rollout_correction = s.config.algorithm.rollout_correction
     try:
         read_limits(rollout_correction.rollout_is_threshold, rollout_correction.rollout_is_floor)
@@ -230,7 +230,7 @@ def rejection_criteria_are_readable(s: RuleContext) -> Iterator[Finding]:
 
 @rule("O05", "warning")
 def correction_key_has_effect(s: RuleContext) -> Iterator[Finding]:
-    """Knobs of the correction are changed only where something reads them."""
+    """Hyperparameters of the rollout correction are changed only if they are read."""
     rollout_correction = s.config.algorithm.rollout_correction
     off: list[str] = []
     if rollout_correction.rollout_is is None:
@@ -249,7 +249,7 @@ def correction_key_has_effect(s: RuleContext) -> Iterator[Finding]:
 
 @rule("O06", "error")
 def bypass_mode_has_one_switch(s: RuleContext) -> Iterator[Finding]:
-    """Bypass mode is chosen by its switch, and then no other policy loss is asked for."""
+    """Bypass mode is chosen by `bypass_mode`, and then no other policy loss is set."""
     mode = s.config.actor_rollout_ref.actor.policy_loss.loss_mode
     bypass = s.config.algorithm.rollout_correction.bypass_mode
     field = "actor_rollout_ref.actor.policy_loss.loss_mode"

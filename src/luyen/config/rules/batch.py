@@ -11,7 +11,7 @@ _ACTOR = "actor_rollout_ref.actor"
 
 @rule("B01", "error")
 def mini_batch_within_the_step(s: RuleContext) -> Iterator[Finding]:
-    """A mini-batch holds no more prompts than a step draws."""
+    """A mini-batch holds no more prompts than a step."""
     data, actor = s.config.data, s.config.actor_rollout_ref.actor
     if actor.ppo_mini_batch_size > data.train_batch_size:
         yield Finding(
@@ -110,7 +110,7 @@ def counted_micro_batches_need_a_size(s: RuleContext) -> Iterator[Finding]:
 
 @rule("B07", "warning")
 def micro_batch_size_is_read(s: RuleContext) -> Iterator[Finding]:
-    """`ppo_micro_batch_size_per_gpu` is not set beside `use_dynamic_bsz`, which ignores it."""
+    """`ppo_micro_batch_size_per_gpu` is not set with `use_dynamic_bsz`, which ignores it."""
     actor, critic = s.config.actor_rollout_ref.actor, s.config.critic
     sides = (
         (_ACTOR, actor.use_dynamic_bsz, actor.ppo_micro_batch_size_per_gpu),
@@ -158,10 +158,10 @@ def log_prob_sizes_are_read(s: RuleContext) -> Iterator[Finding]:
         ("rollout", rollout.log_prob_use_dynamic_bsz, rollout.log_prob_micro_batch_size_per_gpu),
         ("ref", ref.log_prob_use_dynamic_bsz, ref.log_prob_micro_batch_size_per_gpu),
     )
-    for side, asked, sequences in sides:
+    for side, own_flag, sequences in sides:
         if side == "ref" and not needs_reference(s.config):
             continue  # there are no such passes, which K07 says
-        dynamic = actor.use_dynamic_bsz if asked is None else asked
+        dynamic = actor.use_dynamic_bsz if own_flag is None else own_flag
         unread = "log_prob_max_token_len_per_gpu"
         if dynamic:
             unread = "log_prob_micro_batch_size_per_gpu" if sequences is not None else ""
@@ -270,7 +270,7 @@ def shards_and_optimizer_lie_together(s: RuleContext) -> Iterator[Finding]:
     is_split = fsdp_config.param_offload != fsdp_config.optimizer_offload
     if is_split and s.where.world_size > 1:
         name = "param_offload" if fsdp_config.optimizer_offload else "optimizer_offload"
-        why = "shards and their optimizer lie in the same memory, and the other key says true"
+        why = "shards and their optimizer are in the same memory, and the other key is true"
         yield Finding(field=f"{_FSDP}.{name}", why=why, fix="set both to true, or neither")
 
 

@@ -109,7 +109,7 @@ def _defined(block: str, prefix: str, path: str, name: str) -> Iterator[Finding]
     try:
         tree = read_python(expanded(path))
     except OSError as error:
-        yield Finding(field=f"{head}path", why=str(error), fix="mend the path or the file")
+        yield Finding(field=f"{head}path", why=str(error), fix="correct the path or the file")
         return
     defined = [
         node.name
@@ -158,7 +158,7 @@ def sampler_exists(s: RuleContext) -> Iterator[Finding]:
         wrong = list(_wrong_arguments(sampler.kwargs, SAMPLER_ARGUMENTS[sampler.name]))
         yield from wrong
         for why in sampler_faults(s.config.data) if not wrong else ():
-            yield Finding(field="data.sampler.kwargs", why=why, fix="mend it")
+            yield Finding(field="data.sampler.kwargs", why=why, fix="correct the value")
 
 
 def _wrong_arguments(given: Mapping[str, Any], known: Mapping[str, str]) -> Iterator[Finding]:
@@ -168,7 +168,7 @@ def _wrong_arguments(given: Mapping[str, Any], known: Mapping[str, str]) -> Iter
             yield Finding(field="data.sampler.kwargs", why=why, fix=fix)
         elif not _is_kind(value, known[name]) and (value is not None or name != "promote_at"):
             why = f"`{name}`: expected {known[name]}"
-            yield Finding(field="data.sampler.kwargs", why=why, fix=f"mend {name}")
+            yield Finding(field="data.sampler.kwargs", why=why, fix=f"set {name} to {known[name]}")
 
 
 def _is_kind(value: object, kind: str) -> bool:
@@ -185,7 +185,7 @@ def _is_kind(value: object, kind: str) -> bool:
 def sampler_name_has_effect(s: RuleContext) -> Iterator[Finding]:
     """`data.sampler.name` is chosen only where no class of your own takes its place."""
     if s.config.data.sampler.class_path is not None and s.is_changed("data.sampler.name"):
-        why = "data.sampler.class_path is set, and its class draws the rows"
+        why = "data.sampler.class_path is set, and its class orders the rows"
         yield Finding(field="data.sampler.name", why=why, fix="drop one of the two")
 
 
@@ -204,14 +204,14 @@ def packages_of_sources_are_installed(s: RuleContext) -> Iterator[Finding]:
 
 @rule("D13", "error")
 def template_shows_the_row(s: RuleContext) -> Iterator[Finding]:
-    """`data.prompt_template` names a column, so that rows do not all ask the same."""
+    """`data.prompt_template` names a column, so that prompts differ between rows."""
     template = s.config.data.prompt_template
     if template is not None and not template_columns(template):
-        why = "no `{COLUMN}` stands in it: every row would ask the same"
+        why = "it has no `{COLUMN}`: every row would get the same prompt"
         yield Finding(field="data.prompt_template", why=why, fix="write {prompt} into it")
 
 
-# D: what is known of rows before they are read.
+# D: rows of task sources, known before they are read.
 
 _COLUMNS = ("data_source", "prompt", "reward_model", "extra_info")
 """What the questions of a task source have."""
@@ -224,7 +224,7 @@ _OF_RENDERING = (
 
 @rule("D17", "error")
 def tasks_suit_the_stage(s: RuleContext) -> Iterator[Finding]:
-    """Rows of task sources are of a kind that the stage learns from, and have what it asks for."""
+    """Rows of task sources are of a kind that the stage accepts, and have the columns it needs."""
     data, stage = s.config.data, s.config.trainer.stage
     wanted = kinds_learned(s.config, s.known.preference_losses)
     for field, paths in (("train_files", data.train_files), ("val_files", data.val_files)):

@@ -23,7 +23,7 @@ def loss_exists(s: RuleContext) -> Iterator[Finding]:
 
 @rule("L02", "warning")
 def loss_key_has_effect(s: RuleContext) -> Iterator[Finding]:
-    """A knob of a policy loss is changed only where the loss in force reads it."""
+    """A hyperparameter of a policy loss is changed only if the loss in force reads it."""
     everyone = {hparam for facts in POLICY_LOSSES.values() for hparam in facts.hparams}
     for hparam in sorted(everyone - set(s.loss.hparams if s.loss else everyone)):
         for path in (f"{_ACTOR}.{hparam}", f"{_ACTOR}.policy_loss.{hparam}"):
@@ -100,7 +100,7 @@ def entropy_range_is_a_range(s: RuleContext) -> Iterator[Finding]:
     if adaptive_entropy.enable and not low <= actor.entropy_coeff <= high:
         yield Finding(
             field=f"{_ACTOR}.entropy_coeff",
-            why=f"the adaptive coefficient starts here and must lie between {low} and {high}",
+            why=f"the adaptive coefficient starts here and must be between {low} and {high}",
             fix="move entropy_coeff, or adaptive_entropy.min and .max",
         )
 
@@ -192,7 +192,7 @@ def kl_has_weight(s: RuleContext) -> Iterator[Finding]:
 
 @rule("K04", "warning")
 def kl_key_has_effect(s: RuleContext) -> Iterator[Finding]:
-    """Knobs of a KL term are changed only when the term is on."""
+    """Hyperparameters of a KL term are changed only if the term is on."""
     actor, algorithm = s.config.actor_rollout_ref.actor, s.config.algorithm
     off: list[tuple[str, str]] = []
     if not actor.use_kl_loss:
@@ -210,7 +210,7 @@ def kl_key_has_effect(s: RuleContext) -> Iterator[Finding]:
         if s.is_changed(path):
             yield Finding(
                 field=path,
-                why="it has no effect as things stand",
+                why="it has no effect in this configuration",
                 fix=f"drop it, or set {needs}=true",
             )
 

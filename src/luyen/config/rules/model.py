@@ -38,7 +38,7 @@ _MODEL = "actor_rollout_ref.model"
 
 @rule("M08", "error")
 def fast_path_runs_the_model(s: RuleContext) -> Iterator[Finding]:
-    """A model that only transformers runs is drawn from by `hf`, and is not sharded."""
+    """A model that only transformers runs uses the rollout engine `hf`, and is not sharded."""
     model, rollout = s.config.actor_rollout_ref.model, s.config.actor_rollout_ref.rollout
     kind = plain_type(model)
     if kind is None:
@@ -207,7 +207,7 @@ class _Use:
     has_head: bool = True
     """Whether they write tokens."""
     has_tokenizer: bool = False
-    """Whether the tokenizer beside them is read."""
+    """Whether the tokenizer in the same folder is read."""
     is_adapter: bool = False
     """Whether they are an adapter's."""
     override: tuple[tuple[str, Any], ...] = ()
@@ -279,7 +279,7 @@ def model_files_are_valid(s: RuleContext) -> Iterator[Finding]:
             for words, fault in faults.items():
                 # What is wrong only with the values that the run puts in is said of those.
                 is_own = words in own or not use.override
-                where, fix = (field, fault.fix) if is_own else (_OVERRIDE, f"mend {_OVERRIDE}")
+                where, fix = (field, fault.fix) if is_own else (_OVERRIDE, f"correct {_OVERRIDE}")
                 whose = "" if is_own else f"with it, {use.path} cannot be used: "
                 yield Finding(field=where, why=f"{whose}{words}", fix=fix)
 
@@ -292,7 +292,7 @@ def template_takes_what_rows_have(s: RuleContext) -> Iterator[Finding]:
     field = f"{_MODEL}.path" if model.tokenizer_path is None else f"{_MODEL}.tokenizer_path"
     if folder is not None and not _ships(model.tokenizer_path or model.path):
         for remark in folder_remarks(folder):
-            fix = "mend the chat template, where that is not meant"
+            fix = "correct the chat template, unless this is intended"
             yield Finding(field=field, why=remark, fix=fix)
 
 
@@ -326,7 +326,7 @@ def _faults(s: RuleContext, field: str, use: _Use, folder: Path) -> list[Invalid
     return found
 
 
-# M: what a run puts together fits: an adapter its model, a teacher its student.
+# M: the adapter fits the model, and the teacher's tokenizer the student's.
 
 
 @rule("M12", "error")

@@ -206,7 +206,7 @@ def interaction_file_is_well_formed(s: RuleContext) -> Iterator[Finding]:
         yield Finding(field=FIELD, why=f"{at}{error.why}", fix=error.fix)
 
 
-# Z: code that a policy writes runs only behind the walls that the run demands.
+# Z: code that a policy writes runs only with the isolation that the run requires.
 
 _REQUIRE = "sandbox.require"
 
@@ -218,7 +218,7 @@ def required_isolation_is_available(s: RuleContext) -> Iterator[Finding]:
         lost = [one for one in s.missing_promises() if one in s.config.sandbox.require]
         if lost:
             why = f"nothing on this machine keeps {', '.join(lost)} of programs out of reach"
-            fix = "see `luyen selftest --sandbox`; run where the walls stand, or drop the demand"
+            fix = "see `luyen selftest --sandbox`; run where the sandbox is available, or drop it"
             yield Finding(field=_REQUIRE, why=why, fix=fix)
 
 
@@ -235,11 +235,11 @@ def missing_isolation_is_reported(s: RuleContext) -> Iterator[Finding]:
 
 @rule("Z03", "note")
 def forgeable_verdicts_are_reported(s: RuleContext) -> Iterator[Finding]:
-    """Some assertions are judged in the program's interpreter, which can make them pass."""
+    """Some assertions are evaluated in the program's interpreter, which can make them pass."""
     if reward_runs_code(s.config) and "verdicts" not in s.config.sandbox.require:
         why = (
-            "rows with other assertions than `assert CALL == LITERAL` and its like are judged "
-            "beside the program, which can forge their verdict; reward/.../forgeable counts them"
+            "assertions other than `assert CALL == LITERAL` and its like are evaluated in the "
+            "program's process, which can forge the verdict; reward/.../forgeable counts them"
         )
         yield Finding(field=_REQUIRE, why=why, fix=f"{_REQUIRE}=[verdicts] refuses such rows")
 

@@ -46,19 +46,19 @@ def rules_exist(s: RuleContext) -> Iterator[Finding]:
 
 @rule("W03", "error")
 def arguments_of_rules_exist(s: RuleContext) -> Iterator[Finding]:
-    """A component gives its rule every knob that it needs, and none that it does not have."""
+    """A component gives its rule all required arguments, and none that the rule does not have."""
     for name, component in nodes(read_components(s.config.reward)[0]):
         facts = s.known.rule_rewards.get(component.rule or "")
         if facts is None or facts.hparams is None:
             continue
         for hparam in component.kwargs:
             if hparam not in facts.hparams:
-                why = f"`{name}`: the rule `{component.rule}` has no knob `{hparam}`"
+                why = f"`{name}`: the rule `{component.rule}` has no argument `{hparam}`"
                 fix = did_you_mean(hparam, facts.hparams)
                 yield Finding(field=_COMPONENTS, why=why, fix=fix)
         for hparam in facts.required:
             if hparam not in component.kwargs:
-                why = f"`{name}`: the rule `{component.rule}` needs the knob `{hparam}`"
+                why = f"`{name}`: the rule `{component.rule}` needs the argument `{hparam}`"
                 yield Finding(field=_COMPONENTS, why=why, fix=f"set {name}.kwargs.{hparam}")
 
 
@@ -68,7 +68,7 @@ def routes_lead_somewhere(s: RuleContext) -> Iterator[Finding]:
     known = {*s.config.reward.components, *s.known.rule_rewards}
     for pattern, names in read_routes(s.config.reward).items():
         if not names:
-            why = f"`{pattern}`: nothing judges these rows"
+            why = f"`{pattern}`: nothing scores these rows"
             yield Finding(field=_ROUTES, why=why, fix="name components or rules")
         for name in names:
             if name not in known:
@@ -95,7 +95,7 @@ def custom_function_stands_alone(s: RuleContext) -> Iterator[Finding]:
         return
     for field, written in ((_COMPONENTS, reward.components), (_ROUTES, reward.routes)):
         if written:
-            why = "reward.custom_reward_function.path judges every row, so it has no effect"
+            why = "reward.custom_reward_function.path scores every row, so it has no effect"
             yield Finding(field=field, why=why, fix="keep one of the two")
 
 
@@ -183,12 +183,12 @@ def packages_of_rules_are_installed(s: RuleContext) -> Iterator[Finding]:
 
 @rule("W13", "warning")
 def cache_has_something_to_keep(s: RuleContext) -> Iterator[Finding]:
-    """The cache is on only where something else than the run's own engine judges."""
+    """The cache is on only if something other than the run's own engine scores."""
     reward = s.config.reward
     leaves = [n for _, n in nodes(read_components(reward)[0]) if n.parts is None]
     is_own = [n.judge is not None and n.judge.base_url == ENGINE for n in leaves]
     if reward.cache.enable and leaves and all(is_own) and not read_routes(reward):
-        why = f"only {ENGINE} judges, and the policy's replies change with it: nothing is kept"
+        why = f"only {ENGINE} scores, and its replies change with the policy: nothing can be cached"
         yield Finding(field="reward.cache.enable", why=why, fix="set it to false")
 
 
@@ -198,11 +198,11 @@ def _rules(components: dict[str, ComponentConfig]) -> Iterator[str]:
             yield component.rule
 
 
-# V: the reward tree: gates lead to siblings, and nothing is combined or normalised in vain.
+# V: the reward tree: gates name siblings, and combining and normalising have an effect.
 
 
 def _families(s: RuleContext) -> Iterator[tuple[str, Mapping[str, ComponentConfig], str]]:
-    """Siblings that are judged together: where they stand, who they are, how they are combined."""
+    """Groups of siblings: their path, the nodes by name, and how they are combined."""
     reward = s.config.reward
     components = read_components(reward)[0]
     routes = read_routes(reward) or {"": tuple(components)}
@@ -216,7 +216,7 @@ def _families(s: RuleContext) -> Iterator[tuple[str, Mapping[str, ComponentConfi
 
 @rule("V01", "error")
 def gates_lead_to_siblings(s: RuleContext) -> Iterator[Finding]:
-    """A gate looks at a sibling that is judged beside its node."""
+    """A gate names a sibling of its node."""
     for where, siblings, _ in _families(s):
         for name, node in siblings.items():
             if node.gate is not None and node.gate.by not in siblings.keys() - {name}:
@@ -227,14 +227,14 @@ def gates_lead_to_siblings(s: RuleContext) -> Iterator[Finding]:
 
 @rule("V02", "error")
 def gates_do_not_wait_for_one_another(s: RuleContext) -> Iterator[Finding]:
-    """There is an order in which siblings can be judged."""
+    """There is an order in which siblings can be scored."""
     for where, siblings, combine in _families(s):
         known = {name for wave in scoring_order(siblings, combine) for name in wave}
         gates = {name: node.gate.by for name, node in siblings.items() if node.gate is not None}
         waiting = [n for n in siblings if n not in known and gates.get(n, n) in siblings]
         if waiting and all(by in siblings for by in gates.values()):
             why = f"{where}{', '.join(f'`{n}`' for n in waiting)} wait for one another"
-            fix = "let a gate look at a node that is judged without it"
+            fix = "let a gate look at a node that does not depend on it"
             yield Finding(field=_COMPONENTS, why=why, fix=fix)
 
 
@@ -250,14 +250,14 @@ def bars_are_looked_at(s: RuleContext) -> Iterator[Finding]:
 
 @rule("V04", "error")
 def learned_reward_is_there(s: RuleContext) -> Iterator[Finding]:
-    """A component asks for the learned reward exactly when it is on."""
+    """A component reads the reward model exactly when it is enabled."""
     reward = s.config.reward
-    asked = [p for p, node in nodes(read_components(reward)[0]) if node.model is not None]
-    if asked and not reward.reward_model.enable:
-        why = f"`{asked[0]}` asks for the learned reward, which is off"
+    learned = [p for p, node in nodes(read_components(reward)[0]) if node.model is not None]
+    if learned and not reward.reward_model.enable:
+        why = f"`{learned[0]}` reads the reward model, which is off"
         yield Finding(field=_COMPONENTS, why=why, fix="set reward.reward_model.enable=true")
-    if reward.reward_model.enable and not asked and not read_components(reward)[1]:
-        why = "no component asks for the learned reward, so it has no effect"
+    if reward.reward_model.enable and not learned and not read_components(reward)[1]:
+        why = "no component reads the reward model, so it has no effect"
         fix = "add a component {model: reward_model}, or set reward.reward_model.enable=false"
         yield Finding(field="reward.reward_model.enable", why=why, fix=fix)
 
@@ -269,7 +269,7 @@ def combining_has_effect(s: RuleContext) -> Iterator[Finding]:
         return
     why = None
     if s.config.reward.custom_reward_function.path is not None:
-        why = "reward.custom_reward_function.path judges every row, so it has no effect"
+        why = "reward.custom_reward_function.path scores every row, so it has no effect"
     elif all(len(some) < 2 for where, some, _ in _families(s) if not where.startswith("`")):
         why = "there are fewer than two components to combine"
     if why is not None:
@@ -302,10 +302,10 @@ def nothing_is_normalised_twice(s: RuleContext) -> Iterator[Finding]:
         yield Finding(field="reward.combine", why=why, fix="set reward.combine=sum")
 
 
-# W: what judges are given: patterns that compile, knobs of their kind, keys that are set.
+# W: arguments of rules and judges: patterns compile, values have their type, API keys are set.
 
 _PATTERNS = {"regex": "pattern", "tool_safety": "forbidden_arguments"}
-"""Rule -> the knob that holds regular expressions."""
+"""Rule -> the argument that holds regular expressions."""
 
 
 @rule("W14", "error")
@@ -319,12 +319,12 @@ def patterns_are_regular_expressions(s: RuleContext) -> Iterator[Finding]:
             wrong = _wrong(pattern)
             if wrong is not None:
                 why = f"`{path}`: {hparam} {pattern!r} is no regular expression: {wrong}"
-                yield Finding(field=_COMPONENTS, why=why, fix=f"mend {path}.kwargs.{hparam}")
+                yield Finding(field=_COMPONENTS, why=why, fix=f"correct {path}.kwargs.{hparam}")
 
 
 @rule("W16", "error")
 def arguments_have_their_type(s: RuleContext) -> Iterator[Finding]:
-    """A knob of a built-in rule has a value that the rule can compute with."""
+    """An argument of a built-in rule has a value that the rule can compute with."""
     for path, component in nodes(read_components(s.config.reward)[0]):
         if component.rule not in RULE_REWARDS:
             continue
@@ -336,7 +336,7 @@ def arguments_have_their_type(s: RuleContext) -> Iterator[Finding]:
                     wrong = _wrong_schema(value)
                 if wrong:
                     why = f"`{path}`: {hparam} {value!r}: {wrong}"
-                    yield Finding(field=_COMPONENTS, why=why, fix=f"mend {path}.kwargs.{hparam}")
+                    yield Finding(field=_COMPONENTS, why=why, fix=f"correct {path}.kwargs.{hparam}")
 
 
 @rule("W15", "error")
@@ -383,7 +383,7 @@ def _wrong(pattern: Any) -> str | None:
     return None
 
 
-# W: rules and judges meet rows and answers that they can judge, as far as those are known.
+# W: rules and judges fit the rows and answer lengths, as far as those are known.
 
 _CARRIED = {
     "choice": "a letter as ground truth",

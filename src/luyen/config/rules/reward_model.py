@@ -1,4 +1,4 @@
-"""E, and D07, D08, Y08, Y09: learned rewards: who judges, where, and how a judge is trained."""
+"""E, and D07, D08, Y08, Y09: reward models: devices, limits and training."""
 
 from collections.abc import Iterator
 
@@ -39,16 +39,16 @@ def reward_model_is_complete(s: RuleContext) -> Iterator[Finding]:
             field=f"{_MODEL}.enable_resource_pool",
             why=f"nnodes {reward_model.nnodes} x n_gpus_per_node {reward_model.n_gpus_per_node} "
             "gives the pool no device",
-            fix=f"set {_MODEL}.nnodes and n_gpus_per_node, or share the others' devices",
+            fix=f"set {_MODEL}.nnodes and n_gpus_per_node, or share the devices of training",
         )
 
 
 @rule("D08", "warning")
 def reward_model_key_has_effect(s: RuleContext) -> Iterator[Finding]:
-    """Keys of the reward model are changed only when it is on, in a run that asks for rewards."""
+    """Keys of the reward model are changed only if it is on, in a stage that uses rewards."""
     reward_model, stage = s.config.reward.reward_model, s.config.trainer.stage
     if reward_model.enable and stage != "rl":
-        why = f"the stage `{stage}` learns from given rows and asks for no reward"
+        why = f"the stage `{stage}` learns from given rows and uses no reward"
         yield Finding(field=f"{_MODEL}.enable", why=why, fix="set it to false")
     if reward_model.enable:
         return
@@ -61,12 +61,12 @@ def reward_model_key_has_effect(s: RuleContext) -> Iterator[Finding]:
 
 @rule("E01", "error")
 def pool_of_the_reward_model_needs_processes(s: RuleContext) -> Iterator[Finding]:
-    """Devices of its own need processes of its own."""
+    """A separate pool of the reward model needs the Ray runtime."""
     pool = reward_pool(s.config)
     if pool is not None and s.where.runtime == "local":
         yield Finding(
             field=f"{_MODEL}.enable_resource_pool",
-            why=f"{pool[0]} x {pool[1]} devices are to judge beside those that train, and "
+            why=f"{pool[0]} x {pool[1]} devices are set aside for the reward model, and "
             "trainer.runtime=local is one process on one device",
             fix="set trainer.runtime to ray or auto, or it to false",
         )

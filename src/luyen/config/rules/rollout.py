@@ -74,7 +74,7 @@ def token_budget_feeds_every_sequence(s: RuleContext) -> Iterator[Finding]:
         yield Finding(
             field=f"{_ROLLOUT}.max_num_batched_tokens",
             why=f"{rollout.max_num_seqs} sequences may run (max_num_seqs) but a pass holds "
-            f"{rollout.max_num_batched_tokens} tokens: the others wait",
+            f"{rollout.max_num_batched_tokens} tokens: the rest would wait",
             fix=f"set it to at least {rollout.max_num_seqs}, or lower max_num_seqs",
         )
 
@@ -120,7 +120,7 @@ def samples_differ(s: RuleContext) -> Iterator[Finding]:
 
 @rule("R07", "error")
 def validation_temperature_fits(s: RuleContext) -> Iterator[Finding]:
-    """Sampling at validation has a temperature; a greedy one has no sampling knobs."""
+    """Sampling at validation has a temperature; greedy decoding has no sampling parameters."""
     val_kwargs = s.config.actor_rollout_ref.rollout.val_kwargs
     if val_kwargs.do_sample and val_kwargs.temperature == 0:
         yield Finding(
@@ -145,13 +145,13 @@ def validation_temperature_fits(s: RuleContext) -> Iterator[Finding]:
 
 @rule("R08", "warning")
 def engine_splits_the_model(s: RuleContext) -> Iterator[Finding]:
-    """A model is laid over several devices only by an engine that can; others hold it whole."""
+    """Only an engine with tensor parallelism splits a model over several devices."""
     rollout, engines = s.config.actor_rollout_ref.rollout, s.known.engines
     facts = engines.get(rollout.name)
     if facts is None or facts.splits:
         return
-    others = [name for name, other in engines.items() if other.splits]
-    instead = f", or set {_ROLLOUT}.name={' or '.join(others)} to split one" if others else ""
+    splitting = [name for name, other in engines.items() if other.splits]
+    instead = f", or set {_ROLLOUT}.name={' or '.join(splitting)} to split one" if splitting else ""
     sizes = {
         "tensor_model_parallel_size": rollout.tensor_model_parallel_size,
         "expert_parallel_size": rollout.expert_parallel_size,
@@ -186,7 +186,7 @@ def prompt_fits_one_pass(s: RuleContext) -> Iterator[Finding]:
         )
 
 
-# R: how tokens are drawn and when an answer ends, in training and at validation.
+# R: sampling parameters and stop conditions, in training and at validation.
 
 
 @rule("R14", "error")
@@ -201,11 +201,11 @@ def stop_strings_are_texts(s: RuleContext) -> Iterator[Finding]:
 
 @rule("R15", "error")
 def answers_have_room(s: RuleContext) -> Iterator[Finding]:
-    """An answer may be as long as it must be, and validation draws no more than fits."""
+    """`min_new_tokens` fits the response length, and so does validation's `max_new_tokens`."""
     rollout, most = s.config.actor_rollout_ref.rollout, s.config.data.max_response_length
     val_kwargs = rollout.val_kwargs
-    drawn = val_kwargs.max_new_tokens or most
-    if drawn > most:
+    longest = val_kwargs.max_new_tokens or most
+    if longest > most:
         yield Finding(
             field=f"{_ROLLOUT}.val_kwargs.max_new_tokens",
             why=f"engine and memory are laid out for data.max_response_length={most}",
@@ -213,9 +213,9 @@ def answers_have_room(s: RuleContext) -> Iterator[Finding]:
         )
     own = val_kwargs.min_new_tokens
     floors = [("min_new_tokens", rollout.min_new_tokens, most)]
-    if own is not None or drawn < most:
+    if own is not None or longest < most:
         name = "min_new_tokens" if own is None else "val_kwargs.min_new_tokens"
-        floors.append((name, rollout.min_new_tokens if own is None else own, min(most, drawn)))
+        floors.append((name, rollout.min_new_tokens if own is None else own, min(most, longest)))
     for name, floor, limit in floors:
         if floor > limit:
             yield Finding(
@@ -292,7 +292,7 @@ def plain_generation_reads_the_key(s: RuleContext) -> Iterator[Finding]:
             yield Finding(field=f"{_ROLLOUT}.{name}", why=why, fix=fix)
 
 
-# R: which devices draw, and how many copies of the rollout engine they hold.
+# R: devices of generation, and copies of the rollout engine on them.
 
 
 def _sides(s: RuleContext) -> tuple[int, str, int]:
@@ -306,7 +306,7 @@ def _sides(s: RuleContext) -> tuple[int, str, int]:
 
 @rule("R09", "error")
 def replicas_fit_the_devices(s: RuleContext) -> Iterator[Finding]:
-    """The copies of the engine, each on its devices, fit the devices that draw."""
+    """The copies of the engine, each on its devices, fit the devices that generate."""
     needed, words, there = _sides(s)
     if needed > there:
         whose = "trainer" if s.where.rollout_pool is None else "rollout"
@@ -319,24 +319,24 @@ def replicas_fit_the_devices(s: RuleContext) -> Iterator[Finding]:
 
 @rule("R11", "error")
 def every_pool_device_generates(s: RuleContext) -> Iterator[Finding]:
-    """Of a pool that only draws, every device has a copy of the engine."""
+    """Every device of a pool that only generates has a copy of the engine."""
     needed, words, there = _sides(s)
     if s.where.rollout_pool is not None and needed < there:
         yield Finding(
             field=f"{_ROLLOUT}.data_parallel_size",
-            why=f"{words} devices draw, and {there} are set aside for that: the others would idle",
-            fix="drop the line: every device then draws, or make the pool smaller",
+            why=f"{words} devices generate, and {there} are reserved for it: the rest would idle",
+            fix="drop the line: every device then generates, or make the pool smaller",
         )
 
 
 @rule("R12", "error")
 def pools_need_processes(s: RuleContext) -> Iterator[Finding]:
-    """Devices of their own need processes of their own."""
+    """A separate rollout pool needs the Ray runtime."""
     if s.where.rollout_pool is not None and s.where.runtime == "local":
         nodes, each = s.where.rollout_pool
         yield Finding(
             field=f"{_ROLLOUT}.nnodes",
-            why=f"{nodes} x {each} devices are to draw beside those that train, and "
+            why=f"{nodes} x {each} devices are set aside for generation, and "
             "trainer.runtime=local is one process on one device",
             fix="set trainer.runtime to ray or auto, or drop the line",
         )
@@ -344,7 +344,7 @@ def pools_need_processes(s: RuleContext) -> Iterator[Finding]:
 
 @rule("R13", "warning")
 def keys_of_the_pool_have_an_effect(s: RuleContext) -> Iterator[Finding]:
-    """Keys about who shares a device are changed only where they are read."""
+    """Keys about shared devices are changed only if they are read."""
     is_split = s.where.rollout_pool is not None
     if not is_split and s.is_changed(f"{_ROLLOUT}.n_gpus_per_node"):
         yield Finding(
@@ -355,7 +355,7 @@ def keys_of_the_pool_have_an_effect(s: RuleContext) -> Iterator[Finding]:
         )
     why = None
     if is_split:
-        why = "nothing trains on the devices that generate, so nobody needs the memory"
+        why = "nothing trains on the devices that generate, so no training needs the memory"
     elif s.config.trainer.max_staleness > 0:
         why = "trainer.max_staleness > 0: the engine generates while the policy learns"
     if why is not None and s.config.actor_rollout_ref.rollout.free_cache_engine:

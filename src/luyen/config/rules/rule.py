@@ -51,7 +51,7 @@ class RuleContext:
 
     @property
     def estimator(self) -> EstimatorFacts | None:
-        """Facts of the chosen estimator; None when its name is unknown, or a teacher stands in."""
+        """Facts of the chosen estimator; None if its name is unknown or only a teacher decides."""
         if is_pure_distillation(self.config):
             return None
         return self.known.estimators.get(self.config.algorithm.adv_estimator)

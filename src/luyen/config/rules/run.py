@@ -17,7 +17,7 @@ from luyen.config.rules.rule import Finding, RuleContext, rule
 _LONGEST_NAME = 200
 """Bytes of a folder's name. File systems take 255, and what is unfinished has a longer name."""
 _LONGEST_PATH = 3500
-"""Bytes of a path to a run. The system takes 4096, and files lie below."""
+"""Bytes of a path to a run. The system limit is 4096, and files are below it."""
 
 
 @rule("S01", "error")
@@ -27,7 +27,7 @@ def device_exists(s: RuleContext) -> Iterator[Finding]:
     if s.config.trainer.device == "cuda" and s.where.runtime == "local" and gpus == 0:
         yield Finding(
             field="trainer.device",
-            why=f"a GPU is asked for and this machine has {gpus}",
+            why=f"a GPU is required and this machine has {gpus}",
             fix="set trainer.device=cpu or auto, or run the check where the GPUs are",
         )
 
@@ -84,11 +84,11 @@ def frequencies_fit_the_run(s: RuleContext) -> Iterator[Finding]:
 
 @rule("S05", "error")
 def validation_has_rows(s: RuleContext) -> Iterator[Finding]:
-    """Validation that is asked for has rows."""
+    """Validation that is enabled has rows."""
     trainer, data = s.config.trainer, s.config.data
     if data.val_files:
         return
-    asked = [
+    enabled = [
         name
         for name, wanted in (
             ("test_freq", trainer.test_freq > 0),
@@ -99,10 +99,10 @@ def validation_has_rows(s: RuleContext) -> Iterator[Finding]:
         )
         if wanted
     ]
-    for name in asked:
+    for name in enabled:
         yield Finding(
             field=f"trainer.{name}",
-            why="validation is asked for and data.val_files is empty",
+            why="validation is enabled and data.val_files is empty",
             fix="set data.val_files, or drop this key",
         )
 
@@ -179,7 +179,7 @@ def run_stays_in_its_folder(s: RuleContext) -> Iterator[Finding]:
     named = {"project_name": trainer.project_name, "experiment_name": trainer.experiment_name}
     for key, name in named.items():
         if name in (".", "..") or "/" in name or "\\" in name or "\0" in name:
-            why = "it is part of a folder's name and must not lead elsewhere"
+            why = "it is part of a folder's name and must not contain a path"
             yield Finding(field=f"trainer.{key}", why=why, fix="use letters, digits, - and _")
         elif len(name.encode(errors="surrogatepass")) > _LONGEST_NAME:
             why = f"it is longer than {_LONGEST_NAME} bytes, which no folder's name may be"
@@ -212,18 +212,18 @@ def run_folder_can_be_made(s: RuleContext) -> Iterator[Finding]:
 def plugins_are_readable(s: RuleContext) -> Iterator[Finding]:
     """Plugin files exist, are Python, and register names that are free."""
     for path, reason in s.broken_plugins.items():
-        why, fix = f"{path} {reason}", "mend the file or its path"
+        why, fix = f"{path} {reason}", "correct the file or its path"
         yield Finding(field="trainer.plugins", why=why, fix=fix)
 
 
-# S: which checkpoints stay.
+# S: retention of checkpoints.
 
 _VALIDATION = "val/"
 
 
 @rule("S21", "warning")
 def best_ones_are_chosen(s: RuleContext) -> Iterator[Finding]:
-    """Keeping the best has an effect: some others go, and some best ones stay."""
+    """`keep_best` has an effect: some checkpoints are deleted, and some best ones are kept."""
     trainer = s.config.trainer
     if trainer.keep_best and trainer.max_ckpt_to_keep is None:
         why = "every checkpoint stays, since max_ckpt_to_keep is not set"
@@ -251,7 +251,7 @@ def best_metric_is_measured(s: RuleContext) -> Iterator[Finding]:
         yield Finding(field="trainer.best_metric", why=why, fix=fix)
 
 
-# S: the steps that are profiled.
+# S: profiling.
 
 _STEPS = "trainer.profile.steps"
 
@@ -288,7 +288,7 @@ def profile_has_steps(s: RuleContext) -> Iterator[Finding]:
             )
 
 
-# S: how long a phase may stand still.
+# S: watchdog.
 
 _BUDGETS = "trainer.watchdog.budgets"
 
@@ -315,7 +315,7 @@ def policy_has_a_watchdog(s: RuleContext) -> Iterator[Finding]:
         yield Finding(field="trainer.watchdog.on_hang", why=why, fix="set budget_s, or drop it")
 
 
-# S: whether a run begins, goes on with an earlier one, or would be another in its place.
+# S: starting a run, resuming it, and conflicts with an earlier run of the same name.
 
 _AFRESH = "choose another trainer.experiment_name"
 _FORK = (
@@ -356,17 +356,17 @@ def fresh_run_does_not_overwrite(s: RuleContext) -> Iterator[Finding]:
     """A run that does not resume does not write over an earlier one."""
     saved, run = _saved(s), _run_there(s)
     if s.config.trainer.resume_mode == "disable" and (saved or run is not None):
-        held = f"{len(saved)} checkpoints of an earlier run" if saved else "an earlier run"
+        found = f"{len(saved)} checkpoints of an earlier run" if saved else "an earlier run"
         yield Finding(
             field="trainer.resume_mode",
-            why=f"{s.run_directory()} holds {held}",
-            fix="set resume_mode=auto to go on, or choose another experiment_name",
+            why=f"{s.run_directory()} holds {found}",
+            fix="set resume_mode=auto to resume it, or choose another experiment_name",
         )
 
 
 @rule("S08", "note")
 def run_will_resume(s: RuleContext) -> Iterator[Finding]:
-    """A run that finds its own checkpoints goes on from the newest; changed keys are named."""
+    """A run that finds its own checkpoints resumes from the newest; changed keys are listed."""
     saved = _saved(s)
     if s.config.trainer.resume_mode != "auto" or not saved:
         return
@@ -379,21 +379,21 @@ def run_will_resume(s: RuleContext) -> Iterator[Finding]:
             field="trainer.resume_mode",
             why=f"the run in {s.run_directory()} has all of its {total} steps: "
             "nothing is left to do",
-            fix="choose another experiment_name to begin anew, or raise total_training_steps",
+            fix="choose another experiment_name to start a new run, or raise total_training_steps",
         )
         return
     changed = [one.words() for one in changes if one.kind != "place"]
     with_what = f", with {', '.join(changed)}" if changed else ""
     yield Finding(
         field="trainer.resume_mode",
-        why=f"the run will go on from {saved[-1]}{with_what}",
-        fix="choose another experiment_name to start afresh",
+        why=f"the run will resume from {saved[-1]}{with_what}",
+        fix="choose another experiment_name to start a new run",
     )
 
 
 @rule("S24", "error")
 def run_goes_on_as_it_is(s: RuleContext) -> Iterator[Finding]:
-    """A run that goes on has the model, rows, reward and algorithm that it began with."""
+    """A resumed run has the model, rows, reward and algorithm that it began with."""
     if s.config.trainer.resume_mode == "disable":
         return  # S07 speaks about it
     newest = [*_saved(s), s.run_directory() / "checkpoints" / "step_N"]
@@ -435,7 +435,7 @@ def _step(checkpoint: Path) -> int:
     return int(digits) if digits.isdigit() else -1
 
 
-# N: what can be planned and not yet be run: it is refused, never left out.
+# N: combinations that are not implemented are refused.
 
 
 @rule("N01", "error")

@@ -36,7 +36,7 @@ _READ_BY = {
     "distill": (*_AGGREGATED, _EXACT),
     "preference": ("actor_rollout_ref.ref.path", _EXACT),
 }
-"""Those that some stages read besides."""
+"""Further keys that some offline stages read."""
 _PREFERENCE_ESTIMATOR = "online_dpo"
 """Reads `preference` in reinforcement runs."""
 
@@ -72,7 +72,7 @@ def mixture_weights_fit(s: RuleContext) -> Iterator[Finding]:
 
 @rule("Y03", "error")
 def preference_keys_are_read(s: RuleContext) -> Iterator[Finding]:
-    """A knob of `preference` is read by a loss that is chosen."""
+    """A hyperparameter of `preference` is read by a loss that is chosen."""
     preference, facts = s.config.preference, _facts(s)
     if not _reads_preference(s) or len(facts) != len(preference.loss_type):
         return
@@ -140,8 +140,8 @@ def keys_belong_to_the_stage(s: RuleContext) -> Iterator[Finding]:
     changed = [path for path in sorted(s.written) if s.is_changed(path) and is_unread(path, stage)]
     for block in dict.fromkeys(_block_of(path) for path in changed):
         paths = [path for path in changed if _block_of(path) == block]
-        others = f" (nor {', '.join(paths[1:])})" if len(paths) > 1 else ""
-        why = f"the stage `{stage}` does not read it{others}: it has no effect"
+        also = f" (nor {', '.join(paths[1:])})" if len(paths) > 1 else ""
+        why = f"the stage `{stage}` does not read it{also}: it has no effect"
         fix = "drop it, or leave it if other stages share the file"
         yield Finding(field=paths[0], why=why, fix=fix)
 
@@ -186,7 +186,7 @@ def _facts(s: RuleContext) -> list[PreferenceFacts]:
     return [known[name] for name in s.config.preference.loss_type if name in known]
 
 
-# H: a teacher, and what the student learns from it.
+# H: distillation from a teacher.
 
 _OFFLINE_KEYS = ("divergence", "beta", "top_k", "temperature", "nll_weight")
 """Keys that act on given answers, in `trainer.stage: distill`."""
@@ -198,7 +198,7 @@ def teacher_is_named(s: RuleContext) -> Iterator[Finding]:
     if has_teacher(s.config) and s.config.distill.teacher_path is None:
         yield Finding(
             field="distill.teacher_path",
-            why="the student has nobody to learn from",
+            why="no teacher is named for the student",
             fix="set it to a model directory, a hub id or a `builtin://` name",
         )
 
@@ -230,7 +230,7 @@ def distillation_key_has_effect(s: RuleContext) -> Iterator[Finding]:
         unread["task_weight"] = "set trainer.stage=rl and distill.on_policy=true"
     for name, fix in unread.items():
         if s.is_changed(f"distill.{name}"):
-            why = "it has no effect as things stand"
+            why = "it has no effect in this configuration"
             yield Finding(field=f"distill.{name}", why=why, fix=f"drop it, or {fix}")
 
 
@@ -241,13 +241,13 @@ def nothing_asks_for_absent_rewards(s: RuleContext) -> Iterator[Finding]:
     if not is_pure_distillation(config):
         return
     sampler = config.data.sampler
-    asking = {
+    needs_rewards = {
         "algorithm.filter_groups.enable": config.algorithm.filter_groups.enable,
         "algorithm.use_kl_in_reward": config.algorithm.use_kl_in_reward,
         "critic.enable": bool(config.critic.enable),
         "data.sampler.name": sampler.class_path is None and sampler.name == "curriculum",
     }
-    for field, is_on in asking.items():
+    for field, is_on in needs_rewards.items():
         if is_on:
             why = "distill.task_weight is 0: no sample gets a reward"
             yield Finding(field=field, why=why, fix="drop it, or set distill.task_weight")
@@ -264,7 +264,7 @@ def estimator_has_effect(s: RuleContext) -> Iterator[Finding]:
         )
 
 
-# J: samples that are paired and compared as preferences, inside the RL loop.
+# J: online preference pairs, inside the RL loop.
 
 _CORRECTION = "algorithm.rollout_correction"
 _PREFERENCE = "preference"
@@ -304,7 +304,7 @@ def loss_compares_pairs(s: RuleContext) -> Iterator[Finding]:
     for name in s.config.preference.loss_type:
         facts = PREFERENCE_LOSSES.get(name)
         if facts is not None and facts.kind != "pair":
-            why = f"`{name}` judges marked answers, and samples are compared in pairs"
+            why = f"`{name}` is a loss over marked answers, and samples are compared in pairs"
             fix = "choose a loss over pairs, such as sigmoid"
             yield Finding(field=f"{_PREFERENCE}.loss_type", why=why, fix=fix)
     if pairs_need_reference(s.config) and s.config.actor_rollout_ref.ref.enable is False:

@@ -143,7 +143,7 @@ Aggregation = Literal[
 
 
 class PolicyLossConfig(Block):
-    """Which policy loss, and the knobs that only some losses have."""
+    """Which policy loss, and the hyperparameters that only some losses have."""
 
     loss_mode: str = key("vanilla", "Name of a registered policy loss.")
     clip_cov_ratio: float = key(2e-4, "clip_cov: share of tokens set aside.", gt=0, le=1)
@@ -196,7 +196,7 @@ class ActorConfig(Block):
     )
     ppo_epochs: int = key(1, "Passes over the samples of a step.", ge=1)
     shuffle: bool = key(False, "Draw mini-batches in a seeded random order.")
-    policy_loss: PolicyLossConfig = block(PolicyLossConfig, "Which policy loss, and its own knobs.")
+    policy_loss: PolicyLossConfig = block(PolicyLossConfig, "Policy loss and its hyperparameters.")
     clip_ratio: float = key(0.2, "Clip range of the ratio on both sides.", gt=0)
     clip_ratio_low: float | None = key(None, "Lower clip range; null: `clip_ratio`.", gt=0)
     clip_ratio_high: float | None = key(None, "Upper clip range; null: `clip_ratio`.", gt=0)
@@ -228,7 +228,7 @@ class ActorConfig(Block):
 
 
 class EnvironmentConfig(Block):
-    """A world, as written under `multi_turn.environments`."""
+    """An environment, as written under `multi_turn.environments`."""
 
     kind: str = key(..., "Registered kind of environment.")
     kwargs: dict[str, Any] = key({}, "Keyword arguments of it.")
@@ -273,7 +273,7 @@ class MultiTurnConfig(Block):
     )
     on_unknown: Literal["retry", "fault"] = key(
         "retry",
-        "A call that was under way when the run was killed, so that nobody knows whether it acted: "
+        "A call that was under way when the run was killed and may or may not have taken effect: "
         "make it again (tools can ask for its idempotency key), or leave the rollout out.",
     )
     tool_timeout_s: float = key(30.0, "Most seconds of a call, where a tool says nothing.", gt=0)
@@ -290,9 +290,13 @@ class MultiTurnConfig(Block):
         ge=1,
     )
     environments: dict[str, Any] = key(
-        {}, "Worlds by name: `NAME: {kind: KIND, kwargs: {...}}`; a row's `environment` names one."
+        {},
+        "Environments by name: `NAME: {kind: KIND, kwargs: {...}}`; a row's `environment` names "
+        "one.",
     )
-    environment: str | None = key(None, "World of rows that name none; null: only tools answer.")
+    environment: str | None = key(
+        None, "Environment of rows that name none; null: only tools answer."
+    )
     interaction_config_path: str | None = key(
         None, "verl's YAML file of user simulators; rows name one in `interaction_kwargs`."
     )
@@ -353,12 +357,12 @@ class RolloutConfig(LogProbBatchingConfig):
     )
     min_new_tokens: int = key(
         0,
-        "Tokens of an answer, or of a turn, before which no stop token is drawn and no stop string "
-        "ends it.",
+        "Tokens of an answer, or of a turn, before which no stop token is sampled and no stop "
+        "string ends it.",
         ge=0,
     )
     stop: Names = key(
-        (), "Texts that end an answer, or a turn; they stay in it, as every drawn token does."
+        (), "Texts that end an answer, or a turn; they stay in it, as every sampled token does."
     )
     stop_token_ids: Ids = key(
         (), "Tokens that end an answer, or a turn, besides the tokenizer's own.", max_length=32
@@ -372,8 +376,8 @@ class RolloutConfig(LogProbBatchingConfig):
     )
     nnodes: int = key(
         0,
-        "Machines that only draw, besides those that train; 0: the engine shares the devices of "
-        "the actor.",
+        "Machines that only generate, besides those that train; 0: the engine shares the devices "
+        "of the actor.",
         ge=0,
         le=MOST_MACHINES,
     )

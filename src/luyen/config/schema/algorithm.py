@@ -18,10 +18,12 @@ class KlCtrlConfig(Block):
 class FilterGroupsConfig(Block):
     """Dynamic sampling: leave out groups that teach nothing."""
 
-    enable: bool = key(False, "Drop groups whose samples all score the same, and draw others.")
+    enable: bool = key(False, "Drop groups whose samples all score the same, and generate more.")
     metric: str | None = key(None, "Score that must differ inside a group, e.g. `acc` or `reward`.")
     max_num_gen_batches: int = key(
-        0, "Most batches drawn for a step: the run stops if they do not fill it; 0: no limit.", ge=0
+        0,
+        "Most batches generated for a step: the run stops if they do not fill it; 0: no limit.",
+        ge=0,
     )
 
 
@@ -123,7 +125,7 @@ class SftConfig(Block):
     learn: Literal["assistant", "last_turn", "completion"] = key(
         "assistant",
         "Which tokens count. assistant: all that the assistant says; last_turn: its last turn; "
-        "completion: what follows the last message of somebody else, which in rows of prompt and "
+        "completion: what follows the last message of another role, which in rows of prompt and "
         "completion is the completion.",
     )
 
@@ -179,7 +181,7 @@ class PreferenceConfig(Block):
     )
 
 
-# `reward_training`: learning to judge.
+# `reward_training`: training a reward model.
 
 
 class RewardTrainingConfig(Block):
@@ -223,15 +225,15 @@ class DistillConfig(Block):
         "forward_kl",
         "What is made small at each token of a given answer. reverse_kl: KL(student, teacher); "
         "forward_kl: KL(teacher, student); jsd: between the two; topk_forward_kl: forward_kl over "
-        "the teacher's likeliest tokens and one bucket for all others.",
+        "the teacher's likeliest tokens and one bucket for the rest.",
     )
     beta: float = key(0.5, "jsd: share of the teacher in the middle distribution.", ge=0, le=1)
-    top_k: int = key(64, "topk_forward_kl: tokens of the teacher that are told apart.", ge=1)
+    top_k: int = key(64, "topk_forward_kl: likeliest tokens of the teacher to compare.", ge=1)
     temperature: float = key(
         1.0, "Both distributions over given answers are flattened by it before they meet.", gt=0
     )
     nll_weight: float = key(
-        0.0, "Weight of the likelihood of the given answers beside the divergence.", ge=0
+        0.0, "Weight of the likelihood of the given answers, added to the divergence.", ge=0
     )
     on_policy: bool = key(
         False,
@@ -240,7 +242,7 @@ class DistillConfig(Block):
     )
     task_weight: float = key(
         0.0,
-        "on_policy: weight of the advantages of `algorithm.adv_estimator` beside the teacher's; at "
-        "0 training needs no reward and computes none.",
+        "on_policy: weight of the advantages of `algorithm.adv_estimator`, added to the teacher's; "
+        "at 0 training needs no reward and computes none.",
         ge=0,
     )

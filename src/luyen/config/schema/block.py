@@ -95,11 +95,11 @@ Pair = Annotated[tuple[float, float], BeforeValidator(as_tuple)]
 """A list of two numbers."""
 
 
-# Values of keys that nobody wrote, where other keys decide them.
+# Derived defaults: values of keys that are not written and follow from other keys.
 #
-# A key is declared with `derived=` and the words of its rule; here stands the rule. A value
-# that was written, in whatever file or on the command line, never changes. A stored
-# configuration holds what was derived, so that a run goes on with it.
+# A key is declared with `derived=` and its rule in words; the code of the rule is here. A value
+# that was written, in a file or on the command line, never changes. A stored
+# configuration holds the derived values, so that a resumed run keeps them.
 
 GROUP = 8
 """Samples of each prompt where an estimator compares them."""
@@ -110,7 +110,7 @@ ADAPTER_FACTOR = 10
 SAVE_LEAST, SAVE_MOST = 10, 50
 """Fewest and most steps between checkpoints."""
 KEPT = 2
-"""Checkpoints that stay where nobody said when to save."""
+"""Checkpoints that are kept if `save_freq` is not set."""
 
 LR_WORDS = (
     "by stage: rl 1e-6, sft, reward_model and distill 1e-5, preference 5e-7; ten times that with "

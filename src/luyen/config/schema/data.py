@@ -6,7 +6,7 @@ from luyen.config.schema.block import Block, Names, block, key
 
 
 class SamplerConfig(Block):
-    """In which order rows are drawn."""
+    """The order of the training rows."""
 
     name: str = key(
         "shuffled",
@@ -52,9 +52,7 @@ class DataConfig(Block):
         "`question`.",
     )
     reward_fn_key: str = key("data_source", "Column that selects the reward of a row.")
-    seed: int | None = key(
-        None, "Seed of the order in which rows are drawn; null: `trainer.seed`.", ge=0
-    )
+    seed: int | None = key(None, "Seed of the order of the rows; null: `trainer.seed`.", ge=0)
     train_max_samples: int = key(-1, "Training rows to keep, from the first; -1: all.", ge=-1)
     val_max_samples: int = key(-1, "Validation rows to keep, from the first; -1: all.", ge=-1)
     apply_chat_template_kwargs: dict[str, Any] = key(
@@ -64,7 +62,7 @@ class DataConfig(Block):
     max_response_length: int = key(
         512, "Most tokens after the prompt, all turns and tool results together.", ge=1
     )
-    train_batch_size: int = key(1024, "Prompts drawn for one step, over the whole cluster.", ge=1)
+    train_batch_size: int = key(1024, "Prompts of one step, over the whole cluster.", ge=1)
     return_raw_chat: bool = key(
         True, "Keep the conversation as messages.", only="conversations are always messages"
     )
@@ -77,4 +75,4 @@ class DataConfig(Block):
     truncation: Literal["error", "left", "right", "middle"] = key(
         "error", "What to do with a prompt that is too long and was not filtered."
     )
-    sampler: SamplerConfig = block(SamplerConfig, "In which order rows are drawn.")
+    sampler: SamplerConfig = block(SamplerConfig, "The order of the training rows.")

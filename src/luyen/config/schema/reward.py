@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, model_validator
 
 from luyen.config.schema.block import MOST_DEVICES, MOST_MACHINES, Block, Pair, block, key
 
-# `judge`: a language model that is asked how good an answer is, and the cache of what it said.
+# `judge`: an LLM judge behind an endpoint, and the cache of its replies.
 
 ENGINE = "engine://"
 """The `base_url` that means the rollout engine of the run, with the weights of the policy."""
@@ -31,7 +31,7 @@ class JudgeConfig(Block):
     api_key_env: str | None = key(None, "Environment variable that holds the key; null: no key.")
     system: str | None = key(None, "System message of every request.")
     prompt: str = key(
-        ..., "What is asked: `{answer}`, `{question}` and `{ground_truth}` are filled in."
+        ..., "The question: `{answer}`, `{question}` and `{ground_truth}` are filled in."
     )
     parse: Literal["number", "choice", "regex", "json"] = key(
         "number", "How the score is read out of the reply."
@@ -40,7 +40,7 @@ class JudgeConfig(Block):
         {}, "choice: word of the reply -> score."
     )
     pattern: str | None = key(None, "regex: its first group is the number; the last match counts.")
-    json_key: str = key("score", "json: where the number stands; dots lead deeper.", min_length=1)
+    json_key: str = key("score", "json: path of the number; dots separate levels.", min_length=1)
     scale: Pair | None = key(
         None, "Worst and best number, mapped to 0 and 1; null: any number, as it is."
     )
@@ -68,7 +68,7 @@ class JudgeConfig(Block):
         if self.scale is not None and self.parse == "choice":
             raise ValueError("scale has no effect on choices: write the scores you want there")
         if self.scale is not None and not self.scale[0] < self.scale[1]:
-            raise ValueError("scale is [worst, best], and worst lies below best")
+            raise ValueError("scale is [worst, best], and worst must be below best")
         return self
 
 
@@ -92,7 +92,7 @@ def _check_pattern(pattern: str) -> None:
 
 
 class RewardCacheConfig(Block):
-    """Scores that were computed once, found again by what was judged."""
+    """Cache of scores, keyed by what was scored."""
 
     enable: bool = key(
         False, "Keep replies of judges and scores of deterministic rules, and use them again."
@@ -119,7 +119,7 @@ class CustomRewardFunctionConfig(Block):
 
 
 class GateConfig(Block):
-    """When a node counts: where a sibling reaches a bar. Elsewhere it is not even judged."""
+    """When a node counts: where a sibling reaches a bar. Otherwise it is not scored."""
 
     by: str = key(..., "Name of the sibling that is looked at.")
     at_least: float | None = key(None, "Open from this value of it on; null without `below`: 1.")
@@ -134,15 +134,13 @@ class ComponentConfig(Block):
     shifted and clipped, normalised if so wished, and enters the node above times its weight.
     """
 
-    rule: str | None = key(None, "Registered rule that judges.")
-    judge: JudgeConfig | None = key(None, "A language model that judges.")
-    model: Literal["reward_model"] | None = key(
-        None, "The learned reward of `reward.reward_model`."
-    )
+    rule: str | None = key(None, "Registered rule that scores.")
+    judge: JudgeConfig | None = key(None, "An LLM judge that scores.")
+    model: Literal["reward_model"] | None = key(None, "The reward model of `reward.reward_model`.")
     parts: "dict[str, ComponentConfig] | None" = key(None, "Nodes below this one.")
     combine: Combine = key("sum", "parts: how they make one value.")
-    kwargs: dict[str, Any] = key({}, "Knobs of the rule.")
-    scale: float = key(1.0, "Factor of the value as it was judged.")
+    kwargs: dict[str, Any] = key({}, "Arguments of the rule.")
+    scale: float = key(1.0, "Factor of the score.")
     shift: float = key(0.0, "Added to it then.")
     floor: float | None = key(None, "Least value; a lower one is raised to it.")
     ceiling: float | None = key(None, "Largest value; a higher one is lowered to it.")
@@ -174,7 +172,7 @@ class RewardModelRolloutConfig(Block):
     name: str = key(
         "native",
         "Engine of the reward model.",
-        only="conversations are read in packed passes of our own, without generating",
+        only="conversations are scored in packed forward passes, without generating",
     )
     gpu_memory_utilization: float = key(
         0.5,
@@ -184,7 +182,7 @@ class RewardModelRolloutConfig(Block):
         only="there is no cache to give memory to; max_num_batched_tokens bounds what a pass takes",
     )
     tensor_model_parallel_size: int = key(
-        1, "Devices that share one copy.", ge=1, only="every copy lies on one device"
+        1, "Devices that share one copy.", ge=1, only="every copy is on one device"
     )
     data_parallel_size: int | None = key(
         None, "Copies, among which conversations are dealt; null: one on each of its devices.", ge=1
@@ -200,7 +198,7 @@ class RewardModelRolloutConfig(Block):
 
 
 class RewardModelConfig(Block):
-    """A learned reward, with a life of its own."""
+    """A reward model, on shared devices or its own."""
 
     enable: bool = key(False, "Score with a reward model.")
     enable_resource_pool: bool = key(False, "Give the reward model devices of its own.")
@@ -214,8 +212,8 @@ class RewardModelConfig(Block):
     )
     param_offload: bool | None = key(
         None,
-        "On a GPU: keep the weights in host memory while nothing is judged; null: where others use "
-        "the device too.",
+        "On a GPU: keep the weights in host memory while nothing is scored; null: if other roles "
+        "use the device too.",
     )
     rollout: RewardModelRolloutConfig = block(
         RewardModelRolloutConfig, "How the reward model is run."
@@ -230,14 +228,14 @@ class RewardConfig(Block):
     )
     combine: Combine = key("sum", "How the components make the reward.")
     routes: dict[str, Any] = key(
-        {}, "Pattern of a data source -> components or rules that judge it; built-in ones follow."
+        {}, "Pattern of a data source -> components or rules that score it; built-in ones follow."
     )
-    num_workers: int = key(8, "Most groups judged at once, and most processes for judging.", ge=1)
+    num_workers: int = key(8, "Most groups scored at once, and most scoring processes.", ge=1)
     timeout_s: float = key(
         10.0, "Most seconds for one score, where a process or a coroutine computes it.", gt=0
     )
     memory_mb: int | None = key(
-        4096, "Most MiB that one process for judging may hold; null: all there is.", ge=64
+        4096, "Most MiB that one scoring process may hold; null: all there is.", ge=64
     )
     on_fault: Literal["tolerate", "fail", "drop"] = key(
         "tolerate",
@@ -269,4 +267,4 @@ class RewardConfig(Block):
     reward_manager: RewardManagerConfig = block(
         RewardManagerConfig, "Which component turns rollouts into scores."
     )
-    reward_model: RewardModelConfig = block(RewardModelConfig, "A learned reward.")
+    reward_model: RewardModelConfig = block(RewardModelConfig, "A reward model.")

@@ -32,7 +32,7 @@ class SandboxConfig(Block):
     require: Promises = key(
         (),
         "Promises without which the run is refused: files, network, processes, memory, if this "
-        "machine cannot keep them; verdicts, if a test is judged where the program could forge it.",
+        "machine cannot keep them; verdicts, if a test runs where the program could forge it.",
     )
 
 
@@ -55,7 +55,7 @@ class RunConfig(Block):
     critic: CriticConfig = block(CriticConfig, "The value model.")
     reward: RewardConfig = block(RewardConfig, "What scores rollouts.")
     algorithm: AlgorithmConfig = block(AlgorithmConfig, "What is learned.")
-    trainer: TrainerConfig = block(TrainerConfig, "The life of a run.")
+    trainer: TrainerConfig = block(TrainerConfig, "Devices, length, checkpoints and logging.")
     sandbox: SandboxConfig = block(SandboxConfig, "Demands on where code of the policy runs.")
     sft: SftConfig = block(SftConfig, "`trainer.stage: sft`.")
     preference: PreferenceConfig = block(PreferenceConfig, "`trainer.stage: preference`.")
@@ -68,7 +68,7 @@ class RunConfig(Block):
 
     @model_validator(mode="after")
     def _with_derived(self) -> Self:
-        """Keys that nobody wrote get the values that others decide; they still count as unset."""
+        """Fill derived defaults from other keys; the filled keys still count as unset."""
         for path, value in derived_values(self).items():
             *blocks, name = path.split(".")
             inner: BaseModel = self
