@@ -192,9 +192,7 @@ def rescore(
             broken += len(rollouts) - len(valid)
             groups = grouped(valid, prompts)
             reward.check_sources({prompt.data_source for prompt, _ in groups})
-            scored = reward.judge(
-                [(p, [_without_score(r) for r in some]) for p, some in groups], work
-            )
+            scored = reward.judge([(p, [_unscored(r) for r in some]) for p, some in groups], work)
             reward.advance(scored)
             old += [ScoredGroup(prompt=p, rollouts=r, seconds=(None,) * len(r)) for p, r in groups]
             new += scored
@@ -241,6 +239,6 @@ def _recorded(directory: RunDirectory, steps: range | None, *, is_validation: bo
     return found
 
 
-def _without_score(rollout: Rollout) -> Rollout:
+def _unscored(rollout: Rollout) -> Rollout:
     """The rollout before scoring."""
     return replace(rollout, score=None, fault=None)
