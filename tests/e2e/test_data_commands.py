@@ -121,7 +121,7 @@ def test_rows_are_converted_and_what_is_lost_is_said(pairs: Path, tmp_path: Path
     target = tmp_path / "ours.parquet"
     stopped = luyen("data", "convert", pairs, target)
     assert stopped.exit_code == 1
-    assert "Nothing was written: mend the rows, or --skip them" in stopped.output
+    assert "Nothing was written: fix the rows, or --skip them" in stopped.output
     assert not target.exists()
     done = luyen("data", "convert", pairs, target, "--skip", "--to", "labelled")
     assert done.exit_code == 0

@@ -68,7 +68,7 @@ def test_a_policy_does_not_differ_from_itself(tmp_path: Path):
     done = luyen("eval", *SUMS, "--against", BUILTIN, "--samples", "2")
     assert done.exit_code == 0, done.output
     assert "+0.000" in done.output
-    assert "no difference can be told from these 12 prompts" in done.output
+    assert "no significant difference with these 12 prompts" in done.output
     assert "Gained" not in done.output
 
 

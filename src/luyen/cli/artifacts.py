@@ -1,4 +1,4 @@
-"""`luyen artifacts`: what runs read and made, as a list, as a tree, and hashed again."""
+"""`luyen artifacts`: list, show, verify and re-index the inputs and outputs of runs."""
 
 import json
 from collections.abc import Iterator
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 _HEAD = ("kind", "name", "hash", "made from", "run", "when")
 _DEEPEST = 50
-"""Generations that are shown; a hash among its own ancestors could only be forged."""
+"""Generations that are shown; a bound against forged cycles."""
 
 
 def run_list(folder: Path, *, as_json: bool) -> int:
-    """Print what was noted, each artifact once."""
+    """Print the recorded artifacts, each once."""
     found = _once(_registry(folder))
     if as_json:
         typer.echo(_json([_page(one) for one in found]))
@@ -35,33 +35,33 @@ def run_list(folder: Path, *, as_json: bool) -> int:
 
 
 def run_verify(folder: Path, *, as_json: bool) -> int:
-    """Hash all there is, and follow every list; 1 when something is not as it was noted."""
+    """Hash all files and verify all lists; 1 when something differs from the record."""
     from luyen.telemetry.artifacts import difference
 
     registry = _registry(folder)
-    held = [one for one in _once(registry) if one.files and not one.is_retired]
+    present = [one for one in _once(registry) if one.files and not one.is_retired]
     damaged = registry.damage()
-    wrong = [(one, how) for one in held if (how := difference(one)) is not None]
+    wrong = [(one, how) for one in present if (how := difference(one)) is not None]
     if as_json:
         changed = [{**_page(one), "why": how} for one, how in wrong]
-        page = {"verified": len(held), "changed": changed, "damaged_lists": damaged}
+        page = {"verified": len(present), "changed": changed, "damaged_lists": damaged}
         typer.echo(_json(page))
     else:
         for file, how in damaged.items():
             typer.secho(f"{file}: {how}", fg="red")
         for one, how in wrong:
             typer.secho(f"{one.kind} {one.title}: {how}", fg="red")
-        count = f"{len(held)} artifact{'' if len(held) == 1 else 's'}"
+        count = f"{len(present)} artifact{'' if len(present) == 1 else 's'}"
         typer.echo(f"{count} hashed, {len(wrong)} not as noted")
     return 1 if wrong or damaged else 0
 
 
 def run_show(name: str, folder: Path, *, as_json: bool) -> int:
-    """Print the ancestors of every artifact that is meant."""
+    """Print every matching artifact with its ancestors."""
     registry = _registry(folder)
     found = registry.find(name)
     if not found:
-        registry.one(name, "NAME")  # says what is known instead
+        registry.one(name, "NAME")  # raises the UserError with suggestions
     if as_json:
         typer.echo(_json([_tree(registry, one, _DEEPEST) for one in found]))
         return 0
@@ -72,7 +72,7 @@ def run_show(name: str, folder: Path, *, as_json: bool) -> int:
 
 
 def run_rebuild(folder: Path) -> int:
-    """Write the index and say how long it is."""
+    """Rewrite the index and print its length."""
     registry = _registry(folder)
     count = registry.rebuild()
     typer.echo(f"{count} line{'' if count == 1 else 's'} in {registry.root / 'artifacts.jsonl'}")
@@ -90,7 +90,7 @@ def _registry(folder: Path) -> "ArtifactRegistry":
 
 
 def _once(registry: "ArtifactRegistry") -> "list[Artifact]":
-    """Each content at each place once, as its maker noted it, in the order of time."""
+    """Each content at each path once, the record of its producer preferred, by time."""
     made = {one.hash for one in registry.artifacts if one.used_as is None}
     found: dict[tuple[str, str], Artifact] = {}
     for one in registry.artifacts:
@@ -190,5 +190,5 @@ def show(
 
 @artifacts.command()
 def rebuild(folder: Folder = _RUNS) -> None:
-    """Write the index of a folder anew from its run directories."""
+    """Rebuild the index of a folder from its run directories."""
     raise typer.Exit(run_rebuild(folder))

@@ -1,4 +1,4 @@
-"""`luyen bench`: throughput of this machine, with the roofline beside it."""
+"""`luyen bench`: throughput of this machine, compared with its roofline."""
 
 import dataclasses
 import json
@@ -25,7 +25,7 @@ def run_bench(
     from luyen.models.random_policy import shaped_policy
     from luyen.studio.bench import measure_ceilings
 
-    device = _device(device, is_there=torch.cuda.is_available())
+    device = _device(device, has_cuda=torch.cuda.is_available())
     number = getattr(torch, dtype if dtype != "auto" else _dtype(device))
     policy = shaped_policy(model, dtype=number, device=device)
     choose_threads(policy)
@@ -49,7 +49,7 @@ def _figures(kind: Kind, policy: Any, ceilings: Any, work: Mapping[str, Any]) ->
     from luyen.config.schema.actor_rollout_ref import RolloutConfig
     from luyen.studio.bench import Workload, measure_rollout, measure_step
 
-    asked = Workload(
+    workload = Workload(
         prompts=work["prompts"], samples=work["samples"], prompt=work["prompt"], new=work["new"]
     )
     rollout = RolloutConfig(
@@ -60,21 +60,21 @@ def _figures(kind: Kind, policy: Any, ceilings: Any, work: Mapping[str, Any]) ->
         enforce_eager=work["eager"],
     )
     if kind == "rollout":
-        return dataclasses.asdict(measure_rollout(policy, asked, ceilings, rollout=rollout))
+        return dataclasses.asdict(measure_rollout(policy, workload, ceilings, rollout=rollout))
     most = work["max_tokens"]
-    step = measure_step(policy, asked, ceilings, rollout=rollout, max_tokens=most)
+    step = measure_step(policy, workload, ceilings, rollout=rollout, max_tokens=most)
     figures = dataclasses.asdict(step)
     if kind == "train":
         del figures["generate_seconds"]
     return figures
 
 
-def _device(asked: str, *, is_there: bool) -> str:
-    if asked == "cuda" and not is_there:
-        raise UserError("--device", asked, "this machine has no CUDA device", "use --device cpu")
-    if asked == "auto":
-        return "cuda" if is_there else "cpu"
-    return asked
+def _device(name: str, *, has_cuda: bool) -> str:
+    if name == "cuda" and not has_cuda:
+        raise UserError("--device", name, "this machine has no CUDA device", "use --device cpu")
+    if name == "auto":
+        return "cuda" if has_cuda else "cpu"
+    return name
 
 
 def _dtype(device: str) -> str:
@@ -142,10 +142,10 @@ def bench(
     eager: Eager = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measure this machine with random weights, and show the floor beside the figures.
+    """Measure this machine with random weights, and compare the figures with its roofline.
 
-    The floor of answers is the bytes they must move, that of an update the operations it must do,
-    over what a large copy and a large product reach here.
+    The floor of generation is the bytes it must move, that of an update the operations it must do,
+    over what a large copy and a large matrix product reach here.
     """
     work = {
         "prompts": prompts,

@@ -23,7 +23,7 @@ def run_chat(
     max_tokens: int | None,
     is_trusted: bool,
 ) -> int:
-    """Answer the messages, or those that a person types or a pipe brings, one a line."""
+    """Answer the given messages, or those read from the terminal or a pipe, one per line."""
     if temperature < 0:
         raise UserError("--temperature", temperature, "it is at least 0", "0 is greedy")
     prepare()
@@ -31,25 +31,25 @@ def run_chat(
     from luyen.studio.chat import ChatSession
 
     opened = open_checkpoint(checkpoint, is_trusted=is_trusted)
-    talk = ChatSession(opened, system=system, temperature=temperature, max_tokens=max_tokens)
+    session = ChatSession(opened, system=system, temperature=temperature, max_tokens=max_tokens)
     console = Console()
     try:
         if messages:
-            _answer_all(talk, iter(messages))
+            _answer_all(session, iter(messages))
         elif sys.stdin.isatty():
             console.print(f"[dim]{opened.name}; Ctrl-D leaves[/dim]")
-            _answer_all(talk, _typed(console))
+            _answer_all(session, _typed(console))
         else:
-            _answer_all(talk, (line.rstrip("\n") for line in sys.stdin))
+            _answer_all(session, (line.rstrip("\n") for line in sys.stdin))
     except KeyboardInterrupt:
         typer.echo("")
     return 0
 
 
-def _answer_all(talk: "ChatSession", messages: Iterator[str]) -> None:
+def _answer_all(session: "ChatSession", messages: Iterator[str]) -> None:
     for message in messages:
         if message.strip():
-            talk.say(message, show=_show)
+            session.say(message, show=_show)
             typer.echo("")
 
 
@@ -59,7 +59,7 @@ def _show(piece: str) -> None:
 
 
 def _typed(console: Console) -> Iterator[str]:
-    """Lines that a person types, until Ctrl-D."""
+    """Lines typed in the terminal, until Ctrl-D."""
     while True:
         try:
             yield console.input("[bold green]you[/bold green] ")

@@ -78,12 +78,12 @@ def split_words(words: Sequence[str]) -> tuple[list[Path], list[str]]:
 
 
 def _takes_back(word: str) -> bool:
-    """Whether it is Hydra's `~key`, and no path of a home directory."""
+    """Whether it is Hydra's `~key`, and not a path in a home directory."""
     return word.startswith("~") and word != "~" and "/" not in word
 
 
 def _refuse_other_encodings(word: str) -> None:
-    """A value goes into files that are UTF-8; bytes of a path that are none cannot."""
+    """A UserError for a value that is not valid UTF-8, which files of a run cannot hold."""
     try:
         word.encode()
     except UnicodeEncodeError as error:
@@ -94,7 +94,7 @@ def _refuse_other_encodings(word: str) -> None:
 
 
 def _with_gpus(machine: Machine, gib: float) -> Machine:
-    """This machine as if each of 64 GPUs had so much memory: the plan's, not ours, decides."""
+    """This machine with 64 GPUs of that memory: enough for any planned number of GPUs."""
     if not (gib > 0 and math.isfinite(gib)):
         why = "a device has some memory, and not without end"
         raise UserError("--device-memory-gb", gib, why, "give GiB, such as 80")
@@ -130,7 +130,7 @@ def report_json(report: Report) -> dict[str, Any]:
 
 
 def without_odd_values(value: Any) -> Any:
-    """The value as JSON can hold it; what JSON has no form for (NaN, a set, bytes) as text."""
+    """The value as JSON; values without a JSON form (NaN, a set, bytes) become text."""
     match value:
         case dict():
             entries = cast(dict[Any, Any], value)
@@ -146,7 +146,7 @@ def without_odd_values(value: Any) -> Any:
 
 
 def report_lines(report: Report, files: Sequence[str], machine: Machine) -> Iterator[str]:
-    """The whole report for people; no plan where a file could not be read."""
+    """The whole report as text; without the plan where a file could not be read."""
     yield from problem_lines(report, files)
     if report.is_whole:
         yield ""
@@ -155,7 +155,7 @@ def report_lines(report: Report, files: Sequence[str], machine: Machine) -> Iter
 
 
 def _unrun_lines(report: Report) -> Iterator[str]:
-    """What was not run, asked or read, where there is such a thing."""
+    """The parts that the check could not run, if there are any."""
     left = list(unchecked_parts(report.config))
     if left:
         yield "Not tried: what is wrong here, only training shows"
@@ -164,7 +164,7 @@ def _unrun_lines(report: Report) -> Iterator[str]:
 
 
 def problem_lines(report: Report, files: Sequence[str]) -> Iterator[str]:
-    """What is wrong, without the plan: all that a run which does not start has to say."""
+    """The problems without the plan, for a run that does not start."""
     yield _headline(report, files)
     for problem in report.problems:
         yield from _one_problem(problem)
@@ -193,7 +193,7 @@ def _one_problem(problem: Problem) -> Iterator[str]:
 
 
 def _pools(report: Report) -> list[DevicePool]:
-    """Devices that are asked of a cluster; none where the run is this process."""
+    """Device pools that are requested from a cluster; none for a local run."""
     where = report.plan.where
     return pools_of(PoolFacts.of(report.config, where)) if where.runtime == "ray" else []
 

@@ -1,4 +1,4 @@
-"""What commands share: the option --trust, and process setup before torch loads."""
+"""Shared by commands: the option --trust, and process setup before torch is imported."""
 
 import os
 from typing import Annotated
@@ -21,10 +21,7 @@ Trust = Annotated[
 ]
 
 
-# What a command does before torch and transformers load.
-
-
 def prepare() -> None:
-    """Settings for exact numbers, and no progress bars of libraries between the lines."""
+    """Set up the process before torch and transformers are imported: exact numbers, no bars."""
     prepare_process()
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")

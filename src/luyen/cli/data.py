@@ -17,12 +17,9 @@ from luyen.base.files import plain
 from luyen.cli.common import prepare
 
 if TYPE_CHECKING:
-    from luyen.data.formats.read import RowProblem
-
-if TYPE_CHECKING:
     from luyen.data.formats.convert import Converted
-if TYPE_CHECKING:
     from luyen.data.formats.layout import Part, Stretch
+    from luyen.data.formats.read import RowProblem
     from luyen.data.formats.survey import Repeated, ShownRow, Survey
     from luyen.data.render import Renderer
 
@@ -81,7 +78,7 @@ def convert(
     raise typer.Exit(run_convert(source, target, to=to, form=form, skip=skip, as_json=as_json))
 
 
-# What is wrong with rows, for people and for programs: equal complaints stand together.
+# Problems of rows, as text and JSON, grouped by column and reason.
 
 _MOST = 8
 """Row numbers, and kinds of problems, that are listed before the rest is counted."""
@@ -151,13 +148,13 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-# `luyen data convert`: rows of any format in the form that Luyen writes.
+# `luyen data convert`.
 
 
 def run_convert(
     source: str, target: Path, *, to: str | None, form: str | None, skip: bool, as_json: bool
 ) -> int:
-    """Convert, and say what happened; 1 when problems kept the file from being written."""
+    """Convert and print a report; 1 when problems kept the file from being written."""
     prepare()
     from luyen.data.formats.convert import convert
 
@@ -172,14 +169,14 @@ def run_convert(
 
 
 def converted_lines(done: "Converted", source: str, target: Path) -> Iterator[Text]:
-    """The report for people."""
+    """The report as text."""
     yield Text(f"{source}: {counted(done.read, 'row')} of the format {done.format.form.name}")
     yield Text(f"  because {done.format.why}", style="bright_black")
     for note in done.format.notes:
         yield Text(f"  {note}", style="yellow")
     yield from problem_lines(done.problems, done.torn, source)
     if done.written is None:
-        fix = "mend the rows" if done.torn is not None else "mend the rows, or --skip them"
+        fix = "fix the rows" if done.torn is not None else "fix the rows, or --skip them"
         yield Text(f"Nothing was written: {fix}", style="red")
         return
     yield Text(f"{target}: {counted(done.written, 'row')} of the form {done.kind}", style="green")
@@ -212,7 +209,7 @@ def converted_json(done: "Converted", target: Path) -> dict[str, Any]:
     }
 
 
-# `luyen data inspect`: a file of rows, looked at.
+# `luyen data inspect`.
 
 LEARNED = "bold green"
 _COLOURS = {
@@ -248,7 +245,7 @@ def run_inspect(
 
 
 def survey_lines(found: "Survey", *, is_plain: bool, bar: str) -> Iterator[Text]:
-    """The report for people."""
+    """The report as text."""
     yield Text(found.address, style="bold")
     yield Text(f"  {counted(found.rows, 'row')} of the format ").append(
         found.format.form.name, style="bold"
@@ -312,7 +309,7 @@ def _row(row: "ShownRow", found: "Survey", *, is_plain: bool) -> Iterator[Text]:
 
 
 def in_words(part: "Part", *, is_plain: bool) -> Text:
-    """Messages, each after the name of who says it."""
+    """Messages, each after its role."""
     lines: list[Text] = []
     for stretch in part.stretches:
         head = Text("" if stretch.who in ("text", "step") else f"{stretch.who}: ", style="dim")

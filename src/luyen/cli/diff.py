@@ -41,7 +41,7 @@ def run_diff(a: Path, b: Path, *, as_json: bool) -> int:
 
 
 def lines(difference: "RunDifference") -> Iterator[str]:
-    """The difference for people."""
+    """The difference as text."""
     yield f"A  {difference.a}"
     yield f"B  {difference.b}"
     yield ""
@@ -93,7 +93,7 @@ def _cause(difference: "RunDifference") -> Iterator[str]:
 
 
 def input_line(one: "ChangedInput") -> str:
-    """One input that differs, for people.
+    """One changed input as text.
 
     Example:
         >>> from luyen.studio.inputs import ChangedInput
@@ -110,7 +110,7 @@ def _name(one: "ChangedInput") -> str:
 
 
 def _short(value: Any) -> str:
-    """A value with its hashes cut to what tells them apart."""
+    """A value with shortened hashes."""
     return _HASH.sub(r"\1...", _value(value))
 
 
@@ -138,9 +138,6 @@ def _shortened(rows: Sequence[str]) -> Iterator[str]:
     yield from rows[:_SHOWN]
     if len(rows) > _SHOWN:
         yield f"  ... and {len(rows) - _SHOWN} more (--json lists all)"
-
-
-# The options of `luyen diff`.
 
 
 def diff(

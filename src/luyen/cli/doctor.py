@@ -58,7 +58,7 @@ def report_json(record: "RunRecord", findings: "Sequence[Diagnosis]") -> dict[st
 
 
 def report_lines(record: "RunRecord", findings: "Sequence[Diagnosis]") -> Iterator[str]:
-    """The report for people."""
+    """The report as text."""
     from luyen.studio.doctor.diagnose import RULES
 
     last = record.steps[-1].step if record.steps else 0
@@ -110,9 +110,6 @@ def _one_finding(finding: "Diagnosis") -> Iterator[str]:
 def _steps(steps: Sequence[int]) -> str:
     shown = ", ".join(map(str, steps[:_MOST_STEPS]))
     return f"{shown}, ... {steps[-1]}" if len(steps) > _MOST_STEPS else shown
-
-
-# The options of `luyen doctor`.
 
 
 def doctor(

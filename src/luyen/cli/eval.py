@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from luyen.studio.evaluation.summary import SourceSummary
 
 
-# What a user asks of `luyen eval`.
-
-
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalRequest:
@@ -45,17 +42,17 @@ class EvalRequest:
     compare: tuple[Path, Path] | None = None
     """Two files of samples to compare, without any model."""
     config: tuple[Path, ...] = ()
-    """Files that say rows, reward and draws in place of the run's own."""
+    """YAML files that replace rows, reward and sampling of the run."""
     data: tuple[str, ...] = ()
     """Rows in place of `data.val_files`."""
     reward: str | None = None
-    """The rule that judges in place of `reward`."""
+    """The rule that replaces `reward`."""
     samples: int | None = None
     """Samples of each prompt."""
     temperature: float | None = None
     """Sampling temperature."""
     top_p: float | None = None
-    """Likeliest tokens of this total mass."""
+    """Nucleus sampling mass."""
     k: str | None = None
     """The k of pass@k and maj@k, with commas; None: 1, 2, 4 and so on."""
     solved_at: float = 1.0
@@ -63,16 +60,16 @@ class EvalRequest:
     as_json: bool = False
     """Print data."""
     out: Path | None = None
-    """Where the report goes."""
+    """File for the report."""
     samples_out: Path | None = None
-    """Where every rollout goes."""
+    """File for every rollout."""
     shown: int = 3
     """Prompts shown, and prompts that flipped."""
     is_trusted: bool = False
-    """Whether code that a run of somebody else names may run."""
+    """Whether code named by a run from another machine may run."""
 
     def ks(self, most: int) -> tuple[int, ...]:
-        """Every k that is asked for, out of `most` samples; a UserError where one cannot be."""
+        """The requested k values; a UserError if one is not between 1 and `most` samples."""
         if self.k is None:
             return tuple(2**i for i in range(most.bit_length()))
         try:
@@ -84,8 +81,8 @@ class EvalRequest:
             raise UserError("--k", self.k, why, f"stay within 1 and {most}, or raise --samples")
         return found
 
-    def demand_sense(self) -> None:
-        """A UserError where the options do not go together, before anything is loaded."""
+    def validate(self) -> None:
+        """A UserError for inconsistent options, before anything is loaded."""
         if (self.checkpoint is None) == (self.compare is None):
             why = "either a checkpoint is measured, or two files of samples are compared"
             fix = "give CHECKPOINT, or --compare A.jsonl B.jsonl"
@@ -117,11 +114,11 @@ class Evaluated:
     rows: "Sequence[Mapping[str, Any]]"
     """Every rollout."""
     samples: "Sequence[Sample]"
-    """The same, as statistics see it."""
+    """The same as records for statistics."""
     summaries: "Sequence[SourceSummary]"
-    """What it says for each data source."""
+    """Summary of each data source."""
     about: Mapping[str, Any]
-    """What else a report tells of it."""
+    """Further entries of the report."""
 
     def page(self, shown: int | None) -> dict[str, Any]:
         """The report as plain data, with the rollouts of the first `shown` prompts."""
@@ -136,8 +133,8 @@ class Evaluated:
 
 
 def run_eval(request: EvalRequest) -> int:
-    """Measure or read, compare where asked, print, and write where asked to."""
-    request.demand_sense()
+    """Evaluate or read samples, compare two policies if requested, print and write the report."""
+    request.validate()
     started = time.monotonic()
     found = _read(request) if request.compare is not None else _measure_all(request)
     seconds = time.monotonic() - started
@@ -159,11 +156,11 @@ def report_json(
     """The whole report; of two policies under `first` and `second`."""
     if comparison is None:
         return found[0].page(shown)
-    told = [{**asdict(one), "is_told": one.is_told} for one in comparison.differences]
+    differences = [{**asdict(one), "is_told": one.is_significant} for one in comparison.differences]
     return {
         "first": found[0].page(shown),
         "second": found[1].page(shown),
-        "comparison": {**asdict(comparison), "differences": told},
+        "comparison": {**asdict(comparison), "differences": differences},
     }
 
 
@@ -174,7 +171,7 @@ def report_lines(
     shown: int,
     seconds: float,
 ) -> Iterator[str]:
-    """The whole report for people."""
+    """The whole report as text."""
     from luyen.cli.eval_report import (
         comparison_lines,
         sample_lines,
@@ -230,7 +227,7 @@ def _evaluated(
 
 
 def _measure_all(request: EvalRequest) -> "list[Evaluated]":
-    """The checkpoint, after the one that it is measured against, on the same rows and draws."""
+    """The baseline, if there is one, and the checkpoint, on the same rows and random numbers."""
     from luyen.config.trust import require_trusted_files, require_trusted_path
 
     prepare()
@@ -242,7 +239,7 @@ def _measure_all(request: EvalRequest) -> "list[Evaluated]":
     )
 
     assert request.checkpoint is not None
-    asked = EvalOverrides(
+    eval_overrides = EvalOverrides(
         samples=request.samples,
         temperature=request.temperature,
         top_p=request.top_p,
@@ -256,7 +253,7 @@ def _measure_all(request: EvalRequest) -> "list[Evaluated]":
     opened = open_checkpoint(
         request.checkpoint, request.overrides, files=request.config, is_trusted=trusted
     )
-    opened = replace(opened, config=eval_config(opened.config, asked))
+    opened = replace(opened, config=eval_config(opened.config, eval_overrides))
     request.ks(most=opened.config.actor_rollout_ref.rollout.val_kwargs.n)
     found = [_measured(opened, request, request.samples_out)]
     if request.against is not None:
@@ -265,9 +262,9 @@ def _measure_all(request: EvalRequest) -> "list[Evaluated]":
             request.against, request.overrides, files=request.config, is_trusted=trusted
         )
         other = replace(other, config=with_model_of(config, other.config))
-        place = request.samples_out
-        beside = None if place is None else place.with_name(f"{place.stem}.against{place.suffix}")
-        found.insert(0, _measured(other, request, beside))
+        file = request.samples_out
+        baseline = None if file is None else file.with_name(f"{file.stem}.against{file.suffix}")
+        found.insert(0, _measured(other, request, baseline))
     return found
 
 
@@ -290,7 +287,7 @@ def _measured(opened: "LoadedPolicy", request: EvalRequest, place: Path | None) 
 
 
 def _with_progress(opened: "LoadedPolicy") -> "Measurement":
-    """Measure with a bar on the terminal; nothing is shown where standard error is no terminal."""
+    """Evaluate with a progress bar, which is shown only if standard error is a terminal."""
     from luyen.studio.evaluation.evaluator import measure
 
     console = Console(stderr=True)
@@ -328,7 +325,7 @@ _Compare = Annotated[
 ]
 _Config = Annotated[
     list[Path] | None,
-    typer.Option(help="YAML with rows, reward and draws, in place of the run's own."),
+    typer.Option(help="YAML with rows, reward and sampling, in place of the run's own."),
 ]
 _Data = Annotated[
     list[str] | None, typer.Option(help="Rows in place of data.val_files; may be repeated.")
@@ -337,7 +334,7 @@ _Reward = Annotated[
     str | None, typer.Option(help="The rule that judges, in place of the reward.", metavar="RULE")
 ]
 _Samples = Annotated[
-    int | None, typer.Option(min=1, help="Samples of each prompt; several are drawn.")
+    int | None, typer.Option(min=1, help="Samples of each prompt; several imply sampling.")
 ]
 _Temperature = Annotated[
     float | None, typer.Option(min=0, help="Sampling temperature; 0 takes the likeliest token.")
@@ -380,8 +377,8 @@ def evaluate(
 ) -> None:
     """Measure a checkpoint on its run's validation rows, or compare two.
 
-    Draws exactly as the run's own validation does, unless told otherwise. Nothing is written
-    without --out or --samples-out.
+    Samples exactly as the run's own validation does, unless options change that. Nothing is
+    written without --out or --samples-out.
     """
     request = EvalRequest(
         checkpoint=checkpoint,
@@ -402,8 +399,4 @@ def evaluate(
         shown=show,
         is_trusted=trust,
     )
-    raise typer.Exit(_run(request))
-
-
-def _run(request: EvalRequest) -> int:
-    return run_eval(request)
+    raise typer.Exit(run_eval(request))

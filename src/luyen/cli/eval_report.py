@@ -67,11 +67,11 @@ def sample_lines(rows: Sequence[Mapping[str, Any]], shown: int) -> Iterator[str]
 
 
 def sampling_differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[str]:
-    """What tells the draws of two rows apart: where nothing does, they share random numbers."""
+    """Differing sampling parameters of two rows; with equal ones they share random numbers."""
     one, two = first.get("decoding") or {}, second.get("decoding") or {}
     for name in sorted({*one, *two}):
         if one.get(name) != two.get(name):
-            yield f"  drawn differently: {name} {one.get(name)} and {two.get(name)}"
+            yield f"  sampled differently: {name} {one.get(name)} and {two.get(name)}"
 
 
 def comparison_lines(found: PolicyComparison, *, shown: int) -> Iterator[str]:
@@ -105,12 +105,12 @@ def _difference_lines(found: Difference) -> Iterator[str]:
     ends = found.reward_interval
     yield f"  reward    {found.reward:+.3f}  95 % {ends.low:+.3f} to {ends.high:+.3f}"
     yield f"  {found.better} better, {found.worse} worse: p = {found.p:.3g} ({test})"
-    if found.is_told:
+    if found.is_significant:
         yield f"  the {'second' if found.accuracy > 0 else 'first'} is better"
         return
     yield (
-        f"  no difference can be told from these {found.prompts} prompts; {found.needed} would be "
-        f"needed to see {found.needed_for:.3f}, and these see {found.visible:.3f}"
+        f"  no significant difference with these {found.prompts} prompts; {found.needed} would be "
+        f"needed to detect {found.needed_for:.3f}, and these detect {found.visible:.3f}"
     )
 
 

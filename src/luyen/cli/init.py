@@ -138,7 +138,7 @@ def run_init(directory: Path) -> int:
         raise UserError("DIR", str(directory), why, "give a new directory")
     for name, content in wanted.items():
         path = directory / name
-        with writing(path, field="DIR", fix="make room, or mend the permissions"):
+        with writing(path, field="DIR", fix="make room, or fix the permissions"):
             path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, content)
         typer.echo(f"wrote {path}")

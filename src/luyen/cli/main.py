@@ -39,29 +39,28 @@ from luyen.cli.sweep import sweep
 from luyen.cli.timeline import timeline
 from luyen.telemetry.output import OUTPUT, ensure_streams, flushed, say
 
-# How a command ends: with a code of its own, and never with one that foreign code chose.
-
 
 @final
 class Commands(TyperGroup):
-    """The table of commands. None of them raises SystemExit: who does was called by one.
+    """The table of commands; turns a SystemExit from user code into a UserError.
 
-    Most foreign code is caught where it is called. What is left are its own tasks and threads, and
-    what runs inside libraries. Exit code 0 would say that the command did what it was asked to.
+    Commands do not raise SystemExit themselves, and most user code is guarded where it is called.
+    This catches the rest (tasks, threads, callbacks of libraries), so that user code cannot make a
+    failed command exit with code 0.
     """
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command; a UserError where something inside it wanted to end the process."""
+        """Run the command; a UserError where code inside it tried to end the process."""
         try:
             return super().invoke(ctx)
         except (SystemExit, GeneratorExit, asyncio.CancelledError) as fault:
             why = f"code inside the command ended it: {last_line(fault)}"
-            fix = "mend what calls it: a reward, a plugin, a tool, an environment"
+            fix = "fix the code that does so: a reward, a plugin, a tool, an environment"
             raise UserError("command", ctx.invoked_subcommand, why, fix) from fault
 
 
 _READER_GONE = 141
-"""What shells give for a command that SIGPIPE ended: 128 and the number of the signal."""
+"""Exit code after SIGPIPE, by the convention of shells: 128 plus the signal number."""
 
 app = typer.Typer(
     name="luyen",
@@ -130,7 +129,7 @@ def train(
     resume: Annotated[
         Path | None,
         typer.Option(
-            help="Go on with this run, by the configuration it has; keys may be given anew.",
+            help="Resume this run with its own configuration; keys may be overridden.",
             metavar="RUN",
         ),
     ] = None,
@@ -213,7 +212,7 @@ def run() -> None:
 
 
 def exit_code(command: Callable[[], object]) -> str | int | None:
-    """Carry out a command; its exit code, after saying what a user can mend."""
+    """Run a command; prints errors that a user can fix, and returns the exit code."""
     try:
         command()
     except UserError as error:
@@ -229,7 +228,7 @@ def exit_code(command: Callable[[], object]) -> str | int | None:
             return 1
         if error.filename is None:
             raise
-        why, fix = str(error.strerror or error), "mend what is in the way, and start again"
+        why, fix = str(error.strerror or error), "fix the cause, and start again"
         return _failed(UserError("file", str(error.filename), why, fix))
     except SystemExit as end:
         if _is_interrupted(end):
@@ -244,7 +243,7 @@ def _failed(error: UserError) -> int:
 
 
 def _is_interrupted(end: SystemExit) -> bool:
-    """Whether typer has made the exit of a Ctrl-C."""
+    """Whether typer raised it for a Ctrl-C."""
     exit_ = end.__context__
     return exit_ is not None and isinstance(exit_.__cause__, KeyboardInterrupt)
 

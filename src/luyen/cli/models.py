@@ -11,7 +11,7 @@ models = typer.Typer(help="Real models to begin with.", no_args_is_help=True, ri
 
 
 def run_list() -> int:
-    """Every model that can be named, and where it lies."""
+    """Print every known model and its path."""
     from luyen.models.download import MODELS, download_directory, is_complete
 
     typer.echo("builtin://arithmetic  the character-level model of the quickstart, in the package")
@@ -26,7 +26,7 @@ def run_list() -> int:
 
 
 def run_get(name: str, to: Path | None) -> int:
-    """Fetch a model unless it is there, try it, and say how to use it."""
+    """Fetch a model unless it is present, test it, and print how to use it."""
     prepare_process()
     from luyen.models.download import download_directory, fetch, is_complete, require_downloadable
 
@@ -46,7 +46,7 @@ def run_get(name: str, to: Path | None) -> int:
 
 
 def _works(place: Path) -> bool:
-    """Ask it something, and compare the embedded engine with plain transformers."""
+    """Generate one response, and compare the embedded engine with plain transformers."""
     from luyen.data.render import Renderer
     from luyen.pipeline.checkpoints import open_checkpoint
     from luyen.studio.chat import ChatSession
@@ -54,9 +54,9 @@ def _works(place: Path) -> bool:
 
     opened = open_checkpoint(str(place))
     question = "What is the capital of France?"
-    talk = ChatSession(opened, system=None, temperature=0.0, max_tokens=24)
+    session = ChatSession(opened, system=None, temperature=0.0, max_tokens=24)
     typer.echo(f"asked:    {question}")
-    typer.echo(f"answered: {talk.say(question)}")
+    typer.echo(f"answered: {session.say(question)}")
     prompt = Renderer(opened.tokenizer).prompt_tokens([{"role": "user", "content": question}])
     proof = same_answers(opened.policy, [prompt], opened.tokenizer.stop_ids, new=16)
     typer.echo(f"{proof.name}: {proof.detail}")

@@ -1,4 +1,4 @@
-"""`luyen profile`: a short run that is measured and thrown away; what was measured stays."""
+"""`luyen profile`: profile a short temporary run; only the traces are kept."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def run_profile(words: Sequence[str], *, steps: str, out: Path, is_trusted: bool) -> int:
-    """Train up to the last of `steps`, and show where time went; 1 when there are errors."""
+    """Train up to the last of `steps`, and print the profile; 1 when there are errors."""
     from luyen.cli.check import problem_lines, split_words
     from luyen.cli.train import quickstart
     from luyen.config.trust import require_trusted_files
@@ -56,7 +56,7 @@ def parse_steps(words: str) -> tuple[int, ...]:
 
 
 def _forced(steps: tuple[int, ...], out: Path, folder: str) -> list[str]:
-    """What is looked at, and what leaves the run directory of the experiment alone."""
+    """Overrides that select the profiled steps and a temporary run directory."""
     return [
         f"trainer.profile.steps={list(steps)}",
         f"trainer.profile.save_path={out}",
@@ -93,9 +93,6 @@ def _found(steps: tuple[int, ...], out: Path) -> Iterator[str]:
     for path in sorted(p for step in reached for p in out.glob(f"*_{step_name(step)}.*")):
         yield f"  {path}"
     yield "Traces open in https://ui.perfetto.dev, snapshots in https://pytorch.org/memory_viz."
-
-
-# The options of `luyen profile`.
 
 
 def profile(

@@ -17,13 +17,6 @@ if TYPE_CHECKING:
     from luyen.studio.replay.learner import StepCheck
     from luyen.studio.replay.regenerate import RegeneratedRollout, SampledToken
     from luyen.studio.replay.results import NumberPair, ReplayedStep, StepVariation, TokenChange
-if TYPE_CHECKING:
-    from luyen.studio.replay.learner import StepCheck
-    from luyen.studio.replay.regenerate import RegeneratedRollout
-    from luyen.studio.replay.results import ReplayedStep, StepVariation
-
-
-# What a replay found, as lines for people.
 
 _SHOWN = 8
 """Tokens and further numbers that are listed before the rest is counted."""
@@ -120,8 +113,8 @@ def _verdict(checks: Sequence["StepCheck"]) -> Iterator[str]:
 def _numbers(numbers: Mapping[str, "NumberPair"], heads: tuple[str, str]) -> Iterator[str]:
     """The numbers that are always shown, and those that differ."""
     first = [name for name in _FIRST if name in numbers]
-    others = [n for n, number in numbers.items() if n not in first and not number.is_equal]
-    rows = [(n, _value(numbers[n].before), _value(numbers[n].after)) for n in first + others]
+    different = [n for n, number in numbers.items() if n not in first and not number.is_equal]
+    rows = [(n, _value(numbers[n].before), _value(numbers[n].after)) for n in first + different]
     rows = rows[: len(first) + _SHOWN]
     width = max(len(name) for name, _, _ in rows)
     middle = max(len(heads[0]), *(len(before) for _, before, _ in rows))
@@ -129,8 +122,8 @@ def _numbers(numbers: Mapping[str, "NumberPair"], heads: tuple[str, str]) -> Ite
     for name, before, after in rows:
         same = "=" if before == after else after
         yield f"{name:{width}s}  {before:{middle}s}  {same}"
-    if len(others) > _SHOWN:
-        yield f"... and {len(others) - _SHOWN} more that differ (--json lists all)"
+    if len(different) > _SHOWN:
+        yield f"... and {len(different) - _SHOWN} more that differ (--json lists all)"
 
 
 def _token(token: "TokenChange") -> Iterator[str]:
@@ -171,10 +164,10 @@ def _value(value: Any) -> str:
     return "none" if value is None else value if isinstance(value, str) else repr(value)
 
 
-def _sampled_line(drawn: "SampledToken | None") -> str:
-    if drawn is None:
+def _sampled_line(token: "SampledToken | None") -> str:
+    if token is None:
         return "nothing: the turn had ended"
-    return f"id {drawn.id} {drawn.text!r}, logp {drawn.logp!r}"
+    return f"id {token.id} {token.text!r}, logp {token.logp!r}"
 
 
 def _notes(notes: Sequence[str]) -> Iterator[str]:
@@ -206,7 +199,7 @@ def _replayed(
     run: Path, step: int, rollout: str | None, changes: Sequence[str], *, is_trusted: bool
 ) -> "ReplayedStep | StepVariation | RegeneratedRollout":
     if rollout is not None and changes:
-        why = "a rollout is drawn again as the run drew it, and a changed key acts on the update"
+        why = "a rollout is regenerated as in the run, and a changed key acts on the update"
         raise UserError("--set", " ".join(changes), why, "leave out --set, or --rollout")
     prepare()
     from luyen.studio.replay.record import ReplayRecord
@@ -241,16 +234,13 @@ def _page(found: "ReplayedStep | StepVariation | RegeneratedRollout") -> Iterato
     yield json.dumps(plain(as_json(found)), indent=2, ensure_ascii=True, default=str)
 
 
-# The options of `luyen replay`.
-
-
 def replay(
     run: Annotated[Path, typer.Argument(help="A run directory.")],
     step: Annotated[int, typer.Option(help="The step to do again.")],
     rollout: Annotated[
         str | None,
         typer.Option(
-            help="Draw this rollout again instead: `step.draw.uid/sample`, or its beginning."
+            help="Regenerate this rollout instead: `step.draw.uid/sample`, or its beginning."
         ),
     ] = None,
     changes: Annotated[
@@ -264,7 +254,7 @@ def replay(
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
     trust: Trust = False,
 ) -> None:
-    """Do a step of a run again from its files, as it was or under changed keys.
+    """Repeat a step of a run from its files, as recorded or with changed keys.
 
     Exit code 0 when it came out as recorded, 1 when not, 2 when the files do not allow it. Nothing
     of the run is changed, and no tool or reward is called.

@@ -35,7 +35,7 @@ _METRICS_S = 5.0
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reproduction:
-    """What came of running a run again.
+    """Result of repeating a run.
 
     Example:
         >>> Reproduction(run="runs/a", into="runs/a-reproduced", equal_steps=(1, 2),
@@ -46,15 +46,15 @@ class Reproduction:
     run: str
     """The run directory."""
     into: str
-    """Where it was run again."""
+    """Directory of the rerun."""
     equal_steps: tuple[int, ...]
     """Steps whose digests are equal, in order."""
     environment: "tuple[ChangedInput, ...]"
-    """What is not as it was when the run began."""
+    """Changes of the environment since the run began."""
     difference: "RunDifference | None"
-    """Where the two part; None: they do not."""
+    """The first difference; None: there is none."""
     notes: tuple[str, ...]
-    """What a reader should know about the first run."""
+    """Remarks about the original run."""
 
     @property
     def is_equal(self) -> bool:
@@ -72,7 +72,7 @@ class Reproduction:
 def run_reproduce(
     root: Path, *, steps: int | None, into: Path | None, as_json: bool, is_trusted: bool
 ) -> int:
-    """Run it again and print what came of it; 0: equal, 1: not equal, 2: it cannot be done."""
+    """Repeat the run and print the result; 0: equal, 1: not equal, 2: it cannot be done."""
 
     from luyen.config.trust import require_trust
     from luyen.studio.reproduce import folder_of
@@ -96,7 +96,7 @@ def run_reproduce(
 
 
 def run_again(root: Path, *, steps: int | None, into: Path | None, say: Say) -> Reproduction:
-    """The run again beside itself, step by step, up to the first difference.
+    """Repeat a run and compare it step by step, up to the first difference.
 
     A UserError when it cannot be done: no digests, changed rows or files, a rerun that fails.
     """
@@ -129,7 +129,7 @@ def run_again(root: Path, *, steps: int | None, into: Path | None, say: Say) -> 
 
 
 def _notes(run: RunDirectory) -> list[str]:
-    """What of the first run one process cannot repeat."""
+    """Properties of the original run that a single process cannot repeat."""
     notes: list[str] = []
     for entry in run.read_resumptions():
         words = "under another configuration" if entry["is_config_new"] else ""
@@ -141,7 +141,7 @@ def _notes(run: RunDirectory) -> list[str]:
 
 
 def _early_changes(run: RunDirectory, say: Say) -> "list[ChangedInput]":
-    """Differences that are known before anything is started, printed."""
+    """Differences that are known before the rerun starts; prints them."""
     from luyen.studio.reproduce import (
         OVERRIDDEN_KEYS,
         changed_environment,
@@ -161,7 +161,7 @@ def _early_changes(run: RunDirectory, say: Say) -> "list[ChangedInput]":
 def _late_changes(
     run: RunDirectory, rerun: "Rerun", early: "Sequence[ChangedInput]", say: Say
 ) -> "list[ChangedInput]":
-    """Differences that only the rerun could find: rows, threads, GPUs."""
+    """Differences that only the rerun can detect: rows, threads, GPUs."""
     from luyen.studio.inputs import changed_inputs
     from luyen.studio.reproduce import OVERRIDDEN_KEYS
 
@@ -183,12 +183,12 @@ def _late_changes(
 
 
 def _refuse(changes: "Sequence[ChangedInput]", kind: str) -> None:
-    """A run on other rows, or with other code or weights, is another run."""
+    """A UserError for changed rows, code or weights: the rerun would be another run."""
     for one in changes:
         if one.kind == kind:
             what = "the rows are" if kind == "dataset" else "its content is"
             why = f"{what} not what the run had: it was {one.a} and is {one.b}"
-            fix = "put it back; or train anew and compare the two with luyen diff"
+            fix = "put it back; or start a new run and compare the two with luyen diff"
             raise UserError(one.name, one.b, why, fix)
 
 
@@ -197,7 +197,7 @@ def _follow(wanted: Sequence[StepDigest], rerun: "Rerun", say: Say) -> tuple[lis
     first = {digest.step: digest.stages for digest in wanted}
     equal: list[int] = []
     last = wanted[-1].step
-    said = time.monotonic()
+    printed_at = time.monotonic()
     while True:
         is_over = rerun.has_ended  # before the look, so that nothing comes after the last one
         for digest in rerun.new_steps():
@@ -206,8 +206,8 @@ def _follow(wanted: Sequence[StepDigest], rerun: "Rerun", say: Say) -> tuple[lis
                 _await_metrics(rerun, digest.step)
                 return equal, True
             equal += [digest.step] if digest.step in first else []
-            if digest.step >= last or time.monotonic() - said > _QUIET_S:
-                said = time.monotonic()
+            if digest.step >= last or time.monotonic() - printed_at > _QUIET_S:
+                printed_at = time.monotonic()
                 say(f"step {digest.step} of {last}: equal")
             if digest.step >= last:
                 _demand_all(first.keys() - set(equal))
@@ -218,7 +218,7 @@ def _follow(wanted: Sequence[StepDigest], rerun: "Rerun", say: Say) -> tuple[lis
 
 
 def _demand_all(missing: Set[int]) -> None:
-    """A UserError when steps of the run were not run again: then nothing is known of them."""
+    """A UserError when the rerun skipped steps of the run, so that they cannot be compared."""
     if missing:
         why = f"the rerun came to its end without {len(missing)} steps of the run, the first of "
         why += f"them step {min(missing)}: its configuration goes on from a later checkpoint"
@@ -227,7 +227,7 @@ def _demand_all(missing: Set[int]) -> None:
 
 
 def _difference(run: RunDirectory, rerun: "Rerun") -> "RunDifference":
-    """What `luyen diff` says of the two, without the inputs that the rerun sets for itself."""
+    """The result of `luyen diff`, without the inputs that the rerun overrides."""
     from luyen.studio.diff import compare_runs
     from luyen.studio.reproduce import OVERRIDDEN_KEYS
 
@@ -240,7 +240,7 @@ def _difference(run: RunDirectory, rerun: "Rerun") -> "RunDifference":
 
 
 def _await_metrics(rerun: "Rerun", step: int) -> None:
-    """The line of metrics follows that of digests: give it the time to come."""
+    """Wait until the metrics of a step are written, which happens after its digest."""
     end, word = time.monotonic() + _METRICS_S, f'"step": {step},'.encode()
     file = rerun.directory.metrics
     while time.monotonic() < end and not rerun.has_ended:
@@ -259,9 +259,6 @@ def _print_end(found: Reproduction, say: Say) -> None:
         say(line)
     if found.environment:
         say("What differs in the environment is a likely cause.")
-
-
-# The options of `luyen reproduce`.
 
 
 def reproduce(

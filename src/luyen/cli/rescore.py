@@ -17,12 +17,6 @@ from luyen.cli.common import Trust, prepare
 if TYPE_CHECKING:
     from luyen.rewards.metrics import Objectives
     from luyen.studio.rescore_results import ComponentChange, RankChange, RankMove, RescoreResult
-if TYPE_CHECKING:
-    from luyen.rewards.metrics import Objectives
-    from luyen.studio.rescore_results import RankMove, RescoreResult
-
-
-# What judging anew showed, as lines for people.
 
 _CONFLICT = -0.1
 """Correlation of two components below which one is bought with the other."""
@@ -37,9 +31,9 @@ def rescore_lines(found: "RescoreResult", *, shown: int) -> Iterator[str]:
     which = (
         f"step {steps[0]}" if len(steps) == 1 else f"{len(steps)} steps, {steps[0]} to {steps[-1]}"
     )
-    yield f"{found.run}, {which}: {found.count} rollouts of {len(found.new)} groups judged anew"
+    yield f"{found.run}, {which}: {found.count} rollouts of {len(found.new)} groups scored again"
     if found.broken:
-        yield f"{found.broken} rollouts broke before anyone could judge them, and are left out"
+        yield f"{found.broken} rollouts failed before they could be scored, and are left out"
     yield from _faults(found)
     yield ""
     yield from _means(found.components())
@@ -72,7 +66,7 @@ def _faults(found: "RescoreResult") -> Iterator[str]:
     lost = found.faults
     if lost:
         first = lost[0]
-        yield f"{len(lost)} of {found.count} could not be judged and have no reward; the first:"
+        yield f"{len(lost)} of {found.count} could not be scored and have no reward; the first:"
         yield f"  {first.group}/{first.sample}: {_short(first.fault or '')}"
 
 
@@ -80,29 +74,29 @@ def _means(components: "Sequence[ComponentChange]") -> Iterator[str]:
     width = max(len("mean"), *(len(c.name) for c in components)) if components else len("mean")
     yield f"{'mean':{width}s}  {'in the run':>10s}  {'now':>10s}"
     for c in components:
-        told = [
+        faults = [
             f"{n} faults {when}" for n, when in ((c.old_faults, "then"), (c.new_faults, "now")) if n
         ]
-        rest = f"  ({', '.join(told)})" if told else ""
+        rest = f"  ({', '.join(faults)})" if faults else ""
         yield f"{c.name:{width}s}  {_number(c.old):>10s}  {_number(c.new):>10s}{rest}"
 
 
 def _orders(found: "RescoreResult") -> Iterator[str]:
     changes = [change for _, change in found.changes()]
-    told = [change.tau for change in changes if change.tau is not None]
+    taus = [change.tau for change in changes if change.tau is not None]
     if not changes:
         yield "No group has two rollouts with both rewards: there is no order to compare."
-    elif not told:
-        yield f"Order: no group of {len(changes)} is told apart by both rewards."
+    elif not taus:
+        yield f"Order: no group of {len(changes)} is ranked by both rewards."
     else:
-        same = sum(tau > 1 - _ROUNDING for tau in told)
+        same = sum(tau > 1 - _ROUNDING for tau in taus)
         yield (
-            f"Order: Kendall's tau {fmean(told):.3f}, mean of {len(told)} groups that both rewards "
-            f"tell apart; {same} keep their order"
+            f"Order: Kendall's tau {fmean(taus):.3f}, mean of {len(taus)} groups that both rewards "
+            f"rank; {same} keep their order"
         )
     if changes:
-        others = sum(change.has_other_best for change in changes)
-        yield f"Another best rollout: {others} of {len(changes)} groups"
+        changed = sum(change.has_other_best for change in changes)
+        yield f"Another best rollout: {changed} of {len(changes)} groups"
     both = found.correlation()
     if both is not None:
         yield f"Correlation of the two rewards over all rollouts: {both:.3f}"
@@ -151,7 +145,7 @@ def run_rescore(
     as_json: bool,
     is_trusted: bool,
 ) -> int:
-    """Judge and print; 0 when all could be judged, 1 when some could not, 2 when nothing could."""
+    """Score and print; 0 when all could be scored, 1 when some could not, 2 when none could."""
     from luyen.config.trust import require_trusted_files
 
     try:
@@ -287,9 +281,6 @@ def _moved(one: "RankMove") -> dict[str, Any]:
     }
 
 
-# The options of `luyen rescore`.
-
-
 def rescore(
     run: Annotated[Path, typer.Argument(help="A run directory.")],
     changes: Annotated[
@@ -300,13 +291,13 @@ def rescore(
     ] = None,
     reward: Annotated[
         Path | None,
-        typer.Option(help="YAML file whose `reward` block judges; without it, the run's own."),
+        typer.Option(help="YAML file whose `reward` block is used; without it, the run's own."),
     ] = None,
     step: Annotated[
-        str | None, typer.Option(help="Steps to judge: N, or A:B with both ends.", metavar="A:B")
+        str | None, typer.Option(help="Steps to score: N, or A:B with both ends.", metavar="A:B")
     ] = None,
     validation: Annotated[
-        bool, typer.Option("--validation", help="Judge the rollouts of validations instead.")
+        bool, typer.Option("--validation", help="Score the rollouts of validations instead.")
     ] = False,
     show: Annotated[int, typer.Option(min=0, help="Rollouts to show that moved most.")] = 5,
     out: Annotated[
@@ -315,9 +306,9 @@ def rescore(
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
     trust: Trust = False,
 ) -> None:
-    """Judge the recorded rollouts of a run by another reward, and show what would change.
+    """Score the recorded rollouts of a run with another reward, and show what would change.
 
-    Exit code 0 when every rollout could be judged, 1 when some could not, 2 when it cannot be done.
+    Exit code 0 when every rollout could be scored, 1 when some could not, 2 when it cannot be done.
     Nothing of the run is changed, and nothing is generated.
     """
     code = run_rescore(

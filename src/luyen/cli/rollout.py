@@ -34,7 +34,7 @@ def run_rollout(
     as_json: bool,
     is_trusted: bool,
 ) -> int:
-    """Play, and print; 1 when the configuration has errors."""
+    """Generate and print rollouts; 1 when the configuration has errors."""
     opened = _opened(words, is_trusted=is_trusted)
     if opened is None:
         return 1
@@ -81,7 +81,7 @@ def _opened(words: Sequence[str], *, is_trusted: bool) -> "LoadedPolicy | None":
 
 
 def legend() -> Text:
-    """Which colour stands for which origin."""
+    """Legend of the token colours."""
     text = Text("origin of each token: ")
     for source, colour in _COLOURS.items():
         text.append(source.name.lower(), style=colour).append("  ")
@@ -104,7 +104,7 @@ def _body(
         for branch in rollout.branches:
             yield coloured(branch, opened.tokenizer)
     else:
-        yield from _said(prompt, rollout)
+        yield from _messages(prompt, rollout)
     if rollout.fault is not None:
         yield Text(f"  fault: {rollout.fault}", style="red")
     if rollout.calls:
@@ -117,12 +117,12 @@ def _body(
             yield Text(f"    {line}")
 
 
-def _said(prompt: Prompt, rollout: Rollout) -> Iterator[Text]:
+def _messages(prompt: Prompt, rollout: Rollout) -> Iterator[Text]:
     """The conversation as messages; a single turn has only its text."""
     answers = rollout.messages or ({"role": "assistant", "content": rollout.text},)
     for message in (*prompt.messages, *answers):
-        said = str(message.get("written") or message.get("content") or "")
-        yield Text(f"  {message['role']}: {said}")
+        text = str(message.get("written") or message.get("content") or "")
+        yield Text(f"  {message['role']}: {text}")
 
 
 def coloured(branch: Branch, tokenizer: "Tokenizer") -> Text:
@@ -131,8 +131,8 @@ def coloured(branch: Branch, tokenizer: "Tokenizer") -> Text:
     start = 0
     for place in range(1, len(branch.tokens) + 1):
         if place == len(branch.tokens) or branch.sources[place] != branch.sources[start]:
-            said = tokenizer.decode(branch.tokens[start:place], skip_special=False)
-            text.append(said, style=_COLOURS[branch.sources[start]])
+            part = tokenizer.decode(branch.tokens[start:place], skip_special=False)
+            text.append(part, style=_COLOURS[branch.sources[start]])
             start = place
     return text
 
@@ -216,9 +216,6 @@ def _score_json(score: Score) -> dict[str, Any]:
     }
 
 
-# The options of `luyen rollout`.
-
-
 def rollout(
     config: Annotated[
         list[str],
@@ -227,10 +224,10 @@ def rollout(
             metavar="CONFIG... [KEY=VALUE]...",
         ),
     ],
-    n: Annotated[int, typer.Option(min=1, help="Prompts to play.")] = 4,
+    n: Annotated[int, typer.Option(min=1, help="Number of prompts.")] = 4,
     samples: Annotated[int, typer.Option(min=1, help="Rollouts of each prompt.")] = 1,
     validation: Annotated[
-        bool, typer.Option("--validation", help="Take the validation rows, drawn as there.")
+        bool, typer.Option("--validation", help="Use validation rows and sampling.")
     ] = False,
     pretty: Annotated[
         bool, typer.Option("--pretty", help="Show every token in the colour of its origin.")
@@ -238,7 +235,7 @@ def rollout(
     as_json: Annotated[bool, typer.Option("--json", help="Print the rollouts as JSON.")] = False,
     trust: Trust = False,
 ) -> None:
-    """Play rollouts and show what was said, which tools were called, and the reward.
+    """Generate rollouts and show messages, tool calls and rewards.
 
     Nothing is trained and nothing is written.
     """

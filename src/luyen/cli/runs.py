@@ -38,7 +38,7 @@ def run_runs(folder: Path, *, as_json: bool) -> int:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Lines whose columns stand below each other.
+    """Lines with aligned columns.
 
     Example:
         >>> list(table(("a", "b"), [("one", "2")]))
@@ -70,9 +70,6 @@ def _row(run: "RunFacts") -> tuple[str, ...]:
     steps = f"{run.steps}/{'?' if run.total is None else run.total}"
     when = run.created.replace("T", " ")[:16] or "?"
     return (run.name, run.stage, steps, run.state, measured, when, size_words(run.bytes))
-
-
-# The options of `luyen runs`.
 
 
 def runs(

@@ -24,7 +24,7 @@ _QUESTIONS = ("12+34=", "What is the capital of France?", "Name three colours.")
 
 
 def run_selftest(model: str | None, *, as_json: bool) -> int:
-    """Try everything, print what was found; 1 when something that is promised fails."""
+    """Run all self-tests and print the results; 1 when a guarantee is broken."""
     prepare()
     facts = _facts()
     proofs: list[SelfTestResult] = []
@@ -56,7 +56,7 @@ def _proofs(model: str | None) -> "Iterator[SelfTestResult]":
 
 
 def _machine() -> "Iterator[SelfTestResult]":
-    """The machine, the versions, and what matrix products promise."""
+    """Machine, versions, and the guarantees of matrix products."""
     from luyen.config.machine import this_machine
     from luyen.studio.selftest import SelfTestResult, random_numbers
 
@@ -91,7 +91,7 @@ def _tiny_model() -> "Iterator[SelfTestResult]":
 
 
 def _model(path: str) -> "Iterator[SelfTestResult]":
-    """A model of the user's: its template, its exactness, and plain transformers beside it."""
+    """A model of the user: chat template, exactness, and comparison with plain transformers."""
     import torch
 
     from luyen.data.render import Renderer
@@ -117,19 +117,19 @@ def _line(proof: "SelfTestResult") -> str:
     return f"{label}  {proof.name}: {proof.detail}"
 
 
-# `luyen selftest --sandbox`: the walls of this machine, and every attack on them.
+# `luyen selftest --sandbox`: the isolation layers of this machine, and attacks on them.
 
 _ATTACK_COLOURS = {"kept": "green", "not kept": "yellow", "held": "green", "BROKEN": "red"}
 
 
 def run_sandbox_selftest(*, as_json: bool) -> int:
-    """Print walls, promises and attacks; 1 when an attack breaks a promise that is kept here."""
+    """Print isolation layers, promises and attacks; 1 when an attack breaks a kept promise."""
     from luyen.sandbox.attacks import ATTACKS, breaches, target
     from luyen.sandbox.launch import ISOLATION, available, missing
 
-    walls, lost = available(), set(missing())
+    layers, lost = available(), set(missing())
     if not as_json:
-        typer.echo(f"walls: {', '.join(walls)}")
+        typer.echo(f"isolation: {', '.join(layers)}")
         for promise in ISOLATION:
             _attack_line("not kept" if promise in lost else "kept", promise)
     found: list[dict[str, Any]] = []
@@ -143,7 +143,7 @@ def run_sandbox_selftest(*, as_json: bool) -> int:
                 typer.echo(f"           {line}")
     broken = [one for one in found if one["breaches"] and one["promise"] not in lost]
     if as_json:
-        page = {"ok": not broken, "walls": walls, "missing": sorted(lost), "attacks": found}
+        page = {"ok": not broken, "walls": layers, "missing": sorted(lost), "attacks": found}
         typer.echo(json.dumps(page, indent=2))
     else:
         through = sum(bool(one["breaches"]) for one in found)
@@ -161,7 +161,9 @@ def selftest(
     ] = None,
     sandbox: Annotated[
         bool,
-        typer.Option("--sandbox", help="Attack the sandbox instead, and say which walls hold."),
+        typer.Option(
+            "--sandbox", help="Attack the sandbox instead, and print which isolation layers hold."
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _HEAD = ("run", "steps", "state", "last validation")
 _STOPPED = 128
-"""Exit codes from here on say that a signal ended the process."""
+"""Exit codes from here on mean that a signal ended the process."""
 
 
 @final
@@ -36,9 +36,9 @@ class SweepRun:
     """
 
     variant: "Variant"
-    """In what it differs."""
+    """Its overrides."""
     words: tuple[str, ...]
-    """What `luyen train` is called with."""
+    """Arguments of `luyen train`."""
     root: Path
     """Its run directory."""
 
@@ -70,7 +70,7 @@ def run_sweep(
 
 
 def _queued(words: Sequence[str], listed: Sequence[str]) -> list[SweepRun] | None:
-    """The runs, or None after saying what is wrong with the first that cannot start."""
+    """The runs; None after printing the problems of the first invalid one."""
     from luyen.cli.check import problem_lines, split_words
     from luyen.config.check import check
     from luyen.config.sweep import variants
@@ -98,7 +98,7 @@ def _queued(words: Sequence[str], listed: Sequence[str]) -> list[SweepRun] | Non
 
 
 def _train(words: Sequence[str]) -> int:
-    """A process of its own: what a run leaves in memory does not reach the next."""
+    """Train in a new process, so that runs do not share memory."""
     done = subprocess.run([sys.executable, "-m", "luyen", "train", *words], check=False)
     return _STOPPED - done.returncode if done.returncode < 0 else done.returncode
 
@@ -133,9 +133,6 @@ def _row(name: str, run: "RunFacts | None") -> tuple[str, ...]:
         return (name, "-", "not begun", "-")
     measured = "-" if run.value is None else f"{run.metric} {run.value:.3f}"
     return (name, f"{run.steps}/{'?' if run.total is None else run.total}", run.state, measured)
-
-
-# The options of `luyen sweep`.
 
 
 def sweep(

@@ -20,9 +20,9 @@ def run_timeline(root: Path, *, steps: str | None, out: Path | None, as_json: bo
     from luyen.studio.timeline import inside, parse_steps, read_processes, windows
     from luyen.studio.timeline_summary import summarise, trace_of
 
-    asked = None if steps is None else parse_steps(steps)
+    wanted = None if steps is None else parse_steps(steps)
     processes = read_processes(root)
-    times = windows(processes, asked)
+    times = windows(processes, wanted)
     shown = inside(processes, times)
     path = root / _NAME if out is None else out
     write_whole(path, json.dumps(plain(trace_of(shown)), allow_nan=False))
@@ -37,7 +37,7 @@ def run_timeline(root: Path, *, steps: str | None, out: Path | None, as_json: bo
 
 
 def lines(found: "TimelineSummary") -> Iterator[str]:
-    """The figures for people."""
+    """The summary as text."""
     first, last = found.steps
     which = f"step {first}" if first == last else f"steps {first} to {last}"
     yield f"{which}, {found.seconds:.3g} s"
@@ -48,7 +48,7 @@ def lines(found: "TimelineSummary") -> Iterator[str]:
     spent = (f"{name} {taken:.3g} s" for name, taken in found.phases.items())
     yield f"Phases of the loop: {', '.join(spent)}"
     if found.gaps:
-        yield "Longest gaps, in which nobody but the controller worked:"
+        yield "Longest gaps, in which only the controller worked:"
         yield from map(_gap_line, found.gaps)
     if found.clock_error_s is not None:
         bound = found.clock_error_s * 1000
@@ -64,9 +64,6 @@ def _role_line(work: "RoleWork") -> str:
 def _gap_line(gap: "Gap") -> str:
     where = "" if gap.step is None else f", step {gap.step}"
     return f"  {gap.seconds:.3g} s at {gap.start_s:.3g} s: {gap.during}{where}"
-
-
-# The options of `luyen timeline`.
 
 
 def timeline(

@@ -24,7 +24,7 @@ from luyen.train.interrupt import Stopped, stopped_by_signals
 
 _LEAST_ADDRESSES = 1_100_000_000
 _NO_MEMORY = ("can't start new thread", "allocate memory", "out of memory")
-"""How torch and the interpreter say that there is no more."""
+"""Parts of error messages of torch and the interpreter about missing memory."""
 
 
 def quickstart() -> Path:
@@ -33,10 +33,10 @@ def quickstart() -> Path:
 
 
 def run_train(words: Sequence[str], *, resume: Path | None = None, is_trusted: bool = False) -> int:
-    """Train, and print what was reached; 0 only when the run reached its end.
+    """Train and print the summary; returns 0 only when the run reached its end.
 
-    `resume` is a run to go on with. 1 when the configuration has errors, and 128 plus its number
-    when a signal ended it.
+    `resume` is a run directory to resume. Returns 1 when the configuration has errors, and 128 plus
+    the signal number when a signal ended the run.
     """
     OUTPUT.go_on()
     try:
@@ -107,7 +107,7 @@ def _run_stages(pipeline: Pipeline, machine: Machine) -> int:
 
 
 def _reported(work: Callable[[], int]) -> int:
-    """The exit code of what trains; 1 with the traceback of another process that failed."""
+    """Run `work` and return its exit code; 1 after printing the traceback of a failed worker."""
     _demand_addresses()
     prepare_process()
     from luyen.runtime.ray.messages import RemoteError
@@ -115,7 +115,7 @@ def _reported(work: Callable[[], int]) -> int:
     try:
         return work()
     except RemoteError as error:
-        # Its traceback is the one to read; where this process heard of it helps nobody.
+        # Print the traceback of the worker; that of this process adds nothing.
         typer.secho(f"error: {error}", err=True, fg="red")
         return 1
     except RuntimeError as error:
@@ -125,7 +125,7 @@ def _reported(work: Callable[[], int]) -> int:
 
 
 def _demand_addresses() -> None:
-    """A UserError where memory is so short that libraries end the process without a word."""
+    """A UserError where the address space is so small that libraries crash silently."""
     most, _ = resource.getrlimit(resource.RLIMIT_AS)
     if 0 <= most < _LEAST_ADDRESSES:
         why = f"loading torch takes {_LEAST_ADDRESSES} bytes of addresses"

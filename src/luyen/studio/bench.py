@@ -1,4 +1,4 @@
-"""Benchmarks of generation and of a GRPO step, beside the device's roofline."""
+"""Benchmarks of generation and of a GRPO step, compared with the roofline of the device."""
 
 import statistics
 import time
@@ -24,13 +24,13 @@ from luyen.rollout.engines import native
 from luyen.rollout.native.paged.kv_cache import cache_shape
 from luyen.rollout.protocol import Completion, Request, RolloutEngine, Sampling, generate
 
-# The floor under a measurement: bytes that must move and operations that must happen.
+# Roofline: the bytes that must be moved and the operations that must be executed.
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ceilings:
-    """What the device reached when it did nothing else.
+    """Measured peak bandwidth and matrix throughput of the device.
 
     Example:
         >>> Ceilings(bytes_per_second=4.3e12, flops_per_second=7.9e14).bytes_per_second
@@ -46,7 +46,7 @@ class Ceilings:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSizes:
-    """What of a model decides the floor.
+    """Sizes of a model that determine the roofline.
 
     Example:
         >>> ModelSizes(parameters=10, weight_bytes=20, token_bytes=4, vocabulary=8).weight_bytes
@@ -76,9 +76,10 @@ class ModelSizes:
             vocabulary=policy.head.vocabulary,
         )
 
-    def decode_bytes(self, steps: int, drawn: int, contexts: int) -> float:
+    def decode_bytes(self, steps: int, generated: int, contexts: int) -> float:
         """Weights once a step, every key once a token, logits written and read once (2 bytes)."""
-        return steps * self.weight_bytes + contexts * self.token_bytes + drawn * self.vocabulary * 4
+        logit_bytes = generated * self.vocabulary * 4
+        return steps * self.weight_bytes + contexts * self.token_bytes + logit_bytes
 
     def update_flops(self, tokens: int) -> float:
         """Two a weight forward, four backward, for each token; attention comes on top."""
@@ -110,7 +111,7 @@ def best_seconds(action: Callable[[], object], device: str, *, repeats: int = 5)
 
 
 def wait(device: str) -> None:
-    """Until the device has done what it was asked."""
+    """Synchronize with the device."""
     if device == "cuda":
         torch.cuda.synchronize()
 
@@ -126,7 +127,7 @@ def peak_bytes(device: str) -> int:
     return torch.cuda.max_memory_allocated() if device == "cuda" else 0
 
 
-# What is measured: prompts of given lengths, answers of given lengths, the same every time.
+# Workloads: prompts and responses of given lengths, reproducible by seed.
 
 _LARGEST_TOKEN = 10_000
 
@@ -184,28 +185,28 @@ class Workload:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutFigures:
-    """What was measured.
+    """Results of a generation benchmark.
 
     Example:
         Made by `measure_rollout`, shown by `luyen bench rollout`.
     """
 
     tokens: int
-    """Tokens drawn."""
+    """Generated tokens."""
     seconds: float
     """From the first request to the last answer, prompts included."""
     prompt_seconds: float
-    """Of that, reading prompts and drawing first tokens."""
+    """Of that, prefill and the first tokens."""
     first_seconds: float
     """The very first round: kernels compiled, graphs captured."""
     tokens_per_second: float
-    """Drawn tokens over all of the time."""
+    """Generated tokens over the whole time."""
     decode_tokens_per_second: float
-    """Drawn tokens over the time that was not spent on prompts."""
+    """Generated tokens over the time without prefill."""
     floor_seconds: float
     """Bytes that decoding must move over the device's bandwidth."""
     fraction: float
-    """The floor over the time that was not spent on prompts: 1 is perfect."""
+    """The floor over the time without prefill: 1 is perfect."""
     whole_fraction: float
     """The same floor over all of the time."""
     peak_bytes: int
@@ -217,34 +218,34 @@ def measure_rollout(
 ) -> RolloutFigures:
     """The best of several rounds after one that warms up."""
     engine = native(policy, rollout, longest=work.longest, decode=lambda _: "")
-    asked = work.requests(policy.head.vocabulary)
+    requests = work.requests(policy.head.vocabulary)
     device = policy.device.type
     reset_peak(device)
 
-    def seconds(requests: list[Request]) -> float:
+    def seconds(batch: list[Request]) -> float:
         wait(device)
         start = time.perf_counter()
-        generate(engine, requests)
+        generate(engine, batch)
         wait(device)
         return time.perf_counter() - start
 
-    short = [_shortened(request) for request in asked]
-    first = seconds(asked)
+    short = [_shortened(request) for request in requests]
+    first = seconds(requests)
     seconds(short)
     prompts = min(seconds(short) for _ in range(rounds))
-    whole = min(seconds(asked) for _ in range(rounds))
+    whole = min(seconds(requests) for _ in range(rounds))
     peak = peak_bytes(device)
     engine.close()
-    counts = [(len(r.tokens), r.sampling.max_new_tokens) for r in asked for _ in r.keys]
-    drawn = sum(new for _, new in counts)
+    counts = [(len(r.tokens), r.sampling.max_new_tokens) for r in requests for _ in r.keys]
+    generated = sum(new for _, new in counts)
     floor_seconds = _floor_bytes(policy, counts) / ceilings.bytes_per_second
     return RolloutFigures(
-        tokens=drawn,
+        tokens=generated,
         seconds=whole,
         prompt_seconds=prompts,
         first_seconds=first,
-        tokens_per_second=drawn / whole,
-        decode_tokens_per_second=(drawn - len(counts)) / max(1e-9, whole - prompts),
+        tokens_per_second=generated / whole,
+        decode_tokens_per_second=(generated - len(counts)) / max(1e-9, whole - prompts),
         floor_seconds=floor_seconds,
         fraction=floor_seconds / max(1e-9, whole - prompts),
         whole_fraction=floor_seconds / whole,
@@ -253,21 +254,21 @@ def measure_rollout(
 
 
 def _floor_bytes(policy: Policy, counts: list[tuple[int, int]]) -> float:
-    """What decoding must move for so many tokens in and out of each answer."""
+    """Bytes that decoding must move, for (prompt tokens, new tokens) of each response."""
     # The first token of an answer belongs to its prompt.
     contexts = sum((new - 1) * length + new * (new - 1) // 2 for length, new in counts)
     steps = max(new for _, new in counts) - 1
-    drawn = sum(new - 1 for _, new in counts)
-    return ModelSizes.of(policy).decode_bytes(steps, drawn, contexts)
+    generated = sum(new - 1 for _, new in counts)
+    return ModelSizes.of(policy).decode_bytes(steps, generated, contexts)
 
 
 def _shortened(request: Request) -> Request:
-    """The same prompt with a single token to draw."""
+    """The same prompt with a single token to generate."""
     sampling = type(request.sampling)(max_new_tokens=1, ignore_stop=True)
     return Request(id=request.id, tokens=request.tokens, keys=request.keys, sampling=sampling)
 
 
-# How fast the policy learns: an optimizer step on recorded answers, and a whole GRPO step.
+# Training: an optimizer step on generated responses, and a whole GRPO step.
 
 _RATE = 1e-6
 Answers: TypeAlias = Mapping[tuple[str, int], Completion]
@@ -276,7 +277,7 @@ Answers: TypeAlias = Mapping[tuple[str, int], Completion]
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFigures:
-    """What was measured.
+    """Results of a training benchmark.
 
     Example:
         Made by `measure_step`, shown by `luyen bench train` and `luyen bench step`.
@@ -287,7 +288,7 @@ class StepFigures:
     computed: int
     """Tokens the model computed: a shared prompt counts once."""
     generate_seconds: float
-    """Answers drawn."""
+    """Generation."""
     update_seconds: float
     """Advantages, log-probabilities, gradients and the optimizer."""
     floor_seconds: float
@@ -310,12 +311,12 @@ def measure_step(
     rounds: int = 3,
 ) -> StepFigures:
     """Medians of several GRPO steps after one that warms up."""
-    asked = work.requests(policy.head.vocabulary)
+    requests = work.requests(policy.head.vocabulary)
     engine = native(policy, rollout, longest=work.longest, decode=lambda _: "")
     optimizer = MasterAdamW(policy.parameters(), OptimConfig(lr=_RATE))
     actor = ActorEngine(policy, optimizer, MicroBatching(max_tokens=max_tokens), temperature=1.0)
     reset_peak(policy.device.type)
-    steps = [_take_step(actor, engine, asked) for _ in range(rounds + 1)]
+    steps = [_take_step(actor, engine, requests) for _ in range(rounds + 1)]
     peak = peak_bytes(policy.device.type)
     engine.close()
     optimizer.release()
@@ -338,42 +339,42 @@ def measure_step(
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Step:
-    """One step as it went.
+    """Times of one step.
 
     Example:
         Made by `_take_step`.
     """
 
     generate_seconds: float
-    """Answers drawn."""
+    """Generation."""
     update_seconds: float
-    """Everything after them."""
+    """Everything after generation."""
     gap: float
     """Largest difference of log-probabilities."""
     batch: PackedBatch
-    """What was learned from."""
+    """The training batch."""
 
 
-def _take_step(actor: ActorEngine, engine: RolloutEngine, asked: list[Request]) -> _Step:
+def _take_step(actor: ActorEngine, engine: RolloutEngine, requests: list[Request]) -> _Step:
     device = actor.policy.device
     start = time.perf_counter()
-    found = generate(engine, asked)
+    found = generate(engine, requests)
     wait(device.type)
-    drawn = time.perf_counter()
-    batch = _batch(asked, found, device)
+    generated_at = time.perf_counter()
+    batch = _batch(requests, found, device)
     done = actor.update(batch, Objective(loss="vanilla", hparams={}), lr=_RATE, seed=0)
     wait(device.type)
     return _Step(
-        generate_seconds=drawn - start,
-        update_seconds=time.perf_counter() - drawn,
+        generate_seconds=generated_at - start,
+        update_seconds=time.perf_counter() - generated_at,
         gap=done.metrics["parity/max_gap"],
         batch=batch,
     )
 
 
-def _batch(asked: list[Request], found: Answers, device: torch.device) -> PackedBatch:
-    """Every answer with its prompt, an advantage, and what the sampler said of it."""
-    prompts = {request.id: (index, request.tokens) for index, request in enumerate(asked)}
+def _batch(requests: list[Request], found: Answers, device: torch.device) -> PackedBatch:
+    """Every response with its prompt, an advantage, and the log-probabilities of the sampler."""
+    prompts = {request.id: (index, request.tokens) for index, request in enumerate(requests)}
     rows = [(*prompts[name], done) for (name, _), done in found.items()]
     batch = pack(
         [(*prompt, *done.tokens) for _, prompt, done in rows],

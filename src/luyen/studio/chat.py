@@ -20,7 +20,7 @@ _MAX_TOKENS = 4096
 
 @final
 class ChatSession:
-    """Turns of a user and a policy, as messages and as the tokens that the policy saw and drew."""
+    """Turns of a user and a policy, as messages and as the token ids the policy saw and sampled."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class ChatSession:
             max_model_len=self._limit,
             max_num_seqs=1,
             max_num_batched_tokens=self._limit,
-            decode=self._look,
+            decode=self._stream,
         )
         self._most = max_tokens or data.max_response_length
         # Answers end as those of the run's validation do.
@@ -69,36 +69,36 @@ class ChatSession:
         self._shown, self._show = "", show
         key = derive_key(self._seed, "chat", self._turns)
         request = Request(
-            id="chat", tokens=tuple(tokens), keys=(key,), sampling=self._looked_at(room)
+            id="chat", tokens=tuple(tokens), keys=(key,), sampling=self._streamed_sampling(room)
         )
-        drawn = generate(self._engine, [request])["chat", 0].tokens
-        answer = self._renderer.text_of(drawn)
+        sampled = generate(self._engine, [request])["chat", 0].tokens
+        answer = self._renderer.text_of(sampled)
         show(answer[len(self._shown) :])
-        self.tokens = [*tokens, *drawn]
+        self.tokens = [*tokens, *sampled]
         self.messages += [user, {"role": "assistant", "content": answer}]
         self._turns += 1
         return answer
 
     def _with(self, user: Message) -> list[int]:
-        """The tokens after which the policy speaks; those that are there stay as they are."""
+        """Token ids of the conversation with the new message; earlier ids never change."""
         if not self.tokens:
             return self._renderer.prompt_tokens([*self.messages, user])
         more = self._renderer.extend(self.tokens, self.messages, [user])
         return [*more.tokens] if more.restart is not None else [*self.tokens, *more.tokens]
 
-    def _looked_at(self, room: int) -> Sampling:
-        """How an answer is drawn, so that `_look` is given all of it after every token.
+    def _streamed_sampling(self, room: int) -> Sampling:
+        """Sampling parameters under which the engine calls `_stream` after every token.
 
-        A stop string makes the engine decode as many tokens as it could have; this one is as long
-        as the answer, and never said.
+        With a stop string the engine decodes as many last tokens as the string is long; this one is
+        as long as the response, and never occurs in it.
         """
         strings = (*self._sampling.stop_strings, "\0" * room)
         return replace(self._sampling, max_new_tokens=room, stop_strings=strings)
 
-    def _look(self, drawn: Sequence[int]) -> str:
-        """Show what is new; a character whose bytes are not all there yet waits."""
-        text = self._renderer.text_of(drawn)
+    def _stream(self, sampled: Sequence[int]) -> str:
+        """Show new text, without an incomplete last character; returns the decoded tokens."""
+        text = self._renderer.text_of(sampled)
         if text.startswith(self._shown) and not text.endswith("\N{REPLACEMENT CHARACTER}"):
             self._show(text[len(self._shown) :])
             self._shown = text
-        return self._renderer.tokenizer.decode(drawn, skip_special=False)
+        return self._renderer.tokenizer.decode(sampled, skip_special=False)

@@ -15,7 +15,7 @@ from luyen.studio.runs import missing_parts
 from luyen.telemetry.metrics import read_metrics
 from luyen.telemetry.rollout_files import RecordedRollout, read_rollouts
 
-# Where the rollouts of two runs first differ: draw, rollout, token, call, part of a reward.
+# The first difference between the rollouts of two runs: prompt, token, call, part of a reward.
 
 _SHOWN = 200
 """Letters of a text or a result that are shown."""
@@ -24,7 +24,7 @@ _SHOWN = 200
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutDifference:
-    """The first place in which the rollouts of a step differ.
+    """The first difference between the rollouts of a step.
 
     Example:
         >>> ids = {"id": 5}, {"id": 6}
@@ -47,17 +47,19 @@ class RolloutDifference:
 def first_difference(
     a: Sequence[RecordedRollout], b: Sequence[RecordedRollout], stage: str
 ) -> RolloutDifference | None:
-    """The first difference that belongs to a stage, in the order of draws, samples and tokens."""
+    """The first difference that belongs to a stage, in the order of prompts, samples and tokens."""
     if stage == "prompts":
         return _prompts(a, b)
-    ones, others = _by_name(a), _by_name(b)
+    by_a, by_b = _by_name(a), _by_name(b)
     for name in sorted(
-        ones.keys() | others.keys(), key=lambda n: (ones.get(n) or others[n]).rollout.key
+        by_a.keys() | by_b.keys(), key=lambda n: (by_a.get(n) or by_b[n]).rollout.key
     ):
-        one, other = ones.get(name), others.get(name)
+        one, other = by_a.get(name), by_b.get(name)
         if one is None or other is None:
-            said = [None if r is None else _shown(r.rollout.text) for r in (one, other)]
-            return RolloutDifference(rollout=name, what="rollout", place=None, a=said[0], b=said[1])
+            texts = [None if r is None else _shown(r.rollout.text) for r in (one, other)]
+            return RolloutDifference(
+                rollout=name, what="rollout", place=None, a=texts[0], b=texts[1]
+            )
         found = next(_between(name, one, other, stage), None)
         if found is not None:
             return found
@@ -67,12 +69,12 @@ def first_difference(
 def _prompts(
     a: Sequence[RecordedRollout], b: Sequence[RecordedRollout]
 ) -> RolloutDifference | None:
-    ones, others = ({r.rollout.group.draw: r.rollout.group.uid for r in rows} for rows in (a, b))
-    for draw in sorted(ones.keys() | others.keys()):
-        if ones.get(draw) != others.get(draw):
-            one, other = ones.get(draw), others.get(draw)
+    uids_a, uids_b = ({r.rollout.group.draw: r.rollout.group.uid for r in rows} for rows in (a, b))
+    for index in sorted(uids_a.keys() | uids_b.keys()):
+        one, other = uids_a.get(index), uids_b.get(index)
+        if one != other:
             return RolloutDifference(
-                rollout=f"draw {draw}", what="prompt", place=None, a=one, b=other
+                rollout=f"draw {index}", what="prompt", place=None, a=one, b=other
             )
     return None
 
@@ -86,21 +88,23 @@ def _between(
 ) -> Iterator[RolloutDifference]:
     """The differences of one rollout in two runs that belong to a stage."""
     if stage == "rollouts":
-        found = _drawn(one.rollout, other.rollout)
+        found = _generation_differences(one.rollout, other.rollout)
     elif stage == "rewards":
-        found = _judged(one.rollout, other.rollout)
+        found = _reward_differences(one.rollout, other.rollout)
     else:
-        found = _credited(one, other)
+        found = _advantage_differences(one, other)
     for what, place, a, b in found:
         yield RolloutDifference(rollout=name, what=what, place=place, a=a, b=b)
 
 
-def _drawn(one: Rollout, other: Rollout) -> Iterator[tuple[str, str | None, Any, Any]]:
+def _generation_differences(
+    one: Rollout, other: Rollout
+) -> Iterator[tuple[str, str | None, Any, Any]]:
     many = len(one.branches) > 1 or len(other.branches) > 1
     for number in range(max(len(one.branches), len(other.branches))):
         pair = [r.branches[number] if number < len(r.branches) else None for r in (one, other)]
-        ones, others = (_tokens(branch) for branch in pair)
-        for index, a, b in _unequal(ones, others):
+        tokens_a, tokens_b = (_tokens(branch) for branch in pair)
+        for index, a, b in _unequal(tokens_a, tokens_b):
             yield "token", f"{number}:{index}" if many else str(index), a, b
     for index, a, b in _unequal([_call(c) for c in one.calls], [_call(c) for c in other.calls]):
         yield "call", str(index), a, b
@@ -135,13 +139,13 @@ def _call(call: ToolCall) -> dict[str, Any]:
     }
 
 
-def _judged(one: Rollout, other: Rollout) -> Iterator[tuple[str, str | None, Any, Any]]:
-    """Parts before the whole: the part is why the whole differs."""
-    ones, others = (_parts(r.score) for r in (one, other))
-    paths = sorted(dict.fromkeys([*ones, *others]), key=lambda path: -path.count("/"))
+def _reward_differences(one: Rollout, other: Rollout) -> Iterator[tuple[str, str | None, Any, Any]]:
+    """Components before the total: a component explains why the total differs."""
+    parts_a, parts_b = (_parts(r.score) for r in (one, other))
+    paths = sorted(dict.fromkeys([*parts_a, *parts_b]), key=lambda path: -path.count("/"))
     for path in paths:
-        if not _same(ones.get(path), others.get(path)):
-            yield "reward", path, ones.get(path), others.get(path)
+        if not _same(parts_a.get(path), parts_b.get(path)):
+            yield "reward", path, parts_a.get(path), parts_b.get(path)
     if one.given != other.given:
         yield "given", None, one.given, other.given
 
@@ -159,14 +163,14 @@ def _parts(score: Score | None, prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _credited(
+def _advantage_differences(
     one: RecordedRollout, other: RecordedRollout
 ) -> Iterator[tuple[str, str | None, Any, Any]]:
     if (one.advantages is None) != (other.advantages is None):
         used = [None if r.advantages is None else "used in the step" for r in (one, other)]
         yield "advantage", None, used[0], used[1]
         return
-    # Equal rollouts have equally many branches, and the rollouts are compared before credit is.
+    # Rollouts are compared before advantages, so both have the same number of branches.
     rows = zip(
         (*one.earlier, one.advantages or ()), (*other.earlier, other.advantages or ()), strict=False
     )
@@ -184,7 +188,7 @@ def _unequal(a: Sequence[Any], b: Sequence[Any]) -> Iterator[tuple[int, Any, Any
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Equality by what is written: NaN is itself, and 0.0 is not -0.0."""
+    """Equality of the written form: NaN equals NaN, and 0.0 differs from -0.0."""
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
     return repr(a) == repr(b) if isinstance(a, float) or isinstance(b, float) else a == b
@@ -195,7 +199,7 @@ def _shown(text: str) -> str:
 
 
 _IN_FILES = ("prompts", "rollouts", "rewards", "advantages")
-"""Stages that the file of rollouts shows in detail."""
+"""Stages whose content is in the rollout files."""
 
 
 @final
@@ -215,14 +219,14 @@ class Divergence:
 
     @property
     def stage(self) -> str:
-        """The first of them: the others follow from it."""
+        """The first stage that differs; later differences follow from it."""
         return self.stages[0]
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunDifference:
-    """What two runs do not have in common.
+    """Result of comparing two runs.
 
     Example:
         >>> same = RunDifference(a="a", b="b", common=(1, 2), only_a=(), only_b=(), inputs=(),
@@ -244,23 +248,23 @@ class RunDifference:
     inputs: tuple[ChangedInput, ...]
     """Recorded inputs that differ."""
     parting: Divergence | None
-    """Where they part; None: every common step is equal."""
+    """The first divergence; None: every common step is equal."""
     suspects: tuple[ChangedInput, ...]
-    """Inputs that can explain it, the likeliest first; empty: nothing that is recorded does."""
+    """Inputs that can explain it, the likeliest first; empty: no recorded input does."""
     found: RolloutDifference | None
     """The first rollout that differs, where the files show one."""
     metrics: Mapping[str, tuple[float | None, float | None]]
     """Metrics of that step that differ; None for one that is not there."""
     notes: tuple[str, ...]
-    """What could not be looked at, and what else a reader should know."""
+    """What could not be compared, and further remarks."""
 
     @property
     def is_equal(self) -> bool:
-        """Whether both did the same in the same steps."""
+        """Whether both runs have the same steps with the same digests."""
         return self.parting is None and not self.only_a and not self.only_b
 
     def as_json(self) -> dict[str, Any]:
-        """Plain data; what is derived from the records is there as well."""
+        """Plain data, derived properties included."""
         stage = self.parting.stage if self.parting is not None else None
         return {"equal": self.is_equal, "stage": stage, **asdict(self)}
 
@@ -312,7 +316,7 @@ def _parting(
 
 
 def _breaks(run: RunDirectory, lines: Mapping[int, StepDigest]) -> list[str]:
-    """Where a run went on from a checkpoint that was not its own."""
+    """Breaks in the digest chain, where a run resumed from a checkpoint of another run."""
     ordered = [lines[step] for step in sorted(lines)]
     return [
         f"{run.root}: step {after.step} does not continue the chain of step {before.step}: "
@@ -329,18 +333,18 @@ def _rollout(
         return None
     try:
         step = parting.step
-        ones, others = (read_rollouts(run.rollouts(step), step=step) for run in (a, b))
+        rows_a, rows_b = (read_rollouts(run.rollouts(step), step=step) for run in (a, b))
     except UserError as error:
         notes.append(f"the rollouts of step {parting.step} cannot be compared: {error}")
         return None
-    found = first_difference(ones, others, parting.stage)
+    found = first_difference(rows_a, rows_b, parting.stage)
     if found is None:
         notes.append(f"the files of rollouts of step {parting.step} show no difference")
     return found
 
 
 def _gaps(run: RunDirectory) -> list[str]:
-    """Lines of a run that must have been there; rollouts are missed when they are needed."""
+    """Missing lines of a run; missing rollout files are reported when they are needed."""
     return [f"{one.path}: {one.why}" for one in missing_parts(run) if one.is_damage]
 
 
@@ -348,21 +352,21 @@ def _metrics(
     a: RunDirectory, b: RunDirectory, step: int, notes: list[str]
 ) -> dict[str, tuple[float | None, float | None]]:
     try:
-        ones, others = (_timeless(run, step) for run in (a, b))
+        metrics_a, metrics_b = (_timeless(run, step) for run in (a, b))
     except UserError as error:
         notes.append(f"the metrics of step {step} cannot be compared: {error}")
         return {}
-    for run, found in ((a, ones), (b, others)):
+    for run, found in ((a, metrics_a), (b, metrics_b)):
         if found is None:
             notes.append(f"{run.metrics} has no line of step {step}: metrics are not compared")
-    if ones is None or others is None:
+    if metrics_a is None or metrics_b is None:
         return {}
-    names = sorted(ones.keys() | others.keys())
-    pairs = {name: (ones.get(name), others.get(name)) for name in names}
+    names = sorted(metrics_a.keys() | metrics_b.keys())
+    pairs = {name: (metrics_a.get(name), metrics_b.get(name)) for name in names}
     return {name: pair for name, pair in pairs.items() if repr(pair[0]) != repr(pair[1])}
 
 
 def _timeless(run: RunDirectory, step: int) -> dict[str, float] | None:
-    """Metrics of a step; None where the run's folder has none of it."""
+    """Metrics of a step without times; None if the run has no line of it."""
     lines = read_metrics(run.metrics) if run.metrics.is_file() else []
     return next((line.timeless() for line in lines if line.step == step), None)

@@ -1,4 +1,4 @@
-"""What went into two runs and differs: configuration, rows, versions, machine and code."""
+"""Differences between the inputs of two runs: configuration, rows, versions, machine and code."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from luyen.base.rundir import RunDirectory
 from luyen.base.secrets import masked_tree
 
 ABSENT = "<absent>"
-"""Stands for the value of a key that one of the runs does not have."""
+"""Placeholder value of a key that one of the runs does not have."""
 _OWN = (
     "trainer.default_local_dir",
     "trainer.project_name",
@@ -18,11 +18,11 @@ _OWN = (
     "trainer.resume_from_path",
     "trainer.profile.save_path",
 )
-"""Keys that say where a run lies, and nothing about what it does."""
+"""Keys that only decide where a run is stored; ignored in comparisons."""
 _FACTS = ("versions", "packages", "code", "settings", "threads", "seeds", "hardware", "revision")
 _HARMLESS = ("hardware.memory_bytes",)
 _SHARED_ONLY = ("packages",)
-"""Blocks that list what a process happened to import: only what both have is compared."""
+"""Blocks that depend on what a process imported: only names that both have are compared."""
 
 _ACTS_ON = {
     "data": "prompts",
@@ -102,7 +102,7 @@ def changed_inputs(a: RunDirectory, b: RunDirectory) -> list[ChangedInput]:
 
 
 def follows_the_clock(run: RunDirectory) -> bool:
-    """Whether a run learned from what finished first, so that no other run need equal it."""
+    """Whether a run used completion order, so that repeating it gives other numbers."""
     config = _config(run)
     is_ahead = config.get("trainer.max_staleness", 0) > 0
     return is_ahead and config.get("trainer.async_order") == "completion"
@@ -111,7 +111,7 @@ def follows_the_clock(run: RunDirectory) -> bool:
 def changed_facts(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[ChangedInput]:
     """What differs between two manifests: content of files and rows first, then the machine.
 
-    A block that one of them does not have was not recorded by its version, and says nothing.
+    A block that one of them lacks was not recorded by its version, and is not compared.
     """
     found: list[ChangedInput] = []
     if "files" in a and "files" in b:
@@ -123,7 +123,7 @@ def changed_facts(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[ChangedInp
         found += [
             ChangedInput(kind=kind, name=name, a=one, b=other, acts_on=None)
             for name, one, other in pairs
-            # A block without anything in it is no fact of its own.
+            # An empty block is listed as a leaf of its own; skip it.
             if name not in (*_HARMLESS, kind)
             and not (kind in _SHARED_ONLY and ABSENT in (one, other))
         ]
@@ -133,7 +133,7 @@ def changed_facts(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[ChangedInp
 def _changed_files(
     a: Mapping[str, Mapping[str, str]], b: Mapping[str, Mapping[str, str]]
 ) -> list[ChangedInput]:
-    """Files whose content differs; one that lies elsewhere with the same content does not."""
+    """Files whose content differs; a different path with the same content is equal."""
     hashes = [{name: facts["fingerprint"] for name, facts in files.items()} for files in (a, b)]
     return [
         _changed("file", name, _file(a.get(name), one), _file(b.get(name), other))
@@ -148,8 +148,8 @@ def _file(facts: Mapping[str, str] | None, fingerprint: str) -> str:
 def suspects(inputs: Sequence[ChangedInput], stage: str) -> list[ChangedInput]:
     """The inputs that can explain a difference that begins in this stage, the likeliest first.
 
-    First come those that act on this very stage, then those that act before it, then what may act
-    anywhere. One that acts later comes last: it explains nothing, unless it does more than we know.
+    First those that act on this stage, then those that act before it, then those that may act
+    anywhere. Inputs that should only act later come last.
     """
     ranked = [(rank, one) for one in inputs if (rank := _rank(one, stage)) is not None]
     return [one for _, one in sorted(ranked, key=lambda pair: pair[0])]

@@ -29,9 +29,9 @@ from luyen.studio.inputs import ChangedInput, changed_facts
 from luyen.telemetry.manifest import SETTINGS, collect, installed_packages, settings_of
 
 OVERRIDDEN_KEYS = ("trainer.logger", "trainer.profile.steps", "settings.OMP_NUM_THREADS")
-"""Inputs that a rerun sets for itself; none of them changes a number."""
+"""Inputs that a rerun overrides; none of them changes a number."""
 _PLACES = ("_VISIBLE_DEVICES", "_HOME", "_PATH", "_DIR")
-"""Ends of the variables that say where something lies on a machine: each machine keeps its own."""
+"""Suffixes of variables with machine-specific paths or devices: these are not restored."""
 _THREADS = "OMP_NUM_THREADS"
 _STOP_TIMEOUT_S = 10.0
 _SHOWN = 8
@@ -39,13 +39,13 @@ _SHOWN = 8
 
 
 def folder_of(run: RunDirectory) -> Path:
-    """The folder in which the run was called, where this machine has it; the current one else."""
+    """The working directory of the run if it exists here, else the current one."""
     named = run.read_manifest().get("folder")
     return Path(named) if named and Path(named).is_dir() else Path.cwd()
 
 
 def environment_of(manifest: Mapping[str, Any], now: Mapping[str, str]) -> dict[str, str]:
-    """The environment of now with the settings and the threads of the run.
+    """The current environment with the settings and threads of the run.
 
     Example:
         >>> manifest = {"settings": {"MKL_CBWR": "AVX2"}, "threads": {"torch": 2}}
@@ -67,9 +67,9 @@ def _is_place(name: str) -> bool:
 
 
 def changed_part(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a configuration is not as by default.
+    """The part of a configuration that differs from the defaults.
 
-    It means the same as the whole, and some rules of the check ask what a person wrote.
+    It is equivalent to the whole, and some rules of the check depend on which keys are written.
 
     Example:
         >>> changed_part({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"b": 1, "c": 0}, "d": 3})
@@ -92,7 +92,7 @@ def _defaults() -> dict[str, Any]:
 
 @final
 class Rerun:
-    """The same run in a new directory, while entered; leaving stops it."""
+    """Context manager that repeats a run in a new directory; exiting stops the process."""
 
     def __init__(self, original: RunDirectory, into: Path) -> None:
         """Nothing is started yet; a UserError where `into` exists."""
@@ -120,11 +120,11 @@ class Rerun:
             "trainer.profile.steps": [],
         }
         words = [f"{key}={json.dumps(value)}" for key, value in keys.items()]
-        said = yaml.safe_dump(changed_part(run.read_settings(), _defaults()))
-        write_whole(self._config, said)
+        text = yaml.safe_dump(changed_part(run.read_settings(), _defaults()))
+        write_whole(self._config, text)
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                # Without -P the folder of the call would come first among the places of modules.
+                # Without -P the working directory would come first in sys.path.
                 [sys.executable, "-P", "-m", "luyen", "train", str(self._config), *words],
                 cwd=folder_of(run),
                 env=environment_of(run.read_manifest(), os.environ),
@@ -158,15 +158,15 @@ class Rerun:
         return [StepDigest(**{name: line[name] for name in names}) for line in lines]
 
     def failure(self) -> UserError:
-        """Why the process ended before it came as far as the first run."""
+        """The error of a process that ended before the last step of the original run."""
         code = None if self._process is None else self._process.poll()
-        said = self._log.read_text(errors="replace").strip().splitlines()[-_SHOWN:]
-        why = f"the rerun ended with exit code {code}: {' | '.join(said) or 'it said nothing'}"
-        fix = "mend what it says, and run the command again"
+        lines = self._log.read_text(errors="replace").strip().splitlines()[-_SHOWN:]
+        why = f"the rerun ended with exit code {code}: {' | '.join(lines) or 'it said nothing'}"
+        fix = "fix the reported error, and run the command again"
         return UserError("run", str(self._original.root), why, fix)
 
     def stop(self) -> None:
-        """End the process: asked twice, as a person would, and after a while by force."""
+        """End the process: two SIGINT, then SIGKILL after a timeout."""
         process = self._process
         if process is None:
             return
@@ -181,10 +181,10 @@ class Rerun:
             process.wait()
 
 
-# What of the surroundings of a run is not as it was when the run began.
+# Changes of the environment since the run began.
 
 _LATER = ("threads", "datasets", "seeds")
-"""What is only known when the rows are read and torch is loaded."""
+"""Blocks of the manifest that need torch or the rows; not compared."""
 
 
 def read_run_config(run: RunDirectory) -> RunConfig:

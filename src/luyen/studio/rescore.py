@@ -27,7 +27,7 @@ from luyen.train.builders.reward import reward_model_services
 from luyen.train.builders.roles import tool_environment_of
 from luyen.train.builders.setup import import_plugins, load_run_tokenizer
 
-# Which reward judges recorded rollouts: that of a file, that of the run, or one with changes.
+# The configuration of the new reward: from a file, or that of the run, with overrides.
 
 _BLOCK = "reward"
 _OPTION = "--reward"
@@ -36,11 +36,10 @@ _OPTION = "--reward"
 def rescored_config(
     directory: RunDirectory, file: Path | None, overrides: Sequence[str]
 ) -> RunConfig:
-    """The configuration of a run with another reward block, checked like any other.
+    """The configuration of a run with another reward block, validated.
 
-    The block of a file takes the place of the run's own, whole: nothing of the old one is left.
-    Without a file the run's own is meant. `overrides` are laid over either. Plugins of both are
-    known.
+    The `reward` block of the file replaces that of the run completely; without a file the block of
+    the run is used. `overrides` apply to either. Plugins of both are registered.
     """
     run = with_artifacts(load([directory.config], []))
     tree = run if file is None else _with_block(run, with_artifacts(load([file], [])), file)
@@ -94,16 +93,15 @@ def _refused(problem: Problem) -> UserError:
     return UserError(problem.field, problem.value, problem.why, problem.fix)
 
 
-# The prompts of recorded rollouts: files of rollouts hold tokens, and rewards read rows.
+# The prompts of recorded rollouts: rollout files hold tokens, while rewards read dataset rows.
 
 
 def prompts_of(
     directory: RunDirectory, config: RunConfig, tokenizer: Tokenizer, *, is_validation: bool
 ) -> dict[str, Prompt]:
-    """The rows that a run drew from, by uid, tools on offer included.
+    """The dataset rows of a run by uid, offered tools included.
 
-    A UserError when the files hold other rows than at the time of the run: what a reward compares
-    with might be another, and no number would show it.
+    A UserError when the files have changed since the run: ground truths might differ silently.
     """
     around = tool_environment_of(config)
     offered = around.offered if around is not None else None
@@ -123,7 +121,7 @@ def prompts_of(
 def grouped(
     rollouts: Sequence[Rollout], prompts: dict[str, Prompt]
 ) -> list[tuple[Prompt, tuple[Rollout, ...]]]:
-    """Rollouts by the draw they belong to, in the order of their keys, with what was asked."""
+    """Rollouts by group, in the order of their keys, with their prompts."""
     groups: dict[str, list[Rollout]] = {}
     for rollout in sorted(rollouts, key=lambda rollout: rollout.key):
         groups.setdefault(str(rollout.group), []).append(rollout)
@@ -152,7 +150,7 @@ def _known(directory: RunDirectory, split: str) -> set[str]:
 
 
 Watch: TypeAlias = Callable[[int, int], None]
-"""Hears `(steps judged, steps to judge)`."""
+"""Progress callback: `(scored steps, total steps)`."""
 
 
 def rescore(
@@ -165,11 +163,11 @@ def rescore(
     is_trusted: bool = False,
     watch: Watch | None = None,
 ) -> RescoreResult:
-    """Judge the recorded rollouts of some steps, or of all, by another reward.
+    """Score the recorded rollouts of some or all steps with another reward.
 
-    Steps are judged in order; what is normalised over time begins with the first of them. What
-    cannot be judged has a fault and no score, whatever `reward.on_fault` says. A run of somebody
-    else that names code is refused unless it `is_trusted`.
+    Steps are scored in order; running statistics start with the first of them. A rollout that
+    cannot be scored gets a fault and no score, regardless of `reward.on_fault`. A run that names
+    code and was not made on this machine is refused unless `is_trusted`.
     """
     directory = RunDirectory.open(root)
     run = _read(directory, is_trusted=is_trusted)
@@ -187,14 +185,14 @@ def rescore(
             if watch is not None:
                 watch(done, len(wanted))
             path = directory.rollouts(step, validation=is_validation)
-            # Validations are drawn as if at step 0, whatever step they belong to.
+            # Rollouts of validations carry step 0.
             rows = read_rollouts(path, step=None if is_validation else step)
-            drawn = [row.rollout for row in rows]
-            sound = [r for r in drawn if r.score is not None or r.fault is None]
-            broken += len(drawn) - len(sound)
-            groups = grouped(sound, prompts)
+            rollouts = [row.rollout for row in rows]
+            valid = [r for r in rollouts if r.score is not None or r.fault is None]
+            broken += len(rollouts) - len(valid)
+            groups = grouped(valid, prompts)
             reward.check_sources({prompt.data_source for prompt, _ in groups})
-            scored = reward.score([(p, [_unjudged(r) for r in some]) for p, some in groups], work)
+            scored = reward.score([(p, [_unscored(r) for r in some]) for p, some in groups], work)
             reward.advance(scored)
             old += [ScoredGroup(prompt=p, rollouts=r, seconds=(None,) * len(r)) for p, r in groups]
             new += scored
@@ -206,7 +204,7 @@ def rescore(
 def _read(directory: RunDirectory, *, is_trusted: bool) -> RunConfig:
     """The configuration of the run; a UserError where it can have no rollouts."""
     require_trust(directory, is_trusted=is_trusted)
-    directory.read_config()  # a changed file is found by its seal
+    directory.read_config()  # verifies the checksum
     run = read_config([directory.config], [])
     if run.trainer.stage != "rl":
         why = f"its stage is `{run.trainer.stage}`: it learned from given rows and has no rollouts"
@@ -234,13 +232,13 @@ def _recorded(directory: RunDirectory, steps: range | None, *, is_validation: bo
     found = [step for step in there if steps is None or step in steps]
     if not there:
         why = "no rollouts are recorded there"
-        raise UserError("RUN", str(folder), why, "give a run that has drawn some")
+        raise UserError("RUN", str(folder), why, "give a run that has generated some")
     if not found and steps is not None:
         why = f"no rollouts of these steps are recorded; there are {there[0]} to {there[-1]}"
-        raise UserError("--step", f"{steps.start}:{steps.stop - 1}", why, "give others")
+        raise UserError("--step", f"{steps.start}:{steps.stop - 1}", why, "give other steps")
     return found
 
 
-def _unjudged(rollout: Rollout) -> Rollout:
-    """The rollout as it was before the run judged it."""
+def _unscored(rollout: Rollout) -> Rollout:
+    """The rollout before scoring."""
     return replace(rollout, score=None, fault=None)

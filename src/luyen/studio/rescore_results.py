@@ -12,7 +12,7 @@ from luyen.rewards.metrics import Objectives, correlation, objectives
 from luyen.rewards.scoring import ScoredGroup, faults_in
 from luyen.telemetry.rollout_codec import score_tree
 
-# How the order of a group's rollouts changes when something else judges them.
+# Rank changes inside a group between two rewards.
 
 _SMALL = 1e-9
 """Relative difference below which two rewards count as equal: the order of additions makes it."""
@@ -29,11 +29,11 @@ class RankChange:
     """
 
     tau: float | None
-    """Kendall's tau-b; None where one of the two tells no rollout from another."""
+    """Kendall's tau-b; None where one of the two rewards is constant."""
     has_other_best: bool
-    """Whether none of those that were best still is."""
+    """Whether none of the previously best rollouts is still best."""
     moves: tuple[float, ...]
-    """Places that each rollout gave up (or, below 0, won); ties share the mean of their places."""
+    """Ranks that each rollout lost (negative: gained); ties share their mean rank."""
 
 
 def rank_change(old: Sequence[float], new: Sequence[float]) -> RankChange:
@@ -56,14 +56,14 @@ def kendall_tau(one: Sequence[float], other: Sequence[float]) -> float | None:
         >>> kendall_tau([1.0, 2.0, 3.0], [10.0, 30.0, 20.0])
         0.3333333333333333
     """
-    balance = told_one = told_other = 0
+    balance = untied_one = untied_other = 0
     for i, j in combinations(range(len(one)), 2):
         a, b = _sign(one[i], one[j]), _sign(other[i], other[j])
         balance += a * b
-        told_one += a * a
-        told_other += b * b
-    told = math.sqrt(told_one * told_other)
-    return balance / told if told else None
+        untied_one += a * a
+        untied_other += b * b
+    scale = math.sqrt(untied_one * untied_other)
+    return balance / scale if scale else None
 
 
 def _sign(a: float, b: float) -> int:
@@ -76,7 +76,7 @@ def _best(values: Sequence[float]) -> set[int]:
 
 
 def _places(values: Sequence[float]) -> list[float]:
-    """The place of each, the best one first; equal ones share the mean of theirs."""
+    """The rank of each value, best first; ties share their mean rank."""
     return [1.0 + sum((_sign(other, value) + 1) / 2 for other in values) - 0.5 for value in values]
 
 
@@ -125,7 +125,7 @@ class ComponentChange:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMove:
-    """A rollout that changed its place among its siblings.
+    """A rollout whose rank in its group changed.
 
     Example:
         >>> both = RescoredRollout(prompt=None, rollout=None, old=1.0, new=0.0)
@@ -136,7 +136,7 @@ class RankMove:
     both: RescoredRollout
     """The rollout with its rewards."""
     places: float
-    """Places that it lost; below 0: that it won."""
+    """Ranks lost; negative: gained."""
     of: int
     """Rollouts that were compared."""
 
@@ -154,22 +154,22 @@ class RescoreResult:
     run: str
     """The run directory."""
     steps: tuple[int, ...]
-    """Steps whose rollouts were judged."""
+    """Steps whose rollouts were scored."""
     old: tuple[ScoredGroup, ...]
     """The groups as the run had them."""
     new: tuple[ScoredGroup, ...]
-    """The same groups, in the same order, as they are judged now."""
+    """The same groups in the same order with the new scores."""
     broken: int
-    """Rollouts that were never played to an end: nobody judged them, and nobody does."""
+    """Rollouts that failed before their end; they have no score on either side."""
 
     @property
     def count(self) -> int:
-        """Rollouts that were judged."""
+        """Number of scored rollouts."""
         return sum(len(group.rollouts) for group in self.new)
 
     @property
     def faults(self) -> list[Rollout]:
-        """Rollouts that could not be judged now."""
+        """Rollouts that the new reward could not score."""
         return faults_in(self.new)
 
     def both(self) -> list[list[RescoredRollout]]:
@@ -178,7 +178,7 @@ class RescoreResult:
         return [list(_both(before, after)) for before, after in pairs]
 
     def changes(self) -> list[tuple[list[RescoredRollout], RankChange]]:
-        """The order of every group that has two rollouts or more to compare."""
+        """Rank changes of every group with at least two comparable rollouts."""
         groups = [group for group in self.both() if len(group) > 1]
         return [(g, rank_change([b.old for b in g], [b.new for b in g])) for g in groups]
 
@@ -211,7 +211,7 @@ class RescoreResult:
         ]
 
     def objectives(self) -> tuple[Objectives, Objectives]:
-        """How components stand to one another, before and after."""
+        """Correlations between components, before and after."""
         return objectives(self.old), objectives(self.new)
 
     def rows(self) -> Iterator[dict[str, Any]]:
@@ -241,7 +241,7 @@ def _value(rollout: Rollout) -> float | None:
 
 
 def _nodes(scored: Sequence[ScoredGroup]) -> dict[str, list[float | None]]:
-    """What every node of the trees was worth, by its path."""
+    """Values of every node of the score trees by path."""
     found: dict[str, list[float | None]] = {}
     trees: list[Score] = [score for group in scored for score in group.scores]
     for tree in trees:

@@ -36,17 +36,17 @@ class RunFacts:
     run: str
     """Its id."""
     state: State
-    """running: a process has it now; finished: its last step is saved; damaged: see `note`."""
+    """running: locked by a process; finished: its last step is saved; damaged: see `note`."""
     stage: str = "?"
     """What kind of training it is."""
     steps: int = 0
     """Steps that were measured or saved."""
     total: int | None = None
-    """Steps that it is to have; None where that is not known."""
+    """Planned steps; None if unknown."""
     metric: str | None = None
-    """The number that its last validation is judged by."""
+    """The validation metric that is shown."""
     value: float | None = None
-    """That number; None before the first validation."""
+    """Its last value; None before the first validation."""
     created: str = ""
     """When it was begun."""
     changed: str = ""
@@ -101,7 +101,7 @@ def _facts(run: RunDirectory) -> RunFacts:
 
 
 def _total(config: Mapping[str, Any], manifest: Mapping[str, Any]) -> int | None:
-    """Steps of the run, as its configuration and the number of its rows make them."""
+    """Total steps by configuration and number of rows."""
     trainer = config["trainer"]
     if trainer["total_training_steps"] is not None:
         return int(trainer["total_training_steps"])
@@ -162,10 +162,10 @@ def _time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
 
-# What a run must have written and is not there, told from its other files.
+# Missing parts of a run, detected by comparing its files.
 #
-# A changed file is found by its own seal or checksum. One that is gone, or has lost its last
-# lines, looks like that of a run that did less; only the other files know better.
+# Checksums detect a changed file. A removed file, or one that lost its last lines, looks like that
+# of a shorter run; only the other files of the run show the difference.
 
 _REWARDS = "rewards"
 """The stage that only steps with rollouts have."""
@@ -186,19 +186,19 @@ class MissingPart:
     why: str
     """What is missing, and which file knows of it."""
     is_damage: bool = True
-    """Whether only damage explains it; rollouts are also removed by people who need room."""
+    """Whether it is damage; users also remove rollouts on purpose, to free space."""
 
 
 def missing_parts(run: RunDirectory) -> list[MissingPart]:
-    """What is missing of a run. A file that cannot be read is no witness.
+    """Missing parts of a run; unreadable files are not used as evidence.
 
     A step writes its rollouts, its digest, its metrics and its checkpoint, in this order. Files are
-    read so that a run that goes on meanwhile is not accused.
+    read in an order in which a running process causes no false positives.
     """
     try:
         saved = CheckpointStore(run.checkpoints).list()
         before = _measured(run)
-        digested, drawn = _digested(run)
+        digested, with_rollouts = _digested(run)
         after = _measured(run)
         chained = [step for step in saved if _is_chained(run.checkpoint(step))]
         keeps = run.metrics.is_file() or _keeps_metrics(run)
@@ -209,7 +209,7 @@ def missing_parts(run: RunDirectory) -> list[MissingPart]:
         *_lines(run.digests, before - digested if digested else set(), run.metrics),
         *_whole(run.digests, bool(chained and not digested)),
         *_lines(run.metrics, lost, run.digests),
-        *_rollouts(run, drawn),
+        *_rollouts(run, with_rollouts),
     ]
 
 
@@ -225,8 +225,8 @@ def _whole(path: Path, is_lost: bool) -> Iterator[MissingPart]:
         yield MissingPart(path=path, why="it is missing or empty, and checkpoints hold its chain")
 
 
-def _rollouts(run: RunDirectory, drawn: set[int]) -> Iterator[MissingPart]:
-    gone = [step for step in sorted(drawn) if not run.rollouts(step).is_file()]
+def _rollouts(run: RunDirectory, steps: set[int]) -> Iterator[MissingPart]:
+    gone = [step for step in sorted(steps) if not run.rollouts(step).is_file()]
     if gone:
         more = f", and so are those of {len(gone) - 1} more steps" if len(gone) > 1 else ""
         why = f"it is missing{more}, and {run.digests.name} has the step"
@@ -234,18 +234,18 @@ def _rollouts(run: RunDirectory, drawn: set[int]) -> Iterator[MissingPart]:
 
 
 def _unsure(digested: set[int], saved: tuple[int, ...]) -> set[int]:
-    """The last digest: a process may be killed before it writes the metrics of the step.
+    """The last digest, whose metrics may be missing because the process was killed in between.
 
-    Not where there is a checkpoint of the step, which comes after both.
+    Empty if there is a checkpoint of the step, which is written after both.
     """
     return {max(digested)} - set(saved) if digested else set()
 
 
 def _digested(run: RunDirectory) -> tuple[set[int], set[int]]:
-    """Steps that have a digest, and those of them that drew rollouts: offline ones do not."""
+    """Steps that have a digest, and those of them with rollouts: offline steps have none."""
     found = read_digests(run.digests) if run.digests.is_file() else []
-    drawn = {digest.step for digest in found if _REWARDS in digest.stages}
-    return {digest.step for digest in found}, drawn
+    with_rollouts = {digest.step for digest in found if _REWARDS in digest.stages}
+    return {digest.step for digest in found}, with_rollouts
 
 
 def _measured(run: RunDirectory) -> set[int]:

@@ -18,14 +18,14 @@ from luyen.rollout.native.sampler import uniforms
 from luyen.rollout.protocol import Completion, Request, RolloutEngine, Sampling, generate
 
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.25}
-"""How far two ways of computing a log-probability may lie apart."""
+"""Allowed difference of log-probabilities between two implementations."""
 _SPLITS = "prefix extension"
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelfTestResult:
-    """The outcome of one trial.
+    """The result of one self-test.
 
     Example:
         >>> SelfTestResult(name="random numbers", state="ok", detail="equal").state
@@ -35,7 +35,7 @@ class SelfTestResult:
     name: str
     """What was tried."""
     state: Literal["ok", "note", "failed"]
-    """`note`: not as good as it could be, and nothing that was promised."""
+    """`note`: a limitation that does not break a guarantee."""
     detail: str
     """What was found."""
 
@@ -96,14 +96,14 @@ def _parity(
         tokens = torch.tensor([t for some, _ in part for t in some], device=policy.device)
         with torch.no_grad():
             scored = policy(tokens, lengths, torch.tensor(mask, device=policy.device)).logp
-        drawn = torch.tensor([logp for _, done in part for logp in done.logps])
-        gap = max(gap, float((scored.cpu() - drawn).abs().max()))
-        count += len(drawn)
+        sampled = torch.tensor([logp for _, done in part for logp in done.logps])
+        gap = max(gap, float((scored.cpu() - sampled).abs().max()))
+        count += len(sampled)
     return gap, count
 
 
 def renderer_laws(renderer: Renderer) -> list[SelfTestResult]:
-    """The laws of rendering for conversations that nobody trained on."""
+    """The laws of rendering for built-in probe conversations."""
     found: list[SelfTestResult] = []
     for name, messages in PROBES.items():
         try:
@@ -111,7 +111,7 @@ def renderer_laws(renderer: Renderer) -> list[SelfTestResult]:
         except UserError as error:
             found.append(SelfTestResult(name=f"rendering, {name}", state="note", detail=error.why))
             continue
-        # A template that rewrites the past costs speed, not truth: the rollout is split there.
+        # A template that rewrites earlier turns costs speed, not correctness: the rollout is split.
         is_harmless = all(violation.law == _SPLITS for violation in broken)
         state = "ok" if not broken else "note" if is_harmless else "failed"
         detail = "; ".join(map(str, broken)) or "every law holds"

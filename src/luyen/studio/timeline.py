@@ -12,14 +12,14 @@ from luyen.base.input_files import parse_json, read_bytes
 from luyen.base.rundir import RunDirectory
 from luyen.telemetry.spans import SCHEMA
 
-# Stretches of time: unions, overlaps and what is left.
+# Interval arithmetic: union, intersection and difference.
 
 Interval: TypeAlias = tuple[float, float]
-"""A beginning and an end."""
+"""Start and end."""
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """The same time as stretches apart from each other, in order.
+    """The union as disjoint intervals, in order.
 
     Example:
         >>> union([(4, 5), (1, 3), (2, 3.5), (6, 6)])
@@ -35,7 +35,7 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def overlap(one: Sequence[Interval], other: Sequence[Interval]) -> list[Interval]:
-    """Time that is in both; each must be a union.
+    """The intersection; each argument must be a union.
 
     Example:
         >>> overlap([(1, 4), (6, 9)], [(2, 3), (3.5, 7)])
@@ -55,7 +55,7 @@ def overlap(one: Sequence[Interval], other: Sequence[Interval]) -> list[Interval
 
 
 def without(whole: Sequence[Interval], taken: Sequence[Interval]) -> list[Interval]:
-    """Time of the first that is not in the second; each must be a union.
+    """The difference; each argument must be a union.
 
     Example:
         >>> without([(0, 10)], [(2, 3), (5, 12)])
@@ -67,7 +67,7 @@ def without(whole: Sequence[Interval], taken: Sequence[Interval]) -> list[Interv
 
 
 def seconds(intervals: Iterable[Interval]) -> float:
-    """How long they are together.
+    """Total length.
 
     Example:
         >>> seconds([(1, 3), (4, 4.5)])
@@ -79,7 +79,7 @@ def seconds(intervals: Iterable[Interval]) -> float:
 CONTROLLER = "controller"
 """Role of the process that runs the loop."""
 WAIT = "wait for "
-"""How a span is called in which the controller waits, before the role that it waits for."""
+"""Prefix of the names of spans in which the controller waits for a role."""
 _MEMBERS = {"actor": "rank", "rollout": "replica"}
 _OWN = {"span", "start", "duration_s", "step", "thread"}
 
@@ -87,7 +87,7 @@ _OWN = {"span", "start", "duration_s", "step", "thread"}
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedSpan:
-    """A stretch of work, in the controller's time.
+    """A span of work, in the controller's time.
 
     Example:
         >>> TimedSpan(name="generate", start=10.0, end=12.5, step=3, thread=7, facts={}).seconds
@@ -121,7 +121,7 @@ class TimedSpan:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSpans:
-    """One process of a run, in one of its lives.
+    """The spans of one incarnation of a process.
 
     Example:
         >>> ProcessSpans(role="actor", index=0, pid=7, node="ab12cd", clock_error_s=0.001,
@@ -130,21 +130,21 @@ class ProcessSpans:
     """
 
     role: str
-    """What it is for."""
+    """Its role."""
     index: int | None
-    """Which of its role it is; None: the only one."""
+    """Index in its role; None: the only one."""
     pid: int
-    """Its process."""
+    """Its process id."""
     node: str | None
-    """Where it ran; None: with the controller."""
+    """Its node; None: that of the controller."""
     clock_error_s: float | None
     """By how much its times can be wrong; None: they are the controller's own."""
     spans: tuple[TimedSpan, ...]
-    """What it did, in the order in which it began."""
+    """Its spans by start time."""
 
     @property
     def name(self) -> str:
-        """A name for people."""
+        """Display name."""
         if self.index is None:
             return f"{self.role} (pid {self.pid})"
         place = "" if self.node is None else f" (node {self.node[:4]})"
@@ -154,7 +154,7 @@ class ProcessSpans:
 def read_processes(root: Path | str) -> list[ProcessSpans]:
     """Every process that left spans, the controller first; a UserError where it left none.
 
-    A line that is damaged is passed over: spans tell where time went, and nothing depends on them.
+    Damaged lines are skipped: spans are diagnostics only.
     """
     directory = RunDirectory.open(root)
     files = sorted(directory.events.glob("*.jsonl"))
@@ -228,7 +228,7 @@ def _refuse_later(path: Path, schema: Any) -> None:
         raise UserError("file", str(path), why, "read it with the version that wrote it")
 
 
-# The time of some steps, and the spans that lie in it.
+# Time windows of steps, and the spans inside them.
 
 Steps: TypeAlias = tuple[int, int]
 """First and last."""
@@ -253,7 +253,7 @@ def parse_steps(words: str) -> Steps:
 def windows(processes: Sequence[ProcessSpans], steps: Steps | None) -> list[Interval]:
     """From the beginning of the first of the steps to the end of the last, in each session.
 
-    A run that was taken up again has a controller for each session.
+    A resumed run has one controller per session.
     """
     first, last = steps or (1, 1 << 62)
     found: list[Interval] = []
@@ -263,9 +263,9 @@ def windows(processes: Sequence[ProcessSpans], steps: Steps | None) -> list[Inte
             if mine:
                 found.append((min(s.start for s in mine), max(s.end for s in mine)))
     if not found:
-        asked = "any step" if steps is None else f"steps {first} to {last}"
-        why = f"the run has no spans of {asked}"
-        raise UserError("--steps", None if steps is None else asked, why, "name steps it has done")
+        wanted = "any step" if steps is None else f"steps {first} to {last}"
+        why = f"the run has no spans of {wanted}"
+        raise UserError("--steps", None if steps is None else wanted, why, "name steps it has done")
     return union(found)
 
 

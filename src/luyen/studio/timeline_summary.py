@@ -1,4 +1,4 @@
-"""Where the time of a run went: busy and waiting roles, gaps, and a Perfetto trace."""
+"""Summary of a timeline: busy and waiting roles, gaps, and a Perfetto trace."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -17,7 +17,7 @@ from luyen.studio.timeline import (
 )
 
 _GAPS = 5
-"""Longest gaps that are told."""
+"""Number of longest gaps that are reported."""
 
 
 @final
@@ -34,20 +34,20 @@ class RoleWork:
     role: str
     """The role."""
     processes: int
-    """How many there were at once."""
+    """Number of its processes."""
     busy: float
-    """Share of the time in which one worked."""
+    """Busy share of the time."""
     idle_s: float
-    """Seconds in which one did not."""
+    """Idle seconds."""
     waited_s: Mapping[str, float]
-    """Of those, seconds in which others worked, by role: its own others too, and the controller
-    where nobody else did."""
+    """Of those, seconds in which other processes worked, by their role (its own role included);
+    seconds in which no worker was busy count for the controller."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gap:
-    """A stretch in which no process but the controller worked.
+    """An interval in which no process but the controller worked.
 
     Example:
         >>> Gap(start_s=1.5, seconds=0.2, during="score", step=3).during
@@ -59,9 +59,9 @@ class Gap:
     seconds: float
     """How long it was."""
     during: str
-    """What the controller did for the most of it; `between phases` where it tells nothing."""
+    """The phase that covers most of it, or `between phases`."""
     step: int | None
-    """The step of that."""
+    """The step of that phase."""
 
 
 @final
@@ -80,7 +80,7 @@ class TimelineSummary:
     steps: tuple[int, int]
     """First and last step."""
     roles: tuple[RoleWork, ...]
-    """Who worked; the controller first."""
+    """Work by role; the controller first."""
     phases: Mapping[str, float]
     """Seconds of the controller by phase."""
     gaps: tuple[Gap, ...]
@@ -94,27 +94,27 @@ class TimelineSummary:
 
 
 def summarise(processes: Sequence[ProcessSpans], times: Sequence[Interval]) -> TimelineSummary:
-    """What the spans say of these times, which must be a union."""
+    """Summary of the spans in these times, which must be a union."""
     phases = [s for p in processes if p.role == CONTROLLER for s in _phases(p)]
-    others = [process for process in processes if process.role != CONTROLLER]
+    workers = [process for process in processes if process.role != CONTROLLER]
     spent: dict[str, float] = {}
     for span in phases:
         spent[span.name] = spent.get(span.name, 0.0) + seconds(overlap([span.interval], times))
     steps = [span.step for span in phases if span.step]  # 0 is the validation before the first
-    errors = [p.clock_error_s for p in others if p.clock_error_s is not None]
-    roles = [_controller(processes, times), *_roles(others, times)]
+    errors = [p.clock_error_s for p in workers if p.clock_error_s is not None]
+    roles = [_controller(processes, times), *_roles(workers, times)]
     return TimelineSummary(
         seconds=seconds(times),
         steps=(min(steps, default=0), max(steps, default=0)),
         roles=tuple(roles),
         phases=dict(sorted(spent.items(), key=lambda pair: -pair[1])),
-        gaps=tuple(_gaps(others, phases, times)),
+        gaps=tuple(_gaps(workers, phases, times)),
         clock_error_s=max(errors, default=None),
     )
 
 
 def _phases(process: ProcessSpans) -> list[TimedSpan]:
-    """The outermost spans of the loop: what lies in another is a part of it."""
+    """The outermost spans of the training loop; nested spans are left out."""
     found: list[TimedSpan] = []
     for span in process.spans:
         is_within = found and span.end <= found[-1].end + 1e-6
@@ -124,7 +124,7 @@ def _phases(process: ProcessSpans) -> list[TimedSpan]:
 
 
 def _controller(processes: Sequence[ProcessSpans], times: Sequence[Interval]) -> RoleWork:
-    """The loop: it works, also between its phases, where it does not say that it waits."""
+    """The controller: it counts as busy, also between phases, except in its wait spans."""
     by_role: dict[str, list[Interval]] = {}
     for process in processes:
         waits = [span for span in process.spans if span.name.startswith(WAIT)]
@@ -142,10 +142,10 @@ def _controller(processes: Sequence[ProcessSpans], times: Sequence[Interval]) ->
     )
 
 
-def _roles(others: Sequence[ProcessSpans], times: Sequence[Interval]) -> list[RoleWork]:
-    """Every role but the controller; the lives of a process that was begun again are one."""
+def _roles(workers: Sequence[ProcessSpans], times: Sequence[Interval]) -> list[RoleWork]:
+    """Every role but the controller; incarnations of a restarted process are joined."""
     members: dict[tuple[str, int | None], list[Interval]] = {}
-    for process in others:
+    for process in workers:
         mine = members.setdefault((process.role, process.index), [])
         mine += [span.interval for span in process.spans]
     busy = {who: overlap(union(mine), times) for who, mine in members.items()}
@@ -178,11 +178,11 @@ def _role(
 
 
 def _gaps(
-    others: Sequence[ProcessSpans], phases: Sequence[TimedSpan], times: Sequence[Interval]
+    workers: Sequence[ProcessSpans], phases: Sequence[TimedSpan], times: Sequence[Interval]
 ) -> list[Gap]:
-    """The longest times in which nobody worked; in one process, in which no phase was timed."""
-    workers = [span for process in others for span in process.spans] or list(phases)
-    idle = without(times, union(span.interval for span in workers))
+    """The longest intervals without a busy worker; in a single process, outside of all phases."""
+    spans = [span for process in workers for span in process.spans] or list(phases)
+    idle = without(times, union(span.interval for span in spans))
     longest = sorted(idle, key=lambda one: one[0] - one[1])[:_GAPS]
     begin = times[0][0]
     return [_gap((start, end), phases, begin) for start, end in sorted(longest)]
@@ -200,10 +200,10 @@ def _gap(idle: Interval, phases: Sequence[TimedSpan], begin: float) -> Gap:
     return Gap(start_s=start - begin, seconds=end - start, during=during, step=step)
 
 
-# Spans as a trace that Perfetto and Chrome open.
+# Export as a Chrome trace, for Perfetto.
 
 _SLACK_S = 1e-5
-"""Times are rounded: a span may end so much after the one that it lies in."""
+"""Rounding: a nested span may end so much after the enclosing one."""
 _WAITS, _WORK = "waiting", "work"
 
 
@@ -237,9 +237,9 @@ def _process_events(number: int, process: ProcessSpans, begin: float) -> list[di
 
 
 def _threads(process: ProcessSpans) -> list[tuple[str, list[TimedSpan]]]:
-    """Spans by thread; those of waiting go over the borders of others, and have rows of their own.
+    """Spans by thread; waits may overlap other spans and get rows of their own.
 
-    The first thread that is seen is the one that a process begins with.
+    The first thread that occurs is the main thread.
     """
     work = [span for span in process.spans if not span.name.startswith(WAIT)]
     waits = [span for span in process.spans if span.name.startswith(WAIT)]
@@ -252,7 +252,7 @@ def _threads(process: ProcessSpans) -> list[tuple[str, list[TimedSpan]]]:
 
 
 def lanes(spans: Iterable[TimedSpan]) -> list[list[TimedSpan]]:
-    """Spans dealt out to as few rows as this takes: in a row they lie apart, or one in another."""
+    """Assign spans to few rows, so that spans in a row are disjoint or nested."""
     rows: list[list[TimedSpan]] = []
     stacks: list[list[TimedSpan]] = []
     for span in sorted(spans, key=lambda s: (s.start, -s.end)):

@@ -1,7 +1,7 @@
 """All artifacts of the runs below a folder: found by name or hash, verified, traced to their roots.
 
-What run directories say counts. The index at the top saves looking for them, keeps what removed
-runs noted, and is made again by `rebuild`.
+The lists in the run directories are authoritative. The index at the top avoids a scan, keeps the
+entries of removed runs, and can be rebuilt from the lists with `rebuild`.
 """
 
 import os
@@ -46,7 +46,7 @@ def run_directories(root: Path, *, deepest: int = _DEEPEST) -> Iterator[RunDirec
 
 @final
 class ArtifactRegistry:
-    """The artifacts below one folder, as they were noted when this was made.
+    """Snapshot of the artifacts recorded below one folder.
 
     Example:
         >>> ArtifactRegistry(Path("/nowhere")).artifacts
@@ -57,14 +57,14 @@ class ArtifactRegistry:
         self.root = root
         runs = _noted_below(root)
         here = {one.run for one in runs}
-        # A run that is here speaks for itself; the index adds those that are not here any more.
+        # The list of a present run wins; the index only adds runs that were removed.
         gone = [one for one in _index(root) if one.run not in here]
         self.artifacts = (*current(gone), *runs)
 
     def find(self, words: str) -> list[Artifact]:
-        """What is meant by a name, `NAME@HASH` or a hash; the beginning of a hash is enough.
+        """Artifacts that match a name, `NAME@HASH` or a hash; a prefix of the hash is enough.
 
-        What was made stands before what was read, and an artifact is listed once for its place.
+        Outputs of runs come before inputs, and each path is listed once.
         """
         name, at, content = words.rpartition("@")
         whole = name if at else words
@@ -79,7 +79,7 @@ class ArtifactRegistry:
         return sorted(unique.values(), key=_is_read)
 
     def one(self, words: str, key: str) -> Artifact:
-        """The artifact that `NAME@HASH` means; a UserError, about a key, when none does."""
+        """The one artifact that matches; a UserError about `key` when none or several do."""
         found = [one for one in self.find(words) if not one.is_retired]
         hashes = {one.hash for one in found}
         if len(hashes) == 1:
@@ -94,25 +94,25 @@ class ArtifactRegistry:
         raise UserError(key, f"artifact:{words}", why, hint or "`luyen artifacts` lists them")
 
     def maker(self, content: str) -> Artifact | None:
-        """The artifact of this content, as its maker noted it where a run made it."""
+        """The artifact with this content hash; the record of the producing run is preferred."""
         found = [one for one in self.artifacts if one.hash == content]
         return min(found, key=_is_read, default=None)
 
     def rebuild(self) -> int:
-        """Write the index anew, of the runs that are here, and say how many lines it has."""
+        """Rewrite the index from the run directories; returns its number of lines."""
         return rewrite_artifacts(self.root / NAME, lambda: _noted_below(self.root))
 
     def damage(self) -> dict[str, str]:
-        """List -> what is wrong with it, of the runs' lists and of the index."""
+        """File -> what is wrong with it, for the lists of all runs and the index."""
         files = [self.root / NAME, *(run.root / NAME for run in run_directories(self.root))]
         found = {str(file): damage(file) for file in dict.fromkeys(files)}
         return {file: why for file, why in found.items() if why is not None}
 
 
 def made_at(path: Path) -> Artifact | None:
-    """What a run made and left at a place; None where no run did.
+    """The artifact that a run produced at this path; None where no run did.
 
-    In a run directory its list says so, elsewhere the note that an export carries.
+    Read from the list of the enclosing run directory, or from the note inside an export.
 
     Example:
         >>> made_at(Path("/nowhere/export"))
@@ -128,8 +128,8 @@ def made_at(path: Path) -> Artifact | None:
 def note(run: RunDirectory, artifacts: list[Artifact], root: Path | None) -> None:
     """Add artifacts to a run's list, and then to the index of all runs below `root`.
 
-    In this order, since `rebuild` makes the index from the lists. An index that is damaged is left
-    as it is: it holds nothing of its own.
+    In this order, since `rebuild` derives the index from the lists. A damaged index is left as it
+    is: it can be rebuilt.
     """
     add_artifacts(run.root / NAME, artifacts)
     if root is not None:
@@ -138,7 +138,7 @@ def note(run: RunDirectory, artifacts: list[Artifact], root: Path | None) -> Non
 
 
 def _noted_below(root: Path) -> list[Artifact]:
-    """What holds now by the lists of the runs below a folder."""
+    """Current entries of the lists of all runs below a folder."""
     listed = (one for run in run_directories(root) for one in read_artifacts(run.root / NAME))
     return current(listed)
 

@@ -1,7 +1,7 @@
-"""Artifacts: what runs read and make, known by content, listed in `artifacts.jsonl`.
+"""Artifacts: inputs and outputs of runs, identified by content hash, listed in `artifacts.jsonl`.
 
-An artifact is one file or one folder. Its hash is that of its content, whatever it is called and
-wherever it lies, so the hashes of its parents say what it was made from.
+An artifact is one file or one folder. Its hash depends on its content only, not on name or path, so
+the hashes of its parents give its lineage.
 """
 
 import errno
@@ -32,17 +32,17 @@ from luyen.base.input_files import require_file
 
 Kind = Literal["dataset", "model", "reward_model", "checkpoint", "export"]
 MISSING = "missing"
-"""The hash of what is not there."""
+"""The hash of an artifact that does not exist."""
 NOTE = "luyen_artifact.jsonl"
-"""What an export says of itself, in its own folder: no part of its content."""
+"""File inside an export that holds its own record; it does not count towards the hash."""
 _THREADS = 8
-"""Files that are hashed at once: hashing leaves the interpreter to others."""
+"""Files that are hashed concurrently: hashlib releases the GIL."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Artifact:
-    """One thing that a run read or made.
+    """One input or output of a run.
 
     Example:
         >>> rows = Artifact(kind="dataset", name="rows.jsonl", hash="sha256:ab12cd34ef",
@@ -54,35 +54,35 @@ class Artifact:
     kind: Kind
     """What it is: rows, weights to begin from, a reward model, a checkpoint, an exported model."""
     name: str
-    """How people call it; many may have the same name."""
+    """Display name; not unique."""
     hash: str
     """Of its content: `sha256:` of files, `rows:` of rows that are made or fetched, `revision:` of
     a model of the hub, `missing` where there was nothing to hash."""
     path: str
-    """Where it lies; for what has no files, its address."""
+    """Its path; the address of an artifact without files."""
     run: str
-    """The run that made it, or, for what no run made, the run that read it."""
+    """The run that produced it; for an artifact that no run produced, the run that read it."""
     parents: tuple[str, ...] = ()
-    """Hashes of what it was made from."""
+    """Hashes of the artifacts it was made from."""
     made: str = ""
-    """When it was noted."""
+    """Time at which it was recorded."""
     files: Mapping[str, str] = field(default_factory=dict[str, str])
-    """SHA-256 of each file by its name below `path`; empty for what has no files."""
+    """SHA-256 of each file by its name below `path`; empty for an artifact without files."""
     used_as: str | None = None
-    """The key under which the run read it; None for what the run made."""
+    """The config key under which the run read it; None for an output."""
     is_retired: bool = False
-    """Whether the run took it away on purpose."""
+    """Whether the run removed it on purpose."""
 
     @property
     def title(self) -> str:
-        """Name and the beginning of the hash: what stands after `artifact:`."""
+        """`NAME@HASH` with a short hash: what follows `artifact:` in a config value."""
         return f"{self.name}@{short(self.hash)}"
 
     @property
     def is_whole(self) -> bool:
-        """Whether `files` are all that lie below `path`: one more is a difference.
+        """Whether `files` lists every file below `path`, so that an added file is a difference.
 
-        Of a checkpoint and of a model that no run made, only those count that are read.
+        For checkpoints, and for models that no run produced, only the files that are read count.
         """
         is_made = self.kind == "export" or (self.kind == "reward_model" and bool(self.parents))
         return is_made or self.kind == "dataset"
@@ -99,15 +99,14 @@ def short(content: str) -> str:
 
 
 def now() -> str:
-    """The time, as it is noted."""
+    """The current UTC time as ISO 8601."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def hash_files(path: Path, names: Sequence[str] | None = None) -> dict[str, str]:
-    """SHA-256 of a file, or of every file below a folder, by name; what is unfinished is left out.
+    """SHA-256 of a file, or of every file below a folder, by name; temporary files are left out.
 
-    `names` are the files that count, where not all of a folder do. An OSError when one of them
-    cannot be read.
+    `names` restricts the files of a folder. An OSError when one of them cannot be read.
     """
     if path.is_file():
         return {path.name: _sha256(path)}
@@ -132,9 +131,9 @@ def hash_of(files: Mapping[str, str]) -> str:
 
 
 def difference(artifact: Artifact) -> str | None:
-    """How the content now differs from what was noted, by the first file; None: it is the same.
+    """The first difference between the content now and the recorded hashes; None: they are equal.
 
-    Every file is read. What has no files (rows that are made, models of the hub) is believed.
+    Every file is read. An artifact without files (generated rows, hub models) is not checked.
     """
     place = Path(artifact.path)
     for name, expected in artifact.files.items():
@@ -154,7 +153,7 @@ def difference(artifact: Artifact) -> str | None:
 
 
 def require_unchanged(artifact: Artifact, key: str) -> None:
-    """A UserError, about the key that names it, when the content is not what was noted."""
+    """A UserError about `key` when the content differs from the recorded hashes."""
     why = difference(artifact)
     if why is not None:
         fix = "restore it from a copy, or make it again and name the new one; a change that is "
@@ -163,7 +162,7 @@ def require_unchanged(artifact: Artifact, key: str) -> None:
 
 
 def _names(folder: Path) -> list[str]:
-    """Every file below a folder, but what is unfinished and the note of the folder itself."""
+    """Every file below a folder except temporary files and the note of the folder itself."""
     found = sorted(p.relative_to(folder) for p in folder.rglob("*") if p.is_file())
     whole = [p for p in found if not any(part.startswith(TEMPORARY) for part in p.parts)]
     return [p.as_posix() for p in whole if p.as_posix() != NOTE]
@@ -174,29 +173,29 @@ def _sha256(file: Path) -> str:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
-# `artifacts.jsonl`: what a run read and made, a line each; lines are only ever added.
+# `artifacts.jsonl`: one line for each input and output of a run, append-only.
 #
-# Each line names the seal of the one before, so a line that was removed, added or moved shows.
-# To add one, only the end of the file is read: a note costs the same however long the list is.
+# Each line holds the checksum of the line before it, so a removed, added or moved line is detected.
+# Appending reads only the end of the file: its cost does not depend on the length of the list.
 #
-# The same file at the top of all runs is an index of theirs, and can be made again from them.
+# The same file at the top of all runs is an index of theirs, and can be rebuilt from them.
 
 NAME = "artifacts.jsonl"
 SCHEMA = 2
 _UNCHAINED = 1
-"""The version whose lines do not name the one before."""
+"""The schema whose lines do not hold the checksum of the line before."""
 _CHECKSUM = "seal"
 _PREVIOUS = "previous"
 _BLOCK = 1 << 16
-"""Bytes that are read from the end to find the last line; twice as many where it is longer."""
+"""Bytes that are read from the end to find the last line; doubled until the line fits."""
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 def read_artifacts(file: Path) -> list[Artifact]:
-    """The lines of a file in order; nothing where there is none.
+    """The entries of a file in order; empty if the file does not exist.
 
-    A torn last line is left out. A UserError names a line that is not as it was written; whether
-    lines are missing is what `damage` says.
+    A torn last line is left out. A UserError names a line whose checksum does not match; `damage`
+    also detects missing lines.
     """
     if not file.is_file():
         return []
@@ -204,9 +203,9 @@ def read_artifacts(file: Path) -> list[Artifact]:
 
 
 def add_artifacts(file: Path, artifacts: Sequence[Artifact]) -> None:
-    """Add a line for each in one write; several processes may do so at once.
+    """Append a line for each artifact in one write; safe for concurrent processes.
 
-    A UserError where the end of the file is not as it was written.
+    A UserError where the last line is damaged.
     """
     if not artifacts:
         return
@@ -217,9 +216,9 @@ def add_artifacts(file: Path, artifacts: Sequence[Artifact]) -> None:
 
 
 def rewrite_artifacts(file: Path, artifacts: Callable[[], Sequence[Artifact]]) -> int:
-    """Put other lines in the place of the file, and say how many.
+    """Replace all lines of the file; returns their number.
 
-    They are asked for when nobody else can add a line any more.
+    `artifacts` is called while the file is locked, so that no process can append in between.
     """
     with writing(file), _locked(file):
         made = artifacts()
@@ -228,13 +227,13 @@ def rewrite_artifacts(file: Path, artifacts: Callable[[], Sequence[Artifact]]) -
 
 
 def not_noted(file: Path, artifacts: Iterable[Artifact]) -> list[Artifact]:
-    """Those that the file does not say already; all of it is read."""
+    """The artifacts that the file does not list yet; reads the whole file."""
     known = {_identity(one) for one in current(read_artifacts(file))}
     return [one for one in artifacts if _identity(one) not in known]
 
 
 def damage(file: Path) -> str | None:
-    """What is wrong with a list: a changed line, or one that does not follow the one before."""
+    """What is wrong with a list: a changed line, or a break in the checksum chain; else None."""
     if not file.is_file():
         return None
     try:
@@ -251,9 +250,9 @@ def damage(file: Path) -> str | None:
 
 @contextmanager
 def _locked(file: Path) -> Generator[FileIO]:
-    """The file for this process alone, open for adding to it; it is made where there is none.
+    """The file, locked and open for appending; created if it does not exist.
 
-    Whoever waited may have locked a file that another has been put in the place of.
+    The file may be replaced while we wait for the lock; then the new file is locked instead.
     """
     while True:
         with open_lines(file) as handle:
@@ -263,12 +262,12 @@ def _locked(file: Path) -> Generator[FileIO]:
                     yield handle
                     return
             finally:
-                # Closing is not enough: a child that was forked meanwhile has the same lock.
+                # Closing is not enough: a child forked in between shares the lock.
                 _flock(handle, fcntl.LOCK_UN)
 
 
 def _flock(handle: FileIO, what: int) -> None:
-    """Lock or unlock it; a file system without locks lets everyone in."""
+    """Lock or unlock; a no-op on file systems without locks."""
     try:
         fcntl.flock(handle, what)
     except OSError as error:
@@ -284,7 +283,7 @@ def _is_at(handle: FileIO, file: Path) -> bool:
 
 
 def _last_checksum(file: Path, handle: FileIO) -> str:
-    """The seal of the last line, "" without one; a line that power cut short is cut off."""
+    """The checksum of the last line, "" for an empty file; a torn last line is truncated."""
     size, block = os.fstat(handle.fileno()).st_size, _BLOCK
     with file.open("rb", buffering=0) as reader:
         while True:
@@ -311,22 +310,19 @@ def _checksum_in(file: Path, line: bytes) -> str:
 
 
 def current(artifacts: Iterable[Artifact]) -> list[Artifact]:
-    """What holds now: of lines about the same place or the same key of a run, the last.
-
-    They stand in the order in which place or key was first noted.
-    """
-    held = {(one.run, one.path if one.used_as is None else one.used_as): one for one in artifacts}
-    return list(held.values())
+    """Latest entry for each path or key of a run, in the order of the first entries."""
+    latest = {(one.run, one.path if one.used_as is None else one.used_as): one for one in artifacts}
+    return list(latest.values())
 
 
 def _identity(one: Artifact) -> tuple[Any, ...]:
-    """The artifact without the time: noted twice, it is the same."""
+    """Everything that identifies an entry; time and file hashes do not."""
     same = replace(one, made="", files={})
     return (same.kind, same.name, same.hash, same.path, same.run, same.used_as, same.is_retired)
 
 
 def _lines(artifacts: Iterable[Artifact], folder: Path, previous: str) -> str:
-    """A line for each, the first after the one with the seal `previous`."""
+    """A line for each; the first continues the chain from the checksum `previous`."""
     lines: list[str] = []
     for one in artifacts:
         page = {**_page(one, folder), _PREVIOUS: previous}
@@ -336,7 +332,7 @@ def _lines(artifacts: Iterable[Artifact], folder: Path, previous: str) -> str:
 
 
 def _page(one: Artifact, folder: Path) -> dict[str, Any]:
-    """Files below the folder are written from there, so that it may be moved whole."""
+    """Paths below `folder` are stored relative to it, so that it can be moved."""
     home = folder.resolve()
     is_inside = bool(one.files) and Path(one.path).is_relative_to(home)
     return {
@@ -355,11 +351,11 @@ def _page(one: Artifact, folder: Path) -> dict[str, Any]:
 
 
 def _artifact(file: Path, number: int, line: dict[str, Any]) -> Artifact:
-    sealed = {name: value for name, value in line.items() if name != _CHECKSUM}
-    if line.get(_CHECKSUM) != _checksum(sealed) or line.get("schema") not in (SCHEMA, _UNCHAINED):
+    content = {name: value for name, value in line.items() if name != _CHECKSUM}
+    if line.get(_CHECKSUM) != _checksum(content) or line.get("schema") not in (SCHEMA, _UNCHAINED):
         why = f"line {number} is not as it was written"
         raise UserError("file", str(file), why, "restore it from a copy, or remove the line")
-    page = {name: value for name, value in sealed.items() if name not in ("schema", _PREVIOUS)}
+    page = {name: value for name, value in content.items() if name not in ("schema", _PREVIOUS)}
     if page["files"]:
         page["path"] = str(file.parent.resolve() / page["path"])
     return Artifact(**{**page, "parents": tuple(page["parents"])})

@@ -31,7 +31,7 @@ class CurvePlot:
     title: str
     """Heading, and label of the vertical axis."""
     metrics: tuple[str, ...]
-    """Metrics to draw; those the run does not have are left out."""
+    """Metrics to plot; those the run does not have are left out."""
 
 
 CURVES = (
@@ -42,28 +42,28 @@ CURVES = (
     ),
     CurvePlot(file="loss", title="Loss", metrics=("actor/loss", "actor/pg_loss", "critic/vf_loss")),
 )
-"""What a run draws at its end."""
+"""Plots that a run writes at its end."""
 
 _COLOURS = ("#1f6f8b", "#c8553d", "#588b3a", "#7a5195")
 
 
 def plot_curves(metrics: Path, folder: Path, curves: Sequence[CurvePlot] = CURVES) -> list[Path]:
-    """Draw every curve that the metrics file has points for; returns the pictures.
+    """Plot every curve that the metrics file has points for; returns the paths of the images.
 
-    A run that was told not to keep the file has none.
+    Without a metrics file nothing is plotted.
     """
     if not metrics.is_file():
         return []
     steps = read_metrics(metrics)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    drawn: list[Path] = []
+    plots: list[Path] = []
     for curve in curves:
         lines = {name: series(steps, name) for name in curve.metrics}
         lines = {name: points for name, points in lines.items() if points[0]}
         if lines:
-            drawn.append(_plot(curve, lines, folder / f"{curve.file}.png"))
-    return drawn
+            plots.append(_plot(curve, lines, folder / f"{curve.file}.png"))
+    return plots
 
 
 def _plot(curve: CurvePlot, lines: dict[str, tuple[list[int], list[float]]], path: Path) -> Path:
@@ -86,7 +86,7 @@ def _plot(curve: CurvePlot, lines: dict[str, tuple[list[int], list[float]]], pat
 
 
 def _plot_line(axes: Axes, name: str, steps: list[int], values: list[float], colour: str) -> None:
-    """A few points are drawn as they are; many are drawn pale, with a smooth line over them."""
+    """Plot a few points as they are; many get a pale line with a moving average over it."""
     if len(steps) < 8:
         axes.plot(steps, values, "o-", color=colour, linewidth=2, markersize=4, label=name)
         return
@@ -97,7 +97,7 @@ def _plot_line(axes: Axes, name: str, steps: list[int], values: list[float], col
 
 
 def smoothed(values: Sequence[float], window: int) -> list[float]:
-    """Mean of each value and those before it, up to `window`; what is not finite is skipped.
+    """Trailing moving average over at most `window` values; non-finite values are skipped.
 
     Example:
         >>> smoothed([1.0, 3.0, float("nan"), 5.0], 2)

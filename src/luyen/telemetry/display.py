@@ -1,8 +1,8 @@
-"""What a person sees of a run: a live panel in a terminal, one line per step in a log or pipe.
+"""The display of a run: a live panel in a terminal, one line per step in a log or pipe.
 
-A display is told how many steps there will be, which phase begins, what a step measured, and that
-it is over; before the first step, also what is waited for. It computes nothing that anything else
-reads.
+The training loop reports the number of steps, the current phase, the metrics of each step and the
+end of the run, and before the first step what it waits for. Displays are output only: nothing reads
+them back.
 """
 
 import math
@@ -23,18 +23,18 @@ from rich.text import Text
 
 from luyen.telemetry.progress import PROGRESS, ProgressState
 
-# Numbers that a person follows while a run goes on, and how they are written.
+# Figures: which metrics are shown, and how they are formatted.
 
 HEADING: ContextVar[str] = ContextVar("heading", default="")
-"""What the run is a part of, such as a stage of a pipeline, for displays that open from now on."""
+"""Heading of displays opened in this context, such as the stage of a pipeline."""
 
 
 ACCURACY = "validation accuracy"
-"""What the share of samples that reach reward 1 is called, where every reward is 0 or 1."""
+"""Label for the share of samples with reward 1, where every reward is 0 or 1."""
 VALIDATION_REWARD = "validation reward"
-"""What the mean reward of a validation is called."""
+"""Label for the mean reward of a validation."""
 MEAN = "val/reward/mean@"
-"""Beginning of the name of a validation's mean reward; the number of samples follows."""
+"""Prefix of the metric of a validation's mean reward; the number of samples follows."""
 
 
 @final
@@ -72,10 +72,9 @@ def mean_reward(metrics: Mapping[str, float]) -> float | None:
 
 
 def validated(metrics: Mapping[str, float]) -> dict[str, float]:
-    """What a validation measured, under the name that its scores deserve.
+    """The headline number of a validation: an accuracy if all rewards are 0 or 1, else the mean.
 
-    Where every sample scored 0 or 1, the share that reached 1 is the mean: that is an accuracy.
-    Any other reward is called what it is, its mean.
+    Rewards are all 0 or 1 exactly if the share of samples with reward 1 equals the mean reward.
 
     Example:
         >>> validated({"val/accuracy": 0.25, "val/reward/mean@1": 0.25})
@@ -109,19 +108,19 @@ FIGURES = (
     Figure(label="parity gap", names=("parity/max_gap",), form=".2g"),
     Figure(label="tokens/s", names=("time/tokens_per_s",), form=",.0f"),
 )
-"""What both forms of the display show; the first one is also drawn over time."""
+"""Figures of both displays; the live display also shows the first one as a sparkline."""
 
 
 @final
 class Clock:
-    """How far a run is and when it will be over."""
+    """Steps done, elapsed time and estimated time left."""
 
     def __init__(self) -> None:
         self.total = self.done = self._first = 0
         self._begun = time.monotonic()
 
     def start(self, total: int, done: int) -> None:
-        """Begin to count; steps of an earlier session say nothing about the speed of this one."""
+        """Start the clock; steps of an earlier session do not count for the speed."""
         self.total, self.done, self._first = total, done, done
         self._begun = time.monotonic()
 
@@ -167,13 +166,13 @@ def sparkline(values: list[float], width: int) -> str:
     return "".join("▁▂▃▄▅▆▇█"[round((v - low) * scale)] for v in shown)
 
 
-# What a log or a pipe shows of a run: a line a step, and how far a long wait is.
+# Plain lines for logs and pipes: one per step, and progress lines during long waits.
 
 _LOOK_S = 1.0
 _LEAST_S = 10.0
 """Seconds between two lines about the same wait."""
 _MOST_S = 30.0
-"""Seconds after which there is a line even if less than a tenth was done meanwhile."""
+"""Seconds after which a line is written even if less than a tenth was done since the last one."""
 
 
 @final
@@ -184,9 +183,9 @@ class PlainDisplay:
         self._stream = stream
         self._clock = Clock()
         self._heading = HEADING.get()
-        self._said: tuple[str, int, float] | None = None
+        self._last_line: tuple[str, int, float] | None = None
         self._over = threading.Event()
-        self._teller = threading.Thread(target=self._tell, daemon=True, name="progress")
+        self._reporter = threading.Thread(target=self._report, daemon=True, name="progress")
 
     def waiting(self, words: str) -> None:
         """Write the line."""
@@ -196,7 +195,7 @@ class PlainDisplay:
     def start(self, total_steps: int, *, done: int = 0) -> None:
         """Begin to count."""
         self._clock.start(total_steps, done)
-        self._teller.start()
+        self._reporter.start()
 
     def phase(self, name: str) -> None:
         """A log shows steps, not phases."""
@@ -215,50 +214,50 @@ class PlainDisplay:
         self._stream.flush()
 
     def close(self) -> None:
-        """Nothing is told any more; the stream belongs to the caller."""
+        """Stop the progress thread; the stream belongs to the caller and stays open."""
         self._over.set()
-        if self._teller.is_alive():
-            self._teller.join()
+        if self._reporter.is_alive():
+            self._reporter.join()
 
-    def _tell(self) -> None:
-        """Say how far a wait is, as long as there is a stream."""
+    def _report(self) -> None:
+        """Body of the progress thread: write a line now and then while the run waits."""
         while not self._over.wait(_LOOK_S):
             watched = PROGRESS.now()
-            if watched is None or not self._is_news(watched):
+            if watched is None or not self._is_due(watched):
                 continue
             place = f"step {self._clock.done}/{self._clock.total}"
             try:
                 self._stream.write(f"{place}  {watched.words()}, {duration(watched.seconds)}\n")
                 self._stream.flush()
             except (OSError, ValueError):
-                return  # what cannot be shown is noted with the next step
+                return  # the next step reports the broken stream
 
-    def _is_news(self, watched: ProgressState) -> bool:
+    def _is_due(self, watched: ProgressState) -> bool:
         """Whether enough time and work has passed since the last line about it."""
-        name, done, when = self._said or ("", 0, 0.0)
+        name, done, when = self._last_line or ("", 0, 0.0)
         if name != watched.name or watched.seconds < when:
             done, when = 0, 0.0
         passed = watched.seconds - when
         is_tenth = 10 * (watched.done - done) >= watched.total
         if passed < _LEAST_S or not (is_tenth or passed >= _MOST_S):
             return False
-        self._said = watched.name, watched.done, watched.seconds
+        self._last_line = watched.name, watched.done, watched.seconds
         return True
 
 
 PHASES = ("generate", "score", "log-probs", "update")
-"""The phases that every step goes through, in order; others are shown when they come."""
+"""Phases of every step, in order; further phases are appended when they first occur."""
 
 
 class Display(Protocol):
-    """What the loop tells whoever is watching."""
+    """Receives the progress of a run."""
 
     def waiting(self, words: str) -> None:
-        """The first step is not there yet, and this is why."""
+        """Show why the first step has not begun yet."""
         ...
 
     def start(self, total_steps: int, *, done: int = 0) -> None:
-        """The run will have so many steps, of which a resumed one has some behind it."""
+        """Start with so many steps in total, of which `done` were done before a resume."""
         ...
 
     def phase(self, name: str) -> None:
@@ -266,7 +265,7 @@ class Display(Protocol):
         ...
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """A step is over and measured this."""
+        """A step has ended with these metrics."""
         ...
 
     def close(self) -> None:
@@ -276,7 +275,7 @@ class Display(Protocol):
 
 @final
 class LiveDisplay:
-    """A panel that redraws itself: progress, phases, figures and the course of the reward."""
+    """A live panel: progress, phases, figures and a sparkline of the reward."""
 
     def __init__(self, console: Console) -> None:
         self._clock = Clock()
@@ -284,7 +283,7 @@ class LiveDisplay:
         self._phases: dict[str, float] = dict.fromkeys(PHASES, 0.0)
         self._since = time.monotonic()
         self._metrics: dict[str, float] = {}
-        self._course: list[float] = []
+        self._reward_history: list[float] = []
         self._console = console
         self._title = f"luyen: {HEADING.get()}" if HEADING.get() else "luyen"
         self._live = Live(
@@ -313,7 +312,7 @@ class LiveDisplay:
         self._clock.done = step
         self._metrics.update(metrics)
         reward = FIGURES[0].value(metrics)
-        self._course += [] if reward is None else [reward]
+        self._reward_history += [] if reward is None else [reward]
 
     def close(self) -> None:
         """Leave the last panel on the screen."""
@@ -353,16 +352,16 @@ class LiveDisplay:
             grid.add_column(justify="right")
         grid.add_row(*(Text(figure.label, style="dim") for figure in known))
         grid.add_row(*(Text(f.show(self._metrics) or "-", style="bold") for f in known))
-        course = sparkline(self._course, 60)
+        spark = sparkline(self._reward_history, 60)
         outer = Table.grid(expand=True)
         outer.add_row(grid)
-        outer.add_row(Text(f"reward {course}", style="green") if course else Text())
+        outer.add_row(Text(f"reward {spark}", style="green") if spark else Text())
         return outer
 
 
 @final
 class SilentDisplay:
-    """Nothing at all, for a run whose `trainer.logger` has no console."""
+    """Shows nothing: for a run whose `trainer.logger` has no console."""
 
     def waiting(self, words: str) -> None:
         """Shows nothing."""

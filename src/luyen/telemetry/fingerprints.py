@@ -1,8 +1,8 @@
 """Fingerprints of files, and the source files that a user's code depends on.
 
 A file is hashed whole up to `WHOLE` bytes. Of a larger one, which can only be weights or rows, the
-size and `BLOCKS` blocks at equal distances are hashed: other weights are found, one flipped bit in
-them need not be. The word before the colon says which it was.
+size and `BLOCKS` blocks at equal distances are hashed: this detects different weights, but not
+every flipped bit. The word before the colon says which of the two it was.
 """
 
 import ast
@@ -19,7 +19,7 @@ import luyen
 WHOLE = 64 * 2**20
 BLOCKS, BLOCK = 16, 256 * 2**10
 MISSING = "missing"
-"""Stands for a file that is not there or cannot be read."""
+"""Fingerprint of a file that does not exist or cannot be read."""
 
 
 def fingerprint(path: Path) -> str:
@@ -64,7 +64,7 @@ def fingerprint_together(paths: Sequence[Path]) -> str:
 
 
 def source_fingerprint(package: Path) -> str:
-    """One hash over every source file of a package: changes that are not committed count too."""
+    """One hash over every source file of a package, uncommitted changes included."""
     hasher = hashlib.sha256()
     for path in sorted(p for p in package.rglob("*") if p.suffix in (".py", ".yaml")):
         hasher.update(f"{path.relative_to(package).as_posix()}\n".encode())
@@ -72,7 +72,7 @@ def source_fingerprint(package: Path) -> str:
     return f"sha256:{hasher.hexdigest()}"
 
 
-# The source files that code of a user depends on, found by its imports and without importing.
+# Source files that user code depends on, found by parsing its imports; nothing is imported.
 
 OURS = Path(luyen.__file__).resolve().parent
 _LIBRARIES = tuple(
@@ -82,10 +82,10 @@ _LIBRARIES = tuple(
 
 
 def source_files(start: Path, *, package: Path | None = None) -> set[Path]:
-    """A file, the files of its package, and all that they import, as far as it is the user's.
+    """A file, the files of its package, and all user files that they import, recursively.
 
-    Imports are followed however deep and wherever they stand. What is installed counts as
-    unchanging and is left out, unless it is `start` itself or lies in `package`.
+    Imports inside functions count too. Installed packages are left out, unless they are `start`
+    itself or lie in `package`.
 
     Example:
         >>> [path.name for path in source_files(Path(ast.__file__))]
@@ -105,7 +105,7 @@ def source_files(start: Path, *, package: Path | None = None) -> set[Path]:
 
 
 def _imported(path: Path) -> Iterator[Path]:
-    """The files behind the imports of a file; none where it is no Python, which running it says."""
+    """The files behind the imports of a file; none where it cannot be parsed."""
     try:
         tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError):

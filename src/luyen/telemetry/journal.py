@@ -1,8 +1,8 @@
-"""The work of the step in progress: rollouts, tool calls and scores, each written when it is done.
+"""Write-ahead journal of the step in progress: rollouts, tool calls and scores as they finish.
 
-A process that goes on after another was killed takes what is here instead of doing it again. It may
-do so only on the same basis: the same state before the step, the same configuration, the same files
-of code. Then every piece is what it would have made itself.
+A process that resumes a killed run reuses these records instead of recomputing them. It does so
+only with an equal `basis` (state before the step, configuration, code files), under which every
+record equals what the process would have computed itself.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ Metrics: TypeAlias = Mapping[str, float]
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallRecord:
-    """What the journal knows of a tool call.
+    """State of a tool call in the journal.
 
     Example:
         >>> CallRecord(is_begun=True, is_ended=False).is_unknown
@@ -44,15 +44,15 @@ class CallRecord:
     is_begun: bool
     """Whether the tool was about to be called."""
     is_ended: bool
-    """Whether it is known how that ended."""
+    """Whether its result was recorded."""
     call: ToolCall | None = None
-    """What came of it; None when it broke or was cut off, and is to be made again."""
+    """The finished call; None if it failed or was interrupted and has to be repeated."""
     metrics: Metrics | None = None
-    """What the tool measured."""
+    """Metrics of the tool."""
 
     @property
     def is_unknown(self) -> bool:
-        """Whether the tool may or may not have acted."""
+        """Whether the call began but its result is unknown: the tool may have acted."""
         return self.is_begun and not self.is_ended
 
 
@@ -60,20 +60,20 @@ class CallRecord:
 class WorkJournal:
     """The journal of one step, or of one validation, in progress.
 
-    Before it begins and after it is closed nothing is found, and nothing is kept.
+    Before `begin` and after `close`, lookups find nothing and writes are dropped.
     """
 
     def __init__(self, folder: Path, *, run_id: str) -> None:
-        """`run_id` keeps the keys of tool calls apart from those of any other run."""
+        """`run_id` makes the keys of tool calls unique across runs."""
         self._folder = folder
         self._run_id = run_id
         self._file: JournalFile | None = None
         self.pack = PackedStreams()
-        """Packs the streams of rollouts, once for the journal and for the digest of the step."""
+        """Packed streams of rollouts, shared by the journal and the digest of the step."""
         self._name = _NOWHERE
 
     def begin(self, step: int, *, kind: str, basis: Any) -> int:
-        """Take up the work of a step on a basis; how many records there are to go on from."""
+        """Open the journal of a step for a basis; returns the number of reusable records."""
         self.close()
         self.pack.forget()
         self._name = f"{step_name(step)}.{kind}"
@@ -82,22 +82,22 @@ class WorkJournal:
 
     @property
     def is_open(self) -> bool:
-        """Whether it has begun and was not closed."""
+        """Whether it was begun and not closed."""
         return self._file is not None
 
     @property
     def has_known(self) -> bool:
-        """Whether an earlier process left work to go on from."""
+        """Whether there are records, for example of an earlier process."""
         return self._file is not None and len(self._file) > 0
 
     def rollout(self, purpose: str, group: GroupId, sample: int) -> Rollout | None:
-        """A rollout that was finished."""
+        """A finished rollout; None if there is no record of it."""
         found = self._find(_ROLLOUT, f"{purpose} {group}/{sample}")
         return None if found is None else rollout_of(found)
 
     def keep_rollout(self, purpose: str, rollout: Rollout) -> None:
-        """Write down a rollout that is finished and sound."""
-        assert rollout.fault is None, "what broke is to be tried again"
+        """Record a finished rollout without a fault."""
+        assert rollout.fault is None, "a rollout with a fault has to be retried"
         self._keep(
             _ROLLOUT,
             f"{purpose} {rollout.group}/{rollout.sample}",
@@ -105,28 +105,28 @@ class WorkJournal:
         )
 
     def scores(self, purpose: str, rollouts: Sequence[Rollout]) -> list[Score] | None:
-        """The scores of a group, if these very rollouts were judged."""
+        """The scores of a group; None unless exactly these rollouts were scored."""
         found = self._find(_SCORES, _group_key(purpose, rollouts))
         return None if found is None else [score_of(tree) for tree in found["scores"]]
 
     def keep_scores(
         self, purpose: str, rollouts: Sequence[Rollout], scores: Sequence[Score]
     ) -> None:
-        """Write down the scores of a group, unless one of them could not be computed."""
+        """Record the scores of a group, unless one of them could not be computed."""
         if all(score.value is not None for score in scores):
             trees = [score_tree(score) for score in scores]
             self._keep(_SCORES, _group_key(purpose, rollouts), {"scores": trees})
 
     def call_key(self, place: Sequence[Any], name: str, arguments: Mapping[str, Any]) -> str:
-        """The idempotency key of a call: the same for the same call of the same run, ever.
+        """The idempotency key of a call: equal for the same call of the same run.
 
-        The step counts even where `place` leaves it out, as every validation does: what two of
-        them ask for are two calls.
+        It includes the step, so that calls of two validations differ although their `place` does
+        not hold the step.
         """
         return hash_value([self._run_id, self._name, list(place), name, dict(arguments)])[:32]
 
     def call(self, key: str) -> CallRecord:
-        """What is known of a call."""
+        """The recorded state of a call."""
         result = self._find(_RESULT, key)
         begun = self._find(_INTENT, key) is not None
         tree = None if result is None else result["call"]
@@ -136,11 +136,11 @@ class WorkJournal:
         return CallRecord(is_begun=begun, is_ended=True, call=made, metrics=result["metrics"])
 
     def intend(self, key: str, name: str, arguments: Mapping[str, Any]) -> None:
-        """Write down that a tool is about to be called."""
+        """Record that a tool is about to be called."""
         self._keep(_INTENT, key, {"name": name, "arguments": dict(arguments)})
 
     def keep_call(self, key: str, call: ToolCall | None, metrics: Metrics) -> None:
-        """Write down how a call ended; None when it broke or was cut off."""
+        """Record the result of a call; None if it failed or was interrupted."""
         tree = None if call is None else call_tree(call)
         self._keep(_RESULT, key, {"call": tree, "metrics": dict(metrics)})
 
@@ -151,7 +151,7 @@ class WorkJournal:
             self._file = None
 
     def _is_begun_again(self, key: str) -> bool:
-        """Whether a call that broke was made once more, of which nothing is known."""
+        """Whether a failed call was repeated and the result of the repetition is unknown."""
         return self._file is not None and self._file.last(key, (_INTENT, _RESULT)) == _INTENT
 
     def _find(self, kind: str, key: str) -> Mapping[str, Any] | None:
@@ -167,24 +167,24 @@ class WorkJournals:
     """The journals of a run: one file for each step, and for each validation, in progress."""
 
     def __init__(self, folder: Path, *, run_id: str) -> None:
-        """`run_id` keeps the keys of tool calls apart from those of any other run."""
+        """`run_id` makes the keys of tool calls unique across runs."""
         self._folder = folder
         self._run_id = run_id
         self._open: list[WorkJournal] = []
 
     def fresh(self) -> WorkJournal:
-        """A journal that has not begun."""
+        """A new journal, not begun yet."""
         journal = WorkJournal(self._folder, run_id=self._run_id)
-        # The one before may not have begun either: its step is asked for and not yet learned.
+        # The previous journal may not have begun either: its step is submitted, not trained yet.
         self._open = [*(one for one in self._open[:-1] if one.is_open), *self._open[-1:], journal]
         return journal
 
     def has(self, step: int, *, kind: str) -> bool:
-        """Whether there is a journal of a step, of whatever basis."""
+        """Whether there is a journal of a step, regardless of its basis."""
         return _path(self._folder, step, kind).exists()
 
     def forget(self, step: int) -> None:
-        """Remove the work of a step and of all before it: a checkpoint holds what came of it."""
+        """Remove the journals up to a step, once a checkpoint contains their results."""
         if self._folder.is_dir():
             for path in self._folder.iterdir():
                 found = step_of(path.name)
@@ -203,12 +203,12 @@ def _path(folder: Path, step: int, kind: str) -> Path:
 
 
 def _group_key(purpose: str, rollouts: Sequence[Rollout]) -> str:
-    """Names the rollouts and what they say: a score belongs to nothing else."""
+    """Hash of the content of the rollouts: scores are reused for equal rollouts only."""
     hasher = hashlib.blake2b(digest_size=16)
     for rollout in rollouts:
-        # Rewards of tools are in no token.
+        # Rewards of tools do not show in the tokens.
         calls = [(c.turn, c.name, c.status, c.result, c.reward) for c in rollout.calls]
-        said = f"{rollout.key}{rollout.stop}{rollout.given}{calls}{rollout.text}"
-        hasher.update(said.encode(errors="surrogatepass"))
+        content = f"{rollout.key}{rollout.stop}{rollout.given}{calls}{rollout.text}"
+        hasher.update(content.encode(errors="surrogatepass"))
         hasher.update(array("q", rollout.tokens).tobytes())
     return f"{purpose} {hasher.hexdigest()}"

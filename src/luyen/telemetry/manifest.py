@@ -1,4 +1,4 @@
-"""The facts of a run that a later reader needs to repeat it, learned without loading torch."""
+"""The manifest of a run: everything needed to reproduce it, collected without importing torch."""
 
 import os
 import platform
@@ -22,7 +22,7 @@ SETTINGS = ("MKL_", "OMP_", "KMP_", "CUBLAS_", "CUDA_", "NVIDIA_TF32", "TORCH_",
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What a run ran on and with.
+    """Software, hardware and inputs of a run.
 
     Example:
         >>> facts = collect(seeds={"run": 0}, datasets={"train": "sha256:ab"})
@@ -47,13 +47,13 @@ class Manifest:
     datasets: dict[str, str]
     """Fingerprint of each dataset."""
     files: dict[str, dict[str, str]]
-    """Path and fingerprint of what keys only name: code, tool lists, weights, tokenizers."""
+    """Path and fingerprint of files named by keys: code, tool lists, weights, tokenizers."""
     revision: dict[str, Any] | None
     """Git revision of the folder the run was started in; None outside a repository."""
     command: list[str]
-    """The command line, without what is secret in it."""
+    """The command line, with secrets masked."""
     folder: str
-    """The folder in which it was called: relative paths begin there."""
+    """The working directory, which relative paths refer to."""
 
     def as_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -69,7 +69,7 @@ def collect(
     files: Mapping[str, Mapping[str, str]] | None = None,
     folder: Path | None = None,
 ) -> Manifest:
-    """The facts of this process; what needs torch to be known (GPUs, threads) the caller gives."""
+    """The manifest of this process; the caller passes what only torch knows (GPUs, threads)."""
     place = folder or Path.cwd()
     return Manifest(
         versions=versions(),
@@ -100,7 +100,7 @@ def _version(package: str) -> str | None:
 
 
 def imported_packages() -> dict[str, str]:
-    """Versions of the installed packages of which something is imported, but for `PACKAGES`."""
+    """Versions of the installed packages that are imported, except those in `PACKAGES`."""
     loaded = {name.partition(".")[0].lower() for name in sys.modules}
     listed = installed_packages()
     return {
@@ -111,9 +111,9 @@ def imported_packages() -> dict[str, str]:
 
 
 def installed_packages() -> dict[str, tuple[str, set[str]]]:
-    """Package -> version and top modules, by the folders that an installer left.
+    """Package -> version and top-level modules, from the names of the `.dist-info` folders.
 
-    Their names say it; reading the metadata of every package would take a tenth of a second.
+    Reading the metadata of every package would take a tenth of a second.
     """
     found: dict[str, tuple[str, set[str]]] = {}
     for place in filter(None, sys.path):
@@ -147,7 +147,7 @@ def _processor(listing: Path) -> str:
 
 
 def settings_of(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables of an environment that can change a number, but for secret ones."""
+    """The environment variables that can change a number, without secrets."""
     names = [name for name in sorted(environment) if name.startswith(SETTINGS)]
     found = {name: environment[name] for name in names if not is_secret_name(name)}
     return masked_tree(found)

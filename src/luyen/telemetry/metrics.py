@@ -1,7 +1,7 @@
 """Metrics: the catalog that declares each with unit and meaning, and the file `metrics.jsonl`.
 
 A name may hold placeholders: `<component>` stands for one part between slashes, `<path...>` for one
-or more. Emitting a name that nobody declared warns once; under the tests a warning is an error.
+or more. Emitting an undeclared name warns once; in tests the warning is an error.
 """
 
 import re
@@ -20,7 +20,7 @@ _PLACEHOLDER = re.compile(r"<\w+(\.\.\.)?>")
 
 
 class UncataloguedMetric(UserWarning):
-    """A metric was emitted that nobody declared."""
+    """A metric was emitted without a declaration."""
 
 
 @final
@@ -69,7 +69,7 @@ class Catalog:
         self._warned: set[str] = set()
 
     def declare(self, name: str, *, unit: str = "", doc: str, owner: str | None = None) -> str:
-        """Add a metric and return its name; a second declaration must say the same."""
+        """Add a metric and return its name; a second declaration must have equal unit and doc."""
         where = owner or sys._getframe(1).f_globals["__name__"]
         made = Metric(name=name, unit=unit, doc=doc, owner=where)
         earlier = self._metrics.setdefault(name, made)
@@ -79,7 +79,7 @@ class Catalog:
         return name
 
     def find(self, name: str) -> Metric | None:
-        """The declaration that covers a name; the exact one before a family."""
+        """The declaration that covers a name; an exact name wins over a family."""
         if name in self._metrics:
             return self._metrics[name]
         families = (m for m in self._metrics.values() if "<" in m.name)
@@ -98,15 +98,15 @@ class Catalog:
         return unknown
 
     def warn_of_missing(self, names: Iterable[str]) -> None:
-        """Warn once of each name that no declaration covers."""
+        """Warn once about each name that no declaration covers."""
         for name in self.missing(names):
             if name not in self._warned:
                 self._warned.add(name)
-                said = f"metric {name!r} is not in the catalog: declare it with `metric(...)`"
-                warnings.warn(said, UncataloguedMetric, stacklevel=3)
+                message = f"metric {name!r} is not in the catalog: declare it with `metric(...)`"
+                warnings.warn(message, UncataloguedMetric, stacklevel=3)
 
     def all(self, *, prefix: str = "") -> tuple[Metric, ...]:
-        """Every declaration made in modules whose name begins so, by name."""
+        """Every declaration made in modules whose name begins with `prefix`, sorted by name."""
         mine = (m for m in self._metrics.values() if m.owner.startswith(prefix))
         return tuple(sorted(mine, key=lambda m: m.name))
 
@@ -116,19 +116,19 @@ CATALOG = Catalog()
 
 
 def metric(name: str, *, unit: str = "", doc: str) -> str:
-    """Declare a metric beside the code that emits it; returns the name, for use as a constant."""
+    """Declare a metric in the module that emits it; returns the name, for use as a constant."""
     owner = sys._getframe(1).f_globals["__name__"]
     return CATALOG.declare(name, unit=unit, doc=doc, owner=owner)
 
 
-# `metrics.jsonl`: the steps of a run, and what two runs may be compared by.
+# `metrics.jsonl`: one line per step.
 #
-# A line holds a checksum of its other content. It is a string, where every metric is a number,
-# so that a line whose checksum has lost its name is found as well.
+# A line holds a checksum of its other content. The checksum is a string, while metrics are numbers,
+# so that damage to the key of the checksum is detected as well.
 
 CLOCK = ("time/", "role/", "wait/", "publish/", "judging/")
-"""How the name of a metric begins that depends on the clock, on where the roles of a run are, or on
-what was judged before."""
+"""Prefixes of metrics that depend on the clock, on the placement of roles, or on cached scores:
+they are left out when runs are compared."""
 _STEP, _CHECK = "step", "check"
 
 
@@ -145,10 +145,10 @@ class StepMetrics:
     step: int
     """The step."""
     values: dict[str, float]
-    """Metric to value; NaN and infinities as they were."""
+    """Metric to value; NaN and infinities included."""
 
     def timeless(self) -> dict[str, float]:
-        """The values that the same run gives again on any machine that repeats its numbers."""
+        """The values without those in `CLOCK`: an exact repetition of the run has the same ones."""
         return {name: v for name, v in self.values.items() if not name.startswith(CLOCK)}
 
 
@@ -166,14 +166,14 @@ def metrics_line(step: int, values: Mapping[str, float]) -> str:
 def read_metrics(path: Path) -> list[StepMetrics]:
     """The steps in a metrics file, in order; a torn last line is left out.
 
-    A UserError when a line is not as it was written. Lines without a checksum are believed: they
-    were written by an older version, or by hand.
+    A UserError when the checksum of a line does not match. Lines without a checksum are accepted:
+    they were written by an older version, or by hand.
     """
     return [_step_of(path, number, line) for number, line in enumerate(read_lines(path), 1)]
 
 
 def keep_before(path: Path, first_step: int) -> None:
-    """Drop the lines from `first_step` on, and the torn end; the others must be sound."""
+    """Drop the lines from `first_step` on, and a torn last line; all kept lines are verified."""
     if path.is_file():
         kept = [s for s in read_metrics(path) if s.step < first_step] if first_step else []
         write_whole(path, "".join(metrics_line(s.step, s.values) for s in kept))

@@ -1,7 +1,7 @@
-"""Standard output and error of a process that must not end or hang when their reader does.
+"""Standard output and error that neither end nor block the process when their reader does.
 
-A command whose product is what it prints ends when its reader is gone; a run goes on without one:
-its files are what counts. Which of the two holds is said with `Output.go_on`.
+A command whose product is its output ends when the reader is gone; a training run continues without
+one, since its product is its files. `Output.go_on` selects the latter.
 """
 
 import errno
@@ -18,17 +18,17 @@ from typing import Any, TextIO, final
 
 from luyen.telemetry.display import Display, SilentDisplay, open_display
 
-# Writing to a stream whose reader may stand still, without standing still with it.
+# Writing to a stream whose reader may block, without blocking the caller.
 
 WRITE_TIMEOUT_S = 5.0
-"""How long a reader may take; a terminal that is held with Ctrl-S, or a full pipe, never ends."""
+"""How long a write may take; a terminal paused with Ctrl-S, or a full pipe, blocks for ever."""
 
 
 @final
 class WriterThread:
-    """A thread that writes, and is left alone when that takes too long.
+    """Writes in a thread, and gives up waiting for it after a timeout.
 
-    One caller at a time. While a write is under way that nobody waits for, nothing is taken.
+    One caller at a time. While an earlier write still blocks, new data is refused.
 
     Example:
         >>> ours, theirs = os.pipe()
@@ -36,9 +36,9 @@ class WriterThread:
         (True, b'a line')
     """
 
-    def __init__(self, number: int, *, patience_s: float = WRITE_TIMEOUT_S) -> None:
+    def __init__(self, number: int, *, timeout_s: float = WRITE_TIMEOUT_S) -> None:
         self._number = number
-        self._patience_s = patience_s
+        self._timeout_s = timeout_s
         self._todo: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._done = threading.Event()
         self._done.set()
@@ -47,20 +47,20 @@ class WriterThread:
         self._process = 0
 
     def write(self, data: bytes) -> bool:
-        """Whether the data was taken; an OSError where the stream refuses it."""
+        """Whether the data was written in time; an OSError where the write failed."""
         self._begin()
         if not self._done.is_set():
             return False
         self._done.clear()
         self._todo.put(data)
-        is_taken = self._done.wait(self._patience_s)
+        is_taken = self._done.wait(self._timeout_s)
         fault, self._fault = (self._fault, None) if is_taken else (None, self._fault)
         if fault is not None:
             raise fault
         return is_taken
 
     def _begin(self) -> None:
-        """Have a thread: a process that was forked has none of its parent's."""
+        """Start the thread, again after a fork: a child process does not inherit threads."""
         if self._thread is not None and self._process == os.getpid():
             return
         self._process = os.getpid()
@@ -80,12 +80,11 @@ class WriterThread:
             self._done.set()
 
 
-# What may reach a terminal: text, line breaks, and the few codes that we colour and redraw
-# with.
+# Terminal escapes: only text, line breaks and the codes for colours and redrawing pass.
 #
-# Rows, policies and runs of strangers are printed. A terminal obeys what it is shown: some
-# codes write to the clipboard, rename windows or answer as if the user had typed, and marks of
-# direction make a name look like another one. All of these are written as escapes.
+# We print untrusted text from datasets, policies and run directories. Some control codes write to
+# the clipboard, rename windows or inject input, and direction marks make a name look like another
+# one. All of these are written as escapes.
 
 _KEPT = r"\x1b\[(?:[0-9;]*m|[0-9]*[ABG]|[0-2]?[JK]|\?25[hl])"
 """Colours, lines up and down, the first column, erasing, the cursor on and off."""
@@ -95,7 +94,7 @@ _CONTROL = re.compile(
 
 
 def escaped(text: str) -> str:
-    r"""The text with escapes, as JSON has them, for what a terminal would obey.
+    r"""The text with control characters replaced by JSON escapes.
 
     Example:
         >>> escaped("\x1b[31mred\x1b[0m \x1b]0;a title\x07")
@@ -105,38 +104,38 @@ def escaped(text: str) -> str:
 
 
 class EscapedText(io.TextIOWrapper):
-    """A stream that people read."""
+    """A text stream that escapes control characters."""
 
     def write(self, s: str, /) -> int:
-        """Write the text, harmless."""
+        """Write the escaped text."""
         super().write(escaped(s))
         return len(s)
 
 
 NAMES = {1: "standard output", 2: "standard error"}
 _FOR_GOOD = {errno.EPIPE, errno.EIO, errno.EBADF, errno.ENXIO}
-"""Faults after which a stream takes nothing any more; a full disk may have room later."""
+"""Errors after which a stream is closed for good; a full disk may have room later."""
 
 
 @final
 class Output:
-    """What became of the standard streams of this process."""
+    """State of the standard streams of this process."""
 
     def __init__(self) -> None:
         self.is_needed = True
-        """Whether a fault of standard output is raised; that of standard error never is."""
+        """Whether an error of standard output is raised; one of standard error never is."""
         self.fault: OSError | None = None
-        """What was raised of standard output."""
+        """The error of standard output that was raised."""
         self._lost: dict[str, str] = {}
         self._tell: Callable[[str], None] | None = None
         self._lock = threading.Lock()
 
     def go_on(self) -> None:
-        """From now on, what cannot be written is dropped."""
+        """From now on, drop output that cannot be written instead of raising."""
         self.is_needed = False
 
     def listen(self, tell: Callable[[str], None] | None) -> None:
-        """Give each lost stream to `tell` once, those that are lost already at once."""
+        """Call `tell` once for each lost stream, immediately for those lost already."""
         with self._lock:
             self._tell, known = tell, list(self._lost.values())
         if tell is not None:
@@ -144,7 +143,7 @@ class Output:
                 tell(words)
 
     def lose(self, name: str, why: str) -> None:
-        """A stream takes nothing more, or less than it was given."""
+        """Report that output of a stream was dropped; only the first report counts."""
         with self._lock:
             if name in self._lost:
                 return
@@ -160,29 +159,29 @@ OUTPUT = Output()
 
 @final
 class NonblockingFile(io.FileIO):
-    """The file below a standard stream; it takes everything, and drops what nobody reads."""
+    """The raw file below a standard stream; output that the reader does not take is dropped."""
 
     def __init__(self, number: int, output: Output) -> None:
         super().__init__(number, "wb", closefd=False)
         self._number = number
         self._output = output
-        self._pump = WriterThread(number)
+        self._writer = WriterThread(number)
 
     def write(self, data: Any, /) -> int:
-        """Write what is taken; a fault is raised only where the output is needed."""
+        """Write the data; an error is raised only where the output is needed."""
         try:
-            if not self._output.is_needed and _may_stand_still(self._number):
-                return self._pumped(bytes(data))
+            if not self._output.is_needed and _may_block(self._number):
+                return self._write_in_thread(bytes(data))
             written = super().write(data)
         except OSError as error:
             return self._dropped(memoryview(data).nbytes, error)
-        # None: it would block, since another process has made the stream so.
+        # None: the write would block, because another process made the stream non-blocking.
         return memoryview(data).nbytes if written is None else written
 
-    def _pumped(self, data: bytes) -> int:
-        """Let a thread write it: a run does not wait for its reader for ever."""
-        if not self._pump.write(data):
-            self._output.lose(NAMES[self._number], "nobody reads it")
+    def _write_in_thread(self, data: bytes) -> int:
+        """Write in the thread, with its timeout."""
+        if not self._writer.write(data):
+            self._output.lose(NAMES[self._number], "its reader does not respond")
         return len(data)
 
     def _dropped(self, size: int, error: OSError) -> int:
@@ -197,30 +196,30 @@ class NonblockingFile(io.FileIO):
 
 @final
 class SafeDisplay:
-    """A display whose faults are noted and never reach the loop."""
+    """A display whose errors are reported to `Output` and never reach the training loop."""
 
     def __init__(self, display: Display, output: Output) -> None:
         self._display = display
         self._output = output
 
     def waiting(self, words: str) -> None:
-        """Show it, if that is possible."""
+        """Forwarded; errors are reported, not raised."""
         self._try(lambda: self._display.waiting(words))
 
     def start(self, total_steps: int, *, done: int = 0) -> None:
-        """Show it, if that is possible."""
+        """Forwarded; errors are reported, not raised."""
         self._try(lambda: self._display.start(total_steps, done=done))
 
     def phase(self, name: str) -> None:
-        """Show it, if that is possible."""
+        """Forwarded; errors are reported, not raised."""
         self._try(lambda: self._display.phase(name))
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Show it, if that is possible."""
+        """Forwarded; errors are reported, not raised."""
         self._try(lambda: self._display.step(step, metrics))
 
     def close(self) -> None:
-        """Close it, if that is possible."""
+        """Forwarded; errors are reported, not raised."""
         self._try(self._display.close)
 
     def _try(self, show: Callable[[], None]) -> None:
@@ -231,16 +230,16 @@ class SafeDisplay:
 
 
 def open_safe_display() -> Display:
-    """The display on standard output; none where there is no such stream."""
+    """The display on standard output; a silent one where there is no such stream."""
     stream: TextIO | None = sys.stdout
     return SilentDisplay() if stream is None else SafeDisplay(open_display(stream), OUTPUT)
 
 
 def ensure_streams() -> None:
-    """Let this process have three standard streams, whatever it was started with.
+    """Give this process three standard streams, even if it was started without them.
 
-    A number that is free would be given to the next file, and whoever prints would print into it.
-    A stream that a caller has put in the place of the process's own stays.
+    A free descriptor would be reused by the next opened file, and prints would end up in that file.
+    A replaced `sys.stdout` or `sys.stderr` is left alone.
     """
     for number in range(3):
         try:
@@ -262,25 +261,25 @@ def _stream(number: int, before: TextIO | None) -> TextIO:
     return EscapedText(
         below,
         encoding=before.encoding if before is not None else "utf-8",
-        errors="backslashreplace",  # no name of a file and no sign of a panel is worth an end
+        errors="backslashreplace",  # an unencodable character must not end the process
         line_buffering=number == 2 or os.isatty(number),
     )
 
 
 def flushed() -> OSError | None:
-    """Write what is still kept back; what stood in the way of standard output, now or before."""
+    """Flush both streams; returns the error of standard output, now or before."""
     streams: tuple[TextIO | None, ...] = (sys.stdout, sys.stderr)
     for stream in (one for one in streams if one is not None):
         try:
             stream.flush()
         except (OSError, ValueError) as error:
             OUTPUT.fault = OUTPUT.fault or (error if isinstance(error, OSError) else None)
-    OUTPUT.go_on()  # what is kept back still goes nowhere when the interpreter ends
+    OUTPUT.go_on()  # the interpreter flushes once more when it ends, and must not raise then
     return OUTPUT.fault
 
 
 def say(words: str) -> None:
-    """A line on standard error, if it can be written."""
+    """Write a line to standard error; never raises."""
     try:
         sys.stderr.write(f"\n{words}\n")
         sys.stderr.flush()
@@ -289,9 +288,9 @@ def say(words: str) -> None:
 
 
 def say_from_handler(words: str) -> None:
-    """A line on standard error from a handler of signals: it neither waits nor raises.
+    """Write a line to standard error from a signal handler: neither blocks nor raises.
 
-    The stream of the interpreter may be in the middle of a line, so it is passed by.
+    It bypasses `sys.stderr`, whose buffer is not reentrant.
     """
     try:
         if select.select([], [2], [], 0)[1]:
@@ -300,8 +299,8 @@ def say_from_handler(words: str) -> None:
         return
 
 
-def _may_stand_still(number: int) -> bool:
-    """Whether somebody reads along; not while the interpreter ends, which ends threads first."""
+def _may_block(number: int) -> bool:
+    """Whether a write may block: not for regular files, nor at exit, when threads are gone."""
     return not stat.S_ISREG(os.fstat(number).st_mode) and not sys.is_finalizing()
 
 

@@ -1,6 +1,6 @@
 """Progress of what a run waits for: rollouts, groups to score, and slow phases explained.
 
-Whoever asks for work says how much it is; whoever does a part of it counts; a display looks.
+The submitter of work calls `expect`, its executor calls `add` for each part, a display polls `now`.
 
     PROGRESS.expect("validation", 0, 1319)
     with PROGRESS.watching("validation", 0):
@@ -18,14 +18,14 @@ from typing import TypeAlias, final
 Key: TypeAlias = tuple[str, int]
 """What the work is for, and the step it belongs to."""
 _KEPT = 64
-"""Steps whose counts are remembered: rollouts may be drawn ahead."""
+"""Steps whose counts are remembered: rollouts may be generated ahead."""
 _UNITS = {"score": "groups judged"}
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgressState:
-    """What is waited for now, and how far it is.
+    """Progress of the work that the run waits for now.
 
     Example:
         >>> ProgressState(name="validation", done=120, total=1319, seconds=45.0).words()
@@ -39,10 +39,10 @@ class ProgressState:
     total: int
     """All parts."""
     seconds: float
-    """How long it has been waited for."""
+    """How long the run has waited for it."""
 
     def words(self) -> str:
-        """For people."""
+        """As text."""
         return f"{self.name}: {self.done} of {self.total} {_UNITS.get(self.name, 'answers')}"
 
 
@@ -65,24 +65,24 @@ class Progress:
         self._counts: dict[Key, list[int]] = {}
         self._watched: tuple[Key, float] | None = None
 
-    def expect(self, name: str, step: int, count: int, *, anew: bool = False) -> None:
-        """So much more work was asked for; `anew` where it was done before and begins again."""
+    def expect(self, name: str, step: int, count: int, *, restart: bool = False) -> None:
+        """Add expected work; `restart` discards earlier counts of this key first."""
         with self._lock:
-            if anew:
+            if restart:
                 self._counts.pop((name, step), None)
             self._counts.setdefault((name, step), [0, 0])[1] += count
             for old in list(self._counts)[:-_KEPT]:
                 del self._counts[old]
 
     def add(self, name: str, step: int, count: int = 1) -> None:
-        """So much of it is done; what nobody expects is not counted."""
+        """Count finished work; work that was not expected is ignored."""
         with self._lock:
             if (name, step) in self._counts:
                 self._counts[name, step][0] += count
 
     @contextmanager
     def watching(self, name: str, step: int) -> Iterator[None]:
-        """Inside, this is what the run waits for."""
+        """Inside the block, `now` reports this work."""
         before, self._watched = self._watched, ((name, step), time.monotonic())
         try:
             yield
@@ -90,7 +90,7 @@ class Progress:
             self._watched = before
 
     def now(self) -> ProgressState | None:
-        """What is waited for; None where nobody knows how much it is."""
+        """The work that the run waits for; None if there is none or its amount is unknown."""
         watched = self._watched
         if watched is None:
             return None
@@ -103,22 +103,22 @@ class Progress:
 
 
 PROGRESS = Progress()
-"""That of this process."""
+"""The progress of this process."""
 
 
-# A wait that is explained: what takes long says so, and what is quick says nothing.
+# Messages for slow blocks.
 
 EXPLAIN_AFTER_S = 2.0
-"""Seconds after which a person wonders whether anything happens."""
+"""Seconds after which a block counts as slow."""
 
 
 @contextmanager
 def explain_if_slow(
     say: Callable[[str], None], words: str, *, after_s: float = EXPLAIN_AFTER_S
 ) -> Iterator[None]:
-    """Say the words once, from another thread, if the block is not over by then.
+    """Call `say` once, from another thread, if the block takes longer than `after_s`.
 
-    Nothing is said after the block.
+    It is not called after the block has ended.
 
     Example:
         >>> with explain_if_slow(print, "reading rows", after_s=60.0):

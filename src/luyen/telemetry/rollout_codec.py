@@ -1,4 +1,4 @@
-"""Rollouts, scores and tool calls as JSON and packed streams, and back to the last bit."""
+"""Rollouts, scores and tool calls as JSON and packed streams; decoding is bit-exact."""
 
 import struct
 from binascii import a2b_base64, b2a_base64
@@ -29,12 +29,12 @@ def call_tree(call: ToolCall) -> dict[str, Any]:
 
 
 def call_of(tree: Mapping[str, Any]) -> ToolCall:
-    """What `call_tree` was given."""
+    """Inverse of `call_tree`."""
     return ToolCall(**{**tree, "status": CallStatus(tree["status"])})
 
 
 def score_tree(score: Score, *, is_timed: bool = True) -> dict[str, Any]:
-    """A score with its parts as JSON; without `is_timed`, equal scores give equal trees."""
+    """A score with its parts as JSON; `is_timed=False` drops times, so equal scores are equal."""
     tree: dict[str, Any] = {"name": score.name, "value": plain(score.value)}
     if score.weight != 1.0:
         tree["weight"] = plain(score.weight)
@@ -58,7 +58,7 @@ def score_tree(score: Score, *, is_timed: bool = True) -> dict[str, Any]:
 
 
 def score_of(tree: Mapping[str, Any]) -> Score:
-    """What `score_tree` was given."""
+    """Inverse of `score_tree`."""
     return Score(
         name=tree["name"],
         value=_number(tree["value"]),
@@ -78,17 +78,17 @@ def _number(value: Any) -> float | None:
     return None if value is None else float(value)
 
 
-# The streams of a branch as bytes, and back to the last bit.
+# Packed streams: the token streams of a branch as bytes.
 #
-# Every finished rollout is written down and hashed, so this has to be quick: whole tuples go
-# through C, and log-probabilities and versions are kept for sampled tokens only, which are
-# those that have them.
+# Every finished rollout is journaled and hashed, so this has to be fast: `struct` packs whole
+# tuples, and log-probabilities and versions are stored for sampled tokens only, since no other
+# token has them.
 
 Pack: TypeAlias = Callable[["Rollout | Branch"], bytes]
-"""What makes bytes of a branch: `stream_bytes`, or something that remembers."""
+"""Packs the streams of a branch: `stream_bytes` or a cache such as `PackedStreams`."""
 _HEAD = struct.Struct("<IIB")
 IS_SAMPLED = bytes(int(code == Source.SAMPLED) for code in range(256))
-"""Translates bytes of sources into those of a mask."""
+"""Translation table from a byte of `Source` to a byte of the sampled mask."""
 _SOURCES = {int(source): source for source in Source}
 
 
@@ -97,26 +97,26 @@ def stream_bytes(branch: Rollout | Branch) -> bytes:
     count = len(branch.tokens)
     sources = bytes(branch.sources)
     sampled = sources.translate(IS_SAMPLED)
-    drawn = sampled.count(1)
+    num_sampled = sampled.count(1)
     parts = [
-        _HEAD.pack(count, drawn, bool(branch.kept_mass)),
+        _HEAD.pack(count, num_sampled, bool(branch.kept_mass)),
         struct.pack(f"<{count}i", *branch.tokens),
         sources,
         _whole_numbers(branch.turns),
-        struct.pack(f"<{drawn}d", *compress(branch.logps, sampled)),
+        struct.pack(f"<{num_sampled}d", *compress(branch.logps, sampled)),
         _whole_numbers(tuple(compress(branch.versions, sampled))),
     ]
     if branch.kept_mass:
-        parts.append(struct.pack(f"<{drawn}d", *compress(branch.kept_mass, sampled)))
+        parts.append(struct.pack(f"<{num_sampled}d", *compress(branch.kept_mass, sampled)))
     return b"".join(parts)
 
 
 @final
 class PackedStreams:
-    """Streams that were packed before, found again by the very tuples they were made from.
+    """Cache of packed streams, keyed by the identity of the tuples.
 
-    A rollout is written down when it ends and hashed when its step does; the tuples between are the
-    same objects, also where a score was added. Others are packed anew.
+    A rollout is journaled when it finishes and hashed when its step ends; its tuples are the same
+    objects both times, even if a score was added in between. Other tuples are packed again.
     """
 
     def __init__(self) -> None:
@@ -126,7 +126,7 @@ class PackedStreams:
         """`stream_bytes` of the branch."""
         streams = (branch.tokens, branch.sources, branch.turns, branch.logps, branch.versions)
         streams = (*streams, branch.kept_mass)
-        # The tuples are held, so that their ids stay theirs.
+        # The cache keeps the tuples alive, so that their ids are not reused.
         known = self._known.get(id(branch.tokens))
         if known is not None and all(a is b for a, b in zip(known[0], streams, strict=True)):
             return known[1]
@@ -135,13 +135,13 @@ class PackedStreams:
         return packed
 
     def forget(self) -> None:
-        """Let all of them go."""
+        """Empty the cache."""
         self._known.clear()
 
 
 def streams_of(data: bytes) -> dict[str, Any]:
-    """What `stream_bytes` was given, by the names of the fields of a branch."""
-    count, drawn, has_mass = _HEAD.unpack_from(data)
+    """Inverse of `stream_bytes`: the fields of a branch by name."""
+    count, num_sampled, has_mass = _HEAD.unpack_from(data)
     place = _HEAD.size
 
     def taken(number: int, kind: str) -> tuple[Any, ...]:
@@ -160,14 +160,14 @@ def streams_of(data: bytes) -> dict[str, Any]:
         "tokens": tokens,
         "sources": tuple(_SOURCES[source] for source in sources),
         "turns": whole_numbers(count),
-        "logps": _spread(taken(drawn, "d"), sources),
-        "versions": _spread(whole_numbers(drawn), sources),
+        "logps": _spread(taken(num_sampled, "d"), sources),
+        "versions": _spread(whole_numbers(num_sampled), sources),
     }
-    return streams | ({"kept_mass": _spread(taken(drawn, "d"), sources)} if has_mass else {})
+    return streams | ({"kept_mass": _spread(taken(num_sampled, "d"), sources)} if has_mass else {})
 
 
 def _whole_numbers(numbers: tuple[Any, ...]) -> bytes:
-    """All of them, or the first one where they are equal, which most turns and versions are."""
+    """All numbers, or only the first if all are equal, as most turns and versions are."""
     count = len(numbers)
     if count and numbers == numbers[:1] * count:
         return struct.pack("<?q", True, numbers[0])
@@ -179,11 +179,11 @@ def _spread(numbers: tuple[Any, ...], sources: tuple[int, ...]) -> tuple[Any, ..
     return tuple(next(left) if source == Source.SAMPLED else None for source in sources)
 
 
-# A rollout as plain data, and back to the last bit: streams are packed, the rest is readable.
+# Rollouts as JSON: streams are packed and base64-encoded, the rest is readable.
 
 
 def rollout_tree(rollout: Rollout, pack: Pack = stream_bytes) -> dict[str, Any]:
-    """Everything a rollout holds, as JSON can hold it; `pack` makes bytes of its streams."""
+    """A whole rollout as JSON; `pack` packs its streams."""
     group, score = rollout.group, rollout.score
     return {
         "group": [group.step, group.draw, group.uid],
@@ -202,7 +202,7 @@ def rollout_tree(rollout: Rollout, pack: Pack = stream_bytes) -> dict[str, Any]:
 
 
 def rollout_of(tree: Mapping[str, Any]) -> Rollout:
-    """What `rollout_tree` was given."""
+    """Inverse of `rollout_tree`."""
     step, draw, uid = tree["group"]
     return Rollout(
         group=GroupId(step=step, draw=draw, uid=uid),

@@ -1,8 +1,8 @@
-"""The rollouts of a step as a Parquet file with a checksum, and back: every token and score.
+"""Reads and writes the rollouts of a step as a Parquet file with a checksum: every token and score.
 
-Streams are lists beside the tokens. Numbers are stored as 64-bit floats, so nothing is rounded; the
-reward is a column of its own for people, and the whole tree of scores is JSON beside it. So are the
-tool calls and the messages, whose shape tools and templates decide.
+Token streams are list columns. Numbers are stored as 64-bit floats, so nothing is rounded. The
+total reward is a column of its own; the score tree, the tool calls and the messages are JSON
+columns, since tools and templates decide their shape.
 """
 
 import hashlib
@@ -23,22 +23,21 @@ from luyen.base.input_files import read_bytes
 from luyen.base.records import Branch, GroupId, Rollout, Source, StopReason
 from luyen.telemetry.rollout_codec import call_of, call_tree, score_of, score_tree
 
-# Parquet files that say of themselves whether they are as they were written.
+# Parquet files with a checksum of the whole file.
 #
-# The metadata of the footer holds the SHA-256 of the whole file, taken while zeros stand in its
-# place. Checksums of pages would leave the footer unguarded, and a changed bit there can move a
-# column.
+# The footer metadata holds the SHA-256 of the file, computed with zeros in its place. Parquet's own
+# page checksums do not cover the footer, where a flipped bit can move a column.
 
 CHECKSUM = b"luyen.seal"
 """Name of the entry in the metadata."""
 NO_CHECKSUM = b"0" * 64
-"""What stands in the entry until the file is sealed."""
+"""Placeholder in the entry until the checksum is computed."""
 _HEADER = b"\x18\x40"
-"""How the footer's encoding begins the value of an entry: a string of 64 bytes."""
+"""Thrift header of the value of the entry: a string of 64 bytes."""
 
 
 def with_checksum(data: bytes) -> bytes:
-    """The file with its seal; it was written with `NO_CHECKSUM` under `CHECKSUM` in its metadata.
+    """The file with its checksum in the place of `NO_CHECKSUM`, its `CHECKSUM` metadata entry.
 
     Example:
         >>> broken = bytearray(with_checksum(CHECKSUM + _HEADER + NO_CHECKSUM + b"PAR1"))
@@ -49,29 +48,29 @@ def with_checksum(data: bytes) -> bytes:
         False
     """
     place = _place(data)
-    assert place is not None, "the metadata has no entry for the seal"
-    assert data[place : place + len(NO_CHECKSUM)] == NO_CHECKSUM, "the file has a seal already"
+    assert place is not None, "the metadata has no entry for the checksum"
+    assert data[place : place + len(NO_CHECKSUM)] == NO_CHECKSUM, "the file has a checksum already"
     return _with(data, place, _hash(data))
 
 
 def has_valid_checksum(data: bytes) -> bool | None:
-    """Whether the file fits its seal; None when it has none."""
+    """Whether the checksum matches the file; None when it has none."""
     place = _place(data)
     if place is None:
         return None
-    seal = data[place : place + len(NO_CHECKSUM)]
-    return seal == _hash(_with(data, place, NO_CHECKSUM))
+    stored = data[place : place + len(NO_CHECKSUM)]
+    return stored == _hash(_with(data, place, NO_CHECKSUM))
 
 
 def _place(data: bytes) -> int | None:
-    """Where the seal stands. Metadata comes last in the footer, so rollouts cannot imitate it."""
+    """Offset of the checksum. Metadata comes last in the footer: rollouts cannot fake it."""
     entry = CHECKSUM + _HEADER
     found = data.rfind(entry)
     return None if found < 0 else found + len(entry)
 
 
-def _with(data: bytes, place: int, seal: bytes) -> bytes:
-    return data[:place] + seal + data[place + len(NO_CHECKSUM) :]
+def _with(data: bytes, place: int, checksum: bytes) -> bytes:
+    return data[:place] + checksum + data[place + len(NO_CHECKSUM) :]
 
 
 def _hash(data: bytes) -> bytes:
@@ -81,10 +80,10 @@ def _hash(data: bytes) -> bytes:
 SCHEMA = 4
 """Version of the file; a reader refuses a later one."""
 _WITH_CHECKSUM = 4
-"""The first version whose files have a seal."""
+"""The first version whose files have a checksum."""
 _VERSION = b"luyen.rollouts"
 _STEP = b"luyen.step"
-"""The step whose file it is: where steps take what finishes first, groups may be of others."""
+"""The step that trained on the file; with completion order its groups may be of other steps."""
 _MOST_BYTES = 2**34
 """Size of the largest file that is read."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -131,7 +130,7 @@ _COLUMNS = pa.schema(
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedRollout:
-    """A rollout with what the step made of it.
+    """A rollout with its advantages in the step.
 
     Example:
         >>> rollout = Rollout(group=GroupId(step=0, draw=0, uid="a"), sample=0, tokens=(5,),
@@ -142,7 +141,7 @@ class RecordedRollout:
     """
 
     rollout: Rollout
-    """The rollout, judged or not."""
+    """The rollout, scored or not."""
     advantages: Advantages | None = None
     """Advantages of its tokens; None: the step did not use it."""
     earlier: tuple[Advantages, ...] = ()
@@ -164,9 +163,9 @@ class RecordedRollout:
 def write_rollouts(
     path: Path, rollouts: Iterable[RecordedRollout], *, step: int | None = None
 ) -> None:
-    """Write the rollouts of a step, whole or not at all, sorted so that order never matters.
+    """Write the rollouts of a step atomically, sorted by key.
 
-    Without a `step` it is the one that all of them were drawn for.
+    Without a `step` it is the one that all of them were generated for.
     """
     rows = [_row(r) for r in sorted(rollouts, key=lambda r: r.rollout.key)]
     schema = _COLUMNS
@@ -185,8 +184,8 @@ def read_rollouts(
 ) -> list[RecordedRollout]:
     """The rollouts of a step; a UserError when the file is missing or damaged.
 
-    With a limit, only the first so many. With a step, one that holds those of another is refused;
-    validations are drawn as if at step 0.
+    `limit` reads only the first rollouts. With `step`, a file of another step is refused; rollouts
+    of validations carry step 0.
     """
     table = _table(path)
     rows = table.slice(0, limit).to_pylist()
@@ -202,7 +201,7 @@ def read_rollouts(
 
 
 def _table(path: Path) -> pa.Table:
-    """The file's columns; nothing of it is interpreted before its seal is compared."""
+    """The columns of the file; its checksum is verified before anything is parsed."""
     try:
         data = read_bytes(path, most_bytes=_MOST_BYTES)
         fits = has_valid_checksum(data)
@@ -264,7 +263,7 @@ def _streams(tokens: Rollout | Branch, advantages: Advantages | None) -> dict[st
 
 
 def _record(row: dict[str, Any]) -> RecordedRollout:
-    """A row back as a record; columns that came with later versions may be missing."""
+    """A record from a row; columns of later versions may be missing."""
     last = _branch(row)
     before: list[dict[str, Any]] = row.get("earlier") or []
     rollout = Rollout(
@@ -309,10 +308,10 @@ def _branch(row: dict[str, Any]) -> Branch:
 
 
 def _json(value: Any) -> str:
-    """JSON that UTF-8 can hold, and that Python reads back as it was.
+    """JSON that is valid UTF-8 and that Python reads back unchanged.
 
-    A policy may write half of a surrogate pair as an escape: such text stays escaped. What is no
-    JSON at all is kept as it prints.
+    Text with a lone surrogate, which a policy may write as an escape, stays escaped. Values that
+    are not JSON are stored as their `repr`.
     """
     text = _PLAIN.encode(value)
     return _ESCAPED.encode(value) if _SURROGATE.search(text) else text

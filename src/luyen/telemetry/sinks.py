@@ -1,7 +1,7 @@
-"""The places metrics go, and the only door for wandb, mlflow and trackio.
+"""Metric sinks: console, JSONL, TensorBoard, wandb, mlflow and trackio.
 
-Local sinks raise when they cannot write: a run that records nothing should not go on. Remote ones
-are made and called in the background (`BackgroundSink`), and import their packages only there.
+Local sinks raise when they cannot write: a run that records nothing should not go on. Remote sinks
+are created and called in a background thread (`BackgroundSink`), and import their packages there.
 """
 
 import ctypes
@@ -29,21 +29,16 @@ from luyen.telemetry.display import Display
 from luyen.telemetry.metrics import CATALOG, keep_before, metrics_line
 from luyen.telemetry.spans import SPANS
 
-# A sink that may fail or be slow, kept away from training.
-#
-# A thread of its own makes the sink and carries out every call, so a network that hangs never
-# holds a step up. Whatever goes wrong is told once, as a warning, and the run goes on.
-
 
 class Sink(Protocol):
-    """Where metrics go."""
+    """Receives the metrics of a run."""
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Keep what a step measured; called once a step, with steps that rise."""
+        """Write the metrics of a step; called once a step, in increasing order."""
         ...
 
     def artifact(self, path: Path) -> None:
-        """Keep a finished file of the run, where files are kept elsewhere than in its folder."""
+        """Upload a finished file of the run, if the sink stores files."""
         ...
 
     def close(self) -> None:
@@ -52,61 +47,65 @@ class Sink(Protocol):
 
 
 class SinkFailure(UserWarning):
-    """A sink could not keep something; the run goes on without it."""
+    """A remote sink failed; the run goes on without it."""
 
 
 @final
 class BackgroundSink:
-    """Calls another sink from a thread; failures become one warning."""
+    """Creates and calls another sink in a thread of its own.
+
+    A network that hangs never delays a step. The first failure becomes a warning, and the run goes
+    on.
+    """
 
     def __init__(
-        self, name: str, make: Callable[[], Sink], *, capacity: int = 1000, patience_s: float = 30.0
+        self, name: str, make: Callable[[], Sink], *, capacity: int = 1000, timeout_s: float = 30.0
     ) -> None:
-        """`capacity` calls may wait; `close` waits at most `patience_s` for them."""
+        """At most `capacity` calls are queued; `close` waits at most `timeout_s` for them."""
         self._name = name
-        self._patience_s = patience_s
+        self._timeout_s = timeout_s
         self._calls: queue.Queue[Callable[[Sink], None] | None] = queue.Queue(capacity)
         self._failure: str | None = None
-        self._told = False
+        self._has_warned = False
         self._thread = threading.Thread(
             target=self._work, args=(make,), name=f"sink-{name}", daemon=True
         )
         self._thread.start()
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Hand the metrics over."""
+        """Queue the metrics."""
         kept = dict(metrics)
-        self._hand_over(lambda sink: sink.write(step, kept))
+        self._enqueue(lambda sink: sink.write(step, kept))
 
     def artifact(self, path: Path) -> None:
-        """Hand the file over."""
-        self._hand_over(lambda sink: sink.artifact(path))
+        """Queue the file."""
+        self._enqueue(lambda sink: sink.artifact(path))
 
     def close(self) -> None:
-        """Wait for what was handed over, as long as patience lasts."""
-        deadline = time.monotonic() + self._patience_s
+        """Wait for the queued calls, up to the timeout."""
+        deadline = time.monotonic() + self._timeout_s
         try:
-            self._calls.put(None, timeout=self._patience_s)
+            self._calls.put(None, timeout=self._timeout_s)
             self._thread.join(max(0.0, deadline - time.monotonic()))
         except queue.Full:
             self._failure = self._failure or "it does not answer"
         if self._thread.is_alive():
-            self._failure = self._failure or f"it did not finish within {self._patience_s:g} s"
-        self._tell()
+            self._failure = self._failure or f"it did not finish within {self._timeout_s:g} s"
+        self._warn_of_failure()
 
-    def _hand_over(self, call: Callable[[Sink], None]) -> None:
+    def _enqueue(self, call: Callable[[Sink], None]) -> None:
         try:
             self._calls.put_nowait(call)
         except queue.Full:
             self._failure = self._failure or "it is too slow: calls were dropped"
-        self._tell()
+        self._warn_of_failure()
 
-    def _tell(self) -> None:
-        """Warn in the thread of the run, where a person or a test will see it."""
-        if self._failure is not None and not self._told:
-            self._told = True
-            said = f"sink {self._name}: {self._failure}; training goes on without it"
-            warnings.warn(said, SinkFailure, stacklevel=4)
+    def _warn_of_failure(self) -> None:
+        """Warn in the thread of the run, where the user or a test sees it."""
+        if self._failure is not None and not self._has_warned:
+            self._has_warned = True
+            message = f"sink {self._name}: {self._failure}; training goes on without it"
+            warnings.warn(message, SinkFailure, stacklevel=4)
 
     def _work(self, make: Callable[[], Sink]) -> None:
         sink: Sink | None = None
@@ -128,9 +127,9 @@ class BackgroundSink:
 
 # TensorBoard's event files, written without TensorBoard.
 #
-# A file is a row of TFRecords: length, its checksum, the payload, its checksum; checksums are
-# CRC-32C, masked as TensorFlow does. A payload is one protobuf `Event`, encoded here by hand
-# since scalars need only five of its fields.
+# A file is a sequence of TFRecords: length, its checksum, the payload, its checksum; checksums are
+# CRC-32C, masked as in TensorFlow. A payload is one protobuf `Event`, encoded here by hand since
+# scalars need only five of its fields.
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
@@ -162,7 +161,7 @@ def crc32c(data: bytes) -> int:
 
 
 def masked_crc32c(data: bytes) -> int:
-    """The checksum as TFRecord stores it, so that data holding its own checksum stays safe."""
+    """CRC-32C, masked as in TFRecord so that data that contains its own checksum stays safe."""
     value = crc32c(data)
     return (((value >> 15) | (value << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
@@ -188,7 +187,7 @@ def _field(number: int, kind: int, body: bytes) -> bytes:
 
 
 def event(wall_time: float, step: int, *fields: bytes) -> bytes:
-    """A protobuf `Event`: time (1), step (2), and one field that says what happened."""
+    """A protobuf `Event`: time (1), step (2), and the given encoded field."""
     when = _field(1, _FIXED64, struct.pack("<d", wall_time))
     return when + _field(2, _VARINT, _varint(step)) + b"".join(fields)
 
@@ -208,7 +207,7 @@ class EventFile:
     """One event file of one session, appended to at each step."""
 
     def __init__(self, folder: Path, *, first_step: int = 0) -> None:
-        """A file from `first_step` on: the viewer forgets what an earlier session put there."""
+        """The session begins at `first_step`: TensorBoard drops later steps of earlier sessions."""
         now = time.time()
         name = f"events.out.tfevents.{int(now)}.{socket.gethostname()}.{os.getpid()}.{first_step}"
         with writing(folder / name):
@@ -233,7 +232,7 @@ class EventFile:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunIdentity:
-    """How a run is called where other runs are.
+    """Names and configuration of a run for remote loggers.
 
     Example:
         >>> RunIdentity(run_id="20250101-000000-abc123", project="luyen", experiment="sums",
@@ -244,11 +243,11 @@ class RunIdentity:
     run_id: str
     """Unique name; a resumed run has the same."""
     project: str
-    """Runs that belong together."""
+    """Project that groups several runs."""
     experiment: str
-    """Name for people."""
+    """Display name."""
     config: Mapping[str, Any]
-    """The configuration, without what is secret in it: remote loggers get it."""
+    """The configuration, with secrets masked."""
 
 
 @final
@@ -263,18 +262,18 @@ class ConsoleSink:
         self._display.step(step, metrics)
 
     def artifact(self, path: Path) -> None:
-        """A display keeps no files."""
+        """A display stores no files."""
 
     def close(self) -> None:
-        """The display is closed by whoever opened it."""
+        """A no-op: the caller that opened the display closes it."""
 
 
 @final
 class JsonlSink:
-    """`metrics.jsonl`: one object a step with sorted keys and a checksum, in one write."""
+    """`metrics.jsonl`: one object per step with sorted keys and a checksum, in one write."""
 
     def __init__(self, path: Path, *, first_step: int = 0) -> None:
-        """Steps from `first_step` on will be measured again: their lines are dropped."""
+        """Drops existing lines from `first_step` on: these steps will be repeated."""
         keep_before(path, first_step)
         with writing(path):
             self._file = open_lines(path)
@@ -319,16 +318,16 @@ class TensorBoardSink:
 class WandbSink:
     """A run on Weights & Biases."""
 
-    def __init__(self, who: RunIdentity, folder: Path) -> None:
+    def __init__(self, identity: RunIdentity, folder: Path) -> None:
         import wandb  # pyright: ignore[reportMissingImports]
 
-        sys.argv = masked_words(sys.argv)  # it reads and sends the command line by itself
+        sys.argv = masked_words(sys.argv)  # wandb uploads the command line
         self._run = wandb.init(
-            project=who.project,
-            name=who.experiment,
-            id=who.run_id,
+            project=identity.project,
+            name=identity.experiment,
+            id=identity.run_id,
             resume="allow",
-            config=dict(who.config),
+            config=dict(identity.config),
             dir=str(folder),
         )
 
@@ -349,26 +348,26 @@ class WandbSink:
 class MlflowSink:
     """A run on an MLflow server, or in the store that MLFLOW_TRACKING_URI names."""
 
-    def __init__(self, who: RunIdentity, folder: Path) -> None:  # noqa: ARG002 - one signature
+    def __init__(self, identity: RunIdentity, folder: Path) -> None:  # noqa: ARG002 - one signature
         from mlflow import MlflowClient  # pyright: ignore[reportMissingImports]
         from mlflow.entities import Metric, Param  # pyright: ignore[reportMissingImports]
 
         self._metric = Metric
         self._client = MlflowClient()
-        found = self._client.get_experiment_by_name(who.project)
-        where = found.experiment_id if found else self._client.create_experiment(who.project)
-        earlier = self._client.search_runs([where], f"tags.`luyen.run_id` = '{who.run_id}'")
+        found = self._client.get_experiment_by_name(identity.project)
+        where = found.experiment_id if found else self._client.create_experiment(identity.project)
+        earlier = self._client.search_runs([where], f"tags.`luyen.run_id` = '{identity.run_id}'")
         if earlier:
             self._id = earlier[0].info.run_id
             return
-        tags = {"luyen.run_id": who.run_id, "mlflow.runName": who.experiment}
+        tags = {"luyen.run_id": identity.run_id, "mlflow.runName": identity.experiment}
         self._id = self._client.create_run(where, tags=tags).info.run_id
-        params = [Param(name, str(value)[:500]) for name, value in _leaves(who.config)]
+        params = [Param(name, str(value)[:500]) for name, value in _leaves(identity.config)]
         for start in range(0, len(params), 100):  # the most that one request may carry
             self._client.log_batch(self._id, params=params[start : start + 100])
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Log the step; characters that MLflow refuses in a name become `_`."""
+        """Log the step; characters that MLflow does not allow in a name become `_`."""
         now = int(time.time() * 1000)
         named = {re.sub(r"[^\w./: -]", "_", name): value for name, value in metrics.items()}
         rows = [self._metric(name, value, now, step) for name, value in named.items()]
@@ -396,13 +395,13 @@ def _leaves(config: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, A
 class TrackioSink:
     """A run in trackio's local store."""
 
-    def __init__(self, who: RunIdentity, folder: Path) -> None:  # noqa: ARG002 - one signature
+    def __init__(self, identity: RunIdentity, folder: Path) -> None:  # noqa: ARG002 - one signature
         import trackio  # pyright: ignore[reportMissingImports]
 
         self._run = trackio.init(
-            project=who.project,
-            name=f"{who.experiment}-{who.run_id}",
-            config=dict(who.config),
+            project=identity.project,
+            name=f"{identity.experiment}-{identity.run_id}",
+            config=dict(identity.config),
             resume="allow",
         )
 
@@ -411,7 +410,7 @@ class TrackioSink:
         self._run.log(dict(metrics), step=step)
 
     def artifact(self, path: Path) -> None:
-        """Trackio keeps numbers; the run directory holds the file."""
+        """Trackio stores numbers only; the run directory holds the file."""
 
     def close(self) -> None:
         """Finish the run."""
@@ -428,20 +427,20 @@ REMOTE: dict[str, Callable[[RunIdentity, Path], Sink]] = {
 
 @final
 class MetricLog:
-    """All sinks of a run as one: checks names against the catalog, adds the times of the step."""
+    """All sinks of a run as one: checks names against the catalog, adds `time/<span>`."""
 
     def __init__(self, sinks: Sequence[Sink]) -> None:
         self._sinks = tuple(sinks)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Send what a step measured to every sink."""
+        """Send the metrics of a step to every sink."""
         whole = SPANS.drain(step) | {name: float(value) for name, value in metrics.items()}
         CATALOG.warn_of_missing(whole)
         for sink in self._sinks:
             sink.write(step, whole)
 
     def artifact(self, path: Path) -> None:
-        """Send a finished file to the sinks that keep files."""
+        """Send a finished file to every sink."""
         for sink in self._sinks:
             sink.artifact(path)
 
@@ -455,7 +454,7 @@ def open_sinks(
     names: Sequence[str],
     *,
     directory: RunDirectory,
-    who: RunIdentity,
+    identity: RunIdentity,
     display: Display,
     first_step: int = 0,
 ) -> MetricLog:
@@ -475,5 +474,7 @@ def open_sinks(
             raise UserError("trainer.logger", name, why, f"pip install {name}, or drop it")
     sinks: list[Sink] = [JsonlSink(directory.metrics, first_step=first_step)]
     sinks += [local[name]() for name in names if name in local]
-    sinks += [BackgroundSink(name, partial(REMOTE[name], who, directory.root)) for name in remote]
+    sinks += [
+        BackgroundSink(name, partial(REMOTE[name], identity, directory.root)) for name in remote
+    ]
     return MetricLog(sinks)

@@ -1,10 +1,10 @@
-"""Where the time goes: spans as JSON lines, their sums per step, and waits for other roles.
+"""Timing of a process: spans as JSON lines, their sums per step, and waits for other roles.
 
     with span("generate", step=3):
         ...
 
-A span inside another belongs to the same step. Each process writes a file of its own, and a line
-costs some microseconds; without an open file only the sums are kept.
+A nested span inherits the step. Each process writes a file of its own, and a line costs some
+microseconds; without an open file only the sums are kept.
 """
 
 import os
@@ -37,15 +37,15 @@ class SpanLog:
         self._lock = threading.Lock()
         self._sums: dict[tuple[int, str], float] = {}
         self.folder: Path | None = None
-        """Where spans are written; None: nowhere."""
+        """Folder that spans are written to; None: they are not written."""
 
     @property
     def step(self) -> int | None:
-        """The step that this thread or task is in; None: in none."""
+        """The step of the enclosing span in this thread or task; None outside of steps."""
         return _step.get()
 
     def open(self, folder: Path, *, process: str) -> Path:
-        """Write from now on to this process's file in `folder`, and return its path."""
+        """Start writing to the file of this process in `folder`, and return its path."""
         path = folder / f"{process}-{os.getpid()}.jsonl"
         self.close()
         with writing(path):
@@ -56,7 +56,7 @@ class SpanLog:
         return path
 
     def close(self) -> None:
-        """Stop writing; sums go on."""
+        """Stop writing; sums are still counted."""
         with self._lock:
             if self._file is not None:
                 self._file.close()
@@ -64,7 +64,7 @@ class SpanLog:
 
     @contextmanager
     def span(self, name: str, *, step: int | None = None, **ids: Any) -> Generator[None]:
-        """Time what happens inside; `ids` say which group, rollout or turn it was about."""
+        """Time the block; `ids` name the group, rollout or turn it belongs to."""
         mine = _step.get() if step is None else step
         token = _step.set(mine)
         start, clock = time.time(), time.perf_counter()
@@ -78,11 +78,11 @@ class SpanLog:
     def past(
         self, name: str, *, start: float, duration_s: float, step: int | None, **ids: Any
     ) -> None:
-        """Write a span that was timed elsewhere, often inside others: it is in no sum."""
+        """Write a span with given times; it is not added to the sums, since it may be nested."""
         self._write(span_line(name, start, duration_s, step, ids))
 
     def drain(self, step: int) -> dict[str, float]:
-        """`time/<span>` of a step; steps up to it are forgotten."""
+        """`time/<span>` of a step; clears the sums up to that step."""
         with self._lock:
             sums = {f"time/{name}": s for (at, name), s in self._sums.items() if at == step}
             self._sums = {key: s for key, s in self._sums.items() if key[0] > step}
@@ -108,7 +108,7 @@ class SpanLog:
 def span_line(
     name: str, start: float, duration_s: float, step: int | None, ids: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """A span of the calling thread as it is written."""
+    """The JSON line of a span of the calling thread."""
     line = {"span": name, "start": round(start, 6), "duration_s": round(duration_s, 6)}
     return {**ids, **line, "step": step, "thread": threading.get_native_id()}
 
@@ -122,20 +122,20 @@ def span(name: str, *, step: int | None = None, **ids: Any) -> Any:
     return SPANS.span(name, step=step, **ids)
 
 
-# How long the loop waits for others: sums by role, and stretches in the spans of this process.
+# Waits for other roles: sums by role, and spans of contiguous waits.
 #
 #     with waiting_for("actor"):
 #         ...
 #
-# A thread waits for itself: what a thread beside the loop waits for does not hold the loop up.
+# Waits are counted per thread: a background thread that waits does not delay the training loop.
 
 _NEAR_S = 0.05
-"""Waits that follow each other so closely are one stretch: an engine is polled in milliseconds."""
+"""Waits with shorter gaps are merged into one span: an engine is polled every few milliseconds."""
 
 
 @final
 class _Stretch:
-    """Waits of one thread for one role, one after the other."""
+    """Merged consecutive waits of one thread for one role."""
 
     __slots__ = ("end", "start", "step", "waited_s")
 
@@ -147,7 +147,7 @@ class _Stretch:
 
 @final
 class _Thread(threading.local):
-    """What one thread has waited for."""
+    """The waits of one thread."""
 
     def __init__(self) -> None:
         self.sums: dict[str, float] = {}
@@ -164,7 +164,7 @@ class Waits:
 
     @contextmanager
     def waiting_for(self, role: str) -> Generator[None]:
-        """Count what happens inside as waiting for a role."""
+        """Count the time of the block as waiting for a role."""
         start = self._clock()
         try:
             yield
@@ -172,7 +172,7 @@ class Waits:
             self._add(role, start, self._clock())
 
     def drain(self) -> dict[str, float]:
-        """Seconds by role that this thread has waited since it asked last."""
+        """Seconds that this thread has waited since the last call, by role."""
         mine = self._mine
         for role, stretch in mine.open.items():
             self._write(role, stretch)

@@ -1,6 +1,6 @@
-"""What a process is doing right now: stacks of its threads and tasks, and the processes below it.
+"""Diagnostics of a running process: stacks of its threads and tasks, and its child processes.
 
-Any thread may ask, also while the main thread hangs; nothing is waited for.
+Any thread may call this, even while the main thread hangs; it never blocks.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ _PROC = Path("/proc")
 
 
 def describe_process(headline: str) -> str:
-    """A page for people: every thread, every asyncio task of a running loop, every child process.
+    """Text with every thread, every asyncio task of a running loop, and every child process.
 
     Example:
         >>> page = describe_process("step 3 hangs")
@@ -41,7 +41,7 @@ def describe_process(headline: str) -> str:
 
 
 def running_loops(frames: dict[int, FrameType]) -> list[asyncio.AbstractEventLoop]:
-    """The event loops that the threads are in: asyncio itself tells each thread of its own only."""
+    """The running event loops of all threads, found by their stacks; asyncio has no such API."""
     found: list[asyncio.AbstractEventLoop] = []
     for frame in frames.values():
         for above, _ in traceback.walk_stack(frame):
@@ -57,7 +57,7 @@ def _tasks(loop: asyncio.AbstractEventLoop) -> list["asyncio.Task[Any]"]:
 
 
 def _task_text(task: "asyncio.Task[Any]") -> str:
-    """Where a task is suspended, from the outermost coroutine in."""
+    """The stack at which a task is suspended, outermost coroutine first."""
     lines: list[str] = []
     for frame in _suspended(task.get_coro()):
         lines += traceback.format_list([_summary(frame)])
@@ -86,14 +86,14 @@ def _suspended(coroutine: Any) -> Iterator[FrameType]:
 
 
 def child_lines() -> list[str]:
-    """Id, state and command of every process below this one, as far as the system tells."""
+    """Pid, state and command of every descendant process, from /proc."""
     below: dict[int, list[tuple[int, str]]] = {}
     for entry in _PROC.glob("[0-9]*"):
         try:
             state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
             below.setdefault(int(parent), []).append((int(entry.name), state))
         except (OSError, ValueError):
-            continue  # it ended while we looked
+            continue  # the process ended during the scan
     return list(_descend(below, os.getpid(), "  "))
 
 

@@ -1,4 +1,4 @@
-"""The summary printed when a run ends, and the notes file about what happened to it."""
+"""The summary printed when a run ends, and `notes.jsonl` with events from outside of the run."""
 
 import os
 from dataclasses import dataclass
@@ -13,11 +13,11 @@ from luyen.telemetry.display import duration
 FINISHED = "Finished"
 """The headline of a run that reached its last step."""
 INTERRUPTED = "Interrupted"
-"""The headline of a run that was asked to end."""
+"""The headline of a run that was interrupted."""
 
 
 def interrupted_code(signal: int | None) -> int:
-    """The exit code of a command that a signal ended, as shells have it; 1 without a signal.
+    """The exit code after a signal, by the convention of shells (128 + n); 1 without a signal.
 
     Example:
         >>> interrupted_code(2), interrupted_code(15), interrupted_code(1), interrupted_code(None)
@@ -44,7 +44,7 @@ class Change:
     """After the last step; None when it was not measured."""
 
     def words(self) -> str:
-        """One line for people."""
+        """As one line of text."""
         if self.before is None and self.after is None:
             return f"{self.label} was not measured"
         if self.before is None or self.after is None:
@@ -59,7 +59,7 @@ class Change:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
-    """What a finished run says.
+    """Summary of an ended run.
 
     Example:
         >>> print(RunSummary(headline="Finished", changes=(), steps=30, seconds=95.0,
@@ -71,23 +71,23 @@ class RunSummary:
     """
 
     headline: str
-    """How the run ended, in a word or two: finished, interrupted."""
+    """How the run ended: `FINISHED` or `INTERRUPTED`."""
     changes: tuple[Change, ...]
-    """What it reached."""
+    """Numbers before and after training."""
     steps: int
     """Steps of this session."""
     seconds: float
     """How long they took."""
     files: dict[str, Path]
-    """What each file is, and where."""
+    """Label -> path of the files of the run."""
     commands: tuple[str, ...] = ()
     """Commands to try next."""
     signal: int | None = None
-    """The signal that asked the run to end, in its last step or before; None: none did."""
+    """The signal that interrupted the run; None: there was none."""
 
     @property
     def is_interrupted(self) -> bool:
-        """Whether the run was asked to end before its last step."""
+        """Whether the run ended before its last step."""
         return self.headline == INTERRUPTED
 
     @property
@@ -109,14 +109,14 @@ class RunSummary:
         return "\n".join(lines)
 
 
-# Notes of a run: what happened to it from outside, a line each, for people and `luyen runs`.
+# Notes of a run: events from outside, one per line, shown by `luyen runs`.
 
 NAME = "notes.jsonl"
 """The file in the run directory."""
 
 
 def note(run: Path, words: str) -> None:
-    """Add a note to a run directory; nothing is raised, since a run is worth more than a note."""
+    """Append a note to a run directory; never raises: a failed note must not end the run."""
     when = datetime.now(UTC).isoformat(timespec="seconds")
     line = json_line({"time": when, "pid": os.getpid(), "note": words})
     try:
@@ -132,7 +132,7 @@ def note(run: Path, words: str) -> None:
 
 
 def last_note(run: Path) -> str:
-    """The newest note; nothing where there is none, or where they are damaged.
+    """The newest note; "" if there is none or the file is damaged.
 
     Example:
         >>> last_note(Path("/nowhere"))

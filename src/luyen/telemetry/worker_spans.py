@@ -1,4 +1,4 @@
-"""Spans, load and memory of worker processes, told in the controller's clock."""
+"""Spans, load and memory of worker processes, with times converted to the controller's clock."""
 
 import math
 import os
@@ -20,7 +20,7 @@ from luyen.telemetry.spans import SCHEMA
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedSpan:
-    """A stretch of work that has ended.
+    """A finished span of work.
 
     Example:
         >>> FinishedSpan(name="update_actor", start=1.0, duration_s=0.5, facts={}).duration_s
@@ -34,13 +34,13 @@ class FinishedSpan:
     duration_s: float
     """How long it took."""
     facts: Mapping[str, Any]
-    """What else is known of it."""
+    """Further attributes."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessReport:
-    """Who a process is, how it stands, and what it did since it was asked last.
+    """Identity, state and new spans of a worker process; its answer to a poll.
 
     Example:
         >>> ProcessReport(pid=7, node="ab12", came=1.0, answered=1.1, spans=(), lost=0,
@@ -49,39 +49,39 @@ class ProcessReport:
     """
 
     pid: int
-    """Its process."""
+    """Its process id."""
     node: str
-    """Where it runs."""
+    """The node it runs on."""
     came: float
-    """When the question came, by its clock."""
+    """When the poll arrived, by the clock of the worker."""
     answered: float
-    """When the answer left, by its clock."""
+    """When the answer was sent, by the clock of the worker."""
     spans: tuple[FinishedSpan, ...]
-    """What it did since the last report."""
+    """Spans since the last report."""
     lost: int
-    """Spans so far that nobody asked for in time."""
+    """Spans so far that were dropped because the buffer was full between two polls."""
     busy_s: float
-    """Seconds so far in which it did something, up to `answered`."""
+    """Seconds in which it was busy so far, up to `answered`."""
     memory_bytes: int
-    """Most main memory so far."""
+    """Peak main memory so far."""
     device_bytes: int | None
-    """Most memory of its GPU so far; None: it has none."""
+    """Peak GPU memory so far; None without a GPU."""
 
 
-# The most memory that this process has held.
+# Peak memory of this process.
 
 _STATUS = Path("/proc/self/status")
 _PEAK = re.compile(r"VmHWM:\s+(\d+) kB")
 
 
 def peak_bytes() -> int:
-    """Most bytes of main memory so far, those that are shared with other processes included.
+    """Peak bytes of main memory so far, shared pages included.
 
     Example:
         >>> peak_bytes() > 1_000_000
         True
     """
-    # The kernel hands ru_maxrss on from the parent; VmHWM is this process's own.
+    # ru_maxrss is inherited from the parent; VmHWM is of this process only.
     found = _PEAK.search(_STATUS.read_text()) if _STATUS.is_file() else None
     if found is not None:
         return int(found[1]) * 1024
@@ -89,18 +89,19 @@ def peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-# Spans that a process keeps for the controller, and how long it was busy.
+# Worker side: spans buffered for the controller, and busy time.
 #
 #     with WORK.span("update_actor"):
 #         ...
 #
-# Nothing is written and nothing is sent: what is kept travels with the next answer, and the
-# oldest spans go when nobody asks. A process that is lost takes its last ones along.
+# A worker writes no file and sends no message of its own: spans are returned with the next report.
+# If the controller does not poll, the oldest spans are dropped. Spans since the last report are
+# lost with the process.
 
 _MOST_KEPT = 4096
-"""Spans that are kept; a process that is asked once a step has some dozens."""
+"""Size of the buffer; with one poll per step, a process has some dozens of spans."""
 _LONGEST_S = 5.0
-"""A stretch of passes is cut there: what is lost with its process is not longer."""
+"""Longest span of engine passes: no more than this is lost with the process."""
 
 
 def _no_device() -> int | None:
@@ -109,7 +110,7 @@ def _no_device() -> int | None:
 
 @final
 class WorkerSpans:
-    """The work of one process, from any of its threads."""
+    """Spans and busy time of one worker process; any thread may add spans."""
 
     def __init__(
         self,
@@ -118,7 +119,7 @@ class WorkerSpans:
         clock: Callable[[], float] = time.time,
         counter: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`clock` says when, `counter` how long."""
+        """`clock` gives start times, `counter` durations."""
         self._clock, self._counter = clock, counter
         self._lock = threading.Lock()
         self._spans: deque[FinishedSpan] = deque(maxlen=most)
@@ -128,11 +129,11 @@ class WorkerSpans:
         self._stretch: tuple[float, float] | None = None
         self._passes = self._answers = 0
         self.device_bytes: Callable[[], int | None] = _no_device
-        """Most memory of the GPU so far; whoever may load torch sets it."""
+        """Returns the peak GPU memory; set by the module that imports torch."""
 
     @contextmanager
     def span(self, name: str, **facts: Any) -> Generator[dict[str, Any]]:
-        """Time what happens inside; it counts as busy. More facts may be added until it ends."""
+        """Time the block and count it as busy; facts may be added to the yielded dict."""
         start, began = self._clock(), self._begin()
         try:
             yield facts
@@ -140,12 +141,12 @@ class WorkerSpans:
             self._end(name, start, began, facts)
 
     def begin_pass(self) -> None:
-        """An engine with work makes a pass; the first one begins a stretch."""
+        """An engine begins a pass; the first pass after an idle time begins a span."""
         if self._stretch is None:
             self._stretch = self._clock(), self._begin()
 
     def end_pass(self, *, answers: int, is_idle: bool) -> None:
-        """It has made it; a stretch ends when nothing is left to do, or when it becomes long."""
+        """The pass has ended; the span ends when the engine is idle, or after `_LONGEST_S`."""
         self._passes += 1
         self._answers += answers
         is_long = self._stretch is not None and self._counter() - self._stretch[1] > _LONGEST_S
@@ -153,7 +154,7 @@ class WorkerSpans:
             self.end_stretch()
 
     def end_stretch(self) -> None:
-        """The engine has nothing to do; a stretch that was begun ends."""
+        """End the current span of passes, if there is one."""
         if self._stretch is None:
             return
         start, began = self._stretch
@@ -162,7 +163,7 @@ class WorkerSpans:
         self._end("draw", start, began, facts)
 
     def report(self, *, node: str, came: float) -> ProcessReport:
-        """How the process stands, with the spans since the last report, which it then forgets."""
+        """The state of the process with the spans since the last report; clears the buffer."""
         memory, device = peak_bytes(), self.device_bytes()
         with self._lock:
             spans, lost = tuple(self._spans), self._lost
@@ -204,14 +205,14 @@ WORK = WorkerSpans()
 """The work of this process."""
 
 
-# The clock of another process, read by the questions that it answers.
+# Clock offset of a remote process, estimated from round trips as in NTP.
 #
-# A question leaves at `sent` and its answer is back at `back`, by our clock; it came at `came`
-# and was answered at `answered`, by theirs. Whatever the ways took, our reading of their clock
-# is wrong by at most half of the time that the two ways took together.
+# A poll is sent at `sent` and its answer arrives at `back`, by the local clock; the poll arrives at
+# `came` and is answered at `answered`, by the remote clock. Whatever the two latencies are, the
+# estimated offset is wrong by at most half of their sum.
 
 _LATEST = 64
-"""Round trips that are remembered: clocks drift, so that an old one is worth less than it says."""
+"""Round trips that are remembered: clocks drift, so old ones are less accurate than their bound."""
 
 _ROUNDING_S = 1e-6
 """Seconds since 1970 are rounded to about a quarter of this."""
@@ -220,7 +221,7 @@ _ROUNDING_S = 1e-6
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundTrip:
-    """A question and its answer, by two clocks.
+    """Times of a poll and its answer, by two clocks.
 
     Example:
         >>> trip = RoundTrip(sent=10.0, came=110.25, answered=111.25, back=11.5)
@@ -229,28 +230,28 @@ class RoundTrip:
     """
 
     sent: float
-    """When the question left, by our clock."""
+    """When the poll was sent, by the local clock."""
     came: float
-    """When it came, by theirs."""
+    """When it arrived, by the remote clock."""
     answered: float
-    """When the answer left, by theirs."""
+    """When the answer was sent, by the remote clock."""
     back: float
-    """When the answer was here, by ours."""
+    """When the answer arrived, by the local clock."""
 
     @property
     def offset_s(self) -> float:
-        """By how much their clock is ahead, if both ways took equally long."""
+        """By how much the remote clock is ahead, if both latencies are equal."""
         return ((self.came - self.sent) + (self.answered - self.back)) / 2
 
     @property
     def error_s(self) -> float:
-        """By how much `offset_s` can be wrong; below 0: a clock was set meanwhile."""
+        """Bound on the error of `offset_s`; negative if a clock was set during the round trip."""
         return ((self.back - self.sent) - (self.answered - self.came)) / 2
 
 
 @final
 class RemoteClock:
-    """Their clock, by the shortest of the latest round trips.
+    """The remote clock, by the round trip with the smallest error among the latest.
 
     Example:
         >>> clock = RemoteClock()
@@ -265,30 +266,30 @@ class RemoteClock:
         self._best: RoundTrip | None = None
 
     def heard(self, trip: RoundTrip) -> None:
-        """Take in a round trip; one during which a clock was set says nothing."""
+        """Add a round trip; one during which a clock was set is ignored."""
         if trip.error_s > -_ROUNDING_S:
             self._trips.append(trip)
             self._best = min(self._trips, key=lambda one: one.error_s)
 
     @property
     def error_s(self) -> float | None:
-        """By how much `ours` can be wrong; None: nothing was heard."""
+        """Bound on the error of `ours`; None before the first round trip."""
         return None if self._best is None else max(self._best.error_s, 0.0)
 
     def ours(self, theirs: float) -> float:
-        """A time of their clock by ours; as it is where nothing was heard."""
+        """A remote time converted to the local clock; unchanged before the first round trip."""
         return theirs if self._best is None else theirs - self._best.offset_s
 
 
-# Another process as the controller knows it, and its spans as lines in the controller's time.
+# Controller side: a remote process, and its spans as lines in the controller's time.
 
 _MOST = 1 << 16
-"""Spans that wait to be written."""
+"""Spans that may wait to be written."""
 
 
 @final
 class RemoteProcess:
-    """One process in one of its lives."""
+    """One incarnation of a worker process, as seen by the controller."""
 
     def __init__(self, role: str, index: int, *, pid: int, node: str) -> None:
         self.role = role
@@ -296,34 +297,34 @@ class RemoteProcess:
         self.pid = pid
         self.node = node
         self.memory_bytes = 0
-        """Most main memory so far."""
+        """Peak main memory so far."""
         self.device_bytes: int | None = None
-        """Most memory of its GPU so far; None: it has none."""
+        """Peak GPU memory so far; None without a GPU."""
         self._clock = RemoteClock()
         self._spans: deque[tuple[FinishedSpan, int | None]] = deque(maxlen=_MOST)
         self._lost = 0
-        self._busy_s = self._told_busy_s = 0.0
+        self._busy_s = self._taken_busy_s = 0.0
         self._has_head = False
 
     def heard(self, report: ProcessReport, *, sent: float, back: float, step: int | None) -> None:
-        """Take in a report, and when its question left and its answer was here, by our clock."""
+        """Add a report; `sent` and `back` are the local times of the poll and of its answer."""
         trip = RoundTrip(sent=sent, came=report.came, answered=report.answered, back=back)
         self._clock.heard(trip)
         self.memory_bytes = max(self.memory_bytes, report.memory_bytes)
         if report.device_bytes is not None:
             self.device_bytes = max(self.device_bytes or 0, report.device_bytes)
         self._lost = max(self._lost, report.lost)
-        # Reports may overtake each other.
+        # Reports may arrive out of order.
         self._busy_s = max(self._busy_s, report.busy_s)
         self._spans += [(span, step) for span in report.spans]
 
     def take_busy_s(self) -> float:
-        """Seconds in which it did something, of those that were not told before."""
-        fresh, self._told_busy_s = self._busy_s - self._told_busy_s, self._busy_s
+        """Busy seconds since the last call."""
+        fresh, self._taken_busy_s = self._busy_s - self._taken_busy_s, self._busy_s
         return fresh
 
     def take_lines(self) -> list[dict[str, Any]]:
-        """What is to be written: who it is before the first of its spans."""
+        """Lines to write: a head line with the identity before the first span."""
         spans = [self._spans.popleft() for _ in range(len(self._spans))]
         if not spans:
             return []

@@ -181,7 +181,7 @@ class RolloutSubmitter:
 
         def submit(purpose: str, samples: int, sampling: Sampling) -> RolloutFuture:
             count, is_first = len(prompts) * samples, place.first == 0
-            PROGRESS.expect(purpose, place.step, count, anew=is_first)
+            PROGRESS.expect(purpose, place.step, count, restart=is_first)
             return self.roles.submit(
                 prompt_requests(prompts, step=place.step, first=place.first, samples=samples),
                 sampling,

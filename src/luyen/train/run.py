@@ -220,7 +220,7 @@ class OnlineRun(Learner):
         """Rollouts of the prompts, drawn at this place of the run; their tokens are sound."""
         count = samples or self.config.actor_rollout_ref.rollout.n
         draws = prompt_requests(prompts, step=step, first=first, samples=count)
-        PROGRESS.expect(purpose, step, len(draws) * count, anew=True)
+        PROGRESS.expect(purpose, step, len(draws) * count, restart=True)
         asked = self.roles.submit(
             draws, sampling, purpose=purpose, version=self.version, journal=self.journal
         )

@@ -80,7 +80,7 @@ def score_groups(
 ) -> list[ScoredGroup]:
     """Every group with the scores of its rollouts; what broke on the way is judged by nobody."""
     pairs = [(group.prompt, group.rollouts) for group in _valid_groups(run, groups, purpose)]
-    PROGRESS.expect("score", 0, len(pairs), anew=True)
+    PROGRESS.expect("score", 0, len(pairs), restart=True)
     with PROGRESS.watching("score", 0):
         return run.reward.score(pairs, ScoreJournal(journal=run.journal, purpose=purpose))
 

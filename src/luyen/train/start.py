@@ -201,7 +201,7 @@ def _open_recorder(
     log = open_sinks(
         trainer.logger,
         directory=directory,
-        who=run_identity(report, directory),
+        identity=run_identity(report, directory),
         display=display,
         first_step=first_step,
     )

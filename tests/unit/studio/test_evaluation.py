@@ -87,9 +87,9 @@ def test_two_files_are_compared_with_flips_faults_and_a_hint(tmp_path: Path):
     assert done.exit_code == 0, done.output
     assert "sums: 1 sample without a reward, left out" in done.output
     assert "left out: 1 prompt only in the second" in done.output
-    assert "drawn differently: temperature 1.0 and 0.5" in done.output
+    assert "sampled differently: temperature 1.0 and 0.5" in done.output
     assert "1 better, 1 worse: p = 1 (McNemar's exact test)" in done.output
-    assert "no difference can be told from these 5 prompts; " in done.output
+    assert "no significant difference with these 5 prompts; " in done.output
     assert "p1?   (0.00 -> 1.00)" in done.output
     assert "p3?   (1.00 -> 0.00)" in done.output
 

@@ -79,7 +79,7 @@ def test_a_sink_that_cannot_be_made_warns_once():
 def test_a_sink_that_hangs_never_holds_a_step_up():
     leave = threading.Event()
     kept = Kept(leave=leave)
-    sink = BackgroundSink("demo", lambda: kept, capacity=3, patience_s=0.05)
+    sink = BackgroundSink("demo", lambda: kept, capacity=3, timeout_s=0.05)
     start = time.perf_counter()
     with pytest.warns(SinkFailure, match="too slow: calls were dropped") as said:
         write_and_close(sink, 100)
@@ -88,9 +88,9 @@ def test_a_sink_that_hangs_never_holds_a_step_up():
     leave.set()
 
 
-def test_closing_waits_only_as_long_as_patience():
+def test_closing_waits_only_until_the_timeout():
     leave = threading.Event()
-    sink = BackgroundSink("demo", lambda: Kept(leave=leave), patience_s=0.05)
+    sink = BackgroundSink("demo", lambda: Kept(leave=leave), timeout_s=0.05)
     sink.write(0, {})
     with pytest.warns(SinkFailure, match=r"did not finish within 0\.05 s"):
         sink.close()

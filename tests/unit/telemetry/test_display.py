@@ -221,7 +221,7 @@ def test_a_long_wait_is_told_at_times_without_a_terminal(monkeypatch: pytest.Mon
 
 def test_the_panel_says_how_far_a_validation_is():
     progress = module.PROGRESS
-    progress.expect("validation", 0, 8, anew=True)
+    progress.expect("validation", 0, 8, restart=True)
     progress.add("validation", 0, 3)
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=True, width=100)

@@ -18,8 +18,8 @@ from luyen.train.interrupt import Interruption, Stopped, stopped_by_signals
 
 SCRIPT = """
 import os, sys
-from luyen.telemetry.output import OUTPUT, flushed, settle_streams, say
-settle_streams()
+from luyen.telemetry.output import OUTPUT, flushed, ensure_streams, say
+ensure_streams()
 if sys.argv[1] == "run":
     OUTPUT.go_on()
 told = open(sys.argv[2], "w")

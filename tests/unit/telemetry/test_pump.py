@@ -22,7 +22,7 @@ def full_pipe() -> tuple[int, int]:
 
 def test_a_reader_that_stands_still_is_not_waited_for():
     ours, theirs = full_pipe()
-    pump = WriterThread(theirs, patience_s=0.2)
+    pump = WriterThread(theirs, timeout_s=0.2)
     before = time.monotonic()
     assert [pump.write(b"line\n") for _ in range(100)] == [False] * 100
     assert time.monotonic() - before < 5.0
@@ -31,7 +31,7 @@ def test_a_reader_that_stands_still_is_not_waited_for():
 
 def test_a_reader_that_comes_back_gets_what_follows():
     ours, theirs = full_pipe()
-    pump = WriterThread(theirs, patience_s=0.2)
+    pump = WriterThread(theirs, timeout_s=0.2)
     assert not pump.write(b"held ")
     while os.read(ours, 1 << 20) != b"held ":
         pass
@@ -52,7 +52,7 @@ def test_a_reader_that_is_gone_is_a_fault():
 
 def test_a_run_drops_what_nobody_reads(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(
-        "luyen.telemetry.output.WriterThread.__init__.__kwdefaults__", {"patience_s": 0.2}
+        "luyen.telemetry.output.WriterThread.__init__.__kwdefaults__", {"timeout_s": 0.2}
     )
     ours, theirs = full_pipe()
     said: list[str] = []
@@ -67,5 +67,7 @@ def test_a_run_drops_what_nobody_reads(monkeypatch: pytest.MonkeyPatch):
     finally:
         os.dup2(saved, 1)
         os.close(saved)
-    assert said == ["standard output is lost (nobody reads it); what is shown there is dropped"]
+    assert said == [
+        "standard output is lost (its reader does not respond); what is shown there is dropped"
+    ]
     os.close(ours)

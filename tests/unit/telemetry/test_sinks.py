@@ -74,7 +74,7 @@ def test_a_resumed_run_writes_the_same_file_as_an_uninterrupted_one(tmp_path: Pa
 def test_two_equal_runs_differ_in_times_alone(tmp_path: Path):
     for name in ("a", "b"):
         run = RunDirectory.create(tmp_path / name, config="", provenance={}, manifest={})
-        log = open_sinks(["jsonl"], directory=run, who=WHO, display=SilentDisplay())
+        log = open_sinks(["jsonl"], directory=run, identity=WHO, display=SilentDisplay())
         for step in range(3):
             with SPANS.span("generate", step=step):
                 pass
@@ -92,7 +92,7 @@ def test_every_local_sink_gets_every_step(run: RunDirectory):
     display = PlainDisplay(stream)
     display.start(2)
     names = ["console", "jsonl", "tensorboard"]
-    log = open_sinks(names, directory=run, who=WHO, display=display)
+    log = open_sinks(names, directory=run, identity=WHO, display=display)
     for step in (1, 2):
         log.write(step, {"probe/mean": 0.5})
     log.artifact(run.config)
@@ -114,7 +114,7 @@ def test_a_sink_without_its_package_is_refused_at_once(
 ):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"trainer\.logger = 'wandb'.*pip install"):
-        open_sinks(["wandb"], directory=run, who=WHO, display=SilentDisplay())
+        open_sinks(["wandb"], directory=run, identity=WHO, display=SilentDisplay())
 
 
 class Scripted:
@@ -145,7 +145,7 @@ def test_a_remote_run_is_resumed_logged_and_finished(
     remote = Scripted()
     SPANS.drain(4)  # what other tests left
     install(monkeypatch, name, init=remote.init)
-    log = open_sinks([name], directory=run, who=WHO, display=SilentDisplay())
+    log = open_sinks([name], directory=run, identity=WHO, display=SilentDisplay())
     log.write(4, {"probe/mean": 0.25})
     log.artifact(run.config)
     log.close()

@@ -18,8 +18,8 @@ STAGES: tuple[Stage, ...] = (
     "learning rate",
     "loss mode",
 )
-"""The order of tuning: what is broken is mended before anything is tuned, and memory comes before
-the mathematics, since a change of it repeats every other measurement."""
+"""The order of tuning: defects are fixed before anything is tuned, and memory settings come before
+the algorithm, since changing them invalidates all other measurements."""
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 
 
@@ -44,11 +44,11 @@ class Experiment:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Symptom:
-    """What a rule saw in a run.
+    """Evidence that a rule found in a run.
 
     Example:
-        >>> mend = Experiment(stage="repair", change="mend the reward")
-        >>> Symptom(says="every reward is 0", experiment=mend, steps=(4, 5)).steps
+        >>> repair = Experiment(stage="repair", change="fix the reward")
+        >>> Symptom(says="every reward is 0", experiment=repair, steps=(4, 5)).steps
         (4, 5)
     """
 
@@ -67,13 +67,13 @@ class Symptom:
 
 
 RuleCheck: TypeAlias = Callable[[RunRecord], Iterator[Symptom]]
-"""A rule as a function: it sees the record of a run and nothing else."""
+"""A rule as a function of the record of a run."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorRule:
-    """A named look at a run.
+    """A named check of a run.
 
     Example:
         >>> DoctorRule(id="x", severity="note", title="Never.", look=lambda _: iter(())).severity
@@ -87,7 +87,7 @@ class DoctorRule:
     title: str
     """What it looks for."""
     look: RuleCheck
-    """The look itself."""
+    """The check itself."""
     steps: int = 1
     """Steps that a run must have before the rule can say anything."""
 
@@ -98,8 +98,8 @@ class Diagnosis:
     """A symptom under the name of its rule.
 
     Example:
-        >>> mend = Experiment(stage="repair", change="mend the reward")
-        >>> seen = Symptom(says="every reward is 0", experiment=mend)
+        >>> repair = Experiment(stage="repair", change="fix the reward")
+        >>> seen = Symptom(says="every reward is 0", experiment=repair)
         >>> Diagnosis(rule="reward-all-equal", severity="error", title="", symptom=seen).is_bad
         True
     """
@@ -156,11 +156,11 @@ def rule(id: str, severity: Severity, *, steps: int = 1) -> Callable[[RuleCheck]
     return add
 
 
-# What to change, in the order of tuning: one change at a time, the cheapest to judge first.
+# Experiments in tuning order: one change at a time, the cheapest to evaluate first.
 #
 # Memory comes first, then clip and KL, then learning rates and warm-up (the critic's before the
 # actor's: a policy that follows a wrong critic looks as if it learned too fast), then the loss
-# mode. A rung that the configuration has already climbed is left out.
+# mode. Changes that the configuration already has are left out.
 
 _ACTOR = "actor_rollout_ref.actor"
 _STRONG_KL = 0.05
@@ -175,7 +175,7 @@ Rung = tuple[Stage, str | None]
 
 
 def ladder(rungs: Iterable[Rung]) -> Experiment:
-    """The open rungs in the order of tuning: the first one is the experiment."""
+    """The open changes in tuning order: the first one is the experiment, the rest follow it."""
     ordered = sorted(rungs, key=lambda rung: STAGES.index(rung[0]))
     stages: list[Stage] = [stage for stage, change in ordered if change is not None]
     changes = [change for _, change in ordered if change is not None]
@@ -184,7 +184,7 @@ def ladder(rungs: Iterable[Rung]) -> Experiment:
 
 
 def smaller_updates(record: RunRecord) -> Experiment:
-    """For a policy that moves too far at a step."""
+    """For a policy that changes too much in a step."""
     config = record.config
     return ladder(
         [
@@ -210,7 +210,7 @@ def less_clipping(record: RunRecord) -> Experiment:
 
 
 def more_exploration(record: RunRecord) -> Experiment:
-    """For a policy that has stopped to explore."""
+    """For a policy that has stopped exploring."""
     config = record.config
     return ladder(
         [
@@ -250,7 +250,7 @@ def longer_budget(record: RunRecord) -> Experiment:
 
 
 def shorter_answers(record: RunRecord) -> Experiment:
-    """For answers that grow for nothing."""
+    """For responses that grow without a gain in reward."""
     config = record.config
     return ladder(
         [
@@ -264,12 +264,12 @@ def shorter_answers(record: RunRecord) -> Experiment:
 
 
 def repair(change: str) -> Experiment:
-    """For what is broken: nothing is tuned before it is mended."""
+    """For a defect, which is fixed before anything is tuned."""
     return Experiment(stage="repair", change=change)
 
 
 def change_data(change: str, *then: str) -> Experiment:
-    """For rows and rewards that teach nothing, or the wrong thing."""
+    """For rows and rewards without a useful training signal."""
     return Experiment(stage="data", change=change, then=then)
 
 

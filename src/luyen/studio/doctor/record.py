@@ -1,6 +1,6 @@
 """The record of a run as rules read it: metric series, rollouts, unreadable files.
 
-Whatever cannot be read is noted and passed over: the rest of a damaged run still has a story.
+Unreadable files are recorded and skipped, so that rules can still check the rest of a damaged run.
 """
 
 import math
@@ -29,10 +29,10 @@ from luyen.studio.runs import MissingPart, missing_parts
 from luyen.telemetry.metrics import StepMetrics, read_metrics, series
 from luyen.telemetry.rollout_files import RecordedRollout, read_rollouts
 
-# The course of one metric over the steps of a run, and medians of its ends.
+# A metric over the steps of a run, and medians of its first and last values.
 
 WINDOW = 5
-"""Values a median is taken over: two odd steps among them decide nothing."""
+"""Values a median is taken over: robust against two outliers."""
 
 
 @final
@@ -55,12 +55,12 @@ class MetricSeries:
 
     @property
     def has_end(self) -> bool:
-        """Whether there is enough to say where it stands."""
+        """Whether there are enough values for `end`."""
         return len(self) >= WINDOW
 
     @property
     def has_both_ends(self) -> bool:
-        """Whether there is enough to compare where it stands with where it came from."""
+        """Whether there are enough values to compare `start` and `end`."""
         return len(self) >= 2 * WINDOW
 
     def start(self) -> float:
@@ -79,7 +79,7 @@ class MetricSeries:
 
 _T = TypeVar("_T")
 _DAMAGE = (UserError, OSError, ValueError, LookupError, TypeError, AssertionError)
-"""What reading a damaged file may raise; anything else is a fault of ours."""
+"""Errors that reading a damaged file may raise; any other error is a bug."""
 RECENT, EARLIER = 4, 4
 """Steps whose rollouts are read: the latest in a row, and some spread over the run before them."""
 FEWEST, MOST, TOKENS = 64, 512, 200_000
@@ -105,7 +105,7 @@ class UnreadableFile:
 
 @final
 class RunRecord:
-    """Everything a rule may look at."""
+    """Everything a rule may read."""
 
     def __init__(self, directory: RunDirectory) -> None:
         """Read metrics and configuration; a UserError only where there is no run."""
@@ -121,7 +121,7 @@ class RunRecord:
         self.steps = tuple(line for line in lines if line.step > 0)
         """The lines of training steps."""
 
-    def course(self, name: str) -> MetricSeries:
+    def series(self, name: str) -> MetricSeries:
         """A metric over the training steps, where it is finite."""
         steps, values = series(list(self.steps), name)
         pairs = [(s, v) for s, v in zip(steps, values, strict=True) if math.isfinite(v)]
@@ -174,7 +174,7 @@ class RunRecord:
 
     @cached_property
     def removed(self) -> list[UnreadableFile]:
-        """Files that are gone, and that people remove when they need room."""
+        """Missing files whose absence is no damage: users remove them to free space."""
         gone = [one for one in self._missing if not one.is_damage]
         return [UnreadableFile(file=self._name(one.path), why=one.why) for one in gone]
 
@@ -183,8 +183,8 @@ class RunRecord:
         return missing_parts(self.directory)
 
     @cached_property
-    def _others(self) -> None:
-        """Read what no rule looks at, for its damage alone, and ask what is missing."""
+    def _unused_files(self) -> None:
+        """Read the files that no rule uses, to find damage, and list missing parts."""
         run = self.directory
         if run.digests.is_file():
             self._try(run.digests, read_digests, [])
@@ -198,13 +198,13 @@ class RunRecord:
 
     def damaged(self) -> list[UnreadableFile]:
         """Every file that cannot be read, or lacks what it must have held; of long runs a part."""
-        # Reading notes what is damaged.
-        _ = self.rollouts, self.checkpoints, self.worst_tokens, self._others
+        # Reading appends damaged files to `unread`.
+        _ = self.rollouts, self.checkpoints, self.worst_tokens, self._unused_files
         return self.unread
 
     @cached_property
     def vocabulary(self) -> Vocabulary | None:
-        """What the tokenizer knows; None where its file is not on this machine."""
+        """The vocabulary of the tokenizer; None if its file is not on this machine."""
         return read_vocabulary(self.config.actor_rollout_ref.model)
 
     @cached_property
@@ -223,7 +223,7 @@ class RunRecord:
         tree = load([path], [], reads_environment=False)
         parsed = parse(tree)
         wrong = [p for p in (*tree.problems, *parsed.problems) if p.severity == "error"]
-        if wrong:  # what was wrong stands at its default, all else is as the run had it
+        if wrong:  # invalid keys have their defaults, all other keys the values of the run
             self.unread.append(
                 UnreadableFile(file=path.name, why=f"{wrong[0].field}: {wrong[0].why}")
             )
@@ -235,7 +235,7 @@ class RunRecord:
         return sorted(step for name in names if (step := step_of(name)) is not None)
 
     def _done(self, folder: str) -> list[int]:
-        """Steps of a folder, without those that the run left behind when it went on from before.
+        """Steps in a folder, without those after the step that the run was last resumed from.
 
         A step in progress writes its rollouts before its metrics.
         """
@@ -248,7 +248,7 @@ class RunRecord:
         try:
             return read(path)
         except _DAMAGE as error:
-            # A file that a live run has just replaced or removed is no damage.
+            # A live run may just have replaced or removed the file: that is no damage.
             if path.exists() or is_demanded:
                 why = error.why if isinstance(error, UserError) else repr(error)
                 self.unread.append(UnreadableFile(file=self._name(path), why=why))
@@ -259,7 +259,7 @@ class RunRecord:
 
 
 def _spread(steps: list[int]) -> list[int]:
-    """The latest steps in a row, and some of the others at equal distances.
+    """The latest consecutive steps, and some earlier ones at equal distances.
 
     Example:
         >>> _spread(list(range(1, 21)))
@@ -277,7 +277,7 @@ def read_run(root: Path | str) -> RunRecord:
     return RunRecord(RunDirectory.open(root))
 
 
-# Looks at recorded rollouts that several rules share.
+# Helpers on recorded rollouts, shared by several rules.
 
 
 def name_of(recorded: RecordedRollout) -> str:
@@ -312,7 +312,7 @@ class SolvedGroups:
     """
 
     groups: int
-    """Groups that were judged."""
+    """Scored groups."""
     all: int
     """Those whose samples all reach reward 1."""
     none: int
@@ -330,7 +330,7 @@ class SolvedGroups:
 
 
 def solved_groups(record: RunRecord) -> SolvedGroups:
-    """The groups of the latest steps by how much of them reaches reward 1."""
+    """Count the groups of the latest steps by how many of their samples reach reward 1."""
     groups: dict[str, list[bool]] = {}
     for step in list(record.rollouts)[-RECENT:]:
         for recorded in record.rollouts[step]:

@@ -1,7 +1,7 @@
 """The rule about reward hacking: the reward rises while what it stands for does not.
 
-A reward is compared with what the run measures beside it: held-out accuracy, its own components,
-and above all components of weight 0, which are watched and not learned from.
+The reward is compared with other measurements of the run: held-out accuracy, its own components,
+and above all components of weight 0, which are measured but not trained on.
 """
 
 import math
@@ -18,19 +18,20 @@ from luyen.studio.doctor.findings import Experiment, Symptom, change_data, more_
 from luyen.studio.doctor.record import RECENT, WINDOW, RunRecord, name_of
 from luyen.telemetry.rollout_files import RecordedRollout
 
-# Recorded rewards beside what they stand for: early rollouts against the latest ones.
+# Statistics over recorded rewards: early rollouts against the latest ones.
 
 _T = TypeVar("_T")
 _FEWEST = 8
 """Groups on a side: with fewer, the variance between groups is a guess."""
 _RISEN = 2.0
-"""Standard errors from which on a component counts as better: it acquits, so less is asked."""
+"""Standard errors above which a component counts as improved; lower than `_CERTAIN`, since an
+improvement clears the run of suspicion."""
 _LONGER, _MORE_TOKENS = 2.0, 4.0
 """Times the first length, and tokens above it, from which on answers have grown."""
 _REPEATED = 0.2
-"""Rise of the share of repeated 3-grams that no way of writing well explains."""
+"""Rise of the share of repeated 3-grams that counts as repetition."""
 _FOLLOWS = 0.5
-"""Correlation with the reward above which it pays for a property rather than for its company."""
+"""Correlation with a property above which the reward pays for that property."""
 _NGRAM = 3
 _SHOWN = 3
 
@@ -38,7 +39,7 @@ _SHOWN = 3
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackedComponent:
-    """A component that nobody learns from, early and late in a run.
+    """A component of weight 0, early and late in a run.
 
     Example:
         >>> TrackedComponent(name="exact", before=0.6, now=0.1, spread=0.5, change=-9.0,
@@ -47,7 +48,7 @@ class TrackedComponent:
     """
 
     name: str
-    """What it is called."""
+    """Its name."""
     before: float
     """Its mean in the early steps, or in the best of them if the fall from there is surer."""
     now: float
@@ -69,7 +70,7 @@ class TrackedComponent:
 
 
 def has_proxy(reward: RewardConfig) -> bool:
-    """Whether something learned judges: a reward model, or a language model."""
+    """Whether the reward uses a learned scorer: a reward model or an LLM judge."""
     found = nodes(read_components(reward)[0])
     return any(n.weight and (n.judge is not None or n.model is not None) for _, n in found)
 
@@ -82,15 +83,15 @@ def reward_rise(record: RunRecord) -> float:
 
 
 def watched_in(record: RunRecord, name: str) -> TrackedComponent | None:
-    """A component in the rollouts that the doctor reads; None where there is too little of it.
+    """Statistics of a component in the recorded rollouts; None if there are too few of them.
 
-    So is one that was never above 0 at first: it is a penalty, and no reward stands for that.
+    Also None if its early mean is not above 0: then it is a penalty, not a goal.
     """
     steps = [_judged(rows, name) for rows in _steps(record)]
     early, late = _joined(steps[:-RECENT]), _joined(steps[-RECENT:])
     if not (_is_enough(early) and _is_enough(late)):
         return None
-    # What is hacked is often learned first: the best early step is a beginning, too.
+    # A hacked goal is often learned first, so the best early step is a possible baseline too.
     begins = [early, *(rows for rows in steps[:-RECENT] if _is_enough(rows))]
     begin = min(begins, key=lambda rows: _moved(rows, late))
     before, now = (fmean(value for _, _, value in rows) for rows in (begin, late))
@@ -112,7 +113,7 @@ def watched_in(record: RunRecord, name: str) -> TrackedComponent | None:
 
 
 def growth_paid(record: RunRecord) -> Iterator[tuple[str, float, float, float]]:
-    """Properties of answers that grew out of proportion, and that the reward follows."""
+    """Properties of responses that grew strongly and correlate with the reward."""
     steps = _steps(record)
     early, late = _joined(steps[:-RECENT]), _joined(steps[-RECENT:])
     for what, measure, has_grown in (
@@ -161,7 +162,7 @@ def _judged(rows: Sequence[RecordedRollout], name: str | None) -> list[_Row]:
 
 
 def _by_group(rows: Sequence[_Row]) -> dict[str, list[_Row]]:
-    """Rollouts of one draw are no independent witnesses: groups are what is counted."""
+    """Rollouts by group: samples of one prompt are not independent, so groups are counted."""
     groups: dict[str, list[_Row]] = {}
     for row in rows:
         groups.setdefault(str(row[0].rollout.group), []).append(row)
@@ -171,8 +172,8 @@ def _by_group(rows: Sequence[_Row]) -> dict[str, list[_Row]]:
 def _moved(early: Sequence[_Row], late: Sequence[_Row]) -> float:
     """Difference of the means of groups in standard errors, as a normal variable would have it.
 
-    Welch's t with Satterthwaite's degrees of freedom: few groups know their variance badly, so
-    that a large t of few is made smaller.
+    Welch's t with Satterthwaite's degrees of freedom: the variance of few groups is uncertain, so
+    their t is scaled down.
     """
     means = [[fmean(r[2] for r in g) for g in _by_group(rows).values()] for rows in (early, late)]
     errors = [variance(side) / len(side) for side in means]
@@ -186,7 +187,7 @@ def _moved(early: Sequence[_Row], late: Sequence[_Row]) -> float:
 
 
 def _correlated(rows: Sequence[_Row]) -> tuple[float, int] | None:
-    """Correlation of reward and component, and how many groups it rests on."""
+    """Correlation of reward and component, and the number of groups."""
     found = correlation([(whole, value) for _, whole, value in rows])
     return None if found is None else (found, len(_by_group(rows)))
 
@@ -217,7 +218,7 @@ def _length(rollout: Rollout) -> float:
 
 
 def _repetition(rollout: Rollout) -> float:
-    """Share of the n-grams of sampled tokens that were there before."""
+    """Share of the n-grams of sampled tokens that occurred before."""
     tokens = [
         token
         for branch in rollout.branches
@@ -240,19 +241,19 @@ _RISE = 0.2
 """Rise of the training reward, and fall of what is watched, in its own spread, that counts; a
 smaller rise counts where it is certain."""
 _FALL, _SHARE = 0.1, 0.5
-"""Fall of a component that is learned, and share of it that is gone: parts may be traded for one
-another, so only a loss that nobody would accept counts."""
+"""Absolute and relative fall of a trained component that counts: components may be traded for one
+another, so only a severe loss does."""
 _CERTAIN = 4.0
-"""Standard errors. A run is looked at again and again, with several components each time; at four
-(1 in 30000) a hundred looks at a healthy run raise an alarm once in some hundred runs."""
+"""Standard errors. A run is diagnosed repeatedly, with several components each time; at four (1 in
+30000) a hundred diagnoses of a healthy run raise a false alarm once in some hundred runs."""
 _PARTED = 0.1
-"""Correlation below which the reward says nothing about what it stands for."""
+"""Correlation below which the reward is unrelated to a component."""
 
 
 @rule("reward-hacking", "warning", steps=2 * WINDOW)
 def reward_hacking(record: RunRecord) -> Iterator[Symptom]:
     """The training reward rises while what it stands for does not."""
-    reward, spread = record.course("reward/mean"), record.course("reward/std")
+    reward, spread = record.series("reward/mean"), record.series("reward/std")
     if not reward.has_both_ends or not spread.has_both_ends:
         return
     rise = reward.end() - reward.start()
@@ -261,7 +262,7 @@ def reward_hacking(record: RunRecord) -> Iterator[Symptom]:
     rose = f"the training reward rose from {reward.start():.3g} to {reward.end():.3g} while "
     watched = [watched_in(record, name) for name in _watched_names(record)]
     known = [one for one in watched if one is not None]
-    seen = [*_held_out(record), *_lost(record), *(s for one in known for s in _apart(one))]
+    seen = [*_validation_drop(record), *_lost(record), *(s for one in known for s in _apart(one))]
     if not any(one.has_risen for one in known):
         seen += _paid_growth(record)
     for what, numbers in seen:
@@ -278,7 +279,7 @@ _Seen = tuple[str, Mapping[str, float]]
 """What did not rise, and its numbers."""
 
 
-def _held_out(record: RunRecord) -> Iterator[_Seen]:
+def _validation_drop(record: RunRecord) -> Iterator[_Seen]:
     """Validation accuracy, where its interval lies below the first one."""
     found = [line.values for line in record.lines if "val/accuracy" in line.values]
     if len(found) >= 2 and found[-1]["val/accuracy_high"] < found[0]["val/accuracy_low"]:
@@ -294,16 +295,16 @@ def _lost(record: RunRecord) -> Iterator[_Seen]:
         path = name.removeprefix("reward/").removesuffix("/mean")
         if not (name.startswith("reward/") and name.endswith("/mean")) or path in named:
             continue
-        course = record.course(name)
-        if course.has_both_ends and course.start() > 0:
-            before, now = course.start(), course.end()
+        curve = record.series(name)
+        if curve.has_both_ends and curve.start() > 0:
+            before, now = curve.start(), curve.end()
             if before - now > max(_FALL, _SHARE * before):
                 numbers = {name: now, f"{name} at the beginning": before}
                 yield f"{name} fell from {before:.3g} to {now:.3g}", numbers
 
 
 def _apart(one: TrackedComponent) -> Iterator[_Seen]:
-    """A watched component that falls, or that the reward has nothing to do with any more."""
+    """A component of weight 0 that falls, or no longer correlates with the reward."""
     name = f"reward/{one.name}/mean"
     numbers = {name: one.now, f"{name} at the beginning": one.before, "standard errors": one.change}
     if one.change < -_CERTAIN and one.before - one.now > _RISE * one.spread:
@@ -322,7 +323,7 @@ def _apart(one: TrackedComponent) -> Iterator[_Seen]:
 
 
 def _paid_growth(record: RunRecord) -> Iterator[_Seen]:
-    """Length or repetition that a learned reward pays for; a verifier pays for what is right."""
+    """Length or repetition that a learned reward pays for; verifiers are not checked."""
     if has_proxy(record.config.reward):
         for what, before, now, correlation in growth_paid(record):
             yield (

@@ -9,16 +9,16 @@ from luyen.studio.doctor.findings import Symptom, change_data, repair, rule
 from luyen.studio.doctor.record import WINDOW, RunRecord, name_of, solved_groups, used_tokens
 
 _DOMINANT = 20.0
-"""Times the spread of any other component: the others are lost in its noise."""
+"""Factor over the spread of every other component, whose signal is then lost in its noise."""
 _RISEN = 0.01
-"""Share of rewards that fail: below one in a hundred a rise is chance."""
+"""Share of failed rewards: below one in a hundred a rise may be chance."""
 _BROKEN = 0.1
 """Share of rollouts without a score: one in ten is no accident."""
 
 
 @rule("reward-dominance", "warning")
 def reward_dominance(record: RunRecord) -> Iterator[Symptom]:
-    """One component of the reward drowns the others."""
+    """One component of the reward dominates all other components."""
     columns: dict[str, list[float]] = {}
     for rollouts in record.rollouts.values():
         for recorded in rollouts:
@@ -26,7 +26,7 @@ def reward_dominance(record: RunRecord) -> Iterator[Symptom]:
             for part in score.parts if score is not None else ():
                 if part.value is not None and part.weight != 0:
                     columns.setdefault(part.name, []).append(part.weight * part.value)
-    # A component that never varies (a format that everyone keeps) has nothing to be drowned.
+    # A component that never varies (a format that is always kept) cannot be dominated.
     spreads = {n: s for n, v in columns.items() if (s := pstdev(v)) > 0}
     if len(spreads) < 2:
         return
@@ -47,18 +47,18 @@ def reward_dominance(record: RunRecord) -> Iterator[Symptom]:
 @rule("many-faults", "warning", steps=WINDOW)
 def many_faults(record: RunRecord) -> Iterator[Symptom]:
     """Many rollouts break or cannot be scored."""
-    drawn = _drawn(record)
+    total = _rollouts_per_step(record)
     for name in ("reward/faults", "turns/faults"):
-        faults = record.course(name)
-        if faults.has_end and faults.end() > _BROKEN * drawn:
+        faults = record.series(name)
+        if faults.has_end and faults.end() > _BROKEN * total:
             yield Symptom(
-                says=f"{name} is {faults.end():g} of {drawn:g} rollouts a step",
+                says=f"{name} is {faults.end():g} of {total:g} rollouts a step",
                 experiment=repair(
                     "read the column `fault` in rollouts/, and raise reward.timeout_s or "
                     "multi_turn.tool_timeout_s if it is time that runs out"
                 ),
                 steps=faults.last_steps,
-                numbers={name: faults.end(), "rollouts": drawn},
+                numbers={name: faults.end(), "rollouts": total},
                 rollouts=_broken(record),
             )
 
@@ -66,10 +66,10 @@ def many_faults(record: RunRecord) -> Iterator[Symptom]:
 @rule("rising-faults", "warning", steps=2 * WINDOW)
 def rising_faults(record: RunRecord) -> Iterator[Symptom]:
     """More and more rewards cannot be computed as the run goes on."""
-    faults, drawn = record.course("reward/faults"), _drawn(record)
+    faults, total = record.series("reward/faults"), _rollouts_per_step(record)
     if not faults.has_both_ends:
         return
-    before, now = faults.start() / drawn, faults.end() / drawn
+    before, now = faults.start() / total, faults.end() / total
     if now >= _RISEN and now > 2 * before:
         yield Symptom(
             says=f"{before:.1%} of the rewards of a step failed at first, and {now:.1%} do now",
@@ -83,9 +83,9 @@ def rising_faults(record: RunRecord) -> Iterator[Symptom]:
         )
 
 
-def _drawn(record: RunRecord) -> float:
-    """Rollouts of a step."""
-    config, batches = record.config, record.course("group/generated_batches")
+def _rollouts_per_step(record: RunRecord) -> float:
+    """Generated rollouts per step."""
+    config, batches = record.config, record.series("group/generated_batches")
     each = config.data.train_batch_size * config.actor_rollout_ref.rollout.n
     return each * (batches.end() if batches.has_end else 1.0)
 
@@ -95,7 +95,7 @@ def _broken(record: RunRecord) -> tuple[str, ...]:
     return tuple(f"{r.group}/{r.sample}: {(r.fault or '')[:80]}" for r in found[:3])
 
 
-# Rules about what there is to learn from: differences of reward, and tokens that get them.
+# Rules about the training signal: reward differences, and the tokens that get them.
 
 _MOSTLY = 0.8
 """Share of groups without a difference: four fifths of the generated tokens teach nothing."""
@@ -108,7 +108,7 @@ _HARD = 0.9
 @rule("zero-variance-groups", "warning", steps=WINDOW)
 def zero_variance_groups(record: RunRecord) -> Iterator[Symptom]:
     """Most groups have samples that all score the same."""
-    flat = record.course("group/zero_std_fraction")
+    flat = record.series("group/zero_std_fraction")
     if not flat.has_end or flat.end() < _MOSTLY:
         return
     is_solved = solved_groups(record).all_share >= _MOSTLY
@@ -129,7 +129,7 @@ def zero_variance_groups(record: RunRecord) -> Iterator[Symptom]:
 @rule("reward-all-equal", "error", steps=WINDOW)
 def reward_all_equal(record: RunRecord) -> Iterator[Symptom]:
     """Every rollout gets the same reward."""
-    low, high = record.course("reward/min"), record.course("reward/max")
+    low, high = record.series("reward/min"), record.series("reward/max")
     if not low.has_end or low.values[-WINDOW:] != high.values[-WINDOW:]:
         return
     is_solved = reaches(low.end(), 1.0) and low.values != high.values
@@ -147,9 +147,9 @@ def reward_all_equal(record: RunRecord) -> Iterator[Symptom]:
 @rule("all-cut-and-alike", "warning", steps=2)
 def all_cut_and_alike(record: RunRecord) -> Iterator[Symptom]:
     """Every answer is cut off, and every reward is the same: nothing can be learned."""
-    low, high = record.course("reward/min"), record.course("reward/max")
-    cut = record.course("response_length/cut_fraction")
-    # With a window of steps `reward-all-equal` and `truncation` say it, each for itself.
+    low, high = record.series("reward/min"), record.series("reward/max")
+    cut = record.series("response_length/cut_fraction")
+    # With a full window of steps, `reward-all-equal` and `truncation` report it.
     if not 2 <= len(low) < WINDOW or low.values != high.values or len({*low.values}) > 1:
         return
     if len(cut) == len(low) and min(cut.values) == 1.0:
@@ -197,7 +197,7 @@ def inverted_mask(record: RunRecord) -> Iterator[Symptom]:
 def _mask_symptom(says: str, where: Sequence[tuple[int, str]]) -> Symptom:
     return Symptom(
         says=says,
-        experiment=repair("mend what builds the batch: the mask is `source == sampled`"),
+        experiment=repair("fix the code that builds the batch: the mask is `source == sampled`"),
         steps=tuple(sorted({step for step, _ in where})),
         numbers={"rollouts": float(len(where))},
         rollouts=tuple(name for _, name in where[:3]),
@@ -207,7 +207,7 @@ def _mask_symptom(says: str, where: Sequence[tuple[int, str]]) -> Symptom:
 @rule("starvation", "warning", steps=WINDOW)
 def starvation(record: RunRecord) -> Iterator[Symptom]:
     """Most of what is generated is thrown away, or most prompts are never solved."""
-    kept = record.course("group/kept_fraction")
+    kept = record.series("group/kept_fraction")
     if kept.has_end and kept.end() < _FEW_KEPT:
         yield Symptom(
             says=f"{kept.end():.0%} of the generated groups are trained on",
@@ -218,7 +218,7 @@ def starvation(record: RunRecord) -> Iterator[Symptom]:
             steps=kept.last_steps,
             numbers={"group/kept_fraction": kept.end()},
         )
-    best, solved = record.course("reward/max"), solved_groups(record)
+    best, solved = record.series("reward/max"), solved_groups(record)
     # Only where a reward of 1 is reached at all does "not solved" mean anything.
     reached = [
         step for step, value in zip(best.steps, best.values, strict=True) if reaches(value, 1.0)
@@ -226,7 +226,7 @@ def starvation(record: RunRecord) -> Iterator[Symptom]:
     if best.has_both_ends and solved.none_share >= _HARD and reached:
         yield Symptom(
             says=f"{solved.none} of {solved.groups} groups hold no solution, though step "
-            f"{reached[-1]} reached reward 1: hard prompts are drawn and teach nothing",
+            f"{reached[-1]} reached reward 1: hard prompts are sampled and teach nothing",
             experiment=change_data("data.sampler.name=curriculum, or easier rows first"),
             steps=best.last_steps,
             numbers={"groups": float(solved.groups), "without a solution": float(solved.none)},

@@ -78,7 +78,7 @@ def vocabulary_mismatch(record: RunRecord) -> Iterator[Symptom]:
 def _strange(
     record: RunRecord, prompts: Counter[int], sampled: Counter[int]
 ) -> Iterator[tuple[str, float]]:
-    """What ids, counted, have no business in this model."""
+    """Token ids that do not fit the model or the tokenizer, as (description, value)."""
     rows, known = record.embedding_rows, record.vocabulary
     largest = max([*prompts, *sampled], default=0)
     if rows is not None and largest >= rows:
@@ -118,7 +118,7 @@ def _twice(rollouts: list[RecordedRollout]) -> float:
 
 @rule("repeated-prompts", "warning", steps=RECENT)
 def repeated_prompts(record: RunRecord) -> Iterator[Symptom]:
-    """The sampler draws the same prompts step after step."""
+    """The data sampler returns the same prompts step after step."""
     uids = {s: {r.rollout.group.uid for r in rows} for s, rows in record.rollouts.items()}
     pairs = [(step, uids[step - 1], now) for step, now in uids.items() if step - 1 in uids]
     if len(pairs) < RECENT - 1:
@@ -136,7 +136,7 @@ def repeated_prompts(record: RunRecord) -> Iterator[Symptom]:
         )
 
 
-# Rules about what the sampler draws: its agreement with the trainer, its weights, its lengths.
+# Rules about generation: parity with the trainer, staleness of weights, lengths.
 
 _MEAN_GAP = 0.02
 """Mean gap in nats a token: twice what bf16 kernels of two engines differ by."""
@@ -156,7 +156,7 @@ def parity_gap(record: RunRecord) -> Iterator[Symptom]:
     # Where rollouts are older than the weights, only tokens of the same version say anything.
     is_ahead = record.config.trainer.max_staleness > 0
     names = ("engine_mean", "engine_max") if is_ahead else ("mean_gap", "max_gap")
-    measured = {name: record.course(f"parity/{name}") for name in names}
+    measured = {name: record.series(f"parity/{name}") for name in names}
     mean, worst = measured.values()
     if not (mean.has_end or (is_ahead and len(mean))):
         return
@@ -177,11 +177,11 @@ def parity_gap(record: RunRecord) -> Iterator[Symptom]:
 
 
 def _shares(record: RunRecord) -> dict[str, float]:
-    """What the gap is made of, where the run says so."""
-    courses = {
-        name: record.course(f"parity/{name}_share") for name in ("engine", "staleness", "drift")
+    """Shares of the gap by cause, where the run has them."""
+    shares = {
+        name: record.series(f"parity/{name}_share") for name in ("engine", "staleness", "drift")
     }
-    return {f"parity/{n}_share": c.end() for n, c in courses.items() if c.has_end}
+    return {f"parity/{n}_share": c.end() for n, c in shares.items() if c.has_end}
 
 
 def _where(record: RunRecord) -> str:
@@ -197,7 +197,7 @@ def _where(record: RunRecord) -> str:
 
 @rule("stale-weights", "error")
 def stale_weights(record: RunRecord) -> Iterator[Symptom]:
-    """Rollouts were drawn with older weights than the run allows."""
+    """Rollouts were sampled with older weights than the run allows."""
     allowed, late = record.config.trainer.max_staleness, dict[int, list[tuple[int, str]]]()
     for step, rollouts in record.rollouts.items():
         for recorded in rollouts:
@@ -220,7 +220,7 @@ def stale_weights(record: RunRecord) -> Iterator[Symptom]:
 @rule("truncation", "warning", steps=WINDOW)
 def truncation(record: RunRecord) -> Iterator[Symptom]:
     """Most answers end at the token budget."""
-    cut = record.course("response_length/cut_fraction")
+    cut = record.series("response_length/cut_fraction")
     if cut.has_end and cut.end() > _CUT:
         yield Symptom(
             says=f"{cut.end():.0%} of the answers of the last {WINDOW} steps are cut at "
@@ -234,10 +234,10 @@ def truncation(record: RunRecord) -> Iterator[Symptom]:
 @rule("length-explosion", "warning", steps=2 * WINDOW)
 def length_explosion(record: RunRecord) -> Iterator[Symptom]:
     """Answers grow and the reward does not."""
-    length, reward = record.course("response_length/mean"), record.course("reward/mean")
+    length, reward = record.series("response_length/mean"), record.series("reward/mean")
     if not length.has_both_ends or not reward.has_both_ends:
         return
-    spread = record.course("reward/std").start() if len(record.course("reward/std")) else 0.0
+    spread = record.series("reward/std").start() if len(record.series("reward/std")) else 0.0
     is_longer = length.end() > max(_LONGER * length.start(), length.start() + _TOKENS)
     if is_longer and reward.end() <= reward.start() + _GAIN * spread:
         yield Symptom(
@@ -263,10 +263,10 @@ _FAILING = 0.2
 
 @rule("tools-never-called", "warning", steps=WINDOW)
 def tools_never_called(record: RunRecord) -> Iterator[Symptom]:
-    """Tools are on offer and nobody calls them."""
+    """Tools are offered, and the policy never calls them."""
     multi_turn = record.config.actor_rollout_ref.rollout.multi_turn
     offers = bool(multi_turn.tool_config_path or multi_turn.function_tool_path)
-    called = record.course("tools/call_fraction")
+    called = record.series("tools/call_fraction")
     if multi_turn.enable and offers and called.has_end and called.end() < _NEVER:
         yield Symptom(
             says=f"{called.end():.1%} of the conversations of the last {WINDOW} steps call a tool",
@@ -295,7 +295,7 @@ def tools_failing(record: RunRecord) -> Iterator[Symptom]:
             ),
         ),
     ):
-        share = record.course(name)
+        share = record.series(name)
         if share.has_end and share.end() < _FAILING:
             yield Symptom(
                 says=f"{name} is {share.end():.0%} in the last {WINDOW} steps with calls",

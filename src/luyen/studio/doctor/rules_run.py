@@ -6,7 +6,7 @@ from luyen.studio.doctor.findings import Experiment, Symptom, change_data, repai
 from luyen.studio.doctor.record import WINDOW, RunRecord
 
 _UNWATCHED = 20
-"""Steps without any validation from which on a run is flying blind."""
+"""Steps without any validation after which the rule reports."""
 _SLOWER, _BUSY_S = 0.5, 0.5
 """Share of the first speed, and seconds of a step below which a busy machine decides the speed."""
 _SETTLED = 20
@@ -50,7 +50,7 @@ def no_validation(record: RunRecord) -> Iterator[Symptom]:
 @rule("slowing-down", "warning", steps=_SETTLED)
 def slowing_down(record: RunRecord) -> Iterator[Symptom]:
     """The run handles fewer and fewer tokens a second."""
-    speed, seconds = record.course("time/tokens_per_s"), record.course("time/step")
+    speed, seconds = record.series("time/tokens_per_s"), record.series("time/step")
     if len(speed) < _SETTLED or seconds.end() < _BUSY_S:
         return
     # The first two steps pay for what is done once.
@@ -71,9 +71,9 @@ def slowing_down(record: RunRecord) -> Iterator[Symptom]:
 # Rules about the processes of a run on a cluster.
 
 _BUSY = 0.5
-"""Share of the time below which most of a role's devices are paid for nothing."""
+"""Busy share of a role below which the rule reports."""
 _SHORT_S = 0.5
-"""Seconds of a step below which messages decide, and not work."""
+"""Idle seconds per step below which messaging dominates, and not work."""
 _REPLICAS = "actor_rollout_ref.rollout.data_parallel_size"
 
 
@@ -90,7 +90,7 @@ def idle_role(record: RunRecord) -> Iterator[Symptom]:
         "actor": f"{_REPLICAS} above {replicas}, or trainer.max_staleness={2 * ahead}",
     }
     for role, change in changes.items():
-        busy, idle = record.course(f"role/{role}/busy"), record.course(f"wait/{role}_idle")
+        busy, idle = record.series(f"role/{role}/busy"), record.series(f"wait/{role}_idle")
         if not (busy.has_end and idle.has_end) or idle.end() < _SHORT_S:
             continue
         if busy.end() < _BUSY:

@@ -26,17 +26,17 @@ _CLIPPED = 0.3
 """Share of clipped tokens; healthy runs stay below a fifth, and past a third the update is made of
 what is left over."""
 _FAR = 1.0
-"""KL to the reference in nats a token: the policy speaks another language."""
+"""KL to the reference in nats a token that counts as a runaway."""
 _LEAP = 0.1
 """KL of one update in nats a token, ten times what trust regions aim at."""
 _COLLAPSED, _NEVER = 0.1, 0.05
 """Share of the first entropy, and nats a token, below which sampling hardly varies."""
 _SOLVED = 0.5
-"""Share of solved groups from which on certainty is what was asked for."""
+"""Share of solved groups above which low entropy is expected."""
 _SETTLED = 20
 """Steps before entropy is judged: the first ones still find the format."""
 _BLOWN, _NATS = 2.0, 1.0
-"""Times the first entropy, and nats above it, at which the policy loses its language."""
+"""Factor over the first entropy, and nats above it, that count as a blow-up."""
 
 
 @rule("not-finite", "error")
@@ -51,7 +51,7 @@ def not_finite(record: RunRecord) -> Iterator[Symptom]:
         first = min(where, key=lambda name: (where[name][0], name))
         yield Symptom(
             says=f"{first} is not finite from step {where[first][0]} on"
-            + (f", and so are {len(where) - 1} others" if len(where) > 1 else ""),
+            + (f", and so are {len(where) - 1} other metrics" if len(where) > 1 else ""),
             experiment=repair(
                 f"look at rollouts and rewards of step {where[first][0]}, and go on from a "
                 "checkpoint before it"
@@ -85,9 +85,9 @@ def learning_rate(record: RunRecord) -> Iterator[Symptom]:
 @rule("frozen-parameters", "error", steps=WINDOW)
 def frozen_parameters(record: RunRecord) -> Iterator[Symptom]:
     """The weights do not move although there is something to learn."""
-    norm, rate = record.course("actor/grad_norm"), record.course("actor/lr")
-    # Where no group differs, no gradient is right; another rule speaks about that.
-    flat = record.course("group/zero_std_fraction")
+    norm, rate = record.series("actor/grad_norm"), record.series("actor/lr")
+    # Without reward differences a zero gradient is correct; another rule reports that.
+    flat = record.series("group/zero_std_fraction")
     differs = not flat.has_end or flat.end() < 1
     if norm.has_end and max(norm.values[-WINDOW:]) == 0 and differs:
         yield Symptom(
@@ -128,7 +128,7 @@ def _policy_hashes(page: Mapping[str, Any]) -> tuple[str, ...] | None:
 def skipped_updates(record: RunRecord) -> Iterator[Symptom]:
     """Optimizer steps are left out because their gradient is not finite."""
     for role in ("actor", "critic"):
-        skipped = record.course(f"{role}/skipped_updates")
+        skipped = record.series(f"{role}/skipped_updates")
         count = sum(skipped.values)
         if count >= _SKIPPED:
             pairs = zip(skipped.steps, skipped.values, strict=True)
@@ -144,7 +144,7 @@ def skipped_updates(record: RunRecord) -> Iterator[Symptom]:
 def clip_saturation(record: RunRecord) -> Iterator[Symptom]:
     """Most of the update is clipped away."""
     for name in ("actor/pg_clipfrac", "actor/cispo_clipfrac", "actor/dppo_masked_fraction"):
-        clipped = record.course(name)
+        clipped = record.series(name)
         if clipped.has_end and clipped.end() > _CLIPPED:
             yield Symptom(
                 says=f"{clipped.end():.0%} of the tokens are clipped ({name}, median of the last "
@@ -158,7 +158,7 @@ def clip_saturation(record: RunRecord) -> Iterator[Symptom]:
 @rule("kl-runaway", "warning", steps=WINDOW)
 def kl_runaway(record: RunRecord) -> Iterator[Symptom]:
     """The policy leaves the reference, or its own last version, behind."""
-    far = record.course("actor/ref_kl")
+    far = record.series("actor/ref_kl")
     if far.has_both_ends and far.end() > max(_FAR, 2 * far.start()):
         yield Symptom(
             says=f"the KL to the reference is {far.end():.3g} nats a token, and was "
@@ -167,7 +167,7 @@ def kl_runaway(record: RunRecord) -> Iterator[Symptom]:
             steps=far.last_steps,
             numbers={"actor/ref_kl": far.end(), "actor/ref_kl at the beginning": far.start()},
         )
-    leap = record.course("actor/ppo_kl")
+    leap = record.series("actor/ppo_kl")
     if leap.has_end and abs(leap.end()) > _LEAP:
         yield Symptom(
             says=f"one update moves the policy by {leap.end():.3g} nats a token",
@@ -179,8 +179,8 @@ def kl_runaway(record: RunRecord) -> Iterator[Symptom]:
 
 @rule("entropy-collapse", "warning", steps=_SETTLED)
 def entropy_collapse(record: RunRecord) -> Iterator[Symptom]:
-    """The policy has stopped to explore before the task is solved."""
-    entropy = record.course("actor/entropy")
+    """The policy stopped exploring before the task is solved."""
+    entropy = record.series("actor/entropy")
     if len(entropy) < _SETTLED or solved_groups(record).all_share >= _SOLVED:
         return
     if entropy.end() < min(_NEVER, _COLLAPSED * entropy.start()):
@@ -195,7 +195,7 @@ def entropy_collapse(record: RunRecord) -> Iterator[Symptom]:
 @rule("entropy-blow-up", "warning", steps=2 * WINDOW)
 def entropy_blow_up(record: RunRecord) -> Iterator[Symptom]:
     """The policy becomes noise."""
-    entropy = record.course("actor/entropy")
+    entropy = record.series("actor/entropy")
     if not entropy.has_both_ends:
         return
     if entropy.end() > max(_BLOWN * entropy.start(), entropy.start() + _NATS):
@@ -210,17 +210,17 @@ def entropy_blow_up(record: RunRecord) -> Iterator[Symptom]:
 # Rules about the critic.
 
 _EXPLODED = 10.0
-"""Times the smallest loss it had: the critic has lost what it knew."""
+"""Factor over the smallest value loss so far."""
 _WORSE = -0.1
-"""Explained variance of a critic that misleads; one that knows nothing wavers around 0."""
-_PATIENCE = 20
+"""Explained variance of a harmful critic; that of an untrained one is about 0."""
+_MIN_CRITIC_STEPS = 20
 """Steps that a fresh value head may take to become better than a constant."""
 
 
 @rule("value-loss-explosion", "warning", steps=2 * WINDOW)
 def value_loss_explosion(record: RunRecord) -> Iterator[Symptom]:
     """The loss of the critic grows by an order of magnitude."""
-    loss = record.course("critic/vf_loss")
+    loss = record.series("critic/vf_loss")
     if not loss.has_both_ends:
         return
     values = loss.values[:-WINDOW]
@@ -234,11 +234,11 @@ def value_loss_explosion(record: RunRecord) -> Iterator[Symptom]:
         )
 
 
-@rule("critic-worse-than-mean", "warning", steps=_PATIENCE)
+@rule("critic-worse-than-mean", "warning", steps=_MIN_CRITIC_STEPS)
 def critic_worse_than_mean(record: RunRecord) -> Iterator[Symptom]:
     """The critic predicts returns worse than their mean would."""
-    explained = record.course("critic/explained_variance")
-    if len(explained) >= _PATIENCE and explained.end() < _WORSE:
+    explained = record.series("critic/explained_variance")
+    if len(explained) >= _MIN_CRITIC_STEPS and explained.end() < _WORSE:
         yield Symptom(
             says=f"critic/explained_variance is {explained.end():.3g} after {len(explained)} "
             "steps: advantages are noisier than without a critic",

@@ -17,17 +17,17 @@ from luyen.studio.evaluation.summary import (
     solved_share,
 )
 
-# Whether pairs of measurements differ, and how many would be needed to see it.
+# Significance of paired differences, and the number of prompts needed to detect them.
 
 _POWER = 0.8
-"""Chance to find a difference that is there."""
+"""Power: probability to detect an existing difference."""
 _LEVEL = 0.05
-"""Chance to find one that is not."""
+"""Significance level: probability of a false positive."""
 _QUANTILES = NormalDist().inv_cdf(1 - _LEVEL / 2) + NormalDist().inv_cdf(_POWER)
 
 
 def sign_test(better: int, worse: int) -> float:
-    """Exact two-sided p value that changes go one way by chance alone; those without are left out.
+    """Exact two-sided p value of the sign test; prompts without a change are left out.
 
     With one answer for each prompt, right or wrong, this is McNemar's exact test.
 
@@ -43,8 +43,8 @@ def sign_test(better: int, worse: int) -> float:
 def spread_of(differences: Sequence[float]) -> float:
     """Standard deviation of differences.
 
-    Where none differs, that of what may still be hidden: n prompts without a flip leave room for
-    a share of 3/n that flips (the rule of three).
+    If all are equal, an upper bound: n prompts without a flip are consistent with a share of 3/n
+    that flips (the rule of three).
 
     Example:
         >>> spread_of([0.0] * 300)
@@ -58,7 +58,7 @@ def spread_of(differences: Sequence[float]) -> float:
 
 
 def prompts_needed(spread: float, difference: float) -> int:
-    """Prompts with which a difference of means is found at 5 % with a chance of 80 %.
+    """Prompts needed to detect a difference of means at the 5 % level with 80 % power.
 
     Example:
         >>> prompts_needed(0.5, 0.05)
@@ -68,7 +68,7 @@ def prompts_needed(spread: float, difference: float) -> int:
 
 
 def smallest_visible(spread: float, prompts: int) -> float:
-    """The difference that so many prompts find at 5 % with a chance of 80 %.
+    """The smallest difference that so many prompts detect at the 5 % level with 80 % power.
 
     Example:
         >>> round(smallest_visible(0.5, 785), 3)
@@ -79,7 +79,7 @@ def smallest_visible(spread: float, prompts: int) -> float:
 
 _SIGNIFICANCE = 0.05
 _WORTH_SEEING = 0.05
-"""The difference that the hint is about where none at all was seen."""
+"""The difference that `needed` refers to where no difference was observed."""
 
 
 @final
@@ -115,7 +115,7 @@ class Difference:
         >>> found = Difference(source="sum", prompts=40, first=0.5, second=0.6, accuracy=0.1,
         ...     interval=point, reward=0.1, reward_interval=point, better=6, worse=2,
         ...     test="mcnemar", p=0.29, needed=300, needed_for=0.1, visible=0.27)
-        >>> found.is_told
+        >>> found.is_significant
         False
     """
 
@@ -130,7 +130,7 @@ class Difference:
     accuracy: float
     """Second less first."""
     interval: Interval
-    """95 % interval of that, from drawing pairs again."""
+    """95 % interval of that, from resampling pairs."""
     reward: float
     """Difference of the mean rewards, second less first."""
     reward_interval: Interval
@@ -144,22 +144,22 @@ class Difference:
     p: float
     """Its two-sided p value."""
     needed: int
-    """Prompts with which a difference of `needed_for` is found four times in five."""
+    """Prompts needed to detect a difference of `needed_for` with 80 % power."""
     needed_for: float
-    """The difference seen, or 0.05 where none was seen."""
+    """The observed difference, or 0.05 where there is none."""
     visible: float
-    """The smallest difference that so many prompts find four times in five."""
+    """The smallest difference that so many prompts detect with 80 % power."""
 
     @property
-    def is_told(self) -> bool:
-        """Whether it can be told from chance: both by the test and by the interval."""
+    def is_significant(self) -> bool:
+        """Whether it is significant both by the test and by the interval."""
         return self.p < _SIGNIFICANCE and not self.interval.holds(0.0)
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyComparison:
-    """Everything about two policies.
+    """Result of comparing two policies.
 
     Example:
         >>> PolicyComparison(differences=(), gained=(), lost=(), unpaired=(0, 2)).unpaired
@@ -184,7 +184,7 @@ def compare(
 ) -> PolicyComparison:
     """The second policy against the first, prompt by prompt; a UserError where none is shared.
 
-    A prompt enters when both have a sample of it with a reward. What is broken is left out.
+    Only prompts for which both have a sample with a reward are compared.
     """
     one, two = by_prompt(first), by_prompt(second)
     pairs = [(samples, two[key]) for key, samples in one.items() if key in two]

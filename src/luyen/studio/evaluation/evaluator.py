@@ -30,12 +30,12 @@ from luyen.train.rollouts import prompt_requests
 from luyen.train.validation import scored_metrics
 
 _NO_PROMPT = make_prompt([])
-"""Stands for the prompts of conversations that are counted together."""
+"""Placeholder prompt of a group that joins failed conversations of several prompts."""
 
 
 @final
 class Evaluator:
-    """Rows, engine, tools and reward of a run, for its policy as it is. Close it at the end."""
+    """Generates and scores rollouts with a loaded policy, as its run would. Close it at the end."""
 
     def __init__(self, opened: LoadedPolicy) -> None:
         self._opened = opened
@@ -55,7 +55,7 @@ class Evaluator:
         self._engine = build_engine(config, opened.policy, opened.tokenizer)
         ask.connect(partial(self._generate, purpose=JUDGE))
         self.broken: list[Rollout] = []
-        """Rollouts that could not be played to an end and were judged by nobody."""
+        """Rollouts that failed before their end and were not scored."""
 
     def prompts(self, files: tuple[str, ...], *, most: int | None = None) -> tuple[Prompt, ...]:
         """Rows of files as the run sees them, in their order, with the tools on offer."""
@@ -76,19 +76,19 @@ class Evaluator:
         return found.train.prompts
 
     def _generate(
-        self, draws: Sequence[PromptRequest], sampling: Sampling, *, purpose: str
+        self, requests: Sequence[PromptRequest], sampling: Sampling, *, purpose: str
     ) -> list[Group]:
         version = self._opened.step or 0
         groups = self._generation.play(
-            self._engine, draws, sampling, purpose=purpose, version=version
+            self._engine, requests, sampling, purpose=purpose, version=version
         )
         return self._generation.all_compared(groups)
 
     def play(
-        self, draws: Sequence[PromptRequest], sampling: Sampling, *, purpose: str
+        self, requests: Sequence[PromptRequest], sampling: Sampling, *, purpose: str
     ) -> list[ScoredGroup]:
-        """Rollouts of the draws with their scores; `broken` holds those that have none."""
-        groups = self._generate(draws, sampling, purpose=purpose)
+        """Scored rollouts of the requests; failed rollouts are added to `broken`."""
+        groups = self._generate(requests, sampling, purpose=purpose)
         return self._reward.score(self._sound(groups), ScoreJournal(purpose=VALIDATION))
 
     def _sound(self, groups: Sequence[Group]) -> list[tuple[Prompt, tuple[Rollout, ...]]]:
@@ -101,10 +101,10 @@ class Evaluator:
         kept = [(g.prompt, tuple(r for r in g.rollouts if r.key not in keys)) for g in groups]
         return [(prompt, rollouts) for prompt, rollouts in kept if rollouts]
 
-    def settle(self, scored: Sequence[ScoredGroup]) -> None:
-        """A UserError when scores are missing and `reward.on_fault` says to stop at that.
+    def apply_fault_policy(self, scored: Sequence[ScoredGroup]) -> None:
+        """A UserError when scores are missing and `reward.on_fault` does not allow that.
 
-        Also when every conversation broke, so that there is nothing to judge.
+        Also when every conversation failed, so that there is nothing to score.
         """
         talks = self._generation.conversations
         if talks is not None and self.broken and not scored:
@@ -113,7 +113,7 @@ class Evaluator:
         self._reward.apply_fault_policy(scored)
 
     def close(self) -> None:
-        """Let the engine, the tools and the reward's processes go."""
+        """Close the engine, the tools and the processes of the reward."""
         self._generation.close()
         self._reward.close()
         self._engine.close()
@@ -125,13 +125,13 @@ class Evaluator:
         self.close()
 
 
-# A policy measured on validation rows, exactly as a run measures itself.
+# Validation of a loaded policy, with the same random numbers as validation in training.
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """What a measurement found.
+    """Result of a validation.
 
     Example:
         >>> Measurement(metrics={"val/accuracy": 0.5}, groups=()).metrics["val/accuracy"]
@@ -143,13 +143,13 @@ class Measurement:
     groups: tuple[ScoredGroup, ...]
     """Every rollout with its score."""
     prompts: tuple[Prompt, ...] = ()
-    """All prompts, in the order of their draws."""
+    """All prompts, in the order of their requests."""
     broken: tuple[Rollout, ...] = ()
-    """Rollouts that could not be played to an end and were judged by nobody."""
+    """Rollouts that failed before their end and were not scored."""
 
 
 def measure(opened: LoadedPolicy, *, progress: Callable[[int, int], None]) -> Measurement:
-    """Rollouts on the validation rows, scored; `progress` hears how many prompts are done.
+    """Generate and score rollouts of the validation rows; `progress` gets (done, total) prompts.
 
     The random numbers are those of the run's own validation, and batching changes none of them:
     the same weights give the same result.
@@ -163,15 +163,15 @@ def measure(opened: LoadedPolicy, *, progress: Callable[[int, int], None]) -> Me
     at_once = max(1, config.actor_rollout_ref.rollout.max_num_seqs // val_kwargs.n)
     sampling = validation_sampling(config, opened.tokenizer)
     scored: list[ScoredGroup] = []
-    with Evaluator(opened) as player:
-        prompts = player.prompts(data.val_files, most=data.val_max_samples)
+    with Evaluator(opened) as evaluator:
+        prompts = evaluator.prompts(data.val_files, most=data.val_max_samples)
         for first in range(0, len(prompts), at_once):
             progress(first, len(prompts))
             some = prompts[first : first + at_once]
-            draws = prompt_requests(some, step=0, first=first, samples=val_kwargs.n)
-            scored += player.play(draws, sampling, purpose="validation")
-        player.settle(scored)
-        broken = player.broken
+            requests = prompt_requests(some, step=0, first=first, samples=val_kwargs.n)
+            scored += evaluator.play(requests, sampling, purpose="validation")
+        evaluator.apply_fault_policy(scored)
+        broken = evaluator.broken
     progress(len(prompts), len(prompts))
     is_multi_turn = config.actor_rollout_ref.rollout.multi_turn.enable
     faults = {"val/faults": float(len(broken))} if is_multi_turn else {}
@@ -183,11 +183,11 @@ def measure(opened: LoadedPolicy, *, progress: Callable[[int, int], None]) -> Me
     )
 
 
-# Every rollout of a measurement as a row: what was asked, said, scored, and how it was drawn.
+# Rollouts of a validation as rows: prompt, response, scores and decoding parameters.
 
 
 def sample_rows(opened: LoadedPolicy, measured: Measurement) -> list[dict[str, Any]]:
-    """Rows in the order of prompts and samples; what broke is among them, with its fault."""
+    """Rows in the order of prompts and samples; failed rollouts are included with their fault."""
     prompts = measured.prompts
     played = [rollout for group in measured.groups for rollout in group.rollouts]
     rollouts = sorted([*played, *measured.broken], key=lambda r: (r.group.draw, r.sample))
@@ -200,7 +200,7 @@ def sample_rows(opened: LoadedPolicy, measured: Measurement) -> list[dict[str, A
 
 
 def decoding_of(opened: LoadedPolicy) -> dict[str, Any]:
-    """How the samples were drawn: rows with equal values here share their random numbers."""
+    """Decoding parameters: rows with equal values here share their random numbers."""
     config = opened.config
     sampling = validation_sampling(config, opened.tokenizer)
     more = {
@@ -216,7 +216,7 @@ def decoding_of(opened: LoadedPolicy) -> dict[str, Any]:
         "top_k": sampling.top_k,
         "max_response_length": sampling.max_new_tokens,
         "seed": config.trainer.seed,
-        # Named where they are set, so that rows of other days compare.
+        # Only if set, so that rows of older versions compare equal.
         **{name: value for name, value in more.items() if value},
     }
 
@@ -239,13 +239,13 @@ def _row(prompt: Prompt, rollout: Rollout) -> dict[str, Any]:
     }
 
 
-# A few rollouts of a policy, played as training or validation would play them.
+# A few rollouts of a policy, generated as in training or validation.
 
 
 def sample_rollouts(
     opened: LoadedPolicy, *, count: int, samples: int, is_validation: bool
 ) -> list[tuple[Prompt, Rollout]]:
-    """Rollouts of the first prompts, judged; those that broke are among them."""
+    """Scored rollouts of the first prompts, failed ones included."""
     data = opened.config.data
     files = data.val_files if is_validation else data.train_files
     if not files:
@@ -254,12 +254,12 @@ def sample_rollouts(
     sampling: Sampling = training_sampling(opened.config, opened.tokenizer)
     if is_validation:
         sampling = validation_sampling(opened.config, opened.tokenizer)
-    with Evaluator(opened) as player:
-        prompts = player.prompts(files, most=count)
-        draws = prompt_requests(prompts, step=0, first=0, samples=samples)
+    with Evaluator(opened) as evaluator:
+        prompts = evaluator.prompts(files, most=count)
+        requests = prompt_requests(prompts, step=0, first=0, samples=samples)
         purpose = "validation" if is_validation else "rollout"
-        scored = player.play(draws, sampling, purpose=purpose)
+        scored = evaluator.play(requests, sampling, purpose=purpose)
         by_uid = {prompt.uid: prompt for prompt in prompts}
         found = [rollout for group in scored for rollout in group.rollouts]
-        found = sorted([*found, *player.broken], key=lambda rollout: rollout.key)
+        found = sorted([*found, *evaluator.broken], key=lambda rollout: rollout.key)
     return [(by_uid[rollout.group.uid], rollout) for rollout in found]

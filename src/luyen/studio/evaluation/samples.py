@@ -25,37 +25,37 @@ _NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?")
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One rollout, as far as statistics look at it.
+    """The fields of a rollout that statistics use.
 
     Example:
-        >>> Sample(uid="a", draw=0, data_source="sum", question="1+1=", answer="It is 2.",
+        >>> Sample(uid="a", occurrence=0, data_source="sum", question="1+1=", answer="It is 2.",
         ...        reward=1.0, fault=None).vote
         '2'
     """
 
     uid: str
     """Hash of the prompt."""
-    draw: int
+    occurrence: int
     """Which of the rows with this prompt it belongs to, counted from 0."""
     data_source: str
     """Where the prompt came from."""
     question: str
-    """The last message of the prompt, for people."""
+    """The last message of the prompt, for display."""
     answer: str
-    """What the policy said at the end."""
+    """The final response of the policy."""
     reward: float | None
-    """Its reward; None where nobody could judge it."""
+    """Its reward; None if it could not be scored."""
     fault: str | None
     """What went wrong, if anything did."""
 
     @property
     def prompt(self) -> tuple[str, int]:
         """The row that it answers: the same in every file about the same rows."""
-        return self.uid, self.draw
+        return self.uid, self.occurrence
 
     @property
     def vote(self) -> str:
-        """The final answer, for a majority: what `vote_of` finds."""
+        """The final answer for majority voting, see `vote_of`."""
         return vote_of(self.answer)
 
 
@@ -102,18 +102,18 @@ def samples_of(rows: Iterable[Mapping[str, Any]], *, source: str) -> list[Sample
         if lacking:
             why = f"row {number} has no `{lacking[0]}`"
             raise UserError("samples", source, why, "give a file of `luyen eval --samples-out`")
-        # The same prompt may stand in several rows; its samples then come round again.
+        # The same prompt may occur in several rows; its sample numbers then repeat.
         key = (str(row["uid"]), str(row["sample"]))
-        draw = seen.get(key, 0)
-        seen[key] = draw + 1
-        found.append(_sample(row, draw, source=f"{source}, row {number}"))
+        occurrence = seen.get(key, 0)
+        seen[key] = occurrence + 1
+        found.append(_sample(row, occurrence, source=f"{source}, row {number}"))
     if not found:
         fix = "give a file of `luyen eval --samples-out`"
         raise UserError("samples", source, "it holds no row", fix)
     return found
 
 
-def _sample(row: Mapping[str, Any], draw: int, *, source: str) -> Sample:
+def _sample(row: Mapping[str, Any], occurrence: int, *, source: str) -> Sample:
     reward = row["reward"]
     fault = row["fault"]
     if reward is not None:
@@ -129,7 +129,7 @@ def _sample(row: Mapping[str, Any], draw: int, *, source: str) -> Sample:
     question = last.get("content") if isinstance(last, Mapping) else last
     return Sample(
         uid=str(row["uid"]),
-        draw=draw,
+        occurrence=occurrence,
         data_source=str(row["data_source"] or _UNNAMED),
         question="" if question is None else str(question),
         answer=str(row["answer"]),
@@ -138,7 +138,7 @@ def _sample(row: Mapping[str, Any], draw: int, *, source: str) -> Sample:
     )
 
 
-# Files of samples: every rollout of an evaluation with its prompt, answer and scores.
+# Sample files: every rollout of an evaluation with its prompt, response and scores.
 
 _NESTED = ("prompt", "messages", "ground_truth", "score", "decoding")
 """Columns that Parquet holds as JSON text: their shape differs from row to row."""

@@ -12,12 +12,12 @@ from luyen.base.tolerance import reaches
 from luyen.studio.evaluation.samples import Sample
 from luyen.train.pass_at_k import majority_at_k, pass_at_k, wilson_interval
 
-# How sure a mean over prompts is: intervals from drawing the prompts again.
+# Bootstrap confidence intervals of means over prompts.
 
 RESAMPLES = 4000
-"""Times the prompts are drawn again."""
+"""Number of bootstrap resamples."""
 _AT_ONCE = 1_000_000
-"""Most numbers held at once while drawing."""
+"""Most numbers in memory at once while resampling."""
 _NORMAL = NormalDist()
 
 
@@ -36,7 +36,7 @@ class Interval:
     high: float
     """Upper end."""
     method: str
-    """`bca`, `wilson`, or `none` where all values are alike and nothing can be said."""
+    """`bca`, `wilson`, or `none` where all values are equal."""
 
     def holds(self, value: float) -> bool:
         """Whether the value lies in it, ends included."""
@@ -46,9 +46,9 @@ class Interval:
 def mean_interval(values: Sequence[float], *, seed: int = 0, is_share: bool = False) -> Interval:
     """95 % interval of the mean: the bias-corrected, accelerated bootstrap (BCa) over values.
 
-    The same values in the same order and the same seed give the same interval. Values that are all
-    alike have no spread to learn from. If they are shares, all 0 or all 1, Wilson's interval still
-    says what their number is worth; otherwise the interval is that point, with method `none`.
+    Deterministic for the same values, order and seed. Equal values have no spread to resample: for
+    shares that are all 0 or all 1 Wilson's interval is used, otherwise the interval is that point
+    with method `none`.
 
     Example:
         >>> mean_interval([1.0, 1.0, 1.0], is_share=True).method
@@ -69,7 +69,7 @@ def mean_interval(values: Sequence[float], *, seed: int = 0, is_share: bool = Fa
 
 
 def _resampled_means(values: "np.ndarray", seed: int) -> "np.ndarray":
-    """Means of prompts drawn again with replacement."""
+    """Means of values resampled with replacement."""
     random = np.random.Generator(np.random.PCG64(derive_key(seed, "bootstrap", len(values))))
     rows = max(1, _AT_ONCE // len(values))
     parts = [
@@ -107,7 +107,7 @@ ALL = "all"
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeanEstimate:
-    """A mean over prompts, and how sure it is.
+    """A mean over prompts with its confidence interval.
 
     Example:
         >>> interval = Interval(low=0.4, high=0.6, method="bca")

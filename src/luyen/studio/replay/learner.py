@@ -34,13 +34,13 @@ from luyen.train.state import Learner, LearningRules, LoopState
 from luyen.train.update import group_advantages, prepare_batch, update_roles
 
 PLACE = "place"
-"""Stream that says where a token stands in the batch of the step, through every mini-batch."""
+"""Stream with the index of each token in the batch of the step, kept through mini-batches."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepTrace:
-    """The tokens of one optimizer step, explained before it was taken.
+    """Per-token trace of one optimizer step, taken before the step.
 
     Example:
         >>> StepTrace(place=torch.tensor([4, 5]), explained=None).place.tolist()
@@ -50,13 +50,13 @@ class StepTrace:
     place: Tensor
     """Index of each token in the batch of the step."""
     explained: TokenTrace
-    """What the objective made of it."""
+    """Loss, weight, ratio and gradient of each token."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LearnerSnapshot:
-    """Everything that decides what a step does to the weights, at one point of the run.
+    """All state that determines the next update, at one point of the run.
 
     Example:
         >>> LearnerSnapshot(loop=LoopState(step=3), roles={}).loop.step
@@ -71,7 +71,7 @@ class LearnerSnapshot:
 
 @final
 class ReplayLearner(Learner):
-    """Learns from recorded rollouts. With `explains`, every optimizer step leaves a trace."""
+    """Trains on recorded rollouts. With `explains`, every optimizer step is traced."""
 
     def __init__(
         self,
@@ -100,14 +100,14 @@ class ReplayLearner(Learner):
         seed: int,
         is_last: bool,
     ) -> PendingUpdate:
-        """One optimizer step of the policy, explained first where that is wanted."""
+        """One optimizer step of the policy; traced first if `explains` is set."""
         if self.explains:
             explained = trace_tokens(self.local.actor, batch, objective, seed=seed)
             self.traces.append(StepTrace(place=batch.streams[PLACE], explained=explained))
         return super().update_policy(batch, objective, lr=lr, seed=seed, is_last=is_last)
 
-    def moment(self) -> LearnerSnapshot:
-        """Where it stands, to come back to."""
+    def snapshot(self) -> LearnerSnapshot:
+        """A copy of the current state, for `restore`."""
         entropy = self.entropy_controller
         loop = LoopState(
             step=self.step,
@@ -119,17 +119,17 @@ class ReplayLearner(Learner):
         )
         return LearnerSnapshot(loop=loop, roles=copy.deepcopy(self.local.state_dict()))
 
-    def return_to(self, moment: LearnerSnapshot) -> None:
-        """Stand where another stood: weights, optimizer state and coefficients."""
-        self.local.load_state_dict(moment.roles)
-        self.go_on_from(moment.loop)
+    def restore(self, snapshot: LearnerSnapshot) -> None:
+        """Restore a snapshot: weights, optimizer state and coefficients."""
+        self.local.load_state_dict(snapshot.roles)
+        self.go_on_from(snapshot.loop)
 
 
 def open_learner(config: RunConfig, *, rows: int | None) -> ReplayLearner:
-    """What a run with this configuration begins with, on the device of the run where it is here.
+    """A learner with the initial state of a run, on the device of the run if it is available.
 
-    `rows` are those of the run; None: unknown, which is refused where the learning rate depends on
-    them.
+    `rows` is the number of training rows; None: unknown, which is an error if the learning rate
+    schedule depends on it.
     """
     import_plugins(config.trainer.plugins)
     tokenizer = load_run_tokenizer(config)
@@ -141,7 +141,7 @@ def open_learner(config: RunConfig, *, rows: int | None) -> ReplayLearner:
 
 
 def with_token_index(batch: PackedBatch) -> PackedBatch:
-    """The batch with the place of each token beside it."""
+    """The batch with a stream of token indices."""
     count = batch.tokens.numel()
     return batch.with_streams(**{PLACE: torch.arange(count, device=batch.tokens.device)})
 
@@ -163,13 +163,13 @@ def _depends_on_the_end(optim: OptimConfig) -> bool:
     return warms_up or optim.lr_scheduler_type != "constant"
 
 
-# Recorded steps done again, one after the other, each held against what the run wrote of it.
+# Replay of consecutive steps, each compared with the recorded digests.
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCheck:
-    """A step that was done again, and the stages in which it is what the run did.
+    """Digest comparison of a replayed step.
 
     Example:
         >>> StepCheck(step=3, equal=("prompts",), unequal=("weights",)).parted_at
@@ -179,9 +179,9 @@ class StepCheck:
     step: int
     """The step."""
     equal: tuple[str, ...]
-    """Stages whose digests are those of the run."""
+    """Stages whose digests match."""
     unequal: tuple[str, ...]
-    """Stages whose digests are not, in the order in which they happen."""
+    """Stages whose digests differ, in execution order."""
 
     @property
     def parted_at(self) -> str | None:
@@ -190,13 +190,13 @@ class StepCheck:
 
 
 Watch: TypeAlias = Callable[[int, int, StepCheck | None], None]
-"""Hears `(steps done, steps to do, the one just done)`."""
+"""Progress callback: `(steps done, total steps, check of the last step)`."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LearnedStep:
-    """What a step did.
+    """Result of a replayed step.
 
     Example:
         >>> LearnedStep(batch=None, metrics={"actor/pg_loss": 0.5}, stages={}).metrics
@@ -206,7 +206,7 @@ class LearnedStep:
     batch: PackedBatch
     """The batch with its advantages."""
     metrics: Mapping[str, float]
-    """Everything that credit and update measured."""
+    """Metrics of advantages and update."""
     stages: Mapping[str, str]
     """Digest of each stage but the metrics."""
 
@@ -214,7 +214,7 @@ class LearnedStep:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RebuiltRun:
-    """A run as it stood before a step.
+    """A learner in the state before a step.
 
     Example:
         >>> RebuiltRun(run=None, start="the beginning", checks=()).start
@@ -222,17 +222,17 @@ class RebuiltRun:
     """
 
     run: ReplayLearner
-    """What goes on from there."""
+    """The learner."""
     start: str
-    """What the steps before were done again from."""
+    """Where the replay started: a checkpoint or the beginning."""
     checks: tuple[StepCheck, ...]
-    """Those steps."""
+    """Checks of the steps replayed up to here."""
 
 
 def rebuild(record: ReplayRecord, step: int, watch: Watch) -> RebuiltRun:
-    """The run before a step: the nearest checkpoint, and the recorded batches after it.
+    """Rebuild the state before a step: the nearest checkpoint, then the recorded batches after it.
 
-    `watch` hears of each step as it is done, the wanted one counted among those to do.
+    `watch` is called after each step; its total includes the wanted step.
     """
     record.demand(step)
     checkpoint = record.checkpoint_before(step)
@@ -241,7 +241,7 @@ def rebuild(record: ReplayRecord, step: int, watch: Watch) -> RebuiltRun:
     steps = {number: record.directory.rollouts(number) for number in range(first, step + 1)}
     for number, path in steps.items():
         if not path.is_file():
-            record.step(number)  # says what is missing before any work is done
+            record.step(number)  # raises the UserError before any work is done
     run = open_learner(record.config(), rows=record.rows())
     start = "the beginning"
     if checkpoint is not None:
@@ -256,7 +256,7 @@ def rebuild(record: ReplayRecord, step: int, watch: Watch) -> RebuiltRun:
 
 
 def learn_step(run: ReplayLearner, recorded: RecordedStep) -> LearnedStep:
-    """Learn from the recorded rollouts of a step. Nothing is generated, and nothing is judged."""
+    """Train on the recorded rollouts of a step; nothing is generated or scored."""
     groups, baselines = recorded.groups, recorded.baselines
     if run.needs.baselines:
         _demand_baselines(recorded)
@@ -278,12 +278,12 @@ def learn_step(run: ReplayLearner, recorded: RecordedStep) -> LearnedStep:
 
 
 def check_step(record: ReplayRecord, step: int, learned: LearnedStep) -> StepCheck:
-    """The stages of a step held against the digests of the run."""
+    """Compare the stages of a step with the digests of the run."""
     return check_stages(record, step, learned.stages)
 
 
 def check_stages(record: ReplayRecord, step: int, stages: Mapping[str, str]) -> StepCheck:
-    """Digests of a step held against those of the run."""
+    """Compare digests of a step with those of the run."""
     written = record.digests[step].stages if step in record.digests else {}
     both = [stage for stage in STAGES if stage in written and stage in stages]
     same = {stage: written[stage] == stages[stage] for stage in both}

@@ -22,13 +22,13 @@ from luyen.telemetry.metrics import read_metrics
 from luyen.telemetry.rollout_files import RecordedRollout, read_rollouts
 
 _UNREAD = make_prompt([])
-"""Stands for prompts: learning reads tokens, and those are in the rollouts."""
+"""Placeholder prompt: training only needs the tokens in the rollouts."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedStep:
-    """The rollouts of a step, as the run left them.
+    """The recorded rollouts of a step.
 
     Example:
         >>> RecordedStep(step=3, rows=()).groups
@@ -38,16 +38,16 @@ class RecordedStep:
     step: int
     """The step."""
     rows: tuple[RecordedRollout, ...]
-    """Every rollout that was drawn for it, with what became of it."""
+    """Every rollout generated for it, with its advantages."""
 
     @property
     def rollouts(self) -> list[Rollout]:
-        """Every rollout that was drawn."""
+        """Every generated rollout."""
         return [row.rollout for row in self.rows]
 
     @property
     def groups(self) -> list[Group]:
-        """The rollouts that the step learned from, by group."""
+        """The rollouts that the step trained on, by group."""
         found: dict[str, list[Rollout]] = {}
         for row in self.rows:
             if row.advantages is not None:
@@ -71,33 +71,33 @@ class RecordedStep:
 
 @final
 class ReplayRecord:
-    """What a run left in its directory."""
+    """The files of a run directory, read-only."""
 
     def __init__(self, root: Path | str, *, is_trusted: bool = False) -> None:
-        """A UserError when there is no run, or no digests to hold a replay against.
+        """A UserError when there is no run, or no digests to compare a replay with.
 
-        A run of somebody else that names code is refused unless it `is_trusted`.
+        A run that names code and was not made on this machine is refused unless `is_trusted`.
         """
         self.directory = RunDirectory.open(root)
         require_trust(self.directory, is_trusted=is_trusted)
-        self.directory.read_config()  # a changed file is found by its seal
+        self.directory.read_config()  # verifies the checksum
         self.digests: dict[int, StepDigest] = {
             digest.step: digest for digest in read_digests(self.directory.digests)
         }
 
     @cached_property
     def metrics(self) -> dict[int, dict[str, float]]:
-        """What each step measured, without times; empty where the run wrote no `metrics.jsonl`."""
+        """Metrics of each step without times; empty if the run wrote no `metrics.jsonl`."""
         path = self.directory.metrics
         return {s.step: s.timeless() for s in read_metrics(path)} if path.is_file() else {}
 
     def config(self, overrides: Sequence[str] = ()) -> RunConfig:
-        """The configuration of the run, with other values where they are given."""
+        """The configuration of the run with overrides."""
         return read_config([self.directory.config], overrides)
 
     @property
     def is_offline(self) -> bool:
-        """Whether the run learned from given rows, and has no rollouts."""
+        """Whether the run was offline training, without rollouts."""
         return self.config().trainer.stage != "rl"
 
     def rows(self) -> int | None:
@@ -105,7 +105,7 @@ class ReplayRecord:
         return self.directory.read_manifest().get("rows", {}).get("train")
 
     def training_rows(self, step: int) -> str | None:
-        """Fingerprint of the rows that a step learned from, as the session that did it had them."""
+        """Fingerprint of the training rows in the session that did the step."""
         datasets = begun = self.directory.read_manifest().get("datasets", {})
         for session in self.directory.read_resumptions():
             if (session.get("checkpoint") or 0) < step:
@@ -121,7 +121,7 @@ class ReplayRecord:
             raise UserError("--step", step, why, "give another")
 
     def step(self, number: int) -> RecordedStep:
-        """The rollouts of a step; a UserError when they are not there, or no step learned."""
+        """The rollouts of a step; a UserError if they are missing or were not trained on."""
         path = self.directory.rollouts(number)
         if not path.is_file():
             why = f"the rollouts of step {number} are needed, and the file is missing"
@@ -133,10 +133,10 @@ class ReplayRecord:
         return found
 
     def checkpoint_before(self, step: int) -> Checkpoint | None:
-        """The newest sound checkpoint from which the step can be reached; None: the beginning.
+        """The newest valid checkpoint before the step; None: the run has to start from scratch.
 
-        One that another course of the run left, before it went on from an earlier point, is passed
-        over. A UserError when there is none and the run did not begin at its beginning.
+        A checkpoint of a superseded course, from before the run was resumed at an earlier step, is
+        skipped. A UserError when there is none and the run itself began from a checkpoint.
         """
         store = CheckpointStore(self.directory.checkpoints)
         for saved in reversed([number for number in store.list() if number < step]):
@@ -153,12 +153,12 @@ class ReplayRecord:
         return self._origin(step, first.previous)
 
     def _belongs(self, checkpoint: Checkpoint) -> bool:
-        """Whether a checkpoint is of the course that the digests tell of."""
+        """Whether a checkpoint belongs to the recorded digest chain."""
         written = self.digests.get(checkpoint.step)
         return written is None or written.chain == load_state(checkpoint.path, "loop")["chain"]
 
     def _origin(self, step: int, chain: str) -> Checkpoint:
-        """The checkpoint of another run that this one went on from."""
+        """The checkpoint of another run that this one was resumed from."""
         trainer = self.config().trainer
         if trainer.resume_from_path is not None and expanded(trainer.resume_from_path).is_dir():
             found = verify(expanded(trainer.resume_from_path))

@@ -1,8 +1,8 @@
 """Regenerate a recorded rollout turn by turn with the weights that sampled it.
 
-Each turn is drawn after the tokens that stood before it in the record. What tools, worlds and
-templates said is among those tokens, so nothing of them is run: were every turn equal, they would
-be asked the same again. A turn that differs is the first thing that can.
+Each turn is generated from the recorded tokens before it. These include the output of tools,
+environments and templates, so none of them is run: as long as turns are equal, they would get the
+same calls again.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,13 +18,13 @@ from luyen.studio.replay.learner import ReplayLearner
 from luyen.studio.replay.record import RecordedStep
 from luyen.train.builders.roles import training_sampling
 
-# The turns of a recorded rollout, each as it stood when the policy was asked.
+# The turns of a recorded rollout as generation requests.
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedTurn:
-    """A stretch of sampled tokens, and what stood before it.
+    """The sampled tokens of one turn with their context.
 
     Example:
         >>> turn = RecordedTurn(branch=0, turn=1, before=(1, 2), tokens=(3,), logps=(-0.5,), room=8)
@@ -37,13 +37,13 @@ class RecordedTurn:
     turn: int
     """The assistant's turn."""
     before: tuple[int, ...]
-    """Everything that the policy had read."""
+    """The context of the policy."""
     tokens: tuple[int, ...]
-    """What it drew."""
+    """The sampled tokens."""
     logps: tuple[float, ...]
     """Their log-probabilities."""
     room: int
-    """Most tokens that it could have drawn."""
+    """Token budget of the turn."""
 
 
 def turns_of(rollout: Rollout, *, max_response_length: int) -> Iterator[RecordedTurn]:
@@ -74,7 +74,7 @@ _CUT = (StopReason.TIME_BUDGET, StopReason.ABORTED, StopReason.FAULT)
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledToken:
-    """A token with the log-probability it was drawn with.
+    """A sampled token with its log-probability.
 
     Example:
         >>> SampledToken(id=5, text=" x", logp=-0.5).text
@@ -92,7 +92,7 @@ class SampledToken:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResampledToken:
-    """A place of the rollout, as recorded and as drawn again.
+    """A position of the rollout, as recorded and as regenerated.
 
     Example:
         >>> one = SampledToken(id=5, text=" x", logp=-0.5)
@@ -107,13 +107,13 @@ class ResampledToken:
     position: int
     """Place in the list."""
     recorded: SampledToken | None
-    """What the run drew; None: its turn had ended."""
+    """The token of the run; None: its turn had ended."""
     drawn: SampledToken | None
-    """What was drawn now; None: the turn had ended."""
+    """The regenerated token; None: the turn had ended."""
 
     @property
     def is_equal(self) -> bool:
-        """Whether token and log-probability are the same, to the last bit."""
+        """Whether token and log-probability are bit-identical."""
         return self.recorded == self.drawn
 
 
@@ -130,7 +130,7 @@ class RegeneratedRollout:
     rollout: str
     """Group and sample."""
     turns: int
-    """Turns that were drawn again."""
+    """Regenerated turns."""
     tokens: tuple[ResampledToken, ...]
     """Every sampled token, in order."""
     notes: tuple[str, ...]
@@ -143,12 +143,12 @@ class RegeneratedRollout:
 
     @property
     def is_equal(self) -> bool:
-        """Whether every token came again."""
+        """Whether every token is equal."""
         return self.difference is None
 
 
 def find_rollout(recorded: RecordedStep, wanted: str) -> Rollout:
-    """The rollout that a beginning of `step.draw.uid/sample` means; a UserError when unclear."""
+    """The rollout whose `step.draw.uid/sample` begins with `wanted`; a UserError unless unique."""
     named = {f"{r.group}/{r.sample}": r for r in recorded.rollouts if r.fault is None}
     named = {f"{r.group}/{r.sample}": r for r in recorded.rollouts} | named
     found = [wanted] if wanted in named else [name for name in named if name.startswith(wanted)]
@@ -161,7 +161,7 @@ def find_rollout(recorded: RecordedStep, wanted: str) -> Rollout:
 
 
 def regenerate(run: ReplayLearner, rollout: Rollout) -> RegeneratedRollout:
-    """Draw a recorded rollout again, with the weights as they stand in `run`."""
+    """Generate a recorded rollout again with the current weights of `run`."""
     name = f"{rollout.group}/{rollout.sample}"
     _refuse_other_versions(run, rollout, name)
     most = run.config.data.max_response_length
@@ -169,10 +169,11 @@ def regenerate(run: ReplayLearner, rollout: Rollout) -> RegeneratedRollout:
     if not turns:
         why = "nothing was sampled in it"
         raise UserError("--rollout", name, f"{why} ({rollout.stop.value})", "give another")
-    drawn = _drawn(run, rollout, turns, training_sampling(run.config, run.tokenizer))
+    sampling = training_sampling(run.config, run.tokenizer)
+    completions = _regenerated(run, rollout, turns, sampling)
     tokens: list[ResampledToken] = []
     notes: list[str] = []
-    for turn, again in zip(turns, drawn, strict=True):
+    for turn, again in zip(turns, completions, strict=True):
         is_cut = turn is turns[-1] and rollout.stop in _CUT
         if is_cut and len(again.tokens) > len(turn.tokens):
             notes.append(f"the record of its last turn was cut ({rollout.stop.value})")
@@ -182,10 +183,10 @@ def regenerate(run: ReplayLearner, rollout: Rollout) -> RegeneratedRollout:
     )
 
 
-def _drawn(
+def _regenerated(
     run: ReplayLearner, rollout: Rollout, turns: Sequence[RecordedTurn], sampling: Sampling
 ) -> list[Completion]:
-    """Every turn drawn after what stood before it, with its own random numbers."""
+    """Completions of all turns, each with its context and its own random numbers."""
     requests = [
         Request(
             id=f"turn {turn.turn}",
@@ -220,7 +221,7 @@ def _compared(
 
 
 def step_of_weights(rollout: Rollout, step: int) -> int:
-    """The step before which the weights stood that drew a rollout; a UserError if several did."""
+    """The step that began with the weights that sampled a rollout; a UserError if several did."""
     versions = {v for branch in rollout.branches for v in branch.versions if v is not None}
     if len(versions) > 1:
         name, several = f"{rollout.group}/{rollout.sample}", ", ".join(map(str, sorted(versions)))

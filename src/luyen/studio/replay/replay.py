@@ -47,16 +47,16 @@ from luyen.train.offline.loop import OfflineSchedule, load_parts
 from luyen.train.offline.stage import StageContext
 from luyen.train.offline.start import STAGES, offline_rows
 
-# Which keys may be changed for a step that is replayed, and the configuration with them.
+# Keys that may be changed in a replay, and the changed configuration.
 
-_DRAWN = "it says how rollouts are drawn, and those of a recorded step are drawn already"
+_GENERATION = "it says how rollouts are drawn, and those of a recorded step are drawn already"
 _WEIGHTS = "it says what weights there are, and a replay has those of the run"
 _REASONS: dict[str, str | None] = {
     "data": "it says what is drawn from, and the prompts of a recorded step are drawn already",
     "actor_rollout_ref.model": _WEIGHTS,
     "actor_rollout_ref.actor": None,
     "actor_rollout_ref.ref": None,
-    "actor_rollout_ref.rollout": _DRAWN,
+    "actor_rollout_ref.rollout": _GENERATION,
     "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": None,
     "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz": None,
     "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu": None,
@@ -75,14 +75,14 @@ _REASONS: dict[str, str | None] = {
     "trainer.total_epochs": None,
     "trainer.total_training_steps": None,
 }
-"""Why a key, or what lies below it, cannot act on a recorded step; the longest beginning counts."""
+"""Why a key or prefix cannot be changed in a replay; None: it can. The longest prefix wins."""
 
 
 def changed_config(record: ReplayRecord, overrides: Sequence[str]) -> RunConfig:
-    """The run's configuration with other values, checked like any other.
+    """The configuration of the run with overrides, validated.
 
-    A UserError for a key that cannot act on a recorded step, for a value that the check refuses,
-    and for what needs something that the run did not have.
+    A UserError for a key that has no effect on a recorded step, for an invalid value, and for a
+    change that needs data the run did not record.
     """
     before, file = record.config(), record.directory.config
     import_plugins(before.trainer.plugins)  # the rules below know what they register
@@ -97,7 +97,7 @@ def changed_config(record: ReplayRecord, overrides: Sequence[str]) -> RunConfig:
     for key, (_, value) in pairs.items():
         reason = refusal(key)
         if reason is not None:
-            fix = "change keys of actor, ref, critic or algorithm; for others begin a new run"
+            fix = "change keys of actor, ref, critic or algorithm; for other keys begin a new run"
             raise UserError(key, value, reason, fix)
     _refuse_what_was_not_there(before, after)
     return after
@@ -126,7 +126,7 @@ def changed_keys(before: RunConfig, after: RunConfig) -> dict[str, tuple[Any, An
 
 
 def _new_errors(file: Path, overrides: Sequence[str]) -> list[Problem]:
-    """Errors that the changes brought; what is wrong with the run's own files is not our matter."""
+    """Errors caused by the overrides; errors of the run's own files are ignored."""
     known = {(p.id, p.field) for p in check([file], starts_a_run=False).problems}
     found = check([file], overrides, starts_a_run=False).problems
     return [p for p in found if p.severity == "error" and (p.id, p.field) not in known]
@@ -142,22 +142,22 @@ def _refuse_what_was_not_there(before: RunConfig, after: RunConfig) -> None:
         fix = "choose an estimator without a critic"
         raise UserError("algorithm.adv_estimator", estimator, why, fix)
     if needs.reward and not had.reward:
-        why = "the run learned from its teacher alone, and nobody judged its rollouts"
+        why = "the run learned from its teacher alone, and its rollouts have no scores"
         fix = "leave it at 0"
         raise UserError("distill.task_weight", after.distill.task_weight, why, fix)
     if needs.baselines and not had.baselines:
-        why = "it compares with greedy answers, and the run drew none"
+        why = "it compares with greedy answers, and the run generated none"
         fix = "choose an estimator without greedy answers"
         raise UserError("algorithm.adv_estimator", estimator, why, fix)
 
 
-# A step of an offline run done again: from its rows, its configuration and a checkpoint.
+# Replay of an offline step: from its rows, its configuration and a checkpoint.
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfflineStep:
-    """An offline step that was taken again.
+    """Result of a replayed offline step.
 
     Example:
         >>> OfflineStep(metrics={"sft/nll": 0.5}, stages={}).metrics
@@ -165,15 +165,15 @@ class OfflineStep:
     """
 
     metrics: Mapping[str, float]
-    """What it measured."""
+    """Its metrics."""
     stages: Mapping[str, str]
     """Digest of each stage but the metrics."""
 
 
 def replay_offline(record: ReplayRecord, step: int, watch: Watch) -> ReplayedStep:
-    """Do a recorded step again and compare it with the record."""
-    course, start, before = _rebuilt(record, record.config(), step, watch)
-    taken = _take(course, step)
+    """Repeat a recorded step and compare it with the record."""
+    schedule, start, before = _rebuilt(record, record.config(), step, watch)
+    taken = _take(schedule, step)
     checks = (*before, check_stages(record, step, taken.stages))
     watch(len(checks), len(checks), checks[-1])
     written = record.metrics.get(step, {})
@@ -189,9 +189,9 @@ def replay_offline(record: ReplayRecord, step: int, watch: Watch) -> ReplayedSte
 
 
 def vary_offline(record: ReplayRecord, step: int, after: RunConfig, watch: Watch) -> StepVariation:
-    """Do a recorded step twice from the same weights: as it was, and under changed keys."""
-    course, start, before = _rebuilt(record, record.config(), step, watch)
-    one = _take(course, step)
+    """Repeat a recorded step twice from the same weights: as recorded, and with changed keys."""
+    schedule, start, before = _rebuilt(record, record.config(), step, watch)
+    one = _take(schedule, step)
     checks = (*before, check_stages(record, step, one.stages))
     watch(len(checks), len(checks), checks[-1])
     changed, _, _ = _rebuilt(record, after, step, watch, since=record.config())
@@ -210,10 +210,10 @@ def vary_offline(record: ReplayRecord, step: int, after: RunConfig, watch: Watch
     )
 
 
-def _take(course: OfflineSchedule, step: int) -> OfflineStep:
-    offline_batch = course.offline_batch(step)
-    metrics = course.update(step, offline_batch)
-    return OfflineStep(metrics=metrics, stages=course.stages(offline_batch, metrics))
+def _take(schedule: OfflineSchedule, step: int) -> OfflineStep:
+    offline_batch = schedule.offline_batch(step)
+    metrics = schedule.update(step, offline_batch)
+    return OfflineStep(metrics=metrics, stages=schedule.stages(offline_batch, metrics))
 
 
 def _rebuilt(
@@ -224,32 +224,31 @@ def _rebuilt(
     *,
     since: RunConfig | None = None,
 ) -> tuple[OfflineSchedule, str, list[StepCheck]]:
-    """The run before a step, from the nearest checkpoint.
+    """Rebuild the state before a step from the nearest checkpoint.
 
-    With `since`, the steps before are done as that configuration says, and only then `config`
-    holds.
+    With `since`, the earlier steps use that configuration, and only the wanted step uses `config`.
     """
     record.demand(step)
-    course = open_course(since or config, record, step)
+    schedule = open_schedule(since or config, record, step)
     checkpoint = record.checkpoint_before(step)
     first, start = 1, "the beginning"
     if checkpoint is not None:
         first, start = checkpoint.step + 1, f"checkpoint {checkpoint.path.name}"
-        course.stage.restore(load_parts(checkpoint.path, course.stage))
+        schedule.stage.restore(load_parts(checkpoint.path, schedule.stage))
     watch(0, step - first + 1, None)
     checks: list[StepCheck] = []
     for number in range(first, step):
-        checks.append(check_stages(record, number, _take(course, number).stages))
+        checks.append(check_stages(record, number, _take(schedule, number).stages))
         watch(len(checks), step - first + 1, checks[-1])
     if since is None:
-        return course, start, checks
-    other = open_course(config, record, step)
-    other.stage.restore(course.stage.state())
+        return schedule, start, checks
+    other = open_schedule(config, record, step)
+    other.stage.restore(schedule.stage.state())
     return other, start, checks
 
 
-def open_course(config: RunConfig, record: ReplayRecord, step: int) -> OfflineSchedule:
-    """What a run with this configuration begins with; a UserError where its rows are others now."""
+def open_schedule(config: RunConfig, record: ReplayRecord, step: int) -> OfflineSchedule:
+    """The initial state of an offline run; a UserError where its rows have changed."""
     import_plugins(config.trainer.plugins)
     tokenizer, display = load_run_tokenizer(config), SilentDisplay()
     data = offline_rows(config, tokenizer, display)
@@ -272,7 +271,7 @@ def open_course(config: RunConfig, record: ReplayRecord, step: int) -> OfflineSc
 
 
 def replay_step(record: ReplayRecord, step: int, watch: Watch) -> ReplayedStep:
-    """Do a recorded step again and compare it with the record."""
+    """Repeat a recorded step and compare it with the record."""
     if record.is_offline:
         return replay_offline(record, step, watch)
     rebuilt = rebuild(record, step, watch)
@@ -296,13 +295,13 @@ def replay_step(record: ReplayRecord, step: int, watch: Watch) -> ReplayedStep:
 def vary_step(
     record: ReplayRecord, step: int, overrides: Sequence[str], watch: Watch
 ) -> StepVariation:
-    """Do a recorded step twice from the same weights: as it was, and under changed keys."""
+    """Repeat a recorded step twice from the same weights: as recorded, and with changed keys."""
     before = record.config()
     after = changed_config(record, overrides)
     if record.is_offline:
         return vary_offline(record, step, after, watch)
     rebuilt = rebuild(record, step, watch)
-    recorded, moment = record.step(step), rebuilt.run.moment()
+    recorded, snapshot = record.step(step), rebuilt.run.snapshot()
     try:
         one = _explained(rebuilt.run, recorded)
     finally:
@@ -311,7 +310,7 @@ def vary_step(
     watch(len(checks), len(checks), checks[-1])
     changed = open_learner(after, rows=record.rows())
     try:
-        changed.return_to(moment)
+        changed.restore(snapshot)
         other = _explained(changed, recorded)
     finally:
         changed.roles.close()
@@ -332,7 +331,7 @@ def vary_step(
 def replay_rollout(
     record: ReplayRecord, step: int, wanted: str, watch: Watch
 ) -> RegeneratedRollout:
-    """Draw one rollout of a recorded step again, with the weights that drew it."""
+    """Regenerate one rollout of a recorded step with the weights that sampled it."""
     record.demand(step)
     if record.is_offline:
         why = "the run learned from given rows: there are no rollouts in it"
@@ -351,7 +350,7 @@ def _explained(run: ReplayLearner, recorded: RecordedStep) -> tuple[LearnedStep,
 
 
 def _measured(learned: LearnedStep) -> dict[str, float]:
-    """Metrics of a step, and its advantages in a few numbers."""
+    """Metrics of a step and summary statistics of its advantages."""
     return {**learned.metrics, **_summary(_trained(learned.batch))}
 
 
@@ -372,7 +371,7 @@ def _summary(advantages: Sequence[float]) -> dict[str, float]:
 def _against_record(
     record: ReplayRecord, recorded: RecordedStep, learned: LearnedStep
 ) -> dict[str, NumberPair]:
-    """Every number that the step gave, beside the one that the run wrote down."""
+    """Every number of the replayed step paired with the recorded one."""
     again = _measured(learned)
     written = {**record.metrics.get(recorded.step, {}), **_summary(recorded.advantages)}
     return {name: NumberPair(before=written.get(name), after=again[name]) for name in sorted(again)}

@@ -14,7 +14,7 @@ from luyen.studio.replay.record import ReplayRecord
 from luyen.studio.replay.regenerate import RegeneratedRollout
 from luyen.telemetry.manifest import collect
 
-# Tokens of a step under two settings: what changed for each, and where it changed most.
+# Per-token comparison of a step under two configurations.
 
 Streams: TypeAlias = dict[str, Tensor]
 """Numbers of every token of the step by name."""
@@ -23,7 +23,7 @@ Streams: TypeAlias = dict[str, Tensor]
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenView:
-    """What an objective made of one token.
+    """Loss terms of one token.
 
     Example:
         >>> TokenView(loss=2.0, weight=0.5, ratio=1.0, advantage=-2.0, gradient=1.0,
@@ -36,7 +36,7 @@ class TokenView:
     weight: float
     """Its weight in the loss of its optimizer step."""
     ratio: float
-    """Its probability by that under the weights that the update started from."""
+    """Its importance ratio to the weights at the start of the update."""
     advantage: float
     """Its advantage."""
     gradient: float
@@ -53,7 +53,7 @@ class TokenView:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenChange:
-    """One token at one visit, under two settings.
+    """One token in one epoch, under two configurations.
 
     Example:
         >>> one = TokenView(loss=1.0, weight=1.0, ratio=1.0, advantage=-1.0, gradient=1.0,
@@ -70,7 +70,7 @@ class TokenChange:
     position: int
     """Place in the list."""
     visit: int
-    """How often the step had come to it before: its epoch."""
+    """Index of the epoch over the batch."""
     id: int
     """The token."""
     text: str
@@ -82,7 +82,7 @@ class TokenChange:
 
     @property
     def moved(self) -> float:
-        """How far what it adds to the loss has moved."""
+        """Absolute change of its contribution to the loss."""
         return abs(self.after.share - self.before.share)
 
 
@@ -94,13 +94,13 @@ def token_changes(
 ) -> list[TokenChange]:
     """Every token that both visited, the one that moved most first.
 
-    `rollouts` are those of the batch, in its order. Where the changed setting visits tokens more
-    or less often, the visits that both have are compared.
+    `rollouts` are those of the batch, in its order. If the number of epochs differs, the epochs
+    that both have are compared.
     """
-    ones, others = (_visits(learned, traces) for learned, traces in (one, other))
+    visits_a, visits_b = (_visits(learned, traces) for learned, traces in (one, other))
     places = _places(rollouts)
     found: list[TokenChange] = []
-    for visit, (before, after) in enumerate(zip(ones, others, strict=False)):
+    for visit, (before, after) in enumerate(zip(visits_a, visits_b, strict=False)):
         seen = (before["seen"] & after["seen"]).nonzero().flatten().tolist()
         before, after = (_listed(streams) for streams in (before, after))
         for place in seen:
@@ -121,7 +121,7 @@ def token_changes(
 
 
 def _visits(learned: LearnedStep, traces: Sequence[StepTrace]) -> list[Streams]:
-    """Streams over the whole batch for each time that the step came to its tokens."""
+    """Streams over the whole batch, one entry per epoch."""
     batch = learned.batch
     mask = batch.layout.mask
     counts = torch.zeros(mask.shape, dtype=torch.int64, device=mask.device)
@@ -171,7 +171,7 @@ def _view(streams: dict[str, list[float]], place: int) -> TokenView:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NumberPair:
-    """A number of a step, twice.
+    """A number of a step, before and after.
 
     Example:
         >>> NumberPair(before=0.5, after=0.5).is_equal, NumberPair(before=0.0, after=-0.0).is_equal
@@ -185,14 +185,14 @@ class NumberPair:
 
     @property
     def is_equal(self) -> bool:
-        """Whether they are the same to the last bit."""
+        """Whether they are bit-identical."""
         return repr(self.before) == repr(self.after)
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayedStep:
-    """A step that was done again, held against the record.
+    """A replayed step compared with the record.
 
     Example:
         >>> ReplayedStep(run="runs/a/b", step=3, start="the beginning", notes=(), numbers={},
@@ -205,9 +205,9 @@ class ReplayedStep:
     step: int
     """The step."""
     start: str
-    """What the steps before were done again from."""
+    """Where the replay started: a checkpoint or the beginning."""
     checks: tuple[StepCheck, ...]
-    """Every step that was done again, the wanted one last."""
+    """Every replayed step, the wanted one last."""
     numbers: Mapping[str, NumberPair]
     """What the step measured, recorded and again."""
     notes: tuple[str, ...]
@@ -215,12 +215,12 @@ class ReplayedStep:
 
     @property
     def parting(self) -> StepCheck | None:
-        """The first step that is not what the run did."""
+        """The first step that differs from the record."""
         return next((one for one in self.checks if one.unequal), None)
 
     @property
     def is_equal(self) -> bool:
-        """Whether every stage of every step and every recorded number came out again."""
+        """Whether all digests and all recorded numbers match."""
         known = [number for number in self.numbers.values() if number.before is not None]
         return self.parting is None and all(number.is_equal for number in known)
 
@@ -228,7 +228,7 @@ class ReplayedStep:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepVariation:
-    """A step as it was and under changed keys, from the same weights.
+    """A step as recorded and with changed keys, from the same weights.
 
     Example:
         >>> StepVariation(run="runs/a/b", step=3, start="the beginning", keys={}, checks=(),
@@ -241,11 +241,11 @@ class StepVariation:
     step: int
     """The step."""
     start: str
-    """What the steps before were done again from."""
+    """Where the replay started: a checkpoint or the beginning."""
     checks: tuple[StepCheck, ...]
-    """The steps that were done again as they were, the wanted one last."""
+    """The steps replayed without the change, the wanted one last."""
     keys: Mapping[str, tuple[Any, Any]]
-    """What was changed."""
+    """Changed keys with both values."""
     numbers: Mapping[str, NumberPair]
     """What the step measured, without and with the change."""
     tokens: tuple[TokenChange, ...]
@@ -257,17 +257,17 @@ class StepVariation:
 
     @property
     def parting(self) -> StepCheck | None:
-        """The first step that is not what the run did, without any change."""
+        """The first step that differs from the record without the change."""
         return next((one for one in self.checks if one.unequal), None)
 
     @property
     def is_equal(self) -> bool:
-        """Whether the step without the change is what the run did."""
+        """Whether the step without the change matches the record."""
         return self.parting is None
 
 
 def as_json(found: ReplayedStep | StepVariation | RegeneratedRollout) -> dict[str, Any]:
-    """Plain data; what is derived from the records is there as well."""
+    """Plain data, derived properties included."""
     page = {"equal": found.is_equal, **asdict(found)}
     if isinstance(found, RegeneratedRollout):
         return page
@@ -276,13 +276,13 @@ def as_json(found: ReplayedStep | StepVariation | RegeneratedRollout) -> dict[st
     return {**page, "parting": where}
 
 
-# What a reader of a replay must know, and numbers side by side.
+# Notes of a replay, and pairs of numbers.
 
 _PARTED = "the weights before the step are not those of the run, so neither is what follows"
 
 
 def paired(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, NumberPair]:
-    """Every number of either side, beside that of the other."""
+    """Pairs of all numbers of both sides by name."""
     names = sorted(before.keys() | after.keys())
     return {name: NumberPair(before=before.get(name), after=after.get(name)) for name in names}
 
@@ -300,7 +300,7 @@ def notes_on(record: ReplayRecord, step: int, checks: Sequence[StepCheck]) -> li
 
 
 def _other_machine(record: ReplayRecord) -> list[str]:
-    """What of the machine and its packages is not as it was when the run began."""
+    """Differences of machine, packages and settings since the run began."""
     written = record.directory.read_manifest()
     here = collect(seeds={}, datasets={}).as_json()
     pairs = {

@@ -10,7 +10,7 @@ from luyen.studio.report.html import Html, element, joined, missing, number
 from luyen.telemetry.display import PHASES
 from luyen.telemetry.metrics import series
 
-# From values to places on a drawing: round ticks, thinned points, means over a window.
+# Geometry of charts: scales, round ticks, thinned points, running means.
 
 
 @final
@@ -68,7 +68,7 @@ def ticks(low: float, high: float, count: int) -> list[float]:
 
 
 def thinned(points: Sequence[tuple[int, float]], most: int) -> list[tuple[int, float]]:
-    """At most so many points: of each stretch its lowest and its highest, so that no peak is lost.
+    """At most `most` points: the minimum and the maximum of each bin, so that no peak is lost.
 
     Example:
         >>> thinned([(1, 0.0), (2, 9.0), (3, 1.0), (4, 1.0)], 4)
@@ -99,7 +99,7 @@ def running_mean(values: Sequence[float], window: int) -> list[float]:
     return means
 
 
-# Metrics over the steps as SVG: lines, or areas on top of one another.
+# Charts of metrics over the steps as SVG: lines or stacked areas.
 
 WIDTH, HEIGHT = 520, 210
 LEFT, RIGHT, TOP, BOTTOM = 58, 10, 10, 26
@@ -125,7 +125,7 @@ class ChartLine:
 
     @property
     def finite(self) -> list[tuple[int, float]]:
-        """The points that can be drawn."""
+        """The points with finite values."""
         return [point for point in self.points if math.isfinite(point[1])]
 
 
@@ -134,13 +134,13 @@ def line_chart(title: str, lines: Sequence[ChartLine]) -> Html:
     x, y = _axes(lines, value_range([v for line in lines for _, v in line.points]))
     parts = [*_grid(x, y)]
     for i, line in enumerate(lines):
-        parts += _drawn(line, x, y, f"c{i % 6}")
+        parts += _line_marks(line, x, y, f"c{i % 6}")
     parts += _titles(lines, x)
     return _figure(title, lines, parts)
 
 
 def stack_chart(title: str, lines: Sequence[ChartLine]) -> Html:
-    """A figure with areas on top of one another; a line without a step counts as 0 there."""
+    """A figure with stacked areas; a missing step counts as 0."""
     steps = [step for step, _ in lines[0].points]
     sums = [0.0] * len(steps)
     layers: list[tuple[list[float], list[float]]] = []
@@ -183,7 +183,7 @@ def _grid(x: Scale, y: Scale) -> list[Html]:
     return parts
 
 
-def _drawn(line: ChartLine, x: Scale, y: Scale, colour: str) -> list[Html]:
+def _line_marks(line: ChartLine, x: Scale, y: Scale, colour: str) -> list[Html]:
     points = line.finite
     parts: list[Html] = []
     is_long = len(points) >= _SMOOTH_FROM
@@ -212,15 +212,15 @@ def _polyline(points: Sequence[tuple[int, float]], x: Scale, y: Scale, kind: str
 
 
 def _titles(lines: Sequence[ChartLine], x: Scale) -> list[Html]:
-    """Strips over the whole height that say the numbers of their step."""
+    """Transparent bars with tooltips of the numbers of a step."""
     tables = {line.label: dict(line.points) for line in lines}
     steps = sorted({step for line in lines for step, _ in line.points})
     shown = steps[:: max(1, math.ceil(len(steps) / MOST_TITLES))]
     width = (WIDTH - LEFT - RIGHT) / max(len(shown), 1)
     parts: list[Html] = []
     for step in shown:
-        said = [f"{label} {number(at[step])}" for label, at in tables.items() if step in at]
-        title = element("title", f"step {step}\n" + "\n".join(said))
+        values = [f"{label} {number(at[step])}" for label, at in tables.items() if step in at]
+        title = element("title", f"step {step}\n" + "\n".join(values))
         place = {"x": f"{x(step) - width / 2:.1f}", "y": TOP, "width": f"{width:.1f}"}
         parts.append(element("rect", title, class_="tip", height=HEIGHT - TOP - BOTTOM, **place))
     return parts
@@ -307,7 +307,7 @@ CURVES = (
 
 
 def curves_section(record: RunRecord) -> Html:
-    """The curves of learning; those that the run has no numbers for are named."""
+    """The learning curves; missing ones are listed."""
     charts: list[Html] = []
     absent: list[str] = []
     for curve in CURVES:
@@ -361,7 +361,7 @@ def parity_section(record: RunRecord) -> Html:
 
 
 def timing_section(record: RunRecord) -> Html:
-    """Seconds of each phase, on top of one another, and their shares."""
+    """Seconds of each phase as stacked areas, and their shares."""
     lines = [
         ChartLine(label=phase, points=points)
         for phase in _PHASES

@@ -45,7 +45,7 @@ def joined(*children: Child) -> Html:
 
 
 def _text(words: str) -> str:
-    """Escaped; half of a surrogate pair, which a policy may write, becomes a visible mark."""
+    """Escaped text; a lone surrogate, which a policy may write, becomes `?`."""
     return html.escape(words.encode("utf-8", "replace").decode(), quote=True)
 
 
@@ -62,7 +62,7 @@ def table(head: tuple[str, ...], rows: "list[tuple[Child, ...]]", **attributes: 
 
 
 def missing(words: str) -> Html:
-    """A sentence that says what is not there."""
+    """A paragraph about missing data."""
     return element("p", words, class_="missing")
 
 
@@ -84,7 +84,7 @@ def number(value: float | None) -> str:
     return f"{value:.4g}" if abs(value) >= 1e-3 else f"{value:.2e}"
 
 
-# The look of the page: one sheet, light and dark by the reader's own setting.
+# Style sheet, light and dark by the setting of the browser.
 
 LIGHT = ("#1f6f8b", "#c8553d", "#588b3a", "#7a5195", "#b8860b", "#5f6b76")
 DARK = ("#5cb8d6", "#f0907a", "#93c46f", "#b78fd1", "#e0b64a", "#a7b3bd")

@@ -30,7 +30,7 @@ from luyen.studio.report.samples import samples_section
 from luyen.telemetry.display import MEAN, VALIDATION_REWARD, validated
 from luyen.telemetry.metrics import series
 
-# The first words of the page: how far the run came, what it reached, what is wrong with it.
+# Verdict: progress, results and findings of the run.
 
 _REACHED = (
     ("Reward", "reward/mean"),
@@ -42,7 +42,7 @@ _REACHED = (
     ("Reverse KL to the teacher", "distill/reverse_kl"),
 )
 _LIVE_S = 300.0
-"""A run that wrote within so many seconds may still be going on."""
+"""A run that wrote within so many seconds may still be running."""
 
 
 def verdict(record: RunRecord, findings: Sequence[Diagnosis], *, total: int | None) -> Html:
@@ -65,7 +65,7 @@ def _progress(record: RunRecord, total: int | None) -> str:
 
 
 def _last_sign(record: RunRecord) -> str:
-    """Whether it may be alive, by when it last wrote."""
+    """Whether the run may be alive, by the time of its last write."""
     silent = time.time() - record.directory.metrics.stat().st_mtime
     if silent < _LIVE_S:
         return "it wrote less than five minutes ago and may be going on"
@@ -74,7 +74,7 @@ def _last_sign(record: RunRecord) -> str:
 
 
 def _validation(record: RunRecord) -> list[tuple[str, str]]:
-    """What validations measured: an accuracy only where all their scores are 0 or 1."""
+    """Label and metric of validation: an accuracy only if all rewards are 0 or 1."""
     found = [line.values for line in record.lines if "val/accuracy" in line.values]
     if any(VALIDATION_REWARD in validated(values) for values in found):
         return [("Validation reward", name) for name in found[-1] if name.startswith(MEAN)]
@@ -82,21 +82,21 @@ def _validation(record: RunRecord) -> list[tuple[str, str]]:
 
 
 def _reached(record: RunRecord) -> list[str]:
-    said: list[str] = []
+    lines: list[str] = []
     for label, name in (_REACHED[0], *_validation(record), *_REACHED[1:]):
-        course = record.course(name)
-        if course.has_both_ends:
-            ends = f"{number(course.start())} to {number(course.end())}"
-            said.append(f"{label} went from {ends} (medians of the first and last steps).")
+        curve = record.series(name)
+        if curve.has_both_ends:
+            ends = f"{number(curve.start())} to {number(curve.end())}"
+            lines.append(f"{label} went from {ends} (medians of the first and last steps).")
             continue
         # Few values, such as validations: the first and the last as they are.
         steps, values = series(list(record.lines), name)
         if len(values) > 1:
             where = f"(steps {steps[0]} and {steps[-1]})"
-            said.append(f"{label} went from {number(values[0])} to {number(values[-1])} {where}.")
+            lines.append(f"{label} went from {number(values[0])} to {number(values[-1])} {where}.")
         elif values:
-            said.append(f"{label} is {number(values[0])} (step {steps[0]}).")
-    return said
+            lines.append(f"{label} is {number(values[0])} (step {steps[0]}).")
+    return lines
 
 
 def _health(findings: Sequence[Diagnosis]) -> str:
@@ -107,13 +107,13 @@ def _health(findings: Sequence[Diagnosis]) -> str:
     return f"The doctor has {' and '.join(listed)}; the worst: {findings[0].symptom.says}"
 
 
-# What the doctor found, with evidence and what to try.
+# Findings of the doctor.
 
 _MOST = 12
 
 
 def findings_section(findings: Sequence[Diagnosis]) -> Html:
-    """Every finding, the gravest first."""
+    """Every finding, the most severe first."""
     if not findings:
         return element("p", f"None of the {len(RULES)} rules has anything to say.")
     return joined(*(_one(finding) for finding in findings))
@@ -142,11 +142,11 @@ def _one(finding: Diagnosis) -> Html:
     )
 
 
-# What the run was told: the arithmetic of a step, and every key that is not at its default.
+# Settings: the batch plan, and every key that is not at its default.
 
 
 def plan_of(record: RunRecord) -> BatchPlan | None:
-    """The arithmetic of a step; None where the configuration cannot be read."""
+    """The batch plan; None if the configuration cannot be read."""
     if _is_unread(record):
         return None
     trainer = record.config.trainer
@@ -154,7 +154,7 @@ def plan_of(record: RunRecord) -> BatchPlan | None:
 
 
 def settings_section(record: RunRecord) -> Html:
-    """The plan, what differs from the defaults and where it was written, and then all keys."""
+    """The batch plan, changed keys with their origins, then all keys at their defaults."""
     plan = plan_of(record)
     if plan is None:
         return missing("config.yaml cannot be read, so what the run was told is not known.")
@@ -210,7 +210,7 @@ def _shown(value: Any) -> Html:
 
 
 def _value(record: RunRecord, path: str) -> Any:
-    """What stands at a key, without what is secret in it."""
+    """The value of a key, with secrets masked."""
     return masked_tree(value_at(record.config, path), path.rpartition(".")[2])
 
 
@@ -220,11 +220,11 @@ def _is_unread(record: RunRecord) -> bool:
     return any(one.file == record.directory.config.name for one in record.unread)
 
 
-# What a run ran on and with: versions, machine, inputs, digests, checkpoints, resumptions.
+# Facts: versions, machine, inputs, digests, checkpoints, resumptions.
 
 
 def digests_section(record: RunRecord) -> Html:
-    """The head of the chain, which stands for everything the run did."""
+    """The head of the digest chain, which identifies the whole run."""
     try:
         lines = read_digests(record.directory.digests)
     except UserError as error:
@@ -240,7 +240,7 @@ def digests_section(record: RunRecord) -> Html:
 
 
 def checkpoints_section(record: RunRecord) -> Html:
-    """The checkpoints that are there."""
+    """Table of the checkpoints."""
     rows: list[tuple[Child, ...]] = []
     for step, page in record.checkpoints.items():
         sizes = [entry.get("bytes", 0) for entry in page.get("files", {}).values()]
@@ -252,7 +252,7 @@ def checkpoints_section(record: RunRecord) -> Html:
 
 
 def resumptions_section(run: RunDirectory) -> Html:
-    """Each time the run was taken up again."""
+    """Table of the resumptions of the run."""
     try:
         entries = run.read_resumptions()
     except UserError as error:
@@ -280,9 +280,9 @@ def facts_section(manifest: Mapping[str, Any]) -> Html:
         (name, str(manifest[name])) for name in ("run_id", "created", "code") if name in manifest
     ]
     for block in blocks:
-        held = manifest.get(block)
-        if isinstance(held, Mapping):
-            rows += [(f"{block}.{name}", str(value)) for name, value in held.items()]
+        entries = manifest.get(block)
+        if isinstance(entries, Mapping):
+            rows += [(f"{block}.{name}", str(value)) for name, value in entries.items()]
     rows.append(("command", element("code", " ".join(map(str, manifest.get("command", []))))))
     return joined(table(("fact", "value"), rows), _files(manifest), _packages(manifest))
 
@@ -310,7 +310,7 @@ def _packages(manifest: Mapping[str, Any]) -> Html | None:
 
 FILE = "report.html"
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-"""The page asks nothing of a network and runs nothing, whatever stands in it."""
+"""Content security policy: the page loads nothing and runs no scripts."""
 
 
 def write_report(root: Path, out: Path | None = None) -> Path:

@@ -1,7 +1,4 @@
-"""Rollouts worth reading, with coloured tokens, the reward tree and tool calls.
-
-steps.
-"""
+"""Example rollouts of the report, with coloured tokens, the reward tree and tool calls."""
 
 import hashlib
 import json
@@ -12,7 +9,7 @@ from luyen.studio.doctor.vocabulary import TokenText
 from luyen.studio.report.html import Child, Html, element, joined, missing, number, table
 from luyen.telemetry.rollout_files import Advantages, RecordedRollout
 
-# One rollout for people: its tokens in colours, the tree of its reward, its tool calls.
+# One rollout as HTML.
 
 _FIRST, _LAST = 400, 200
 """Tokens shown of a long rollout: so many from each end."""
@@ -26,7 +23,7 @@ _ORIGINS = {
 
 
 def legend() -> Html:
-    """What the colours mean."""
+    """Legend of the token colours."""
     kinds = [element("span", name, class_=f"s{int(source)}") for source, name in _ORIGINS.items()]
     words = ". A sampled token with an advantage is green where it is above 0 and red below; "
     more = "one without was not trained on. Point at a token for its numbers."
@@ -35,7 +32,7 @@ def legend() -> Html:
 
 
 def sample(name: str, recorded: RecordedRollout, text: TokenText) -> Html:
-    """One rollout with everything that is known about it."""
+    """One rollout with tokens, scores and tool calls."""
     rollout = recorded.rollout
     reward = "not judged" if rollout.score is None else f"reward {number(rollout.score.value)}"
     head = f"{name}: {reward}"
@@ -97,7 +94,7 @@ def _token(
 
 
 def _tree(score: Score) -> Html:
-    """A score and what it was made from."""
+    """A score with its components."""
     weight = "" if score.weight == 1.0 else f" x {number(score.weight)}"
     error = "" if score.error is None else f" ({score.error})"
     parts = [_tree(part) for part in score.parts]
@@ -145,14 +142,14 @@ def samples_section(record: RunRecord) -> Html:
 
 
 def chosen(rollouts: list[RecordedRollout], seed: str) -> list[tuple[str, RecordedRollout]]:
-    """Names and rollouts; one that is chosen twice is shown once, under both names."""
+    """Best, worst, median, random and failed rollout; duplicates are joined under both names."""
     judged = sorted(
         (r for r in rollouts if _reward(r) is not None), key=lambda r: _reward(r) or 0.0
     )
     picked: list[tuple[str, RecordedRollout]] = []
     if judged:
         picked = [("best", judged[-1]), ("worst", judged[0]), ("median", judged[len(judged) // 2])]
-    # By a hash, so that the page of a run is the same each time it is made.
+    # By a hash, so that the report of a run is reproducible.
     place = int(hashlib.sha256(seed.encode()).hexdigest(), 16) % len(rollouts)
     picked.append(("random", rollouts[place]))
     broken = next((r for r in rollouts if r.rollout.fault is not None), None)

@@ -112,7 +112,7 @@ def _open_files(
     log = open_sinks(
         trainer.logger,
         directory=directory,
-        who=run_identity(report, directory),
+        identity=run_identity(report, directory),
         display=display,
         first_step=first_step,
     )
