@@ -122,7 +122,7 @@ class ReplayLearner(Learner):
     def return_to(self, moment: LearnerSnapshot) -> None:
         """Stand where another stood: weights, optimizer state and coefficients."""
         self.local.load_state_dict(moment.roles)
-        self.go_on_from(moment.loop)
+        self.restore_progress(moment.loop)
 
 
 def open_learner(config: RunConfig, *, rows: int | None) -> ReplayLearner:
@@ -246,7 +246,7 @@ def rebuild(record: ReplayRecord, step: int, watch: Watch) -> RebuiltRun:
     start = "the beginning"
     if checkpoint is not None:
         start = f"checkpoint {checkpoint.path.name}"
-        run.go_on_from(load_checkpoint(checkpoint.path, run.roles))
+        run.restore_progress(load_checkpoint(checkpoint.path, run.roles))
     checks: list[StepCheck] = []
     for number in range(first, step):
         recorded = record.step(number)
