@@ -134,7 +134,7 @@ class LearningRules:
 
     Example:
         >>> sorted(LearningRules.__slots__)[:2]
-        ['credit_rules', 'entropy_controller']
+        ['advantage_config', 'entropy_controller']
     """
 
     needs: RequiredSignals
