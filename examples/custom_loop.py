@@ -56,7 +56,7 @@ def main(words: list[str]) -> list[float]:
 def one_step(run: OnlineRun, step: int) -> float:
     """Draw, judge, keep the best of each group, learn from it."""
     count = run.config.data.train_batch_size
-    prompts = [run.data.train.prompts[row] for row in run.asking.next_rows(count)]
+    prompts = [run.data.train.prompts[row] for row in run.submitter.next_rows(count)]
     drawn = run.generate(prompts, step=step, first=0, sampling=run.sampling)
     judged = run.reward.score([(group.prompt, group.rollouts) for group in drawn])
     rewards = [score.value or 0.0 for group in judged for score in group.scores]

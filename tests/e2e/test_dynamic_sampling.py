@@ -32,7 +32,7 @@ def test_a_step_that_the_allowed_batches_do_not_fill_stops_the_run(tmp_path: Pat
     limit = "algorithm.filter_groups.max_num_gen_batches"
     done = train(tmp_path / "enough", *FILTER, HALF_RIGHT, PAIRS, f"{limit}={enough}")
     assert done.course("group/generated_batches") == free
-    few = f"{enough - 1} batches were drawn and [1-3] of the 4 groups of a step have samples"
+    few = f"{enough - 1} batches were generated and [1-3] of the 4 groups of a step have samples"
     with pytest.raises(UserError, match=few) as caught:
         train(tmp_path / "few", *FILTER, HALF_RIGHT, PAIRS, f"{limit}={enough - 1}")
     assert (caught.value.field, caught.value.value) == (limit, enough - 1)

@@ -64,7 +64,7 @@ def test_an_error_inside_a_profiled_step_is_the_error_that_is_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     run = prepare(tmp_path, "trainer.profile.steps=[1]")
-    monkeypatch.setattr(OnlineRun, "ask_ahead", lambda *_, **__: 1 // 0)
+    monkeypatch.setattr(OnlineRun, "submit_ahead", lambda *_, **__: 1 // 0)
     with pytest.raises(ZeroDivisionError):
         train_online(run)
     close(run)

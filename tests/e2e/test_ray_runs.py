@@ -224,7 +224,7 @@ def test_rollouts_that_are_asked_for_early_are_those_asked_for_in_turn(
 
     def counted(run: OnlineRun) -> None:
         prefetch_next_step(run)
-        early.append(len(run.supply.outstanding))
+        early.append(len(run.scheduler.outstanding))
 
     monkeypatch.setattr(loop, "prefetch_next_step", counted)
     words = ("algorithm.adv_estimator=remax", "trainer.total_training_steps=3", *CLUSTER)

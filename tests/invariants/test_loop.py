@@ -15,7 +15,7 @@ from luyen.train.advantages import compute_advantages
 from luyen.train.batch import compute_logprobs, pack_groups, parity_metrics
 from luyen.train.loop import train_online
 from luyen.train.run import OnlineRun
-from luyen.train.scoring import collect_groups
+from luyen.train.scoring import generate_and_score
 from tests.runs import ACTOR, MODEL, ROLLOUT, Ran, close, prepare, read_back, same_weights, train
 
 STEPS = "trainer.total_training_steps=4"
@@ -43,8 +43,8 @@ def run(tmp_path: Path):
 def credited(run: OnlineRun) -> PackedBatch:
     """The batch of the first step, ready for its update."""
     run.begin_step()
-    batch = compute_logprobs(pack_groups(collect_groups(run, 1)), run.roles, run.needs)
-    return compute_advantages(batch, run.credit_rules, kl_coef=0.0).batch
+    batch = compute_logprobs(pack_groups(generate_and_score(run, 1)), run.roles, run.needs)
+    return compute_advantages(batch, run.advantage_config, kl_coef=0.0).batch
 
 
 def gradient(run: OnlineRun, batch: PackedBatch, passes: MicroBatching) -> Tensor:
@@ -100,7 +100,7 @@ def test_how_generation_is_batched_changes_nothing_at_all(
 
 def test_rollouts_that_finish_in_another_order_make_the_same_batch(run: OnlineRun):
     run.begin_step()
-    groups = collect_groups(run, 1)
+    groups = generate_and_score(run, 1)
     turned = [replace(g, rollouts=g.rollouts[::-1]) for g in reversed(groups)]
     one, other = pack_groups(groups), pack_groups(turned)
     assert torch.equal(one.tokens, other.tokens)
@@ -139,11 +139,11 @@ def test_a_weight_that_changes_after_sampling_shows_as_a_gap(
 ):
     run = prepare(tmp_path, *overrides)
     run.begin_step()
-    batch = pack_groups(collect_groups(run, 1))
+    batch = pack_groups(generate_and_score(run, 1))
     with torch.no_grad():
         next(iter(run.roles.actor.policy.parameters()))[50, 0] += 1e-3
     batch = compute_logprobs(batch, run.roles, run.needs)
-    ready = compute_advantages(batch, run.credit_rules, kl_coef=0.0).batch
+    ready = compute_advantages(batch, run.advantage_config, kl_coef=0.0).batch
     done = run.roles.update_actor(ready, run.objective, lr=0.0, seed=0).result()
     found = {**done.metrics, **parity_metrics(batch, run.needs)}
     assert found["parity/max_gap"] > 0
@@ -184,11 +184,11 @@ def interrupt_after(steps: int, run: OnlineRun) -> None:
 def test_what_stands_on_masked_tokens_reaches_nothing(overrides: tuple[str, ...], tmp_path: Path):
     run = prepare(tmp_path, *overrides)
     run.begin_step()
-    clean = compute_logprobs(pack_groups(collect_groups(run, 1)), run.roles, run.needs)
+    clean = compute_logprobs(pack_groups(generate_and_score(run, 1)), run.roles, run.needs)
     mask = clean.layout.mask
     dirty = replace(clean, streams={n: with_garbage(s, mask) for n, s in clean.streams.items()})
     assert not any(torch.equal(dirty.streams[n], s) for n, s in clean.streams.items())
-    one, other = (compute_advantages(b, run.credit_rules, kl_coef=0.1) for b in (clean, dirty))
+    one, other = (compute_advantages(b, run.advantage_config, kl_coef=0.1) for b in (clean, dirty))
     assert one.metrics == other.metrics
     assert torch.equal(one.batch.streams["advantages"], other.batch.streams["advantages"])
     again = replace(

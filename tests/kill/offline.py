@@ -51,7 +51,7 @@ OFFLINE_POINTS: dict[str, Point] = {name: POINTS[name] for name in _KEPT} | {
         where="luyen.train.offline.loop:OfflineRun.measure", when="before", calls=(1, 2)
     ),
     "a lesson is laid": Point(
-        where="luyen.train.offline.loop:OfflineSchedule.lesson", when="after", calls=(1, 4)
+        where="luyen.train.offline.loop:OfflineSchedule.offline_batch", when="after", calls=(1, 4)
     ),
     "an offline step is taken": Point(
         where="luyen.train.offline.loop:OfflineSchedule.stages", when="before", calls=(1, 3)

@@ -50,7 +50,7 @@ POINTS: dict[str, Point] = {
         where="luyen.telemetry.journal:WorkJournal.keep_scores", when="after", calls=(10, 14)
     ),
     "all rollouts are judged": Point(
-        where="luyen.train.loop:collect_groups", when="after", calls=(1, 2)
+        where="luyen.train.loop:generate_and_score", when="after", calls=(1, 2)
     ),
     "old log-probs and values are there": Point(
         where="luyen.train.loop:prepare_batch", when="after", calls=(1, 2, 3)

@@ -1,1 +1,1 @@
-"""Layer 8: stages one after the other, and the models they hand on."""
+"""Layer 8: pipelines of training stages, checkpoints for inference, and export."""

@@ -30,13 +30,11 @@ from luyen.models.load import choose_threads, load_policy
 from luyen.models.policy import Policy
 from luyen.train.builders.setup import import_plugins, load_run_tokenizer
 
-# The configuration that a measurement runs under: a run's, with what was asked for changed.
-
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalOverrides:
-    """What a command changes about a measurement; None leaves it as the configuration has it.
+    """Command-line overrides of an evaluation; None keeps the configured value.
 
     Example:
         >>> config = eval_config(RunConfig(), EvalOverrides(samples=8))
@@ -46,57 +44,57 @@ class EvalOverrides:
     """
 
     samples: int | None = None
-    """Samples of each prompt; more than one are drawn, not the likeliest."""
+    """Samples per prompt; more than one turns sampling on."""
     temperature: float | None = None
-    """Sampling temperature; 0 takes the likeliest token."""
+    """Sampling temperature; 0 is greedy."""
     top_p: float | None = None
-    """Keep the likeliest tokens of this total mass."""
+    """Nucleus sampling mass."""
     data: tuple[str, ...] = ()
-    """Rows to measure on."""
+    """Files to evaluate on."""
     reward: str | None = None
-    """The one rule that judges, in place of the configuration's reward."""
+    """A single reward rule that replaces the configured reward."""
 
 
-def eval_config(config: RunConfig, asked: EvalOverrides) -> RunConfig:
-    """The configuration of the measurement. Scores that cannot be computed never end it."""
+def eval_config(config: RunConfig, overrides: EvalOverrides) -> RunConfig:
+    """The configuration of an evaluation; scores that cannot be computed are dropped."""
     reward = config.reward
-    if asked.reward is not None:
-        reward = RewardConfig(components={asked.reward: {"rule": asked.reward}})
+    if overrides.reward is not None:
+        reward = RewardConfig(components={overrides.reward: {"rule": overrides.reward}})
     reward = reward.model_copy(update={"on_fault": "drop"})
     data = config.data
-    if asked.data:
-        data = data.model_copy(update={"val_files": asked.data})
+    if overrides.data:
+        data = data.model_copy(update={"val_files": overrides.data})
     arr = config.actor_rollout_ref
-    rollout = arr.rollout.model_copy(update={"val_kwargs": _val_kwargs(config, asked)})
+    rollout = arr.rollout.model_copy(update={"val_kwargs": _val_kwargs(config, overrides)})
     arr = arr.model_copy(update={"rollout": rollout})
     return config.model_copy(update={"reward": reward, "data": data, "actor_rollout_ref": arr})
 
 
 def with_model_of(config: RunConfig, other: RunConfig) -> RunConfig:
-    """The configuration with the model of another one: rows, reward and draws stay."""
+    """The configuration with the model of another; rows, reward and sampling stay."""
     model = other.actor_rollout_ref.model
     arr = config.actor_rollout_ref.model_copy(update={"model": model})
     return config.model_copy(update={"actor_rollout_ref": arr})
 
 
-def _val_kwargs(config: RunConfig, asked: EvalOverrides) -> ValKwargsConfig:
+def _val_kwargs(config: RunConfig, overrides: EvalOverrides) -> ValKwargsConfig:
     rollout = config.actor_rollout_ref.rollout
     val_kwargs = rollout.val_kwargs
-    draws = (asked.samples or 1) > 1 or asked.top_p is not None
-    if asked.temperature == 0:
-        if draws:
-            why = "the likeliest token is the same every time, and other options ask to sample"
-            raise UserError("--temperature", 0, why, "raise it, or leave the others out")
+    is_sampling = (overrides.samples or 1) > 1 or overrides.top_p is not None
+    if overrides.temperature == 0:
+        if is_sampling:
+            why = "temperature 0 is greedy, and the other options request sampling"
+            raise UserError("--temperature", 0, why, "raise it, or drop --samples and --top-p")
         return val_kwargs.model_copy(update={"n": 1, "do_sample": False})
-    changes: dict[str, object] = {} if asked.samples is None else {"n": asked.samples}
-    if draws or asked.temperature is not None:
+    changes: dict[str, object] = {} if overrides.samples is None else {"n": overrides.samples}
+    if is_sampling or overrides.temperature is not None:
         own = val_kwargs.temperature if val_kwargs.do_sample else 0.0
         changes |= {
             "do_sample": True,
-            "temperature": asked.temperature or own or rollout.temperature or 1.0,
+            "temperature": overrides.temperature or own or rollout.temperature or 1.0,
         }
-    if asked.top_p is not None:
-        changes["top_p"] = asked.top_p
+    if overrides.top_p is not None:
+        changes["top_p"] = overrides.top_p
     return val_kwargs.model_copy(update=changes)
 
 
@@ -108,7 +106,7 @@ _PATH = "actor_rollout_ref.model"
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LoadedPolicy:
-    """A policy that can be asked, and what belongs to it.
+    """A policy loaded for inference, with its configuration and tokenizer.
 
     Example:
         >>> config = RunConfig()
@@ -119,11 +117,11 @@ class LoadedPolicy:
     config: RunConfig
     """The run's configuration; defaults where there is no run."""
     policy: Policy
-    """The model with the checkpoint's weights, its adapter unmerged; nothing in it learns."""
+    """The model with the checkpoint's weights, adapter unmerged, all parameters frozen."""
     tokenizer: Tokenizer
     """Its tokenizer."""
     name: str
-    """Where it came from, for people."""
+    """Where it was loaded from, for display."""
     step: int | None
     """Steps it was trained for; None for a Hugging Face model."""
 
@@ -136,13 +134,12 @@ def open_checkpoint(
     keep_dtype: bool = False,
     is_trusted: bool = False,
 ) -> LoadedPolicy:
-    """The policy behind a path; of a run directory, its newest sound checkpoint.
+    """Load the policy of a checkpoint, a run directory (newest valid checkpoint) or a HF model.
 
-    Every file of a checkpoint is compared with its hash first. `overrides` are `key=value` on top
-    of the run's configuration. `files` take the place of the run's configuration for everything
-    but the model: a Hugging Face model has none of its own. With `keep_dtype` weights keep the
-    type they were saved in; otherwise the type is chosen for this machine. A run of somebody else
-    that names code is refused unless it `is_trusted`.
+    Files of a checkpoint are verified against their hashes. `overrides` are `key=value` on top of
+    the run's configuration; `files` replace it for everything but the model. With `keep_dtype`
+    weights keep the dtype they were saved in; otherwise it is chosen for this machine. Another
+    user's run that names code is refused unless `is_trusted`.
     """
     found = find_checkpoint(path)
     if found is None:
@@ -171,7 +168,7 @@ def open_initial_policy(config: RunConfig) -> LoadedPolicy:
 
 
 def find_checkpoint(path: str) -> Checkpoint | None:
-    """The checkpoint that a path means; None when it means a Hugging Face model."""
+    """The checkpoint at a path; None for a Hugging Face model."""
     wrong = path_fault(path)
     if wrong is not None:
         raise UserError(_FIELD, path, *wrong)
@@ -196,14 +193,14 @@ def find_checkpoint(path: str) -> Checkpoint | None:
 
 
 def _is_of_run(folder: Path) -> bool:
-    """Whether a folder lies where the checkpoints of a run do, whatever is left in it."""
+    """Whether a folder has the path of a run's checkpoint; its files may be missing."""
     return step_of(folder.name) is not None and folder.parent.name == "checkpoints"
 
 
 def read_config(files: Sequence[Path], overrides: Sequence[str]) -> RunConfig:
-    """The configuration; a UserError for the first key or value that is wrong.
+    """Read a configuration; a UserError for the first invalid key or value.
 
-    The rules of `check` are not applied: they are about a run that is to start here.
+    The rules of `check` are not applied: they concern a run that starts on this machine.
     """
     tree = load(files, overrides)
     parsed = parse(tree)
@@ -215,13 +212,13 @@ def read_config(files: Sequence[Path], overrides: Sequence[str]) -> RunConfig:
 
 
 def device_for(config: RunConfig) -> str:
-    """The device of the run, or the processor where this machine has no such device."""
+    """The configured device, or cpu where this machine lacks it."""
     wanted = plan_placement(config, this_machine(), None).device
     return wanted if wanted == "cpu" or torch.cuda.is_available() else "cpu"
 
 
 def _model_keys(path: str) -> list[str]:
-    """Overrides that name a Hugging Face directory, or the model below an adapter directory."""
+    """Overrides for a Hugging Face model, or for an adapter directory and its base model."""
     folder = expanded(path)
     if not (folder / "adapter_config.json").is_file():
         return [f"{_PATH}.path={json.dumps(path)}"]
@@ -245,7 +242,7 @@ def _load(
     *,
     keep_dtype: bool,
 ) -> LoadedPolicy:
-    import_plugins(config.trainer.plugins)  # the tokenizer asks the format of the tool calls
+    import_plugins(config.trainer.plugins)  # the tokenizer may need a plugin's tool-call format
     tokenizer = load_run_tokenizer(config)
     model = _for_inference(config.actor_rollout_ref.model, weights if keep_dtype else None)
     policy = load_policy(
@@ -262,7 +259,7 @@ def _load(
 
 
 def _for_inference(model: ModelConfig, weights: Mapping[str, Tensor] | None) -> ModelConfig:
-    """The block without what only training needs, and with the saved type where it is to stay."""
+    """The model block without training options, and with the dtype of `weights` if given."""
     changes: dict[str, object] = {"enable_gradient_checkpointing": False}
     if weights and next(iter(weights.values())).dtype == torch.bfloat16:
         changes["dtype"] = "bfloat16"
@@ -270,11 +267,11 @@ def _for_inference(model: ModelConfig, weights: Mapping[str, Tensor] | None) -> 
 
 
 def _copy_weights(policy: Policy, weights: Mapping[str, Tensor], name: str) -> None:
-    """Copy the weights that learned; the others came with the model's own files."""
+    """Copy trained weights; frozen ones were loaded with the model."""
     own = {n: p for n, p in policy.named_parameters() if p.requires_grad}
     if own.keys() != weights.keys() or any(own[n].shape != w.shape for n, w in weights.items()):
         why = "its weights are not those of the model that its config.yaml names"
-        fix = "put the model back that actor_rollout_ref.model.path meant, or mend the override"
+        fix = "restore the model that actor_rollout_ref.model.path named, or correct the override"
         raise UserError(_FIELD, name, why, fix)
     with torch.no_grad():
         for key, parameter in own.items():

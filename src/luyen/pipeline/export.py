@@ -32,13 +32,11 @@ from luyen.telemetry.artifacts import Kind
 from luyen.train.builders.setup import load_run_tokenizer
 from luyen.train.lineage import note_export
 
-# The reward model of a checkpoint, as transformers reads it.
-
 _FIELD = "actor_rollout_ref.model.path"
 
 
-def fill_scorer(config: RunConfig, checkpoint: Path, folder: Path) -> None:
-    """Write weights, head included, and config; weights keep the type they were saved in."""
+def write_reward_model(config: RunConfig, checkpoint: Path, folder: Path) -> None:
+    """Write a reward model for transformers; weights keep the dtype they were saved in."""
     weights: dict[str, Tensor] = load_state(checkpoint, "actor")
     is_half = any(tensor.dtype == torch.bfloat16 for tensor in weights.values())
     form = {"dtype": "bfloat16" if is_half else "float32", "enable_gradient_checkpointing": False}
@@ -54,9 +52,9 @@ def fill_scorer(config: RunConfig, checkpoint: Path, folder: Path) -> None:
 
 
 def pad_token(tokenizer: Tokenizer, of_model: int | None) -> int | None:
-    """The tokenizer's padding token, else the model's; None where it may end what is judged.
+    """The padding token of the tokenizer, else of the model; None where it can end a sequence.
 
-    transformers would then look at the token before the end, and give another score.
+    transformers scores the last token that is not padding, so it would score the wrong token.
     """
     pad = tokenizer.pad_id if tokenizer.pad_id is not None else of_model
     end = tokenizer.turn_end
@@ -66,13 +64,13 @@ def pad_token(tokenizer: Tokenizer, of_model: int | None) -> int | None:
 
 
 _SCORER = "reward_model"
-_FIX_OUTPUT = "make room, mend the permissions, or name another directory"
+_FIX_OUTPUT = "free disk space, correct the permissions, or name another directory"
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportedModel:
-    """What was written.
+    """Result of an export.
 
     Example:
         >>> ExportedModel(source="runs/a/b/checkpoints/step_000002", what="a whole model").what
@@ -80,18 +78,18 @@ class ExportedModel:
     """
 
     source: str
-    """The checkpoint, or the model that was copied."""
+    """The exported checkpoint or model."""
     what: str
-    """What the directory holds now, in words."""
+    """Description of the written model."""
 
 
 def export_checkpoint(
     path: str, directory: Path, *, merge: bool | None, is_trusted: bool = False
 ) -> ExportedModel:
-    """Write what a path means into a directory, which must be empty or absent.
+    """Export a checkpoint, or a run's newest valid one, into an empty or absent directory.
 
-    Of a run directory it is the newest sound checkpoint. `merge` None merges an adapter where there
-    is one. A run of somebody else that names code is refused unless it `is_trusted`.
+    `merge` None merges an adapter where there is one. Another user's run that names code is refused
+    unless `is_trusted`.
     """
     found = find_checkpoint(path)
     if found is not None and (home := found.path.parent.parent / "config.yaml").is_file():
@@ -133,7 +131,7 @@ def _written(directory: Path, fill: Callable[[Path], ExportedModel]) -> Exported
 
 def _scorer(checkpoint: Path, folder: Path) -> ExportedModel:
     config = read_config([checkpoint.parent.parent / "config.yaml"], [])
-    fill_scorer(config, checkpoint, folder)
+    write_reward_model(config, checkpoint, folder)
     model = config.actor_rollout_ref.model
     export_tokenizer(model.tokenizer_path or model.path, folder)
     return ExportedModel(source=str(checkpoint), what="a reward model")
@@ -160,7 +158,7 @@ def _policy(path: str, folder: Path, merge: bool | None, is_trusted: bool) -> Ex
 
 
 def _note(checkpoint: Path, directory: Path, kind: Kind) -> None:
-    """An export is of use even where its run may only be read."""
+    """Note the export in its run; only warns where the run is not writable."""
     try:
         note_export(checkpoint, directory, kind)
     except UserError as error:

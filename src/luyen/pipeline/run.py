@@ -1,7 +1,7 @@
 """Run the stages of a pipeline in order: skip finished ones, resume one in progress.
 
-A stage is done when its model is exported and noted in its run directory. Nothing else is kept, so
-the same command goes on wherever it was killed.
+A stage is done when its model is exported and noted in its run directory. There is no other state,
+so the same command resumes wherever it was killed.
 """
 
 import gc
@@ -44,8 +44,6 @@ from luyen.train.lineage import models_of, read_checkpoint
 from luyen.train.session import claim_run
 from luyen.train.start import run_training
 
-# Whether a stage that was begun is still the one that the pipeline describes.
-
 _MODEL_KEYS = ("path", "model_path", "lora_adapter_path", "teacher_path")
 
 
@@ -56,9 +54,9 @@ def require_same_stage(
     noted: Sequence[Artifact],
     handed: Mapping[str, Artifact],
 ) -> None:
-    """A UserError that names the first key, file or artifact that is another than before.
+    """A UserError that names the first key, file or artifact that changed since the stage began.
 
-    `noted` is what the run has noted, `handed` what earlier stages give it now, by key.
+    `noted` are the artifacts of its run, `handed` the current outputs of earlier stages, by key.
     """
     changes: list[str] = [
         *_changed_keys(directory, config, handed),
@@ -91,7 +89,7 @@ def _settings(tree: Any) -> dict[str, Any]:
 def _changed_inputs(
     noted: Sequence[Artifact], handed: Mapping[str, Artifact], models: Sequence[Artifact]
 ) -> Iterator[str]:
-    """`models` are those that no stage hands on, hashed now."""
+    """Changed inputs; `models` are hashed models that do not come from earlier stages."""
     now = {one.used_as: one for one in models if one.files}
     for one in noted:
         if one.used_as is None:
@@ -107,8 +105,10 @@ def _changed_inputs(
 
 
 def _changed_files(one: Artifact, now: Artifact | None) -> str | None:
-    """How an input differs; `now` is what lies there, where it has files and was just hashed."""
-    if now is None or not one.files:  # what has no files is believed: a hub's cache comes and goes
+    """How an input differs; `now` is the current artifact, if it has files."""
+    if (
+        now is None or not one.files
+    ):  # without files, e.g. a hub model that is not cached, there is nothing to compare
         return difference(one)
     if now.hash == one.hash:
         return None
@@ -117,7 +117,7 @@ def _changed_files(one: Artifact, now: Artifact | None) -> str | None:
 
 
 def _changed_code(directory: RunDirectory, config: RunConfig) -> Iterator[str]:
-    """Files that keys only name: rewards, plugins, tools. Models are among the artifacts."""
+    """Changed files of rewards, plugins and tools; models are compared as artifacts."""
     before: dict[str, Any] = directory.read_manifest().get("files", {})
     now = named_fingerprints(config, folder=Path.cwd())
     for name, facts in now.items():
@@ -127,16 +127,13 @@ def _changed_code(directory: RunDirectory, config: RunConfig) -> Iterator[str]:
             yield f"{facts['path']} has other content"
 
 
-# What a finished stage hands on: its newest checkpoint as a Hugging Face directory.
-
-
 def export_stage(run: Path, folder: Path) -> str:
-    """Write the model of a run into `folder`, and give its title; an adapter is merged.
+    """Export the newest checkpoint of a run into `folder`, adapter merged; returns its title.
 
-    What a killed process left there is made again.
+    An incomplete export of a killed process is replaced.
     """
     shutil.rmtree(folder, ignore_errors=True)
-    # This process has just written the run's configuration, which is the caller's.
+    # Trusted: this process has just written the run's configuration.
     export_checkpoint(str(run), folder, merge=None, is_trusted=True)
     made = made_at(folder)
     assert made is not None, "an export of a run is noted"
@@ -144,13 +141,13 @@ def export_stage(run: Path, folder: Path) -> str:
 
 
 EXPORT = "export"
-"""The folder of a run directory that holds what its stage hands on."""
+"""Subfolder of a run directory with the exported model of its stage."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageOutput:
-    """What a finished stage hands on.
+    """Output of a finished stage.
 
     Example:
         >>> StageOutput(run=Path("runs/demo/sft")).model.as_posix()
@@ -178,15 +175,15 @@ class StageOutput:
 
 
 def run_pipeline(pipeline: Pipeline, say: Callable[[str], None], *, machine: Machine) -> int:
-    """Carry every stage to its end; the exit code, which is 0 when the last one got there.
+    """Run all stages; the exit code, 0 when the last one finished.
 
-    The last stage is claimed first: one process carries out a pipeline, from its beginning on.
+    The last stage is claimed first, so only one process runs a pipeline.
     """
     checked = check_pipeline(pipeline, machine=machine)
     for stage in checked:
         stage.report.require_sound()
     with _claimed(run_directory(checked[-1].report.config)):
-        return _carry_out_all(pipeline, say, machine)
+        return _run_stages(pipeline, say, machine)
 
 
 @contextmanager
@@ -198,7 +195,7 @@ def _claimed(run: Path) -> Iterator[None]:
         release(run)
 
 
-def _carry_out_all(pipeline: Pipeline, say: Callable[[str], None], machine: Machine) -> int:
+def _run_stages(pipeline: Pipeline, say: Callable[[str], None], machine: Machine) -> int:
     handed: dict[str, StageOutput] = {}
     for number, stage in enumerate(pipeline.stages, 1):
         heading = f"stage {number} of {len(pipeline.stages)}: {stage.name}"
@@ -209,8 +206,8 @@ def _carry_out_all(pipeline: Pipeline, say: Callable[[str], None], machine: Mach
             say(f"{heading} is done ({place.run})")
             continue
         say(f"{heading} ({place.run})")
-        with _claimed(place.run):  # until its model is handed on
-            summary = _carry_out(found, place, heading, say)
+        with _claimed(place.run):  # until its model is exported
+            summary = _run_stage(found, place, heading, say)
         is_last = number == len(pipeline.stages)
         if summary.is_interrupted or (summary.signal is not None and not is_last):
             say(f"Interrupted in {heading}; the same command goes on from there")
@@ -218,10 +215,10 @@ def _carry_out_all(pipeline: Pipeline, say: Callable[[str], None], machine: Mach
     return 0
 
 
-def _carry_out(
+def _run_stage(
     report: Report, place: StageOutput, heading: str, say: Callable[[str], None]
 ) -> RunSummary:
-    """Train a stage and, where it reached its end, hand its model on."""
+    """Train a stage and, if it finished, export its model."""
     token = HEADING.set(heading)
     try:
         summary = run_training(replace(report, goes_on=True))
@@ -238,7 +235,7 @@ def _carry_out(
 def _report(
     stage: Stage, handed: dict[str, StageOutput], machine: Machine
 ) -> tuple[Report, dict[str, Artifact]]:
-    """The check of a stage with real paths, and what it is handed, by key."""
+    """The check of a stage with references resolved to paths, and its inputs by key."""
     paths: dict[str, str] = {}
     sources: dict[str, Artifact] = {}
     trainer = stage.tree.values.get("trainer", {})
@@ -254,7 +251,7 @@ def _report(
         require_unchanged(found, key)
         paths[key], sources[key] = found.path, found
     report = check_tree(with_paths(stage.tree, paths), machine=machine)
-    # `require_same_stage` says it for a stage: of everything that it was made from.
+    # `require_same_stage` covers what rule S24 checks.
     report = replace(report, problems=tuple(p for p in report.problems if p.id != "S24"))
     if not report.is_sound:
         first = next(problem for problem in report.problems if problem.severity == "error")
@@ -265,7 +262,7 @@ def _report(
 def _is_done(
     stage: Stage, report: Report, place: StageOutput, sources: dict[str, Artifact]
 ) -> bool:
-    """Whether a stage is behind; a UserError where what it was made from has changed since."""
+    """Whether a stage is done; a UserError where its configuration or inputs have changed."""
     directory = RunDirectory(place.run)
     if not directory.exists:
         return False
@@ -279,7 +276,7 @@ def _is_done(
 
 
 def _free_memory() -> None:
-    """A stage leaves nothing behind on the device for the next one to stumble over."""
+    """Free device memory before the next stage."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

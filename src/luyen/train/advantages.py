@@ -24,7 +24,7 @@ from luyen.engine.batch import PackedBatch
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchAdvantages:
-    """A batch ready for the update, and what there is to say about it.
+    """A batch with advantages, ready for the update, and its metrics.
 
     Example:
         >>> BatchAdvantages(batch=None, measured={"actor/ref_kl": 0.5}, kl=0.5,
@@ -35,22 +35,22 @@ class BatchAdvantages:
     batch: PackedBatch
     """With the streams `advantages` and `returns`, and `is_weights` where a correction is on."""
     measured: Mapping[str, float]
-    """What was measured on the way: mismatch and KL."""
+    """Metrics of the computation: mismatch, KL, estimator."""
     kl: float | None
     """Mean KL to the reference; None without one."""
     of_groups: Callable[[], Mapping[str, float]]
-    """How the samples of groups compare: nothing waits for that."""
+    """Computes group metrics; deferred, because the update does not need them."""
 
     @property
     def metrics(self) -> dict[str, float]:
-        """All numbers about it, those about groups made now."""
+        """All metrics; computes those of groups."""
         return {**self.measured, **self.of_groups()}
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvantageConfig:
-    """How credit is assigned in this run.
+    """How advantages are computed in this run.
 
     Example:
         >>> AdvantageConfig(estimator="rloo", hparams={}, is_group_relative=True, kl_kind=None,
@@ -61,15 +61,15 @@ class AdvantageConfig:
     estimator: str
     """Name of the advantage estimator."""
     hparams: Mapping[str, Any]
-    """Its knobs."""
+    """Its hyperparameters."""
     is_group_relative: bool
     """Whether it compares the samples of a group."""
     kl_kind: str | None
     """KL estimator of the term in the reward; None: no such term."""
     correction: RolloutCorrectionConfig | None
-    """Off-policy correction; None: none, or bypass mode, which brings its own."""
+    """Off-policy correction; None: off, or bypass mode, where the loss corrects."""
     task_weight: float | None = None
-    """Weight of the estimator's advantages beside a teacher's; None: there is no teacher."""
+    """Weight of the estimator's advantages added to a teacher's; None: no teacher."""
 
 
 def compute_advantages(
@@ -80,16 +80,16 @@ def compute_advantages(
     baselines: Tensor | None = None,
     components: Mapping[str, Tensor] | None = None,
 ) -> BatchAdvantages:
-    """Advantages and returns of every token. Rejection leaves rewards and denominators alone.
+    """Add advantages and returns of every token. Rejection changes no reward and no denominator.
 
-    Credit is a matter of rollouts: one that was split into branches is compared once, and what
-    follows flows back over the split.
+    The unit is the rollout: one that was split into branches counts once in its group, and its
+    branches are estimated as one sequence.
     """
     streams, layout = dict(batch.streams), batch.rollouts
     metrics: dict[str, float] = {}
     kl = None
     if "ref_logp" in streams:
-        # Without a pass of their own, the log-probabilities of the sampler stand in.
+        # Without a pass for old log-probs, the sampler's are used.
         old = streams.get("old_logp", streams["rollout_logp"])
         gap = kl_penalty(rules.kl_kind or "kl", old, streams["ref_logp"])
         penalty = layout.on_mask(gap)
@@ -105,11 +105,11 @@ def compute_advantages(
     if "rewards" in streams:
         inputs = _inputs(streams, layout, baselines, components)
         result = call_estimator(rules.estimator, inputs, rules.hparams)
-        judged = batch.streams["rewards"]
-        of_groups = partial(_group_metrics, rules.estimator, inputs, judged=judged)
+        task_rewards = batch.streams["rewards"]
+        of_groups = partial(_group_metrics, rules.estimator, inputs, task_rewards=task_rewards)
     if rules.task_weight is not None:
         result = with_teacher(result, streams, layout, task_weight=rules.task_weight)
-    assert result is not None, "neither a reward nor a teacher says what is good"
+    assert result is not None, "neither a reward nor a teacher is configured"
     counted = {name: found for name, found in result.metrics.items() if float(found.count) > 0}
     metrics |= {name: average.value() for name, average in counted.items()}
     ready = batch.with_streams(**streams, advantages=result.advantages, returns=result.returns)
@@ -119,9 +119,9 @@ def compute_advantages(
 def with_teacher(
     task: Credit | None, streams: Mapping[str, Tensor], layout: Layout, *, task_weight: float
 ) -> Credit:
-    """log teacher - log student of each sampled token, and beside it the credit of a task.
+    """log teacher - log student of each sampled token, plus weighted advantages of the task.
 
-    The returns of a task stay as they are: a critic says what the task is worth, not the teacher.
+    Returns stay those of the task: the critic predicts the task's reward, not the teacher's.
     """
     taught = distillation_advantages(streams["old_logp"], streams["teacher_logp"], layout)
     metrics = {"distill/reverse_kl": Average.over(-taught, layout.mask)}
@@ -169,22 +169,24 @@ def _correction_weights(
         rollout_rs_threshold=hparams.rollout_rs_threshold,
     )
     metrics |= found.metrics
-    # A rejected token keeps its place in the denominator and loses its gradient.
+    # A rejected token still counts in the denominator but has no gradient.
     return {"is_weights": torch.where(found.keep, found.weights, 0.0)}
 
 
-def _group_metrics(estimator: str, inputs: CreditInputs, *, judged: Tensor) -> dict[str, float]:
+def _group_metrics(
+    estimator: str, inputs: CreditInputs, *, task_rewards: Tensor
+) -> dict[str, float]:
     rewards, groups = inputs.sequence_rewards(), inputs.layout.groups
     statistics = group_statistics(rewards, groups)
-    # Whether an answer is right is for the reward to say, without the KL term beside it.
-    solved = group_statistics(replace(inputs, rewards=judged).sequence_rewards(), groups)
+    # Solve rates use the reward without the KL term.
+    solved = group_statistics(replace(inputs, rewards=task_rewards).sequence_rewards(), groups)
     found: dict[str, float | None] = {
         "group/variance": statistics.within_group_variance,
         "group/zero_std_fraction": statistics.zero_std_fraction,
         "group/solve_all_fraction": solved.solve_all_fraction,
         "group/solve_none_fraction": solved.solve_none_fraction,
     }
-    # What the baseline of a plugin's estimator is, only the plugin knows.
+    # The baseline of a plugin's estimator is unknown here.
     baselines = estimator_baselines(estimator, inputs) if estimator in ADV_ESTIMATORS else None
     if baselines is not None:
         bias = baseline_bias(baselines, rewards, groups)

@@ -27,11 +27,9 @@ from luyen.rollout.single_turn import Group
 from luyen.runtime.roles import Roles
 from luyen.telemetry.rollout_codec import IS_SAMPLED
 
-# Where the reward of a rollout stands: shares of turns at their end, the rest at the very end.
-
 
 def token_rewards(rollout: Rollout) -> list[float]:
-    """Reward of each token, all branches one after the other; their sum is the score."""
+    """Reward of each token, branches concatenated; the sum is the score."""
     rewards = [0.0] * _length(rollout)
     for place, reward in rewards_by_token(rollout).items():
         rewards[place] = reward
@@ -39,21 +37,23 @@ def token_rewards(rollout: Rollout) -> list[float]:
 
 
 def rewards_by_token(rollout: Rollout) -> dict[int, float]:
-    """Rewards by the index of their token, all branches one after the other; others get 0.
+    """Non-zero rewards by token index, branches concatenated.
 
-    A share stands on the last sampled token of its turn. A turn without one gives it to the last
-    sampled token before, or to the first of all. Without any sampled token everything stands on the
-    last token: an outcome is not lost because nothing trains.
+    The reward of a turn is placed on the last sampled token of the turn, else on the last sampled
+    token before it, else on the first sampled token; the rest of the score on the last sampled
+    token. Without any sampled token everything is placed on the last token.
     """
-    length, drawn, score = _length(rollout), Source.SAMPLED, _score_of(rollout)
+    length, score = _length(rollout), _score_of(rollout)
     shares = list(turn_shares(score)) if score.by_turn or score.parts else []
-    if not shares and rollout.sources and rollout.sources[-1] is drawn:  # most are like this
+    if (
+        not shares and rollout.sources and rollout.sources[-1] is Source.SAMPLED
+    ):  # most are like this
         return {length - 1: 0.0 + reward_of(rollout)}
     if not length:
         return {}
     parts = (*rollout.earlier, rollout)  # a rollout has the streams of its last branch
     sources = [source for part in parts for source in part.sources]
-    sampled = [i for i, source in enumerate(sources) if source is drawn]
+    sampled = [i for i, source in enumerate(sources) if source is Source.SAMPLED]
     first, last = (sampled[0], sampled[-1]) if sampled else (length - 1, length - 1)
     turns = [turn for part in parts for turn in part.turns] if shares else []
     ends = {turns[i]: i for i in sampled} if shares else {}
@@ -73,14 +73,14 @@ def _length(rollout: Rollout) -> int:
 
 
 def reward_of(rollout: Rollout) -> float:
-    """The judged value; a rollout without one must have been dropped before."""
+    """The score's value; rollouts without one must have been dropped before."""
     value = _score_of(rollout).value
     assert value is not None, "a rollout reached training without a score"
     return value
 
 
 def _score_of(rollout: Rollout) -> Score:
-    assert rollout.score is not None, "a rollout reached training without being judged"
+    assert rollout.score is not None, "a rollout reached training unscored"
     return rollout.score
 
 
@@ -90,14 +90,13 @@ def batch_order(groups: Sequence[Group]) -> list[Rollout]:
 
 
 def pack_groups(
-    groups: Sequence[Group], device: torch.device | str = "cpu", *, is_judged: bool = True
+    groups: Sequence[Group], device: torch.device | str = "cpu", *, with_rewards: bool = True
 ) -> PackedBatch:
-    """All rollouts, sorted by their address, with the log-probabilities they were drawn with.
-
-    There are rewards beside them where they are judged.
+    """Pack all rollouts, sorted by address, with the sampler's log-probs and turn numbers.
 
     Sorting makes the batch independent of the order in which rollouts finished. Each branch of a
-    rollout is a sequence; `PackedBatch.rollouts` puts them together again.
+    rollout is a sequence of its own; `PackedBatch.rollouts` joins them. `with_rewards` adds the
+    stream of token rewards.
     """
     rollouts = batch_order(groups)
     # A rollout has the streams of its last branch; `branches` would copy them.
@@ -124,7 +123,7 @@ def pack_groups(
         rollout_logp=flat_tensor(logps, torch.float32).to(device),
         turns=flat_tensor(turns, torch.int64).to(device),
     )
-    if not is_judged:
+    if not with_rewards:
         return batch
     return batch.with_streams(rewards=_rewards(rollouts, len(batch.tokens)).to(device))
 
@@ -146,13 +145,10 @@ def _rewards(rollouts: Sequence[Rollout], tokens: int) -> Tensor:
     return rewards
 
 
-# Which log-probabilities and values a step needs, decided once from the configuration.
-
-
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequiredSignals:
-    """What `annotate` must add to a batch.
+    """What a batch needs besides tokens and the sampler's log-probs, by configuration.
 
     Example:
         >>> RequiredSignals(old_logp="skip", reference=False, values=False, sum_pi_squared=False,
@@ -161,8 +157,8 @@ class RequiredSignals:
     """
 
     old_logp: str
-    """`compute`; `rollout` (bypass mode: the sampler's own); or `skip`: the one optimizer step of a
-    step starts from these very weights, so its own forward pass gives them."""
+    """`compute`: a forward pass; `rollout`: the sampler's (bypass mode); `skip`: the only optimizer
+    step uses the same weights, so its own forward pass yields them."""
     reference: bool
     """Log-probabilities of the reference policy."""
     values: bool
@@ -176,13 +172,13 @@ class RequiredSignals:
     teacher: bool = False
     """Log-probabilities of the teacher."""
     reward: bool = True
-    """Scores of rollouts; False: the teacher alone decides, and nobody judges them."""
+    """Scores of rollouts; False for pure distillation, where rollouts are not scored."""
 
 
 def required_signals(config: RunConfig, estimator: EstimatorFacts) -> RequiredSignals:
-    """The needs of a run."""
-    is_judged = not is_pure_distillation(config)
-    asked = estimator.needs if is_judged else ()
+    """The signals that a configuration requires."""
+    has_reward = not is_pure_distillation(config)
+    required = estimator.needs if has_reward else ()
     correction = config.algorithm.rollout_correction
     if correction.bypass_mode:
         old = "rollout"
@@ -191,7 +187,7 @@ def required_signals(config: RunConfig, estimator: EstimatorFacts) -> RequiredSi
         or correction.rollout_is is not None
         or correction.rollout_rs is not None
         or config.algorithm.use_kl_in_reward
-        or not {"sum_pi_squared", "old_logp"}.isdisjoint(asked)
+        or not {"sum_pi_squared", "old_logp"}.isdisjoint(required)
         or config.distill.on_policy
     ):
         old = "compute"
@@ -201,19 +197,16 @@ def required_signals(config: RunConfig, estimator: EstimatorFacts) -> RequiredSi
         old_logp=old,
         reference=needs_reference(config),
         values=needs_critic(config, estimator),
-        sum_pi_squared="sum_pi_squared" in asked,
-        baselines="baselines" in asked,
-        components="components" in asked,
+        sum_pi_squared="sum_pi_squared" in required,
+        baselines="baselines" in required,
+        components="components" in required,
         teacher=has_teacher(config),
-        reward=is_judged,
+        reward=has_reward,
     )
 
 
-# Add to a batch what the algorithm says it needs: log-probabilities of others, and values.
-
-
 def compute_logprobs(batch: PackedBatch, roles: Roles, needs: RequiredSignals) -> PackedBatch:
-    """The batch with the streams of `needs`, all under the weights before the update."""
+    """Add old, reference and teacher log-probs and values as `needs` says, before the update."""
     streams = dict(batch.streams)
     if needs.old_logp == "compute" or needs.sum_pi_squared:
         scored = roles.old_scores(batch, sum_pi_squared=needs.sum_pi_squared)
@@ -229,16 +222,16 @@ def compute_logprobs(batch: PackedBatch, roles: Roles, needs: RequiredSignals) -
     if needs.values:
         streams["values"] = roles.values(batch)
     if needs.old_logp == "skip":
-        # The update may shuffle; its forward pass is then put back in this order.
+        # The update may shuffle; `place` restores the batch order of its log-probs.
         streams["place"] = torch.arange(len(batch.tokens), device=batch.tokens.device)
     return batch.with_streams(**streams)
 
 
 def parity_metrics(batch: PackedBatch, needs: RequiredSignals) -> dict[str, float]:
-    """The gap between trainer and sampler, where old log-probabilities had their own pass.
+    """Gap between trainer and sampler log-probs, where old log-probs had a pass of their own.
 
-    Where they had none, the update measures it in its own forward pass. In bypass mode the
-    sampler's numbers stand in for the trainer's: nothing was measured, and nothing is said.
+    With `skip` the update measures the gap in its forward pass. In bypass mode the sampler's
+    log-probs are used as the trainer's, so there is no gap to report.
     """
     if needs.old_logp != "compute":
         return {}

@@ -1,8 +1,8 @@
 """Ctrl-C, SIGTERM and SIGHUP: a run ends soon, with a checkpoint of what is done.
 
-While rollouts are drawn, judged or validated, the step in progress is given up: nothing has learned
-from it yet, and its finished work is in the journal. An update is carried to its end. Before the
-run begins there is nothing to keep, and a signal ends the command at once.
+During generation, scoring and validation a signal abandons the step: no weight has changed yet, and
+finished work is in the journal. An update runs to its end. Before the run begins there is nothing
+to save, and a signal ends the command at once.
 """
 
 import signal
@@ -17,7 +17,7 @@ from luyen.telemetry.summary import interrupted_code
 
 Handler: TypeAlias = Callable[[int, FrameType | None], None]
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""What asks a run to end. SIGHUP comes when a terminal is closed; `nohup` has it ignored."""
+"""Signals that end a run. SIGHUP is sent when a terminal closes; `nohup` ignores it."""
 
 
 @final
@@ -35,12 +35,12 @@ class Stopped(KeyboardInterrupt):
 
 
 STOPPABLE = ("generate", "score", "validate")
-"""Phases that a signal ends at once: they wait for others, and no weight changes in them."""
+"""Phases that a signal ends at once: no weight changes in them."""
 
 
 @final
 class Interrupted(KeyboardInterrupt):
-    """A signal ends the phase in progress; what is done is saved."""
+    """A signal ends the phase in progress; the last finished step is saved."""
 
 
 @contextmanager
@@ -59,12 +59,12 @@ def stopped_by_signals() -> Iterator[None]:
 
 @final
 class Interruption:
-    """While entered, the first signal asks for an end and the second one means it."""
+    """While entered, the first signal requests an end and the second stops at once."""
 
     def __init__(self) -> None:
         self.is_wanted = False
         self.number: int | None = None
-        """The signal that asked for the end; None: none did."""
+        """The first signal; None: none came."""
         self._before: dict[int, Any] = {}
         self._is_stoppable = False
 
@@ -84,14 +84,14 @@ class Interruption:
             self._is_stoppable = before
 
     def __enter__(self) -> Self:
-        self._before = _handled_by(self._ask)
+        self._before = _handled_by(self._on_signal)
         return self
 
     def __exit__(self, *_: object) -> None:
         before, self._before = self._before, {}
         _restore(before)
 
-    def _ask(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - a handler's form
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - a handler's form
         if self.is_wanted:
             self.__exit__()
             say_from_handler("stopped at once; steps after the newest checkpoint are lost")
@@ -104,10 +104,9 @@ class Interruption:
 
 
 def _handled_by(handler: Handler) -> dict[int, Any]:
-    """Give the signals to a handler; what had them before.
+    """Install a handler for the signals; returns the previous handlers.
 
-    Only the main thread may; elsewhere they keep their meaning. A SIGHUP that whoever started the
-    process had ignored stays so.
+    Does nothing outside the main thread. A SIGHUP that the parent process ignored stays ignored.
     """
     if threading.current_thread() is not threading.main_thread():
         return {}

@@ -34,10 +34,10 @@ _MODEL = "actor_rollout_ref.model"
 
 
 def inputs_of(config: RunConfig, rows: Mapping[str, str]) -> list[Artifact]:
-    """Rows and models that a run with this configuration reads, every file hashed.
+    """Datasets and models that a run reads, every file hashed.
 
-    `rows` are fingerprints of the rows by split: they stand for rows that have no file here. What a
-    run has made must be as it was made: a UserError names the file that is not.
+    `rows` are row fingerprints by split, used for rows without a local file. An artifact of another
+    run must be unchanged: a UserError names the changed file.
     """
     found = [*_datasets(config, rows), *models_of(config)]
     resumed = config.trainer.resume_from_path
@@ -47,7 +47,7 @@ def inputs_of(config: RunConfig, rows: Mapping[str, str]) -> list[Artifact]:
 
 
 def models_of(config: RunConfig, *, known: Container[str] = ()) -> list[Artifact]:
-    """Models that a run with this configuration reads, but for those of the keys in `known`."""
+    """Models that a run reads, except those of the keys in `known`."""
     paths = {key: path for key, path in _models(config).items() if key not in known}
     kinds: dict[str, Kind] = {
         key: "reward_model" if key.startswith("reward.") else "model" for key in paths
@@ -56,13 +56,13 @@ def models_of(config: RunConfig, *, known: Container[str] = ()) -> list[Artifact
 
 
 def read_checkpoint(key: str, place: Path) -> Artifact:
-    """A checkpoint as a run reads it at a key, by the hashes of its seal."""
+    """A checkpoint that a run reads at a key, by the hashes of its manifest."""
     name = "/".join(place.resolve().parts[-4:])
     return _checkpoint(place, name=name, run="", parents=(), used_as=key)
 
 
 def note_inputs(directory: RunDirectory, config: RunConfig, inputs: Sequence[Artifact]) -> None:
-    """Write down what a run reads; what no run made counts as noted by this one."""
+    """Note the inputs of a run that are not noted yet."""
     run, when = directory.run_id, now()
     found = [replace(one, run=run, made=when) for one in inputs]
     new = not_noted(directory.root / NAME, found)
@@ -70,14 +70,14 @@ def note_inputs(directory: RunDirectory, config: RunConfig, inputs: Sequence[Art
 
 
 def input_hashes(directory: RunDirectory) -> tuple[str, ...]:
-    """Hashes of what a run reads: the parents of all it makes."""
-    held = current(read_artifacts(directory.root / NAME))
-    return tuple(dict.fromkeys(one.hash for one in held if one.used_as is not None))
+    """Hashes of the inputs of a run: the parents of everything it produces."""
+    noted = current(read_artifacts(directory.root / NAME))
+    return tuple(dict.fromkeys(one.hash for one in noted if one.used_as is not None))
 
 
 @final
 class CheckpointNotes:
-    """Writes down the checkpoints of a run as they come and go."""
+    """Notes checkpoints of a run as artifacts when they are saved and removed."""
 
     def __init__(self, directory: RunDirectory, root: Path) -> None:
         """`root` is the folder whose index lists the artifacts of all runs."""
@@ -85,15 +85,15 @@ class CheckpointNotes:
         self._root = root
 
     def kept(self, path: Path, going: Sequence[Path] = ()) -> None:
-        """A checkpoint is whole and in its place, and others are about to be taken away."""
+        """Note a saved checkpoint, and those in `going`, which are about to be removed."""
         note(self._directory, self._found([path], retired=going), self._root)
 
     def going(self, path: Path) -> None:
-        """A checkpoint is about to be taken away."""
+        """Note that a checkpoint is about to be removed."""
         note(self._directory, self._found(retired=[path]), self._root)
 
     def present(self, paths: Sequence[Path]) -> None:
-        """These are there; those that a killed process had no time to note are noted."""
+        """Note existing checkpoints that a killed process did not note."""
         new = not_noted(self._directory.root / NAME, self._found(paths))
         note(self._directory, new, self._root)
 
@@ -102,7 +102,7 @@ class CheckpointNotes:
         return input_hashes(self._directory)
 
     def _found(self, kept: Iterable[Path] = (), retired: Iterable[Path] = ()) -> list[Artifact]:
-        """The checkpoints as artifacts; a damaged one is found by whoever loads it."""
+        """The checkpoints as artifacts; damaged ones are skipped, and reported on load."""
         found: list[Artifact] = []
         for path, is_retired in [*((p, False) for p in kept), *((p, True) for p in retired)]:
             name, run = f"{name_of(self._directory)}/{path.name}", self._directory.run_id
@@ -115,7 +115,7 @@ class CheckpointNotes:
 
 
 def note_export(checkpoint: Path, folder: Path, kind: Kind) -> Artifact:
-    """Write down a model that was made from a checkpoint of a run, in the run and beside it."""
+    """Note a model that was exported from a checkpoint, in the run and in the exported folder."""
     directory = RunDirectory(checkpoint.resolve().parent.parent)
     root = directory.root.parent.parent
     files = hash_files(folder)
@@ -125,24 +125,24 @@ def note_export(checkpoint: Path, folder: Path, kind: Kind) -> Artifact:
         hash=hash_of(files),
         path=str(folder.resolve()),
         run=directory.run_id,
-        parents=(hash_of(_sealed_hashes(checkpoint)),),
+        parents=(hash_of(_manifest_hashes(checkpoint)),),
         made=now(),
         files=files,
     )
-    # First beside the model, which may be moved: there it also stands if the run is read-only.
+    # First in the model folder, which may be moved, and where it is kept if the run is read-only.
     rewrite_artifacts(folder / NOTE, lambda: [made])
-    # Only runs begin an index: the directory may have been copied away from the others.
+    # Only runs create an index: this run directory may be a copy without one.
     note(directory, [made], root if (root / NAME).is_file() else None)
     return made
 
 
 def name_of(directory: RunDirectory) -> str:
-    """Project and experiment of a run: what its export is called."""
+    """Name of a run's export: project/experiment."""
     return "/".join(directory.root.resolve().parts[-2:])
 
 
 def _datasets(config: RunConfig, rows: Mapping[str, str]) -> Iterator[Artifact]:
-    """Each file is an artifact; all the addresses of a split together are one."""
+    """One artifact per file, and one for all URLs of a split."""
     splits = {"train": config.data.train_files, "validation": config.data.val_files}
     for split, written in splits.items():
         key = "data.train_files" if split == "train" else "data.val_files"
@@ -157,7 +157,7 @@ def _datasets(config: RunConfig, rows: Mapping[str, str]) -> Iterator[Artifact]:
 
 
 def _models(config: RunConfig) -> dict[str, str]:
-    """Key -> path of every model that is read."""
+    """Paths of all models, by key."""
     arr, reward = config.actor_rollout_ref, config.reward
     paths = {
         f"{_MODEL}.path": arr.model.path,
@@ -189,8 +189,8 @@ def _model(key: str, path: str, kind: Kind) -> Artifact:
 def _checkpoint(
     path: Path, *, name: str, run: str, parents: tuple[str, ...], used_as: str | None = None
 ) -> Artifact:
-    """A checkpoint by the hashes that were made when it was sealed; no file is read again."""
-    files = _sealed_hashes(path)
+    """A checkpoint by the hashes in its manifest; its files are not read."""
+    files = _manifest_hashes(path)
     return Artifact(
         kind="checkpoint",
         name=name,
@@ -204,7 +204,7 @@ def _checkpoint(
     )
 
 
-def _sealed_hashes(path: Path) -> dict[str, str]:
+def _manifest_hashes(path: Path) -> dict[str, str]:
     listed = read_manifest(path)["files"]
     return {name: facts["sha256"] for name, facts in sorted(listed.items())}
 

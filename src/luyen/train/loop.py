@@ -1,4 +1,9 @@
-"""The RL loop: rollouts, log-probs, advantages, update, record; prefetches the next step."""
+"""The RL loop: generate, score, prepare the batch, advantages, update, publish, record, save.
+
+Where replicas generate remotely, the next step is prefetched: its prompts are submitted while this
+step updates, and generation starts as soon as the new weights are published. Generation depends on
+the weights alone, so a prefetched step equals one that is submitted later.
+"""
 
 from luyen.data.samplers import AdaptiveSampler
 from luyen.runtime.roles import WeightDigests
@@ -6,54 +11,100 @@ from luyen.train.batch import parity_metrics
 from luyen.train.metrics import StepReport, finish_step
 from luyen.train.run import OnlineRun, weights_hash
 from luyen.train.schedulers import OrderedScheduler
-from luyen.train.scoring import collect_groups
+from luyen.train.scoring import generate_and_score
 from luyen.train.update import group_advantages, prepare_batch, start_update
 from luyen.train.validation import validate
 
-# The next step's rollouts begin as soon as its weights are there, while this one is written
-# down.
-#
-# They are asked for while others learn. What is drawn depends on the weights alone, so it is
-# what would be drawn later.
+
+def train_online(run: OnlineRun) -> None:
+    """Train until all steps are done or the user interrupts.
+
+    A run that resumes from a step without its validation completes that step first.
+    """
+    trainer = run.config.trainer
+    with run.phase("generate"):
+        run.roles.publish(run.version).wait()
+    if run.awaits_validation:
+        run.saved = -1  # its checkpoint lacks the validation, so the step is saved again
+        _validate_record_save(run)
+    elif trainer.val_before_train and run.step == 0:
+        validate(run)
+        run.record_step()
+    for step in run.steps():
+        groups = generate_and_score(run, step)
+        batch = prepare_batch(run, groups)
+        advantages = group_advantages(run, batch, groups, run.baselines)
+        report = StepReport(run, groups, advantages)
+        with run.phase("update"):
+            update = start_update(run, advantages.batch, step)
+            publication = run.roles.publish(run.version + 1)
+            if run.roles.generates_remotely:
+                report.prepare()
+                prefetch_next_step(run)
+            publication.wait()
+            metrics = update.result()
+        digests = run.roles.weight_digests()
+        confirm_prefetch(run, digests)
+        measured = {**parity_metrics(batch, run.needs), **metrics}
+        finish_step(run, advantages, measured, report, digests)
+        _validate_record_save(run)
+    run.save()
+
+
+def _validate_record_save(run: OnlineRun) -> None:
+    """Complete a finished step: validate if due, write its metrics, save if due."""
+    trainer = run.config.trainer
+    run.awaits_validation = run.is_due(trainer.test_freq)
+    if run.awaits_validation:
+        validate(run)
+    run.record_step()
+    if run.is_due(trainer.save_freq):
+        run.save()
 
 
 def prefetch_next_step(run: OnlineRun) -> None:
-    """Ask for the rollouts of the step after the one that is being learned, while it is.
+    """Submit the prompts of the next step while the current one updates.
 
-    They are drawn as soon as the weights are there, if nothing comes between. Work that an earlier
-    process has done of that step is not done again: with that, it is asked for when it is known
-    whose weights it depends on.
+    Does nothing where the next step cannot be prefetched, or where the journal has work of it from
+    an earlier process: then `confirm_prefetch` submits it, once its parent digest is known.
     """
-    supply = _ordered_scheduler(run)
-    if supply is not None and _can_prefetch(run) and not _has_journal_of(run, run.step + 2):
-        supply.ask_early(run.step + 2, version=run.version + 1)
+    scheduler = _ordered_scheduler(run)
+    if scheduler is not None and _can_prefetch(run) and not _has_journal_of(run, run.step + 2):
+        scheduler.prefetch(run.step + 2, version=run.version + 1)
 
 
-def confirm_prefetch(run: OnlineRun, held: WeightDigests) -> None:
-    """`held` are the weights that the next step is drawn with; ask for it, if nobody has."""
-    supply = _ordered_scheduler(run)
-    if supply is None or not (supply.has_early or _can_prefetch(run)):
+def confirm_prefetch(run: OnlineRun, digests: WeightDigests) -> None:
+    """Set the parent digest of the next step; submit the step if it was not prefetched.
+
+    `digests` are those of the updated weights, which the next step generates with.
+    """
+    scheduler = _ordered_scheduler(run)
+    if scheduler is None or not (scheduler.has_unconfirmed or _can_prefetch(run)):
         return
     with run.phase("digest"):
-        run.origin = run.chain, weights_hash(held)
-        if supply.has_early:
-            supply.know(run.origin, version=run.version + 1)
+        run.origin = run.chain, weights_hash(digests)
+        if scheduler.has_unconfirmed:
+            scheduler.confirm(run.origin, version=run.version + 1)
         else:
-            supply.ask_up_to(run.step + 2, version=run.version + 1, origin=run.origin)
+            scheduler.submit_up_to(run.step + 2, version=run.version + 1, origin=run.origin)
 
 
 def _ordered_scheduler(run: OnlineRun) -> OrderedScheduler | None:
-    return run.supply if isinstance(run.supply, OrderedScheduler) else None
+    return run.scheduler if isinstance(run.scheduler, OrderedScheduler) else None
 
 
 def _has_journal_of(run: OnlineRun, step: int) -> bool:
-    """Whether a process has written down work of a step that is still to come."""
+    """Whether the journal has recorded work of this future step."""
     journals = run.recorder.journals
     return journals is not None and journals.has(step, kind="work")
 
 
 def _can_prefetch(run: OnlineRun) -> bool:
-    """Whether others draw the next step when this one is learned, and its rows are known then."""
+    """Whether replicas are free to generate the next step after the update, and its rows are known.
+
+    A validation or a checkpoint after this step, staleness (which submits ahead anyway), an
+    adaptive sampler (which needs this step's scores) and an interruption prevent it.
+    """
     trainer, learned = run.config.trainer, run.step + 1
     return (
         run.roles.generates_remotely
@@ -63,46 +114,3 @@ def _can_prefetch(run: OnlineRun) -> bool:
         and not any(run.is_due_after(learned, n) for n in (trainer.test_freq, trainer.save_freq))
         and not isinstance(run.data.sampler, AdaptiveSampler)
     )
-
-
-def train_online(run: OnlineRun) -> None:
-    """Rollout, annotate, credit, update, until the steps are done or the user interrupts."""
-    trainer = run.config.trainer
-    with run.phase("generate"):
-        run.roles.publish(run.version).wait()
-    if run.is_open:
-        run.saved = -1  # the checkpoint that it goes on from lacks what comes now
-        _finish(run)
-    elif trainer.val_before_train and run.step == 0:
-        validate(run)
-        run.write_down()
-    for step in run.steps():
-        groups = collect_groups(run, step)
-        batch = prepare_batch(run, groups)
-        credited = group_advantages(run, batch, groups, run.baselines)
-        step_report = StepReport(run, groups, credited)
-        with run.phase("update"):
-            update = start_update(run, credited.batch, step)
-            publication = run.roles.publish(run.version + 1)
-            if run.roles.generates_remotely:
-                step_report.prepare()
-                prefetch_next_step(run)
-            publication.wait()
-            metrics = update.result()
-        held = run.roles.weight_digests()
-        confirm_prefetch(run, held)
-        measured = {**parity_metrics(batch, run.needs), **metrics}
-        finish_step(run, credited, measured, step_report, held)
-        _finish(run)
-    run.save()
-
-
-def _finish(run: OnlineRun) -> None:
-    """Validate, write down and save a step that is done, where each is due."""
-    trainer = run.config.trainer
-    run.is_open = run.is_due(trainer.test_freq)
-    if run.is_open:
-        validate(run)
-    run.write_down()
-    if run.is_due(trainer.save_freq):
-        run.save()

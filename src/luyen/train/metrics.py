@@ -34,18 +34,18 @@ from luyen.train.batch import batch_order
 from luyen.train.record import advantages_by_rollout, rollout_stages, update_stages
 from luyen.train.run import OnlineRun
 
-# The gap between sampler and trainer in a step: its parts, and the tokens where it is largest.
+# Sampler-trainer parity: parts of the log-prob gap, and the tokens where it is largest.
 
 SCHEMA = 1
 """Version of the files."""
 WORST = 10
-"""Tokens that a step writes down."""
+"""Number of worst tokens recorded per step."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorstToken:
-    """A token about whose probability sampler and trainer disagree.
+    """A token whose log-prob differs between sampler and trainer.
 
     Example:
         >>> WorstToken(rollout="3.0.a/1", branch=0, position=7, token=5, text="4", version=2,
@@ -56,39 +56,39 @@ class WorstToken:
     rollout: str
     """Group and sample."""
     branch: int
-    """Index of the token list it stands in; 0 unless a template rewrote the conversation."""
+    """Index of its branch; 0 unless a template rewrote the conversation."""
     position: int
-    """Index in that list, the prompt included."""
+    """Index in the branch, the prompt included."""
     token: int
     """Its id."""
     text: str
     """The token as text."""
     version: int | None
-    """Version of the weights that drew it; None: nothing did, and the mask is wrong."""
+    """Version of the weights that sampled it; None: it was not sampled, so the mask is wrong."""
     trainer: float
     """The trainer's log-probability."""
     sampler: float
     """The sampler's."""
     kept_mass: float | None
-    """Probability that top-k, top-p and min-p left there; None: they are off."""
+    """Probability mass that top-k, top-p and min-p kept; None: they are off."""
     part: str
-    """What has the largest share in it."""
+    """The part with the largest share in the gap."""
 
     @property
     def gap(self) -> float:
-        """The difference of the two."""
+        """Trainer minus sampler."""
         return self.trainer - self.sampler
 
     def as_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """JSON of the record, with the gap."""
         return {**asdict(self), "gap": self.gap}
 
 
 def record_parity(run: OnlineRun, rollouts: Sequence[Rollout], batch: PackedBatch) -> None:
-    """Add the parts of the gap to the step's numbers; where there is one, write its worst tokens.
+    """Add parity metrics to the step and, where there is a gap, write its worst tokens.
 
-    `rollouts` are those of the batch, in its order. In bypass mode and while a critic warms up
-    nothing was measured, and nothing is said.
+    `rollouts` are those of the batch, in batch order. Does nothing in bypass mode and during
+    `critic_warmup`, where the trainer's log-probs are not measured.
     """
     logp = batch.streams["old_logp"] if run.needs.old_logp == "compute" else run.trainer_logp
     if logp is None:
@@ -115,7 +115,7 @@ def record_parity(run: OnlineRun, rollouts: Sequence[Rollout], batch: PackedBatc
 def gap_inputs(
     rollouts: Sequence[Rollout], batch: PackedBatch, logp: Tensor, *, version: int
 ) -> GapInputs:
-    """What is known about the sampled tokens; `version` is that of the present weights."""
+    """Inputs of the gap split for the sampled tokens; `version` is the current one."""
     # A rollout has the streams of its last branch; `branches` would copy them.
     mask, rows = batch.layout.mask, [(r, part) for r in rollouts for part in (*r.earlier, r)]
     sampled = batch.streams.get("sampled_logp")
@@ -147,10 +147,10 @@ def worst_tokens(
     *,
     text_of: Callable[[int], str],
 ) -> list[WorstToken]:
-    """The tokens with the largest gaps, the largest first; none where there is no gap.
+    """The tokens with the largest gaps, largest first; tokens without a gap are left out.
 
-    `places` says where each token of `inputs` stands in the batch of the rollouts. What was ruled
-    out by choice is no part of this gap; `kept_mass` stands beside it.
+    `places` are the batch positions of the tokens of `inputs`. The gap excludes the mass removed
+    by top-k, top-p and min-p, which `kept_mass` reports.
     """
     gap = (inputs.logp - inputs.rollout_logp).abs()
     sizes, order = gap.topk(min(WORST, len(gap)))
@@ -192,36 +192,31 @@ def _log_kept(branch: Branch | Rollout, position: int) -> float:
     return 0.0 if mass is None else math.log(min(mass, 1.0))
 
 
-# How far behind the weights are that drew the rollouts of a step.
-
-
 def staleness_metrics(rollouts: Sequence[Rollout], version: int) -> dict[str, float]:
-    """Steps between the weights that drew and those that learn, counted from the oldest token."""
-    drawn = [
+    """How many versions behind rollouts are, by their oldest token."""
+    versions_used = [
         {v for branch in rollout.branches for v in set(branch.versions) if v is not None}
         for rollout in rollouts
     ]
-    behind = [version - min(versions) for versions in drawn if versions]
+    behind = [version - min(versions) for versions in versions_used if versions]
     if not behind:
         return {}
     return {
         "async/staleness_mean": fmean(behind),
         "async/staleness_max": float(max(behind)),
-        "async/mixed_fraction": fmean(len(versions) > 1 for versions in drawn),
+        "async/mixed_fraction": fmean(len(versions) > 1 for versions in versions_used),
     }
 
 
-# Memory and work of the roles, as metrics of a step.
-
 _PHASES = {"actor": ("time/log-probs", "time/update"), "rollout": ("time/generate",)}
-"""Phases of the loop in which a role works, where all of them share one process."""
+"""Phases in which a role is busy, where all roles share one process."""
 
 
 def role_metrics(watch: RoleMonitor | None, times: Mapping[str, float]) -> dict[str, float]:
-    """What the roles did since the step before; `times` are the seconds of its phases.
+    """Memory and busy shares of the roles since the previous step.
 
-    Without a watch they share this process: its memory is the controller's, and a role is busy in
-    the phases that need it.
+    `times` are the seconds of the phases. Without a `watch` all roles share this process, and busy
+    shares follow from the phases.
     """
     device = device_bytes()
     found = {"role/controller/memory_gb": peak_bytes() / GIB}
@@ -246,12 +241,12 @@ def _by_phases(times: Mapping[str, float]) -> dict[str, float]:
     }
 
 
-# What the conversations of a step did: turns, calls, ends, and how faithful their tokens are.
+# Multi-turn metrics: turns, tool calls, stop reasons, re-tokenisation checks.
 
 _TURNS = {
     "mean": "Mean number of turns of the policy.",
     "max": "Largest number of turns of the policy.",
-    "faults": "Conversations that broke and are not trained on.",
+    "faults": "Conversations that failed and are not trained on.",
     "retries": "Times that a conversation was played again because it broke.",
     "unreleased": "Tools that failed to let go of what a conversation had opened.",
     "splits": "Times that a chat template rewrote what was said, so that a new sample began.",
@@ -282,7 +277,7 @@ _COUNTED = ("retries", "unreleased", "splits", "drift", "sampled_differs", "reto
 
 
 def turn_metrics(rollouts: Sequence[Rollout], *, is_multi_turn: bool) -> dict[str, float]:
-    """Numbers about the conversations; nothing where every rollout is one answer."""
+    """Metrics of conversations; empty for single-turn rollouts."""
     if not is_multi_turn or not rollouts:
         return {}
     turns = [float(rollout.num_turns) for rollout in rollouts]
@@ -306,7 +301,7 @@ def turn_metrics(rollouts: Sequence[Rollout], *, is_multi_turn: bool) -> dict[st
 
 
 def _tool_numbers(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """What tools measured themselves, over the conversations in which they did."""
+    """Means of the numbers that tools report, over conversations that have them."""
     values: dict[str, list[float]] = {}
     for rollout in rollouts:
         for name, value in rollout.notes.items():
@@ -332,103 +327,103 @@ def _call_metrics(calls: Sequence[ToolCall], rollouts: int) -> dict[str, float]:
 
 
 _MAX_FLAT_STEPS = 10
-"""First steps without any difference inside a group before the run is called hopeless."""
+"""Number of first steps without any reward difference in a group after which a run stops."""
 
 
 @final
 class StepReport:
-    """What can be told of a step before it is learned from; each part is made once."""
+    """Metrics and digests of a step that do not depend on its update; each is computed once."""
 
-    def __init__(self, run: OnlineRun, groups: list[Group], credited: BatchAdvantages) -> None:
+    def __init__(self, run: OnlineRun, groups: list[Group], advantages: BatchAdvantages) -> None:
         self._run = run
-        self._credited = credited
+        self._advantages = advantages
         self._groups = groups
 
     def prepare(self) -> None:
-        """Make everything now, which takes a while and no role."""
+        """Compute everything now, while workers update."""
         _ = self.stages, self.metrics
 
     @cached_property
-    def everyone(self) -> Sequence[Rollout]:
-        """Every rollout of the step, also those that nobody could judge; their tokens are sound."""
+    def all_rollouts(self) -> Sequence[Rollout]:
+        """Every rollout of the step, failed ones included, with its re-tokenisation check done."""
         run = self._run
         compared = run.roles.generation.compared
-        return [compared(r, group.prompt) for group in run.judged for r in group.rollouts] + (
+        return [compared(r, group.prompt) for group in run.scored for r in group.rollouts] + (
             run.broken
         )
 
     @cached_property
     def rollouts(self) -> Sequence[Rollout]:
-        """Those that are learned from, in the order of the batch."""
-        known = {rollout.key: rollout for rollout in self.everyone}
-        return [known[rollout.key] for rollout in batch_order(self._groups)]
+        """The rollouts that are trained on, in batch order."""
+        by_key = {rollout.key: rollout for rollout in self.all_rollouts}
+        return [by_key[rollout.key] for rollout in batch_order(self._groups)]
 
     @cached_property
     def stages(self) -> Mapping[str, str]:
-        """Digests of what was drawn, judged and credited."""
+        """Digests of prompts, rollouts, rewards and advantages."""
         journal = self._run.journal
         return rollout_stages(
-            rollouts=self.everyone,
+            rollouts=self.all_rollouts,
             baselines=self._run.baselines,
-            batch=self._credited.batch,
+            batch=self._advantages.batch,
             pack=journal.pack if journal is not None else stream_bytes,
         )
 
     @cached_property
     def metrics(self) -> Mapping[str, float]:
-        """Scores, lengths and ages."""
+        """Metrics of scores, turns, lengths, staleness and advantages."""
         run = self._run
         is_multi_turn = run.roles.generation.conversations is not None
         return {
-            **(score_metrics(run.judged) if run.needs.reward else {}),
-            **turn_metrics(self.everyone, is_multi_turn=is_multi_turn),
+            **(score_metrics(run.scored) if run.needs.reward else {}),
+            **turn_metrics(self.all_rollouts, is_multi_turn=is_multi_turn),
             **_lengths(self.rollouts),
             **_staleness(run, self.rollouts),
-            **self._credited.metrics,
+            **self._advantages.metrics,
         }
 
 
 def finish_step(
     run: OnlineRun,
-    credited: BatchAdvantages,
+    advantages: BatchAdvantages,
     metrics: Mapping[str, float],
-    step_report: StepReport,
-    held: WeightDigests,
+    report: StepReport,
+    digests: WeightDigests,
 ) -> None:
-    """Write metrics and rollouts of the step, move the controllers, and count it as done.
+    """Collect metrics and digests, record rollouts, update controllers, advance step and version.
 
-    `metrics` are those of the update, and `held` is what the roles hold after it.
+    `metrics` are those of the update, and `digests` those of the weights after it.
     """
-    rollouts = step_report.rollouts
+    rollouts = report.rollouts
     with run.phase("digest"):
-        run.stages = {**step_report.stages, **update_stages(metrics, held)}
+        run.stages = {**report.stages, **update_stages(metrics, digests)}
     run.origin = run.chain, run.stages["weights"]
-    record_parity(run, rollouts, credited.batch)
-    if credited.kl is not None:
-        run.follow_kl(credited.kl, len(rollouts))
+    record_parity(run, rollouts, advantages.batch)
+    if advantages.kl is not None:
+        run.follow_kl(advantages.kl, len(rollouts))
         drift = kl_drift(run.kl_history)
         run.notes["actor/ref_kl_slope"] = drift.slope
     found = {
-        **step_report.metrics,
+        **report.metrics,
         **run.reward.take_counts(),
         **metrics,
         **run.notes,
-        **_times(run, credited.batch),
+        **_times(run, advantages.batch),
     }
     if run.needs.reward:
         _update_sampler(run)
-    run.reward.advance(run.judged)
+    run.reward.advance(run.scored)
     run.step += 1
     run.version += 1
     run.metrics |= found
-    used = partial(advantages_by_rollout, rollouts, credited.batch)
-    run.recorder.rollouts(run.step, step_report.everyone, used, run.baselines)
+    used = partial(advantages_by_rollout, rollouts, advantages.batch)
+    run.recorder.rollouts(run.step, report.all_rollouts, used, run.baselines)
     _refuse_constant_rewards(run, found)
 
 
 def _update_sampler(run: OnlineRun) -> None:
-    """Let an adaptive sampler see which share of the step's rollouts reached reward 1."""
-    values = [score.value for group in run.judged for score in group.scores]
+    """Report the share of rollouts with reward 1 to an adaptive sampler."""
+    values = [score.value for group in run.scored for score in group.scores]
     share = fmean(value is not None and reaches(value, 1.0) for value in values)
     if isinstance(run.data.sampler, AdaptiveSampler):
         run.data.sampler.record(run.submitter.cursor, share)
@@ -464,9 +459,9 @@ def _times(run: OnlineRun, batch: PackedBatch) -> dict[str, float]:
 
 
 def _refuse_constant_rewards(run: OnlineRun, found: Mapping[str, float]) -> None:
-    """Stop when no group has ever differed: there is nothing to learn from."""
+    """A UserError when every rollout of the first steps has the same reward."""
     share = found.get("group/zero_std_fraction")
-    if share is None or not run.credit_rules.is_group_relative:
+    if share is None or not run.advantage_config.is_group_relative:
         return
     is_flat = share == 1.0 and run.flat_steps == run.step - 1
     run.flat_steps = run.step if is_flat else -1

@@ -1,7 +1,8 @@
 """Monitors of a running step: the hang watchdog and the profiler.
 
-The thread that watches needs nothing of the one that hangs. It writes down what every thread does,
-says so, and, if that is the policy, ends the process: a hung thread cannot be stopped, only left.
+The watchdog thread writes the stacks of all threads when a phase makes no progress within its
+budget, and with `on_hang: stop` saves what it can and ends the process: Python cannot stop a hung
+thread.
 """
 
 import faulthandler
@@ -28,17 +29,17 @@ from luyen.telemetry.stacks import describe_process
 EXIT_CODE = 75
 """Exit code of a run that was ended because it hung: try again later."""
 _RESCUE_S = 120.0
-"""How long saving may take before the process ends without it: it may hang as well."""
+"""Time limit for saving, which may hang as well, before the process ends without it."""
 
 
 @final
 class PhaseWatchdog:
-    """While entered, a thread looks whether the phase in progress moves."""
+    """While entered, a thread checks that the current phase makes progress."""
 
     def __init__(
         self, watchdog: Settings, folder: Path, *, rescue: Callable[[], str] | None = None
     ) -> None:
-        """Reports go to `folder`. `rescue` saves what can be saved and says what became of it."""
+        """Reports go to `folder`. `rescue` saves what it can and returns a message."""
         self._budget_s = watchdog.budget_s
         self._budgets = dict(watchdog.budgets)
         self._is_stopping = watchdog.on_hang == "stop"
@@ -65,7 +66,7 @@ class PhaseWatchdog:
 
     @contextmanager
     def watching(self, step: int, phase: str) -> Iterator[None]:
-        """Inside, the phase of this step is in progress."""
+        """Watch this phase of a step."""
         self._move_to(step, phase)
         try:
             yield
@@ -73,7 +74,7 @@ class PhaseWatchdog:
             self._move_to(step, BETWEEN)
 
     def _move_to(self, step: int, phase: str) -> None:
-        # Once the process is to end, a thread that wakes up after all must not go on.
+        # Blocks for good once the process is ending: a thread that wakes up must not continue.
         with self._gate:
             self._place = (step, phase)
 
@@ -90,7 +91,7 @@ class PhaseWatchdog:
         self._drop_if_empty()
 
     def _last_resort(self) -> TextIO:
-        """Where stacks go that need no interpreter; nowhere on a disk that takes no more files."""
+        """File for stacks of faulthandler's timer; /dev/null where it cannot be created."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             return self._locked.open("w")
@@ -99,16 +100,16 @@ class PhaseWatchdog:
             return Path(os.devnull).open("w")
 
     def _drop_if_empty(self) -> None:
-        """Stacks were not needed: a file without any would tell of a lock that never was."""
+        """Remove the stack file if nothing was written."""
         if self._locked.is_file() and self._locked.stat().st_size == 0:
             self._locked.unlink()
 
     def _look(self, every: float, limit: float, last_resort: int) -> None:
-        """Look until the run ends; report when the budget is over, and at each doubling of it."""
+        """Poll until the run ends; report when the budget is over, and at each doubling of it."""
         place, beats, since, timeouts = self._place, _beats(self._place), time.monotonic(), 1
         while not self._ended.wait(every):
-            # Foreign code that never lets the interpreter go stops this thread too. Then a timer
-            # that needs no interpreter writes stacks down; nothing can be saved, the code is 1.
+            # Native code that never releases the GIL stops this thread too. Then faulthandler's
+            # timer writes the stacks; nothing can be saved, and the exit code is 1.
             faulthandler.dump_traceback_later(limit, file=last_resort, exit=self._is_stopping)
             now = time.monotonic()
             if self._place is not place or _beats(place) != beats:
@@ -135,7 +136,7 @@ class PhaseWatchdog:
 
     def _stop(self) -> None:
         """End the process without the thread that hangs."""
-        self._gate.acquire()  # for good: nothing may change what is saved now
+        self._gate.acquire()  # never released: nothing may change what is saved now
         faulthandler.cancel_dump_traceback_later()
         if self._rescue is not None:
             say(_within(_RESCUE_S, self._rescue))
@@ -146,12 +147,12 @@ class PhaseWatchdog:
 
 
 def _beats(place: tuple[int, str]) -> int:
-    """Signs of life of what the loop waits for in a phase."""
+    """Heartbeats that count as progress in a phase."""
     return HEART.count + (HEART.ahead if place[1] in DRAWING else 0)
 
 
 def _within(seconds: float, work: Callable[[], str]) -> str:
-    """What the work says, or that it did not end in time, or what it broke with."""
+    """The result of `work`, or a message that it timed out or failed."""
     threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rescue")
     saving = threads.submit(work)
     threads.shutdown(wait=False)
@@ -167,12 +168,9 @@ def _duration(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
-# Steps that are profiled: a trace, the heaviest operators, and a history of memory.
-
-
 @final
 class StepProfiler:
-    """Profiles the steps that the configuration names, and does nothing in the others.
+    """Profiles the steps in `trainer.profile.steps`.
 
     Each step leaves `trace_step_<step>.json.gz`, which Perfetto opens, and
     `operators_step_<step>.txt`; on CUDA, if wanted, `memory_step_<step>.pickle`. Every other
@@ -180,22 +178,22 @@ class StepProfiler:
     """
 
     def __init__(
-        self, profile: ProfileConfig, directory: RunDirectory, *, others: TraceTarget | None = None
+        self, profile: ProfileConfig, directory: RunDirectory, *, workers: TraceTarget | None = None
     ) -> None:
-        """`others` are the processes of the run beside this one."""
+        """`workers` are the other processes of the run."""
         self._steps = frozenset(profile.steps)
         self._has_memory = profile.memory
         save_path = profile.save_path
         self.folder = directory.root / "profile" if save_path is None else expanded(save_path)
-        self._others = others
+        self._workers = workers
         self._here = ProcessTrace()
 
     def step(self, number: int) -> AbstractContextManager[None]:
-        """Around everything that belongs to a step."""
+        """Context of a whole step."""
         return self._profiled(number) if number in self._steps else nullcontext()
 
     def part(self, name: str) -> AbstractContextManager[Any]:
-        """A named stretch of the trace, where there is one."""
+        """Context of a named range of the trace; does nothing outside profiled steps."""
         return profiler.record_function(name) if self._here.is_on else nullcontext()
 
     @contextmanager
@@ -205,11 +203,11 @@ class StepProfiler:
         self._here.start(trace)
         is_whole = False
         try:
-            if self._others is not None:
-                self._others.start_trace(trace)
+            if self._workers is not None:
+                self._workers.start_trace(trace)
             yield
-            if self._others is not None:
-                self._others.stop_trace()
+            if self._workers is not None:
+                self._workers.stop_trace()
             is_whole = True
         finally:
             self._here.stop(write=is_whole)

@@ -41,15 +41,15 @@ def majority_at_k(votes: Sequence[tuple[Hashable, float]], k: int) -> float:
 
 def _winning_ways(size: int, counts: Counter[Hashable], k: int) -> float:
     """Sets of k samples that an answer with `size` votes wins; a tie of n counts 1/n."""
-    others = sorted(counts.values())
-    others.remove(size)
+    rest = sorted(counts.values())
+    rest.remove(size)
     total = 0.0
     for most in range(1, min(size, k) + 1):
         if k == sum(counts.values()) and most < size:
             continue  # all samples are taken, so all votes of the answer are
-        # (samples taken from the others, answers among them with just as many votes) -> ways
+        # (samples taken from the rest, answers among them with just as many votes) -> ways
         table = {(0, 0): 1}
-        for other in others:
+        for other in rest:
             table = _with_another(table, other, most=most, room=k - most)
         shared = (ways / (1 + ties) for (taken, ties), ways in table.items() if taken == k - most)
         total += comb(size, most) * sum(shared)

@@ -30,13 +30,11 @@ from luyen.train import metric_names
 from luyen.train.lineage import CheckpointNotes
 from luyen.train.state import LoopState
 
-# What a run saves and keeps: how its configuration has it, and never weights that are broken.
-
 
 def open_store(folder: Path, trainer: TrainerConfig) -> CheckpointStore:
-    """The checkpoints of a run, with those staying that the configuration wants to keep.
+    """The checkpoint store of a run, with the configured retention.
 
-    Each is noted as an artifact of the run, also one that a killed process had no time to note.
+    Each checkpoint is noted as an artifact of the run; missing notes of a killed process are added.
     """
     best = BestMetric(count=trainer.keep_best, metric=trainer.best_metric, mode=trainer.best_mode)
     run = RunDirectory(folder.parent)
@@ -56,28 +54,25 @@ def saves_in_background(trainer: TrainerConfig, where: Placement) -> bool:
 
 
 def checkpoint_facts(
-    directory: RunDirectory, known: Mapping[str, float], *, chain: str | None
+    directory: RunDirectory, last_metrics: Mapping[str, float], *, chain: str | None
 ) -> dict[str, Any]:
-    """What is noted beside a checkpoint: the run, how far it was, and what it measured last.
+    """Metadata of a checkpoint: run id, digest chain, versions, latest metrics.
 
-    Times are left out, so that equal runs note equal facts.
+    Times are left out, so that equal runs have equal metadata.
     """
-    metrics = {name: value for name, value in known.items() if not name.startswith(CLOCK)}
-    noted = {"run_id": directory.run_id, "chain": chain, "versions": versions()}
-    return {**noted, METRICS: metrics}
+    metrics = {name: value for name, value in last_metrics.items() if not name.startswith(CLOCK)}
+    run = {"run_id": directory.run_id, "chain": chain, "versions": versions()}
+    return {**run, METRICS: metrics}
 
 
 def metrics_at(checkpoint: Checkpoint | None) -> dict[str, float]:
     """The last known value of each metric when a checkpoint was made; nothing without one."""
-    noted = checkpoint.facts.get(METRICS, {}) if checkpoint is not None else {}
-    return {name: float(value) for name, value in noted.items()}
+    metrics = checkpoint.facts.get(METRICS, {}) if checkpoint is not None else {}
+    return {name: float(value) for name, value in metrics.items()}
 
 
 def require_finite(broken: Sequence[str], *, step: int, newest: int | None) -> None:
-    """A UserError when a weight, a master or a moment is NaN or infinite: it is never saved.
-
-    `broken` are the names of such tensors.
-    """
+    """A UserError if `broken`, the names of non-finite tensors, is not empty: nothing is saved."""
     if not broken:
         return
     more = f", and {len(broken) - 1} more tensors" if len(broken) > 1 else ""
@@ -92,25 +87,25 @@ def require_finite(broken: Sequence[str], *, step: int, newest: int | None) -> N
 
 
 def require_stage(loop: Mapping[str, Any], stage: str, path: Path) -> None:
-    """A UserError unless a checkpoint's loop is of the stage that is to go on from it."""
+    """A UserError unless a checkpoint was made by the stage that resumes from it."""
     made = loop.get("stage", "rl")
     if made != stage:
-        why = f"{path} was made by the stage `{made}`, whose loop and optimizer are others"
+        why = f"{path} was made by the stage `{made}`, which has another loop and optimizer"
         fix = "set another trainer.experiment_name, and begin with its exported model"
         raise UserError("trainer.stage", stage, why, fix)
 
 
 DECLARED_METRICS = metric_names
-"""Importing it declares every number a run writes."""
+"""Importing it declares every metric that a run writes."""
 Address: TypeAlias = tuple[int, int, str, int]
 """`Rollout.key`."""
 _WRITE_DELAY_S = 0.02
-"""The loop goes first and asks for the next rollouts: threads of Python only take turns."""
+"""Delay of the writer thread, so that the loop submits the next rollouts first (GIL)."""
 
 
 @final
 class Recorder:
-    """Writes into one run directory."""
+    """Writes metrics, digests, rollouts and checkpoints of a run into its directory."""
 
     def __init__(
         self,
@@ -119,65 +114,69 @@ class Recorder:
         store: CheckpointStore,
         digests: DigestFile,
         *,
-        known: Mapping[str, float] | None = None,
+        last_metrics: Mapping[str, float] | None = None,
         is_async: bool = False,
     ) -> None:
-        """`known` is what was measured before; `is_async` writes checkpoints beside training."""
+        """`last_metrics`: those before a resume; `is_async`: write checkpoints in background."""
         self.directory = directory
         self.log = log
         self.store = store
         self.digests = digests
-        self.known = dict(known or {})
+        self.last_metrics = dict(last_metrics or {})
         """The last value of each metric."""
         self._writer = CheckpointWriter(store, is_async=is_async)
         self._files = BackgroundTask()
         self._is_awaited = Event()
-        self._open = set[int]()
-        """Steps of checkpoints that lack a validation: its journal is still needed."""
+        self._unvalidated = set[int]()
+        """Steps of checkpoints that lack a validation, whose journal is still needed."""
         self.journals: WorkJournals | None = None
-        """Where finished work is written down at once; None: nowhere, it is done again."""
+        """Journals of finished work; None: not journaled, lost work is repeated."""
 
     def metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """One line of numbers; a UserError when the run directory is not there any more."""
+        """Write the metrics line of a step; a UserError when the run directory is gone."""
         demand_claim(self.directory.root)
         self.log.write(step, metrics)
-        self.known |= metrics
+        self.last_metrics |= metrics
 
     def digest(self, digest: StepDigest) -> None:
-        """One line of hashes."""
+        """Write the digest line of a step."""
         self.digests.write(digest)
 
     def rollouts(
         self,
         step: int,
-        judged: Sequence[Rollout],
+        scored: Sequence[Rollout],
         used: Callable[[], Mapping[Address, Sequence[Advantages]]],
         baselines: Mapping[str, float] | None = None,
     ) -> None:
-        """Every rollout of a step, those that were left out included, in a thread of its own.
+        """Write all rollouts of a step, dropped ones included, in a background thread.
 
-        The file is there when a checkpoint of the step is, and what stops it is raised by then.
-        `used` is asked in that thread for the advantages of what the step learned from.
-        `baselines` are greedy rewards by group. The greedy answer itself is drawn at the address of
-        a sample, and recorded only when it broke, so what broke is never what was used.
+        The file is complete, or its error raised, before a checkpoint of the step is saved. `used`
+        is called in that thread and returns the advantages of trained rollouts; `baselines` are
+        greedy rewards by group. A greedy rollout shares the address of a sample and is recorded
+        only when it failed, so a failed rollout never gets advantages.
         """
-        known = baselines or {}
+        greedy_rewards = baselines or {}
 
         def records() -> list[RecordedRollout]:
             found = used()
             return [
-                _recorded(r, found.get(r.key) if r.fault is None else None, known.get(str(r.group)))
-                for r in judged
+                _recorded(
+                    r,
+                    found.get(r.key) if r.fault is None else None,
+                    greedy_rewards.get(str(r.group)),
+                )
+                for r in scored
             ]
 
-        self._write_aside(self.directory.rollouts(step), records, step=step)
+        self._write_in_background(self.directory.rollouts(step), records, step=step)
 
-    def validation(self, step: int, judged: Sequence[Rollout]) -> None:
-        """The rollouts of a validation, as those of a step."""
+    def validation(self, step: int, scored: Sequence[Rollout]) -> None:
+        """Write the rollouts of a validation in a background thread."""
         path = self.directory.rollouts(step, validation=True)
-        self._write_aside(path, lambda: [RecordedRollout(rollout=one) for one in judged])
+        self._write_in_background(path, lambda: [RecordedRollout(rollout=one) for one in scored])
 
-    def _write_aside(
+    def _write_in_background(
         self,
         path: Path,
         records: Callable[[], list[RecordedRollout]],
@@ -197,35 +196,39 @@ class Recorder:
         self._files.wait()
 
     def save(self, state: LoopState, roles: Roles) -> None:
-        """A checkpoint of everything a resumed run needs; `poll` says when it has come to be."""
+        """Save everything a resumed run needs; `poll` notices when the checkpoint is complete."""
         self.poll()
         self._finish_files()
         require_finite(roles.not_finite(), step=state.step, newest=self.store.latest())
         self.digests.sync()
-        facts = checkpoint_facts(self.directory, self.known, chain=state.chain)
-        is_open = state.lacks_validation is not None
-        self._open = self._open | {state.step} if is_open else self._open - {state.step}
+        facts = checkpoint_facts(self.directory, self.last_metrics, chain=state.chain)
+        awaits_validation = state.lacks_validation is not None
+        self._unvalidated = (
+            self._unvalidated | {state.step}
+            if awaits_validation
+            else self._unvalidated - {state.step}
+        )
         roles.save(self._writer, state.step, loop=state.as_json(), facts=facts)
         self.poll()
 
     def poll(self) -> None:
-        """Forget the work that a new checkpoint holds; raises what stopped one from being made."""
+        """Drop journals that completed checkpoints cover; raises errors of the writer."""
         for step in self._writer.finished():
             if self.journals is not None:
-                self.journals.forget(step - (step in self._open))
+                self.journals.forget(step - (step in self._unvalidated))
 
     def close(self) -> None:
-        """Finish every file, the checkpoint in progress first; raises what stopped it."""
+        """Flush and close all files; raises errors of the writer."""
         with ExitStack() as ending:
             ending.callback(release, self.directory.root)
             ending.callback(self.log.close)
             ending.callback(self.digests.close)
             if self.journals is not None:
                 ending.callback(self.journals.close)
-            self.settle()
+            self.flush()
 
-    def settle(self) -> None:
-        """Return when no file and no checkpoint is in progress; raises what stopped one."""
+    def flush(self) -> None:
+        """Wait for files and checkpoints in progress; raises errors of their writers."""
         try:
             self._finish_files()
         finally:
@@ -234,20 +237,20 @@ class Recorder:
 
 
 def load_checkpoint(folder: Path, roles: Roles) -> LoopState:
-    """Weights and optimizer state into the roles; the loop's own state as a record."""
+    """Load weights and optimizer state into the roles; returns the loop state."""
     loop = load_state(folder, "loop")
     require_stage(loop, "rl", folder)
     roles.load(folder)
     try:
         state = LoopState.from_json(loop)
     except (KeyError, TypeError, ValueError) as error:
-        raise _odd_loop(folder, f"{type(error).__name__}: {error}") from error
+        raise _invalid_loop(folder, f"{type(error).__name__}: {error}") from error
     if step_of(folder.name) not in (None, state.step):
-        raise _odd_loop(folder, f"`step` is {state.step}")
+        raise _invalid_loop(folder, f"`step` is {state.step}")
     return state
 
 
-def _odd_loop(folder: Path, why: str) -> UserError:
+def _invalid_loop(folder: Path, why: str) -> UserError:
     fix = "resume from an earlier checkpoint"
     why = f"it is no state of a loop: {why}"
     return UserError("checkpoint", str(folder / "loop.json"), why, fix)
@@ -256,7 +259,7 @@ def _odd_loop(folder: Path, why: str) -> UserError:
 def advantages_by_rollout(
     rollouts: Sequence[Rollout], batch: PackedBatch
 ) -> dict[Address, list[Advantages]]:
-    """Advantage of each trainable token by rollout and branch, for the record."""
+    """Advantages by rollout and branch, None for tokens that are not trained on."""
     stream, mask = batch.streams["advantages"].tolist(), batch.layout.mask.tolist()
     found: dict[Address, list[Advantages]] = {}
     start = 0
@@ -281,7 +284,7 @@ def _recorded(
     )
 
 
-# What a step did, as one hash per stage. What depends on the clock is left out of every stage.
+# Digests of a step: one hash per stage. Nothing that depends on timing is hashed.
 
 _ADVANTAGE_STREAMS = ("advantages", "returns", "is_weights")
 _RATE = "/lr"
@@ -294,10 +297,7 @@ def rollout_stages(
     batch: PackedBatch,
     pack: Pack = stream_bytes,
 ) -> dict[str, str]:
-    """The stages of a step that come before it is learned from.
-
-    `rollouts` are all that were drawn, those that were left out included.
-    """
+    """Digests of the stages before the update; `rollouts` are all, dropped ones included."""
     ordered = sorted(rollouts, key=lambda r: r.key)
     credit = {name: batch.streams[name] for name in _ADVANTAGE_STREAMS if name in batch.streams}
     return {
@@ -308,31 +308,27 @@ def rollout_stages(
     }
 
 
-def update_stages(update: Mapping[str, float], held: WeightDigests) -> dict[str, str]:
-    """The stages of what was learned.
-
-    `update` is what the optimizer steps measured, and `held` what they left. The learning rate is
-    no property of a gradient, and is left out.
-    """
-    weights = hash_value(dict(held.weights()))
-    gradients = hash_value([update_without_lr(update), dict(held.moments())])
+def update_stages(update: Mapping[str, float], digests: WeightDigests) -> dict[str, str]:
+    """Digests of the update: its metrics without learning rates, moments and weights after it."""
+    weights = hash_value(dict(digests.weights()))
+    gradients = hash_value([update_without_lr(update), dict(digests.moments())])
     return {"gradients": gradients, "weights": weights}
 
 
 def update_without_lr(update: Mapping[str, float]) -> dict[str, float]:
-    """What an optimizer step measured, without its learning rate."""
+    """Metrics of an update, without learning rates."""
     return {name: value for name, value in update.items() if not name.endswith(_RATE)}
 
 
 def metrics_stage(metrics: Mapping[str, float]) -> str:
-    """The hash of what a step measured."""
+    """Digest of the metrics of a step, without times."""
     return hash_value({n: float(v) for n, v in metrics.items() if not n.startswith(CLOCK)})
 
 
 def _rollout_parts(rollouts: Sequence[Rollout], pack: Pack) -> Iterator[bytes]:
-    """Every token of the rollouts with its origin, and what tools answered on the way.
+    """Bytes to hash: facts of all rollouts, then the token streams of each branch.
 
-    Where one part ends and the next begins counts, so branches need no marks between them.
+    `hash_parts` hashes part boundaries, so branches need no separators.
     """
     yield hash_value([_rollout_facts(rollout) for rollout in rollouts]).encode()
     # A rollout has the streams of its last branch; `branches` would copy them.
@@ -342,16 +338,16 @@ def _rollout_parts(rollouts: Sequence[Rollout], pack: Pack) -> Iterator[bytes]:
 
 
 def _rollout_facts(rollout: Rollout) -> list[Any]:
-    """What a rollout is besides its tokens; the wording of a fault may vary, and is left out."""
+    """Facts of a rollout besides tokens; the message of a fault may vary and is left out."""
     calls = [_tool_call(call) for call in rollout.calls]
     faulty = rollout.fault is not None
     return [*rollout.key, len(rollout.earlier), rollout.stop, faulty, rollout.text, calls]
 
 
 def _tool_call(call: ToolCall) -> list[Any]:
-    """A call and what the policy read about it; how long it took and how often it was tried vary.
+    """A call and the result the policy read.
 
-    So does the wording of an error, which may name an address or a time.
+    Duration, retries and error message may vary and are left out.
     """
     return [call.turn, call.name, dict(call.arguments), call.status, call.result, call.reward]
 
@@ -362,11 +358,11 @@ def _rollout_score(rollout: Rollout) -> list[Any]:
 
 
 def _score_tree(score: Score) -> list[Any]:
-    """A score with its parts; why one is missing is told in words, which may vary."""
+    """A score with its components; error messages may vary and are left out."""
     parts = [_score_tree(part) for part in score.parts]
     failed = score.error is not None
-    step_report = [score.name, score.value, score.weight, parts, failed, score.by_turn]
+    facts = [score.name, score.value, score.weight, parts, failed, score.by_turn]
     made = [score.raw, score.gated, score.combine]
     if score.turned:
-        return [*step_report, *made, "turned"]
-    return step_report if made == [None, False, "sum"] else step_report + made
+        return [*facts, *made, "turned"]
+    return facts if made == [None, False, "sum"] else facts + made

@@ -1,4 +1,4 @@
-"""Rollouts of training rows: how they are submitted, their handles, what checkpoints keep."""
+"""Rollout requests of training rows: addresses, handles, submission, form in checkpoints."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -18,13 +18,11 @@ from luyen.telemetry.journal import WorkJournal
 from luyen.telemetry.progress import PROGRESS
 from luyen.telemetry.rollout_codec import rollout_of, rollout_tree
 
-# Prompts at their place in the run: the address that every random choice derives from.
-
 
 def prompt_requests(
     prompts: Sequence[Prompt], *, step: int, first: int, samples: int
 ) -> list[PromptRequest]:
-    """Each prompt at its place of the run."""
+    """One request for each prompt; its `GroupId` is the address that random numbers derive from."""
     return [
         PromptRequest(
             group=GroupId(step=step, draw=first + i, uid=prompt.uid), prompt=prompt, samples=samples
@@ -34,17 +32,17 @@ def prompt_requests(
 
 
 ParentDigest: TypeAlias = tuple[str, str | None]
-"""The chain when rows were asked for, and the weights where no chain stands for them."""
+"""Digest chain at submission, and the weights hash where the chain is empty (first step)."""
 OpenJournal: TypeAlias = Callable[[int, str, ParentDigest | None], WorkJournal | None]
-"""`(step, kind, origin)`: the journal of a step's work of a kind; not begun without an origin."""
+"""`(step, kind, origin)`: open a step's journal of a kind; `origin` None leaves it not begun."""
 BeginJournal: TypeAlias = Callable[[WorkJournal | None, int, str, ParentDigest], None]
-"""`(journal, step, kind, origin)`: the origin is known now."""
+"""`(journal, step, kind, origin)`: begin a journal that was opened without an origin."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSlot:
-    """Where rows stand in a run, and what the run was when they were asked for.
+    """Position of a batch of rows in a run, and the version they were submitted with.
 
     Example:
         >>> BatchSlot(step=3, first=8, rows=(5, 6), version=2, origin=("", None)).rows
@@ -52,15 +50,15 @@ class BatchSlot:
     """
 
     step: int
-    """The step that they are drawn for."""
+    """The step that they are generated for."""
     first: int
-    """Draws of that step before them."""
+    """Number of groups of that step before them."""
     rows: tuple[int, ...]
     """Indices of their prompts."""
     version: int
-    """Version of the weights that was the newest then."""
+    """Newest version of the weights at submission."""
     origin: ParentDigest
-    """Chain and weights of then."""
+    """Digest chain and weights hash at submission."""
 
     def as_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -88,46 +86,46 @@ class BatchSlot:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RolloutHandle:
-    """Rollouts that were asked for.
+    """Submitted rollouts of one batch of rows.
 
     Example:
-        >>> place = BatchSlot(step=1, first=0, rows=(), version=0, origin=("", None))
-        >>> RolloutHandle(place=place, drawn=ReadyRollouts([]), greedy=None, journal=None).is_done
+        >>> slot = BatchSlot(step=1, first=0, rows=(), version=0, origin=("", None))
+        >>> RolloutHandle(slot=slot, sampled=ReadyRollouts([]), greedy=None, journal=None).is_done
         True
     """
 
-    place: BatchSlot
-    """Where they stand in the run."""
-    drawn: RolloutFuture
-    """Their groups."""
+    slot: BatchSlot
+    """Position of the batch in the run."""
+    sampled: RolloutFuture
+    """Groups of sampled rollouts."""
     greedy: RolloutFuture | None
-    """The likeliest answer to each prompt, where the algorithm wants it."""
+    """Greedy response to each prompt (ReMax baseline); None where the algorithm needs none."""
     journal: WorkJournal | None
-    """Where the work of the step is written down."""
+    """Journal of the step's finished work; None: not journaled."""
 
     @property
     def is_done(self) -> bool:
-        """Whether nobody has to wait for them."""
-        return self.drawn.done() and (self.greedy is None or self.greedy.done())
+        """Whether all rollouts are finished."""
+        return self.sampled.done() and (self.greedy is None or self.greedy.done())
 
     def needs_other_weights(self, version: int) -> bool:
-        """Whether some are in progress, and could not be drawn anew with these weights."""
-        return not self.is_done and self.place.version != version
+        """Whether some are unfinished and were submitted with another version than `version`."""
+        return not self.is_done and self.slot.version != version
 
-    def as_it_is(self) -> dict[str, Any]:
-        """Plain data for a checkpoint; where some are in progress, all are to be drawn anew."""
-        return self.as_json() if self.is_done else {**self.place.as_json(), "drawn": None}
+    def snapshot(self) -> dict[str, Any]:
+        """JSON for a checkpoint, without waiting; an unfinished batch is regenerated on resume."""
+        return self.as_json() if self.is_done else {**self.slot.as_json(), "drawn": None}
 
     def as_json(self) -> dict[str, Any]:
-        """Plain data for a checkpoint, with every rollout; waits for those in progress."""
-        drawn = _rollout_trees(self.drawn)
+        """JSON for a checkpoint, with every rollout; waits for unfinished ones."""
+        sampled = _rollout_trees(self.sampled)
         greedy = None if self.greedy is None else _rollout_trees(self.greedy)
-        return {**self.place.as_json(), "drawn": drawn, "greedy": greedy}
+        return {**self.slot.as_json(), "drawn": sampled, "greedy": greedy}
 
 
 @final
 class RolloutSubmitter:
-    """How a run asks for rollouts of its training rows."""
+    """Takes training rows from the sampler and submits their rollouts to the roles."""
 
     def __init__(
         self,
@@ -137,84 +135,84 @@ class RolloutSubmitter:
         sampling: Sampling,
         *,
         has_baselines: bool,
-        take_up: OpenJournal,
-        begin_work: BeginJournal,
+        open_journal: OpenJournal,
+        begin_journal: BeginJournal,
     ) -> None:
-        """`take_up` opens the journal of a step, and `begin_work` one that was not begun."""
+        """`open_journal` opens a step's journal, `begin_journal` begins it once known."""
         self.batch = config.data.train_batch_size
-        """Groups of a step."""
+        """Groups per step (`data.train_batch_size`)."""
         self.roles = roles
-        self.take_up = take_up
-        self.begin_work = begin_work
+        self.open_journal = open_journal
+        self.begin_journal = begin_journal
         self._samples = config.actor_rollout_ref.rollout.n
         self._data = data
         self._sampling = sampling
         self._has_baselines = has_baselines
-        self.manner = self._manner(config)
-        """Hash of how rollouts are drawn, by whatever weights."""
+        self.sampling_hash = self._sampling_hash(config)
+        """Hash of everything but the weights that decides what is generated."""
         self.cursor = 0
-        """Rows drawn so far."""
+        """Rows taken from the sampler so far."""
         self.returned: tuple[int, ...] = ()
-        """Rows that were drawn and given back: they are the next ones."""
+        """Rows that were taken and returned unused: they are taken first."""
 
-    def _manner(self, config: RunConfig) -> str:
+    def _sampling_hash(self, config: RunConfig) -> str:
         turns = stored_values(config)["actor_rollout_ref"]["rollout"]["multi_turn"]
-        del turns["on_unknown"]  # it is about what a process left behind
-        drawing = {**asdict(self._sampling), "stop_ids": sorted(self._sampling.stop_ids)}
+        del turns["on_unknown"]  # concerns resuming only, not what is generated
+        sampling = {**asdict(self._sampling), "stop_ids": sorted(self._sampling.stop_ids)}
         rows = self._data.train.fingerprint
-        return hash_value([drawing, self._samples, self._has_baselines, turns, rows])
+        return hash_value([sampling, self._samples, self._has_baselines, turns, rows])
 
     def next_rows(self, count: int) -> tuple[int, ...]:
-        """The rows of so many draws, which are used up then."""
+        """Take the next `count` rows: returned ones first, then new ones of the sampler."""
         again, self.returned = self.returned[:count], self.returned[count:]
         rows = self._data.sampler.take(self.cursor, count - len(again))
         self.cursor += len(rows)
         return (*again, *rows)
 
-    def give_back(self, rows: Sequence[int]) -> None:
-        """Rows that nothing came of; those that are no longer there stay away."""
+    def return_rows(self, rows: Sequence[int]) -> None:
+        """Return rows that were not trained on; rows beyond the current dataset are dropped."""
         self.returned += tuple(row for row in rows if row < len(self._data.train.prompts))
 
-    def ask(self, place: BatchSlot, journal: WorkJournal | None) -> RolloutHandle:
-        """Ask for the rollouts of rows at their place."""
-        prompts = [self._data.train.prompts[i] for i in place.rows]
+    def submit(self, slot: BatchSlot, journal: WorkJournal | None) -> RolloutHandle:
+        """Submit the rows of a slot; returns without waiting."""
+        prompts = [self._data.train.prompts[i] for i in slot.rows]
 
-        def submit(purpose: str, samples: int, sampling: Sampling) -> RolloutFuture:
-            count, is_first = len(prompts) * samples, place.first == 0
-            PROGRESS.expect(purpose, place.step, count, restart=is_first)
+        def generate(purpose: str, samples: int, sampling: Sampling) -> RolloutFuture:
+            count, is_first = len(prompts) * samples, slot.first == 0
+            PROGRESS.expect(purpose, slot.step, count, restart=is_first)
             return self.roles.submit(
-                prompt_requests(prompts, step=place.step, first=place.first, samples=samples),
+                prompt_requests(prompts, step=slot.step, first=slot.first, samples=samples),
                 sampling,
                 purpose=purpose,
-                version=place.version,
+                version=slot.version,
                 journal=journal,
             )
 
         greedy = replace(self._sampling, temperature=0.0, top_k=-1, top_p=1.0, min_p=0.0)
         return RolloutHandle(
-            place=place,
-            drawn=submit("rollout", self._samples, self._sampling),
-            greedy=submit("greedy", 1, greedy) if self._has_baselines else None,
+            slot=slot,
+            sampled=generate("rollout", self._samples, self._sampling),
+            greedy=generate("greedy", 1, greedy) if self._has_baselines else None,
             journal=journal,
         )
 
-    def restored(self, tree: Mapping[str, Any], journal: WorkJournal | None) -> RolloutHandle:
-        """What `RolloutHandle.as_json` gave; a UserError where the rows are others now."""
-        place = BatchSlot.from_json(tree)
+    def restore_handle(self, tree: Mapping[str, Any], journal: WorkJournal | None) -> RolloutHandle:
+        """Inverse of `RolloutHandle.as_json`; a UserError where the rows have changed."""
+        slot = BatchSlot.from_json(tree)
         greedy = tree["greedy"]
         return RolloutHandle(
-            place=place,
-            drawn=self._known(place, tree["drawn"]),
-            greedy=None if greedy is None else self._known(place, greedy),
+            slot=slot,
+            sampled=self._recorded_rollouts(slot, tree["drawn"]),
+            greedy=None if greedy is None else self._recorded_rollouts(slot, greedy),
             journal=journal,
         )
 
-    def _known(
-        self, place: BatchSlot, trees: Sequence[Sequence[Mapping[str, Any]]]
+    def _recorded_rollouts(
+        self, slot: BatchSlot, trees: Sequence[Sequence[Mapping[str, Any]]]
     ) -> ReadyRollouts:
         prompts = self._data.train.prompts
         groups: list[Group] = []
-        for row, some in zip(place.rows, trees, strict=True):
+        for row, some in zip(slot.rows, trees, strict=True):
             rollouts = tuple(rollout_of(tree) for tree in some)
             uids = {rollout.group.uid for rollout in rollouts}
             if row >= len(prompts) or uids - {prompts[row].uid}:
@@ -226,7 +224,7 @@ class RolloutSubmitter:
 
 
 def split_rows(tree: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What a checkpoint keeps of some rows, for each of them alone."""
+    """Split the saved JSON of a batch into one per row."""
     parts = {name: tree.get(name) for name in ("drawn", "greedy")}
     return [
         {

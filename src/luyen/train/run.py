@@ -1,4 +1,4 @@
-"""A built run: parts, progress and journal keys of online training."""
+"""`OnlineRun`: components and progress of online training; what its journals depend on."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -36,22 +36,20 @@ from luyen.train.state import (
     unvalidated_step,
 )
 
-# What the work of a step depends on: a journal is taken up for the very same work only.
-
 _RELEVANT_KEYS = {"seed", "plugins", "device"}
-"""Keys of `trainer` that act on rollouts or rewards; the others act on what follows, or nowhere."""
+"""Keys of `trainer` that rollouts or rewards depend on; a journal is reused if they are equal."""
 
 
-def weights_hash(held: WeightDigests) -> str:
-    """The weights of every role that learns, as one hash."""
-    return hash_value(dict(held.weights()))
+def weights_hash(digests: WeightDigests) -> str:
+    """One hash over the weights of all trained roles."""
+    return hash_value(dict(digests.weights()))
 
 
 def generation_config_hash(config: RunConfig, facts: Manifest) -> str:
-    """Everything that rollouts and rewards depend on besides weights: keys, rows and code.
+    """Hash of everything but weights that rollouts and rewards depend on: keys, rows, code.
 
-    What becomes of a call that was under way is decided when the run goes on: a changed mind about
-    it must not drop the very record that it is about.
+    `multi_turn.on_unknown` is left out: it decides on resume what to do with a tool call whose
+    outcome is unknown, so changing it must not invalidate the journal that recorded the call.
     """
     tree = stored_values(config)
     tree["trainer"] = {name: v for name, v in tree["trainer"].items() if name in _RELEVANT_KEYS}
@@ -61,7 +59,7 @@ def generation_config_hash(config: RunConfig, facts: Manifest) -> str:
 
 @final
 class OnlineRun(Learner):
-    """Parts (fixed) and progress (changing) of one run."""
+    """Components and progress of one online run."""
 
     def __init__(
         self,
@@ -81,7 +79,7 @@ class OnlineRun(Learner):
             config=config,
             roles=roles,
             rules=rules,
-            profiler=StepProfiler(profile, recorder.directory, others=roles.traces),
+            profiler=StepProfiler(profile, recorder.directory, workers=roles.traces),
             total_steps=total_steps,
         )
         self.data = data
@@ -90,118 +88,122 @@ class OnlineRun(Learner):
         self.recorder = recorder
         self.display = display
         self.trial_steps: int | None = None
-        """Where a run ends that is only measured and keeps no checkpoint; None: a whole run."""
-        self.settings = ""
-        """Hash of everything configured that rollouts and rewards depend on."""
+        """Last step of a trial run, which saves no checkpoint; None: a whole run."""
+        self.config_hash = ""
+        """`generation_config_hash` of the run."""
         watchdog, events = config.trainer.watchdog, recorder.directory.events
         self.watchdog = PhaseWatchdog(watchdog, events, rescue=self.rescue)
         self._begin()
 
     def _begin(self) -> None:
-        """Nothing is done yet."""
+        """Initialise progress for step 0."""
         self.submitter = RolloutSubmitter(
             self.config,
             self.data,
             self.roles,
             self.sampling,
             has_baselines=self.needs.baselines,
-            take_up=self._taken_up,
-            begin_work=self._begin_work,
+            open_journal=self._open_journal,
+            begin_journal=self._begin_journal,
         )
-        """How training rows become rollouts."""
-        self.supply = build_scheduler(self.config.trainer, self.submitter)
-        """What this step and later ones learn from, asked for in time."""
+        """Submits rollouts of training rows."""
+        self.scheduler = build_scheduler(self.config.trainer, self.submitter)
+        """Schedules rollouts of this and later steps."""
         self.flat_steps = 0
         self.journal: WorkJournal | None = None
-        """Where finished work is written down at once; None: nowhere, it is done again."""
+        """Journal of finished work of the step; None: not journaled, lost work is repeated."""
         self.validations: list[dict[str, float]] = []
         self.has_validated_later = False
         self.interruption = Interruption()
         self.chain = BEGINNING
-        """Digest of everything that was done so far."""
+        """Digest chain of all finished steps."""
         self.origin: tuple[str, str] | None = None
-        """The chain before the last step, and the weights after it, known before the chain is."""
+        """Chain before the last step and hash of the weights after it."""
         self.saved = 0
-        """Step of the newest checkpoint; the beginning needs none."""
-        self.boundary = StepSnapshot()
-        self.is_open = False
-        """Whether the step that is done still lacks its validation, and so its line of numbers."""
+        """Step of the newest checkpoint; step 0 needs none."""
+        self.step_start = StepSnapshot()
+        self.awaits_validation = False
+        """Whether the finished step still lacks its validation, and so its metrics line."""
         self.begin_step()
 
     def begin_step(self) -> None:
-        """Forget what belonged to the step before."""
+        """Clear the data of the previous step."""
         self.notes: dict[str, float] = {}
         self.metrics: dict[str, float] = {}
         self.stages: dict[str, str] = {}
-        self.judged: list[ScoredGroup] = []
+        self.scored: list[ScoredGroup] = []
         self.broken: list[Rollout] = []
         self.baselines: dict[str, float] = {}
         self.trainer_logp = None
 
     def steps(self) -> Iterator[int]:
-        """Numbers of the steps that are left, counted from 1, unless the user interrupts."""
+        """Numbers of the remaining steps, counted from 1; ends early on an interruption."""
         while self.step < self.last_step and not self.interruption.is_wanted:
             self.recorder.poll()
             self.begin_step()
-            self.boundary.mark(self.state(), self.supply.outstanding)
+            self.step_start.take(self.state(), self.scheduler.outstanding)
             with self.profiler.step(self.step + 1):
                 yield self.step + 1
 
     @property
     def last_step(self) -> int:
-        """Where it ends."""
+        """The last step of this run."""
         return min(self.total_steps, self.trial_steps or self.total_steps)
 
-    def ask_ahead(self, step: int) -> None:
-        """Ask for the rollouts of a step, and of those that may be drawn before it is trained."""
+    def submit_ahead(self, step: int) -> None:
+        """Submit the rollouts of a step, and of later ones as far as `max_staleness` allows."""
         last = min(step + self.config.trainer.max_staleness, self.last_step)
-        self.supply.ask_up_to(last, version=self.version, origin=self._origin())
+        self.scheduler.submit_up_to(last, version=self.version, origin=self._origin())
 
-    def write_work_to(self, journal: WorkJournal | None) -> None:
-        """Go on with a journal; the one before is done with."""
+    def use_journal(self, journal: WorkJournal | None) -> None:
+        """Write finished work to this journal; closes the previous one."""
         if self.journal is not None and self.journal is not journal:
             self.journal.close()
         self.journal = journal
 
-    def take_up_validation(self) -> None:
-        """Go on with the journal of the validation after the step that is done."""
-        self.write_work_to(self._taken_up(self.step, "validation", self._origin()))
+    def open_validation_journal(self) -> None:
+        """Open the journal of the validation after the finished step."""
+        self.use_journal(self._open_journal(self.step, "validation", self._origin()))
 
     def _origin(self) -> ParentDigest:
-        """What work depends on besides the configuration: all that was done, and the weights."""
+        """Parent digest of work that starts now."""
         if self.origin is not None:
             return self.origin
         is_first = self.chain == BEGINNING
         return self.chain, weights_hash(self.roles.weight_digests()) if is_first else None
 
-    def _taken_up(self, step: int, kind: str, origin: ParentDigest | None) -> WorkJournal | None:
+    def _open_journal(
+        self, step: int, kind: str, origin: ParentDigest | None
+    ) -> WorkJournal | None:
         journals = self.recorder.journals
         if journals is None or self.trial_steps is not None:
             return None
         journal = journals.fresh()
         if origin is not None:
-            self._begin_work(journal, step, kind, origin)
+            self._begin_journal(journal, step, kind, origin)
         return journal
 
-    def _begin_work(
+    def _begin_journal(
         self, journal: WorkJournal | None, step: int, kind: str, origin: ParentDigest
     ) -> None:
         if journal is None:
             return
-        basis = [*origin, self.stages, self.settings]
-        known = journal.begin(step, kind=kind, basis=basis)
-        if known:
-            self.display.waiting(f"step {step}: {known} records of work done are in the journal")
+        basis = [*origin, self.stages, self.config_hash]
+        found = journal.begin(step, kind=kind, basis=basis)
+        if found:
+            self.display.waiting(f"step {step}: {found} records of work done are in the journal")
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Time a part of the step and show it."""
-        if self.boundary.state is not None or name in STOPPABLE:
+        """Time, display, watch and profile a phase of the step."""
+        if self.step_start.state is not None or name in STOPPABLE:
             self.interruption.stop_if_wanted()
         self.display.phase(name)
         if name == "update":
-            self.boundary.leave()  # before the watchdog hears of it, which may be saving
-        step = self.step if name == "validate" else self.step + 1  # that of a step that is done
+            self.step_start.invalidate()  # before the watchdog, which may be saving, sees the phase
+        step = (
+            self.step if name == "validate" else self.step + 1
+        )  # validation belongs to the finished step
         watched = self.watchdog.watching(step, name)
         soon = self.interruption.at_once() if name in STOPPABLE else nullcontext()
         with watched, span(name, step=step), self.profiler.part(name), soon:
@@ -217,74 +219,74 @@ class OnlineRun(Learner):
         purpose: str = "rollout",
         samples: int | None = None,
     ) -> list[Group]:
-        """Rollouts of the prompts, drawn at this place of the run; their tokens are sound."""
+        """Generate rollouts of the prompts at this address; waits, and checks their tokens."""
         count = samples or self.config.actor_rollout_ref.rollout.n
-        draws = prompt_requests(prompts, step=step, first=first, samples=count)
-        PROGRESS.expect(purpose, step, len(draws) * count, restart=True)
-        asked = self.roles.submit(
-            draws, sampling, purpose=purpose, version=self.version, journal=self.journal
+        requests = prompt_requests(prompts, step=step, first=first, samples=count)
+        PROGRESS.expect(purpose, step, len(requests) * count, restart=True)
+        future = self.roles.submit(
+            requests, sampling, purpose=purpose, version=self.version, journal=self.journal
         )
         with PROGRESS.watching(purpose, step):
-            return self.roles.generation.all_compared(asked.result())
+            return self.roles.generation.all_compared(future.result())
 
-    def write_down(self) -> None:
-        """Write and show the numbers of the step that is done, validation included."""
+    def record_step(self) -> None:
+        """Write and display metrics and digest of the finished step, validation included."""
         if self.metrics:
             stages = {**self.stages, "metrics": metrics_stage(self.metrics)}
             digest = link(self.chain, step=self.step, stages=stages)
             self.recorder.digest(digest)
             self.recorder.metrics(self.step, self.metrics)
             self.chain = digest.chain
-        self.metrics, self.is_open = {}, False
+        self.metrics, self.awaits_validation = {}, False
 
     def is_due(self, every: int) -> bool:
-        """Whether something that happens every so many steps, and at the end, happens now.
+        """Whether something with period `every`, which also happens at the end, is due now.
 
-        An interruption is no end: a resumed run must measure where an uninterrupted one does.
+        An interruption is no end: a resumed run validates where an uninterrupted one does.
         """
         return self.is_due_after(self.step, every)
 
     def is_due_after(self, step: int, every: int) -> bool:
-        """Whether it happens after this step."""
+        """Whether it is due after this step."""
         return step >= self.total_steps or (every > 0 and step % every == 0)
 
     def save(self) -> None:
-        """A checkpoint of the step that is done, unless it has one."""
+        """Save a checkpoint of the finished step, unless it has one."""
         if self.trial_steps is None and self.saved != self.step:
-            waits = self.supply.outstanding and not self.interruption.is_wanted
+            waits = self.scheduler.outstanding and not self.interruption.is_wanted
             with self.phase("generate") if waits else nullcontext():
-                asked = self.supply.kept()
-            self._keep(self.state(), asked)
+                pending = self.scheduler.snapshot()
+            self._save(self.state(), pending)
 
-    def keep_progress(self) -> None:
-        """A signal stopped the step: a checkpoint of what is done, unless it has one."""
-        state = self.boundary.state or self.state()
-        asked = self.boundary.asked if self.boundary.state else self.supply.outstanding
+    def save_progress(self) -> None:
+        """Save the last finished step after an interruption, unless it has a checkpoint."""
+        state = self.step_start.state or self.state()
+        pending = self.step_start.pending if self.step_start.state else self.scheduler.outstanding
         if self.trial_steps is None and state.step != self.saved:
-            self._keep(state, snapshot_rollouts(asked, state.version))
+            self._save(state, snapshot_rollouts(pending, state.version))
 
     def rescue(self) -> str:
-        """Save the last finished step of a run that hangs, if its weights are still there.
+        """Save the last finished step of a hanging run, if the update has not started.
 
-        Any thread may call it once the loop is stopped. It says what became of it.
+        May be called from any thread once the loop is stopped. Returns what was done, in words.
         """
-        state = self.boundary.state
-        said = self.boundary.refusal(saved=self.saved if self.trial_steps is None else self.step)
+        state = self.step_start.state
+        said = self.step_start.refusal(saved=self.saved if self.trial_steps is None else self.step)
         if state is not None and said is None:
-            self._keep(state, [one.as_it_is() for one in self.boundary.asked])
+            self._save(state, [handle.snapshot() for handle in self.step_start.pending])
             said = f"step {state.step} is saved"
         assert said is not None
         self.recorder.close()
         return said
 
-    def _keep(self, state: LoopState, asked: Sequence[Mapping[str, Any]]) -> None:
-        """Save a state with the rollouts of later steps, and how they were drawn."""
-        trees = tuple({**tree, "manner": self.submitter.manner} for tree in asked)
+    def _save(self, state: LoopState, pending: Sequence[Mapping[str, Any]]) -> None:
+        """Save a state with pending rollouts of later steps and the hash of their sampling."""
+        trees = tuple({**tree, "manner": self.submitter.sampling_hash} for tree in pending)
         self.recorder.save(replace(state, asked=trees), self.roles)
         self.saved = state.step
 
     def state(self) -> LoopState:
-        """What a checkpoint keeps besides weights and rollouts of later steps."""
+        """The loop state for a checkpoint, without rollouts of later steps."""
         entropy, sampler = self.entropy_controller, self.data.sampler
         return LoopState(
             step=self.step,
@@ -301,26 +303,30 @@ class OnlineRun(Learner):
             reward=self.reward.state(),
             chain=self.chain,
             origin=self.origin,
-            lacks_validation=unvalidated_step(self.metrics, self.stages) if self.is_open else None,
+            lacks_validation=unvalidated_step(self.metrics, self.stages)
+            if self.awaits_validation
+            else None,
         )
 
     def restore(self, state: LoopState) -> None:
-        """Go on from a checkpoint."""
-        self.go_on_from(state)
+        """Restore all progress from a checkpoint."""
+        self.restore_progress(state)
         self.flat_steps = state.flat_steps
         self.saved = state.step
         self.chain, self.origin = state.chain, state.origin
         if state.lacks_validation is not None:
             self.metrics, self.stages = read_unvalidated_step(state.lacks_validation)
-            self.is_open = True
+            self.awaits_validation = True
         self.reward.restore(state.reward)
         self.validations = [state.first_validation] if state.first_validation else []
         sampler = self.data.sampler
         if isinstance(sampler, AdaptiveSampler) and state.sampler is not None:
             sampler.state = state.sampler
         self.submitter.cursor, self.submitter.returned = state.cursor, state.returned
-        self.supply.restore(state.step, [self._usable(tree) for tree in state.asked])
+        self.scheduler.restore(state.step, [self._reusable(tree) for tree in state.asked])
 
-    def _usable(self, tree: Mapping[str, Any]) -> Mapping[str, Any]:
-        """What a checkpoint kept of later steps; no rollouts that were drawn in another way."""
-        return tree if tree.get("manner") == self.submitter.manner else {**tree, "drawn": None}
+    def _reusable(self, tree: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A saved batch of a later step, without rollouts if the sampling has changed since."""
+        return (
+            tree if tree.get("manner") == self.submitter.sampling_hash else {**tree, "drawn": None}
+        )

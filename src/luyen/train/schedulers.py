@@ -1,8 +1,8 @@
 """Rollout schedulers, ordered and FIFO: submit as far ahead as staleness allows, then take.
 
-What is asked for, and with which weights, depends on the loop alone and never on a clock, so that a
-run draws the same batches whatever takes long. With staleness k, step s is asked for when k steps
-before it are still to be trained on: by the weights of then, which it keeps.
+`OrderedScheduler` is deterministic: which rows are submitted, and with which version, depends on
+the step number only, never on timing. With staleness k, step s is submitted when step s - k begins,
+with the weights of that moment. `FifoScheduler` takes groups as they finish.
 """
 
 import time
@@ -28,251 +28,253 @@ _UNKNOWN_PARENT: ParentDigest = ("", None)
 
 
 class RolloutScheduler(Protocol):
-    """Where the loop takes its rollouts from."""
+    """Submits rollouts ahead of training and hands them to the loop step by step."""
 
-    def ask_up_to(self, step: int, *, version: int, origin: ParentDigest) -> None:
-        """Ask for what the steps up to this one need and was not asked for, with these weights."""
+    def submit_up_to(self, step: int, *, version: int, origin: ParentDigest) -> None:
+        """Submit, with this version, what steps up to `step` need and was not submitted yet."""
         ...
 
     def take(self, step: int, *, before: RolloutHandle | None = None) -> RolloutHandle:
-        """Groups for a step; `before` are those that did not fill it."""
+        """The batch of a step; with `before`, a further one after a batch that was too small."""
         ...
 
     def release(self) -> None:
-        """The step has what it needs: let the weights go that nothing in progress needs."""
+        """Release weight versions that no pending rollout needs."""
         ...
 
     @property
     def outstanding(self) -> tuple[RolloutHandle, ...]:
-        """What was asked for and not taken."""
+        """Handles that were submitted and not taken."""
         ...
 
-    def kept(self) -> tuple[dict[str, Any], ...]:
-        """What a checkpoint keeps of it."""
+    def snapshot(self) -> tuple[dict[str, Any], ...]:
+        """JSON of the outstanding handles for a checkpoint."""
         ...
 
-    def restore(self, step: int, kept: Sequence[Mapping[str, Any]]) -> None:
-        """Go on from what a checkpoint after `step` kept."""
+    def restore(self, step: int, saved: Sequence[Mapping[str, Any]]) -> None:
+        """Restore what `snapshot` saved in a checkpoint after `step`."""
         ...
 
 
 @final
 class OrderedScheduler:
-    """Each step gets the rows that were asked for it."""
+    """Each step takes the batch that was submitted for it: reproducible."""
 
     def __init__(self, submitter: RolloutSubmitter, *, staleness: int) -> None:
-        """`staleness` is how many steps behind the weights of a batch may be when it is used."""
+        """`staleness`: how many versions behind a batch may be when it is trained on."""
         self._submitter = submitter
         self._staleness = staleness
-        self._asked: dict[int, RolloutHandle] = {}
+        self._pending: dict[int, RolloutHandle] = {}
         self._last = 0
         self._newest = 0
         self._origin = _UNKNOWN_PARENT
-        self._early: int | None = None
-        """The step that was asked for before it was known what the run is then."""
+        self._unconfirmed: int | None = None
+        """The prefetched step whose parent digest is not known yet."""
 
-    def ask_up_to(self, step: int, *, version: int, origin: ParentDigest) -> None:
-        """Ask for the first batch of every step up to this one, of which none was asked for."""
+    def submit_up_to(self, step: int, *, version: int, origin: ParentDigest) -> None:
+        """Submit the first batch of every step up to this one that has none."""
         self._newest, self._origin = version, origin
         for later in range(self._last + 1, step + 1):
-            self._ask(later, version, origin, self._submitter.take_up(later, "work", origin))
+            self._submit(
+                later, version, origin, self._submitter.open_journal(later, "work", origin)
+            )
 
-    def ask_early(self, step: int, *, version: int) -> None:
-        """Ask for the batch of a step before it is known what the run is then (`know`)."""
-        assert step == self._last + 1, "one step comes after the other"
-        self._early = step
-        self._ask(step, version, _UNKNOWN_PARENT, self._submitter.take_up(step, "work", None))
+    def prefetch(self, step: int, *, version: int) -> None:
+        """Submit the next step's batch before its parent digest is known; `confirm` sets it."""
+        assert step == self._last + 1, "steps are submitted in order"
+        self._unconfirmed = step
+        self._submit(
+            step, version, _UNKNOWN_PARENT, self._submitter.open_journal(step, "work", None)
+        )
 
     @property
-    def has_early(self) -> bool:
-        """Whether something was asked for of which the origin is not known yet."""
-        return self._early is not None
+    def has_unconfirmed(self) -> bool:
+        """Whether a prefetched step still lacks its parent digest."""
+        return self._unconfirmed is not None
 
-    def know(self, origin: ParentDigest, *, version: int) -> None:
-        """What was asked for early has this origin; its work is written down from now on."""
-        assert self._early is not None, "nothing was asked for early"
-        step, self._early = self._early, None
-        asked = self._asked[step]
+    def confirm(self, origin: ParentDigest, *, version: int) -> None:
+        """Set the parent digest of the prefetched step, and begin its journal."""
+        assert self._unconfirmed is not None, "no step was prefetched"
+        step, self._unconfirmed = self._unconfirmed, None
+        handle = self._pending[step]
         self._newest, self._origin = version, origin
-        self._submitter.begin_work(asked.journal, step, "work", origin)
-        self._asked[step] = replace(asked, place=replace(asked.place, origin=origin))
+        self._submitter.begin_journal(handle.journal, step, "work", origin)
+        self._pending[step] = replace(handle, slot=replace(handle.slot, origin=origin))
 
-    def _ask(
+    def _submit(
         self, step: int, version: int, origin: ParentDigest, journal: WorkJournal | None
     ) -> None:
         rows = self._submitter.next_rows(self._submitter.batch)
-        place = BatchSlot(step=step, first=0, rows=rows, version=version, origin=origin)
-        self._asked[step] = self._submitter.ask(place, journal)
+        slot = BatchSlot(step=step, first=0, rows=rows, version=version, origin=origin)
+        self._pending[step] = self._submitter.submit(slot, journal)
         self._last = step
 
     def take(self, step: int, *, before: RolloutHandle | None = None) -> RolloutHandle:
-        """The batch of a step; after the first, more rows drawn with the newest weights.
+        """The batch of a step; a further batch is generated with the newest weights.
 
-        Older ones may be gone: a run that goes on has those of its checkpoint and no others.
+        A resumed run has no weights older than its checkpoint.
         """
         if before is None:
-            return self._asked.pop(step)
+            return self._pending.pop(step)
         rows, origin = self._submitter.next_rows(self._submitter.batch), self._origin
-        first = before.place.first + len(before.place.rows)
-        place = BatchSlot(step=step, first=first, rows=rows, version=self._newest, origin=origin)
-        # A journal stands for the weights of one moment.
-        is_same = before.place.origin == origin
-        journal = before.journal if is_same else self._submitter.take_up(step, "more", origin)
-        return self._submitter.ask(place, journal)
+        first = before.slot.first + len(before.slot.rows)
+        slot = BatchSlot(step=step, first=first, rows=rows, version=self._newest, origin=origin)
+        # A journal belongs to one parent digest.
+        is_same = before.slot.origin == origin
+        journal = before.journal if is_same else self._submitter.open_journal(step, "more", origin)
+        return self._submitter.submit(slot, journal)
 
     def release(self) -> None:
-        """Let the weights go that no batch in progress needs."""
-        versions = {asked.place.version for asked in self._asked.values()}
+        """Release weight versions that no pending batch needs."""
+        versions = {handle.slot.version for handle in self._pending.values()}
         self._submitter.roles.keep_weights(versions)
 
     @property
     def outstanding(self) -> tuple[RolloutHandle, ...]:
-        """What was asked for and not taken."""
-        return tuple(self._asked.values())
+        """Handles that were submitted and not taken."""
+        return tuple(self._pending.values())
 
-    def kept(self) -> tuple[dict[str, Any], ...]:
-        """All of it with every rollout; those in progress are waited for.
+    def snapshot(self) -> tuple[dict[str, Any], ...]:
+        """JSON of all pending batches.
 
-        The weights that draw them are not those of the checkpoint. Where they are, because nothing
-        is drawn ahead, only the rows are kept: the same will be drawn again.
+        With staleness, their weights are older than the checkpoint: rollouts are waited for and
+        saved. Without it, an unfinished batch is regenerated from its rows on resume.
         """
-        is_anew = self._staleness == 0
-        return tuple(a.as_it_is() if is_anew else a.as_json() for a in self._asked.values())
+        regenerate = self._staleness == 0
+        pending = self._pending.values()
+        return tuple(h.snapshot() if regenerate else h.as_json() for h in pending)
 
-    def restore(self, step: int, kept: Sequence[Mapping[str, Any]]) -> None:
-        """Go on from what a checkpoint after `step` kept; what is no use now is asked for anew.
+    def restore(self, step: int, saved: Sequence[Mapping[str, Any]]) -> None:
+        """Restore saved batches; rows of batches that no longer fit are returned for resubmission.
 
-        The run may have had another staleness, or another order, until then.
+        A batch does not fit when staleness or the kind of scheduler changed since it was saved.
         """
         self._last = step
-        for tree in kept:
-            place = BatchSlot.from_json(tree)
-            if tree["drawn"] is None or not self._is_next(place):
-                self._submitter.give_back(place.rows)
+        for tree in saved:
+            slot = BatchSlot.from_json(tree)
+            if tree["drawn"] is None or not self._is_next(slot):
+                self._submitter.return_rows(slot.rows)
                 continue
-            journal = self._submitter.take_up(place.step, "work", place.origin)
-            self._asked[place.step] = self._submitter.restored(tree, journal)
-            self._last = place.step
+            journal = self._submitter.open_journal(slot.step, "work", slot.origin)
+            self._pending[slot.step] = self._submitter.restore_handle(tree, journal)
+            self._last = slot.step
 
-    def _is_next(self, place: BatchSlot) -> bool:
-        """Whether rows are the batch that comes after what is there, and not too old for it."""
-        is_whole = place.first == 0 and len(place.rows) == self._submitter.batch
-        age = place.step - 1 - place.version
-        return place.step == self._last + 1 and is_whole and age <= self._staleness
+    def _is_next(self, slot: BatchSlot) -> bool:
+        """Whether a saved slot is the whole batch of the next step, and not too stale."""
+        is_whole = slot.first == 0 and len(slot.rows) == self._submitter.batch
+        age = slot.step - 1 - slot.version
+        return slot.step == self._last + 1 and is_whole and age <= self._staleness
 
-
-# Rollouts as they finish, out of a window of those asked for: for speed, not for repetition.
-#
-# The window holds as many groups as the steps that may be ahead need. A step takes what is
-# finished, the oldest first, and never leaves a group behind that would grow too old: it waits
-# for that one.
 
 _POLL_S = 0.01
-"""Between two looks at what has finished."""
+"""Interval between two polls for finished groups."""
 
 
 @final
 class FifoScheduler:
-    """Groups in the order in which they were asked for, taken when they are finished."""
+    """Takes groups as they finish, oldest first: for throughput, not reproducible.
+
+    The window has as many groups as the steps that may run ahead need. A group that would exceed
+    the staleness limit in the next step is always taken, and waited for if unfinished.
+    """
 
     def __init__(self, submitter: RolloutSubmitter, *, staleness: int) -> None:
-        """`staleness` is how many steps behind the weights of a group may be when it is used."""
+        """`staleness`: how many versions behind a group may be when it is trained on."""
         self._submitter = submitter
         self._staleness = staleness
-        self._asked: list[RolloutHandle] = []
-        self._again: list[BatchSlot] = []
+        self._pending: list[RolloutHandle] = []
+        self._resubmit: list[BatchSlot] = []
         self._taken = 0
         self._newest = 0
         self._origin: ParentDigest = ("", None)
 
-    def ask_up_to(self, step: int, *, version: int, origin: ParentDigest) -> None:
-        """Ask for groups until there are enough for all steps up to this one."""
+    def submit_up_to(self, step: int, *, version: int, origin: ParentDigest) -> None:
+        """Submit groups until there are enough for all steps up to this one."""
         self._newest, self._origin = version, origin
-        again, self._again = self._again, []
-        for place in again:
-            self._ask(place.step, place.first, place.rows)
-        self._ask_more((step - self._taken) * self._submitter.batch - len(self._asked))
+        resubmit, self._resubmit = self._resubmit, []
+        for slot in resubmit:
+            self._submit(slot.step, slot.first, slot.rows)
+        self._submit_more((step - self._taken) * self._submitter.batch - len(self._pending))
 
     def take(self, step: int, *, before: RolloutHandle | None = None) -> RolloutHandle:
-        """As many groups as a step has; where they did not fill it, as many again."""
+        """`train_batch_size` groups; with `before`, as many further ones."""
         if before is not None:
-            self._ask_more(self._submitter.batch)
+            self._submit_more(self._submitter.batch)
         chosen, self._taken = self._chosen(), step
-        rows = tuple(row for one in chosen for row in one.place.rows)
-        place = BatchSlot(step=step, first=0, rows=rows, version=self._newest, origin=self._origin)
+        rows = tuple(row for one in chosen for row in one.slot.rows)
+        slot = BatchSlot(step=step, first=0, rows=rows, version=self._newest, origin=self._origin)
         has_greedy = all(one.greedy is not None for one in chosen)
         return RolloutHandle(
-            place=place,
-            drawn=ReadyRollouts([group for one in chosen for group in one.drawn.result()]),
+            slot=slot,
+            sampled=ReadyRollouts([group for one in chosen for group in one.sampled.result()]),
             greedy=ReadyRollouts([g for one in chosen for g in _greedy(one)])
             if has_greedy
             else None,
             journal=before.journal
             if before is not None
-            else self._submitter.take_up(step, "work", self._origin),
+            else self._submitter.open_journal(step, "work", self._origin),
         )
 
     def release(self) -> None:
-        """Everything is drawn with the newest weights."""
+        """Nothing to release: everything is generated with the newest weights."""
 
     @property
     def outstanding(self) -> tuple[RolloutHandle, ...]:
-        """What was asked for and not taken."""
-        return tuple(self._asked)
+        """Handles that were submitted and not taken."""
+        return tuple(self._pending)
 
-    def kept(self) -> tuple[dict[str, Any], ...]:
-        """Finished groups with their rollouts; of others the place, where they begin anew."""
-        return tuple(one.as_it_is() for one in self._asked)
+    def snapshot(self) -> tuple[dict[str, Any], ...]:
+        """JSON of all pending groups; unfinished ones keep their slot only and are regenerated."""
+        return tuple(one.snapshot() for one in self._pending)
 
-    def restore(self, step: int, kept: Sequence[Mapping[str, Any]]) -> None:
-        """Go on from what a checkpoint after `step` kept.
+    def restore(self, step: int, saved: Sequence[Mapping[str, Any]]) -> None:
+        """Restore saved groups.
 
-        A group that would be too old when its turn comes is asked for anew: the run may have had
-        another staleness until then.
+        Unfinished groups, and those that exceed the staleness limit of now, are resubmitted.
         """
         self._taken = step
-        for tree in [one for some in kept for one in split_rows(some)]:
-            place = BatchSlot.from_json(tree)
-            behind = step + len(self._asked) // self._submitter.batch - place.version
+        for tree in [one for some in saved for one in split_rows(some)]:
+            slot = BatchSlot.from_json(tree)
+            behind = step + len(self._pending) // self._submitter.batch - slot.version
             if tree["drawn"] is None or behind > self._staleness:
-                self._again.append(place)
+                self._resubmit.append(slot)
             else:
-                self._asked.append(self._submitter.restored(tree, None))
+                self._pending.append(self._submitter.restore_handle(tree, None))
 
-    def _ask_more(self, groups: int) -> None:
+    def _submit_more(self, groups: int) -> None:
         for _ in range(groups):
             step, first = divmod(self._submitter.cursor, self._submitter.batch)
-            self._ask(step + 1, first, self._submitter.next_rows(1))
+            self._submit(step + 1, first, self._submitter.next_rows(1))
 
-    def _ask(self, step: int, first: int, rows: tuple[int, ...]) -> None:
-        place = BatchSlot(
+    def _submit(self, step: int, first: int, rows: tuple[int, ...]) -> None:
+        slot = BatchSlot(
             step=step, first=first, rows=rows, version=self._newest, origin=self._origin
         )
-        # What several versions draw cannot be drawn again: no journal is of use to it.
-        self._asked.append(self._submitter.ask(place, None))
+        # Rollouts of mixed versions cannot be reproduced, so they are not journaled.
+        self._pending.append(self._submitter.submit(slot, None))
 
     def _chosen(self) -> list[RolloutHandle]:
-        """The finished groups that were asked for first, and those that may not grow older."""
+        """Groups at the staleness limit, then the oldest finished ones; waits for enough."""
         oldest = self._newest - self._staleness
-        due = [one for one in self._asked if one.place.version <= oldest][: self._submitter.batch]
+        due = [one for one in self._pending if one.slot.version <= oldest][: self._submitter.batch]
         while True:
-            ready = [one for one in self._asked if one.is_done and one not in due]
+            ready = [one for one in self._pending if one.is_done and one not in due]
             if all(one.is_done for one in due) and len(due) + len(ready) >= self._submitter.batch:
                 break
             with waiting_for("rollout"):
                 time.sleep(_POLL_S)
         picked = [*due, *ready][: self._submitter.batch]
-        self._asked = [one for one in self._asked if one not in picked]
+        self._pending = [one for one in self._pending if one not in picked]
         return picked
 
 
 def build_scheduler(trainer: TrainerConfig, submitter: RolloutSubmitter) -> RolloutScheduler:
-    """Where the loop takes its rollouts from, as configured."""
+    """The scheduler that the configuration selects."""
     if has_partial_rollouts(trainer):
         return FifoScheduler(submitter, staleness=trainer.max_staleness)
     return OrderedScheduler(submitter, staleness=trainer.max_staleness)
 
 
-def _greedy(asked: RolloutHandle) -> list[Group]:
-    assert asked.greedy is not None
-    return asked.greedy.result()
+def _greedy(handle: RolloutHandle) -> list[Group]:
+    assert handle.greedy is not None
+    return handle.greedy.result()

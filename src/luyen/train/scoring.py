@@ -14,28 +14,28 @@ from luyen.train.rollouts import RolloutHandle
 from luyen.train.run import OnlineRun
 
 
-def collect_groups(run: OnlineRun, step: int) -> list[Group]:
-    """The step's groups, judged; with `filter_groups`, only such whose samples differ.
+def generate_and_score(run: OnlineRun, step: int) -> list[Group]:
+    """Generate and score the groups of a step; `filter_groups` drops groups of equal scores.
 
-    They fill the step, or are fewer when every row was tried since the last one that was found. A
-    UserError when there is none, or when `max_num_gen_batches` batches do not fill the step.
+    Batches are generated until the step is full, or every row was tried without a further group. A
+    UserError when no group is left, or when `max_num_gen_batches` batches do not fill the step.
     """
     wanted, filter_groups = run.config.data.train_batch_size, run.config.algorithm.filter_groups
     most = filter_groups.max_num_gen_batches if filter_groups.enable else 1
     kept: list[Group] = []
     batches = idle = 0
-    asked: RolloutHandle | None = None
+    handle: RolloutHandle | None = None
     with run.phase("generate"):
-        run.ask_ahead(step)
+        run.submit_ahead(step)
     while len(kept) < wanted and not (batches and batches == most):
         with run.phase("generate"):
-            asked = run.supply.take(step, before=asked)
-        fresh = [group for group in _one_batch(run, asked) if _has_signal(group, run)]
+            handle = run.scheduler.take(step, before=handle)
+        fresh = [group for group in _score_batch(run, handle) if _has_signal(group, run)]
         batches, idle = batches + 1, 0 if fresh else idle + 1
         kept += fresh
         if idle * wanted >= len(run.data.train.prompts):
-            break  # every row was tried since the last group that teaches
-    run.supply.release()
+            break  # every row was tried since the last group with a signal
+    run.scheduler.release()
     run.notes["group/generated_batches"] = float(batches)
     run.notes["group/kept_fraction"] = len(kept) / (batches * wanted)
     is_short = filter_groups.enable and batches == most and len(kept) < wanted
@@ -46,31 +46,32 @@ def collect_groups(run: OnlineRun, step: int) -> list[Group]:
         raise UserError(
             "algorithm.filter_groups.max_num_gen_batches",
             filter_groups.max_num_gen_batches,
-            f"{batches} batches were drawn and {few} samples that score differently",
+            f"{batches} batches were generated and {few} samples that score differently",
             "choose easier or harder rows, raise rollout.n, or allow more batches (0: no limit)",
         )
     return kept[:wanted]
 
 
-def _one_batch(run: OnlineRun, asked: RolloutHandle) -> list[Group]:
-    run.write_work_to(asked.journal)
-    with run.phase("generate"), PROGRESS.watching("rollout", asked.place.step):
-        drawn = asked.drawn.result()
+def _score_batch(run: OnlineRun, handle: RolloutHandle) -> list[Group]:
+    """Wait for a batch and score it, greedy baselines included."""
+    run.use_journal(handle.journal)
+    with run.phase("generate"), PROGRESS.watching("rollout", handle.slot.step):
+        sampled = handle.sampled.result()
     with run.phase("score"):
-        judged = score_and_filter(run, drawn)
-    if asked.greedy is not None:
-        run.baselines |= _greedy_rewards(run, asked.greedy)
-        judged = [group for group in judged if _has_baseline(group, run)]
-    return judged
+        scored = score_and_filter(run, sampled)
+    if handle.greedy is not None:
+        run.baselines |= _greedy_rewards(run, handle.greedy)
+        scored = [group for group in scored if _has_baseline(group, run)]
+    return scored
 
 
 def score_and_filter(run: OnlineRun, groups: Sequence[Group]) -> list[Group]:
-    """The groups with scores; rollouts that broke or could not be scored are left out.
+    """The groups with scores, without rollouts that failed or could not be scored.
 
-    What is left out is recorded with the rest of the step.
+    Dropped rollouts are still recorded with the step (`run.scored`, `run.broken`).
     """
     scored = score_groups(run, groups) if run.needs.reward else _unscored(run, groups)
-    run.judged += scored
+    run.scored += scored
     faulty = {rollout.key for rollout in run.reward.apply_fault_policy(scored)}
     return [_without(Group(prompt=g.prompt, rollouts=g.rollouts), faulty) for g in scored]
 
@@ -78,7 +79,7 @@ def score_and_filter(run: OnlineRun, groups: Sequence[Group]) -> list[Group]:
 def score_groups(
     run: OnlineRun, groups: Sequence[Group], *, purpose: str = "rollout"
 ) -> list[ScoredGroup]:
-    """Every group with the scores of its rollouts; what broke on the way is judged by nobody."""
+    """Score every group; failed rollouts are removed first, and not scored."""
     pairs = [(group.prompt, group.rollouts) for group in _valid_groups(run, groups, purpose)]
     PROGRESS.expect("score", 0, len(pairs), restart=True)
     with PROGRESS.watching("score", 0):
@@ -86,7 +87,7 @@ def score_groups(
 
 
 def _unscored(run: OnlineRun, groups: Sequence[Group]) -> list[ScoredGroup]:
-    """Groups of which nobody asks how good they are: what is learned comes from a teacher."""
+    """Groups without scores, for pure distillation."""
     return [
         ScoredGroup(prompt=g.prompt, rollouts=g.rollouts, seconds=(None,) * len(g.rollouts))
         for g in _valid_groups(run, groups, "rollout")
@@ -94,19 +95,19 @@ def _unscored(run: OnlineRun, groups: Sequence[Group]) -> list[ScoredGroup]:
 
 
 def _valid_groups(run: OnlineRun, groups: Sequence[Group], purpose: str) -> list[Group]:
-    """The groups without what broke on the way, which is noted; empty ones are left out.
+    """The groups without failed rollouts, which go to `run.broken`; empty groups are dropped.
 
-    A baseline is noted with the number behind those of the samples, the first of which has its own.
+    A failed greedy baseline has the address of sample 0, so it is recorded as sample `n`.
     """
     generation = run.roles.generation
     keys = {rollout.key for rollout in generation.broken(groups, purpose=purpose)}
     bad = [generation.compared(r, g.prompt) for g in groups for r in g.rollouts if r.key in keys]
     if purpose == "greedy":
-        behind = run.config.actor_rollout_ref.rollout.n
-        bad = [replace(rollout, sample=behind) for rollout in bad]
+        number = run.config.actor_rollout_ref.rollout.n
+        bad = [replace(rollout, sample=number) for rollout in bad]
     run.broken += bad
-    sound = [_without(group, keys) for group in groups]
-    return [group for group in sound if group.rollouts]
+    valid = [_without(group, keys) for group in groups]
+    return [group for group in valid if group.rollouts]
 
 
 def _without(group: Group, left_out: set[tuple[int, int, str, int]]) -> Group:
@@ -124,7 +125,7 @@ def _has_signal(group: Group, run: OnlineRun) -> bool:
 
 
 def _metric(rollout: Rollout, name: str) -> float:
-    """A score by name: the whole, or a part at any depth."""
+    """A score by name: the total, or a component at any depth."""
     assert rollout.score is not None
     flat = rollout.score.flat()
     if name in ("reward", "score", rollout.score.name):
@@ -137,13 +138,13 @@ def _metric(rollout: Rollout, name: str) -> float:
     return found
 
 
-def _greedy_rewards(run: OnlineRun, asked: RolloutFuture) -> dict[str, float]:
-    """Reward of the likeliest answer to each prompt (ReMax's baseline), by group.
+def _greedy_rewards(run: OnlineRun, greedy: RolloutFuture) -> dict[str, float]:
+    """Reward of the greedy response to each prompt (ReMax baseline), by group.
 
-    Where it could not be computed, `reward.on_fault` decides as for any other rollout.
+    Scores that cannot be computed follow `reward.on_fault`, as for any other rollout.
     """
     with run.phase("generate"):
-        groups = run.roles.generation.all_compared(asked.result())
+        groups = run.roles.generation.all_compared(greedy.result())
     with run.phase("score"):
         scored = score_groups(run, groups, purpose="greedy")
     out = {rollout.key for rollout in run.reward.apply_fault_policy(scored)}

@@ -30,31 +30,27 @@ from luyen.telemetry.summary import FINISHED, INTERRUPTED, note
 from luyen.train.interrupt import Interruption, Stopped
 from luyen.train.lineage import inputs_of, note_inputs
 
-# The directory of a run that is about to begin or to go on, and when it is written to.
-#
-# What can refuse a run does so before anything is written. Until the run begins, a directory
-# that was made for it is removed again, and one that was there is left as it was found.
-
 _COMPARED = ("versions", "code", "hardware", "settings", "threads", "datasets", "files", "revision")
-"""Facts that a resumption lists when they are not those of the beginning."""
+"""Manifest facts that a resumption lists when they have changed."""
 _FIX = "undo the change, or choose another trainer.experiment_name"
 
 
 class ChangedRows(UserWarning):
-    """The rows of a run are not those that it began with."""
+    """The rows of a resumed run differ from those it started with."""
 
 
 @final
 class Session:
-    """A claimed run directory, and what is written into it once the run begins."""
+    """A claimed run directory, and what is written into it once the run begins.
+
+    All checks that can refuse a run come before `begin`. If the run does not begin, `abandon`
+    removes a new directory; an existing one is unchanged.
+    """
 
     def __init__(
         self, report: Report, facts: dict[str, Any], inputs: list[Artifact], place: Path
     ) -> None:
-        """Open the run that is there, or begin a new directory; a UserError where neither may be.
-
-        `place` is claimed.
-        """
+        """Open the run at `place`, which is claimed, or create it; a UserError if refused."""
         self._report = report
         self._facts = facts
         self._inputs = inputs
@@ -71,7 +67,7 @@ class Session:
             )
 
     def begin(self) -> None:
-        """Everything is built: note the session, with the configuration that it follows."""
+        """Write configuration, resumption and inputs; called once everything is built."""
         directory, config = self.directory, self._report.config
         if not self._is_new:
             self._warn_of_other_rows()
@@ -81,7 +77,7 @@ class Session:
         note_inputs(directory, config, self._inputs)
 
     def abandon(self) -> bool:
-        """Whether nothing is left of a run that did not begin; one that was there stays."""
+        """Empty the directory of a new run that did not begin; whether the run was new."""
         if self._is_new:
             for path in self.directory.root.iterdir():
                 if path.is_dir() and not path.is_symlink():
@@ -97,9 +93,9 @@ class Session:
             warnings.warn(said, ChangedRows, stacklevel=4)
 
     def _resumption(self) -> dict[str, Any]:
-        """What a reader must know of the session: its facts, and what of them and of keys is new.
+        """Record of a resumption.
 
-        `changed` has the new facts by kind, and under `config` each key with both values.
+        `changed` has changed facts by kind, and under `config` each changed key with both values.
         """
         directory, facts = self.directory, self._facts
         before = directory.read_manifest()
@@ -116,17 +112,17 @@ class Session:
         }
 
     def _is_config_new(self) -> bool:
-        """Whether the configuration is another; a damaged one is about to be replaced."""
+        """Whether the stored configuration differs; a damaged one counts, and is replaced."""
         try:
             return self.directory.read_config() != self._config
         except UserError as error:
-            said = f"{error.value}: {error.why}; it is written anew, with the configuration of now"
+            said = f"{error.value}: {error.why}; it is replaced by the current configuration"
             warnings.warn(said, DamagedRecord, stacklevel=4)
             return True
 
 
 def claim_run(place: Path) -> None:
-    """Claim a run directory, and make it if need be; a UserError where no run may be."""
+    """Claim a run directory, creating it if needed; a UserError where it cannot be used."""
     directory = RunDirectory(place)
     if not directory.exists:
         directory.demand_unused()
@@ -134,12 +130,12 @@ def claim_run(place: Path) -> None:
 
 
 def open_session(report: Report, data: TrainData, found: Manifest) -> Session:
-    """A session of a run that is there, or of a new one; nothing of a run that is there is changed.
+    """Open a session of an existing or new run, without changing files of an existing one.
 
-    `found` is what `facts_of` gave. The directory is claimed: whoever gets it releases it.
+    `found` comes from `collect_manifest`. The directory is claimed: the caller must release it.
     """
     place = run_directory(report.config)
-    inputs = inputs_of(report.config, found.datasets)  # what is refused here leaves no directory
+    inputs = inputs_of(report.config, found.datasets)  # may raise; before the directory is created
     facts = found.as_json() | {"rows": {"train": len(data.train.prompts)}}
     with ExitStack() as failed:
         claim_run(place)
@@ -151,7 +147,7 @@ def open_session(report: Report, data: TrainData, found: Manifest) -> Session:
 
 
 def _refuse_another_run(directory: RunDirectory, report: Report, facts: dict[str, Any]) -> None:
-    """A UserError where the run there is another than the configuration describes."""
+    """A UserError where the run in the directory has another configuration or model."""
     if not has_progress(directory):
         return
     changed = [one for one in changed_keys(directory, report.config) if one.kind is None]
@@ -165,14 +161,14 @@ def _refuse_another_run(directory: RunDirectory, report: Report, facts: dict[str
 
 
 def release_on_error(opened: ExitStack, session: Session) -> None:
-    """As `opened` ends, release the claim; an earlier run notes why it did not go on."""
+    """On exit of `opened`, release the claim; an existing run notes why it did not resume."""
     root = session.directory.root
     opened.callback(release, root)
     opened.push(_noted(root, "before its first step", unless=session.abandon))
 
 
 def note_run_events(ending: ExitStack, directory: RunDirectory) -> None:
-    """While `ending` is open, note which stream is lost, and what ends the run."""
+    """While `ending` is open, note lost output streams and the error that ends the run."""
     OUTPUT.listen(partial(note, directory.root))
     ending.callback(OUTPUT.listen, None)
     ending.push(_noted(directory.root, "in training"))
@@ -181,7 +177,7 @@ def note_run_events(ending: ExitStack, directory: RunDirectory) -> None:
 def headline(
     directory: RunDirectory, interruption: Interruption, *, step: int, last_step: int
 ) -> str:
-    """How the session ended, for its summary; an interruption is noted."""
+    """How the session ended, for its summary; an interruption is noted in the run."""
     if not interruption.is_wanted or step >= last_step:
         return FINISHED
     number = interruption.number

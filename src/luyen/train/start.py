@@ -49,19 +49,17 @@ from luyen.train.run import OnlineRun, generation_config_hash
 from luyen.train.session import headline, note_run_events, open_session, release_on_error
 from luyen.train.state import first_logged_step
 
-# Ranks that are lost do not end a run: it goes on from its newest checkpoint and the journal.
-#
-# Everything is closed and made again, as the same command in a new process would: there is one
-# way to go on, and it is the one that is tested by killing processes.
+# Lost ranks do not end a run: everything is closed and rebuilt, and the run resumes from its newest
+# checkpoint and the journal, exactly as the same command in a new process would.
 
 _MAX_FAILURES = 3
 _RETRY_DELAYS_S = (1.0, 30.0)
-"""Before each new beginning: a cluster may take a while to notice what it has lost."""
+"""Delay before each restart: a cluster may take a while to notice lost processes."""
 
 
 @final
 class RankFailures:
-    """Losses in a row: without a step in between that was never reached before.
+    """Counts consecutive rank losses; a step that was never reached before resets the count.
 
     Example:
         >>> losses = RankFailures(most=2)
@@ -78,11 +76,11 @@ class RankFailures:
 
     @property
     def pause_s(self) -> float:
-        """Seconds to wait before the next beginning."""
+        """Seconds to wait before the next restart."""
         return _RETRY_DELAYS_S[min(self._count, len(_RETRY_DELAYS_S)) - 1]
 
     def note(self, lost: RanksLost, *, step: int) -> str:
-        """What is said of a loss after `step` finished steps; a UserError after too many."""
+        """Count a loss after `step` finished steps; the message, or a UserError after too many."""
         self._count = 1 if step > self._furthest else self._count + 1
         self._furthest = max(step, self._furthest)
         if self._count >= self._most:
@@ -91,7 +89,7 @@ class RankFailures:
 
 
 def stopped(lost: RanksLost, why_now: str) -> UserError:
-    """A clean end: what is done stays done."""
+    """The error that ends the run; it can be resumed."""
     fix = (
         "look at the memory and the logs of its node; luyen train --resume RUN goes on from the "
         "newest checkpoint and the journal"
@@ -100,9 +98,9 @@ def stopped(lost: RanksLost, why_now: str) -> UserError:
 
 
 def resume_report(report: Report) -> Report:
-    """The same run, to be gone on with, however it was begun.
+    """The report of the same run, set to resume.
 
-    One that began from a checkpoint elsewhere does so again until it has one of its own.
+    A run that started from another run's checkpoint does so again until it has its own.
     """
     mode = report.config.trainer.resume_mode
     if mode != "disable":
@@ -114,28 +112,28 @@ def resume_report(report: Report) -> Report:
 def run_with_recovery(
     report: Report,
     prepare: Callable[[Report], OnlineRun],
-    carry_out: Callable[[OnlineRun], RunSummary],
+    train: Callable[[OnlineRun], RunSummary],
 ) -> RunSummary:
-    """Prepare a run and carry it out, again when its ranks were lost; what it reached."""
-    losses = RankFailures()
+    """Prepare and run; rebuild and resume after lost ranks."""
+    failures = RankFailures()
     run: OnlineRun | None = None
     while True:
         try:
-            run = _prepared(report, prepare, before=run)
-            return carry_out(run)
+            run = _prepare(report, prepare, before=run)
+            return train(run)
         except RanksLost as lost:
             if run is not None and run.interruption.is_wanted:
                 raise stopped(lost, "the run was asked to end") from lost
-            said = losses.note(lost, step=run.step if run is not None else 0)
-            say(f"{said}; beginning again from the newest checkpoint")
+            message = failures.note(lost, step=run.step if run is not None else 0)
+            say(f"{message}; beginning again from the newest checkpoint")
             report = resume_report(report)
-            time.sleep(losses.pause_s)
+            time.sleep(failures.pause_s)
 
 
-def _prepared(
+def _prepare(
     report: Report, prepare: Callable[[Report], OnlineRun], *, before: OnlineRun | None
 ) -> OnlineRun:
-    """The run where its newest checkpoint left it; the time it took is in the run's events."""
+    """Prepare the run; a restart is recorded as a `recover` span in the run's events."""
     if before is None:
         return prepare(report)
     SPANS.open(before.recorder.directory.events, process="controller")
@@ -144,23 +142,20 @@ def _prepared(
 
 
 def run_training(report: Report, *, trial_steps: int | None = None) -> RunSummary:
-    """Train as the configuration says. It must have passed its check.
-
-    With `trial_steps` the run ends after so many and leaves no checkpoint.
-    """
+    """Train a checked configuration; `trial_steps` ends the run early, without a checkpoint."""
     report.require_sound()
     if report.config.trainer.stage != "rl":
         return run_offline(report, trial_steps=trial_steps)
 
-    def carry_out(run: OnlineRun) -> RunSummary:
+    def train(run: OnlineRun) -> RunSummary:
         run.trial_steps = trial_steps
         return _train_to_end(run)
 
-    return run_with_recovery(report, prepare_online, carry_out)
+    return run_with_recovery(report, prepare_online, train)
 
 
 def prepare_online(report: Report) -> OnlineRun:
-    """A run with its directory, its files open, where its newest checkpoint left it."""
+    """Build a run, open its directory and files, and restore its newest checkpoint."""
     config = report.config
     refuse_running(report)
     import_plugins(config.trainer.plugins)
@@ -193,7 +188,7 @@ def _open_recorder(
     display: Display,
     opened: ExitStack,
 ) -> Recorder:
-    """Metrics, digests and checkpoints; lines of steps that will be done again are dropped."""
+    """Open metrics, digests and checkpoints; lines of steps that will be repeated are dropped."""
     trainer = report.config.trainer
     first_step = first_logged_step(
         load_state(resumed.path, "loop") if resumed is not None else None
@@ -209,11 +204,13 @@ def _open_recorder(
     digests = DigestFile(directory.digests, first_step=first_step)
     opened.callback(digests.close)
     is_async = saves_in_background(trainer, report.plan.where)
-    return Recorder(directory, log, store, digests, known=metrics_at(resumed), is_async=is_async)
+    return Recorder(
+        directory, log, store, digests, last_metrics=metrics_at(resumed), is_async=is_async
+    )
 
 
 def _resume(resumed: Checkpoint | None, run: OnlineRun, facts: Manifest) -> None:
-    """Put the run where a checkpoint left it, or at its beginning, with its journals open."""
+    """Restore the checkpoint, if any, and open the journals."""
     if resumed is None:
         _open_journals(run, facts, done=-1)
         return
@@ -223,11 +220,11 @@ def _resume(resumed: Checkpoint | None, run: OnlineRun, facts: Manifest) -> None
 
 
 def _open_journals(run: OnlineRun, facts: Manifest, *, done: int) -> None:
-    """Work goes into journals from now on; that of steps up to `done` is not needed any more."""
+    """Open the journals; those of steps up to `done` are dropped."""
     directory = run.recorder.directory
     run.recorder.journals = WorkJournals(directory.journal, run_id=directory.run_id)
     run.recorder.journals.forget(done)
-    run.settings = generation_config_hash(run.config, facts)
+    run.config_hash = generation_config_hash(run.config, facts)
 
 
 def _train_to_end(run: OnlineRun) -> RunSummary:
@@ -244,8 +241,8 @@ def _train_to_end(run: OnlineRun) -> RunSummary:
             try:
                 train_online(run)
             except Interrupted:
-                run.keep_progress()
-            run.recorder.settle()
+                run.save_progress()
+            run.recorder.flush()
     seconds = time.monotonic() - started
     curves = plot_curves(directory.metrics, directory.report)
     return _summary(run, directory, curves, seconds=seconds, steps=run.step - first)
@@ -261,11 +258,13 @@ def _summary(
     if checkpoint is not None:
         files["checkpoint"] = checkpoint
     files = {name: path for name, path in files.items() if path.exists()}
-    asked = run.interruption
-    how = headline(directory, asked, step=run.step - run.is_open, last_step=run.last_step)
+    interruption = run.interruption
+    how = headline(
+        directory, interruption, step=run.step - run.awaits_validation, last_step=run.last_step
+    )
     return RunSummary(
         headline=how,
-        signal=asked.number,
+        signal=interruption.number,
         changes=_validation_change(run),
         steps=steps,
         seconds=seconds,
@@ -277,7 +276,7 @@ def _summary(
 def _commands(
     directory: RunDirectory, checkpoint: Path | None, *, is_whole: bool
 ) -> tuple[str, ...]:
-    """What can be done with the run now."""
+    """Commands to suggest for the finished run."""
     more = () if is_whole else (f"luyen train --resume {directory.root}",)
     if checkpoint is None:
         return more
@@ -286,7 +285,7 @@ def _commands(
 
 
 def _validation_change(run: OnlineRun) -> tuple[Change, ...]:
-    """What the first and the last validation found; an accuracy only where both are."""
+    """First and last validation: mean reward, or accuracy where all rewards are 0 or 1."""
     if not run.validations:
         return ()
     first, last = ({**validated(v)} for v in (run.validations[0], run.validations[-1]))

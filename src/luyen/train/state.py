@@ -29,7 +29,7 @@ from luyen.train.rollouts import RolloutHandle
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopState:
-    """Where the loop stands. A run resumed from it goes on as if nothing had happened.
+    """Progress of the loop in a checkpoint; a run resumed from it repeats an uninterrupted one.
 
     Example:
         >>> LoopState.from_json(LoopState(step=3, cursor=96).as_json()).cursor
@@ -37,11 +37,11 @@ class LoopState:
     """
 
     step: int = 0
-    """Steps that are done."""
+    """Finished steps."""
     cursor: int = 0
-    """Rows drawn so far: the sampler is a pure function of it."""
+    """Rows taken so far: the sampler is a pure function of it."""
     returned: tuple[int, ...] = ()
-    """Rows among them that nothing came of, and that come before further ones."""
+    """Rows among them that were returned unused, and are taken before further ones."""
     version: int = 0
     """Version of the policy's weights."""
     kl_controller: dict[str, float | None] | None = None
@@ -51,31 +51,31 @@ class LoopState:
     kl_history: tuple[float, ...] = ()
     """KL to the reference of the latest steps, for its drift."""
     sampler: tuple[int, ...] | None = None
-    """What an adaptive sampler learned; None for one that is a function of the cursor alone."""
+    """State of an adaptive sampler; None for one that is a function of the cursor alone."""
     skipped: int = 0
-    """Optimizer steps left out in a row, because their gradients were not finite."""
+    """Consecutive optimizer steps skipped because their gradients were not finite."""
     flat_steps: int = 0
-    """First steps in which no group differed; -1 once one did."""
+    """Number of first steps without any reward difference inside a group; -1 after one."""
     first_validation: dict[str, float] = field(default_factory=dict[str, float])
-    """What the first validation found, for the summary."""
+    """Metrics of the first validation, for the summary."""
     asked: tuple[dict[str, Any], ...] = ()
-    """Batches of later steps that were asked for, with their rollouts."""
+    """Submitted batches of later steps, with their rollouts (`RolloutHandle.as_json`)."""
     reward: dict[str, Any] = field(default_factory=dict[str, Any])
-    """What running statistics of the rewards have seen."""
+    """Running statistics of the rewards."""
     chain: str = BEGINNING
-    """Digest of everything that was done so far, which the next step's digest goes on from."""
+    """Digest chain of all finished steps, which the next step extends."""
     origin: tuple[str, str] | None = None
-    """The chain before the last step, and the hash of the weights after it; None: no step yet."""
+    """Chain before the last step and hash of the weights after it; None: no step yet."""
     lacks_validation: dict[str, Any] | None = None
-    """Numbers and hashes of a step that was stopped before its validation was over."""
+    """Metrics and digests of a step that was interrupted before its validation ended."""
 
     def as_json(self) -> dict[str, Any]:
-        """Plain data for a checkpoint."""
+        """JSON for a checkpoint."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, saved: dict[str, Any]) -> "LoopState":
-        """What `as_json` gave; a ValueError or its like where it is something else."""
+        """Inverse of `as_json`; a KeyError, TypeError or ValueError for anything else."""
         for name in ("step", "cursor", "version", "skipped", "flat_steps"):
             if type(saved.get(name, 0)) is not int:
                 raise ValueError(f"`{name}` is no whole number")
@@ -95,7 +95,7 @@ class LoopState:
 
 
 def unvalidated_step(metrics: Mapping[str, float], stages: Mapping[str, str]) -> dict[str, Any]:
-    """What is known of a step that lacks its validation, as a checkpoint keeps it.
+    """Metrics and digests of a step that lacks its validation, as JSON for a checkpoint.
 
     Example:
         >>> saved = unvalidated_step({"a": 0.5, "b": float("inf")}, {"prompts": "ab"})
@@ -106,12 +106,12 @@ def unvalidated_step(metrics: Mapping[str, float], stages: Mapping[str, str]) ->
 
 
 def read_unvalidated_step(saved: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, str]]:
-    """What `unvalidated_step` gave, as numbers and hashes."""
+    """Inverse of `unvalidated_step`."""
     return {k: float(v) for k, v in saved["metrics"].items()}, dict(saved["stages"])
 
 
 def first_logged_step(loop: Mapping[str, Any] | None) -> int:
-    """The first step that a run writes lines of, which goes on from this loop; None: a new one.
+    """The first step whose log lines are written after resuming from `loop`; None: a new run.
 
     Example:
         >>> first_logged_step(None), first_logged_step({"step": 4})
@@ -127,36 +127,33 @@ def first_logged_step(loop: Mapping[str, Any] | None) -> int:
     return int(loop["step"]) + (loop.get("lacks_validation") is None)
 
 
-# The part of a run that learns: roles, rules and coefficients, and how far they have come.
-#
-# A run in progress is one, with rows, rewards and files beside it; a step that is replayed from
-# files is one without them. Both learn by the same functions.
-
-
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearningRules:
-    """How a configuration learns, as it begins.
+    """What the configuration says about learning, at its initial values.
 
     Example:
         >>> sorted(LearningRules.__slots__)[:2]
-        ['credit_rules', 'entropy_controller']
+        ['advantage_config', 'entropy_controller']
     """
 
     needs: RequiredSignals
-    """What is added to a batch before credit."""
+    """Signals that a batch needs before advantages are computed."""
     objective: Objective
-    """What the policy's update minimises."""
-    credit_rules: AdvantageConfig
+    """Objective of the policy update."""
+    advantage_config: AdvantageConfig
     """How rewards become advantages."""
     kl_controller: FixedKLController | AdaptiveKLController
     """Coefficient of the KL term in the reward."""
     entropy_controller: AdaptiveEntropyController | None
-    """Coefficient of the entropy bonus, where it adapts."""
+    """Coefficient of the entropy bonus; None: it is constant."""
 
 
 class Learner:
-    """Parts (fixed) and progress (changing) of what learns."""
+    """Roles, objective and controllers of a run, and their progress.
+
+    `OnlineRun` adds data, rewards and files; a replayed step is a plain `Learner`.
+    """
 
     def __init__(
         self,
@@ -171,29 +168,29 @@ class Learner:
         self.roles = roles
         self.needs = rules.needs
         self.objective = rules.objective
-        self.credit_rules = rules.credit_rules
+        self.advantage_config = rules.advantage_config
         self.kl_controller = rules.kl_controller
         self.entropy_controller = rules.entropy_controller
         self.profiler = profiler
         self.total_steps = total_steps
         self.step = 0
-        """Steps that are done; the one in progress is the next."""
+        """Finished steps; the one in progress is the next."""
         self.version = 0
         """Version of the policy's weights."""
         self.skipped = 0
-        """Optimizer steps left out in a row, because their gradients were not finite."""
+        """Consecutive optimizer steps skipped because their gradients were not finite."""
         self.kl_history: tuple[float, ...] = ()
         """KL to the reference of the latest steps."""
         self.trainer_logp: Tensor | None = None
-        """Log-probabilities under the weights before the update, once it has measured them."""
+        """Log-probs under the weights before the update, once the update has measured them."""
 
     @property
     def seed(self) -> int:
-        """The one seed that every random choice derives from."""
+        """The run seed."""
         return self.config.trainer.seed
 
     def phase(self, name: str) -> AbstractContextManager[None]:
-        """Around a part of the step; whoever shows or times it says how."""
+        """Context of a phase of the step; subclasses time and display it."""
         del name
         return nullcontext()
 
@@ -216,17 +213,17 @@ class Learner:
         return self.entropy_controller.applied
 
     def follow_entropy(self, entropy: float) -> None:
-        """Let an adaptive coefficient see what was measured."""
+        """Update the adaptive entropy coefficient with a measured entropy."""
         if self.entropy_controller is not None:
             self.entropy_controller = self.entropy_controller.update(entropy=entropy)
 
     def follow_kl(self, kl: float, rollouts: int) -> None:
-        """Let the KL coefficient and its drift see what was measured."""
+        """Update the KL controller and the KL history with a measured KL."""
         self.kl_controller = self.kl_controller.update(kl=kl, n_steps=rollouts)
         self.kl_history = (*self.kl_history, kl)[-20:]
 
-    def go_on_from(self, state: LoopState) -> None:
-        """Take the progress over from a checkpoint; what is configured stays as configured."""
+    def restore_progress(self, state: LoopState) -> None:
+        """Restore progress from a checkpoint; configured values stay."""
         self.step, self.version = state.step, state.version
         self.skipped, self.kl_history = state.skipped, state.kl_history
         if state.kl_controller is not None:
@@ -235,41 +232,44 @@ class Learner:
             self.entropy_controller = self.entropy_controller.restore(state.entropy_controller)
 
 
-# The last moment at which a run could be saved as it was: when the step in progress began.
-
-
 @final
 class StepSnapshot:
-    """The loop as the step began, as long as the weights are still of that moment."""
+    """Loop state at the start of a step, valid until the update changes the weights.
+
+    An interrupted or hanging run is saved from it.
+    """
 
     def __init__(self) -> None:
         self.state: LoopState | None = None
-        """None: the weights are being changed, or no step has begun."""
-        self.asked: tuple[RolloutHandle, ...] = ()
-        """What was asked for and not taken then."""
+        """None: the update has started, or no step has begun."""
+        self.pending: tuple[RolloutHandle, ...] = ()
+        """Outstanding rollouts at that moment."""
 
-    def mark(self, state: LoopState, asked: tuple[RolloutHandle, ...]) -> None:
-        """A step begins."""
-        self.state, self.asked = state, asked
+    def take(self, state: LoopState, pending: tuple[RolloutHandle, ...]) -> None:
+        """Snapshot the start of a step."""
+        self.state, self.pending = state, pending
 
-    def leave(self) -> None:
-        """The weights change from now on."""
+    def invalidate(self) -> None:
+        """Drop the state: the update changes the weights from now on."""
         self.state = None
 
     def refusal(self, *, saved: int) -> str | None:
-        """Why a run that hangs cannot be saved as it was; None: it can, without any wait."""
+        """Why a hanging run cannot be saved from this snapshot without waiting; None: it can."""
         if self.state is None:
             return "the weights are being changed, so that the newest checkpoint stays"
         if self.state.step == saved:
             return f"nothing is to be saved after step {saved}"
-        if any(one.needs_other_weights(self.state.version) for one in self.asked):
+        if any(one.needs_other_weights(self.state.version) for one in self.pending):
             return "rollouts of later steps are in progress, so that the newest checkpoint stays"
         return None
 
 
-def snapshot_rollouts(asked: Sequence[RolloutHandle], version: int) -> list[dict[str, Any]]:
-    """What a checkpoint of these weights keeps of rollouts that were asked for.
+def snapshot_rollouts(handles: Sequence[RolloutHandle], version: int) -> list[dict[str, Any]]:
+    """JSON of the handles for a checkpoint with weights of this version.
 
-    Only those are waited for that other weights draw; the others will be drawn again.
+    Unfinished rollouts of another version are waited for; those of this version are regenerated.
     """
-    return [one.as_json() if one.needs_other_weights(version) else one.as_it_is() for one in asked]
+    return [
+        handle.as_json() if handle.needs_other_weights(version) else handle.snapshot()
+        for handle in handles
+    ]

@@ -20,18 +20,16 @@ from luyen.train.advantages import BatchAdvantages, compute_advantages
 from luyen.train.batch import batch_order, compute_logprobs, pack_groups
 from luyen.train.state import Learner
 
-# Which rollouts make one optimizer step: whole groups, in a seeded order.
-
 T = TypeVar("T")
 
 
 def mini_batches(
     batch: PackedBatch, *, groups: int, epochs: int, shuffle: bool, seed: int, step: int
 ) -> Iterator[PackedBatch]:
-    """Parts of a step that each end in an optimizer step, `groups` prompts each.
+    """Split a batch into mini-batches of `groups` whole groups; one optimizer step each.
 
-    The weights of a part are fixed by the part, so an epoch adds up to the same gradient however a
-    part is later cut into micro-batches.
+    Loss weights are normalised over the mini-batch, so the gradient does not depend on how it is
+    later cut into micro-batches. `shuffle` reorders groups by a seeded permutation per epoch.
     """
     labels = batch.layout.groups.tolist()
     members: dict[int, list[int]] = {}
@@ -49,7 +47,7 @@ def mini_batches(
 
 
 def with_last(parts: Iterable[T]) -> Iterator[tuple[T, bool]]:
-    """Each part, and whether it is the last; the next one is made before a part is given.
+    """Each part, and whether it is the last; reads one part ahead.
 
     Example:
         >>> list(with_last("ab"))
@@ -72,7 +70,7 @@ _MOST_SKIPPED = 3
 
 
 def update_critic(run: Learner, batch: PackedBatch, step: int) -> dict[str, float]:
-    """All optimizer steps of the critic; nothing without one."""
+    """Run all optimizer steps of the critic; no metrics where there is no critic."""
     if not run.roles.has_critic:
         return {}
     critic, actor = run.config.critic, run.config.actor_rollout_ref.actor
@@ -90,13 +88,13 @@ def update_critic(run: Learner, batch: PackedBatch, step: int) -> dict[str, floa
     streams = batch.streams
     explained = explained_variance(streams["values"], streams["returns"], batch.layout)
     found = {} if explained is None else {"critic/explained_variance": explained}
-    return _joined(done, "critic") | found
+    return _mean_metrics(done, "critic") | found
 
 
 def start_update(run: Learner, batch: PackedBatch, step: int) -> "StepUpdate":
-    """All optimizer steps of the critic, then of the policy; the last one may be in progress.
+    """Run all optimizer steps of the critic, then of the policy; the last is only started.
 
-    While the critic warms up, the policy has none.
+    During `critic_warmup` the policy is not updated.
     """
     critic = update_critic(run, batch, step)
     if step <= run.config.trainer.critic_warmup:
@@ -128,10 +126,10 @@ def _start_actor(run: Learner, batch: PackedBatch, step: int, update: "StepUpdat
 
 @final
 class StepUpdate:
-    """The optimizer steps of a training step, of which the last may be in progress."""
+    """The optimizer steps of a training step; the last may still be in progress."""
 
     def __init__(self, run: Learner, batch: PackedBatch, critic: dict[str, float]) -> None:
-        """`critic` is what the critic's optimizer steps measured."""
+        """`critic`: metrics of the critic's update."""
         self._run = run
         self._batch = batch
         self._critic = critic
@@ -139,12 +137,12 @@ class StepUpdate:
         self._done: list[UpdateResult] = []
 
     def add(self, part: PackedBatch, started: PendingUpdate) -> None:
-        """A mini-batch that the policy is being updated with; the one before was collected."""
-        assert self._pending is None, "the optimizer step before was not collected"
+        """Add a started optimizer step; the previous one must have been collected."""
+        assert self._pending is None, "the previous optimizer step was not collected"
         self._pending = part, started
 
     def collect(self) -> None:
-        """Wait for the optimizer step in progress; coefficients follow what it measured."""
+        """Wait for the optimizer step in progress and update the entropy coefficient."""
         if self._pending is None:
             return
         (part, started), self._pending = self._pending, None
@@ -155,14 +153,14 @@ class StepUpdate:
             self._run.trainer_logp = _in_batch_order(self._batch, part, updated.logp)
 
     def result(self) -> dict[str, float]:
-        """What all optimizer steps measured; waits for the last."""
+        """Metrics of all optimizer steps; waits for the last."""
         self.collect()
         _refuse_endless_skips(self._run, self._done)
-        return self._critic | (_joined(self._done, "actor") if self._done else {})
+        return self._critic | (_mean_metrics(self._done, "actor") if self._done else {})
 
 
 def _refuse_endless_skips(run: Learner, done: Sequence[UpdateResult]) -> None:
-    """A gradient that is not finite is skipped; several in a row mean that training is broken."""
+    """A UserError after several consecutive optimizer steps with non-finite gradients."""
     for updated in done:
         run.skipped = 0 if updated.stepped.is_applied else run.skipped + 1
     if run.skipped >= _MOST_SKIPPED:
@@ -177,15 +175,15 @@ def _refuse_endless_skips(run: Learner, done: Sequence[UpdateResult]) -> None:
 
 
 def _in_batch_order(batch: PackedBatch, part: PackedBatch, logp: Tensor) -> Tensor:
-    """What an update measured on its one, perhaps shuffled mini-batch, in the batch's order."""
+    """Log-probs of a shuffled mini-batch, which covers the whole batch, in batch order."""
     ordered = torch.zeros_like(logp)
     ordered[part.streams["place"]] = logp
-    assert ordered.shape == batch.tokens.shape, "the update saw a part of the batch only"
+    assert ordered.shape == batch.tokens.shape, "the mini-batch is not the whole batch"
     return ordered
 
 
-def _joined(done: Sequence[UpdateResult], role: str) -> dict[str, float]:
-    """Means over the optimizer steps of a step."""
+def _mean_metrics(done: Sequence[UpdateResult], role: str) -> dict[str, float]:
+    """Mean of each metric over the optimizer steps of a training step."""
     names = {name for updated in done for name in updated.metrics}
     found = {n: sum(u.metrics[n] for u in done) / len(done) for n in sorted(names)}
     norms = [updated.stepped.grad_norm for updated in done]
@@ -197,12 +195,9 @@ def _joined(done: Sequence[UpdateResult], role: str) -> dict[str, float]:
     }
 
 
-# Learning from groups that were judged, the same for a run and for its replay from files.
-
-
 def prepare_batch(run: Learner, groups: Sequence[Group]) -> PackedBatch:
-    """The rollouts as one batch, with everything that the algorithm needs beside the tokens."""
-    batch = pack_groups(groups, run.roles.device, is_judged=run.needs.reward)
+    """Pack the groups and compute the log-probs and values that the algorithm needs."""
+    batch = pack_groups(groups, run.roles.device, with_rewards=run.needs.reward)
     with run.phase("log-probs"):
         return compute_logprobs(batch, run.roles, run.needs)
 
@@ -210,32 +205,32 @@ def prepare_batch(run: Learner, groups: Sequence[Group]) -> PackedBatch:
 def group_advantages(
     run: Learner, batch: PackedBatch, groups: Sequence[Group], baselines: Mapping[str, float]
 ) -> BatchAdvantages:
-    """Advantages of the batch; `baselines` are greedy rewards by group, where they are needed."""
+    """Advantages of the batch; `baselines` are greedy rewards by group (ReMax)."""
     rollouts, device = batch_order(groups), run.roles.device
     return compute_advantages(
         batch,
-        run.credit_rules,
+        run.advantage_config,
         kl_coef=run.kl_controller.kl_coef,
-        baselines=_of_groups(rollouts, baselines, device) if run.needs.baselines else None,
+        baselines=_baseline_rewards(rollouts, baselines, device) if run.needs.baselines else None,
         components=_components(rollouts, device) if run.needs.components else None,
     )
 
 
 def update_roles(run: Learner, batch: PackedBatch, step: int) -> dict[str, float]:
-    """The optimizer steps of the critic, then of the policy, and what they measured."""
+    """Update the critic, then the policy; waits, and returns the metrics."""
     with run.phase("update"):
         return start_update(run, batch, step).result()
 
 
-def _of_groups(
+def _baseline_rewards(
     rollouts: Sequence[Rollout], baselines: Mapping[str, float], device: torch.device
 ) -> Tensor:
-    """The greedy reward that belongs to each rollout."""
+    """Greedy reward of each rollout's group."""
     return torch.tensor([baselines[str(rollout.group)] for rollout in rollouts], device=device)
 
 
 def _components(rollouts: Sequence[Rollout], device: torch.device) -> dict[str, Tensor]:
-    """Named parts of the reward, one number per rollout."""
+    """Reward components by name, one value per rollout."""
     parts: dict[str, list[float]] = {}
     for rollout in rollouts:
         assert rollout.score is not None

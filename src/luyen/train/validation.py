@@ -12,12 +12,10 @@ from luyen.train.pass_at_k import pass_at_k, powers_of_two, wilson_interval
 from luyen.train.run import OnlineRun
 from luyen.train.scoring import score_groups
 
-# Validation: rollouts on held-out prompts, with pass@k, mean@k and a confidence interval.
-
 UNNAMED = "unnamed"
-"""How rows are called that name no data source, where others do."""
+"""Source name of rows without `data_source`."""
 
-metric("val/faults", doc="Conversations of the validation that broke and are judged by nobody.")
+metric("val/faults", doc="Conversations of the validation that failed and are not scored.")
 metric(
     "val/reward/<component...>/mean",
     doc="Mean of one component over the validation's samples, whatever its weight.",
@@ -27,7 +25,7 @@ metric(
 def scored_metrics(scored: Sequence[ScoredGroup]) -> dict[str, float]:
     """`validation_metrics` of the rollouts that have a score; a group without any is left out.
 
-    Components have means of their own: one of weight 0 may be what a learned reward stands for.
+    Components have means of their own, whatever their weight: one of weight 0 is a pure metric.
     """
     rewards: dict[str, list[list[float]]] = {}
     for group in scored:
@@ -58,7 +56,7 @@ def validation_metrics(
     """
     found: dict[str, float] = {}
     everything = [rewards for source in scores.values() for rewards in source]
-    # Rows none of which names a source are one source, and all there is to say about it.
+    # Without any named source there is one, and `val/...` covers it.
     named = {} if list(scores) == [UNNAMED] else scores
     parts = {**{f"val/{name}": rows for name, rows in named.items()}, "val": everything}
     for prefix, prompts in parts.items():
@@ -85,14 +83,14 @@ def _metrics(prompts: Sequence[Sequence[float]], solved_at: float) -> dict[str, 
 
 
 def validate(run: OnlineRun) -> None:
-    """Measure the policy as it is; the numbers belong to the step that is done."""
+    """Generate and score the validation prompts; the metrics belong to the finished step."""
     if run.data.validation is None:
         return
     prompts: tuple[Prompt, ...] = run.data.validation.prompts
     val_kwargs = run.config.actor_rollout_ref.rollout.val_kwargs
-    run.take_up_validation()
+    run.open_validation_journal()
     with run.phase("validate"):
-        # The step is left out of the address: every validation draws the same random numbers.
+        # Step 0 in the address: every validation uses the same random numbers.
         groups = run.generate(
             prompts,
             step=0,
@@ -101,15 +99,15 @@ def validate(run: OnlineRun) -> None:
             purpose="validation",
             samples=val_kwargs.n,
         )
-        known = len(run.broken)
+        before = len(run.broken)
         scored = score_groups(run, groups, purpose="validation")
         run.reward.apply_fault_policy(scored)
-    broken = run.broken[known:]
+    broken = run.broken[before:]
     metrics = scored_metrics(scored)
     if run.roles.generation.conversations is not None:
         metrics["val/faults"] = float(len(broken))
-    played = [rollout for group in scored for rollout in group.rollouts]
-    run.recorder.validation(run.step, [*played, *broken])
+    rollouts = [rollout for group in scored for rollout in group.rollouts]
+    run.recorder.validation(run.step, [*rollouts, *broken])
     run.metrics |= metrics
     run.validations.append(metrics)
     run.has_validated_later |= run.step > 0

@@ -49,17 +49,17 @@ class Asking:
         self.cursor += count
         return tuple(range(self.cursor - count, self.cursor))
 
-    def take_up(self, step: int, kind: str, origin: Any) -> Any:
+    def open_journal(self, step: int, kind: str, origin: Any) -> Any:
         return {"step": step, "kind": kind, "origin": origin}
 
-    def begin_work(self, journal: Any, step: int, kind: str, origin: Any) -> None:
+    def begin_journal(self, journal: Any, step: int, kind: str, origin: Any) -> None:
         assert journal == {"step": step, "kind": kind, "origin": None}
         self.log.append(("begun", step, origin))
 
-    def ask(self, place: BatchSlot, journal: Any) -> RolloutHandle:
-        self.log.append(("asked", place.step, place.version, place.rows, journal["origin"]))
+    def submit(self, slot: BatchSlot, journal: Any) -> RolloutHandle:
+        self.log.append(("asked", slot.step, slot.version, slot.rows, journal["origin"]))
         return RolloutHandle(
-            place=place, drawn=LazyRollouts(lambda: []), greedy=None, journal=journal
+            slot=slot, sampled=LazyRollouts(lambda: []), greedy=None, journal=journal
         )
 
 
@@ -75,8 +75,8 @@ def run_of(**changes: Any) -> Any:
         "work": False,
     } | changes
     submitter: Any = Asking()
-    supply = OrderedScheduler(submitter, staleness=given["staleness"])
-    supply.restore(given["step"] + 1, ())
+    scheduler = OrderedScheduler(submitter, staleness=given["staleness"])
+    scheduler.restore(given["step"] + 1, ())
     return SimpleNamespace(
         step=given["step"],
         version=3,
@@ -95,7 +95,7 @@ def run_of(**changes: Any) -> Any:
             journals=SimpleNamespace(has=lambda step, kind: given["work"] and step == 5)
         ),
         is_due_after=lambda step, every: every > 0 and step == given["due"],
-        supply=supply,
+        scheduler=scheduler,
     )
 
 
@@ -103,17 +103,17 @@ def test_the_next_step_is_asked_for_with_the_weights_that_will_be_learned():
     run = run_of()
     prefetch_next_step(run)
     assert run.log == [("asked", 5, 4, (0, 1), None)]
-    assert run.supply.has_early
+    assert run.scheduler.has_unconfirmed
     confirm_prefetch(run, Held())
     origin = "c", weights_hash(Held())
     assert run.log[1:] == [("begun", 5, origin)]
     assert run.origin == origin
-    assert not run.supply.has_early
-    [asked] = run.supply.outstanding
-    assert asked.place.origin == origin
-    run.supply.ask_up_to(5, version=4, origin=origin)
+    assert not run.scheduler.has_unconfirmed
+    [handle] = run.scheduler.outstanding
+    assert handle.slot.origin == origin
+    run.scheduler.submit_up_to(5, version=4, origin=origin)
     assert len(run.log) == 2, "it was asked for"
-    assert run.supply.take(5) is asked
+    assert run.scheduler.take(5) is handle
 
 
 def test_work_of_an_earlier_process_is_looked_at_before_anything_is_asked():
@@ -131,7 +131,7 @@ def test_what_was_asked_for_gets_its_origin_although_somebody_interrupts():
     prefetch_next_step(run)
     run.interruption.is_wanted = True
     confirm_prefetch(run, Held())
-    assert not run.supply.has_early
+    assert not run.scheduler.has_unconfirmed
 
 
 @pytest.mark.parametrize(
@@ -154,14 +154,14 @@ def test_it_is_not_asked_for_where_something_comes_between(change: dict[str, Any
 
 
 def test_what_is_in_progress_is_kept_as_rows_that_are_drawn_anew():
-    place = BatchSlot(step=5, first=0, rows=(1, 2), version=4, origin=("c", None))
-    asked = RolloutHandle(place=place, drawn=LazyRollouts(lambda: []), greedy=None, journal=None)
-    assert asked.as_it_is() == {**place.as_json(), "drawn": None}
-    assert not asked.needs_other_weights(4), "the weights of the checkpoint draw the same"
-    assert asked.needs_other_weights(5)
-    asked.drawn.result()
-    assert asked.as_it_is() == asked.as_json()
-    assert not asked.needs_other_weights(5)
+    slot = BatchSlot(step=5, first=0, rows=(1, 2), version=4, origin=("c", None))
+    handle = RolloutHandle(slot=slot, sampled=LazyRollouts(lambda: []), greedy=None, journal=None)
+    assert handle.snapshot() == {**slot.as_json(), "drawn": None}
+    assert not handle.needs_other_weights(4), "the weights of the checkpoint draw the same"
+    assert handle.needs_other_weights(5)
+    handle.sampled.result()
+    assert handle.snapshot() == handle.as_json()
+    assert not handle.needs_other_weights(5)
 
 
 def test_the_sampler_of_this_test_is_one_that_adapts():

@@ -33,8 +33,8 @@ SFT = (
 
 @pytest.fixture(autouse=True)
 def no_curves(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(start, "draw_curves", lambda *_: [])
-    monkeypatch.setattr(offline_start, "draw_curves", lambda *_: [])
+    monkeypatch.setattr(start, "plot_curves", lambda *_: [])
+    monkeypatch.setattr(offline_start, "plot_curves", lambda *_: [])
     before = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
     yield
     after = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
@@ -53,7 +53,7 @@ def chain(folder: Path) -> list[str]:
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     folder = tmp_path_factory.mktemp("undisturbed")
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(start, "draw_curves", lambda *_: [])
+        patched.setattr(start, "plot_curves", lambda *_: [])
         train(folder)
     return chain(folder)
 

@@ -31,7 +31,7 @@ def run_of(generation: Generation):
     rollout = SimpleNamespace(rollout=SimpleNamespace(n=4))
     config = SimpleNamespace(actor_rollout_ref=rollout)
     roles = SimpleNamespace(generation=generation)
-    return SimpleNamespace(roles=roles, config=config, broken=[], judged=[], phase=nullcontext)
+    return SimpleNamespace(roles=roles, config=config, broken=[], scored=[], phase=nullcontext)
 
 
 def half_broken(purpose: str, *, samples: int = 2):
@@ -67,11 +67,11 @@ def test_a_baseline_that_broke_is_told_apart_from_the_samples_of_its_group():
 
 def test_the_sound_rollout_of_a_group_that_is_left_out_is_compared():
     run, groups = half_broken("rollout")
-    run.judged = _valid_groups(run, groups, "rollout")
-    everyone = StepReport(run, [], SimpleNamespace()).everyone
-    assert len(everyone) == 4
+    run.scored = _valid_groups(run, groups, "rollout")
+    all_rollouts = StepReport(run, [], SimpleNamespace()).all_rollouts
+    assert len(all_rollouts) == 4
     assert sorted(r.fault is None for r in run.broken) == [False, True]
-    assert [r.key for r in everyone if "unchecked" in r.notes] == []
+    assert [r.key for r in all_rollouts if "unchecked" in r.notes] == []
 
 
 def test_damaged_tokens_of_a_baseline_stop_the_run():

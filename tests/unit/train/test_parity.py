@@ -13,7 +13,7 @@ from luyen.rollout.single_turn import Group
 from luyen.telemetry.rollout_files import read_rollouts
 from luyen.train.batch import batch_order, pack_groups
 from luyen.train.metrics import gap_inputs, worst_tokens
-from luyen.train.scoring import collect_groups
+from luyen.train.scoring import generate_and_score
 from luyen.train.update import group_advantages, prepare_batch, update_roles
 from tests.runs import ACTOR, MODEL, ROLLOUT, close, prepare, train
 
@@ -136,7 +136,7 @@ def test_what_an_update_measured_is_put_back_in_order_when_it_shuffles(tmp_path:
     for shuffle in ("false", "true"):
         run = prepare(tmp_path / shuffle, HALF, f"{ACTOR}.shuffle={shuffle}")
         run.trial_steps = 1
-        groups = collect_groups(run, 1)
+        groups = generate_and_score(run, 1)
         batch = prepare_batch(run, groups)
         credited = group_advantages(run, batch, groups, run.baselines)
         update_roles(run, credited.batch, 1)

@@ -147,7 +147,7 @@ def test_a_save_that_failed_beside_training_stops_the_run_at_the_next_step(
     def breaking(step: int, metrics: dict[str, float]) -> None:
         write(step, metrics)
         if step == 2:
-            run.recorder.settle()
+            run.recorder.flush()
             monkeypatch.setattr("luyen.checkpoint.store.sync", refuse)
 
     monkeypatch.setattr(run.recorder, "metrics", breaking)
@@ -181,8 +181,8 @@ def test_a_signal_waits_for_the_checkpoint_beside_training(tmp_path: Path, numbe
             try:
                 train_online(run)
             except Interrupted:  # a step that has not learned yet is given up, as by the command
-                run.keep_progress()
-            run.recorder.settle()
+                run.save_progress()
+            run.recorder.flush()
     finally:
         close(run)
     assert run.interruption.is_wanted

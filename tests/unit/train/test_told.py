@@ -18,7 +18,7 @@ def drawn(draw: int, sample: int, **more: Any) -> Rollout:
     return talk("pp00", draw=draw, sample=sample, notes={"unchecked": 1.0}, **more)
 
 
-def judged(draw: int, *samples: int) -> ScoredGroup:
+def scored(draw: int, *samples: int) -> ScoredGroup:
     rollouts = tuple(drawn(draw, sample) for sample in samples)
     return ScoredGroup(prompt=PROMPTS[draw], rollouts=rollouts, seconds=(None,) * len(rollouts))
 
@@ -36,7 +36,7 @@ class Comparing:
 
 def run_of(*scored: ScoredGroup, broken: list[Rollout]) -> Any:
     roles = SimpleNamespace(generation=Comparing())
-    return SimpleNamespace(roles=roles, judged=list(scored), broken=broken)
+    return SimpleNamespace(roles=roles, scored=list(scored), broken=broken)
 
 
 def told_of(run: Any, groups: list[Group]) -> StepReport:
@@ -48,40 +48,42 @@ def places(rollouts: Any) -> list[tuple[int, int]]:
 
 
 def test_everyone_is_compared_with_the_prompt_of_the_group():
-    run = run_of(judged(2, 0, 1), judged(0, 0), judged(1, 1, 0), broken=[])
-    everyone = told_of(run, []).everyone
-    assert places(everyone) == [(2, 0), (2, 1), (0, 0), (1, 1), (1, 0)], "as they were judged"
-    assert [r.notes for r in everyone] == [{"compared with": float(r.group.draw)} for r in everyone]
+    run = run_of(scored(2, 0, 1), scored(0, 0), scored(1, 1, 0), broken=[])
+    all_rollouts = told_of(run, []).all_rollouts
+    assert places(all_rollouts) == [(2, 0), (2, 1), (0, 0), (1, 1), (1, 0)], "as they were judged"
+    assert [r.notes for r in all_rollouts] == [
+        {"compared with": float(r.group.draw)} for r in all_rollouts
+    ]
 
 
 def test_what_broke_comes_last_with_its_fault():
     lost = [drawn(0, 1, fault="no line"), drawn(2, 0, fault="no time")]
-    run = run_of(judged(1, 0), judged(0, 0), broken=lost)
-    everyone = told_of(run, []).everyone
-    assert places(everyone) == [(1, 0), (0, 0), (0, 1), (2, 0)]
-    assert [rollout.fault for rollout in everyone] == [None, None, "no line", "no time"]
+    run = run_of(scored(1, 0), scored(0, 0), broken=lost)
+    all_rollouts = told_of(run, []).all_rollouts
+    assert places(all_rollouts) == [(1, 0), (0, 0), (0, 1), (2, 0)]
+    assert [rollout.fault for rollout in all_rollouts] == [None, None, "no line", "no time"]
 
 
 def test_those_that_are_learned_from_are_compared_and_in_the_order_of_the_batch():
-    scored = [judged(2, 1, 0), judged(0, 0, 1), judged(1, 0)]
-    run = run_of(*scored, broken=[drawn(1, 1, fault="no line")])
+    all_scored = [scored(2, 1, 0), scored(0, 0, 1), scored(1, 0)]
+    run = run_of(*all_scored, broken=[drawn(1, 1, fault="no line")])
     # One rollout of draw 0 and all of draw 1 are left out, as where nothing is learned from them.
     groups = [
-        Group(prompt=scored[0].prompt, rollouts=scored[0].rollouts),
-        Group(prompt=scored[1].prompt, rollouts=scored[1].rollouts[1:]),
+        Group(prompt=all_scored[0].prompt, rollouts=all_scored[0].rollouts),
+        Group(prompt=all_scored[1].prompt, rollouts=all_scored[1].rollouts[1:]),
     ]
     step_report = told_of(run, groups)
     assert places(step_report.rollouts) == [(0, 1), (2, 0), (2, 1)]
     assert [r.key for r in step_report.rollouts] == [r.key for r in batch_order(groups)]
     assert [r.notes["compared with"] for r in step_report.rollouts] == [0.0, 2.0, 2.0]
-    assert all(any(r is other for other in step_report.everyone) for r in step_report.rollouts)
+    assert all(any(r is other for other in step_report.all_rollouts) for r in step_report.rollouts)
 
 
 def test_every_rollout_is_compared_once_and_not_before_somebody_asks():
-    run = run_of(judged(0, 0, 1), judged(1, 0), broken=[])
-    groups = [Group(prompt=s.prompt, rollouts=s.rollouts) for s in run.judged]
+    run = run_of(scored(0, 0, 1), scored(1, 0), broken=[])
+    groups = [Group(prompt=s.prompt, rollouts=s.rollouts) for s in run.scored]
     step_report = told_of(run, groups)
     assert run.roles.generation.times == 0
     for _ in range(2):
-        assert len(step_report.rollouts) == len(step_report.everyone) == 3
+        assert len(step_report.rollouts) == len(step_report.all_rollouts) == 3
     assert run.roles.generation.times == 3

@@ -61,7 +61,7 @@ def test_one_validation_is_no_change(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(start, "draw_curves", lambda *_: [])
+    monkeypatch.setattr(start, "plot_curves", lambda *_: [])
     report = report_of(tmp_path, f"data.val_files={rows}", *words)
     [change] = run_training(report).changes
     assert said in change.words()

@@ -122,7 +122,7 @@ class ReplayLearner(Learner):
     def restore(self, snapshot: LearnerSnapshot) -> None:
         """Restore a snapshot: weights, optimizer state and coefficients."""
         self.local.load_state_dict(snapshot.roles)
-        self.go_on_from(snapshot.loop)
+        self.restore_progress(snapshot.loop)
 
 
 def open_learner(config: RunConfig, *, rows: int | None) -> ReplayLearner:
@@ -246,7 +246,7 @@ def rebuild(record: ReplayRecord, step: int, watch: Watch) -> RebuiltRun:
     start = "the beginning"
     if checkpoint is not None:
         start = f"checkpoint {checkpoint.path.name}"
-        run.go_on_from(load_checkpoint(checkpoint.path, run.roles))
+        run.restore_progress(load_checkpoint(checkpoint.path, run.roles))
     checks: list[StepCheck] = []
     for number in range(first, step):
         recorded = record.step(number)

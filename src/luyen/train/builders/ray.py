@@ -47,9 +47,9 @@ def build_ray_roles(
     *,
     tool_env: ToolEnvironment | None = None,
 ) -> tuple[Roles, Scorer | None]:
-    """Ranks, replicas and the reward model on a cluster; everything is given back on an error."""
+    """Start ranks, replicas and the reward model on a cluster; on an error all are released."""
     connection = connect(store_bytes=STORE_BYTES * count_weight_versions(config.trainer))
-    # Whether ray is installed is known from here on.
+    # Imported here: `connect` has checked that ray is installed.
     from luyen.runtime.ray.actors import PlacedPools, start_engines
     from luyen.runtime.ray.ranks import RankGroup
     from luyen.runtime.ray.roles import RayRoles
@@ -62,8 +62,10 @@ def build_ray_roles(
         places = {r: [placed.options(s) for s in slots] for r, slots in pools.slots.items()}
         ranks = RankGroup(partial(make_rank, config, needs, where.device), places=places["actor"])
         opened.callback(ranks.stop)
-        seats, make = places["rollout"], partial(make_replica, config, where.device)
-        engines = start_engines(make, replicas=len(seats), places=seats, watch=ranks.watch)
+        replica_slots, make = places["rollout"], partial(make_replica, config, where.device)
+        engines = start_engines(
+            make, replicas=len(replica_slots), places=replica_slots, watch=ranks.watch
+        )
         opened.callback(engines.close)
         scorer = ray_reward_model(config, where.device, places.get(REWARD, ()), ranks.watch)
         opened.pop_all()
@@ -81,7 +83,7 @@ def build_ray_roles(
 
 
 def micro_batching(config: RunConfig, needs: RequiredSignals) -> RoleMicroBatching:
-    """How passes are cut on every rank, and how values weigh."""
+    """Micro-batching of all passes, and aggregation of the value loss."""
     arr = config.actor_rollout_ref
     actor = arr.actor
     return RoleMicroBatching(
@@ -97,7 +99,7 @@ def micro_batching(config: RunConfig, needs: RequiredSignals) -> RoleMicroBatchi
 def make_rank(
     config: RunConfig, needs: RequiredSignals, device: str, rank: int, ranks: int, address: str
 ) -> RankWorker:
-    """What one rank holds, made in its process."""
+    """Build the models of one rank; called in its process."""
     import_plugins(config.trainer.plugins)
     arr = config.actor_rollout_ref
     fsdp = arr.actor.fsdp_config
@@ -135,7 +137,7 @@ def make_rank(
 
 
 def make_replica(config: RunConfig, device: str, index: int) -> RolloutEngine:
-    """The engine of one replica, made in its process; its weights are published to it later."""
+    """Build the engine of one replica; called in its process. Weights are published later."""
     del index
     import_plugins(config.trainer.plugins)
     tokenizer = load_run_tokenizer(config)

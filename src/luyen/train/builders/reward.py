@@ -31,10 +31,10 @@ def reward_model_services(
     *,
     say: Callable[[str], None] | None = None,
 ) -> Services:
-    """What rewards are brought: the reward model, where it is on.
+    """The reward model as a service, if enabled.
 
-    Without a `scorer`, the model is loaded here. Closing the rewards closes it. `say` hears which
-    tokens it reads.
+    Without a `scorer`, the model is loaded in this process. Closing the rewards closes it. `say`
+    is told which tokens the model reads.
     """
     reward_model = config.reward.reward_model
     if not reward_model.enable:
@@ -49,11 +49,11 @@ def reward_model_services(
 def ray_reward_model(
     config: RunConfig, device: str, places: Sequence[Mapping[str, Any]], watch: RoleMonitor
 ) -> "RayScorer | None":
-    """Copies of the reward model in these places of a cluster; None where it is off."""
+    """Start copies of the reward model on a cluster; None where it is disabled."""
     reward_model = config.reward.reward_model
     if not reward_model.enable:
         return None
-    # Only here is it known that ray is installed.
+    # Imported here: the caller has checked that ray is installed.
     from luyen.runtime.ray.reward_model import RayScorer
 
     is_alone = reward_pool(config) is not None
@@ -61,37 +61,35 @@ def ray_reward_model(
     return RayScorer(make, places=places, watch=watch)
 
 
-# The rollout engine of a run as a judge: questions that come together are drawn together.
-
 JUDGE_PURPOSE = "judge"
-"""What its rollouts are drawn for, so that their random numbers are nobody else's."""
-_SETTLING_ROUNDS = 16
-"""Turns of the event loop in which others may join."""
+"""Purpose of its rollouts, which gives them their own random numbers."""
+_JOIN_ROUNDS = 16
+"""Event loop iterations to wait for further questions of the same batch."""
 GenerateAll: TypeAlias = Callable[[Sequence[PromptRequest], Sampling], list[Group]]
 _Question: TypeAlias = tuple[Prompt, Sampling, "asyncio.Future[str]"]
 
 
 @final
 class EngineJudge:
-    """Asks the engine that draws rollouts; it is a `luyen.rewards.protocol.Ask`.
+    """The rollout engine as LLM judge (`luyen.rewards.protocol.Ask`); batches questions.
 
-    The same question gets the same answer from the same weights, at any temperature.
+    The same question gets the same reply from the same weights, at any temperature.
     """
 
     def __init__(self, renderer: Renderer, *, longest: int) -> None:
-        """`longest`: tokens of a prompt and its answer that the engine can hold."""
+        """`longest`: maximum tokens of prompt and response in the engine."""
         self._renderer = renderer
         self._longest = longest
-        self._draw: GenerateAll | None = None
+        self._generate: GenerateAll | None = None
         self._waiting: list[_Question] = []
         self._flushing: asyncio.Task[None] | None = None
 
-    def connect(self, draw: GenerateAll) -> None:
-        """From now on questions are drawn by this; a reward is built before the engine is."""
-        self._draw = draw
+    def connect(self, generate: GenerateAll) -> None:
+        """Set the function that generates replies; the reward is built before the roles."""
+        self._generate = generate
 
     async def __call__(self, messages: Sequence[Message], settings: Mapping[str, Any]) -> str:
-        """The reply, said to its end; a UserError when the question does not fit."""
+        """The complete reply; a UserError when the question does not fit."""
         sampling = Sampling(
             max_new_tokens=settings["max_tokens"],
             temperature=settings["temperature"],
@@ -109,29 +107,29 @@ class EngineJudge:
         return await reply
 
     async def _flush(self) -> None:
-        for _ in range(_SETTLING_ROUNDS):
+        for _ in range(_JOIN_ROUNDS):
             await asyncio.sleep(0)
-        asked, self._waiting = self._waiting, []
+        questions, self._waiting = self._waiting, []
         alike: dict[Sampling, list[_Question]] = {}
-        for one in asked:
+        for one in questions:
             alike.setdefault(one[1], []).append(one)
         for sampling, some in alike.items():
             self._answer(sampling, some)
 
-    def _answer(self, sampling: Sampling, asked: Sequence[_Question]) -> None:
-        prompts = {prompt.uid: prompt for prompt, _, _ in asked}
-        draws = [
+    def _answer(self, sampling: Sampling, questions: Sequence[_Question]) -> None:
+        prompts = {prompt.uid: prompt for prompt, _, _ in questions}
+        requests = [
             PromptRequest(group=GroupId(step=0, draw=0, uid=uid), prompt=prompt, samples=1)
             for uid, prompt in prompts.items()
         ]
         faults: list[BaseException] = []
         replies: dict[str, Rollout] = {}
         with boundary(faults):
-            assert self._draw is not None, "a judge was asked before there was an engine"
-            groups = self._draw(draws, sampling)
+            assert self._generate is not None, "the judge was called before `connect`"
+            groups = self._generate(requests, sampling)
             replies = {group.prompt.uid: group.rollouts[0] for group in groups}
-        for prompt, _, reply in asked:
-            if reply.done():  # nobody waits any more
+        for prompt, _, reply in questions:
+            if reply.done():  # cancelled
                 continue
             if faults:
                 reply.set_exception(JudgeFault(ENGINE, last_line(faults[0])))

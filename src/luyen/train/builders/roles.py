@@ -28,16 +28,14 @@ from luyen.runtime.in_process import LocalRoles
 from luyen.sandbox.launch import demand
 from luyen.train.batch import RequiredSignals
 
-# The teacher of a run: a frozen model that reads the same ids as the student.
-
 _FIELD = "distill.teacher_path"
 
 
 def load_teacher(config: RunConfig, tokenizer: Tokenizer, device: str) -> Policy:
-    """The teacher; `tokenizer` is the student's.
+    """Load the frozen teacher; it is not part of checkpoints.
 
-    It never learns, and no checkpoint holds it. A UserError where its tokens are not the student's:
-    probabilities of two vocabularies cannot be compared.
+    `tokenizer` is the student's. A UserError where the vocabularies differ: their probabilities
+    cannot be compared.
     """
     path = config.distill.teacher_path
     assert path is not None, "the check demands a teacher"
@@ -64,15 +62,15 @@ def load_teacher(config: RunConfig, tokenizer: Tokenizer, device: str) -> Policy
 def _refuse_other_ids(path: str, difference: str | None) -> None:
     if difference:
         why = f"its tokens are not the student's: {difference}"
-        raise UserError(_FIELD, path, why, "take a teacher with the tokenizer of the student")
+        raise UserError(_FIELD, path, why, "use a teacher with the tokenizer of the student")
 
 
 ENGINES = luyen.rollout.engines
-"""Importing it registers the engines that come with the package."""
+"""Importing it registers the built-in engines."""
 
 
 def tool_environment_of(config: RunConfig) -> ToolEnvironment | None:
-    """Tools and worlds of a run; None where every rollout is one answer."""
+    """Tools and environments of a run; None for single-turn rollouts."""
     multi_turn = config.actor_rollout_ref.rollout.multi_turn
     if tools_run_code(config):
         demand(config.sandbox.require)
@@ -89,9 +87,9 @@ def build_roles(
     tool_env: ToolEnvironment | None = None,
     runs_ahead: bool = False,
 ) -> LocalRoles:
-    """Actor, rollout engine, reference and critic on one device.
+    """Build actor, rollout engine, reference, teacher and critic on one device.
 
-    With `runs_ahead` generation goes on while the actor learns, as `trainer` says.
+    `runs_ahead`: generation continues during updates, so several versions are loaded.
     """
     arr = config.actor_rollout_ref
     policy = initial_policy(config, tokenizer, device)
@@ -119,7 +117,7 @@ def build_roles(
 
 
 def initial_policy(config: RunConfig, tokenizer: Tokenizer, device: str) -> Policy:
-    """The policy as a run starts with it."""
+    """The policy that a run starts from."""
     return load_policy(
         config.actor_rollout_ref.model,
         device=device,
@@ -130,16 +128,16 @@ def initial_policy(config: RunConfig, tokenizer: Tokenizer, device: str) -> Poli
 
 
 def may_be_plain(config: RunConfig) -> bool:
-    """Whether a model that cannot be packed may run: wherever `native` does not have to draw."""
+    """Whether a model without packing support is allowed: where `native` need not generate."""
     return config.actor_rollout_ref.rollout.name == "hf" or config.trainer.stage != "rl"
 
 
 def build_engine(
     config: RunConfig, policy: Policy, tokenizer: Tokenizer, *, sharing: int = 1
 ) -> RolloutEngine:
-    """The engine that generates with these weights; so many share the memory of a device.
+    """The rollout engine of a policy; `sharing` engines share the memory of a device.
 
-    A model that cannot be packed, of a checkpoint or an offline stage, is drawn from by `hf`.
+    A model without packing support falls back to the `hf` engine.
     """
     data, rollout = config.data, config.actor_rollout_ref.rollout
     longest = data.max_prompt_length + data.max_response_length
@@ -165,9 +163,9 @@ def build_engine(
 def versioned_engines(
     config: RunConfig, policy: Policy, tokenizer: Tokenizer, device: str
 ) -> VersionedEngines:
-    """Engines for every version of the weights that may be needed at a time.
+    """Engines for all weight versions that may be in use at the same time.
 
-    Each has parameters of its own, but those that never learn are the policy's.
+    Each has its own copy of trainable parameters; frozen ones are shared with the policy.
     """
     frozen = {name: p for name, p in policy.named_parameters() if not p.requires_grad}
 
@@ -185,14 +183,14 @@ def versioned_engines(
 def build_reference(
     config: RunConfig, tokenizer: Tokenizer, needs: RequiredSignals, device: str
 ) -> Policy | None:
-    """The reference policy; None where none is needed, or the actor without its adapter is it."""
+    """The reference policy; None where not needed, or where it is the actor without adapter."""
     if not needs.reference or config.actor_rollout_ref.model.lora_rank > 0:
         return None
     return reference_policy(config, tokenizer, device)
 
 
 def reference_policy(config: RunConfig, tokenizer: Tokenizer, device: str) -> Policy:
-    """What the policy is compared with: `ref.path`, or the policy as it starts; it never learns."""
+    """The frozen reference: `ref.path`, or the initial policy."""
     arr = config.actor_rollout_ref
     reference = _other_weights(
         config, arr.ref.path, tokenizer, device, "actor_rollout_ref.ref.path"
@@ -205,7 +203,7 @@ def reference_policy(config: RunConfig, tokenizer: Tokenizer, device: str) -> Po
 def build_generation(
     config: RunConfig, tool_env: ToolEnvironment | None, renderer: Renderer
 ) -> Generation:
-    """How rollouts are made: conversations of several turns where there are `tool_env`."""
+    """The generation component; multi-turn where there is a `tool_env`."""
     conversations = None
     if tool_env is not None:
         conversations = build_conversations(
@@ -219,16 +217,16 @@ def build_generation(
 
 
 def actor_passes(actor: ActorConfig) -> MicroBatching:
-    """How the actor's update is cut into micro-batches."""
+    """Micro-batching of the actor's update."""
     if actor.use_dynamic_bsz:
         return MicroBatching(max_tokens=actor.ppo_max_token_len_per_gpu)
     return MicroBatching(sequences=actor.ppo_micro_batch_size_per_gpu or 1)
 
 
 def log_prob_passes(block: LogProbBatchingConfig, actor: ActorConfig) -> MicroBatching:
-    """How a pass without gradients is cut: as asked, or as the actor's update."""
-    asked = block.log_prob_use_dynamic_bsz
-    if actor.use_dynamic_bsz if asked is None else asked:
+    """Micro-batching of a log-prob pass: its own settings, else those of the actor's update."""
+    use_dynamic_bsz = block.log_prob_use_dynamic_bsz
+    if actor.use_dynamic_bsz if use_dynamic_bsz is None else use_dynamic_bsz:
         budget = block.log_prob_max_token_len_per_gpu or actor.ppo_max_token_len_per_gpu
         return MicroBatching(max_tokens=budget)
     size = block.log_prob_micro_batch_size_per_gpu or actor.ppo_micro_batch_size_per_gpu
@@ -238,7 +236,7 @@ def log_prob_passes(block: LogProbBatchingConfig, actor: ActorConfig) -> MicroBa
 def _other_weights(
     config: RunConfig, path: str | None, tokenizer: Tokenizer, device: str, field: str
 ) -> Policy:
-    """The policy as it starts, or the weights at `path` that `field` names, never fresh ones."""
+    """The initial policy, or the pretrained weights at `path`; `field` is the key of the path."""
     model = config.actor_rollout_ref.model
     if path is not None:
         model = model.model_copy(update={"init": "pretrained"})
@@ -254,7 +252,7 @@ def _other_weights(
 
 
 def critic_passes(config: RunConfig) -> MicroBatching:
-    """How values and the critic's update are cut: as asked, or as the actor's update."""
+    """Micro-batching of the critic: its own settings, else those of the actor's update."""
     critic, actor = config.critic, config.actor_rollout_ref.actor
     dynamic = actor.use_dynamic_bsz if critic.use_dynamic_bsz is None else critic.use_dynamic_bsz
     if dynamic:
@@ -265,7 +263,7 @@ def critic_passes(config: RunConfig) -> MicroBatching:
 
 
 def value_aggregation(config: RunConfig) -> str:
-    """How the value losses of tokens become one number."""
+    """Aggregation mode of the value loss."""
     actor = config.actor_rollout_ref.actor
     return config.critic.loss_agg_mode or actor.loss_agg_mode or "token-mean"
 
@@ -278,7 +276,7 @@ def build_critic(
     sharded: Callable[[ValueModel], None] | None = None,
     here: torch.device | None = None,
 ) -> CriticEngine:
-    """The critic; `sharded` shards its model first, and `here` is where its passes run."""
+    """Build the critic; `sharded` shards its model, `here` is the device of its passes."""
     critic, actor = config.critic, config.actor_rollout_ref.actor
     weights = _other_weights(config, critic.model.path, tokenizer, device, "critic.model.path")
     weights.is_exact = config.actor_rollout_ref.rollout.deterministic
@@ -296,13 +294,11 @@ def build_critic(
     )
 
 
-# How training and validation draw: from the configuration to what an engine is asked for.
-
 _ROLLOUT = "actor_rollout_ref.rollout"
 
 
 def training_sampling(config: RunConfig, tokenizer: Tokenizer) -> Sampling:
-    """How training draws."""
+    """Sampling parameters of training rollouts."""
     rollout = config.actor_rollout_ref.rollout
     return Sampling(
         max_new_tokens=config.data.max_response_length,
@@ -317,7 +313,7 @@ def training_sampling(config: RunConfig, tokenizer: Tokenizer) -> Sampling:
 
 
 def validation_sampling(config: RunConfig, tokenizer: Tokenizer) -> Sampling:
-    """How validation draws: greedily unless `val_kwargs.do_sample`, and ending as training does."""
+    """Sampling parameters of validation; greedy unless `val_kwargs.do_sample`."""
     rollout = config.actor_rollout_ref.rollout
     val_kwargs = rollout.val_kwargs
     ids, floor, stop = val_kwargs.stop_token_ids, val_kwargs.min_new_tokens, val_kwargs.stop
@@ -336,7 +332,7 @@ def validation_sampling(config: RunConfig, tokenizer: Tokenizer) -> Sampling:
 
 
 def _stop_ids(more: tuple[int, ...], tokenizer: Tokenizer, field: str) -> frozenset[int]:
-    """The tokenizer's own and the configuration's; a UserError for what is no id."""
+    """Stop ids of tokenizer and configuration; a UserError for ids out of range."""
     unknown = [i for i in more if i >= tokenizer.size]
     if unknown:
         why = f"the tokenizer knows the ids 0 to {tokenizer.size - 1}"

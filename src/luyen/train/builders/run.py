@@ -35,29 +35,27 @@ from luyen.train.record import Recorder
 from luyen.train.run import OnlineRun
 from luyen.train.state import LearningRules
 
-# From a configuration to the rules that it learns by.
-
 
 def learning_rules(config: RunConfig) -> LearningRules:
-    """The rules of a run whose plugins were imported, as it begins."""
-    known, _ = read_plugins(config.trainer.plugins)
-    estimator = known.estimators[config.algorithm.adv_estimator]
+    """Signals, objective, advantages and controllers; plugins must have been imported."""
+    plugins, _ = read_plugins(config.trainer.plugins)
+    estimator = plugins.estimators[config.algorithm.adv_estimator]
     return LearningRules(
         needs=required_signals(config, estimator),
-        objective=build_objective(config, known),
-        credit_rules=_advantage_config(config, estimator),
+        objective=build_objective(config, plugins),
+        advantage_config=_advantage_config(config, estimator),
         kl_controller=_kl_controller(config),
         entropy_controller=_entropy_controller(config.actor_rollout_ref.actor),
     )
 
 
-def build_objective(config: RunConfig, known: PluginRegistry) -> Objective:
-    """What the policy's update minimises."""
+def build_objective(config: RunConfig, plugins: PluginRegistry) -> Objective:
+    """Objective of the policy update."""
     actor = config.actor_rollout_ref.actor
     name = loss_in_force(config)
     return Objective(
         loss=name,
-        hparams=loss_kwargs(config, known.losses[name]),
+        hparams=loss_kwargs(config, plugins.losses[name]),
         aggregation=actor.loss_agg_mode,
         loss_scale_factor=actor.loss_scale_factor or float(config.data.max_response_length),
         entropy_coeff=actor.entropy_coeff,
@@ -113,7 +111,7 @@ def _roles(
     needs: RequiredSignals,
     tool_env: ToolEnvironment | None,
 ) -> tuple[Roles, Scorer | None]:
-    """In this process, or on a cluster, where the reward model has processes of its own."""
+    """Roles in this process, or on a Ray cluster together with the reward model."""
     config, where = report.config, report.plan.where
     if where.runtime == "local":
         roles = build_roles(
@@ -139,18 +137,18 @@ def build_run(
     display: Display,
     tool_env: ToolEnvironment | None,
 ) -> OnlineRun:
-    """Every part of a run, made from a configuration that passed its check."""
+    """Build all components of a run from a checked configuration."""
     config = report.config
     rules = learning_rules(config)
-    ask = EngineJudge(data.renderer, longest=longest_sequence(config))
+    judge = EngineJudge(data.renderer, longest=longest_sequence(config))
     with ExitStack() as opened:
         roles, scorer = _roles(report, data, tokenizer, rules.needs, tool_env)
         opened.callback(roles.close)
-        reward = build_run_reward(report, data, recorder, display, scorer=scorer, ask=ask)
+        reward = build_run_reward(report, data, recorder, display, scorer=scorer, judge=judge)
         opened.callback(reward.close)
         validation = data.validation.prompts if data.validation is not None else ()
-        judged = (*data.train.prompts, *validation) if rules.needs.reward else validation
-        reward.check_sources({p.data_source for p in judged})
+        scored = (*data.train.prompts, *validation) if rules.needs.reward else validation
+        reward.check_sources({p.data_source for p in scored})
         run = OnlineRun(
             config=config,
             data=data,
@@ -163,9 +161,9 @@ def build_run(
             total_steps=total_steps(config, len(data.train.prompts)),
         )
         opened.pop_all()
-    ask.connect(
-        lambda draws, sampling: roles.generation.all_compared(
-            roles.submit(draws, sampling, purpose=JUDGE, version=run.version).result()
+    judge.connect(
+        lambda requests, sampling: roles.generation.all_compared(
+            roles.submit(requests, sampling, purpose=JUDGE, version=run.version).result()
         )
     )
     return run
@@ -178,9 +176,9 @@ def build_run_reward(
     display: Display,
     *,
     scorer: Scorer | None,
-    ask: EngineJudge,
+    judge: EngineJudge,
 ) -> BuiltReward:
-    """The reward with what only a run has: its reward model, its engine, its folder."""
+    """The reward with the services of a run: reward model, engine as judge, run directory."""
     config = report.config
     services = reward_model_services(
         config, data.renderer, scorer, report.plan.where.device, say=display.waiting
@@ -188,19 +186,19 @@ def build_run_reward(
     return build_reward(
         config.reward,
         max_response_length=config.data.max_response_length,
-        services=replace(services, ask=ask),
+        services=replace(services, ask=judge),
         folder=recorder.directory.root,
         require=config.sandbox.require,
     )
 
 
 def longest_sequence(config: RunConfig) -> int:
-    """Tokens that the engine holds of a prompt and its answer."""
+    """Maximum tokens of prompt and response."""
     return config.data.max_prompt_length + config.data.max_response_length
 
 
 def total_steps(config: RunConfig, rows: int) -> int:
-    """Steps of the run; a UserError when the rows do not make one."""
+    """Steps of the run; a UserError when there are too few rows for one."""
     trainer, data = config.trainer, config.data
     if trainer.total_training_steps is not None:
         return trainer.total_training_steps

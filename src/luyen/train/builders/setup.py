@@ -36,17 +36,12 @@ from luyen.telemetry.progress import explain_if_slow
 from luyen.telemetry.sinks import RunIdentity
 from luyen.train.state import first_logged_step
 
-# Whether the record of a run leads up to the checkpoint it goes on from.
-#
-# A line that was changed is found by its own checksum; lines that are missing are found here.
-# The run goes on: what it does depends on the checkpoint alone. But nobody should learn of the
-# gap later.
-
 
 def warn_of_history_gaps(directory: RunDirectory, resumed: Checkpoint, *, first: int) -> None:
-    """Warn of lines that the run wrote before this checkpoint of its own, and that are gone.
+    """Warn of missing lines in digests and metrics before the checkpoint; the run continues.
 
-    `first` is the step whose line comes next. A line that is not as it was written is a UserError.
+    `first` is the step whose line comes next. A damaged line is a UserError. Checkpoints of
+    another run are not checked.
     """
     if resumed.facts.get("run_id") != directory.run_id:
         return
@@ -74,7 +69,7 @@ def _measured(path: Path) -> set[int]:
 
 
 def _unlinked(digests: list[StepDigest], chain: str, step: int) -> Iterator[str]:
-    """What is wrong with lines that should lead to the chain of a checkpoint."""
+    """Gaps in the digest lines that should lead to the chain of a checkpoint."""
     if not digests:
         yield f"it has no line of the steps up to {step}; digests go on without them"
     elif digests[-1].chain != chain:
@@ -96,14 +91,14 @@ def _named(steps: list[int]) -> str:
 
 
 def open_run_display(config: RunConfig) -> Display:
-    """What a person sees of the run, as `trainer.logger` has it."""
+    """The display of the run: console if `trainer.logger` has it, else silent."""
     return open_safe_display() if "console" in config.trainer.logger else SilentDisplay()
 
 
 def load_rows(
     config: RunConfig, tokenizer: Tokenizer, display: Display, *, offered: Offered | None = None
 ) -> TrainData:
-    """The rows of the run; the display says what is done when it takes long.
+    """Load the rows; the display shows a message when it takes long.
 
     `offered` says which tools a prompt gets.
     """
@@ -118,12 +113,12 @@ def load_rows(
 
 
 def refuse_running(report: Report) -> None:
-    """A UserError where another process has the run, before anything long is done for nothing."""
+    """A UserError where another process has claimed the run; checked before slow work."""
     refuse_claimed(run_directory(report.config))
 
 
 def collect_manifest(config: RunConfig, data: TrainData) -> Manifest:
-    """What this process runs the configuration on and with, content of named files included."""
+    """Manifest: hardware, versions, seeds, fingerprints of datasets and named files."""
     datasets = {"train": data.train.fingerprint}
     if data.validation is not None:
         datasets["validation"] = data.validation.fingerprint
@@ -140,10 +135,10 @@ def collect_manifest(config: RunConfig, data: TrainData) -> Manifest:
 def find_resume_checkpoint(
     report: Report, store: CheckpointStore, directory: RunDirectory
 ) -> Checkpoint | None:
-    """The checkpoint to resume from, if `resume_mode` finds one; later ones are put aside.
+    """The checkpoint to resume from, if `resume_mode` finds one; later ones are set aside.
 
-    A UserError when there are checkpoints and none is sound: to begin anew would drop everything
-    that the run has written so far. A warning where what is written does not lead up to it.
+    A UserError when there are checkpoints and none is valid: a restart would drop everything that
+    the run has written. Warns of missing log lines before the checkpoint.
     """
     trainer = report.config.trainer
     found = None
@@ -168,12 +163,12 @@ def _refuse_restart(store: CheckpointStore) -> None:
         store.load(newest)
     except UserError as error:
         why = f"none of {len(store.list())} can be used; {error.value}: {error.why}"
-        fix = "restore one from a copy; or begin anew with another trainer.experiment_name"
+        fix = "restore one from a copy, or start a new run with another trainer.experiment_name"
         raise UserError("checkpoints", str(store.directory), why, fix) from error
 
 
 def run_identity(report: Report, directory: RunDirectory) -> RunIdentity:
-    """How the run is called in every log."""
+    """Name and configuration of the run for its loggers."""
     trainer = report.config.trainer
     return RunIdentity(
         run_id=directory.run_id,
@@ -183,14 +178,8 @@ def run_identity(report: Report, directory: RunDirectory) -> RunIdentity:
     )
 
 
-# What every process of a run does first: import the plugins, and load the tokenizer.
-
-
 def import_plugins(paths: tuple[str, ...]) -> None:
-    """Run each plugin file once, so that what it registers exists in this process.
-
-    A UserError when one raises, whatever it raises.
-    """
+    """Import each plugin file once in this process; a UserError when one raises."""
     for path in paths:
         file = expanded(path).resolve()
         name = f"luyen_plugin_{derive_key(0, str(file)):x}"
@@ -212,7 +201,7 @@ def _broken(path: str, fault: BaseException) -> UserError:
     if isinstance(fault, UserError):
         return fault
     why = f"importing it failed: {last_line(fault)}"
-    return UserError("trainer.plugins", path, why, "mend the file")
+    return UserError("trainer.plugins", path, why, "correct the plugin file")
 
 
 def load_run_tokenizer(config: RunConfig) -> Tokenizer:

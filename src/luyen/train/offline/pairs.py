@@ -22,9 +22,12 @@ def pack_pairs(
     device: torch.device,
     *,
     use_margins: bool = False,
-    is_held: bool = False,
+    is_validation: bool = False,
 ) -> OfflineBatch:
-    """Two sequences for each row, the chosen one first; the prompt of a pair is computed once."""
+    """Two sequences per row, the chosen one first; they share a group and so their prompt.
+
+    `is_validation` marks the rows of the batch as validation rows.
+    """
     tokens, masks, groups = list[tuple[int, ...]](), list[list[bool]](), list[int]()
     margins: list[float] = []
     for number, place in enumerate(places):
@@ -37,7 +40,7 @@ def pack_pairs(
             margins.append(margin_of(rows[place]))
     numbers = {MARGINS: torch.tensor(margins, device=device)} if use_margins else {}
     batch = pack(tokens, masks=masks, groups=groups, device=device)
-    return OfflineBatch(rows=_named(places, is_held), batch=batch, numbers=numbers)
+    return OfflineBatch(rows=_row_numbers(places, is_validation), batch=batch, numbers=numbers)
 
 
 def pack_labelled(
@@ -48,21 +51,21 @@ def pack_labelled(
     *,
     is_mismatched: bool = False,
     longest: int | None = None,
-    is_held: bool = False,
+    is_validation: bool = False,
 ) -> OfflineBatch:
-    """One sequence for a marked answer, two for a pair, whose answers are good and bad.
+    """One sequence per labelled answer; a pair counts as a desirable and an undesirable one.
 
-    With `is_mismatched` every answer also stands after the prompt of another row, in at most
-    `longest` tokens: which one depends on the rows alone, not on the step.
+    With `is_mismatched` each prompt is also paired with an answer of another row (KTO's KL
+    estimate), in at most `longest` tokens; the choice depends on the rows only.
     """
     answers = [_answers(rows[place]) for place in places]
     marked = [one for some in answers for one in some]
     aside: dict[str, PackedBatch] = {}
     if is_mismatched:
-        others = [one for p in places for one in _mismatched(rows, p, renderer, longest)]
-        aside[MISMATCHED] = _packed(others, device)
+        mismatched = [one for p in places for one in _mismatched(rows, p, renderer, longest)]
+        aside[MISMATCHED] = _packed(mismatched, device)
     return OfflineBatch(
-        rows=_named(places, is_held),
+        rows=_row_numbers(places, is_validation),
         sequences=tuple(map(len, answers)),
         batch=_packed([render_answer(row, renderer) for row in marked], device),
         aside=aside,
@@ -88,7 +91,7 @@ def _answers(row: Labelled) -> tuple[LabelledRow, ...]:
 def _mismatched(
     rows: Sequence[Labelled], place: int, renderer: Renderer, longest: int | None
 ) -> list[RenderedAnswer]:
-    """The answers of the next row that asks something else and fits, after this row's prompt."""
+    """This row's prompt with the answers of the next row that has another prompt and fits."""
     row, count = rows[place], len(rows)
     for step in range(1, count):
         other = rows[(place + step) % count]
@@ -103,7 +106,7 @@ def _mismatched(
 
 
 def _exchanged(row: Labelled, other: Labelled) -> list[LabelledRow]:
-    """The answers of another row after the prompt of this one."""
+    """The prompt of this row with the answers of another."""
     said = [one.completion for one in _answers(other)]
     return [
         LabelledRow(
@@ -127,12 +130,13 @@ def _packed(answers: Sequence[RenderedAnswer], device: torch.device) -> PackedBa
 
 
 def margin_of(row: PreferenceRow, *, block: str = "preference") -> float:
-    """How much better the chosen answer is; a UserError of the block where the row does not say."""
+    """The margin of a row; a UserError that names `block` where it has none."""
     if row.margin is None:
         why = "a row has no margin"
         raise UserError(f"{block}.use_margins", True, why, "add the column, or set it to false")
     return row.margin
 
 
-def _named(places: Sequence[int], is_held: bool) -> tuple[int, ...]:
-    return tuple(-1 - place for place in places) if is_held else tuple(places)
+def _row_numbers(places: Sequence[int], is_validation: bool) -> tuple[int, ...]:
+    """Row indices, as -1 - index for validation rows."""
+    return tuple(-1 - place for place in places) if is_validation else tuple(places)

@@ -28,30 +28,28 @@ from luyen.train.offline.pairs import margin_of, pack_labelled, pack_pairs
 from luyen.train.offline.sft import actor_state, build_learner, restore_actor
 from luyen.train.offline.stage import Goal, OfflineStage, StageContext, StageKind, validation_names
 
-# The reference's log-probabilities of every row, made once and kept beside the run.
-#
-# A reference never changes, so its numbers need no model at every step. They are those that a
-# live reference would give, and belong to the rows, the weights and the weights of tokens: a
-# table of anything else is made anew.
+# Precomputed reference log-probs: the reference is frozen, so its sums are computed once
+# and stored in the run directory; they equal those of a live reference. The table is keyed by rows,
+# weights and objective, and recomputed when the key changes.
 
 _FOLDER, _NAME = "reference", "sums"
 
 
 def precomputed_reference(
     live: Callable[[OfflineBatch], SequenceSums],
-    lessons: Callable[[int], Iterable[OfflineBatch]],
-    given: StageContext,
+    batches: Callable[[int], Iterable[OfflineBatch]],
+    context: StageContext,
     directory: RunDirectory,
     *,
     weights: Mapping[str, Tensor],
 ) -> Callable[[OfflineBatch], SequenceSums]:
-    """What a live reference gives for each lesson, looked up instead of computed.
+    """A lookup with the results of the live reference, computed once for all `batches`.
 
-    `weights` are those of the reference. The table is kept in the run's directory.
+    `weights` are those of the reference. The table is stored in the run directory.
     """
-    key, folder = _key(given, weights), directory.root / _FOLDER
-    table = _stored_sums(folder, key) or _compute_sums(live, lessons, given, folder, key)
-    device = given.device
+    key, folder = _key(context, weights), directory.root / _FOLDER
+    table = _stored_sums(folder, key) or _compute_sums(live, batches, context, folder, key)
+    device = context.device
 
     def looked_up(offline_batch: OfflineBatch) -> SequenceSums:
         rows = [table[str(place)] for place in offline_batch.rows]
@@ -62,15 +60,15 @@ def precomputed_reference(
 
 def _compute_sums(
     live: Callable[[OfflineBatch], SequenceSums],
-    lessons: Callable[[int], Iterable[OfflineBatch]],
-    given: StageContext,
+    batches: Callable[[int], Iterable[OfflineBatch]],
+    context: StageContext,
     folder: Path,
     key: str,
 ) -> dict[str, SequenceSums]:
-    size, total = given.config.data.train_batch_size, _count(given.data)
+    size, total = context.config.data.train_batch_size, _count(context.data)
     table: dict[str, SequenceSums] = {}
-    for offline_batch in lessons(size):
-        given.display.waiting(f"reference: log-probabilities of {len(table)} of {total} rows")
+    for offline_batch in batches(size):
+        context.display.waiting(f"reference: log-probabilities of {len(table)} of {total} rows")
         by_row = {name: offline_batch.by_row(x.cpu()) for name, x in live(offline_batch).items()}
         for i, place in enumerate(offline_batch.rows):
             table[str(place)] = {name: parts[i].clone() for name, parts in by_row.items()}
@@ -84,7 +82,7 @@ def _compute_sums(
 
 
 def _stored_sums(folder: Path, key: str) -> dict[str, SequenceSums] | None:
-    """The table that the run kept, if it is of these rows and weights."""
+    """The stored table, if it has this key."""
     if not (folder / f"{_NAME}.json").is_file():
         return None
     if read_json(folder / f"{_NAME}.json")["state"].get("key") != key:
@@ -97,19 +95,24 @@ def _stored_sums(folder: Path, key: str) -> dict[str, SequenceSums] | None:
     }
 
 
-def _key(given: StageContext, weights: Mapping[str, Tensor]) -> str:
-    """Hash of what the numbers depend on."""
-    config, rows = given.config, given.data.given
-    held = rows.validation.fingerprint if rows.validation is not None else None
+def _key(context: StageContext, weights: Mapping[str, Tensor]) -> str:
+    """Hash of everything the table depends on."""
+    config, rows = context.config, context.data.given
+    validation = rows.validation.fingerprint if rows.validation is not None else None
     arr, data = config.actor_rollout_ref, config.data
     return hash_value(
         [
-            [rows.train.fingerprint, held, len(given.data.train), len(given.data.validation)],
+            [
+                rows.train.fingerprint,
+                validation,
+                len(context.data.train),
+                len(context.data.validation),
+            ],
             stored_values(config)["actor_rollout_ref"]["model"],
             arr.ref.path,
             [config.preference.ld_alpha, list(config.preference.loss_type)],
             [data.max_prompt_length, data.max_response_length, data.apply_chat_template_kwargs],
-            [tensor_digests(weights), given.tokenizer.fingerprint()],
+            [tensor_digests(weights), context.tokenizer.fingerprint()],
         ]
     )
 
@@ -123,7 +126,7 @@ _STATE = "preference"
 
 @final
 class PreferenceStage:
-    """A policy that learns to prefer what people prefer."""
+    """Preference optimisation (DPO, KTO, ...) on pairs or labelled answers."""
 
     goals = (
         Goal(metric="preference/val_accuracy", label="held-out preference accuracy"),
@@ -154,48 +157,53 @@ class PreferenceStage:
         return self._engine.learner.policy.device
 
     def offline_batch(self, rows: Sequence[int]) -> OfflineBatch:
-        """The rows at these places: two sequences for a pair, one for a marked answer."""
-        return self._lay(self._data.train, rows)
+        """Pack the rows at these indices: two sequences per pair, one per labelled answer."""
+        return self._pack(self._data.train, rows)
 
     def update(self, offline_batch: OfflineBatch, *, lr: float) -> UpdateResult:
         """One optimizer step."""
         return self._engine.update(offline_batch, lr=lr)
 
     def measure(self) -> dict[str, float]:
-        """The same numbers as of a step, on all held-out rows."""
+        """The metrics of a step, on all validation rows."""
         rows = self._data.validation
         if not rows:
             return {}
-        found = self._engine.measure(self._lay(rows, range(len(rows)), is_held=True))
+        found = self._engine.measure(self._pack(rows, range(len(rows)), is_validation=True))
         return validation_names(found)
 
     def state(self) -> dict[str, Any]:
-        """Weights, optimizer, and what earlier steps left to later ones."""
+        """Weights, optimizer, and running statistics of the objective."""
         history = self._engine.history
         kept = None if history is None else [float(history.total), float(history.count)]
         return {**actor_state(self._engine.learner), _STATE: {"history": kept}}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Stand where another stood."""
+        """Restore weights, optimizer and running statistics."""
         restore_actor(self._engine.learner, state)
         kept = state[_STATE]["history"]
         total, count = (torch.tensor(x, dtype=torch.float64) for x in kept or (0.0, 0.0))
         self._engine.history = None if kept is None else Average(total=total, count=count)
 
-    def lessons(self, size: int) -> Iterator[OfflineBatch]:
-        """Every training row once and then every held-out one, so many at a time."""
-        for rows, is_held in ((self._data.train, False), (self._data.validation, True)):
+    def batches(self, size: int) -> Iterator[OfflineBatch]:
+        """All training rows, then all validation rows, in batches of `size`."""
+        for rows, is_validation in ((self._data.train, False), (self._data.validation, True)):
             for first in range(0, len(rows), size):
                 places = range(first, min(first + size, len(rows)))
-                yield self._lay(rows, places, is_held=is_held)
+                yield self._pack(rows, places, is_validation=is_validation)
 
-    def _lay(
-        self, rows: Sequence[Any], places: Sequence[int], *, is_held: bool = False
+    def _pack(
+        self, rows: Sequence[Any], places: Sequence[int], *, is_validation: bool = False
     ) -> OfflineBatch:
         renderer = self._data.given.renderer
         if self._engine.objective.kind == "pair":
             return pack_pairs(
-                rows, places, renderer, self.device, use_margins=self._use_margins, is_held=is_held
+                rows,
+                places,
+                renderer,
+                self.device,
+                use_margins=self._use_margins,
+                is_validation=is_validation,
             )
         return pack_labelled(
             rows,
@@ -204,12 +212,12 @@ class PreferenceStage:
             self.device,
             is_mismatched=self._is_mismatched,
             longest=self._longest,
-            is_held=is_held,
+            is_validation=is_validation,
         )
 
 
 def objective_of(config: RunConfig) -> PreferenceObjective:
-    """What the stage minimises."""
+    """Objective of the stage."""
     preference = config.preference
     return PreferenceObjective(
         losses=preference.loss_type,
@@ -220,12 +228,12 @@ def objective_of(config: RunConfig) -> PreferenceObjective:
 
 
 def live_reference(
-    given: StageContext, engine: PreferenceEngine
+    context: StageContext, engine: PreferenceEngine
 ) -> tuple[Callable[[OfflineBatch], SequenceSums], Mapping[str, Tensor]]:
-    """A frozen copy of the beginning, or the policy with its adapter off; and its weights."""
+    """The reference, frozen or the policy with its adapter off, and its weights."""
     policy = engine.learner.policy
-    if given.config.actor_rollout_ref.model.lora_rank == 0:
-        frozen = reference_policy(given.config, given.tokenizer, given.device)
+    if context.config.actor_rollout_ref.model.lora_rank == 0:
+        frozen = reference_policy(context.config, context.tokenizer, context.device)
         return lambda offline_batch: engine.sums(frozen, offline_batch), dict(
             frozen.named_parameters()
         )
@@ -238,28 +246,28 @@ def live_reference(
 
 
 def kinds_of(config: RunConfig) -> tuple[Kind, ...]:
-    """Which rows the losses read."""
+    """Row formats that the losses accept."""
     is_paired = preference_facts(config.preference.loss_type[0]).kind == "pair"
     return (Kind.PREFERENCE,) if is_paired else (Kind.LABELLED, Kind.PREFERENCE)
 
 
-def _build(given: StageContext) -> OfflineStage:
-    config = given.config
+def _build(context: StageContext) -> OfflineStage:
+    config = context.config
     objective = objective_of(config)
-    engine = PreferenceEngine(build_learner(config, given.tokenizer, given.device), objective)
+    engine = PreferenceEngine(build_learner(config, context.tokenizer, context.device), objective)
     stage = PreferenceStage(
         engine,
-        given.data,
+        context.data,
         use_margins=config.preference.use_margins,
         is_mismatched=objective.reads(MISMATCHED),
         longest=config.data.max_prompt_length + config.data.max_response_length,
     )
     if objective.needs_reference:
-        live, weights = live_reference(given, engine)
-        # A replay of some steps asks for their rows only, and leaves the run's files alone.
-        if config.preference.reference == "precomputed" and given.directory is not None:
+        live, weights = live_reference(context, engine)
+        # A replay has no directory: it computes the rows of its steps only.
+        if config.preference.reference == "precomputed" and context.directory is not None:
             live = precomputed_reference(
-                live, stage.lessons, given, given.directory, weights=weights
+                live, stage.batches, context, context.directory, weights=weights
             )
         engine.reference = live
     return stage

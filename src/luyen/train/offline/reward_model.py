@@ -40,8 +40,6 @@ from luyen.train.offline.stage import (
     validation_names,
 )
 
-# Rows as sequences with the tokens on which a reward model judges them.
-
 Rated: TypeAlias = LabelledRow | ConversationRow
 BLOCK = "reward_training"
 
@@ -54,11 +52,11 @@ def pack_scored_pairs(
     *,
     use_margins: bool = False,
 ) -> OfflineBatch:
-    """Two sequences for each row, the chosen one first, each judged on its last token."""
-    laid = pack_pairs(rows, places, renderer, device)
+    """Two sequences per row, the chosen one first, each scored on its last token."""
+    pairs = pack_pairs(rows, places, renderer, device)
     margins = [margin_of(rows[place], block=BLOCK) for place in places] if use_margins else []
     numbers = {MARGINS: torch.tensor(margins, device=device)} if use_margins else {}
-    return replace(laid, batch=_scored_at_the_end(laid.batch), numbers=numbers)
+    return replace(pairs, batch=_scored_at_the_end(pairs.batch), numbers=numbers)
 
 
 def pack_rated(
@@ -69,13 +67,13 @@ def pack_rated(
     *,
     target_key: str,
 ) -> OfflineBatch:
-    """One sequence for each row, judged on its last token, with the number that the row gives."""
+    """One sequence per row, scored on its last token, with the row's target score."""
     chosen = [rows[place] for place in places]
-    laid = [_rated_tokens(row, renderer) for row in chosen]
+    rendered = [_rated_tokens(row, renderer) for row in chosen]
     batch = pack(
-        [tokens for tokens, _ in laid],
-        masks=[mask for _, mask in laid],
-        groups=list(range(len(laid))),
+        [tokens for tokens, _ in rendered],
+        masks=[mask for _, mask in rendered],
+        groups=list(range(len(rendered))),
         device=device,
     )
     targets = torch.tensor([target_of(row, target_key) for row in chosen], device=device)
@@ -87,38 +85,38 @@ def pack_rated(
 def pack_steps(
     rows: Sequence[SteppedRow], places: Sequence[int], renderer: Renderer, device: torch.device
 ) -> OfflineBatch:
-    """One sequence for each row, judged on the last token of every step that has a label."""
-    laid = [render_steps(rows[place], renderer) for place in places]
+    """One sequence per row, scored on the last token of every labelled step."""
+    rendered = [render_steps(rows[place], renderer) for place in places]
     batch = pack(
-        [one.prompt + one.tokens for one in laid],
-        masks=[[False] * len(one.prompt) + [True] * len(one.tokens) for one in laid],
-        groups=list(range(len(laid))),
+        [one.prompt + one.tokens for one in rendered],
+        masks=[[False] * len(one.prompt) + [True] * len(one.tokens) for one in rendered],
+        groups=list(range(len(rendered))),
         device=device,
     )
-    judged, labels = torch.zeros(len(batch.tokens)), list[float]()
+    score_mask, labels = torch.zeros(len(batch.tokens)), list[float]()
     offset = 0
-    for one in laid:
+    for one in rendered:
         for end, label in zip(one.ends, one.labels, strict=True):
             if label is not None:
-                judged[offset + len(one.prompt) + end] = 1.0
+                score_mask[offset + len(one.prompt) + end] = 1.0
                 labels.append(label)
         offset += len(one.prompt) + len(one.tokens)
     if not labels:
-        why = f"no step of these {len(laid)} rows has a label"
-        raise UserError("data.train_files", len(laid), why, "drop rows that nobody judged")
+        why = f"no step of these {len(rendered)} rows has a label"
+        raise UserError("data.train_files", len(rendered), why, "drop rows without labels")
     numbers = {LABELS: torch.tensor(labels, device=device)}
-    streamed = batch.with_streams(**{JUDGED: judged.to(device)})
+    streamed = batch.with_streams(**{JUDGED: score_mask.to(device)})
     return OfflineBatch(rows=tuple(places), batch=streamed, numbers=numbers)
 
 
 def _scored_at_the_end(batch: PackedBatch) -> PackedBatch:
-    judged = torch.zeros(batch.tokens.shape, device=batch.tokens.device)
-    judged[batch.layout.offsets[1:] - 1] = 1.0
-    return batch.with_streams(**{JUDGED: judged})
+    score_mask = torch.zeros(batch.tokens.shape, device=batch.tokens.device)
+    score_mask[batch.layout.offsets[1:] - 1] = 1.0
+    return batch.with_streams(**{JUDGED: score_mask})
 
 
 def _rated_tokens(row: Rated, renderer: Renderer) -> tuple[tuple[int, ...], list[bool]]:
-    """The whole conversation as the template writes it in the end, and where answers are."""
+    """Tokens of the whole conversation, and the mask of its answers."""
     if isinstance(row, LabelledRow):
         answer = render_answer(row, renderer)
         return answer.tokens, [False] * len(answer.prompt) + list(answer.answer.mask)
@@ -127,7 +125,7 @@ def _rated_tokens(row: Rated, renderer: Renderer) -> tuple[tuple[int, ...], list
 
 
 def target_of(row: Rated, target_key: str) -> float:
-    """The number that a row gives its answer; a UserError where it gives none."""
+    """Target score of a row; a UserError where it has none."""
     found = row.extra_info.get(target_key)
     if isinstance(found, int | float) and math.isfinite(found):
         return float(found)
@@ -151,7 +149,7 @@ _GOALS = {
 
 @final
 class RewardModelStage:
-    """A model that learns to judge."""
+    """Reward model training: Bradley-Terry pairs, regression, or process labels."""
 
     def __init__(
         self,
@@ -171,7 +169,7 @@ class RewardModelStage:
 
     @property
     def goals(self) -> tuple[Goal, ...]:
-        """How often it is right, or how far from the number it should say."""
+        """Accuracy, or the absolute error for regression."""
         name = "absolute_error" if self._reward_training.objective == "regression" else "accuracy"
         label = _GOALS[name]
         return (
@@ -180,19 +178,19 @@ class RewardModelStage:
         )
 
     def offline_batch(self, rows: Sequence[int]) -> OfflineBatch:
-        """The rows at these places as tokens, and where they are judged."""
-        return self._lay(self._data.train, rows)
+        """Pack the rows at these indices, with the tokens that are scored."""
+        return self._pack(self._data.train, rows)
 
     def update(self, offline_batch: OfflineBatch, *, lr: float) -> UpdateResult:
         """One optimizer step."""
         return self._engine.update(offline_batch, lr=lr)
 
     def measure(self) -> dict[str, float]:
-        """The same numbers as of a step, on all held-out rows."""
+        """The metrics of a step, on all validation rows."""
         rows = self._data.validation
         if not rows:
             return {}
-        found = self._engine.measure(self._lay(rows, range(len(rows))))
+        found = self._engine.measure(self._pack(rows, range(len(rows))))
         return validation_names(found)
 
     def state(self) -> dict[str, Any]:
@@ -203,11 +201,11 @@ class RewardModelStage:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Stand where another stood."""
+        """Restore weights and optimizer."""
         restore_parameters(self._engine.model, state["actor"])
         self._engine.optimizer.load_state_dict(state["actor_optimizer"])
 
-    def _lay(self, rows: Sequence[Any], places: Sequence[int]) -> OfflineBatch:
+    def _pack(self, rows: Sequence[Any], places: Sequence[int]) -> OfflineBatch:
         renderer, reward_training = self._data.given.renderer, self._reward_training
         match reward_training.objective:
             case "bradley_terry":
@@ -223,7 +221,7 @@ class RewardModelStage:
 
 
 def _demand_numbers(rows: Sequence[Any], reward_training: RewardTrainingConfig) -> None:
-    """A UserError, before the first step, where a row lacks a number that is learned from."""
+    """A UserError, before the first step, where a row lacks its target or margin."""
     if reward_training.objective == "regression":
         for row in rows:
             target_of(row, reward_training.target_key)
@@ -233,7 +231,7 @@ def _demand_numbers(rows: Sequence[Any], reward_training: RewardTrainingConfig) 
 
 
 def build_reward_engine(config: RunConfig, device: str) -> RewardModelEngine:
-    """A reward model over the model of the run, whose head is new where it has none."""
+    """The reward model engine; a model without a score head gets a new one."""
     arr, reward_training = config.actor_rollout_ref, config.reward_training
     model = load_reward_model(arr.model, device=device, field=_FIELD, new_head=config.trainer.seed)
     choose_threads(model)
@@ -245,9 +243,9 @@ def build_reward_engine(config: RunConfig, device: str) -> RewardModelEngine:
     return RewardModelEngine(model, optimizer, actor_passes(arr.actor), objective)
 
 
-def _build(given: StageContext) -> OfflineStage:
-    engine = build_reward_engine(given.config, given.device)
-    return RewardModelStage(engine, given.data, given.config.reward_training)
+def _build(context: StageContext) -> OfflineStage:
+    engine = build_reward_engine(context.config, context.device)
+    return RewardModelStage(engine, context.data, context.config.reward_training)
 
 
 def _columns(config: RunConfig) -> tuple[str, ...]:

@@ -30,7 +30,7 @@ Learnable = ConversationRow | TextRow
 
 @final
 class SftStage:
-    """A policy that learns what the assistant says."""
+    """Supervised fine-tuning on assistant tokens."""
 
     goals = (
         Goal(metric="sft/val_nll", label="negative log-likelihood of held-out rows"),
@@ -50,19 +50,19 @@ class SftStage:
         return self._engine.policy.device
 
     def offline_batch(self, rows: Sequence[int]) -> OfflineBatch:
-        """The rows at these places as packed tokens."""
+        """Pack the rows at these indices."""
         chosen = [self._data.train[i] for i in rows]
         return OfflineBatch(rows=tuple(rows), batch=self._packed(chosen))
 
     def update(self, offline_batch: OfflineBatch, *, lr: float) -> UpdateResult:
-        """One optimizer step; how many tokens it learned from is among its metrics."""
+        """One optimizer step; adds the number of trained tokens to its metrics."""
         done = self._engine.update(offline_batch.batch, lr=lr)
         tokens = float(offline_batch.batch.layout.mask.sum())
         return UpdateResult(stepped=done.stepped, metrics={**done.metrics, "sft/tokens": tokens})
 
     @torch.no_grad()
     def measure(self) -> dict[str, float]:
-        """Mean negative log-likelihood of what is learned, on the held-out rows."""
+        """Mean negative log-likelihood of the trained tokens, on validation rows."""
         if not self._data.validation:
             return {}
         batch = self._packed(self._data.validation)
@@ -75,7 +75,7 @@ class SftStage:
         return actor_state(self._engine)
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Stand where another stood."""
+        """Restore weights and optimizer."""
         restore_actor(self._engine, state)
 
     def _packed(self, rows: Sequence[Learnable]) -> PackedBatch:
@@ -84,7 +84,7 @@ class SftStage:
 
 
 def actor_state(engine: SupervisedEngine) -> dict[str, Any]:
-    """A policy that learns, as a checkpoint keeps it."""
+    """Weights and optimizer of a policy for a checkpoint."""
     return {
         "actor": trained_parameters(engine.policy),
         "actor_optimizer": engine.optimizer.state_dict(),
@@ -92,7 +92,7 @@ def actor_state(engine: SupervisedEngine) -> dict[str, Any]:
 
 
 def restore_actor(engine: SupervisedEngine, state: Mapping[str, Any]) -> None:
-    """Put a policy and its optimizer where `actor_state` found another."""
+    """Restore what `actor_state` returned."""
     restore_parameters(engine.policy, state["actor"])
     engine.optimizer.load_state_dict(state["actor_optimizer"])
 
@@ -121,13 +121,13 @@ def pack_conversations(
     *,
     learn: str = "assistant",
 ) -> PackedBatch:
-    """Conversations as packed tokens; `learn` says which of the assistant's tokens count."""
-    laid = [one for row in rows for one in _branches(row, renderer, learn)]
-    weights = [one.weights for one in laid]
+    """Pack conversations; `learn` says which of the assistant's tokens are trained on."""
+    branches = [one for row in rows for one in _branches(row, renderer, learn)]
+    weights = [one.weights for one in branches]
     batch = pack(
-        [one.rendered.tokens for one in laid],
+        [one.rendered.tokens for one in branches],
         masks=[[weight > 0 for weight in row] for row in weights],
-        groups=list(range(len(laid))),
+        groups=list(range(len(branches))),
         device=device,
     )
     if not bool(batch.layout.mask.any()):
@@ -146,43 +146,40 @@ def _branches(row: Learnable, renderer: Renderer, learn: str) -> Sequence[Weight
     if learn == "assistant":
         return branches
     spoken = [i for i, message in enumerate(row.messages) if message["role"] == "assistant"]
-    others = [i for i, message in enumerate(row.messages) if message["role"] != "assistant"]
-    after = max((i for i in others if i < spoken[-1]), default=-1)
+    inputs = [i for i, message in enumerate(row.messages) if message["role"] != "assistant"]
+    after = max((i for i in inputs if i < spoken[-1]), default=-1)
     first = len(spoken) - 1 if learn == "last_turn" else sum(i < after for i in spoken)
     return tuple(_from_turn(branch, first) for branch in branches)
 
 
 def _from_turn(branch: Weighted, first: int) -> Weighted:
-    """The branch with nothing learned of turns before `first`."""
+    """The branch with weight 0 on turns before `first`."""
     pairs = zip(branch.rendered.turns, branch.weights, strict=True)
     weights = tuple(weight if turn >= first else 0.0 for turn, weight in pairs)
     return Weighted(rendered=branch.rendered, weights=weights)
 
 
 def _text(text: str, renderer: Renderer) -> Weighted:
-    """Text as it stands, and its end where the tokenizer has one; its first token is only read."""
+    """Raw text with the end token, if any; its first token is not trained on."""
     end = renderer.tokenizer.end_id
     tokens = (*renderer.tokenizer.encode(text), *(() if end is None else (end,)))
     sources = (Source.PROMPT, *[Source.SAMPLED] * (len(tokens) - 1))
-    step_report = Rendered(tokens=tokens, sources=sources, turns=(0,) * len(tokens))
-    return Weighted(rendered=step_report, weights=(0.0, *[1.0] * (len(tokens) - 1)))
+    rendered = Rendered(tokens=tokens, sources=sources, turns=(0,) * len(tokens))
+    return Weighted(rendered=rendered, weights=(0.0, *[1.0] * (len(tokens) - 1)))
 
 
-def _build_sft(given: StageContext) -> OfflineStage:
-    loss, learn = given.config.sft.loss, given.config.sft.learn
-    learner = build_learner(given.config, given.tokenizer, given.device, loss=loss)
-    return SftStage(learner, given.data, learn=learn)
+def _build_sft(context: StageContext) -> OfflineStage:
+    loss, learn = context.config.sft.loss, context.config.sft.learn
+    learner = build_learner(context.config, context.tokenizer, context.device, loss=loss)
+    return SftStage(learner, context.data, learn=learn)
 
 
 SFT = StageKind(kinds=lambda _: (Kind.CONVERSATION, Kind.TEXT, Kind.PROMPTS), build=_build_sft)
 
 
-# The stage `distill`: answers that are given, and a teacher's distribution at each token.
-
-
 @final
 class DistillStage:
-    """A student that learns what a teacher would say in the place of each answer."""
+    """Distillation: match the teacher's distribution at each token of given answers."""
 
     goals = (
         Goal(metric="distill/val_divergence", label="divergence from the teacher, held-out rows"),
@@ -199,12 +196,12 @@ class DistillStage:
         return self._engine.learner.policy.device
 
     def offline_batch(self, rows: Sequence[int]) -> OfflineBatch:
-        """The rows at these places as packed tokens."""
+        """Pack the rows at these indices."""
         chosen = [self._data.train[i] for i in rows]
         return OfflineBatch(rows=tuple(rows), batch=self._packed(chosen))
 
     def update(self, offline_batch: OfflineBatch, *, lr: float) -> UpdateResult:
-        """One optimizer step; how many tokens it learned from is among its metrics."""
+        """One optimizer step; adds the number of trained tokens to its metrics."""
         done = self._engine.update(offline_batch.batch, lr=lr)
         tokens = float(offline_batch.batch.layout.mask.sum())
         return UpdateResult(
@@ -212,18 +209,18 @@ class DistillStage:
         )
 
     def measure(self) -> dict[str, float]:
-        """The same numbers as of a step, on all held-out rows."""
+        """The metrics of a step, on all validation rows."""
         if not self._data.validation:
             return {}
         found = self._engine.measure(self._packed(self._data.validation))
         return validation_names(found)
 
     def state(self) -> dict[str, Any]:
-        """Weights and optimizer of the student; the teacher is where it was."""
+        """Weights and optimizer of the student; the frozen teacher is not saved."""
         return actor_state(self._engine.learner)
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Stand where another stood."""
+        """Restore weights and optimizer."""
         restore_actor(self._engine.learner, state)
 
     def _packed(self, rows: Sequence[Learnable]) -> PackedBatch:
@@ -231,7 +228,7 @@ class DistillStage:
 
 
 def distill_objective(config: RunConfig) -> DistillObjective:
-    """What the stage minimises."""
+    """Objective of the stage."""
     distill = config.distill
     return DistillObjective(
         divergence=distill.divergence,
@@ -242,11 +239,11 @@ def distill_objective(config: RunConfig) -> DistillObjective:
     )
 
 
-def _build_distill(given: StageContext) -> OfflineStage:
-    config = given.config
-    learner = build_learner(config, given.tokenizer, given.device)
-    teacher = load_teacher(config, given.tokenizer, given.device)
-    return DistillStage(DistillEngine(learner, teacher, distill_objective(config)), given.data)
+def _build_distill(context: StageContext) -> OfflineStage:
+    config = context.config
+    learner = build_learner(config, context.tokenizer, context.device)
+    teacher = load_teacher(config, context.tokenizer, context.device)
+    return DistillStage(DistillEngine(learner, teacher, distill_objective(config)), context.data)
 
 
 DISTILL = StageKind(

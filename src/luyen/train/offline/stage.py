@@ -1,4 +1,4 @@
-"""What an offline run learns, behind one protocol; the loop knows nothing else of it."""
+"""Protocol of offline stages: batches, updates, validation, state."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,13 +16,13 @@ from luyen.engine.step import UpdateResult
 from luyen.telemetry.display import Display
 
 VALIDATION = "val_"
-"""What the name of a number begins with that was measured on held-out rows."""
+"""Prefix of metric names measured on validation rows."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """The number by which people judge a stage.
+    """A metric that summarises a stage.
 
     Example:
         >>> Goal(metric="sft/val_nll", label="negative log-likelihood").metric
@@ -30,13 +30,13 @@ class Goal:
     """
 
     metric: str
-    """Its name among the metrics of a step, or of a measurement."""
+    """Name of the metric."""
     label: str
-    """What it is called in the last words of a run."""
+    """Label in the summary of a run."""
 
 
 class OfflineStage(Protocol):
-    """Rows as lessons, optimizer steps on them, and a measurement on rows that are held out."""
+    """Packs rows into batches, runs optimizer steps on them, and validates."""
 
     @property
     def device(self) -> torch.device:
@@ -45,27 +45,27 @@ class OfflineStage(Protocol):
 
     @property
     def goals(self) -> tuple[Goal, ...]:
-        """What to tell at the end; the first that was measured counts."""
+        """Metrics for the summary; the first that was measured is shown."""
         ...
 
     def offline_batch(self, rows: Sequence[int]) -> OfflineBatch:
-        """The training rows at these places as tokens; nothing but the rows decides it."""
+        """Pack the training rows at these indices; depends on the rows only."""
         ...
 
     def update(self, offline_batch: OfflineBatch, *, lr: float) -> UpdateResult:
-        """One optimizer step on the whole lesson, whatever the micro-batches are."""
+        """One optimizer step on the whole batch, independent of micro-batching."""
         ...
 
     def measure(self) -> dict[str, float]:
-        """What the held-out rows say of the weights of now; nothing where there are none."""
+        """Validation metrics of the current weights; empty without validation rows."""
         ...
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps, by part: weights, optimizer, and small numbers."""
+        """State for a checkpoint, by part: weights, optimizer, plain values."""
         ...
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Stand where another stood whose `state` this was; it is copied."""
+        """Copy the state that `state` of another stage returned."""
         ...
 
 
@@ -82,21 +82,21 @@ class StageContext:
     config: RunConfig
     """The whole configuration."""
     data: OfflineData[Any]
-    """Rows of the kind that the stage asked for."""
+    """Rows of the stage's kinds."""
     tokenizer: Tokenizer
     """The policy's."""
     device: str
-    """Where weights are to be."""
+    """Device of the weights."""
     directory: RunDirectory | None
-    """Where long preparations are kept; None: nowhere, they are made again."""
+    """Run directory that caches slow preparations; None: they are not cached."""
     display: Display
-    """Who hears what takes long."""
+    """Shows progress of slow preparations."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageKind:
-    """How a stage of one name is made.
+    """Row formats and builder of a stage.
 
     Example:
         >>> sorted(StageKind.__slots__)
@@ -104,15 +104,15 @@ class StageKind:
     """
 
     kinds: Callable[[RunConfig], tuple[Kind, ...]]
-    """What its rows may be."""
+    """Accepted row formats."""
     columns: Callable[[RunConfig], tuple[str, ...]] = lambda _: ()
-    """Further columns that rows are learned from; those that differ in one are not the same."""
+    """Further columns that matter for training, so that rows differing in them are distinct."""
     build: Callable[[StageContext], OfflineStage]
-    """The stage, at its beginning."""
+    """Builds the stage in its initial state."""
 
 
 def validation_names(found: Mapping[str, float]) -> dict[str, float]:
-    """Numbers of a step under the names that they have on held-out rows.
+    """Metrics of a step under their validation names.
 
     Example:
         >>> validation_names({"preference/accuracy": 0.5})

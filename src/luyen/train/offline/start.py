@@ -42,25 +42,24 @@ from luyen.train.record import metrics_at, open_store, require_stage, saves_in_b
 from luyen.train.session import headline, note_run_events, open_session, release_on_error
 from luyen.train.state import first_logged_step
 
-# Every offline stage by the name that `trainer.stage` gives it.
-
 STAGES: dict[str, StageKind] = {
     "sft": sft.SFT,
     "preference": preference.PREFERENCE,
     "reward_model": reward_model.REWARD_MODEL,
     "distill": sft.DISTILL,
 }
+"""Offline stages by `trainer.stage`."""
 
 
 def run_offline(report: Report, *, trial_steps: int | None = None) -> RunSummary:
-    """Learn from the rows that are given."""
+    """Train an offline stage; `trial_steps` ends the run early, without a checkpoint."""
     run = prepare_offline(report)
     run.trial_steps = trial_steps
     return _train_to_end(run)
 
 
 def prepare_offline(report: Report) -> OfflineRun:
-    """A run with its directory, its files open, where its newest checkpoint left it."""
+    """Build a run, open its directory and files, and restore its newest checkpoint."""
     config = report.config
     refuse_running(report)
     import_plugins(config.trainer.plugins)
@@ -69,7 +68,7 @@ def prepare_offline(report: Report) -> OfflineRun:
     data = offline_rows(config, tokenizer, display)
     session = open_session(report, data.given, collect_manifest(config, data.given))
     directory = session.directory
-    given = StageContext(
+    context = StageContext(
         config=config,
         data=data,
         tokenizer=tokenizer,
@@ -82,16 +81,16 @@ def prepare_offline(report: Report) -> OfflineRun:
         store = open_store(directory.checkpoints, config.trainer)
         resumed = find_resume_checkpoint(report, store, directory)
         files = _open_files(report, directory, store, resumed, display)
-        opened.callback(files.close)  # which releases the claim, too
-        stage = STAGES[config.trainer.stage].build(given)
+        opened.callback(files.close)  # also releases the claim
+        stage = STAGES[config.trainer.stage].build(context)
         steps = total_steps(config, len(data.train))
-        course = OfflineSchedule(config=config, data=data.given, stage=stage, total_steps=steps)
-        run = OfflineRun(course, files, display)
+        schedule = OfflineSchedule(config=config, data=data.given, stage=stage, total_steps=steps)
+        run = OfflineRun(schedule, files, display)
         if resumed is not None:
             loop = load_state(resumed.path, "loop")
             require_stage(loop, config.trainer.stage, resumed.path)
             stage.restore(load_parts(resumed.path, stage))
-            run.go_on_from(loop)
+            run.restore_progress(loop)
         session.begin()
         opened.pop_all()
     return run
@@ -104,7 +103,7 @@ def _open_files(
     resumed: Checkpoint | None,
     display: Display,
 ) -> OfflineRecorder:
-    """Metrics, digests and checkpoints; lines of steps that will be done again are dropped."""
+    """Open metrics, digests and checkpoints; lines of steps that will be repeated are dropped."""
     trainer = report.config.trainer
     first_step = first_logged_step(
         load_state(resumed.path, "loop") if resumed is not None else None
@@ -121,13 +120,13 @@ def _open_files(
         log,
         store,
         DigestFile(directory.digests, first_step=first_step),
-        known=metrics_at(resumed),
+        last_metrics=metrics_at(resumed),
         is_async=saves_in_background(trainer, report.plan.where),
     )
 
 
 def offline_rows(config: RunConfig, tokenizer: Tokenizer, display: Display) -> OfflineData[Any]:
-    """The rows of the run; the display says what is done when it takes long."""
+    """Load the rows; the display shows a message when it takes long."""
     words = "preparing rows: reading, checking and measuring data.train_files and data.val_files"
     with explain_if_slow(display.waiting, words):
         kind = STAGES[config.trainer.stage]
@@ -154,9 +153,9 @@ def _train_to_end(run: OfflineRun) -> RunSummary:
                 train_offline(run)
             except Interrupted:
                 run.save()
-            run.files.settle()
+            run.files.flush()
     plot_curves(directory.metrics, directory.report)
-    newest, done = run.files.store.latest(), run.step - (run.open is not None)
+    newest, done = run.files.store.latest(), run.step - (run.unrecorded is not None)
     return RunSummary(
         headline=headline(directory, run.interruption, step=done, last_step=run.last_step),
         signal=run.interruption.number,
@@ -169,7 +168,7 @@ def _train_to_end(run: OfflineRun) -> RunSummary:
 
 
 def _changes(run: OfflineRun) -> tuple[Change, ...]:
-    """The first number that the stage is judged by and that was measured."""
+    """First and last value of the first goal metric that was measured."""
     goal = next((g for g in run.stage.goals if g.metric in run.last), None)
     if goal is None:
         return ()
@@ -178,7 +177,7 @@ def _changes(run: OfflineRun) -> tuple[Change, ...]:
 
 
 def _commands(run: OfflineRun, newest: int | None) -> tuple[str, ...]:
-    is_cut = run.open is not None or run.step < run.last_step
+    is_cut = run.unrecorded is not None or run.step < run.last_step
     more = (f"luyen train --resume {run.files.directory.root}",) if is_cut else ()
     if newest is None:
         return more
