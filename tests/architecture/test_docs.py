@@ -13,6 +13,7 @@ from unittest import mock
 import pytest
 import typer
 
+import luyen
 from luyen.cli.main import app, run
 from luyen.config.explain import config_page
 from tests.architecture.pages import anchors, blocks, commands, links, pages
@@ -25,10 +26,12 @@ PLAIN = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
 
 
 def resolves(name: str) -> bool:
-    """Whether a dotted name is a module, or an attribute reached from one."""
+    """Whether a dotted name is public, a module, or an attribute reached from one."""
     parts = name.split(".")
     found: object = importlib.import_module(parts[0])
     for i, part in enumerate(parts[1:], 2):
+        if found is luyen and part in luyen.__all__ and i == len(parts):
+            return True
         if part in vars(found):
             found = vars(found)[part]
             continue
