@@ -16,7 +16,7 @@ import typer
 import luyen
 from luyen.cli.main import app, run
 from luyen.config.explain import config_page
-from tests.architecture.pages import anchors, blocks, commands, links, pages
+from tests.architecture.pages import anchors, blocks, commands, links, pages, spans
 from tests.architecture.tree import PACKAGE, ROOT
 
 PAGES = dict(pages())
@@ -128,6 +128,20 @@ def test_the_readme_gives_every_package_a_purpose():
     packages = {p.parent.name for p in (ROOT / PACKAGE).glob("*/__init__.py")}
     tree = "".join(blocks(PAGES["README.md"], "text"))
     assert packages <= set(re.findall(r"^\s+(\w+)/ +\w", tree, re.MULTILINE))
+
+
+@pytest.mark.parametrize("language", ["console", "sh", "python", "yaml"])
+def test_the_vietnamese_readme_has_the_code_blocks_of_the_english_one(language: str):
+    english, vietnamese = PAGES["README.md"], PAGES["README.vi.md"]
+    assert blocks(english, language) != []
+    assert blocks(vietnamese, language) == blocks(english, language)
+
+
+def test_the_vietnamese_readme_has_the_links_and_spans_of_the_english_one():
+    english, vietnamese = PAGES["README.md"], PAGES["README.vi.md"]
+    assert "README.md" in links(vietnamese)
+    assert set(links(vietnamese)) - {"README.md"} == set(links(english)) - {"README.vi.md"}
+    assert sorted(spans(vietnamese)) == sorted(spans(english))
 
 
 def test_the_configuration_reference_is_up_to_date():
