@@ -1,5 +1,6 @@
 """Everything written is executed: names resolve, links lead somewhere, examples run."""
 
+import ast
 import doctest
 import importlib
 import io
@@ -142,6 +143,40 @@ def test_the_vietnamese_readme_has_the_links_and_spans_of_the_english_one():
     assert "README.md" in links(vietnamese)
     assert set(links(vietnamese)) - {"README.md"} == set(links(english)) - {"README.vi.md"}
     assert sorted(spans(vietnamese)) == sorted(spans(english))
+
+
+def internal_imports(text: str) -> list[str]:
+    """Modules below `luyen` that a Python file imports: they are not public."""
+    found: list[str] = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom):
+            found.append(node.module or "")
+        elif isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+    return [name for name in found if name.startswith("luyen.")]
+
+
+def test_extensions_use_the_public_surface_only():
+    page = PAGES["docs/extend.md"]
+    plugins = [path.read_text() for path in sorted((ROOT / "examples/extension").glob("*.py"))]
+    assert len(plugins) >= 1
+    for text in [*plugins, *blocks(page, "python")]:
+        assert internal_imports(text) == []
+    named = {name.partition(".")[2] for name in DOTTED.findall(page)}
+    assert "adv_estimators" in named
+    assert named <= set(luyen.__all__)
+
+
+def test_every_word_of_the_glossary_is_mapped_to_code():
+    rows = [line for line in PAGES["docs/glossary.md"].splitlines() if line.startswith("| **")]
+    assert len(rows) >= 50
+    unmapped = [row for row in rows if not re.search(r"`[\w./=]+`|\]\(", row.split(" | ")[-1])]
+    assert unmapped == []
+
+
+def test_an_internal_import_is_caught():
+    assert internal_imports("from luyen.base.records import Prompt") == ["luyen.base.records"]
+    assert internal_imports("import luyen\nfrom luyen import Prompt\nimport torch") == []
 
 
 def test_the_configuration_reference_is_up_to_date():
