@@ -1,30 +1,43 @@
-"""One file beside the package that adds an estimator, a loss, a reward, a sampler and an engine.
+"""A plugin: one advantage estimator, policy loss, reward manager, sampler and rollout engine.
 
-Name it under `trainer.plugins`, and its names can be used in any configuration. What `luyen check`
-must know of a name stands in its `register(...)` call as literals: it is read without importing.
+Name this file under `trainer.plugins`; a configuration can then choose these parts by name. It uses
+the public names of `luyen` only. `luyen check` does not import it: it reads the literals of each
+`register(...)` call from the syntax tree.
 """
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
-from luyen.algorithms.advantages import Credit, CreditInputs, adv_estimators
-from luyen.algorithms.policy_losses import PolicyInputs, TokenLoss, policy_losses
-from luyen.base.records import Prompt, Rollout, Score
-from luyen.config.schema.actor_rollout_ref import RolloutConfig
-from luyen.data.samplers import samplers
-from luyen.models.policy import Policy
-from luyen.models.trained_weights import Fingerprint
-from luyen.rewards.protocol import Reward
-from luyen.rewards.reward_managers import ManagerContext, reward_managers
-from luyen.rewards.tree import with_part
-from luyen.rollout.protocol import Completion, Request, RolloutEngine, rollout_engines
+from luyen import (
+    Completion,
+    Credit,
+    CreditInputs,
+    Fingerprint,
+    ManagerContext,
+    Policy,
+    PolicyInputs,
+    Prompt,
+    Request,
+    Reward,
+    Rollout,
+    RolloutEngine,
+    Score,
+    TokenLoss,
+    adv_estimators,
+    policy_losses,
+    reward_managers,
+    rollout_engines,
+    samplers,
+    with_part,
+)
 
 
 @adv_estimators.register("group_median", baseline="group median", group_relative=True)
 def group_median(inputs: CreditInputs) -> Credit:
-    """Reward minus the median of the group: one lucky sample does not move the baseline."""
+    """Reward minus the median of its group, which one outlier does not move."""
     rewards, groups = inputs.sequence_rewards(), inputs.layout.groups
     medians = torch.zeros_like(rewards)
     for group in groups.unique():
@@ -35,30 +48,30 @@ def group_median(inputs: CreditInputs) -> Credit:
 
 @policy_losses.register("capped_ratio", aggregation="token-mean", hparams=("clip_ratio",))
 def capped_ratio(inputs: PolicyInputs, *, clip_ratio: float = 0.2) -> TokenLoss:
-    """Importance sampling whose ratio is cut off above, and nowhere else."""
+    """Importance sampling with a ratio that is clamped from above only."""
     ratio = (inputs.logp - inputs.old_logp).exp().clamp(max=1 + clip_ratio)
     return TokenLoss(per_token=inputs.layout.on_mask(-inputs.advantages * ratio), metrics={})
 
 
 @reward_managers.register("brief")
 def brief(given: ManagerContext) -> Reward:
-    """What the configuration judges by, minus a little for every token."""
+    """The reward that the configuration builds, minus a small cost for each token."""
     return Brief(given.judge(), share=1 / given.max_response_length)
 
 
 class Brief:
-    """A reward with one more part in every tree: the price of its length."""
+    """Adds one part to every score tree: a penalty for the length of the response."""
 
     def __init__(self, inner: Reward, *, share: float) -> None:
         self._inner, self._share = inner, share
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the inner reward, and `brief`."""
+        """Names of the inner reward's parts, and `brief`."""
         return (*self._inner.names, "brief")
 
     async def __call__(self, prompt: Prompt, rollouts: Sequence[Rollout]) -> list[Score]:
-        """One tree per rollout."""
+        """One score tree for each rollout."""
         scores = await self._inner(prompt, rollouts)
         return [
             with_part(score, Score(name="brief", value=-0.1 * self._share * r.response_length))
@@ -68,7 +81,7 @@ class Brief:
 
 @samplers.register("short_first")
 class ShortFirst:
-    """Rows by the length of their first message, the shortest first, over and over."""
+    """Rows in order of the length of their first message, shortest first, repeated for ever."""
 
     def __init__(self, prompts: Sequence[Prompt], *, seed: int) -> None:
         del seed
@@ -76,21 +89,21 @@ class ShortFirst:
         self._order = sorted(range(len(prompts)), key=lambda i: (lengths[i], i))
 
     def take(self, cursor: int, count: int) -> list[int]:
-        """The rows of `count` draws from `cursor` on: a function of its arguments alone."""
+        """Indices of `count` rows, starting at position `cursor` of the row order."""
         return [self._order[i % len(self._order)] for i in range(cursor, cursor + count)]
 
 
 @rollout_engines.register("one_by_one")
 def one_by_one(
-    policy: Policy, rollout: RolloutConfig, *, longest: int, decode: Callable[..., str]
+    policy: Policy, rollout: Any, *, longest: int, decode: Callable[..., str]
 ) -> RolloutEngine:
-    """The embedded engine, given one request at a time: slower, and with the same answers."""
+    """The native engine with one request at a time: slower, same tokens. `rollout` is its block."""
     native = rollout_engines.get("native")
     return OneByOne(native(policy, rollout, longest=longest, decode=decode))
 
 
 class OneByOne:
-    """Holds requests back until the engine behind it is idle."""
+    """Queues requests until the wrapped engine is idle."""
 
     def __init__(self, inner: RolloutEngine) -> None:
         self._inner = inner
@@ -98,12 +111,12 @@ class OneByOne:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing waits or runs."""
+        """Whether no request is queued or running."""
         return not self._waiting and self._inner.is_idle
 
     @property
     def is_batch_invariant(self) -> bool:
-        """Whether an answer does not depend on what else is drawn at the same time."""
+        """Whether a response is independent of the other requests of the batch."""
         return self._inner.is_batch_invariant
 
     def submit(self, request: Request) -> None:
@@ -111,21 +124,21 @@ class OneByOne:
         self._waiting.append(request)
 
     def advance(self) -> list[Completion]:
-        """Work on the present request, or begin the next."""
+        """Advance the running request, or start the next one."""
         if self._inner.is_idle and self._waiting:
             self._inner.submit(self._waiting.popleft())
         return self._inner.advance()
 
     def abort(self, request: str) -> list[Completion]:
-        """Stop a request that runs, or forget one that waits."""
+        """Stop a running request, or remove a queued one."""
         self._waiting = deque(r for r in self._waiting if r.id != request)
         return self._inner.abort(request)
 
     def fingerprint(self) -> Fingerprint | None:
-        """The weights of the engine behind it, which the trainer compares with its own."""
+        """Fingerprint of the wrapped engine's weights; the trainer compares it with its own."""
         return self._inner.fingerprint()
 
     def close(self) -> None:
-        """Free what is held."""
+        """Drop queued requests and close the wrapped engine."""
         self._waiting.clear()
         self._inner.close()

@@ -1,5 +1,6 @@
 """Everything written is executed: names resolve, links lead somewhere, examples run."""
 
+import ast
 import doctest
 import importlib
 import io
@@ -13,9 +14,10 @@ from unittest import mock
 import pytest
 import typer
 
+import luyen
 from luyen.cli.main import app, run
 from luyen.config.explain import config_page
-from tests.architecture.pages import anchors, blocks, commands, links, pages
+from tests.architecture.pages import anchors, blocks, commands, links, pages, spans
 from tests.architecture.tree import PACKAGE, ROOT
 
 PAGES = dict(pages())
@@ -25,10 +27,12 @@ PLAIN = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
 
 
 def resolves(name: str) -> bool:
-    """Whether a dotted name is a module, or an attribute reached from one."""
+    """Whether a dotted name is public, a module, or an attribute reached from one."""
     parts = name.split(".")
     found: object = importlib.import_module(parts[0])
     for i, part in enumerate(parts[1:], 2):
+        if found is luyen and part in luyen.__all__ and i == len(parts):
+            return True
         if part in vars(found):
             found = vars(found)[part]
             continue
@@ -125,6 +129,54 @@ def test_the_readme_gives_every_package_a_purpose():
     packages = {p.parent.name for p in (ROOT / PACKAGE).glob("*/__init__.py")}
     tree = "".join(blocks(PAGES["README.md"], "text"))
     assert packages <= set(re.findall(r"^\s+(\w+)/ +\w", tree, re.MULTILINE))
+
+
+@pytest.mark.parametrize("language", ["console", "sh", "python", "yaml"])
+def test_the_vietnamese_readme_has_the_code_blocks_of_the_english_one(language: str):
+    english, vietnamese = PAGES["README.md"], PAGES["README.vi.md"]
+    assert blocks(english, language) != []
+    assert blocks(vietnamese, language) == blocks(english, language)
+
+
+def test_the_vietnamese_readme_has_the_links_and_spans_of_the_english_one():
+    english, vietnamese = PAGES["README.md"], PAGES["README.vi.md"]
+    assert "README.md" in links(vietnamese)
+    assert set(links(vietnamese)) - {"README.md"} == set(links(english)) - {"README.vi.md"}
+    assert sorted(spans(vietnamese)) == sorted(spans(english))
+
+
+def internal_imports(text: str) -> list[str]:
+    """Modules below `luyen` that a Python file imports: they are not public."""
+    found: list[str] = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom):
+            found.append(node.module or "")
+        elif isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+    return [name for name in found if name.startswith("luyen.")]
+
+
+def test_extensions_use_the_public_surface_only():
+    page = PAGES["docs/extend.md"]
+    plugins = [path.read_text() for path in sorted((ROOT / "examples/extension").glob("*.py"))]
+    assert len(plugins) >= 1
+    for text in [*plugins, *blocks(page, "python")]:
+        assert internal_imports(text) == []
+    named = {name.partition(".")[2] for name in DOTTED.findall(page)}
+    assert "adv_estimators" in named
+    assert named <= set(luyen.__all__)
+
+
+def test_every_word_of_the_glossary_is_mapped_to_code():
+    rows = [line for line in PAGES["docs/glossary.md"].splitlines() if line.startswith("| **")]
+    assert len(rows) >= 50
+    unmapped = [row for row in rows if not re.search(r"`[\w./=]+`|\]\(", row.split(" | ")[-1])]
+    assert unmapped == []
+
+
+def test_an_internal_import_is_caught():
+    assert internal_imports("from luyen.base.records import Prompt") == ["luyen.base.records"]
+    assert internal_imports("import luyen\nfrom luyen import Prompt\nimport torch") == []
 
 
 def test_the_configuration_reference_is_up_to_date():
