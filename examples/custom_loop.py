@@ -5,7 +5,7 @@
 
 The loop below is best-of-n distillation, which no recipe offers: draw several answers, keep the
 best one of each prompt, and learn from it alone, with weight 1 on its tokens. Everything it uses is
-a handle of a role: `generate`, `update_actor`, and the reward. Where they run is configured.
+a handle of a role: `generate`, `update_actor`, `publish`, and the reward. Where they run is configured.
 """
 
 import sys
@@ -46,6 +46,7 @@ def main(words: list[str]) -> list[float]:
     assert report.is_sound, "the configuration has errors"
     run = prepare_online(report)
     try:
+        run.roles.publish(run.version).wait()
         return [one_step(run, step) for step in run.steps()]
     finally:
         run.recorder.close()
@@ -67,9 +68,10 @@ def one_step(run: OnlineRun, step: int) -> float:
     ones = torch.ones(batch.tokens.shape, device=batch.tokens.device)
     ready = batch.with_streams(advantages=ones, returns=ones)
     lr = run.config.actor_rollout_ref.actor.optim.lr
-    updated = run.roles.update_actor(ready, run.objective, lr=lr, seed=step)
+    updated = run.roles.update_actor(ready, run.objective, lr=lr, seed=step).result()
     run.step += 1
     run.version += 1
+    run.roles.publish(run.version).wait()
     mean = sum(rewards) / len(rewards)
     loss = updated.metrics["actor/pg_loss"]
     print(f"step {step}: reward {mean:.3f}, loss {loss:.4f}, norm {updated.stepped.grad_norm:.4f}")

@@ -97,11 +97,11 @@ def _check_kwargs(
     known = rule_kwargs(function)
     for name in hparams:
         if name not in known:
-            why = f"the rule `{rule}` has no knob of this name"
+            why = f"the rule `{rule}` has no hyperparameter of this name"
             raise UserError(f"{FIELD}.kwargs", name, why, did_you_mean(name, known))
     for name, default in known.items():
         if default is inspect.Parameter.empty and name not in hparams:
-            why = f"the rule `{rule}` needs the knob `{name}`"
+            why = f"the rule `{rule}` needs the hyperparameter `{name}`"
             raise UserError(f"{FIELD}.kwargs", dict(hparams), why, f"set kwargs.{name}")
 
 

@@ -68,10 +68,11 @@ class RunFacts:
 
 def list_runs(root: Path) -> list[RunFacts]:
     """Every run below a folder, the one that was begun last at the end."""
-    return sorted((_facts(run) for run in run_directories(root)), key=lambda run: run.created)
+    return sorted((run_facts(run) for run in run_directories(root)), key=lambda run: run.created)
 
 
-def _facts(run: RunDirectory) -> RunFacts:
+def run_facts(run: RunDirectory) -> RunFacts:
+    """State, steps and newest measurement of a run; `damaged` where its files cannot be read."""
     size, newest = _size(run.root)
     where = {"path": str(run.root), "bytes": size, "changed": _time(newest)}
     try:

@@ -187,7 +187,7 @@ def read_rollouts(
     `limit` reads only the first rollouts. With `step`, a file of another step is refused; rollouts
     of validations carry step 0.
     """
-    table = _table(path)
+    table = read_table(path)
     rows = table.slice(0, limit).to_pylist()
     stated = (table.schema.metadata or {}).get(_STEP)
     found = [row["step"] for row in rows] if stated is None else [int(stated)]
@@ -200,7 +200,7 @@ def read_rollouts(
         raise _unreadable(path, "a cell is nested too deeply") from error
 
 
-def _table(path: Path) -> pa.Table:
+def read_table(path: Path) -> pa.Table:
     """The columns of the file; its checksum is verified before anything is parsed."""
     try:
         data = read_bytes(path, most_bytes=_MOST_BYTES)
