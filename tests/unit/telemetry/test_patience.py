@@ -48,7 +48,7 @@ def test_a_run_says_that_it_prepares_rows(tmp_path, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(display, "waiting", say)
     monkeypatch.setattr(setup, "build_data", slow)
-    monkeypatch.setattr(setup, "explained", partial(explain_if_slow, after_s=0.01))
+    monkeypatch.setattr(setup, "explain_if_slow", partial(explain_if_slow, after_s=0.01))
     config = report_of(tmp_path).config
     assert setup.load_rows(config, None, display) is found  # pyright: ignore[reportArgumentType]
     assert len(said) == 1
