@@ -5,7 +5,8 @@
 
 The loop below is best-of-n distillation, which no recipe offers: draw several answers, keep the
 best one of each prompt, and learn from it alone, with weight 1 on its tokens. Everything it uses is
-a handle of a role: `generate`, `update_actor`, `publish`, and the reward. Where they run is configured.
+a handle of a role: `generate`, `update_actor`, `publish`, and the reward. Where they run is
+configured.
 """
 
 import sys

@@ -148,7 +148,7 @@ def test_names_are_those_of_the_components():
     [
         ({"components": {"a": {"rule": "exat"}}}, "did you mean `exact`"),
         ({"components": {"a": {"rule": "exact", "kwargs": {"stirp": 1}}}}, "did you mean `strip`"),
-        ({"components": {"a": {"rule": "regex"}}}, "needs the knob `pattern`"),
+        ({"components": {"a": {"rule": "regex"}}}, "needs the hyperparameter `pattern`"),
         (
             {"components": {"a": {"weight": 1.0}}},
             "`a`: it has exactly one of rule, judge, model and parts",
