@@ -129,10 +129,12 @@ class OneByOne:
             self._inner.submit(self._waiting.popleft())
         return self._inner.advance()
 
-    def abort(self, request: str) -> list[Completion]:
-        """Stop a running request, or remove a queued one."""
-        self._waiting = deque(r for r in self._waiting if r.id != request)
-        return self._inner.abort(request)
+    def abort(self, request: str, sample: int | None = None) -> list[Completion]:
+        """Stop a request or one sample of it; the wrapped engine answers for queued ones, too."""
+        for queued in [r for r in self._waiting if r.id == request]:
+            self._waiting.remove(queued)
+            self._inner.submit(queued)
+        return self._inner.abort(request, sample)
 
     def fingerprint(self) -> Fingerprint | None:
         """Fingerprint of the wrapped engine's weights; the trainer compares it with its own."""
