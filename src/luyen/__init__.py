@@ -35,49 +35,7 @@ _MODULES = {
 }
 _PLACES = {name: module for module, names in _MODULES.items() for name in names}
 
-__all__ = [
-    "AdaptiveSampler",
-    "Completion",
-    "Credit",
-    "CreditInputs",
-    "Fingerprint",
-    "GroupId",
-    "ManagerContext",
-    "Observation",
-    "Policy",
-    "PolicyInputs",
-    "Prompt",
-    "Request",
-    "Reward",
-    "Rollout",
-    "RolloutEngine",
-    "Run",
-    "Sampler",
-    "Sampling",
-    "Score",
-    "TokenLoss",
-    "ToolError",
-    "ToolReply",
-    "UserError",
-    "__version__",
-    "adv_estimators",
-    "check",
-    "envs",
-    "evaluate",
-    "idempotency_key",
-    "load_run",
-    "make_prompt",
-    "padded",
-    "policy_losses",
-    "reward_managers",
-    "rollout_engines",
-    "rule_rewards",
-    "samplers",
-    "tool",
-    "tool_class",
-    "train",
-    "with_part",
-]
+__all__: list[str] = sorted(("__version__", *_PLACES))  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:

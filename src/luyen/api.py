@@ -90,16 +90,16 @@ def evaluate(model: "str | Path | Run", *sources: Source, **blocks: Any) -> dict
 
 def load_run(path: str | Path) -> "Run":
     """The run in a directory; a UserError where there is none."""
-    return Run(RunDirectory.open(path).root)
+    return Run(root=RunDirectory.open(path).root)
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """A run directory, read on demand: a run in progress shows its newest state.
 
     Example:
-        >>> Run(Path("runs/demo/first")).root.name
+        >>> Run(root=Path("runs/demo/first")).root.name
         'first'
     """
 

@@ -88,3 +88,19 @@ def test_importing_the_package_loads_nothing_heavy():
     code = f"import sys, luyen; luyen.check; print(*{heavy} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
+
+
+def test_train_is_called_whether_or_not_its_package_was_imported():
+    code = """
+import luyen
+def refused():
+    try:
+        luyen.train({"trainer.total_training_steps": 0})
+    except luyen.UserError as error:
+        return "total_training_steps" in str(error)
+first = refused()
+import luyen.train.loop
+print(first, refused(), callable(luyen.train))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "True", "True"]
