@@ -119,6 +119,7 @@ def main() -> None:
 
     prepare_process()
     torch.set_num_threads(1)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
     for line in sys.stdin:
         job = json.loads(line)
         if "wait" in job:
