@@ -136,7 +136,7 @@ def test_files_without_a_common_prompt_and_files_that_are_not_there_are_refused(
 )
 def test_options_that_do_not_go_together_are_refused(request_: EvalRequest, why: str):
     with pytest.raises(UserError, match=why):
-        request_.demand_sense()
+        request_.validate()
 
 
 def test_a_k_beyond_the_samples_is_refused():
@@ -156,4 +156,4 @@ def test_a_reward_that_is_no_number_is_refused_with_its_row(value: object):
 
 def test_a_sample_without_a_number_is_one_all_the_same():
     row: dict[str, Any] = dict.fromkeys(NEEDED)
-    assert [sample.draw for sample in samples_of([row, row], source="here")] == [0, 1]
+    assert [sample.occurrence for sample in samples_of([row, row], source="here")] == [0, 1]
