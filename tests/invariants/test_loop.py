@@ -51,7 +51,7 @@ def gradient(run: OnlineRun, batch: PackedBatch, passes: MicroBatching) -> Tenso
     """The gradient that an optimizer step on the batch would see, as one vector."""
     actor = run.roles.actor
     engine = ActorEngine(actor.policy, _Kept(actor.optimizer), passes, temperature=1.0)
-    engine.update(batch, run.objective, lr=0.0, seed=0).result()
+    engine.update(batch, run.objective, lr=0.0, seed=0)
     return engine.optimizer.gradient
 
 

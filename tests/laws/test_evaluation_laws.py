@@ -146,7 +146,7 @@ def samples(rows: list[list[float | None]]) -> list[Sample]:
     return [
         Sample(
             uid=str(i),
-            draw=0,
+            occurrence=0,
             data_source="a" if i % 2 else "b",
             question=f"{i}?",
             answer=str(reward),
