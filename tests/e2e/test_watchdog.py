@@ -56,7 +56,7 @@ def chains(root: Path) -> list[str]:
     ("where", "phase", "words", "named"),
     [
         ("score:40", "score", REWARD, ["sleep_for_ever", "compute_score", "thread MainThread"]),
-        ("tool:30", "generate", TOOL, ["sleep_for_ever", "in echo", "\ntask ", "converse.py"]),
+        ("tool:30", "generate", TOOL, ["sleep_for_ever", "in echo", "\ntask ", "multi_turn.py"]),
         ("pass:14", "generate", ENGINE, ["in blocked", "thread MainThread"]),
     ],
     ids=["reward", "tool", "engine"],

@@ -187,7 +187,11 @@ metric(
     unit="s",
     doc="Seconds in which ranks digest and gather new weights and replicas load and confirm them.",
 )
-metric("publish/bytes", unit="B", doc="Bytes of the weights that were published, counted once.")
+metric(
+    "publish/bytes",
+    unit="B",
+    doc="Bytes of the weights that were published; the first step includes the initial publish.",
+)
 metric("publish/parameters", doc="Parameters that were published: few where an adapter learns.")
 for _name, (_unit, _doc) in _ROLE.items():
     metric(f"role/<role>/{_name}", unit=_unit, doc=_doc)

@@ -13,7 +13,7 @@ from luyen.models.trained_weights import Fingerprint, tensor_digests, trained_pa
 def test_the_same_memory_is_never_digested(monkeypatch: pytest.MonkeyPatch):
     seen: list[int] = []
     monkeypatch.setattr(
-        trained_weights, "describe", lambda t: seen.append(len(t)) or tensor_digests(t)
+        trained_weights, "tensor_digests", lambda t: seen.append(len(t)) or tensor_digests(t)
     )
     net = nn.Linear(3, 2)
     assert Fingerprint.of(net).first_difference(Fingerprint.of(net)) is None

@@ -68,7 +68,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "versions are whole": {"versions": ("a", "b")},
     "it ended by 'bored'": {"reason": "bored"},
     "sample 9 of request 'a', which is not pending": {"sample": 9},
-    "request 'b', which nobody": {"request": "b"},
+    "sample 0 of request 'b', which is not pending": {"request": "b"},
 }
 
 

@@ -242,10 +242,10 @@ def test_a_process_that_was_killed_when_it_had_answered_is_not_used_again(call):
 OWNER = """
 import asyncio, sys
 from luyen.sandbox.calls import Call
-from luyen.sandbox.pool import Pool
+from luyen.sandbox.pool import ProcessPool
 
 async def main():
-    pool = Pool(2, 3.0)
+    pool = ProcessPool(2, 3.0)
     await asyncio.gather(*(pool.run(Call(where=sys.argv[1], name=n, args=(sys.argv[2],)))
                            for n in ("litter", "spin")))
 

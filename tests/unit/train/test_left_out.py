@@ -83,5 +83,5 @@ def test_damaged_tokens_of_a_baseline_stop_the_run():
     talks.close()
     [rollout] = group.rollouts
     bad = replace(rollout, tokens=(9, *rollout.tokens[1:]))
-    with pytest.raises(UserError, match="differ from a rendering"):
+    with pytest.raises(UserError, match="differ from re-tokenizing"):
         _greedy_rewards(run_of(generation), ReadyRollouts([replace(group, rollouts=(bad,))]))

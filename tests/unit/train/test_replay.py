@@ -234,7 +234,7 @@ def test_a_greedy_answer_that_broke_is_not_taken_for_the_sample_at_its_address(
     writer = Recorder(RunDirectory(tmp_path), *[None] * 3)  # type: ignore[arg-type]
     used = {sound.key: [row.advantages or ()]}
     writer.rollouts(1, [sound, broken], lambda: used, {str(sound.group): 0.25})
-    writer.settle()
+    writer.flush()
     rows = read_rollouts(RunDirectory(tmp_path).rollouts(1))
     assert [one.advantages is None for one in rows] == [False, True]
     assert {one.baseline for one in rows} == {0.25}

@@ -91,7 +91,7 @@ def test_arguments_of_a_kind_are_checked_before_anything_runs(kind: str, kwargs,
 
 @pytest.mark.parametrize(
     ("wrong", "said"),
-    [({}, "messages are missing"), ({"is_done": True, "reward": float("inf")}, "finite number")],
+    [({}, "must return messages"), ({"is_done": True, "reward": float("inf")}, "finite number")],
 )
 def test_an_observation_that_says_nothing_or_no_number_is_a_fault(wrong, said: str):
     class Odd(World):
