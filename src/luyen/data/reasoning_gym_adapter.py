@@ -2,6 +2,8 @@
 
 The only file that imports the package; rewards and environments use it.
 """
+# pyright: basic
+# The package is not typed.
 
 import random
 from collections.abc import Callable, Mapping
