@@ -74,7 +74,10 @@ def chat(
         list[str] | None,
         typer.Option(help="Ask this instead of reading from the terminal; may be repeated."),
     ] = None,
-    system: Annotated[str | None, typer.Option(help="System message.")] = None,
+    system: Annotated[
+        str | None,
+        typer.Option(help="System message, in place of the run's `data.system_prompt`; '': none."),
+    ] = None,
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.0,
     max_tokens: Annotated[
         int | None, typer.Option(min=1, help="Longest answer; default: as in the run.")

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, final
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, final
 
 import typer
 from rich.console import Console
@@ -21,6 +21,30 @@ if TYPE_CHECKING:
     from luyen.studio.evaluation.evaluator import Measurement
     from luyen.studio.evaluation.samples import Sample
     from luyen.studio.evaluation.summary import SourceSummary
+
+
+@final
+class SamplingOptions(NamedTuple):
+    """Options over the sampling of the run's validation; None or empty keeps it.
+
+    Example:
+        >>> SamplingOptions(samples=8).top_p is None
+        True
+    """
+
+    samples: int | None = None
+    """Samples of each prompt."""
+    temperature: float | None = None
+    """Sampling temperature."""
+    top_p: float | None = None
+    """Nucleus sampling mass."""
+    min_p: float | None = None
+    """Least probability of a token, relative to the likeliest."""
+    stop: tuple[str, ...] = ()
+    """Texts that end an answer."""
+
+
+_AS_CONFIGURED = SamplingOptions()
 
 
 @final
@@ -47,12 +71,8 @@ class EvalRequest:
     """Rows in place of `data.val_files`."""
     reward: str | None = None
     """The rule that replaces `reward`."""
-    samples: int | None = None
-    """Samples of each prompt."""
-    temperature: float | None = None
-    """Sampling temperature."""
-    top_p: float | None = None
-    """Nucleus sampling mass."""
+    sampling: SamplingOptions = _AS_CONFIGURED
+    """Options over the sampling of the run's validation."""
     k: str | None = None
     """The k of pass@k and maj@k, with commas; None: 1, 2, 4 and so on."""
     solved_at: float = 1.0
@@ -240,11 +260,7 @@ def _measure_all(request: EvalRequest) -> "list[Evaluated]":
 
     assert request.checkpoint is not None
     eval_overrides = EvalOverrides(
-        samples=request.samples,
-        temperature=request.temperature,
-        top_p=request.top_p,
-        data=request.data,
-        reward=request.reward,
+        **request.sampling._asdict(), data=request.data, reward=request.reward
     )
     trusted = request.is_trusted
     require_trusted_files(request.config, is_trusted=trusted)
@@ -342,6 +358,14 @@ _Temperature = Annotated[
 _TopP = Annotated[
     float | None, typer.Option(min=1e-6, max=1, help="Keep the likeliest tokens of this mass.")
 ]
+_MinP = Annotated[
+    float | None,
+    typer.Option(min=0, max=1, help="Keep tokens at least this likely, relative to the likeliest."),
+]
+_Stop = Annotated[
+    list[str] | None,
+    typer.Option(help="Text that ends an answer; may be repeated.", metavar="TEXT"),
+]
 _K = Annotated[
     str | None, typer.Option(help="Which pass@k and maj@k, e.g. 1,4,8; default: powers of two.")
 ]
@@ -367,6 +391,8 @@ def evaluate(
     samples: _Samples = None,
     temperature: _Temperature = None,
     top_p: _TopP = None,
+    min_p: _MinP = None,
+    stop: _Stop = None,
     k: _K = None,
     solved_at: _SolvedAt = 1.0,
     samples_out: _SamplesOut = None,
@@ -388,9 +414,7 @@ def evaluate(
         config=tuple(config or ()),
         data=tuple(data or ()),
         reward=reward,
-        samples=samples,
-        temperature=temperature,
-        top_p=top_p,
+        sampling=SamplingOptions(samples, temperature, top_p, min_p, tuple(stop or ())),
         k=k,
         solved_at=solved_at,
         samples_out=samples_out,

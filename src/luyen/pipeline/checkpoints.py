@@ -49,6 +49,10 @@ class EvalOverrides:
     """Sampling temperature; 0 is greedy."""
     top_p: float | None = None
     """Nucleus sampling mass."""
+    min_p: float | None = None
+    """Least probability of a token, relative to the likeliest."""
+    stop: tuple[str, ...] = ()
+    """Texts that end an answer; empty: those of the configuration."""
     data: tuple[str, ...] = ()
     """Files to evaluate on."""
     reward: str | None = None
@@ -80,21 +84,24 @@ def with_model_of(config: RunConfig, other: RunConfig) -> RunConfig:
 def _val_kwargs(config: RunConfig, overrides: EvalOverrides) -> ValKwargsConfig:
     rollout = config.actor_rollout_ref.rollout
     val_kwargs = rollout.val_kwargs
-    is_sampling = (overrides.samples or 1) > 1 or overrides.top_p is not None
+    filters = {"top_p": overrides.top_p, "min_p": overrides.min_p}
+    given: dict[str, object] = {name: v for name, v in filters.items() if v is not None}
+    stop: dict[str, object] = {"stop": overrides.stop} if overrides.stop else {}
+    is_sampling = (overrides.samples or 1) > 1 or bool(given)
     if overrides.temperature == 0:
         if is_sampling:
             why = "temperature 0 is greedy, and the other options request sampling"
-            raise UserError("--temperature", 0, why, "raise it, or drop --samples and --top-p")
-        return val_kwargs.model_copy(update={"n": 1, "do_sample": False})
-    changes: dict[str, object] = {} if overrides.samples is None else {"n": overrides.samples}
+            raise UserError(
+                "--temperature", 0, why, "raise it, or drop --samples, --top-p, --min-p"
+            )
+        return val_kwargs.model_copy(update={"n": 1, "do_sample": False, **stop})
+    changes = {**given, **stop} | ({} if overrides.samples is None else {"n": overrides.samples})
     if is_sampling or overrides.temperature is not None:
         own = val_kwargs.temperature if val_kwargs.do_sample else 0.0
         changes |= {
             "do_sample": True,
             "temperature": overrides.temperature or own or rollout.temperature or 1.0,
         }
-    if overrides.top_p is not None:
-        changes["top_p"] = overrides.top_p
     return val_kwargs.model_copy(update=changes)
 
 

@@ -30,7 +30,10 @@ class ChatSession:
         temperature: float,
         max_tokens: int | None,
     ) -> None:
-        """`max_tokens` bounds one answer; None: as long as the run's responses."""
+        """`system` None: the run's `data.system_prompt`; an empty text: no system message.
+
+        `max_tokens` bounds one answer; None: as long as the run's responses.
+        """
         data = opened.config.data
         config: Any = opened.policy.model.config.get_text_config()
         self._limit = min(
@@ -51,8 +54,9 @@ class ChatSession:
         self._sampling = replace(ends, temperature=temperature, top_k=-1, top_p=1.0, min_p=0.0)
         self._seed = opened.config.trainer.seed
         self.messages: list[Message] = []
-        if system is not None:
-            self.messages.append({"role": "system", "content": system})
+        prompt = data.system_prompt if system is None else system
+        if prompt:
+            self.messages.append({"role": "system", "content": prompt})
         self.tokens: list[int] = []
         self._turns = 0
         self._shown = ""

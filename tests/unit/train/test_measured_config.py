@@ -41,6 +41,16 @@ def test_temperature_0_takes_the_likeliest_token_once():
             drawn(RunConfig(), temperature=0.0, **more)
 
 
+def test_min_p_samples_and_stop_texts_end_answers_greedy_or_not():
+    changed = eval_config(RunConfig(), EvalOverrides(min_p=0.1, stop=("\n",)))
+    val_kwargs = changed.actor_rollout_ref.rollout.val_kwargs
+    assert (val_kwargs.do_sample, val_kwargs.min_p, val_kwargs.stop) == (True, 0.1, ("\n",))
+    greedy = eval_config(RunConfig(), EvalOverrides(temperature=0.0, stop=("\n",)))
+    assert greedy.actor_rollout_ref.rollout.val_kwargs.stop == ("\n",)
+    with pytest.raises(UserError, match="--min-p"):
+        eval_config(RunConfig(), EvalOverrides(temperature=0.0, min_p=0.1))
+
+
 def test_a_rule_takes_the_place_of_the_whole_reward_and_rows_of_the_rows():
     own = read_config([], ["reward.components.a.rule=exact_match", "data.val_files=a.jsonl"])
     asked = eval_config(own, EvalOverrides(reward="numeric", data=("b.jsonl",)))

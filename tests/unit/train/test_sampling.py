@@ -86,3 +86,13 @@ def test_a_chat_shows_every_token_of_a_long_answer_as_it_comes():
     assert len(long) > 24
     assert len(pieces) > 24
     assert "".join(pieces) == long
+
+
+@pytest.mark.parametrize(
+    ("given", "system"), [(None, "Be brief."), ("Be long.", "Be long."), ("", None)]
+)
+def test_a_chat_begins_with_the_system_prompt_of_the_run(given: str | None, system: str | None):
+    opened = open_checkpoint("builtin://arithmetic", ["data.system_prompt=Be brief."])
+    talk = ChatSession(opened, system=given, temperature=0.0, max_tokens=4)
+    wanted = [] if system is None else [{"role": "system", "content": system}]
+    assert talk.messages == wanted
