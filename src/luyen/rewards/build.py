@@ -134,27 +134,32 @@ class RoutedReward:
         names = dict.fromkeys(sources)
         lost = [s for s in names if not any(route.matches(s) for route in self._routes)]
         if lost:
-            raise UserError("data_source", ", ".join(lost), self._why(), self._fix(lost[0]))
+            raise self._no_reward(lost)
         for source in names:
             self._tree(source)
 
     def _tree(self, source: str) -> RewardTree:
         route = next((route for route in self._routes if route.matches(source)), None)
         if route is None:
-            raise UserError("data_source", source, self._why(), self._fix(source))
+            raise self._no_reward([source])
         if route.pattern not in self._built:
             self._built[route.pattern] = self._build(route.components)
         return self._built[route.pattern]
 
-    def _why(self) -> str:
+    def _no_reward(self, sources: Sequence[str]) -> UserError:
+        """The error about sources without a route; rows without the column have the source ''."""
+        more = "reward.components or reward.custom_reward_function.path"
+        if not any(sources):
+            why = "rows lack the column data.reward_fn_key, and no reward is set for all rows"
+            fix = f"set {more}, for instance reward.components.answer.rule=exact, or add the column"
+            return UserError("data_source", None, why, fix)
         patterns = ", ".join(route.pattern for route in self._routes)
-        return f"no reward judges rows of this source (routes: {patterns})"
-
-    def _fix(self, source: str) -> str:
-        return (
-            f"set reward.routes={{{source!r}: [RULE]}}, reward.components, or "
-            "reward.custom_reward_function.path; data.reward_fn_key names the column"
+        why = f"no reward judges rows of this source (routes: {patterns})"
+        named = next(source for source in sources if source)
+        fix = (
+            f"set reward.routes={{{named!r}: [RULE]}}, {more}; data.reward_fn_key names the column"
         )
+        return UserError("data_source", ", ".join(sources), why, fix)
 
 
 # Builds the reward trees of a configuration: one per route, with shared reward sources.

@@ -131,6 +131,13 @@ def test_a_source_without_a_route_is_an_error_and_never_zero():
         assert word in message
 
 
+def test_rows_without_a_source_need_a_reward_for_all_rows():
+    with build_reward(config(), max_response_length=8) as reward:
+        with pytest.raises(UserError, match="rows lack the column") as caught:
+            reward.check_sources([""])
+        assert "reward.components.answer.rule=exact" in caught.value.fix
+
+
 def test_sources_are_checked_before_anything_is_sampled():
     with build_reward(config(), max_response_length=8) as reward:
         reward.check_sources(["arithmetic/sum", "openai/gsm8k"])
