@@ -79,7 +79,7 @@ def take_first_step(report: Report) -> None:
         run = prepare_online(report)
         for part in (run.recorder, run.reward, run.roles):
             opened.callback(part.close)
-        run.trial_steps = 1
+        run.limit(1)
         train_online(run)
 
 

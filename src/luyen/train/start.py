@@ -17,7 +17,6 @@ from luyen.config.check import Report
 from luyen.runtime.ray.messages import RanksLost
 from luyen.telemetry.curves import plot_curves
 from luyen.telemetry.display import ACCURACY, VALIDATION_REWARD, Display, mean_reward, validated
-from luyen.telemetry.journal import WorkJournals
 from luyen.telemetry.manifest import Manifest
 from luyen.telemetry.output import say
 from luyen.telemetry.sinks import open_sinks
@@ -45,7 +44,7 @@ from luyen.train.record import (
     open_store,
     saves_in_background,
 )
-from luyen.train.run import OnlineRun, generation_config_hash
+from luyen.train.run import OnlineRun
 from luyen.train.session import headline, note_run_events, open_session, release_on_error
 from luyen.train.state import first_logged_step
 
@@ -148,7 +147,7 @@ def run_training(report: Report, *, trial_steps: int | None = None) -> RunSummar
         return run_offline(report, trial_steps=trial_steps)
 
     def train(run: OnlineRun) -> RunSummary:
-        run.trial_steps = trial_steps
+        run.limit(trial_steps)
         return _train_to_end(run)
 
     return run_with_recovery(report, prepare_online, train)
@@ -212,19 +211,11 @@ def _open_recorder(
 def _resume(resumed: Checkpoint | None, run: OnlineRun, facts: Manifest) -> None:
     """Restore the checkpoint, if any, and open the journals."""
     if resumed is None:
-        _open_journals(run, facts, done=-1)
+        run.open_journals(facts, done=-1)
         return
     state = load_checkpoint(resumed.path, run.roles)
-    _open_journals(run, facts, done=first_logged_step(state.as_json()) - 1)
+    run.open_journals(facts, done=first_logged_step(state.as_json()) - 1)
     run.restore(state)
-
-
-def _open_journals(run: OnlineRun, facts: Manifest, *, done: int) -> None:
-    """Open the journals; those of steps up to `done` are dropped."""
-    directory = run.recorder.directory
-    run.recorder.journals = WorkJournals(directory.journal, run_id=directory.run_id)
-    run.recorder.journals.forget(done)
-    run.config_hash = generation_config_hash(run.config, facts)
 
 
 def _train_to_end(run: OnlineRun) -> RunSummary:
@@ -259,9 +250,8 @@ def _summary(
         files["checkpoint"] = checkpoint
     files = {name: path for name, path in files.items() if path.exists()}
     interruption = run.interruption
-    how = headline(
-        directory, interruption, step=run.step - run.awaits_validation, last_step=run.last_step
-    )
+    done = run.step if run.is_recorded else run.step - 1
+    how = headline(directory, interruption, step=done, last_step=run.last_step)
     return RunSummary(
         headline=how,
         signal=interruption.number,
@@ -286,14 +276,16 @@ def _commands(
 
 def _validation_change(run: OnlineRun) -> tuple[Change, ...]:
     """First and last validation: mean reward, or accuracy where all rewards are 0 or 1."""
-    if not run.validations:
+    history = run.recorder.history
+    if not history.validations:
         return ()
-    first, last = ({**validated(v)} for v in (run.validations[0], run.validations[-1]))
+    ends = history.validations[0], history.validations[-1]
+    first, last = ({**validated(v)} for v in ends)
     label = VALIDATION_REWARD if VALIDATION_REWARD in {**first, **last} else ACCURACY
     if label == VALIDATION_REWARD:
-        first, last = ({label: mean_reward(v)} for v in (run.validations[0], run.validations[-1]))
-    is_one = len(run.validations) == 1
-    is_before = is_one and run.config.trainer.val_before_train and not run.has_validated_later
+        first, last = ({label: mean_reward(v)} for v in ends)
+    is_one = len(history.validations) == 1
+    is_before = is_one and run.config.trainer.val_before_train and not history.has_validated_later
     return (
         Change(
             label=label,
