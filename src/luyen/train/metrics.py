@@ -23,14 +23,13 @@ from luyen.data.samplers import AdaptiveSampler
 from luyen.engine.batch import PackedBatch
 from luyen.rewards.metrics import score_metrics
 from luyen.rewards.scoring import ScoredGroup
-from luyen.runtime.monitoring import GIB, RoleMonitor, device_bytes
 from luyen.runtime.roles import WeightDigests
 from luyen.telemetry.metrics import metric
 from luyen.telemetry.rollout_codec import stream_bytes
 from luyen.telemetry.spans import SPANS
-from luyen.telemetry.worker_spans import peak_bytes
 from luyen.train.advantages import BatchAdvantages
 from luyen.train.batch import batch_order
+from luyen.train.monitor import role_metrics
 from luyen.train.record import advantages_by_rollout, rollout_stages, update_stages
 from luyen.train.run import OnlineRun
 from luyen.train.scoring import ScoredRollouts
@@ -211,39 +210,6 @@ def staleness_metrics(rollouts: Sequence[Rollout], version: int) -> dict[str, fl
         "async/staleness_mean": fmean(behind),
         "async/staleness_max": float(max(behind)),
         "async/mixed_fraction": fmean(len(versions) > 1 for versions in versions_used),
-    }
-
-
-_PHASES = {"actor": ("time/log-probs", "time/update"), "rollout": ("time/generate",)}
-"""Phases in which a role is busy, where all roles share one process."""
-
-
-def role_metrics(watch: RoleMonitor | None, times: Mapping[str, float]) -> dict[str, float]:
-    """Memory and busy shares of the roles since the previous step.
-
-    `times` are the seconds of the phases. Without a `watch` all roles share this process, and busy
-    shares follow from the phases.
-    """
-    device = device_bytes()
-    found = {"role/controller/memory_gb": peak_bytes() / GIB}
-    if device is not None:
-        found["role/controller/device_gb"] = device / GIB
-    return found | (_by_phases(times) if watch is None else watch.numbers())
-
-
-def _by_phases(times: Mapping[str, float]) -> dict[str, float]:
-    """Shares of the phases.
-
-    Example:
-        >>> _by_phases({"time/generate": 3.0, "time/update": 1.0})
-        {'role/actor/busy': 0.25, 'role/rollout/busy': 0.75}
-    """
-    whole = sum(times.values())
-    if whole <= 0:
-        return {}
-    return {
-        f"role/{role}/busy": sum(times.get(name, 0.0) for name in names) / whole
-        for role, names in _PHASES.items()
     }
 
 
