@@ -72,8 +72,8 @@ def take_first_step(report: Report) -> None:
     with ExitStack() as opened:
         if report.config.trainer.stage != "rl":
             offline = prepare_offline(report)
-            opened.callback(offline.files.close)
-            offline.trial_steps = 1
+            opened.callback(offline.recorder.close)
+            offline.limit(1)
             train_offline(offline)
             return
         run = prepare_online(report)

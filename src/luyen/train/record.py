@@ -7,14 +7,14 @@ from pathlib import Path
 from threading import Event
 from typing import Any, TypeAlias, final
 
-from luyen.base.digests import BEGINNING, DigestFile, StepDigest, hash_parts, hash_value, link
+from luyen.base.digests import BEGINNING, DigestFile, hash_parts, hash_value, link
 from luyen.base.errors import UserError
 from luyen.base.input_files import expanded
 from luyen.base.records import Rollout, Score, ToolCall
 from luyen.base.run_lock import demand_claim, release
 from luyen.base.rundir import RunDirectory, step_of
 from luyen.checkpoint.store import METRICS, BestMetric, Checkpoint, CheckpointStore
-from luyen.checkpoint.tensors import load_state
+from luyen.checkpoint.tensors import load_state, not_finite
 from luyen.checkpoint.writer import BackgroundTask, CheckpointWriter
 from luyen.config.plan import Placement
 from luyen.config.schema.trainer import TrainerConfig
@@ -172,9 +172,9 @@ class Recorder:
         self.journals: WorkJournals | None = None
         """Journals of finished work; None: not journaled, lost work is repeated."""
 
-    def resume(self, state: LoopState) -> None:
+    def resume(self, history: RunHistory) -> None:
         """Continue the history of a checkpoint."""
-        self.history = RunHistory.read(state)
+        self.history = history
 
     def open_journals(self, *, done: int) -> None:
         """Open the journals of finished work; those of steps up to `done` are dropped."""
@@ -184,22 +184,14 @@ class Recorder:
     def record_step(
         self, step: int, metrics: Mapping[str, float], stages: Mapping[str, str]
     ) -> None:
-        """Write the digest and the metrics line of a step; extends the chain."""
+        """Write digest and metrics of a step; a UserError when the run directory is gone."""
+        demand_claim(self.directory.root)
         named = {**stages, "metrics": metrics_stage(metrics)}
         digest = link(self.history.chain, step=step, stages=named)
-        self.digest(digest)
-        self.metrics(step, metrics)
-        self.history = replace(self.history, chain=digest.chain, step=step)
-
-    def metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write the metrics line of a step; a UserError when the run directory is gone."""
-        demand_claim(self.directory.root)
+        self.digests.write(digest)
         self.log.write(step, metrics)
         self.last_metrics |= metrics
-
-    def digest(self, digest: StepDigest) -> None:
-        """Write the digest line of a step."""
-        self.digests.write(digest)
+        self.history = replace(self.history, chain=digest.chain, step=step)
 
     def rollouts(
         self,
@@ -281,6 +273,15 @@ class Recorder:
         roles.save(self._writer, state.step, loop=state.as_json(), facts=facts)
         self.poll()
         self.history = replace(self.history, saved=state.step)
+
+    def save_stage(self, parts: Mapping[str, Any], loop: Mapping[str, Any]) -> None:
+        """Save a checkpoint of an offline stage and its loop."""
+        step = int(loop["step"])
+        require_finite(not_finite(dict(parts)), step=step, newest=self.store.latest())
+        self.digests.sync()
+        facts = checkpoint_facts(self.directory, self.last_metrics, chain=loop["chain"])
+        self._writer.save(step, {**parts, "loop": dict(loop)}, facts=facts)
+        self.history = replace(self.history, saved=step)
 
     def poll(self) -> None:
         """Drop journals that completed checkpoints cover; raises errors of the writer."""

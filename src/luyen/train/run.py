@@ -22,7 +22,7 @@ from luyen.telemetry.progress import PROGRESS
 from luyen.telemetry.spans import span
 from luyen.train.interrupt import STOPPABLE, Interruption
 from luyen.train.monitor import PhaseWatchdog, StepProfiler
-from luyen.train.record import Recorder
+from luyen.train.record import Recorder, RunHistory
 from luyen.train.rollouts import ParentDigest, RolloutSubmitter, prompt_requests
 from luyen.train.schedulers import build_scheduler
 from luyen.train.state import (
@@ -334,7 +334,7 @@ class OnlineRun:
     def restore(self, state: LoopState) -> None:
         """Restore all progress from a checkpoint."""
         self._progress = self._progress.restored(state)
-        self.recorder.resume(state)
+        self.recorder.resume(RunHistory.read(state))
         self.reward.restore(state.reward)
         sampler = self.data.sampler
         if isinstance(sampler, AdaptiveSampler) and state.sampler is not None:
