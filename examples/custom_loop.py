@@ -10,6 +10,7 @@ configured.
 """
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -69,9 +70,8 @@ def one_step(run: OnlineRun, step: int) -> float:
     ones = torch.ones(batch.tokens.shape, device=batch.tokens.device)
     ready = batch.with_streams(advantages=ones, returns=ones)
     lr = run.config.actor_rollout_ref.actor.optim.lr
-    updated = run.roles.update_actor(ready, run.objective, lr=lr, seed=step).result()
-    run.step += 1
-    run.version += 1
+    updated = run.roles.update_actor(ready, run.rules.objective, lr=lr, seed=step).result()
+    run.advance(replace(run.progress, step=step, version=run.version + 1))
     run.roles.publish(run.version).wait()
     mean = sum(rewards) / len(rewards)
     loss = updated.metrics["actor/pg_loss"]

@@ -72,14 +72,14 @@ def take_first_step(report: Report) -> None:
     with ExitStack() as opened:
         if report.config.trainer.stage != "rl":
             offline = prepare_offline(report)
-            opened.callback(offline.files.close)
-            offline.trial_steps = 1
+            opened.callback(offline.recorder.close)
+            offline.limit(1)
             train_offline(offline)
             return
         run = prepare_online(report)
         for part in (run.recorder, run.reward, run.roles):
             opened.callback(part.close)
-        run.trial_steps = 1
+        run.limit(1)
         train_online(run)
 
 

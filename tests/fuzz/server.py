@@ -95,12 +95,12 @@ class Commands:
 
 def _child(job: dict[str, Any]) -> None:
     from luyen.cli import main
-    from luyen.train import start
+    from luyen.train import session
     from tests.kill.points import POINTS, arm
 
     if job["point"] is not None:
         arm(POINTS[job["point"]], job["call"])
-    start.plot_curves = lambda *_: []  # pictures take longer than the run
+    session.plot_curves = lambda *_: []  # pictures take longer than the run
     for number, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(job[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
     sys.argv = ["luyen", *job["words"]]

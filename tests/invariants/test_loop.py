@@ -42,16 +42,21 @@ def run(tmp_path: Path):
 
 def credited(run: OnlineRun) -> PackedBatch:
     """The batch of the first step, ready for its update."""
-    run.begin_step()
-    batch = compute_logprobs(pack_groups(generate_and_score(run, 1)), run.roles, run.needs)
-    return compute_advantages(batch, run.advantage_config, kl_coef=0.0).batch
+    batch = compute_logprobs(
+        pack_groups(generate_and_score(run, 1).groups), run.roles, run.rules.needs
+    )
+    return compute_advantages(batch, run.rules.advantage_config, kl_coef=0.0).batch
 
 
-def gradient(run: OnlineRun, batch: PackedBatch, passes: MicroBatching) -> Tensor:
+def gradient(
+    run: OnlineRun, batch: PackedBatch, passes: MicroBatching, *, aggregation: str | None = None
+) -> Tensor:
     """The gradient that an optimizer step on the batch would see, as one vector."""
     actor = run.roles.actor
     engine = ActorEngine(actor.policy, _Kept(actor.optimizer), passes, temperature=1.0)
-    engine.update(batch, run.objective, lr=0.0, seed=0)
+    objective = run.rules.objective
+    wanted = replace(objective, aggregation=aggregation or objective.aggregation)
+    engine.update(batch, wanted, lr=0.0, seed=0)
     return engine.optimizer.gradient
 
 
@@ -99,8 +104,7 @@ def test_how_generation_is_batched_changes_nothing_at_all(
 
 
 def test_rollouts_that_finish_in_another_order_make_the_same_batch(run: OnlineRun):
-    run.begin_step()
-    groups = generate_and_score(run, 1)
+    groups = generate_and_score(run, 1).groups
     turned = [replace(g, rollouts=g.rollouts[::-1]) for g in reversed(groups)]
     one, other = pack_groups(groups), pack_groups(turned)
     assert torch.equal(one.tokens, other.tokens)
@@ -116,10 +120,9 @@ def test_rollouts_that_finish_in_another_order_make_the_same_batch(run: OnlineRu
 def test_micro_batches_do_not_change_the_gradient(
     passes: MicroBatching, aggregation: str, run: OnlineRun
 ):
-    run.objective = replace(run.objective, aggregation=aggregation)
     batch = credited(run)
-    whole = gradient(run, batch, MicroBatching(max_tokens=10_000))
-    cut = gradient(run, batch, passes)
+    whole = gradient(run, batch, MicroBatching(max_tokens=10_000), aggregation=aggregation)
+    cut = gradient(run, batch, passes, aggregation=aggregation)
     assert whole.norm() > 0
     assert (cut - whole).norm() < 1e-6 * whole.norm()
 
@@ -138,14 +141,13 @@ def test_a_weight_that_changes_after_sampling_shows_as_a_gap(
     overrides: tuple[str, ...], tmp_path: Path
 ):
     run = prepare(tmp_path, *overrides)
-    run.begin_step()
-    batch = pack_groups(generate_and_score(run, 1))
+    batch = pack_groups(generate_and_score(run, 1).groups)
     with torch.no_grad():
         next(iter(run.roles.actor.policy.parameters()))[50, 0] += 1e-3
-    batch = compute_logprobs(batch, run.roles, run.needs)
-    ready = compute_advantages(batch, run.advantage_config, kl_coef=0.0).batch
-    done = run.roles.update_actor(ready, run.objective, lr=0.0, seed=0).result()
-    found = {**done.metrics, **parity_metrics(batch, run.needs)}
+    batch = compute_logprobs(batch, run.roles, run.rules.needs)
+    ready = compute_advantages(batch, run.rules.advantage_config, kl_coef=0.0).batch
+    done = run.roles.update_actor(ready, run.rules.objective, lr=0.0, seed=0).result()
+    found = {**done.metrics, **parity_metrics(batch, run.rules.needs)}
     assert found["parity/max_gap"] > 0
     close(run)
 
@@ -183,12 +185,15 @@ def interrupt_after(steps: int, run: OnlineRun) -> None:
 @pytest.mark.parametrize("overrides", [(), (*OFF_POLICY, *WITH_KL), PPO])
 def test_what_stands_on_masked_tokens_reaches_nothing(overrides: tuple[str, ...], tmp_path: Path):
     run = prepare(tmp_path, *overrides)
-    run.begin_step()
-    clean = compute_logprobs(pack_groups(generate_and_score(run, 1)), run.roles, run.needs)
+    clean = compute_logprobs(
+        pack_groups(generate_and_score(run, 1).groups), run.roles, run.rules.needs
+    )
     mask = clean.layout.mask
     dirty = replace(clean, streams={n: with_garbage(s, mask) for n, s in clean.streams.items()})
     assert not any(torch.equal(dirty.streams[n], s) for n, s in clean.streams.items())
-    one, other = (compute_advantages(b, run.advantage_config, kl_coef=0.1) for b in (clean, dirty))
+    one, other = (
+        compute_advantages(b, run.rules.advantage_config, kl_coef=0.1) for b in (clean, dirty)
+    )
     assert one.metrics == other.metrics
     assert torch.equal(one.batch.streams["advantages"], other.batch.streams["advantages"])
     again = replace(

@@ -76,11 +76,9 @@ class Zygote:
 
 def _live(job: dict[str, Any]) -> int:
     """The life of a child; its exit status."""
-    from luyen.train import start
-    from luyen.train.offline import start as offline
+    from luyen.train import session
 
-    # Pictures take longer than the run.
-    start.plot_curves = offline.plot_curves = lambda *_: []
+    session.plot_curves = lambda *_: []  # pictures take longer than the run
     return _train(job) if "words" in job else _run(job)
 
 

@@ -24,29 +24,34 @@ def train_online(run: OnlineRun) -> None:
     trainer = run.config.trainer
     with run.phase("generate"):
         run.roles.publish(run.version).wait()
-    if run.awaits_validation:
-        run.saved = -1  # its checkpoint lacks the validation, so the step is saved again
+    if not run.is_recorded:
+        run.recorder.require_save()
         _validate_record_save(run)
     elif trainer.val_before_train and run.step == 0:
-        validate(run)
-        run.record_step()
+        run.record_step(validation=validate(run))
     for step in run.steps():
-        groups = generate_and_score(run, step)
-        batch = prepare_batch(run, groups)
-        advantages = group_advantages(run, batch, groups, run.baselines)
-        report = StepReport(run, groups, advantages)
+        rollouts = generate_and_score(run, step)
+        batch = prepare_batch(run.learning, rollouts.groups)
+        advantages = group_advantages(
+            run.learning,
+            batch,
+            rollouts.groups,
+            rollouts.baselines,
+            kl_coef=run.progress.kl_controller.kl_coef,
+        )
+        report = StepReport(run, rollouts, advantages)
         with run.phase("update"):
-            update = start_update(run, advantages.batch, step)
+            update = start_update(run.learning, advantages.batch, run.progress)
             publication = run.roles.publish(run.version + 1)
             if run.roles.generates_remotely:
                 report.prepare()
                 prefetch_next_step(run)
             publication.wait()
-            metrics = update.result()
+            updated = update.result()
         digests = run.roles.weight_digests()
         confirm_prefetch(run, digests)
-        measured = {**parity_metrics(batch, run.needs), **metrics}
-        finish_step(run, advantages, measured, report, digests)
+        parity = parity_metrics(batch, run.rules.needs)
+        run.advance(finish_step(run, report, updated, parity, digests))
         _validate_record_save(run)
     run.save()
 
@@ -54,10 +59,8 @@ def train_online(run: OnlineRun) -> None:
 def _validate_record_save(run: OnlineRun) -> None:
     """Complete a finished step: validate if due, write its metrics, save if due."""
     trainer = run.config.trainer
-    run.awaits_validation = run.is_due(trainer.test_freq)
-    if run.awaits_validation:
-        validate(run)
-    run.record_step()
+    validation = validate(run) if run.is_due(trainer.test_freq) else {}
+    run.record_step(validation=validation)
     if run.is_due(trainer.save_freq):
         run.save()
 
@@ -82,11 +85,11 @@ def confirm_prefetch(run: OnlineRun, digests: WeightDigests) -> None:
     if scheduler is None or not (scheduler.has_unconfirmed or _can_prefetch(run)):
         return
     with run.phase("digest"):
-        run.origin = run.chain, weights_hash(digests)
+        origin = run.chain, weights_hash(digests)
         if scheduler.has_unconfirmed:
-            scheduler.confirm(run.origin, version=run.version + 1)
+            scheduler.confirm(origin, version=run.version + 1)
         else:
-            scheduler.submit_up_to(run.step + 2, version=run.version + 1, origin=run.origin)
+            scheduler.submit_up_to(run.step + 2, version=run.version + 1, origin=origin)
 
 
 def _ordered_scheduler(run: OnlineRun) -> OrderedScheduler | None:

@@ -3,7 +3,7 @@
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from itertools import accumulate
 from statistics import fmean
@@ -22,17 +22,19 @@ from luyen.base.tolerance import reaches
 from luyen.data.samplers import AdaptiveSampler
 from luyen.engine.batch import PackedBatch
 from luyen.rewards.metrics import score_metrics
-from luyen.rollout.single_turn import Group
-from luyen.runtime.monitoring import GIB, RoleMonitor, device_bytes
+from luyen.rewards.scoring import ScoredGroup
 from luyen.runtime.roles import WeightDigests
 from luyen.telemetry.metrics import metric
 from luyen.telemetry.rollout_codec import stream_bytes
 from luyen.telemetry.spans import SPANS
-from luyen.telemetry.worker_spans import peak_bytes
 from luyen.train.advantages import BatchAdvantages
 from luyen.train.batch import batch_order
+from luyen.train.monitor import role_metrics
 from luyen.train.record import advantages_by_rollout, rollout_stages, update_stages
 from luyen.train.run import OnlineRun
+from luyen.train.scoring import ScoredRollouts
+from luyen.train.state import RunProgress
+from luyen.train.update import UpdateOutcome
 
 # Sampler-trainer parity: parts of the log-prob gap, and the tokens where it is largest.
 
@@ -84,18 +86,20 @@ class WorstToken:
         return {**asdict(self), "gap": self.gap}
 
 
-def record_parity(run: OnlineRun, rollouts: Sequence[Rollout], batch: PackedBatch) -> None:
-    """Add parity metrics to the step and, where there is a gap, write its worst tokens.
+def record_parity(
+    run: OnlineRun, rollouts: Sequence[Rollout], batch: PackedBatch, trainer_logp: Tensor | None
+) -> dict[str, float]:
+    """Parity metrics of the step in progress; where there is a gap, its worst tokens are written.
 
-    `rollouts` are those of the batch, in batch order. Does nothing in bypass mode and during
-    `critic_warmup`, where the trainer's log-probs are not measured.
+    `rollouts` are those of the batch, in batch order, and `trainer_logp` what the update measured.
+    Empty in bypass mode and during `critic_warmup`, where the trainer's log-probs are not measured.
     """
-    logp = batch.streams["old_logp"] if run.needs.old_logp == "compute" else run.trainer_logp
+    is_computed = run.rules.needs.old_logp == "compute"
+    logp = batch.streams["old_logp"] if is_computed else trainer_logp
     if logp is None:
-        return
+        return {}
     inputs = gap_inputs(rollouts, batch, logp, version=run.version)
     parts = split_gap(inputs)
-    run.notes |= part_metrics(parts)
     tokenizer = run.roles.generation.renderer.tokenizer
     worst = worst_tokens(
         rollouts,
@@ -110,6 +114,7 @@ def record_parity(run: OnlineRun, rollouts: Sequence[Rollout], batch: PackedBatc
         with writing(path):
             path.parent.mkdir(exist_ok=True)
         write_whole(path, page_with_checksum(page))
+    return part_metrics(parts)
 
 
 def gap_inputs(
@@ -208,39 +213,6 @@ def staleness_metrics(rollouts: Sequence[Rollout], version: int) -> dict[str, fl
     }
 
 
-_PHASES = {"actor": ("time/log-probs", "time/update"), "rollout": ("time/generate",)}
-"""Phases in which a role is busy, where all roles share one process."""
-
-
-def role_metrics(watch: RoleMonitor | None, times: Mapping[str, float]) -> dict[str, float]:
-    """Memory and busy shares of the roles since the previous step.
-
-    `times` are the seconds of the phases. Without a `watch` all roles share this process, and busy
-    shares follow from the phases.
-    """
-    device = device_bytes()
-    found = {"role/controller/memory_gb": peak_bytes() / GIB}
-    if device is not None:
-        found["role/controller/device_gb"] = device / GIB
-    return found | (_by_phases(times) if watch is None else watch.numbers())
-
-
-def _by_phases(times: Mapping[str, float]) -> dict[str, float]:
-    """Shares of the phases.
-
-    Example:
-        >>> _by_phases({"time/generate": 3.0, "time/update": 1.0})
-        {'role/actor/busy': 0.25, 'role/rollout/busy': 0.75}
-    """
-    whole = sum(times.values())
-    if whole <= 0:
-        return {}
-    return {
-        f"role/{role}/busy": sum(times.get(name, 0.0) for name in names) / whole
-        for role, names in _PHASES.items()
-    }
-
-
 # Multi-turn metrics: turns, tool calls, stop reasons, re-tokenisation checks.
 
 _TURNS = {
@@ -334,10 +306,14 @@ _MAX_FLAT_STEPS = 10
 class StepReport:
     """Metrics and digests of a step that do not depend on its update; each is computed once."""
 
-    def __init__(self, run: OnlineRun, groups: list[Group], advantages: BatchAdvantages) -> None:
+    def __init__(
+        self, run: OnlineRun, step_rollouts: ScoredRollouts, advantages: BatchAdvantages
+    ) -> None:
         self._run = run
-        self._advantages = advantages
-        self._groups = groups
+        self.step_rollouts = step_rollouts
+        """The rollouts of the step with their scores."""
+        self.advantages = advantages
+        """The batch with its advantages."""
 
     def prepare(self) -> None:
         """Compute everything now, while workers update."""
@@ -346,17 +322,15 @@ class StepReport:
     @cached_property
     def all_rollouts(self) -> Sequence[Rollout]:
         """Every rollout of the step, failed ones included, with its re-tokenisation check done."""
-        run = self._run
-        compared = run.roles.generation.compared
-        return [compared(r, group.prompt) for group in run.scored for r in group.rollouts] + (
-            run.broken
-        )
+        compared, found = self._run.roles.generation.compared, self.step_rollouts
+        scored = [compared(r, group.prompt) for group in found.scored for r in group.rollouts]
+        return [*scored, *found.broken]
 
     @cached_property
     def rollouts(self) -> Sequence[Rollout]:
         """The rollouts that are trained on, in batch order."""
         by_key = {rollout.key: rollout for rollout in self.all_rollouts}
-        return [by_key[rollout.key] for rollout in batch_order(self._groups)]
+        return [by_key[rollout.key] for rollout in batch_order(self.step_rollouts.groups)]
 
     @cached_property
     def stages(self) -> Mapping[str, str]:
@@ -364,8 +338,8 @@ class StepReport:
         journal = self._run.journal
         return rollout_stages(
             rollouts=self.all_rollouts,
-            baselines=self._run.baselines,
-            batch=self._advantages.batch,
+            baselines=self.step_rollouts.baselines,
+            batch=self.advantages.batch,
             pack=journal.pack if journal is not None else stream_bytes,
         )
 
@@ -375,55 +349,75 @@ class StepReport:
         run = self._run
         is_multi_turn = run.roles.generation.conversations is not None
         return {
-            **(score_metrics(run.scored) if run.needs.reward else {}),
+            **(score_metrics(self.step_rollouts.scored) if run.rules.needs.reward else {}),
             **turn_metrics(self.all_rollouts, is_multi_turn=is_multi_turn),
             **_lengths(self.rollouts),
             **_staleness(run, self.rollouts),
-            **self._advantages.metrics,
+            **self.advantages.metrics,
         }
 
 
 def finish_step(
     run: OnlineRun,
-    advantages: BatchAdvantages,
-    metrics: Mapping[str, float],
     report: StepReport,
+    updated: UpdateOutcome,
+    parity: Mapping[str, float],
     digests: WeightDigests,
-) -> None:
-    """Collect metrics and digests, record rollouts, update controllers, advance step and version.
+) -> RunProgress:
+    """Record the rollouts of the step, let reward and sampler follow it; the progress after it.
 
-    `metrics` are those of the update, and `digests` those of the weights after it.
+    `parity` are metrics of the batch before the update, `digests` those of the weights after it.
     """
-    rollouts = report.rollouts
+    rollouts, scored = report.rollouts, report.step_rollouts.scored
+    batch, measured = report.advantages.batch, {**parity, **updated.metrics}
     with run.phase("digest"):
-        run.stages = {**report.stages, **update_stages(metrics, digests)}
-    run.origin = run.chain, run.stages["weights"]
-    record_parity(run, rollouts, advantages.batch)
-    if advantages.kl is not None:
-        run.follow_kl(advantages.kl, len(rollouts))
-        drift = kl_drift(run.kl_history)
-        run.notes["actor/ref_kl_slope"] = drift.slope
+        stages = {**report.stages, **update_stages(measured, digests)}
+    gap = record_parity(run, rollouts, batch, updated.trainer_logp)
+    progress, drift = _follow_kl(run.progress, report)
     found = {
         **report.metrics,
         **run.reward.take_counts(),
-        **metrics,
-        **run.notes,
-        **_times(run, advantages.batch),
+        **measured,
+        **report.step_rollouts.metrics,
+        **gap,
+        **drift,
+        **_times(run, batch),
     }
-    if run.needs.reward:
-        _update_sampler(run)
-    run.reward.advance(run.scored)
-    run.step += 1
-    run.version += 1
-    run.metrics |= found
-    used = partial(advantages_by_rollout, rollouts, advantages.batch)
-    run.recorder.rollouts(run.step, report.all_rollouts, used, run.baselines)
-    _refuse_constant_rewards(run, found)
+    if run.rules.needs.reward:
+        _update_sampler(run, scored)
+    run.reward.advance(scored)
+    step = progress.step + 1
+    _record_rollouts(run, step, report)
+    return replace(
+        progress,
+        step=step,
+        version=progress.version + 1,
+        skipped=updated.skipped,
+        entropy_controller=updated.entropy_controller,
+        flat_steps=_flat_steps(run, step, found),
+        origin=(run.chain, stages["weights"]),
+        metrics=found,
+        stages=stages,
+    )
 
 
-def _update_sampler(run: OnlineRun) -> None:
+def _follow_kl(progress: RunProgress, report: StepReport) -> tuple[RunProgress, dict[str, float]]:
+    """KL coefficient and history after the step, and the slope of the history."""
+    kl = report.advantages.kl
+    if kl is None:
+        return progress, {}
+    progress = progress.with_kl(kl, len(report.rollouts))
+    return progress, {"actor/ref_kl_slope": kl_drift(progress.kl_history).slope}
+
+
+def _record_rollouts(run: OnlineRun, step: int, report: StepReport) -> None:
+    used = partial(advantages_by_rollout, report.rollouts, report.advantages.batch)
+    run.recorder.rollouts(step, report.all_rollouts, used, report.step_rollouts.baselines)
+
+
+def _update_sampler(run: OnlineRun, scored: Sequence[ScoredGroup]) -> None:
     """Report the share of rollouts with reward 1 to an adaptive sampler."""
-    values = [score.value for group in run.scored for score in group.scores]
+    values = [score.value for group in scored for score in group.scores]
     share = fmean(value is not None and reaches(value, 1.0) for value in values)
     if isinstance(run.data.sampler, AdaptiveSampler):
         run.data.sampler.record(run.submitter.cursor, share)
@@ -458,14 +452,16 @@ def _times(run: OnlineRun, batch: PackedBatch) -> dict[str, float]:
     }
 
 
-def _refuse_constant_rewards(run: OnlineRun, found: Mapping[str, float]) -> None:
-    """A UserError when every rollout of the first steps has the same reward."""
-    share = found.get("group/zero_std_fraction")
-    if share is None or not run.advantage_config.is_group_relative:
-        return
-    is_flat = share == 1.0 and run.flat_steps == run.step - 1
-    run.flat_steps = run.step if is_flat else -1
-    if run.flat_steps == _MAX_FLAT_STEPS and found["reward/max"] == found["reward/min"]:
+def _flat_steps(run: OnlineRun, step: int, found: Mapping[str, float]) -> int:
+    """Number of first steps whose groups have equal rewards; -1 after one where they differ.
+
+    A UserError when every rollout of these steps has the same reward.
+    """
+    share, before = found.get("group/zero_std_fraction"), run.progress.flat_steps
+    if share is None or not run.rules.advantage_config.is_group_relative:
+        return before
+    flat_steps = step if share == 1.0 and before == step - 1 else -1
+    if flat_steps == _MAX_FLAT_STEPS and found["reward/max"] == found["reward/min"]:
         raise UserError(
             "reward",
             found["reward/mean"],
@@ -474,3 +470,4 @@ def _refuse_constant_rewards(run: OnlineRun, found: Mapping[str, float]) -> None
             "look at rollouts/ in the run directory: is the reward reading the right text, are "
             "answers cut by max_response_length, is the task too hard or already solved?",
         )
+    return flat_steps

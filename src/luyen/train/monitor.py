@@ -1,4 +1,4 @@
-"""Monitors of a running step: the hang watchdog and the profiler.
+"""Monitors of a running step: the hang watchdog, the profiler, and how busy roles are.
 
 The watchdog thread writes the stacks of all threads when a phase makes no progress within its
 budget, and with `on_hang: stop` saves what it can and ends the process: Python cannot stop a hung
@@ -9,7 +9,7 @@ import faulthandler
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -22,9 +22,17 @@ from luyen.base.input_files import expanded
 from luyen.base.rundir import RunDirectory, step_name
 from luyen.config.schema.trainer import ProfileConfig
 from luyen.config.schema.trainer import WatchdogConfig as Settings
-from luyen.runtime.monitoring import ProcessTrace, TraceSpec, TraceTarget
+from luyen.runtime.monitoring import (
+    GIB,
+    ProcessTrace,
+    RoleMonitor,
+    TraceSpec,
+    TraceTarget,
+    device_bytes,
+)
 from luyen.telemetry.output import flushed, say
 from luyen.telemetry.stacks import describe_process
+from luyen.telemetry.worker_spans import peak_bytes
 
 EXIT_CODE = 75
 """Exit code of a run that was ended because it hung: try again later."""
@@ -211,3 +219,36 @@ class StepProfiler:
             is_whole = True
         finally:
             self._here.stop(write=is_whole)
+
+
+_PHASES = {"actor": ("time/log-probs", "time/update"), "rollout": ("time/generate",)}
+"""Phases in which a role is busy, where all roles share one process."""
+
+
+def role_metrics(watch: RoleMonitor | None, times: Mapping[str, float]) -> dict[str, float]:
+    """Memory and busy shares of the roles since the previous step.
+
+    `times` are the seconds of the phases. Without a `watch` all roles share this process, and busy
+    shares follow from the phases.
+    """
+    device = device_bytes()
+    found = {"role/controller/memory_gb": peak_bytes() / GIB}
+    if device is not None:
+        found["role/controller/device_gb"] = device / GIB
+    return found | (_by_phases(times) if watch is None else watch.numbers())
+
+
+def _by_phases(times: Mapping[str, float]) -> dict[str, float]:
+    """Shares of the phases.
+
+    Example:
+        >>> _by_phases({"time/generate": 3.0, "time/update": 1.0})
+        {'role/actor/busy': 0.25, 'role/rollout/busy': 0.75}
+    """
+    whole = sum(times.values())
+    if whole <= 0:
+        return {}
+    return {
+        f"role/{role}/busy": sum(times.get(name, 0.0) for name in names) / whole
+        for role, names in _PHASES.items()
+    }

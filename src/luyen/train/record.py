@@ -2,18 +2,19 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event
 from typing import Any, TypeAlias, final
 
-from luyen.base.digests import DigestFile, StepDigest, hash_parts, hash_value
+from luyen.base.digests import BEGINNING, DigestFile, hash_parts, hash_value, link
 from luyen.base.errors import UserError
 from luyen.base.input_files import expanded
 from luyen.base.records import Rollout, Score, ToolCall
 from luyen.base.run_lock import demand_claim, release
 from luyen.base.rundir import RunDirectory, step_of
 from luyen.checkpoint.store import METRICS, BestMetric, Checkpoint, CheckpointStore
-from luyen.checkpoint.tensors import load_state
+from luyen.checkpoint.tensors import load_state, not_finite
 from luyen.checkpoint.writer import BackgroundTask, CheckpointWriter
 from luyen.config.plan import Placement
 from luyen.config.schema.trainer import TrainerConfig
@@ -104,6 +105,43 @@ _WRITE_DELAY_S = 0.02
 
 
 @final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunHistory:
+    """What has been written of a run.
+
+    Example:
+        >>> RunHistory.read(LoopState(step=3, lacks_validation={})).step
+        2
+    """
+
+    chain: str = BEGINNING
+    """Digest chain of all written steps."""
+    step: int = 0
+    """The last step whose metrics and digest are written."""
+    saved: int = 0
+    """Step of the newest checkpoint; step 0 needs none."""
+    validations: tuple[dict[str, float], ...] = ()
+    """Metrics of the first validation of the run, and of those of this session."""
+    has_validated_later: bool = False
+    """Whether this session has validated after a step."""
+
+    @classmethod
+    def read(cls, state: LoopState) -> "RunHistory":
+        """The history of a run at its checkpoint."""
+        return cls(
+            chain=state.chain,
+            step=state.step - (state.lacks_validation is not None),
+            saved=state.step,
+            validations=(state.first_validation,) if state.first_validation else (),
+        )
+
+    @property
+    def first_validation(self) -> dict[str, float]:
+        """Metrics of the first validation; empty where there was none."""
+        return self.validations[0] if self.validations else {}
+
+
+@final
 class Recorder:
     """Writes metrics, digests, rollouts and checkpoints of a run into its directory."""
 
@@ -124,6 +162,8 @@ class Recorder:
         self.digests = digests
         self.last_metrics = dict(last_metrics or {})
         """The last value of each metric."""
+        self.history = RunHistory()
+        """What has been written so far; only the commands below replace it."""
         self._writer = CheckpointWriter(store, is_async=is_async)
         self._files = BackgroundTask()
         self._is_awaited = Event()
@@ -132,15 +172,26 @@ class Recorder:
         self.journals: WorkJournals | None = None
         """Journals of finished work; None: not journaled, lost work is repeated."""
 
-    def metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write the metrics line of a step; a UserError when the run directory is gone."""
+    def resume(self, history: RunHistory) -> None:
+        """Continue the history of a checkpoint."""
+        self.history = history
+
+    def open_journals(self, *, done: int) -> None:
+        """Open the journals of finished work; those of steps up to `done` are dropped."""
+        self.journals = WorkJournals(self.directory.journal, run_id=self.directory.run_id)
+        self.journals.forget(done)
+
+    def record_step(
+        self, step: int, metrics: Mapping[str, float], stages: Mapping[str, str]
+    ) -> None:
+        """Write digest and metrics of a step; a UserError when the run directory is gone."""
         demand_claim(self.directory.root)
+        named = {**stages, "metrics": metrics_stage(metrics)}
+        digest = link(self.history.chain, step=step, stages=named)
+        self.digests.write(digest)
         self.log.write(step, metrics)
         self.last_metrics |= metrics
-
-    def digest(self, digest: StepDigest) -> None:
-        """Write the digest line of a step."""
-        self.digests.write(digest)
+        self.history = replace(self.history, chain=digest.chain, step=step)
 
     def rollouts(
         self,
@@ -171,10 +222,17 @@ class Recorder:
 
         self._write_in_background(self.directory.rollouts(step), records, step=step)
 
-    def validation(self, step: int, scored: Sequence[Rollout]) -> None:
-        """Write the rollouts of a validation in a background thread."""
+    def validation(
+        self, step: int, scored: Sequence[Rollout], metrics: Mapping[str, float]
+    ) -> None:
+        """Write the rollouts of a validation in a background thread; keep its metrics."""
         path = self.directory.rollouts(step, validation=True)
         self._write_in_background(path, lambda: [RecordedRollout(rollout=one) for one in scored])
+        self.history = replace(
+            self.history,
+            validations=(*self.history.validations, dict(metrics)),
+            has_validated_later=self.history.has_validated_later or step > 0,
+        )
 
     def _write_in_background(
         self,
@@ -195,6 +253,10 @@ class Recorder:
         self._is_awaited.set()
         self._files.wait()
 
+    def require_save(self) -> None:
+        """Let the step be saved again: its checkpoint lacks the validation that follows."""
+        self.history = replace(self.history, saved=-1)
+
     def save(self, state: LoopState, roles: Roles) -> None:
         """Save everything a resumed run needs; `poll` notices when the checkpoint is complete."""
         self.poll()
@@ -210,6 +272,16 @@ class Recorder:
         )
         roles.save(self._writer, state.step, loop=state.as_json(), facts=facts)
         self.poll()
+        self.history = replace(self.history, saved=state.step)
+
+    def save_stage(self, parts: Mapping[str, Any], loop: Mapping[str, Any]) -> None:
+        """Save a checkpoint of an offline stage and its loop."""
+        step = int(loop["step"])
+        require_finite(not_finite(dict(parts)), step=step, newest=self.store.latest())
+        self.digests.sync()
+        facts = checkpoint_facts(self.directory, self.last_metrics, chain=loop["chain"])
+        self._writer.save(step, {**parts, "loop": dict(loop)}, facts=facts)
+        self.history = replace(self.history, saved=step)
 
     def poll(self) -> None:
         """Drop journals that completed checkpoints cover; raises errors of the writer."""

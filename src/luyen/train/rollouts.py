@@ -162,6 +162,10 @@ class RolloutSubmitter:
         rows = self._data.train.fingerprint
         return hash_value([sampling, self._samples, self._has_baselines, turns, rows])
 
+    def restore_rows(self, cursor: int, returned: tuple[int, ...]) -> None:
+        """Continue with the rows after those that a checkpoint has taken and returned."""
+        self.cursor, self.returned = cursor, returned
+
     def next_rows(self, count: int) -> tuple[int, ...]:
         """Take the next `count` rows: returned ones first, then new ones of the sampler."""
         again, self.returned = self.returned[:count], self.returned[count:]

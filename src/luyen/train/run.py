@@ -5,14 +5,13 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, final
 
-from luyen.base.digests import BEGINNING, hash_value, link
-from luyen.base.records import Prompt, Rollout
+from luyen.base.digests import BEGINNING, hash_value
+from luyen.base.records import Prompt
 from luyen.config.loader.parse import stored_values
 from luyen.config.schema.run import RunConfig
 from luyen.data.build import TrainData
 from luyen.data.samplers import AdaptiveSampler
 from luyen.rewards.build import BuiltReward
-from luyen.rewards.scoring import ScoredGroup
 from luyen.rollout.protocol import Sampling
 from luyen.rollout.single_turn import Group
 from luyen.runtime.roles import Roles, WeightDigests
@@ -23,18 +22,18 @@ from luyen.telemetry.progress import PROGRESS
 from luyen.telemetry.spans import span
 from luyen.train.interrupt import STOPPABLE, Interruption
 from luyen.train.monitor import PhaseWatchdog, StepProfiler
-from luyen.train.record import Recorder, metrics_stage
+from luyen.train.record import Recorder, RunHistory
 from luyen.train.rollouts import ParentDigest, RolloutSubmitter, prompt_requests
 from luyen.train.schedulers import build_scheduler
 from luyen.train.state import (
-    Learner,
     LearningRules,
     LoopState,
+    RunProgress,
     StepSnapshot,
-    read_unvalidated_step,
     snapshot_rollouts,
     unvalidated_step,
 )
+from luyen.train.update import LearningContext
 
 _RELEVANT_KEYS = {"seed", "plugins", "device"}
 """Keys of `trainer` that rollouts or rewards depend on; a journal is reused if they are equal."""
@@ -58,8 +57,11 @@ def generation_config_hash(config: RunConfig, facts: Manifest) -> str:
 
 
 @final
-class OnlineRun(Learner):
-    """Components and progress of one online run."""
+class OnlineRun:
+    """Components of one online run, and the progress of its finished steps.
+
+    What a step computes travels between the calls of the loop; `advance` takes its result.
+    """
 
     def __init__(
         self,
@@ -74,81 +76,113 @@ class OnlineRun(Learner):
         display: Display,
         total_steps: int,
     ) -> None:
-        profile = config.trainer.profile
-        super().__init__(
-            config=config,
-            roles=roles,
-            rules=rules,
-            profiler=StepProfiler(profile, recorder.directory, workers=roles.traces),
-            total_steps=total_steps,
-        )
+        trainer, directory = config.trainer, recorder.directory
+        self.config = config
         self.data = data
+        self.roles = roles
         self.reward = reward
+        self.rules = rules
         self.sampling = sampling
         self.recorder = recorder
         self.display = display
-        self.trial_steps: int | None = None
-        """Last step of a trial run, which saves no checkpoint; None: a whole run."""
-        self.config_hash = ""
-        """`generation_config_hash` of the run."""
-        watchdog, events = config.trainer.watchdog, recorder.directory.events
-        self.watchdog = PhaseWatchdog(watchdog, events, rescue=self.rescue)
-        self._begin()
+        self.total_steps = total_steps
+        self.profiler = StepProfiler(trainer.profile, directory, workers=roles.traces)
+        self.watchdog = PhaseWatchdog(trainer.watchdog, directory.events, rescue=self.rescue)
+        self.interruption = Interruption()
+        self.learning = self._learning_context()
+        """What batches, advantages and updates are computed with."""
+        self.submitter = self._rollout_submitter()
+        """Submits rollouts of training rows."""
+        self.scheduler = build_scheduler(trainer, self.submitter)
+        """Schedules rollouts of this and later steps."""
+        self._progress = RunProgress.begin(rules)
+        self._step_start = StepSnapshot()
+        self._journal: WorkJournal | None = None
+        self._trial_steps: int | None = None
+        self._config_hash = ""
 
-    def _begin(self) -> None:
-        """Initialise progress for step 0."""
-        self.submitter = RolloutSubmitter(
+    def _learning_context(self) -> LearningContext:
+        return LearningContext(
+            config=self.config,
+            roles=self.roles,
+            rules=self.rules,
+            profiler=self.profiler,
+            phase=self.phase,
+            total_steps=self.total_steps,
+        )
+
+    def _rollout_submitter(self) -> RolloutSubmitter:
+        return RolloutSubmitter(
             self.config,
             self.data,
             self.roles,
             self.sampling,
-            has_baselines=self.needs.baselines,
+            has_baselines=self.rules.needs.baselines,
             open_journal=self._open_journal,
             begin_journal=self._begin_journal,
         )
-        """Submits rollouts of training rows."""
-        self.scheduler = build_scheduler(self.config.trainer, self.submitter)
-        """Schedules rollouts of this and later steps."""
-        self.flat_steps = 0
-        self.journal: WorkJournal | None = None
-        """Journal of finished work of the step; None: not journaled, lost work is repeated."""
-        self.validations: list[dict[str, float]] = []
-        self.has_validated_later = False
-        self.interruption = Interruption()
-        self.chain = BEGINNING
-        """Digest chain of all finished steps."""
-        self.origin: tuple[str, str] | None = None
-        """Chain before the last step and hash of the weights after it."""
-        self.saved = 0
-        """Step of the newest checkpoint; step 0 needs none."""
-        self.step_start = StepSnapshot()
-        self.awaits_validation = False
-        """Whether the finished step still lacks its validation, and so its metrics line."""
-        self.begin_step()
 
-    def begin_step(self) -> None:
-        """Clear the data of the previous step."""
-        self.notes: dict[str, float] = {}
-        self.metrics: dict[str, float] = {}
-        self.stages: dict[str, str] = {}
-        self.scored: list[ScoredGroup] = []
-        self.broken: list[Rollout] = []
-        self.baselines: dict[str, float] = {}
-        self.trainer_logp = None
+    @property
+    def progress(self) -> RunProgress:
+        """What the finished steps have changed."""
+        return self._progress
+
+    @property
+    def step(self) -> int:
+        """Finished steps; the one in progress is the next."""
+        return self._progress.step
+
+    @property
+    def version(self) -> int:
+        """Version of the policy's weights."""
+        return self._progress.version
+
+    @property
+    def chain(self) -> str:
+        """Digest chain of all written steps."""
+        return self.recorder.history.chain
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether the finished step has its line, which is written after its validation."""
+        return not self._progress.metrics or self.step <= self.recorder.history.step
+
+    def _unrecorded(self) -> tuple[Mapping[str, float], Mapping[str, str]]:
+        """Metrics and digests of the finished step until its line is written."""
+        progress = self._progress
+        return ({}, {}) if self.is_recorded else (progress.metrics, progress.stages)
+
+    @property
+    def journal(self) -> WorkJournal | None:
+        """Journal of finished work of the step; None: not journaled, lost work is repeated."""
+        return self._journal
+
+    @property
+    def last_step(self) -> int:
+        """The last step of this run."""
+        return min(self.total_steps, self._trial_steps or self.total_steps)
+
+    def limit(self, trial_steps: int | None) -> None:
+        """Make it a trial run, which ends after this step without a checkpoint; None: it is not."""
+        self._trial_steps = trial_steps
+
+    def open_journals(self, facts: Manifest, *, done: int) -> None:
+        """Open the journals of finished work; those of steps up to `done` are dropped."""
+        self.recorder.open_journals(done=done)
+        self._config_hash = generation_config_hash(self.config, facts)
 
     def steps(self) -> Iterator[int]:
         """Numbers of the remaining steps, counted from 1; ends early on an interruption."""
         while self.step < self.last_step and not self.interruption.is_wanted:
             self.recorder.poll()
-            self.begin_step()
-            self.step_start.take(self.state(), self.scheduler.outstanding)
+            self._step_start.take(self.state(), self.scheduler.outstanding)
             with self.profiler.step(self.step + 1):
                 yield self.step + 1
 
-    @property
-    def last_step(self) -> int:
-        """The last step of this run."""
-        return min(self.total_steps, self.trial_steps or self.total_steps)
+    def advance(self, progress: RunProgress) -> None:
+        """Take the progress after a step: the one change of the run that a step makes."""
+        assert progress.step == self.step + 1, "steps are finished one by one"
+        self._progress = progress
 
     def submit_ahead(self, step: int) -> None:
         """Submit the rollouts of a step, and of later ones as far as `max_staleness` allows."""
@@ -157,9 +191,9 @@ class OnlineRun(Learner):
 
     def use_journal(self, journal: WorkJournal | None) -> None:
         """Write finished work to this journal; closes the previous one."""
-        if self.journal is not None and self.journal is not journal:
-            self.journal.close()
-        self.journal = journal
+        if self._journal is not None and self._journal is not journal:
+            self._journal.close()
+        self._journal = journal
 
     def open_validation_journal(self) -> None:
         """Open the journal of the validation after the finished step."""
@@ -167,8 +201,8 @@ class OnlineRun(Learner):
 
     def _origin(self) -> ParentDigest:
         """Parent digest of work that starts now."""
-        if self.origin is not None:
-            return self.origin
+        if self._progress.origin is not None:
+            return self._progress.origin
         is_first = self.chain == BEGINNING
         return self.chain, weights_hash(self.roles.weight_digests()) if is_first else None
 
@@ -176,7 +210,7 @@ class OnlineRun(Learner):
         self, step: int, kind: str, origin: ParentDigest | None
     ) -> WorkJournal | None:
         journals = self.recorder.journals
-        if journals is None or self.trial_steps is not None:
+        if journals is None or self._trial_steps is not None:
             return None
         journal = journals.fresh()
         if origin is not None:
@@ -188,7 +222,8 @@ class OnlineRun(Learner):
     ) -> None:
         if journal is None:
             return
-        basis = [*origin, self.stages, self.config_hash]
+        _, stages = self._unrecorded()
+        basis = [*origin, dict(stages), self._config_hash]
         found = journal.begin(step, kind=kind, basis=basis)
         if found:
             self.display.waiting(f"step {step}: {found} records of work done are in the journal")
@@ -196,14 +231,13 @@ class OnlineRun(Learner):
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Time, display, watch and profile a phase of the step."""
-        if self.step_start.state is not None or name in STOPPABLE:
+        if self._step_start.state is not None or name in STOPPABLE:
             self.interruption.stop_if_wanted()
         self.display.phase(name)
-        if name == "update":
-            self.step_start.invalidate()  # before the watchdog, which may be saving, sees the phase
-        step = (
-            self.step if name == "validate" else self.step + 1
-        )  # validation belongs to the finished step
+        if name == "update":  # before the watchdog, which may be saving, sees the phase
+            self._step_start.invalidate()
+        # A validation belongs to the finished step.
+        step = self.step if name == "validate" else self.step + 1
         watched = self.watchdog.watching(step, name)
         soon = self.interruption.at_once() if name in STOPPABLE else nullcontext()
         with watched, span(name, step=step), self.profiler.part(name), soon:
@@ -224,20 +258,16 @@ class OnlineRun(Learner):
         requests = prompt_requests(prompts, step=step, first=first, samples=count)
         PROGRESS.expect(purpose, step, len(requests) * count, restart=True)
         future = self.roles.submit(
-            requests, sampling, purpose=purpose, version=self.version, journal=self.journal
+            requests, sampling, purpose=purpose, version=self.version, journal=self._journal
         )
         with PROGRESS.watching(purpose, step):
             return self.roles.generation.all_compared(future.result())
 
-    def record_step(self) -> None:
-        """Write and display metrics and digest of the finished step, validation included."""
-        if self.metrics:
-            stages = {**self.stages, "metrics": metrics_stage(self.metrics)}
-            digest = link(self.chain, step=self.step, stages=stages)
-            self.recorder.digest(digest)
-            self.recorder.metrics(self.step, self.metrics)
-            self.chain = digest.chain
-        self.metrics, self.awaits_validation = {}, False
+    def record_step(self, *, validation: Mapping[str, float]) -> None:
+        """Write and display metrics and digest of the finished step, its validation included."""
+        metrics, stages = self._unrecorded()
+        if found := {**metrics, **validation}:
+            self.recorder.record_step(self.step, found, stages)
 
     def is_due(self, every: int) -> bool:
         """Whether something with period `every`, which also happens at the end, is due now.
@@ -252,7 +282,7 @@ class OnlineRun(Learner):
 
     def save(self) -> None:
         """Save a checkpoint of the finished step, unless it has one."""
-        if self.trial_steps is None and self.saved != self.step:
+        if self._trial_steps is None and self.recorder.history.saved != self.step:
             waits = self.scheduler.outstanding and not self.interruption.is_wanted
             with self.phase("generate") if waits else nullcontext():
                 pending = self.scheduler.snapshot()
@@ -260,9 +290,9 @@ class OnlineRun(Learner):
 
     def save_progress(self) -> None:
         """Save the last finished step after an interruption, unless it has a checkpoint."""
-        state = self.step_start.state or self.state()
-        pending = self.step_start.pending if self.step_start.state else self.scheduler.outstanding
-        if self.trial_steps is None and state.step != self.saved:
+        state = self._step_start.state or self.state()
+        pending = self._step_start.pending if self._step_start.state else self.scheduler.outstanding
+        if self._trial_steps is None and state.step != self.recorder.history.saved:
             self._save(state, snapshot_rollouts(pending, state.version))
 
     def rescue(self) -> str:
@@ -270,10 +300,13 @@ class OnlineRun(Learner):
 
         May be called from any thread once the loop is stopped. Returns what was done, in words.
         """
-        state = self.step_start.state
-        said = self.step_start.refusal(saved=self.saved if self.trial_steps is None else self.step)
+        state = self._step_start.state
+        is_whole = self._trial_steps is None
+        said = self._step_start.refusal(
+            saved=self.recorder.history.saved if is_whole else self.step
+        )
         if state is not None and said is None:
-            self._save(state, [handle.snapshot() for handle in self.step_start.pending])
+            self._save(state, [handle.snapshot() for handle in self._step_start.pending])
             said = f"step {state.step} is saved"
         assert said is not None
         self.recorder.close()
@@ -283,46 +316,30 @@ class OnlineRun(Learner):
         """Save a state with pending rollouts of later steps and the hash of their sampling."""
         trees = tuple({**tree, "manner": self.submitter.sampling_hash} for tree in pending)
         self.recorder.save(replace(state, asked=trees), self.roles)
-        self.saved = state.step
 
     def state(self) -> LoopState:
         """The loop state for a checkpoint, without rollouts of later steps."""
-        entropy, sampler = self.entropy_controller, self.data.sampler
-        return LoopState(
-            step=self.step,
+        history, sampler = self.recorder.history, self.data.sampler
+        return replace(
+            self._progress.loop_state(),
             cursor=self.submitter.cursor,
             returned=self.submitter.returned,
-            version=self.version,
-            kl_controller=self.kl_controller.state(),
-            entropy_controller=entropy.state() if entropy is not None else None,
-            kl_history=self.kl_history,
             sampler=sampler.state if isinstance(sampler, AdaptiveSampler) else None,
-            skipped=self.skipped,
-            flat_steps=self.flat_steps,
-            first_validation=self.validations[0] if self.validations else {},
+            first_validation=history.first_validation,
             reward=self.reward.state(),
-            chain=self.chain,
-            origin=self.origin,
-            lacks_validation=unvalidated_step(self.metrics, self.stages)
-            if self.awaits_validation
-            else None,
+            chain=history.chain,
+            lacks_validation=None if self.is_recorded else unvalidated_step(*self._unrecorded()),
         )
 
     def restore(self, state: LoopState) -> None:
         """Restore all progress from a checkpoint."""
-        self.restore_progress(state)
-        self.flat_steps = state.flat_steps
-        self.saved = state.step
-        self.chain, self.origin = state.chain, state.origin
-        if state.lacks_validation is not None:
-            self.metrics, self.stages = read_unvalidated_step(state.lacks_validation)
-            self.awaits_validation = True
+        self._progress = self._progress.restored(state)
+        self.recorder.resume(RunHistory.read(state))
         self.reward.restore(state.reward)
-        self.validations = [state.first_validation] if state.first_validation else []
         sampler = self.data.sampler
         if isinstance(sampler, AdaptiveSampler) and state.sampler is not None:
             sampler.state = state.sampler
-        self.submitter.cursor, self.submitter.returned = state.cursor, state.returned
+        self.submitter.restore_rows(state.cursor, state.returned)
         self.scheduler.restore(state.step, [self._reusable(tree) for tree in state.asked])
 
     def _reusable(self, tree: Mapping[str, Any]) -> Mapping[str, Any]:

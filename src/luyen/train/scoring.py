@@ -1,8 +1,9 @@
 """Score the rollouts of a step: fault policy, dynamic sampling, greedy baselines (ReMax)."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from statistics import pstdev
+from typing import final
 
 from luyen.base.errors import UserError
 from luyen.base.records import Rollout, Score
@@ -14,7 +15,29 @@ from luyen.train.rollouts import RolloutHandle
 from luyen.train.run import OnlineRun
 
 
-def generate_and_score(run: OnlineRun, step: int) -> list[Group]:
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ScoredRollouts:
+    """The rollouts of a step, or of one of its batches.
+
+    Example:
+        >>> ScoredRollouts(groups=(), scored=(), broken=(), baselines={}).metrics
+        {}
+    """
+
+    groups: Sequence[Group]
+    """Groups that are trained on."""
+    scored: Sequence[ScoredGroup]
+    """All groups with scores, those that are dropped included."""
+    broken: Sequence[Rollout]
+    """Rollouts that failed, which have no score."""
+    baselines: Mapping[str, float]
+    """Rewards of greedy rollouts by group (ReMax)."""
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    """How many batches were generated, and the share of groups that is trained on."""
+
+
+def generate_and_score(run: OnlineRun, step: int) -> ScoredRollouts:
     """Generate and score the groups of a step; `filter_groups` drops groups of equal scores.
 
     Batches are generated until the step is full, or every row was tried without a further group. A
@@ -23,79 +46,98 @@ def generate_and_score(run: OnlineRun, step: int) -> list[Group]:
     wanted, filter_groups = run.config.data.train_batch_size, run.config.algorithm.filter_groups
     most = filter_groups.max_num_gen_batches if filter_groups.enable else 1
     kept: list[Group] = []
-    batches = idle = 0
+    batches: list[ScoredRollouts] = []
+    idle = 0
     handle: RolloutHandle | None = None
     with run.phase("generate"):
         run.submit_ahead(step)
-    while len(kept) < wanted and not (batches and batches == most):
+    while len(kept) < wanted and not (batches and len(batches) == most):
         with run.phase("generate"):
             handle = run.scheduler.take(step, before=handle)
-        fresh = [group for group in _score_batch(run, handle) if _has_signal(group, run)]
-        batches, idle = batches + 1, 0 if fresh else idle + 1
+        batches.append(_score_batch(run, handle))
+        fresh = [group for group in batches[-1].groups if _has_signal(group, run)]
+        idle = 0 if fresh else idle + 1
         kept += fresh
         if idle * wanted >= len(run.data.train.prompts):
             break  # every row was tried since the last group with a signal
     run.scheduler.release()
-    run.notes["group/generated_batches"] = float(batches)
-    run.notes["group/kept_fraction"] = len(kept) / (batches * wanted)
-    is_short = filter_groups.enable and batches == most and len(kept) < wanted
+    is_short = filter_groups.enable and len(batches) == most and len(kept) < wanted
     if is_short or not kept:
-        few = (
-            f"{len(kept)} of the {wanted} groups of a step have" if kept else "no group of them has"
-        )
-        raise UserError(
-            "algorithm.filter_groups.max_num_gen_batches",
-            filter_groups.max_num_gen_batches,
-            f"{batches} batches were generated and {few} samples that score differently",
-            "choose easier or harder rows, raise rollout.n, or allow more batches (0: no limit)",
-        )
-    return kept[:wanted]
+        raise _too_few_groups(len(kept), wanted, len(batches), filter_groups.max_num_gen_batches)
+    return ScoredRollouts(
+        groups=kept[:wanted],
+        scored=[group for batch in batches for group in batch.scored],
+        broken=[rollout for batch in batches for rollout in batch.broken],
+        baselines={name: value for batch in batches for name, value in batch.baselines.items()},
+        metrics={
+            "group/generated_batches": float(len(batches)),
+            "group/kept_fraction": len(kept) / (len(batches) * wanted),
+        },
+    )
 
 
-def _score_batch(run: OnlineRun, handle: RolloutHandle) -> list[Group]:
+def _too_few_groups(kept: int, wanted: int, batches: int, most: int) -> UserError:
+    few = f"{kept} of the {wanted} groups of a step have" if kept else "no group of them has"
+    return UserError(
+        "algorithm.filter_groups.max_num_gen_batches",
+        most,
+        f"{batches} batches were generated and {few} samples that score differently",
+        "choose easier or harder rows, raise rollout.n, or allow more batches (0: no limit)",
+    )
+
+
+def _score_batch(run: OnlineRun, handle: RolloutHandle) -> ScoredRollouts:
     """Wait for a batch and score it, greedy baselines included."""
     run.use_journal(handle.journal)
     with run.phase("generate"), PROGRESS.watching("rollout", handle.slot.step):
         sampled = handle.sampled.result()
     with run.phase("score"):
-        scored = score_and_filter(run, sampled)
-    if handle.greedy is not None:
-        run.baselines |= _greedy_rewards(run, handle.greedy)
-        scored = [group for group in scored if _has_baseline(group, run)]
-    return scored
+        batch = score_and_filter(run, sampled)
+    if handle.greedy is None:
+        return batch
+    baselines, broken = _greedy_rewards(run, handle.greedy)
+    return replace(
+        batch,
+        groups=[group for group in batch.groups if _has_baseline(group, baselines)],
+        broken=[*batch.broken, *broken],
+        baselines=baselines,
+    )
 
 
-def score_and_filter(run: OnlineRun, groups: Sequence[Group]) -> list[Group]:
-    """The groups with scores, without rollouts that failed or could not be scored.
-
-    Dropped rollouts are still recorded with the step (`run.scored`, `run.broken`).
-    """
-    scored = score_groups(run, groups) if run.needs.reward else _unscored(run, groups)
-    run.scored += scored
+def score_and_filter(run: OnlineRun, groups: Sequence[Group]) -> ScoredRollouts:
+    """Score the groups; rollouts that failed or could not be scored are not trained on."""
+    scored, broken = score_groups(run, groups) if run.rules.needs.reward else _unscored(run, groups)
     faulty = {rollout.key for rollout in run.reward.apply_fault_policy(scored)}
-    return [_without(Group(prompt=g.prompt, rollouts=g.rollouts), faulty) for g in scored]
+    kept = [_without(Group(prompt=g.prompt, rollouts=g.rollouts), faulty) for g in scored]
+    return ScoredRollouts(groups=kept, scored=scored, broken=broken, baselines={})
 
 
 def score_groups(
     run: OnlineRun, groups: Sequence[Group], *, purpose: str = "rollout"
-) -> list[ScoredGroup]:
-    """Score every group; failed rollouts are removed first, and not scored."""
-    pairs = [(group.prompt, group.rollouts) for group in _valid_groups(run, groups, purpose)]
+) -> tuple[list[ScoredGroup], list[Rollout]]:
+    """Score every group; failed rollouts are removed first, and returned unscored."""
+    valid, broken = _valid_groups(run, groups, purpose)
+    pairs = [(group.prompt, group.rollouts) for group in valid]
     PROGRESS.expect("score", 0, len(pairs), restart=True)
     with PROGRESS.watching("score", 0):
-        return run.reward.score(pairs, ScoreJournal(journal=run.journal, purpose=purpose))
+        scored = run.reward.score(pairs, ScoreJournal(journal=run.journal, purpose=purpose))
+    return scored, broken
 
 
-def _unscored(run: OnlineRun, groups: Sequence[Group]) -> list[ScoredGroup]:
-    """Groups without scores, for pure distillation."""
-    return [
+def _unscored(run: OnlineRun, groups: Sequence[Group]) -> tuple[list[ScoredGroup], list[Rollout]]:
+    """Groups without scores, for pure distillation, and failed rollouts."""
+    valid, broken = _valid_groups(run, groups, "rollout")
+    scored = [
         ScoredGroup(prompt=g.prompt, rollouts=g.rollouts, seconds=(None,) * len(g.rollouts))
-        for g in _valid_groups(run, groups, "rollout")
+        for g in valid
     ]
+    return scored, broken
 
 
-def _valid_groups(run: OnlineRun, groups: Sequence[Group], purpose: str) -> list[Group]:
-    """The groups without failed rollouts, which go to `run.broken`; empty groups are dropped.
+def _valid_groups(
+    run: OnlineRun, groups: Sequence[Group], purpose: str
+) -> tuple[list[Group], list[Rollout]]:
+    """The groups without failed rollouts, and these; empty groups are dropped.
 
     A failed greedy baseline has the address of sample 0, so it is recorded as sample `n`.
     """
@@ -105,9 +147,8 @@ def _valid_groups(run: OnlineRun, groups: Sequence[Group], purpose: str) -> list
     if purpose == "greedy":
         number = run.config.actor_rollout_ref.rollout.n
         bad = [replace(rollout, sample=number) for rollout in bad]
-    run.broken += bad
     valid = [_without(group, keys) for group in groups]
-    return [group for group in valid if group.rollouts]
+    return [group for group in valid if group.rollouts], bad
 
 
 def _without(group: Group, left_out: set[tuple[int, int, str, int]]) -> Group:
@@ -138,22 +179,24 @@ def _metric(rollout: Rollout, name: str) -> float:
     return found
 
 
-def _greedy_rewards(run: OnlineRun, greedy: RolloutFuture) -> dict[str, float]:
-    """Reward of the greedy response to each prompt (ReMax baseline), by group.
+def _greedy_rewards(
+    run: OnlineRun, greedy: RolloutFuture
+) -> tuple[dict[str, float], list[Rollout]]:
+    """Reward of the greedy response to each prompt (ReMax baseline) by group, and failed ones.
 
     Scores that cannot be computed follow `reward.on_fault`, as for any other rollout.
     """
     with run.phase("generate"):
         groups = run.roles.generation.all_compared(greedy.result())
     with run.phase("score"):
-        scored = score_groups(run, groups, purpose="greedy")
+        scored, broken = score_groups(run, groups, purpose="greedy")
     out = {rollout.key for rollout in run.reward.apply_fault_policy(scored)}
     answers = [group.rollouts[0] for group in scored]
-    return {str(r.group): _value(r.score) for r in answers if r.key not in out}
+    return {str(r.group): _value(r.score) for r in answers if r.key not in out}, broken
 
 
-def _has_baseline(group: Group, run: OnlineRun) -> bool:
-    return any(str(rollout.group) in run.baselines for rollout in group.rollouts)
+def _has_baseline(group: Group, baselines: Mapping[str, float]) -> bool:
+    return any(str(rollout.group) in baselines for rollout in group.rollouts)
 
 
 def _value(score: Score | None) -> float:

@@ -1,22 +1,30 @@
-"""A session in a run directory: claim, resume checks, what is written when it starts and ends."""
+"""A session in a run directory, the shell of online and offline stages.
+
+`open_run` claims the directory and opens its files, `train_to_end` carries out the loop of the
+stage: signals, watchdog, interruption, and what is closed and written at the end.
+"""
 
 import shutil
 import signal
+import time
 import warnings
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, final
+from typing import Any, Protocol, final
 
 import yaml
 
+from luyen.base.digests import DigestFile
 from luyen.base.errors import UserError
 from luyen.base.files import remove_abandoned
 from luyen.base.run_lock import OWNER, claim, release
 from luyen.base.rundir import DamagedRecord, RunDirectory
-from luyen.checkpoint.store import CheckpointStore
+from luyen.checkpoint.store import Checkpoint, CheckpointStore
+from luyen.checkpoint.tensors import load_state
 from luyen.config.check import Report
 from luyen.config.loader.parse import stored_values
 from luyen.config.pipeline import run_directory
@@ -24,11 +32,19 @@ from luyen.config.resume import changed_keys, has_progress, model_changes
 from luyen.config.trust import sign_run
 from luyen.data.build import TrainData
 from luyen.telemetry.artifacts import Artifact
+from luyen.telemetry.display import Display
 from luyen.telemetry.manifest import Manifest
 from luyen.telemetry.output import OUTPUT
+from luyen.telemetry.plots import plot_curves
+from luyen.telemetry.sinks import open_sinks
+from luyen.telemetry.spans import SPANS
 from luyen.telemetry.summary import FINISHED, INTERRUPTED, note
-from luyen.train.interrupt import Interruption, Stopped
+from luyen.train.builders.setup import find_resume_checkpoint, run_identity
+from luyen.train.interrupt import Interrupted, Interruption, Stopped
 from luyen.train.lineage import inputs_of, note_inputs
+from luyen.train.monitor import PhaseWatchdog
+from luyen.train.record import Recorder, metrics_at, open_store, saves_in_background
+from luyen.train.state import first_logged_step
 
 _COMPARED = ("versions", "code", "hardware", "settings", "threads", "datasets", "files", "revision")
 """Manifest facts that a resumption lists when they have changed."""
@@ -90,7 +106,7 @@ class Session:
         begun = self.directory.read_manifest().get("datasets", {}).get("train")
         if has_progress(self.directory) and begun not in (None, self._facts["datasets"]["train"]):
             said = "data.train_files are not as when the run began: it goes on with the rows of now"
-            warnings.warn(said, ChangedRows, stacklevel=4)
+            warnings.warn(said, ChangedRows, stacklevel=6)
 
     def _resumption(self) -> dict[str, Any]:
         """Record of a resumption.
@@ -117,7 +133,7 @@ class Session:
             return self.directory.read_config() != self._config
         except UserError as error:
             said = f"{error.value}: {error.why}; it is replaced by the current configuration"
-            warnings.warn(said, DamagedRecord, stacklevel=4)
+            warnings.warn(said, DamagedRecord, stacklevel=6)
             return True
 
 
@@ -160,14 +176,186 @@ def _refuse_another_run(directory: RunDirectory, report: Report, facts: dict[str
         raise UserError(key, facts["files"], why, _FIX)
 
 
-def release_on_error(opened: ExitStack, session: Session) -> None:
-    """On exit of `opened`, release the claim; an existing run notes why it did not resume."""
-    root = session.directory.root
-    opened.callback(release, root)
-    opened.push(_noted(root, "before its first step", unless=session.abandon))
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OpenedRun:
+    """A claimed run directory with its open files.
+
+    Example:
+        >>> sorted(OpenedRun.__slots__)
+        ['closing', 'directory', 'recorder', 'resumed']
+    """
+
+    directory: RunDirectory
+    """The run directory."""
+    recorder: Recorder
+    """Writes metrics, digests and checkpoints."""
+    resumed: Checkpoint | None
+    """The checkpoint to resume from; None: the run begins."""
+    closing: ExitStack
+    """Closes what was opened if the run does not begin."""
 
 
-def note_run_events(ending: ExitStack, directory: RunDirectory) -> None:
+@contextmanager
+def open_run(
+    report: Report, data: TrainData, facts: Manifest, display: Display
+) -> Iterator[OpenedRun]:
+    """Claim and open a run; it begins when the context ends, once everything is built.
+
+    On an error everything is closed and the claim released: a new directory is emptied, an existing
+    run notes why it did not resume.
+    """
+    session = open_session(report, data, facts)
+    directory, root = session.directory, session.directory.root
+    with ExitStack() as closing:
+        closing.callback(release, root)
+        closing.push(_noted(root, "before its first step", unless=session.abandon))
+        store = open_store(directory.checkpoints, report.config.trainer)
+        resumed = find_resume_checkpoint(report, store, directory)
+        recorder = _open_recorder(report, directory, store, resumed, display, closing)
+        yield OpenedRun(directory=directory, recorder=recorder, resumed=resumed, closing=closing)
+        session.begin()
+        closing.pop_all()
+
+
+def _open_recorder(
+    report: Report,
+    directory: RunDirectory,
+    store: CheckpointStore,
+    resumed: Checkpoint | None,
+    display: Display,
+    closing: ExitStack,
+) -> Recorder:
+    """Open metrics, digests and checkpoints; lines of steps that will be repeated are dropped."""
+    trainer = report.config.trainer
+    first_step = first_logged_step(
+        load_state(resumed.path, "loop") if resumed is not None else None
+    )
+    log = open_sinks(
+        trainer.logger,
+        directory=directory,
+        identity=run_identity(report, directory),
+        display=display,
+        first_step=first_step,
+    )
+    closing.callback(log.close)
+    digests = DigestFile(directory.digests, first_step=first_step)
+    closing.callback(digests.close)
+    is_async = saves_in_background(trainer, report.plan.where)
+    return Recorder(
+        directory, log, store, digests, last_metrics=metrics_at(resumed), is_async=is_async
+    )
+
+
+class StageRun(Protocol):
+    """A run of any stage, as its session sees it."""
+
+    @property
+    def recorder(self) -> Recorder:
+        """Its files."""
+        ...
+
+    @property
+    def display(self) -> Display:
+        """Shows its progress."""
+        ...
+
+    @property
+    def interruption(self) -> Interruption:
+        """Whether a signal has come."""
+        ...
+
+    @property
+    def watchdog(self) -> PhaseWatchdog:
+        """Watches its phases."""
+        ...
+
+    @property
+    def step(self) -> int:
+        """Finished steps."""
+        ...
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether the finished step has its line."""
+        ...
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of the whole run."""
+        ...
+
+    @property
+    def last_step(self) -> int:
+        """The last step of this session."""
+        ...
+
+    def save_progress(self) -> None:
+        """Save the last finished step after an interruption, unless it has a checkpoint."""
+        ...
+
+
+class Closable(Protocol):
+    """Something that is closed at the end of a session."""
+
+    def close(self) -> None:
+        """Close it."""
+        ...
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionEnd:
+    """How a session ended.
+
+    Example:
+        >>> SessionEnd(headline=FINISHED, steps=3, seconds=1.5, curves=()).steps
+        3
+    """
+
+    headline: str
+    """Finished or interrupted, in words."""
+    steps: int
+    """Steps of this session."""
+    seconds: float
+    """Its duration."""
+    curves: Sequence[Path]
+    """Pictures of the metrics."""
+
+
+def train_to_end(
+    run: StageRun, train: Callable[[], None], *, parts: Sequence[Closable] = ()
+) -> SessionEnd:
+    """Carry out the loop of a run, until its last step or an interruption.
+
+    Closes display, recorder and the other `parts` of the run, in this order, also on an error.
+    """
+    directory = run.recorder.directory
+    started, first = time.monotonic(), run.step
+    with ExitStack() as ending:
+        _note_run_events(ending, directory)
+        for part in reversed((run.display, run.recorder, *parts, SPANS)):
+            ending.callback(part.close)
+        SPANS.open(directory.events, process="controller")
+        run.display.start(run.total_steps, done=run.step)
+        with run.interruption, run.watchdog:
+            try:
+                train()
+            except Interrupted:
+                run.save_progress()
+            run.recorder.flush()
+    seconds = time.monotonic() - started
+    curves = plot_curves(directory.metrics, directory.report)
+    done = run.step if run.is_recorded else run.step - 1
+    return SessionEnd(
+        headline=headline(directory, run.interruption, step=done, last_step=run.last_step),
+        steps=run.step - first,
+        seconds=seconds,
+        curves=curves,
+    )
+
+
+def _note_run_events(ending: ExitStack, directory: RunDirectory) -> None:
     """While `ending` is open, note lost output streams and the error that ends the run."""
     OUTPUT.listen(partial(note, directory.root))
     ending.callback(OUTPUT.listen, None)

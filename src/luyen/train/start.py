@@ -2,51 +2,37 @@
 
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import final
 
-from luyen.base.digests import DigestFile
 from luyen.base.errors import UserError
 from luyen.base.process_setup import frozen_gc
 from luyen.base.rundir import RunDirectory
-from luyen.checkpoint.store import Checkpoint, CheckpointStore
-from luyen.checkpoint.tensors import load_state
+from luyen.checkpoint.store import Checkpoint
 from luyen.config.check import Report
 from luyen.runtime.ray.messages import RanksLost
-from luyen.telemetry.display import ACCURACY, VALIDATION_REWARD, Display, mean_reward, validated
-from luyen.telemetry.journal import WorkJournals
+from luyen.telemetry.display import ACCURACY, VALIDATION_REWARD, mean_reward, validated
 from luyen.telemetry.manifest import Manifest
 from luyen.telemetry.output import say
-from luyen.telemetry.plots import plot_curves
-from luyen.telemetry.sinks import open_sinks
 from luyen.telemetry.spans import SPANS, span
 from luyen.telemetry.summary import FINISHED, Change, RunSummary
 from luyen.train.builders.roles import tool_environment_of
 from luyen.train.builders.run import build_run
 from luyen.train.builders.setup import (
     collect_manifest,
-    find_resume_checkpoint,
     import_plugins,
     load_rows,
     load_run_tokenizer,
     open_run_display,
     refuse_running,
-    run_identity,
 )
-from luyen.train.interrupt import Interrupted
 from luyen.train.loop import train_online
 from luyen.train.offline.start import run_offline
-from luyen.train.record import (
-    Recorder,
-    load_checkpoint,
-    metrics_at,
-    open_store,
-    saves_in_background,
-)
-from luyen.train.run import OnlineRun, generation_config_hash
-from luyen.train.session import headline, note_run_events, open_session, release_on_error
+from luyen.train.record import load_checkpoint
+from luyen.train.run import OnlineRun
+from luyen.train.session import open_run, train_to_end
 from luyen.train.state import first_logged_step
 
 # Lost ranks do not end a run: everything is closed and rebuilt, and the run resumes from its newest
@@ -148,8 +134,8 @@ def run_training(report: Report, *, trial_steps: int | None = None) -> RunSummar
         return run_offline(report, trial_steps=trial_steps)
 
     def train(run: OnlineRun) -> RunSummary:
-        run.trial_steps = trial_steps
-        return _train_to_end(run)
+        run.limit(trial_steps)
+        return _train_and_summarise(run)
 
     return run_with_recovery(report, prepare_online, train)
 
@@ -164,113 +150,47 @@ def prepare_online(report: Report) -> OnlineRun:
     tool_env = tool_environment_of(config)
     offered = tool_env.offered if tool_env is not None else None
     data = load_rows(config, tokenizer, display, offered=offered)
-    session = open_session(report, data, facts := collect_manifest(config, data))
-    directory = session.directory
-    with ExitStack() as opened:
-        release_on_error(opened, session)
-        store = open_store(directory.checkpoints, config.trainer)
-        resumed = find_resume_checkpoint(report, store, directory)
-        recorder = _open_recorder(report, directory, store, resumed, display, opened)
-        run = build_run(report, data, tokenizer, recorder, display, tool_env)
-        opened.callback(run.roles.close)
-        opened.callback(run.reward.close)
-        _resume(resumed, run, facts)
-        session.begin()
-        opened.pop_all()
+    facts = collect_manifest(config, data)
+    with open_run(report, data, facts, display) as opened:
+        run = build_run(report, data, tokenizer, opened.recorder, display, tool_env)
+        opened.closing.callback(run.roles.close)
+        opened.closing.callback(run.reward.close)
+        _resume(opened.resumed, run, facts)
     return run
-
-
-def _open_recorder(
-    report: Report,
-    directory: RunDirectory,
-    store: CheckpointStore,
-    resumed: Checkpoint | None,
-    display: Display,
-    opened: ExitStack,
-) -> Recorder:
-    """Open metrics, digests and checkpoints; lines of steps that will be repeated are dropped."""
-    trainer = report.config.trainer
-    first_step = first_logged_step(
-        load_state(resumed.path, "loop") if resumed is not None else None
-    )
-    log = open_sinks(
-        trainer.logger,
-        directory=directory,
-        identity=run_identity(report, directory),
-        display=display,
-        first_step=first_step,
-    )
-    opened.callback(log.close)
-    digests = DigestFile(directory.digests, first_step=first_step)
-    opened.callback(digests.close)
-    is_async = saves_in_background(trainer, report.plan.where)
-    return Recorder(
-        directory, log, store, digests, last_metrics=metrics_at(resumed), is_async=is_async
-    )
 
 
 def _resume(resumed: Checkpoint | None, run: OnlineRun, facts: Manifest) -> None:
     """Restore the checkpoint, if any, and open the journals."""
     if resumed is None:
-        _open_journals(run, facts, done=-1)
+        run.open_journals(facts, done=-1)
         return
     state = load_checkpoint(resumed.path, run.roles)
-    _open_journals(run, facts, done=first_logged_step(state.as_json()) - 1)
+    run.open_journals(facts, done=first_logged_step(state.as_json()) - 1)
     run.restore(state)
 
 
-def _open_journals(run: OnlineRun, facts: Manifest, *, done: int) -> None:
-    """Open the journals; those of steps up to `done` are dropped."""
-    directory = run.recorder.directory
-    run.recorder.journals = WorkJournals(directory.journal, run_id=directory.run_id)
-    run.recorder.journals.forget(done)
-    run.config_hash = generation_config_hash(run.config, facts)
-
-
-def _train_to_end(run: OnlineRun) -> RunSummary:
-    directory = run.recorder.directory
-    started, first = time.monotonic(), run.step
-    with ExitStack() as ending:
-        note_run_events(ending, directory)
-        parts = (run.display, run.recorder, run.reward, run.roles, SPANS)
-        for part in reversed(parts):
-            ending.callback(part.close)
-        SPANS.open(directory.events, process="controller")
-        run.display.start(run.total_steps, done=run.step)
-        with run.interruption, run.watchdog, frozen_gc():
-            try:
-                train_online(run)
-            except Interrupted:
-                run.save_progress()
-            run.recorder.flush()
-    seconds = time.monotonic() - started
-    curves = plot_curves(directory.metrics, directory.report)
-    return _summary(run, directory, curves, seconds=seconds, steps=run.step - first)
-
-
-def _summary(
-    run: OnlineRun, directory: RunDirectory, curves: list[Path], *, seconds: float, steps: int
-) -> RunSummary:
-    newest = run.recorder.store.latest()
+def _train_and_summarise(run: OnlineRun) -> RunSummary:
+    end = train_to_end(run, partial(_train, run), parts=(run.reward, run.roles))
+    directory, newest = run.recorder.directory, run.recorder.store.latest()
     checkpoint = directory.checkpoint(newest) if newest is not None else None
     files = {"metrics": directory.metrics, "rollouts": directory.root / "rollouts"}
-    files |= {f"curve {path.stem}": path for path in curves}
+    files |= {f"curve {path.stem}": path for path in end.curves}
     if checkpoint is not None:
         files["checkpoint"] = checkpoint
-    files = {name: path for name, path in files.items() if path.exists()}
-    interruption = run.interruption
-    how = headline(
-        directory, interruption, step=run.step - run.awaits_validation, last_step=run.last_step
-    )
     return RunSummary(
-        headline=how,
-        signal=interruption.number,
+        headline=end.headline,
+        signal=run.interruption.number,
         changes=_validation_change(run),
-        steps=steps,
-        seconds=seconds,
-        files=files,
-        commands=_commands(directory, checkpoint, is_whole=how == FINISHED),
+        steps=end.steps,
+        seconds=end.seconds,
+        files={name: path for name, path in files.items() if path.exists()},
+        commands=_commands(directory, checkpoint, is_whole=end.headline == FINISHED),
     )
+
+
+def _train(run: OnlineRun) -> None:
+    with frozen_gc():
+        train_online(run)
 
 
 def _commands(
@@ -286,14 +206,16 @@ def _commands(
 
 def _validation_change(run: OnlineRun) -> tuple[Change, ...]:
     """First and last validation: mean reward, or accuracy where all rewards are 0 or 1."""
-    if not run.validations:
+    history = run.recorder.history
+    if not history.validations:
         return ()
-    first, last = ({**validated(v)} for v in (run.validations[0], run.validations[-1]))
+    ends = history.validations[0], history.validations[-1]
+    first, last = ({**validated(v)} for v in ends)
     label = VALIDATION_REWARD if VALIDATION_REWARD in {**first, **last} else ACCURACY
     if label == VALIDATION_REWARD:
-        first, last = ({label: mean_reward(v)} for v in (run.validations[0], run.validations[-1]))
-    is_one = len(run.validations) == 1
-    is_before = is_one and run.config.trainer.val_before_train and not run.has_validated_later
+        first, last = ({label: mean_reward(v)} for v in ends)
+    is_one = len(history.validations) == 1
+    is_before = is_one and run.config.trainer.val_before_train and not history.has_validated_later
     return (
         Change(
             label=label,

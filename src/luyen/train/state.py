@@ -1,11 +1,8 @@
-"""State of the loop: what a checkpoint keeps, the learner, the snapshot of a step's start."""
+"""State of the loop: progress, what a checkpoint keeps, the snapshot of a step's start."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, final
-
-from torch import Tensor
 
 from luyen.algorithms.controllers import (
     AdaptiveEntropyController,
@@ -16,13 +13,8 @@ from luyen.algorithms.objective import Objective
 from luyen.base.digests import BEGINNING
 from luyen.base.errors import UserError
 from luyen.base.files import plain
-from luyen.config.schema.run import RunConfig
-from luyen.engine.batch import PackedBatch
-from luyen.runtime.futures import PendingUpdate
-from luyen.runtime.roles import Roles
 from luyen.train.advantages import AdvantageConfig
 from luyen.train.batch import RequiredSignals
-from luyen.train.monitor import StepProfiler
 from luyen.train.rollouts import RolloutHandle
 
 
@@ -105,8 +97,12 @@ def unvalidated_step(metrics: Mapping[str, float], stages: Mapping[str, str]) ->
     return {"metrics": plain(metrics), "stages": dict(stages)}
 
 
-def read_unvalidated_step(saved: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, str]]:
-    """Inverse of `unvalidated_step`."""
+def read_unvalidated_step(
+    saved: Mapping[str, Any] | None,
+) -> tuple[dict[str, float], dict[str, str]]:
+    """Inverse of `unvalidated_step`; empty where the checkpoint has no such step."""
+    if saved is None:
+        return {}, {}
     return {k: float(v) for k, v in saved["metrics"].items()}, dict(saved["stages"])
 
 
@@ -149,87 +145,83 @@ class LearningRules:
     """Coefficient of the entropy bonus; None: it is constant."""
 
 
-class Learner:
-    """Roles, objective and controllers of a run, and their progress.
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunProgress:
+    """What the finished steps of a run have changed; the loop replaces it once per step.
 
-    `OnlineRun` adds data, rewards and files; a replayed step is a plain `Learner`.
+    Example:
+        >>> begin = RunProgress(kl_controller=FixedKLController(), entropy_controller=None)
+        >>> replace(begin, step=1, version=1).loop_state().step
+        1
     """
 
-    def __init__(
-        self,
-        *,
-        config: RunConfig,
-        roles: Roles,
-        rules: LearningRules,
-        profiler: StepProfiler,
-        total_steps: int,
-    ) -> None:
-        self.config = config
-        self.roles = roles
-        self.needs = rules.needs
-        self.objective = rules.objective
-        self.advantage_config = rules.advantage_config
-        self.kl_controller = rules.kl_controller
-        self.entropy_controller = rules.entropy_controller
-        self.profiler = profiler
-        self.total_steps = total_steps
-        self.step = 0
-        """Finished steps; the one in progress is the next."""
-        self.version = 0
-        """Version of the policy's weights."""
-        self.skipped = 0
-        """Consecutive optimizer steps skipped because their gradients were not finite."""
-        self.kl_history: tuple[float, ...] = ()
-        """KL to the reference of the latest steps."""
-        self.trainer_logp: Tensor | None = None
-        """Log-probs under the weights before the update, once the update has measured them."""
+    kl_controller: FixedKLController | AdaptiveKLController
+    """Coefficient of the KL term in the reward."""
+    entropy_controller: AdaptiveEntropyController | None
+    """Coefficient of the entropy bonus; None: it is constant."""
+    step: int = 0
+    """Finished steps; the one in progress is the next."""
+    version: int = 0
+    """Version of the policy's weights."""
+    kl_history: tuple[float, ...] = ()
+    """KL to the reference of the latest steps."""
+    skipped: int = 0
+    """Consecutive optimizer steps skipped because their gradients were not finite."""
+    flat_steps: int = 0
+    """Number of first steps without any reward difference inside a group; -1 after one."""
+    origin: tuple[str, str] | None = None
+    """Chain before the last step and hash of the weights after it; None: no step yet."""
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Metrics of the last step, without its validation."""
+    stages: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Digests of the last step, without its metrics."""
 
-    @property
-    def seed(self) -> int:
-        """The run seed."""
-        return self.config.trainer.seed
+    @classmethod
+    def begin(cls, rules: LearningRules) -> "RunProgress":
+        """Progress before the first step."""
+        controllers = rules.kl_controller, rules.entropy_controller
+        return cls(kl_controller=controllers[0], entropy_controller=controllers[1])
 
-    def phase(self, name: str) -> AbstractContextManager[None]:
-        """Context of a phase of the step; subclasses time and display it."""
-        del name
-        return nullcontext()
+    def with_kl(self, kl: float, rollouts: int) -> "RunProgress":
+        """KL coefficient and history after a measured KL."""
+        controller = self.kl_controller.update(kl=kl, n_steps=rollouts)
+        return replace(self, kl_controller=controller, kl_history=(*self.kl_history, kl)[-20:])
 
-    def update_policy(
-        self,
-        batch: PackedBatch,
-        objective: Objective,
-        *,
-        lr: float,
-        seed: int,
-        is_last: bool,
-    ) -> PendingUpdate:
-        """Start one optimizer step of the policy."""
-        return self.roles.update_actor(batch, objective, lr=lr, seed=seed, is_last=is_last)
+    def loop_state(self) -> LoopState:
+        """State for a checkpoint, as far as progress determines it."""
+        entropy = self.entropy_controller
+        return LoopState(
+            step=self.step,
+            version=self.version,
+            kl_controller=self.kl_controller.state(),
+            entropy_controller=entropy.state() if entropy is not None else None,
+            kl_history=self.kl_history,
+            skipped=self.skipped,
+            flat_steps=self.flat_steps,
+            origin=self.origin,
+        )
 
-    def entropy_coeff(self) -> float:
-        """Weight of the entropy bonus at the next optimizer step."""
-        if self.entropy_controller is None:
-            return self.config.actor_rollout_ref.actor.entropy_coeff
-        return self.entropy_controller.applied
-
-    def follow_entropy(self, entropy: float) -> None:
-        """Update the adaptive entropy coefficient with a measured entropy."""
-        if self.entropy_controller is not None:
-            self.entropy_controller = self.entropy_controller.update(entropy=entropy)
-
-    def follow_kl(self, kl: float, rollouts: int) -> None:
-        """Update the KL controller and the KL history with a measured KL."""
-        self.kl_controller = self.kl_controller.update(kl=kl, n_steps=rollouts)
-        self.kl_history = (*self.kl_history, kl)[-20:]
-
-    def restore_progress(self, state: LoopState) -> None:
-        """Restore progress from a checkpoint; configured values stay."""
-        self.step, self.version = state.step, state.version
-        self.skipped, self.kl_history = state.skipped, state.kl_history
+    def restored(self, state: LoopState) -> "RunProgress":
+        """Progress of a checkpoint; values that are configured stay those of now."""
+        kl, entropy = self.kl_controller, self.entropy_controller
         if state.kl_controller is not None:
-            self.kl_controller = self.kl_controller.restore(state.kl_controller)
-        if self.entropy_controller is not None and state.entropy_controller is not None:
-            self.entropy_controller = self.entropy_controller.restore(state.entropy_controller)
+            kl = kl.restore(state.kl_controller)
+        if entropy is not None and state.entropy_controller is not None:
+            entropy = entropy.restore(state.entropy_controller)
+        metrics, stages = read_unvalidated_step(state.lacks_validation)
+        return RunProgress(
+            kl_controller=kl,
+            entropy_controller=entropy,
+            step=state.step,
+            version=state.version,
+            kl_history=state.kl_history,
+            skipped=state.skipped,
+            flat_steps=state.flat_steps,
+            origin=state.origin,
+            metrics=metrics,
+            stages=stages,
+        )
 
 
 @final

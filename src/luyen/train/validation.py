@@ -82,10 +82,10 @@ def _metrics(prompts: Sequence[Sequence[float]], solved_at: float) -> dict[str, 
     return found
 
 
-def validate(run: OnlineRun) -> None:
-    """Generate and score the validation prompts; the metrics belong to the finished step."""
+def validate(run: OnlineRun) -> dict[str, float]:
+    """Generate and score the validation prompts; metrics of the finished step, if there are any."""
     if run.data.validation is None:
-        return
+        return {}
     prompts: tuple[Prompt, ...] = run.data.validation.prompts
     val_kwargs = run.config.actor_rollout_ref.rollout.val_kwargs
     run.open_validation_journal()
@@ -99,15 +99,11 @@ def validate(run: OnlineRun) -> None:
             purpose="validation",
             samples=val_kwargs.n,
         )
-        before = len(run.broken)
-        scored = score_groups(run, groups, purpose="validation")
+        scored, broken = score_groups(run, groups, purpose="validation")
         run.reward.apply_fault_policy(scored)
-    broken = run.broken[before:]
     metrics = scored_metrics(scored)
     if run.roles.generation.conversations is not None:
         metrics["val/faults"] = float(len(broken))
     rollouts = [rollout for group in scored for rollout in group.rollouts]
-    run.recorder.validation(run.step, [*rollouts, *broken])
-    run.metrics |= metrics
-    run.validations.append(metrics)
-    run.has_validated_later |= run.step > 0
+    run.recorder.validation(run.step, [*rollouts, *broken], metrics)
+    return metrics

@@ -82,7 +82,6 @@ def run_of(**changes: Any) -> Any:
         version=3,
         last_step=10,
         chain="c",
-        origin=None,
         log=submitter.log,
         config=SimpleNamespace(
             trainer=SimpleNamespace(max_staleness=given["staleness"], test_freq=5, save_freq=0)
@@ -107,7 +106,6 @@ def test_the_next_step_is_asked_for_with_the_weights_that_will_be_learned():
     confirm_prefetch(run, Held())
     origin = "c", weights_hash(Held())
     assert run.log[1:] == [("begun", 5, origin)]
-    assert run.origin == origin
     assert not run.scheduler.has_unconfirmed
     [handle] = run.scheduler.outstanding
     assert handle.slot.origin == origin
@@ -123,7 +121,8 @@ def test_work_of_an_earlier_process_is_looked_at_before_anything_is_asked():
     confirm_prefetch(run, Held())
     origin = "c", weights_hash(Held())
     assert run.log == [("asked", 5, 4, (0, 1), origin)], "its journal has begun"
-    assert run.origin == origin
+    [handle] = run.scheduler.outstanding
+    assert handle.slot.origin == origin
 
 
 def test_what_was_asked_for_gets_its_origin_although_somebody_interrupts():
@@ -150,7 +149,7 @@ def test_it_is_not_asked_for_where_something_comes_between(change: dict[str, Any
     run = run_of(**change)
     prefetch_next_step(run)
     confirm_prefetch(run, Held())
-    assert (run.log, run.origin) == ([], None)
+    assert (run.log, run.scheduler.outstanding) == ([], ())
 
 
 def test_what_is_in_progress_is_kept_as_rows_that_are_drawn_anew():

@@ -12,8 +12,7 @@ from luyen.rewards.build import BuiltReward
 from luyen.runtime.in_process import LocalRoles
 from luyen.telemetry.progress import PROGRESS
 from luyen.telemetry.summary import RunSummary
-from luyen.train import loop, start
-from luyen.train.offline import start as offline_start
+from luyen.train import loop, session
 from luyen.train.offline.sft import SftStage
 from luyen.train.start import run_training
 from tests.runs import report_of
@@ -33,8 +32,7 @@ SFT = (
 
 @pytest.fixture(autouse=True)
 def no_curves(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(start, "plot_curves", lambda *_: [])
-    monkeypatch.setattr(offline_start, "plot_curves", lambda *_: [])
+    monkeypatch.setattr(session, "plot_curves", lambda *_: [])
     before = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
     yield
     after = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
@@ -53,7 +51,7 @@ def chain(folder: Path) -> list[str]:
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     folder = tmp_path_factory.mktemp("undisturbed")
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(start, "plot_curves", lambda *_: [])
+        patched.setattr(session, "plot_curves", lambda *_: [])
         train(folder)
     return chain(folder)
 

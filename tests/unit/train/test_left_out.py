@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from luyen.base.errors import UserError
+from luyen.rewards.scoring import ScoredGroup
 from luyen.rollout.multi_turn import Conversations, FaultPolicy
 from luyen.rollout.protocol import Sampling
 from luyen.rollout.tools.python_tools import tool
@@ -14,7 +15,7 @@ from luyen.rollout.tools.registry import ToolRegistry
 from luyen.runtime.futures import ReadyRollouts
 from luyen.runtime.generation import Generation
 from luyen.train.metrics import StepReport
-from luyen.train.scoring import _greedy_rewards, _valid_groups
+from luyen.train.scoring import ScoredRollouts, _greedy_rewards, _valid_groups
 from tests.talk import KEEP, TOKENIZER, ScriptedEngine, call, draws, setting
 
 SAMPLING = Sampling(max_new_tokens=400, stop_ids=TOKENIZER.stop_ids)
@@ -31,7 +32,7 @@ def run_of(generation: Generation):
     rollout = SimpleNamespace(rollout=SimpleNamespace(n=4))
     config = SimpleNamespace(actor_rollout_ref=rollout)
     roles = SimpleNamespace(generation=generation)
-    return SimpleNamespace(roles=roles, config=config, broken=[], scored=[], phase=nullcontext)
+    return SimpleNamespace(roles=roles, config=config, phase=nullcontext)
 
 
 def half_broken(purpose: str, *, samples: int = 2):
@@ -52,25 +53,26 @@ def half_broken(purpose: str, *, samples: int = 2):
 
 def test_a_validation_keeps_what_is_sound_of_a_group_however_little_that_is():
     run, groups = half_broken("validation")
-    kept = _valid_groups(run, groups, "validation")
+    kept, lost = _valid_groups(run, groups, "validation")
     assert [len(group.rollouts) for group in kept] == [1, 2]
-    assert [r.fault is None for r in run.broken] == [False]
+    assert [r.fault is None for r in lost] == [False]
 
 
 def test_a_baseline_that_broke_is_told_apart_from_the_samples_of_its_group():
     run, groups = half_broken("greedy", samples=1)
-    kept = _valid_groups(run, groups, "greedy")
+    kept, [rollout] = _valid_groups(run, groups, "greedy")
     assert [group.prompt for group in kept] == [groups[1].prompt]
-    [rollout] = run.broken
     assert (rollout.group, rollout.sample) == (groups[0].rollouts[0].group, 4)
 
 
 def test_the_sound_rollout_of_a_group_that_is_left_out_is_compared():
     run, groups = half_broken("rollout")
-    run.scored = _valid_groups(run, groups, "rollout")
-    all_rollouts = StepReport(run, [], SimpleNamespace()).all_rollouts
+    kept, lost = _valid_groups(run, groups, "rollout")
+    scored = [ScoredGroup(prompt=g.prompt, rollouts=g.rollouts, seconds=()) for g in kept]
+    found = ScoredRollouts(groups=[], scored=scored, broken=lost, baselines={})
+    all_rollouts = StepReport(run, found, SimpleNamespace()).all_rollouts
     assert len(all_rollouts) == 4
-    assert sorted(r.fault is None for r in run.broken) == [False, True]
+    assert sorted(r.fault is None for r in lost) == [False, True]
     assert [r.key for r in all_rollouts if "unchecked" in r.notes] == []
 
 

@@ -135,15 +135,15 @@ def test_what_an_update_measured_is_put_back_in_order_when_it_shuffles(tmp_path:
     found = {}
     for shuffle in ("false", "true"):
         run = prepare(tmp_path / shuffle, HALF, f"{ACTOR}.shuffle={shuffle}")
-        run.trial_steps = 1
-        groups = generate_and_score(run, 1)
-        batch = prepare_batch(run, groups)
-        credited = group_advantages(run, batch, groups, run.baselines)
-        update_roles(run, credited.batch, 1)
-        assert run.trainer_logp is not None
-        gap = (run.trainer_logp - batch.streams["rollout_logp"])[batch.layout.mask]
+        run.limit(1)
+        groups = generate_and_score(run, 1).groups
+        batch = prepare_batch(run.learning, groups)
+        credited = group_advantages(run.learning, batch, groups, {}, kl_coef=0.0)
+        logp = update_roles(run.learning, credited.batch, run.progress).trainer_logp
+        assert logp is not None
+        gap = (logp - batch.streams["rollout_logp"])[batch.layout.mask]
         assert float(gap.abs().max()) < 0.2
-        found[shuffle] = run.trainer_logp
+        found[shuffle] = logp
         close(run)
     assert torch.allclose(found["true"], found["false"], atol=0.05)
     assert not torch.equal(found["true"], torch.zeros_like(found["true"]))

@@ -142,15 +142,15 @@ def test_a_save_that_failed_beside_training_stops_the_run_at_the_next_step(
     run = prepare(
         tmp_path, "trainer.save_freq=1", "trainer.total_training_steps=9", "trainer.async_save=true"
     )
-    write = run.recorder.metrics
+    write = run.recorder.record_step
 
-    def breaking(step: int, metrics: dict[str, float]) -> None:
-        write(step, metrics)
+    def breaking(step: int, metrics: dict[str, float], stages: dict[str, str]) -> None:
+        write(step, metrics, stages)
         if step == 2:
             run.recorder.flush()
             monkeypatch.setattr("luyen.checkpoint.store.sync", refuse)
 
-    monkeypatch.setattr(run.recorder, "metrics", breaking)
+    monkeypatch.setattr(run.recorder, "record_step", breaking)
     try:
         with pytest.raises(UserError, match=r"checkpoint.*step_000002.*No space left"):
             train_online(run)
@@ -201,14 +201,14 @@ def break_weight(run) -> None:
 @pytest.mark.parametrize("extra", [EVERY, ASIDE], ids=["sync", "aside"])
 def test_weights_that_are_not_finite_are_never_saved(tmp_path: Path, extra, monkeypatch):
     run = prepare(tmp_path, *extra)
-    digest = run.recorder.digest
+    digest = run.recorder.digests.write
 
     def breaking(line) -> None:
         digest(line)
         if line.step == 2:
             break_weight(run)
 
-    monkeypatch.setattr(run.recorder, "digest", breaking)
+    monkeypatch.setattr(run.recorder.digests, "write", breaking)
     try:
         with pytest.raises(UserError, match=r"actor/.*after step 2.*good checkpoint is step 1"):
             train_online(run)

@@ -54,8 +54,8 @@ def given(folder: Path, *words: str, until: int | None = None) -> Ran:
     try:
         train_offline(run)
     finally:
-        run.files.close()
-    return read_back(run.files.directory.root)
+        run.recorder.close()
+    return read_back(run.recorder.directory.root)
 
 
 def test_a_student_comes_nearer_to_its_teacher_on_given_answers(tmp_path: Path):

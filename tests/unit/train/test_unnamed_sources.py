@@ -7,7 +7,7 @@ import pytest
 
 from luyen.studio.evaluation.samples import samples_of
 from luyen.telemetry.metrics import CATALOG
-from luyen.train import start
+from luyen.train import session
 from luyen.train.start import run_training
 from luyen.train.validation import UNNAMED, validation_metrics
 from tests.e2e.tiny import luyen
@@ -61,7 +61,7 @@ def test_one_validation_is_no_change(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(start, "plot_curves", lambda *_: [])
+    monkeypatch.setattr(session, "plot_curves", lambda *_: [])
     report = report_of(tmp_path, f"data.val_files={rows}", *words)
     [change] = run_training(report).changes
     assert said in change.words()

@@ -2,7 +2,8 @@
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, final
 
 import torch
@@ -21,7 +22,6 @@ from luyen.data.tokenizer import Tokenizer
 from luyen.engine.batch import PackedBatch
 from luyen.engine.token_trace import TokenTrace, trace_tokens
 from luyen.pipeline.policy_loading import device_for
-from luyen.runtime.futures import PendingUpdate
 from luyen.runtime.in_process import LocalRoles
 from luyen.studio.replay.record import RecordedStep, ReplayRecord
 from luyen.train.batch import batch_order, parity_metrics
@@ -30,8 +30,14 @@ from luyen.train.builders.run import learning_rules, total_steps
 from luyen.train.builders.setup import import_plugins, load_run_tokenizer
 from luyen.train.monitor import StepProfiler
 from luyen.train.record import load_checkpoint, rollout_stages, update_stages
-from luyen.train.state import Learner, LearningRules, LoopState
-from luyen.train.update import group_advantages, prepare_batch, update_roles
+from luyen.train.state import LearningRules, LoopState, RunProgress
+from luyen.train.update import (
+    BeforeUpdate,
+    LearningContext,
+    group_advantages,
+    prepare_batch,
+    update_roles,
+)
 
 PLACE = "place"
 """Stream with the index of each token in the batch of the step, kept through mini-batches."""
@@ -70,8 +76,8 @@ class LearnerSnapshot:
 
 
 @final
-class ReplayLearner(Learner):
-    """Trains on recorded rollouts. With `explains`, every optimizer step is traced."""
+class ReplayLearner:
+    """Trains on recorded rollouts, from the state of a run before a step."""
 
     def __init__(
         self,
@@ -82,47 +88,42 @@ class ReplayLearner(Learner):
         tokenizer: Tokenizer,
         steps: int,
     ) -> None:
-        profiler = StepProfiler(ProfileConfig(), RunDirectory("."))
-        super().__init__(
-            config=config, roles=roles, rules=rules, profiler=profiler, total_steps=steps
-        )
-        self.local = roles
+        self.config = config
+        self.roles = roles
         self.tokenizer = tokenizer
-        self.explains = False
-        self.traces: list[StepTrace] = []
+        self.learning = LearningContext(
+            config=config,
+            roles=roles,
+            rules=rules,
+            profiler=StepProfiler(ProfileConfig(), RunDirectory(".")),
+            phase=lambda _: nullcontext(),
+            total_steps=steps,
+        )
+        """What batches, advantages and updates are computed with."""
+        self._progress = RunProgress.begin(rules)
 
-    def update_policy(
-        self,
-        batch: PackedBatch,
-        objective: Objective,
-        *,
-        lr: float,
-        seed: int,
-        is_last: bool,
-    ) -> PendingUpdate:
-        """One optimizer step of the policy; traced first if `explains` is set."""
-        if self.explains:
-            explained = trace_tokens(self.local.actor, batch, objective, seed=seed)
-            self.traces.append(StepTrace(place=batch.streams[PLACE], explained=explained))
-        return super().update_policy(batch, objective, lr=lr, seed=seed, is_last=is_last)
+    @property
+    def progress(self) -> RunProgress:
+        """What the steps so far have changed."""
+        return self._progress
+
+    def advance(self, progress: RunProgress) -> None:
+        """Take the progress after a step."""
+        self._progress = progress
+
+    def resume(self, state: LoopState) -> None:
+        """Take the progress of a checkpoint, whose weights the roles have loaded."""
+        self._progress = self._progress.restored(state)
 
     def snapshot(self) -> LearnerSnapshot:
         """A copy of the current state, for `restore`."""
-        entropy = self.entropy_controller
-        loop = LoopState(
-            step=self.step,
-            version=self.version,
-            skipped=self.skipped,
-            kl_history=self.kl_history,
-            kl_controller=self.kl_controller.state(),
-            entropy_controller=entropy.state() if entropy is not None else None,
-        )
-        return LearnerSnapshot(loop=loop, roles=copy.deepcopy(self.local.state_dict()))
+        roles = copy.deepcopy(self.roles.state_dict())
+        return LearnerSnapshot(loop=self._progress.loop_state(), roles=roles)
 
     def restore(self, snapshot: LearnerSnapshot) -> None:
         """Restore a snapshot: weights, optimizer state and coefficients."""
-        self.local.load_state_dict(snapshot.roles)
-        self.restore_progress(snapshot.loop)
+        self.roles.load_state_dict(snapshot.roles)
+        self.resume(snapshot.loop)
 
 
 def open_learner(config: RunConfig, *, rows: int | None) -> ReplayLearner:
@@ -246,7 +247,7 @@ def rebuild(record: ReplayRecord, step: int, watch: Watch) -> RebuiltRun:
     start = "the beginning"
     if checkpoint is not None:
         start = f"checkpoint {checkpoint.path.name}"
-        run.restore_progress(load_checkpoint(checkpoint.path, run.roles))
+        run.resume(load_checkpoint(checkpoint.path, run.roles))
     checks: list[StepCheck] = []
     for number in range(first, step):
         recorded = record.step(number)
@@ -255,26 +256,51 @@ def rebuild(record: ReplayRecord, step: int, watch: Watch) -> RebuiltRun:
     return RebuiltRun(run=run, start=start, checks=tuple(checks))
 
 
-def learn_step(run: ReplayLearner, recorded: RecordedStep) -> LearnedStep:
-    """Train on the recorded rollouts of a step; nothing is generated or scored."""
+def learn_step(
+    run: ReplayLearner, recorded: RecordedStep, *, before: BeforeUpdate | None = None
+) -> LearnedStep:
+    """Train on the recorded rollouts of a step; nothing is generated or scored.
+
+    `before` is called before each optimizer step of the policy.
+    """
+    learning, progress = run.learning, run.progress
     groups, baselines = recorded.groups, recorded.baselines
-    if run.needs.baselines:
+    if learning.rules.needs.baselines:
         _demand_baselines(recorded)
-    batch = prepare_batch(run, groups)
-    credited = group_advantages(run, batch, groups, baselines)
-    update = update_roles(run, with_token_index(credited.batch), recorded.step)
-    metrics = {**parity_metrics(batch, run.needs), **update}
+    batch = prepare_batch(learning, groups)
+    kl_coef = progress.kl_controller.kl_coef
+    credited = group_advantages(learning, batch, groups, baselines, kl_coef=kl_coef)
+    updated = update_roles(learning, with_token_index(credited.batch), progress, before=before)
+    metrics = {**parity_metrics(batch, learning.rules.needs), **updated.metrics}
     stages = {
         **rollout_stages(rollouts=recorded.rollouts, baselines=baselines, batch=credited.batch),
         **update_stages(metrics, run.roles.weight_digests()),
     }
     found = {**credited.metrics, **metrics}
     if credited.kl is not None:
-        run.follow_kl(credited.kl, len(batch_order(groups)))
-        found["actor/ref_kl_slope"] = kl_drift(run.kl_history).slope
-    run.step += 1
-    run.version += 1
+        progress = progress.with_kl(credited.kl, len(batch_order(groups)))
+        found["actor/ref_kl_slope"] = kl_drift(progress.kl_history).slope
+    run.advance(
+        replace(
+            progress,
+            step=progress.step + 1,
+            version=progress.version + 1,
+            skipped=updated.skipped,
+            entropy_controller=updated.entropy_controller,
+        )
+    )
     return LearnedStep(batch=credited.batch, metrics=found, stages=stages)
+
+
+def explain_step(run: ReplayLearner, recorded: RecordedStep) -> tuple[LearnedStep, list[StepTrace]]:
+    """Train on a recorded step; every optimizer step of the policy is traced before it is made."""
+    traces: list[StepTrace] = []
+
+    def trace(batch: PackedBatch, objective: Objective, seed: int) -> None:
+        explained = trace_tokens(run.roles.actor, batch, objective, seed=seed)
+        traces.append(StepTrace(place=batch.streams[PLACE], explained=explained))
+
+    return learn_step(run, recorded, before=trace), traces
 
 
 def check_step(record: ReplayRecord, step: int, learned: LearnedStep) -> StepCheck:

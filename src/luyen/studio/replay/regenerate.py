@@ -191,12 +191,16 @@ def _regenerated(
         Request(
             id=f"turn {turn.turn}",
             tokens=turn.before,
-            keys=(sampling_key(run.seed, "rollout", rollout.group, rollout.sample, turn.turn),),
+            keys=(
+                sampling_key(
+                    run.config.trainer.seed, "rollout", rollout.group, rollout.sample, turn.turn
+                ),
+            ),
             sampling=replace(sampling, max_new_tokens=turn.room),
         )
         for turn in turns
     ]
-    found = generate(run.local.rollout, requests)
+    found = generate(run.roles.rollout, requests)
     return [found[request.id, 0] for request in requests]
 
 
@@ -233,8 +237,9 @@ def step_of_weights(rollout: Rollout, step: int) -> int:
 
 def _refuse_other_versions(run: ReplayLearner, rollout: Rollout, name: str) -> None:
     versions = {v for branch in rollout.branches for v in branch.versions if v is not None}
-    other = sorted(versions - {run.version})
+    progress = run.progress
+    other = sorted(versions - {progress.version})
     if other:
-        why = f"version {other[0]} of the weights drew it, and version {run.version} stands before "
-        why += f"step {run.step + 1}"
+        why = f"version {other[0]} of the weights drew it, and version {progress.version} stands "
+        why += f"before step {progress.step + 1}"
         raise UserError("--rollout", name, why, f"replay it with --step {other[0] + 1}")

@@ -14,12 +14,11 @@ from luyen.engine.batch import PackedBatch
 from luyen.pipeline.policy_loading import device_for
 from luyen.studio.replay.learner import (
     LearnedStep,
-    ReplayLearner,
     StepCheck,
-    StepTrace,
     Watch,
     check_stages,
     check_step,
+    explain_step,
     learn_step,
     open_learner,
     rebuild,
@@ -303,7 +302,7 @@ def vary_step(
     rebuilt = rebuild(record, step, watch)
     recorded, snapshot = record.step(step), rebuilt.run.snapshot()
     try:
-        one = _explained(rebuilt.run, recorded)
+        one = explain_step(rebuilt.run, recorded)
     finally:
         rebuilt.run.roles.close()
     checks = (*rebuilt.checks, check_step(record, step, one[0]))
@@ -311,7 +310,7 @@ def vary_step(
     changed = open_learner(after, rows=record.rows())
     try:
         changed.restore(snapshot)
-        other = _explained(changed, recorded)
+        other = explain_step(changed, recorded)
     finally:
         changed.roles.close()
     stages = one[0].stages
@@ -342,11 +341,6 @@ def replay_rollout(
         return regenerate(rebuilt.run, rollout)
     finally:
         rebuilt.run.roles.close()
-
-
-def _explained(run: ReplayLearner, recorded: RecordedStep) -> tuple[LearnedStep, list[StepTrace]]:
-    run.explains = True
-    return learn_step(run, recorded), run.traces
 
 
 def _measured(learned: LearnedStep) -> dict[str, float]:

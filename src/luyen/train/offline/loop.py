@@ -1,17 +1,12 @@
 """The offline loop: schedule of batches, optimizer steps, validation, record, checkpoints."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
 
-from luyen.base.digests import BEGINNING, DigestFile, StepDigest, hash_value, link
-from luyen.base.run_lock import demand_claim, release
-from luyen.base.rundir import RunDirectory
-from luyen.checkpoint.store import CheckpointStore
-from luyen.checkpoint.tensors import load_state, not_finite
-from luyen.checkpoint.writer import CheckpointWriter
+from luyen.base.digests import hash_value
+from luyen.checkpoint.tensors import load_state
 from luyen.config.schema.run import RunConfig
 from luyen.data.build import TrainData
 from luyen.engine.batch import OfflineBatch
@@ -20,13 +15,12 @@ from luyen.engine.step import UpdateResult
 from luyen.models.weight_digests import tensor_digests
 from luyen.runtime.roles import split_learned_state
 from luyen.telemetry.display import Display
-from luyen.telemetry.sinks import MetricLog
 from luyen.telemetry.spans import SPANS, span
 from luyen.train import metric_names
 from luyen.train.interrupt import Interruption
 from luyen.train.monitor import PhaseWatchdog, StepProfiler
 from luyen.train.offline.stage import OfflineStage
-from luyen.train.record import checkpoint_facts, metrics_stage, require_finite, update_without_lr
+from luyen.train.record import Recorder, RunHistory, update_without_lr
 from luyen.train.state import read_unvalidated_step, unvalidated_step
 
 # Digests of an offline step, under the stage names of online steps.
@@ -110,96 +104,74 @@ DECLARED_METRICS = metric_names
 """Importing it declares every metric that a run writes."""
 
 
-@final
-class OfflineRecorder:
-    """Writes metrics, digests and checkpoints of an offline run into its directory."""
-
-    def __init__(
-        self,
-        directory: RunDirectory,
-        log: MetricLog,
-        store: CheckpointStore,
-        digests: DigestFile,
-        *,
-        last_metrics: Mapping[str, float] | None = None,
-        is_async: bool = False,
-    ) -> None:
-        """`last_metrics`: those before a resume; `is_async`: write checkpoints in background."""
-        self.directory = directory
-        self.log = log
-        self.store = store
-        self.digests = digests
-        self.last_metrics = dict(last_metrics or {})
-        """The last value of each metric."""
-        self._writer = CheckpointWriter(store, is_async=is_async)
-
-    def step(self, digest: StepDigest, metrics: Mapping[str, float]) -> None:
-        """Write digest and metrics of a step; raises errors of the checkpoint writer."""
-        demand_claim(self.directory.root)
-        self._writer.finished()
-        self.digests.write(digest)
-        self.log.write(digest.step, metrics)
-        self.last_metrics |= metrics
-
-    def save(self, state: Mapping[str, Any], loop: Mapping[str, Any]) -> None:
-        """Save a checkpoint of the stage and the loop state."""
-        step = int(loop["step"])
-        require_finite(not_finite(dict(state)), step=step, newest=self.store.latest())
-        self.digests.sync()
-        facts = checkpoint_facts(self.directory, self.last_metrics, chain=loop["chain"])
-        self._writer.save(step, {**state, "loop": dict(loop)}, facts=facts)
-
-    def close(self) -> None:
-        """Flush and close all files; raises errors of the writer."""
-        with ExitStack() as ending:
-            ending.callback(release, self.directory.root)
-            ending.callback(self.log.close)
-            ending.callback(self.digests.close)
-            self.flush()
-
-    def flush(self) -> None:
-        """Wait for the checkpoint in progress; raises errors of the writer."""
-        self._writer.wait()
-
-
 def load_parts(folder: Path, stage: OfflineStage) -> dict[str, Any]:
     """Load the parts of a stage's state from a checkpoint."""
     return {name: load_state(folder, name) for name in stage.state()}
 
 
 @final
-class OfflineRun:
-    """Components and progress of a run of one offline stage."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfflineProgress:
+    """What the finished steps have changed besides the stage; the loop replaces it once per step.
 
-    def __init__(
-        self,
-        schedule: OfflineSchedule,
-        files: OfflineRecorder,
-        display: Display,
-    ) -> None:
-        config, stage = schedule.config, schedule.stage
+    Example:
+        >>> OfflineProgress(step=2, metrics={"sft/nll": 0.5}).step
+        2
+    """
+
+    step: int = 0
+    """Finished steps; the one in progress is the next."""
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Metrics of the last step, without its validation."""
+    stages: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Digests of the last step, without its metrics."""
+
+
+@final
+class OfflineRun:
+    """Components of a run of one offline stage, and the progress of its finished steps."""
+
+    def __init__(self, schedule: OfflineSchedule, recorder: Recorder, display: Display) -> None:
+        config, directory = schedule.config, recorder.directory
         self.schedule = schedule
         self.config = config
-        self.stage = stage
-        self.files = files
+        self.stage = schedule.stage
+        self.recorder = recorder
         self.display = display
         self.total_steps = schedule.total_steps
-        self.step = 0
-        self.chain = BEGINNING
-        """Digest chain of all finished steps."""
-        self.first: dict[str, float] = {}
+        self.first: Mapping[str, float] = {}
         """First value of each goal metric."""
-        self.last: dict[str, float] = {}
+        self.last: Mapping[str, float] = {}
         """Latest value of each goal metric."""
         self.interruption = Interruption()
-        self.watchdog = PhaseWatchdog(config.trainer.watchdog, files.directory.events)
-        self.profiler = StepProfiler(config.trainer.profile, files.directory)
-        self.trial_steps: int | None = None
-        """Last step of a trial run, which saves no checkpoint; None: a whole run."""
-        self.saved = 0
-        """Step of the newest checkpoint; step 0 needs none."""
-        self.unrecorded: tuple[dict[str, float], dict[str, str]] | None = None
-        """Metrics and digests of the finished step until they are written; None: written."""
+        self.watchdog = PhaseWatchdog(config.trainer.watchdog, directory.events)
+        self.profiler = StepProfiler(config.trainer.profile, directory)
+        self._progress = OfflineProgress()
+        self._trial_steps: int | None = None
+
+    @property
+    def step(self) -> int:
+        """Finished steps; the one in progress is the next."""
+        return self._progress.step
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether the finished step has its line, which is written after its validation."""
+        return not self._progress.metrics or self.step <= self.recorder.history.step
+
+    def _unrecorded(self) -> tuple[Mapping[str, float], Mapping[str, str]]:
+        """Metrics and digests of the finished step until its line is written."""
+        progress = self._progress
+        return ({}, {}) if self.is_recorded else (progress.metrics, progress.stages)
+
+    @property
+    def last_step(self) -> int:
+        """The last step of this run."""
+        return min(self.total_steps, self._trial_steps or self.total_steps)
+
+    def limit(self, trial_steps: int | None) -> None:
+        """Make it a trial run, which ends after this step without a checkpoint; None: it is not."""
+        self._trial_steps = trial_steps
 
     def batches(self) -> Iterator[OfflineBatch]:
         """Batches of the remaining steps; ends early on an interruption."""
@@ -207,10 +179,10 @@ class OfflineRun:
             with self.profiler.step(self.step + 1):
                 yield self.schedule.offline_batch(self.step + 1)
 
-    @property
-    def last_step(self) -> int:
-        """The last step of this run."""
-        return min(self.total_steps, self.trial_steps or self.total_steps)
+    def advance(self, progress: OfflineProgress) -> None:
+        """Take the progress after a step: the one change of the run that a step makes."""
+        assert progress.step == self.step + 1, "steps are finished one by one"
+        self._progress = progress
 
     def is_due(self, every: int) -> bool:
         """Whether something with period `every`, which also happens at the end, is due now."""
@@ -223,68 +195,68 @@ class OfflineRun:
             with self.watchdog.watching(self.step, "validate"), span("validate", step=self.step):
                 return self.stage.measure()
 
-    def record_step(self, stages: Mapping[str, str], metrics: Mapping[str, float]) -> None:
-        """Write and display metrics and digest of the finished step, validation included."""
-        found = {**metrics, **SPANS.drain(self.step)}
-        named = {**stages, "metrics": metrics_stage(found)}
-        digest = link(self.chain, step=self.step, stages=named)
-        self.files.step(digest, found)
-        self.chain = digest.chain
-        for goal in self.stage.goals:
-            if goal.metric in found:
-                self.first.setdefault(goal.metric, found[goal.metric])
-                self.last[goal.metric] = found[goal.metric]
+    def record_step(self, *, validation: Mapping[str, float]) -> None:
+        """Write and display metrics and digest of the finished step, its validation included."""
+        metrics, stages = self._unrecorded()
+        found = {**metrics, **validation, **SPANS.drain(self.step)}
+        self.recorder.poll()
+        self.recorder.record_step(self.step, found, stages)
+        goals = {g.metric: found[g.metric] for g in self.stage.goals if g.metric in found}
+        new = {name: value for name, value in goals.items() if name not in self.first}
+        self.first, self.last = {**self.first, **new}, {**self.last, **goals}
 
     def save(self) -> None:
         """Save a checkpoint of the finished step, unless it has one."""
-        if self.trial_steps is None and self.saved != self.step:
+        history = self.recorder.history
+        if self._trial_steps is None and history.saved != self.step:
             loop = {
                 "stage": self.config.trainer.stage,
                 "step": self.step,
-                "chain": self.chain,
-                "first": self.first,
+                "chain": history.chain,
+                "first": dict(self.first),
                 "lacks_validation": None
-                if self.unrecorded is None
-                else unvalidated_step(*self.unrecorded),
+                if self.is_recorded
+                else unvalidated_step(*self._unrecorded()),
             }
-            self.files.save(self.stage.state(), loop)
-            self.saved = self.step
+            self.recorder.save_stage(self.stage.state(), loop)
+
+    def save_progress(self) -> None:
+        """Save the last finished step after an interruption, unless it has a checkpoint."""
+        self.save()
 
     def restore_progress(self, loop: Mapping[str, Any]) -> None:
         """Restore loop progress from a checkpoint; the stage is restored separately."""
-        self.step = self.saved = int(loop["step"])
-        self.chain = str(loop["chain"])
+        step, unvalidated = int(loop["step"]), loop.get("lacks_validation")
+        metrics, stages = read_unvalidated_step(unvalidated)
+        self._progress = OfflineProgress(step=step, metrics=metrics, stages=stages)
+        written = step - (unvalidated is not None)
+        self.recorder.resume(RunHistory(chain=str(loop["chain"]), step=written, saved=step))
         self.first = dict(loop["first"])
-        if loop.get("lacks_validation") is not None:
-            self.unrecorded = read_unvalidated_step(loop["lacks_validation"])
 
 
 def train_offline(run: OfflineRun) -> None:
     """Batch, update, digest, validate, record, save, until all steps are done or interrupted."""
     trainer = run.config.trainer
-    if run.unrecorded is not None:
-        run.saved = -1  # its checkpoint lacks the validation, so the step is saved again
-        _validate_record_save(run, *run.unrecorded)
+    if not run.is_recorded:
+        run.recorder.require_save()
+        _validate_record_save(run)
     elif run.step == 0 and trainer.val_before_train and (found := run.measure()):
-        run.record_step({}, found)
+        run.record_step(validation=found)
     for offline_batch in run.batches():
         metrics = _update(run, offline_batch)
-        run.step += 1
-        with span("digest", step=run.step):
+        with span("digest", step=run.step + 1):
             stages = run.schedule.stages(offline_batch, metrics)
-        _validate_record_save(run, metrics, dict(stages))
+        run.advance(OfflineProgress(step=run.step + 1, metrics=metrics, stages=stages))
+        _validate_record_save(run)
     run.save()
 
 
-def _validate_record_save(
-    run: OfflineRun, metrics: dict[str, float], stages: dict[str, str]
-) -> None:
+def _validate_record_save(run: OfflineRun) -> None:
     """Complete a finished step: validate if due, write its metrics, save if due."""
-    run.unrecorded = metrics, stages
-    measured = run.measure() if run.is_due(run.config.trainer.test_freq) else {}
-    run.record_step(stages, {**metrics, **measured})
-    run.unrecorded = None
-    if run.is_due(run.config.trainer.save_freq):
+    trainer = run.config.trainer
+    validation = run.measure() if run.is_due(trainer.test_freq) else {}
+    run.record_step(validation=validation)
+    if run.is_due(trainer.save_freq):
         run.save()
 
 
