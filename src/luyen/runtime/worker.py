@@ -1,7 +1,7 @@
-"""One rank of a worker group: its shards of actor, reference and critic.
+"""The worker: the models that learn and score, whole in one process, or one rank's shards of them.
 
-Every method runs collectives: it must be called on all ranks at the same time, each with its own
-shard of the batch.
+With several ranks every method runs collectives: it must be called on all of them at the same
+time, each with its own shard of the batch (`luyen.runtime.worker_group.WorkerGroup`).
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,6 +26,7 @@ from luyen.engine.sharded_state import (
     fitting_bucket,
     full_weights,
     load_role,
+    restore_role,
     role_state,
     role_weights,
     shard_sums,
@@ -34,21 +35,40 @@ from luyen.engine.step import ShardUpdateResult
 from luyen.models.lora import adapter_off
 from luyen.models.policy import Policy
 from luyen.runtime.monitoring import ProcessTrace, TraceSpec
-from luyen.runtime.roles import split_learned_state
+
+_MOMENT = "exp_avg"
+
+
+def split_learned_state(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """First moments, and weights with masters, out of a checkpoint's state.
+
+    A first moment holds the gradient of the step, which itself is cleared as soon as it is
+    applied. The second moment holds the same once more, and would cost as much again.
+    """
+    moments: dict[str, Tensor] = {}
+    weights: dict[str, Tensor] = {}
+    for role, part in state.items():
+        if "adamw" not in part:
+            weights |= {f"{role}/{name}": tensor for name, tensor in part.items()}
+            continue
+        for index, kept in part["adamw"]["state"].items():
+            moments[f"{role}/{index}/{_MOMENT}"] = kept[_MOMENT]
+        weights |= {f"{role}/masters/{i}": t for i, t in enumerate(part["masters"])}
+    return moments, weights
 
 
 @final
-class RankWorker:
-    """Actor, reference, critic and teacher of one rank."""
+class TrainWorker:
+    """Actor, reference, critic and teacher of one process."""
 
     def __init__(
         self,
         *,
-        rank: int,
         actor: ActorEngine,
         reference: Policy | None,
         critic: CriticEngine | None,
         teacher: Policy | None = None,
+        rank: int = 0,
     ) -> None:
         """`reference` None with a LoRA actor means the actor with its adapter off."""
         self.rank = rank
@@ -118,23 +138,36 @@ class RankWorker:
     @torch.no_grad()
     def moment_sums(self) -> dict[str, tuple[str, int]]:
         """This rank's parts of the digests of first moments."""
-        return shard_sums(split_learned_state(self._state())[0], is_first=self.rank == 0)
+        return shard_sums(split_learned_state(self.state())[0], is_first=self.rank == 0)
+
+    def state(self) -> dict[str, Any]:
+        """Weights and optimizer state of every trained role: the parts of a checkpoint by name."""
+        state = role_state("actor", self.actor.policy, self.actor.optimizer)
+        if self.critic is not None:
+            state |= role_state("critic", self.critic.model, self.critic.optimizer)
+        return state
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restore a copy of `state` in place, where no model is sharded."""
+        restore_role(state, "actor", self.actor.policy, self.actor.optimizer)
+        if self.critic is not None:
+            restore_role(state, "critic", self.critic.model, self.critic.optimizer)
 
     def not_finite(self) -> list[str]:
         """Names of the tensors whose shard here holds NaN or infinity."""
-        return not_finite(self._state())
+        return not_finite(self.state())
 
     def write(self, folder: Path) -> None:
         """Write this rank's shards of weights and optimizer state into a folder."""
         with writing(folder, field="checkpoint"):
-            for name, part in self._state().items():
+            for name, part in self.state().items():
                 save_state(folder, name, part)
 
     def begin_write(self, folder: Path) -> None:
         """Copy this rank's shards; a thread writes them into the folder while training goes on."""
 
         def fill(writes: FileWriter) -> None:
-            for name, part in self._state().items():
+            for name, part in self.state().items():
                 save_state(folder, name, part, writes=writes)
 
         self._writer.begin(folder, fill)
@@ -168,9 +201,3 @@ class RankWorker:
     @cached_property
     def _bucket_bytes(self) -> int:
         return fitting_bucket(self.actor.policy)
-
-    def _state(self) -> dict[str, Any]:
-        state = role_state("actor", self.actor.policy, self.actor.optimizer)
-        if self.critic is not None:
-            state |= role_state("critic", self.critic.model, self.critic.optimizer)
-        return state

@@ -13,6 +13,7 @@ from luyen.base.errors import UserError
 from luyen.models.trained_weights import Fingerprint
 from luyen.rollout.protocol import Completion, Request
 from luyen.runtime.ray.messages import PendingRequest, PollResult, ReplicaHandle, ReplicaState
+from luyen.runtime.ray.replica import Replica
 from luyen.runtime.ray.replica_pool import ReplicaPool, ReplicaTimeouts
 
 # Routing.
@@ -194,10 +195,11 @@ class RayEngines:
 
     def fingerprint(self) -> Fingerprint | None:
         """The weights that all replicas sample with; a UserError if they differ."""
-        answers = self.replica_pool.call_all("fingerprint")
-        if any(digests is None for digests in answers.values()):
+        answers = self.replica_pool.call_all(Replica.fingerprint)
+        known = {index: found for index, found in answers.items() if found is not None}
+        if len(known) < len(answers):
             return None
-        prints = {index: Fingerprint(weights=digests) for index, digests in answers.items()}
+        prints = {index: Fingerprint(weights=digests) for index, digests in known.items()}
         (first, expected), *rest = prints.items()
         for index, found in rest:
             difference = found.first_difference(expected)
@@ -211,7 +213,7 @@ class RayEngines:
         """Drop pending requests and free the engines' caches; the replicas stay alive."""
         self.drop()
         if self.replica_pool.failure is None:
-            self.replica_pool.call_all("rest")
+            self.replica_pool.call_all(Replica.rest)
 
     def drop(self) -> None:
         """Forget all pending requests, without a message to the replicas."""
@@ -246,7 +248,7 @@ class RayEngines:
                 versions = {request.weights for request in member.queued}
                 weights = max(self.replica_pool.publication_of(version) for version in versions)
                 number, queued = member.next_number(), tuple(member.queued)
-                self.replica_pool.call(member, "submit", number, queued, weights)
+                self.replica_pool.call(member, Replica.submit, number, queued, weights)
                 member.queued = []
             self._poll(member)
         self._unsent.clear()
@@ -255,7 +257,7 @@ class RayEngines:
         if member.requests and not member.is_polling and member.is_ready:
             member.is_polling = True
             self.replica_pool.call(
-                member, "collect", member.received, _LONG_POLL_S, then=self._on_poll_result
+                member, Replica.collect, member.received, _LONG_POLL_S, then=self._on_poll_result
             )
 
     def _on_poll_result(self, member: ReplicaState, result: PollResult) -> None:
@@ -324,7 +326,7 @@ class RayEngines:
             self._record(member, result)
 
         name, number = pending.request.id, at.next_number()
-        self.replica_pool.call(at, "abort", number, name, there, at.received, then=keep)
+        self.replica_pool.call(at, Replica.abort, number, name, there, at.received, then=keep)
         self.replica_pool.wait_until(lambda: bool(replies) or at.incarnation != incarnation)
         return partial
 

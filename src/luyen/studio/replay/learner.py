@@ -21,11 +21,19 @@ from luyen.data.tokenizer import Tokenizer
 from luyen.engine.batch import PackedBatch
 from luyen.engine.token_trace import TokenTrace, trace_tokens
 from luyen.pipeline.checkpoints import device_for
+from luyen.rollout.protocol import RolloutEngine
 from luyen.runtime.futures import PendingUpdate
-from luyen.runtime.in_process import LocalRoles
+from luyen.runtime.in_process import local_roles
+from luyen.runtime.roles import Roles
+from luyen.runtime.worker import TrainWorker
 from luyen.studio.replay.record import RecordedStep, ReplayRecord
 from luyen.train.batch import batch_order, parity_metrics
-from luyen.train.builders.roles import build_roles
+from luyen.train.builders.roles import (
+    build_engine,
+    build_generation,
+    build_worker,
+    micro_batching,
+)
 from luyen.train.builders.run import learning_rules, total_steps
 from luyen.train.builders.setup import import_plugins, load_run_tokenizer
 from luyen.train.monitor import StepProfiler
@@ -77,16 +85,20 @@ class ReplayLearner(Learner):
         self,
         *,
         config: RunConfig,
-        roles: LocalRoles,
+        roles: Roles,
+        worker: TrainWorker,
+        engine: RolloutEngine,
         rules: LearningRules,
         tokenizer: Tokenizer,
         steps: int,
     ) -> None:
+        """`worker` and `engine` are those of the roles."""
         profiler = StepProfiler(ProfileConfig(), RunDirectory("."))
         super().__init__(
             config=config, roles=roles, rules=rules, profiler=profiler, total_steps=steps
         )
-        self.local = roles
+        self._worker = worker
+        self.engine = engine
         self.tokenizer = tokenizer
         self.explains = False
         self.traces: list[StepTrace] = []
@@ -102,7 +114,7 @@ class ReplayLearner(Learner):
     ) -> PendingUpdate:
         """One optimizer step of the policy; traced first if `explains` is set."""
         if self.explains:
-            explained = trace_tokens(self.local.actor, batch, objective, seed=seed)
+            explained = trace_tokens(self._worker.actor, batch, objective, seed=seed)
             self.traces.append(StepTrace(place=batch.streams[PLACE], explained=explained))
         return super().update_policy(batch, objective, lr=lr, seed=seed, is_last=is_last)
 
@@ -117,11 +129,12 @@ class ReplayLearner(Learner):
             kl_controller=self.kl_controller.state(),
             entropy_controller=entropy.state() if entropy is not None else None,
         )
-        return LearnerSnapshot(loop=loop, roles=copy.deepcopy(self.local.state_dict()))
+        return LearnerSnapshot(loop=loop, roles=copy.deepcopy(self._worker.state()))
 
     def restore(self, snapshot: LearnerSnapshot) -> None:
         """Restore a snapshot: weights, optimizer state and coefficients."""
-        self.local.load_state_dict(snapshot.roles)
+        self._worker.load_state(snapshot.roles)
+        self.roles.forget_weights()
         self.restore_progress(snapshot.loop)
 
 
@@ -136,8 +149,24 @@ def open_learner(config: RunConfig, *, rows: int | None) -> ReplayLearner:
     rules = learning_rules(config)
     renderer = Renderer(tokenizer, template_kwargs=config.data.apply_chat_template_kwargs)
     steps = _total_steps(config, rows)
-    roles = build_roles(config, renderer, tokenizer, rules.needs, device_for(config))
-    return ReplayLearner(config=config, roles=roles, rules=rules, tokenizer=tokenizer, steps=steps)
+    device = device_for(config)
+    worker = build_worker(config, tokenizer, rules.needs, device)
+    engine = build_engine(config, worker.actor.policy, tokenizer)
+    roles = local_roles(
+        worker=worker,
+        engine=engine,
+        generation=build_generation(config, None, renderer),
+        micro_batching=micro_batching(config, rules.needs),
+    )
+    return ReplayLearner(
+        config=config,
+        roles=roles,
+        worker=worker,
+        engine=engine,
+        rules=rules,
+        tokenizer=tokenizer,
+        steps=steps,
+    )
 
 
 def with_token_index(batch: PackedBatch) -> PackedBatch:

@@ -196,7 +196,7 @@ def _regenerated(
         )
         for turn in turns
     ]
-    found = generate(run.local.rollout, requests)
+    found = generate(run.engine, requests)
     return [found[request.id, 0] for request in requests]
 
 

@@ -89,12 +89,17 @@ def test_what_a_lost_replica_had_not_finished_is_drawn_by_others():
     assert fleet.begun[2].index == 0
 
 
+def publish_seven(engines: RayEngines) -> None:
+    pool, weights = engines.replica_pool, {"w": "float32 [1] 07"}
+    pool.begin_publication(1)
+    pool.send_all([weights], weights)
+    pool.wait_until(lambda: pool.is_published)
+
+
 def test_a_replica_that_begins_again_gets_the_current_weights():
     fleet = Fleet()
     engines = RayEngines(fleet, replicas=2)
-    engines.replica_pool.begin_publication()
-    engines.replica_pool.send_part({"w": "float32 [1] 07"})
-    engines.replica_pool.end_publication({"w": "float32 [1] 07"})
+    publish_seven(engines)
     engines.submit(ask("a", samples=1))
     engines.advance()
     holder = next(replica for replica in fleet.begun if replica.open)
@@ -115,10 +120,8 @@ def test_a_replica_that_does_not_hold_what_was_published_stops_the_run():
             replica.on_load = lambda *_: None
 
     engines = RayEngines(Fleet(deaf), replicas=2)
-    engines.replica_pool.begin_publication()
-    engines.replica_pool.send_part({"w": "float32 [1] 07"})
     with pytest.raises(UserError, match=r"replica 1 does not hold .* w has other values"):
-        engines.replica_pool.end_publication({"w": "float32 [1] 07"})
+        publish_seven(engines)
     with pytest.raises(UserError, match="replica 1"):
         engines.advance()
 
