@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 from typing import final
 
 from luyen.base.errors import UserError
+from luyen.config.schema.trainer import TimeoutsConfig
 from luyen.models.trained_weights import Fingerprint
 from luyen.rollout.protocol import Completion, Request
 from luyen.runtime.ray.messages import PendingRequest, PollResult, ReplicaHandle, ReplicaState
 from luyen.runtime.ray.replica import Replica
-from luyen.runtime.ray.replica_pool import ReplicaPool, ReplicaTimeouts
+from luyen.runtime.ray.replica_pool import MAX_FAILURES, ReplicaPool
 
 # Routing.
 
@@ -113,7 +114,6 @@ _ADVANCE_WAIT_S = 0.003
 _MAX_COMPLETIONS = 32
 """Most completions of one `advance`: conversations can submit their next turns in between."""
 _LONG_POLL_S = 1.0
-_DEFAULT_TIMEOUTS = ReplicaTimeouts()
 
 
 @final
@@ -125,14 +125,13 @@ class RayEngines:
         start: Callable[[int], ReplicaHandle],
         *,
         replicas: int,
-        timeouts: ReplicaTimeouts = _DEFAULT_TIMEOUTS,
+        timeouts: TimeoutsConfig | None = None,
     ) -> None:
         """`start` starts the process of a replica (`luyen.runtime.ray.actors.start_engines`).
 
         Returns when all of them are ready.
         """
         assert replicas >= 1, "a rollout engine needs a replica"
-        self._timeouts = timeouts
         self._router = Router()
         self._pending: dict[str, PendingRequest] = {}
         self._unassigned: list[PendingRequest] = []
@@ -141,7 +140,11 @@ class RayEngines:
         self.resubmitted = 0
         """Responses that were requested again because a replica was lost."""
         self.replica_pool = ReplicaPool(
-            start, replicas, ready=self._on_ready, lost=self._on_lost, timeouts=timeouts
+            start,
+            replicas,
+            ready=self._on_ready,
+            lost=self._on_lost,
+            timeouts=timeouts or TimeoutsConfig(),
         )
         """The processes of the replicas."""
         try:
@@ -347,7 +350,7 @@ class RayEngines:
             number = self.replica_pool.publication_of(pending.request.weights)
             # A request that was still waiting for weights did not cause the loss.
             pending.failures += number == 0 or number in member.confirmed
-            if pending.failures >= self._timeouts.max_failures:
+            if pending.failures >= MAX_FAILURES:
                 why = f"{pending.failures} replicas were lost in succession while generating it"
                 fix = "check the memory that a prompt of its length takes"
                 raise UserError(

@@ -22,6 +22,7 @@ from torch import Tensor
 from luyen.base.heartbeat import HEART
 from luyen.checkpoint.tensors import save_state
 from luyen.checkpoint.writer import CheckpointWriter, WritersGone
+from luyen.config.schema.trainer import TimeoutsConfig
 from luyen.engine.sharded_state import ShardSums, merge_sums
 from luyen.runtime.monitoring import CallResult, RoleMonitor, device_bytes, unwrap_result
 from luyen.runtime.ray.cluster import meeting_place
@@ -81,10 +82,6 @@ MakeRank: TypeAlias = Callable[[int, int, str], TrainWorker]
 _POLL_S = 1.0
 _GRACE_S = 5.0
 """Seconds to wait for the cause of a lost connection."""
-START_S = 600.0
-"""Seconds until a process must have started; else it is lost."""
-SILENCE_S = 120.0
-"""Seconds without an answer to the health check after which a process is lost."""
 
 
 @final
@@ -176,8 +173,7 @@ class RankGroup(WorkerGroup):
         make: MakeRank,
         *,
         places: Sequence[Mapping[str, Any]],
-        start_s: float = START_S,
-        silence_s: float = SILENCE_S,
+        timeouts: TimeoutsConfig | None = None,
     ) -> None:
         """Start one rank for each place (options of an actor); returns when all have loaded."""
         self.count = len(places)
@@ -197,7 +193,7 @@ class RankGroup(WorkerGroup):
         """The first error."""
         self._ending = threading.Lock()
         pings = [actor.alive.remote for actor in self._actors]
-        self._health = HealthCheck(pings, start_s=start_s, silence_s=silence_s)
+        self._health = HealthCheck(pings, timeouts or TimeoutsConfig())
         (address,) = self._collect([self._actors[0].address.remote()])
         sent = time.time()
         joining = [a.join.remote(address) for a in self._actors]

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias, TypeVar, TypeVarTuple, final
 
 from luyen.base.boundary import boundary
 from luyen.base.errors import UserError
+from luyen.config.schema.trainer import TimeoutsConfig
 from luyen.models.trained_weights import Fingerprint
 from luyen.runtime.ray.messages import (
     ProcessDied,
@@ -87,25 +88,9 @@ class EventQueue:
             return None
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaTimeouts:
-    """Timeouts of replicas, and the number of restarts.
-
-    Example:
-        >>> ReplicaTimeouts().max_failures
-        3
-    """
-
-    start_s: float = 600.0
-    """Seconds without any ready replica until the run fails."""
-    still_s: float = 300.0
-    """Seconds without progress until a replica with work counts as lost."""
-    max_failures: int = 3
-    """Consecutive losses that end the run."""
-
-
 _FIELD = "actor_rollout_ref.rollout.data_parallel_size"
+MAX_FAILURES = 3
+"""Consecutive losses that end the run."""
 _POLL_S = 1.0
 _WAIT_S = 0.05
 _FLUSH_S = 1.0
@@ -123,7 +108,7 @@ class ReplicaPool:
         *,
         ready: Callable[[ReplicaState], None],
         lost: Callable[[ReplicaState], None],
-        timeouts: ReplicaTimeouts,
+        timeouts: TimeoutsConfig,
     ) -> None:
         """`start` starts the process of a replica; `ready` and `lost` are called for each."""
         self._start = start
@@ -347,7 +332,7 @@ class ReplicaPool:
             member.handle.kill()
         member.is_ready = False
         self._lost(member)
-        if member.failures >= self._timeouts.max_failures:
+        if member.failures >= MAX_FAILURES:
             why = f"replica {member.index} was lost {member.failures} times in a row: {reason}"
             fix = "check its memory and the logs of its node; the run can be resumed"
             raise UserError(_FIELD, len(self.members), why, fix)
@@ -371,9 +356,9 @@ class ReplicaPool:
                     holder()
         for member in self.members:
             owes = member.is_polling or member in lacking
-            if owes and now - member.last_progress > self._timeouts.still_s:
+            if owes and now - member.last_progress > self._timeouts.progress_s:
                 with self._keep_first_error():
-                    still = f"it got nothing done for {self._timeouts.still_s:.0f} s"
+                    still = f"it got nothing done for {self._timeouts.progress_s:.0f} s"
                     self._replace(member, still)
         if any(member.is_ready for member in self.members):
             self._some_ready = now

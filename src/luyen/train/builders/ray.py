@@ -48,14 +48,23 @@ def build_ray_roles(
     with ExitStack() as opened:
         opened.callback(connection.disconnect)
         pools = plan_pools(PoolFacts.of(config, where), connection.nodes())
-        placed = PlacedPools(pools)
+        timeouts = config.trainer.timeouts
+        placed = PlacedPools(pools, timeouts=timeouts)
         opened.callback(placed.free)
         places = {r: [placed.options(s) for s in slots] for r, slots in pools.slots.items()}
-        ranks = RankGroup(partial(make_rank, config, needs, where.device), places=places["actor"])
+        ranks = RankGroup(
+            partial(make_rank, config, needs, where.device),
+            places=places["actor"],
+            timeouts=timeouts,
+        )
         opened.callback(ranks.stop)
         replica_slots, make = places["rollout"], partial(make_replica, config, where.device)
         engines = start_engines(
-            make, replicas=len(replica_slots), places=replica_slots, watch=ranks.watch
+            make,
+            replicas=len(replica_slots),
+            places=replica_slots,
+            timeouts=timeouts,
+            watch=ranks.watch,
         )
         opened.callback(engines.close)
         scorer = ray_reward_model(config, where.device, places.get(REWARD, ()), ranks.watch)
@@ -81,7 +90,14 @@ def make_rank(
     """Build the models of one rank; called in its process."""
     import_plugins(config.trainer.plugins)
     fsdp = config.actor_rollout_ref.actor.fsdp_config
-    mesh = join_ranks(rank, ranks, address, device=device, fsdp_size=fsdp.fsdp_size)
+    mesh = join_ranks(
+        rank,
+        ranks,
+        address,
+        device=device,
+        fsdp_size=fsdp.fsdp_size,
+        timeout_s=config.trainer.timeouts.collective_s,
+    )
     return build_worker(
         config,
         load_run_tokenizer(config),

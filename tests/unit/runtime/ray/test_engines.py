@@ -5,10 +5,10 @@ from collections.abc import Callable
 import pytest
 
 from luyen.base.errors import UserError
+from luyen.config.schema.trainer import TimeoutsConfig
 from luyen.rollout.protocol import Completion, Request, Sampling, generate
 from luyen.runtime.ray.engines import RayEngines
 from luyen.runtime.ray.messages import RemoteError
-from luyen.runtime.ray.replica_pool import ReplicaTimeouts
 from tests.unit.runtime.ray.fakes import FakeReplica, Fleet, drawn
 
 EIGHT = Sampling(max_new_tokens=8)
@@ -137,7 +137,7 @@ def test_replicas_that_disagree_are_told_apart():
 
 def test_three_losses_in_a_row_end_the_run_with_the_reason():
     fleet = Fleet()
-    engines = RayEngines(fleet, replicas=1, timeouts=ReplicaTimeouts(max_failures=3))
+    engines = RayEngines(fleet, replicas=1)
     engines.submit(ask("a"))
     engines.advance()
     until = failing_passes(engines, fleet, lambda replica: replica.die())
@@ -185,7 +185,7 @@ def test_a_request_that_kills_whoever_draws_it_ends_the_run():
 
 def test_a_replica_that_gets_nothing_done_is_taken_for_lost(monkeypatch: pytest.MonkeyPatch):
     fleet = Fleet()
-    engines = RayEngines(fleet, replicas=2, timeouts=ReplicaTimeouts(still_s=0.01))
+    engines = RayEngines(fleet, replicas=2, timeouts=TimeoutsConfig(progress_s=0.01))
     monkeypatch.setattr("luyen.runtime.ray.replica_pool._POLL_S", 0.0)
     engines.submit(ask("a"))
     engines.advance()

@@ -8,10 +8,10 @@ import pytest
 
 from luyen.base.errors import UserError
 from luyen.base.heartbeat import HEART
+from luyen.config.schema.trainer import TimeoutsConfig
 from luyen.rollout.protocol import Request, Sampling
 from luyen.runtime.ray.engines import RayEngines
 from luyen.runtime.ray.messages import RanksLost
-from luyen.runtime.ray.replica_pool import ReplicaTimeouts
 from luyen.runtime.weight_sync import WeightSync
 from luyen.runtime.weights import GatheredWeights
 from luyen.runtime.worker import split_learned_state
@@ -60,7 +60,7 @@ class Run:
 
     def __init__(self, change: Callable[[FakeReplica], None] = lambda _: None) -> None:
         self.fleet = Fleet(change)
-        self.engines = RayEngines(self.fleet, replicas=2, timeouts=ReplicaTimeouts(still_s=10))
+        self.engines = RayEngines(self.fleet, replicas=2, timeouts=TimeoutsConfig(progress_s=10))
         self.ranks: Any = FakeRanks()
         self.weight_sync = WeightSync(self.ranks, self.engines.replica_pool, self.ranks.watch)
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from luyen.base.errors import UserError
+from luyen.config.schema.trainer import TimeoutsConfig
 from luyen.runtime.ray.cluster import connect
 from luyen.runtime.ray.messages import RanksLost, RemoteError
 from tests.unit.runtime.ray.frail import Frail, frail
@@ -28,7 +29,8 @@ def group() -> Iterator[Callable[[], Any]]:
     connection = connect("local", cpus=4, threads=1)
     from luyen.runtime.ray.ranks import RankGroup
 
-    yield lambda: RankGroup(frail, places=[{"num_cpus": 1}] * 2, silence_s=SILENCE_S)
+    timeouts = TimeoutsConfig(silence_s=SILENCE_S)
+    yield lambda: RankGroup(frail, places=[{"num_cpus": 1}] * 2, timeouts=timeouts)
     connection.disconnect()
 
 
