@@ -12,10 +12,9 @@ from torch import Tensor
 from luyen.checkpoint.store import CheckpointStore
 from luyen.checkpoint.tensors import load_state
 from luyen.config.check import Report, check
-from luyen.runtime.rollout_role import SharedRollout
+from luyen.runtime.in_process import STRICT_VARIABLE as STRICT
+from luyen.runtime.in_process import LocalWorkers, SharedRollout
 from luyen.runtime.worker import TrainWorker
-from luyen.runtime.worker_group import STRICT_VARIABLE as STRICT
-from luyen.runtime.worker_group import LocalWorkers
 from luyen.telemetry.metrics import read_metrics
 from luyen.train.loop import train_online
 from luyen.train.run import OnlineRun

@@ -11,7 +11,7 @@ import luyen.train.batch
 from luyen.base.records import Rollout, Source
 from luyen.engine.optim import MasterAdamW, OptimizerStep
 from luyen.rollout.single_turn import Group
-from luyen.runtime.rollout_role import SharedRollout
+from luyen.runtime.in_process import SharedRollout
 from tests.defects.healthy import train_quick, train_with_tools
 from tests.runs import ACTOR
 

@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Protocol, final
 
 import torch
 from torch import Tensor
@@ -23,10 +23,8 @@ from luyen.rollout.single_turn import PromptRequest
 from luyen.runtime.futures import PendingUpdate, Publication, RolloutFuture
 from luyen.runtime.generation import Generation
 from luyen.runtime.monitoring import RoleMonitor, TraceTarget
-from luyen.runtime.rollout_role import RolloutRole
 from luyen.runtime.weight_sync import WeightSync
-from luyen.runtime.worker import TrainWorker
-from luyen.runtime.worker_group import WorkerGroup
+from luyen.runtime.worker import TrainWorker, WorkerGroup
 from luyen.telemetry.journal import WorkJournal
 
 
@@ -83,6 +81,53 @@ class WeightDigests:
     @cached_property
     def _moments(self) -> Mapping[str, str]:
         return merge_sums(self._workers.all(TrainWorker.moment_sums))
+
+
+class RolloutRole(Protocol):
+    """Generates rollouts with the weights that were published, in turn with training or beside it.
+
+    `luyen.runtime.in_process.SharedRollout` is an engine over the actor's own weights,
+    `luyen.runtime.ray.roles.ReplicaRollout` one over replicas; both alternate with training.
+    `luyen.runtime.generation.AsyncGeneration` generates while the workers train.
+    """
+
+    @property
+    def generates_remotely(self) -> bool:
+        """Whether submitted requests are generated while the caller continues."""
+        ...
+
+    @property
+    def alternates(self) -> bool:
+        """Whether generation waits for the next weights, and training for the rollouts."""
+        ...
+
+    def submit(
+        self,
+        requests: Sequence[PromptRequest],
+        sampling: Sampling,
+        *,
+        purpose: str,
+        version: int,
+        journal: WorkJournal | None = None,
+    ) -> RolloutFuture:
+        """Submit requests, which are generated with exactly this version of the weights."""
+        ...
+
+    def publish(self, version: int) -> Publication:
+        """Load the actor's weights into the engine, as this version."""
+        ...
+
+    def keep_weights(self, versions: Collection[int]) -> None:
+        """Only these versions will be submitted again, besides those published later."""
+        ...
+
+    def forget(self) -> None:
+        """Drop every version: the actor has got other weights."""
+        ...
+
+    def close(self) -> None:
+        """End generation."""
+        ...
 
 
 @final

@@ -9,12 +9,9 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol, final
 
-from luyen.base.errors import UserError
-from luyen.models.trained_weights import Fingerprint
-from luyen.rollout.engines import VersionedEngines
 from luyen.runtime.monitoring import RoleMonitor
-from luyen.runtime.weights import GatheredWeights, Gathering, digests_of, load_weights
-from luyen.runtime.worker_group import WorkerGroup
+from luyen.runtime.weights import GatheredWeights, Gathering
+from luyen.runtime.worker import WorkerGroup
 
 _WAIT_S = 0.05
 """Seconds to wait for a confirmation at a time."""
@@ -61,49 +58,6 @@ class WeightReceiver(Protocol):
     def confirmed_at(self) -> float:
         """When an engine last confirmed the newest weights, by the monotonic clock."""
         ...
-
-
-@final
-class LocalReceiver:
-    """Engines in this process, each with a copy of one version of the weights."""
-
-    is_published = True
-    """Always: what was sent is confirmed."""
-
-    def __init__(self, engines: VersionedEngines) -> None:
-        self._engines = engines
-        self._next: tuple[int, frozenset[int]] | None = None
-        self.confirmed_at = 0.0
-        """When the newest weights were confirmed, by the monotonic clock."""
-
-    def begin_publication(
-        self,
-        version: int,
-        *,
-        keep: Collection[int] = (),
-        holder: Callable[[], None] | None = None,
-    ) -> None:
-        """Start a publication."""
-        del holder
-        self._next = version, frozenset(keep)
-
-    def send_all(self, parts: Sequence[Any], expected: Mapping[str, str]) -> None:
-        """Copy the weights into an engine that is free; a UserError if their digests differ."""
-        assert self._next is not None, "no publication was started"
-        version, keep = self._next
-        engine = self._engines.hold(version, keep=keep)
-        for part in parts:
-            load_weights(engine, part)
-        found = Fingerprint(weights=digests_of(engine) or {})
-        difference = found.first_difference(Fingerprint(weights=expected))
-        if difference is not None:
-            why = f"it does not have version {version} of the weights: {difference}"
-            fix = "copy every trained parameter to the engine, adapters too"
-            raise UserError("actor_rollout_ref.rollout.name", type(engine).__name__, why, fix)
-        self.confirmed_at = time.monotonic()
-
-    def receive(self, wait_s: float) -> None:
-        """Nothing is on its way."""
 
 
 @final

@@ -1,14 +1,15 @@
 """The worker: the models that learn and score, whole in one process, or one rank's shards of them.
 
 With several ranks every method runs collectives: it must be called on all of them at the same
-time, each with its own shard of the batch (`luyen.runtime.worker_group.WorkerGroup`).
+time, each with its own shard of the batch. `WorkerGroup` does so.
 """
 
-from collections.abc import Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar, final
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from luyen.algorithms.objective import Objective
 from luyen.base.files import writing
 from luyen.checkpoint.staging import FileWriter
 from luyen.checkpoint.tensors import not_finite, save_state
-from luyen.checkpoint.writer import RankWriter
+from luyen.checkpoint.writer import CheckpointWriter, RankWriter
 from luyen.engine.actor import ActorEngine
 from luyen.engine.batch_shards import BatchShard
 from luyen.engine.critic import CriticEngine
@@ -35,6 +36,7 @@ from luyen.engine.step import ShardUpdateResult
 from luyen.models.lora import adapter_off
 from luyen.models.policy import Policy
 from luyen.runtime.monitoring import ProcessTrace, TraceSpec
+from luyen.runtime.weights import Gathering
 
 _MOMENT = "exp_avg"
 
@@ -201,3 +203,112 @@ class TrainWorker:
     @cached_property
     def _bucket_bytes(self) -> int:
         return fitting_bucket(self.actor.policy)
+
+
+# Typed calls to the workers of a run. A call names a method of `TrainWorker` by the function
+# itself, so that its arguments and its result are checked where it is made. How it gets there is
+# the transport: a plain call, a call whose messages are pickled (`luyen.runtime.in_process`), or a
+# Ray actor (`luyen.runtime.ray.ranks`).
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Part = TypeVar("Part")
+Results: TypeAlias = Callable[[], list[R]]
+"""Waits for the workers; their results by rank."""
+
+
+class WorkerGroup(ABC):
+    """The workers of a run, called together. A worker runs its calls one after the other."""
+
+    count: int
+    """Workers."""
+
+    def all(
+        self,
+        method: Callable[Concatenate[TrainWorker, P], R],
+        *arguments: P.args,
+        **named: P.kwargs,
+    ) -> list[R]:
+        """Call a method of every worker with the same arguments; the results by rank."""
+        return self.begin_all(method, *arguments, **named)()
+
+    def each(
+        self,
+        method: Callable[Concatenate[TrainWorker, Part, P], R],
+        parts: Sequence[Part],
+        *arguments: P.args,
+        **named: P.kwargs,
+    ) -> list[R]:
+        """Call a method of every worker with its own part first; the results by rank."""
+        return self.begin_each(method, parts, *arguments, **named)()
+
+    def begin_all(
+        self,
+        method: Callable[Concatenate[TrainWorker, P], R],
+        *arguments: P.args,
+        **named: P.kwargs,
+    ) -> Results[R]:
+        """Start `all`."""
+        return self._begin(method, [arguments] * self.count, named)
+
+    def begin_each(
+        self,
+        method: Callable[Concatenate[TrainWorker, Part, P], R],
+        parts: Sequence[Part],
+        *arguments: P.args,
+        **named: P.kwargs,
+    ) -> Results[R]:
+        """Start `each`."""
+        return self._begin(method, [(part, *arguments) for part in parts], named)
+
+    def begin_each_and_gather(
+        self,
+        method: Callable[Concatenate[TrainWorker, Part, P], R],
+        parts: Sequence[Part],
+        *arguments: P.args,
+        **named: P.kwargs,
+    ) -> tuple[Results[R], Gathering]:
+        """`begin_each` and `gather` as one call: workers do not wait for the caller in between."""
+        return self._begin_and_gather(method, [(part, *arguments) for part in parts], named)
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device:
+        """The device that batches must be on."""
+
+    @abstractmethod
+    def gather(self) -> Gathering:
+        """Start to gather and digest the policy's weights, after all earlier calls."""
+
+    @abstractmethod
+    def raise_if_lost(self) -> None:
+        """Raise the error if a worker is lost; for callers that wait for gathered weights."""
+
+    @abstractmethod
+    def save(
+        self,
+        writer: CheckpointWriter,
+        step: int,
+        *,
+        loop: Mapping[str, Any],
+        facts: Mapping[str, Any],
+    ) -> None:
+        """Write a checkpoint of the workers' state and the loop's, where the state is."""
+
+    @abstractmethod
+    def _begin(
+        self,
+        method: Callable[..., R],
+        arguments: Sequence[Sequence[Any]],
+        named: Mapping[str, Any],
+    ) -> Results[R]:
+        """Call a method of every worker, each with its own arguments."""
+
+    @abstractmethod
+    def _begin_and_gather(
+        self,
+        method: Callable[..., R],
+        arguments: Sequence[Sequence[Any]],
+        named: Mapping[str, Any],
+    ) -> tuple[Results[R], Gathering]:
+        """`_begin`, then `gather`."""

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from luyen.runtime.worker_group import STRICT_VARIABLE, LocalWorkers, pickle_roundtrip
+from luyen.runtime.in_process import STRICT_VARIABLE, LocalWorkers, pickle_roundtrip
 from luyen.train.loop import train_online
 from tests.runs import close, prepare, read_back, same_weights
 

@@ -9,7 +9,7 @@ import pytest
 
 from luyen.base.digests import read_digests
 from luyen.rewards.build import BuiltReward
-from luyen.runtime.rollout_role import SharedRollout
+from luyen.runtime.in_process import SharedRollout
 from luyen.telemetry.progress import PROGRESS
 from luyen.telemetry.summary import RunSummary
 from luyen.train import loop, start

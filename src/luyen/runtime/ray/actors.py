@@ -118,7 +118,8 @@ class PlacedPools:
 
     def __init__(self, pools: DevicePools, *, timeouts: TimeoutsConfig | None = None) -> None:
         """Reserve the groups, the largest first; a UserError if one is not free in `devices_s`."""
-        wait_s = (timeouts or TimeoutsConfig()).devices_s
+        timeouts = timeouts or TimeoutsConfig()
+        wait_s = timeouts.devices_s
         self._device: Device = pools.device
         self._groups: dict[tuple[str, int], PlacementGroup] = {}
         bundle = {"CPU": 1.0, "GPU": 1.0} if pools.device == "cuda" else {"CPU": 1.0}

@@ -42,8 +42,7 @@ from luyen.runtime.weights import (
     tensor_to_bytes,
     total_bytes,
 )
-from luyen.runtime.worker import TrainWorker
-from luyen.runtime.worker_group import R, Results, WorkerGroup
+from luyen.runtime.worker import R, Results, TrainWorker, WorkerGroup
 from luyen.telemetry.spans import waiting_for
 from luyen.telemetry.worker_spans import WORK
 

@@ -343,7 +343,7 @@ class ReplicaPool:
 
     def _check_replicas(self) -> None:
         """Once a second, restart replicas that have work and make no progress."""
-        now = time.monotonic()
+        now, timeouts = time.monotonic(), self._timeouts
         if now - self._polled_at < _POLL_S:
             return
         self._polled_at = now
@@ -356,14 +356,14 @@ class ReplicaPool:
                     holder()
         for member in self.members:
             owes = member.is_polling or member in lacking
-            if owes and now - member.last_progress > self._timeouts.progress_s:
+            if owes and now - member.last_progress > timeouts.progress_s:
                 with self._keep_first_error():
-                    still = f"it got nothing done for {self._timeouts.progress_s:.0f} s"
+                    still = f"it got nothing done for {timeouts.progress_s:.0f} s"
                     self._replace(member, still)
         if any(member.is_ready for member in self.members):
             self._some_ready = now
-        elif now - self._some_ready > self._timeouts.start_s:
-            why = f"no replica was ready within {self._timeouts.start_s:.0f} s"
+        elif now - self._some_ready > timeouts.start_s:
+            why = f"no replica was ready within {timeouts.start_s:.0f} s"
             fix = "see `ray status` for missing resources, and `ray logs` for the replicas' output"
             with self._keep_first_error():
                 raise UserError(_FIELD, len(self.members), why, fix)

@@ -1,7 +1,9 @@
 """Build the roles of a run on a Ray cluster from a configuration."""
 
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,6 +16,7 @@ from luyen.rewards.reward_model import Scorer
 from luyen.rollout.build import ToolEnvironment
 from luyen.rollout.protocol import RolloutEngine
 from luyen.runtime.ray.cluster import STORE_BYTES, connect
+from luyen.runtime.ray.engines import RayEngines
 from luyen.runtime.ray.pools import REWARD, PoolFacts, plan_pools
 from luyen.runtime.roles import Roles
 from luyen.runtime.worker import TrainWorker
@@ -29,6 +32,9 @@ from luyen.train.builders.roles import (
 )
 from luyen.train.builders.setup import import_plugins, load_run_tokenizer
 
+if TYPE_CHECKING:
+    from luyen.runtime.ray.ranks import RankGroup
+
 
 def build_ray_roles(
     config: RunConfig,
@@ -41,32 +47,16 @@ def build_ray_roles(
     """Start ranks, replicas and the reward model on a cluster; on an error all are released."""
     connection = connect(store_bytes=STORE_BYTES * count_weight_versions(config.trainer))
     # Imported here: `connect` has checked that ray is installed.
-    from luyen.runtime.ray.actors import PlacedPools, start_engines
-    from luyen.runtime.ray.ranks import RankGroup
+    from luyen.runtime.ray.actors import PlacedPools
     from luyen.runtime.ray.roles import ray_roles
 
     with ExitStack() as opened:
         opened.callback(connection.disconnect)
         pools = plan_pools(PoolFacts.of(config, where), connection.nodes())
-        timeouts = config.trainer.timeouts
-        placed = PlacedPools(pools, timeouts=timeouts)
+        placed = PlacedPools(pools, timeouts=config.trainer.timeouts)
         opened.callback(placed.free)
         places = {r: [placed.options(s) for s in slots] for r, slots in pools.slots.items()}
-        ranks = RankGroup(
-            partial(make_rank, config, needs, where.device),
-            places=places["actor"],
-            timeouts=timeouts,
-        )
-        opened.callback(ranks.stop)
-        replica_slots, make = places["rollout"], partial(make_replica, config, where.device)
-        engines = start_engines(
-            make,
-            replicas=len(replica_slots),
-            places=replica_slots,
-            timeouts=timeouts,
-            watch=ranks.watch,
-        )
-        opened.callback(engines.close)
+        ranks, engines = _start_processes(config, needs, where.device, places, opened)
         scorer = ray_reward_model(config, where.device, places.get(REWARD, ()), ranks.watch)
         opened.pop_all()
     # The controller computes little: more threads would compete with the workers for cores.
@@ -82,6 +72,31 @@ def build_ray_roles(
         partial_rollouts=has_partial_rollouts(config.trainer),
     )
     return roles, scorer
+
+
+def _start_processes(
+    config: RunConfig,
+    needs: RequiredSignals,
+    device: str,
+    places: Mapping[str, Sequence[Mapping[str, Any]]],
+    opened: ExitStack,
+) -> "tuple[RankGroup, RayEngines]":
+    """Start ranks and replicas, which `opened` ends on an error."""
+    from luyen.runtime.ray.actors import start_engines
+    from luyen.runtime.ray.ranks import RankGroup
+
+    timeouts, make = config.trainer.timeouts, partial(make_rank, config, needs, device)
+    ranks = RankGroup(make, places=places["actor"], timeouts=timeouts)
+    opened.callback(ranks.stop)
+    engines = start_engines(
+        partial(make_replica, config, device),
+        replicas=len(places["rollout"]),
+        places=places["rollout"],
+        timeouts=timeouts,
+        watch=ranks.watch,
+    )
+    opened.callback(engines.close)
+    return ranks, engines
 
 
 def make_rank(

@@ -25,10 +25,9 @@ from luyen.rollout.build import ToolEnvironment, build_conversations, build_tool
 from luyen.rollout.engines import VersionedEngines, make_checked_engine
 from luyen.rollout.protocol import RolloutEngine, Sampling, rollout_engines
 from luyen.runtime.generation import Generation
-from luyen.runtime.in_process import local_roles
+from luyen.runtime.in_process import STRICT_VARIABLE, local_roles
 from luyen.runtime.roles import RoleMicroBatching, Roles
 from luyen.runtime.worker import TrainWorker
-from luyen.runtime.worker_group import STRICT_VARIABLE
 from luyen.sandbox.launch import demand
 from luyen.train.batch import RequiredSignals
 
