@@ -13,6 +13,8 @@ from luyen.checkpoint.store import CheckpointStore
 from luyen.checkpoint.tensors import load_state
 from luyen.config.check import Report, check
 from luyen.runtime.in_process import STRICT_VARIABLE as STRICT
+from luyen.runtime.in_process import LocalWorkers, SharedRollout
+from luyen.runtime.worker import TrainWorker
 from luyen.telemetry.metrics import read_metrics
 from luyen.train.loop import train_online
 from luyen.train.run import OnlineRun
@@ -118,6 +120,18 @@ def close(run: OnlineRun) -> None:
     run.recorder.close()
     run.reward.close()
     run.roles.close()
+
+
+def worker_of(run: OnlineRun) -> TrainWorker:
+    """The worker of a run in this process."""
+    assert isinstance(run.roles.workers, LocalWorkers)
+    return run.roles.workers.worker
+
+
+def rollout_of(run: OnlineRun) -> SharedRollout:
+    """The rollout role of a synchronous run in this process."""
+    assert isinstance(run.roles.rollout, SharedRollout)
+    return run.roles.rollout
 
 
 def same_weights(one: Ran, other: Ran) -> bool:

@@ -11,7 +11,7 @@ import luyen.train.batch
 from luyen.base.records import Rollout, Source
 from luyen.engine.optim import MasterAdamW, OptimizerStep
 from luyen.rollout.single_turn import Group
-from luyen.runtime.in_process import LocalRoles
+from luyen.runtime.in_process import SharedRollout
 from tests.defects.healthy import train_quick, train_with_tools
 from tests.runs import ACTOR
 
@@ -50,13 +50,13 @@ def masks(change: Callable[[bool, int], bool]) -> Sabotage:
 
 def sampled(change: Callable[[Rollout], Rollout]) -> Sabotage:
     """An engine whose rollouts are changed before anyone sees them."""
-    generate = LocalRoles._generate
+    generate = SharedRollout.generate
 
-    def sabotaged(self: LocalRoles, *words: Any, **rest: Any) -> list[Group]:
+    def sabotaged(self: SharedRollout, *words: Any, **rest: Any) -> list[Group]:
         groups = generate(self, *words, **rest)
         return [replace(g, rollouts=tuple(change(r) for r in g.rollouts)) for g in groups]
 
-    return patch.object(LocalRoles, "_generate", sabotaged)
+    return patch.object(SharedRollout, "generate", sabotaged)
 
 
 def off_by(rollout: Rollout) -> Rollout:

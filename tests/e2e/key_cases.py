@@ -188,6 +188,10 @@ TRAINER: dict[str, Case] = {
     "trainer.resume_from_path": ("refused", NOWHERE, ()),
     "trainer.logger": ("refused", "paper", ()),
     "trainer.watchdog.budgets": ("refused", "{genrate: 60}", ()),
+    **{
+        f"trainer.timeouts.{name}_s": ("warned", "7", ())
+        for name in ("devices", "start", "silence", "progress", "collective")
+    },
     "trainer.profile.steps": ("refused", "[0]", ()),
     "trainer.profile.memory": ("warned", "true", ("trainer.profile.steps=[1]",)),
     "trainer.profile.save_path": ("warned", "traces", ()),

@@ -125,8 +125,8 @@ def test_how_passes_are_cut_reaches_the_roles(tmp_path: Path):
         passes = []
         for name, word in (("before", ()), ("after", (f"{key}={value}",))):
             run = prepare(tmp_path / f"{index}{name}", *given, *word)
-            critic = run.roles.critic
-            passes.append((run.roles.ref_passes, critic.passes if critic else None))
+            cut = run.roles.micro_batching
+            passes.append((cut.reference, cut.critic))
             close(run)
         assert passes[0] != passes[1], key
 

@@ -91,7 +91,7 @@ def test_what_broke_first_is_all_that_the_command_prints(
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 1
     errors = done.stderr[done.stderr.index("error:") :]
-    assert errors.startswith("error: rank 1 broke:\nray::RankProcess.carry_out_and_publish()")
+    assert errors.startswith("error: rank 1 broke:\nray::RankProcess.carry_out_and_gather()")
     assert errors.rstrip().endswith("ValueError: this loss is wrong")
     assert "wrong_loss.py" in errors
     assert "Connection closed by peer" not in done.stderr

@@ -14,7 +14,7 @@ from luyen.cli.main import app
 from luyen.studio.diff import RunDifference, compare_runs
 from luyen.train.loop import train_online
 from luyen.train.run import OnlineRun
-from tests.runs import ACTOR, CHATTY, MODEL, ROLLOUT, Ran, close, prepare, train
+from tests.runs import ACTOR, CHATTY, MODEL, ROLLOUT, Ran, close, prepare, train, worker_of
 
 STEPS = "trainer.total_training_steps=3"
 VALIDATED = ("data.val_files=arithmetic://sum?digits=1&split=held-out", "trainer.test_freq=2")
@@ -196,7 +196,7 @@ def test_a_weight_that_changes_by_one_bit_parts_the_runs(plain: Ran, tmp_path: P
     def and_a_bit(*args: Any, **kwargs: Any) -> Any:
         done = update(*args, **kwargs)
         if run.step + 1 == 2:
-            weight = next(iter(run.roles.actor.policy.parameters()))
+            weight = next(iter(worker_of(run).actor.policy.parameters()))
             weight.data.view(-1)[:1].view(torch.int32).bitwise_xor_(1)
         return done
 

@@ -16,7 +16,18 @@ from luyen.train.batch import compute_logprobs, pack_groups, parity_metrics
 from luyen.train.loop import train_online
 from luyen.train.run import OnlineRun
 from luyen.train.scoring import generate_and_score
-from tests.runs import ACTOR, MODEL, ROLLOUT, Ran, close, prepare, read_back, same_weights, train
+from tests.runs import (
+    ACTOR,
+    MODEL,
+    ROLLOUT,
+    Ran,
+    close,
+    prepare,
+    read_back,
+    same_weights,
+    train,
+    worker_of,
+)
 
 STEPS = "trainer.total_training_steps=4"
 OFF_POLICY = (f"{ACTOR}.ppo_mini_batch_size=2", f"{ACTOR}.ppo_epochs=2", f"{ACTOR}.shuffle=true")
@@ -52,7 +63,7 @@ def gradient(
     run: OnlineRun, batch: PackedBatch, passes: MicroBatching, *, aggregation: str | None = None
 ) -> Tensor:
     """The gradient that an optimizer step on the batch would see, as one vector."""
-    actor = run.roles.actor
+    actor = worker_of(run).actor
     engine = ActorEngine(actor.policy, _Kept(actor.optimizer), passes, temperature=1.0)
     objective = run.rules.objective
     wanted = replace(objective, aggregation=aggregation or objective.aggregation)
@@ -143,7 +154,7 @@ def test_a_weight_that_changes_after_sampling_shows_as_a_gap(
     run = prepare(tmp_path, *overrides)
     batch = pack_groups(generate_and_score(run, 1).groups)
     with torch.no_grad():
-        next(iter(run.roles.actor.policy.parameters()))[50, 0] += 1e-3
+        next(iter(worker_of(run).actor.policy.parameters()))[50, 0] += 1e-3
     batch = compute_logprobs(batch, run.roles, run.rules.needs)
     ready = compute_advantages(batch, run.rules.advantage_config, kl_coef=0.0).batch
     done = run.roles.update_actor(ready, run.rules.objective, lr=0.0, seed=0).result()
@@ -202,8 +213,9 @@ def test_what_stands_on_masked_tokens_reaches_nothing(overrides: tuple[str, ...]
     )
     passes = MicroBatching(sequences=3)
     assert torch.equal(gradient(run, one.batch, passes), gradient(run, again, passes))
-    if run.roles.critic is not None:
-        losses = [run.roles.critic.update(b, lr=0.0).metrics for b in (one.batch, again)]
+    critic = worker_of(run).critic
+    if critic is not None:
+        losses = [critic.update(b, lr=0.0).metrics for b in (one.batch, again)]
         assert losses[0] == losses[1]
         assert losses[0]["critic/vf_loss"] > 0
     close(run)

@@ -16,14 +16,25 @@ from luyen.rollout.protocol import Completion, Request, generate
 from luyen.runtime.ray.cluster import Connection, connect
 from luyen.runtime.ray.engines import RayEngines
 from luyen.runtime.ray.messages import RemoteError
-from luyen.runtime.weights import in_buckets, pack
 from luyen.train.loop import train_online
 from luyen.train.run import OnlineRun
 from tests.generation import native, request
-from tests.runs import CHATTY, MODEL, TINY, Ran, close, prepare, read_back, same_weights, train
+from tests.runs import (
+    CHATTY,
+    MODEL,
+    TINY,
+    Ran,
+    close,
+    prepare,
+    read_back,
+    rollout_of,
+    same_weights,
+    train,
+    worker_of,
+)
 from tests.tiny_models import tiny_policy
 from tests.unit.runtime.ray.broken import broken_engine
-from tests.unit.runtime.ray.factories import engine_of_run, tiny_engine
+from tests.unit.runtime.ray.factories import begin_publication, engine_of_run, tiny_engine
 
 ray = pytest.importorskip("ray", reason="the extra `ray` is not installed")
 REQUESTS = [request(6 + i, 60, name=f"r{i}", samples=3) for i in range(10)]
@@ -46,11 +57,8 @@ def engines(cluster: Connection) -> Iterator[RayEngines]:
     found.stop()
 
 
-def put(engines: RayEngines, policy: Policy, *, version: int = 1, folder: Path | None = None):
-    from luyen.runtime.ray.weight_sync import publish
-
-    buckets = in_buckets(trained_parameters(policy), most_bytes=50_000)
-    return publish(engines, buckets, version=version, folder=folder)
+def put(engines: RayEngines, policy: Policy, *, version: int = 1) -> None:
+    begin_publication(engines, trained_parameters(policy), version=version).wait()
 
 
 def drawn_with(policy: Policy) -> Mapping[tuple[str, int], Completion]:
@@ -66,23 +74,16 @@ def test_two_replicas_draw_what_one_local_engine_draws(engines: RayEngines):
     assert generate(engines, REQUESTS) == drawn_with(policy)
 
 
-@pytest.mark.parametrize("way", ["store", "folder"])
-def test_published_weights_are_confirmed_and_drawn_with(
-    engines: RayEngines, way: str, tmp_path: Path
-):
-    seeds = (1, 2) if way == "store" else (3, 4)
-    folder = tmp_path if way == "folder" else None
-    for version, seed in enumerate(seeds, 1):
+def test_published_weights_are_confirmed_and_drawn_with(engines: RayEngines):
+    for version, seed in enumerate((1, 2), 1):
         policy = tiny_policy("llama", seed=seed)
-        done = put(engines, policy, version=version, folder=folder)
-        assert (done.replicas, done.version) == (2, version)
-        assert done.bytes == sum(4 * p.numel() for p in policy.parameters())
+        put(engines, policy, version=version)
+        pool = engines.replica_pool
+        assert [member.confirmed for member in pool.members] == [{pool.publication}] * 2
         held = engines.fingerprint()
         assert held is not None
         assert held.first_difference(Fingerprint.of(policy)) is None
         assert generate(engines, REQUESTS) == drawn_with(policy)
-    if folder is not None:
-        assert [entry.name for entry in folder.iterdir()] == ["version_00000002"]
 
 
 def test_a_changed_parameter_is_found(engines: RayEngines):
@@ -95,22 +96,23 @@ def test_a_changed_parameter_is_found(engines: RayEngines):
     assert held.first_difference(Fingerprint.of(policy)) == f"{name} has other values"
 
 
-def test_packed_buckets_of_another_process_are_held_to_the_digests_that_came_with_them(
-    engines: RayEngines,
+def test_weights_that_are_not_those_of_the_digests_that_came_with_them_are_refused(
+    cluster: Connection,
 ):
-    from luyen.models.weight_digests import tensor_digests
-    from luyen.runtime.ray.weight_sync import publish
+    from luyen.runtime.ray.actors import start_engines
 
-    weights = trained_parameters(tiny_policy("llama", seed=6))
-    refs = [ray.put(pack(bucket)) for bucket in in_buckets(weights, most_bytes=100_000)]
-    publish(engines, refs, version=1, expected=tensor_digests(weights))
-    assert generate(engines, REQUESTS) == drawn_with(tiny_policy("llama", seed=6))
+    found = start_engines(tiny_engine, replicas=1, places=[{"num_cpus": 0}])
+    sent, meant = (trained_parameters(tiny_policy("llama", seed=seed)) for seed in (6, 7))
+    try:
+        with pytest.raises(UserError, match="replica 0 does not hold what was published"):
+            begin_publication(found, sent, version=1, meant=meant).wait()
+    finally:
+        found.stop()
 
 
-@pytest.mark.parametrize("way", ["store", pytest.param("folder", marks=pytest.mark.slow)])
-def test_a_replica_that_is_killed_changes_nothing(engines: RayEngines, way: str, tmp_path: Path):
+def test_a_replica_that_is_killed_changes_nothing(engines: RayEngines):
     policy = tiny_policy("llama", seed=7)
-    put(engines, policy, folder=tmp_path if way == "folder" else None)
+    put(engines, policy)
     before = engines.replica_pool.restarts
     found = generate_and(engines, after=4, do=lambda: kill(engines, 0))
     assert found == drawn_with(policy)
@@ -124,17 +126,10 @@ def test_a_replica_that_is_killed_changes_nothing(engines: RayEngines, way: str,
 
 
 def test_a_replica_that_is_killed_while_weights_arrive_gets_them_all_the_same(engines: RayEngines):
-    from luyen.runtime.ray.weight_sync import publish
-
     policy = tiny_policy("llama", seed=8)
-
-    def buckets() -> Iterator[dict]:
-        for number, bucket in enumerate(in_buckets(trained_parameters(policy), most_bytes=50_000)):
-            if number == 1:
-                kill(engines, 1)
-            yield bucket
-
-    publish(engines, buckets(), version=1)
+    pending = begin_publication(engines, trained_parameters(policy), version=1)
+    kill(engines, 1)
+    pending.wait()
     assert generate(engines, REQUESTS) == drawn_with(policy)
 
 
@@ -188,10 +183,10 @@ def on_ray(folder: Path, words: tuple[str, ...]) -> Ran:
 
     run: OnlineRun = prepare(folder, *words)
     engines = start_engines(partial(engine_of_run, words=(*TINY, *words)), replicas=2)
-    run.roles.rollout = Published(engines, run.roles.actor.policy)
+    rollout_of(run).engine = Published(engines, worker_of(run).actor.policy)
     try:
         train_online(run)
-        assert run.roles.weight_checks == 2, "once before each generation"
+        assert rollout_of(run).weight_checks == 2, "once before each generation"
     finally:
         close(run)
         engines.stop()

@@ -12,7 +12,7 @@ from luyen.models.trained_weights import Fingerprint
 from luyen.rollout.native.engine import NativeEngine
 from luyen.train.loop import train_online
 from luyen.train.run import OnlineRun
-from tests.runs import CHATTY, MODEL, close, prepare
+from tests.runs import CHATTY, MODEL, close, prepare, rollout_of, worker_of
 
 LORA = (f"{MODEL}.lora_rank=4",)
 
@@ -20,7 +20,7 @@ LORA = (f"{MODEL}.lora_rank=4",)
 def copied(run: OnlineRun) -> NativeEngine:
     """An engine over a copy of the policy, which nobody brings up to date."""
     return NativeEngine(
-        copy.deepcopy(run.roles.actor.policy),
+        copy.deepcopy(worker_of(run).actor.policy),
         max_model_len=64,
         max_num_seqs=8,
         max_num_batched_tokens=512,
@@ -45,18 +45,18 @@ def test_an_engine_with_the_trainers_own_weights_is_checked_and_goes_on(
 ):
     run = prepare(tmp_path, *overrides)
     assert carried_out(run) == ""
-    assert run.roles.weight_checks == 2
+    assert rollout_of(run).weight_checks == 2
 
 
 @pytest.mark.parametrize("overrides", [(), LORA], ids=["plain", "lora"])
 def test_a_stale_copy_is_found_before_it_draws(overrides: tuple[str, ...], tmp_path: Path):
     run = prepare(tmp_path, *overrides)
-    run.roles.rollout = copied(run)
+    rollout_of(run).engine = copied(run)
     said = carried_out(run)
     assert "version 1 of the weights" in said
     assert "has other values" in said
     assert run.step == 1, "the first step drew with weights that were still equal"
-    names = {name for name, p in run.roles.actor.policy.named_parameters() if p.requires_grad}
+    names = {name for name, p in worker_of(run).actor.policy.named_parameters() if p.requires_grad}
     assert said.partition(": ")[2].split()[0] in names
     assert ("lora" in said) == (overrides == LORA)
 
@@ -68,7 +68,7 @@ def test_another_adapter_is_found(tmp_path: Path):
     assert "lora_A" in name
     assert isinstance(weight, torch.Tensor)
     weight += 0.5
-    run.roles.rollout = engine
+    rollout_of(run).engine = engine
     assert f"{name} has other values" in carried_out(run)
     assert run.step == 0
 
@@ -78,7 +78,7 @@ def test_an_adapter_that_was_not_delivered_is_found(tmp_path: Path):
     engine = copied(run)
     for parameter in engine._policy.parameters():
         parameter.requires_grad_(False)
-    run.roles.rollout = engine
+    rollout_of(run).engine = engine
     assert "is missing" in carried_out(run)
 
 
@@ -86,6 +86,6 @@ def test_an_engine_that_cannot_say_is_believed(tmp_path: Path):
     run = prepare(tmp_path)
     engine: Any = copied(run)
     engine.fingerprint = lambda: None
-    run.roles.rollout = engine
+    rollout_of(run).engine = engine
     assert carried_out(run) == ""
-    assert run.roles.weight_checks == 0
+    assert rollout_of(run).weight_checks == 0

@@ -18,7 +18,7 @@ Loss: TypeAlias = Literal["process", "node", "node cut off"]
 """What is lost with the process that comes by."""
 RANKS: dict[str, Point] = {
     "a rank is about to update": Point(
-        where="luyen.runtime.worker:RankWorker.update_actor", when="before", calls=(1, 4)
+        where="luyen.runtime.worker:TrainWorker.update_actor", when="before", calls=(1, 4)
     ),
     "a rank has made an optimizer step": Point(
         where="luyen.engine.optim:MasterAdamW.step", when="after", calls=(1, 3, 6)

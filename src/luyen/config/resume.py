@@ -40,6 +40,7 @@ MAY_CHANGE: Mapping[Kind, tuple[str, ...]] = {
     "records": (
         "trainer.logger",
         "trainer.watchdog",
+        "trainer.timeouts",
         "trainer.profile",
         "trainer.save_freq",
         "trainer.async_save",

@@ -18,7 +18,7 @@ from luyen.checkpoint.tensors import load_state
 from luyen.engine.fsdp import export_dtype, export_parameters
 from luyen.engine.optim import MasterAdamW
 from luyen.models.trained_weights import restore_parameters, trained_parameters
-from luyen.models.weight_digests import digest_number
+from luyen.models.weight_digests import digest_number, digest_numbers
 
 
 def role_state(name: str, module: nn.Module, optimizer: MasterAdamW) -> dict[str, Any]:
@@ -40,12 +40,24 @@ def role_weights(name: str, module: nn.Module, optimizer: MasterAdamW) -> dict[s
 
 def load_role(folder: Path, name: str, module: nn.Module, optimizer: MasterAdamW) -> None:
     """Load a checkpoint of any number of ranks. All ranks call it, and each reads its shards."""
-    restore_parameters(module, load_state(folder, name, into=export_parameters(module)))
     part = _optimizer(name)
-    into = optimizer.state_dict() if optimizer.is_sharded else None
-    if into is not None and not read_json(folder / f"{part}.json")["state"]["adamw"]["state"]:
+    if not optimizer.is_sharded:
+        state = {own: load_state(folder, own) for own in (name, part)}
+        restore_role(state, name, module, optimizer)
+        return
+    restore_parameters(module, load_state(folder, name, into=export_parameters(module)))
+    into = optimizer.state_dict()
+    if not read_json(folder / f"{part}.json")["state"]["adamw"]["state"]:
         into["adamw"]["state"] = {}  # saved before the first step
     optimizer.load_state_dict(load_state(folder, part, into=into))
+
+
+def restore_role(
+    state: Mapping[str, Any], name: str, module: nn.Module, optimizer: MasterAdamW
+) -> None:
+    """Write `role_state` back into a model that is not sharded; parameters keep their addresses."""
+    restore_parameters(module, state[name])
+    optimizer.load_state_dict(state[_optimizer(name)])
 
 
 def _optimizer(name: str) -> str:
@@ -151,10 +163,15 @@ def shard_sums(tensors: Mapping[str, Tensor], *, is_first: bool) -> dict[str, tu
 
     Shards are rows, so the elements of a shard are consecutive in the global tensor.
     """
-    found: dict[str, tuple[str, int]] = {}
-    for name, tensor in tensors.items():
-        found[name] = _form(tensor.dtype, tensor.shape), _part(tensor, is_first=is_first)
-    return found
+    plain = {name: tensor for name, tensor in tensors.items() if not isinstance(tensor, DTensor)}
+    own = digest_numbers(plain) if is_first else dict.fromkeys(plain, 0)
+    return {
+        name: (
+            _form(tensor.dtype, tensor.shape),
+            _part(tensor) if isinstance(tensor, DTensor) else own[name],
+        )
+        for name, tensor in tensors.items()
+    }
 
 
 @functools.cache
@@ -173,9 +190,7 @@ def merge_sums(parts: Sequence[ShardSums]) -> dict[str, str]:
     return {name: f"{parts[0][name][0]} {total & _MASK:016x}" for name, total in totals.items()}
 
 
-def _part(tensor: Tensor, *, is_first: bool) -> int:
-    if not isinstance(tensor, DTensor):
-        return digest_number(tensor) if is_first else 0
+def _part(tensor: DTensor) -> int:
     mesh, placements = tensor.device_mesh, tensor.placements
     for dimension, placement in enumerate(placements):
         if isinstance(placement, Replicate) and mesh.get_local_rank(dimension) > 0:

@@ -63,14 +63,20 @@ def tensor_digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
         >>> tensor_digests({"w": torch.zeros(2, 3)})
         {'w': 'float32 [2, 3] 0000000000000000'}
     """
-    numbers: dict[str, int] = {}
-    for device in {tensor.device for tensor in tensors.values()}:
-        here = {name: tensor for name, tensor in tensors.items() if tensor.device == device}
-        numbers |= _numbers_on_gpu(here) if device.type == "cuda" else _numbers(here)
+    numbers = digest_numbers(tensors)
     return {
         name: f"{_type(tensor)} {list(tensor.shape)} {numbers[name] & _MASK:016x}"
         for name, tensor in tensors.items()
     }
+
+
+def digest_numbers(tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    """`digest_number` of each tensor, with one transfer to the host for all of a device."""
+    numbers: dict[str, int] = {}
+    for device in {tensor.device for tensor in tensors.values()}:
+        here = {name: tensor for name, tensor in tensors.items() if tensor.device == device}
+        numbers |= _numbers_on_gpu(here) if device.type == "cuda" else _numbers(here)
+    return numbers
 
 
 def _numbers(tensors: Mapping[str, Tensor]) -> dict[str, int]:

@@ -65,46 +65,25 @@ class ReadyRollouts:
         return self._groups
 
 
-class PendingUpdate(Protocol):
-    """Handle of an optimizer step that was started."""
-
-    def result(self) -> UpdateResult:
-        """What it measured; raises what stopped it."""
-        ...
-
-
 @final
-class CompletedUpdate:
-    """An optimizer step that is complete.
+class PendingUpdate:
+    """Handle of an optimizer step that was started.
 
     Example:
-        >>> CompletedUpdate(None).result() is None  # type: ignore[arg-type]
-        True
-    """
-
-    def __init__(self, updated: UpdateResult) -> None:
-        self._updated = updated
-
-    def result(self) -> UpdateResult:
-        """What it measured."""
-        return self._updated
-
-
-@final
-class RunningUpdate:
-    """An optimizer step that workers are taking.
-
-    Example:
-        >>> RunningUpdate(lambda: None).result() is None  # type: ignore[arg-type]
+        >>> PendingUpdate(lambda: None).result() is None  # type: ignore[arg-type]
         True
     """
 
     def __init__(self, collect: Callable[[], UpdateResult]) -> None:
+        """`collect` waits for the workers."""
         self._collect = collect
+        self._found: UpdateResult | None = None
 
     def result(self) -> UpdateResult:
-        """Wait for the workers; raises what stopped the first of them."""
-        return self._collect()
+        """What it measured; raises what stopped the first worker."""
+        if self._found is None:
+            self._found = self._collect()
+        return self._found
 
 
 class Publication(Protocol):

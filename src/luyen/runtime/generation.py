@@ -169,6 +169,9 @@ class AsyncGeneration:
     rollouts of a generation do not depend on when it runs or on which generations run with it.
     """
 
+    generates_remotely = True
+    alternates = False
+
     def __init__(
         self,
         engine: RolloutEngine,
@@ -198,7 +201,7 @@ class AsyncGeneration:
         self._thread.start()
         self._on_thread(self._enter(engine)).result()
 
-    def begin(
+    def submit(
         self,
         requests: Sequence[PromptRequest],
         sampling: Sampling,
@@ -238,7 +241,7 @@ class AsyncGeneration:
         self._versions = kept | {version}
         return AsyncPublication(self._on_thread(loading))
 
-    def keep(self, versions: Collection[int]) -> None:
+    def keep_weights(self, versions: Collection[int]) -> None:
         """Only these versions will be submitted again, besides those published later."""
         self._needed = tuple(versions)
 

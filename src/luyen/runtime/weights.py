@@ -5,18 +5,15 @@ every dtype.
 """
 
 import warnings
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
 from typing import Any, TypeAlias, final
 
 import torch
-from safetensors.torch import load_file, save
 from torch import Tensor
 
 from luyen.base.errors import UserError
-from luyen.base.files import write_whole
 from luyen.models.trained_weights import Fingerprint
 from luyen.models.weight_digests import tensor_digests
 from luyen.rollout.engines import VersionedEngines
@@ -59,7 +56,7 @@ class GatheredWeights:
     """
 
     parts: Sequence[Any]
-    """Object references of buckets of full parameters of the policy."""
+    """Buckets of full parameters of the policy: tensors here, or object references."""
     bytes: int
     """Their size."""
     seconds: float
@@ -70,10 +67,6 @@ class GatheredWeights:
 
 Gathering: TypeAlias = Callable[[], GatheredWeights]
 """Waits for the ranks and returns the gathered weights."""
-
-
-WeightPart: TypeAlias = PackedWeights | Path
-"""What a replica loads from: packed bytes, or a safetensors file."""
 
 
 def pack(tensors: Mapping[str, Tensor]) -> PackedWeights:
@@ -126,10 +119,8 @@ def tensor_from_bytes(plain: TensorBytes) -> Tensor:
     return torch.from_numpy(array).view(getattr(torch, dtype)).reshape(shape)
 
 
-def unpack(part: WeightPart) -> dict[str, Tensor]:
-    """The tensors of a part on the CPU, read-only: those of packed bytes are views of them."""
-    if isinstance(part, Path):
-        return load_file(part)
+def unpack(part: PackedWeights) -> dict[str, Tensor]:
+    """The tensors of a part on the CPU, read-only: views of its bytes."""
     found: dict[str, Tensor] = {}
     for plain, contents in part.stretches:
         flat = tensor_from_bytes(plain).reshape(-1)
@@ -137,32 +128,6 @@ def unpack(part: WeightPart) -> dict[str, Tensor]:
         for (name, shape), own in zip(contents, flat.split(sizes), strict=True):
             found[name] = own.view(shape)
     return found
-
-
-def write_part(file: Path, tensors: Mapping[str, Tensor]) -> Path:
-    """Write tensors to a safetensors file atomically."""
-    write_whole(file, save({name: t.detach().contiguous().cpu() for name, t in tensors.items()}))
-    return file
-
-
-def in_buckets(
-    tensors: Mapping[str, Tensor], *, most_bytes: int = 256 << 20
-) -> Generator[dict[str, Tensor]]:
-    """The tensors in order, in buckets of at most `most_bytes`; a larger tensor is one bucket.
-
-    Example:
-        >>> both = {"a": torch.zeros(2), "b": torch.zeros(2)}
-        >>> [list(some) for some in in_buckets(both, most_bytes=8)]
-        [['a'], ['b']]
-    """
-    bucket: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        if bucket and total_bytes((*bucket.values(), tensor)) > most_bytes:
-            yield bucket
-            bucket = {}
-        bucket[name] = tensor
-    if bucket:
-        yield bucket
 
 
 def total_bytes(tensors: Iterable[Tensor]) -> int:
@@ -201,23 +166,32 @@ def _form(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
+def load_weights(engine: RolloutEngine, given: Mapping[str, Tensor]) -> Fingerprint:
+    """Load parameters into an engine; its fingerprint, which has them.
+
+    A UserError if the engine does not show its parameters.
+    """
+    fingerprint = engine.fingerprint()
+    if fingerprint is None:
+        why = "the engine cannot say which weights it holds, so none can be given to it"
+        fix = "let its `fingerprint` return the policy's parameters"
+        raise UserError(_FIELD, type(engine).__name__, why, fix)
+    copy_into(fingerprint.weights, given)
+    return fingerprint
+
+
 def load_part(
     engines: VersionedEngines,
     version: int | None,
     keep: Collection[int | None],
-    part: WeightPart,
+    part: PackedWeights,
     is_last: bool,
 ) -> tuple[set[str], dict[str, str] | None]:
     """Load a part; the names of its parameters, and after the last part the engine's digests."""
     engine = engines.engine() if version is None else engines.hold(version, keep=keep)
-    print_of = engine.fingerprint()
-    if print_of is None:
-        why = "the engine cannot say which weights it holds, so none can be given to it"
-        fix = "let its `fingerprint` return the policy's parameters"
-        raise UserError("actor_rollout_ref.rollout.name", type(engine).__name__, why, fix)
     given = unpack(part)
-    copy_into(print_of.weights, given)
-    return set(given), _described(print_of) if is_last else None
+    fingerprint = load_weights(engine, given)
+    return set(given), _described(fingerprint) if is_last else None
 
 
 def version_digests(engines: VersionedEngines, version: int | None) -> dict[str, str] | None:

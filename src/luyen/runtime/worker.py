@@ -1,14 +1,15 @@
-"""One rank of a worker group: its shards of actor, reference and critic.
+"""The worker: the models that learn and score, whole in one process, or one rank's shards of them.
 
-Every method runs collectives: it must be called on all ranks at the same time, each with its own
-shard of the batch.
+With several ranks every method runs collectives: it must be called on all of them at the same
+time, each with its own shard of the batch. `WorkerGroup` does so.
 """
 
-from collections.abc import Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar, final
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from luyen.algorithms.objective import Objective
 from luyen.base.files import writing
 from luyen.checkpoint.staging import FileWriter
 from luyen.checkpoint.tensors import not_finite, save_state
-from luyen.checkpoint.writer import RankWriter
+from luyen.checkpoint.writer import CheckpointWriter, RankWriter
 from luyen.engine.actor import ActorEngine
 from luyen.engine.batch_shards import BatchShard
 from luyen.engine.critic import CriticEngine
@@ -26,6 +27,7 @@ from luyen.engine.sharded_state import (
     fitting_bucket,
     full_weights,
     load_role,
+    restore_role,
     role_state,
     role_weights,
     shard_sums,
@@ -34,21 +36,41 @@ from luyen.engine.step import ShardUpdateResult
 from luyen.models.lora import adapter_off
 from luyen.models.policy import Policy
 from luyen.runtime.monitoring import ProcessTrace, TraceSpec
-from luyen.runtime.roles import split_learned_state
+from luyen.runtime.weights import Gathering
+
+_MOMENT = "exp_avg"
+
+
+def split_learned_state(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """First moments, and weights with masters, out of a checkpoint's state.
+
+    A first moment holds the gradient of the step, which itself is cleared as soon as it is
+    applied. The second moment holds the same once more, and would cost as much again.
+    """
+    moments: dict[str, Tensor] = {}
+    weights: dict[str, Tensor] = {}
+    for role, part in state.items():
+        if "adamw" not in part:
+            weights |= {f"{role}/{name}": tensor for name, tensor in part.items()}
+            continue
+        for index, kept in part["adamw"]["state"].items():
+            moments[f"{role}/{index}/{_MOMENT}"] = kept[_MOMENT]
+        weights |= {f"{role}/masters/{i}": t for i, t in enumerate(part["masters"])}
+    return moments, weights
 
 
 @final
-class RankWorker:
-    """Actor, reference, critic and teacher of one rank."""
+class TrainWorker:
+    """Actor, reference, critic and teacher of one process."""
 
     def __init__(
         self,
         *,
-        rank: int,
         actor: ActorEngine,
         reference: Policy | None,
         critic: CriticEngine | None,
         teacher: Policy | None = None,
+        rank: int = 0,
     ) -> None:
         """`reference` None with a LoRA actor means the actor with its adapter off."""
         self.rank = rank
@@ -118,23 +140,36 @@ class RankWorker:
     @torch.no_grad()
     def moment_sums(self) -> dict[str, tuple[str, int]]:
         """This rank's parts of the digests of first moments."""
-        return shard_sums(split_learned_state(self._state())[0], is_first=self.rank == 0)
+        return shard_sums(split_learned_state(self.state())[0], is_first=self.rank == 0)
+
+    def state(self) -> dict[str, Any]:
+        """Weights and optimizer state of every trained role: the parts of a checkpoint by name."""
+        state = role_state("actor", self.actor.policy, self.actor.optimizer)
+        if self.critic is not None:
+            state |= role_state("critic", self.critic.model, self.critic.optimizer)
+        return state
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restore a copy of `state` in place, where no model is sharded."""
+        restore_role(state, "actor", self.actor.policy, self.actor.optimizer)
+        if self.critic is not None:
+            restore_role(state, "critic", self.critic.model, self.critic.optimizer)
 
     def not_finite(self) -> list[str]:
         """Names of the tensors whose shard here holds NaN or infinity."""
-        return not_finite(self._state())
+        return not_finite(self.state())
 
     def write(self, folder: Path) -> None:
         """Write this rank's shards of weights and optimizer state into a folder."""
         with writing(folder, field="checkpoint"):
-            for name, part in self._state().items():
+            for name, part in self.state().items():
                 save_state(folder, name, part)
 
     def begin_write(self, folder: Path) -> None:
         """Copy this rank's shards; a thread writes them into the folder while training goes on."""
 
         def fill(writes: FileWriter) -> None:
-            for name, part in self._state().items():
+            for name, part in self.state().items():
                 save_state(folder, name, part, writes=writes)
 
         self._writer.begin(folder, fill)
@@ -169,8 +204,111 @@ class RankWorker:
     def _bucket_bytes(self) -> int:
         return fitting_bucket(self.actor.policy)
 
-    def _state(self) -> dict[str, Any]:
-        state = role_state("actor", self.actor.policy, self.actor.optimizer)
-        if self.critic is not None:
-            state |= role_state("critic", self.critic.model, self.critic.optimizer)
-        return state
+
+# Typed calls to the workers of a run. A call names a method of `TrainWorker` by the function
+# itself, so that its arguments and its result are checked where it is made. How it gets there is
+# the transport: a plain call, a call whose messages are pickled (`luyen.runtime.in_process`), or a
+# Ray actor (`luyen.runtime.ray.ranks`).
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Part = TypeVar("Part")
+Results: TypeAlias = Callable[[], list[R]]
+"""Waits for the workers; their results by rank."""
+
+
+class WorkerGroup(ABC):
+    """The workers of a run, called together. A worker runs its calls one after the other."""
+
+    count: int
+    """Workers."""
+
+    def all(
+        self,
+        method: Callable[Concatenate[TrainWorker, P], R],
+        *arguments: P.args,
+        **named: P.kwargs,
+    ) -> list[R]:
+        """Call a method of every worker with the same arguments; the results by rank."""
+        return self.begin_all(method, *arguments, **named)()
+
+    def each(
+        self,
+        method: Callable[Concatenate[TrainWorker, Part, P], R],
+        parts: Sequence[Part],
+        *arguments: P.args,
+        **named: P.kwargs,
+    ) -> list[R]:
+        """Call a method of every worker with its own part first; the results by rank."""
+        return self.begin_each(method, parts, *arguments, **named)()
+
+    def begin_all(
+        self,
+        method: Callable[Concatenate[TrainWorker, P], R],
+        *arguments: P.args,
+        **named: P.kwargs,
+    ) -> Results[R]:
+        """Start `all`."""
+        return self._begin(method, [arguments] * self.count, named)
+
+    def begin_each(
+        self,
+        method: Callable[Concatenate[TrainWorker, Part, P], R],
+        parts: Sequence[Part],
+        *arguments: P.args,
+        **named: P.kwargs,
+    ) -> Results[R]:
+        """Start `each`."""
+        return self._begin(method, [(part, *arguments) for part in parts], named)
+
+    def begin_each_and_gather(
+        self,
+        method: Callable[Concatenate[TrainWorker, Part, P], R],
+        parts: Sequence[Part],
+        *arguments: P.args,
+        **named: P.kwargs,
+    ) -> tuple[Results[R], Gathering]:
+        """`begin_each` and `gather` as one call: workers do not wait for the caller in between."""
+        return self._begin_and_gather(method, [(part, *arguments) for part in parts], named)
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device:
+        """The device that batches must be on."""
+
+    @abstractmethod
+    def gather(self) -> Gathering:
+        """Start to gather and digest the policy's weights, after all earlier calls."""
+
+    @abstractmethod
+    def raise_if_lost(self) -> None:
+        """Raise the error if a worker is lost; for callers that wait for gathered weights."""
+
+    @abstractmethod
+    def save(
+        self,
+        writer: CheckpointWriter,
+        step: int,
+        *,
+        loop: Mapping[str, Any],
+        facts: Mapping[str, Any],
+    ) -> None:
+        """Write a checkpoint of the workers' state and the loop's, where the state is."""
+
+    @abstractmethod
+    def _begin(
+        self,
+        method: Callable[..., R],
+        arguments: Sequence[Sequence[Any]],
+        named: Mapping[str, Any],
+    ) -> Results[R]:
+        """Call a method of every worker, each with its own arguments."""
+
+    @abstractmethod
+    def _begin_and_gather(
+        self,
+        method: Callable[..., R],
+        arguments: Sequence[Sequence[Any]],
+        named: Mapping[str, Any],
+    ) -> tuple[Results[R], Gathering]:
+        """`_begin`, then `gather`."""

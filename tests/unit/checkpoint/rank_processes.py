@@ -17,7 +17,7 @@ from luyen.engine.actor import ActorEngine, prepare_update
 from luyen.engine.batch_shards import MicroBatching, split_batch
 from luyen.engine.fsdp import join_ranks, shard
 from luyen.engine.optim import MasterAdamW
-from luyen.runtime.worker import RankWorker
+from luyen.runtime.worker import TrainWorker
 from tests.tiny_models import tiny_policy
 from tests.unit.engine.fsdp_cases import recorded
 from tests.worlds import forks
@@ -35,7 +35,7 @@ class Rank:
         shard(policy, mesh)
         optimizer = MasterAdamW(policy.parameters(), OptimConfig(lr=1e-2))
         actor = ActorEngine(policy, optimizer, MicroBatching(max_tokens=64), temperature=1.0)
-        self.roles = RankWorker(rank=rank, actor=actor, reference=None, critic=None)
+        self.roles = TrainWorker(rank=rank, actor=actor, reference=None, critic=None)
         self.rank = rank
         self.gate = threading.Event()
         self.gate.set()

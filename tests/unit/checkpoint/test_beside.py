@@ -28,7 +28,7 @@ def writer(tmp_path: Path) -> CheckpointWriter:
 
 
 def save(writer: CheckpointWriter, ranks: RankProcesses, step: int) -> None:
-    """As `luyen.runtime.ray.roles.RayRoles.save` does it."""
+    """As `luyen.runtime.ray.ranks.RankGroup.save` does it."""
 
     def fill(folder: Path) -> None:
         ranks.all("begin_write", folder)

@@ -59,6 +59,10 @@ LIFE_CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("trainer.watchdog.budgets={genrate: 60}",),
         ("trainer.watchdog.budgets={generate: 60}",),
     ),
+    "S25": (
+        ("trainer.timeouts.silence_s=300",),
+        ("trainer.timeouts.silence_s=300", "trainer.n_gpus_per_node=2"),
+    ),
     "S20": (
         ("trainer.watchdog.budget_s=0", "trainer.watchdog.on_hang=stop"),
         ("trainer.watchdog.on_hang=stop",),

@@ -66,7 +66,7 @@ def ahead():
 
 def begin(ahead: AsyncGeneration, *work: Any, version: int = 0):
     ahead.publish(version).wait()
-    return ahead.begin(work, SHORT, purpose="rollout", version=version)
+    return ahead.submit(work, SHORT, purpose="rollout", version=version)
 
 
 def test_who_waits_for_one_generation_does_not_wait_for_others(ahead: AsyncGeneration):
@@ -137,7 +137,7 @@ def test_closing_ends_what_still_runs():
 def test_a_version_that_was_not_published_generates_nothing(ahead: AsyncGeneration):
     ahead.publish(0).wait()
     with pytest.raises(AssertionError, match="version 1 of the weights was not published"):
-        ahead.begin((), SHORT, purpose="rollout", version=1)
+        ahead.submit((), SHORT, purpose="rollout", version=1)
 
 
 def test_a_failed_publication_is_raised_where_it_is_waited_for():
@@ -162,7 +162,7 @@ def test_a_version_is_kept_as_long_as_it_is_needed():
     try:
         for version, needed in ((0, {0}), (1, {1}), (2, set())):
             begin(ahead, after(0.0), version=version).result()
-            ahead.keep(needed)
+            ahead.keep_weights(needed)
     finally:
         ahead.close()
     assert seen == [(0, set()), (1, {0}), (2, {1})]

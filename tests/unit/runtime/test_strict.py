@@ -1,12 +1,13 @@
 """Strict mode: nothing is shared with the roles, and what cannot travel is found out at once."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from luyen.runtime.in_process import STRICT_VARIABLE, LocalRoles, StrictRoles, pickle_roundtrip
+from luyen.runtime.in_process import STRICT_VARIABLE, LocalWorkers, pickle_roundtrip
 from luyen.train.loop import train_online
-from tests.runs import OnlineRun, close, prepare, read_back, same_weights
+from tests.runs import close, prepare, read_back, same_weights
 
 
 def trained(folder: Path, *words: str):
@@ -26,36 +27,29 @@ def test_a_run_is_the_same_behind_the_walls(tmp_path: Path, monkeypatch: pytest.
     plain, free = trained(tmp_path / "free", *words)
     monkeypatch.setenv(STRICT_VARIABLE, "1")
     walled, strict = trained(tmp_path / "strict", *words)
-    assert isinstance(plain.roles, LocalRoles)
-    assert isinstance(walled.roles, StrictRoles)
+    assert [run.roles.workers.is_strict for run in (plain, walled)] == [False, True]
     assert same_weights(free, strict)
     assert free.metrics == strict.metrics
 
 
-def test_what_cannot_travel_is_refused_and_identity_is_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setenv(STRICT_VARIABLE, "1")
-    run: OnlineRun = prepare(tmp_path)
-    seen: list[object] = []
-
-    class Inner:
-        """Roles that return what they were given."""
-
-        generation = run.roles.generation
+def test_what_cannot_travel_is_refused_and_identity_is_lost():
+    class Echo:
+        """A worker that returns what it was given."""
 
         def values(self, batch: object) -> object:
             seen.append(batch)
             return batch
 
-    try:
-        strict = StrictRoles(Inner())  # type: ignore[arg-type]
-        given = {"tokens": [1, 2]}
-        assert strict.values(given) == given  # type: ignore[arg-type]
-        assert seen[0] is not given
-        with pytest.raises((AttributeError, TypeError)):
-            strict.values(lambda: None)  # type: ignore[arg-type]
-        with pytest.raises(TypeError):
-            pickle_roundtrip(number for number in [1])
-    finally:
-        close(run)
+    seen: list[object] = []
+    worker: Any = Echo()
+    given = {"tokens": [1, 2]}
+    values: Any = Echo.values
+    assert LocalWorkers(worker).each(values, [given])[0] is given is seen[0]
+    strict = LocalWorkers(worker, is_strict=True)
+    (found,) = strict.each(values, [given])
+    assert found == given == seen[1]
+    assert len({id(given), id(seen[1]), id(found)}) == 3
+    with pytest.raises((AttributeError, TypeError)):
+        strict.each(values, [lambda: None])
+    with pytest.raises(TypeError):
+        pickle_roundtrip(number for number in [1])

@@ -9,7 +9,7 @@ import pytest
 
 from luyen.base.digests import read_digests
 from luyen.rewards.build import BuiltReward
-from luyen.runtime.in_process import LocalRoles
+from luyen.runtime.in_process import SharedRollout
 from luyen.telemetry.progress import PROGRESS
 from luyen.telemetry.summary import RunSummary
 from luyen.train import loop, session
@@ -70,13 +70,13 @@ def nth(number: int, act: Callable[..., object], kind: signal.Signals) -> Callab
 
 
 CASES = {
-    "the first validation is drawn": (LocalRoles, "_generate", 1, None),
+    "the first validation is drawn": (SharedRollout, "generate", 1, None),
     "the first validation is judged": (BuiltReward, "score", 1, None),
-    "the second step is drawn": (LocalRoles, "_generate", 3, 1),
+    "the second step is drawn": (SharedRollout, "generate", 3, 1),
     "the second step is judged": (BuiltReward, "score", 3, 1),
-    "a later validation is drawn": (LocalRoles, "_generate", 4, 2),
+    "a later validation is drawn": (SharedRollout, "generate", 4, 2),
     "a later validation is judged": (BuiltReward, "score", 4, 2),
-    "the last validation is drawn": (LocalRoles, "_generate", 7, 4),
+    "the last validation is drawn": (SharedRollout, "generate", 7, 4),
 }
 
 

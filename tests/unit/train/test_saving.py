@@ -18,7 +18,7 @@ from luyen.config.schema.trainer import TrainerConfig
 from luyen.train.interrupt import Interrupted
 from luyen.train.loop import train_online
 from luyen.train.record import open_store, require_finite, saves_in_background
-from tests.runs import close, prepare, read_back, same_weights, train
+from tests.runs import close, prepare, read_back, same_weights, train, worker_of
 
 EVERY = ("trainer.save_freq=1", "trainer.total_training_steps=3")
 ASIDE = (*EVERY, "trainer.async_save=true")
@@ -195,7 +195,7 @@ def test_a_signal_waits_for_the_checkpoint_beside_training(tmp_path: Path, numbe
 
 def break_weight(run) -> None:
     with torch.no_grad():
-        next(iter(run.roles.actor.policy.parameters())).view(-1)[3] = float("nan")
+        next(iter(worker_of(run).actor.policy.parameters())).view(-1)[3] = float("nan")
 
 
 @pytest.mark.parametrize("extra", [EVERY, ASIDE], ids=["sync", "aside"])

@@ -315,6 +315,19 @@ def policy_has_a_watchdog(s: RuleContext) -> Iterator[Finding]:
         yield Finding(field="trainer.watchdog.on_hang", why=why, fix="set budget_s, or drop it")
 
 
+# S: timeouts of a cluster.
+
+
+@rule("S25", "warning")
+def timeouts_have_processes(s: RuleContext) -> Iterator[Finding]:
+    """Timeouts are changed only where roles have processes of their own."""
+    for name in type(s.config.trainer.timeouts).model_fields:
+        field = f"trainer.timeouts.{name}"
+        if s.where.runtime == "local" and s.is_changed(field):
+            why = "the run is one process, so that it waits for no other and it has no effect"
+            yield Finding(field=field, why=why, fix="drop the line, or set trainer.runtime to ray")
+
+
 # S: starting a run, resuming it, and conflicts with an earlier run of the same name.
 
 _AFRESH = "choose another trainer.experiment_name"

@@ -49,6 +49,35 @@ class WatchdogConfig(Block):
     )
 
 
+class TimeoutsConfig(Block):
+    """On Ray: seconds after which processes and devices are no longer waited for."""
+
+    devices_s: float = key(
+        120.0, "Most seconds until the devices of the run are free on the cluster.", gt=0
+    )
+    start_s: float = key(
+        600.0,
+        "Most seconds until a process answers for the first time, and most seconds without any "
+        "replica that is ready.",
+        gt=0,
+    )
+    silence_s: float = key(
+        120.0,
+        "Seconds without an answer to the health check after which a rank, or a replica of the "
+        "reward model, is lost.",
+        gt=0,
+    )
+    progress_s: float = key(
+        300.0,
+        "Seconds without progress after which a replica that generates or loads weights is "
+        "restarted.",
+        gt=0,
+    )
+    collective_s: float = key(
+        1800.0, "Most seconds that a rank waits for the other ranks in a collective.", gt=0
+    )
+
+
 class TrainerConfig(Block):
     """Devices, length, checkpoints, logging and resuming of a run."""
 
@@ -125,3 +154,6 @@ class TrainerConfig(Block):
     plugins: Names = key((), "Python files that register estimators, losses, rewards or engines.")
     profile: ProfileConfig = block(ProfileConfig, "Steps that are looked at closely.")
     watchdog: WatchdogConfig = block(WatchdogConfig, "Watchdog for hung phases.")
+    timeouts: TimeoutsConfig = block(
+        TimeoutsConfig, "On Ray: how long processes and devices are waited for."
+    )

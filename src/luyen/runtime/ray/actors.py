@@ -12,6 +12,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from luyen.base.errors import UserError
+from luyen.config.schema.trainer import TimeoutsConfig
 from luyen.rollout.protocol import RolloutEngine
 from luyen.runtime.monitoring import CallResult, RoleMonitor, unwrap_result
 from luyen.runtime.ray.engines import RayEngines
@@ -19,10 +20,8 @@ from luyen.runtime.ray.health import PROCESS_GONE, failure_reason, is_object_los
 from luyen.runtime.ray.messages import ProcessDied, RanksLost, RemoteError, ReplyCallback
 from luyen.runtime.ray.pools import Device, DevicePools, Slot
 from luyen.runtime.ray.replica import ReplicaProcess
-from luyen.runtime.ray.replica_pool import ReplicaTimeouts
 
 _ONE_CORE: Mapping[str, Any] = {"num_cpus": 1}
-_DEFAULT_TIMEOUTS = ReplicaTimeouts()
 
 
 def start_engines(
@@ -30,7 +29,7 @@ def start_engines(
     *,
     replicas: int,
     places: Sequence[Mapping[str, Any]] | None = None,
-    timeouts: ReplicaTimeouts = _DEFAULT_TIMEOUTS,
+    timeouts: TimeoutsConfig | None = None,
     watch: RoleMonitor | None = None,
 ) -> RayEngines:
     """Start one engine in each of `replicas` processes; returns when all are ready.
@@ -108,8 +107,6 @@ def _meaning(error: BaseException) -> BaseException:
 
 # Placement groups of the device pools.
 
-_WAIT_S = 120.0
-
 
 @final
 class PlacedPools:
@@ -119,8 +116,10 @@ class PlacedPools:
     node with free devices, and restarted actors follow.
     """
 
-    def __init__(self, pools: DevicePools, *, wait_s: float = _WAIT_S) -> None:
-        """Reserve the groups, the largest first; a UserError if one is not free in `wait_s`."""
+    def __init__(self, pools: DevicePools, *, timeouts: TimeoutsConfig | None = None) -> None:
+        """Reserve the groups, the largest first; a UserError if one is not free in `devices_s`."""
+        timeouts = timeouts or TimeoutsConfig()
+        wait_s = timeouts.devices_s
         self._device: Device = pools.device
         self._groups: dict[tuple[str, int], PlacementGroup] = {}
         bundle = {"CPU": 1.0, "GPU": 1.0} if pools.device == "cuda" else {"CPU": 1.0}

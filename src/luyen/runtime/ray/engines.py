@@ -10,10 +10,12 @@ from collections.abc import Callable, Sequence
 from typing import final
 
 from luyen.base.errors import UserError
+from luyen.config.schema.trainer import TimeoutsConfig
 from luyen.models.trained_weights import Fingerprint
 from luyen.rollout.protocol import Completion, Request
 from luyen.runtime.ray.messages import PendingRequest, PollResult, ReplicaHandle, ReplicaState
-from luyen.runtime.ray.replica_pool import ReplicaPool, ReplicaTimeouts
+from luyen.runtime.ray.replica import Replica
+from luyen.runtime.ray.replica_pool import MAX_FAILURES, ReplicaPool
 
 # Routing.
 
@@ -112,7 +114,6 @@ _ADVANCE_WAIT_S = 0.003
 _MAX_COMPLETIONS = 32
 """Most completions of one `advance`: conversations can submit their next turns in between."""
 _LONG_POLL_S = 1.0
-_DEFAULT_TIMEOUTS = ReplicaTimeouts()
 
 
 @final
@@ -124,14 +125,13 @@ class RayEngines:
         start: Callable[[int], ReplicaHandle],
         *,
         replicas: int,
-        timeouts: ReplicaTimeouts = _DEFAULT_TIMEOUTS,
+        timeouts: TimeoutsConfig | None = None,
     ) -> None:
         """`start` starts the process of a replica (`luyen.runtime.ray.actors.start_engines`).
 
         Returns when all of them are ready.
         """
         assert replicas >= 1, "a rollout engine needs a replica"
-        self._timeouts = timeouts
         self._router = Router()
         self._pending: dict[str, PendingRequest] = {}
         self._unassigned: list[PendingRequest] = []
@@ -140,7 +140,11 @@ class RayEngines:
         self.resubmitted = 0
         """Responses that were requested again because a replica was lost."""
         self.replica_pool = ReplicaPool(
-            start, replicas, ready=self._on_ready, lost=self._on_lost, timeouts=timeouts
+            start,
+            replicas,
+            ready=self._on_ready,
+            lost=self._on_lost,
+            timeouts=timeouts or TimeoutsConfig(),
         )
         """The processes of the replicas."""
         try:
@@ -194,10 +198,11 @@ class RayEngines:
 
     def fingerprint(self) -> Fingerprint | None:
         """The weights that all replicas sample with; a UserError if they differ."""
-        answers = self.replica_pool.call_all("fingerprint")
-        if any(digests is None for digests in answers.values()):
+        answers = self.replica_pool.call_all(Replica.fingerprint)
+        known = {index: found for index, found in answers.items() if found is not None}
+        if len(known) < len(answers):
             return None
-        prints = {index: Fingerprint(weights=digests) for index, digests in answers.items()}
+        prints = {index: Fingerprint(weights=digests) for index, digests in known.items()}
         (first, expected), *rest = prints.items()
         for index, found in rest:
             difference = found.first_difference(expected)
@@ -211,7 +216,7 @@ class RayEngines:
         """Drop pending requests and free the engines' caches; the replicas stay alive."""
         self.drop()
         if self.replica_pool.failure is None:
-            self.replica_pool.call_all("rest")
+            self.replica_pool.call_all(Replica.rest)
 
     def drop(self) -> None:
         """Forget all pending requests, without a message to the replicas."""
@@ -246,7 +251,7 @@ class RayEngines:
                 versions = {request.weights for request in member.queued}
                 weights = max(self.replica_pool.publication_of(version) for version in versions)
                 number, queued = member.next_number(), tuple(member.queued)
-                self.replica_pool.call(member, "submit", number, queued, weights)
+                self.replica_pool.call(member, Replica.submit, number, queued, weights)
                 member.queued = []
             self._poll(member)
         self._unsent.clear()
@@ -255,7 +260,7 @@ class RayEngines:
         if member.requests and not member.is_polling and member.is_ready:
             member.is_polling = True
             self.replica_pool.call(
-                member, "collect", member.received, _LONG_POLL_S, then=self._on_poll_result
+                member, Replica.collect, member.received, _LONG_POLL_S, then=self._on_poll_result
             )
 
     def _on_poll_result(self, member: ReplicaState, result: PollResult) -> None:
@@ -324,7 +329,7 @@ class RayEngines:
             self._record(member, result)
 
         name, number = pending.request.id, at.next_number()
-        self.replica_pool.call(at, "abort", number, name, there, at.received, then=keep)
+        self.replica_pool.call(at, Replica.abort, number, name, there, at.received, then=keep)
         self.replica_pool.wait_until(lambda: bool(replies) or at.incarnation != incarnation)
         return partial
 
@@ -345,7 +350,7 @@ class RayEngines:
             number = self.replica_pool.publication_of(pending.request.weights)
             # A request that was still waiting for weights did not cause the loss.
             pending.failures += number == 0 or number in member.confirmed
-            if pending.failures >= self._timeouts.max_failures:
+            if pending.failures >= MAX_FAILURES:
                 why = f"{pending.failures} replicas were lost in succession while generating it"
                 fix = "check the memory that a prompt of its length takes"
                 raise UserError(

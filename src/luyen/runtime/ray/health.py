@@ -25,6 +25,7 @@ from ray.exceptions import (
 
 from luyen.base.errors import UserError
 from luyen.base.heartbeat import HEART
+from luyen.config.schema.trainer import TimeoutsConfig
 from luyen.runtime.ray.messages import RanksLost, RemoteError
 
 # Classification of Ray's errors: a lost process, or an exception in its code.
@@ -114,13 +115,10 @@ _MAX_POLL_GAP_S = 10.0
 class HealthCheck:
     """Pings processes, with at most one pending ping per process. Thread-safe."""
 
-    def __init__(
-        self, pings: Sequence[Callable[[], Any]], *, start_s: float, silence_s: float
-    ) -> None:
+    def __init__(self, pings: Sequence[Callable[[], Any]], timeouts: TimeoutsConfig) -> None:
         """`pings` send without waiting. A first answer may take `start_s`."""
         self._pings = pings
-        self._start_s = start_s
-        self._silence_s = silence_s
+        self._timeouts = timeouts
         self._pending: dict[int, Any] = {}
         self._since: dict[int, float] = {}
         """When the pending ping of each rank was sent."""
@@ -164,7 +162,8 @@ class HealthCheck:
                 self._pending[rank], self._since[rank] = ping(), now
 
     def _limit(self, rank: int) -> float:
-        return self._silence_s if rank in self._beats else self._start_s
+        timeouts = self._timeouts
+        return timeouts.silence_s if rank in self._beats else timeouts.start_s
 
     def _receive(self, rank: int, call: Any) -> None:
         del self._pending[rank]

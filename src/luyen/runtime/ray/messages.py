@@ -156,13 +156,13 @@ class PendingRequest:
 class PublishedVersion:
     """Weights that were sent, or are being sent, to the replicas."""
 
-    def __init__(self, number: int, version: int | None, holder: Callable[[], None] | None) -> None:
+    def __init__(self, number: int, version: int, holder: Callable[[], None] | None) -> None:
         self.number = number
         """Number of the publication, counted from 1."""
         self.holder = holder
         """Raises if the process that stores the parts is lost; None: not checked."""
         self.version = version
-        """The version that requests name; None: the only weights there are."""
+        """The version that requests name."""
         self.parts: list[Any] = []
         """All parts, kept for replicas that start later."""
         self.expected: Mapping[str, str] | None = None

@@ -10,7 +10,8 @@ import pickle
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, final
+from pathlib import Path
+from typing import Any, NoReturn, TypeAlias, final
 
 import ray
 import torch
@@ -19,6 +20,9 @@ from ray.util import register_serializer
 from torch import Tensor
 
 from luyen.base.heartbeat import HEART
+from luyen.checkpoint.tensors import save_state
+from luyen.checkpoint.writer import CheckpointWriter, WritersGone
+from luyen.config.schema.trainer import TimeoutsConfig
 from luyen.engine.sharded_state import ShardSums, merge_sums
 from luyen.runtime.monitoring import CallResult, RoleMonitor, device_bytes, unwrap_result
 from luyen.runtime.ray.cluster import meeting_place
@@ -38,12 +42,9 @@ from luyen.runtime.weights import (
     tensor_to_bytes,
     total_bytes,
 )
+from luyen.runtime.worker import R, Results, TrainWorker, WorkerGroup
 from luyen.telemetry.spans import waiting_for
 from luyen.telemetry.worker_spans import WORK
-
-if TYPE_CHECKING:
-    from luyen.runtime.worker import RankWorker
-
 
 # Tensors in messages are sent as plain bytes: PyTorch pickles each one as a file with its storage,
 # which takes 0.2 ms at either end. Received tensors are copies: the object store is read-only.
@@ -75,15 +76,11 @@ def unpack_tensors(message: TensorBytes | bytes) -> Tensor:
     return tensor_from_bytes((dtype, shape, array.copy()))
 
 
-MakeRank: TypeAlias = "Callable[[int, int, str], RankWorker]"
+MakeRank: TypeAlias = Callable[[int, int, str], TrainWorker]
 """`(rank, number of ranks, rendezvous address) -> worker`."""
 _POLL_S = 1.0
 _GRACE_S = 5.0
 """Seconds to wait for the cause of a lost connection."""
-START_S = 600.0
-"""Seconds until a process must have started; else it is lost."""
-SILENCE_S = 120.0
-"""Seconds without an answer to the health check after which a process is lost."""
 
 
 @final
@@ -97,7 +94,7 @@ class RankProcess:
         self._make = make
         self._rank = rank
         self._ranks = ranks
-        self._roles: "RankWorker | None" = None
+        self._worker: TrainWorker | None = None
         self._is_broken = False
         """Whether a call has failed, or is running."""
         self._node = ray.get_runtime_context().get_node_id()
@@ -117,25 +114,25 @@ class RankProcess:
         return self._answer("join", self._join, address)
 
     def carry_out(
-        self, method: str, arguments: Sequence[Any], more: Mapping[str, Any]
+        self, method: str, arguments: Sequence[Any], named: Mapping[str, Any]
     ) -> CallResult:
         """Call a method of the worker."""
-        assert self._roles is not None, "the rank has not joined"
-        return self._answer(method, getattr(self._roles, method), *arguments, **more)
+        assert self._worker is not None, "the rank has not joined"
+        return self._answer(method, getattr(self._worker, method), *arguments, **named)
 
-    def publish(self) -> CallResult:
+    def gather(self) -> CallResult:
         """Put the policy's weights into the object store (first rank), and digest them (all)."""
-        return self._answer("publish", self._publish)
+        return self._answer("publish", self._gather)
 
     @ray.method(num_returns=2)
-    def carry_out_and_publish(
-        self, method: str, arguments: Sequence[Any], more: Mapping[str, Any]
+    def carry_out_and_gather(
+        self, method: str, arguments: Sequence[Any], named: Mapping[str, Any]
     ) -> tuple[CallResult, CallResult]:
-        """`carry_out`, then `publish`; both results are returned when both are done."""
-        return self.carry_out(method, arguments, more), self.publish()
+        """`carry_out`, then `gather`; both results are returned when both are done."""
+        return self.carry_out(method, arguments, named), self.gather()
 
     def _answer(
-        self, name: str, work: Callable[..., Any], *arguments: Any, **more: Any
+        self, name: str, work: Callable[..., Any], *arguments: Any, **named: Any
     ) -> CallResult:
         """Run a method; its result with the report of this process."""
         if self._is_broken:
@@ -144,39 +141,38 @@ class RankProcess:
         came, worked = time.time(), time.process_time()
         with WORK.span(name) as facts:
             self._is_broken = True
-            value = work(*arguments, **more)
+            value = work(*arguments, **named)
             self._is_broken = False
             facts["cpu_s"] = round(time.process_time() - worked, 6)
         return CallResult(value=value, report=WORK.report(node=self._node, came=came))
 
     def _join(self, address: str) -> int:
-        self._roles = self._make(self._rank, self._ranks, address)
+        self._worker = self._make(self._rank, self._ranks, address)
         return os.getpid()
 
     @torch.no_grad()
-    def _publish(self) -> tuple[list[Any], int, float, ShardSums]:
-        assert self._roles is not None, "the rank has not joined"
+    def _gather(self) -> tuple[list[Any], int, float, ShardSums]:
+        assert self._worker is not None, "the rank has not joined"
         start = time.monotonic()
-        sums = self._roles.weight_sums()
+        sums = self._worker.weight_sums()
         parts: list[Any] = []
         size = 0
-        for bucket in self._roles.weights():
+        for bucket in self._worker.weights():
             parts.append(ray.put(pack(bucket)))
             size += total_bytes(bucket.values())
         return parts, size, time.monotonic() - start, sums
 
 
 @final
-class RankGroup:
-    """All ranks. After the first error every call raises that error."""
+class RankGroup(WorkerGroup):
+    """The workers of a run as ranks. After the first error every call raises that error."""
 
     def __init__(
         self,
         make: MakeRank,
         *,
         places: Sequence[Mapping[str, Any]],
-        start_s: float = START_S,
-        silence_s: float = SILENCE_S,
+        timeouts: TimeoutsConfig | None = None,
     ) -> None:
         """Start one rank for each place (options of an actor); returns when all have loaded."""
         self.count = len(places)
@@ -196,61 +192,78 @@ class RankGroup:
         """The first error."""
         self._ending = threading.Lock()
         pings = [actor.alive.remote for actor in self._actors]
-        self._health = HealthCheck(pings, start_s=start_s, silence_s=silence_s)
-        (address,) = self._gathered([self._actors[0].address.remote()])
+        self._health = HealthCheck(pings, timeouts or TimeoutsConfig())
+        (address,) = self._collect([self._actors[0].address.remote()])
         sent = time.time()
         joining = [a.join.remote(address) for a in self._actors]
-        self.pids: list[int] = self._gathered(joining, sent=sent)
+        self.pids: list[int] = self._collect(joining, sent=sent)
 
-    def begin(
-        self, method: str, arguments: Sequence[Sequence[Any]], more: Mapping[str, Any] | None = None
-    ) -> Callable[[], list[Any]]:
-        """Call a method on every rank with its own arguments; the function returns all results.
+    @property
+    def device(self) -> torch.device:
+        """Batches stay with the controller."""
+        return torch.device("cpu")
 
-        A rank runs calls one after the other, in the order in which they were made.
-        """
-        given, sent = dict(more or {}), time.time()
+    def gather(self) -> Gathering:
+        """Put the policy's weights into the object store; the function returns the references."""
+        sent = time.time()
+        return self._gathering([a.gather.remote() for a in self._living()], sent)
+
+    def save(
+        self,
+        writer: CheckpointWriter,
+        step: int,
+        *,
+        loop: Mapping[str, Any],
+        facts: Mapping[str, Any],
+    ) -> None:
+        """Write a checkpoint; every rank writes its shards into the folder, on a shared disk."""
+        write = TrainWorker.begin_write if writer.is_async else TrainWorker.write
+
+        def fill(folder: Path) -> None:
+            self.all(write, folder.absolute())
+            save_state(folder, "loop", loop)
+
+        def is_written() -> bool:
+            if self.is_over:
+                raise WritersGone
+            return all(self.all(TrainWorker.is_written))
+
+        if writer.is_async:
+            writer.save_remote(step, fill, is_written, facts=facts)
+        else:
+            writer.save_now(step, fill, facts=facts)
+
+    def _begin(
+        self,
+        method: Callable[..., R],
+        arguments: Sequence[Sequence[Any]],
+        named: Mapping[str, Any],
+    ) -> Results[R]:
+        sent = time.time()
         called = [
-            actor.carry_out.remote(method, tuple(own), given)
+            actor.carry_out.remote(method.__name__, tuple(own), named)
             for actor, own in zip(self._living(), arguments, strict=True)
         ]
-        return lambda: self._gathered(called, sent=sent)
+        return lambda: self._collect(called, sent=sent)
 
-    def begin_and_publish(
-        self, method: str, arguments: Sequence[Sequence[Any]], more: Mapping[str, Any]
-    ) -> tuple[Callable[[], list[Any]], Gathering]:
-        """`begin` and `begin_publish` as one call: ranks do not wait for the caller in between."""
+    def _begin_and_gather(
+        self,
+        method: Callable[..., R],
+        arguments: Sequence[Sequence[Any]],
+        named: Mapping[str, Any],
+    ) -> tuple[Results[R], Gathering]:
         sent = time.time()
         both = [
-            actor.carry_out_and_publish.remote(method, tuple(own), more)
+            actor.carry_out_and_gather.remote(method.__name__, tuple(own), named)
             for actor, own in zip(self._living(), arguments, strict=True)
         ]
         called = [first for first, _ in both]
-        publishing = self._publishing([second for _, second in both], sent)
-        return lambda: self._gathered(called, sent=sent), publishing
+        gathering = self._gathering([second for _, second in both], sent)
+        return lambda: self._collect(called, sent=sent), gathering
 
-    def each(
-        self, method: str, arguments: Sequence[Sequence[Any]], more: Mapping[str, Any] | None = None
-    ) -> list[Any]:
-        """Call a method on every rank with its own arguments; the results by rank."""
-        return self.begin(method, arguments, more)()
-
-    def all(self, method: str, *arguments: Any) -> list[Any]:
-        """Call a method on every rank with the same arguments; the results by rank."""
-        return self.each(method, [arguments] * self.count)
-
-    def begin_all(self, method: str) -> Callable[[], list[Any]]:
-        """Call a method on every rank; the function returns the results by rank."""
-        return self.begin(method, [()] * self.count)
-
-    def begin_publish(self) -> Gathering:
-        """Put the policy's weights into the object store; the function returns the references."""
-        sent = time.time()
-        return self._publishing([a.publish.remote() for a in self._living()], sent)
-
-    def _publishing(self, called: Sequence[Any], sent: float) -> Gathering:
+    def _gathering(self, called: Sequence[Any], sent: float) -> Gathering:
         def gathered() -> GatheredWeights:
-            found = self._gathered(called, sent=sent)
+            found = self._collect(called, sent=sent)
             parts, size, seconds, _ = found[0]
             digests = merge_sums([sums for *_, sums in found])
             return GatheredWeights(parts=parts, bytes=size, seconds=seconds, digests=digests)
@@ -275,7 +288,7 @@ class RankGroup:
             ray.kill(actor, no_restart=True)
         self._actors = []
 
-    def _gathered(self, called: Sequence[Any], *, sent: float | None = None) -> list[Any]:
+    def _collect(self, called: Sequence[Any], *, sent: float | None = None) -> list[Any]:
         """All results in order; the first error stops the ranks and is raised."""
         left, back = list(called), dict[Any, float]()
         answers: dict[Any, Any] = {}

@@ -28,7 +28,7 @@ from luyen.runtime.monitoring import (
     release_device_memory,
 )
 from luyen.runtime.ray.messages import PollResult, RemoteError, ReplicaFacts, ReplicaWeights
-from luyen.runtime.weights import WeightPart, digests_of, load_part, version_digests
+from luyen.runtime.weights import PackedWeights, digests_of, load_part, version_digests
 from luyen.telemetry.worker_spans import WORK
 
 
@@ -245,7 +245,7 @@ class Replica:
         number: int,
         version: int | None,
         keep: Collection[int | None],
-        part: WeightPart,
+        part: PackedWeights,
         parts: int | None = None,
     ) -> None:
         """Load a part of a publication into the engine; parts may arrive in any order.
@@ -283,7 +283,7 @@ class Replica:
         number: int,
         version: int | None,
         keep: Collection[int | None],
-        part: WeightPart,
+        part: PackedWeights,
         parts: int,
         expected: Mapping[str, str],
     ) -> ReplicaWeights:
@@ -373,11 +373,7 @@ class Replica:
             self._moved.notify_all()
 
 
-_SPANS = {
-    "load": "load weights",
-    "load_last": "load weights",
-    "confirm": "confirm weights",
-}
+_SPANS = {Replica.load.__name__: "load weights", Replica.load_last.__name__: "load weights"}
 """Calls that are recorded as spans; generation is recorded on the engine's thread."""
 
 

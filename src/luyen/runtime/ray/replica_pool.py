@@ -6,13 +6,14 @@ handled on the controller's thread; the cost of an event does not depend on the 
 
 import queue
 import time
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, final
+from typing import Any, TypeAlias, TypeVar, TypeVarTuple, final
 
 from luyen.base.boundary import boundary
 from luyen.base.errors import UserError
+from luyen.config.schema.trainer import TimeoutsConfig
 from luyen.models.trained_weights import Fingerprint
 from luyen.runtime.ray.messages import (
     ProcessDied,
@@ -23,8 +24,11 @@ from luyen.runtime.ray.messages import (
     ReplicaWeights,
     ReplyCallback,
 )
+from luyen.runtime.ray.replica import Replica
 from luyen.telemetry.spans import waiting_for
 
+T = TypeVar("T")
+Arguments = TypeVarTuple("Arguments")
 EventHandler: TypeAlias = Callable[[ReplicaState, Any], None]
 """Handles the value of a reply."""
 
@@ -84,27 +88,13 @@ class EventQueue:
             return None
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaTimeouts:
-    """Timeouts of replicas, and the number of restarts.
-
-    Example:
-        >>> ReplicaTimeouts().max_failures
-        3
-    """
-
-    start_s: float = 600.0
-    """Seconds without any ready replica until the run fails."""
-    still_s: float = 300.0
-    """Seconds without progress until a replica with work counts as lost."""
-    max_failures: int = 3
-    """Consecutive losses that end the run."""
-
-
 _FIELD = "actor_rollout_ref.rollout.data_parallel_size"
+MAX_FAILURES = 3
+"""Consecutive losses that end the run."""
 _POLL_S = 1.0
 _WAIT_S = 0.05
+_FLUSH_S = 1.0
+"""Seconds to wait for the last reports of all replicas together."""
 
 
 @final
@@ -118,7 +108,7 @@ class ReplicaPool:
         *,
         ready: Callable[[ReplicaState], None],
         lost: Callable[[ReplicaState], None],
-        timeouts: ReplicaTimeouts,
+        timeouts: TimeoutsConfig,
     ) -> None:
         """`start` starts the process of a replica; `ready` and `lost` are called for each."""
         self._start = start
@@ -141,12 +131,16 @@ class ReplicaPool:
             self._start_process(member)
 
     def call(
-        self, member: ReplicaState, method: str, *arguments: Any, then: EventHandler | None = None
+        self,
+        member: ReplicaState,
+        method: Callable[[Replica, *Arguments], Awaitable[T]],
+        *arguments: *Arguments,
+        then: Callable[[ReplicaState, T], None] | None = None,
     ) -> None:
         """Call a method of a replica; `then` gets the result in a later `receive`."""
         assert member.handle is not None
         reply = None if then is None else self._events.reply(member, then)
-        member.handle.call(method, *arguments, reply=reply)
+        member.handle.call(method.__name__, *arguments, reply=reply)
 
     def receive(self, wait_s: float) -> None:
         """Handle all events that have arrived, after waiting at most `wait_s` for the first."""
@@ -163,12 +157,14 @@ class ReplicaPool:
         while not is_done():
             self.receive(_WAIT_S)
 
-    def call_all(self, method: str, *arguments: Any) -> dict[int, Any]:
+    def call_all(
+        self, method: Callable[[Replica, *Arguments], Awaitable[T]], *arguments: *Arguments
+    ) -> dict[int, T]:
         """Call a method of every ready replica; the results of those that were not lost."""
-        answers: dict[int, Any] = {}
+        answers: dict[int, T] = {}
         called = [(member, member.incarnation) for member in self.members if member.is_ready]
 
-        def keep(member: ReplicaState, value: Any) -> None:
+        def keep(member: ReplicaState, value: T) -> None:
             answers[member.index] = value
 
         for member, _ in called:
@@ -182,7 +178,7 @@ class ReplicaPool:
 
     def begin_publication(
         self,
-        version: int | None = None,
+        version: int,
         *,
         keep: Collection[int] = (),
         holder: Callable[[], None] | None = None,
@@ -193,43 +189,23 @@ class ReplicaPool:
         lack them.
         """
         self.publication += 1
-        kept = [one for one in self._published if one.version is not None and one.version in keep]
+        kept = [one for one in self._published if one.version in keep]
         self._published = [*kept, PublishedVersion(self.publication, version, holder)]
         for member in self.members:
             member.confirmed &= {one.number for one in kept}
 
-    def send_part(self, part: Any) -> None:
-        """Send a part of the weights to every replica; it is kept for those that start later."""
-        self._published[-1].parts.append(part)
-        for member in self.members:
-            if member.facts is not None:
-                member.mark_progress()
-                self._load(member, self._published[-1], part)
-
     def send_all(self, parts: Sequence[Any], expected: Mapping[str, str]) -> None:
-        """Send all parts to every replica, with the digests to confirm (`expect`)."""
+        """Send all parts to every replica, with the digests that it must confirm.
+
+        Parts are kept for replicas that start later. A replica generates with the weights only
+        after it has confirmed them; a UserError in `receive` if they differ.
+        """
         newest = self._published[-1]
         newest.parts, newest.expected = list(parts), expected
         for member in self.members:
             if member.facts is not None:
                 member.mark_progress()
                 self._send_publication(member, newest)
-
-    def expect(self, expected: Mapping[str, str]) -> None:
-        """Have every replica confirm these digests after all parts; a UserError if they differ.
-
-        A replica generates with the weights only after it has confirmed them.
-        """
-        newest = self._published[-1]
-        newest.expected = expected
-        for member in self.members:
-            if member.facts is not None:
-                self._confirm(member, newest)
-
-    def end_publication(self, expected: Mapping[str, str]) -> None:
-        """Return when every ready replica has confirmed the digests; a UserError if they differ."""
-        self.expect(expected)
-        self.wait_until(lambda: self.is_published)
 
     @property
     def is_published(self) -> bool:
@@ -247,6 +223,22 @@ class ReplicaPool:
         """When a replica last confirmed the newest weights, by the monotonic clock."""
         return self._published[-1].confirmed_at
 
+    def flush_reports(self) -> None:
+        """Call every ready replica for the report that comes with the result, before they end."""
+        replies: queue.SimpleQueue[None] = queue.SimpleQueue()
+        called = 0
+        with boundary([]):
+            for member in self.members:
+                if member.is_ready and member.handle is not None:
+                    member.handle.call(Replica.facts.__name__, reply=lambda *_: replies.put(None))
+                    called += 1
+        last = time.monotonic() + _FLUSH_S
+        for _ in range(called):
+            try:
+                replies.get(timeout=max(0.0, last - time.monotonic()))
+            except queue.Empty:
+                return
+
     def stop(self) -> None:
         """End every replica."""
         for member in self.members:
@@ -256,7 +248,7 @@ class ReplicaPool:
 
     def _start_process(self, member: ReplicaState) -> None:
         member.reset(self._start(member.index))
-        self.call(member, "facts", then=self._on_facts)
+        self.call(member, Replica.facts, then=self._on_facts)
 
     def _on_facts(self, member: ReplicaState, facts: ReplicaFacts) -> None:
         member.facts = facts
@@ -268,28 +260,18 @@ class ReplicaPool:
             self._send_publication(member, publication)
 
     def _send_publication(self, member: ReplicaState, publication: PublishedVersion) -> None:
-        """Send all parts so far, with the last one the expected digests."""
-        parts, expected = publication.parts, publication.expected
-        if expected is not None and not parts:
-            self._confirm(member, publication)
-        last = parts[-1:] if expected is not None else []
-        for part in parts[: len(parts) - len(last)]:
-            self._load(member, publication, part)
-        for part in last:
-            what = *self._publication_key(publication), part, len(parts), expected
-            self.call(member, "load_last", *what, then=self._on_weights)
-
-    def _publication_key(self, publication: PublishedVersion) -> tuple[Any, ...]:
-        """Number and version of a publication, and all versions to keep."""
-        keep = frozenset(one.version for one in self._published)
-        return publication.number, publication.version, keep
-
-    def _load(self, member: ReplicaState, publication: PublishedVersion, part: Any) -> None:
-        self.call(member, "load", *self._publication_key(publication), part, then=_mark_progress)
-
-    def _confirm(self, member: ReplicaState, publication: PublishedVersion) -> None:
-        what = publication.number, publication.version, len(publication.parts)
-        self.call(member, "confirm", *what, publication.expected, then=self._on_weights)
+        """Send all parts, with the last one the expected digests; nothing before they are there."""
+        expected, keep = publication.expected, frozenset(one.version for one in self._published)
+        if expected is None:
+            return
+        *parts, last = publication.parts
+        number, version = publication.number, publication.version
+        for part in parts:
+            self.call(member, Replica.load, number, version, keep, part, then=_mark_progress)
+        count, then = len(publication.parts), self._on_weights
+        self.call(
+            member, Replica.load_last, number, version, keep, last, count, expected, then=then
+        )
 
     def _on_weights(self, member: ReplicaState, weights: ReplicaWeights) -> None:
         member.mark_progress()
@@ -350,7 +332,7 @@ class ReplicaPool:
             member.handle.kill()
         member.is_ready = False
         self._lost(member)
-        if member.failures >= self._timeouts.max_failures:
+        if member.failures >= MAX_FAILURES:
             why = f"replica {member.index} was lost {member.failures} times in a row: {reason}"
             fix = "check its memory and the logs of its node; the run can be resumed"
             raise UserError(_FIELD, len(self.members), why, fix)
@@ -361,7 +343,7 @@ class ReplicaPool:
 
     def _check_replicas(self) -> None:
         """Once a second, restart replicas that have work and make no progress."""
-        now = time.monotonic()
+        now, timeouts = time.monotonic(), self._timeouts
         if now - self._polled_at < _POLL_S:
             return
         self._polled_at = now
@@ -374,19 +356,19 @@ class ReplicaPool:
                     holder()
         for member in self.members:
             owes = member.is_polling or member in lacking
-            if owes and now - member.last_progress > self._timeouts.still_s:
+            if owes and now - member.last_progress > timeouts.progress_s:
                 with self._keep_first_error():
-                    still = f"it got nothing done for {self._timeouts.still_s:.0f} s"
+                    still = f"it got nothing done for {timeouts.progress_s:.0f} s"
                     self._replace(member, still)
         if any(member.is_ready for member in self.members):
             self._some_ready = now
-        elif now - self._some_ready > self._timeouts.start_s:
-            why = f"no replica was ready within {self._timeouts.start_s:.0f} s"
+        elif now - self._some_ready > timeouts.start_s:
+            why = f"no replica was ready within {timeouts.start_s:.0f} s"
             fix = "see `ray status` for missing resources, and `ray logs` for the replicas' output"
             with self._keep_first_error():
                 raise UserError(_FIELD, len(self.members), why, fix)
 
 
-def _mark_progress(member: ReplicaState, value: Any) -> None:
+def _mark_progress(member: ReplicaState, value: None) -> None:
     del value
     member.mark_progress()

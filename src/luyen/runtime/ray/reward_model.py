@@ -14,6 +14,7 @@ from ray.exceptions import RayError, RayTaskError
 
 from luyen.base.errors import UserError
 from luyen.base.heartbeat import HEART
+from luyen.config.schema.trainer import TimeoutsConfig
 from luyen.engine.batch_shards import balance_by_tokens
 from luyen.rewards.reward_model import ModelInput, Scorer
 from luyen.runtime.monitoring import CallResult, RoleMonitor, device_bytes, unwrap_result
@@ -25,7 +26,6 @@ from luyen.runtime.ray.health import (
     traceback_of,
 )
 from luyen.runtime.ray.messages import RemoteError
-from luyen.runtime.ray.ranks import SILENCE_S, START_S
 from luyen.telemetry.worker_spans import WORK
 
 MakeScorer: TypeAlias = Callable[[], Scorer]
@@ -79,14 +79,13 @@ class RayScorer:
         *,
         places: Sequence[Mapping[str, Any]],
         watch: RoleMonitor | None = None,
-        start_s: float = START_S,
-        silence_s: float = SILENCE_S,
+        timeouts: TimeoutsConfig | None = None,
     ) -> None:
         """Start one replica for each place (options of an actor); returns when all have loaded."""
         self._make = ray.put(make)
         self._places = places
         self._watch = watch or RoleMonitor()
-        self._timeouts = (start_s, silence_s)
+        self._timeouts = timeouts or TimeoutsConfig()
         self.restarts = 0
         """Restarts of replicas."""
         self._actors: list[Any] = [self._begin(copy) for copy in range(len(places))]
@@ -140,9 +139,8 @@ class RayScorer:
         """Call these replicas; those that were lost, with the reason."""
         sent = time.time()
         calls = {self._actors[copy].score.remote(shards[copy]): copy for copy in copies}
-        start_s, silence_s = self._timeouts
         pings = [self._actors[copy].alive.remote for copy in copies]
-        health = HealthCheck(pings, start_s=start_s, silence_s=silence_s)
+        health = HealthCheck(pings, self._timeouts)
         lost: dict[int, str] = {}
         while calls:
             done, _ = ray.wait(list(calls), num_returns=1, timeout=_POLL_S)

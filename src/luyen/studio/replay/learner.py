@@ -22,10 +22,18 @@ from luyen.data.tokenizer import Tokenizer
 from luyen.engine.batch import PackedBatch
 from luyen.engine.token_trace import TokenTrace, trace_tokens
 from luyen.pipeline.policy_loading import device_for
-from luyen.runtime.in_process import LocalRoles
+from luyen.rollout.protocol import RolloutEngine
+from luyen.runtime.in_process import local_roles
+from luyen.runtime.roles import Roles
+from luyen.runtime.worker import TrainWorker
 from luyen.studio.replay.record import RecordedStep, ReplayRecord
 from luyen.train.batch import batch_order, parity_metrics
-from luyen.train.builders.roles import build_roles
+from luyen.train.builders.roles import (
+    build_engine,
+    build_generation,
+    build_worker,
+    micro_batching,
+)
 from luyen.train.builders.run import learning_rules, total_steps
 from luyen.train.builders.setup import import_plugins, load_run_tokenizer
 from luyen.train.monitor import StepProfiler
@@ -83,13 +91,18 @@ class ReplayLearner:
         self,
         *,
         config: RunConfig,
-        roles: LocalRoles,
+        roles: Roles,
+        worker: TrainWorker,
+        engine: RolloutEngine,
         rules: LearningRules,
         tokenizer: Tokenizer,
         steps: int,
     ) -> None:
+        """`worker` and `engine` are those of the roles."""
         self.config = config
         self.roles = roles
+        self.worker = worker
+        self.engine = engine
         self.tokenizer = tokenizer
         self.learning = LearningContext(
             config=config,
@@ -117,12 +130,13 @@ class ReplayLearner:
 
     def snapshot(self) -> LearnerSnapshot:
         """A copy of the current state, for `restore`."""
-        roles = copy.deepcopy(self.roles.state_dict())
+        roles = copy.deepcopy(self.worker.state())
         return LearnerSnapshot(loop=self._progress.loop_state(), roles=roles)
 
     def restore(self, snapshot: LearnerSnapshot) -> None:
         """Restore a snapshot: weights, optimizer state and coefficients."""
-        self.roles.load_state_dict(snapshot.roles)
+        self.worker.load_state(snapshot.roles)
+        self.roles.forget_weights()
         self.resume(snapshot.loop)
 
 
@@ -137,8 +151,24 @@ def open_learner(config: RunConfig, *, rows: int | None) -> ReplayLearner:
     rules = learning_rules(config)
     renderer = Renderer(tokenizer, template_kwargs=config.data.apply_chat_template_kwargs)
     steps = _total_steps(config, rows)
-    roles = build_roles(config, renderer, tokenizer, rules.needs, device_for(config))
-    return ReplayLearner(config=config, roles=roles, rules=rules, tokenizer=tokenizer, steps=steps)
+    device = device_for(config)
+    worker = build_worker(config, tokenizer, rules.needs, device)
+    engine = build_engine(config, worker.actor.policy, tokenizer)
+    roles = local_roles(
+        worker=worker,
+        engine=engine,
+        generation=build_generation(config, None, renderer),
+        micro_batching=micro_batching(config, rules.needs),
+    )
+    return ReplayLearner(
+        config=config,
+        roles=roles,
+        worker=worker,
+        engine=engine,
+        rules=rules,
+        tokenizer=tokenizer,
+        steps=steps,
+    )
 
 
 def with_token_index(batch: PackedBatch) -> PackedBatch:
@@ -297,7 +327,7 @@ def explain_step(run: ReplayLearner, recorded: RecordedStep) -> tuple[LearnedSte
     traces: list[StepTrace] = []
 
     def trace(batch: PackedBatch, objective: Objective, seed: int) -> None:
-        explained = trace_tokens(run.roles.actor, batch, objective, seed=seed)
+        explained = trace_tokens(run.worker.actor, batch, objective, seed=seed)
         traces.append(StepTrace(place=batch.streams[PLACE], explained=explained))
 
     return learn_step(run, recorded, before=trace), traces

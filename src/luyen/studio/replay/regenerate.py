@@ -200,7 +200,7 @@ def _regenerated(
         )
         for turn in turns
     ]
-    found = generate(run.roles.rollout, requests)
+    found = generate(run.engine, requests)
     return [found[request.id, 0] for request in requests]
 
 

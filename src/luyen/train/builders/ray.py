@@ -1,42 +1,39 @@
 """Build the roles of a run on a Ray cluster from a configuration."""
 
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from luyen.config.plan import Placement, count_weight_versions, has_partial_rollouts
 from luyen.config.schema.run import RunConfig
 from luyen.data.render import Renderer
-from luyen.engine.actor import ActorEngine
 from luyen.engine.fsdp import join_ranks, shard_as
-from luyen.engine.optim import MasterAdamW
 from luyen.models.load import choose_threads
-from luyen.models.policy import Policy, ValueModel
 from luyen.rewards.reward_model import Scorer
 from luyen.rollout.build import ToolEnvironment
 from luyen.rollout.protocol import RolloutEngine
 from luyen.runtime.ray.cluster import STORE_BYTES, connect
+from luyen.runtime.ray.engines import RayEngines
 from luyen.runtime.ray.pools import REWARD, PoolFacts, plan_pools
-from luyen.runtime.ray.roles import RoleMicroBatching
 from luyen.runtime.roles import Roles
-from luyen.runtime.worker import RankWorker
+from luyen.runtime.worker import TrainWorker
 from luyen.train.batch import RequiredSignals
 from luyen.train.builders.reward import ray_reward_model
 from luyen.train.builders.roles import (
-    actor_passes,
-    build_critic,
     build_engine,
     build_generation,
-    build_reference,
-    critic_passes,
+    build_worker,
     initial_policy,
-    load_teacher,
-    log_prob_passes,
-    value_aggregation,
+    micro_batching,
     versioned_engines,
 )
 from luyen.train.builders.setup import import_plugins, load_run_tokenizer
+
+if TYPE_CHECKING:
+    from luyen.runtime.ray.ranks import RankGroup
 
 
 def build_ray_roles(
@@ -50,26 +47,21 @@ def build_ray_roles(
     """Start ranks, replicas and the reward model on a cluster; on an error all are released."""
     connection = connect(store_bytes=STORE_BYTES * count_weight_versions(config.trainer))
     # Imported here: `connect` has checked that ray is installed.
-    from luyen.runtime.ray.actors import PlacedPools, start_engines
-    from luyen.runtime.ray.ranks import RankGroup
-    from luyen.runtime.ray.roles import RayRoles
+    from luyen.runtime.ray.actors import PlacedPools
+    from luyen.runtime.ray.roles import ray_roles
 
     with ExitStack() as opened:
         opened.callback(connection.disconnect)
         pools = plan_pools(PoolFacts.of(config, where), connection.nodes())
-        placed = PlacedPools(pools)
+        placed = PlacedPools(pools, timeouts=config.trainer.timeouts)
         opened.callback(placed.free)
         places = {r: [placed.options(s) for s in slots] for r, slots in pools.slots.items()}
-        ranks = RankGroup(partial(make_rank, config, needs, where.device), places=places["actor"])
-        opened.callback(ranks.stop)
-        replica_slots, make = places["rollout"], partial(make_replica, config, where.device)
-        engines = start_engines(
-            make, replicas=len(replica_slots), places=replica_slots, watch=ranks.watch
-        )
-        opened.callback(engines.close)
+        ranks, engines = _start_processes(config, needs, where.device, places, opened)
         scorer = ray_reward_model(config, where.device, places.get(REWARD, ()), ranks.watch)
         opened.pop_all()
-    roles = RayRoles(
+    # The controller computes little: more threads would compete with the workers for cores.
+    torch.set_num_threads(1)
+    roles = ray_roles(
         ranks=ranks,
         engines=engines,
         generation=build_generation(config, tool_env, renderer),
@@ -82,57 +74,53 @@ def build_ray_roles(
     return roles, scorer
 
 
-def micro_batching(config: RunConfig, needs: RequiredSignals) -> RoleMicroBatching:
-    """Micro-batching of all passes, and aggregation of the value loss."""
-    arr = config.actor_rollout_ref
-    actor = arr.actor
-    return RoleMicroBatching(
-        actor=actor_passes(actor),
-        log_probs=log_prob_passes(arr.rollout, actor),
-        reference=log_prob_passes(arr.ref, actor),
-        critic=critic_passes(config) if needs.values else None,
-        value_aggregation=value_aggregation(config),
-        value_scale=actor.loss_scale_factor or float(config.data.max_response_length),
+def _start_processes(
+    config: RunConfig,
+    needs: RequiredSignals,
+    device: str,
+    places: Mapping[str, Sequence[Mapping[str, Any]]],
+    opened: ExitStack,
+) -> "tuple[RankGroup, RayEngines]":
+    """Start ranks and replicas, which `opened` ends on an error."""
+    from luyen.runtime.ray.actors import start_engines
+    from luyen.runtime.ray.ranks import RankGroup
+
+    timeouts, make = config.trainer.timeouts, partial(make_rank, config, needs, device)
+    ranks = RankGroup(make, places=places["actor"], timeouts=timeouts)
+    opened.callback(ranks.stop)
+    engines = start_engines(
+        partial(make_replica, config, device),
+        replicas=len(places["rollout"]),
+        places=places["rollout"],
+        timeouts=timeouts,
+        watch=ranks.watch,
     )
+    opened.callback(engines.close)
+    return ranks, engines
 
 
 def make_rank(
     config: RunConfig, needs: RequiredSignals, device: str, rank: int, ranks: int, address: str
-) -> RankWorker:
+) -> TrainWorker:
     """Build the models of one rank; called in its process."""
     import_plugins(config.trainer.plugins)
-    arr = config.actor_rollout_ref
-    fsdp = arr.actor.fsdp_config
-    mesh = join_ranks(rank, ranks, address, device=device, fsdp_size=fsdp.fsdp_size)
-    tokenizer = load_run_tokenizer(config)
-
-    def sharded(model: Policy | ValueModel) -> None:
-        if ranks > 1:
-            shard_as(model, mesh, fsdp)
-
-    policy = initial_policy(config, tokenizer, device)
-    choose_threads(policy)
-    sharded(policy)
-    reference = build_reference(config, tokenizer, needs, device)
-    teacher = load_teacher(config, tokenizer, device) if needs.teacher else None
-    for frozen in (reference, teacher):
-        if frozen is not None:
-            sharded(frozen)
-    here = torch.device(device, torch.cuda.current_device()) if device == "cuda" else None
-    return RankWorker(
+    fsdp = config.actor_rollout_ref.actor.fsdp_config
+    mesh = join_ranks(
+        rank,
+        ranks,
+        address,
+        device=device,
+        fsdp_size=fsdp.fsdp_size,
+        timeout_s=config.trainer.timeouts.collective_s,
+    )
+    return build_worker(
+        config,
+        load_run_tokenizer(config),
+        needs,
+        device,
         rank=rank,
-        actor=ActorEngine(
-            policy,
-            MasterAdamW(policy.parameters(), arr.actor.optim),
-            actor_passes(arr.actor),
-            temperature=arr.rollout.temperature,
-            device=here,
-        ),
-        reference=reference,
-        teacher=teacher,
-        critic=build_critic(config, tokenizer, device, sharded=sharded, here=here)
-        if needs.values
-        else None,
+        sharded=partial(shard_as, mesh=mesh, fsdp_config=fsdp) if ranks > 1 else None,
+        here=torch.device(device, torch.cuda.current_device()) if device == "cuda" else None,
     )
 
 

@@ -58,7 +58,7 @@ def ray_reward_model(
 
     is_alone = reward_pool(config) is not None
     make = partial(load_scorer, reward_model, device, is_alone=is_alone)
-    return RayScorer(make, places=places, watch=watch)
+    return RayScorer(make, places=places, watch=watch, timeouts=config.trainer.timeouts)
 
 
 JUDGE_PURPOSE = "judge"

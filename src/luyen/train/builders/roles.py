@@ -1,5 +1,6 @@
 """Build actor, rollout engine, reference, teacher, critic and sampling from a configuration."""
 
+import os
 from collections.abc import Callable
 from functools import partial
 
@@ -24,7 +25,9 @@ from luyen.rollout.build import ToolEnvironment, build_conversations, build_tool
 from luyen.rollout.engines import VersionedEngines, make_checked_engine
 from luyen.rollout.protocol import RolloutEngine, Sampling, rollout_engines
 from luyen.runtime.generation import Generation
-from luyen.runtime.in_process import LocalRoles
+from luyen.runtime.in_process import STRICT_VARIABLE, local_roles
+from luyen.runtime.roles import RoleMicroBatching, Roles
+from luyen.runtime.worker import TrainWorker
 from luyen.sandbox.launch import demand
 from luyen.train.batch import RequiredSignals
 
@@ -86,33 +89,81 @@ def build_roles(
     *,
     tool_env: ToolEnvironment | None = None,
     runs_ahead: bool = False,
-) -> LocalRoles:
-    """Build actor, rollout engine, reference, teacher and critic on one device.
+) -> Roles:
+    """Build the roles of a run in this process, on one device.
 
-    `runs_ahead`: generation continues during updates, so several versions are loaded.
+    `runs_ahead`: generation continues during updates, so several versions are loaded. In strict
+    mode (`STRICT_VARIABLE`) messages are pickled.
     """
-    arr = config.actor_rollout_ref
-    policy = initial_policy(config, tokenizer, device)
-    choose_threads(policy)
-    actor, rollout = arr.actor, arr.rollout
-    return LocalRoles(
-        actor=ActorEngine(
-            policy,
-            MasterAdamW(policy.parameters(), actor.optim),
-            actor_passes(actor),
-            temperature=rollout.temperature,
-        ),
-        rollout=versioned_engines(config, policy, tokenizer, device)
+    worker = build_worker(config, tokenizer, needs, device)
+    policy, rollout = worker.actor.policy, config.actor_rollout_ref.rollout
+    return local_roles(
+        worker=worker,
+        engine=versioned_engines(config, policy, tokenizer, device)
         if runs_ahead
         else build_engine(config, policy, tokenizer),
         generation=build_generation(config, tool_env, renderer),
-        reference=build_reference(config, tokenizer, needs, device),
-        critic=build_critic(config, tokenizer, device) if needs.values else None,
-        log_prob_passes=log_prob_passes(rollout, actor),
-        ref_passes=log_prob_passes(arr.ref, actor),
+        micro_batching=micro_batching(config, needs),
         frees_cache=rollout.free_cache_engine,
         partial_rollouts=has_partial_rollouts(config.trainer),
-        teacher=load_teacher(config, tokenizer, device) if needs.teacher else None,
+        is_strict=os.environ.get(STRICT_VARIABLE) == "1",
+    )
+
+
+def build_worker(
+    config: RunConfig,
+    tokenizer: Tokenizer,
+    needs: RequiredSignals,
+    device: str,
+    *,
+    rank: int = 0,
+    sharded: Callable[[Policy | ValueModel], None] | None = None,
+    here: torch.device | None = None,
+) -> TrainWorker:
+    """Build actor, reference, teacher and critic of a process.
+
+    `sharded` shards a model over the ranks; `here` is the device of passes, if weights may be
+    offloaded.
+    """
+    arr = config.actor_rollout_ref
+    shard = sharded or (lambda _: None)
+    policy = initial_policy(config, tokenizer, device)
+    choose_threads(policy)
+    shard(policy)
+    reference = build_reference(config, tokenizer, needs, device)
+    if reference is not None:
+        shard(reference)
+    teacher = load_teacher(config, tokenizer, device) if needs.teacher else None
+    if teacher is not None:
+        shard(teacher)
+    return TrainWorker(
+        rank=rank,
+        actor=ActorEngine(
+            policy,
+            MasterAdamW(policy.parameters(), arr.actor.optim),
+            actor_passes(arr.actor),
+            temperature=arr.rollout.temperature,
+            device=here,
+        ),
+        reference=reference,
+        teacher=teacher,
+        critic=build_critic(config, tokenizer, device, sharded=sharded, here=here)
+        if needs.values
+        else None,
+    )
+
+
+def micro_batching(config: RunConfig, needs: RequiredSignals) -> RoleMicroBatching:
+    """Micro-batching of all passes, and aggregation of the value loss."""
+    arr = config.actor_rollout_ref
+    actor = arr.actor
+    return RoleMicroBatching(
+        actor=actor_passes(actor),
+        log_probs=log_prob_passes(arr.rollout, actor),
+        reference=log_prob_passes(arr.ref, actor),
+        critic=critic_passes(config) if needs.values else None,
+        value_aggregation=value_aggregation(config),
+        value_scale=actor.loss_scale_factor or float(config.data.max_response_length),
     )
 
 

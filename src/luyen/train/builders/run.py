@@ -1,6 +1,5 @@
 """Build a run from a configuration: roles, reward, objective, controllers, step count."""
 
-import os
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -23,7 +22,6 @@ from luyen.data.tokenizer import Tokenizer
 from luyen.rewards.build import BuiltReward, build_reward
 from luyen.rewards.reward_model import Scorer
 from luyen.rollout.build import ToolEnvironment
-from luyen.runtime.in_process import STRICT_VARIABLE, StrictRoles
 from luyen.runtime.roles import Roles
 from luyen.telemetry.display import Display
 from luyen.train.advantages import AdvantageConfig
@@ -123,7 +121,7 @@ def _roles(
             tool_env=tool_env,
             runs_ahead=config.trainer.max_staleness > 0,
         )
-        return (StrictRoles(roles) if os.environ.get(STRICT_VARIABLE) == "1" else roles), None
+        return roles, None
     from luyen.train.builders.ray import build_ray_roles  # ray, and torch's collectives
 
     return build_ray_roles(config, data.renderer, needs, where, tool_env=tool_env)

@@ -13,7 +13,7 @@ from luyen.engine.batch import OfflineBatch
 from luyen.engine.optim import learning_rate
 from luyen.engine.step import UpdateResult
 from luyen.models.weight_digests import tensor_digests
-from luyen.runtime.roles import split_learned_state
+from luyen.runtime.worker import split_learned_state
 from luyen.telemetry.display import Display
 from luyen.telemetry.spans import SPANS, span
 from luyen.train import metric_names

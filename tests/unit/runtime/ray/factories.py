@@ -1,10 +1,20 @@
-"""Engines that replicas make: importable by name, so that they reach another process."""
+"""Engines that replicas make: importable by name, so that they reach another process; and the
+weights that are published to them."""
+
+from collections.abc import Generator, Mapping
+from importlib import import_module
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from luyen.config.check import check
 from luyen.models.load import load_policy
+from luyen.models.weight_digests import tensor_digests
 from luyen.rollout.protocol import RolloutEngine
+from luyen.runtime.ray.engines import RayEngines
+from luyen.runtime.weight_sync import PendingSync, WeightSync
+from luyen.runtime.weights import GatheredWeights, Gathering, pack, total_bytes
 from luyen.train.builders.roles import build_engine
 from luyen.train.builders.setup import import_plugins, load_run_tokenizer
 from tests.generation import native
@@ -30,3 +40,47 @@ def engine_of_run(index: int, *, words: tuple[str, ...]) -> RolloutEngine:
         seed=config.trainer.seed,
     )
     return build_engine(config, policy, tokenizer)
+
+
+def in_buckets(tensors: Mapping[str, Tensor], *, most_bytes: int) -> Generator[dict[str, Tensor]]:
+    """The tensors in order, in buckets of at most `most_bytes`; a larger tensor is one bucket."""
+    bucket: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if bucket and total_bytes((*bucket.values(), tensor)) > most_bytes:
+            yield bucket
+            bucket = {}
+        bucket[name] = tensor
+    if bucket:
+        yield bucket
+
+
+class Given:
+    """Workers whose weights are these; `meant` are those whose digests are announced."""
+
+    def __init__(self, weights: Mapping[str, Tensor], meant: Mapping[str, Tensor]) -> None:
+        self.weights, self.meant = weights, meant
+
+    def gather(self) -> Gathering:
+        ray = import_module("ray")
+        found = GatheredWeights(
+            parts=[ray.put(pack(one)) for one in in_buckets(self.weights, most_bytes=50_000)],
+            bytes=total_bytes(self.weights.values()),
+            seconds=0.0,
+            digests={f"actor/{name}": text for name, text in tensor_digests(self.meant).items()},
+        )
+        return lambda: found
+
+    def raise_if_lost(self) -> None:
+        """They are here."""
+
+
+def begin_publication(
+    engines: RayEngines,
+    weights: Mapping[str, Tensor],
+    *,
+    version: int,
+    meant: Mapping[str, Tensor] | None = None,
+) -> PendingSync:
+    """Start to publish weights of this process to replicas, in several parts."""
+    workers: Any = Given(weights, weights if meant is None else meant)
+    return WeightSync(workers, engines.replica_pool).begin(version)

@@ -5,10 +5,10 @@ from collections.abc import Callable
 import pytest
 
 from luyen.base.errors import UserError
+from luyen.config.schema.trainer import TimeoutsConfig
 from luyen.rollout.protocol import Completion, Request, Sampling, generate
 from luyen.runtime.ray.engines import RayEngines
 from luyen.runtime.ray.messages import RemoteError
-from luyen.runtime.ray.replica_pool import ReplicaTimeouts
 from tests.unit.runtime.ray.fakes import FakeReplica, Fleet, drawn
 
 EIGHT = Sampling(max_new_tokens=8)
@@ -89,12 +89,17 @@ def test_what_a_lost_replica_had_not_finished_is_drawn_by_others():
     assert fleet.begun[2].index == 0
 
 
+def publish_seven(engines: RayEngines) -> None:
+    pool, weights = engines.replica_pool, {"w": "float32 [1] 07"}
+    pool.begin_publication(1)
+    pool.send_all([weights], weights)
+    pool.wait_until(lambda: pool.is_published)
+
+
 def test_a_replica_that_begins_again_gets_the_current_weights():
     fleet = Fleet()
     engines = RayEngines(fleet, replicas=2)
-    engines.replica_pool.begin_publication()
-    engines.replica_pool.send_part({"w": "float32 [1] 07"})
-    engines.replica_pool.end_publication({"w": "float32 [1] 07"})
+    publish_seven(engines)
     engines.submit(ask("a", samples=1))
     engines.advance()
     holder = next(replica for replica in fleet.begun if replica.open)
@@ -115,10 +120,8 @@ def test_a_replica_that_does_not_hold_what_was_published_stops_the_run():
             replica.on_load = lambda *_: None
 
     engines = RayEngines(Fleet(deaf), replicas=2)
-    engines.replica_pool.begin_publication()
-    engines.replica_pool.send_part({"w": "float32 [1] 07"})
     with pytest.raises(UserError, match=r"replica 1 does not hold .* w has other values"):
-        engines.replica_pool.end_publication({"w": "float32 [1] 07"})
+        publish_seven(engines)
     with pytest.raises(UserError, match="replica 1"):
         engines.advance()
 
@@ -134,7 +137,7 @@ def test_replicas_that_disagree_are_told_apart():
 
 def test_three_losses_in_a_row_end_the_run_with_the_reason():
     fleet = Fleet()
-    engines = RayEngines(fleet, replicas=1, timeouts=ReplicaTimeouts(max_failures=3))
+    engines = RayEngines(fleet, replicas=1)
     engines.submit(ask("a"))
     engines.advance()
     until = failing_passes(engines, fleet, lambda replica: replica.die())
@@ -182,7 +185,7 @@ def test_a_request_that_kills_whoever_draws_it_ends_the_run():
 
 def test_a_replica_that_gets_nothing_done_is_taken_for_lost(monkeypatch: pytest.MonkeyPatch):
     fleet = Fleet()
-    engines = RayEngines(fleet, replicas=2, timeouts=ReplicaTimeouts(still_s=0.01))
+    engines = RayEngines(fleet, replicas=2, timeouts=TimeoutsConfig(progress_s=0.01))
     monkeypatch.setattr("luyen.runtime.ray.replica_pool._POLL_S", 0.0)
     engines.submit(ask("a"))
     engines.advance()

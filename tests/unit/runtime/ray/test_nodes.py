@@ -11,10 +11,9 @@ from luyen.models.trained_weights import trained_parameters
 from luyen.rollout.protocol import Completion, generate
 from luyen.runtime.ray.cluster import Connection, connect
 from luyen.runtime.ray.pools import PoolFacts, plan_pools
-from luyen.runtime.weights import in_buckets
 from tests.generation import native, request
 from tests.tiny_models import tiny_policy
-from tests.unit.runtime.ray.factories import tiny_engine
+from tests.unit.runtime.ray.factories import begin_publication, tiny_engine
 
 pytest.importorskip("ray", reason="the extra `ray` is not installed")
 REQUESTS = [request(6 + i, 80, name=f"r{i}", samples=2) for i in range(9)]
@@ -40,7 +39,6 @@ def three() -> Iterator[tuple[Any, Connection]]:
 @pytest.mark.slow
 def test_replicas_lie_as_planned_and_outlive_a_node(three: tuple[Any, Connection]):
     from luyen.runtime.ray.actors import PlacedPools, start_engines
-    from luyen.runtime.ray.weight_sync import publish
 
     cluster, connection = three
     assert not connection.is_own
@@ -54,7 +52,7 @@ def test_replicas_lie_as_planned_and_outlive_a_node(three: tuple[Any, Connection
     where = [member.facts.node for member in engines.replica_pool.members if member.facts]
     assert where[0] == where[2] != where[1]
     policy = tiny_policy("llama", seed=3)
-    publish(engines, in_buckets(trained_parameters(policy)), version=1)
+    begin_publication(engines, trained_parameters(policy), version=1).wait()
 
     [lost] = [node for node in cluster.worker_nodes if node.node_id == where[1]]
     found: list[Completion] = []

@@ -8,13 +8,13 @@ import pytest
 
 from luyen.base.errors import UserError
 from luyen.base.heartbeat import HEART
+from luyen.config.schema.trainer import TimeoutsConfig
 from luyen.rollout.protocol import Request, Sampling
 from luyen.runtime.ray.engines import RayEngines
 from luyen.runtime.ray.messages import RanksLost
-from luyen.runtime.ray.replica_pool import ReplicaTimeouts
-from luyen.runtime.ray.weight_sync import WeightSync
-from luyen.runtime.roles import split_learned_state
+from luyen.runtime.weight_sync import WeightSync
 from luyen.runtime.weights import GatheredWeights
+from luyen.runtime.worker import split_learned_state
 from tests.unit.runtime.ray.fakes import FakeReplica, Fleet
 
 FORM = "float32 [1]"
@@ -35,7 +35,7 @@ class FakeRanks:
         """What a watch hears."""
         self.noted.append(facts)
 
-    def begin_publish(self) -> Callable[[], GatheredWeights]:
+    def gather(self) -> Callable[[], GatheredWeights]:
         self.gathered += 1
         masters = {"adamw": {"state": {}}, "masters": ["x"]}
         state = {"actor": {"w": self.digest()}, "critic": {"w": "y"}}
@@ -60,9 +60,9 @@ class Run:
 
     def __init__(self, change: Callable[[FakeReplica], None] = lambda _: None) -> None:
         self.fleet = Fleet(change)
-        self.engines = RayEngines(self.fleet, replicas=2, timeouts=ReplicaTimeouts(still_s=10))
+        self.engines = RayEngines(self.fleet, replicas=2, timeouts=TimeoutsConfig(progress_s=10))
         self.ranks: Any = FakeRanks()
-        self.weight_sync = WeightSync(self.ranks, self.engines)
+        self.weight_sync = WeightSync(self.ranks, self.engines.replica_pool, self.ranks.watch)
 
     def learn(self) -> None:
         self.ranks.weight += 1
@@ -95,7 +95,8 @@ def test_weights_are_gathered_and_sent_once_for_each_publication():
 
 def test_weights_that_ranks_gather_already_are_not_gathered_again():
     run = Run()
-    run.weight_sync.begin(0, run.ranks.begin_publish()).wait()
+    run.weight_sync.change(run.ranks.gather())
+    run.weight_sync.begin(0).wait()
     assert run.ranks.gathered == 1
     assert run.held() == [{"w": run.ranks.digest()}] * 2
 
@@ -126,8 +127,7 @@ def test_only_the_version_that_was_published_may_be_generated_with():
         run.weight_sync.demand(0)
     coming.wait()
     run.weight_sync.demand(1)
-    assert run.weight_sync.newest is not None
-    assert run.weight_sync.newest.version == 1
+    assert run.weight_sync.newest == 1
 
 
 @pytest.mark.parametrize("way", ["in turn", "beside others"])

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from luyen.base.heartbeat import HEART
+from luyen.config.schema.trainer import TimeoutsConfig
 
 pytest.importorskip("ray", reason="the extra `ray` is not installed")
 FACE_TO_FACE_S = 0.3
@@ -59,7 +60,7 @@ def test_two_threads_may_look_at_the_same_time(answers: Answers):
     from luyen.runtime.ray.health import HealthCheck
 
     del answers
-    pulse = HealthCheck([object, object], start_s=60, silence_s=60)
+    pulse = HealthCheck([object, object], TimeoutsConfig(start_s=60, silence_s=60))
     with ThreadPoolExecutor(2) as threads:
         looks = [threads.submit(pulse.loss) for _ in range(2)]
         assert [look.result() for look in looks] == [None, None]
@@ -68,7 +69,7 @@ def test_two_threads_may_look_at_the_same_time(answers: Answers):
 def test_silence_counts_only_while_somebody_looks(answers: Answers, clock: Clock):
     from luyen.runtime.ray.health import HealthCheck
 
-    pulse = HealthCheck([object], start_s=60, silence_s=20)
+    pulse = HealthCheck([object], TimeoutsConfig(start_s=60, silence_s=20))
     assert pulse.loss() is None
     answers.are_there = False
     clock.now += 500
@@ -82,7 +83,7 @@ def test_silence_counts_only_while_somebody_looks(answers: Answers, clock: Clock
 def test_whoever_was_not_asked_is_not_silent(answers: Answers, clock: Clock):
     from luyen.runtime.ray.health import HealthCheck
 
-    pulse = HealthCheck([object], start_s=60, silence_s=5)
+    pulse = HealthCheck([object], TimeoutsConfig(start_s=60, silence_s=5))
     assert pulse.loss() is None
     answers.are_there = False
     clock.now += 9
@@ -100,7 +101,7 @@ def test_what_ranks_do_is_a_beat_of_the_loop_whoever_hears_of_it(answers: Answer
         HEART.end_ahead()
 
     answers.meeting = threading.Barrier(1)
-    pulse = HealthCheck([object], start_s=60, silence_s=60)
+    pulse = HealthCheck([object], TimeoutsConfig(start_s=60, silence_s=60))
     before = HEART.count
     with ThreadPoolExecutor(1) as thread:
         thread.submit(look).result()

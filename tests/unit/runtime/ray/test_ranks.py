@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from luyen.base.errors import UserError
+from luyen.config.schema.trainer import TimeoutsConfig
 from luyen.runtime.ray.cluster import connect
 from luyen.runtime.ray.messages import RanksLost, RemoteError
-from tests.unit.runtime.ray.frail import frail
+from tests.unit.runtime.ray.frail import Frail, frail
 from tests.unit.runtime.ray.test_cluster import living
 
 ray = pytest.importorskip("ray", reason="the extra `ray` is not installed")
@@ -28,7 +29,8 @@ def group() -> Iterator[Callable[[], Any]]:
     connection = connect("local", cpus=4, threads=1)
     from luyen.runtime.ray.ranks import RankGroup
 
-    yield lambda: RankGroup(frail, places=[{"num_cpus": 1}] * 2, silence_s=SILENCE_S)
+    timeouts = TimeoutsConfig(silence_s=SILENCE_S)
+    yield lambda: RankGroup(frail, places=[{"num_cpus": 1}] * 2, timeouts=timeouts)
     connection.disconnect()
 
 
@@ -42,9 +44,9 @@ def demand_nobody(pids: set[int]) -> None:
 def test_the_cause_is_told_and_not_who_lost_the_connection(group: Callable[[], Any]):
     """Rank 1 breaks; rank 0 hears that its peer is gone at nearly the same time."""
     ranks = group()
-    assert ranks.all("added", 2.0) == [4.0, 4.0]
+    assert ranks.all(Frail.added, 2.0) == [4.0, 4.0]
     with pytest.raises(RemoteError) as caught:
-        ranks.all("wrong", 1)
+        ranks.all(Frail.wrong, 1)
     said = str(caught.value)
     assert said.startswith("rank 1 broke:")
     assert "ValueError: the plugin of a user is wrong" in said
@@ -55,8 +57,12 @@ def test_the_cause_is_told_and_not_who_lost_the_connection(group: Callable[[], A
 def test_every_thread_that_waits_for_ranks_hears_what_ended_them_first(group: Callable[[], Any]):
     """One waits for what breaks; the others for calls behind it, and hear of their end before."""
     ranks = group()
-    breaks = ranks.begin("wrong", [(1,), (1,)])
-    behind = [ranks.begin_all("weight_sums"), ranks.begin_publish(), ranks.begin_all("weight_sums")]
+    breaks = ranks.begin_each(Frail.wrong, [1, 1])
+    behind = [
+        ranks.begin_all(Frail.weight_sums),
+        ranks.gather(),
+        ranks.begin_all(Frail.weight_sums),
+    ]
     heard: dict[int, BaseException] = {}
 
     def hear(number: int, wait: Callable[[], Any]) -> None:
@@ -82,18 +88,18 @@ def test_ranks_publish_behind_what_they_were_called_for_without_being_told(
     group: Callable[[], Any],
 ):
     ranks = group()
-    done, gathering = ranks.begin_and_publish("added", [(1.0,), (2.0,)], {})
+    done, gathering = ranks.begin_each_and_gather(Frail.added, [1.0, 2.0])
     gathered = gathering()
     ((plain, names),) = ray.get(gathered.parts[0]).stretches
     assert (names, plain[2].view("float32").tolist()) == ((("w", (1,)),), [3.0])
     assert (gathered.bytes, gathered.digests) == (4, {"actor/w": "float32 [1] 0000000000000003"})
     assert done() == [3.0, 3.0]
-    _, gathering = ranks.begin_and_publish("wrong", [(1,), (1,)], {})
+    _, gathering = ranks.begin_each_and_gather(Frail.wrong, [1, 1])
     with pytest.raises(RemoteError, match="ValueError: the plugin of a user is wrong"):
         gathering()
     assert ranks.is_over
     with pytest.raises(RemoteError, match="ValueError: the plugin of a user is wrong"):
-        ranks.all("added", 2.0)
+        ranks.all(Frail.added, 2.0)
     demand_nobody(set(ranks.pids))
 
 
@@ -114,7 +120,7 @@ def test_ranks_are_looked_after_while_others_take_what_they_have_published(
     with pytest.raises(RanksLost, match=r"rank 1 gave no sign of life for \d s"):
         look()
     with pytest.raises(RanksLost, match="rank 1 gave no sign of life"):
-        ranks.begin_publish()
+        ranks.gather()
     demand_nobody(set(ranks.pids))
 
 
@@ -122,7 +128,7 @@ def test_a_rank_that_is_stopped_is_lost_after_a_while(group: Callable[[], Any]):
     """Nobody hears of it: as on a node that is cut off."""
     ranks = group()
     with pytest.raises(RanksLost, match=r"rank 0 gave no sign of life for \d s"):
-        ranks.all("stopped", 0)
+        ranks.all(Frail.stopped, 0)
     demand_nobody(set(ranks.pids))
 
 
@@ -134,7 +140,7 @@ def test_a_rank_that_dies_is_named_and_the_others_do_not_wait(
 ):
     ranks = group()
     with pytest.raises(RanksLost, match=f"rank {who} is gone: Worker unexpectedly exits"):
-        ranks.all(how, who)
+        ranks.all(getattr(Frail, how), who)
     demand_nobody(set(ranks.pids))
 
 

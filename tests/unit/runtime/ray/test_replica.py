@@ -15,11 +15,11 @@ from luyen.models.weight_digests import tensor_digests
 from luyen.rollout.protocol import Completion, RolloutEngine, generate
 from luyen.runtime.ray.messages import RemoteError
 from luyen.runtime.ray.replica import Replica
-from luyen.runtime.weights import in_buckets, pack
+from luyen.runtime.weights import pack
 from tests.generation import native, request
 from tests.tiny_models import tiny_policy
 from tests.unit.runtime.ray.broken import broken_engine
-from tests.unit.runtime.ray.factories import tiny_engine
+from tests.unit.runtime.ray.factories import in_buckets, tiny_engine
 
 REQUESTS = [request(7, 9, samples=2), request(12, 5, samples=3)]
 

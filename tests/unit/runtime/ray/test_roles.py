@@ -13,7 +13,8 @@ from luyen.rollout.single_turn import PromptRequest
 from luyen.runtime.generation import Generation
 from luyen.runtime.monitoring import RoleMonitor
 from luyen.runtime.ray.engines import RayEngines
-from luyen.runtime.ray.roles import RayRoles
+from luyen.runtime.ray.roles import ray_roles
+from luyen.runtime.roles import Roles
 from luyen.runtime.weights import GatheredWeights
 from tests.unit.runtime.ray.fakes import FakeReplica, Fleet
 
@@ -30,7 +31,7 @@ class Ranks:
     def __init__(self) -> None:
         self.watch = RoleMonitor()
 
-    def begin_publish(self) -> Callable[[], GatheredWeights]:
+    def gather(self) -> Callable[[], GatheredWeights]:
         found = GatheredWeights(
             parts=[(("w", DIGEST),)], bytes=4, seconds=0.0, digests={"actor/w": DIGEST}
         )
@@ -38,6 +39,9 @@ class Ranks:
 
     def raise_if_lost(self) -> None:
         """They live."""
+
+    def stop(self) -> None:
+        """Nothing to end."""
 
 
 class Busy(Fleet):
@@ -67,10 +71,10 @@ class Journal:
         self.kept[purpose, rollout.group, rollout.sample] = rollout
 
 
-def roles_of(fleet: Fleet | None = None, *, frees_cache: bool = False) -> RayRoles:
+def roles_of(fleet: Fleet | None = None, *, frees_cache: bool = False) -> Roles:
     parts: Any = {"ranks": Ranks(), "micro_batching": None, "frees_cache": frees_cache}
     engines = RayEngines(fleet or Busy(), replicas=2)
-    roles = RayRoles(engines=engines, generation=Generation(renderer=RENDERER, seed=7), **parts)
+    roles = ray_roles(engines=engines, generation=Generation(renderer=RENDERER, seed=7), **parts)
     roles.publish(0).wait()
     return roles
 
@@ -83,7 +87,7 @@ def draws(count: int = 3) -> list[PromptRequest]:
     ]
 
 
-def asked(roles: RayRoles, purpose: str, journal: Journal | None = None) -> Any:
+def asked(roles: Roles, purpose: str, journal: Journal | None = None) -> Any:
     kept: Any = journal
     return roles.submit(draws(), SAMPLING, purpose=purpose, version=0, journal=kept)
 

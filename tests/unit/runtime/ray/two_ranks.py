@@ -4,7 +4,7 @@ import time
 from typing import Any
 
 from luyen.runtime.ray.cluster import connect
-from tests.unit.runtime.ray.frail import frail
+from tests.unit.runtime.ray.frail import Frail, frail
 
 
 def main() -> None:
@@ -12,8 +12,9 @@ def main() -> None:
     from luyen.runtime.ray.ranks import RankGroup
 
     make: Any = frail
+    added: Any = Frail.added
     ranks = RankGroup(make, places=[{"num_cpus": 1}] * 2)
-    assert ranks.all("added", 2.0) == [4.0, 4.0]
+    assert ranks.all(added, 2.0) == [4.0, 4.0]
     print("ready", flush=True)
     time.sleep(600)
 
