@@ -20,7 +20,7 @@ from pathlib import Path
 from slow_calculator import LONGEST_S, SHORTEST_S, SLOW_S, SLOW_SHARE
 
 from luyen.base.digests import read_digests
-from luyen.base.process import prepare_process
+from luyen.base.process_setup import prepare_process
 from luyen.config.check import check
 from luyen.studio.timeline import read_processes
 from luyen.telemetry.spans import SPANS

@@ -139,7 +139,7 @@ def main() -> None:
     if served:
         serve_vllm(Work(**json.loads(served)))
         return
-    from luyen.base.process import prepare_process
+    from luyen.base.process_setup import prepare_process
 
     prepare_process()
     import torch

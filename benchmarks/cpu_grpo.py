@@ -23,7 +23,7 @@ from typing import Any
 
 from alternate import Work, alternate
 
-from luyen.base.process import prepare_process
+from luyen.base.process_setup import prepare_process
 
 
 def questions(work: Work) -> list[str]:

@@ -23,7 +23,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from luyen.base.process import prepare_process
+from luyen.base.process_setup import prepare_process
 from luyen.config.check import check
 from luyen.studio.timeline import (
     WAIT,

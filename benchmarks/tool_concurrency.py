@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from luyen.base.process import prepare_process
+from luyen.base.process_setup import prepare_process
 from luyen.base.records import GroupId, Rollout, make_prompt
 from luyen.base.seeds import derive_key, uniform
 from luyen.config.schema.actor_rollout_ref import ModelConfig

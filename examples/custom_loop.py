@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from luyen.base.process import prepare_process
+from luyen.base.process_setup import prepare_process
 from luyen.base.records import Rollout
 from luyen.config.check import check
 from luyen.rollout.single_turn import Group

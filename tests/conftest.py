@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from hypothesis import settings
 
-from luyen.base.process import prepare_process
+from luyen.base.process_setup import prepare_process
 
 # Runs of these tests are signed with a key of their own, not with that of whoever runs them.
 _keys = tempfile.mkdtemp(prefix="luyen-key-")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 from luyen.base.errors import UserError
-from luyen.base.process import prepare_process
+from luyen.base.process_setup import prepare_process
 from luyen.base.rundir import RunDirectory
 from luyen.config.check import Report
 from luyen.config.check import check as check_files
@@ -77,7 +77,7 @@ def evaluate(model: "str | Path | Run", *sources: Source, **blocks: Any) -> dict
     model that has none. Returns the `val/...` metrics, as a run's own validation reports them.
     """
     prepare_process()
-    from luyen.pipeline.checkpoints import EvalOverrides, eval_config, open_checkpoint
+    from luyen.pipeline.policy_loading import EvalOverrides, eval_config, open_checkpoint
     from luyen.studio.evaluation.evaluator import measure
 
     path = str(model.root if isinstance(model, Run) else model)

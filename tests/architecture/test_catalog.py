@@ -22,7 +22,7 @@ from luyen.config.environments import ENVIRONMENT_ARGUMENTS as ENVIRONMENT_KNOBS
 from luyen.config.fields import field, walk
 from luyen.config.plugins import BUILT_IN, ENVIRONMENTS, LOGGERS, SOURCES
 from luyen.config.reward_components import ARGUMENT_SPECS, RULE_REWARDS
-from luyen.config.task_sources import OPERATIONS, PREFERENCE_CRITERIA, TOOL_TASKS
+from luyen.config.task_urls import OPERATIONS, PREFERENCE_CRITERIA, TOOL_TASKS
 from luyen.config.tool_file import SETTINGS
 from luyen.data import arithmetic_tasks, sources, tool_tasks
 from luyen.telemetry.sinks import REMOTE

@@ -39,7 +39,7 @@ def main() -> None:
     """Every case in turn."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    start.draw_curves = lambda *_: []  # pictures take longer than the run
+    start.plot_curves = lambda *_: []  # pictures take longer than the run
     folder = Path(sys.argv[1])
     for files in FILES:
         sys.stdout.write(f"{files}\t{said_with(folder, files)}\n")

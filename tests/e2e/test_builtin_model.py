@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from luyen.base.process import instruction_set_in_force
+from luyen.base.process_setup import instruction_set_in_force
 from luyen.config.check import check
 from luyen.train.start import run_training
 from tests.e2e.recipes import RECIPES

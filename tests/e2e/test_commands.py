@@ -12,7 +12,7 @@ from luyen.base.errors import UserError
 from luyen.base.files import read_lines
 from luyen.config.schema.actor_rollout_ref import ModelConfig
 from luyen.models.load import load_policy
-from luyen.pipeline.checkpoints import LoadedPolicy, open_checkpoint
+from luyen.pipeline.policy_loading import LoadedPolicy, open_checkpoint
 from tests.e2e.tiny import luyen, random_model, train
 
 transformers = pytest.importorskip("transformers")

@@ -16,7 +16,7 @@ import torch
 from typer.testing import CliRunner
 
 from luyen.base.digests import read_digests
-from luyen.base.process import is_promised
+from luyen.base.process_setup import is_promised
 from luyen.cli.main import app
 from luyen.telemetry.metrics import read_metrics
 from luyen.telemetry.rollout_files import read_rollouts

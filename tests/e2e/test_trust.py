@@ -18,7 +18,7 @@ from luyen.base.errors import UserError
 from luyen.base.rundir import RunDirectory
 from luyen.cli.main import app
 from luyen.config.trust import NAME, UnsignedRun, require_trust
-from luyen.pipeline.checkpoints import read_config
+from luyen.pipeline.policy_loading import read_config
 from luyen.train.start import run_training
 from tests.runs import close, prepare, report_of, train
 

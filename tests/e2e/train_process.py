@@ -95,7 +95,7 @@ def _child(job: dict[str, Any]) -> None:
 
     status: Any = 70
     try:
-        start.draw_curves = lambda *_: []  # pictures take longer than the run
+        start.plot_curves = lambda *_: []  # pictures take longer than the run
         for number in job.get("ignores", ()):
             signal.signal(number, signal.SIG_IGN)
         _streams(job["streams"])
@@ -115,7 +115,7 @@ def main() -> None:
     import torch
 
     import luyen.pipeline.run  # noqa: F401 - what every child needs
-    from luyen.base.process import prepare_process
+    from luyen.base.process_setup import prepare_process
 
     prepare_process()
     torch.set_num_threads(1)

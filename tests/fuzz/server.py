@@ -100,7 +100,7 @@ def _child(job: dict[str, Any]) -> None:
 
     if job["point"] is not None:
         arm(POINTS[job["point"]], job["call"])
-    start.draw_curves = lambda *_: []  # pictures take longer than the run
+    start.plot_curves = lambda *_: []  # pictures take longer than the run
     for number, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(job[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
     sys.argv = ["luyen", *job["words"]]
@@ -135,7 +135,7 @@ def main() -> None:
     """Serve until the input ends."""
     import torch
 
-    from luyen.base.process import prepare_process
+    from luyen.base.process_setup import prepare_process
 
     prepare_process()
     torch.set_num_threads(1)

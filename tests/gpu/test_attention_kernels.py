@@ -26,7 +26,7 @@ def problems(shapes: list[tuple[int, int, int]]) -> list[tuple[tuple[int, int, i
 @pytest.fixture
 def kernels(device: str, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """The kernels; memory that they ask for is full of NaN."""
-    from luyen.models.cuda import decode, varlen, varlen_segments
+    from luyen.models.cuda import decode, varlen, varlen_gradients, varlen_segments
 
     empty = torch.empty
 
@@ -37,7 +37,7 @@ def kernels(device: str, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     monkeypatch.setattr(torch, "empty", poisoned)
     return SimpleNamespace(
         device=device, is_cuda=device == "cuda", Segments=varlen_segments.Segments,
-        blockwise=varlen_segments.blockwise_gradients, paged_decode=decode.paged_decode,
+        blockwise=varlen_gradients.blockwise_gradients, paged_decode=decode.paged_decode,
         store=decode.store_keys_values, forward=varlen.varlen_forward,
         prefill=varlen.paged_prefill, attention=varlen.varlen_attention,
         flash=varlen.flash_varlen,

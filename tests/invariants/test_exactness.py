@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from luyen.base import process
+from luyen.base import process_setup
 from luyen.config.schema.actor_rollout_ref import ModelConfig
 from luyen.models.lora import add_adapter
 from luyen.models.policy import Policy
@@ -19,7 +19,7 @@ from tests.generation import Pair, native, packed_logps, pairs, request, sampled
 from tests.tiny_models import KINDS, VOCABULARY, tiny_net, tiny_policy
 
 pytestmark = pytest.mark.skipif(
-    not process.is_promised("float32"), reason="exactness is not promised on this machine"
+    not process_setup.is_promised("float32"), reason="exactness is not promised on this machine"
 )
 NOT_WITHOUT_MKL = {
     "odd head": "cosines are computed in vectors that one position fills, or shares with the next",
@@ -37,7 +37,7 @@ def _one_thread() -> Iterator[None]:
 
 def demand_promised(what: str) -> None:
     """Skip what is not promised on this machine."""
-    if not process.has_mkl() and what in NOT_WITHOUT_MKL:
+    if not process_setup.has_mkl() and what in NOT_WITHOUT_MKL:
         pytest.skip(NOT_WITHOUT_MKL[what])
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from luyen.base import process
+from luyen.base import process_setup
 from luyen.models import offload
 from luyen.models.offload import tile_feed_forward
 from luyen.models.policy import Policy
@@ -14,7 +14,7 @@ from tests.generation import native, packed_logps, pairs, request, sampled_logps
 from tests.tiny_models import KINDS, tiny_policy
 
 pytestmark = pytest.mark.skipif(
-    not process.is_promised("float32"), reason="exactness is not promised on this machine"
+    not process_setup.is_promised("float32"), reason="exactness is not promised on this machine"
 )
 LENGTHS = (1, 2, 17, 33, 65, 100, 200)
 DENSE = sorted(set(KINDS) - {"gpt_oss"})

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from luyen.algorithms.objective import Objective
-from luyen.base.process import has_mkl
+from luyen.base.process_setup import has_mkl
 from luyen.config.schema.actor_rollout_ref import ModelConfig, OptimConfig
 from luyen.engine.actor import ActorEngine, score
 from luyen.engine.batch import PackedBatch, pack

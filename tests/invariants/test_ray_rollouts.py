@@ -98,7 +98,7 @@ def test_a_changed_parameter_is_found(engines: RayEngines):
 def test_packed_buckets_of_another_process_are_held_to_the_digests_that_came_with_them(
     engines: RayEngines,
 ):
-    from luyen.models.trained_weights import tensor_digests
+    from luyen.models.weight_digests import tensor_digests
     from luyen.runtime.ray.weight_sync import publish
 
     weights = trained_parameters(tiny_policy("llama", seed=6))

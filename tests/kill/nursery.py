@@ -124,7 +124,7 @@ def _child(job: dict[str, Any], streams: list[int]) -> None:
 
 def _prepare() -> None:
     """Import what workers need, but Ray, which reads its environment as soon as it is imported."""
-    from luyen.base.process import prepare_process
+    from luyen.base.process_setup import prepare_process
 
     prepare_process()
     for name in _PRELOADED:

@@ -80,7 +80,7 @@ def _live(job: dict[str, Any]) -> int:
     from luyen.train.offline import start as offline
 
     # Pictures take longer than the run.
-    start.draw_curves = offline.draw_curves = lambda *_: []
+    start.plot_curves = offline.plot_curves = lambda *_: []
     return _train(job) if "words" in job else _run(job)
 
 
@@ -132,7 +132,7 @@ def main() -> None:
     import torch
 
     import luyen.pipeline.run  # noqa: F401 - what every child needs
-    from luyen.base.process import prepare_process
+    from luyen.base.process_setup import prepare_process
 
     prepare_process()
     torch.set_num_threads(1)

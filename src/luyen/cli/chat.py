@@ -27,7 +27,7 @@ def run_chat(
     if temperature < 0:
         raise UserError("--temperature", temperature, "it is at least 0", "0 is greedy")
     prepare()
-    from luyen.pipeline.checkpoints import open_checkpoint
+    from luyen.pipeline.policy_loading import open_checkpoint
     from luyen.studio.chat import ChatSession
 
     opened = open_checkpoint(checkpoint, is_trusted=is_trusted)

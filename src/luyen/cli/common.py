@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from luyen.base.process import prepare_process
+from luyen.base.process_setup import prepare_process
 
 Checkpoint = Annotated[
     str,

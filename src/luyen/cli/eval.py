@@ -16,7 +16,7 @@ from luyen.base.files import json_page, plain, write_whole
 from luyen.cli.common import Trust, prepare
 
 if TYPE_CHECKING:
-    from luyen.pipeline.checkpoints import LoadedPolicy
+    from luyen.pipeline.policy_loading import LoadedPolicy
     from luyen.studio.evaluation.compare import PolicyComparison
     from luyen.studio.evaluation.evaluator import Measurement
     from luyen.studio.evaluation.samples import Sample
@@ -251,7 +251,7 @@ def _measure_all(request: EvalRequest) -> "list[Evaluated]":
     from luyen.config.trust import require_trusted_files, require_trusted_path
 
     prepare()
-    from luyen.pipeline.checkpoints import (
+    from luyen.pipeline.policy_loading import (
         EvalOverrides,
         eval_config,
         open_checkpoint,

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from luyen.base.process import prepare_process
+from luyen.base.process_setup import prepare_process
 
 models = typer.Typer(help="Real models to begin with.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -48,7 +48,7 @@ def run_get(name: str, to: Path | None) -> int:
 def _works(place: Path) -> bool:
     """Generate one response, and compare the embedded engine with plain transformers."""
     from luyen.data.render import Renderer
-    from luyen.pipeline.checkpoints import open_checkpoint
+    from luyen.pipeline.policy_loading import open_checkpoint
     from luyen.studio.chat import ChatSession
     from luyen.studio.selftest import same_answers
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from luyen.base.errors import UserError
-from luyen.base.process import prepare_process
+from luyen.base.process_setup import prepare_process
 from luyen.base.rundir import step_name
 from luyen.cli.common import Trust
 

@@ -13,7 +13,7 @@ from luyen.cli.common import Trust, prepare
 
 if TYPE_CHECKING:
     from luyen.data.tokenizer import Tokenizer
-    from luyen.pipeline.checkpoints import LoadedPolicy
+    from luyen.pipeline.policy_loading import LoadedPolicy
 
 
 _COLOURS = {
@@ -65,7 +65,7 @@ def _opened(words: Sequence[str], *, is_trusted: bool) -> "LoadedPolicy | None":
     files, overrides = split_words(words)
     if len(files) == 1 and files[0].suffix not in (".yaml", ".yml"):
         prepare()
-        from luyen.pipeline.checkpoints import open_checkpoint
+        from luyen.pipeline.policy_loading import open_checkpoint
 
         return open_checkpoint(str(files[0]), overrides, is_trusted=is_trusted)
     require_trusted_files(files, is_trusted=is_trusted)
@@ -75,7 +75,7 @@ def _opened(words: Sequence[str], *, is_trusted: bool) -> "LoadedPolicy | None":
             typer.echo(line)
         return None
     prepare()
-    from luyen.pipeline.checkpoints import open_initial_policy
+    from luyen.pipeline.policy_loading import open_initial_policy
 
     return open_initial_policy(report.config)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from luyen.base.process import SUPPORTED, has_mkl, is_promised, is_supported, version_of
+from luyen.base.process_setup import SUPPORTED, has_mkl, is_promised, is_supported, version_of
 from luyen.cli.common import prepare
 from luyen.telemetry.manifest import collect
 
@@ -95,7 +95,7 @@ def _model(path: str) -> "Iterator[SelfTestResult]":
     import torch
 
     from luyen.data.render import Renderer
-    from luyen.pipeline.checkpoints import open_checkpoint
+    from luyen.pipeline.policy_loading import open_checkpoint
     from luyen.studio.selftest import SelfTestResult, exactness, renderer_laws, same_answers
 
     opened = open_checkpoint(path)

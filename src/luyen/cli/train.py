@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from luyen.base.errors import UserError
-from luyen.base.process import prepare_process
+from luyen.base.process_setup import prepare_process
 from luyen.cli.check import check_stages, problem_lines, report_lines, split_words
 from luyen.cli.common import Trust
 from luyen.config.check import Report, check

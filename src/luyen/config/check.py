@@ -9,7 +9,7 @@ from typing import Any, cast, final
 
 from luyen.base.errors import UserError
 from luyen.base.input_files import expanded, read_text
-from luyen.base.process import version_of
+from luyen.base.process_setup import version_of
 from luyen.config.environments import read_environments
 from luyen.config.fields import all_fields
 from luyen.config.loader.load import load

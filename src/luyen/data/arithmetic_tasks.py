@@ -5,7 +5,7 @@ from itertools import islice
 from typing import Any
 
 from luyen.base.seeds import derive_key, mix, shuffled, uniform
-from luyen.config.task_sources import (
+from luyen.config.task_urls import (
     ENUMERABLE_DIGITS,
     ArithmeticQuestions,
     TaskUrl,

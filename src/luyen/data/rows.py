@@ -6,7 +6,7 @@ from typing import Any, Literal, final
 
 from luyen.base.errors import UserError, shortened
 from luyen.base.records import Message, Prompt, make_prompt
-from luyen.config.rows import PROMPT, fill_template
+from luyen.config.dataset_facts import PROMPT, fill_template
 from luyen.data.messages import Complain, check_conversation, check_tools
 from luyen.data.raw_values import is_object, parsed_json, require_plain
 

@@ -15,8 +15,8 @@ from typing import Any, TypeAlias, final
 from luyen.base.errors import UserError, did_you_mean
 from luyen.base.input_files import expanded
 from luyen.base.records import Prompt, make_prompt
-from luyen.config.rows import row_files
-from luyen.config.task_sources import FIELD, TaskUrl, parse_task_url, read_gym, read_hub
+from luyen.config.dataset_facts import row_files
+from luyen.config.task_urls import FIELD, TaskUrl, parse_task_url, read_gym, read_hub
 from luyen.data.arithmetic_tasks import arithmetic_rows
 from luyen.data.messages import MarkerHit
 from luyen.data.raw_values import canonical, is_list, is_object, raw_json, without_none

@@ -6,7 +6,7 @@ from itertools import count, islice
 from typing import Any
 
 from luyen.base.seeds import derive_key, mix, uniform
-from luyen.config.task_sources import TaskUrl, is_held_out, read_tool_task
+from luyen.config.task_urls import TaskUrl, is_held_out, read_tool_task
 from luyen.data.arithmetic_tasks import questions
 
 # Synthetic messages with tools: calls with their results, and wrong guesses without a call.

@@ -17,7 +17,8 @@ from luyen.base.files import read_json
 from luyen.checkpoint.tensors import load_state
 from luyen.engine.fsdp import export_dtype, export_parameters
 from luyen.engine.optim import MasterAdamW
-from luyen.models.trained_weights import digest_number, restore_parameters, trained_parameters
+from luyen.models.trained_weights import restore_parameters, trained_parameters
+from luyen.models.weight_digests import digest_number
 
 
 def role_state(name: str, module: nn.Module, optimizer: MasterAdamW) -> dict[str, Any]:
@@ -162,7 +163,7 @@ def _form(dtype: torch.dtype, shape: torch.Size) -> str:
 
 
 def merge_sums(parts: Sequence[ShardSums]) -> dict[str, str]:
-    """The texts of `luyen.models.trained_weights.tensor_digests` for the global tensors.
+    """The texts of `luyen.models.weight_digests.tensor_digests` for the global tensors.
 
     Example:
         >>> merge_sums([{"w": ("float32 [2]", 3)}, {"w": ("float32 [2]", -1)}])

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
-from luyen.base.process import has_mkl
+from luyen.base.process_setup import has_mkl
 from luyen.models.batch_invariant import batch_invariant
 
 # The attention arithmetic itself, for training and for decoding.

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from luyen.base.process import has_mkl, is_promised
+from luyen.base.process_setup import has_mkl, is_promised
 from luyen.models.fused.layers import AttentionPlan, MlpPlan
 from luyen.models.fused.packed_linear import PackedLinear, Product
 

@@ -7,7 +7,7 @@ from typing import Any, Protocol, final
 import torch
 from torch import Tensor
 
-from luyen.base.process import padded_length
+from luyen.base.process_setup import padded_length
 from luyen.models.attention import AttentionWindow, causal_attention
 from luyen.models.cuda.varlen_segments import Segments
 

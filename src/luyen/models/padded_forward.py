@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from luyen.base.errors import UserError
-from luyen.base.process import padded_length
+from luyen.base.process_setup import padded_length
 from luyen.models.attention import AttentionWindow
 from luyen.models.head import Head
 from luyen.models.packed_attention import PackedContext, packed_positions

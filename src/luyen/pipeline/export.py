@@ -27,7 +27,7 @@ from luyen.models.export import (
 from luyen.models.hf_loading import no_progress_bars
 from luyen.models.reward_model import load_reward_model
 from luyen.models.trained_weights import restore_parameters
-from luyen.pipeline.checkpoints import find_checkpoint, open_checkpoint, read_config
+from luyen.pipeline.policy_loading import find_checkpoint, open_checkpoint, read_config
 from luyen.telemetry.artifacts import Kind
 from luyen.train.builders.setup import load_run_tokenizer
 from luyen.train.lineage import note_export

@@ -13,7 +13,7 @@ from luyen.config.schema.actor_rollout_ref import EnvironmentConfig, MultiTurnCo
 from luyen.data.render import Renderer
 from luyen.rollout.conversation_config import ConversationConfig, PromptTokenCache, ending_s
 from luyen.rollout.conversation_state import TurnLimits
-from luyen.rollout.env import class_env, reasoning_gym, user_simulator, verifiers_env
+from luyen.rollout.env import class_env, interactions, reasoning_gym, verifiers_env
 from luyen.rollout.env.protocol import Env, envs
 from luyen.rollout.multi_turn import Conversations, FaultPolicy
 from luyen.rollout.parsers import json_formats, llama3, tag_formats
@@ -109,7 +109,7 @@ def _check_kwargs(name: str, choice: EnvironmentConfig) -> None:
 
 # Importing these modules registers the environments and the tool call formats.
 
-ENV_MODULES = (class_env, reasoning_gym, user_simulator, verifiers_env)
+ENV_MODULES = (class_env, reasoning_gym, interactions, verifiers_env)
 PARSER_MODULES = (json_formats, tag_formats, llama3)
 
 

@@ -19,7 +19,7 @@ from luyen.engine.batch import PackedBatch
 from luyen.engine.batch_shards import MicroBatching
 from luyen.engine.critic import CriticEngine
 from luyen.engine.step import UpdateResult
-from luyen.models import trained_weights
+from luyen.models import weight_digests
 from luyen.models.lora import adapter_off
 from luyen.models.policy import Policy
 from luyen.models.trained_weights import Fingerprint, restore_parameters, trained_parameters
@@ -293,7 +293,7 @@ class LocalWeightDigests:
     def _texts(self) -> tuple[dict[str, str], dict[str, str]]:
         """Moments and weights, in one transfer to the host."""
         moments, weights = split_learned_state(self._roles.state_dict())
-        texts = trained_weights.tensor_digests({**moments, **weights})
+        texts = weight_digests.tensor_digests({**moments, **weights})
         return {name: texts[name] for name in moments}, {name: texts[name] for name in weights}
 
     def moments(self) -> Mapping[str, str]:

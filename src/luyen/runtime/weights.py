@@ -17,7 +17,8 @@ from torch import Tensor
 
 from luyen.base.errors import UserError
 from luyen.base.files import write_whole
-from luyen.models.trained_weights import Fingerprint, tensor_digests
+from luyen.models.trained_weights import Fingerprint
+from luyen.models.weight_digests import tensor_digests
 from luyen.rollout.engines import VersionedEngines
 from luyen.rollout.protocol import RolloutEngine
 

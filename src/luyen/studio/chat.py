@@ -8,7 +8,7 @@ from luyen.base.errors import UserError
 from luyen.base.records import Message
 from luyen.base.seeds import derive_key
 from luyen.data.render import Renderer
-from luyen.pipeline.checkpoints import LoadedPolicy
+from luyen.pipeline.policy_loading import LoadedPolicy
 from luyen.rollout.hf_engine import HfEngine
 from luyen.rollout.native.engine import NativeEngine
 from luyen.rollout.protocol import Request, Sampling, generate

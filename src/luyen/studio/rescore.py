@@ -18,7 +18,7 @@ from luyen.config.trust import require_trust
 from luyen.data.build import TrainData, build_data
 from luyen.data.render import Renderer
 from luyen.data.tokenizer import Tokenizer
-from luyen.pipeline.checkpoints import device_for, read_config
+from luyen.pipeline.policy_loading import device_for, read_config
 from luyen.rewards.build import BuiltReward, build_reward
 from luyen.rewards.scoring import VALIDATION, ScoredGroup, ScoreJournal
 from luyen.studio.rescore_results import RescoreResult

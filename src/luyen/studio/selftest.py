@@ -7,7 +7,7 @@ from typing import Literal, final
 import torch
 
 from luyen.base.errors import UserError
-from luyen.base.process import is_promised
+from luyen.base.process_setup import is_promised
 from luyen.base.seeds import derive_key, uniform
 from luyen.data.render import Renderer
 from luyen.data.renderer_laws import PROBES, broken_laws

@@ -9,17 +9,17 @@ from typing import final
 
 from luyen.base.digests import DigestFile
 from luyen.base.errors import UserError
-from luyen.base.process import frozen_gc
+from luyen.base.process_setup import frozen_gc
 from luyen.base.rundir import RunDirectory
 from luyen.checkpoint.store import Checkpoint, CheckpointStore
 from luyen.checkpoint.tensors import load_state
 from luyen.config.check import Report
 from luyen.runtime.ray.messages import RanksLost
-from luyen.telemetry.curves import plot_curves
 from luyen.telemetry.display import ACCURACY, VALIDATION_REWARD, Display, mean_reward, validated
 from luyen.telemetry.journal import WorkJournals
 from luyen.telemetry.manifest import Manifest
 from luyen.telemetry.output import say
+from luyen.telemetry.plots import plot_curves
 from luyen.telemetry.sinks import open_sinks
 from luyen.telemetry.spans import SPANS, span
 from luyen.telemetry.summary import FINISHED, Change, RunSummary

@@ -3,7 +3,7 @@
 import tomllib
 from pathlib import Path
 
-from luyen.base.process import SUPPORTED, version_of
+from luyen.base.process_setup import SUPPORTED, version_of
 
 ROOT = Path(__file__).parents[3]
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from luyen.base import process
+from luyen.base import process_setup
 
-READ = process._processor  # pyright: ignore[reportPrivateUsage]
+READ = process_setup._processor  # pyright: ignore[reportPrivateUsage]
 
 
 @pytest.fixture(autouse=True)
@@ -16,23 +16,23 @@ def on(
     monkeypatch: pytest.MonkeyPatch, machine: str, *, processor: str, system: str = "Linux"
 ) -> None:
     """What follows runs on such a machine."""
-    monkeypatch.setattr(process.platform, "machine", lambda: machine)
-    monkeypatch.setattr(process.platform, "system", lambda: system)
-    monkeypatch.setattr(process, "_processor", lambda: processor)
+    monkeypatch.setattr(process_setup.platform, "machine", lambda: machine)
+    monkeypatch.setattr(process_setup.platform, "system", lambda: system)
+    monkeypatch.setattr(process_setup, "_processor", lambda: processor)
 
 
 def test_a_users_own_setting_is_kept(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("MKL_CBWR", "AVX2")
-    process.prepare_process()
-    assert process.instruction_set_in_force() == "AVX2"
-    assert not process.is_promised("float32")
+    process_setup.prepare_process()
+    assert process_setup.instruction_set_in_force() == "AVX2"
+    assert not process_setup.is_promised("float32")
 
 
 def test_strict_is_asked_for_where_nothing_was(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("MKL_CBWR", raising=False)
-    process.prepare_process()
-    assert process.instruction_set_in_force() == process.instruction_set()
-    assert not process.is_promised("bfloat16")
+    process_setup.prepare_process()
+    assert process_setup.instruction_set_in_force() == process_setup.instruction_set()
+    assert not process_setup.is_promised("bfloat16")
 
 
 @pytest.mark.parametrize(("vendor", "promised"), [("GenuineIntel", True), ("AuthenticAMD", False)])
@@ -41,7 +41,7 @@ def test_only_processors_on_which_mkl_is_strict_are_promised(
 ):
     monkeypatch.setenv("MKL_CBWR", "AVX512,STRICT")
     on(monkeypatch, "x86_64", processor=f"vendor_id : {vendor}\nflags : avx512f")
-    assert process.is_promised("float32") is promised
+    assert process_setup.is_promised("float32") is promised
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_only_processors_on_which_mkl_is_strict_are_promised(
 )
 def test_lengths_are_padded_by_branch(monkeypatch: pytest.MonkeyPatch, branch: str, expected):
     monkeypatch.setenv("MKL_CBWR", branch)
-    assert {n: process.padded_length(n) for n in expected} == expected
+    assert {n: process_setup.padded_length(n) for n in expected} == expected
 
 
 @pytest.mark.parametrize(
@@ -69,23 +69,23 @@ def test_arm_has_no_mkl_and_is_promised_where_it_was_measured(
 ):
     monkeypatch.delenv("MKL_CBWR", raising=False)
     on(monkeypatch, machine, processor=f"Features : {features}", system=system)
-    process.prepare_process()
-    assert "MKL_CBWR" not in process.os.environ
-    assert process.instruction_set_in_force() == "NEON"
-    assert process.is_promised("float32") is promised
-    assert not process.is_promised("bfloat16")
-    assert [process.padded_length(n) for n in (5, 257)] == [32, 512]
+    process_setup.prepare_process()
+    assert "MKL_CBWR" not in process_setup.os.environ
+    assert process_setup.instruction_set_in_force() == "NEON"
+    assert process_setup.is_promised("float32") is promised
+    assert not process_setup.is_promised("bfloat16")
+    assert [process_setup.padded_length(n) for n in (5, 257)] == [32, 512]
 
 
 def test_a_setting_of_mkl_says_nothing_on_arm(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("MKL_CBWR", "AVX2")
     on(monkeypatch, "aarch64", processor="Features : fp asimd")
-    assert process.padded_length(5) == 32
+    assert process_setup.padded_length(5) == 32
 
 
 def test_the_processor_is_read_once(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(process, "_processor", READ)
+    monkeypatch.setattr(process_setup, "_processor", READ)
     monkeypatch.delenv("MKL_CBWR", raising=False)
-    process.padded_length(3)
-    monkeypatch.setattr(process.Path, "read_text", lambda _: pytest.fail("read again"))
-    assert process.padded_length(3) >= 3
+    process_setup.padded_length(3)
+    monkeypatch.setattr(process_setup.Path, "read_text", lambda _: pytest.fail("read again"))
+    assert process_setup.padded_length(3) >= 3

@@ -12,7 +12,7 @@ from luyen.config.check import check
 from luyen.config.fields import all_fields
 from luyen.config.loader.load import load
 from luyen.config.loader.parse import masked_values, parse, stored_values
-from luyen.pipeline.checkpoints import read_config
+from luyen.pipeline.policy_loading import read_config
 from luyen.telemetry.manifest import collect
 from luyen.train.run import generation_config_hash
 

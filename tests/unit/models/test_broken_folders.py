@@ -20,7 +20,7 @@ from luyen.data.tokenizer import load_tokenizer
 from luyen.models.load import load_policy
 from luyen.models.policy import Policy
 from luyen.models.reward_model import load_reward_model
-from luyen.pipeline.checkpoints import open_checkpoint
+from luyen.pipeline.policy_loading import open_checkpoint
 from tests.unit.models.broken_cases import AT_LOADING, IN_BOTH
 from tests.unit.models.broken_folders import WEIGHTS, Break, edited, linked, removed, tensors
 

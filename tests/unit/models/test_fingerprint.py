@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from luyen.models import trained_weights
-from luyen.models.trained_weights import Fingerprint, tensor_digests, trained_parameters
+from luyen.models.trained_weights import Fingerprint, trained_parameters
+from luyen.models.weight_digests import tensor_digests
 
 
 def test_the_same_memory_is_never_digested(monkeypatch: pytest.MonkeyPatch):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from luyen.base import process
+from luyen.base import process_setup
 from luyen.models import batch_invariant_linear
 from luyen.models.batch_invariant_linear import (
     PRODUCT,
@@ -14,7 +14,7 @@ from luyen.models.batch_invariant_linear import (
 )
 
 
-@pytest.mark.skipif(not process.is_promised("float32"), reason="nothing is promised here")
+@pytest.mark.skipif(not process_setup.is_promised("float32"), reason="nothing is promised here")
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(("depth", "columns"), [(16, 8), (72, 100), (341, 64), (2048, 512)])
 def test_every_number_of_rows_gives_the_same_bits(depth: int, columns: int, bias: bool):

@@ -7,7 +7,7 @@ import pytest
 from luyen.base.records import CallStatus, Source, StopReason
 from luyen.data.render import Extension
 from luyen.rollout.conversation_state import TurnLimits
-from luyen.rollout.env.user_simulator import ScriptedUser
+from luyen.rollout.env.interactions import ScriptedUser
 from luyen.rollout.tools.python_tools import tool
 from tests.talk import TOKENIZER, ScriptedEngine, World, call, play, setting
 from tests.unit.data.families import family_renderer

@@ -10,7 +10,7 @@ from luyen.base.records import Message, Source
 from luyen.base.rundir import RunDirectory
 from luyen.config.trust import sign_run
 from luyen.data.render import Extension, Renderer
-from luyen.pipeline.checkpoints import read_config
+from luyen.pipeline.policy_loading import read_config
 from luyen.telemetry.rollout_files import RecordedRollout, read_rollouts, write_rollouts
 from tests.runs import ACTOR, CHATTY, MODEL, ROLLOUT
 

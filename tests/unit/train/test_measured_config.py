@@ -4,7 +4,7 @@ import pytest
 
 from luyen.base.errors import UserError
 from luyen.config.schema.run import RunConfig
-from luyen.pipeline.checkpoints import EvalOverrides, eval_config, read_config, with_model_of
+from luyen.pipeline.policy_loading import EvalOverrides, eval_config, read_config, with_model_of
 
 VAL_KWARGS = "actor_rollout_ref.rollout.val_kwargs"
 

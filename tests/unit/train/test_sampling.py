@@ -5,7 +5,7 @@ import pytest
 from luyen.base.errors import UserError
 from luyen.config.check import check
 from luyen.data.tokenizer import load_tokenizer
-from luyen.pipeline.checkpoints import open_checkpoint
+from luyen.pipeline.policy_loading import open_checkpoint
 from luyen.studio.chat import ChatSession
 from luyen.train.builders.roles import training_sampling, validation_sampling
 

@@ -7,6 +7,14 @@ from typing import Any, cast
 
 from luyen.base.errors import UserError, did_you_mean
 from luyen.base.input_files import expanded
+from luyen.config.dataset_facts import (
+    QUERIES,
+    kind_of_task,
+    kinds_learned,
+    row_files,
+    sampler_faults,
+    template_columns,
+)
 from luyen.config.plugins import (
     SAMPLER_ARGUMENTS,
     SAMPLER_NEEDS,
@@ -15,16 +23,8 @@ from luyen.config.plugins import (
     arguments_of,
     read_python,
 )
-from luyen.config.rows import (
-    QUERIES,
-    kind_of_task,
-    kinds_learned,
-    row_files,
-    sampler_faults,
-    template_columns,
-)
 from luyen.config.rules.rule import Finding, RuleContext, rule
-from luyen.config.task_sources import require_task
+from luyen.config.task_urls import require_task
 
 
 @rule("D01", "error")

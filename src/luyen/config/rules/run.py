@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from luyen.base import process
+from luyen.base import process_setup
 from luyen.base.errors import UserError, did_you_mean
 from luyen.base.heartbeat import PHASES
 from luyen.base.input_files import exists, expanded, is_directory
@@ -161,9 +161,9 @@ def steps_are_counted_once(s: RuleContext) -> Iterator[Finding]:
 @rule("S13", "warning")
 def versions_are_supported(s: RuleContext) -> Iterator[Finding]:
     """torch and transformers are of versions that are tested."""
-    for package, (first, beyond) in process.SUPPORTED.items():
+    for package, (first, beyond) in process_setup.SUPPORTED.items():
         version = s.versions(package)
-        if version is not None and not process.is_supported(package, version):
+        if version is not None and not process_setup.is_supported(package, version):
             yield Finding(
                 field="trainer.device",
                 why=f"{package} {version[0]}.{version[1]} is installed, and {first[0]}.{first[1]} "

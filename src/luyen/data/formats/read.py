@@ -15,8 +15,8 @@ from typing import Any, Generic, Literal, TypeAlias, TypeVar, final
 from luyen.base.errors import UserError
 from luyen.base.input_files import exists, expanded
 from luyen.base.records import Prompt
-from luyen.config.rows import TABLE, row_files
-from luyen.config.task_sources import FIELD
+from luyen.config.dataset_facts import TABLE, row_files
+from luyen.config.task_urls import FIELD
 from luyen.data.formats.cells import Cells, StringPrompts
 from luyen.data.formats.dataset_info import described
 from luyen.data.formats.detect import FORMS, Format, Kind, detect, find_form

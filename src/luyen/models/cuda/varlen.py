@@ -22,12 +22,8 @@ from luyen.models.cuda.attend_block import (
     fitting_stages,
     score_factors,
 )
-from luyen.models.cuda.varlen_segments import (
-    Gradients,
-    Segments,
-    attention_gradients,
-    flash_gradients,
-)
+from luyen.models.cuda.varlen_gradients import Gradients, attention_gradients, flash_gradients
+from luyen.models.cuda.varlen_segments import Segments
 
 TILE = 64
 """Queries that are computed together; the result must not depend on it."""

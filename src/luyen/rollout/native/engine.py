@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from luyen.base.errors import UserError
-from luyen.base.process import is_promised
+from luyen.base.process_setup import is_promised
 from luyen.models.onednn_linear import OneDnnLinears
 from luyen.models.packed_attention import PackedContext, packed_positions
 from luyen.models.policy import Policy

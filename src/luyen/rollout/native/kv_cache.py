@@ -7,7 +7,7 @@ from typing import Any, Protocol, final
 import torch
 from torch import Tensor
 
-from luyen.base.process import padded_length
+from luyen.base.process_setup import padded_length
 from luyen.models.attention import AttentionContext, AttentionWindow, decode_attention
 from luyen.models.packed_attention import KeyValueSink, PackedContext
 from luyen.models.policy import Policy

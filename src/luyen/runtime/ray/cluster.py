@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 from luyen.base.errors import UserError
-from luyen.base.process import prepare_process
+from luyen.base.process_setup import prepare_process
 from luyen.config.machine import this_machine
 from luyen.runtime.ray import reaper
 from luyen.runtime.ray.pools import NodeOffer

@@ -18,7 +18,7 @@ from ray import ObjectRef
 from torch import Tensor
 
 from luyen.engine.sharded_state import merge_sums
-from luyen.models.trained_weights import tensor_digests
+from luyen.models.weight_digests import tensor_digests
 from luyen.runtime.ray.engines import RayEngines
 from luyen.runtime.ray.ranks import RankGroup
 from luyen.runtime.weights import (
@@ -70,7 +70,7 @@ def publish(
 
     Replicas load a bucket while the next is packed. Buckets go through the object store, or with a
     `folder` through files in it that every node must see. `expected` are the digests
-    (`luyen.models.trained_weights.tensor_digests`) of all parameters; they must be given where
+    (`luyen.models.weight_digests.tensor_digests`) of all parameters; they must be given where
     buckets are not tensors of this process, and are those of the buckets otherwise. `holder` raises
     if the process that has the buckets is lost.
     """

@@ -11,7 +11,7 @@ from luyen.config.loader.parse import refuse_masked
 from luyen.config.schema.data import DataConfig, SamplerConfig
 from luyen.data.build import build_data
 from luyen.data.render import Renderer
-from luyen.pipeline.checkpoints import LoadedPolicy
+from luyen.pipeline.policy_loading import LoadedPolicy
 from luyen.rewards.build import build_reward
 from luyen.rewards.scoring import VALIDATION, ScoredGroup, ScoreJournal
 from luyen.rollout.protocol import Sampling

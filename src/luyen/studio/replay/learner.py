@@ -20,7 +20,7 @@ from luyen.data.render import Renderer
 from luyen.data.tokenizer import Tokenizer
 from luyen.engine.batch import PackedBatch
 from luyen.engine.token_trace import TokenTrace, trace_tokens
-from luyen.pipeline.checkpoints import device_for
+from luyen.pipeline.policy_loading import device_for
 from luyen.runtime.futures import PendingUpdate
 from luyen.runtime.in_process import LocalRoles
 from luyen.studio.replay.record import RecordedStep, ReplayRecord

@@ -16,7 +16,7 @@ from luyen.checkpoint.store import Checkpoint, CheckpointStore, DamagedCheckpoin
 from luyen.checkpoint.tensors import load_state
 from luyen.config.schema.run import RunConfig
 from luyen.config.trust import require_trust
-from luyen.pipeline.checkpoints import read_config
+from luyen.pipeline.policy_loading import read_config
 from luyen.rollout.single_turn import Group
 from luyen.telemetry.metrics import read_metrics
 from luyen.telemetry.rollout_files import RecordedRollout, read_rollouts

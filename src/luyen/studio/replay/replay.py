@@ -11,7 +11,7 @@ from luyen.config.loader.tree import leaves
 from luyen.config.problem import Problem
 from luyen.config.schema.run import RunConfig
 from luyen.engine.batch import PackedBatch
-from luyen.pipeline.checkpoints import device_for
+from luyen.pipeline.policy_loading import device_for
 from luyen.studio.replay.learner import (
     LearnedStep,
     ReplayLearner,

@@ -17,7 +17,7 @@ from luyen.data.build import TrainData
 from luyen.engine.batch import OfflineBatch
 from luyen.engine.optim import learning_rate
 from luyen.engine.step import UpdateResult
-from luyen.models.trained_weights import tensor_digests
+from luyen.models.weight_digests import tensor_digests
 from luyen.runtime.roles import split_learned_state
 from luyen.telemetry.display import Display
 from luyen.telemetry.sinks import MetricLog

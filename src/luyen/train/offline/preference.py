@@ -22,7 +22,7 @@ from luyen.engine.batch import OfflineBatch
 from luyen.engine.preference import MISMATCHED, PreferenceEngine, SequenceSums
 from luyen.engine.step import UpdateResult
 from luyen.models.lora import adapter_off
-from luyen.models.trained_weights import tensor_digests
+from luyen.models.weight_digests import tensor_digests
 from luyen.train.builders.roles import reference_policy
 from luyen.train.offline.pairs import margin_of, pack_labelled, pack_pairs
 from luyen.train.offline.sft import actor_state, build_learner, restore_actor

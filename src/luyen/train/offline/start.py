@@ -12,8 +12,8 @@ from luyen.config.check import Report
 from luyen.config.schema.run import RunConfig
 from luyen.data.offline import OfflineData, build_offline_data
 from luyen.data.tokenizer import Tokenizer
-from luyen.telemetry.curves import plot_curves
 from luyen.telemetry.display import Display
+from luyen.telemetry.plots import plot_curves
 from luyen.telemetry.progress import explain_if_slow
 from luyen.telemetry.sinks import open_sinks
 from luyen.telemetry.spans import SPANS

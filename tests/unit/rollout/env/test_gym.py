@@ -7,7 +7,7 @@ import pytest
 
 from luyen.base.errors import UserError
 from luyen.base.records import StopReason, make_prompt
-from luyen.config.task_sources import parse_task_url
+from luyen.config.task_urls import parse_task_url
 from luyen.data.sources import reasoning_gym_rows
 from luyen.rollout.build import envs
 from tests.talk import ScriptedEngine, play, setting

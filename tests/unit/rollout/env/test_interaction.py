@@ -10,7 +10,7 @@ from luyen.base.errors import UserError
 from luyen.base.records import StopReason, make_prompt
 from luyen.config.environments import read_interactions
 from luyen.rollout.build import EnvSelector, envs
-from luyen.rollout.env import user_simulator
+from luyen.rollout.env import interactions
 from tests.talk import ScriptedEngine, play, setting
 
 HERE = Path(__file__).parent
@@ -152,7 +152,7 @@ def test_the_row_names_its_user(tmp_path: Path):
     path = listed(tmp_path, {"name": "odd", "class_name": f"{FILE}:Odd", "config": {"gives": ""}})
     worlds = EnvSelector(read_interactions(path), default=None)
     prompt = make_prompt([], extra_info={"interaction_kwargs": {"name": "odd"}})
-    assert isinstance(worlds.make(prompt), user_simulator.Interaction)
+    assert isinstance(worlds.make(prompt), interactions.Interaction)
     wrong = make_prompt([], extra_info={"interaction_kwargs": "odd"})
     with pytest.raises(UserError, match="is a mapping"):
         asyncio.run(user("Odd", gives="").open(wrong, key=1))

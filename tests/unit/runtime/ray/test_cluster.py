@@ -85,7 +85,7 @@ def test_the_client_protocol_is_refused():
 
 def test_workers_compute_exactly_and_see_the_same_modules(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys, "path", ["", "/nowhere", str(ROOT / "tests"), *sys.path])
-    monkeypatch.setattr("luyen.base.process.platform.machine", lambda: "x86_64")
+    monkeypatch.setattr("luyen.base.process_setup.platform.machine", lambda: "x86_64")
     monkeypatch.delenv("MKL_CBWR", raising=False)
     found = worker_environment(3)
     assert "STRICT" in found["MKL_CBWR"]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from luyen.models.trained_weights import tensor_digests
+from luyen.models.weight_digests import tensor_digests
 from luyen.runtime.weights import copy_into, pack, unpack, write_part
 
 

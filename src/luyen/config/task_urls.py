@@ -144,7 +144,7 @@ class ArithmeticTask:
     """The rows that an address describes.
 
     Example:
-        >>> from luyen.config.task_sources import parse_task_url
+        >>> from luyen.config.task_urls import parse_task_url
         >>> read_arithmetic(parse_task_url("arithmetic://sum?pairs=even")).taught
         'pairs'
     """

@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.image import imread
 
 from luyen.base.files import json_line
-from luyen.telemetry.curves import CurvePlot, plot_curves, smoothed
+from luyen.telemetry.plots import CurvePlot, plot_curves, smoothed
 
 
 def ink(path: Path, colour: tuple[int, int, int]) -> np.ndarray:

@@ -11,7 +11,7 @@ from luyen.base.input_files import exists, expanded, is_directory, require_file
 from luyen.config.plan import PreferenceLosses
 from luyen.config.schema.data import DataConfig
 from luyen.config.schema.run import RunConfig
-from luyen.config.task_sources import FIELD, parse_task_url, read_arithmetic, read_tool_task
+from luyen.config.task_urls import FIELD, parse_task_url, read_arithmetic, read_tool_task
 
 ENDINGS = (".parquet", ".json", ".jsonl")
 TABLE = ".csv"

@@ -1,0 +1,156 @@
+"""Digests of tensors, computed on their own device. Every bit counts.
+
+The bits of an element are multiplied with an odd constant of its flat position, and the
+products are added modulo 2^64. Addition knows no order, so the sum is the same on every
+device, for every number of threads and for every split: the digest of a tensor is the sum of
+the digests of its shards. An odd constant loses no bit, so one changed element always changes
+the sum; and elements that change places meet other constants.
+"""
+
+import functools
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_TABLE = 1 << 20
+"""Positions with a constant of their own; further ones multiply these with a constant of a row."""
+_PASS = 1 << 16
+"""Words that a CPU takes at once: they and their constants stay in the cache of a core."""
+_GOLDEN = -0x61C8864680B583EB
+_MIX = -0x4B47D0C5A1A6AD2D
+_WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int32, 16: torch.int32}
+_MASK = (1 << 64) - 1
+
+
+def digest_sum(tensor: Tensor, *, offset: int = 0) -> Tensor:
+    """The digest of a tensor's elements in row-major order: one int64, on the tensor's device.
+
+    For a shard, `offset` is the flat index of its first element in the whole. Nothing is sent to
+    the host. Shape and type are not part of it; `tensor_digests` adds them.
+
+    Example:
+        >>> whole = torch.arange(6.0)
+        >>> parts = digest_sum(whole[:4]) + digest_sum(whole[4:], offset=4)
+        >>> bool(parts == digest_sum(whole)), bool(digest_sum(whole.flip(0)) == parts)
+        (True, False)
+    """
+    assert offset >= 0, f"offset {offset} is negative"
+    bits, per_element = _bits(tensor)
+    if not bits.is_cuda:
+        return torch.tensor(_sum_on_cpu(bits, offset * per_element))
+    constants = _constants(bits.device)
+    parts = [torch.zeros((), dtype=torch.int64, device=bits.device)]
+    for row, inside, start, end in _pieces(offset * per_element, len(bits), _TABLE):
+        part = (bits[start:end] * constants[inside : inside + end - start]).sum()
+        parts.append(part * _row_constant(row) if row else part)
+    return torch.stack(parts).sum()
+
+
+def digest_number(tensor: Tensor, *, offset: int = 0) -> int:
+    """The same as a number, on the host."""
+    if tensor.is_cuda:
+        return int(digest_sum(tensor, offset=offset))
+    bits, per_element = _bits(tensor)
+    return _sum_on_cpu(bits, offset * per_element)
+
+
+def tensor_digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Type, shape and digest of each tensor, as text; one transfer to the host for all of them.
+
+    Example:
+        >>> tensor_digests({"w": torch.zeros(2, 3)})
+        {'w': 'float32 [2, 3] 0000000000000000'}
+    """
+    numbers: dict[str, int] = {}
+    for device in {tensor.device for tensor in tensors.values()}:
+        here = {name: tensor for name, tensor in tensors.items() if tensor.device == device}
+        numbers |= _numbers_on_gpu(here) if device.type == "cuda" else _numbers(here)
+    return {
+        name: f"{_type(tensor)} {list(tensor.shape)} {numbers[name] & _MASK:016x}"
+        for name, tensor in tensors.items()
+    }
+
+
+def _numbers(tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    """The digests as integers, a tensor at a time."""
+    return {name: _sum_on_cpu(_bits(tensor)[0], 0) for name, tensor in tensors.items()}
+
+
+def _numbers_on_gpu(tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    """The same in one launch for each size of words."""
+    from luyen.models.cuda.digest_kernels import digest_sums
+
+    groups: dict[torch.dtype, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        groups.setdefault(_WORDS[tensor.element_size()], {})[name] = tensor.contiguous()
+    sums = [
+        digest_sums([*group.values()], word, table=_TABLE, golden=_GOLDEN, mix=_MIX)
+        for word, group in groups.items()
+    ]
+    names = [name for group in groups.values() for name in group]
+    return dict(zip(names, torch.cat(sums).tolist(), strict=True))
+
+
+def _sum_on_cpu(bits: Tensor, first: int) -> int:
+    """The sum of words, the first of which has this position, as 64 bits with a sign."""
+    words, constants, total = bits.numpy(), _constants_on_cpu(), 0
+    for row, inside, start, end in _pieces(first, len(words), _PASS):
+        # Unsigned, where too much is no error and means the same bits.
+        piece = words[start:end].astype(np.int64).view(np.uint64)
+        part = np.einsum("i,i", piece, constants[inside : inside + end - start])
+        total += int(part) * _row_constant(row)
+    return _signed(total & _MASK)
+
+
+def _pieces(first: int, count: int, most: int) -> Iterator[tuple[int, int, int, int]]:
+    """Row, position in it, begin and end of pieces of so many words, none of which has two rows."""
+    start = 0
+    while start < count:
+        row, inside = divmod(first + start, _TABLE)
+        end = min(count, start + most, start + _TABLE - inside)
+        yield row, inside, start, end
+        start = end
+
+
+def _bits(tensor: Tensor) -> tuple[Tensor, int]:
+    """The elements as words of at most 32 bits, and how many words make one.
+
+    With 64 bits in a word its top bit would weigh the same at every position.
+    """
+    flat = tensor.detach().reshape(-1).contiguous()
+    size = flat.element_size()
+    return flat.view(_WORDS[size]), 1 if size <= 4 else size // 4
+
+
+@functools.cache
+def _constants(device: torch.device) -> Tensor:
+    """Odd constants of the positions of a row: multiply, shift, and again."""
+    mixed = torch.arange(1, _TABLE + 1, dtype=torch.int64, device=device) * _GOLDEN
+    mixed = (mixed ^ (mixed >> 32)) * _MIX
+    return (mixed ^ (mixed >> 29)) | 1
+
+
+@functools.cache
+def _constants_on_cpu() -> "np.ndarray[tuple[int], np.dtype[np.uint64]]":
+    return _constants(torch.device("cpu")).numpy().view(np.uint64)
+
+
+@functools.cache
+def _row_constant(row: int) -> int:
+    """The odd constant of a row as a signed number; rows are hashed as positions are."""
+    if row == 0:
+        return 1
+    mixed = (row * (_GOLDEN & _MASK)) & _MASK
+    mixed = ((mixed ^ (mixed >> 29)) * (_MIX & _MASK)) & _MASK
+    return _signed((mixed ^ (mixed >> 32)) | 1)
+
+
+def _signed(number: int) -> int:
+    """The same 64 bits with a sign."""
+    return number - (1 << 64) if number >> 63 else number
+
+
+def _type(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
