@@ -278,8 +278,9 @@ def _keys() -> Iterator[str]:
 def _refusals() -> Iterator[str]:
     yield "## Values that are refused"
     yield ""
-    yield "A key whose reader is not built yet is refused at any value but its default (C009),"
-    yield "and a key with a single possible value at any other (C010)."
+    if any(info.awaits for info in all_fields().values()):
+        yield "A key whose reader is not built yet is refused at any value but its default (C009)."
+    yield "A key with a single possible value is refused at any other (C010)."
     yield ""
     yield "| key | accepted | why |"
     yield "|---|---|---|"
