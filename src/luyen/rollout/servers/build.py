@@ -47,11 +47,11 @@ class ServerPlace:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
+class ServerLaunch:
     """How a server is started.
 
     Example:
-        >>> launch = Launch(command=lambda port: ["serve", str(port)], environment=dict)
+        >>> launch = ServerLaunch(command=lambda port: ["serve", str(port)], environment=dict)
         >>> launch.command(80)
         ['serve', '80']
     """
@@ -65,7 +65,7 @@ class Launch:
 def build_server_engine(
     dialect: ServerDialect,
     *,
-    launch: Launch | None,
+    launch: ServerLaunch | None,
     policy: Policy,
     rollout: RolloutConfig,
     max_model_len: int,
@@ -81,7 +81,7 @@ def build_server_engine(
         found = AttachedServer(rollout.server_urls[place.index % len(rollout.server_urls)])
     else:
         assert launch is not None, "the check demands server_urls"
-        made: Launch = launch
+        made: ServerLaunch = launch
 
         def prepare() -> Mapping[str, str]:
             tensors = checkpoint_tensors(policy)
