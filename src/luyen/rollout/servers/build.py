@@ -76,28 +76,14 @@ def build_server_engine(
 
     A server is started when the first request or publication needs it.
     """
-    found: Server
-    if rollout.server_urls:
-        found = AttachedServer(rollout.server_urls[place.index % len(rollout.server_urls)])
-    else:
-        assert launch is not None, "the check demands server_urls"
-        made: ServerLaunch = launch
 
-        def prepare() -> Mapping[str, str]:
-            tensors = checkpoint_tensors(policy)
-            export_for_server(policy, place.source, place.model, tensors=tensors)
-            return made.environment()
+    def is_ready() -> bool:
+        return connection.is_ready(dialect.health())
 
-        found = ServerProcess(
-            launch.command,
-            prepare=prepare,
-            log=place.log,
-            is_ready=lambda: connection.is_ready(dialect.health()),
-            start_timeout_s=rollout.server.start_timeout_s,
-        )
-    connection = ServerConnection(lambda: found.url, timeout_s=rollout.server.request_timeout_s)
+    server = _make_server(launch, policy, rollout, place, is_ready)
+    connection = ServerConnection(lambda: server.url, timeout_s=rollout.server.request_timeout_s)
     return ServerEngine(
-        found,
+        server,
         connection,
         dialect,
         _transport(connection, dialect, policy, rollout, place),
@@ -108,6 +94,32 @@ def build_server_engine(
             max_num_seqs=rollout.max_num_seqs,
             retries=rollout.server.retries,
         ),
+    )
+
+
+def _make_server(
+    launch: ServerLaunch | None,
+    policy: Policy,
+    rollout: RolloutConfig,
+    place: ServerPlace,
+    is_ready: Callable[[], bool],
+) -> Server:
+    urls = rollout.server_urls
+    if urls:
+        return AttachedServer(urls[place.index % len(urls)])
+    assert launch is not None, "the check demands server_urls"
+
+    def prepare() -> Mapping[str, str]:
+        tensors = checkpoint_tensors(policy)
+        export_for_server(policy, place.source, place.model, tensors=tensors)
+        return launch.environment()
+
+    return ServerProcess(
+        launch.command,
+        prepare=prepare,
+        log=place.log,
+        is_ready=is_ready,
+        start_timeout_s=rollout.server.start_timeout_s,
     )
 
 
