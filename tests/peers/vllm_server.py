@@ -143,14 +143,14 @@ class VllmPeer:
             raise Refusal(501, {"error": {"message": "this server takes token ids"}})
         self._refuse_other_names(body)
         prompts = prompt if prompt and isinstance(prompt[0], list) else [prompt]
+        name = f"cmpl-{body.get('request_id') or secrets.token_hex(8)}"
         choices = []
-        for tokens in prompts:
+        for index, tokens in enumerate(prompts):
             sampling = self._sampling(body, len(tokens), int(body.get("max_tokens") or 16))
-            name = str(body.get("request_id") or secrets.token_hex(8))
-            for sample in self._samples(tokens, body, sampling, f"cmpl-{name}"):
+            for sample in self._samples(tokens, body, sampling, f"{name}-{index}"):
                 choices.append(self._choice(len(choices), tokens, sample, body, sampling))
         return {
-            "id": f"cmpl-{secrets.token_hex(8)}",
+            "id": name,
             "object": "text_completion",
             "created": int(time.time()),
             "model": self._name,
@@ -306,12 +306,8 @@ class VllmPeer:
     def abort_requests(self, call: Call) -> Any:
         """End these requests, or all of them."""
         ids = call.body.get("request_ids")
-
-        def matches(rid: str) -> bool:
-            plain = rid.removeprefix("cmpl-").removeprefix("generate-tokens-")
-            return ids is None or rid in ids or plain in ids
-
-        return {"status": "aborted", "aborted": self.driver.abort(matches)}
+        count = self.driver.abort(lambda rid: ids is None or rid in ids)
+        return {"status": "aborted", "aborted": count}
 
     def collective_rpc(self, call: Call) -> Any:
         """A method of the worker, or of its extension."""

@@ -145,11 +145,10 @@ class ServerDialect(Protocol):
         """Its name in messages: `vllm`, `sglang`, `openai`."""
         ...
 
-    @property
-    def can_truncate(self) -> bool:
-        """Whether log-probabilities stay those of the full softmax under top-k, top-p and min-p.
+    def refusal(self, sampling: Sampling) -> str | None:
+        """Why samples of this kind would not come with log-probabilities of the full softmax.
 
-        A server without it is only asked for samples of the full softmax.
+        None: they do.
         """
         ...
 
@@ -175,8 +174,8 @@ class ServerDialect(Protocol):
         """Read the reply of `facts`; a ServerFault `shape` if it is not one."""
         ...
 
-    def abort(self, ids: Sequence[str]) -> Call | None:
-        """Stop requests, whose replies then hold what there is; None: drop their connections."""
+    def abort(self, ids: Sequence[str]) -> Sequence[Call]:
+        """Stop requests, whose replies then hold what there is; empty: drop their connections."""
         ...
 
     def pause(self) -> Sequence[Call]:

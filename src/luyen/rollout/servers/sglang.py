@@ -1,0 +1,205 @@
+"""SGLang: its HTTP protocol, and how its server is started.
+
+Its log-probabilities are those of softmax(logits / temperature) before top-k, top-p and min-p, the
+convention of this package; only stop tokens that wait for `min_new_tokens` are outside the softmax.
+Every reply names the version of the weights. The package was tried against a server of our own that
+implements the protocol, not against SGLang itself.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast, final
+
+from luyen.rollout.protocol import Ending, Sampling
+from luyen.rollout.servers.dialect import (
+    Call,
+    Generated,
+    ServerFacts,
+    ServerFault,
+    TensorForm,
+    WeightGroup,
+    member,
+)
+
+GROUP = "weight_update_group"
+"""The process group over which a server receives weights."""
+STORE_PREFIXES = (GROUP, f"{GROUP}/")
+"""What SGLang and PyTorch put before the keys of this group in its store, from outside in."""
+_ENDINGS: dict[str, Ending] = {"stop": "stop", "length": "length", "abort": "aborted"}
+_LOAD_S = 1800.0
+"""Most seconds for loading weights."""
+_JOIN_S = 120.0
+_MOST_SEED = 2**31
+"""Seeds are numbers of 31 bits."""
+
+
+@final
+class SglangDialect:
+    """Requests and replies of SGLang's server.
+
+    With `can_sleep` the server was started with the memory saver.
+
+    Example:
+        >>> SglangDialect().abort(["luyen-1"])[0].body
+        {'rid': 'luyen-1.'}
+    """
+
+    name = "sglang"
+
+    def __init__(self, *, can_sleep: bool = False) -> None:
+        self._can_sleep = can_sleep
+
+    def refusal(self, sampling: Sampling) -> str | None:
+        """Stop tokens that wait for a length are outside the softmax of the server."""
+        if not sampling.barred_ids:
+            return None
+        why = "under min_new_tokens `sglang` leaves the stop tokens out of the softmax "
+        return why + "whose log-probabilities it reports"
+
+    def generate(
+        self, id: str, tokens: Sequence[int], sampling: Sampling, *, seed: int, model: str | None
+    ) -> Call:
+        """One sample; a server has one model, so that its name is not sent."""
+        del model
+        parameters: dict[str, Any] = {
+            "max_new_tokens": sampling.max_new_tokens,
+            "min_new_tokens": sampling.min_new_tokens,
+            "temperature": sampling.temperature,
+            "top_k": sampling.top_k if sampling.top_k > 0 else -1,
+            "top_p": sampling.top_p,
+            "min_p": sampling.min_p,
+            "sampling_seed": seed % _MOST_SEED,
+            "skip_special_tokens": False,
+            # It switches every stop token off, also ours.
+            "ignore_eos": sampling.ignore_stop or not sampling.stop_ids,
+        }
+        if not sampling.ignore_stop:
+            parameters["stop_token_ids"] = sorted(sampling.stop_ids)
+            if sampling.stop_strings:
+                parameters["stop"] = list(sampling.stop_strings)
+        body = {
+            "rid": _rid(id),
+            "input_ids": list(tokens),
+            "sampling_params": parameters,
+            "return_logprob": True,
+            "logprob_start_len": -1,
+            "stream": False,
+        }
+        return Call(path="/generate", body=body)
+
+    def generated(self, reply: Any) -> Generated:
+        """The reply to one prompt and one sample, which is no list."""
+        if isinstance(reply, list):
+            count = len(cast(list[Any], reply))
+            raise ServerFault("shape", f"{count} samples came as a list, and one was wanted")
+        tokens = member(reply, "output_ids")
+        scores = member(reply, "meta_info", "output_token_logprobs")
+        if not isinstance(tokens, list) or not isinstance(scores, list):
+            raise ServerFault("shape", "a reply has no token ids, or no log-probabilities")
+        scored = tuple(member(score, 1) for score in cast(list[Any], scores))
+        if scored != tuple(cast(list[int], tokens)):
+            counts = f"{len(scored)} log-probabilities for {len(cast(list[int], tokens))} tokens"
+            raise ServerFault("shape", f"{counts}, or they are of other tokens")
+        reason = member(reply, "meta_info", "finish_reason", "type")
+        if reason not in _ENDINGS:
+            raise ServerFault("shape", f"it ended by {reason!r}")
+        return Generated(
+            tokens=scored,
+            logps=tuple(member(score, 0) for score in cast(list[Any], scores)),
+            reason=_ENDINGS[reason],
+            version=str(member(reply, "meta_info", "weight_version")),
+        )
+
+    def health(self) -> Call:
+        """Success once the server has loaded its model."""
+        return Call(path="/health", method="GET", timeout_s=10.0)
+
+    def facts(self) -> Call:
+        """Settings of the server."""
+        return Call(path="/server_info", method="GET", timeout_s=30.0)
+
+    def read_facts(self, reply: Any) -> ServerFacts:
+        """Path of the model it was started with, and its context where one was set."""
+        longest = member(reply, "context_length")
+        return ServerFacts(
+            model=str(member(reply, "model_path")),
+            max_model_len=None if longest is None else int(longest),
+        )
+
+    def abort(self, ids: Sequence[str]) -> Sequence[Call]:
+        """One call each: a server takes one id, and stops all requests that begin with it."""
+        return [Call(path="/abort_request", body={"rid": _rid(id)}, timeout_s=30.0) for id in ids]
+
+    def pause(self) -> Sequence[Call]:
+        """Stop generating; loading weights flushes the cached keys."""
+        return (Call(path="/pause_generation", body={"mode": "abort"}),)
+
+    def resume(self) -> Sequence[Call]:
+        """Generate again."""
+        return (Call(path="/continue_generation", body={}),)
+
+    def sleep(self) -> Sequence[Call]:
+        """Give keys and values back; weights stay: what is released is lost."""
+        body = {"tags": ["kv_cache"]}
+        return (Call(path="/release_memory_occupation", body=body),) if self._can_sleep else ()
+
+    def wake(self) -> Sequence[Call]:
+        """Take the memory again."""
+        body = {"tags": ["kv_cache"]}
+        return (Call(path="/resume_memory_occupation", body=body),) if self._can_sleep else ()
+
+    def load_folder(self, folder: Path, version: int) -> Sequence[Call]:
+        """Load a folder and flush cached keys."""
+        body = {
+            "model_path": str(folder),
+            "weight_version": str(version),
+            "flush_cache": True,
+            "abort_all_requests": False,
+        }
+        return (Call(path="/update_weights_from_disk", body=body, timeout_s=_LOAD_S),)
+
+    def join_group(self, group: WeightGroup) -> Call | None:
+        """All workers join, the first one as rank 1."""
+        body = {
+            "master_address": group.address,
+            "master_port": group.port,
+            "rank_offset": 1,
+            "world_size": group.size,
+            "group_name": GROUP,
+            "backend": group.backend,
+        }
+        return Call(path="/init_weights_update_group", body=body, timeout_s=_JOIN_S)
+
+    def receive(self, tensors: Sequence[TensorForm], version: int) -> Call:
+        """Receive broadcasts of these tensors and load them."""
+        body = {
+            "names": [form.name for form in tensors],
+            "dtypes": [form.dtype for form in tensors],
+            "shapes": [list(form.shape) for form in tensors],
+            "group_name": GROUP,
+            "weight_version": str(version),
+            "flush_cache": True,
+            "abort_all_requests": False,
+        }
+        return Call(path="/update_weights_from_distributed", body=body, timeout_s=_LOAD_S)
+
+    def digests(self) -> Call | None:
+        """None: its checksums are of fused tensors. A probe and the version prove its weights."""
+        return None
+
+    def read_digests(self, reply: Any) -> Mapping[str, str]:
+        """There are none."""
+        raise ServerFault("shape", f"unexpected digests: {str(reply)[:80]}")
+
+    def weight_version(self) -> Call | None:
+        """Facts about the model, as it is now."""
+        return Call(path="/model_info", method="GET", timeout_s=30.0)
+
+    def read_weight_version(self, reply: Any) -> str:
+        """The version that was sent with the weights."""
+        return str(member(reply, "weight_version"))
+
+
+def _rid(id: str) -> str:
+    """An id that no other id begins with."""
+    return f"{id}."
