@@ -19,6 +19,8 @@ from luyen.rollout.protocol import (
     completion_fault,
     rollout_engines,
 )
+from luyen.rollout.servers.build import ServerPlace, build_server_engine
+from luyen.rollout.servers.vllm import VllmDialect, vllm_launch
 
 
 @rollout_engines.register("native")
@@ -56,6 +58,25 @@ def hf(policy: Policy, rollout: RolloutConfig, *, longest: int, decode: Decode) 
         max_model_len=rollout.max_model_len or longest,
         max_num_seqs=rollout.max_num_seqs,
         max_num_batched_tokens=rollout.max_num_batched_tokens,
+    )
+
+
+@rollout_engines.register("vllm", splits=True, is_server=True)
+def vllm(
+    policy: Policy, rollout: RolloutConfig, *, longest: int, decode: Decode, place: ServerPlace
+) -> RolloutEngine:
+    """A vLLM server that is started here, or that runs at one of `server_urls`."""
+    is_ours = not rollout.server_urls
+    dialect = VllmDialect(has_extension=is_ours, can_sleep=is_ours and rollout.free_cache_engine)
+    longest = rollout.max_model_len or longest
+    return build_server_engine(
+        dialect,
+        launch=vllm_launch(policy, rollout, max_model_len=longest, place=place),
+        policy=policy,
+        rollout=rollout,
+        max_model_len=longest,
+        decode=decode,
+        place=place,
     )
 
 

@@ -24,7 +24,7 @@ from luyen.models.lora import adapter_off
 from luyen.models.policy import Policy
 from luyen.models.trained_weights import Fingerprint, restore_parameters, trained_parameters
 from luyen.rollout.engines import VersionedEngines
-from luyen.rollout.protocol import RolloutEngine, Sampling
+from luyen.rollout.protocol import RolloutEngine, Sampling, WeightReceiver
 from luyen.rollout.single_turn import Group, PromptRequest
 from luyen.runtime.futures import (
     CompletedUpdate,
@@ -36,7 +36,7 @@ from luyen.runtime.futures import (
 from luyen.runtime.generation import AsyncGeneration, Generation
 from luyen.runtime.monitoring import RoleMonitor, TraceTarget
 from luyen.runtime.roles import Roles, WeightDigests, split_learned_state
-from luyen.runtime.weights import copy_into
+from luyen.runtime.weights import free_memory, load_weights
 from luyen.telemetry.journal import WorkJournal
 
 _FIELD = "actor_rollout_ref.rollout.name"
@@ -132,8 +132,12 @@ class LocalRoles:
         return LazyRollouts(lambda: self._generate(requests, sampling, purpose, version, journal))
 
     def publish(self, version: int) -> Publication:
-        """Nothing is sent: the engine samples with the actor's weights, or with copies if ahead."""
-        return SharedWeights() if self.ahead is None else self.ahead.publish(version)
+        """Send the weights to a server; an engine in this process shares or copies them."""
+        if self.ahead is not None:
+            return self.ahead.publish(version)
+        if isinstance(self.rollout, WeightReceiver):
+            self.rollout.send_weights(version)
+        return SharedWeights()
 
     def keep_weights(self, versions: Collection[int]) -> None:
         """Only these versions will be submitted again, besides those published later."""
@@ -153,19 +157,14 @@ class LocalRoles:
             self.rollout, requests, sampling, purpose=purpose, version=version, journal=journal
         )
         if self.frees_cache:
-            self.rollout.close()
+            free_memory(self.rollout)
         return groups
 
     async def _load_weights(self, version: int, keep: Collection[int]) -> None:
         """Copy the actor's weights into an engine that is free, as this version."""
         assert isinstance(self.rollout, VersionedEngines)
         engine = self.rollout.hold(version, keep=keep)
-        fingerprint = engine.fingerprint()
-        if fingerprint is None:
-            why = "it cannot say which weights it holds, so none can be given to it"
-            fix = "let its `fingerprint` return the policy's parameters, or set max_staleness to 0"
-            raise UserError(_FIELD, type(engine).__name__, why, fix)
-        copy_into(fingerprint.weights, trained_parameters(self.actor.policy))
+        load_weights(engine, version, trained_parameters(self.actor.policy))
         self._refuse_other_weights(engine, version)
 
     def _refuse_other_weights(self, engine: RolloutEngine, version: int) -> None:

@@ -19,7 +19,7 @@ from luyen.base.errors import UserError
 from luyen.base.files import write_whole
 from luyen.models.trained_weights import Fingerprint, tensor_digests
 from luyen.rollout.engines import VersionedEngines
-from luyen.rollout.protocol import RolloutEngine
+from luyen.rollout.protocol import RolloutEngine, WeightReceiver
 
 # Arrays in Ray's object store are read-only, which PyTorch cannot express.
 warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
@@ -196,6 +196,33 @@ def copy_into(own: Mapping[str, Tensor | str], given: Mapping[str, Tensor]) -> N
             mine.copy_(tensor)
 
 
+def load_weights(engine: RolloutEngine, version: int, tensors: Mapping[str, Tensor]) -> None:
+    """Write weights into the policy of an engine, and send them to its server if it has one."""
+    copy_into(writable_weights(engine), tensors)
+    if isinstance(engine, WeightReceiver):
+        engine.send_weights(version)
+
+
+def writable_weights(engine: RolloutEngine) -> Mapping[str, Tensor | str]:
+    """The parameters that new weights of an engine are written into; a UserError without any."""
+    if isinstance(engine, WeightReceiver):
+        return engine.weights()
+    fingerprint = engine.fingerprint()
+    if fingerprint is None:
+        why = "the engine cannot say which weights it holds, so none can be given to it"
+        fix = "let its `fingerprint` return the policy's parameters"
+        raise UserError(_FIELD, type(engine).__name__, why, fix)
+    return fingerprint.weights
+
+
+def free_memory(engine: RolloutEngine) -> None:
+    """Free what an engine holds besides weights until its next request; a server goes on."""
+    if isinstance(engine, WeightReceiver):
+        engine.rest()
+    else:
+        engine.close()
+
+
 def _form(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
@@ -209,14 +236,11 @@ def load_part(
 ) -> tuple[set[str], dict[str, str] | None]:
     """Load a part; the names of its parameters, and after the last part the engine's digests."""
     engine = engines.engine() if version is None else engines.hold(version, keep=keep)
-    print_of = engine.fingerprint()
-    if print_of is None:
-        why = "the engine cannot say which weights it holds, so none can be given to it"
-        fix = "let its `fingerprint` return the policy's parameters"
-        raise UserError("actor_rollout_ref.rollout.name", type(engine).__name__, why, fix)
     given = unpack(part)
-    copy_into(print_of.weights, given)
-    return set(given), _described(print_of) if is_last else None
+    copy_into(writable_weights(engine), given)
+    if is_last and isinstance(engine, WeightReceiver):
+        engine.send_weights(version or 0)
+    return set(given), digests_of(engine) if is_last else None
 
 
 def version_digests(engines: VersionedEngines, version: int | None) -> dict[str, str] | None:

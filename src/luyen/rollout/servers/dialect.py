@@ -108,6 +108,8 @@ class WeightGroup:
     """All ranks: the trainer and every worker."""
     backend: Literal["gloo", "nccl"]
     """gloo for CPUs, nccl for GPUs."""
+    timeout_s: float = 120.0
+    """Longest wait of one rank for another."""
 
 
 @final

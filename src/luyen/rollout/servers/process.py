@@ -88,14 +88,18 @@ class ServerProcess:
         self,
         command: Callable[[int], Sequence[str]],
         *,
-        environment: Mapping[str, str],
+        prepare: Callable[[], Mapping[str, str]],
         log: Path,
         is_ready: Callable[[], bool],
         start_timeout_s: float,
     ) -> None:
-        """`command` takes the port to listen on; `is_ready` asks the server at `url`."""
+        """`command` takes the port to listen on; `is_ready` asks the server at `url`.
+
+        `prepare` makes the server's files before the first start; its environment besides ours.
+        """
         self._command = command
-        self._environment = dict(environment)
+        self._prepare = prepare
+        self._environment: Mapping[str, str] | None = None
         self._log = log
         self._is_ready = is_ready
         self._start_timeout_s = start_timeout_s
@@ -122,6 +126,8 @@ class ServerProcess:
         if self._process is not None and self._process.poll() is None:
             return False
         self.stop()
+        if self._environment is None:
+            self._environment = self._prepare()
         self._port = free_port()
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("ab") as log:

@@ -7,22 +7,19 @@ proves nothing: `luyen.rollout.servers.proof` asks the server what it holds afte
 import json
 import shutil
 from collections.abc import Mapping
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal, Protocol, final
 
 import torch
-import torch.distributed
 from safetensors.torch import save_file
 from torch import Tensor
 
 from luyen.base.errors import UserError
 from luyen.rollout.servers.connection import ServerConnection
-from luyen.rollout.servers.dialect import Call, ServerDialect, TensorForm, WeightGroup
+from luyen.rollout.servers.dialect import ServerDialect, ServerFault, TensorForm, WeightGroup
 from luyen.rollout.servers.process import free_port
+from luyen.rollout.servers.vllm_worker import broadcast, make_group
 
-dist: Any = torch.distributed
-"""Its stores and backends have no public type stubs."""
 _FIELD = "actor_rollout_ref.rollout.server.transport"
 
 
@@ -122,24 +119,26 @@ class GroupTransport:
         self._size = workers + 1
         self._backend: Literal["gloo", "nccl"] = backend
         self._address = address
-        self._timeout = timedelta(seconds=timeout_s)
+        self._timeout_s = timeout_s
         self._device = device or torch.device("cpu")
         self._group: Any = None
 
     def send(self, version: int, tensors: Mapping[str, Tensor]) -> None:
         """Broadcast the tensors one after the other."""
-        group = self._group or self._join()
         forms = [
             TensorForm(name=n, dtype=str(t.dtype).removeprefix("torch."), shape=tuple(t.shape))
             for n, t in tensors.items()
         ]
+        group, self._group = self._group or self._join(), None
         reply = self._connection.start(self._dialect.receive(forms, version))
-        for tensor in tensors.values():
-            if reply.done():
-                break  # it was refused, or the server is gone
-            flat = tensor.detach().to(self._device).contiguous()
-            group.broadcast([flat], dist.BroadcastOptions()).wait()
+        try:
+            for tensor in tensors.values():
+                broadcast(group, tensor.detach().to(self._device).contiguous())
+        except RuntimeError as error:  # what torch raises when a rank is gone
+            reply.cancel()
+            raise ServerFault("connection", f"the weight group broke: {error}") from error
         reply.result()
+        self._group = group
 
     def reset(self) -> None:
         """Leave the group: its workers are gone."""
@@ -151,31 +150,23 @@ class GroupTransport:
 
     def _join(self) -> Any:
         group = WeightGroup(
-            address=self._address, port=free_port(), size=self._size, backend=self._backend
+            address=self._address,
+            port=free_port(),
+            size=self._size,
+            backend=self._backend,
+            timeout_s=self._timeout_s,
         )
-        call: Call | None = self._dialect.join_group(group)
+        call = self._dialect.join_group(group)
         if call is None:
-            why = f"`{self._dialect.name}` cannot join a process group"
-            raise UserError(_FIELD, self._backend, why, "set it to folder")
+            why = f"`{self._dialect.name}` cannot join a process group here"
+            raise UserError(_FIELD, "group", why, "set it to folder")
         reply = self._connection.start(call)
-        store = dist.TCPStore(
-            group.address,
-            group.port,
-            group.size,
-            is_master=True,
-            timeout=self._timeout,
-            wait_for_workers=False,
-        )
-        self._group = make_group(store, 0, group.size, group.backend, self._timeout)
+        try:
+            made = make_group(
+                group.address, group.port, 0, group.size, group.backend, group.timeout_s
+            )
+        except RuntimeError as error:
+            reply.cancel()
+            raise ServerFault("connection", f"the weight group was not made: {error}") from error
         reply.result()
-        return self._group
-
-
-def make_group(store: Any, rank: int, size: int, backend: str, timeout: timedelta) -> Any:
-    """A process group apart from the default one."""
-    scoped = dist.PrefixStore("luyen_weights", store)
-    if backend == "gloo":
-        return dist.ProcessGroupGloo(scoped, rank, size, timeout)
-    options = dist.ProcessGroupNCCL.Options()
-    options._timeout = timeout
-    return dist.ProcessGroupNCCL(scoped, rank, size, options)
+        return made

@@ -1,12 +1,17 @@
 """Build actor, rollout engine, reference, teacher, critic and sampling from a configuration."""
 
+import itertools
+import os
+import tempfile
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import torch
 
 import luyen.rollout.engines
 from luyen.base.errors import UserError
+from luyen.base.input_files import expanded
 from luyen.config.model_folder.config_json import most_positions
 from luyen.config.plan import count_weight_versions, has_partial_rollouts
 from luyen.config.schema.actor_rollout_ref import ActorConfig, LogProbBatchingConfig, ModelConfig
@@ -23,6 +28,7 @@ from luyen.models.policy import Policy, ValueModel
 from luyen.rollout.build import ToolEnvironment, build_conversations, build_tool_environment
 from luyen.rollout.engines import VersionedEngines, make_checked_engine
 from luyen.rollout.protocol import RolloutEngine, Sampling, rollout_engines
+from luyen.rollout.servers.build import ServerPlace
 from luyen.runtime.generation import Generation
 from luyen.runtime.in_process import LocalRoles
 from luyen.sandbox.launch import demand
@@ -153,10 +159,26 @@ def build_engine(
     make = rollout_engines.get(name)
     # Stop strings may be, or contain, special tokens.
     decode = partial(tokenizer.decode, skip_special=False)
+    more = {"place": server_place(config)} if rollout_engines.facts(name).get("is_server") else {}
     return make_checked_engine(
         name,
-        lambda: make(policy, rollout, longest=longest, decode=decode),
+        lambda: make(policy, rollout, longest=longest, decode=decode, **more),
         vocabulary=policy.head.vocabulary,
+    )
+
+
+_SERVERS = itertools.count()
+
+
+def server_place(config: RunConfig) -> ServerPlace:
+    """A folder for the next server of this process: in the run directory, if there is one."""
+    trainer, model, index = config.trainer, config.actor_rollout_ref.model, next(_SERVERS)
+    run = expanded(trainer.default_local_dir) / trainer.project_name / trainer.experiment_name
+    above = run / "servers" if run.is_dir() else Path(tempfile.mkdtemp(prefix="luyen-server-"))
+    return ServerPlace(
+        source=model.tokenizer_path or model.path,
+        folder=above / f"{os.getpid()}-{index}",
+        index=index,
     )
 
 

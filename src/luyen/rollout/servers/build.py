@@ -1,0 +1,133 @@
+"""From a dialect and a configuration to an engine over a server."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+from luyen.config.schema.actor_rollout_ref import RolloutConfig
+from luyen.models.export import checkpoint_tensors, export_for_server
+from luyen.models.policy import Policy
+from luyen.rollout.native.sequences import Decode
+from luyen.rollout.servers.connection import ServerConnection
+from luyen.rollout.servers.dialect import ServerDialect
+from luyen.rollout.servers.engine import ServerEngine, ServerLimits
+from luyen.rollout.servers.process import AttachedServer, Server, ServerProcess
+from luyen.rollout.servers.weights import FolderTransport, GroupTransport, WeightTransport
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerPlace:
+    """Where the files of a server are.
+
+    Example:
+        >>> place = ServerPlace(source="builtin://arithmetic", folder=Path("run/servers/0"))
+        >>> place.model.name, place.log.name
+        ('model', 'server.log')
+    """
+
+    source: str
+    """Model directory or hub id that tokenizer files come from."""
+    folder: Path
+    """Folder of this server alone: its model, its log, versions of its weights."""
+    index: int = 0
+    """Number of the copy of the engine: which of `server_urls` is its own."""
+
+    @property
+    def model(self) -> Path:
+        """The model that the server is started with."""
+        return self.folder / "model"
+
+    @property
+    def log(self) -> Path:
+        """What the server prints."""
+        return self.folder / "server.log"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """How a server is started.
+
+    Example:
+        >>> launch = Launch(command=lambda port: ["serve", str(port)], environment=dict)
+        >>> launch.command(80)
+        ['serve', '80']
+    """
+
+    command: Callable[[int], Sequence[str]]
+    """The command by port."""
+    environment: Callable[[], Mapping[str, str]]
+    """Variables besides those of this process; makes the files that they name."""
+
+
+def build_server_engine(
+    dialect: ServerDialect,
+    *,
+    launch: Launch | None,
+    policy: Policy,
+    rollout: RolloutConfig,
+    max_model_len: int,
+    decode: Decode | None,
+    place: ServerPlace,
+) -> ServerEngine:
+    """An engine over a server that `launch` starts, or over one of `rollout.server_urls`.
+
+    A server is started when the first request or publication needs it.
+    """
+    settings = rollout.server
+    server: Server
+    if rollout.server_urls:
+        server = AttachedServer(rollout.server_urls[place.index % len(rollout.server_urls)])
+    else:
+        assert launch is not None, "the check demands server_urls"
+        made: Launch = launch
+
+        def prepare() -> Mapping[str, str]:
+            tensors = checkpoint_tensors(policy)
+            export_for_server(policy, place.source, place.model, tensors=tensors)
+            return made.environment()
+
+        server = ServerProcess(
+            launch.command,
+            prepare=prepare,
+            log=place.log,
+            is_ready=lambda: connection.is_ready(dialect.health()),
+            start_timeout_s=settings.start_timeout_s,
+        )
+    connection = ServerConnection(lambda: server.url, timeout_s=settings.request_timeout_s)
+    return ServerEngine(
+        server,
+        connection,
+        dialect,
+        _transport(connection, dialect, policy, rollout, place),
+        policy=policy,
+        decode=decode,
+        limits=ServerLimits(
+            max_model_len=max_model_len, max_num_seqs=rollout.max_num_seqs, retries=settings.retries
+        ),
+    )
+
+
+def _transport(
+    connection: ServerConnection,
+    dialect: ServerDialect,
+    policy: Policy,
+    rollout: RolloutConfig,
+    place: ServerPlace,
+) -> WeightTransport | None:
+    if not dialect.load_folder(place.folder, 0):
+        return None
+    if rollout.server.transport == "folder":
+        return FolderTransport(
+            connection, dialect, model=place.model, folder=place.folder / "weights"
+        )
+    is_gpu = policy.device.type == "cuda"
+    return GroupTransport(
+        connection,
+        dialect,
+        workers=rollout.tensor_model_parallel_size,
+        backend="nccl" if is_gpu else "gloo",
+        device=policy.device,
+    )
