@@ -209,27 +209,14 @@ def test_a_stop_string_before_the_least_length_is_passed_over(own_engine: Rollou
     assert (done.tokens, done.reason) == (whole.tokens[: ends[0]], "stop")
 
 
-@pytest.mark.parametrize("limits", [{"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.3}], ids=str)
-def test_a_server_samples_from_the_support_or_refuses(server_engine: RolloutEngine, limits):
-    asked = [request(n, 20, samples=2, **limits) for n in LENGTHS]
-    try:
-        found = generate(server_engine, asked)
-    except UserError as refusal:
-        assert "top-k, top-p" in str(refusal)  # noqa: PT017
-        assert server_engine.is_idle
-        return
-    for (name, _), done in found.items():
-        one = next(r for r in asked if r.id == name)
-        assert done.kept_mass == ()
-        for place, weights in enumerate(probabilities(one, done.tokens, 1.0)):
-            assert done.tokens[place] in kept_by_hand(weights, **limits)
-            expected = torch.tensor(weights[done.tokens[place]]).log()
-            assert done.logps[place] == pytest.approx(float(expected), abs=1e-4)
-
-
-def test_a_server_refuses_a_least_length(server_engine: RolloutEngine):
-    with pytest.raises(UserError, match=r"length|min_new_tokens"):
-        server_engine.submit(request(5, 6, stop_ids=frozenset({3}), min_new_tokens=2))
+@pytest.mark.parametrize(
+    "limits",
+    [{"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.3}, {"min_new_tokens": 2, "stop_ids": {3}}],
+    ids=str,
+)
+def test_a_server_refuses_truncation(server_engine: RolloutEngine, limits):
+    with pytest.raises(UserError, match="full softmax"):
+        server_engine.submit(request(5, 6, **limits))
     assert server_engine.is_idle
 
 

@@ -14,6 +14,7 @@ from luyen.rollout.servers.engine import ServerEngine, ServerLimits
 from luyen.rollout.servers.openai import OpenAiDialect
 from luyen.rollout.servers.process import AttachedServer
 from luyen.rollout.servers.sglang import SglangDialect
+from luyen.rollout.servers.vllm import VllmDialect
 from luyen.rollout.servers.weights import FolderTransport
 from tests.generation import spell
 from tests.peers.driver import EngineDriver
@@ -21,7 +22,7 @@ from tests.peers.http import JsonServer
 from tests.peers.sglang_server import SglangPeer
 from tests.peers.vllm_server import VllmPeer
 
-SERVERS = ("sglang", "openai")
+SERVERS = ("sglang", "vllm", "openai")
 
 
 def other_policy(policy: Policy, *, seed: int = 7) -> Policy:
@@ -49,17 +50,24 @@ def serve_sglang(driver: EngineDriver) -> JsonServer:
     return SglangPeer(driver, is_deterministic=True, has_memory_saver=True).serve()
 
 
+def serve_vllm(driver: EngineDriver) -> JsonServer:
+    return VllmPeer(driver, is_dev_mode=True, mode="processed_logprobs", name="policy").serve()
+
+
 def serve_raw_vllm(driver: EngineDriver) -> JsonServer:
     return VllmPeer(driver, is_dev_mode=True).serve()
 
 
 SERVE: dict[str, Callable[[EngineDriver], JsonServer]] = {
     "sglang": serve_sglang,
+    "vllm": serve_vllm,
     "openai": serve_raw_vllm,
 }
 
 
 def dialect_of(name: str) -> ServerDialect:
+    if name == "vllm":
+        return VllmDialect(has_extension=False)
     return SglangDialect(can_sleep=True) if name == "sglang" else OpenAiDialect()
 
 

@@ -32,6 +32,10 @@ class _ModelRunner:
     def __init__(self, driver: EngineDriver) -> None:
         self.model = _Model(driver)
 
+    def reload_weights(self, *, weights_iterator: Iterable[tuple[str, Tensor]]) -> None:
+        """Load what an iterator gives."""
+        self.model.load_weights(weights_iterator)
+
 
 class PeerWorker:
     """Base of the worker; an extension's methods are called on it."""

@@ -37,7 +37,9 @@ def test_every_setting_of_the_page_passes_the_check(block: str, tmp_path: Path, 
 
 
 def test_the_page_lists_every_key_with_its_default():
-    written = {name.strip("`"): default.strip("`") for name, _, default in rows("Configuring a judge")}
+    written = {
+        name.strip("`"): default.strip("`") for name, _, default in rows("Configuring a judge")
+    }
     assert list(written) == list(JudgeConfig.model_fields)
     for name, default in written.items():
         actual = JudgeConfig.model_fields[name].default

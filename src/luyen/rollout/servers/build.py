@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
+from luyen.base.errors import UserError
 from luyen.config.schema.actor_rollout_ref import RolloutConfig
 from luyen.models.export import checkpoint_tensors, export_for_server
 from luyen.models.policy import Policy
@@ -81,7 +82,10 @@ def build_server_engine(
     if rollout.server_urls:
         server = AttachedServer(rollout.server_urls[place.index % len(rollout.server_urls)])
     else:
-        assert launch is not None, "the check demands server_urls"
+        if launch is None:
+            why = f"`{dialect.name}` is a server that runs already"
+            fix = "give its address, such as [http://127.0.0.1:8080]"
+            raise UserError("actor_rollout_ref.rollout.server_urls", [], why, fix)
         made: Launch = launch
 
         def prepare() -> Mapping[str, str]:
@@ -97,16 +101,18 @@ def build_server_engine(
             start_timeout_s=settings.start_timeout_s,
         )
     connection = ServerConnection(lambda: server.url, timeout_s=settings.request_timeout_s)
+    transport = _transport(connection, dialect, policy, rollout, place)
     return ServerEngine(
         server,
         connection,
         dialect,
-        _transport(connection, dialect, policy, rollout, place),
+        transport,
         policy=policy,
         decode=decode,
         limits=ServerLimits(
             max_model_len=max_model_len, max_num_seqs=rollout.max_num_seqs, retries=settings.retries
         ),
+        has_own_weights=transport is None,
     )
 
 

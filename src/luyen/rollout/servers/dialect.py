@@ -148,9 +148,9 @@ class ServerDialect(Protocol):
         ...
 
     def refusal(self, sampling: Sampling) -> str | None:
-        """Why samples of this kind would not come with log-probabilities of the full softmax.
+        """Why samples of the full softmax would come without its log-probabilities; None: they do.
 
-        None: they do.
+        Nothing is asked about truncation: a server does not say how much probability it leaves.
         """
         ...
 
@@ -202,6 +202,10 @@ class ServerDialect(Protocol):
 
     def join_group(self, group: WeightGroup) -> Call | None:
         """Let every worker of the server join a process group; None: it cannot."""
+        ...
+
+    def group_prefixes(self, backend: str) -> Sequence[str]:
+        """What the workers put before the keys of the group in its store, from outside in."""
         ...
 
     def receive(self, tensors: Sequence[TensorForm], version: int) -> Call:

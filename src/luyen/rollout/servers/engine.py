@@ -95,9 +95,10 @@ class ServerEngine:
         limits: ServerLimits,
         has_own_weights: bool = False,
     ) -> None:
-        """`transport` None: the server has fixed weights, which are compared with the policy's.
+        """`transport` sends weights to the server.
 
-        With `has_own_weights` they are another model's, and nothing is compared.
+        With `has_own_weights` it samples from a fixed model of its own, takes no weights and proves
+        none.
         """
         self._server = server
         self._connection = connection
@@ -153,6 +154,11 @@ class ServerEngine:
             fix = "shorten the prompt, or raise max_model_len"
             raise UserError(f"request {request.id}", f"{prompt} + {new} tokens", why, fix)
         why = self._dialect.refusal(request.sampling)
+        if request.sampling.is_truncated:
+            why = (
+                f"under top-k, top-p, min-p or min_new_tokens `{self._dialect.name}` does not say "
+            )
+            why += "how much of the full softmax is left"
         if why is not None:
             fix = "sample from the full softmax, or use the engine `native`"
             raise UserError(f"request {request.id}", request.sampling, why, fix)

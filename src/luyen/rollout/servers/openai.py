@@ -51,16 +51,11 @@ class OpenAiDialect:
         self._convention: Convention = convention
 
     def refusal(self, sampling: Sampling) -> str | None:
-        """Depends on what the endpoint reports."""
-        is_scaled = sampling.temperature not in (0.0, 1.0)
-        if sampling.min_new_tokens:
-            return "an OpenAI-compatible endpoint may have no least length of an answer"
-        if is_scaled and self._convention == "raw":
-            why = "the endpoint reports log-probabilities before the temperature is applied"
-            return f"{why}: those of {sampling.temperature:g} cannot be known"
-        if sampling.is_truncated and (self._convention == "processed" or is_scaled):
-            return "the endpoint reports log-probabilities after top-k, top-p and min-p"
-        return None
+        """An endpoint may report them before it applies the temperature."""
+        if self._convention != "raw" or sampling.temperature in (0.0, 1.0):
+            return None
+        why = "the endpoint reports log-probabilities before the temperature is applied"
+        return f"{why}: those of {sampling.temperature:g} cannot be known"
 
     def generate(
         self, id: str, tokens: Sequence[int], sampling: Sampling, *, seed: int, model: str | None
@@ -73,9 +68,10 @@ class OpenAiDialect:
             "n": 1,
             "max_tokens": sampling.max_new_tokens,
             "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": max(0, sampling.top_k),
-            "min_p": sampling.min_p,
+            # The full softmax; servers have defaults of their own.
+            "top_p": 1.0,
+            "top_k": 0,
+            "min_p": 0.0,
             "seed": seed % _MOST_SEED,
             "logprobs": 1,
             "return_token_ids": True,
@@ -160,6 +156,11 @@ class OpenAiDialect:
         """It cannot."""
         del group
         return None
+
+    def group_prefixes(self, backend: str) -> Sequence[str]:
+        """There is no group."""
+        del backend
+        return ()
 
     def receive(self, tensors: Sequence[TensorForm], version: int) -> Call:
         """It cannot."""

@@ -1,16 +1,20 @@
 """SGLang: its HTTP protocol, and how its server is started.
 
-Its log-probabilities are those of softmax(logits / temperature) before top-k, top-p and min-p, the
-convention of this package; only stop tokens that wait for `min_new_tokens` are outside the softmax.
-Every reply names the version of the weights. The package was tried against a server of our own that
+Its log-probabilities are those of softmax(logits / temperature), the convention of this package.
+Every reply names the version of the weights. It was tried against a server of our own tests that
 implements the protocol, not against SGLang itself.
 """
 
+import json
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast, final
 
+from luyen.config.schema.actor_rollout_ref import RolloutConfig
+from luyen.models.policy import Policy
 from luyen.rollout.protocol import Ending, Sampling
+from luyen.rollout.servers.build import Launch, ServerPlace
 from luyen.rollout.servers.dialect import (
     Call,
     Generated,
@@ -23,12 +27,9 @@ from luyen.rollout.servers.dialect import (
 
 GROUP = "weight_update_group"
 """The process group over which a server receives weights."""
-STORE_PREFIXES = (GROUP, f"{GROUP}/")
-"""What SGLang and PyTorch put before the keys of this group in its store, from outside in."""
 _ENDINGS: dict[str, Ending] = {"stop": "stop", "length": "length", "abort": "aborted"}
 _LOAD_S = 1800.0
 """Most seconds for loading weights."""
-_JOIN_S = 120.0
 _MOST_SEED = 2**31
 """Seeds are numbers of 31 bits."""
 
@@ -50,11 +51,9 @@ class SglangDialect:
         self._can_sleep = can_sleep
 
     def refusal(self, sampling: Sampling) -> str | None:
-        """Stop tokens that wait for a length are outside the softmax of the server."""
-        if not sampling.barred_ids:
-            return None
-        why = "under min_new_tokens `sglang` leaves the stop tokens out of the softmax "
-        return why + "whose log-probabilities it reports"
+        """None: its convention is ours."""
+        del sampling
+        return None
 
     def generate(
         self, id: str, tokens: Sequence[int], sampling: Sampling, *, seed: int, model: str | None
@@ -63,11 +62,7 @@ class SglangDialect:
         del model
         parameters: dict[str, Any] = {
             "max_new_tokens": sampling.max_new_tokens,
-            "min_new_tokens": sampling.min_new_tokens,
             "temperature": sampling.temperature,
-            "top_k": sampling.top_k if sampling.top_k > 0 else -1,
-            "top_p": sampling.top_p,
-            "min_p": sampling.min_p,
             "sampling_seed": seed % _MOST_SEED,
             "skip_special_tokens": False,
             # It switches every stop token off, also ours.
@@ -168,7 +163,11 @@ class SglangDialect:
             "group_name": GROUP,
             "backend": group.backend,
         }
-        return Call(path="/init_weights_update_group", body=body, timeout_s=_JOIN_S)
+        return Call(path="/init_weights_update_group", body=body, timeout_s=group.timeout_s)
+
+    def group_prefixes(self, backend: str) -> Sequence[str]:
+        """Those of SGLang's own group, and of PyTorch for a group of this name and backend."""
+        return (GROUP, f"{GROUP}/", "cuda/" if backend == "nccl" else "cpu/")
 
     def receive(self, tensors: Sequence[TensorForm], version: int) -> Call:
         """Receive broadcasts of these tensors and load them."""
@@ -203,3 +202,71 @@ class SglangDialect:
 def _rid(id: str) -> str:
     """An id that no other id begins with."""
     return f"{id}."
+
+
+# How a server of ours is started.
+
+
+def sglang_command(
+    rollout: RolloutConfig, *, model: Path, port: int, max_model_len: int, dtype: str, device: str
+) -> list[str]:
+    """The command of a server; `rollout.engine_kwargs.sglang` comes last, so that it wins."""
+    options: dict[str, Any] = {
+        "model_path": str(model),
+        "host": "127.0.0.1",
+        "port": port,
+        "dtype": dtype,
+        "device": device,
+        "random_seed": 0,
+        "context_length": max_model_len,
+        "max_running_requests": rollout.max_num_seqs,
+        "max_prefill_tokens": rollout.max_num_batched_tokens,
+        "tp_size": rollout.tensor_model_parallel_size,
+        "mem_fraction_static": rollout.gpu_memory_utilization,
+        # Without it, the server ignores the seeds of requests.
+        "enable_deterministic_inference": rollout.deterministic,
+        "disable_cuda_graph": rollout.enforce_eager,
+        "enable_memory_saver": rollout.free_cache_engine,
+        **rollout.engine_kwargs.get("sglang", {}),
+    }
+    words = [rollout.server.python or sys.executable, "-m", "sglang.launch_server"]
+    for name, value in options.items():
+        words += _option(name, value)
+    return words
+
+
+def _option(name: str, value: Any) -> list[str]:
+    """An option as words; null and false leave it out: flags of SGLang are only ever switched on.
+
+    Example:
+        >>> _option("tp_size", 2), _option("disable_cuda_graph", False), _option("x", [1, 2])
+        (['--tp-size', '2'], [], ['--x', '1', '2'])
+    """
+    flag = f"--{name.replace('_', '-')}"
+    if value is None or value is False:
+        return []
+    if value is True:
+        return [flag]
+    if isinstance(value, list):
+        return [flag, *map(str, cast(list[Any], value))]
+    return [flag, json.dumps(value) if isinstance(value, dict) else str(value)]
+
+
+def sglang_launch(
+    policy: Policy, rollout: RolloutConfig, *, max_model_len: int, place: ServerPlace
+) -> Launch:
+    """How a server of this policy is started."""
+    dtype = str(next(policy.parameters()).dtype).removeprefix("torch.")
+
+    def command(port: int) -> list[str]:
+        return sglang_command(
+            rollout,
+            model=place.model,
+            port=port,
+            max_model_len=max_model_len,
+            dtype=dtype,
+            device=policy.device.type,
+        )
+
+    # The variable would make it report log-probabilities before the temperature is applied.
+    return Launch(command=command, environment=lambda: {"SGLANG_RETURN_ORIGINAL_LOGPROB": "0"})

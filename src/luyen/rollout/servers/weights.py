@@ -49,7 +49,10 @@ class FolderTransport:
     def __init__(
         self, connection: ServerConnection, dialect: ServerDialect, *, model: Path, folder: Path
     ) -> None:
-        """`model` has config and tokenizer; versions are written below `folder`."""
+        """`model` has config and tokenizer, if the server was started here.
+
+        Versions are written below `folder`.
+        """
         self._connection = connection
         self._dialect = dialect
         self._model = model
@@ -78,7 +81,7 @@ class FolderTransport:
     def _write(self, folder: Path, tensors: Mapping[str, Tensor]) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        for file in self._model.iterdir():
+        for file in self._model.iterdir() if self._model.is_dir() else ():
             if file.is_file() and not file.name.endswith((".safetensors", ".index.json")):
                 shutil.copyfile(file, folder / file.name)
         plain = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
@@ -163,7 +166,13 @@ class GroupTransport:
         reply = self._connection.start(call)
         try:
             made = make_group(
-                group.address, group.port, 0, group.size, group.backend, group.timeout_s
+                group.address,
+                group.port,
+                0,
+                group.size,
+                group.backend,
+                group.timeout_s,
+                self._dialect.group_prefixes(group.backend),
             )
         except RuntimeError as error:
             reply.cancel()
