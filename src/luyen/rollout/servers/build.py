@@ -77,10 +77,9 @@ def build_server_engine(
 
     A server is started when the first request or publication needs it.
     """
-    settings = rollout.server
-    server: Server
+    found: Server
     if rollout.server_urls:
-        server = AttachedServer(rollout.server_urls[place.index % len(rollout.server_urls)])
+        found = AttachedServer(rollout.server_urls[place.index % len(rollout.server_urls)])
     else:
         if launch is None:
             why = f"`{dialect.name}` is a server that runs already"
@@ -93,24 +92,26 @@ def build_server_engine(
             export_for_server(policy, place.source, place.model, tensors=tensors)
             return made.environment()
 
-        server = ServerProcess(
+        found = ServerProcess(
             launch.command,
             prepare=prepare,
             log=place.log,
             is_ready=lambda: connection.is_ready(dialect.health()),
-            start_timeout_s=settings.start_timeout_s,
+            start_timeout_s=rollout.server.start_timeout_s,
         )
-    connection = ServerConnection(lambda: server.url, timeout_s=settings.request_timeout_s)
+    connection = ServerConnection(lambda: found.url, timeout_s=rollout.server.request_timeout_s)
     transport = _transport(connection, dialect, policy, rollout, place)
     return ServerEngine(
-        server,
+        found,
         connection,
         dialect,
         transport,
         policy=policy,
         decode=decode,
         limits=ServerLimits(
-            max_model_len=max_model_len, max_num_seqs=rollout.max_num_seqs, retries=settings.retries
+            max_model_len=max_model_len,
+            max_num_seqs=rollout.max_num_seqs,
+            retries=rollout.server.retries,
         ),
         has_own_weights=transport is None,
     )
