@@ -14,10 +14,9 @@ _NO_ADAPTER = (
     "register an engine for it in a plugin (trainer.plugins; docs/extend.md), or train with vllm "
     "or sglang; its OpenAI-compatible endpoint can be evaluated with the engine `openai`"
 )
-_FOREIGN: dict[str, str] = {
-    name: _NO_ADAPTER
-    for name in ("trtllm", "tensorrt_llm", "lmdeploy", "tgi", "mlc", "llama_cpp", "llama.cpp")
-}
+_FOREIGN: dict[str, str] = dict.fromkeys(
+    ("trtllm", "tensorrt_llm", "lmdeploy", "tgi", "mlc", "llama_cpp", "llama.cpp"), _NO_ADAPTER
+)
 """Engines of the field without an adapter, and the way out."""
 
 

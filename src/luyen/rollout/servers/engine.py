@@ -207,6 +207,15 @@ class ServerEngine:
         self._running.clear()
         self._replies = queue.SimpleQueue()
 
+    def _requeue_running(self) -> None:
+        """Queue what runs again: its tokens may come from weights that were not proved."""
+        for one in self._running.values():
+            if one.future is not None:
+                one.future.cancel()
+        self._waiting.extendleft(reversed(self._running.values()))
+        self._running.clear()
+        self._replies = queue.SimpleQueue()
+
     def _send_waiting(self) -> None:
         while self._waiting and len(self._running) < self._limits.max_num_seqs:
             one = self._waiting.popleft()
@@ -343,6 +352,7 @@ class ServerEngine:
                     self._control(self._dialect.wake())
                     self._is_asleep = False
                 if self._digests is None and not self._has_own_weights:
+                    self._requeue_running()
                     self._load()
             except ServerFault as fault:
                 faults.append(fault)

@@ -4,7 +4,6 @@ A transport sends the tensors of a whole checkpoint, under the names of Hugging 
 proves nothing: `luyen.rollout.servers.proof` asks the server what it holds afterwards.
 """
 
-import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +13,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from luyen.base.digests import hash_value
 from luyen.base.errors import UserError
+from luyen.models.trained_weights import tensor_digests
 from luyen.rollout.servers.connection import ServerConnection
 from luyen.rollout.servers.dialect import ServerDialect, ServerFault, TensorForm, WeightGroup
 from luyen.rollout.servers.process import free_port
@@ -63,9 +64,11 @@ class FolderTransport:
 
     def send(self, version: int, tensors: Mapping[str, Tensor]) -> None:
         """Write the tensors and let the server load them."""
-        folder = self._folder / f"version-{version}"
-        if not (folder / "complete").is_file():
+        folder, text = self._folder / f"version-{version}", hash_value(tensor_digests(tensors))
+        complete = folder / "complete"
+        if not complete.is_file() or complete.read_text() != text:
             self._write(folder, tensors)
+            complete.write_text(text)
         for call in self._dialect.load_folder(folder.absolute(), version):
             self._connection.call(call)
         self._drop_old(folder)
@@ -86,7 +89,6 @@ class FolderTransport:
                 shutil.copyfile(file, folder / file.name)
         plain = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
         save_file(plain, folder / "model.safetensors", metadata={"format": "pt"})
-        (folder / "complete").write_text(json.dumps({"tensors": len(plain)}))
 
     def _drop_old(self, newest: Path) -> None:
         for folder in self._versions():
