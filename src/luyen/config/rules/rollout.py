@@ -14,9 +14,8 @@ _NO_ADAPTER = (
     "register an engine for it in a plugin (trainer.plugins; docs/extend.md), or train with vllm "
     "or sglang; its OpenAI-compatible endpoint can be evaluated with the engine `openai`"
 )
-_FOREIGN: dict[str, str] = dict.fromkeys(
-    ("trtllm", "tensorrt_llm", "lmdeploy", "tgi", "mlc", "llama_cpp", "llama.cpp"), _NO_ADAPTER
-)
+_NO_ENGINES = ("trtllm", "tensorrt_llm", "lmdeploy", "tgi", "mlc", "llama_cpp", "llama.cpp")
+_FOREIGN: dict[str, str] = dict.fromkeys(_NO_ENGINES, _NO_ADAPTER)
 """Engines of the field without an adapter, and the way out."""
 
 
