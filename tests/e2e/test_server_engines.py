@@ -4,28 +4,18 @@ The servers speak the protocols of SGLang and vLLM over the embedded engine, so 
 are real.
 """
 
-import os
-import signal
-import sys
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from luyen.base.errors import UserError
-from luyen.checkpoint.store import CheckpointStore
 from luyen.models.load import model_directory
-from luyen.train.loop import train_online
 from tests.peers.driver import EngineDriver
-from tests.peers.http import Fault, JsonServer
+from tests.peers.http import JsonServer
 from tests.peers.models import open_driver
 from tests.peers.sglang_server import SglangPeer
 from tests.peers.vllm_server import VllmPeer
-from tests.runs import close, prepare, report_of, train
+from tests.runs import train
 
 ROOT = Path(__file__).parents[2]
 

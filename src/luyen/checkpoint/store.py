@@ -26,7 +26,6 @@ from luyen.base.files import (
     writing,
 )
 from luyen.base.rundir import step_name, step_of
-from luyen.checkpoint.form import fault_of
 
 # Retention: the newest checkpoints stay, and the best by a metric.
 
@@ -320,7 +319,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     body = {name: value for name, value in manifest.items() if name != "seal"}
     if manifest.get("seal") != _manifest_checksum(body):
         raise _torn(path / MANIFEST, "it is not as it was written")
-    if (fault := fault_of(body, folder_step=step_of(path.name))) is not None:
+    if (fault := manifest_fault(body, folder_step=step_of(path.name))) is not None:
         raise _torn(path / MANIFEST, fault)
     return manifest
 
@@ -384,3 +383,38 @@ def _remove(folder: Path) -> None:
 
 def _step(name: str) -> int | None:
     return step_of(name.removeprefix(_REPLACED))
+
+
+def manifest_fault(manifest: Mapping[str, Any], *, folder_step: int | None) -> str | None:
+    """What is wrong with the parts of a manifest; None: nothing.
+
+    A valid checksum does not prove that this package wrote it.
+
+    Example:
+        >>> manifest_fault({"step": 1, "files": {}, "facts": []}, folder_step=1)
+        '`facts` is no object'
+    """
+    step, files, facts = (manifest.get(name) for name in ("step", "files", "facts"))
+    if not isinstance(step, int) or step < 0:
+        return "`step` is no whole number from 0 on"
+    if folder_step not in (None, step):
+        return f"it is that of step {step}"
+    if not isinstance(files, dict) or not all(_is_file(one) for one in files.values()):
+        return "`files` does not hold size and SHA-256 of each file"
+    if not isinstance(facts, dict):
+        return "`facts` is no object"
+    metrics = facts.get("metrics", {})
+    if not isinstance(metrics, dict) or not all(_is_number(one) for one in metrics.values()):
+        return "`facts.metrics` does not hold numbers"
+    if not isinstance(facts.get("chain", ""), str | None):
+        return "`facts.chain` is no hash"
+    return None
+
+
+def _is_file(value: object) -> bool:
+    return isinstance(value, dict) and {"bytes", "sha256"} <= value.keys()
+
+
+def _is_number(value: object) -> bool:
+    # What is not finite is written as text.
+    return isinstance(value, int | float) or value in ("nan", "inf", "-inf", None)

@@ -1,4 +1,4 @@
-"""`luyen check`: the report as text or JSON."""
+"""`luyen check`: find every problem of a configuration; the report as text or JSON."""
 
 import json
 import math
@@ -6,14 +6,15 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import typer
 
 from luyen.base.errors import UserError, printable, shortened
 from luyen.base.input_files import is_file
 from luyen.base.secrets import masked, masked_tree
-from luyen.config.check import Report, check, unchecked_parts
+from luyen.config.check import Report, unchecked_parts
+from luyen.config.check import check as check_config
 from luyen.config.explain import show_value
 from luyen.config.loader.parse import masked_values
 from luyen.config.machine import Machine, this_machine
@@ -38,7 +39,7 @@ def run_check(words: Sequence[str], *, as_json: bool, device_memory_gb: float | 
         machine = _with_gpus(machine, device_memory_gb)
     if is_pipeline(files):
         return check_stages(read_pipeline(files, overrides), machine, as_json=as_json)
-    report = check(files, overrides, machine=machine, missing_promises=missing)
+    report = check_config(files, overrides, machine=machine, missing_promises=missing)
     if as_json:
         typer.echo(json.dumps(without_odd_values(report_json(report)), indent=2, allow_nan=False))
     else:
@@ -250,3 +251,25 @@ def _count(number: int) -> str:
         if number >= size:
             return f"{number / size:.1f}{unit}"
     return str(number)
+
+
+def check(
+    config: Annotated[
+        list[str],
+        typer.Argument(
+            help="YAML files, the later over the earlier, then key=value overrides.",
+            metavar="CONFIG... [KEY=VALUE]...",
+        ),
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    device_memory_gb: Annotated[
+        float | None,
+        typer.Option(help="Plan for a GPU of this many GiB instead of this machine's."),
+    ] = None,
+) -> None:
+    """Find every problem of a configuration, then show the plan it describes.
+
+    Exit code 1 when there are errors. Nothing is written and no model is loaded.
+    """
+
+    raise typer.Exit(run_check(config, as_json=as_json, device_memory_gb=device_memory_gb))

@@ -172,7 +172,7 @@ def report_lines(
     seconds: float,
 ) -> Iterator[str]:
     """The whole report as text."""
-    from luyen.cli.eval_report import (
+    from luyen.studio.evaluation.text import (
         comparison_lines,
         sample_lines,
         sampling_differences,

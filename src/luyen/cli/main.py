@@ -5,7 +5,7 @@ import errno
 import resource
 import sys
 from collections.abc import Callable
-from pathlib import Path
+from importlib import import_module
 from typing import Annotated, Any, final
 
 import typer
@@ -16,27 +16,6 @@ from luyen.base.boundary import last_line
 from luyen.base.errors import UserError
 from luyen.base.secrets import mask_tracebacks
 from luyen.base.signals import reset_signals
-from luyen.cli.artifacts import artifacts
-from luyen.cli.bench import bench
-from luyen.cli.chat import chat
-from luyen.cli.common import Trust
-from luyen.cli.data import data
-from luyen.cli.diff import diff
-from luyen.cli.doctor import doctor
-from luyen.cli.eval import evaluate
-from luyen.cli.export import export
-from luyen.cli.init import init
-from luyen.cli.models import models
-from luyen.cli.profile import profile
-from luyen.cli.replay import replay
-from luyen.cli.report import report
-from luyen.cli.reproduce import reproduce
-from luyen.cli.rescore import rescore
-from luyen.cli.rollout import rollout
-from luyen.cli.runs import runs
-from luyen.cli.selftest import selftest
-from luyen.cli.sweep import sweep
-from luyen.cli.timeline import timeline
 from luyen.telemetry.output import OUTPUT, ensure_streams, flushed, say
 
 
@@ -72,6 +51,33 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
+COMMANDS = {
+    "check": "check",
+    "train": "train",
+    "eval": "evaluate",
+    "sweep": "sweep",
+    "chat": "chat",
+    "export": "export",
+    "selftest": "selftest",
+    "init": "init",
+    "bench": "bench",
+    "diff": "diff",
+    "profile": "profile",
+    "replay": "replay",
+    "rescore": "rescore",
+    "rollout": "rollout",
+    "doctor": "doctor",
+    "reproduce": "reproduce",
+    "report": "report",
+    "timeline": "timeline",
+    "runs": "runs",
+    "models": "models",
+    "data": "data",
+    "artifacts": "artifacts",
+    "explain": "explain",
+}
+"""Command -> the function or group of commands in the module of that name, in the order of help."""
+
 
 def _say_version(is_wanted: bool) -> None:
     if is_wanted:
@@ -92,88 +98,12 @@ def main(
     mask_tracebacks()  # here, since typer sets a hook of its own when the app is called
 
 
-@app.command()
-def check(
-    config: Annotated[
-        list[str],
-        typer.Argument(
-            help="YAML files, the later over the earlier, then key=value overrides.",
-            metavar="CONFIG... [KEY=VALUE]...",
-        ),
-    ],
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
-    device_memory_gb: Annotated[
-        float | None,
-        typer.Option(help="Plan for a GPU of this many GiB instead of this machine's."),
-    ] = None,
-) -> None:
-    """Find every problem of a configuration, then show the plan it describes.
-
-    Exit code 1 when there are errors. Nothing is written and no model is loaded.
-    """
-    from luyen.cli.check import run_check
-
-    raise typer.Exit(run_check(config, as_json=as_json, device_memory_gb=device_memory_gb))
-
-
-@app.command()
-def train(
-    config: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="YAML files, the later over the earlier, then key=value overrides. "
-            "Without a file: the quickstart.",
-            metavar="[CONFIG]... [KEY=VALUE]...",
-        ),
-    ] = None,
-    resume: Annotated[
-        Path | None,
-        typer.Option(
-            help="Resume this run with its own configuration; keys may be overridden.",
-            metavar="RUN",
-        ),
-    ] = None,
-    trust: Trust = False,
-) -> None:
-    """Train as a configuration says, after checking it."""
-    from luyen.cli.train import run_train
-
-    raise typer.Exit(run_train(config or [], resume=resume, is_trusted=trust))
-
-
-app.command("eval")(evaluate)
-app.command()(sweep)
-app.command()(chat)
-app.command()(export)
-app.command()(selftest)
-app.command()(init)
-app.command()(bench)
-app.command()(diff)
-app.command()(profile)
-app.command()(replay)
-app.command()(rescore)
-app.command()(rollout)
-app.command()(doctor)
-app.command()(reproduce)
-app.command()(report)
-app.command()(timeline)
-app.command()(runs)
-app.add_typer(models, name="models")
-app.add_typer(data, name="data")
-app.add_typer(artifacts, name="artifacts")
-
-
-@app.command()
-def explain(
-    key: Annotated[str, typer.Argument(help="A key, block, rule, key of verl, or words.")],
-) -> None:
-    """Say what a key or a rule means: type, default, choices, and the rules about it.
-
-    Other words list the keys, rules and pages that have to do with them.
-    """
-    from luyen.config.explain import explain as words
-
-    typer.echo(words(key))
+for _name, _function in COMMANDS.items():
+    _command = getattr(import_module(f"luyen.cli.{_name}"), _function)
+    if isinstance(_command, typer.Typer):
+        app.add_typer(_command, name=_name)
+    else:
+        app.command(_name)(_command)
 
 
 @app.command()

@@ -4,12 +4,14 @@ import resource
 from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from luyen.base.errors import UserError
 from luyen.base.process import prepare_process
 from luyen.cli.check import check_stages, problem_lines, report_lines, split_words
+from luyen.cli.common import Trust
 from luyen.config.check import Report, check
 from luyen.config.loader.load import load
 from luyen.config.machine import Machine, this_machine
@@ -130,3 +132,26 @@ def _demand_addresses() -> None:
     if 0 <= most < _LEAST_ADDRESSES:
         why = f"loading torch takes {_LEAST_ADDRESSES} bytes of addresses"
         raise UserError("memory", f"{most} bytes of addresses", why, "raise the limit (ulimit -v)")
+
+
+def train(
+    config: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="YAML files, the later over the earlier, then key=value overrides. "
+            "Without a file: the quickstart.",
+            metavar="[CONFIG]... [KEY=VALUE]...",
+        ),
+    ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            help="Resume this run with its own configuration; keys may be overridden.",
+            metavar="RUN",
+        ),
+    ] = None,
+    trust: Trust = False,
+) -> None:
+    """Train as a configuration says, after checking it."""
+
+    raise typer.Exit(run_train(config or [], resume=resume, is_trusted=trust))

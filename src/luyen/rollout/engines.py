@@ -283,7 +283,7 @@ class VersionedEngines:
     @property
     def is_idle(self) -> bool:
         """Whether nothing is queued or running."""
-        return all(engine.is_idle for engine in self._engines)
+        return all(engine.is_idle for engine in self.engines)
 
     @property
     def is_batch_invariant(self) -> bool:
@@ -298,14 +298,14 @@ class VersionedEngines:
         """One pass of every engine that is not idle; the completions they finished."""
         return [
             completion
-            for engine in self._engines
+            for engine in self.engines
             if not engine.is_idle
             for completion in engine.advance()
         ]
 
     def abort(self, request: str, sample: int | None = None) -> list[Completion]:
         """Stop a request or one sample of it; its partial completions."""
-        return [c for engine in self._engines for c in engine.abort(request, sample)]
+        return [c for engine in self.engines for c in engine.abort(request, sample)]
 
     def fingerprint(self) -> Fingerprint | None:
         """Fingerprint of the latest version; None: unknown."""
@@ -313,9 +313,10 @@ class VersionedEngines:
 
     def close(self) -> None:
         """Free what the engines hold; the weights stay."""
-        for engine in self._engines:
+        for engine in self.engines:
             engine.close()
 
     @property
-    def _engines(self) -> list[RolloutEngine]:
+    def engines(self) -> list[RolloutEngine]:
+        """All of them, loaded or free."""
         return [*self._loaded.values(), *self._free]

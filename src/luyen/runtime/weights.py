@@ -217,10 +217,11 @@ def writable_weights(engine: RolloutEngine) -> Mapping[str, Tensor | str]:
 
 def free_memory(engine: RolloutEngine) -> None:
     """Free what an engine holds besides weights until its next request; a server goes on."""
-    if isinstance(engine, WeightReceiver):
-        engine.rest()
-    else:
-        engine.close()
+    for one in engine.engines if isinstance(engine, VersionedEngines) else (engine,):
+        if isinstance(one, WeightReceiver):
+            one.rest()
+        else:
+            one.close()
 
 
 def _form(tensor: Tensor) -> str:

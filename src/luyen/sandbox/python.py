@@ -28,7 +28,6 @@ from luyen.sandbox.launch import (
     probe,
     read_report,
 )
-from luyen.sandbox.room import need_room, no_files, room
 
 # Output of a program: its streams, cut to size, and the values that its steps sent.
 
@@ -236,7 +235,7 @@ async def _once(
     job: dict[str, Any], limits: Limits
 ) -> tuple[dict[str, Any] | None, tuple[OutputStream, OutputStream, OutputStream]]:
     """The report of a guard, None without one, and what its program wrote."""
-    before = room()
+    before = _free_bytes()
     work = _work()
     try:
         with _files(job | {"work": work}) as (request, report):
@@ -252,7 +251,7 @@ def _work() -> str:
     try:
         return tempfile.mkdtemp(prefix="luyen-")
     except OSError as error:
-        raise no_files(error) from error
+        raise _no_files(error) from error
 
 
 @contextmanager
@@ -262,7 +261,7 @@ def _files(job: dict[str, Any]) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
         try:
             request, report = (stack.enter_context(job_file(part)) for part in (job, None))
         except OSError as error:
-            raise no_files(error) from error
+            raise _no_files(error) from error
         yield request, report
 
 
@@ -384,4 +383,41 @@ def _ran(
         timed_out=found["killed_for"] in ("time", "cpu"),
         killed_for="output" if _is_flood(streams) else found["killed_for"],
         seconds=seconds,
+    )
+
+
+# Room on the disk. A program that fails because the disk was full is not wrong. So where the disk
+# is short of what a program may use, the sandbox raises a SandboxFault instead of a verdict.
+
+
+def _free_bytes() -> float:
+    """Bytes that are left where programs work; infinite where the file system does not say."""
+    try:
+        found = os.statvfs(tempfile.gettempdir())
+    except OSError:
+        return 0.0
+    if found.f_files and not found.f_favail:
+        return 0.0
+    return float(found.f_bavail * found.f_frsize) if found.f_blocks else float("inf")
+
+
+def need_room(found: dict[str, Any] | None, before: float, *, file_bytes: int) -> None:
+    """Raise a SandboxFault where the disk was short, before a program or after it.
+
+    With a root of its own the files of a program are memory, and only a missing report counts.
+    """
+    left = min(before, _free_bytes())
+    if left >= file_bytes or (found is not None and "root" in found["measures"]):
+        return
+    raise SandboxFault(
+        f"{tempfile.gettempdir()} has {left / 2**20:.1f} MiB left, and a program may need"
+        f" {file_bytes / 2**20:.1f} MiB; make room there, or set TMPDIR to another disk"
+    )
+
+
+def _no_files(error: OSError) -> SandboxFault:
+    """Why the files of a guard could not be made."""
+    return SandboxFault(
+        f"no file could be written in {tempfile.gettempdir()}: {error.strerror or error}; make room"
+        " there, set TMPDIR to another disk, or raise the limits of this process (ulimit -f, -n)"
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from luyen.sandbox.launch import SandboxFault
-from luyen.sandbox.room import need_room
+from luyen.sandbox.python import need_room
 
 JUDGE = """
 import asyncio, json, sys, tempfile

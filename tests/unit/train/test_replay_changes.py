@@ -129,7 +129,7 @@ def test_a_critic_keeps_its_weights_where_it_is_asked_and_rests_where_not(tmp_pa
         ("trainer.save_freq=7", "does not act"),
         ("trainer.seed=5", "belong to the run"),
         ("algorithm.adv_estimator=gae", "needs a critic"),
-        ("algorithm.adv_estimator=remax", "the run drew none"),
+        ("algorithm.adv_estimator=remax", "the run generated none"),
         ("algorithm.adv_estimator=grop", "did you mean `grpo`"),
         (f"{ACTOR}.clip_ratio=-1", "clip_ratio"),
         (f"{ACTOR}.clip_ration=0.1", "did you mean"),

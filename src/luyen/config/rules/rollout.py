@@ -24,7 +24,8 @@ def engine_exists(s: RuleContext) -> Iterator[Finding]:
     """`rollout.name` is a registered engine."""
     rollout = s.config.actor_rollout_ref.rollout
     if rollout.name not in s.known.engines:
-        fix = _FOREIGN.get(rollout.name) or did_you_mean(rollout.name, s.known.engines)
+        near = f"{did_you_mean(rollout.name, s.known.engines)}; a plugin may register another one"
+        fix = _FOREIGN.get(rollout.name, near)
         yield Finding(field=f"{_ROLLOUT}.name", why="no such rollout engine is registered", fix=fix)
 
 
@@ -72,13 +73,15 @@ def sequence_fits_the_engine(s: RuleContext) -> Iterator[Finding]:
 
 @rule("R04", "error")
 def group_fits_the_token_budget(s: RuleContext) -> Iterator[Finding]:
-    """The samples of one prompt can run at once within the engine's limits; `hf` splits them."""
+    """The samples of one prompt fit the engine's limits; `hf` and servers split them."""
     rollout = s.config.actor_rollout_ref.rollout
+    facts = s.known.engines.get(rollout.name)
+    splits_group = rollout.name == "hf" or (facts is not None and facts.is_server)
     for name, limit in (
         ("max_num_seqs", rollout.max_num_seqs),
         ("max_num_batched_tokens", rollout.max_num_batched_tokens),
     ):
-        if rollout.n > limit and rollout.name != "hf":
+        if rollout.n > limit and not splits_group:
             yield Finding(
                 field=f"{_ROLLOUT}.{name}",
                 why=f"rollout.n={rollout.n} samples of a prompt decode one token each in a pass, "

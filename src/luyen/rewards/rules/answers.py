@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from decimal import Context, Decimal, InvalidOperation, localcontext
 from typing import Any, Literal
 
+from luyen.base.errors import UserError
 from luyen.base.records import Prompt
 from luyen.rewards.outcome import Unscorable
 from luyen.rewards.rules.rule import Answer, rule_rewards, truth_of, truths_of
@@ -202,16 +203,20 @@ def math_equal(prompt: Prompt, answer: Answer, *, float_rounding: int = 6) -> fl
     "reasoning_gym",
     isolated=True,
     wrong=0.0,
-    door="luyen.rewards.rules.reasoning_gym_adapter",
+    door="luyen.data.reasoning_gym_adapter",
     package="reasoning_gym",
     extra="tasks",
 )
 def reasoning_gym(prompt: Prompt, answer: Answer, *, tag: str = "answer") -> float:
     """What the task's verifier says about the text inside the last `<tag>`, or about all of it."""
-    from luyen.rewards.rules.reasoning_gym_adapter import verifier
+    from luyen.data.reasoning_gym_adapter import verifier
 
     dataset, entry = task_of(prompt)
-    return float(verifier(dataset)(tagged(answer.text, tag), entry))
+    try:
+        score = verifier(dataset)
+    except UserError as error:
+        raise Unscorable(str(error)) from error
+    return float(score(tagged(answer.text, tag), entry))
 
 
 def task_of(prompt: Prompt) -> tuple[str, Mapping[str, Any]]:

@@ -11,7 +11,7 @@ from luyen.rollout.tools.executors import ThreadExecutor
 from luyen.rollout.tools.protocol import Tool
 
 if TYPE_CHECKING:
-    from luyen.rollout.env.reasoning_gym_adapter import GymTask
+    from luyen.data.reasoning_gym_adapter import GymTask
 
 _FIELD = "actor_rollout_ref.rollout.multi_turn.environments"
 _ROW = "reasoning_gym"
@@ -105,7 +105,7 @@ class ReasoningGymEnv:
 
 def _adapter() -> ModuleType:
     try:
-        from luyen.rollout.env import reasoning_gym_adapter
+        from luyen.data import reasoning_gym_adapter
     except ImportError as error:
         fix = 'install it: pip install "luyen[tasks]"'
         raise UserError(_FIELD, _ROW, "reasoning-gym is not installed", fix) from error

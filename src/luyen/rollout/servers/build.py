@@ -48,11 +48,11 @@ class ServerPlace:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
+class ServerLaunch:
     """How a server is started.
 
     Example:
-        >>> launch = Launch(command=lambda port: ["serve", str(port)], environment=dict)
+        >>> launch = ServerLaunch(command=lambda port: ["serve", str(port)], environment=dict)
         >>> launch.command(80)
         ['serve', '80']
     """
@@ -66,7 +66,7 @@ class Launch:
 def build_server_engine(
     dialect: ServerDialect,
     *,
-    launch: Launch | None,
+    launch: ServerLaunch | None,
     policy: Policy,
     rollout: RolloutConfig,
     max_model_len: int,
@@ -85,7 +85,7 @@ def build_server_engine(
             why = f"`{dialect.name}` is a server that runs already"
             fix = "give its address, such as [http://127.0.0.1:8080]"
             raise UserError("actor_rollout_ref.rollout.server_urls", [], why, fix)
-        made: Launch = launch
+        made: ServerLaunch = launch
 
         def prepare() -> Mapping[str, str]:
             tensors = checkpoint_tensors(policy)

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar, final
 
 from luyen.base.http import HttpError, Response, send
-from luyen.rollout.servers.dialect import Call, ServerFault
+from luyen.rollout.servers.dialect import HttpCall, ServerFault
 
 T = TypeVar("T")
 _MOST_BYTES = 256 << 20
@@ -31,15 +31,15 @@ class ServerConnection:
         )
         self._thread.start()
 
-    def call(self, call: Call) -> Any:
+    def call(self, call: HttpCall) -> Any:
         """Send a call and wait: its reply; None for an empty one. A ServerFault otherwise."""
         return self.start(call).result()
 
-    def start(self, call: Call, *, delay_s: float = 0.0) -> Future[Any]:
+    def start(self, call: HttpCall, *, delay_s: float = 0.0) -> Future[Any]:
         """Send a call after a delay; the future has its reply, or a ServerFault."""
         return self._run(self._reply(call, delay_s))
 
-    def is_ready(self, health: Call) -> bool:
+    def is_ready(self, health: HttpCall) -> bool:
         """Whether the server answers."""
         try:
             self.call(health)
@@ -59,7 +59,7 @@ class ServerConnection:
     def _run(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
-    async def _reply(self, call: Call, delay_s: float) -> Any:
+    async def _reply(self, call: HttpCall, delay_s: float) -> Any:
         await asyncio.sleep(delay_s)
         body = b"" if call.body is None else json.dumps(call.body, allow_nan=False).encode()
         url = self._url().rstrip("/") + call.path
@@ -74,7 +74,7 @@ class ServerConnection:
         return _read(call, response)
 
 
-def _read(call: Call, response: Response) -> Any:
+def _read(call: HttpCall, response: Response) -> Any:
     if not 200 <= response.status < 300:
         text = response.body[:_SHOWN].decode(errors="replace")
         raise ServerFault(f"http_{response.status}", f"{call.path}: {text}")

@@ -16,11 +16,11 @@ Method: TypeAlias = Literal["GET", "POST"]
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class HttpCall:
     """One HTTP request to a server.
 
     Example:
-        >>> Call(path="/health", method="GET").body is None
+        >>> HttpCall(path="/health", method="GET").body is None
         True
     """
 
@@ -156,7 +156,7 @@ class ServerDialect(Protocol):
 
     def generate(
         self, id: str, tokens: Sequence[int], sampling: Sampling, *, seed: int, model: str | None
-    ) -> Call:
+    ) -> HttpCall:
         """Generate one sample. `seed` has 62 bits; `model` is the name in `ServerFacts`."""
         ...
 
@@ -164,11 +164,11 @@ class ServerDialect(Protocol):
         """Read the reply of `generate`; a ServerFault `shape` if it is not one."""
         ...
 
-    def health(self) -> Call:
+    def health(self) -> HttpCall:
         """Answers with success once the server is ready."""
         ...
 
-    def facts(self) -> Call:
+    def facts(self) -> HttpCall:
         """Asks which model is served."""
         ...
 
@@ -176,31 +176,31 @@ class ServerDialect(Protocol):
         """Read the reply of `facts`; a ServerFault `shape` if it is not one."""
         ...
 
-    def abort(self, ids: Sequence[str]) -> Sequence[Call]:
+    def abort(self, ids: Sequence[str]) -> Sequence[HttpCall]:
         """Stop requests, whose replies then hold what there is; empty: drop their connections."""
         ...
 
-    def pause(self) -> Sequence[Call]:
+    def pause(self) -> Sequence[HttpCall]:
         """Stop generating and forget cached keys, before weights change."""
         ...
 
-    def resume(self) -> Sequence[Call]:
+    def resume(self) -> Sequence[HttpCall]:
         """Generate again, after weights have changed."""
         ...
 
-    def sleep(self) -> Sequence[Call]:
+    def sleep(self) -> Sequence[HttpCall]:
         """Give the memory of the idle server back."""
         ...
 
-    def wake(self) -> Sequence[Call]:
+    def wake(self) -> Sequence[HttpCall]:
         """Take the memory again."""
         ...
 
-    def load_folder(self, folder: Path, version: int) -> Sequence[Call]:
+    def load_folder(self, folder: Path, version: int) -> Sequence[HttpCall]:
         """Load the safetensors files of a folder in Hugging Face's layout; empty: it cannot."""
         ...
 
-    def join_group(self, group: WeightGroup) -> Call | None:
+    def join_group(self, group: WeightGroup) -> HttpCall | None:
         """Let every worker of the server join a process group; None: it cannot."""
         ...
 
@@ -208,14 +208,14 @@ class ServerDialect(Protocol):
         """What the workers put before the keys of the group in its store, from outside in."""
         ...
 
-    def receive(self, tensors: Sequence[TensorForm], version: int) -> Call:
+    def receive(self, tensors: Sequence[TensorForm], version: int) -> HttpCall:
         """Let the workers receive tensors from rank 0 of the group, in this order, and load them.
 
         The reply comes when they are loaded.
         """
         ...
 
-    def digests(self) -> Call | None:
+    def digests(self) -> HttpCall | None:
         """Asks for digests of the tensors that were loaded last; None: the server has none."""
         ...
 
@@ -223,7 +223,7 @@ class ServerDialect(Protocol):
         """Read the reply of `digests`: `luyen.models.trained_weights.tensor_digests`' texts."""
         ...
 
-    def weight_version(self) -> Call | None:
+    def weight_version(self) -> HttpCall | None:
         """Asks which version of the weights is loaded; None: the server does not know."""
         ...
 

@@ -23,8 +23,12 @@ from luyen.rollout.protocol import Completion, Request, completion_fault, refuse
 from luyen.rollout.servers.connection import ServerConnection
 from luyen.rollout.servers.dialect import Generated, ServerDialect, ServerFault
 from luyen.rollout.servers.process import Server
-from luyen.rollout.servers.proof import Probe, refuse_other_answers, refuse_other_tensors
-from luyen.rollout.servers.weights import WeightTransport
+from luyen.rollout.servers.weights import (
+    Probe,
+    WeightTransport,
+    refuse_other_answers,
+    refuse_other_tensors,
+)
 
 _FIELD = "actor_rollout_ref.rollout.name"
 _WAIT_S = 0.02

@@ -14,8 +14,8 @@ from typing import Any, Literal, cast, final, get_args
 from luyen.base.errors import UserError
 from luyen.rollout.protocol import Ending, Sampling
 from luyen.rollout.servers.dialect import (
-    Call,
     Generated,
+    HttpCall,
     ServerFacts,
     ServerFault,
     TensorForm,
@@ -59,7 +59,7 @@ class OpenAiDialect:
 
     def generate(
         self, id: str, tokens: Sequence[int], sampling: Sampling, *, seed: int, model: str | None
-    ) -> Call:
+    ) -> HttpCall:
         """One sample; what only some servers know is ignored by the rest."""
         del id
         body: dict[str, Any] = {
@@ -84,7 +84,7 @@ class OpenAiDialect:
             body["stop_token_ids"] = sorted(sampling.stop_ids)
         if self._convention == "llama_cpp" and sampling.temperature not in (0.0, 1.0):
             body |= {"post_sampling_probs": True, "samplers": ["temperature"]}
-        return Call(path="/v1/completions", body=body)
+        return HttpCall(path="/v1/completions", body=body)
 
     def generated(self, reply: Any) -> Generated:
         """The only choice of a completion, whichever way it names its tokens."""
@@ -110,11 +110,11 @@ class OpenAiDialect:
             model=None if found is None else str(found),
         )
 
-    def health(self) -> Call:
+    def health(self) -> HttpCall:
         """The list of models, which every endpoint has."""
-        return Call(path="/v1/models", method="GET", timeout_s=10.0)
+        return HttpCall(path="/v1/models", method="GET", timeout_s=10.0)
 
-    def facts(self) -> Call:
+    def facts(self) -> HttpCall:
         """The same list."""
         return self.health()
 
@@ -126,33 +126,33 @@ class OpenAiDialect:
         name = str(member(first, "id"))
         return ServerFacts(model=name, max_model_len=None if longest is None else int(longest))
 
-    def abort(self, ids: Sequence[str]) -> Sequence[Call]:
+    def abort(self, ids: Sequence[str]) -> Sequence[HttpCall]:
         """None: connections are dropped, and with them what there was."""
         del ids
         return ()
 
-    def pause(self) -> Sequence[Call]:
+    def pause(self) -> Sequence[HttpCall]:
         """Nothing to pause for: its weights never change."""
         return ()
 
-    def resume(self) -> Sequence[Call]:
+    def resume(self) -> Sequence[HttpCall]:
         """Nothing was paused."""
         return ()
 
-    def sleep(self) -> Sequence[Call]:
+    def sleep(self) -> Sequence[HttpCall]:
         """Its memory is its own."""
         return ()
 
-    def wake(self) -> Sequence[Call]:
+    def wake(self) -> Sequence[HttpCall]:
         """It never sleeps."""
         return ()
 
-    def load_folder(self, folder: Path, version: int) -> Sequence[Call]:
+    def load_folder(self, folder: Path, version: int) -> Sequence[HttpCall]:
         """It cannot."""
         del folder, version
         return ()
 
-    def join_group(self, group: WeightGroup) -> Call | None:
+    def join_group(self, group: WeightGroup) -> HttpCall | None:
         """It cannot."""
         del group
         return None
@@ -162,12 +162,12 @@ class OpenAiDialect:
         del backend
         return ()
 
-    def receive(self, tensors: Sequence[TensorForm], version: int) -> Call:
+    def receive(self, tensors: Sequence[TensorForm], version: int) -> HttpCall:
         """It cannot."""
         del tensors, version
         raise UserError("actor_rollout_ref.rollout.name", self.name, _WHY_FIXED, "use vllm")
 
-    def digests(self) -> Call | None:
+    def digests(self) -> HttpCall | None:
         """It has none."""
         return None
 
@@ -175,7 +175,7 @@ class OpenAiDialect:
         """It has none."""
         raise ServerFault("shape", f"unexpected digests: {str(reply)[:80]}")
 
-    def weight_version(self) -> Call | None:
+    def weight_version(self) -> HttpCall | None:
         """Its weights have no version."""
         return None
 

@@ -14,10 +14,10 @@ from typing import Any, cast, final
 from luyen.config.schema.actor_rollout_ref import RolloutConfig
 from luyen.models.policy import Policy
 from luyen.rollout.protocol import Ending, Sampling
-from luyen.rollout.servers.build import Launch, ServerPlace
+from luyen.rollout.servers.build import ServerLaunch, ServerPlace
 from luyen.rollout.servers.dialect import (
-    Call,
     Generated,
+    HttpCall,
     ServerFacts,
     ServerFault,
     TensorForm,
@@ -57,7 +57,7 @@ class SglangDialect:
 
     def generate(
         self, id: str, tokens: Sequence[int], sampling: Sampling, *, seed: int, model: str | None
-    ) -> Call:
+    ) -> HttpCall:
         """One sample; a server has one model, so that its name is not sent."""
         del model
         parameters: dict[str, Any] = {
@@ -80,7 +80,7 @@ class SglangDialect:
             "logprob_start_len": -1,
             "stream": False,
         }
-        return Call(path="/generate", body=body)
+        return HttpCall(path="/generate", body=body)
 
     def generated(self, reply: Any) -> Generated:
         """The reply to one prompt and one sample, which is no list."""
@@ -105,13 +105,13 @@ class SglangDialect:
             version=str(member(reply, "meta_info", "weight_version")),
         )
 
-    def health(self) -> Call:
+    def health(self) -> HttpCall:
         """Success once the server has loaded its model."""
-        return Call(path="/health", method="GET", timeout_s=10.0)
+        return HttpCall(path="/health", method="GET", timeout_s=10.0)
 
-    def facts(self) -> Call:
+    def facts(self) -> HttpCall:
         """Settings of the server."""
-        return Call(path="/server_info", method="GET", timeout_s=30.0)
+        return HttpCall(path="/server_info", method="GET", timeout_s=30.0)
 
     def read_facts(self, reply: Any) -> ServerFacts:
         """Path of the model it was started with, and its context where one was set."""
@@ -121,29 +121,31 @@ class SglangDialect:
             max_model_len=None if longest is None else int(longest),
         )
 
-    def abort(self, ids: Sequence[str]) -> Sequence[Call]:
+    def abort(self, ids: Sequence[str]) -> Sequence[HttpCall]:
         """One call each: a server takes one id, and stops all requests that begin with it."""
-        return [Call(path="/abort_request", body={"rid": _rid(id)}, timeout_s=30.0) for id in ids]
+        return [
+            HttpCall(path="/abort_request", body={"rid": _rid(id)}, timeout_s=30.0) for id in ids
+        ]
 
-    def pause(self) -> Sequence[Call]:
+    def pause(self) -> Sequence[HttpCall]:
         """Stop generating; loading weights flushes the cached keys."""
-        return (Call(path="/pause_generation", body={"mode": "abort"}),)
+        return (HttpCall(path="/pause_generation", body={"mode": "abort"}),)
 
-    def resume(self) -> Sequence[Call]:
+    def resume(self) -> Sequence[HttpCall]:
         """Generate again."""
-        return (Call(path="/continue_generation", body={}),)
+        return (HttpCall(path="/continue_generation", body={}),)
 
-    def sleep(self) -> Sequence[Call]:
+    def sleep(self) -> Sequence[HttpCall]:
         """Give keys and values back; weights stay: what is released is lost."""
         body = {"tags": ["kv_cache"]}
-        return (Call(path="/release_memory_occupation", body=body),) if self._can_sleep else ()
+        return (HttpCall(path="/release_memory_occupation", body=body),) if self._can_sleep else ()
 
-    def wake(self) -> Sequence[Call]:
+    def wake(self) -> Sequence[HttpCall]:
         """Take the memory again."""
         body = {"tags": ["kv_cache"]}
-        return (Call(path="/resume_memory_occupation", body=body),) if self._can_sleep else ()
+        return (HttpCall(path="/resume_memory_occupation", body=body),) if self._can_sleep else ()
 
-    def load_folder(self, folder: Path, version: int) -> Sequence[Call]:
+    def load_folder(self, folder: Path, version: int) -> Sequence[HttpCall]:
         """Load a folder and flush cached keys."""
         body = {
             "model_path": str(folder),
@@ -151,9 +153,9 @@ class SglangDialect:
             "flush_cache": True,
             "abort_all_requests": False,
         }
-        return (Call(path="/update_weights_from_disk", body=body, timeout_s=_LOAD_S),)
+        return (HttpCall(path="/update_weights_from_disk", body=body, timeout_s=_LOAD_S),)
 
-    def join_group(self, group: WeightGroup) -> Call | None:
+    def join_group(self, group: WeightGroup) -> HttpCall | None:
         """All workers join, the first one as rank 1."""
         body = {
             "master_address": group.address,
@@ -163,13 +165,13 @@ class SglangDialect:
             "group_name": GROUP,
             "backend": group.backend,
         }
-        return Call(path="/init_weights_update_group", body=body, timeout_s=group.timeout_s)
+        return HttpCall(path="/init_weights_update_group", body=body, timeout_s=group.timeout_s)
 
     def group_prefixes(self, backend: str) -> Sequence[str]:
         """Those of SGLang's own group, and of PyTorch for a group of this name and backend."""
         return (GROUP, f"{GROUP}/", "cuda/" if backend == "nccl" else "cpu/")
 
-    def receive(self, tensors: Sequence[TensorForm], version: int) -> Call:
+    def receive(self, tensors: Sequence[TensorForm], version: int) -> HttpCall:
         """Receive broadcasts of these tensors and load them."""
         body = {
             "names": [form.name for form in tensors],
@@ -180,9 +182,9 @@ class SglangDialect:
             "flush_cache": True,
             "abort_all_requests": False,
         }
-        return Call(path="/update_weights_from_distributed", body=body, timeout_s=_LOAD_S)
+        return HttpCall(path="/update_weights_from_distributed", body=body, timeout_s=_LOAD_S)
 
-    def digests(self) -> Call | None:
+    def digests(self) -> HttpCall | None:
         """None: its checksums are of fused tensors. A probe and the version prove its weights."""
         return None
 
@@ -190,9 +192,9 @@ class SglangDialect:
         """There are none."""
         raise ServerFault("shape", f"unexpected digests: {str(reply)[:80]}")
 
-    def weight_version(self) -> Call | None:
+    def weight_version(self) -> HttpCall | None:
         """Facts about the model, as it is now."""
-        return Call(path="/model_info", method="GET", timeout_s=30.0)
+        return HttpCall(path="/model_info", method="GET", timeout_s=30.0)
 
     def read_weight_version(self, reply: Any) -> str:
         """The version that was sent with the weights."""
@@ -254,7 +256,7 @@ def _option(name: str, value: Any) -> list[str]:
 
 def sglang_launch(
     policy: Policy, rollout: RolloutConfig, *, max_model_len: int, place: ServerPlace
-) -> Launch:
+) -> ServerLaunch:
     """How a server of this policy is started."""
     dtype = str(next(policy.parameters()).dtype).removeprefix("torch.")
 
@@ -269,4 +271,6 @@ def sglang_launch(
         )
 
     # The variable would make it report log-probabilities before the temperature is applied.
-    return Launch(command=command, environment=lambda: {"SGLANG_RETURN_ORIGINAL_LOGPROB": "0"})
+    return ServerLaunch(
+        command=command, environment=lambda: {"SGLANG_RETURN_ORIGINAL_LOGPROB": "0"}
+    )

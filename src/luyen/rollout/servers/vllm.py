@@ -18,10 +18,10 @@ from luyen.config.schema.actor_rollout_ref import RolloutConfig
 from luyen.models.policy import Policy
 from luyen.rollout.protocol import Ending, Sampling
 from luyen.rollout.servers import vllm_worker
-from luyen.rollout.servers.build import Launch, ServerPlace
+from luyen.rollout.servers.build import ServerLaunch, ServerPlace
 from luyen.rollout.servers.dialect import (
-    Call,
     Generated,
+    HttpCall,
     ServerFacts,
     ServerFault,
     TensorForm,
@@ -58,7 +58,7 @@ class VllmDialect:
 
     def generate(
         self, id: str, tokens: Sequence[int], sampling: Sampling, *, seed: int, model: str | None
-    ) -> Call:
+    ) -> HttpCall:
         """One sample by the completions route."""
         body: dict[str, Any] = {
             "request_id": id,
@@ -79,7 +79,7 @@ class VllmDialect:
             body["stop_token_ids"] = sorted(sampling.stop_ids)
             if sampling.stop_strings:
                 body["stop"] = list(sampling.stop_strings)
-        return Call(path="/v1/completions", body=body)
+        return HttpCall(path="/v1/completions", body=body)
 
     def generated(self, reply: Any) -> Generated:
         """The only choice of a completion."""
@@ -101,13 +101,13 @@ class VllmDialect:
             model=str(member(reply, "model")),
         )
 
-    def health(self) -> Call:
+    def health(self) -> HttpCall:
         """Success once the engine runs."""
-        return Call(path="/health", method="GET", timeout_s=10.0)
+        return HttpCall(path="/health", method="GET", timeout_s=10.0)
 
-    def facts(self) -> Call:
+    def facts(self) -> HttpCall:
         """The list of models."""
-        return Call(path="/v1/models", method="GET", timeout_s=30.0)
+        return HttpCall(path="/v1/models", method="GET", timeout_s=30.0)
 
     def read_facts(self, reply: Any) -> ServerFacts:
         """The first model of the list."""
@@ -116,38 +116,38 @@ class VllmDialect:
             model=str(member(first, "id")), max_model_len=member(first, "max_model_len")
         )
 
-    def abort(self, ids: Sequence[str]) -> Sequence[Call]:
+    def abort(self, ids: Sequence[str]) -> Sequence[HttpCall]:
         """Stop completions; they are numbered inside their request."""
         names = [f"cmpl-{id}-0" for id in ids]
-        return (Call(path="/abort_requests", body={"request_ids": names}, timeout_s=30.0),)
+        return (HttpCall(path="/abort_requests", body={"request_ids": names}, timeout_s=30.0),)
 
-    def pause(self) -> Sequence[Call]:
+    def pause(self) -> Sequence[HttpCall]:
         """Stop generating, and drop cached keys."""
-        return (Call(path="/pause?mode=abort&clear_cache=true"),)
+        return (HttpCall(path="/pause?mode=abort&clear_cache=true"),)
 
-    def resume(self) -> Sequence[Call]:
+    def resume(self) -> Sequence[HttpCall]:
         """Drop what was cached meanwhile, and generate again."""
-        return (Call(path="/reset_prefix_cache"), Call(path="/resume"))
+        return (HttpCall(path="/reset_prefix_cache"), HttpCall(path="/resume"))
 
-    def sleep(self) -> Sequence[Call]:
+    def sleep(self) -> Sequence[HttpCall]:
         """Weights to the host, keys and values dropped."""
-        return (Call(path="/sleep?level=1&mode=abort"),) if self._can_sleep else ()
+        return (HttpCall(path="/sleep?level=1&mode=abort"),) if self._can_sleep else ()
 
-    def wake(self) -> Sequence[Call]:
+    def wake(self) -> Sequence[HttpCall]:
         """Everything back on the device."""
-        return (Call(path="/wake_up"),) if self._can_sleep else ()
+        return (HttpCall(path="/wake_up"),) if self._can_sleep else ()
 
-    def load_folder(self, folder: Path, version: int) -> Sequence[Call]:
+    def load_folder(self, folder: Path, version: int) -> Sequence[HttpCall]:
         """By our extension, or by vLLM's own reload, which does not know versions."""
         if self._has_extension:
             return (_rpc("luyen_load_folder", str(folder), version),)
         body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
         return (
-            Call(path="/collective_rpc", body=body, timeout_s=_LOAD_S),
-            Call(path="/update_weight_version", body={"new_version": str(version)}),
+            HttpCall(path="/collective_rpc", body=body, timeout_s=_LOAD_S),
+            HttpCall(path="/update_weight_version", body={"new_version": str(version)}),
         )
 
-    def join_group(self, group: WeightGroup) -> Call | None:
+    def join_group(self, group: WeightGroup) -> HttpCall | None:
         """By our extension."""
         if not self._has_extension:
             return None
@@ -159,12 +159,12 @@ class VllmDialect:
         del backend
         return (vllm_worker.PREFIX,)
 
-    def receive(self, tensors: Sequence[TensorForm], version: int) -> Call:
+    def receive(self, tensors: Sequence[TensorForm], version: int) -> HttpCall:
         """By our extension."""
         forms = [[form.name, form.dtype, list(form.shape)] for form in tensors]
         return _rpc("luyen_receive", forms, version)
 
-    def digests(self) -> Call | None:
+    def digests(self) -> HttpCall | None:
         """By our extension."""
         return _rpc("luyen_digests") if self._has_extension else None
 
@@ -173,11 +173,11 @@ class VllmDialect:
         first, *rest = cast(list[dict[str, str]], member(reply, "results"))
         return {name: text for name, text in first.items() if all(r[name] == text for r in rest)}
 
-    def weight_version(self) -> Call | None:
+    def weight_version(self) -> HttpCall | None:
         """By our extension, or as vLLM counts them."""
         if self._has_extension:
             return _rpc("luyen_weight_version")
-        return Call(path="/weight_info", method="GET")
+        return HttpCall(path="/weight_info", method="GET")
 
     def read_weight_version(self, reply: Any) -> str:
         """The version of all workers."""
@@ -187,9 +187,9 @@ class VllmDialect:
         return versions.pop() if len(versions) == 1 else "mixed"
 
 
-def _rpc(method: str, *args: Any) -> Call:
+def _rpc(method: str, *args: Any) -> HttpCall:
     body = {"method": method, "args": list(args)}
-    return Call(path="/collective_rpc", body=body, timeout_s=_LOAD_S)
+    return HttpCall(path="/collective_rpc", body=body, timeout_s=_LOAD_S)
 
 
 # How a server of ours is started.
@@ -251,7 +251,7 @@ def _option(name: str, value: Any) -> list[str]:
 
 def vllm_launch(
     policy: Policy, rollout: RolloutConfig, *, max_model_len: int, place: ServerPlace
-) -> Launch:
+) -> ServerLaunch:
     """How a server of this policy is started."""
     dtype = str(next(policy.parameters()).dtype).removeprefix("torch.")
 
@@ -267,7 +267,7 @@ def vllm_launch(
             is_cpu=is_cpu,
         )
 
-    return Launch(command=command, environment=lambda: vllm_environment(place.folder, is_cpu))
+    return ServerLaunch(command=command, environment=lambda: vllm_environment(place.folder, is_cpu))
 
 
 def vllm_environment(folder: Path, is_cpu: bool) -> dict[str, str]:

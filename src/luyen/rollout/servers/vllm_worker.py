@@ -87,6 +87,16 @@ def broadcast(group: Any, tensor: Tensor) -> None:
     group.broadcast([tensor], options).wait()
 
 
+def refresh_packed_copies(model: Any) -> None:
+    """Pack again the weights that layers on a CPU multiply with a packed copy of.
+
+    vLLM 0.32 leaves an output layer that is tied to the embedding with the copy of former weights.
+    """
+    for layer in model.modules():
+        if "cpu_linear" in vars(layer) and layer.weight.numel() > 0:
+            layer.quant_method.process_weights_after_loading(layer)
+
+
 class WeightExtension:
     """Mixed into vLLM's worker, whose attributes `rank`, `device` and `model_runner` it uses."""
 
@@ -130,6 +140,7 @@ class WeightExtension:
                 yield name, tensor
 
         self.model_runner.reload_weights(weights_iterator=noted())
+        refresh_packed_copies(self.model_runner.get_model())
         self.luyen_version, self.luyen_texts = version, texts
         return {"tensors": len(texts)}
 

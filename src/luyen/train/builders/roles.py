@@ -139,7 +139,12 @@ def may_be_plain(config: RunConfig) -> bool:
 
 
 def build_engine(
-    config: RunConfig, policy: Policy, tokenizer: Tokenizer, *, sharing: int = 1
+    config: RunConfig,
+    policy: Policy,
+    tokenizer: Tokenizer,
+    *,
+    sharing: int = 1,
+    replica: int = 0,
 ) -> RolloutEngine:
     """The rollout engine of a policy; `sharing` engines share the memory of a device.
 
@@ -159,7 +164,8 @@ def build_engine(
     make = rollout_engines.get(name)
     # Stop strings may be, or contain, special tokens.
     decode = partial(tokenizer.decode, skip_special=False)
-    more = {"place": server_place(config)} if rollout_engines.facts(name).get("is_server") else {}
+    is_server = rollout_engines.facts(name).get("is_server")
+    more = {"place": server_place(config, replica)} if is_server else {}
     return make_checked_engine(
         name,
         lambda: make(policy, rollout, longest=longest, decode=decode, **more),
@@ -170,20 +176,20 @@ def build_engine(
 _SERVERS = itertools.count()
 
 
-def server_place(config: RunConfig) -> ServerPlace:
+def server_place(config: RunConfig, replica: int) -> ServerPlace:
     """A folder for the next server of this process: in the run directory, if there is one."""
-    trainer, model, index = config.trainer, config.actor_rollout_ref.model, next(_SERVERS)
+    trainer, model, number = config.trainer, config.actor_rollout_ref.model, next(_SERVERS)
     run = expanded(trainer.default_local_dir) / trainer.project_name / trainer.experiment_name
     above = run / "servers" if run.is_dir() else Path(tempfile.mkdtemp(prefix="luyen-server-"))
     return ServerPlace(
         source=model.tokenizer_path or model.path,
-        folder=above / f"{os.getpid()}-{index}",
-        index=index,
+        folder=above / f"{os.getpid()}-{number}",
+        index=replica * count_weight_versions(trainer) + number,
     )
 
 
 def versioned_engines(
-    config: RunConfig, policy: Policy, tokenizer: Tokenizer, device: str
+    config: RunConfig, policy: Policy, tokenizer: Tokenizer, device: str, *, replica: int = 0
 ) -> VersionedEngines:
     """Engines for all weight versions that may be in use at the same time.
 
@@ -196,7 +202,7 @@ def versioned_engines(
         for name, parameter in copied.named_parameters():
             if name in frozen:
                 parameter.data = frozen[name].data
-        return build_engine(config, copied, tokenizer, sharing=versions)
+        return build_engine(config, copied, tokenizer, sharing=versions, replica=replica)
 
     versions = count_weight_versions(config.trainer)
     return VersionedEngines(make, versions=versions)

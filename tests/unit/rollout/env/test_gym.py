@@ -13,7 +13,7 @@ from luyen.rollout.build import envs
 from tests.talk import ScriptedEngine, play, setting
 
 reasoning_gym = pytest.importorskip("reasoning_gym", reason="the extra `tasks` is missing")
-from luyen.rollout.env import reasoning_gym_adapter  # noqa: E402
+from luyen.data import reasoning_gym_adapter  # noqa: E402
 
 LEGS = "leg_counting"
 EMPTY = make_prompt([{"role": "system", "content": "Answer."}])
@@ -101,7 +101,7 @@ def test_a_verifier_that_breaks_is_a_fault_and_never_zero(gives, monkeypatch):
             raise gives
         return gives
 
-    monkeypatch.setattr(reasoning_gym_adapter, "_verifier", lambda _: judge)
+    monkeypatch.setattr(reasoning_gym_adapter, "verifier", lambda _: judge)
     extra, _ = row()
     broken = rollout(lambda _: world(), lambda _: "7", **extra)
     assert (broken.stop, broken.given) == (StopReason.FAULT, ())

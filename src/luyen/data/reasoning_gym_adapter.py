@@ -1,4 +1,9 @@
-"""The adapter to reasoning-gym: entries generated from a seed, and their verifiers."""
+"""The adapter to reasoning-gym: entries generated from a seed, and their verifiers.
+
+The only file that imports the package; rewards and environments use it.
+"""
+# pyright: basic
+# The package is not typed.
 
 import random
 from collections.abc import Callable, Mapping
@@ -36,7 +41,7 @@ class GymTask:
 
 def task_from_entry(dataset: str, entry: Mapping[str, Any]) -> GymTask:
     """The task of an entry in a data row."""
-    return GymTask(entry=entry, score_answer=_verifier(dataset))
+    return GymTask(entry=entry, score_answer=verifier(dataset))
 
 
 def make_task(dataset: str, config: Mapping[str, Any], *, seed: int) -> GymTask:
@@ -62,7 +67,8 @@ def answer_in(text: str) -> str:
 
 
 @cache
-def _verifier(dataset: str) -> Callable[[str | None, Any], float]:
+def verifier(dataset: str) -> Callable[[str | None, Any], float]:
+    """The scoring function of a dataset; a UserError for an unknown one."""
     _require(dataset)
     found: Any = reasoning_gym.get_score_answer_fn(dataset)  # declared there without arguments
     return found
