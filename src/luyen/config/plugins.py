@@ -324,6 +324,7 @@ def _engine(facts: Mapping[str, Any]) -> EngineFacts:
         extra=facts.get("extra"),
         splits=bool(facts.get("splits", False)),
         is_server=bool(facts.get("is_server", False)),
+        takes_weights=bool(facts.get("takes_weights", True)),
     )
 
 

@@ -20,6 +20,8 @@ from luyen.rollout.protocol import (
     rollout_engines,
 )
 from luyen.rollout.servers.build import ServerPlace, build_server_engine
+from luyen.rollout.servers.openai import OpenAiDialect
+from luyen.rollout.servers.sglang import SglangDialect, sglang_launch
 from luyen.rollout.servers.vllm import VllmDialect, vllm_launch
 
 
@@ -75,6 +77,43 @@ def vllm(
         policy=policy,
         rollout=rollout,
         max_model_len=longest,
+        decode=decode,
+        place=place,
+    )
+
+
+@rollout_engines.register("sglang", splits=True, is_server=True)
+def sglang(
+    policy: Policy, rollout: RolloutConfig, *, longest: int, decode: Decode, place: ServerPlace
+) -> RolloutEngine:
+    """An SGLang server that is started here, or that runs at one of `server_urls`."""
+    longest = rollout.max_model_len or longest
+    is_ours = not rollout.server_urls
+    return build_server_engine(
+        SglangDialect(can_sleep=is_ours and rollout.free_cache_engine),
+        launch=sglang_launch(policy, rollout, max_model_len=longest, place=place),
+        policy=policy,
+        rollout=rollout,
+        max_model_len=longest,
+        decode=decode,
+        place=place,
+    )
+
+
+@rollout_engines.register("openai", is_server=True, takes_weights=False)
+def openai(
+    policy: Policy, rollout: RolloutConfig, *, longest: int, decode: Decode, place: ServerPlace
+) -> RolloutEngine:
+    """The fixed model of an OpenAI-compatible endpoint at one of `server_urls`.
+
+    The policy lends its vocabulary alone.
+    """
+    return build_server_engine(
+        OpenAiDialect(rollout.server.logprobs),
+        launch=None,
+        policy=policy,
+        rollout=rollout,
+        max_model_len=rollout.max_model_len or longest,
         decode=decode,
         place=place,
     )

@@ -115,6 +115,9 @@ def keys_of_servers_have_an_effect(s: RuleContext) -> Iterator[Finding]:
     for name, why in unread.items():
         if s.is_changed(f"{_ROLLOUT}.{name}"):
             yield Finding(field=f"{_ROLLOUT}.{name}", why=f"no effect: {why}", fix="drop the line")
+    if rollout.name != "openai" and s.is_changed(f"{_ROLLOUT}.server.logprobs"):
+        why = f"no effect: `{rollout.name}` is asked for the log-probabilities it needs"
+        yield Finding(field=f"{_ROLLOUT}.server.logprobs", why=why, fix="drop the line")
     for engine in rollout.engine_kwargs:
         if engine != rollout.name or not _has_server(s) or rollout.server_urls:
             why = f"no effect: the run starts no server of `{engine}`"

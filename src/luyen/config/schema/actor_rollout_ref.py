@@ -363,6 +363,12 @@ class ServerConfig(Block):
         "run ends with the first one.",
         ge=0,
     )
+    logprobs: Literal["raw", "processed", "llama_cpp"] = key(
+        "raw",
+        "openai: log-probabilities that the endpoint reports. raw: before the temperature is "
+        "applied, so that it can only be 0 or 1; processed: after it; llama_cpp: after it, on "
+        "request, as llama.cpp does.",
+    )
     accept_gap: bool = key(
         False,
         "Train without a rollout correction although the server's log-probabilities differ from "
@@ -373,7 +379,9 @@ class ServerConfig(Block):
 class RolloutConfig(LogProbBatchingConfig):
     """The engine that generates, and how it samples."""
 
-    name: str = key("native", "Rollout engine: `native`, `hf`, `vllm` or a plugin's.")
+    name: str = key(
+        "native", "Rollout engine: `native`, `hf`, `vllm`, `sglang`, `openai` or a plugin's."
+    )
     server_urls: Names = key(
         (),
         "Addresses of servers that run already, one for each copy of the engine; empty: the run "

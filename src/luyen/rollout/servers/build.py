@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
+from luyen.base.errors import UserError
 from luyen.config.schema.actor_rollout_ref import RolloutConfig
 from luyen.models.export import checkpoint_tensors, export_for_server
 from luyen.models.policy import Policy
@@ -82,11 +83,12 @@ def build_server_engine(
 
     server = _make_server(launch, policy, rollout, place, is_ready)
     connection = ServerConnection(lambda: server.url, timeout_s=rollout.server.request_timeout_s)
+    transport = _transport(connection, dialect, policy, rollout, place)
     return ServerEngine(
         server,
         connection,
         dialect,
-        _transport(connection, dialect, policy, rollout, place),
+        transport,
         policy=policy,
         decode=decode,
         limits=ServerLimits(
@@ -94,6 +96,7 @@ def build_server_engine(
             max_num_seqs=rollout.max_num_seqs,
             retries=rollout.server.retries,
         ),
+        has_own_weights=transport is None,
     )
 
 
@@ -107,12 +110,16 @@ def _make_server(
     urls = rollout.server_urls
     if urls:
         return AttachedServer(urls[place.index % len(urls)])
-    assert launch is not None, "the check demands server_urls"
+    if launch is None:
+        why = f"`{rollout.name}` is a server that runs already"
+        fix = "give its address, such as [http://127.0.0.1:8080]"
+        raise UserError("actor_rollout_ref.rollout.server_urls", [], why, fix)
+    made: ServerLaunch = launch
 
     def prepare() -> Mapping[str, str]:
         tensors = checkpoint_tensors(policy)
         export_for_server(policy, place.source, place.model, tensors=tensors)
-        return launch.environment()
+        return made.environment()
 
     return ServerProcess(
         launch.command,

@@ -147,11 +147,10 @@ class ServerDialect(Protocol):
         """Its name in messages: `vllm`, `sglang`, `openai`."""
         ...
 
-    @property
-    def can_truncate(self) -> bool:
-        """Whether log-probabilities stay those of the full softmax under top-k, top-p and min-p.
+    def refusal(self, sampling: Sampling) -> str | None:
+        """Why samples of the full softmax would come without its log-probabilities; None: they do.
 
-        A server without it is only asked for samples of the full softmax.
+        Nothing is asked about truncation: a server does not say how much probability it leaves.
         """
         ...
 
@@ -177,8 +176,8 @@ class ServerDialect(Protocol):
         """Read the reply of `facts`; a ServerFault `shape` if it is not one."""
         ...
 
-    def abort(self, ids: Sequence[str]) -> HttpCall | None:
-        """Stop requests, whose replies then hold what there is; None: drop their connections."""
+    def abort(self, ids: Sequence[str]) -> Sequence[HttpCall]:
+        """Stop requests, whose replies then hold what there is; empty: drop their connections."""
         ...
 
     def pause(self) -> Sequence[HttpCall]:
@@ -203,6 +202,10 @@ class ServerDialect(Protocol):
 
     def join_group(self, group: WeightGroup) -> HttpCall | None:
         """Let every worker of the server join a process group; None: it cannot."""
+        ...
+
+    def group_prefixes(self, backend: str) -> Sequence[str]:
+        """What the workers put before the keys of the group in its store, from outside in."""
         ...
 
     def receive(self, tensors: Sequence[TensorForm], version: int) -> HttpCall:

@@ -97,8 +97,13 @@ class ServerEngine:
         policy: Policy,
         decode: Decode | None,
         limits: ServerLimits,
+        has_own_weights: bool = False,
     ) -> None:
-        """`transport` None: the server has fixed weights, which are compared with the policy's."""
+        """`transport` sends weights to the server.
+
+        With `has_own_weights` it samples from a fixed model of its own, takes no weights and proves
+        none.
+        """
         self._server = server
         self._connection = connection
         self._dialect = dialect
@@ -106,6 +111,7 @@ class ServerEngine:
         self._policy = policy
         self._decode = decode
         self._limits = limits
+        self._has_own_weights = has_own_weights
         self._waiting: deque[_Sample] = deque()
         self._running: dict[str, _Sample] = {}
         self._replies: queue.SimpleQueue[tuple[str, Future[Any]]] = queue.SimpleQueue()
@@ -116,6 +122,11 @@ class ServerEngine:
         self._digests: Mapping[str, str] | None = None
         """Digests of the trained weights that the server has proved; None: none yet."""
         self._is_asleep = False
+
+    @property
+    def name(self) -> str:
+        """Kind of its server: `vllm`, `sglang` or `openai`."""
+        return self._dialect.name
 
     @property
     def is_idle(self) -> bool:
@@ -146,9 +157,13 @@ class ServerEngine:
             why = f"the server takes sequences of at most {limit} tokens (max_model_len)"
             fix = "shorten the prompt, or raise max_model_len"
             raise UserError(f"request {request.id}", f"{prompt} + {new} tokens", why, fix)
-        if request.sampling.is_truncated and not self._dialect.can_truncate:
-            why = f"under top-k, top-p, min-p or min_new_tokens `{self._dialect.name}` reports "
-            why += "other log-probabilities than those of the full softmax"
+        why = self._dialect.refusal(request.sampling)
+        if request.sampling.is_truncated:
+            why = (
+                f"under top-k, top-p, min-p or min_new_tokens `{self._dialect.name}` does not say "
+            )
+            why += "how much of the full softmax is left"
+        if why is not None:
             fix = "sample from the full softmax, or use the engine `native`"
             raise UserError(f"request {request.id}", request.sampling, why, fix)
         self._waiting += [_Sample(request, i) for i in range(len(request.keys))]
@@ -193,6 +208,15 @@ class ServerEngine:
         for one in self._running.values():
             if one.future is not None:
                 one.future.cancel()
+        self._running.clear()
+        self._replies = queue.SimpleQueue()
+
+    def _requeue_running(self) -> None:
+        """Queue what runs again: its tokens may come from weights that were not proved."""
+        for one in self._running.values():
+            if one.future is not None:
+                one.future.cancel()
+        self._waiting.extendleft(reversed(self._running.values()))
         self._running.clear()
         self._replies = queue.SimpleQueue()
 
@@ -288,12 +312,12 @@ class ServerEngine:
         """Abort running samples; what there is of them, and other completions that arrived."""
         if not samples:
             return []
-        call = self._dialect.abort([one.id for one in samples])
-        if call is None:
+        calls = self._dialect.abort([one.id for one in samples])
+        if not calls:
             return [self._dropped(one) for one in samples]
         found: list[Completion] = []
         try:
-            self._connection.call(call)
+            self._control(calls)
         except ServerFault:
             return [self._dropped(one) for one in samples]
         for one in samples:
@@ -331,7 +355,8 @@ class ServerEngine:
                 if self._is_asleep:
                     self._control(self._dialect.wake())
                     self._is_asleep = False
-                if self._digests is None:
+                if self._digests is None and not self._has_own_weights:
+                    self._requeue_running()
                     self._load()
             except ServerFault as fault:
                 faults.append(fault)

@@ -46,11 +46,15 @@ class VllmDialect:
     """
 
     name = "vllm"
-    can_truncate = False
 
     def __init__(self, *, has_extension: bool, can_sleep: bool = False) -> None:
         self._has_extension = has_extension
         self._can_sleep = can_sleep
+
+    def refusal(self, sampling: Sampling) -> str | None:
+        """None: log-probabilities are those of what is sampled from."""
+        del sampling
+        return None
 
     def generate(
         self, id: str, tokens: Sequence[int], sampling: Sampling, *, seed: int, model: str | None
@@ -112,10 +116,10 @@ class VllmDialect:
             model=str(member(first, "id")), max_model_len=member(first, "max_model_len")
         )
 
-    def abort(self, ids: Sequence[str]) -> HttpCall | None:
+    def abort(self, ids: Sequence[str]) -> Sequence[HttpCall]:
         """Stop completions; they are numbered inside their request."""
         names = [f"cmpl-{id}-0" for id in ids]
-        return HttpCall(path="/abort_requests", body={"request_ids": names}, timeout_s=30.0)
+        return (HttpCall(path="/abort_requests", body={"request_ids": names}, timeout_s=30.0),)
 
     def pause(self) -> Sequence[HttpCall]:
         """Stop generating, and drop cached keys."""
@@ -149,6 +153,11 @@ class VllmDialect:
             return None
         address, port, size = group.address, group.port, group.size
         return _rpc("luyen_join_group", address, port, size, group.backend, group.timeout_s)
+
+    def group_prefixes(self, backend: str) -> Sequence[str]:
+        """Those of our extension."""
+        del backend
+        return (vllm_worker.PREFIX,)
 
     def receive(self, tensors: Sequence[TensorForm], version: int) -> HttpCall:
         """By our extension."""

@@ -57,14 +57,22 @@ def _row_constant(row: int) -> int:
 
 
 def make_group(
-    address: str, port: int, rank: int, size: int, backend: str, timeout_s: float
+    address: str,
+    port: int,
+    rank: int,
+    size: int,
+    backend: str,
+    timeout_s: float,
+    prefixes: Iterable[str] = (PREFIX,),
 ) -> Any:
     """A process group apart from the default one; rank 0 is the trainer, which listens."""
     timeout = timedelta(seconds=timeout_s)
     store = dist.TCPStore(
         address, port, size, is_master=rank == 0, timeout=timeout, wait_for_workers=False
     )
-    scoped = dist.PrefixStore(PREFIX, store)
+    scoped: Any = store
+    for prefix in prefixes:
+        scoped = dist.PrefixStore(prefix, scoped)
     if backend == "gloo":
         return dist.ProcessGroupGloo(scoped, rank, size, timeout)
     options = dist.ProcessGroupNCCL.Options()

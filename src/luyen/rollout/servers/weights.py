@@ -4,7 +4,6 @@ A transport sends the tensors of a whole checkpoint, under the names of Hugging 
 files of a folder, or over a process group with the server's workers.
 """
 
-import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,9 +14,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from luyen.base.digests import hash_value
 from luyen.base.errors import UserError
 from luyen.base.seeds import derive_key, mix
 from luyen.models.policy import Policy
+from luyen.models.trained_weights import tensor_digests
 from luyen.rollout.protocol import Sampling
 from luyen.rollout.servers.connection import ServerConnection
 from luyen.rollout.servers.dialect import ServerDialect, ServerFault, TensorForm, WeightGroup
@@ -53,7 +54,10 @@ class FolderTransport:
     def __init__(
         self, connection: ServerConnection, dialect: ServerDialect, *, model: Path, folder: Path
     ) -> None:
-        """`model` has config and tokenizer; versions are written below `folder`."""
+        """`model` has config and tokenizer, if the server was started here.
+
+        Versions are written below `folder`.
+        """
         self._connection = connection
         self._dialect = dialect
         self._model = model
@@ -64,9 +68,11 @@ class FolderTransport:
 
     def send(self, version: int, tensors: Mapping[str, Tensor]) -> None:
         """Write the tensors and let the server load them."""
-        folder = self._folder / f"version-{version}"
-        if not (folder / "complete").is_file():
+        folder, text = self._folder / f"version-{version}", hash_value(tensor_digests(tensors))
+        complete = folder / "complete"
+        if not complete.is_file() or complete.read_text() != text:
             self._write(folder, tensors)
+            complete.write_text(text)
         for call in self._dialect.load_folder(folder.absolute(), version):
             self._connection.call(call)
         self._drop_old(folder)
@@ -82,12 +88,11 @@ class FolderTransport:
     def _write(self, folder: Path, tensors: Mapping[str, Tensor]) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        for file in self._model.iterdir():
+        for file in self._model.iterdir() if self._model.is_dir() else ():
             if file.is_file() and not file.name.endswith((".safetensors", ".index.json")):
                 shutil.copyfile(file, folder / file.name)
         plain = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
         save_file(plain, folder / "model.safetensors", metadata={"format": "pt"})
-        (folder / "complete").write_text(json.dumps({"tensors": len(plain)}))
 
     def _drop_old(self, newest: Path) -> None:
         for folder in self._versions():
@@ -167,7 +172,13 @@ class GroupTransport:
         reply = self._connection.start(call)
         try:
             made = make_group(
-                group.address, group.port, 0, group.size, group.backend, group.timeout_s
+                group.address,
+                group.port,
+                0,
+                group.size,
+                group.backend,
+                group.timeout_s,
+                self._dialect.group_prefixes(group.backend),
             )
         except RuntimeError as error:
             reply.cancel()
