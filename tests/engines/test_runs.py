@@ -8,7 +8,8 @@ from pathlib import Path
 
 from luyen.telemetry.metrics import read_metrics
 from tests.engines.conftest import PYTHON
-from tests.runs import ROLLOUT, Ran, train
+from tests.engines.wide_heads import widen
+from tests.runs import MODEL, ROLLOUT, Ran, train
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 VLLM = (f"{ROLLOUT}.name=vllm", f"{ROLLOUT}.server.python={PYTHON}", "trainer.logger=jsonl")
@@ -33,7 +34,11 @@ def test_the_quickstart_learns(tmp_path: Path):
 
 
 def test_the_tool_recipe_learns_at_another_temperature(tmp_path: Path):
-    words = (f"{ROLLOUT}.temperature=0.7", f"{ROLLOUT}.server.transport=group")
+    words = (
+        f"{MODEL}.path={widen(tmp_path / 'model')}",
+        f"{ROLLOUT}.temperature=0.7",
+        f"{ROLLOUT}.server.transport=group",
+    )
     ran = train(tmp_path, *VLLM, *words, files=[RECIPES / "tool_calling.yaml"])
     assert accuracy(ran) >= 0.9
     assert len(gaps(ran)) == 30
