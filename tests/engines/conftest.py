@@ -11,9 +11,9 @@ from luyen.config.schema.actor_rollout_ref import ModelConfig, RolloutConfig, Se
 from luyen.data.tokenizer import Tokenizer, load_tokenizer
 from luyen.models.load import load_policy
 from luyen.models.policy import Policy
-from luyen.rollout.engines import vllm
 from luyen.rollout.servers.build import ServerPlace
 from luyen.rollout.servers.engine import ServerEngine
+from luyen.rollout.servers.vllm import vllm
 
 MODEL = "builtin://arithmetic"
 VARIABLE = "LUYEN_VLLM_PYTHON"

@@ -19,10 +19,6 @@ from luyen.rollout.protocol import (
     completion_fault,
     rollout_engines,
 )
-from luyen.rollout.servers.build import ServerPlace, build_server_engine
-from luyen.rollout.servers.openai import OpenAiDialect
-from luyen.rollout.servers.sglang import SglangDialect, sglang_launch
-from luyen.rollout.servers.vllm import VllmDialect, vllm_launch
 
 
 @rollout_engines.register("native")
@@ -60,62 +56,6 @@ def hf(policy: Policy, rollout: RolloutConfig, *, longest: int, decode: Decode) 
         max_model_len=rollout.max_model_len or longest,
         max_num_seqs=rollout.max_num_seqs,
         max_num_batched_tokens=rollout.max_num_batched_tokens,
-    )
-
-
-@rollout_engines.register("vllm", splits=True, is_server=True)
-def vllm(
-    policy: Policy, rollout: RolloutConfig, *, longest: int, decode: Decode, place: ServerPlace
-) -> RolloutEngine:
-    """A vLLM server that is started here, or that runs at one of `server_urls`."""
-    is_ours = not rollout.server_urls
-    dialect = VllmDialect(has_extension=is_ours, can_sleep=is_ours and rollout.free_cache_engine)
-    longest = rollout.max_model_len or longest
-    return build_server_engine(
-        dialect,
-        launch=vllm_launch(policy, rollout, max_model_len=longest, place=place),
-        policy=policy,
-        rollout=rollout,
-        max_model_len=longest,
-        decode=decode,
-        place=place,
-    )
-
-
-@rollout_engines.register("sglang", splits=True, is_server=True)
-def sglang(
-    policy: Policy, rollout: RolloutConfig, *, longest: int, decode: Decode, place: ServerPlace
-) -> RolloutEngine:
-    """An SGLang server that is started here, or that runs at one of `server_urls`."""
-    longest = rollout.max_model_len or longest
-    is_ours = not rollout.server_urls
-    return build_server_engine(
-        SglangDialect(can_sleep=is_ours and rollout.free_cache_engine),
-        launch=sglang_launch(policy, rollout, max_model_len=longest, place=place),
-        policy=policy,
-        rollout=rollout,
-        max_model_len=longest,
-        decode=decode,
-        place=place,
-    )
-
-
-@rollout_engines.register("openai", is_server=True, takes_weights=False)
-def openai(
-    policy: Policy, rollout: RolloutConfig, *, longest: int, decode: Decode, place: ServerPlace
-) -> RolloutEngine:
-    """The fixed model of an OpenAI-compatible endpoint at one of `server_urls`.
-
-    The policy lends its vocabulary alone.
-    """
-    return build_server_engine(
-        OpenAiDialect(rollout.server.logprobs),
-        launch=None,
-        policy=policy,
-        rollout=rollout,
-        max_model_len=rollout.max_model_len or longest,
-        decode=decode,
-        place=place,
     )
 
 

@@ -12,7 +12,11 @@ from pathlib import Path
 from typing import Any, Literal, cast, final, get_args
 
 from luyen.base.errors import UserError
-from luyen.rollout.protocol import Ending, Sampling
+from luyen.config.schema.actor_rollout_ref import RolloutConfig
+from luyen.models.policy import Policy
+from luyen.rollout.native.sequences import Decode
+from luyen.rollout.protocol import Ending, RolloutEngine, Sampling, rollout_engines
+from luyen.rollout.servers.build import ServerPlace, build_server_engine
 from luyen.rollout.servers.dialect import (
     Generated,
     HttpCall,
@@ -216,3 +220,22 @@ def _log(probability: Any) -> float | None:
     """None for what is no probability above 0."""
     is_number = isinstance(probability, int | float) and probability > 0
     return math.log(probability) if is_number else None
+
+
+@rollout_engines.register("openai", is_server=True, takes_weights=False)
+def openai(
+    policy: Policy, rollout: RolloutConfig, *, longest: int, decode: Decode, place: ServerPlace
+) -> RolloutEngine:
+    """The fixed model of an OpenAI-compatible endpoint at one of `server_urls`.
+
+    The policy lends its vocabulary alone.
+    """
+    return build_server_engine(
+        OpenAiDialect(rollout.server.logprobs),
+        launch=None,
+        policy=policy,
+        rollout=rollout,
+        max_model_len=rollout.max_model_len or longest,
+        decode=decode,
+        place=place,
+    )

@@ -13,8 +13,9 @@ from typing import Any, cast, final
 
 from luyen.config.schema.actor_rollout_ref import RolloutConfig
 from luyen.models.policy import Policy
-from luyen.rollout.protocol import Ending, Sampling
-from luyen.rollout.servers.build import ServerLaunch, ServerPlace
+from luyen.rollout.native.sequences import Decode
+from luyen.rollout.protocol import Ending, RolloutEngine, Sampling, rollout_engines
+from luyen.rollout.servers.build import ServerLaunch, ServerPlace, build_server_engine
 from luyen.rollout.servers.dialect import (
     Generated,
     HttpCall,
@@ -273,4 +274,22 @@ def sglang_launch(
     # The variable would make it report log-probabilities before the temperature is applied.
     return ServerLaunch(
         command=command, environment=lambda: {"SGLANG_RETURN_ORIGINAL_LOGPROB": "0"}
+    )
+
+
+@rollout_engines.register("sglang", splits=True, is_server=True)
+def sglang(
+    policy: Policy, rollout: RolloutConfig, *, longest: int, decode: Decode, place: ServerPlace
+) -> RolloutEngine:
+    """An SGLang server that is started here, or that runs at one of `server_urls`."""
+    longest = rollout.max_model_len or longest
+    is_ours = not rollout.server_urls
+    return build_server_engine(
+        SglangDialect(can_sleep=is_ours and rollout.free_cache_engine),
+        launch=sglang_launch(policy, rollout, max_model_len=longest, place=place),
+        policy=policy,
+        rollout=rollout,
+        max_model_len=longest,
+        decode=decode,
+        place=place,
     )

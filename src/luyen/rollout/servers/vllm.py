@@ -16,9 +16,10 @@ from typing import Any, cast, final
 
 from luyen.config.schema.actor_rollout_ref import RolloutConfig
 from luyen.models.policy import Policy
-from luyen.rollout.protocol import Ending, Sampling
+from luyen.rollout.native.sequences import Decode
+from luyen.rollout.protocol import Ending, RolloutEngine, Sampling, rollout_engines
 from luyen.rollout.servers import vllm_worker
-from luyen.rollout.servers.build import ServerLaunch, ServerPlace
+from luyen.rollout.servers.build import ServerLaunch, ServerPlace, build_server_engine
 from luyen.rollout.servers.dialect import (
     Generated,
     HttpCall,
@@ -285,3 +286,22 @@ def vllm_environment(folder: Path, is_cpu: bool) -> dict[str, str]:
         "VLLM_NO_USAGE_STATS": "1",
         "PYTHONPATH": str(folder.absolute()),
     }
+
+
+@rollout_engines.register("vllm", splits=True, is_server=True)
+def vllm(
+    policy: Policy, rollout: RolloutConfig, *, longest: int, decode: Decode, place: ServerPlace
+) -> RolloutEngine:
+    """A vLLM server that is started here, or that runs at one of `server_urls`."""
+    is_ours = not rollout.server_urls
+    dialect = VllmDialect(has_extension=is_ours, can_sleep=is_ours and rollout.free_cache_engine)
+    longest = rollout.max_model_len or longest
+    return build_server_engine(
+        dialect,
+        launch=vllm_launch(policy, rollout, max_model_len=longest, place=place),
+        policy=policy,
+        rollout=rollout,
+        max_model_len=longest,
+        decode=decode,
+        place=place,
+    )

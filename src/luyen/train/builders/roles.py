@@ -28,6 +28,7 @@ from luyen.models.policy import Policy, ValueModel
 from luyen.rollout.build import ToolEnvironment, build_conversations, build_tool_environment
 from luyen.rollout.engines import VersionedEngines, make_checked_engine
 from luyen.rollout.protocol import RolloutEngine, Sampling, rollout_engines
+from luyen.rollout.servers import openai, sglang, vllm
 from luyen.rollout.servers.build import ServerPlace
 from luyen.runtime.generation import Generation
 from luyen.runtime.in_process import LocalRoles
@@ -71,8 +72,8 @@ def _refuse_other_ids(path: str, difference: str | None) -> None:
         raise UserError(_FIELD, path, why, "use a teacher with the tokenizer of the student")
 
 
-ENGINES = luyen.rollout.engines
-"""Importing it registers the built-in engines."""
+ENGINES = (luyen.rollout.engines, openai, sglang, vllm)
+"""Importing them registers the built-in engines."""
 
 
 def tool_environment_of(config: RunConfig) -> ToolEnvironment | None:
