@@ -77,32 +77,15 @@ def build_server_engine(
 
     A server is started when the first request or publication needs it.
     """
-    found: Server
-    if rollout.server_urls:
-        found = AttachedServer(rollout.server_urls[place.index % len(rollout.server_urls)])
-    else:
-        if launch is None:
-            why = f"`{dialect.name}` is a server that runs already"
-            fix = "give its address, such as [http://127.0.0.1:8080]"
-            raise UserError("actor_rollout_ref.rollout.server_urls", [], why, fix)
-        made: ServerLaunch = launch
 
-        def prepare() -> Mapping[str, str]:
-            tensors = checkpoint_tensors(policy)
-            export_for_server(policy, place.source, place.model, tensors=tensors)
-            return made.environment()
+    def is_ready() -> bool:
+        return connection.is_ready(dialect.health())
 
-        found = ServerProcess(
-            launch.command,
-            prepare=prepare,
-            log=place.log,
-            is_ready=lambda: connection.is_ready(dialect.health()),
-            start_timeout_s=rollout.server.start_timeout_s,
-        )
-    connection = ServerConnection(lambda: found.url, timeout_s=rollout.server.request_timeout_s)
+    server = _make_server(launch, policy, rollout, place, is_ready)
+    connection = ServerConnection(lambda: server.url, timeout_s=rollout.server.request_timeout_s)
     transport = _transport(connection, dialect, policy, rollout, place)
     return ServerEngine(
-        found,
+        server,
         connection,
         dialect,
         transport,
@@ -114,6 +97,36 @@ def build_server_engine(
             retries=rollout.server.retries,
         ),
         has_own_weights=transport is None,
+    )
+
+
+def _make_server(
+    launch: ServerLaunch | None,
+    policy: Policy,
+    rollout: RolloutConfig,
+    place: ServerPlace,
+    is_ready: Callable[[], bool],
+) -> Server:
+    urls = rollout.server_urls
+    if urls:
+        return AttachedServer(urls[place.index % len(urls)])
+    if launch is None:
+        why = f"`{rollout.name}` is a server that runs already"
+        fix = "give its address, such as [http://127.0.0.1:8080]"
+        raise UserError("actor_rollout_ref.rollout.server_urls", [], why, fix)
+    made: ServerLaunch = launch
+
+    def prepare() -> Mapping[str, str]:
+        tensors = checkpoint_tensors(policy)
+        export_for_server(policy, place.source, place.model, tensors=tensors)
+        return made.environment()
+
+    return ServerProcess(
+        launch.command,
+        prepare=prepare,
+        log=place.log,
+        is_ready=is_ready,
+        start_timeout_s=rollout.server.start_timeout_s,
     )
 
 

@@ -134,9 +134,9 @@ class ServerFault(Exception):
         return self.kind.startswith("http_4") and self.kind not in ("http_408", "http_429")
 
     @property
-    def is_lost(self) -> bool:
-        """Whether the server may be gone: the connection broke, or no reply came in time."""
-        return self.kind in ("connection", "timeout")
+    def may_be_dead(self) -> bool:
+        """Whether the server may be gone, or its engine: no reply, or one of status 500 to 599."""
+        return self.kind in ("connection", "timeout") or self.kind.startswith("http_5")
 
 
 class ServerDialect(Protocol):

@@ -6,6 +6,7 @@ the run ends with the first cause. A server answers no request before it has pro
 """
 
 import queue
+import time
 from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -122,6 +123,8 @@ class ServerEngine:
         self._digests: Mapping[str, str] | None = None
         """Digests of the trained weights that the server has proved; None: none yet."""
         self._is_asleep = False
+        self._is_suspect = False
+        """Whether a fault since the last look may mean that the server is dead."""
 
     @property
     def name(self) -> str:
@@ -304,8 +307,7 @@ class ServerEngine:
         one.faults.append(fault)
         if fault.is_refusal or len(one.faults) > self._limits.retries:
             self._give_up(one.faults[0], len(one.faults))
-        if fault.is_lost:
-            self._is_asleep = False
+        self._is_suspect |= fault.may_be_dead
         self._waiting.append(one)
 
     def _stop(self, samples: list[_Sample]) -> list[Completion]:
@@ -349,6 +351,7 @@ class ServerEngine:
         """Start the server if it is gone, and give it the policy's weights unless it has them."""
         faults: list[ServerFault] = []
         while True:
+            self._end_dead_server()
             try:
                 if self._server.start():
                     self._greet()
@@ -362,10 +365,18 @@ class ServerEngine:
                 faults.append(fault)
                 if fault.is_refusal or len(faults) > self._limits.retries:
                     self._give_up(faults[0], len(faults))
-                if fault.is_lost and self._server.can_restart:
-                    self._server.stop()
+                self._is_suspect |= fault.may_be_dead
+                time.sleep(_BACKOFF_S)
             else:
                 return
+
+    def _end_dead_server(self) -> None:
+        """After a fault: end a server of ours that is not healthy, so that it is started again."""
+        is_suspect, self._is_suspect = self._is_suspect, False
+        if is_suspect and self._server.can_restart:
+            health = self._dialect.health()
+            if not self._connection.is_ready(health):
+                self._server.stop()
 
     def _greet(self) -> None:
         """Learn what a new server serves; its weights are unknown."""

@@ -169,6 +169,7 @@ class ServerProcess:
         while not self._is_ready():
             code = process.poll()
             if code is not None:
+                self.stop()
                 why = f"the server ended with code {code} before it answered:\n{self.last_words()}"
                 raise UserError(_FIELD, str(self._log), why, "read the log of the server")
             if time.monotonic() > deadline:
