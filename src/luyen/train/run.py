@@ -270,13 +270,21 @@ class OnlineRun(Learner):
 
         May be called from any thread once the loop is stopped. Returns what was done, in words.
         """
+        said = self.save_step_start()
+        self.recorder.close()
+        return said
+
+    def save_step_start(self) -> str:
+        """Save the last finished step of a run that ends, unless the update has started.
+
+        Returns what was done, in words.
+        """
         state = self.step_start.state
         said = self.step_start.refusal(saved=self.saved if self.trial_steps is None else self.step)
-        if state is not None and said is None:
+        if said is None:
+            assert state is not None, "a snapshot that can be saved has a state"
             self._save(state, [handle.snapshot() for handle in self.step_start.pending])
             said = f"step {state.step} is saved"
-        assert said is not None
-        self.recorder.close()
         return said
 
     def _save(self, state: LoopState, pending: Sequence[Mapping[str, Any]]) -> None:

@@ -14,6 +14,7 @@ from luyen.base.rundir import RunDirectory
 from luyen.checkpoint.store import Checkpoint, CheckpointStore
 from luyen.checkpoint.tensors import load_state
 from luyen.config.check import Report
+from luyen.rollout.protocol import rollout_engines
 from luyen.runtime.ray.messages import RanksLost
 from luyen.telemetry.curves import plot_curves
 from luyen.telemetry.display import ACCURACY, VALIDATION_REWARD, Display, mean_reward, validated
@@ -242,6 +243,11 @@ def _train_to_end(run: OnlineRun) -> RunSummary:
                 train_online(run)
             except Interrupted:
                 run.save_progress()
+            except UserError as error:
+                if error.field == rollout_engines.field:  # a server is lost, and no step with it
+                    run.save_step_start()
+                    run.recorder.flush()
+                raise
             run.recorder.flush()
     seconds = time.monotonic() - started
     curves = plot_curves(directory.metrics, directory.report)

@@ -37,7 +37,7 @@ def name(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def served(name: str, tmp_path: Path) -> Iterator[Served]:
     policy = tiny_policy("llama", initializer_range=0.15)
-    with served_engine(name, policy, tmp_path, timeout_s=2.0) as found:
+    with served_engine(name, policy, tmp_path, timeout_s=20.0) as found:
         yield found
 
 
@@ -45,7 +45,7 @@ def served(name: str, tmp_path: Path) -> Iterator[Served]:
 def trained(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
     """An engine over a server that takes weights, which has version 1."""
     policy = tiny_policy("llama", initializer_range=0.15)
-    with served_engine(request.param, policy, tmp_path, timeout_s=2.0) as found:
+    with served_engine(request.param, policy, tmp_path, timeout_s=20.0) as found:
         found[0].send_weights(1)
         yield found
 
@@ -77,13 +77,14 @@ def test_a_fault_of_a_request_is_asked_again(served: Served, name: str, fault: F
     assert repeated == (0 if fault == "error" else 2)
 
 
-def test_a_server_that_hangs_is_asked_again(served: Served, name: str):
-    engine, server, _ = served
-    check_sound(engine)
-    plan(server, "hang", GENERATE[name], times=1)
-    began = time.monotonic()
-    check_sound(engine)
-    assert time.monotonic() - began >= 2.0
+def test_a_server_that_hangs_is_asked_again(name: str, tmp_path: Path):
+    policy = tiny_policy("llama", initializer_range=0.15)
+    with served_engine(name, policy, tmp_path, timeout_s=3.0) as (engine, server, _):
+        check_sound(engine)
+        plan(server, "hang", GENERATE[name], times=1)
+        began = time.monotonic()
+        check_sound(engine)
+        assert time.monotonic() - began >= 3.0
 
 
 @pytest.mark.parametrize(
