@@ -79,6 +79,16 @@ class WeightsRefused(Exception):
     """Weights that do not fit the model."""
 
 
+def _make_engine(policy: Policy, decode: Decode, rows: int, longest: int) -> NativeEngine:
+    return NativeEngine(
+        policy,
+        max_model_len=longest,
+        max_num_seqs=rows,
+        max_num_batched_tokens=max(longest, 8192),
+        decode=decode,
+    )
+
+
 @final
 class EngineDriver:
     """Runs an engine on a thread of its own."""
@@ -110,13 +120,7 @@ class EngineDriver:
         """Samples that were ever submitted."""
         self.pause_s = 0.0
         """Seconds between two passes: makes generation long enough to be interrupted."""
-        self._engine = NativeEngine(
-            policy,
-            max_model_len=longest,
-            max_num_seqs=rows,
-            max_num_batched_tokens=max(longest, 8192),
-            decode=decode,
-        )
+        self._engine = _make_engine(policy, decode, rows, longest)
         self._commands: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None]
         self._commands = queue.SimpleQueue()
         self._running: dict[str, _Job] = {}

@@ -274,19 +274,21 @@ class VllmPeer:
             choice["stop_reason"] = (None if own else sample.tokens[-1]) if is_token else matched[0]
         if body.get("logprobs") is not None:
             is_named = bool(body.get("return_tokens_as_token_ids"))
-            names = [
-                f"token_id:{t}" if is_named else self.driver.decode([t]) for t in sample.tokens
-            ]
-            scores = [_clamped(logp) for logp in sample.logps]
-            choice["logprobs"] = {
-                "text_offset": [0] * len(names),
-                "token_logprobs": scores,
-                "tokens": names,
-                "top_logprobs": [{n: s} for n, s in zip(names, scores, strict=True)],
-            }
+            choice["logprobs"] = self._logprobs(sample, is_named)
         if body.get("return_token_ids"):
             choice |= {"token_ids": list(sample.tokens), "prompt_token_ids": list(prompt)}
         return choice
+
+    def _logprobs(self, sample: Sample, is_named: bool) -> dict[str, Any]:
+        decode = self.driver.decode
+        names = [f"token_id:{t}" if is_named else decode([t]) for t in sample.tokens]
+        scores = [_clamped(logp) for logp in sample.logps]
+        return {
+            "text_offset": [0] * len(names),
+            "token_logprobs": scores,
+            "tokens": names,
+            "top_logprobs": [{n: s} for n, s in zip(names, scores, strict=True)],
+        }
 
     # Control.
 
