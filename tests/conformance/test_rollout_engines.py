@@ -2,6 +2,8 @@
 
 import bisect
 import itertools
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 from luyen.base.errors import UserError
 from luyen.base.seeds import uniform
 from luyen.rollout.protocol import Request, RolloutEngine, generate
+from luyen.rollout.servers.engine import ServerEngine
 from tests.generation import (
     ENGINES,
     engine_of,
@@ -20,21 +23,57 @@ from tests.generation import (
     sampled_logps,
     spell,
 )
+from tests.peers.engines import SERVERS, served_engine
 from tests.tiny_models import VOCABULARY, tiny_policy
 
 POLICY = tiny_policy("llama", initializer_range=0.15)
 LENGTHS = (1, 5, 33)
 
 
-@pytest.fixture(params=ENGINES)
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], RolloutEngine]]:
+    """Engines over servers, each started once and used by every test."""
+    with ExitStack() as stack:
+        known: dict[str, RolloutEngine] = {}
+
+        def find(name: str) -> RolloutEngine:
+            if name not in known:
+                folder = tmp_path_factory.mktemp(name)
+                known[name] = stack.enter_context(served_engine(name, POLICY, folder))[0]
+            return known[name]
+
+        yield find
+
+
+@pytest.fixture(params=(*ENGINES, *SERVERS))
 def engine(request: pytest.FixtureRequest) -> RolloutEngine:
+    if request.param in SERVERS:
+        return request.getfixturevalue("served")(request.param)
     return engine_of(request.param, POLICY)
+
+
+@pytest.fixture(params=ENGINES)
+def own_engine(request: pytest.FixtureRequest) -> RolloutEngine:
+    """Engines whose random numbers and truncation are ours."""
+    return engine_of(request.param, POLICY)
+
+
+@pytest.fixture(params=SERVERS)
+def server_engine(
+    request: pytest.FixtureRequest, served: Callable[[str], RolloutEngine]
+) -> RolloutEngine:
+    return served(request.param)
 
 
 def probabilities(asked: Request, tokens: tuple[int, ...], temperature: float) -> list[list[float]]:
     """float64 distribution of each drawn token, from the model's own forward."""
     logits = plain_logits(POLICY, asked.tokens + tokens)[len(asked.tokens) - 1 : -1]
     return torch.softmax(logits / temperature, -1).tolist()
+
+
+def is_unscaled(engine: RolloutEngine) -> bool:
+    """Whether it is over an endpoint that reports log-probabilities before the temperature."""
+    return isinstance(engine, ServerEngine) and engine.name == "openai"
 
 
 def by_hand(weights: list[float], number: float) -> int:
@@ -56,6 +95,10 @@ def test_greedy_takes_the_likeliest_token_of_a_plain_forward(engine: RolloutEngi
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0, 1.9])
 def test_log_probabilities_are_those_of_a_plain_forward(engine: RolloutEngine, temperature: float):
     asked = [request(n, 12, temperature=temperature) for n in LENGTHS]
+    if is_unscaled(engine) and temperature not in (0.0, 1.0):
+        with pytest.raises(UserError, match="before the temperature"):
+            engine.submit(asked[0])
+        return
     answers = pairs(asked, generate(engine, asked))
     scale = temperature or 1.0
     for before, done in answers:
@@ -70,10 +113,10 @@ def test_log_probabilities_are_those_of_a_plain_forward(engine: RolloutEngine, t
 
 
 @pytest.mark.parametrize("temperature", [0.6, 1.0, 2.0])
-def test_tokens_follow_the_counter_numbers(engine: RolloutEngine, temperature: float):
+def test_tokens_follow_the_counter_numbers(own_engine: RolloutEngine, temperature: float):
     asked = [request(n, 40, samples=3, temperature=temperature) for n in LENGTHS]
     seen = set()
-    for (name, sample), done in generate(engine, asked).items():
+    for (name, sample), done in generate(own_engine, asked).items():
         one = next(r for r in asked if r.id == name)
         for place, weights in enumerate(probabilities(one, done.tokens, temperature)):
             assert done.tokens[place] == by_hand(weights, uniform(one.keys[sample], place))
@@ -107,11 +150,11 @@ def kept_by_hand(weights: list[float], *, top_k=-1, top_p=1.0, min_p=0.0) -> set
 
 
 @pytest.mark.parametrize("limits", TRUNCATIONS, ids=str)
-def test_truncation_draws_from_the_support_and_reports_its_mass(engine: RolloutEngine, limits):
+def test_truncation_draws_from_the_support_and_reports_its_mass(own_engine: RolloutEngine, limits):
     asked = [request(n, 30, samples=2, **limits) for n in LENGTHS]
     temperature = limits.get("temperature", 1.0)
     rules = {k: v for k, v in limits.items() if k != "temperature"}
-    for (name, sample), done in generate(engine, asked).items():
+    for (name, sample), done in generate(own_engine, asked).items():
         one = next(r for r in asked if r.id == name)
         for place, weights in enumerate(probabilities(one, done.tokens, temperature)):
             kept = kept_by_hand(weights, **rules)
@@ -124,14 +167,14 @@ def test_truncation_draws_from_the_support_and_reports_its_mass(engine: RolloutE
 
 
 @pytest.mark.parametrize("limits", [{}, {"top_p": 0.8}, {"temperature": 0.0}], ids=str)
-def test_no_stop_token_is_drawn_before_the_least_length(engine: RolloutEngine, limits):
+def test_no_stop_token_is_drawn_before_the_least_length(own_engine: RolloutEngine, limits):
     stops, floor = frozenset(range(0, VOCABULARY, 2)), 9
     rules = {k: v for k, v in limits.items() if k != "temperature"}
     asked = [request(n, 30, samples=2, **limits, stop_ids=stops) for n in LENGTHS]
-    free = generate(engine, asked)
+    free = generate(own_engine, asked)
     assert min(len(done.tokens) for done in free.values()) < floor
     asked = [replace(r, sampling=replace(r.sampling, min_new_tokens=floor)) for r in asked]
-    for (name, sample), done in generate(engine, asked).items():
+    for (name, sample), done in generate(own_engine, asked).items():
         one = next(r for r in asked if r.id == name)
         assert not stops.intersection(done.tokens[:floor])
         assert len(done.tokens) > floor
@@ -148,22 +191,33 @@ def test_no_stop_token_is_drawn_before_the_least_length(engine: RolloutEngine, l
             assert done.logps[place] == pytest.approx(float(expected), abs=1e-4)
 
 
-def test_who_has_a_least_length_changes_nothing_for_others(engine: RolloutEngine):
-    alone = generate(engine, [request(n, 14, samples=2) for n in LENGTHS])
+def test_who_has_a_least_length_changes_nothing_for_others(own_engine: RolloutEngine):
+    alone = generate(own_engine, [request(n, 14, samples=2) for n in LENGTHS])
     early = request(9, 14, name="early", stop_ids=frozenset({3, 4}), min_new_tokens=12)
-    among = generate(engine, [early, *(request(n, 14, samples=2) for n in LENGTHS)])
+    among = generate(own_engine, [early, *(request(n, 14, samples=2) for n in LENGTHS)])
     for key, done in alone.items():
         assert (among[key].tokens, among[key].kept_mass) == (done.tokens, ())
 
 
-def test_a_stop_string_before_the_least_length_is_passed_over(engine: RolloutEngine):
-    [whole] = generate(engine, [request(5, 60)]).values()
+def test_a_stop_string_before_the_least_length_is_passed_over(own_engine: RolloutEngine):
+    [whole] = generate(own_engine, [request(5, 60)]).values()
     text = spell(whole.tokens)
     first, later = text[3:5], text[40:42]
     asked = request(5, 60, stop_strings=(first, later), min_new_tokens=10)
-    [done] = generate(engine, [asked]).values()
+    [done] = generate(own_engine, [asked]).values()
     ends = [i + 2 for i in range(len(text)) if text[i : i + 2] in (first, later) and i + 2 > 10]
     assert (done.tokens, done.reason) == (whole.tokens[: ends[0]], "stop")
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [{"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.3}, {"min_new_tokens": 2, "stop_ids": {3}}],
+    ids=str,
+)
+def test_a_server_refuses_truncation(server_engine: RolloutEngine, limits):
+    with pytest.raises(UserError, match="full softmax"):
+        server_engine.submit(request(5, 6, **limits))
+    assert server_engine.is_idle
 
 
 def test_kept_mass_is_absent_without_truncation(engine: RolloutEngine):
@@ -201,10 +255,11 @@ def test_ignore_stop_draws_every_token(engine: RolloutEngine):
 
 
 def test_a_stop_at_the_last_token_counts_as_a_stop(engine: RolloutEngine):
-    [whole] = generate(engine, [request(5, 6)]).values()
-    stop = frozenset({whole.tokens[-1]} - set(whole.tokens[:-1]))
-    assert stop
-    [done] = generate(engine, [request(5, 6, stop_ids=stop)]).values()
+    tried = [request(5, 6, seed=seed) for seed in range(20)]
+    answers = ((asked, next(iter(generate(engine, [asked]).values()))) for asked in tried)
+    asked, whole = next((a, w) for a, w in answers if w.tokens[-1] not in w.tokens[:-1])
+    stopped = replace(asked.sampling, stop_ids=frozenset({whole.tokens[-1]}))
+    [done] = generate(engine, [replace(asked, sampling=stopped)]).values()
     assert (len(done.tokens), done.reason) == (6, "stop")
 
 
@@ -236,6 +291,8 @@ def test_abort_gives_what_there_is_and_leaves_the_others_alone(engine: RolloutEn
     ]
     assert engine.abort("unknown") == []
     found = [done for _ in range(20) for done in engine.advance()]
+    while isinstance(engine, ServerEngine) and not engine.is_idle:
+        found += engine.advance()
     assert found == [expected]
     assert engine.is_idle
     assert engine.advance() == []

@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import yaml
+
 from luyen.base.files import json_line, write_whole
 from luyen.base.records import Rollout
 from luyen.base.rundir import RunDirectory, step_of
@@ -121,6 +123,26 @@ def all_cut_early(root: Path) -> None:
     edit_metrics(root, lambda _step, _values: alike)
 
 
+def biased(bias: float, *, first: float, temperature: float = 1.0) -> Callable[[Path], None]:
+    """A sampler that is off by so much in the mean, and by `first` in the first step."""
+
+    def plant(root: Path) -> None:
+        directory = RunDirectory(root)
+        config = yaml.safe_load(directory.read_config())
+        config["actor_rollout_ref"]["rollout"]["temperature"] = temperature
+        directory.write_config(yaml.safe_dump(config), {})
+
+        def change(step: int, values: Values) -> Values:
+            value = first if step <= 1 else bias
+            gap = abs(value)
+            names = ("parity/engine_mean", "parity/mean_gap")
+            return {"rollout_corr/kl": value} | {n: gap for n in names if n in values}
+
+        edit_metrics(root, change)
+
+    return plant
+
+
 EDITS: dict[str, tuple[str, Callable[[Path], None]]] = {
     "entropy falls to nothing": ("entropy-collapse", grow("actor/entropy", by=0.6)),
     "entropy climbs": ("entropy-blow-up", grow("actor/entropy", by=1.3)),
@@ -141,5 +163,14 @@ EDITS: dict[str, tuple[str, Callable[[Path], None]]] = {
     "no chat template": ("no-chat-template", bare_prompts),
     "ids of another vocabulary": ("vocabulary-mismatch", foreign_ids),
     "a torn file": ("unreadable-files", torn_rollouts),
+    "log-probabilities before the temperature": (
+        "logprob-convention",
+        biased(-0.3, first=-0.3, temperature=0.7),
+    ),
+    "a temperature applied twice": (
+        "temperature-twice",
+        biased(0.25, first=0.2, temperature=0.7),
+    ),
+    "a server with the first weights": ("stale-server", biased(0.2, first=0.001)),
 }
 """Defect -> the rule that names it, and how it is planted in the files of a run with a critic."""

@@ -89,9 +89,19 @@ class EngineFacts:
     """Extra of this package that brings it."""
     splits: bool = False
     """Whether it can lay one copy of the model over several devices."""
+    is_server: bool = False
+    """Whether it generates in a server, whose arithmetic is not the trainer's."""
+    takes_weights: bool = True
+    """Whether weights can be published to it; without them it samples from a fixed model."""
 
 
-ROLLOUT_ENGINES: dict[str, EngineFacts] = {"native": EngineFacts(), "hf": EngineFacts()}
+ROLLOUT_ENGINES: dict[str, EngineFacts] = {
+    "native": EngineFacts(),
+    "hf": EngineFacts(),
+    "vllm": EngineFacts(splits=True, is_server=True),
+    "sglang": EngineFacts(splits=True, is_server=True),
+    "openai": EngineFacts(is_server=True, takes_weights=False),
+}
 
 ADV_ESTIMATORS: dict[str, EstimatorFacts] = {
     "gae": EstimatorFacts(

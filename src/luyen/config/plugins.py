@@ -323,6 +323,8 @@ def _engine(facts: Mapping[str, Any]) -> EngineFacts:
         package=facts.get("package"),
         extra=facts.get("extra"),
         splits=bool(facts.get("splits", False)),
+        is_server=bool(facts.get("is_server", False)),
+        takes_weights=bool(facts.get("takes_weights", True)),
     )
 
 

@@ -2,13 +2,16 @@
 
 import copy
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from peft.tuners.lora import LoraLayer
 from safetensors.torch import save_file
+from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
 
 from luyen.base.errors import UserError
 from luyen.models.load import model_directory
@@ -82,6 +85,58 @@ def export_tokenizer(source: str, directory: Path) -> None:
     for name in _TOKENIZER_FILES:
         if (folder / name).is_file():
             shutil.copyfile(folder / name, directory / name)
+
+
+@torch.no_grad()
+def checkpoint_tensors(policy: Policy) -> dict[str, Tensor]:
+    """Every weight under its name in a checkpoint of Hugging Face's layout, an adapter merged.
+
+    Rows beyond the policy's vocabulary are left out, so that a softmax over the rest is that of
+    training. Tensors are the policy's own where they need no change; tied ones appear once.
+    """
+    layers = adapter_layers(policy.model)
+    found: dict[str, Tensor] = {}
+    places: set[tuple[int, torch.Size]] = set()
+    for name, tensor in policy.model.state_dict().items():
+        place = (tensor.data_ptr(), tensor.shape)
+        if ".lora_" in name or (tensor.numel() and place in places):
+            continue
+        places.add(place)
+        module = name.removesuffix(".base_layer.weight")
+        if module in layers:
+            delta = layers[module].get_delta_weight(_ADAPTER).float()
+            tensor = (tensor.float() + delta).to(tensor.dtype)
+        found[name.replace(".base_layer.", ".").removeprefix(_PREFIX)] = tensor
+    return _known_rows(policy, revert_weight_conversion(policy.model, found))
+
+
+def _known_rows(policy: Policy, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors, those of embedding and output without the rows that no token has."""
+    net: Any = policy.model
+    rows = net.config.get_text_config().vocab_size
+    if policy.head.vocabulary == rows:
+        return tensors
+    ends = ("embed_tokens.weight", "lm_head.weight", "wte.weight", "embed_in.weight")
+    return {
+        name: tensor[: policy.head.vocabulary]
+        if name.endswith(ends) and tensor.shape[0] == rows
+        else tensor
+        for name, tensor in tensors.items()
+    }
+
+
+def export_for_server(
+    policy: Policy, source: str, directory: Path, *, tensors: Mapping[str, Tensor]
+) -> None:
+    """Config, tokenizer and `checkpoint_tensors` as a directory that an inference server loads."""
+    directory.mkdir(parents=True, exist_ok=True)
+    config: Any = copy.deepcopy(policy.model.config)
+    config.get_text_config().vocab_size = policy.head.vocabulary
+    config.save_pretrained(directory)
+    export_tokenizer(source, directory)
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    save_file(plain, directory / "model.safetensors", metadata={"format": "pt"})
+    make_readable(directory)
 
 
 def adapter_layers(net: PreTrainedModel) -> dict[str, Any]:

@@ -1,8 +1,7 @@
 """Rollout engines by name, plugin engines with checked output, engines for several versions."""
 
-import math
 from collections.abc import Callable, Collection
-from typing import Any, NoReturn, TypeVar, cast, final, get_args
+from typing import NoReturn, TypeVar, cast, final
 
 from luyen.base.boundary import boundary, last_line
 from luyen.base.errors import UserError
@@ -13,7 +12,13 @@ from luyen.rollout.hf_engine import HfEngine
 from luyen.rollout.native.engine import NativeEngine
 from luyen.rollout.native.paged.engine import PagedEngine
 from luyen.rollout.native.sequences import Decode
-from luyen.rollout.protocol import Completion, Ending, Request, RolloutEngine, rollout_engines
+from luyen.rollout.protocol import (
+    Completion,
+    Request,
+    RolloutEngine,
+    completion_fault,
+    rollout_engines,
+)
 
 
 @rollout_engines.register("native")
@@ -55,8 +60,6 @@ def hf(policy: Policy, rollout: RolloutConfig, *, longest: int, decode: Decode) 
 
 
 T = TypeVar("T")
-_ROUNDING = 1e-3
-"""How far above 0 a log-probability may be by rounding."""
 
 
 def make_checked_engine(
@@ -151,7 +154,7 @@ class CheckedEngine:
         if pending is None or completion.sample not in pending[1]:
             what = f"sample {completion.sample!r} of request {completion.request!r}"
             _refuse(self._name, f"it answered {what}, which is not pending")
-        why = _fault(completion, pending[0], self._vocabulary)
+        why = completion_fault(completion, pending[0], vocabulary=self._vocabulary)
         if why is not None:
             _refuse(self._name, f"its answer to {completion.request}: {why}")
         pending[1].discard(completion.sample)
@@ -160,36 +163,6 @@ class CheckedEngine:
     def _forget_done(self, request: str) -> None:
         if not self._pending[request][1]:
             del self._pending[request]
-
-
-def _fault(completion: Completion, request: Request, vocabulary: int) -> str | None:
-    """Why a completion is invalid; None when it is valid."""
-    tokens, logps = cast(tuple[Any, ...], completion.tokens), completion.logps
-    streams = (tokens, logps, completion.kept_mass, completion.versions)
-    if not all(isinstance(stream, tuple) for stream in cast(tuple[object, ...], streams)):
-        return "tokens, logps, kept_mass and versions are tuples"
-    most = request.sampling.max_new_tokens
-    if len(tokens) > most:
-        return f"it has {len(tokens)} tokens, and at most {most} were wanted"
-    if not all(type(token) is int and 0 <= token < vocabulary for token in tokens):
-        return f"tokens are whole numbers from 0 to {vocabulary - 1}"
-    wanted = {"logps": (len(tokens),), "kept_mass": (0, len(tokens)), "versions": (0, len(tokens))}
-    for (name, lengths), stream in zip(wanted.items(), streams[1:], strict=True):
-        if len(stream) not in lengths:
-            return f"{name} has {len(stream)} entries for {len(tokens)} tokens"
-    if not all(_is_number(logp) and logp <= _ROUNDING for logp in logps):
-        return "a log-probability is a finite number of at most 0"
-    if not all(_is_number(mass) and 0 < mass <= 1 + _ROUNDING for mass in completion.kept_mass):
-        return "kept_mass is a probability above 0"
-    if not all(type(version) is int for version in completion.versions):
-        return "versions are whole numbers"
-    return None if completion.reason in get_args(Ending) else f"it ended by {completion.reason!r}"
-
-
-def _is_number(value: object) -> bool:
-    if isinstance(value, bool) or not isinstance(value, float | int):
-        return False
-    return math.isfinite(value)
 
 
 def _call_plugin(name: str, call: Callable[[], T]) -> T:
@@ -250,7 +223,7 @@ class VersionedEngines:
     @property
     def is_idle(self) -> bool:
         """Whether nothing is queued or running."""
-        return all(engine.is_idle for engine in self._engines)
+        return all(engine.is_idle for engine in self.engines)
 
     @property
     def is_batch_invariant(self) -> bool:
@@ -265,14 +238,14 @@ class VersionedEngines:
         """One pass of every engine that is not idle; the completions they finished."""
         return [
             completion
-            for engine in self._engines
+            for engine in self.engines
             if not engine.is_idle
             for completion in engine.advance()
         ]
 
     def abort(self, request: str, sample: int | None = None) -> list[Completion]:
         """Stop a request or one sample of it; its partial completions."""
-        return [c for engine in self._engines for c in engine.abort(request, sample)]
+        return [c for engine in self.engines for c in engine.abort(request, sample)]
 
     def fingerprint(self) -> Fingerprint | None:
         """Fingerprint of the latest version; None: unknown."""
@@ -280,9 +253,10 @@ class VersionedEngines:
 
     def close(self) -> None:
         """Free what the engines hold; the weights stay."""
-        for engine in self._engines:
+        for engine in self.engines:
             engine.close()
 
     @property
-    def _engines(self) -> list[RolloutEngine]:
+    def engines(self) -> list[RolloutEngine]:
+        """All of them, loaded or free."""
         return [*self._loaded.values(), *self._free]

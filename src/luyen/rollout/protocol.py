@@ -1,8 +1,11 @@
 """The rollout engine protocol: requests in, completions out."""
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol, TypeAlias, final
+from typing import Any, Literal, Protocol, TypeAlias, cast, final, get_args, runtime_checkable
+
+from torch import Tensor
 
 from luyen.base.errors import UserError
 from luyen.base.heartbeat import beat
@@ -152,6 +155,30 @@ class RolloutEngine(Protocol):
         ...
 
 
+@runtime_checkable
+class WeightReceiver(Protocol):
+    """An engine that samples in another process, with a copy of its policy's weights.
+
+    The policy is the trainer's own, or a copy that published weights are written into. A server
+    that was lost gets its weights from the policy again.
+    """
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """Trained parameters of the policy, to write new values into."""
+        ...
+
+    def send_weights(self, version: int) -> None:
+        """Send the policy's weights as this version; returns once the engine proved to have them.
+
+        No request may be running.
+        """
+        ...
+
+    def rest(self) -> None:
+        """Free memory until the next request."""
+        ...
+
+
 rollout_engines: Registry[Callable[..., RolloutEngine]] = Registry(
     "rollout engine", "actor_rollout_ref.rollout.name"
 )
@@ -180,6 +207,40 @@ def refuse_impossible(request: Request, *, vocabulary: int, can_decode: bool = T
     for name, (is_fine, why) in problems.items():
         if not is_fine:
             raise UserError(f"request {request.id}", name.strip(), why, f"change {name.strip()}")
+
+
+_ROUNDING = 1e-3
+"""How far above 0 a log-probability may be by rounding."""
+
+
+def completion_fault(completion: Completion, request: Request, *, vocabulary: int) -> str | None:
+    """Why a completion is invalid; None when it is valid."""
+    tokens, logps = cast(tuple[Any, ...], completion.tokens), completion.logps
+    streams = (tokens, logps, completion.kept_mass, completion.versions)
+    if not all(isinstance(stream, tuple) for stream in cast(tuple[object, ...], streams)):
+        return "tokens, logps, kept_mass and versions are tuples"
+    most = request.sampling.max_new_tokens
+    if len(tokens) > most:
+        return f"it has {len(tokens)} tokens, and at most {most} were wanted"
+    if not all(type(token) is int and 0 <= token < vocabulary for token in tokens):
+        return f"tokens are whole numbers from 0 to {vocabulary - 1}"
+    wanted = {"logps": (len(tokens),), "kept_mass": (0, len(tokens)), "versions": (0, len(tokens))}
+    for (name, lengths), stream in zip(wanted.items(), streams[1:], strict=True):
+        if len(stream) not in lengths:
+            return f"{name} has {len(stream)} entries for {len(tokens)} tokens"
+    if not all(_is_number(logp) and logp <= _ROUNDING for logp in logps):
+        return "a log-probability is a finite number of at most 0"
+    if not all(_is_number(mass) and 0 < mass <= 1 + _ROUNDING for mass in completion.kept_mass):
+        return "kept_mass is a probability above 0"
+    if not all(type(version) is int for version in completion.versions):
+        return "versions are whole numbers"
+    return None if completion.reason in get_args(Ending) else f"it ended by {completion.reason!r}"
+
+
+def _is_number(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, float | int):
+        return False
+    return math.isfinite(value)
 
 
 def generate(

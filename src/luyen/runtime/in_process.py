@@ -13,7 +13,7 @@ from luyen.engine.sharded_state import merge_sums
 from luyen.models.policy import Policy
 from luyen.models.trained_weights import Fingerprint, trained_parameters
 from luyen.rollout.engines import VersionedEngines
-from luyen.rollout.protocol import RolloutEngine, Sampling
+from luyen.rollout.protocol import RolloutEngine, Sampling, WeightReceiver
 from luyen.rollout.single_turn import Group, PromptRequest
 from luyen.runtime.futures import LazyRollouts, Publication, RolloutFuture, SharedWeights
 from luyen.runtime.generation import AsyncGeneration, Generation
@@ -23,6 +23,8 @@ from luyen.runtime.weights import (
     GatheredWeights,
     Gathering,
     digests_of,
+    finish_weights,
+    free_memory,
     load_weights,
     total_bytes,
 )
@@ -162,12 +164,13 @@ class SharedRollout:
             self.engine, requests, sampling, purpose=purpose, version=version, journal=journal
         )
         if self._frees_cache:
-            self.engine.close()
+            free_memory(self.engine)
         return groups
 
     def publish(self, version: int) -> Publication:
-        """Nothing is sent: the engine has the actor's weights."""
-        del version
+        """Send the weights to a server; an engine of this process shares the actor's."""
+        if isinstance(self.engine, WeightReceiver):
+            self.engine.send_weights(version)
         return SharedWeights()
 
     def keep_weights(self, versions: Collection[int]) -> None:
@@ -225,6 +228,7 @@ class LocalReceiver:
         engine = self._engines.hold(version, keep=keep)
         for part in parts:
             load_weights(engine, part)
+        finish_weights(engine, version)
         found = Fingerprint(weights=digests_of(engine) or {})
         difference = found.first_difference(Fingerprint(weights=expected))
         if difference is not None:

@@ -17,7 +17,7 @@ from luyen.base.errors import UserError
 from luyen.models.trained_weights import Fingerprint
 from luyen.models.weight_digests import tensor_digests
 from luyen.rollout.engines import VersionedEngines
-from luyen.rollout.protocol import RolloutEngine
+from luyen.rollout.protocol import RolloutEngine, WeightReceiver
 
 # Arrays in Ray's object store are read-only, which PyTorch cannot express.
 warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
@@ -162,22 +162,40 @@ def copy_into(own: Mapping[str, Tensor | str], given: Mapping[str, Tensor]) -> N
             mine.copy_(tensor)
 
 
-def _form(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
-
-
-def load_weights(engine: RolloutEngine, given: Mapping[str, Tensor]) -> Fingerprint:
-    """Load parameters into an engine; its fingerprint, which has them.
-
-    A UserError if the engine does not show its parameters.
-    """
+def writable_weights(engine: RolloutEngine) -> Mapping[str, Tensor | str]:
+    """The parameters that new weights of an engine are written into; a UserError without any."""
+    if isinstance(engine, WeightReceiver):
+        return engine.weights()
     fingerprint = engine.fingerprint()
     if fingerprint is None:
         why = "the engine cannot say which weights it holds, so none can be given to it"
         fix = "let its `fingerprint` return the policy's parameters"
         raise UserError(_FIELD, type(engine).__name__, why, fix)
-    copy_into(fingerprint.weights, given)
-    return fingerprint
+    return fingerprint.weights
+
+
+def free_memory(engine: RolloutEngine) -> None:
+    """Free what an engine holds besides weights until its next request; a server goes on."""
+    for one in engine.engines if isinstance(engine, VersionedEngines) else (engine,):
+        if isinstance(one, WeightReceiver):
+            one.rest()
+        else:
+            one.close()
+
+
+def _form(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+
+
+def load_weights(engine: RolloutEngine, given: Mapping[str, Tensor]) -> None:
+    """Write parameters into the policy of an engine; `finish_weights` follows the last of them."""
+    copy_into(writable_weights(engine), given)
+
+
+def finish_weights(engine: RolloutEngine, version: int) -> None:
+    """Send the policy's weights to the server of an engine, if it has one, as this version."""
+    if isinstance(engine, WeightReceiver):
+        engine.send_weights(version)
 
 
 def load_part(
@@ -190,8 +208,10 @@ def load_part(
     """Load a part; the names of its parameters, and after the last part the engine's digests."""
     engine = engines.engine() if version is None else engines.hold(version, keep=keep)
     given = unpack(part)
-    fingerprint = load_weights(engine, given)
-    return set(given), _described(fingerprint) if is_last else None
+    load_weights(engine, given)
+    if is_last:
+        finish_weights(engine, version or 0)
+    return set(given), digests_of(engine) if is_last else None
 
 
 def version_digests(engines: VersionedEngines, version: int | None) -> dict[str, str] | None:

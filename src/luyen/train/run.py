@@ -300,16 +300,24 @@ class OnlineRun:
 
         May be called from any thread once the loop is stopped. Returns what was done, in words.
         """
+        said = self.save_step_start()
+        self.recorder.close()
+        return said
+
+    def save_step_start(self) -> str:
+        """Save the last finished step of a run that ends, unless the update has started.
+
+        Returns what was done, in words.
+        """
         state = self._step_start.state
         is_whole = self._trial_steps is None
         said = self._step_start.refusal(
             saved=self.recorder.history.saved if is_whole else self.step
         )
-        if state is not None and said is None:
+        if said is None:
+            assert state is not None, "a snapshot that can be saved has a state"
             self._save(state, [handle.snapshot() for handle in self._step_start.pending])
             said = f"step {state.step} is saved"
-        assert said is not None
-        self.recorder.close()
         return said
 
     def _save(self, state: LoopState, pending: Sequence[Mapping[str, Any]]) -> None:

@@ -12,6 +12,7 @@ from luyen.base.process_setup import frozen_gc
 from luyen.base.rundir import RunDirectory
 from luyen.checkpoint.store import Checkpoint
 from luyen.config.check import Report
+from luyen.rollout.protocol import rollout_engines
 from luyen.runtime.ray.messages import RanksLost
 from luyen.telemetry.display import ACCURACY, VALIDATION_REWARD, mean_reward, validated
 from luyen.telemetry.manifest import Manifest
@@ -190,7 +191,13 @@ def _train_and_summarise(run: OnlineRun) -> RunSummary:
 
 def _train(run: OnlineRun) -> None:
     with frozen_gc():
-        train_online(run)
+        try:
+            train_online(run)
+        except UserError as error:
+            if error.field == rollout_engines.field:  # a server is lost, and no step with it
+                run.save_step_start()
+                run.recorder.flush()
+            raise
 
 
 def _commands(

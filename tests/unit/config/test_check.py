@@ -122,7 +122,7 @@ def test_a_verl_yaml_passes_as_it_stands(tmp_path: Path) -> None:
     assert found.plan.memory is None
 
 
-@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+@pytest.mark.parametrize("engine", ["trtllm", "tgi"])
 def test_an_engine_without_an_adapter_is_refused_until_a_plugin_registers_it(
     engine: str, tmp_path: Path
 ) -> None:

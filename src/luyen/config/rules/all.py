@@ -11,6 +11,7 @@ from luyen.config.rules import (
     reward_model,
     rollout,
     run,
+    servers,
     stages,
 )
 from luyen.config.rules.rule import RULES, Rule
@@ -28,5 +29,6 @@ MODULES = (
     reward_model,
     rollout,
     run,
+    servers,
     stages,
 )

@@ -10,6 +10,13 @@ from luyen.config.rules.rule import Finding, RuleContext, rule
 
 _ROLLOUT = "actor_rollout_ref.rollout"
 _FEW_WAVES = 4
+_NO_ADAPTER = (
+    "register an engine for it in a plugin (trainer.plugins; docs/extend.md), or train with vllm "
+    "or sglang; its OpenAI-compatible endpoint can be evaluated with the engine `openai`"
+)
+_NO_ENGINES = ("trtllm", "tensorrt_llm", "lmdeploy", "tgi", "mlc", "llama_cpp", "llama.cpp")
+_FOREIGN: dict[str, str] = dict.fromkeys(_NO_ENGINES, _NO_ADAPTER)
+"""Engines of the field without an adapter, and the way out."""
 
 
 @rule("R01", "error")
@@ -17,7 +24,8 @@ def engine_exists(s: RuleContext) -> Iterator[Finding]:
     """`rollout.name` is a registered engine."""
     rollout = s.config.actor_rollout_ref.rollout
     if rollout.name not in s.known.engines:
-        fix = did_you_mean(rollout.name, s.known.engines)
+        near = f"{did_you_mean(rollout.name, s.known.engines)}; a plugin may register another one"
+        fix = _FOREIGN.get(rollout.name, near)
         yield Finding(field=f"{_ROLLOUT}.name", why="no such rollout engine is registered", fix=fix)
 
 
@@ -32,6 +40,21 @@ def engine_is_installed(s: RuleContext) -> Iterator[Finding]:
             field=f"{_ROLLOUT}.name",
             why=f"the engine needs the package {facts.package}, which is not installed here",
             fix=f"pip install {brought}, or set {_ROLLOUT}.name=native, which needs nothing",
+        )
+
+
+@rule("R27", "error")
+def engine_takes_weights(s: RuleContext) -> Iterator[Finding]:
+    """The engine of a run that learns takes the weights that are published after every step."""
+    rollout = s.config.actor_rollout_ref.rollout
+    facts = s.known.engines.get(rollout.name)
+    if facts is not None and not facts.takes_weights:
+        yield Finding(
+            field=f"{_ROLLOUT}.name",
+            why=f"`{rollout.name}` samples from a fixed model: it cannot take the weights of a "
+            "policy that learns",
+            fix=f"train with {_ROLLOUT}.name=native, vllm or sglang; `luyen eval` measures an "
+            "endpoint with this engine",
         )
 
 
@@ -50,13 +73,15 @@ def sequence_fits_the_engine(s: RuleContext) -> Iterator[Finding]:
 
 @rule("R04", "error")
 def group_fits_the_token_budget(s: RuleContext) -> Iterator[Finding]:
-    """The samples of one prompt can run at once within the engine's limits; `hf` splits them."""
+    """The samples of one prompt fit the engine's limits; `hf` and servers split them."""
     rollout = s.config.actor_rollout_ref.rollout
+    facts = s.known.engines.get(rollout.name)
+    splits_group = rollout.name == "hf" or (facts is not None and facts.is_server)
     for name, limit in (
         ("max_num_seqs", rollout.max_num_seqs),
         ("max_num_batched_tokens", rollout.max_num_batched_tokens),
     ):
-        if rollout.n > limit and rollout.name != "hf":
+        if rollout.n > limit and not splits_group:
             yield Finding(
                 field=f"{_ROLLOUT}.{name}",
                 why=f"rollout.n={rollout.n} samples of a prompt decode one token each in a pass, "

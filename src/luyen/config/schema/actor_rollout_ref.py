@@ -339,10 +339,58 @@ class LogProbBatchingConfig(Block):
     )
 
 
+class ServerConfig(Block):
+    """The server of a rollout engine that generates in another process."""
+
+    python: str | None = key(
+        None,
+        "Python of the environment that the server is installed in; null: the run's own.",
+    )
+    transport: Literal["folder", "group"] = key(
+        "folder",
+        "How weights reach the server. folder: a safetensors file that it loads; group: broadcasts "
+        "of a process group (gloo on CPUs, NCCL on GPUs), to a server that the run starts.",
+    )
+    start_timeout_s: float = key(
+        600.0, "Most seconds until a server answers after it was started.", gt=0
+    )
+    request_timeout_s: float = key(
+        600.0, "Most seconds of one request; then it is sent again.", gt=0
+    )
+    retries: int = key(
+        3,
+        "How often a request or a publication is repeated after a fault of the server; then the "
+        "run ends with the first one.",
+        ge=0,
+    )
+    logprobs: Literal["raw", "processed", "llama_cpp"] = key(
+        "raw",
+        "openai: log-probabilities that the endpoint reports. raw: before the temperature is "
+        "applied, so that it can only be 0 or 1; processed: after it; llama_cpp: after it, on "
+        "request, as llama.cpp does.",
+    )
+    accept_gap: bool = key(
+        False,
+        "Train without a rollout correction although the server's log-probabilities differ from "
+        "the trainer's by rounding.",
+    )
+
+
 class RolloutConfig(LogProbBatchingConfig):
     """The engine that generates, and how it samples."""
 
-    name: str = key("native", "Rollout engine: `native`, `hf` or a plugin's.")
+    name: str = key(
+        "native", "Rollout engine: `native`, `hf`, `vllm`, `sglang`, `openai` or a plugin's."
+    )
+    server_urls: Names = key(
+        (),
+        "Addresses of servers that run already, one for each copy of the engine; empty: the run "
+        "starts its own.",
+    )
+    server: ServerConfig = block(ServerConfig, "The server of an engine that has one.")
+    engine_kwargs: dict[str, Any] = key(
+        {}, "More options of a server by engine: `vllm: {OPTION: VALUE}`, named as on its page."
+    )
     n: int = key(
         1,
         "Samples of each prompt; group-relative estimators need at least 2.",

@@ -3,7 +3,15 @@
 from typing import Literal
 
 from luyen.config.schema.actor_rollout_ref import Aggregation, CriticOptimConfig
-from luyen.config.schema.block import ESTIMATOR_WORDS, Block, Names, Numbers, block, key
+from luyen.config.schema.block import (
+    CORRECTION_WORDS,
+    ESTIMATOR_WORDS,
+    Block,
+    Names,
+    Numbers,
+    block,
+    key,
+)
 
 
 class KlCtrlConfig(Block):
@@ -31,7 +39,9 @@ class RolloutCorrectionConfig(Block):
     """What to do about samples whose sampler was not the current policy."""
 
     rollout_is: Literal["token", "sequence", "geometric"] | None = key(
-        None, "Importance weights: per token, per sequence, or length-normalised; null: none."
+        None,
+        "Importance weights: per token, per sequence, or length-normalised; null: none.",
+        derived=CORRECTION_WORDS,
     )
     rollout_is_threshold: float | str = key(
         2.0, "A number truncates weights; `lo_hi` zeroes them outside the band (IcePop)."

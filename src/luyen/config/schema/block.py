@@ -4,7 +4,7 @@ from typing import Annotated, Any, cast, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
-from luyen.config.catalog import ADV_ESTIMATORS
+from luyen.config.catalog import ADV_ESTIMATORS, ROLLOUT_ENGINES
 
 MOST_MACHINES = 100_000
 """More than any cluster has; a plan lists them one by one."""
@@ -123,12 +123,17 @@ SAVE_WORDS = (
     f"a tenth of `total_training_steps`, but {SAVE_LEAST} to {SAVE_MOST}, and -1 in a run of fewer "
     f"than {SAVE_LEAST}; {SAVE_MOST} where that is not set"
 )
+CORRECTION_WORDS = (
+    "`token` where the engine of `rollout.name` is a server, no other correction is chosen and "
+    "`rollout.server.accept_gap` is false, else null"
+)
 KEPT_WORDS = f"{KEPT} where `save_freq` is not set either, else null"
 
 _ONLINE = (
     "algorithm.adv_estimator",
     "actor_rollout_ref.rollout.n",
     "actor_rollout_ref.actor.ppo_mini_batch_size",
+    "algorithm.rollout_correction.rollout_is",
 )
 """Keys that only online runs read."""
 
@@ -151,6 +156,8 @@ def derived_values(config: Any) -> dict[str, Any]:
     if "lr" not in arr.actor.optim.model_fields_set:
         factor = ADAPTER_FACTOR if arr.model.lora_rank > 0 else 1
         found["actor_rollout_ref.actor.optim.lr"] = float(f"{RATES[trainer.stage] * factor:.6g}")
+    if _needs_correction(config):
+        found["algorithm.rollout_correction.rollout_is"] = "token"
     if "save_freq" not in trainer.model_fields_set:
         most = trainer.total_training_steps or SAVE_MOST * 10
         freq = min(max(most // 10, SAVE_LEAST), SAVE_MOST)
@@ -158,6 +165,15 @@ def derived_values(config: Any) -> dict[str, Any]:
         if "max_ckpt_to_keep" not in trainer.model_fields_set:
             found["trainer.max_ckpt_to_keep"] = KEPT
     return found
+
+
+def _needs_correction(config: Any) -> bool:
+    """Whether samples come from a server, whose arithmetic is its own, and nothing is chosen."""
+    rollout, correction = config.actor_rollout_ref.rollout, config.algorithm.rollout_correction
+    facts = ROLLOUT_ENGINES.get(rollout.name)
+    is_open = "rollout_is" not in correction.model_fields_set and not rollout.server.accept_gap
+    is_other = correction.rollout_rs is not None or correction.bypass_mode
+    return facts is not None and facts.is_server and is_open and not is_other
 
 
 def derived_in_force(config: Any) -> dict[str, Any]:

@@ -28,7 +28,13 @@ from luyen.runtime.monitoring import (
     release_device_memory,
 )
 from luyen.runtime.ray.messages import PollResult, RemoteError, ReplicaFacts, ReplicaWeights
-from luyen.runtime.weights import PackedWeights, digests_of, load_part, version_digests
+from luyen.runtime.weights import (
+    PackedWeights,
+    digests_of,
+    free_memory,
+    load_part,
+    version_digests,
+)
 from luyen.telemetry.worker_spans import WORK
 
 
@@ -327,7 +333,7 @@ class Replica:
         """Drop waiting requests and completions, and free the engine's memory."""
         self._waiting.clear()
         self._aborted.clear()
-        await self._call_engine(lambda engine: engine.close())
+        await self._call_engine(free_memory)
         release_device_memory()
         self._dropped += len(self._thread.finished)
         self._thread.finished.clear()

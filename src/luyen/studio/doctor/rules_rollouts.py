@@ -195,6 +195,74 @@ def _where(record: RunRecord) -> str:
     )
 
 
+# Which way the sampler is off: on tokens that it sampled itself, its own log-probabilities are the
+# higher ones in the mean, by the KL divergence from the trainer, whatever weights and temperature
+# it has. Where they are the lower ones, they are not those of what it samples from.
+
+_BIAS = "rollout_corr/kl"
+"""Mean of the sampler's log-probability minus the trainer's."""
+_AT_ONCE = 0.5
+"""Share of the latest difference that is there in the first step if weights are not its cause."""
+
+
+@rule("logprob-convention", "error", steps=WINDOW)
+def logprob_convention(record: RunRecord) -> Iterator[Symptom]:
+    """The sampler reports log-probabilities of another distribution than it samples from."""
+    bias, gap = record.series(_BIAS), record.series("parity/engine_mean")
+    if not (bias.has_end and gap.has_end) or gap.end() <= _MEAN_GAP or bias.end() >= -_MEAN_GAP:
+        return
+    rollout = record.config.actor_rollout_ref.rollout
+    yield Symptom(
+        says=f"on its own samples the sampler's log-probabilities are {-bias.end():.3g} nats below "
+        "the trainer's in the mean, which no distribution that is sampled from can be: they are "
+        f"reported before the temperature ({rollout.temperature:g}) is applied, or after a filter",
+        experiment=repair(
+            "let the engine report log-probabilities of softmax(logits / temperature): vllm with "
+            "--logprobs-mode processed_logprobs, sglang without SGLANG_RETURN_ORIGINAL_LOGPROB"
+        ),
+        steps=bias.last_steps,
+        numbers={_BIAS: bias.end(), "parity/engine_mean": gap.end()},
+    )
+
+
+@rule("temperature-twice", "error", steps=WINDOW)
+def temperature_twice(record: RunRecord) -> Iterator[Symptom]:
+    """The sampler has been another distribution from the first step on, at a temperature."""
+    bias, rollout = record.series(_BIAS), record.config.actor_rollout_ref.rollout
+    if not bias.has_end or rollout.temperature in (0.0, 1.0) or bias.end() <= _MEAN_GAP:
+        return
+    if bias.values[0] < _AT_ONCE * bias.end():
+        return
+    yield Symptom(
+        says=f"the sampler differs from the trainer by {bias.values[0]:.3g} nats in the first step,"
+        f" when their weights are the same: the temperature {rollout.temperature:g} may be applied "
+        "twice, by the request and by the server's own settings",
+        experiment=repair("drop the temperature from the server's settings, or set it to 1"),
+        steps=bias.last_steps,
+        numbers={_BIAS: bias.end(), "first step": bias.values[0]},
+    )
+
+
+@rule("stale-server", "error", steps=WINDOW)
+def stale_server(record: RunRecord) -> Iterator[Symptom]:
+    """The sampler says that it has the latest weights, and computes with older ones."""
+    bias, gap = record.series(_BIAS), record.series("parity/engine_mean")
+    if not (bias.has_end and gap.has_end) or min(bias.end(), gap.end()) <= _MEAN_GAP:
+        return
+    if bias.values[0] >= _AT_ONCE * bias.end() or gap.values[0] > _MEAN_GAP:
+        return
+    yield Symptom(
+        says=f"the sampler agreed with the trainer in the first step ({gap.values[0]:.3g} nats) and"
+        f" is {gap.end():.3g} off by now, on tokens that it gives the latest version: it does not "
+        "compute with the weights that were published",
+        experiment=repair(
+            "look whether the server loads what it acknowledges; a restart gives it the weights"
+        ),
+        steps=bias.last_steps,
+        numbers={_BIAS: bias.end(), "parity/engine_mean": gap.end()},
+    )
+
+
 @rule("stale-weights", "error")
 def stale_weights(record: RunRecord) -> Iterator[Symptom]:
     """Rollouts were sampled with older weights than the run allows."""

@@ -126,11 +126,10 @@ def make_rank(
 
 def make_replica(config: RunConfig, device: str, index: int) -> RolloutEngine:
     """Build the engine of one replica; called in its process. Weights are published later."""
-    del index
     import_plugins(config.trainer.plugins)
     tokenizer = load_run_tokenizer(config)
     policy = initial_policy(config, tokenizer, device)
     choose_threads(policy)
     if config.trainer.max_staleness > 0:
-        return versioned_engines(config, policy, tokenizer, device)
-    return build_engine(config, policy, tokenizer)
+        return versioned_engines(config, policy, tokenizer, device, replica=index)
+    return build_engine(config, policy, tokenizer, replica=index)

@@ -1,13 +1,17 @@
 """Build actor, rollout engine, reference, teacher, critic and sampling from a configuration."""
 
+import itertools
 import os
+import tempfile
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import torch
 
 import luyen.rollout.engines
 from luyen.base.errors import UserError
+from luyen.base.input_files import expanded
 from luyen.config.model_folder.config_json import most_positions
 from luyen.config.plan import count_weight_versions, has_partial_rollouts
 from luyen.config.schema.actor_rollout_ref import ActorConfig, LogProbBatchingConfig, ModelConfig
@@ -24,6 +28,8 @@ from luyen.models.policy import Policy, ValueModel
 from luyen.rollout.build import ToolEnvironment, build_conversations, build_tool_environment
 from luyen.rollout.engines import VersionedEngines, make_checked_engine
 from luyen.rollout.protocol import RolloutEngine, Sampling, rollout_engines
+from luyen.rollout.servers import openai, sglang, vllm
+from luyen.rollout.servers.build import ServerPlace
 from luyen.runtime.generation import Generation
 from luyen.runtime.in_process import STRICT_VARIABLE, local_roles
 from luyen.runtime.roles import RoleMicroBatching, Roles
@@ -68,8 +74,8 @@ def _refuse_other_ids(path: str, difference: str | None) -> None:
         raise UserError(_FIELD, path, why, "use a teacher with the tokenizer of the student")
 
 
-ENGINES = luyen.rollout.engines
-"""Importing it registers the built-in engines."""
+ENGINES = (luyen.rollout.engines, openai, sglang, vllm)
+"""Importing them registers the built-in engines."""
 
 
 def tool_environment_of(config: RunConfig) -> ToolEnvironment | None:
@@ -184,7 +190,12 @@ def may_be_plain(config: RunConfig) -> bool:
 
 
 def build_engine(
-    config: RunConfig, policy: Policy, tokenizer: Tokenizer, *, sharing: int = 1
+    config: RunConfig,
+    policy: Policy,
+    tokenizer: Tokenizer,
+    *,
+    sharing: int = 1,
+    replica: int = 0,
 ) -> RolloutEngine:
     """The rollout engine of a policy; `sharing` engines share the memory of a device.
 
@@ -204,15 +215,32 @@ def build_engine(
     make = rollout_engines.get(name)
     # Stop strings may be, or contain, special tokens.
     decode = partial(tokenizer.decode, skip_special=False)
+    is_server = rollout_engines.facts(name).get("is_server")
+    more = {"place": server_place(config, replica)} if is_server else {}
     return make_checked_engine(
         name,
-        lambda: make(policy, rollout, longest=longest, decode=decode),
+        lambda: make(policy, rollout, longest=longest, decode=decode, **more),
         vocabulary=policy.head.vocabulary,
     )
 
 
+_SERVERS = itertools.count()
+
+
+def server_place(config: RunConfig, replica: int) -> ServerPlace:
+    """A folder for the next server of this process: in the run directory, if there is one."""
+    trainer, model, number = config.trainer, config.actor_rollout_ref.model, next(_SERVERS)
+    run = expanded(trainer.default_local_dir) / trainer.project_name / trainer.experiment_name
+    above = run / "servers" if run.is_dir() else Path(tempfile.mkdtemp(prefix="luyen-server-"))
+    return ServerPlace(
+        source=model.tokenizer_path or model.path,
+        folder=above / f"{os.getpid()}-{number}",
+        index=replica * count_weight_versions(trainer) + number,
+    )
+
+
 def versioned_engines(
-    config: RunConfig, policy: Policy, tokenizer: Tokenizer, device: str
+    config: RunConfig, policy: Policy, tokenizer: Tokenizer, device: str, *, replica: int = 0
 ) -> VersionedEngines:
     """Engines for all weight versions that may be in use at the same time.
 
@@ -225,7 +253,7 @@ def versioned_engines(
         for name, parameter in copied.named_parameters():
             if name in frozen:
                 parameter.data = frozen[name].data
-        return build_engine(config, copied, tokenizer, sharing=versions)
+        return build_engine(config, copied, tokenizer, sharing=versions, replica=replica)
 
     versions = count_weight_versions(config.trainer)
     return VersionedEngines(make, versions=versions)

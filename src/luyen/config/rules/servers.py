@@ -1,0 +1,124 @@
+"""R: rollout engines that generate in a server."""
+
+import shutil
+from collections.abc import Iterator
+
+from luyen.config.catalog import ROLLOUT_ENGINES
+from luyen.config.plan import count_weight_versions
+from luyen.config.rules.rule import Finding, RuleContext, rule
+
+_ROLLOUT = "actor_rollout_ref.rollout"
+
+
+def _has_server(s: RuleContext) -> bool:
+    facts = s.known.engines.get(s.config.actor_rollout_ref.rollout.name)
+    return facts is not None and facts.is_server
+
+
+@rule("R21", "error")
+def server_samples_the_full_softmax(s: RuleContext) -> Iterator[Finding]:
+    """A server does not say how much probability top-k, top-p and min-p leave."""
+    rollout = s.config.actor_rollout_ref.rollout
+    val_kwargs = rollout.val_kwargs
+    floor = val_kwargs.min_new_tokens
+    filters = {
+        "top_k": rollout.top_k > 0,
+        "top_p": rollout.top_p < 1,
+        "min_p": rollout.min_p > 0,
+        "min_new_tokens": rollout.min_new_tokens > 0,
+        "val_kwargs.top_k": val_kwargs.do_sample and val_kwargs.top_k > 0,
+        "val_kwargs.top_p": val_kwargs.do_sample and val_kwargs.top_p < 1,
+        "val_kwargs.min_p": val_kwargs.do_sample and val_kwargs.min_p > 0,
+        "val_kwargs.min_new_tokens": floor is not None and floor > 0,
+    }
+    for name, is_set in filters.items():
+        if is_set and _has_server(s):
+            yield Finding(
+                field=f"{_ROLLOUT}.{name}",
+                why=f"`{rollout.name}` then reports other log-probabilities than those of the full "
+                "softmax, and not how much probability was left",
+                fix=f"drop the line, or set {_ROLLOUT}.name=native",
+            )
+
+
+@rule("R22", "error")
+def gap_of_a_server_is_corrected(s: RuleContext) -> Iterator[Finding]:
+    """Training on samples of a server has a rollout correction, or accepts the gap by name."""
+    rollout, correction = s.config.actor_rollout_ref.rollout, s.config.algorithm.rollout_correction
+    is_corrected = correction.rollout_is or correction.rollout_rs or correction.bypass_mode
+    if _has_server(s) and not is_corrected and not rollout.server.accept_gap:
+        yield Finding(
+            field=f"{_ROLLOUT}.name",
+            why=f"`{rollout.name}` computes with other kernels than the trainer: its samples are "
+            "not exactly those of the policy that learns from them",
+            fix="set algorithm.rollout_correction.rollout_is=token, or "
+            f"{_ROLLOUT}.server.accept_gap=true; parity/engine_max shows the gap of every step",
+        )
+
+
+@rule("R23", "error")
+def server_can_be_started(s: RuleContext) -> Iterator[Finding]:
+    """A server that the run starts is installed where `server.python` says."""
+    rollout = s.config.actor_rollout_ref.rollout
+    if not _has_server(s) or rollout.server_urls:
+        return
+    python = rollout.server.python
+    if python is not None and shutil.which(python) is None:
+        yield Finding(
+            field=f"{_ROLLOUT}.server.python",
+            why="there is no such program on this machine",
+            fix="give the python of the environment that the server is installed in",
+        )
+    if python is None and rollout.name in ROLLOUT_ENGINES and not s.installed(rollout.name):
+        yield Finding(
+            field=f"{_ROLLOUT}.name",
+            why=f"the package {rollout.name} is not installed in the environment of the run",
+            fix=f"pip install {rollout.name}, name another environment's python in "
+            f"{_ROLLOUT}.server.python, or a running server in {_ROLLOUT}.server_urls",
+        )
+
+
+@rule("R24", "error")
+def running_servers_suffice(s: RuleContext) -> Iterator[Finding]:
+    """Servers that run already are as many as the run needs, and take weights from a folder."""
+    rollout = s.config.actor_rollout_ref.rollout
+    if not _has_server(s) or not rollout.server_urls:
+        return
+    needed = s.where.replicas * count_weight_versions(s.config.trainer)
+    if len(rollout.server_urls) != needed:
+        yield Finding(
+            field=f"{_ROLLOUT}.server_urls",
+            why=f"{len(rollout.server_urls)} are named and {needed} are needed: one for each copy "
+            "of the engine and each version of the weights that is in use at once",
+            fix=f"name {needed}",
+        )
+    if rollout.server.transport == "group":
+        yield Finding(
+            field=f"{_ROLLOUT}.server.transport",
+            why="a process group needs our extension in the server's workers, and the run does not "
+            "start the servers of server_urls",
+            fix="set it to folder, or drop server_urls",
+        )
+
+
+@rule("R25", "warning")
+def keys_of_servers_have_an_effect(s: RuleContext) -> Iterator[Finding]:
+    """Keys of servers are changed only for an engine that has one, and that reads them."""
+    rollout, names = s.config.actor_rollout_ref.rollout, ("python", "transport", "start_timeout_s")
+    more = ("request_timeout_s", "retries", "accept_gap")
+    unread: dict[str, str] = {}
+    if not _has_server(s):
+        why = f"`{rollout.name}` generates in this process"
+        unread = {f"server.{name}": why for name in (*names, *more)} | {"server_urls": why}
+    elif rollout.server_urls:
+        unread = dict.fromkeys(("server.python", "server.start_timeout_s"), "the servers run")
+    for name, why in unread.items():
+        if s.is_changed(f"{_ROLLOUT}.{name}"):
+            yield Finding(field=f"{_ROLLOUT}.{name}", why=f"no effect: {why}", fix="drop the line")
+    if rollout.name != "openai" and s.is_changed(f"{_ROLLOUT}.server.logprobs"):
+        why = f"no effect: `{rollout.name}` is asked for the log-probabilities it needs"
+        yield Finding(field=f"{_ROLLOUT}.server.logprobs", why=why, fix="drop the line")
+    for engine in rollout.engine_kwargs:
+        if engine != rollout.name or not _has_server(s) or rollout.server_urls:
+            why = f"no effect: the run starts no server of `{engine}`"
+            yield Finding(field=f"{_ROLLOUT}.engine_kwargs", why=why, fix="drop the line")

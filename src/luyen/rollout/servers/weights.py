@@ -1,0 +1,280 @@
+"""How weights reach a server, and how it proves that it has them.
+
+A transport sends the tensors of a whole checkpoint, under the names of Hugging Face's layout: in
+files of a folder, or over a process group with the server's workers.
+"""
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol, final
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from luyen.base.digests import hash_value
+from luyen.base.errors import UserError
+from luyen.base.seeds import derive_key, mix
+from luyen.models.policy import Policy
+from luyen.models.weight_digests import tensor_digests
+from luyen.rollout.protocol import Sampling
+from luyen.rollout.servers.connection import ServerConnection
+from luyen.rollout.servers.dialect import ServerDialect, ServerFault, TensorForm, WeightGroup
+from luyen.rollout.servers.process import free_port
+from luyen.rollout.servers.vllm_worker import broadcast, make_group
+
+_FIELD = "actor_rollout_ref.rollout.server.transport"
+
+
+class WeightTransport(Protocol):
+    """Sends weights to one server."""
+
+    def send(self, version: int, tensors: Mapping[str, Tensor]) -> None:
+        """Send tensors as this version; returns when the server has loaded them.
+
+        A ServerFault if it could not; sending again, also to a restarted server, is allowed.
+        """
+        ...
+
+    def reset(self) -> None:
+        """The server was started anew: connections to the former one are void."""
+        ...
+
+    def close(self) -> None:
+        """Release files and connections."""
+        ...
+
+
+@final
+class FolderTransport:
+    """A safetensors file in a folder that the server can read."""
+
+    def __init__(
+        self, connection: ServerConnection, dialect: ServerDialect, *, model: Path, folder: Path
+    ) -> None:
+        """`model` has config and tokenizer, if the server was started here.
+
+        Versions are written below `folder`.
+        """
+        self._connection = connection
+        self._dialect = dialect
+        self._model = model
+        self._folder = folder
+        if not dialect.load_folder(folder, 0):
+            why = f"`{dialect.name}` does not load weights from a folder"
+            raise UserError(_FIELD, "folder", why, "choose another transport")
+
+    def send(self, version: int, tensors: Mapping[str, Tensor]) -> None:
+        """Write the tensors and let the server load them."""
+        folder, text = self._folder / f"version-{version}", hash_value(tensor_digests(tensors))
+        complete = folder / "complete"
+        if not complete.is_file() or complete.read_text() != text:
+            self._write(folder, tensors)
+            complete.write_text(text)
+        for call in self._dialect.load_folder(folder.absolute(), version):
+            self._connection.call(call)
+        self._drop_old(folder)
+
+    def reset(self) -> None:
+        """The files stay."""
+
+    def close(self) -> None:
+        """Remove every version."""
+        for folder in self._versions():
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _write(self, folder: Path, tensors: Mapping[str, Tensor]) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        for file in self._model.iterdir() if self._model.is_dir() else ():
+            if file.is_file() and not file.name.endswith((".safetensors", ".index.json")):
+                shutil.copyfile(file, folder / file.name)
+        plain = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
+        save_file(plain, folder / "model.safetensors", metadata={"format": "pt"})
+
+    def _drop_old(self, newest: Path) -> None:
+        for folder in self._versions():
+            if folder != newest:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _versions(self) -> list[Path]:
+        return sorted(self._folder.glob("version-*"))
+
+
+@final
+class GroupTransport:
+    """Broadcasts of a process group: gloo between CPUs, NCCL between GPUs.
+
+    The group is made of a store and a backend alone, so that it stands beside any other group of
+    this process.
+    """
+
+    def __init__(
+        self,
+        connection: ServerConnection,
+        dialect: ServerDialect,
+        *,
+        workers: int,
+        backend: Literal["gloo", "nccl"],
+        address: str = "127.0.0.1",
+        timeout_s: float = 120.0,
+        device: torch.device | None = None,
+    ) -> None:
+        """`workers` are the processes of the server that hold weights."""
+        self._connection = connection
+        self._dialect = dialect
+        self._size = workers + 1
+        self._backend: Literal["gloo", "nccl"] = backend
+        self._address = address
+        self._timeout_s = timeout_s
+        self._device = device or torch.device("cpu")
+        self._group: Any = None
+
+    def send(self, version: int, tensors: Mapping[str, Tensor]) -> None:
+        """Broadcast the tensors one after the other."""
+        forms = [
+            TensorForm(name=n, dtype=str(t.dtype).removeprefix("torch."), shape=tuple(t.shape))
+            for n, t in tensors.items()
+        ]
+        group, self._group = self._group or self._join(), None
+        reply = self._connection.start(self._dialect.receive(forms, version))
+        try:
+            for tensor in tensors.values():
+                broadcast(group, tensor.detach().to(self._device).contiguous())
+        except RuntimeError as error:  # what torch raises when a rank is gone
+            reply.cancel()
+            raise ServerFault("connection", f"the weight group broke: {error}") from error
+        reply.result()
+        self._group = group
+
+    def reset(self) -> None:
+        """Leave the group: its workers are gone."""
+        self._group = None
+
+    def close(self) -> None:
+        """Leave the group."""
+        self._group = None
+
+    def _join(self) -> Any:
+        group = WeightGroup(
+            address=self._address,
+            port=free_port(),
+            size=self._size,
+            backend=self._backend,
+            timeout_s=self._timeout_s,
+        )
+        call = self._dialect.join_group(group)
+        if call is None:
+            why = f"`{self._dialect.name}` cannot join a process group here"
+            raise UserError(_FIELD, "group", why, "set it to folder")
+        reply = self._connection.start(call)
+        try:
+            made = make_group(
+                group.address,
+                group.port,
+                0,
+                group.size,
+                group.backend,
+                group.timeout_s,
+                self._dialect.group_prefixes(group.backend),
+            )
+        except RuntimeError as error:
+            reply.cancel()
+            raise ServerFault("connection", f"the weight group was not made: {error}") from error
+        reply.result()
+        return made
+
+
+# What a server holds after a publication: digests of its tensors, and a probe of its answers.
+#
+# The probe is a short sample at a temperature other than 1. Its log-probabilities under the
+# trainer's weights say whether the server computes with these weights, and with which convention
+# it reports.
+
+_ENGINE = "actor_rollout_ref.rollout.name"
+TEMPERATURE = 0.5
+"""Of the probe: its square and 1 give other log-probabilities, which name a wrong convention."""
+PROMPT_LENGTH, NEW_TOKENS = 12, 12
+_TOLERANCE = {torch.float32: 1e-4}
+"""Mean difference that arithmetic may make; seen with vLLM in fp32: 1e-6 to 1e-5."""
+_ROUGH = 0.1
+"""The same in 16 bits."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """A prompt whose continuation is scored by server and trainer.
+
+    Example:
+        >>> probe = Probe.of(vocabulary=100, room=64)
+        >>> len(probe.tokens), probe == Probe.of(vocabulary=100, room=64)
+        (12, True)
+    """
+
+    tokens: tuple[int, ...]
+    """The prompt: tokens of the vocabulary at random, the same in every run."""
+    sampling: Sampling
+    """How it is continued."""
+    seed: int
+    """Its random seed."""
+
+    @classmethod
+    def of(cls, *, vocabulary: int, room: int) -> "Probe":
+        """The probe of a vocabulary that fits into `room` tokens."""
+        key = derive_key(0, "probe", vocabulary)
+        prompt = max(1, min(PROMPT_LENGTH, room // 2))
+        new = max(1, min(NEW_TOKENS, room - prompt))
+        return cls(
+            tokens=tuple(mix(key, i) % vocabulary for i in range(prompt)),
+            sampling=Sampling(max_new_tokens=new, temperature=TEMPERATURE, ignore_stop=True),
+            seed=key >> 2,
+        )
+
+
+@torch.no_grad()
+def trainer_logps(
+    policy: Policy, prompt: tuple[int, ...], tokens: tuple[int, ...], temperature: float
+) -> Tensor:
+    """The trainer's log-probabilities of a continuation, in fp32 on the host."""
+    whole = torch.tensor(prompt + tokens, device=policy.device)
+    mask = torch.arange(len(whole), device=policy.device) >= len(prompt)
+    return policy(whole, [len(whole)], mask, temperature=temperature).logp.float().cpu()
+
+
+def refuse_other_answers(
+    policy: Policy, probe: Probe, tokens: tuple[int, ...], logps: tuple[float, ...], *, who: str
+) -> float:
+    """Mean difference of the probe.
+
+    A UserError for a wrong convention, a ServerFault for other weights.
+    """
+    found = torch.tensor(logps)
+
+    def difference(temperature: float) -> float:
+        ours = trainer_logps(policy, probe.tokens, tokens, temperature)
+        return float((ours - found).abs().mean())
+
+    most = _TOLERANCE.get(next(policy.parameters()).dtype, _ROUGH)
+    gap = difference(TEMPERATURE)
+    if gap <= most:
+        return gap
+    why = f"the log-probabilities of a probe differ by {gap:.3g} from the trainer's (most: {most})"
+    if difference(1.0) <= most:
+        why += ": it reports them before the temperature is applied"
+        fix = "vllm: start it with --logprobs-mode processed_logprobs; sglang: start it without "
+        raise UserError(_ENGINE, who, why, f"{fix}SGLANG_RETURN_ORIGINAL_LOGPROB")
+    if difference(TEMPERATURE**2) <= most:
+        why += ": it applies the temperature twice"
+        raise UserError(_ENGINE, who, why, "drop the temperature from the server's own settings")
+    raise ServerFault("weights", f"{why}: it computes with other weights")
+
+
+def refuse_other_tensors(held: Mapping[str, str], sent: Mapping[str, str]) -> None:
+    """A ServerFault that names the first tensor that the server does not hold as it was sent."""
+    for name, digest in sent.items():
+        if held.get(name) != digest:
+            why = f"{name} is {held.get(name, 'missing')} there and was sent as {digest}"
+            raise ServerFault("weights", why)

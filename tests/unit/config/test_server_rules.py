@@ -1,0 +1,81 @@
+"""What `check` says of rollout engines that generate in a server."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from luyen.config.check import check
+
+ROLLOUT = "actor_rollout_ref.rollout"
+BASE = (
+    "data.train_files=arithmetic://sum?digits=1&size=32",
+    "data.train_batch_size=4",
+    "algorithm.adv_estimator=grpo",
+    f"{ROLLOUT}.n=4",
+    "trainer.total_training_steps=1",
+)
+VLLM = (f"{ROLLOUT}.name=vllm", f"{ROLLOUT}.server.python={sys.executable}")
+
+
+def found(folder: Path, *words: str) -> dict[str, str]:
+    """Fields of problems of these rules, by id."""
+    report = check([], [*BASE, f"trainer.default_local_dir={folder}", *words])
+    return {p.id: str(p.field) for p in report.problems if p.id.startswith("R2")}
+
+
+def test_a_server_of_ours_passes_and_is_corrected(tmp_path: Path):
+    assert found(tmp_path, *VLLM) == {}
+    report = check([], [*BASE, *VLLM, f"trainer.default_local_dir={tmp_path}"])
+    assert report.config.algorithm.rollout_correction.rollout_is == "token"
+
+
+def test_the_gap_can_be_accepted_by_name(tmp_path: Path):
+    none = "algorithm.rollout_correction.rollout_is=null"
+    assert found(tmp_path, *VLLM, none) == {"R22": f"{ROLLOUT}.name"}
+    assert found(tmp_path, *VLLM, none, f"{ROLLOUT}.server.accept_gap=true") == {}
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "top_k=5",
+        "top_p=0.9",
+        "min_p=0.1",
+        "min_new_tokens=1",
+        "val_kwargs={do_sample: true, temperature: 1.0, top_p: 0.9}",
+    ],
+)
+def test_filters_are_refused(tmp_path: Path, word: str):
+    assert "R21" in found(tmp_path, *VLLM, f"{ROLLOUT}.{word}")
+    assert "R21" not in found(tmp_path, f"{ROLLOUT}.{word}")
+
+
+def test_a_server_is_installed_somewhere(tmp_path: Path):
+    missing = (f"{ROLLOUT}.name=vllm", f"{ROLLOUT}.server.python=/nowhere/python")
+    assert found(tmp_path, *missing) == {"R23": f"{ROLLOUT}.server.python"}
+    assert found(tmp_path, f"{ROLLOUT}.name=vllm") == {"R23": f"{ROLLOUT}.name"}
+    here = (f"{ROLLOUT}.name=vllm", f"{ROLLOUT}.server_urls=[http://127.0.0.1:1]")
+    assert found(tmp_path, *here) == {}
+
+
+def test_running_servers_are_enough_and_take_folders(tmp_path: Path):
+    two = (f"{ROLLOUT}.name=vllm", f"{ROLLOUT}.server_urls=[http://a, http://b]")
+    assert found(tmp_path, *two) == {"R24": f"{ROLLOUT}.server_urls"}
+    group = (f"{ROLLOUT}.server_urls=[http://a]", f"{ROLLOUT}.server.transport=group")
+    assert found(tmp_path, f"{ROLLOUT}.name=vllm", *group) == {"R24": f"{ROLLOUT}.server.transport"}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (f"{ROLLOUT}.server.retries=1",),
+        (f"{ROLLOUT}.server_urls=[http://a]",),
+        (f"{ROLLOUT}.engine_kwargs.vllm.seed=1",),
+        (f"{ROLLOUT}.name=vllm", f"{ROLLOUT}.server_urls=[http://a]", f"{ROLLOUT}.server.python=x"),
+        (*VLLM, f"{ROLLOUT}.engine_kwargs.sglang.seed=1"),
+    ],
+    ids=str,
+)
+def test_a_key_that_is_not_read_is_named(tmp_path: Path, words: tuple[str, ...]):
+    assert "R25" in found(tmp_path, *words)
