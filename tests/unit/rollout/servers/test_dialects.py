@@ -166,7 +166,7 @@ def test_an_engine_without_an_adapter_is_refused_with_the_way_out(name: str):
 
 
 def test_an_endpoint_has_an_address():
-    from luyen.rollout.engines import openai
+    from luyen.rollout.servers.openai import openai
 
     with pytest.raises(UserError, match="server_urls"):
         openai(
