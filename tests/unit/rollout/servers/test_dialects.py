@@ -125,6 +125,7 @@ def test_an_endpoint_may_name_its_tokens_in_three_ways():
         vllm_reply(logprobs=None),
         vllm_reply(logprobs={"token_logprobs": [-0.5], "tokens": [" non"]}),
         vllm_reply(finish_reason="tired"),
+        {**llama_reply(logprob=-3.5), "usage": {"completion_tokens": 2}},
     ],
     ids=str,
 )
