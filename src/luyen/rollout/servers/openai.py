@@ -103,6 +103,7 @@ class OpenAiDialect:
             tokens, logps = _scored_tokens(cast(dict[str, Any], scores)["content"])
         else:
             tokens, logps = _listed_tokens(choice, scores)
+        _refuse_missing_tokens(reply, len(tokens))
         reason = member(choice, "finish_reason")
         if reason not in _ENDINGS:
             raise ServerFault("shape", f"it ended by {reason!r}")
@@ -186,6 +187,14 @@ class OpenAiDialect:
     def read_weight_version(self, reply: Any) -> str:
         """Its weights have no version."""
         raise ServerFault("shape", f"unexpected version: {str(reply)[:80]}")
+
+
+def _refuse_missing_tokens(reply: Any, count: int) -> None:
+    """Some servers leave tokens without a score out, such as parts of a character."""
+    usage = cast(dict[str, Any], reply).get("usage")
+    total = cast(dict[str, Any], usage).get("completion_tokens") if usage else None
+    if total is not None and total != count:
+        raise ServerFault("shape", f"{total} tokens were sampled, and {count} are named")
 
 
 def _scored_tokens(content: Any) -> tuple[tuple[int, ...], tuple[float | None, ...]]:

@@ -125,6 +125,7 @@ def test_an_endpoint_may_name_its_tokens_in_three_ways():
         vllm_reply(logprobs=None),
         vllm_reply(logprobs={"token_logprobs": [-0.5], "tokens": [" non"]}),
         vllm_reply(finish_reason="tired"),
+        {**llama_reply(logprob=-3.5), "usage": {"completion_tokens": 2}},
     ],
     ids=str,
 )
@@ -165,7 +166,7 @@ def test_an_engine_without_an_adapter_is_refused_with_the_way_out(name: str):
 
 
 def test_an_endpoint_has_an_address():
-    from luyen.rollout.engines import openai
+    from luyen.rollout.servers.openai import openai
 
     with pytest.raises(UserError, match="server_urls"):
         openai(
