@@ -156,7 +156,7 @@ class RolloutEngine(Protocol):
 
 
 @runtime_checkable
-class WeightReceiver(Protocol):
+class RemoteEngine(Protocol):
     """An engine that samples in another process, with a copy of its policy's weights.
 
     The policy is the trainer's own, or a copy that published weights are written into. A server

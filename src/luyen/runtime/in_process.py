@@ -13,7 +13,7 @@ from luyen.engine.sharded_state import merge_sums
 from luyen.models.policy import Policy
 from luyen.models.trained_weights import Fingerprint, trained_parameters
 from luyen.rollout.engines import VersionedEngines
-from luyen.rollout.protocol import RolloutEngine, Sampling, WeightReceiver
+from luyen.rollout.protocol import RemoteEngine, RolloutEngine, Sampling
 from luyen.rollout.single_turn import Group, PromptRequest
 from luyen.runtime.futures import LazyRollouts, Publication, RolloutFuture, SharedWeights
 from luyen.runtime.generation import AsyncGeneration, Generation
@@ -169,7 +169,7 @@ class SharedRollout:
 
     def publish(self, version: int) -> Publication:
         """Send the weights to a server; an engine of this process shares the actor's."""
-        if isinstance(self.engine, WeightReceiver):
+        if isinstance(self.engine, RemoteEngine):
             self.engine.send_weights(version)
         return SharedWeights()
 

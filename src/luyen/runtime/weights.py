@@ -17,7 +17,7 @@ from luyen.base.errors import UserError
 from luyen.models.trained_weights import Fingerprint
 from luyen.models.weight_digests import tensor_digests
 from luyen.rollout.engines import VersionedEngines
-from luyen.rollout.protocol import RolloutEngine, WeightReceiver
+from luyen.rollout.protocol import RemoteEngine, RolloutEngine
 
 # Arrays in Ray's object store are read-only, which PyTorch cannot express.
 warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
@@ -164,7 +164,7 @@ def copy_into(own: Mapping[str, Tensor | str], given: Mapping[str, Tensor]) -> N
 
 def writable_weights(engine: RolloutEngine) -> Mapping[str, Tensor | str]:
     """The parameters that new weights of an engine are written into; a UserError without any."""
-    if isinstance(engine, WeightReceiver):
+    if isinstance(engine, RemoteEngine):
         return engine.weights()
     fingerprint = engine.fingerprint()
     if fingerprint is None:
@@ -177,7 +177,7 @@ def writable_weights(engine: RolloutEngine) -> Mapping[str, Tensor | str]:
 def free_memory(engine: RolloutEngine) -> None:
     """Free what an engine holds besides weights until its next request; a server goes on."""
     for one in engine.engines if isinstance(engine, VersionedEngines) else (engine,):
-        if isinstance(one, WeightReceiver):
+        if isinstance(one, RemoteEngine):
             one.rest()
         else:
             one.close()
@@ -194,7 +194,7 @@ def load_weights(engine: RolloutEngine, given: Mapping[str, Tensor]) -> None:
 
 def finish_weights(engine: RolloutEngine, version: int) -> None:
     """Send the policy's weights to the server of an engine, if it has one, as this version."""
-    if isinstance(engine, WeightReceiver):
+    if isinstance(engine, RemoteEngine):
         engine.send_weights(version)
 
 
