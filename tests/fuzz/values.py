@@ -120,6 +120,8 @@ WORDS: dict[str, list[Any]] = {
     f"{TURNS}.function_tool_path": ["null", str(HERE / "chatty_tools.py")],
     f"{ROLLOUT}.stop": ["[]", "['1']", "['\\n', 'end']", "['']"],
     f"{ROLLOUT}.stop_token_ids": ["[]", "[20, 21]", "[-1]", "[100000]"],
+    f"{ROLLOUT}.server_urls": ["[]", "[http://127.0.0.1:1]", "[nowhere]"],
+    f"{ROLLOUT}.engine_kwargs": ["{}", "{vllm: {swap_space: 1}}", "{nothing: {a: 1}}"],
     f"{TURNS}.format": [*TOOL_FORMATS, "chatty", "nobody"],
     f"{TURNS}.environments": [
         "{}",
