@@ -1,7 +1,9 @@
-"""Cases of the rules about drawing, and about models that transformers itself runs."""
+"""Cases of the rules about sampling, servers, and models that transformers itself runs."""
 
 R = "actor_rollout_ref.rollout"
 M = "actor_rollout_ref.model"
+URL = f"{R}.server_urls=[http://127.0.0.1:1]"
+SERVER = (f"{R}.name=vllm", URL)
 
 SAMPLING_CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "R14": ((f"{R}.stop=['</answer>', '']",), (f"{R}.stop=['</answer>']",)),
@@ -13,6 +15,12 @@ SAMPLING_CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         (f"{R}.name=hf", f"{R}.deterministic=false", "trainer.device=cuda"),
         (f"{R}.deterministic=false", "trainer.device=cuda"),
     ),
+    "R21": ((*SERVER, f"{R}.top_p=0.9"), SERVER),
+    "R22": ((*SERVER, "algorithm.rollout_correction.rollout_is=null"), SERVER),
+    "R23": ((f"{R}.name=vllm",), SERVER),
+    "R24": ((f"{R}.name=vllm", f"{R}.server_urls=[http://a, http://b]"), SERVER),
+    "R25": ((URL,), SERVER),
+    "R27": ((f"{R}.name=openai", URL), SERVER),
     "M08": ((f"{M}.path=FALCON",), (f"{M}.path=FALCON", f"{R}.name=hf")),
     "M09": ((f"{M}.path=FALCON", f"{R}.name=hf"), ()),
     "M10": ((f"{M}.path=GPT2",), (f"{M}.path=GPT2", "data.max_response_length=100")),
