@@ -84,7 +84,7 @@ class WeightDigests:
 
 
 class RolloutRole(Protocol):
-    """Generates rollouts with the weights that were published, in turn with training or beside it.
+    """Generates rollouts with the weights that were published, in turn with training or during it.
 
     `luyen.runtime.in_process.SharedRollout` is an engine over the actor's own weights,
     `luyen.runtime.ray.roles.ReplicaRollout` one over replicas; both alternate with training.

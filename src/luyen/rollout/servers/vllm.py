@@ -127,7 +127,7 @@ class VllmDialect:
         return (HttpCall(path="/pause?mode=abort&clear_cache=true"),)
 
     def resume(self) -> Sequence[HttpCall]:
-        """Drop what was cached meanwhile, and generate again."""
+        """Drop the prefix cache, and generate again."""
         return (HttpCall(path="/reset_prefix_cache"), HttpCall(path="/resume"))
 
     def sleep(self) -> Sequence[HttpCall]:

@@ -39,7 +39,7 @@ class WeightTransport(Protocol):
         ...
 
     def reset(self) -> None:
-        """The server was started anew: connections to the former one are void."""
+        """Drop connections to the former server: it was restarted."""
         ...
 
     def close(self) -> None:
@@ -107,7 +107,7 @@ class FolderTransport:
 class GroupTransport:
     """Broadcasts of a process group: gloo between CPUs, NCCL between GPUs.
 
-    The group is made of a store and a backend alone, so that it stands beside any other group of
+    The group is made of a store and a backend alone, so that it can coexist with any other group of
     this process.
     """
 

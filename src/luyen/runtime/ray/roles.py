@@ -53,7 +53,7 @@ class ClusterTraces:
 class ReplicaRollout:
     """Replicas that generate what is submitted at once, or as soon as they have the weights.
 
-    There is at most one generation in progress: one that is submitted meanwhile starts when its
+    There is at most one generation in progress: one that is submitted during it starts when its
     result is read.
     """
 
