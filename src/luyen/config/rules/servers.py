@@ -92,11 +92,11 @@ def running_servers_suffice(s: RuleContext) -> Iterator[Finding]:
             "of the engine and each version of the weights that is in use at once",
             fix=f"name {needed}",
         )
-    if rollout.server.transport == "group":
+    if rollout.server.transport != "folder":
         yield Finding(
             field=f"{_ROLLOUT}.server.transport",
-            why="a process group needs our extension in the server's workers, and the run does not "
-            "start the servers of server_urls",
+            why=f"`{rollout.server.transport}` needs our extension in the server's workers, and "
+            "the run does not start the servers of server_urls",
             fix="set it to folder, or drop server_urls",
         )
 
@@ -122,3 +122,22 @@ def keys_of_servers_have_an_effect(s: RuleContext) -> Iterator[Finding]:
         if engine != rollout.name or not _has_server(s) or rollout.server_urls:
             why = f"no effect: the run starts no server of `{engine}`"
             yield Finding(field=f"{_ROLLOUT}.engine_kwargs", why=why, fix="drop the line")
+
+
+@rule("R26", "error")
+def shared_memory_is_of_one_gpu(s: RuleContext) -> Iterator[Finding]:
+    """Weights go by CUDA IPC only where trainer and server use the same GPU."""
+    rollout = s.config.actor_rollout_ref.rollout
+    if not _has_server(s) or rollout.server.transport != "ipc":
+        return
+    reasons = {
+        f"`{rollout.name}` cannot map the trainer's tensors": rollout.name != "vllm",
+        "the run trains on a CPU": s.where.device != "cuda",
+        "each GPU of a server needs the weights, and only one is the trainer's": (
+            rollout.tensor_model_parallel_size > 1
+        ),
+    }
+    for why, is_so in reasons.items():
+        if is_so:
+            fix = "set it to folder or group"
+            yield Finding(field=f"{_ROLLOUT}.server.transport", why=why, fix=fix)

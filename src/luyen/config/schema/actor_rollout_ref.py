@@ -346,10 +346,11 @@ class ServerConfig(Block):
         None,
         "Python of the environment that the server is installed in; null: the run's own.",
     )
-    transport: Literal["folder", "group"] = key(
+    transport: Literal["folder", "group", "ipc"] = key(
         "folder",
         "How weights reach the server. folder: a safetensors file that it loads; group: broadcasts "
-        "of a process group (gloo on CPUs, NCCL on GPUs), to a server that the run starts.",
+        "of a process group (gloo on CPUs, NCCL between GPUs); ipc: memory of the GPU that trainer "
+        "and server share. group and ipc need a server that the run starts.",
     )
     start_timeout_s: float = key(
         600.0, "Most seconds until a server answers after it was started.", gt=0

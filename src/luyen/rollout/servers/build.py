@@ -14,7 +14,12 @@ from luyen.rollout.servers.connection import ServerConnection
 from luyen.rollout.servers.dialect import ServerDialect
 from luyen.rollout.servers.engine import ServerEngine, ServerLimits
 from luyen.rollout.servers.process import AttachedServer, Server, ServerProcess
-from luyen.rollout.servers.weights import FolderTransport, GroupTransport, WeightTransport
+from luyen.rollout.servers.weights import (
+    FolderTransport,
+    GroupTransport,
+    IpcTransport,
+    WeightTransport,
+)
 
 
 @final
@@ -143,6 +148,8 @@ def _transport(
         return FolderTransport(
             connection, dialect, model=place.model, folder=place.folder / "weights"
         )
+    if rollout.server.transport == "ipc":
+        return IpcTransport(connection, dialect, device=policy.device)
     is_gpu = policy.device.type == "cuda"
     return GroupTransport(
         connection,

@@ -215,6 +215,13 @@ class ServerDialect(Protocol):
         """
         ...
 
+    def map_tensors(self, handles: Sequence[Sequence[Any]], version: int) -> HttpCall | None:
+        """Let the workers load tensors of this GPU, each a name and its handle; None: they cannot.
+
+        The reply comes when they are loaded, and the memory may change.
+        """
+        ...
+
     def digests(self) -> HttpCall | None:
         """Asks for digests of the tensors that were loaded last; None: the server has none."""
         ...

@@ -172,6 +172,11 @@ class OpenAiDialect:
         del tensors, version
         raise UserError("actor_rollout_ref.rollout.name", self.name, _WHY_FIXED, "use vllm")
 
+    def map_tensors(self, handles: Sequence[Sequence[Any]], version: int) -> HttpCall | None:
+        """It cannot."""
+        del handles, version
+        return None
+
     def digests(self) -> HttpCall | None:
         """It has none."""
         return None

@@ -185,6 +185,11 @@ class SglangDialect:
         }
         return HttpCall(path="/update_weights_from_distributed", body=body, timeout_s=_LOAD_S)
 
+    def map_tensors(self, handles: Sequence[Sequence[Any]], version: int) -> HttpCall | None:
+        """None: its route takes pickled tensors, which a server would have to trust."""
+        del handles, version
+        return None
+
     def digests(self) -> HttpCall | None:
         """None: its checksums are of fused tensors. A probe and the version prove its weights."""
         return None

@@ -165,6 +165,10 @@ class VllmDialect:
         forms = [[form.name, form.dtype, list(form.shape)] for form in tensors]
         return _rpc("luyen_receive", forms, version)
 
+    def map_tensors(self, handles: Sequence[Sequence[Any]], version: int) -> HttpCall | None:
+        """By our extension."""
+        return _rpc("luyen_map", list(handles), version) if self._has_extension else None
+
     def digests(self) -> HttpCall | None:
         """By our extension."""
         return _rpc("luyen_digests") if self._has_extension else None

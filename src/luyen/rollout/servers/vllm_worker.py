@@ -5,6 +5,7 @@ torch, safetensors and the standard library may be imported here. vLLM mixes the
 worker (`--worker-extension-cls`); its methods are called over `/collective_rpc`.
 """
 
+import base64
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -87,6 +88,44 @@ def broadcast(group: Any, tensor: Tensor) -> None:
     group.broadcast([tensor], options).wait()
 
 
+def export_handle(tensor: Tensor) -> list[Any]:
+    """What another process on this GPU needs to map a contiguous tensor, as JSON.
+
+    The memory must stay as it is until the other process has read it.
+    """
+    storage: Any = tensor.untyped_storage()
+    _, handle, size, offset, counter, counter_offset, event, must_wait = storage._share_cuda_()
+    words = [base64.b64encode(part).decode() for part in (handle, counter, event)]
+    place = [size, offset, counter_offset, must_wait, tensor.storage_offset()]
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return [gpu_identity(tensor.device), dtype, list(tensor.shape), words, place]
+
+
+def map_handle(described: list[Any], device: torch.device) -> Tensor:
+    """The tensor of another process that `export_handle` described; its memory is that process's.
+
+    A RuntimeError if it is on another GPU than `device`.
+    """
+    gpu, dtype, shape, words, place = described
+    if gpu != gpu_identity(device):
+        raise RuntimeError(f"the tensor is on {gpu}, and this worker on {gpu_identity(device)}")
+    handle, counter, event = (base64.b64decode(word) for word in words)
+    size, offset, counter_offset, must_wait, start = place
+    untyped: Any = torch.UntypedStorage
+    storage = untyped._new_shared_cuda(
+        device.index or 0, handle, size, offset, counter, counter_offset, event, must_wait
+    )
+    kind = getattr(torch, dtype)
+    whole = torch.empty(0, dtype=kind, device=device).set_(storage)
+    count = torch.Size(shape).numel()
+    return whole[start : start + count].view(shape)
+
+
+def gpu_identity(device: torch.device) -> str:
+    """The GPU itself, whatever number a process gives it."""
+    return str(torch.cuda.get_device_properties(device).uuid)
+
+
 def refresh_packed_copies(model: Any) -> None:
     """Pack again the weights that layers on a CPU multiply with a packed copy of.
 
@@ -117,6 +156,18 @@ class WeightExtension:
                 yield name, tensor
 
         return self.luyen_load(received(), version)
+
+    def luyen_map(self: Any, tensors: list[list[Any]], version: int) -> dict[str, Any]:
+        """Load tensors that the trainer has on this GPU, each `[name, handle]`, as this version."""
+
+        def mapped() -> Iterator[tuple[str, Tensor]]:
+            for name, described in tensors:
+                yield name, map_handle(described, self.device)
+
+        found = self.luyen_load(mapped(), version)
+        # The trainer may change its memory as soon as the reply arrives.
+        torch.cuda.synchronize(self.device)
+        return found
 
     def luyen_load_folder(self: Any, folder: str, version: int) -> dict[str, Any]:
         """Load the safetensors files of a folder as this version."""

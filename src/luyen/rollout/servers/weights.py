@@ -1,7 +1,8 @@
 """How weights reach a server, and how it proves that it has them.
 
 A transport sends the tensors of a whole checkpoint, under the names of Hugging Face's layout: in
-files of a folder, or over a process group with the server's workers.
+files of a folder, over a process group with the server's workers, or as memory of a GPU that both
+processes use.
 """
 
 import shutil
@@ -23,7 +24,7 @@ from luyen.rollout.protocol import Sampling
 from luyen.rollout.servers.connection import ServerConnection
 from luyen.rollout.servers.dialect import ServerDialect, ServerFault, TensorForm, WeightGroup
 from luyen.rollout.servers.process import free_port
-from luyen.rollout.servers.vllm_worker import broadcast, make_group
+from luyen.rollout.servers.vllm_worker import broadcast, export_handle, make_group
 
 _FIELD = "actor_rollout_ref.rollout.server.transport"
 
@@ -185,6 +186,36 @@ class GroupTransport:
             raise ServerFault("connection", f"the weight group was not made: {error}") from error
         reply.result()
         return made
+
+
+@final
+class IpcTransport:
+    """CUDA IPC: the server maps tensors of the trainer on the same GPU, and copies them."""
+
+    def __init__(
+        self, connection: ServerConnection, dialect: ServerDialect, *, device: torch.device
+    ) -> None:
+        self._connection = connection
+        self._dialect = dialect
+        self._device = device
+        if device.type != "cuda" or dialect.map_tensors((), 0) is None:
+            why = f"`{dialect.name}` on {device.type} cannot map the trainer's tensors"
+            raise UserError(_FIELD, "ipc", why, "set it to folder")
+
+    def send(self, version: int, tensors: Mapping[str, Tensor]) -> None:
+        """Send handles of the tensors; the server reads them before it replies."""
+        kept = {n: t.detach().to(self._device).contiguous() for n, t in tensors.items()}
+        torch.cuda.synchronize(self._device)
+        call = self._dialect.map_tensors([[n, export_handle(t)] for n, t in kept.items()], version)
+        assert call is not None, "the constructor refuses a server that cannot map"
+        self._connection.call(call)
+        torch.cuda.ipc_collect()
+
+    def reset(self) -> None:
+        """There is no connection to drop."""
+
+    def close(self) -> None:
+        """There is nothing to release."""
 
 
 # What a server holds after a publication: digests of its tensors, and a probe of its answers.
