@@ -142,34 +142,53 @@ actor_rollout_ref: {rollout: {name: sglang, n: 4}}
 """
 
 
+FAILURES = {
+    # Of 16 samples a step and a probe a publication, those of the third step fail.
+    "generation": ("sglang", Fault(name="error", path="/generate", after=40, times=None), 2),
+    # Version 0 is published first, so that the third step's weights are the fourth ones.
+    "publication": (
+        "sglang",
+        Fault(name="error", path="/update_weights_from_disk", after=3, times=None),
+        3,
+    ),
+    "deaf": ("vllm", Fault(name="deaf", path="/collective_rpc", after=3, times=None), 3),
+}
+"""What fails for good: the server, its fault, and the last step that the run can save."""
+
+
+@pytest.mark.parametrize("name", FAILURES)
 def test_a_server_that_fails_for_good_ends_the_run_with_its_cause_and_a_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("luyen.rollout.servers.engine._BACKOFF_S", 0.01)
-    with serving("builtin://arithmetic", "sglang") as (server, _):
-        # Of 16 samples a step and a probe a publication, those of the third step fail.
-        server.faults.plan(Fault(name="error", path="/generate", after=40, times=None))
+    kind, fault, last = FAILURES[name]
+    settings = VLLM if kind == "vllm" else {"is_deterministic": True}
+    with serving("builtin://arithmetic", kind, **settings) as (server, _):
         words = (
             *ARITHMETIC,
             *SHORT,
+            f"actor_rollout_ref.rollout.name={kind}",
             f"actor_rollout_ref.rollout.server_urls=[{server.url}]",
-            "trainer.total_training_steps=5",
+            "trainer.total_training_steps=4",
             "trainer.save_freq=-1",
         )
+        whole = train(tmp_path / "whole", *words, files=written(tmp_path, GRPO))
+        server.faults.plan(fault)
         report = report_of(tmp_path, *words, files=written(tmp_path, GRPO))
         assert report.is_sound, report.problems
-        with pytest.raises(UserError, match="http_500") as caught:
+        with pytest.raises(UserError, match=kind) as caught:
             run_training(report)
-        assert "sglang" in str(caught.value)
+        assert ("other weights" if name == "deaf" else "http_500") in str(caught.value)
         root = tmp_path / "luyen" / "run"
         newest = CheckpointStore(root / "checkpoints").newest_sound()
         assert newest is not None
-        assert newest.step == 2
-        # The server is well again: the run goes on from there.
+        assert newest.step == last
+        # The server is well again: the run goes on from there, as if nothing had happened.
         server.faults.clear()
-        more = ("trainer.resume_mode=auto", "trainer.total_training_steps=4")
+        more = ("trainer.resume_mode=auto",)
         run_training(report_of(tmp_path, *words, *more, files=written(tmp_path, GRPO)))
         assert [line.step for line in read_metrics(root / "metrics.jsonl")] == [1, 2, 3, 4]
+        assert (root / "digests.jsonl").read_text() == (whole.root / "digests.jsonl").read_text()
 
 
 def peer_python(folder: Path) -> Path:

@@ -39,8 +39,9 @@ def decode(tokenizer: Tokenizer) -> Callable[[Sequence[int]], str]:
     return partial(tokenizer.decode, skip_special=False)
 
 
-def make_policy(tokenizer: Tokenizer) -> Policy:
-    return load_policy(ModelConfig(path=MODEL), device="cpu", vocabulary=tokenizer.size)
+def make_policy(tokenizer: Tokenizer, *, lora_rank: int = 0) -> Policy:
+    model = ModelConfig(path=MODEL, lora_rank=lora_rank)
+    return load_policy(model, device="cpu", vocabulary=tokenizer.size)
 
 
 def make_engine(

@@ -3,10 +3,17 @@
 import os
 import signal
 import threading
-import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from luyen.telemetry.metrics import read_metrics
+import pytest
+from torch import Tensor
+
+from luyen.rollout.servers.dialect import ServerFault
+from luyen.rollout.servers.engine import ServerEngine
+from luyen.rollout.servers.process import ServerProcess
+from luyen.rollout.servers.weights import FolderTransport
 from tests.engines.conftest import PYTHON
 from tests.engines.wide_heads import widen
 from tests.runs import MODEL, ROLLOUT, Ran, train
@@ -25,8 +32,15 @@ def accuracy(ran: Ran) -> float:
     return ran.course("val/accuracy")[-1]
 
 
-def test_the_quickstart_learns(tmp_path: Path):
-    ran = train(tmp_path, *VLLM, files=[RECIPES / "quickstart.yaml"])
+@pytest.fixture(scope="module")
+def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """The quickstart whose server nothing happens to."""
+    folder = tmp_path_factory.mktemp("quickstart")
+    return train(folder, *VLLM, files=[RECIPES / "quickstart.yaml"])
+
+
+def test_the_quickstart_learns(quickstart: Ran):
+    ran = quickstart
     assert ran.course("val/accuracy")[0] < 0.5
     assert accuracy(ran) >= 0.9
     assert len(gaps(ran)) == 115
@@ -45,42 +59,68 @@ def test_the_tool_recipe_learns_at_another_temperature(tmp_path: Path):
     assert max(gaps(ran)) < GAP
 
 
-def server_processes(folder: Path) -> list[int]:
-    """Processes that were started with files below a folder."""
-    found: list[int] = []
-    for entry in Path("/proc").iterdir():
-        try:
-            words = (entry / "cmdline").read_bytes() if entry.name.isdigit() else b""
-        except OSError:  # it has ended
-            continue
-        if str(folder).encode() in words and b"vllm" in words and int(entry.name) != os.getpid():
-            found.append(int(entry.name))
-    return found
+class Kills:
+    """SIGKILL to the server and all of its processes: in a generation, and in a publication."""
+
+    def __init__(self, *, generation: int, publication: int) -> None:
+        """Versions: whose samples are being generated, and which is being published."""
+        self._generation = generation
+        self._publication = publication
+        self._groups: list[int] = []
+        self.lost_samples = 0
+        """Samples that were being generated at the first kill."""
+        self.faults: list[ServerFault] = []
+        """Of the publication in which the server was killed."""
+
+    def patch(self, patched: pytest.MonkeyPatch) -> None:
+        """Take the places where engines generate and publish."""
+        advance, send, start = ServerEngine.advance, FolderTransport.send, ServerProcess.start
+
+        def noted_start(server: ServerProcess) -> bool:
+            is_new = start(server)
+            if is_new:
+                assert server.pid is not None
+                self._groups.append(server.pid)
+            return is_new
+
+        def killed_advance(engine: ServerEngine) -> Any:
+            found = advance(engine)
+            if engine._version == self._generation and engine._running and not self.lost_samples:
+                self.lost_samples = len(engine._running)
+                self._kill()
+            return found
+
+        def killed_send(
+            transport: FolderTransport, version: int, tensors: Mapping[str, Tensor]
+        ) -> None:
+            if version != self._publication or self.faults:
+                return send(transport, version, tensors)
+            killer = threading.Timer(0.1, self._kill)
+            killer.start()
+            try:
+                return send(transport, version, tensors)
+            except ServerFault as fault:
+                self.faults.append(fault)
+                raise
+            finally:
+                killer.join()
+
+        patched.setattr(ServerProcess, "start", noted_start)
+        patched.setattr(ServerEngine, "advance", killed_advance)
+        patched.setattr(FolderTransport, "send", killed_send)
+
+    def _kill(self) -> None:
+        os.killpg(self._groups[-1], signal.SIGKILL)
 
 
-def kill_servers_after(folder: Path, steps: tuple[int, ...], killed: list[int]) -> None:
-    """Kill every process of the run's server once each of these steps is recorded."""
-    for step in steps:
-        while not any(_has_step(file, step) for file in folder.rglob("metrics.jsonl")):
-            time.sleep(0.2)
-        for pid in server_processes(folder):
-            os.kill(pid, signal.SIGKILL)
-            killed.append(pid)
-
-
-def _has_step(file: Path, step: int) -> bool:
-    return any(line.step >= step for line in read_metrics(file))
-
-
-def test_a_run_whose_server_is_killed_goes_on(tmp_path: Path):
-    short = ("trainer.total_training_steps=12", "trainer.test_freq=0")
-    killed: list[int] = []
-    killer = threading.Thread(
-        target=kill_servers_after, args=(tmp_path, (3, 7), killed), daemon=True
-    )
-    killer.start()
-    ran = train(tmp_path, *VLLM, *short, files=[RECIPES / "quickstart.yaml"])
-    assert len(killed) >= 2
-    assert len(gaps(ran)) == 12
+def test_a_run_whose_server_is_killed_learns_as_much(
+    quickstart: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    kills = Kills(generation=20, publication=50)
+    kills.patch(monkeypatch)
+    ran = train(tmp_path, *VLLM, files=[RECIPES / "quickstart.yaml"])
+    assert kills.lost_samples > 0
+    assert kills.faults[0].kind == "connection"
+    assert len(gaps(ran)) == 115
     assert max(gaps(ran)) < GAP
-    assert ran.course("reward/mean")[-1] > ran.course("reward/mean")[0] + 0.2
+    assert abs(accuracy(ran) - accuracy(quickstart)) <= 0.03

@@ -12,7 +12,7 @@ import torch
 
 from luyen.data.tokenizer import Tokenizer
 from luyen.models.policy import Policy
-from luyen.models.trained_weights import Fingerprint
+from luyen.models.trained_weights import Fingerprint, trained_parameters
 from luyen.rollout.protocol import Completion, generate
 from luyen.rollout.servers.engine import ServerEngine
 from luyen.rollout.servers.process import ServerProcess
@@ -81,5 +81,39 @@ def test_new_weights_arrive_and_survive_a_kill(
         for done in generate(engine, [asked]).values():
             assert gap(policy, asked, done) < 1e-3
             assert set(done.versions) == {3}
+    finally:
+        engine.close()
+
+
+@torch.no_grad()
+def learn(policy: Policy, seed: int) -> None:
+    """Other values of the adapter, as large as those of some training."""
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in trained_parameters(policy).values():
+        parameter.copy_(0.05 * torch.randn(parameter.shape, generator=generator))
+
+
+def test_an_adapter_is_loaded_by_path_and_survives_a_kill(
+    tokenizer: Tokenizer, decode: Decode, tmp_path: Path
+):
+    policy = make_policy(tokenizer, lora_rank=4)
+    engine = make_engine(policy, decode, tmp_path, lora="adapter")
+    try:
+        for version in range(3):
+            learn(policy, version)
+            engine.send_weights(version)
+            held = engine.fingerprint()
+            assert held is not None
+            assert held.first_difference(Fingerprint.of(policy)) is None
+            asked = request(policy, 9, 20, samples=8, temperature=0.7)
+            for done in generate(engine, [asked]).values():
+                assert gap(policy, asked, done) < 1e-3
+                assert set(done.versions) == {version}
+            assert gap(make_policy(tokenizer), asked, done) > 0.01  # the adapter matters
+        kill(engine)
+        asked = request(policy, 9, 20, samples=8)
+        for done in generate(engine, [asked]).values():
+            assert gap(policy, asked, done) < 1e-3
+            assert set(done.versions) == {2}
     finally:
         engine.close()

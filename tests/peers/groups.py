@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import final
+from typing import Any, final
 
 import torch
 import torch.distributed as dist
@@ -44,3 +44,11 @@ class WeightGroup:
     def close(self) -> None:
         """Leave the group."""
         dist.destroy_process_group(self._group)
+
+
+def unflatten(flat: Tensor, metadata: Sequence[Sequence[Any]]) -> dict[str, Tensor]:
+    """Tensors of a bucket: name, shape, dtype, and first and last element of each."""
+    found = {}
+    for name, shape, dtype, start, end, _numel in metadata:
+        found[name] = flat[start:end].view(dtype).reshape(shape)
+    return found

@@ -4,8 +4,9 @@ Faithful to it are: routes and reply shapes, defaults (`max_new_tokens` 128), fi
 dicts, log-probabilities of softmax(logits / temperature) before top-k and top-p and after the ban
 of stop tokens, `ignore_eos` that switches every stop token off, a length that is reported before a
 stop, ids of requests with n > 1 that are replaced, seeds that count in deterministic mode alone,
-pause modes, and refusals. Not there: text prompts, streams, grammars, pictures, LoRA. With several
-truncations at once the engine's own order holds.
+pause modes, LoRA adapters that are loaded by path and named by requests, and refusals. Not there:
+text prompts, streams, grammars, pictures. With several truncations at once the engine's own order
+holds.
 """
 
 import argparse
@@ -26,8 +27,9 @@ from torch import Tensor
 
 from luyen.base.errors import UserError
 from luyen.rollout.protocol import Sampling
+from tests.peers.adapters import Adapters
 from tests.peers.driver import EngineDriver, Pause, Sample, WeightsRefused, read_folder
-from tests.peers.groups import WeightGroup
+from tests.peers.groups import WeightGroup, unflatten
 from tests.peers.http import Call, FaultName, Faults, JsonServer, Refusal, Route
 from tests.peers.models import open_driver
 
@@ -74,8 +76,12 @@ class SglangPeer:
         is_deterministic: bool = False,
         has_memory_saver: bool = False,
         original_logprobs: bool = False,
+        max_lora_rank: int = 0,
     ) -> None:
+        """`max_lora_rank` above 0: LoRA is on."""
         self.driver = driver
+        self.adapters = Adapters(driver, max_rank=max_lora_rank)
+        self._has_lora = max_lora_rank > 0
         self._is_deterministic = is_deterministic
         self._has_memory_saver = has_memory_saver
         self._original = original_logprobs
@@ -98,6 +104,8 @@ class SglangPeer:
             "POST /flush_cache": self.flush_cache,
             "POST /update_weights_from_disk": self.update_weights_from_disk,
             "POST /update_weights_from_tensor": self.update_weights_from_tensor,
+            "POST /load_lora_adapter": self.load_lora_adapter,
+            "POST /unload_lora_adapter": self.unload_lora_adapter,
             "POST /init_weights_update_group": self.init_weights_update_group,
             "POST /update_weights_from_distributed": self.update_weights_from_distributed,
             "POST /destroy_weights_update_group": self.destroy_weights_update_group,
@@ -124,6 +132,9 @@ class SglangPeer:
             raise _bad("Either text, input_ids or input_embeds should be provided.")
         if body.get("stream"):
             raise Refusal(501, {"error": {"message": "this server does not stream"}})
+        if self.adapters.driver(body.get("lora_path")) is None:
+            loaded = sorted(self.adapters.paths)
+            raise _bad(f"LoRA adapter not loaded: {body['lora_path']}. Loaded: {loaded}")
         if self._released:
             raise Refusal(500, {"error": {"message": f"released: {sorted(self._released)}"}})
         is_batch = bool(ids) and isinstance(ids[0], list)
@@ -187,8 +198,10 @@ class SglangPeer:
     def _replies(self, wanted: _Wanted, body: dict[str, Any]) -> list[dict[str, Any]]:
         rule = "raw" if self._original else "barred" if wanted.sampling.barred_ids else "full"
         began = time.monotonic()
+        driver = self.adapters.driver(body.get("lora_path"))
+        assert driver is not None, "unknown adapters were refused"
         try:
-            samples = self.driver.generate(
+            samples = driver.generate(
                 wanted.tokens, wanted.keys, wanted.sampling, rid=wanted.rid, rule=rule
             )
         except UserError as refusal:
@@ -242,7 +255,9 @@ class SglangPeer:
         """Ends requests whose id begins with `rid`; their callers get what there is."""
         rid, is_all = call.body.get("rid") or "", bool(call.body.get("abort_all"))
         if is_all or rid:
-            self.driver.abort(lambda other: is_all or other.startswith(rid))
+            self.adapters.each(
+                lambda driver: driver.abort(lambda other: is_all or other.startswith(rid))
+            )
         return ""
 
     def pause_generation(self, call: Call) -> Any:
@@ -250,12 +265,12 @@ class SglangPeer:
         mode = call.body.get("mode", "abort")
         if mode not in _PAUSES:
             raise _bad(f"mode must be one of {sorted(_PAUSES)}, got {mode!r}")
-        self.driver.pause(_PAUSES[mode])
+        self.adapters.each(lambda driver: driver.pause(_PAUSES[mode]))
         return {"message": "Generation paused successfully.", "status": "ok"}
 
     def continue_generation(self, call: Call) -> Any:
         """Go on."""
-        self.driver.resume()
+        self.adapters.each(lambda driver: driver.resume())
         return {"message": "Generation continued successfully.", "status": "ok"}
 
     def flush_cache(self, call: Call) -> str:
@@ -280,6 +295,35 @@ class SglangPeer:
 
     # Weights.
 
+    def load_lora_adapter(self, call: Call) -> Any:
+        """Requests may name the adapter from now on; a name that is taken is refused."""
+        name, folder = self._required(call, "lora_name"), self._required(call, "lora_path")
+        if not self._has_lora:
+            raise Refusal(
+                400, self._adapter_reply("LoRA is not enabled. Please set `--enable-lora`.")
+            )
+        if name in self.adapters.paths:
+            raise Refusal(400, self._adapter_reply(f"LoRA adapter {name} is already loaded"))
+        try:
+            if self.faults.take(call.path, "deaf") is not None:
+                self.adapters.alias(name, folder)
+            else:
+                self.adapters.load(name, folder)
+        except WeightsRefused as refusal:
+            raise Refusal(400, self._adapter_reply(str(refusal))) from refusal
+        return self._adapter_reply("")
+
+    def unload_lora_adapter(self, call: Call) -> Any:
+        """Forget an adapter."""
+        name = self._required(call, "lora_name")
+        if not self.adapters.unload(name):
+            raise Refusal(400, self._adapter_reply(f"LoRA adapter {name} is not loaded"))
+        return self._adapter_reply("")
+
+    def _adapter_reply(self, error: str) -> dict[str, Any]:
+        loaded = self.adapters.paths
+        return {"success": not error, "error_message": error, "loaded_adapters": loaded}
+
     def update_weights_from_disk(self, call: Call) -> Any:
         """Weights of a folder; without a pause, after the running requests have ended."""
         folder = self._required(call, "model_path")
@@ -292,7 +336,7 @@ class SglangPeer:
         payload = self._required(call, "serialized_named_tensors")
         raw = pickle.load(io.BytesIO(base64.b64decode(payload[0])))
         if call.body.get("load_format") == "flattened_bucket":
-            raw = _unflatten(raw["flattened_tensor"], raw["metadata"])
+            raw = unflatten(raw["flattened_tensor"], raw["metadata"])
         return self._load(call, lambda: dict(raw))
 
     def init_weights_update_group(self, call: Call) -> Any:
@@ -399,13 +443,6 @@ def _bad(message: str) -> Refusal:
     return Refusal(400, {"error": {"message": message}})
 
 
-def _unflatten(flat: Tensor, metadata: list[Any]) -> dict[str, Tensor]:
-    found = {}
-    for name, shape, dtype, start, end, _numel in metadata:
-        found[name] = flat[start:end].view(dtype).reshape(shape)
-    return found
-
-
 def spoil(fault: FaultName, body: Any) -> Any:
     """An answer with this fault."""
     if isinstance(body, list):
@@ -441,6 +478,8 @@ def main() -> None:
     parser.add_argument("--context-length", type=int, default=2048)
     parser.add_argument("--enable-deterministic-inference", action="store_true")
     parser.add_argument("--enable-memory-saver", action="store_true")
+    parser.add_argument("--enable-lora", action="store_true")
+    parser.add_argument("--max-lora-rank", type=int, default=64)
     given, _ = parser.parse_known_args()
     torch.set_num_threads(1)
     driver = open_driver(given.model_path, longest=given.context_length)
@@ -449,6 +488,7 @@ def main() -> None:
         is_deterministic=given.enable_deterministic_inference,
         has_memory_saver=given.enable_memory_saver,
         original_logprobs=os.environ.get("SGLANG_RETURN_ORIGINAL_LOGPROB") == "1",
+        max_lora_rank=given.max_lora_rank if given.enable_lora else 0,
     )
     peer.serve(given.port).wait()
 

@@ -3,9 +3,9 @@
 Faithful to it are: `/v1/completions` and `/inference/v1/generate` with token ids in and out, the
 default of 16 tokens for the former, `logprobs_mode` (raw by default: neither temperature nor
 truncation), -9999.0 for minus infinity, seeds that count up over n samples, the stop tokens of the
-model's own files unless `ignore_eos`, pause modes, control routes in development mode alone, and
-refusals. Not there: text prompts, streams, grammars, chat, LoRA. Weights arrive by `reload_weights`
-or through a worker extension.
+model's own files unless `ignore_eos`, pause modes, control routes in development mode alone, LoRA
+adapters that are loaded by path, and refusals. Not there: text prompts, streams, grammars, chat.
+Weights arrive by `reload_weights` or through a worker extension.
 """
 
 import argparse
@@ -22,6 +22,7 @@ import torch
 
 from luyen.base.errors import UserError
 from luyen.rollout.protocol import Sampling
+from tests.peers.adapters import Adapters
 from tests.peers.driver import (
     Convention,
     EngineDriver,
@@ -86,8 +87,12 @@ class VllmPeer:
         name: str | None = None,
         has_sleep_mode: bool = False,
         extension: str | None = None,
+        max_lora_rank: int = 0,
     ) -> None:
+        """`max_lora_rank` above 0: LoRA is on, and adapters may be loaded while it runs."""
         self.driver = driver
+        self.adapters = Adapters(driver, max_rank=max_lora_rank)
+        self._has_lora = max_lora_rank > 0
         self._mode: Mode = mode
         self._is_dev_mode = is_dev_mode
         self._name = name or driver.folder
@@ -129,6 +134,9 @@ class VllmPeer:
             control["POST /sleep"] = self.sleep
             control["POST /wake_up"] = self.wake_up
             control["GET /is_sleeping"] = lambda _call: {"is_sleeping": bool(self._asleep)}
+        if self._has_lora:
+            plain["POST /v1/load_lora_adapter"] = self.load_lora_adapter
+            plain["POST /v1/unload_lora_adapter"] = self.unload_lora_adapter
         return {**plain, **(control if self._is_dev_mode else {})}
 
     # Generation.
@@ -153,7 +161,7 @@ class VllmPeer:
             "id": name,
             "object": "text_completion",
             "created": int(time.time()),
-            "model": self._name,
+            "model": body.get("model") or self._name,
             "choices": choices,
             "usage": _usage(prompts, choices),
         }
@@ -197,7 +205,7 @@ class VllmPeer:
         }
 
     def _refuse_other_names(self, body: dict[str, Any]) -> None:
-        if body.get("model") not in (None, self._name):
+        if body.get("model") not in (None, self._name, *self.adapters.paths):
             message = f"The model `{body['model']}` does not exist."
             raise Refusal(404, {"error": {"message": message, "type": "NotFoundError"}})
         if body.get("stream"):
@@ -241,8 +249,11 @@ class VllmPeer:
         seed, count = given.get("seed"), int(given.get("n") or 1)
         keys = [secrets.randbits(64) if seed is None else (seed + i) % 2**64 for i in range(count)]
         rule: Convention = "raw" if self._mode == "raw_logprobs" else "kept"
+        name = given.get("model")
+        driver = self.adapters.driver(None if name == self._name else name)
+        assert driver is not None, "unknown names were refused"
         try:
-            return self.driver.generate(tuple(tokens), keys, sampling, rid=rid, rule=rule)
+            return driver.generate(tuple(tokens), keys, sampling, rid=rid, rule=rule)
         except UserError as refusal:
             raise _bad(str(refusal)) from refusal
 
@@ -297,19 +308,48 @@ class VllmPeer:
         mode = call.option("mode", "abort")
         if mode not in _PAUSES:
             raise _bad(f"Invalid pause mode {mode!r}")
-        self.driver.pause(_PAUSES[mode])
+        self.adapters.each(lambda driver: driver.pause(_PAUSES[mode]))
         return {"status": "paused"}
 
     def resume(self, call: Call) -> Any:
         """Go on."""
-        self.driver.resume()
+        self.adapters.each(lambda driver: driver.resume())
         return {"status": "resumed"}
 
     def abort_requests(self, call: Call) -> Any:
         """End these requests, or all of them."""
         ids = call.body.get("request_ids")
-        count = self.driver.abort(lambda rid: ids is None or rid in ids)
-        return {"status": "aborted", "aborted": count}
+        counts = self.adapters.each(
+            lambda driver: driver.abort(lambda rid: ids is None or rid in ids)
+        )
+        return {"status": "aborted", "aborted": sum(counts)}
+
+    def load_lora_adapter(self, call: Call) -> str:
+        """An adapter becomes a model of its name; a name that is taken is refused."""
+        name, folder = call.body.get("lora_name"), call.body.get("lora_path")
+        if not name or not folder:
+            raise _bad("Both 'lora_name' and 'lora_path' must be provided.")
+        if name == self._name:
+            raise _bad(f"The lora adapter '{name}' conflicts with a served base model.")
+        if name in self.adapters.paths and not call.body.get("load_inplace"):
+            raise _bad(f"The lora adapter '{name}' has already been loaded.")
+        try:
+            if self.faults.take(call.path, "deaf") is not None:
+                self.adapters.alias(name, folder)
+            else:
+                self.adapters.load(name, folder)
+        except WeightsRefused as refusal:
+            status = 404 if "No adapter found" in str(refusal) else 500
+            raise Refusal(status, {"error": {"message": str(refusal)}}) from refusal
+        return f"Success: LoRA adapter '{name}' added successfully."
+
+    def unload_lora_adapter(self, call: Call) -> str:
+        """Forget an adapter."""
+        name = call.body.get("lora_name") or ""
+        if not self.adapters.unload(name):
+            message = f"The lora adapter '{name}' cannot be found."
+            raise Refusal(404, {"error": {"message": message, "type": "NotFoundError"}})
+        return f"Success: LoRA adapter '{name}' removed successfully."
 
     def collective_rpc(self, call: Call) -> Any:
         """A method of the worker, or of its extension."""
@@ -339,7 +379,7 @@ class VllmPeer:
 
     def sleep(self, call: Call) -> str:
         """Requests that run are ended."""
-        self.driver.pause("abort")
+        self.adapters.each(lambda driver: driver.pause("abort"))
         self._asleep = {"weights", "kv_cache"} if call.option("level", "1") != "0" else set()
         return ""
 
@@ -347,11 +387,11 @@ class VllmPeer:
         """A part, or all of it."""
         self._asleep -= set(call.query.get("tags", ["weights", "kv_cache"]))
         if not self._asleep:
-            self.driver.resume()
+            self.adapters.each(lambda driver: driver.resume())
         return ""
 
     def models(self, call: Call) -> Any:
-        """The one model."""
+        """The model, then its adapters."""
         card = {
             "id": self._name,
             "object": "model",
@@ -359,7 +399,11 @@ class VllmPeer:
             "root": self.driver.folder,
             "max_model_len": self.driver.longest,
         }
-        return {"object": "list", "data": [card]}
+        more = [
+            {"id": name, "object": "model", "owned_by": "vllm", "root": path, "parent": self._name}
+            for name, path in self.adapters.paths.items()
+        ]
+        return {"object": "list", "data": [card, *more]}
 
 
 def _bad(message: str, status: int = 400) -> Refusal:
@@ -424,8 +468,11 @@ def main() -> None:
     parser.add_argument("--logprobs-mode", default="raw_logprobs")
     parser.add_argument("--enable-sleep-mode", action="store_true")
     parser.add_argument("--worker-extension-cls")
+    parser.add_argument("--enable-lora", action="store_true")
+    parser.add_argument("--max-lora-rank", type=int, default=16)
     given, _ = parser.parse_known_args()
     torch.set_num_threads(1)
+    may_load = os.environ.get("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "").lower() in ("1", "true")
     peer = VllmPeer(
         open_driver(given.model, longest=given.max_model_len),
         mode=given.logprobs_mode,
@@ -433,6 +480,7 @@ def main() -> None:
         name=given.served_model_name,
         has_sleep_mode=given.enable_sleep_mode,
         extension=given.worker_extension_cls,
+        max_lora_rank=given.max_lora_rank if given.enable_lora and may_load else 0,
     )
     peer.serve(given.port).wait()
 

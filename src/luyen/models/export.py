@@ -64,15 +64,30 @@ def export_merged(
 
 def export_adapter(policy: Policy, source: str, directory: Path) -> None:
     """The adapter alone, as peft writes and reads it; `source` is noted as the model below it."""
+    save_adapter(directory, adapter_tensors(policy))
+    save_adapter_config(policy, source, directory)
+
+
+def adapter_tensors(policy: Policy) -> dict[str, Tensor]:
+    """The adapter's weights under the names of its file: the policy's own tensors."""
+    state = adapter_state(policy.model)
+    return {f"{_PREFIX}{name.removeprefix(_PREFIX)}": tensor for name, tensor in state.items()}
+
+
+def save_adapter(directory: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write `adapter_tensors` into a directory."""
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    save_file(plain, directory / "adapter_model.safetensors", metadata={"format": "pt"})
+    make_readable(directory)
+
+
+def save_adapter_config(policy: Policy, source: str, directory: Path) -> None:
+    """Write rank, scale and layers of the adapter, and `source` as the model below it."""
     net: Any = policy.model
     config: Any = copy.deepcopy(net.peft_config[_ADAPTER])
     config.base_model_name_or_path = model_directory(source)
     config.inference_mode = True
-    weights = {f"{_PREFIX}{n.removeprefix(_PREFIX)}": t for n, t in adapter_state(net).items()}
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
-    save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt"})
     config.save_pretrained(directory)
-    make_readable(directory)
 
 
 def export_tokenizer(source: str, directory: Path) -> None:
@@ -88,9 +103,10 @@ def export_tokenizer(source: str, directory: Path) -> None:
 
 
 @torch.no_grad()
-def checkpoint_tensors(policy: Policy) -> dict[str, Tensor]:
-    """Every weight under its name in a checkpoint of Hugging Face's layout, an adapter merged.
+def checkpoint_tensors(policy: Policy, *, merges: bool = True) -> dict[str, Tensor]:
+    """Every weight under its name in a checkpoint of Hugging Face's layout.
 
+    `merges` adds an adapter to the weights below it; without it those are as they were loaded.
     Rows beyond the policy's vocabulary are left out, so that a softmax over the rest is that of
     training. Tensors are the policy's own where they need no change; tied ones appear once.
     """
@@ -103,7 +119,7 @@ def checkpoint_tensors(policy: Policy) -> dict[str, Tensor]:
             continue
         places.add(place)
         module = name.removesuffix(".base_layer.weight")
-        if module in layers:
+        if merges and module in layers:
             delta = layers[module].get_delta_weight(_ADAPTER).float()
             tensor = (tensor.float() + delta).to(tensor.dtype)
         found[name.replace(".base_layer.", ".").removeprefix(_PREFIX)] = tensor

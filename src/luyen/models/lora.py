@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 from peft import LoraConfig, get_peft_model_state_dict, inject_adapter_in_model
+from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import set_peft_model_state_dict
 from safetensors.torch import load_file
@@ -109,6 +110,12 @@ def _refuse_another_scale(directory: Path, model: ModelConfig) -> None:
 def adapter_state(net: PreTrainedModel) -> dict[str, Tensor]:
     """The adapter's own weights."""
     return get_peft_model_state_dict(net)
+
+
+def adapter_rank(net: PreTrainedModel) -> int:
+    """Rank of the adapter; 0: there is none."""
+    layers = (m for m in net.modules() if isinstance(m, LoraLayer))
+    return next((int(rank) for layer in layers for rank in layer.r.values()), 0)
 
 
 @contextmanager

@@ -5,7 +5,9 @@ step updates, and generation starts as soon as the new weights are published. Ge
 the weights alone, so a prefetched step equals one that is submitted later.
 """
 
+from luyen.base.errors import UserError
 from luyen.data.samplers import AdaptiveSampler
+from luyen.rollout.protocol import rollout_engines
 from luyen.runtime.roles import WeightDigests
 from luyen.train.batch import parity_metrics
 from luyen.train.metrics import StepReport, finish_step
@@ -42,18 +44,36 @@ def train_online(run: OnlineRun) -> None:
         report = StepReport(run, rollouts, advantages)
         with run.phase("update"):
             update = start_update(run.learning, advantages.batch, run.progress)
-            publication = run.roles.publish(run.version + 1)
-            if run.roles.generates_remotely:
-                report.prepare()
-                prefetch_next_step(run)
-            publication.wait()
+            lost = publish_and_prefetch(run, report)
             updated = update.result()
         digests = run.roles.weight_digests()
-        confirm_prefetch(run, digests)
+        if lost is None:
+            confirm_prefetch(run, digests)
         parity = parity_metrics(batch, run.rules.needs)
         run.advance(finish_step(run, report, updated, parity, digests))
+        if lost is not None:
+            raise lost
         _validate_record_save(run)
     run.save()
+
+
+def publish_and_prefetch(run: OnlineRun, report: StepReport) -> UserError | None:
+    """Publish the updated weights and submit the next step; the error that ends generation, if any.
+
+    The trainer has made its step, whether or not an engine takes the weights: the caller finishes
+    the step before it raises the error, so that a checkpoint has it.
+    """
+    try:
+        publication = run.roles.publish(run.version + 1)
+        if run.roles.generates_remotely:
+            report.prepare()
+            prefetch_next_step(run)
+        publication.wait()
+    except UserError as error:
+        if error.field != rollout_engines.field:
+            raise
+        return error
+    return None
 
 
 def _validate_record_save(run: OnlineRun) -> None:

@@ -30,6 +30,7 @@ from luyen.train.state import (
     LoopState,
     RunProgress,
     StepSnapshot,
+    salvage_rollouts,
     snapshot_rollouts,
     unvalidated_step,
 )
@@ -183,6 +184,7 @@ class OnlineRun:
         """Take the progress after a step: the one change of the run that a step makes."""
         assert progress.step == self.step + 1, "steps are finished one by one"
         self._progress = progress
+        self._step_start.finish()
 
     def submit_ahead(self, step: int) -> None:
         """Submit the rollouts of a step, and of later ones as far as `max_staleness` allows."""
@@ -295,16 +297,29 @@ class OnlineRun:
         if self._trial_steps is None and state.step != self.recorder.history.saved:
             self._save(state, snapshot_rollouts(pending, state.version))
 
+    def save_without_engines(self) -> None:
+        """Save the last finished step when generation is lost, unless it has a checkpoint.
+
+        Rollouts of later steps that are not finished are generated again on resume.
+        """
+        start = self._step_start
+        state, pending = start.state, start.pending
+        if state is None and not start.is_updating:
+            state, pending = self.state(), self.scheduler.outstanding
+        is_new = state is not None and state.step != self.recorder.history.saved
+        if state is not None and is_new and self._trial_steps is None:
+            self._save(state, salvage_rollouts(pending))
+
     def rescue(self) -> str:
         """Save the last finished step of a hanging run, if the update has not started.
 
         May be called from any thread once the loop is stopped. Returns what was done, in words.
         """
-        said = self.save_step_start()
+        said = self._save_step_start()
         self.recorder.close()
         return said
 
-    def save_step_start(self) -> str:
+    def _save_step_start(self) -> str:
         """Save the last finished step of a run that ends, unless the update has started.
 
         Returns what was done, in words.

@@ -195,7 +195,7 @@ def _train(run: OnlineRun) -> None:
             train_online(run)
         except UserError as error:
             if error.field == rollout_engines.field:  # a server is lost, and no step with it
-                run.save_step_start()
+                run.save_without_engines()
                 run.recorder.flush()
             raise
 

@@ -236,6 +236,8 @@ class StepSnapshot:
         """None: the update has started, or no step has begun."""
         self.pending: tuple[RolloutHandle, ...] = ()
         """Outstanding rollouts at that moment."""
+        self.is_updating = False
+        """Whether the weights are ahead of the progress: the step is not finished."""
 
     def take(self, state: LoopState, pending: tuple[RolloutHandle, ...]) -> None:
         """Snapshot the start of a step."""
@@ -243,7 +245,11 @@ class StepSnapshot:
 
     def invalidate(self) -> None:
         """Drop the state: the update changes the weights from now on."""
-        self.state = None
+        self.state, self.is_updating = None, True
+
+    def finish(self) -> None:
+        """The progress has the updated weights."""
+        self.is_updating = False
 
     def refusal(self, *, saved: int) -> str | None:
         """Why a hanging run cannot be saved from this snapshot without waiting; None: it can."""
@@ -265,3 +271,18 @@ def snapshot_rollouts(handles: Sequence[RolloutHandle], version: int) -> list[di
         handle.as_json() if handle.needs_other_weights(version) else handle.snapshot()
         for handle in handles
     ]
+
+
+def salvage_rollouts(handles: Sequence[RolloutHandle]) -> list[dict[str, Any]]:
+    """JSON of the handles when generation is lost: of unfinished ones, only which rows they have.
+
+    On resume those rows are generated again, with the weights of the checkpoint.
+    """
+
+    def salvage(handle: RolloutHandle) -> dict[str, Any]:
+        try:
+            return handle.snapshot()
+        except UserError:  # its generation is the one that failed
+            return {**handle.slot.as_json(), "drawn": None}
+
+    return [salvage(handle) for handle in handles]

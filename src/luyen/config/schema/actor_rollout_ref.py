@@ -352,6 +352,11 @@ class ServerConfig(Block):
         "of a process group (gloo on CPUs, NCCL between GPUs); ipc: memory of the GPU that trainer "
         "and server share. group and ipc need a server that the run starts.",
     )
+    lora: Literal["merged", "adapter"] = key(
+        "merged",
+        "What is sent of a policy with an adapter (`model.lora_rank`). merged: all weights, the "
+        "adapter added; adapter: the adapter alone, in a folder that the server loads.",
+    )
     start_timeout_s: float = key(
         600.0, "Most seconds until a server answers after it was started.", gt=0
     )

@@ -7,13 +7,19 @@ from typing import final
 
 from luyen.base.errors import UserError
 from luyen.config.schema.actor_rollout_ref import RolloutConfig
-from luyen.models.export import checkpoint_tensors, export_for_server
+from luyen.models.export import (
+    adapter_tensors,
+    checkpoint_tensors,
+    export_for_server,
+    save_adapter_config,
+)
 from luyen.models.policy import Policy
 from luyen.rollout.native.sequences import Decode
+from luyen.rollout.servers.adapter import AdapterTransport, sends_adapter
 from luyen.rollout.servers.connection import ServerConnection
 from luyen.rollout.servers.dialect import ServerDialect
 from luyen.rollout.servers.engine import ServerEngine, ServerLimits
-from luyen.rollout.servers.process import AttachedServer, Server, ServerProcess
+from luyen.rollout.servers.process import AttachedServer, Server, ServerProcess, local_address
 from luyen.rollout.servers.weights import (
     FolderTransport,
     GroupTransport,
@@ -88,7 +94,7 @@ def build_server_engine(
 
     server = _make_server(launch, policy, rollout, place, is_ready)
     connection = ServerConnection(lambda: server.url, timeout_s=rollout.server.request_timeout_s)
-    transport = _transport(connection, dialect, policy, rollout, place)
+    transport = _transport(server, connection, dialect, policy, rollout, place)
     return ServerEngine(
         server,
         connection,
@@ -102,6 +108,7 @@ def build_server_engine(
             retries=rollout.server.retries,
         ),
         has_own_weights=transport is None,
+        tensors=adapter_tensors if sends_adapter(policy, rollout) else checkpoint_tensors,
     )
 
 
@@ -122,7 +129,7 @@ def _make_server(
     made: ServerLaunch = launch
 
     def prepare() -> Mapping[str, str]:
-        tensors = checkpoint_tensors(policy)
+        tensors = checkpoint_tensors(policy, merges=not sends_adapter(policy, rollout))
         export_for_server(policy, place.source, place.model, tensors=tensors)
         return made.environment()
 
@@ -136,6 +143,7 @@ def _make_server(
 
 
 def _transport(
+    server: Server,
     connection: ServerConnection,
     dialect: ServerDialect,
     policy: Policy,
@@ -144,6 +152,13 @@ def _transport(
 ) -> WeightTransport | None:
     if not dialect.load_folder(place.folder, 0):
         return None
+    if sends_adapter(policy, rollout):
+        return AdapterTransport(
+            connection,
+            dialect,
+            folder=place.folder / "adapters",
+            save_config=lambda folder: save_adapter_config(policy, place.source, folder),
+        )
     if rollout.server.transport == "folder":
         return FolderTransport(
             connection, dialect, model=place.model, folder=place.folder / "weights"
@@ -156,5 +171,6 @@ def _transport(
         dialect,
         workers=rollout.tensor_model_parallel_size,
         backend="nccl" if is_gpu else "gloo",
+        address=local_address(server.url),
         device=policy.device,
     )

@@ -200,6 +200,14 @@ class ServerDialect(Protocol):
         """Load the safetensors files of a folder in Hugging Face's layout; empty: it cannot."""
         ...
 
+    def load_adapter(self, name: str, folder: Path) -> HttpCall | None:
+        """Load the LoRA adapter of a folder, which is then the model of this name; None: cannot."""
+        ...
+
+    def unload_adapter(self, name: str) -> HttpCall | None:
+        """Forget an adapter; None: the server forgets by itself."""
+        ...
+
     def join_group(self, group: WeightGroup) -> HttpCall | None:
         """Let every worker of the server join a process group; None: it cannot."""
         ...

@@ -8,7 +8,7 @@ the run ends with the first cause. A server answers no request before it has pro
 import queue
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, final
@@ -100,8 +100,9 @@ class ServerEngine:
         decode: Decode | None,
         limits: ServerLimits,
         has_own_weights: bool = False,
+        tensors: Callable[[Policy], Mapping[str, Tensor]] = checkpoint_tensors,
     ) -> None:
-        """`transport` sends weights to the server.
+        """`transport` sends weights to the server: those that `tensors` takes from the policy.
 
         With `has_own_weights` it samples from a fixed model of its own, takes no weights and proves
         none.
@@ -114,6 +115,7 @@ class ServerEngine:
         self._decode = decode
         self._limits = limits
         self._has_own_weights = has_own_weights
+        self._tensors = tensors
         self._waiting: deque[_Sample] = deque()
         self._running: dict[str, _Sample] = {}
         self._replies: queue.SimpleQueue[tuple[str, Future[Any]]] = queue.SimpleQueue()
@@ -398,8 +400,8 @@ class ServerEngine:
         own = tensor_digests(self.weights())
         if self._transport is not None:
             self._control(self._dialect.pause())
-            tensors = checkpoint_tensors(self._policy)
-            self._transport.send(self._version or 0, tensors)
+            tensors = self._tensors(self._policy)
+            self._model = self._transport.send(self._version or 0, tensors) or self._model
             asks = self._dialect.digests()
             if asks is not None:
                 held = self._dialect.read_digests(self._connection.call(asks))

@@ -157,6 +157,16 @@ class OpenAiDialect:
         del folder, version
         return ()
 
+    def load_adapter(self, name: str, folder: Path) -> HttpCall | None:
+        """It cannot."""
+        del name, folder
+        return None
+
+    def unload_adapter(self, name: str) -> HttpCall | None:
+        """It has none."""
+        del name
+        return None
+
     def join_group(self, group: WeightGroup) -> HttpCall | None:
         """It cannot."""
         del group

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol, final
+from urllib.parse import urlsplit
 
 from luyen.base.errors import UserError
 from luyen.base.heartbeat import beat
@@ -179,6 +180,24 @@ class ServerProcess:
                 raise UserError(_FIELD, str(self._log), why, fix)
             beat()
             time.sleep(_POLL_S)
+
+
+def local_address(url: str) -> str:
+    """The address of this machine that a server at a URL reaches it by.
+
+    Example:
+        >>> local_address("http://127.0.0.1:8000")
+        '127.0.0.1'
+    """
+    parts = urlsplit(url)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((parts.hostname or "", parts.port or 80))  # sends nothing
+        except OSError as error:
+            why = f"this machine knows no way to it: {error}"
+            field = "actor_rollout_ref.rollout.server_urls"
+            raise UserError(field, url, why, "correct the address") from error
+        return str(probe.getsockname()[0])
 
 
 def free_port() -> int:

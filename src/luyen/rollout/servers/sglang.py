@@ -12,9 +12,12 @@ from pathlib import Path
 from typing import Any, cast, final
 
 from luyen.config.schema.actor_rollout_ref import RolloutConfig
+from luyen.models.export import adapter_layers
+from luyen.models.lora import adapter_rank
 from luyen.models.policy import Policy
 from luyen.rollout.native.sequences import Decode
 from luyen.rollout.protocol import Ending, RolloutEngine, Sampling, rollout_engines
+from luyen.rollout.servers.adapter import sends_adapter
 from luyen.rollout.servers.build import ServerLaunch, ServerPlace, build_server_engine
 from luyen.rollout.servers.dialect import (
     Generated,
@@ -39,7 +42,8 @@ _MOST_SEED = 2**31
 class SglangDialect:
     """Requests and replies of SGLang's server.
 
-    With `can_sleep` the server was started with the memory saver.
+    With `can_sleep` the server was started with the memory saver. With `has_adapter` the weights
+    are those of a LoRA adapter, which requests name; the version in replies is of those below.
 
     Example:
         >>> SglangDialect().abort(["luyen-1"])[0].body
@@ -48,8 +52,9 @@ class SglangDialect:
 
     name = "sglang"
 
-    def __init__(self, *, can_sleep: bool = False) -> None:
+    def __init__(self, *, can_sleep: bool = False, has_adapter: bool = False) -> None:
         self._can_sleep = can_sleep
+        self._has_adapter = has_adapter
 
     def refusal(self, sampling: Sampling) -> str | None:
         """None: its convention is ours."""
@@ -59,8 +64,7 @@ class SglangDialect:
     def generate(
         self, id: str, tokens: Sequence[int], sampling: Sampling, *, seed: int, model: str | None
     ) -> HttpCall:
-        """One sample; a server has one model, so that its name is not sent."""
-        del model
+        """One sample; a server has one model, so that only an adapter's name is sent."""
         parameters: dict[str, Any] = {
             "max_new_tokens": sampling.max_new_tokens,
             "temperature": sampling.temperature,
@@ -73,7 +77,7 @@ class SglangDialect:
             parameters["stop_token_ids"] = sorted(sampling.stop_ids)
             if sampling.stop_strings:
                 parameters["stop"] = list(sampling.stop_strings)
-        body = {
+        body: dict[str, Any] = {
             "rid": _rid(id),
             "input_ids": list(tokens),
             "sampling_params": parameters,
@@ -81,6 +85,8 @@ class SglangDialect:
             "logprob_start_len": -1,
             "stream": False,
         }
+        if self._has_adapter:
+            body["lora_path"] = model
         return HttpCall(path="/generate", body=body)
 
     def generated(self, reply: Any) -> Generated:
@@ -103,7 +109,9 @@ class SglangDialect:
             tokens=scored,
             logps=tuple(member(score, 0) for score in cast(list[Any], scores)),
             reason=_ENDINGS[reason],
-            version=str(member(reply, "meta_info", "weight_version")),
+            version=None
+            if self._has_adapter
+            else str(member(reply, "meta_info", "weight_version")),
         )
 
     def health(self) -> HttpCall:
@@ -156,6 +164,15 @@ class SglangDialect:
         }
         return (HttpCall(path="/update_weights_from_disk", body=body, timeout_s=_LOAD_S),)
 
+    def load_adapter(self, name: str, folder: Path) -> HttpCall | None:
+        """By its path; cached keys belong to one load of an adapter."""
+        body = {"lora_name": name, "lora_path": str(folder)}
+        return HttpCall(path="/load_lora_adapter", body=body, timeout_s=_LOAD_S)
+
+    def unload_adapter(self, name: str) -> HttpCall | None:
+        """By its name."""
+        return HttpCall(path="/unload_lora_adapter", body={"lora_name": name}, timeout_s=30.0)
+
     def join_group(self, group: WeightGroup) -> HttpCall | None:
         """All workers join, the first one as rank 1."""
         body = {
@@ -199,7 +216,9 @@ class SglangDialect:
         raise ServerFault("shape", f"unexpected digests: {str(reply)[:80]}")
 
     def weight_version(self) -> HttpCall | None:
-        """Facts about the model, as it is now."""
+        """Facts about the model, as it is now; the version of an adapter is in its name."""
+        if self._has_adapter:
+            return None
         return HttpCall(path="/model_info", method="GET", timeout_s=30.0)
 
     def read_weight_version(self, reply: Any) -> str:
@@ -216,9 +235,21 @@ def _rid(id: str) -> str:
 
 
 def sglang_command(
-    rollout: RolloutConfig, *, model: Path, port: int, max_model_len: int, dtype: str, device: str
+    rollout: RolloutConfig,
+    *,
+    model: Path,
+    port: int,
+    max_model_len: int,
+    dtype: str,
+    device: str,
+    lora_rank: int = 0,
+    lora_layers: Sequence[str] = (),
 ) -> list[str]:
-    """The command of a server; `rollout.engine_kwargs.sglang` comes last, so that it wins."""
+    """The command of a server; `rollout.engine_kwargs.sglang` comes last, so that it wins.
+
+    With `lora_rank` it loads adapters of at most this rank, on layers of these names.
+    """
+    lora = {"enable_lora": True, "max_lora_rank": lora_rank, "lora_target_modules": [*lora_layers]}
     options: dict[str, Any] = {
         "model_path": str(model),
         "host": "127.0.0.1",
@@ -235,6 +266,7 @@ def sglang_command(
         "enable_deterministic_inference": rollout.deterministic,
         "disable_cuda_graph": rollout.enforce_eager,
         "enable_memory_saver": rollout.free_cache_engine,
+        **(lora if lora_rank else {}),
         **rollout.engine_kwargs.get("sglang", {}),
     }
     words = [rollout.server.python or sys.executable, "-m", "sglang.launch_server"]
@@ -265,6 +297,7 @@ def sglang_launch(
 ) -> ServerLaunch:
     """How a server of this policy is started."""
     dtype = str(next(policy.parameters()).dtype).removeprefix("torch.")
+    layers = adapter_layers(policy.model) if sends_adapter(policy, rollout) else {}
 
     def command(port: int) -> list[str]:
         return sglang_command(
@@ -274,6 +307,8 @@ def sglang_launch(
             max_model_len=max_model_len,
             dtype=dtype,
             device=policy.device.type,
+            lora_rank=adapter_rank(policy.model) if layers else 0,
+            lora_layers=sorted({name.rpartition(".")[2] for name in layers}),
         )
 
     # The variable would make it report log-probabilities before the temperature is applied.
@@ -290,7 +325,10 @@ def sglang(
     longest = rollout.max_model_len or longest
     is_ours = not rollout.server_urls
     return build_server_engine(
-        SglangDialect(can_sleep=is_ours and rollout.free_cache_engine),
+        SglangDialect(
+            can_sleep=is_ours and rollout.free_cache_engine,
+            has_adapter=sends_adapter(policy, rollout),
+        ),
         launch=sglang_launch(policy, rollout, max_model_len=longest, place=place),
         policy=policy,
         rollout=rollout,

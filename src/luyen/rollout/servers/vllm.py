@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any, cast, final
 
 from luyen.config.schema.actor_rollout_ref import RolloutConfig
+from luyen.models.lora import adapter_rank
 from luyen.models.policy import Policy
 from luyen.rollout.native.sequences import Decode
 from luyen.rollout.protocol import Ending, RolloutEngine, Sampling, rollout_engines
 from luyen.rollout.servers import vllm_worker
+from luyen.rollout.servers.adapter import sends_adapter
 from luyen.rollout.servers.build import ServerLaunch, ServerPlace, build_server_engine
 from luyen.rollout.servers.dialect import (
     Generated,
@@ -43,13 +45,17 @@ class VllmDialect:
     """Requests and replies of vLLM's server.
 
     With `has_extension` the server was started with our worker extension, which loads weights and
-    digests them; without it, weights come from folders by `reload_weights`.
+    digests them; without it, weights come from folders by `reload_weights`. With `has_adapter` the
+    weights are those of a LoRA adapter, which replies name as the model.
     """
 
     name = "vllm"
 
-    def __init__(self, *, has_extension: bool, can_sleep: bool = False) -> None:
+    def __init__(
+        self, *, has_extension: bool, can_sleep: bool = False, has_adapter: bool = False
+    ) -> None:
         self._has_extension = has_extension
+        self._has_adapter = has_adapter
         self._can_sleep = can_sleep
 
     def refusal(self, sampling: Sampling) -> str | None:
@@ -148,6 +154,15 @@ class VllmDialect:
             HttpCall(path="/update_weight_version", body={"new_version": str(version)}),
         )
 
+    def load_adapter(self, name: str, folder: Path) -> HttpCall | None:
+        """By its path; the server caches keys by name and path, so that none outlive a version."""
+        body = {"lora_name": name, "lora_path": str(folder)}
+        return HttpCall(path="/v1/load_lora_adapter", body=body, timeout_s=_LOAD_S)
+
+    def unload_adapter(self, name: str) -> HttpCall | None:
+        """By its name."""
+        return HttpCall(path="/v1/unload_lora_adapter", body={"lora_name": name}, timeout_s=30.0)
+
     def join_group(self, group: WeightGroup) -> HttpCall | None:
         """By our extension."""
         if not self._has_extension:
@@ -171,7 +186,8 @@ class VllmDialect:
 
     def digests(self) -> HttpCall | None:
         """By our extension."""
-        return _rpc("luyen_digests") if self._has_extension else None
+        has_digests = self._has_extension and not self._has_adapter
+        return _rpc("luyen_digests") if has_digests else None
 
     def read_digests(self, reply: Any) -> Mapping[str, str]:
         """Digests on which all workers agree."""
@@ -179,7 +195,9 @@ class VllmDialect:
         return {name: text for name, text in first.items() if all(r[name] == text for r in rest)}
 
     def weight_version(self) -> HttpCall | None:
-        """By our extension, or as vLLM counts them."""
+        """By our extension, or as vLLM counts them; the version of an adapter is in its name."""
+        if self._has_adapter:
+            return None
         if self._has_extension:
             return _rpc("luyen_weight_version")
         return HttpCall(path="/weight_info", method="GET")
@@ -208,8 +226,12 @@ def vllm_command(
     max_model_len: int,
     dtype: str,
     is_cpu: bool,
+    lora_rank: int = 0,
 ) -> list[str]:
-    """The command of a server; `rollout.engine_kwargs.vllm` comes last, so that it wins."""
+    """The command of a server; `rollout.engine_kwargs.vllm` comes last, so that it wins.
+
+    With `lora_rank` it loads adapters of at most this rank.
+    """
     # On CPUs a seeded request whose prompt is read in parts ends vLLM 0.32 ("CPU Generator does
     # not use offset"), and compiling takes longer than small models run.
     cpu = {"enable_chunked_prefill": False, "enforce_eager": True} if is_cpu else {}
@@ -230,6 +252,7 @@ def vllm_command(
         "worker_extension_cls": f"{_MODULE}.WeightExtension",
         "enforce_eager": True if rollout.enforce_eager else None,
         "enable_sleep_mode": True if rollout.free_cache_engine else None,
+        **({"enable_lora": True, "max_lora_rank": _rank_limit(lora_rank)} if lora_rank else {}),
         **cpu,
         **rollout.engine_kwargs.get("vllm", {}),
     }
@@ -237,6 +260,20 @@ def vllm_command(
     for name, value in options.items():
         words += _option(name, value)
     return words
+
+
+_RANK_LIMITS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""Values of `--max-lora-rank`."""
+
+
+def _rank_limit(rank: int) -> int:
+    """The smallest limit that an adapter of this rank is within; the server refuses others.
+
+    Example:
+        >>> _rank_limit(4), _rank_limit(48)
+        (8, 64)
+    """
+    return next((limit for limit in _RANK_LIMITS if limit >= rank), rank)
 
 
 def _option(name: str, value: Any) -> list[str]:
@@ -270,6 +307,7 @@ def vllm_launch(
             max_model_len=max_model_len,
             dtype=dtype,
             is_cpu=is_cpu,
+            lora_rank=adapter_rank(policy.model) if sends_adapter(policy, rollout) else 0,
         )
 
     return ServerLaunch(command=command, environment=lambda: vllm_environment(place.folder, is_cpu))
@@ -287,6 +325,7 @@ def vllm_environment(folder: Path, is_cpu: bool) -> dict[str, str]:
     return {
         **cpu,
         "VLLM_SERVER_DEV_MODE": "1",
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "true",
         "VLLM_NO_USAGE_STATS": "1",
         "PYTHONPATH": str(folder.absolute()),
     }
@@ -298,7 +337,11 @@ def vllm(
 ) -> RolloutEngine:
     """A vLLM server that is started here, or that runs at one of `server_urls`."""
     is_ours = not rollout.server_urls
-    dialect = VllmDialect(has_extension=is_ours, can_sleep=is_ours and rollout.free_cache_engine)
+    dialect = VllmDialect(
+        has_extension=is_ours,
+        can_sleep=is_ours and rollout.free_cache_engine,
+        has_adapter=sends_adapter(policy, rollout),
+    )
     longest = rollout.max_model_len or longest
     return build_server_engine(
         dialect,

@@ -32,10 +32,11 @@ _FIELD = "actor_rollout_ref.rollout.server.transport"
 class WeightTransport(Protocol):
     """Sends weights to one server."""
 
-    def send(self, version: int, tensors: Mapping[str, Tensor]) -> None:
+    def send(self, version: int, tensors: Mapping[str, Tensor]) -> str | None:
         """Send tensors as this version; returns when the server has loaded them.
 
-        A ServerFault if it could not; sending again, also to a restarted server, is allowed.
+        The name of the model that has them now; None: the one it was before. A ServerFault if it
+        could not; sending again, also to a restarted server, is allowed.
         """
         ...
 
