@@ -26,6 +26,7 @@ from luyen.rollout.servers.build import ServerPlace
 from luyen.rollout.servers.engine import ServerEngine
 from luyen.rollout.servers.process import ServerProcess
 from luyen.rollout.servers.vllm import vllm
+from luyen.rollout.servers.vllm_transfer import TransferTransport
 from luyen.rollout.servers.weights import GroupTransport, trainer_logps
 from tests.conformance.servers import request
 from tests.runs import MODEL, ROLLOUT, train
@@ -50,18 +51,23 @@ def two_hosts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     places = {"NCCL_HOSTID": "server", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
     for name, value in places.items():
         monkeypatch.setenv(name, value)
-    send: Callable[..., None] = GroupTransport.send
+    for transport in (GroupTransport, TransferTransport):
+        monkeypatch.setattr(transport, "send", from_trainer(transport.send))
+    yield
+    torch.cuda.empty_cache()
 
-    def sent(transport: GroupTransport, *args: Any) -> None:
-        os.environ["NCCL_HOSTID"] = "trainer"  # NCCL connects with the first broadcast
+
+def from_trainer(send: Callable[..., None]) -> Callable[..., None]:
+    """The same, on the host of the trainer: NCCL connects with the first broadcast."""
+
+    def sent(*args: Any) -> None:
+        os.environ["NCCL_HOSTID"] = "trainer"
         try:
-            send(transport, *args)
+            send(*args)
         finally:
             os.environ["NCCL_HOSTID"] = "server"
 
-    monkeypatch.setattr(GroupTransport, "send", sent)
-    yield
-    torch.cuda.empty_cache()
+    return sent
 
 
 def make_engine(policy: Policy, folder: Path, transport: str) -> ServerEngine:
@@ -101,7 +107,7 @@ def change(policy: Policy, factor: float) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("transport", ["folder", "group", "ipc"])
+@pytest.mark.parametrize("transport", ["folder", "group", "ipc", "transfer"])
 def test_weights_arrive_and_survive_a_kill(transport: str, dtype: str, tmp_path: Path):
     model = ModelConfig.model_validate({"path": SOURCE, "dtype": dtype})
     policy = load_policy(model, device="cuda", vocabulary=load_tokenizer(SOURCE).size)

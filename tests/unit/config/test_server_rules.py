@@ -66,6 +66,17 @@ def test_running_servers_are_enough_and_take_folders(tmp_path: Path):
     assert found(tmp_path, f"{ROLLOUT}.name=vllm", *group) == {"R24": f"{ROLLOUT}.server.transport"}
 
 
+@pytest.mark.parametrize("transport", ["ipc", "transfer"])
+def test_transports_of_gpus_are_refused_elsewhere(tmp_path: Path, transport: str):
+    key = f"{ROLLOUT}.server.transport"
+    assert found(tmp_path, *VLLM, f"{key}={transport}", "trainer.device=cpu") == {"R26": key}
+    sglang = (f"{ROLLOUT}.name=sglang", f"{ROLLOUT}.server_urls=[http://a]")
+    assert "R26" in found(tmp_path, *sglang, f"{key}={transport}")
+    if transport == "ipc":
+        urls = (f"{ROLLOUT}.name=vllm", f"{ROLLOUT}.server_urls=[http://a]")
+        assert "R24" in found(tmp_path, *urls, f"{key}=ipc")
+
+
 @pytest.mark.parametrize(
     "words",
     [

@@ -346,11 +346,12 @@ class ServerConfig(Block):
         None,
         "Python of the environment that the server is installed in; null: the run's own.",
     )
-    transport: Literal["folder", "group", "ipc"] = key(
+    transport: Literal["folder", "group", "ipc", "transfer"] = key(
         "folder",
         "How weights reach the server. folder: a safetensors file that it loads; group: broadcasts "
         "of a process group (gloo on CPUs, NCCL between GPUs); ipc: memory of the GPU that trainer "
-        "and server share. group and ipc need a server that the run starts.",
+        "and server share; transfer: vLLM's own transfer engine, by NCCL. With vLLM, group and ipc "
+        "need a server that the run starts.",
     )
     lora: Literal["merged", "adapter"] = key(
         "merged",

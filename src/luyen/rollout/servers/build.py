@@ -83,10 +83,12 @@ def build_server_engine(
     max_model_len: int,
     decode: Decode | None,
     place: ServerPlace,
+    make_transport: Callable[[Server, ServerConnection], WeightTransport] | None = None,
 ) -> ServerEngine:
     """An engine over a server that `launch` starts, or over one of `rollout.server_urls`.
 
-    A server is started when the first request or publication needs it.
+    A server is started when the first request or publication needs it. `make_transport` gives a
+    transport that servers of this kind alone have.
     """
 
     def is_ready() -> bool:
@@ -94,7 +96,10 @@ def build_server_engine(
 
     server = _make_server(launch, policy, rollout, place, is_ready)
     connection = ServerConnection(lambda: server.url, timeout_s=rollout.server.request_timeout_s)
-    transport = _transport(server, connection, dialect, policy, rollout, place)
+    if make_transport is None:
+        transport = _transport(server, connection, dialect, policy, rollout, place)
+    else:
+        transport = make_transport(server, connection)
     return ServerEngine(
         server,
         connection,

@@ -22,6 +22,7 @@ from luyen.rollout.protocol import Ending, RolloutEngine, Sampling, rollout_engi
 from luyen.rollout.servers import vllm_worker
 from luyen.rollout.servers.adapter import sends_adapter
 from luyen.rollout.servers.build import ServerLaunch, ServerPlace, build_server_engine
+from luyen.rollout.servers.connection import ServerConnection
 from luyen.rollout.servers.dialect import (
     Generated,
     HttpCall,
@@ -31,6 +32,8 @@ from luyen.rollout.servers.dialect import (
     WeightGroup,
     member,
 )
+from luyen.rollout.servers.process import Server, local_address
+from luyen.rollout.servers.vllm_transfer import CONFIG, TransferTransport
 
 MODEL = "policy"
 """The name that a server of ours serves the policy under."""
@@ -46,16 +49,23 @@ class VllmDialect:
 
     With `has_extension` the server was started with our worker extension, which loads weights and
     digests them; without it, weights come from folders by `reload_weights`. With `has_adapter` the
-    weights are those of a LoRA adapter, which replies name as the model.
+    weights are those of a LoRA adapter, which replies name as the model. With `has_transfer` vLLM's
+    own transfer engine loads weights, and nothing digests them.
     """
 
     name = "vllm"
 
     def __init__(
-        self, *, has_extension: bool, can_sleep: bool = False, has_adapter: bool = False
+        self,
+        *,
+        has_extension: bool,
+        can_sleep: bool = False,
+        has_adapter: bool = False,
+        has_transfer: bool = False,
     ) -> None:
         self._has_extension = has_extension
         self._has_adapter = has_adapter
+        self._has_transfer = has_transfer
         self._can_sleep = can_sleep
 
     def refusal(self, sampling: Sampling) -> str | None:
@@ -186,7 +196,7 @@ class VllmDialect:
 
     def digests(self) -> HttpCall | None:
         """By our extension."""
-        has_digests = self._has_extension and not self._has_adapter
+        has_digests = self._has_extension and not (self._has_adapter or self._has_transfer)
         return _rpc("luyen_digests") if has_digests else None
 
     def read_digests(self, reply: Any) -> Mapping[str, str]:
@@ -252,6 +262,7 @@ def vllm_command(
         "worker_extension_cls": f"{_MODULE}.WeightExtension",
         "enforce_eager": True if rollout.enforce_eager else None,
         "enable_sleep_mode": True if rollout.free_cache_engine else None,
+        "weight_transfer_config": CONFIG if rollout.server.transport == "transfer" else None,
         **({"enable_lora": True, "max_lora_rank": _rank_limit(lora_rank)} if lora_rank else {}),
         **cpu,
         **rollout.engine_kwargs.get("vllm", {}),
@@ -310,7 +321,11 @@ def vllm_launch(
             lora_rank=adapter_rank(policy.model) if sends_adapter(policy, rollout) else 0,
         )
 
-    return ServerLaunch(command=command, environment=lambda: vllm_environment(place.folder, is_cpu))
+    # Triton multiplies fp32 in TF32 by default, which moves log-probabilities by up to 0.01.
+    more = {"TRITON_F32_DEFAULT": "ieee"} if dtype == "float32" and not is_cpu else {}
+    return ServerLaunch(
+        command=command, environment=lambda: more | vllm_environment(place.folder, is_cpu)
+    )
 
 
 def vllm_environment(folder: Path, is_cpu: bool) -> dict[str, str]:
@@ -337,12 +352,25 @@ def vllm(
 ) -> RolloutEngine:
     """A vLLM server that is started here, or that runs at one of `server_urls`."""
     is_ours = not rollout.server_urls
+    has_adapter = sends_adapter(policy, rollout)
+    has_transfer = rollout.server.transport == "transfer" and not has_adapter
     dialect = VllmDialect(
         has_extension=is_ours,
         can_sleep=is_ours and rollout.free_cache_engine,
-        has_adapter=sends_adapter(policy, rollout),
+        has_adapter=has_adapter,
+        has_transfer=has_transfer,
     )
     longest = rollout.max_model_len or longest
+
+    def transfer(server: Server, connection: ServerConnection) -> TransferTransport:
+        return TransferTransport(
+            connection,
+            workers=rollout.tensor_model_parallel_size,
+            device=policy.device,
+            address=local_address(server.url),
+            note_version=(lambda n: _rpc("luyen_note_version", n)) if is_ours else None,
+        )
+
     return build_server_engine(
         dialect,
         launch=vllm_launch(policy, rollout, max_model_len=longest, place=place),
@@ -351,4 +379,5 @@ def vllm(
         max_model_len=longest,
         decode=decode,
         place=place,
+        make_transport=transfer if has_transfer else None,
     )

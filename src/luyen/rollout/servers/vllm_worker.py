@@ -195,6 +195,11 @@ class WeightExtension:
         self.luyen_version, self.luyen_texts = version, texts
         return {"tensors": len(texts)}
 
+    def luyen_note_version(self: Any, version: int) -> dict[str, Any]:
+        """Note that vLLM's transfer engine has loaded this version."""
+        self.luyen_version, self.luyen_texts = version, {}
+        return {"version": version}
+
     def luyen_digests(self: Any) -> dict[str, str]:
         """Digests of the tensors that were loaded last."""
         return self.luyen_texts
