@@ -69,9 +69,9 @@ def test_running_servers_are_enough_and_take_folders(tmp_path: Path):
 @pytest.mark.parametrize("transport", ["ipc", "transfer"])
 def test_transports_of_gpus_are_refused_elsewhere(tmp_path: Path, transport: str):
     key = f"{ROLLOUT}.server.transport"
-    assert found(tmp_path, *VLLM, f"{key}={transport}", "trainer.device=cpu") == {"R26": key}
+    assert found(tmp_path, *VLLM, f"{key}={transport}", "trainer.device=cpu") == {"R28": key}
     sglang = (f"{ROLLOUT}.name=sglang", f"{ROLLOUT}.server_urls=[http://a]")
-    assert "R26" in found(tmp_path, *sglang, f"{key}={transport}")
+    assert "R28" in found(tmp_path, *sglang, f"{key}={transport}")
     if transport == "ipc":
         urls = (f"{ROLLOUT}.name=vllm", f"{ROLLOUT}.server_urls=[http://a]")
         assert "R24" in found(tmp_path, *urls, f"{key}=ipc")

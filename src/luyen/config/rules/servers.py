@@ -103,6 +103,53 @@ def running_servers_suffice(s: RuleContext) -> Iterator[Finding]:
 
 
 @rule("R26", "error")
+def adapter_is_loaded_from_a_folder(s: RuleContext) -> Iterator[Finding]:
+    """A server loads an adapter from a folder, and not one of the embedding or output layer."""
+    config = s.config.actor_rollout_ref
+    server, model = config.rollout.server, config.model
+    if not _has_server(s) or server.lora != "adapter" or model.lora_rank == 0:
+        return
+    if server.transport == "group":
+        yield Finding(
+            field=f"{_ROLLOUT}.server.transport",
+            why="servers load an adapter by the path of its folder",
+            fix=f"set it to folder, or {_ROLLOUT}.server.lora=merged",
+        )
+    ends = sorted({"lm_head", "embed_tokens"} & {n.split(".")[-1] for n in model.target_modules})
+    if ends:
+        yield Finding(
+            field="actor_rollout_ref.model.target_modules",
+            why=f"servers do not load an adapter of {ends[0]}",
+            fix=f"drop it there, or set {_ROLLOUT}.server.lora=merged",
+        )
+
+
+@rule("R25", "warning")
+def keys_of_servers_have_an_effect(s: RuleContext) -> Iterator[Finding]:
+    """Keys of servers are changed only for an engine that has one, and that reads them."""
+    rollout, names = s.config.actor_rollout_ref.rollout, ("python", "transport", "start_timeout_s")
+    more = ("request_timeout_s", "retries", "accept_gap", "lora")
+    unread: dict[str, str] = {}
+    if not _has_server(s):
+        why = f"`{rollout.name}` generates in this process"
+        unread = {f"server.{name}": why for name in (*names, *more)} | {"server_urls": why}
+    elif rollout.server_urls:
+        unread = dict.fromkeys(("server.python", "server.start_timeout_s"), "the servers run")
+    if s.config.actor_rollout_ref.model.lora_rank == 0:
+        unread["server.lora"] = "lora_rank=0 trains all weights"
+    for name, why in unread.items():
+        if s.is_changed(f"{_ROLLOUT}.{name}"):
+            yield Finding(field=f"{_ROLLOUT}.{name}", why=f"no effect: {why}", fix="drop the line")
+    if rollout.name != "openai" and s.is_changed(f"{_ROLLOUT}.server.logprobs"):
+        why = f"no effect: `{rollout.name}` is asked for the log-probabilities it needs"
+        yield Finding(field=f"{_ROLLOUT}.server.logprobs", why=why, fix="drop the line")
+    for engine in rollout.engine_kwargs:
+        if engine != rollout.name or not _has_server(s) or rollout.server_urls:
+            why = f"no effect: the run starts no server of `{engine}`"
+            yield Finding(field=f"{_ROLLOUT}.engine_kwargs", why=why, fix="drop the line")
+
+
+@rule("R28", "error")
 def transport_is_possible(s: RuleContext) -> Iterator[Finding]:
     """Transports between GPUs are chosen where server and trainer have them."""
     rollout = s.config.actor_rollout_ref.rollout
