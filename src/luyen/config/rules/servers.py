@@ -109,7 +109,7 @@ def adapter_is_loaded_from_a_folder(s: RuleContext) -> Iterator[Finding]:
     server, model = config.rollout.server, config.model
     if not _has_server(s) or server.lora != "adapter" or model.lora_rank == 0:
         return
-    if server.transport == "group":
+    if server.transport != "folder":
         yield Finding(
             field=f"{_ROLLOUT}.server.transport",
             why="servers load an adapter by the path of its folder",
