@@ -1,0 +1,228 @@
+"""The HTTP application: routes, access, bodies with limits, and errors as OpenAI writes them."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import aclosing, asynccontextmanager
+from typing import Any, TypeAlias, TypeVar, final
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.exceptions import HTTPException
+
+from luyen.base.errors import UserError
+from luyen.serve.access import Keyring, demand_key, refuse_foreign_host
+from luyen.serve.dispatch import ServeLimits
+from luyen.serve.failures import ApiFailure, refused
+from luyen.serve.fields import parse_body
+from luyen.serve.metrics import CONTENT_TYPE, path_label
+from luyen.serve.service import Service
+
+T = TypeVar("T")
+Body: TypeAlias = dict[str, Any]
+_GONE = 499
+"""Status in metrics and logs of a request whose client went away; it is never sent."""
+
+
+@final
+class Gate:
+    """Decides whether a request is let in, before its body is read."""
+
+    def __init__(self, *, keys: Keyring, admin_keys: Keyring) -> None:
+        """Without keys everything but the administration is open, to callers of this machine."""
+        self._keys = keys
+        self._admin_keys = admin_keys
+
+    def check(self, request: Request) -> None:
+        """A failure unless the request may go on; /health is open to all."""
+        path = request.url.path
+        if path == "/health":
+            return
+        if path.startswith("/admin/"):
+            if self._admin_keys.is_empty:
+                why = "the server was started without an admin key"
+                raise ApiFailure(403, f"{path}: {why}", type="permission_error", code="no_admin")
+            demand_key(request.headers, [self._admin_keys])
+        elif self._keys.is_empty:
+            refuse_foreign_host(request.headers)
+        else:
+            demand_key(request.headers, [self._keys, self._admin_keys])
+
+
+async def read_body(request: Request, limits: ServeLimits) -> Body:
+    """The JSON body, within the limits of size and time."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        # A web page of another site can make a browser send any other type without asking first.
+        message = "Content-Type: it is not application/json. Fix: send that header"
+        raise ApiFailure(415, message, param="Content-Type", code="wrong_content_type")
+    most = limits.max_body_bytes
+    length = request.headers.get("content-length", "0")
+    if length.isdigit() and int(length) > most:
+        raise _too_large(most)
+    raw = bytearray()
+    try:
+        async with asyncio.timeout(limits.body_timeout_s):
+            async for piece in request.stream():
+                raw += piece
+                if len(raw) > most:
+                    raise _too_large(most)
+    except TimeoutError:
+        message = f"body: it did not arrive within {limits.body_timeout_s:g} seconds"
+        raise ApiFailure(408, message, param="body", code="slow_body") from None
+    return parse_body(bytes(raw))
+
+
+def _too_large(most: int) -> ApiFailure:
+    message = f"body: it is larger than {most} bytes. Fix: send less at once"
+    return ApiFailure(413, message, param="body", code="body_too_large")
+
+
+async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """What the work gives; cancelled where the client goes away before."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ApiFailure(_GONE, "the client went away")
+    finally:
+        for one in (task, gone):
+            one.cancel()
+        await asyncio.wait({task, gone})
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def failure_response(failure: ApiFailure) -> JSONResponse:
+    """A failure as a reply."""
+    return JSONResponse(failure.body(), status_code=failure.status, headers=failure.headers)
+
+
+def build_app(service: Service, gate: Gate) -> FastAPI:
+    """The application; nothing of it is documented by itself, since bodies are read by hand."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        await service.close()
+
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
+    generating = {
+        "/v1/completions": service.completion_job,
+        "/v1/chat/completions": service.chat_job,
+    }
+    posts: dict[str, Callable[[Body], Awaitable[Body]]] = {
+        "/tokenize": service.tokenize,
+        "/detokenize": service.detokenize,
+        "/admin/weights": service.load_weights,
+    }
+    gets: dict[str, Callable[[], Awaitable[Body]]] = {
+        "/v1/models": service.models,
+        "/health": service.health,
+    }
+    known = [*generating, *posts, *gets, "/metrics", "/v1/models/NAME"]
+
+    def route(path: str, method: str, answer: Callable[[Request], Awaitable[Response]]) -> None:
+        async def handle(request: Request) -> Response:
+            return await _counted(service, path_label(path, known), request, gate, answer)
+
+        app.add_api_route(path, handle, methods=[method], response_model=None)
+
+    def posting(act: Callable[[Body], Awaitable[Body]]) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request) -> Response:
+            body = await read_body(request, service.limits)
+            return JSONResponse(await while_connected(request, _coroutine(act(body))))
+
+        return answer
+
+    for path, make_job in generating.items():
+        route(path, "POST", lambda request, make=make_job: _generate(service, request, make))
+    for path, act in posts.items():
+        route(path, "POST", posting(act))
+    for path, read in gets.items():
+
+        async def get(_: Request, read: Callable[[], Awaitable[Body]] = read) -> Response:
+            return JSONResponse(await read())
+
+        route(path, "GET", get)
+
+    async def metrics(_: Request) -> Response:
+        return Response(service.metrics.page(), media_type=CONTENT_TYPE)
+
+    async def one_model(request: Request) -> Response:
+        return JSONResponse(await service.one_model(request.path_params["name"]))
+
+    route("/metrics", "GET", metrics)
+    route("/v1/models/{name:path}", "GET", one_model)
+    _answer_errors(app)
+    return app
+
+
+async def _coroutine(work: Awaitable[T]) -> T:
+    return await work
+
+
+def _answer_errors(app: FastAPI) -> None:
+    """What the framework itself refuses, and what nobody expected, in OpenAI's form."""
+
+    async def framework(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        message = f"{request.method} {request.url.path[:200]}: {error.detail}"
+        code = "unknown_url" if error.status_code == 404 else None
+        return failure_response(ApiFailure(error.status_code, message, param="url", code=code))
+
+    async def unexpected(_: Request, __: Exception) -> Response:
+        # The server's log has the traceback; a client learns nothing of it.
+        return failure_response(ApiFailure(500, "the server failed", type="server_error"))
+
+    app.add_exception_handler(HTTPException, framework)
+    app.add_exception_handler(Exception, unexpected)
+
+
+async def _counted(
+    service: Service,
+    path: str,
+    request: Request,
+    gate: Gate,
+    answer: Callable[[Request], Awaitable[Response]],
+) -> Response:
+    """A reply, or the failure that took its place; both are counted."""
+    start = time.monotonic()
+    try:
+        gate.check(request)
+        response = await answer(request)
+    except ApiFailure as failure:
+        response = failure_response(failure)
+    except UserError as error:
+        response = failure_response(refused(error))
+    if response.status_code == _GONE:
+        service.metrics.aborted.inc()
+    service.metrics.requests.labels(path, str(response.status_code)).inc()
+    service.metrics.seconds.labels(path).observe(time.monotonic() - start)
+    return response
+
+
+async def _generate(
+    service: Service, request: Request, make_job: Callable[[Body], Awaitable[Any]]
+) -> Response:
+    body = await read_body(request, service.limits)
+    job = await make_job(body)
+    if not job.reply.stream:
+        return JSONResponse(await while_connected(request, service.reply(job)))
+    stream = service.stream(job)
+    # Until the first token a failure has a status of its own.
+    first = await while_connected(request, _coroutine(anext(stream)))
+
+    async def pieces() -> AsyncGenerator[bytes]:
+        async with aclosing(stream):
+            yield first
+            async for piece in stream:
+                yield piece
+
+    headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+    return StreamingResponse(pieces(), media_type="text/event-stream", headers=headers)
