@@ -34,7 +34,13 @@ from luyen.rollout.native.paged.scheduler import (
     prefix_tokens,
 )
 from luyen.rollout.native.sequences import Decode, Row
-from luyen.rollout.protocol import Completion, Ending, Request, refuse_impossible
+from luyen.rollout.protocol import (
+    Completion,
+    Ending,
+    Request,
+    refuse_impossible,
+    refuse_options,
+)
 
 
 @final
@@ -165,6 +171,7 @@ class PagedEngine:
     def submit(self, request: Request) -> None:
         """Queue a request; a UserError if it can never be served."""
         refuse_impossible(request, vocabulary=self._policy.head.vocabulary)
+        refuse_options(request, "native")
         prompt, new = len(request.tokens), request.sampling.max_new_tokens
         if prompt + new > self._limit:
             raise UserError(
