@@ -2,8 +2,16 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+)
 from contextlib import aclosing, asynccontextmanager
+from functools import partial
 from typing import Any, TypeAlias, TypeVar, final
 
 from fastapi import FastAPI, Request
@@ -15,11 +23,12 @@ from luyen.serve.access import Keyring, demand_key, refuse_foreign_host
 from luyen.serve.dispatch import ServeLimits
 from luyen.serve.failures import ApiFailure, refused
 from luyen.serve.fields import parse_body
-from luyen.serve.metrics import CONTENT_TYPE, path_label
-from luyen.serve.service import Service
+from luyen.serve.jobs import Job
+from luyen.serve.metrics import CONTENT_TYPE
+from luyen.serve.service import Body, Service
 
 T = TypeVar("T")
-Body: TypeAlias = dict[str, Any]
+Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 _GONE = 499
 """Status in metrics and logs of a request whose client went away; it is never sent."""
 
@@ -111,56 +120,64 @@ def build_app(service: Service, gate: Gate) -> FastAPI:
         yield
         await service.close()
 
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
-    generating = {
-        "/v1/completions": service.completion_job,
-        "/v1/chat/completions": service.chat_job,
-    }
-    posts: dict[str, Callable[[Body], Awaitable[Body]]] = {
-        "/tokenize": service.tokenize,
-        "/detokenize": service.detokenize,
-        "/admin/weights": service.load_weights,
-    }
-    gets: dict[str, Callable[[], Awaitable[Body]]] = {
-        "/v1/models": service.models,
-        "/health": service.health,
-    }
-    known = [*generating, *posts, *gets, "/metrics", "/v1/models/NAME"]
-
-    def route(path: str, method: str, answer: Callable[[Request], Awaitable[Response]]) -> None:
-        async def handle(request: Request) -> Response:
-            return await _counted(service, path_label(path, known), request, gate, answer)
-
-        app.add_api_route(path, handle, methods=[method], response_model=None)
-
-    def posting(act: Callable[[Body], Awaitable[Body]]) -> Callable[[Request], Awaitable[Response]]:
-        async def answer(request: Request) -> Response:
-            body = await read_body(request, service.limits)
-            return JSONResponse(await while_connected(request, _coroutine(act(body))))
-
-        return answer
-
-    for path, make_job in generating.items():
-        route(path, "POST", lambda request, make=make_job: _generate(service, request, make))
-    for path, act in posts.items():
-        route(path, "POST", posting(act))
-    for path, read in gets.items():
-
-        async def get(_: Request, read: Callable[[], Awaitable[Body]] = read) -> Response:
-            return JSONResponse(await read())
-
-        route(path, "GET", get)
-
     async def metrics(_: Request) -> Response:
         return Response(service.metrics.page(), media_type=CONTENT_TYPE)
 
     async def one_model(request: Request) -> Response:
         return JSONResponse(await service.one_model(request.path_params["name"]))
 
-    route("/metrics", "GET", metrics)
-    route("/v1/models/{name:path}", "GET", one_model)
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
+    found = service.endpoints()
+    routes: list[tuple[str, str, Handler]] = [
+        *(("POST", path, _generating(service, make)) for path, make in found.jobs.items()),
+        *(("POST", path, _posting(service, act)) for path, act in found.posts.items()),
+        *(("GET", path, _getting(read)) for path, read in found.gets.items()),
+        ("GET", "/metrics", metrics),
+        ("GET", "/v1/models/{name:path}", one_model),
+    ]
+    for method, path, handler in routes:
+        answer = partial(_counted, service, path, gate, handler)
+        # Starlette tells a coroutine function from a partial one; FastAPI would read its arguments.
+        app.router.add_route(path, answer, methods=[method])
     _answer_errors(app)
     return app
+
+
+def _posting(service: Service, act: Callable[[Body], Awaitable[Body]]) -> Handler:
+    async def answer(request: Request) -> Response:
+        body = await read_body(request, service.limits)
+        return JSONResponse(await while_connected(request, _coroutine(act(body))))
+
+    return answer
+
+
+def _getting(read: Callable[[], Awaitable[Body]]) -> Handler:
+    async def answer(_: Request) -> Response:
+        return JSONResponse(await read())
+
+    return answer
+
+
+def _generating(service: Service, make_job: Callable[[Body], Awaitable[Job]]) -> Handler:
+    async def answer(request: Request) -> Response:
+        body = await read_body(request, service.limits)
+        job = await make_job(body)
+        if not job.reply.stream:
+            return JSONResponse(await while_connected(request, service.reply(job)))
+        stream = service.stream(job)
+        # Until the first token a failure has a status of its own.
+        first = await while_connected(request, _coroutine(anext(stream)))
+
+        async def pieces() -> AsyncGenerator[bytes]:
+            async with aclosing(stream):
+                yield first
+                async for piece in stream:
+                    yield piece
+
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        return StreamingResponse(pieces(), media_type="text/event-stream", headers=headers)
+
+    return answer
 
 
 async def _coroutine(work: Awaitable[T]) -> T:
@@ -168,7 +185,7 @@ async def _coroutine(work: Awaitable[T]) -> T:
 
 
 def _answer_errors(app: FastAPI) -> None:
-    """What the framework itself refuses, and what nobody expected, in OpenAI's form."""
+    """What the framework itself refuses, and what was not expected, in OpenAI's form."""
 
     async def framework(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -185,17 +202,13 @@ def _answer_errors(app: FastAPI) -> None:
 
 
 async def _counted(
-    service: Service,
-    path: str,
-    request: Request,
-    gate: Gate,
-    answer: Callable[[Request], Awaitable[Response]],
+    service: Service, path: str, gate: Gate, handler: Handler, request: Request
 ) -> Response:
     """A reply, or the failure that took its place; both are counted."""
     start = time.monotonic()
     try:
         gate.check(request)
-        response = await answer(request)
+        response = await handler(request)
     except ApiFailure as failure:
         response = failure_response(failure)
     except UserError as error:
@@ -203,26 +216,20 @@ async def _counted(
     if response.status_code == _GONE:
         service.metrics.aborted.inc()
     service.metrics.requests.labels(path, str(response.status_code)).inc()
-    service.metrics.seconds.labels(path).observe(time.monotonic() - start)
+    timer = service.metrics.seconds.labels(path)
+    if isinstance(response, StreamingResponse):
+        response.body_iterator = _timed(response.body_iterator, timer.observe, start)
+    else:
+        timer.observe(time.monotonic() - start)
     return response
 
 
-async def _generate(
-    service: Service, request: Request, make_job: Callable[[Body], Awaitable[Any]]
-) -> Response:
-    body = await read_body(request, service.limits)
-    job = await make_job(body)
-    if not job.reply.stream:
-        return JSONResponse(await while_connected(request, service.reply(job)))
-    stream = service.stream(job)
-    # Until the first token a failure has a status of its own.
-    first = await while_connected(request, _coroutine(anext(stream)))
-
-    async def pieces() -> AsyncGenerator[bytes]:
-        async with aclosing(stream):
-            yield first
-            async for piece in stream:
-                yield piece
-
-    headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-    return StreamingResponse(pieces(), media_type="text/event-stream", headers=headers)
+async def _timed(
+    pieces: AsyncIterable[T], observe: Callable[[float], None], start: float
+) -> AsyncGenerator[T]:
+    """The pieces; the time until the last of them, or until the client went away, is observed."""
+    try:
+        async for piece in pieces:
+            yield piece
+    finally:
+        observe(time.monotonic() - start)

@@ -114,6 +114,7 @@ class DecodingOptions:
             stop_ids=ends | {*self.stop_token_ids},
             stop_strings=self.stop,
             ignore_stop=self.ignore_eos,
+            top_logprobs=self.top_logprobs or 0,
         )
 
 

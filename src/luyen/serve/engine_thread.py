@@ -14,7 +14,14 @@ from typing import Any, TypeAlias, TypeVar, cast, final
 
 from luyen.base.boundary import boundary, last_line
 from luyen.base.errors import UserError
-from luyen.rollout.protocol import Completion, Request, RolloutEngine
+from luyen.rollout.protocol import (
+    Completion,
+    Request,
+    RolloutEngine,
+    StreamingEngine,
+    TokenStream,
+    TopLogps,
+)
 from luyen.serve.failures import ApiFailure, engine_failure, refused, stopping
 from luyen.serve.model import ServedModel
 
@@ -59,7 +66,7 @@ class Progress:
     """Log-probability of each."""
     digest: str
     """Digest of the weights that generate it."""
-    top_logps: tuple[tuple[tuple[int, float], ...], ...] = ()
+    top_logps: tuple[TopLogps, ...] = ()
     """(id, log-probability) of the likeliest at each; empty where they were not wanted."""
 
 
@@ -92,8 +99,8 @@ class _Submission:
         self.request = request
         self.listener = listener
         self.is_streaming = is_streaming
-        self.open = set(range(len(request.keys)))
-        """Samples that are still to come."""
+        self.open = dict.fromkeys(range(len(request.keys)), 0)
+        """Samples that are still to come, with the number of tokens that were reported."""
 
 
 @final
@@ -191,6 +198,7 @@ class EngineThread:
         if not self._engine.is_idle:
             for completion in self._engine.advance():
                 self._deliver(completion)
+            self._report_progress(self._engine)
         if self._next is not None and self._engine.is_idle:
             self._swap_now(*self._next)
 
@@ -212,10 +220,26 @@ class EngineThread:
         submission = self._open.get(completion.request)
         if submission is None:
             return
-        submission.open.discard(completion.sample)
+        submission.open.pop(completion.sample, None)
         if not submission.open:
             del self._open[completion.request]
         submission.listener([Finished(completion=completion, digest=self._model.digest)])
+
+    def _report_progress(self, engine: RolloutEngine) -> None:
+        """New tokens of running samples, to listeners that stream; other engines have none."""
+        if not isinstance(engine, StreamingEngine):
+            return
+        for submission in self._open.values():
+            if not submission.is_streaming:
+                continue
+            events: list[EngineEvent] = []
+            for sample, count in submission.open.items():
+                found = engine.snapshot(submission.request.id, sample, start=count)
+                if found is not None and found.tokens:
+                    events.append(_progress(submission.request.id, sample, found, self._model))
+                    submission.open[sample] = count + len(found.tokens)
+            if events:
+                submission.listener(events)
 
     def _abort(self, ids: Sequence[str]) -> None:
         self._waiting = [one for one in self._waiting if one.request.id not in ids]
@@ -272,6 +296,17 @@ class EngineThread:
             self._next[1].set_exception(stopping())
         if self._engine is not None:
             self._engine.close()
+
+
+def _progress(request: str, sample: int, found: TokenStream, model: ServedModel) -> Progress:
+    return Progress(
+        request=request,
+        sample=sample,
+        tokens=found.tokens,
+        logps=found.logps,
+        top_logps=found.top_logps,
+        digest=model.digest,
+    )
 
 
 def _carry_out(task: Callable[[], T], future: "Future[T]") -> None:

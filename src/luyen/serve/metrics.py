@@ -1,6 +1,6 @@
 """Prometheus metrics of a server."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import final
 
 from prometheus_client import (
@@ -62,13 +62,3 @@ class ServerMetrics:
     def page(self) -> bytes:
         """All of them in Prometheus' text format."""
         return generate_latest(self._registry)
-
-
-def path_label(path: str, known: Sequence[str]) -> str:
-    """The path of a request as a label: unknown ones are one, or clients could fill the memory.
-
-    Example:
-        >>> path_label("/v1/models", ["/v1/models"]), path_label("/etc", ["/v1/models"])
-        ('/v1/models', 'other')
-    """
-    return path if path in known else "other"

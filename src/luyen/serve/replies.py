@@ -9,7 +9,7 @@ from typing import Any, final
 from luyen.base.seeds import derive_key
 from luyen.data.tokenizer import Tokenizer
 from luyen.rollout.parsers.protocol import WrittenCall, call_from_object, read_json
-from luyen.rollout.protocol import Completion
+from luyen.rollout.protocol import Completion, TopLogps
 from luyen.serve.answer_text import AnswerText
 from luyen.serve.calls import ChatCall
 from luyen.serve.jobs import Job
@@ -214,13 +214,13 @@ class Scored:
     """The tokens."""
     logps: tuple[float | None, ...] = ()
     """Log-probability of each; None: it has none, as the first token of a prompt."""
-    tops: tuple[tuple[tuple[int, float], ...] | None, ...] = ()
+    tops: tuple[TopLogps | None, ...] = ()
     """(id, log-probability) of the likeliest; empty where they were not wanted."""
 
     @classmethod
     def of(cls, completion: Completion) -> "Scored":
         """The tokens of a completion."""
-        return cls(tokens=completion.tokens, logps=completion.logps)
+        return cls(tokens=completion.tokens, logps=completion.logps, tops=completion.top_logps)
 
     def followed_by(self, more: "Scored") -> "Scored":
         """These tokens and then others."""
@@ -284,6 +284,8 @@ def text_logprobs(
     for place, logp in enumerate(scored.logps):
         best = (scored.tops[place] if scored.tops else ()) or ()
         named = {_token_name(token, job, tokenizer): _finite(lp) for token, lp in best[:wanted]}
+        # The token itself is always among them, as OpenAI has it.
+        named.setdefault(names[place], _finite(logp))
         tops.append(None if logp is None else named)
     return {
         "tokens": names,

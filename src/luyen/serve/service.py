@@ -3,15 +3,17 @@
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
-from typing import Any, TypeVar, final
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeAlias, TypeVar, final
 
 from luyen.serve.calls import read_chat, read_completion
 from luyen.serve.dispatch import Dispatcher, ServeLimits
 from luyen.serve.engine_thread import EngineEvent, EngineThread, Finished
-from luyen.serve.failures import stopping, unknown_model, wrong
+from luyen.serve.failures import ApiFailure, stopping, unknown_model, wrong
 from luyen.serve.fields import Read, flag, only, read_fields, text, token_ids
 from luyen.serve.jobs import Job, chat_job, completion_job
 from luyen.serve.metrics import ServerMetrics
@@ -20,8 +22,34 @@ from luyen.serve.replies import reply
 from luyen.serve.streams import event_stream
 
 T = TypeVar("T")
+Body: TypeAlias = dict[str, Any]
 _LONGEST_TEXT = 1_000_000
 """Characters, or ids, of a text for /tokenize and /detokenize."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoints:
+    """Functions of a service by path.
+
+    Example:
+        >>> Endpoints(posts={}, gets={}).jobs
+        {}
+    """
+
+    posts: Mapping[str, Callable[[Body], Awaitable[Body]]]
+    """A body for a body."""
+    gets: Mapping[str, Callable[[], Awaitable[Body]]]
+    """Read without a body."""
+    jobs: Mapping[str, Callable[[Body], Awaitable[Job]]] = field(default_factory=dict)
+    """A body becomes a job, whose answer may be streamed."""
+
+
+async def _wrong_kind(path: str, fix: str, body: Body) -> Body:
+    """Refuse an endpoint that the served model has nothing for."""
+    del body
+    message = f"{path}: the model of this server has no such endpoint. Fix: {fix}"
+    raise ApiFailure(404, message, param="url", code="wrong_model_kind")
 
 
 @final
@@ -46,6 +74,22 @@ class Service:
             lambda: self._dispatcher.open_sequences,
         )
 
+    def endpoints(self) -> Endpoints:
+        """What is answered at which path."""
+        return Endpoints(
+            jobs={
+                "/v1/completions": self.completion_job,
+                "/v1/chat/completions": self.chat_job,
+            },
+            posts={
+                "/tokenize": self.tokenize,
+                "/detokenize": self.detokenize,
+                "/v1/score": partial(_wrong_kind, "/v1/score", "serve a reward model"),
+                "/admin/weights": self.load_weights,
+            },
+            gets={"/v1/models": self.models, "/health": self.health},
+        )
+
     @property
     def model(self) -> ServedModel:
         """The model that is served now."""
@@ -57,7 +101,7 @@ class Service:
         self._reader.shutdown(wait=False, cancel_futures=True)
         self._loader.shutdown(wait=False, cancel_futures=True)
 
-    async def completion_job(self, body: dict[str, Any]) -> Job:
+    async def completion_job(self, body: Body) -> Job:
         """The job of a body of /v1/completions."""
         model = self.model
         call = read_completion(body, model.limits)
@@ -65,7 +109,7 @@ class Service:
         id, seed, at = f"cmpl-{secrets.token_hex(12)}", _seed(call.decoding.seed), int(time.time())
         return await self._read(lambda: completion_job(call, model, id=id, seed=seed, at=at))
 
-    async def chat_job(self, body: dict[str, Any]) -> Job:
+    async def chat_job(self, body: Body) -> Job:
         """The job of a body of /v1/chat/completions."""
         model = self.model
         call = read_chat(body, model.limits)
@@ -74,7 +118,7 @@ class Service:
         seed = _seed(call.decoding.seed)
         return await self._read(lambda: chat_job(call, model, id=id, seed=seed, at=at))
 
-    async def reply(self, job: Job) -> dict[str, Any]:
+    async def reply(self, job: Job) -> Body:
         """The whole reply to a job."""
         found, digest = await self._dispatcher.run(job)
         self._count(job, sum(len(one.tokens) for one in found.values()))
@@ -103,7 +147,7 @@ class Service:
                         is_first = False
                     yield piece
 
-    async def tokenize(self, body: dict[str, Any]) -> dict[str, Any]:
+    async def tokenize(self, body: Body) -> Body:
         """Token ids of a text or of a conversation."""
         model = self.model
         readers: dict[str, Read[Any]] = {
@@ -134,7 +178,7 @@ class Service:
             reply["token_strs"] = [decode([token], skip_special=False) for token in tokens]
         return {**reply, "max_model_len": model.max_model_len}
 
-    async def detokenize(self, body: dict[str, Any]) -> dict[str, Any]:
+    async def detokenize(self, body: Body) -> Body:
         """The text of token ids."""
         model = self.model
         readers: dict[str, Read[Any]] = {
@@ -150,22 +194,22 @@ class Service:
         decode = model.tokenizer.decode
         return {"prompt": await self._read(lambda: decode(found["tokens"], skip_special=skip))}
 
-    async def models(self) -> dict[str, Any]:
+    async def models(self) -> Body:
         """The list of models: this one."""
         return {"object": "list", "data": [self._card()]}
 
-    async def one_model(self, name: str) -> dict[str, Any]:
+    async def one_model(self, name: str) -> Body:
         """The card of the model."""
         self._demand(name)
         return self._card()
 
-    async def health(self) -> dict[str, Any]:
+    async def health(self) -> Body:
         """Whether the engine runs."""
         if not self._dispatcher.is_healthy:
             raise stopping()
         return {"status": "ok"}
 
-    async def load_weights(self, body: dict[str, Any]) -> dict[str, Any]:
+    async def load_weights(self, body: Body) -> Body:
         """Replace the weights: load, let running answers finish, then go on with the new ones."""
         found = read_fields(body, {"path": text})
         if "path" not in found:
@@ -178,7 +222,7 @@ class Service:
         self.metrics.swaps.inc()
         return {"path": found["path"], "system_fingerprint": loaded.digest}
 
-    def _card(self) -> dict[str, Any]:
+    def _card(self) -> Body:
         model = self.model
         return {
             "id": model.name,

@@ -4,7 +4,7 @@ import json
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any, final
 
-from luyen.rollout.protocol import Completion
+from luyen.rollout.protocol import Completion, TopLogps
 from luyen.serve.calls import ChatCall
 from luyen.serve.engine_thread import EngineEvent, Finished, Progress
 from luyen.serve.failures import ApiFailure
@@ -82,7 +82,7 @@ class _ChoiceStream:
         self,
         tokens: tuple[int, ...],
         logps: tuple[float, ...],
-        tops: tuple[tuple[tuple[int, float], ...] | None, ...],
+        tops: tuple[TopLogps | None, ...],
     ) -> None:
         self._count += len(tokens)
         self._unsent = self._unsent.followed_by(Scored(tokens=tokens, logps=logps, tops=tops))
