@@ -8,12 +8,11 @@ from typing import TypeVar, final
 
 from luyen.rollout.protocol import Completion
 from luyen.serve.engine_thread import EngineEvent, EngineThread, Finished, Refused
-from luyen.serve.failures import ApiFailure, wrong
+from luyen.serve.failures import queue_full, too_slow, wrong
 from luyen.serve.jobs import Job
 from luyen.serve.model import ServedModel
 
 T = TypeVar("T")
-_RETRY_S = 1
 
 
 @final
@@ -114,7 +113,7 @@ class Dispatcher:
             async with asyncio.timeout_at(end):
                 return await work
         except TimeoutError:
-            raise _too_slow(self._limits.timeout_s) from None
+            raise too_slow(self._limits.timeout_s) from None
 
     @asynccontextmanager
     async def _admitted(self, sequences: int) -> AsyncIterator[None]:
@@ -124,24 +123,9 @@ class Dispatcher:
             why = f"the request wants {sequences} answers, and the server takes {most} at once"
             raise wrong("n", sequences, why, "send fewer prompts, or a smaller n")
         if self._sequences + sequences > most:
-            raise ApiFailure(
-                429,
-                f"{self._sequences} answers are open, and the server takes {most}. Fix: retry",
-                type="rate_limit_error",
-                code="queue_full",
-                retry_after_s=_RETRY_S,
-            )
+            raise queue_full(self._sequences, most)
         self._sequences += sequences
         try:
             yield
         finally:
             self._sequences -= sequences
-
-
-def _too_slow(seconds: float) -> ApiFailure:
-    return ApiFailure(
-        504,
-        f"no answer within {seconds:g} seconds. Fix: lower max_tokens or n, or retry later",
-        type="server_error",
-        code="timeout",
-    )

@@ -85,3 +85,24 @@ def stopping() -> ApiFailure:
     return ApiFailure(
         503, "the server is stopping", type="server_error", code="stopping", retry_after_s=5
     )
+
+
+def queue_full(open_answers: int, most: int) -> ApiFailure:
+    """More answers are open than the server takes."""
+    return ApiFailure(
+        429,
+        f"{open_answers} answers are open, and the server takes {most}. Fix: retry",
+        type="rate_limit_error",
+        code="queue_full",
+        retry_after_s=1,
+    )
+
+
+def too_slow(seconds: float) -> ApiFailure:
+    """A request took longer than the server allows."""
+    return ApiFailure(
+        504,
+        f"no answer within {seconds:g} seconds. Fix: lower max_tokens or n, or retry later",
+        type="server_error",
+        code="timeout",
+    )

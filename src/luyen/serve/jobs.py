@@ -1,13 +1,17 @@
 """Calls as engine requests: prompts as tokens, a random key and room for each answer."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
 from luyen.base.errors import UserError
 from luyen.base.seeds import derive_key
-from luyen.rollout.protocol import Request
+from luyen.rollout.constraints import (
+    call_constraint,
+    json_object_constraint,
+    json_schema_constraint,
+)
+from luyen.rollout.protocol import Request, TokenConstraint
 from luyen.serve.calls import ChatCall, CompletionCall, DecodingOptions, ReplyOptions, tool_function
 from luyen.serve.failures import ApiFailure, wrong
 from luyen.serve.model import ServedModel
@@ -93,7 +97,18 @@ def chat_job(call: ChatCall, model: ServedModel, *, id: str, seed: int, at: int)
     except UserError as error:
         # Its own field would name a file of this machine.
         raise wrong("messages", len(messages), error.why, "send other messages") from None
-    return _job(call, (tokens,), model, id=id, seed=seed, at=at)
+    constraint = constraint_of(call, model)
+    if constraint is not None:
+        _refuse_free_end(call.decoding)
+    return _job(call, (tokens,), model, id=id, seed=seed, at=at, constraint=constraint)
+
+
+def _refuse_free_end(decoding: DecodingOptions) -> None:
+    """An answer that must have a form ends where the form does."""
+    fields = {"ignore_eos": decoding.ignore_eos, "min_tokens": decoding.min_tokens}
+    for name, value in fields.items():
+        if value:
+            raise wrong(name, value, "the form of the answer decides where it ends", "leave it out")
 
 
 def _job(
@@ -104,6 +119,7 @@ def _job(
     id: str,
     seed: int,
     at: int,
+    constraint: TokenConstraint | None = None,
 ) -> Job:
     decoding = call.decoding
     keys = tuple(derive_key(seed, "serve", sample) for sample in range(decoding.n))
@@ -113,7 +129,11 @@ def _job(
         if room == 0:
             continue
         sampling = decoding.sampling(max_new_tokens=room, ends=model.ends)
-        requests.append(Request(id=f"{id}/{i}", tokens=tokens, keys=keys, sampling=sampling))
+        requests.append(
+            Request(
+                id=f"{id}/{i}", tokens=tokens, keys=keys, sampling=sampling, constraint=constraint
+            )
+        )
     return Job(id=id, call=call, prompts=prompts, requests=tuple(requests), created=at)
 
 
@@ -160,37 +180,16 @@ def _plain_message(message: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return {key: value for key, value in message.items() if key in MESSAGE_KEYS}
 
 
-def call_schema(call: ChatCall) -> dict[str, Any] | None:
-    """JSON schema of the calls that an answer must consist of; None: it is free text.
-
-    A named tool leaves the arguments alone to be written; a required call is an object, or a list
-    of objects, with name and arguments.
-    """
-    choice = call.tool_choice
-    if choice.mode not in ("named", "required"):
-        return None
-    functions = {tool_function(tool)["name"]: tool_function(tool) for tool in call.tools}
-    if choice.mode == "named":
-        return _parameters(functions[choice.name])
-    calls = [
-        {
-            "type": "object",
-            "properties": {"name": {"const": name}, "arguments": _parameters(function)},
-            "required": ["name", "arguments"],
-            "additionalProperties": False,
-        }
-        for name, function in functions.items()
-    ]
-    items: dict[str, Any] = calls[0] if len(calls) == 1 else {"anyOf": calls}
-    most = {} if choice.is_parallel else {"maxItems": 1}
-    return {"type": "array", "items": items, "minItems": 1, **most}
-
-
-def _parameters(function: Mapping[str, Any]) -> dict[str, Any]:
-    found = function.get("parameters")
-    return {"type": "object", **found} if isinstance(found, dict) else {"type": "object"}
-
-
-def schema_text(schema: Mapping[str, Any]) -> str:
-    """A schema as it is compared and cached."""
-    return json.dumps(schema, sort_keys=True)
+def constraint_of(call: ChatCall, model: ServedModel) -> TokenConstraint | None:
+    """What an answer must be: a call of a tool, JSON, or None for any text."""
+    choice, answer = call.tool_choice, call.response_format
+    if choice.mode in ("required", "named"):
+        names = [tool_function(tool)["name"] for tool in call.tools]
+        pairs = zip(call.tools, names, strict=True)
+        tools = [tool for tool, name in pairs if choice.mode == "required" or name == choice.name]
+        return call_constraint(tools, model.tool_format, model.tokenizer)
+    if answer.kind == "json_schema":
+        assert answer.schema is not None, "it was read with a schema"
+        field = "response_format.json_schema.schema"
+        return json_schema_constraint(answer.schema, model.tokenizer, field=field)
+    return json_object_constraint(model.tokenizer) if answer.kind == "json_object" else None

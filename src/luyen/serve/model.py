@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, final
 
+from torch import nn
+
 from luyen.base.digests import hash_value
 from luyen.base.errors import UserError
 from luyen.config.schema.actor_rollout_ref import RolloutConfig
@@ -50,6 +52,11 @@ class ServedModel:
     def tokenizer(self) -> Tokenizer:
         """Its tokenizer."""
         return self.loaded.tokenizer
+
+    @property
+    def tool_format(self) -> str:
+        """Name of that format."""
+        return self.loaded.config.actor_rollout_ref.rollout.multi_turn.format
 
     @property
     def limits(self) -> BodyLimits:
@@ -122,9 +129,9 @@ def build_engine(model: ServedModel) -> RolloutEngine:
     return make(model.loaded.policy, rollout, longest=model.max_model_len, decode=decode)
 
 
-def weight_digest(policy: Policy) -> str:
+def weight_digest(module: nn.Module) -> str:
     """One hash of all parameters: equal weights give equal ones on every machine."""
-    return f"fp_{hash_value(tensor_digests(dict(policy.named_parameters())))[:16]}"
+    return f"fp_{hash_value(tensor_digests(dict(module.named_parameters())))[:16]}"
 
 
 def _positions(policy: Policy) -> int | None:

@@ -8,7 +8,7 @@ from typing import Any, final
 
 from luyen.base.seeds import derive_key
 from luyen.data.tokenizer import Tokenizer
-from luyen.rollout.parsers.protocol import WrittenCall, call_from_object, read_json
+from luyen.rollout.parsers.protocol import WrittenCall
 from luyen.rollout.protocol import Completion, TopLogps
 from luyen.serve.answer_text import AnswerText
 from luyen.serve.calls import ChatCall
@@ -54,7 +54,8 @@ def said_tokens(completion: Completion, job: Job, model: ServedModel) -> tuple[i
 
 def answer_of(completion: Completion, job: Job, model: ServedModel) -> Answer:
     """Text and calls of a finished answer."""
-    reason = "length" if completion.reason == "length" else "stop"
+    # An answer that its form could not be brought to an end of was cut off, too.
+    reason = "stop" if completion.reason == "stop" else "length"
     tokens = said_tokens(completion, job, model)
     text = answer_text(job, model)
     whole = text.add(tokens) + text.finish()
@@ -63,33 +64,11 @@ def answer_of(completion: Completion, job: Job, model: ServedModel) -> Answer:
     choice = job.call.tool_choice
     if choice.mode == "none":
         return Answer(text=whole, reason=reason)
-    if choice.mode == "auto":
-        turn = model.parser(model.tokenizer.decode(tokens, skip_special=False))
-        content, calls = (turn.content, turn.calls) if turn.calls else (whole, ())
-    else:
-        content, calls = "", forced_calls(whole, named=choice.name)
-        content = "" if calls else whole
-    calls = calls if choice.is_parallel else calls[:1]
-    return Answer(text=content, reason="tool_calls" if calls else reason, calls=calls)
-
-
-def forced_calls(text: str, *, named: str | None) -> tuple[WrittenCall, ...]:
-    """The calls of an answer that had to be JSON; none where it was cut off.
-
-    Example:
-        >>> forced_calls('{"a": 1}', named="add")[0].arguments
-        {'a': 1}
-        >>> forced_calls('[{"name": "add", "argum', named=None)
-        ()
-    """
-    read = read_json(text, 0)
-    if read.fault is not None:
-        return ()
-    if named is not None:
-        is_object = isinstance(read.value, dict)
-        return (WrittenCall(name=named, arguments=read.value),) if is_object else ()
-    found = [call_from_object(one) for one in read.value] if isinstance(read.value, list) else []
-    return tuple(one for one in found if isinstance(one, WrittenCall))
+    turn = model.parser(model.tokenizer.decode(tokens, skip_special=False))
+    if not turn.calls:
+        return Answer(text=whole, reason=reason)
+    calls = turn.calls if choice.is_parallel else turn.calls[:1]
+    return Answer(text=turn.content, reason="tool_calls", calls=calls)
 
 
 def tool_calls(answer: Answer, key: int) -> list[dict[str, Any]]:

@@ -45,7 +45,7 @@ class Endpoints:
     """A body becomes a job, whose answer may be streamed."""
 
 
-async def _wrong_kind(path: str, fix: str, body: Body) -> Body:
+async def wrong_kind(path: str, fix: str, body: Body) -> Body:
     """Refuse an endpoint that the served model has nothing for."""
     del body
     message = f"{path}: the model of this server has no such endpoint. Fix: {fix}"
@@ -84,7 +84,7 @@ class Service:
             posts={
                 "/tokenize": self.tokenize,
                 "/detokenize": self.detokenize,
-                "/v1/score": partial(_wrong_kind, "/v1/score", "serve a reward model"),
+                "/v1/score": partial(wrong_kind, "/v1/score", "serve a reward model"),
                 "/admin/weights": self.load_weights,
             },
             gets={"/v1/models": self.models, "/health": self.health},
