@@ -37,6 +37,7 @@ def violations(code: str, path: str = "src/luyen/train/planted.py") -> int:
 def test_every_library_with_a_door_is_banned():
     doors = [
         "fastapi",
+        "llguidance",
         "mcp",
         "mlflow",
         "prometheus_client",

@@ -13,7 +13,7 @@ from luyen.cli.common import Checkpoint, Trust, prepare
 
 if TYPE_CHECKING:
     from luyen.serve.dispatch import ServeLimits
-    from luyen.serve.server import Access
+    from luyen.serve.server import Access, AnyService
 
 _ROLLOUT = "actor_rollout_ref.rollout"
 _NEEDS = ("fastapi", "uvicorn", "prometheus_client", "llguidance")
@@ -63,13 +63,18 @@ def demand_extra() -> None:
         raise UserError("luyen serve", ", ".join(missing), why, "pip install luyen[serve]")
 
 
-def start_message(url: str, name: str, digest: str, *, has_key: bool) -> str:
+def start_message(url: str, service: "AnyService", *, has_key: bool) -> str:
     """What is printed once the server answers."""
-    body = json.dumps({"model": name, "messages": [{"role": "user", "content": "1+2="}]})
+    messages = [{"role": "user", "content": "1+2="}]
+    path = "/v1/chat/completions"
+    if path not in service.endpoints().jobs:
+        path, messages = "/v1/score", [*messages, {"role": "assistant", "content": "3"}]
+    name, digest = service.model.name, service.model.digest
+    body = json.dumps({"model": name, "messages": messages})
     key = f' -H "Authorization: Bearer ${KEY_VARIABLE}"' if has_key else ""
     return (
         f"serving {name} ({digest}) at {url}/v1\n"
-        f"  curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' "
+        f"  curl {url}{path}{key} -H 'Content-Type: application/json' "
         f"-d '{body}'\nCtrl-C or SIGTERM ends it, after running requests are answered"
     )
 
@@ -85,17 +90,16 @@ def run_serve(
     is_trusted: bool,
 ) -> int:
     """Bind, load, serve; the exit code."""
-    from luyen.serve.model import open_model
-    from luyen.serve.server import build_service, open_socket, url_of
+    from luyen.serve.server import Opening, open_service, open_socket, url_of
     from luyen.serve.server import serve as serve_until_signal
 
     access.refuse_exposure()
     opened = open_socket(access)  # before the model is loaded, which takes long
     with opened:
-        model = open_model(checkpoint, name=name, overrides=overrides, is_trusted=is_trusted)
-        service = build_service(model, limits, is_trusted=is_trusted)
+        opening = Opening(name=name, overrides=tuple(overrides), is_trusted=is_trusted)
+        service = open_service(checkpoint, opening, limits)
         has_key = not access.keys.is_empty
-        said = start_message(url_of(opened), model.name, model.digest, has_key=has_key)
+        said = start_message(url_of(opened), service, has_key=has_key)
         return serve_until_signal(
             service, access, opened, drain_s=drain_s, ready=lambda: typer.echo(said)
         )

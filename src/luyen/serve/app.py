@@ -12,7 +12,7 @@ from collections.abc import (
 )
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
-from typing import Any, TypeAlias, TypeVar, final
+from typing import Any, Protocol, TypeAlias, TypeVar, final
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
@@ -23,9 +23,8 @@ from luyen.serve.access import Keyring, demand_key, refuse_foreign_host
 from luyen.serve.dispatch import ServeLimits
 from luyen.serve.failures import ApiFailure, refused
 from luyen.serve.fields import parse_body
-from luyen.serve.jobs import Job
-from luyen.serve.metrics import CONTENT_TYPE
-from luyen.serve.service import Body, Service
+from luyen.serve.metrics import CONTENT_TYPE, ServerMetrics
+from luyen.serve.service import Body, Endpoints, Generation
 
 T = TypeVar("T")
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
@@ -112,7 +111,26 @@ def failure_response(failure: ApiFailure) -> JSONResponse:
     return JSONResponse(failure.body(), status_code=failure.status, headers=failure.headers)
 
 
-def build_app(service: Service, gate: Gate) -> FastAPI:
+class HttpService(Protocol):
+    """What the application needs of any service."""
+
+    limits: ServeLimits
+    metrics: ServerMetrics
+
+    def endpoints(self) -> Endpoints:
+        """What is answered at which path."""
+        ...
+
+    async def one_model(self, name: str) -> Body:
+        """The card of a model."""
+        ...
+
+    async def close(self) -> None:
+        """End what runs."""
+        ...
+
+
+def build_app(service: HttpService, gate: Gate) -> FastAPI:
     """The application; nothing of it is documented by itself, since bodies are read by hand."""
 
     @asynccontextmanager
@@ -129,8 +147,8 @@ def build_app(service: Service, gate: Gate) -> FastAPI:
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
     found = service.endpoints()
     routes: list[tuple[str, str, Handler]] = [
-        *(("POST", path, _generating(service, make)) for path, make in found.jobs.items()),
-        *(("POST", path, _posting(service, act)) for path, act in found.posts.items()),
+        *(("POST", path, _generating(service.limits, make)) for path, make in found.jobs.items()),
+        *(("POST", path, _posting(service.limits, act)) for path, act in found.posts.items()),
         *(("GET", path, _getting(read)) for path, read in found.gets.items()),
         ("GET", "/metrics", metrics),
         ("GET", "/v1/models/{name:path}", one_model),
@@ -143,9 +161,9 @@ def build_app(service: Service, gate: Gate) -> FastAPI:
     return app
 
 
-def _posting(service: Service, act: Callable[[Body], Awaitable[Body]]) -> Handler:
+def _posting(limits: ServeLimits, act: Callable[[Body], Awaitable[Body]]) -> Handler:
     async def answer(request: Request) -> Response:
-        body = await read_body(request, service.limits)
+        body = await read_body(request, limits)
         return JSONResponse(await while_connected(request, _coroutine(act(body))))
 
     return answer
@@ -158,13 +176,13 @@ def _getting(read: Callable[[], Awaitable[Body]]) -> Handler:
     return answer
 
 
-def _generating(service: Service, make_job: Callable[[Body], Awaitable[Job]]) -> Handler:
+def _generating(limits: ServeLimits, make: Callable[[Body], Awaitable[Generation]]) -> Handler:
     async def answer(request: Request) -> Response:
-        body = await read_body(request, service.limits)
-        job = await make_job(body)
-        if not job.reply.stream:
-            return JSONResponse(await while_connected(request, service.reply(job)))
-        stream = service.stream(job)
+        body = await read_body(request, limits)
+        generation = await make(body)
+        if not generation.is_streaming:
+            return JSONResponse(await while_connected(request, generation.reply()))
+        stream = generation.stream()
         # Until the first token a failure has a status of its own.
         first = await while_connected(request, _coroutine(anext(stream)))
 
@@ -202,7 +220,7 @@ def _answer_errors(app: FastAPI) -> None:
 
 
 async def _counted(
-    service: Service, path: str, gate: Gate, handler: Handler, request: Request
+    service: HttpService, path: str, gate: Gate, handler: Handler, request: Request
 ) -> Response:
     """A reply, or the failure that took its place; both are counted."""
     start = time.monotonic()

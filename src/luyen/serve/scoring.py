@@ -136,9 +136,7 @@ def _renderer(tokenizer: Tokenizer, kwargs: Mapping[str, Any], path: str) -> Ren
     return Renderer(tokenizer, template_kwargs=kwargs)
 
 
-def _loaded(
-    block: ModelConfig, found: Checkpoint | None, *, device: str, seed: int
-) -> RewardModel:
+def _loaded(block: ModelConfig, found: Checkpoint | None, *, device: str, seed: int) -> RewardModel:
     block = block.model_copy(update={"enable_gradient_checkpointing": False})
     if found is None:
         return load_reward_model(block, device=device, field=_FIELD)
@@ -183,6 +181,11 @@ class ScoreService:
         self.metrics.watch(
             "luyen_open_sequences", "Conversations that are being scored.", lambda: self._open
         )
+
+    @property
+    def model(self) -> ServedRewardModel:
+        """The model that is served."""
+        return self._model
 
     def endpoints(self) -> Endpoints:
         """What is answered at which path."""
@@ -294,11 +297,11 @@ class ScoreService:
 
 
 def _conversation(value: Any, name: str) -> tuple[Message, ...]:
-    found = tuple(check_conversation(value, name, wrong))
+    found = check_conversation(value, name, wrong)
     if found[-1]["role"] != "assistant" or len(found) < 2:
         why = "an answer of the assistant after another message is scored"
         raise wrong(f"{name}[{len(found) - 1}].role", found[-1]["role"], why, "add the answer")
-    return found
+    return tuple(found)
 
 
 def _texts(value: Any, name: str) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -29,6 +29,24 @@ _LONGEST_TEXT = 1_000_000
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """A job that is ready to run, with the two ways of answering it.
+
+    Example:
+        >>> sorted(Generation.__slots__)
+        ['is_streaming', 'reply', 'stream']
+    """
+
+    is_streaming: bool
+    """Which of the two the client wants."""
+    reply: Callable[[], Coroutine[Any, Any, Body]]
+    """The whole reply."""
+    stream: Callable[[], AsyncGenerator[bytes]]
+    """The reply as server-sent events."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoints:
     """Functions of a service by path.
 
@@ -41,7 +59,7 @@ class Endpoints:
     """A body for a body."""
     gets: Mapping[str, Callable[[], Awaitable[Body]]]
     """Read without a body."""
-    jobs: Mapping[str, Callable[[Body], Awaitable[Job]]] = field(default_factory=dict)
+    jobs: Mapping[str, Callable[[Body], Awaitable[Generation]]] = field(default_factory=dict)
     """A body becomes a job, whose answer may be streamed."""
 
 
@@ -78,8 +96,8 @@ class Service:
         """What is answered at which path."""
         return Endpoints(
             jobs={
-                "/v1/completions": self.completion_job,
-                "/v1/chat/completions": self.chat_job,
+                "/v1/completions": self.complete,
+                "/v1/chat/completions": self.chat,
             },
             posts={
                 "/tokenize": self.tokenize,
@@ -100,6 +118,21 @@ class Service:
         await asyncio.to_thread(self._engine.stop)
         self._reader.shutdown(wait=False, cancel_futures=True)
         self._loader.shutdown(wait=False, cancel_futures=True)
+
+    async def complete(self, body: Body) -> Generation:
+        """Answer a body of /v1/completions."""
+        return self._generation(await self.completion_job(body))
+
+    async def chat(self, body: Body) -> Generation:
+        """Answer a body of /v1/chat/completions."""
+        return self._generation(await self.chat_job(body))
+
+    def _generation(self, job: Job) -> Generation:
+        return Generation(
+            is_streaming=job.reply.stream,
+            reply=partial(self.reply, job),
+            stream=partial(self.stream, job),
+        )
 
     async def completion_job(self, body: Body) -> Job:
         """The job of a body of /v1/completions."""
