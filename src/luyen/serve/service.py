@@ -79,7 +79,7 @@ class Service:
         self.limits = limits
         self.metrics = ServerMetrics()
         self._engine = engine
-        self._dispatcher = Dispatcher(engine, limits)
+        self.dispatcher = Dispatcher(engine, limits)
         self._is_trusted = is_trusted
         self._started = int(time.time())
         # One thread: templates and tokenizers are not made for several, and one cannot starve
@@ -89,7 +89,7 @@ class Service:
         self.metrics.watch(
             "luyen_open_sequences",
             "Answers that are running or waiting.",
-            lambda: self._dispatcher.open_sequences,
+            lambda: self.dispatcher.open_sequences,
         )
 
     def endpoints(self) -> Endpoints:
@@ -111,7 +111,7 @@ class Service:
     @property
     def model(self) -> ServedModel:
         """The model that is served now."""
-        return self._dispatcher.model
+        return self.dispatcher.model
 
     async def close(self) -> None:
         """End the engine and the threads."""
@@ -153,7 +153,7 @@ class Service:
 
     async def reply(self, job: Job) -> Body:
         """The whole reply to a job."""
-        found, digest = await self._dispatcher.run(job)
+        found, digest = await self.dispatcher.run(job)
         self._count(job, sum(len(one.tokens) for one in found.values()))
         return reply(job, self.model, found, digest)
 
@@ -164,7 +164,7 @@ class Service:
 
         async def counted() -> AsyncGenerator[EngineEvent]:
             written = 0
-            async with aclosing(self._dispatcher.events(job, streams=True)) as events:
+            async with aclosing(self.dispatcher.events(job, streams=True)) as events:
                 async for event in events:
                     if isinstance(event, Finished):
                         written += len(event.completion.tokens)
@@ -238,7 +238,7 @@ class Service:
 
     async def health(self) -> Body:
         """Whether the engine runs."""
-        if not self._dispatcher.is_healthy:
+        if not self.dispatcher.is_healthy:
             raise stopping()
         return {"status": "ok"}
 
@@ -251,7 +251,7 @@ class Service:
         loaded = await loop.run_in_executor(
             self._loader, lambda: with_weights(model, found["path"], is_trusted=self._is_trusted)
         )
-        await self._dispatcher.swap(loaded)
+        await self.dispatcher.swap(loaded)
         self.metrics.swaps.inc()
         return {"path": found["path"], "system_fingerprint": loaded.digest}
 
