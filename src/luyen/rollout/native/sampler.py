@@ -87,6 +87,13 @@ class TopTokens:
     logps: Tensor
     """Their log-probabilities under the full softmax."""
 
+    def with_logps(self, logps: Tensor) -> "TopTokens":
+        """The same tokens with these log-probabilities, sorted by them."""
+        by_id = self.ids.argsort(-1)
+        ids, logps = self.ids.gather(-1, by_id), logps.gather(-1, by_id)
+        order = torch.sort(logps, dim=-1, descending=True, stable=True).indices
+        return TopTokens(ids=ids.gather(-1, order), logps=logps.gather(-1, order))
+
 
 def likeliest(logp: Tensor, count: int) -> TopTokens:
     """The `count` likeliest tokens of each row of log-probabilities, or all there are.
