@@ -1,11 +1,12 @@
 """Jobs of the event loop on the engine thread: admission, waiting, time limits, aborting."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import TypeVar, final
 
+from luyen.rollout.prompt_scores import PromptScores, prompt_logps
 from luyen.rollout.protocol import Completion
 from luyen.serve.engine_thread import EngineEvent, EngineThread, Finished, Refused
 from luyen.serve.failures import queue_full, too_slow, wrong
@@ -97,10 +98,16 @@ class Dispatcher:
                 if left:
                     self._engine.abort([request.id for request in job.requests])
 
-    async def call(self, task: Callable[[ServedModel], T]) -> T:
-        """Run something that needs the policy, between two passes of the engine."""
+    async def score_prompts(self, job: Job) -> tuple[list[PromptScores], str]:
+        """Log-probabilities of a job's prompts, and the digest of the weights that gave them."""
+        top = job.decoding.top_logprobs or 0
+
+        def score(model: ServedModel) -> tuple[list[PromptScores], str]:
+            return prompt_logps(model.loaded.policy, job.prompts, top=top), model.digest
+
         end = asyncio.get_running_loop().time() + self._limits.timeout_s
-        return await self._before(end, asyncio.wrap_future(self._engine.call(task)))
+        async with self._admitted(len(job.prompts)):
+            return await self._before(end, asyncio.wrap_future(self._engine.call(score)))
 
     async def swap(self, model: ServedModel) -> None:
         """Serve other weights once what runs is finished."""

@@ -6,11 +6,11 @@ whatever needs the policy (scores of prompts, new weights) is done here, between
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from queue import Empty, SimpleQueue
-from typing import Any, TypeAlias, TypeVar, cast, final
+from typing import Any, Protocol, TypeAlias, TypeVar, cast, final, runtime_checkable
 
 from luyen.base.boundary import boundary, last_line
 from luyen.base.errors import UserError
@@ -89,6 +89,15 @@ Listener: TypeAlias = Callable[[Sequence[EngineEvent]], None]
 """Called on the engine thread; it must return at once."""
 
 
+@runtime_checkable
+class CachingEngine(Protocol):
+    """An engine that keeps prefixes, and counts what that saved."""
+
+    def cache_stats(self) -> Any:
+        """A record of counters."""
+        ...
+
+
 @final
 class _Submission:
     """A request in the engine or on its way there."""
@@ -129,6 +138,11 @@ class EngineThread:
     def is_alive(self) -> bool:
         """Whether the thread runs."""
         return self._thread.is_alive()
+
+    def cache_counts(self) -> Mapping[str, int]:
+        """Counters of the engine's prefix cache; empty for an engine without one."""
+        engine = self._engine
+        return asdict(engine.cache_stats()) if isinstance(engine, CachingEngine) else {}
 
     def start(self) -> None:
         """Start the thread; returns once the engine is there, or raises why it is not."""

@@ -67,6 +67,13 @@ class Job:
         """Answers that the engine generates."""
         return sum(len(request.keys) for request in self.requests)
 
+    @property
+    def scores_prompts(self) -> bool:
+        """Whether the log-probabilities of its prompts are wanted."""
+        call = self.call
+        has_echo = isinstance(call, CompletionCall) and call.echo
+        return has_echo and self.decoding.top_logprobs is not None
+
     def choice(self, request: str, sample: int) -> int:
         """Index of the choice that a sample of a request is."""
         return int(request.rpartition("/")[2]) * self.decoding.n + sample

@@ -9,6 +9,7 @@ from typing import Any, final
 from luyen.base.seeds import derive_key
 from luyen.data.tokenizer import Tokenizer
 from luyen.rollout.parsers.protocol import WrittenCall
+from luyen.rollout.prompt_scores import PromptScores
 from luyen.rollout.protocol import Completion, TopLogps
 from luyen.serve.answer_text import AnswerText
 from luyen.serve.calls import ChatCall
@@ -114,7 +115,7 @@ def reply(
     model: ServedModel,
     completions: Mapping[int, Completion],
     digest: str,
-    prompts: Sequence["PromptScores"] = (),
+    prompts: Sequence[PromptScores] = (),
 ) -> dict[str, Any]:
     """The whole reply; `completions` by choice, `prompts` where they are echoed with scores."""
     write = _chat_choice if isinstance(job.call, ChatCall) else partial(_text_choice, prompts)
@@ -147,7 +148,7 @@ def _chat_choice(
 
 
 def _text_choice(
-    prompts: Sequence["PromptScores"],
+    prompts: Sequence[PromptScores],
     job: Job,
     model: ServedModel,
     index: int,
@@ -166,7 +167,9 @@ def _text_choice(
         decoded = model.tokenizer.decode(prompt, skip_special=job.reply.skip_special_tokens)
         before = given if isinstance(given, str) else decoded
         if prompts:
-            scored = prompts[place].scored.followed_by(scored)
+            found = prompts[place]
+            known = Scored(tokens=prompt, logps=found.logps, tops=found.top_logps)
+            scored = known.followed_by(scored)
     choice: dict[str, Any] = {
         "index": index,
         "text": before + answer.text,
@@ -209,20 +212,6 @@ class Scored:
             logps=self.logps + more.logps,
             tops=self.tops + more.tops,
         )
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptScores:
-    """A prompt with the log-probability of each of its tokens.
-
-    Example:
-        >>> PromptScores(scored=Scored(tokens=(5,), logps=(None,))).scored.tokens
-        (5,)
-    """
-
-    scored: Scored
-    """Its tokens; the first has no log-probability."""
 
 
 def chat_logprobs(scored: Scored, job: Job, tokenizer: Tokenizer) -> dict[str, Any] | None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias, TypeVar, final
 
+from luyen.rollout.prompt_scores import PromptScores
 from luyen.serve.calls import read_chat, read_completion
 from luyen.serve.dispatch import Dispatcher, ServeLimits
 from luyen.serve.engine_thread import EngineEvent, EngineThread, Finished
@@ -92,6 +93,15 @@ class Service:
             lambda: self.dispatcher.open_sequences,
         )
 
+        cache = {
+            "tokens": "Tokens of prompts that were read.",
+            "reused_tokens": "Tokens of prompts that were in the prefix cache.",
+            "evictions": "Blocks of the prefix cache that made room for newer ones.",
+        }
+        for name, help in cache.items():
+            read = partial(_counter, engine, name)
+            self.metrics.watch(f"luyen_prefix_cache_{name}", help, read)
+
     def endpoints(self) -> Endpoints:
         """What is answered at which path."""
         return Endpoints(
@@ -154,8 +164,15 @@ class Service:
     async def reply(self, job: Job) -> Body:
         """The whole reply to a job."""
         found, digest = await self.dispatcher.run(job)
+        scores: list[PromptScores] = []
+        if job.scores_prompts:
+            scores, scored_by = await self.dispatcher.score_prompts(job)
+            if scored_by != digest and job.requests:
+                # New weights came in between, and no reply mixes two versions.
+                return await self.reply(job)
+            digest = scored_by
         self._count(job, sum(len(one.tokens) for one in found.values()))
-        return reply(job, self.model, found, digest)
+        return reply(job, self.model, found, digest, scores)
 
     async def stream(self, job: Job) -> AsyncGenerator[bytes]:
         """The reply to a job as server-sent events."""
@@ -290,3 +307,7 @@ async def _chained(
 
 def _seed(given: int | None) -> int:
     return secrets.randbits(63) if given is None else given
+
+
+def _counter(engine: EngineThread, name: str) -> float:
+    return float(engine.cache_counts().get(name, 0))
