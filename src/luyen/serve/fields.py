@@ -57,7 +57,7 @@ def read_fields(
             continue
         if name not in readers:
             fix = did_you_mean(name, readers) if len(name) < 40 else "leave it out"
-            raise wrong(f"{above}{name}", value, "no such field", fix)
+            raise wrong(f"{above}{name}" or "(empty)", value, "no such field", fix)
         if value is not None:
             found[name] = readers[name](value, f"{above}{name}")
     return found

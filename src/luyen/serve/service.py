@@ -212,7 +212,8 @@ class Service:
         self._demand(found.get("model"))
         if ("prompt" in found) == ("messages" in found):
             why = "a text or a conversation is tokenised, and only one of them"
-            raise wrong("prompt", found.get("prompt"), why, "send prompt or messages")
+            field = "messages" if "prompt" in found else "prompt"
+            raise wrong(field, found.get(field), why, "send prompt or messages")
         if "messages" in found:
             chat = {name: found[name] for name in ("messages", "tools") if name in found}
             tokens = list((await self.chat_job({**chat, "max_tokens": 1})).prompts[0])
