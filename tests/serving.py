@@ -43,6 +43,26 @@ class Reply:
         return self.body["error"]
 
 
+def send(
+    port: int, method: str, path: str, body: bytes | None, headers: Mapping[str, str]
+) -> Reply:
+    """One request over a connection of its own."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        connection.request(method, path, body=body, headers=dict(headers))
+        got = connection.getresponse()
+        found = {name.lower(): value for name, value in got.getheaders()}
+        return Reply(status=got.status, headers=found, raw=got.read())
+    finally:
+        connection.close()
+
+
+def post_json(port: int, path: str, body: Any, **headers: str) -> Reply:
+    """A POST request; bytes are sent as they are."""
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return send(port, "POST", path, raw, {**JSON, **headers})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
     """A server that runs. Example: see `running`."""
@@ -61,14 +81,7 @@ class Running:
 
     def send(self, method: str, path: str, body: bytes | None = None, headers: Any = None) -> Reply:
         """One request over a connection of its own."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        try:
-            connection.request(method, path, body=body, headers=headers or {})
-            got = connection.getresponse()
-            found = {name.lower(): value for name, value in got.getheaders()}
-            return Reply(status=got.status, headers=found, raw=got.read())
-        finally:
-            connection.close()
+        return send(self.port, method, path, body, headers or {})
 
     def get(self, path: str, **headers: str) -> Reply:
         """A GET request."""
@@ -76,8 +89,7 @@ class Running:
 
     def post(self, path: str, body: Any, **headers: str) -> Reply:
         """A POST request; bytes are sent as they are."""
-        raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-        return self.send("POST", path, raw, {**JSON, **headers})
+        return post_json(self.port, path, body, **headers)
 
     def chat(self, content: str = "12+34=", **fields: Any) -> Reply:
         """A chat of one message."""

@@ -13,7 +13,7 @@ from luyen.cli.common import Checkpoint, Trust, prepare
 
 if TYPE_CHECKING:
     from luyen.serve.dispatch import ServeLimits
-    from luyen.serve.server import Access, AnyService
+    from luyen.serve.server import Access, AnyService, CanaryOptions
 
 _ROLLOUT = "actor_rollout_ref.rollout"
 _NEEDS = ("fastapi", "uvicorn", "prometheus_client", "llguidance")
@@ -88,16 +88,20 @@ def run_serve(
     name: str | None,
     drain_s: int,
     is_trusted: bool,
+    canary: "CanaryOptions | None" = None,
 ) -> int:
     """Bind, load, serve; the exit code."""
-    from luyen.serve.server import Opening, open_service, open_socket, url_of
+    from luyen.serve.server import Opening, open_canary, open_service, open_socket, url_of
     from luyen.serve.server import serve as serve_until_signal
 
     access.refuse_exposure()
     opened = open_socket(access)  # before the model is loaded, which takes long
     with opened:
         opening = Opening(name=name, overrides=tuple(overrides), is_trusted=is_trusted)
-        service = open_service(checkpoint, opening, limits)
+        if canary is None:
+            service = open_service(checkpoint, opening, limits)
+        else:
+            service = open_canary(checkpoint, opening, limits, canary)
         has_key = not access.keys.is_empty
         said = start_message(url_of(opened), service, has_key=has_key)
         return serve_until_signal(
@@ -157,6 +161,36 @@ MaxBody: TypeAlias = Annotated[
 Drain: TypeAlias = Annotated[
     int, typer.Option(min=0, help="Seconds that running requests get at the end.")
 ]
+Canary: TypeAlias = Annotated[
+    str | None,
+    typer.Option(help="A second checkpoint that answers a share of the callers (docs/canary.md)."),
+]
+Share: TypeAlias = Annotated[
+    float, typer.Option(min=0.0, max=1.0, help="--canary: its share of the callers.")
+]
+CanaryLogFile: TypeAlias = Annotated[
+    Path, typer.Option(help="--canary: file of scores and decisions; a restart goes on with it.")
+]
+ErrorRate: TypeAlias = Annotated[
+    float, typer.Option(min=1e-9, max=0.5, help="--canary: probability of a wrong decision.")
+]
+MinGain: TypeAlias = Annotated[
+    float, typer.Option(min=0.0, max=0.99, help="--canary: promoted when better by more than this.")
+]
+MaxLoss: TypeAlias = Annotated[
+    float,
+    typer.Option(min=0.0, max=0.99, help="--canary: rolled back when worse by more than this."),
+]
+MaxPairs: TypeAlias = Annotated[
+    int, typer.Option(min=1, help="--canary: rolled back after so many scores without a decision.")
+]
+RewardRange: TypeAlias = Annotated[
+    tuple[float, float] | None,
+    typer.Option(
+        help="--canary: LOW HIGH of the candidate's reward, which then scores; else: votes.",
+        metavar="LOW HIGH",
+    ),
+]
 
 
 def serve(
@@ -178,14 +212,23 @@ def serve(
     timeout: Timeout = 600.0,
     max_body_mb: MaxBody = 8.0,
     drain: Drain = 30,
+    canary: Canary = None,
+    share: Share = 0.1,
+    canary_log: CanaryLogFile = Path("canary.jsonl"),
+    error_rate: ErrorRate = 0.05,
+    min_gain: MinGain = 0.0,
+    max_loss: MaxLoss = 0.0,
+    max_pairs: MaxPairs = 10_000,
+    reward_range: RewardRange = None,
     trust: Trust = False,
 ) -> None:
     """Serve a checkpoint or a model over HTTP, as OpenAI's API does."""
     demand_extra()
     prepare()  # before torch is imported
     from luyen.serve.access import read_keys
+    from luyen.serve.canary import CanaryLimits
     from luyen.serve.dispatch import ServeLimits
-    from luyen.serve.server import Access
+    from luyen.serve.server import Access, CanaryOptions
 
     keys = read_keys(KEY_VARIABLE, api_key_file, option="--api-key-file")
     admin_keys = read_keys(ADMIN_VARIABLE, admin_key_file, option="--admin-key-file")
@@ -198,5 +241,26 @@ def serve(
         dtype, device, max_model_len, max_num_seqs, gpu_memory_utilization, tool_format
     )
     words = [*engine.overrides(), *(overrides or [])]
-    code = run_serve(checkpoint, words, access, limits, name=name, drain_s=drain, is_trusted=trust)
+    compared = None
+    if canary is not None:
+        bounds = CanaryLimits(
+            share=share,
+            error_rate=error_rate,
+            min_gain=min_gain,
+            max_loss=max_loss,
+            max_pairs=max_pairs,
+        )
+        compared = CanaryOptions(
+            path=canary, limits=bounds, log=canary_log, reward_range=reward_range
+        )
+    code = run_serve(
+        checkpoint,
+        words,
+        access,
+        limits,
+        name=name,
+        drain_s=drain,
+        is_trusted=trust,
+        canary=compared,
+    )
     raise typer.Exit(code)

@@ -131,13 +131,14 @@ class Service:
 
     async def complete(self, body: Body) -> Generation:
         """Answer a body of /v1/completions."""
-        return self._generation(await self.completion_job(body))
+        return self.generation(await self.completion_job(body))
 
     async def chat(self, body: Body) -> Generation:
         """Answer a body of /v1/chat/completions."""
-        return self._generation(await self.chat_job(body))
+        return self.generation(await self.chat_job(body))
 
-    def _generation(self, job: Job) -> Generation:
+    def generation(self, job: Job) -> Generation:
+        """Both ways of answering a job."""
         return Generation(
             is_streaming=job.reply.stream,
             reply=partial(self.reply, job),
