@@ -1,6 +1,7 @@
 """Requests to ask of an engine, and what a plain or packed forward says of its answers."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -85,6 +86,45 @@ def request(
     keys = tuple(derive_key(seed, "test", name, i) for i in range(samples))
     asked = Sampling(max_new_tokens=new, **sampling)
     return Request(id=name, tokens=prompt(length, seed=seed), keys=keys, sampling=asked)
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """A constraint: one of the three tokens after the last, or from 4 on the stop token.
+
+    After `steps` tokens nothing may follow.
+    """
+
+    size: int
+    steps: int = 12
+    stop: int = 9
+
+    def start(self) -> "LadderState":
+        return LadderState(self)
+
+
+class LadderState:
+    def __init__(self, rule: Ladder) -> None:
+        self.rule = rule
+        self.tokens: list[int] = []
+
+    def allowed(self) -> Tensor:
+        found = torch.zeros(self.rule.size, dtype=torch.bool)
+        last = self.tokens[-1] if self.tokens else 10
+        for step in (1, 2, 3):
+            found[10 + (last - 10 + step) % (self.rule.size - 10)] = True
+        found[self.rule.stop] = len(self.tokens) >= 4
+        return found
+
+    def accept(self, token: int) -> None:
+        assert self.allowed()[token]
+        assert not self.is_finished
+        self.tokens.append(token)
+
+    @property
+    def is_finished(self) -> bool:
+        ended = bool(self.tokens) and self.tokens[-1] == self.rule.stop
+        return ended or len(self.tokens) >= self.rule.steps
 
 
 Pair = tuple[tuple[int, ...], Completion]

@@ -36,14 +36,19 @@ def violations(code: str, path: str = "src/luyen/train/planted.py") -> int:
 
 def test_every_library_with_a_door_is_banned():
     doors = [
+        "fastapi",
+        "llguidance",
         "mcp",
         "mlflow",
+        "prometheus_client",
         "ray",
         "sglang",
+        "starlette",
         "torch.distributed",
         "trackio",
         "transformers",
         "triton",
+        "uvicorn",
         "verifiers",
         "vllm",
         "wandb",

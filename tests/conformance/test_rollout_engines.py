@@ -11,10 +11,17 @@ import torch
 
 from luyen.base.errors import UserError
 from luyen.base.seeds import uniform
-from luyen.rollout.protocol import Request, RolloutEngine, generate
+from luyen.rollout.protocol import (
+    Request,
+    RolloutEngine,
+    StreamingEngine,
+    TokenStream,
+    generate,
+)
 from luyen.rollout.servers.engine import ServerEngine
 from tests.generation import (
     ENGINES,
+    Ladder,
     engine_of,
     packed_logps,
     pairs,
@@ -220,6 +227,157 @@ def test_a_server_refuses_truncation(server_engine: RolloutEngine, limits):
     assert server_engine.is_idle
 
 
+@pytest.mark.parametrize("option", ["constraint", "top_logprobs"])
+def test_a_server_refuses_an_option_that_it_does_not_have(server_engine: RolloutEngine, option):
+    plain = request(5, 6)
+    asked = {
+        "constraint": replace(plain, constraint=LADDER),
+        "top_logprobs": replace(plain, sampling=replace(plain.sampling, top_logprobs=2)),
+    }
+    with pytest.raises(UserError, match=option):
+        server_engine.submit(asked[option])
+    assert server_engine.is_idle
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+def test_the_likeliest_tokens_are_those_of_a_plain_forward(own_engine: RolloutEngine, temperature):
+    asked = [
+        request(n, 9, samples=2, temperature=temperature, top_logprobs=top)
+        for n, top in zip(LENGTHS, (1, 5, 20), strict=True)
+    ]
+    found = generate(own_engine, asked)
+    for (name, _), done in found.items():
+        one = next(r for r in asked if r.id == name)
+        assert len(done.top_logps) == len(done.tokens) == 9
+        for place, weights in enumerate(probabilities(one, done.tokens, temperature or 1.0)):
+            top = done.top_logps[place]
+            best = sorted(weights, reverse=True)[: one.sampling.top_logprobs]
+            assert [logp for _, logp in top] == pytest.approx(
+                [float(torch.tensor(p).log()) for p in best], abs=1e-4
+            )
+            assert [weights[token] for token, _ in top] == pytest.approx(best, abs=1e-6)
+            assert list(top) == sorted(top, key=lambda pair: (-pair[1], pair[0]))
+            # One convention: where the sampled token is among them, both say the same.
+            assert dict(top).get(done.tokens[place], done.logps[place]) == done.logps[place]
+
+
+def test_alternatives_change_nothing_that_is_sampled(own_engine: RolloutEngine):
+    plain = [request(n, 14, samples=2) for n in LENGTHS]
+    told = [replace(r, sampling=replace(r.sampling, top_logprobs=4)) for r in plain]
+    for (_, one), (_, other) in zip(
+        generate(own_engine, plain).items(), generate(own_engine, told).items(), strict=True
+    ):
+        assert (one.tokens, one.logps, one.top_logps) == (other.tokens, other.logps, ())
+
+
+LADDER = Ladder(VOCABULARY)
+CONSTRAINED = [{}, {"temperature": 0.0}, {"top_p": 0.8}, {"top_k": 2, "temperature": 1.5}]
+
+
+@pytest.mark.parametrize("sampling", CONSTRAINED, ids=str)
+def test_a_constrained_answer_takes_allowed_tokens_alone(own_engine: RolloutEngine, sampling):
+    asked = [
+        replace(request(n, 30, samples=3, stop_ids=frozenset({9}), **sampling), constraint=LADDER)
+        for n in LENGTHS
+    ]
+    temperature = sampling.get("temperature", 1.0)
+    rules = {k: v for k, v in sampling.items() if k != "temperature"}
+    ends = set()
+    for (name, sample), done in generate(own_engine, asked).items():
+        one = next(r for r in asked if r.id == name)
+        state = LADDER.start()
+        for place, weights in enumerate(probabilities(one, done.tokens, temperature or 1.0)):
+            left = [w if ok else 0.0 for w, ok in zip(weights, state.allowed(), strict=True)]
+            kept = kept_by_hand(left, **rules)
+            left = [w if i in kept else 0.0 for i, w in enumerate(left)]
+            number = uniform(one.keys[sample], place)
+            wanted = by_hand(left, number) if temperature else left.index(max(left))
+            assert done.tokens[place] == wanted
+            assert done.kept_mass[place] == pytest.approx(sum(left), abs=1e-5)
+            # The log-probability is that of the full softmax.
+            assert done.logps[place] == pytest.approx(
+                float(torch.tensor(weights[wanted]).log()), abs=1e-4
+            )
+            state.accept(done.tokens[place])
+        assert state.is_finished
+        assert done.reason == "stop"
+        ends.add(len(done.tokens))
+    assert min(ends) >= 5
+    assert len(ends) > 1 or not temperature
+
+
+def test_constrained_and_other_rows_do_not_touch_one_another(own_engine: RolloutEngine):
+    plain = [request(n, 14, samples=2) for n in LENGTHS]
+    ruled = [
+        replace(request(n, 14, name=f"c{n}", top_logprobs=n % 4), constraint=LADDER) for n in (3, 8)
+    ]
+    alone = {**generate(own_engine, plain), **generate(own_engine, ruled[:1])}
+    among = generate(own_engine, [ruled[0], *plain, ruled[1]])
+    for key, done in alone.items():
+        assert among[key].tokens == done.tokens
+        assert among[key].kept_mass == pytest.approx(done.kept_mass, abs=1e-6)
+    assert all(among[r.id, 0].reason == "stop" for r in ruled)
+
+
+class Stuck:
+    """A constraint that no token continues after the third."""
+
+    def start(self):
+        return self._state()
+
+    @staticmethod
+    def _state():
+        state = Ladder(VOCABULARY).start()
+        whole = state.allowed
+        state.allowed = lambda: whole() & torch.tensor(len(state.tokens) < 3)
+        return state
+
+
+def test_an_answer_that_no_token_continues_is_aborted(own_engine: RolloutEngine):
+    asked = replace(request(5, 30, samples=2), constraint=Stuck())
+    for done in generate(own_engine, [asked]).values():
+        assert (len(done.tokens), done.reason) == (3, "aborted")
+
+
+def test_a_constrained_answer_may_run_out_of_room(own_engine: RolloutEngine):
+    [done] = generate(own_engine, [replace(request(5, 3), constraint=LADDER)]).values()
+    assert (len(done.tokens), done.reason) == (3, "length")
+
+
+@pytest.mark.parametrize("name", ["native", "paged"])
+def test_a_running_sample_shows_what_its_completion_begins_with(name: str):
+    engine = engine_of(name, POLICY)
+    assert isinstance(engine, StreamingEngine)
+    asked = [
+        request(5, 40, samples=2, top_logprobs=2),
+        replace(request(6, 40, name="c"), constraint=Ladder(VOCABULARY, steps=30)),
+        request(33, 40, name="plain"),
+    ]
+    wanted = generate(engine, asked)
+    assert engine.snapshot("plain", 0) is None
+    for one in asked:
+        engine.submit(one)
+    assert engine.snapshot("c", 0) == TokenStream(tokens=(), logps=())
+    seen: dict[tuple[str, int], list[int]] = {key: [] for key in wanted}
+    found = {}
+    while not engine.is_idle:
+        found |= {(done.request, done.sample): done for done in engine.advance()}
+        for (one, sample), whole in wanted.items():
+            stream = engine.snapshot(one, sample, start=3)
+            assert (stream is None) == ((one, sample) in found)
+            if stream is not None:
+                upto = slice(3, 3 + len(stream.tokens))
+                assert stream == TokenStream(
+                    tokens=whole.tokens[upto],
+                    logps=whole.logps[upto],
+                    top_logps=whole.top_logps[upto],
+                )
+                seen[one, sample].append(len(stream.tokens))
+    assert found == wanted
+    del seen["c", 0]  # it may end early
+    assert all(max(lengths) > 5 and len(set(lengths)) > 2 for lengths in seen.values())
+
+
 def test_kept_mass_is_absent_without_truncation(engine: RolloutEngine):
     [done] = generate(engine, [request(4, 3)]).values()
     assert done.kept_mass == ()
@@ -319,6 +477,11 @@ IMPOSSIBLE = [
     ({}, {"min_new_tokens": -1}, "number of tokens"),
     ({}, {"min_new_tokens": 1, "stop_ids": frozenset(range(VOCABULARY))}, "no token to begin"),
     ({}, {"stop_strings": ("",)}, "ends every answer"),
+    ({}, {"top_logprobs": 21}, "at most 20"),
+    ({}, {"top_logprobs": -1}, "at most 20"),
+    ({"constraint": Ladder(VOCABULARY)}, {"ignore_stop": True}, "where an answer ends"),
+    ({"constraint": Ladder(VOCABULARY)}, {"min_new_tokens": 2}, "where an answer ends"),
+    ({"constraint": Ladder(VOCABULARY - 1)}, {}, "the model has 61"),
 ]
 
 

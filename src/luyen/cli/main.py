@@ -57,6 +57,7 @@ COMMANDS = {
     "eval": "evaluate",
     "sweep": "sweep",
     "chat": "chat",
+    "serve": "serve",
     "export": "export",
     "selftest": "selftest",
     "init": "init",

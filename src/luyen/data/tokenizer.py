@@ -212,8 +212,9 @@ class Tokenizer:
         Tokenizers with equal hashes make the same ids of every conversation.
         """
         backend = self._backend
-        whole = backend.backend_tokenizer.to_str() if backend.is_fast else ""
-        known = json.dumps([whole, backend.get_vocab(), self.markers], sort_keys=True)
+        known = json.dumps(
+            [self.serialized() or "", backend.get_vocab(), self.markers], sort_keys=True
+        )
         template = json.dumps(backend.chat_template) if self.has_template else None
         return _digest(known), None if template is None else _digest(template)
 
@@ -244,8 +245,13 @@ class Tokenizer:
     @cached_property
     def _longest(self) -> int | None:
         """Most characters that one token covers; None where that is not known."""
+        page = self.serialized()
+        return None if page is None else longest_token(page)
+
+    def serialized(self) -> str | None:
+        """The text of its `tokenizer.json`; None where it has none."""
         backend = self._backend
-        return longest_token(backend.backend_tokenizer.to_str()) if backend.is_fast else None
+        return cast(str, backend.backend_tokenizer.to_str()) if backend.is_fast else None
 
     def encode_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]] | None]:
         """Ids, and for each the characters it covers; None where the tokenizer cannot say."""

@@ -14,7 +14,7 @@ from luyen.base.boundary import boundary
 from luyen.base.errors import UserError
 from luyen.base.heartbeat import beat
 from luyen.base.seeds import derive_key
-from luyen.rollout.protocol import Completion, Request, RolloutEngine, Sampling
+from luyen.rollout.protocol import Completion, Request, RolloutEngine, Sampling, TopLogps
 
 
 @final
@@ -25,7 +25,7 @@ class PartialCompletion:
     Each token keeps the log-probability and the version that it was sampled with.
     """
 
-    __slots__ = ("kept_mass", "key", "logps", "sampling", "tokens", "versions")
+    __slots__ = ("kept_mass", "key", "logps", "sampling", "tokens", "top_logps", "versions")
 
     def __init__(self, key: int, sampling: Sampling) -> None:
         self.key = key
@@ -36,6 +36,7 @@ class PartialCompletion:
         self.logps: tuple[float, ...] = ()
         self.kept_mass: tuple[float, ...] = ()
         self.versions: tuple[int, ...] = ()
+        self.top_logps: tuple[TopLogps, ...] = ()
 
     def continue_after(self, stopped: Completion, version: int) -> None:
         """Keep the tokens that a version has generated.
@@ -62,6 +63,7 @@ class PartialCompletion:
             logps=self.logps,
             kept_mass=self.kept_mass,
             versions=self.versions,
+            top_logps=self.top_logps,
         )
 
     def _add(self, part: Completion, version: int) -> None:
@@ -71,6 +73,7 @@ class PartialCompletion:
         whole = (1.0,) * len(part.tokens) if self.kept_mass else ()
         self.kept_mass += part.kept_mass or whole
         self.versions += (version,) * len(part.tokens)
+        self.top_logps += part.top_logps
 
 
 _YIELD_ROUNDS = 16

@@ -14,7 +14,13 @@ from luyen.models.hf_generation import HfForward, can_cache, hf_attention
 from luyen.models.policy import Policy
 from luyen.models.trained_weights import Fingerprint
 from luyen.rollout.native.sampler import sample_tokens, uniforms
-from luyen.rollout.native.sequences import Decode, Row, RowTensors, append_tokens
+from luyen.rollout.native.sequences import (
+    Decode,
+    Row,
+    RowTensors,
+    allowed_tokens,
+    append_tokens,
+)
 from luyen.rollout.protocol import Completion, Request, refuse_impossible
 
 
@@ -112,8 +118,14 @@ class HfEngine:
                 logits = logits / settings.temperature
             counter = torch.full((len(rows),), position, device=device)
             limits = settings.limits_at(counter)
+            allowed = allowed_tokens(rows, vocabulary=logits.shape[-1])
             sampled = sample_tokens(
-                logits, uniforms(settings.keys, counter), settings.greedy, limits
+                logits,
+                uniforms(settings.keys, counter),
+                settings.greedy,
+                limits,
+                allowed=None if allowed is None else allowed.to(device),
+                top=settings.top,
             )
             append_tokens(rows, sampled)
             for i, row in enumerate(rows):

@@ -16,6 +16,10 @@ Ending: TypeAlias = Literal["stop", "length", "aborted"]
 """Why generation of a sample ended."""
 MOST_BARRED = 64
 """Most stop tokens of a request that has `min_new_tokens`: a device has so many places a row."""
+MOST_TOP_LOGPROBS = 20
+"""Most alternatives that a request may ask for at each token."""
+TopLogps: TypeAlias = tuple[tuple[int, float], ...]
+"""(id, log-probability) of the likeliest tokens, sorted by log-probability, then by id."""
 
 
 @final
@@ -46,6 +50,8 @@ class Sampling:
     """Text that ends the answer; every token is kept, also the one that completes it."""
     ignore_stop: bool = False
     """Always generate `max_new_tokens` tokens, for benchmarks."""
+    top_logprobs: int = 0
+    """Likeliest tokens to report at each generated token, at most 20; 0: none."""
 
     def within(self, room: int) -> "Sampling":
         """The same with at most `room` tokens."""
@@ -72,6 +78,34 @@ class Sampling:
         return self.is_filtered or bool(self.barred_ids)
 
 
+class ConstraintState(Protocol):
+    """What a constraint allows after the tokens of one sample so far."""
+
+    def allowed(self) -> Tensor:
+        """Bool `[vocabulary]`, on the CPU: tokens that may come next.
+
+        Stop tokens are among them exactly when the answer may end here.
+        """
+        ...
+
+    def accept(self, token: int) -> None:
+        """Append an allowed token."""
+        ...
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the answer is complete and nothing but a stop token may follow."""
+        ...
+
+
+class TokenConstraint(Protocol):
+    """A rule for the tokens of an answer, such as a grammar; samples share it."""
+
+    def start(self) -> ConstraintState:
+        """The state before the first token; each sample has its own."""
+        ...
+
+
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
@@ -92,6 +126,14 @@ class Request:
     """Sampling parameters."""
     weights: int | None = None
     """Version of the weights to generate with, if several are loaded; None: the latest."""
+    constraint: TokenConstraint | None = None
+    """What answers must be like; None: anything. An answer ends by `stop` when it is finished, and
+    is aborted where no token is allowed."""
+
+    @property
+    def is_truncated(self) -> bool:
+        """Whether tokens are ruled out, so that samples do not follow the full softmax."""
+        return self.sampling.is_truncated or self.constraint is not None
 
 
 @final
@@ -115,10 +157,31 @@ class Completion:
     reason: Ending
     """Why it ended."""
     kept_mass: tuple[float, ...] = ()
-    """Probability left by min-p, top-k, top-p and `min_new_tokens` at each token; empty when they
-    are off."""
+    """Probability left by min-p, top-k, top-p, `min_new_tokens` and a constraint at each token;
+    empty when they are off."""
     versions: tuple[int, ...] = ()
     """Version of the weights that sampled each token; empty: the requested one."""
+    top_logps: tuple[TopLogps, ...] = ()
+    """The likeliest tokens at each token, with log-probabilities like `logps`; empty unless
+    `top_logprobs` is set."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenStream:
+    """What a running sample has generated so far, or the end of it.
+
+    Example:
+        >>> TokenStream(tokens=(5,), logps=(-0.1,)).top_logps
+        ()
+    """
+
+    tokens: tuple[int, ...]
+    """Generated tokens."""
+    logps: tuple[float, ...]
+    """Their log-probabilities, as in `Completion`."""
+    top_logps: tuple[TopLogps, ...] = ()
+    """The likeliest tokens at each of them, as in `Completion`."""
 
 
 class RolloutEngine(Protocol):
@@ -152,6 +215,15 @@ class RolloutEngine(Protocol):
 
     def close(self) -> None:
         """Release memory and other resources."""
+        ...
+
+
+@runtime_checkable
+class StreamingEngine(Protocol):
+    """An engine that can be asked for the tokens of a sample while it generates it."""
+
+    def snapshot(self, request: str, sample: int, *, start: int = 0) -> TokenStream | None:
+        """Tokens from number `start` on of a sample that waits or runs; None: it does neither."""
         ...
 
 
@@ -203,10 +275,52 @@ def refuse_impossible(request: Request, *, vocabulary: int, can_decode: bool = T
         "stop_ids ": (len(barred) <= MOST_BARRED, f"at most {MOST_BARRED} wait for a length"),
         "stop_strings": (can_decode or not sampling.stop_strings, "the engine cannot decode text"),
         "stop_strings ": (all(sampling.stop_strings), "an empty one ends every answer"),
+        "top_logprobs": (
+            0 <= sampling.top_logprobs <= MOST_TOP_LOGPROBS,
+            f"at most {MOST_TOP_LOGPROBS} likeliest tokens can be reported",
+        ),
+        "ignore_stop": (
+            request.constraint is None or not sampling.ignore_stop,
+            "a constraint decides where an answer ends",
+        ),
+        "min_new_tokens ": (
+            request.constraint is None or sampling.min_new_tokens == 0,
+            "a constraint decides where an answer ends",
+        ),
     }
     for name, (is_fine, why) in problems.items():
         if not is_fine:
             raise UserError(f"request {request.id}", name.strip(), why, f"change {name.strip()}")
+    if request.constraint is not None:
+        _refuse_empty_constraint(request, request.constraint, vocabulary)
+
+
+def _refuse_empty_constraint(request: Request, constraint: TokenConstraint, size: int) -> None:
+    allowed = constraint.start().allowed()
+    if allowed.shape != (size,):
+        why = f"it is for {allowed.numel()} tokens, and the model has {size}"
+        fix = "build it from the tokenizer of the model"
+        raise UserError(f"request {request.id}", "constraint", why, fix)
+    if not bool(allowed.any()):
+        why, fix = "no token may begin an answer under it", "allow one that the tokenizer has"
+        raise UserError(f"request {request.id}", "constraint", why, fix)
+
+
+def refuse_options(
+    request: Request, engine: str, *, top_logprobs: bool = False, constraint: bool = False
+) -> None:
+    """A UserError for an option that the request has and the engine of this name has not.
+
+    `top_logprobs` and `constraint` say which of them the engine has.
+    """
+    missing = {
+        "top_logprobs": request.sampling.top_logprobs > 0 and not top_logprobs,
+        "constraint": request.constraint is not None and not constraint,
+    }
+    for name, is_missing in missing.items():
+        if is_missing:
+            fix = f"leave {name} out, or use the engine `native`"
+            raise UserError(f"request {request.id}", name, f"`{engine}` does not have it", fix)
 
 
 _ROUNDING = 1e-3
@@ -216,25 +330,60 @@ _ROUNDING = 1e-3
 def completion_fault(completion: Completion, request: Request, *, vocabulary: int) -> str | None:
     """Why a completion is invalid; None when it is valid."""
     tokens, logps = cast(tuple[Any, ...], completion.tokens), completion.logps
-    streams = (tokens, logps, completion.kept_mass, completion.versions)
+    tops = completion.top_logps
+    streams = (tokens, logps, completion.kept_mass, completion.versions, tops)
     if not all(isinstance(stream, tuple) for stream in cast(tuple[object, ...], streams)):
-        return "tokens, logps, kept_mass and versions are tuples"
+        return "tokens, logps, kept_mass, versions and top_logps are tuples"
     most = request.sampling.max_new_tokens
     if len(tokens) > most:
         return f"it has {len(tokens)} tokens, and at most {most} were wanted"
     if not all(type(token) is int and 0 <= token < vocabulary for token in tokens):
         return f"tokens are whole numbers from 0 to {vocabulary - 1}"
-    wanted = {"logps": (len(tokens),), "kept_mass": (0, len(tokens)), "versions": (0, len(tokens))}
+    count = len(tokens)
+    wanted = {"logps": (count,), "kept_mass": (0, count), "versions": (0, count)}
+    wanted["top_logps"] = (count if request.sampling.top_logprobs > 0 else 0,)
     for (name, lengths), stream in zip(wanted.items(), streams[1:], strict=True):
         if len(stream) not in lengths:
             return f"{name} has {len(stream)} entries for {len(tokens)} tokens"
     if not all(_is_number(logp) and logp <= _ROUNDING for logp in logps):
         return "a log-probability is a finite number of at most 0"
-    if not all(_is_number(mass) and 0 < mass <= 1 + _ROUNDING for mass in completion.kept_mass):
+    # What a constraint leaves may round to 0.
+    least = math.ulp(0.0) if request.constraint is None else 0.0
+    if not all(_is_number(m) and least <= m <= 1 + _ROUNDING for m in completion.kept_mass):
         return "kept_mass is a probability above 0"
     if not all(type(version) is int for version in completion.versions):
         return "versions are whole numbers"
+    why = _top_fault(tops, request.sampling.top_logprobs, vocabulary)
+    if why is None and request.constraint is not None:
+        why = _constraint_fault(tokens, request.constraint)
+    if why is not None:
+        return why
     return None if completion.reason in get_args(Ending) else f"it ended by {completion.reason!r}"
+
+
+def _top_fault(tops: tuple[TopLogps, ...], most: int, vocabulary: int) -> str | None:
+    """Why a stream of likeliest tokens is invalid."""
+    for top in tops:
+        pairs = [tuple(pair) for pair in top]
+        if len(pairs) != min(most, vocabulary) or any(len(pair) != 2 for pair in pairs):
+            return f"top_logps has {min(most, vocabulary)} pairs of id and logp at each token"
+        if not all(type(token) is int and 0 <= token < vocabulary for token, _ in pairs):
+            return f"ids in top_logps are whole numbers from 0 to {vocabulary - 1}"
+        if not all(type(logp) is float and logp <= _ROUNDING for _, logp in pairs):
+            return "a log-probability in top_logps is a number of at most 0"
+        if pairs != sorted(set(pairs), key=lambda pair: (-pair[1], pair[0])):
+            return "top_logps is sorted by log-probability, then by id"
+    return None
+
+
+def _constraint_fault(tokens: tuple[int, ...], constraint: TokenConstraint) -> str | None:
+    """Why an answer is not one that the constraint allows."""
+    state = constraint.start()
+    for place, token in enumerate(tokens):
+        if state.is_finished or not bool(state.allowed()[token]):
+            return f"the constraint does not allow token {place}"
+        state.accept(token)
+    return None
 
 
 def _is_number(value: object) -> bool:

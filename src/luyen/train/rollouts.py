@@ -159,6 +159,7 @@ class RolloutSubmitter:
         turns = stored_values(config)["actor_rollout_ref"]["rollout"]["multi_turn"]
         del turns["on_unknown"]  # concerns resuming only, not what is generated
         sampling = {**asdict(self._sampling), "stop_ids": sorted(self._sampling.stop_ids)}
+        del sampling["top_logprobs"]  # concerns what is reported only
         rows = self._data.train.fingerprint
         return hash_value([sampling, self._samples, self._has_baselines, turns, rows])
 

@@ -18,9 +18,14 @@ from luyen.models.packed_attention import PackedContext, packed_positions
 from luyen.models.policy import Policy
 from luyen.models.trained_weights import Fingerprint
 from luyen.rollout.native.kv_cache import RowCache, SharedPrefixCache, SlottedCache, can_split
-from luyen.rollout.native.sampler import sample_tokens, sample_untruncated, uniforms
-from luyen.rollout.native.sequences import Decode, Row, RowTensors, append_tokens
-from luyen.rollout.protocol import Completion, Ending, Request, refuse_impossible
+from luyen.rollout.native.sampler import (
+    NextTokens,
+    sample_tokens,
+    sample_untruncated,
+    uniforms,
+)
+from luyen.rollout.native.sequences import Decode, Row, RowPart, allowed_tokens, append_tokens
+from luyen.rollout.protocol import Completion, Ending, Request, TokenStream, refuse_impossible
 
 
 @final
@@ -52,7 +57,10 @@ class NativeEngine:
         self._decode = decode
         self._waiting: deque[Row] = deque()
         self._rows: list[Row] = []
-        self._tensors: RowTensors | None = None
+        self._known: dict[tuple[str, int], Row] = {}
+        """Rows that wait or run, by request and sample."""
+        self._parts: tuple[RowPart, ...] | None = None
+        """The running rows as they are sampled; None: they have changed."""
         self._cache: RowCache | None = None
         if is_exact is None:
             is_exact = policy.device.type != "cpu" or is_promised(_dtype_name(policy))
@@ -82,7 +90,9 @@ class NativeEngine:
                 f"sequences of at most {self._limit} (max_model_len)",
                 "shorten the prompt, or raise max_num_batched_tokens or max_model_len",
             )
-        self._waiting += [Row(request, i) for i in range(len(request.keys))]
+        rows = [Row(request, i) for i in range(len(request.keys))]
+        self._known |= {(request.id, row.sample): row for row in rows}
+        self._waiting += rows
 
     @torch.no_grad()
     def advance(self) -> list[Completion]:
@@ -104,7 +114,12 @@ class NativeEngine:
         running = [i for i, row in enumerate(self._rows) if row.matches(request, sample)]
         rows = [*waiting, *self._release(running)]
         self._free_idle()
-        return [row.completion("aborted") for row in rows]
+        return [self._completion(row, "aborted") for row in rows]
+
+    def snapshot(self, request: str, sample: int, *, start: int = 0) -> TokenStream | None:
+        """Tokens from number `start` on of a sample that waits or runs; None: it does neither."""
+        row = self._known.get((request, sample))
+        return None if row is None else row.stream(start)
 
     def fingerprint(self) -> Fingerprint:
         """Fingerprint of the policy's parameters, which are shared."""
@@ -113,7 +128,8 @@ class NativeEngine:
     def close(self) -> None:
         """Drop all requests and free the caches."""
         self._waiting.clear()
-        self._rows, self._tensors, self._cache = [], None, None
+        self._known.clear()
+        self._rows, self._parts, self._cache = [], None, None
         self._free_idle()
 
     def _free_idle(self) -> None:
@@ -164,11 +180,8 @@ class NativeEngine:
         fresh = [row for group in groups for row in group]
         start = len(self._rows)
         self._rows += fresh
-        self._tensors = None
-        tensors = RowTensors.of(fresh, vocabulary=self._policy.head.vocabulary, device=device)
-        self._append(
-            fresh, last, tensors, torch.zeros(len(fresh), dtype=torch.int64, device=device)
-        )
+        self._parts = None
+        self._append(fresh, last, self._split(fresh))
         return self._finish(range(start, len(self._rows)))
 
     def _reserve(self, groups: list[list[Row]]) -> RowCache:
@@ -188,16 +201,14 @@ class NativeEngine:
     def _decode_next(self) -> list[Completion]:
         assert self._cache is not None
         device = self._policy.device
-        if self._tensors is None:
-            vocabulary = self._policy.head.vocabulary
-            self._tensors = RowTensors.of(self._rows, vocabulary=vocabulary, device=device)
+        if self._parts is None:
+            self._parts = self._split(self._rows)
         lengths = [row.length for row in self._rows]
         positions = torch.tensor(lengths, device=device)
         context = self._cache.step(lengths, device)
         tokens = torch.tensor([row.tokens[-1] for row in self._rows], device=device)
-        generated = torch.tensor([len(row.tokens) for row in self._rows], device=device)
         hidden = self._policy.hidden(tokens, positions, context)
-        self._append(self._rows, hidden, self._tensors, generated)
+        self._append(self._rows, hidden, self._parts)
         return self._finish(range(len(self._rows)))
 
     def _fast_linears(self, admitted: list[list[Row]]) -> AbstractContextManager[None]:
@@ -207,19 +218,39 @@ class NativeEngine:
             return nullcontext()
         return self._linears.in_use(steps=max(row.tokens_left for row in known))
 
-    def _append(
-        self, rows: list[Row], hidden: Tensor, tensors: RowTensors, generated: Tensor
-    ) -> None:
+    def _split(self, rows: list[Row]) -> tuple[RowPart, ...]:
+        vocabulary, device = self._policy.head.vocabulary, self._policy.device
+        return RowPart.split(rows, vocabulary=vocabulary, device=device)
+
+    def _append(self, rows: list[Row], hidden: Tensor, parts: tuple[RowPart, ...]) -> None:
         """Sample one token for each row and append it."""
         logits = self._policy.head.logits(hidden, temperature=1.0)
+        generated = torch.tensor([len(row.tokens) for row in rows], device=hidden.device)
+        for part in parts:
+            of_part = [rows[i] for i in part.indices]
+            append_tokens(of_part, self._sample(of_part, part, logits, generated))
+
+    def _sample(
+        self, rows: list[Row], part: RowPart, logits: Tensor, generated: Tensor
+    ) -> NextTokens:
+        """The next token of each row of a part."""
+        tensors, generated = part.tensors, part.take(generated)
+        logits = part.take(logits)
         if tensors.temperature is not None:
             logits = logits / tensors.temperature
         uniform = uniforms(tensors.keys, generated)
-        if self._is_exact or tensors.limits is not None:
-            found = sample_tokens(logits, uniform, tensors.greedy, tensors.limits_at(generated))
-        else:
-            found = sample_untruncated(logits, uniform, tensors.greedy)
-        append_tokens(rows, found)
+        is_plain = rows[0].is_plain
+        if is_plain and not self._is_exact and tensors.limits is None:
+            return sample_untruncated(logits, uniform, tensors.greedy)
+        allowed = allowed_tokens(rows, vocabulary=logits.shape[-1])
+        return sample_tokens(
+            logits,
+            uniform,
+            tensors.greedy,
+            tensors.limits_at(generated),
+            allowed=None if allowed is None else allowed.to(logits.device),
+            top=tensors.top,
+        )
 
     def _finish(self, indices: range) -> list[Completion]:
         """Completions of the rows that ended, which are removed."""
@@ -229,7 +260,12 @@ class NativeEngine:
             if reason is not None:
                 ended[index] = reason
         rows = self._release(list(ended))
-        return [row.completion(why) for row, why in zip(rows, ended.values(), strict=True)]
+        return [self._completion(row, why) for row, why in zip(rows, ended.values(), strict=True)]
+
+    def _completion(self, row: Row, reason: Ending) -> Completion:
+        """The completion of a row, which is forgotten."""
+        self._known.pop((row.request.id, row.sample), None)
+        return row.completion(reason)
 
     def _release(self, indices: list[int]) -> list[Row]:
         """Take rows out; the last row moves into each gap, so that rows stay dense."""
@@ -241,7 +277,7 @@ class NativeEngine:
             self._rows[index] = self._rows[last]
             self._rows.pop()
         if indices:
-            self._tensors = None
+            self._parts = None
         return found
 
 

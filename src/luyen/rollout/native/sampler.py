@@ -68,6 +68,46 @@ class NextTokens:
     """Their log-probability under the full softmax."""
     kept: Tensor | None
     """Mass of the full softmax that truncation keeps; None without truncation."""
+    top: "TopTokens | None" = None
+    """The likeliest tokens of each row; None where they are not wanted."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TopTokens:
+    """The likeliest tokens of each row, sorted by log-probability, then by id.
+
+    Example:
+        >>> likeliest(torch.tensor([[-1.0, -0.5, -1.0, -9.0]]), 3).ids
+        tensor([[1, 0, 2]])
+    """
+
+    ids: Tensor
+    """`[rows, count]` token ids."""
+    logps: Tensor
+    """Their log-probabilities under the full softmax."""
+
+    def with_logps(self, logps: Tensor) -> "TopTokens":
+        """The same tokens with these log-probabilities, sorted by them."""
+        by_id = self.ids.argsort(-1)
+        ids, logps = self.ids.gather(-1, by_id), logps.gather(-1, by_id)
+        order = torch.sort(logps, dim=-1, descending=True, stable=True).indices
+        return TopTokens(ids=ids.gather(-1, order), logps=logps.gather(-1, order))
+
+
+def likeliest(logp: Tensor, count: int) -> TopTokens:
+    """The `count` likeliest tokens of each row of log-probabilities, or all there are.
+
+    Log-probability and id make one whole number, so that no two tokens are equal: what a partial
+    sort does with equal numbers depends on the device.
+    """
+    bits = logp.contiguous().view(torch.int32)
+    order = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()
+    size = logp.shape[-1]
+    keys = (order << 32) + (size - 1 - torch.arange(size, device=logp.device))
+    best = keys.topk(min(count, size), dim=-1).values
+    ids = size - 1 - (best & 0xFFFFFFFF)
+    return TopTokens(ids=ids, logps=logp.gather(-1, ids))
 
 
 def sample_tokens(
@@ -75,19 +115,27 @@ def sample_tokens(
     uniform: Tensor,
     greedy: Tensor | None = None,
     limits: TruncationLimits | None = None,
+    *,
+    allowed: Tensor | None = None,
+    top: int = 0,
 ) -> NextTokens:
     """A token for each row of fp32 logits (temperature applied already).
 
-    `greedy` marks rows that take the likeliest token that is not barred; None: no row does. The
-    log-probability is that of the full softmax, whatever the limits rule out.
+    `greedy` marks rows that take the likeliest token that is not barred; None: no row does.
+    `allowed` are the tokens `[rows, vocabulary]` that may be sampled at all, before other limits;
+    None: all may be. The log-probability is that of the full softmax, whatever is ruled out. `top`
+    is how many of the likeliest tokens are reported.
     """
     logp = log_probabilities(logits)
     probabilities = logp.exp()
     kept = None
-    if limits is not None and limits.barred is not None:
-        logits = mask_barred(logits, limits.barred)
+    barred = limits.barred if limits is not None else None
+    if barred is not None or allowed is not None:
+        logits = logits if barred is None else mask_barred(logits, barred)
+        logits = logits if allowed is None else logits.masked_fill(~allowed, float("-inf"))
         # Not the probabilities with zeros: barred tokens may have all of the mass.
-        weights = truncate(log_probabilities(logits).exp(), limits)
+        weights = log_probabilities(logits).exp()
+        weights = weights if limits is None else truncate(weights, limits)
         kept = torch.where(weights > 0, probabilities, 0.0).sum(-1)
         probabilities = weights
     elif limits is not None:
@@ -96,7 +144,12 @@ def sample_tokens(
     tokens = inverse_cdf(probabilities, uniform)
     if greedy is not None:
         tokens = torch.where(greedy, logits.argmax(-1), tokens)
-    return NextTokens(tokens=tokens, logps=logp.gather(-1, tokens[:, None])[:, 0], kept=kept)
+    return NextTokens(
+        tokens=tokens,
+        logps=logp.gather(-1, tokens[:, None])[:, 0],
+        kept=kept,
+        top=likeliest(logp, top) if top else None,
+    )
 
 
 def mask_barred(logits: Tensor, barred: Tensor) -> Tensor:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from luyen.base.errors import UserError
 from luyen.data.template_text import common_start
-from luyen.rollout.native.sampler import NextTokens, TruncationLimits
-from luyen.rollout.protocol import Completion, Ending, Request
+from luyen.rollout.native.sampler import NextTokens, TopTokens, TruncationLimits
+from luyen.rollout.protocol import Completion, Ending, Request, TokenStream, TopLogps
 
 Decode: TypeAlias = Callable[[Sequence[int]], str]
 """Turns tokens into text."""
@@ -29,7 +29,16 @@ def signed_key(key: int) -> int:
 class Row:
     """One sequence being generated."""
 
-    __slots__ = ("kept", "logps", "request", "sample", "tokens")
+    __slots__ = (
+        "allowed",
+        "constraint",
+        "kept",
+        "logps",
+        "request",
+        "sample",
+        "tokens",
+        "top_logps",
+    )
 
     def __init__(self, request: Request, sample: int) -> None:
         """`sample` is the index of its key in the request."""
@@ -38,6 +47,11 @@ class Row:
         self.tokens: list[int] = []
         self.logps: list[float] = []
         self.kept: list[float] = []
+        self.top_logps: list[TopLogps] = []
+        self.constraint = None if request.constraint is None else request.constraint.start()
+        """State of the request's constraint after the tokens so far."""
+        self.allowed = None if self.constraint is None else self.constraint.allowed()
+        """Tokens that the constraint allows next; None: it has ended, or there is none."""
 
     def matches(self, request: str, sample: int | None) -> bool:
         """Whether it is the sample of the request, or any of them."""
@@ -58,7 +72,12 @@ class Row:
         """Tokens it may still generate."""
         return self.request.sampling.max_new_tokens - len(self.tokens)
 
-    def append(self, token: int, logp: float, kept: float) -> None:
+    @property
+    def is_plain(self) -> bool:
+        """Whether it has neither a constraint nor likeliest tokens to report."""
+        return self.constraint is None and self.request.sampling.top_logprobs == 0
+
+    def append(self, token: int, logp: float, kept: float, top: TopLogps = ()) -> None:
         """Append a token; a UserError if the weights gave no probability."""
         if not math.isfinite(logp):
             raise UserError(
@@ -70,6 +89,12 @@ class Row:
         self.tokens.append(token)
         self.logps.append(logp)
         self.kept.append(kept)
+        if self.request.sampling.top_logprobs > 0:
+            self.top_logps.append(top)
+        if self.constraint is not None and self.allowed is not None:
+            self.constraint.accept(token)
+            allowed = None if self.constraint.is_finished else self.constraint.allowed()
+            self.allowed = allowed if allowed is not None and bool(allowed.any()) else None
 
     def extend(
         self,
@@ -77,14 +102,16 @@ class Row:
         logps: list[float],
         kept: list[float] | None,
         decode: Decode | None,
+        tops: list[TopLogps] | None = None,
     ) -> Ending | None:
         """Append tokens up to the one that ends the row; why it ended, if it did."""
         sampling = self.request.sampling
         masses = kept if kept is not None else [1.0] * len(tokens)
-        is_plain = sampling.ignore_stop or not sampling.stop_strings
-        if not is_plain or not all(map(math.isfinite, logps)):
-            for token, logp, mass in zip(tokens, logps, masses, strict=True):
-                self.append(token, logp, mass)
+        has_text_stops = bool(sampling.stop_strings) and not sampling.ignore_stop
+        if has_text_stops or not self.is_plain or not all(map(math.isfinite, logps)):
+            places = tops if tops is not None else [()] * len(tokens)
+            for token, logp, mass, top in zip(tokens, logps, masses, places, strict=True):
+                self.append(token, logp, mass, top)
                 reason = self.ending(decode)
                 if reason is not None:
                     return reason
@@ -105,7 +132,20 @@ class Row:
             self.tokens[-1] in sampling.stop_ids or self._has_stop_string(decode)
         ):
             return "stop"
-        return "length" if len(self.tokens) >= sampling.max_new_tokens else None
+        if self.constraint is not None and self.constraint.is_finished:
+            return "stop"
+        if len(self.tokens) >= sampling.max_new_tokens:
+            return "length"
+        # No token continues what there is: the vocabulary cannot spell the rest.
+        return "aborted" if self.constraint is not None and self.allowed is None else None
+
+    def stream(self, start: int) -> TokenStream:
+        """The tokens from number `start` on."""
+        return TokenStream(
+            tokens=tuple(self.tokens[start:]),
+            logps=tuple(self.logps[start:]),
+            top_logps=tuple(self.top_logps[start:]),
+        )
 
     def completion(self, reason: Ending) -> Completion:
         """The completion of the tokens so far."""
@@ -115,7 +155,8 @@ class Row:
             tokens=tuple(self.tokens),
             logps=tuple(self.logps),
             reason=reason,
-            kept_mass=tuple(self.kept) if self.request.sampling.is_truncated else (),
+            kept_mass=tuple(self.kept) if self.request.is_truncated else (),
+            top_logps=tuple(self.top_logps),
         )
 
     def _has_stop_string(self, decode: Decode | None) -> bool:
@@ -138,8 +179,26 @@ def append_tokens(rows: Sequence[Row], sampled: NextTokens) -> None:
     """Append one token to each row."""
     tokens, logps = sampled.tokens.tolist(), sampled.logps.tolist()
     kept = sampled.kept.tolist() if sampled.kept is not None else [1.0] * len(rows)
-    for row, token, logp, mass in zip(rows, tokens, logps, kept, strict=True):
-        row.append(token, logp, mass)
+    tops = top_pairs(rows, sampled.top)
+    for row, token, logp, mass, top in zip(rows, tokens, logps, kept, tops, strict=True):
+        row.append(token, logp, mass, top)
+
+
+def top_pairs(rows: Sequence[Row], top: TopTokens | None) -> list[TopLogps]:
+    """The likeliest tokens of each row, as many as it reports."""
+    if top is None:
+        return [()] * len(rows)
+    counts = [row.request.sampling.top_logprobs for row in rows]
+    columns = zip(counts, top.ids.tolist(), top.logps.tolist(), strict=True)
+    return [tuple(zip(ids[:n], logps[:n], strict=True)) for n, ids, logps in columns]
+
+
+def allowed_tokens(rows: Sequence[Row], *, vocabulary: int) -> Tensor | None:
+    """`[rows, vocabulary]` tokens that constraints allow; None where no row is constrained."""
+    if all(row.allowed is None for row in rows):
+        return None
+    everything = torch.ones(vocabulary, dtype=torch.bool)
+    return torch.stack([everything if row.allowed is None else row.allowed for row in rows])
 
 
 @final
@@ -162,6 +221,8 @@ class RowTensors:
     """Truncation, with the tokens barred at first; None when no row truncates."""
     floors: Tensor | None
     """`[rows, 1]` tokens before which ids are barred; None when no row bars any."""
+    top: int
+    """Most likeliest tokens that a row reports; 0: none does."""
 
     @classmethod
     def of(
@@ -195,6 +256,7 @@ class RowTensors:
             greedy=torch.tensor(greedy, device=device) if any(greedy) else None,
             limits=limits,
             floors=floors if most else None,
+            top=max((p.top_logprobs for p in params), default=0),
         )
 
     def limits_at(self, generated: Tensor) -> TruncationLimits | None:
@@ -203,6 +265,43 @@ class RowTensors:
             return self.limits
         barred = torch.where(generated[:, None] < self.floors, self.limits.barred, -1)
         return replace(self.limits, barred=barred)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RowPart:
+    """Rows that are sampled together.
+
+    Example:
+        >>> RowPart.split([], vocabulary=4, device="cpu")
+        ()
+    """
+
+    indices: tuple[int, ...]
+    """Places of the rows."""
+    index: Tensor | None
+    """The same as a tensor; None: they are all rows."""
+    tensors: RowTensors
+    """Their sampling parameters."""
+
+    @classmethod
+    def split(
+        cls, rows: Sequence[Row], *, vocabulary: int, device: torch.device | str
+    ) -> "tuple[RowPart, ...]":
+        """Plain rows apart from the rest: they are sampled as they would be alone."""
+        parts: list[RowPart] = []
+        for is_plain in (True, False):
+            indices = tuple(i for i, row in enumerate(rows) if row.is_plain is is_plain)
+            if indices:
+                part = [rows[i] for i in indices]
+                index = torch.tensor(indices, device=device) if len(part) < len(rows) else None
+                tensors = RowTensors.of(part, vocabulary=vocabulary, device=device)
+                parts.append(cls(indices=indices, index=index, tensors=tensors))
+        return tuple(parts)
+
+    def take(self, whole: Tensor) -> Tensor:
+        """What belongs to these rows."""
+        return whole if self.index is None else whole.index_select(0, self.index)
 
 
 def padded(values: list[int], size: int, filler: int) -> list[int]:

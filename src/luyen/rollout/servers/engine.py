@@ -21,7 +21,13 @@ from luyen.models.policy import Policy
 from luyen.models.trained_weights import Fingerprint, trained_parameters
 from luyen.models.weight_digests import tensor_digests
 from luyen.rollout.native.sequences import Decode, Row
-from luyen.rollout.protocol import Completion, Request, completion_fault, refuse_impossible
+from luyen.rollout.protocol import (
+    Completion,
+    Request,
+    completion_fault,
+    refuse_impossible,
+    refuse_options,
+)
 from luyen.rollout.servers.connection import ServerConnection
 from luyen.rollout.servers.dialect import Generated, ServerDialect, ServerFault
 from luyen.rollout.servers.process import Server
@@ -158,6 +164,7 @@ class ServerEngine:
         """Queue a request; a UserError if it can never be served."""
         vocabulary, limit = self._policy.head.vocabulary, self._limits.max_model_len
         refuse_impossible(request, vocabulary=vocabulary, can_decode=self._decode is not None)
+        refuse_options(request, self._dialect.name)
         prompt, new = len(request.tokens), request.sampling.max_new_tokens
         if prompt + new > limit:
             why = f"the server takes sequences of at most {limit} tokens (max_model_len)"

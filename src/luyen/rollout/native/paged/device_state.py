@@ -4,7 +4,8 @@ Decode steps need no host synchronisation: a row that sampled a stop token or it
 inactive on the device, until the host reads the round and removes it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import final
 
@@ -16,6 +17,7 @@ from luyen.rollout.native.paged.scheduler import ROUND, RunningSequence
 from luyen.rollout.native.sampler import NextTokens, TruncationLimits
 from luyen.rollout.native.sequences import padded, signed_key
 from luyen.rollout.protocol import MOST_BARRED as BARRED
+from luyen.rollout.protocol import MOST_TOP_LOGPROBS
 
 _WIDEST = 64
 """Rows of a group at most; more of them make several groups."""
@@ -117,6 +119,38 @@ class RowGroups:
 
 _ALL = 1 << 62
 """As top-k: keep every token."""
+_FEW_TOP = 5
+"""Likeliest tokens that most requests are content with; each width is a graph of its own."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepNeeds:
+    """What a step does besides sampling from the full softmax, for the rows that run.
+
+    Example:
+        >>> StepNeeds.of([]).top
+        0
+    """
+
+    is_truncated: bool = False
+    """Whether a row may truncate, or is constrained."""
+    is_constrained: bool = False
+    """Whether a row has a constraint: the host must know every token before the next step."""
+    top: int = 0
+    """Likeliest tokens that are reported; 0: none."""
+
+    @classmethod
+    def of(cls, sequences: Iterable[RunningSequence]) -> "StepNeeds":
+        """The needs of those that are not over."""
+        alive = [sequence for sequence in sequences if not sequence.is_over]
+        most = max((s.row.request.sampling.top_logprobs for s in alive), default=0)
+        width = _FEW_TOP if most <= _FEW_TOP else MOST_TOP_LOGPROBS
+        return cls(
+            is_truncated=any(sequence.may_truncate for sequence in alive),
+            is_constrained=any(sequence.row.constraint is not None for sequence in alive),
+            top=width if most > 0 else 0,
+        )
 
 
 @final
@@ -150,6 +184,9 @@ class RowState:
         self.greedy = zeros(rows, dtype=torch.bool)
         self.active = zeros(rows, dtype=torch.bool)
         self.stops = zeros(rows, stops) - 1
+        self.constrained = zeros(rows, dtype=torch.bool)
+        self.allowed: Tensor | None = None
+        """`[rows, vocabulary]` tokens that constraints allow next; None: no row had one yet."""
         self.floors = zeros(rows)
         self.barred = zeros(rows, BARRED) - 1
         self.tick = zeros(1)
@@ -157,6 +194,8 @@ class RowState:
         self.out_tokens = zeros(ROUND, rows)
         self.out_logps = zeros(ROUND, rows, dtype=torch.float32)
         self.out_kept = zeros(ROUND, rows, dtype=torch.float32)
+        self.out_top_ids = zeros(ROUND, rows, MOST_TOP_LOGPROBS)
+        self.out_top_logps = zeros(ROUND, rows, MOST_TOP_LOGPROBS, dtype=torch.float32)
 
     def _per_row(self) -> tuple[Tensor, ...]:
         return (
@@ -175,6 +214,7 @@ class RowState:
             self.stops,
             self.floors,
             self.barred,
+            self.constrained,
         )
 
     def reorder(self, order: Sequence[int]) -> None:
@@ -197,6 +237,7 @@ class RowState:
             key = signed_key(row.request.keys[row.sample])
             head = [sequence.planned, len(row.tokens), sampling.max_new_tokens, key, top_k]
             head += [sampling.is_greedy, sampling.min_new_tokens if sampling.barred_ids else 0]
+            head += [row.constraint is not None]
             head += [*padded(stops, width, -1), *padded(sorted(sampling.barred_ids), BARRED, -1)]
             whole.append([*head, *padded(sequence.pages, pages, 0)])
             scale = 1.0 if sampling.is_greedy else sampling.temperature
@@ -206,13 +247,15 @@ class RowState:
         fractions = sent(real, device, torch.float32)
         here = slice(first, first + len(sequences))
         counters = (self.lengths, self.generated, self.limits, self.keys)
-        for column, tensor in enumerate((*counters, self.top_k, self.greedy, self.floors)):
+        single = (*counters, self.top_k, self.greedy, self.floors, self.constrained)
+        for column, tensor in enumerate(single):
             tensor[here] = integers[:, column].to(tensor.dtype)
         for column, tensor in enumerate((self.temperature, self.top_p, self.min_p)):
             tensor[here] = fractions[:, column]
-        self.stops[here] = integers[:, 7 : 7 + width]
-        self.barred[here] = integers[:, 7 + width : 7 + width + BARRED]
-        self.tables[here] = integers[:, 7 + width + BARRED :].int()
+        first, last = len(single) + width, len(single) + width + BARRED
+        self.stops[here] = integers[:, len(single) : first]
+        self.barred[here] = integers[:, first:last]
+        self.tables[here] = integers[:, last:].int()
         self.active[here] = True
 
     def is_truncated(self, here: slice) -> Tensor:
@@ -220,7 +263,7 @@ class RowState:
         is_filtered = (
             (self.top_k[here] < _ALL) | (self.top_p[here] < 1.0) | (self.min_p[here] > 0.0)
         )
-        return is_filtered | (self.generated[here] < self.floors[here])
+        return is_filtered | self.constrained[here] | (self.generated[here] < self.floors[here])
 
     def truncation(self, here: slice) -> TruncationLimits:
         """Truncation limits of the rows at their next token."""
@@ -231,6 +274,16 @@ class RowState:
             min_p=self.min_p[here, None],
             barred=torch.where(is_early, self.barred[here], -1),
         )
+
+    def allow(self, masks: Sequence[tuple[int, Tensor]], *, vocabulary: int) -> None:
+        """Write what constraints allow next, as (row, mask); other rows may sample anything."""
+        if self.allowed is None:
+            size, device = (self.rows, vocabulary), self.tokens.device
+            self.allowed = torch.ones(size, dtype=torch.bool, device=device)
+        self.allowed.fill_(True)
+        if masks:
+            rows = sent([row for row, _ in masks], self.tokens.device, torch.int64)
+            self.allowed[rows] = torch.stack([mask for _, mask in masks]).to(self.tokens.device)
 
     def set_pages(self, entries: Sequence[tuple[int, int, int]]) -> None:
         """Write (row, place in its table, page) entries."""
@@ -257,6 +310,10 @@ class RowState:
         """
         if sampled.kept is not None:
             self.out_kept[:, here].index_copy_(0, self.tick, sampled.kept[None])
+        if sampled.top is not None:
+            width = sampled.top.ids.shape[1]
+            self.out_top_ids[:, here, :width].index_copy_(0, self.tick, sampled.top.ids[None])
+            self.out_top_logps[:, here, :width].index_copy_(0, self.tick, sampled.top.logps[None])
         if self.tokens.is_cuda:
             from luyen.models.cuda.decode_step import end_step
 

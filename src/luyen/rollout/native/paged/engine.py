@@ -16,7 +16,7 @@ from luyen.base.errors import UserError
 from luyen.models.paged_attention import PAGE, sent
 from luyen.models.policy import Policy
 from luyen.models.trained_weights import Fingerprint
-from luyen.rollout.native.paged.device_state import RowState
+from luyen.rollout.native.paged.device_state import RowState, StepNeeds
 from luyen.rollout.native.paged.forward import DecodeGraphs, bucket, prefill_prompts, sample_next
 from luyen.rollout.native.paged.kv_cache import (
     KeyValues,
@@ -33,8 +33,16 @@ from luyen.rollout.native.paged.scheduler import (
     prefix_length,
     prefix_tokens,
 )
+from luyen.rollout.native.sampler import TopTokens
 from luyen.rollout.native.sequences import Decode, Row
-from luyen.rollout.protocol import Completion, Ending, Request, refuse_impossible
+from luyen.rollout.protocol import (
+    Completion,
+    Ending,
+    Request,
+    TokenStream,
+    TopLogps,
+    refuse_impossible,
+)
 
 
 @final
@@ -54,6 +62,8 @@ class DecodeRound:
     """Their log-probabilities."""
     kept: Tensor | None
     """Mass that truncation left, if any row truncates."""
+    top: TopTokens | None
+    """`[steps, rows, count]` likeliest tokens, if any row reports them."""
     ready: torch.cuda.Event | None
     """When the device has written them; None: they are there."""
 
@@ -71,10 +81,19 @@ class DecodeRound:
             if sequence.is_over:
                 continue
             masses = kept[column] if kept is not None else None
-            reason = sequence.row.extend(tokens[column], logps[column], masses, decode)
+            tops = self._tops(column, sequence.row.request.sampling.top_logprobs)
+            reason = sequence.row.extend(tokens[column], logps[column], masses, decode, tops)
             if reason is not None:
                 ended.append((sequence, reason))
         return ended
+
+    def _tops(self, column: int, count: int) -> list[TopLogps] | None:
+        """The `count` likeliest tokens of a row at each step; None where it reports none."""
+        if self.top is None or count == 0:
+            return None
+        ids = self.top.ids[:, column, :count].tolist()
+        logps = self.top.logps[:, column, :count].tolist()
+        return [tuple(zip(*step, strict=True)) for step in zip(ids, logps, strict=True)]
 
 
 def fetch_round(
@@ -82,24 +101,25 @@ def fetch_round(
     sequences: list[RunningSequence],
     here: slice,
     count: int,
-    *,
-    is_truncated: bool,
+    needs: StepNeeds,
 ) -> DecodeRound:
     """Start copying the results of the last `count` steps to the host, without waiting."""
-    outs = [state.out_tokens, state.out_logps, *([state.out_kept] if is_truncated else [])]
-    ready = None
+
+    def fetch(out: Tensor) -> Tensor:
+        found = out[:count, here]
+        return found.to("cpu", non_blocking=True) if found.is_cuda else found.clone()
+
+    tokens, logps = fetch(state.out_tokens), fetch(state.out_logps)
+    kept, top, ready = None, None, None
+    if needs.is_truncated:
+        kept = fetch(state.out_kept)
+    if needs.top:
+        top = TopTokens(ids=fetch(state.out_top_ids), logps=fetch(state.out_top_logps))
     if state.tokens.is_cuda:
-        found = [out[:count, here].to("cpu", non_blocking=True) for out in outs]
         ready = torch.cuda.Event()
         ready.record()
-    else:
-        found = [out[:count, here].clone() for out in outs]
     return DecodeRound(
-        sequences=sequences,
-        tokens=found[0],
-        logps=found[1],
-        kept=found[2] if is_truncated else None,
-        ready=ready,
+        sequences=sequences, tokens=tokens, logps=logps, kept=kept, top=top, ready=ready
     )
 
 
@@ -146,6 +166,8 @@ class PagedEngine:
             PagePool(0), rows=max_num_seqs, tokens=max_num_batched_tokens
         )
         self._rounds: deque[DecodeRound] = deque()
+        self._known: dict[tuple[str, int], Row] = {}
+        """Rows that wait or run, by request and sample."""
         self._cache: KeyValues | None = None
         self._state: RowState | None = None
 
@@ -173,7 +195,9 @@ class PagedEngine:
                 f"the engine takes sequences of at most {self._limit} tokens (max_model_len)",
                 "shorten the prompt, or raise max_model_len",
             )
-        self._scheduler.waiting += [Row(request, i) for i in range(len(request.keys))]
+        rows = [Row(request, i) for i in range(len(request.keys))]
+        self._known |= {(request.id, row.sample): row for row in rows}
+        self._scheduler.waiting += rows
 
     @torch.no_grad()
     def advance(self) -> list[Completion]:
@@ -182,23 +206,23 @@ class PagedEngine:
         # All prompts that fit are prefilled before decoding: steps of few rows are wasteful.
         while self._admit():
             pass
+        finished: list[Completion] = []
+        is_constrained = StepNeeds.of(self._scheduler.running).is_constrained
+        if is_constrained:
+            # What a constraint allows next depends on every token so far.
+            finished += self._collect_rounds(unread=0)
         if any(not sequence.is_over for sequence in self._scheduler.running):
             self._launch_round()
         # One round stays unread while the device works on it; without a new one, none does.
-        unread = 1 if len(self._rounds) > launched else 0
-        finished: list[Completion] = []
-        while len(self._rounds) > unread:
-            finished += self._collect(self._rounds.popleft())
-        return finished
+        unread = 1 if len(self._rounds) > launched and not is_constrained else 0
+        return finished + self._collect_rounds(unread=unread)
 
     def abort(self, request: str, sample: int | None = None) -> list[Completion]:
         """Stop a request or one sample of it; its partial completions.
 
         Completions of other requests that finish while rounds are read are returned too.
         """
-        finished: list[Completion] = []
-        while self._rounds:
-            finished += self._collect(self._rounds.popleft())
+        finished = self._collect_rounds(unread=0)
         scheduler = self._scheduler
         rows = [row for row in scheduler.waiting if row.matches(request, sample)]
         scheduler.waiting = deque(
@@ -209,7 +233,15 @@ class PagedEngine:
                 rows.append(sequence.row)
                 scheduler.end(sequence)
         self._compact()
-        return [*finished, *(row.completion("aborted") for row in rows)]
+        return [*finished, *(self._completion(row, "aborted") for row in rows)]
+
+    def snapshot(self, request: str, sample: int, *, start: int = 0) -> TokenStream | None:
+        """Tokens from number `start` on of a sample that waits or runs; None: it does neither.
+
+        Those of a round that is not read yet are missing.
+        """
+        row = self._known.get((request, sample))
+        return None if row is None else row.stream(start)
 
     def fingerprint(self) -> Fingerprint:
         """Fingerprint of the policy's parameters, which are shared."""
@@ -218,6 +250,7 @@ class PagedEngine:
     def close(self) -> None:
         """Drop all requests and free pages and graphs."""
         self._rounds.clear()
+        self._known.clear()
         self._steps.clear()
         self._cache, self._state = None, None
         self._scheduler = PagedScheduler(
@@ -316,24 +349,25 @@ class PagedEngine:
         self._arrange()
         sizes = sent([len(group) for group in groups], hidden.device)
         here = slice(first, first + len(fresh))
-        is_truncated = self._is_truncated()
+        needs = self._prepare_step()
         state.tick.zero_()
         sampled = sample_next(
             self._policy.head,
             hidden.repeat_interleave(sizes, 0, output_size=len(fresh)),
             state,
             here,
-            is_truncated=is_truncated,
+            needs,
         )
         state.accept(here, sampled, is_cached=False)
-        self._rounds.append(fetch_round(state, fresh, here, 1, is_truncated=is_truncated))
+        self._rounds.append(fetch_round(state, fresh, here, 1, needs))
 
     def _launch_round(self) -> None:
-        """Launch a round of decode steps for every row."""
+        """Launch a round of decode steps for every row; one step where a row is constrained."""
         assert self._state is not None
         assert self._cache is not None
         left = [s.row.limit - 1 - s.planned for s in self._scheduler.running if not s.is_over]
-        count = min(ROUND, max(left))
+        steps = 1 if StepNeeds.of(self._scheduler.running).is_constrained else ROUND
+        count = min(steps, max(left))
         if count <= 0:
             return
         self._state.set_pages(self._scheduler.grow(count))
@@ -342,15 +376,27 @@ class PagedEngine:
             return
         if self._must_compact(alive):
             self._compact()
-        is_truncated = self._is_truncated()
+        needs = self._prepare_step()
         self._state.tick.zero_()
         sequences = list(self._scheduler.running)
         lengths = [0 if sequence.is_over else sequence.planned for sequence in sequences]
-        self._steps.run(self._cache, self._state, lengths, count, is_truncated=is_truncated)
+        self._steps.run(self._cache, self._state, lengths, count, needs)
         here = slice(0, len(sequences))
-        self._rounds.append(
-            fetch_round(self._state, sequences, here, count, is_truncated=is_truncated)
-        )
+        self._rounds.append(fetch_round(self._state, sequences, here, count, needs))
+
+    def _prepare_step(self) -> StepNeeds:
+        """What the next step needs; what constraints allow is written for it."""
+        running = self._scheduler.running
+        needs = StepNeeds.of(running)
+        if needs.is_constrained:
+            assert self._state is not None
+            masks = [
+                (place, sequence.row.allowed)
+                for place, sequence in enumerate(running)
+                if not sequence.is_over and sequence.row.allowed is not None
+            ]
+            self._state.allow(masks, vocabulary=self._policy.head.vocabulary)
+        return needs
 
     def _must_compact(self, alive: int) -> bool:
         """Whether a smaller graph would do, or a row that was evicted is still active."""
@@ -358,24 +404,33 @@ class PagedEngine:
         is_smaller = bucket(alive, most) < bucket(len(self._scheduler.running), most)
         return is_smaller or any(sequence.is_evicted for sequence in self._scheduler.running)
 
-    def _is_truncated(self) -> bool:
-        """Whether a row may truncate in the next round."""
-        return any(
-            sequence.may_truncate for sequence in self._scheduler.running if not sequence.is_over
-        )
+    def _collect_rounds(self, *, unread: int) -> list[Completion]:
+        """Read rounds until so many are left; the completions that they finished."""
+        finished: list[Completion] = []
+        while len(self._rounds) > unread:
+            finished += self._collect(self._rounds.popleft())
+        return finished
 
     def _collect(self, round_: DecodeRound) -> list[Completion]:
         """Read a round, and free the pages of rows that ended."""
         finished: list[Completion] = []
         for sequence, reason in round_.read(self._decode):
-            finished.append(sequence.row.completion(reason))
+            finished.append(self._completion(sequence.row, reason))
             self._end(sequence)
         return finished
+
+    def _completion(self, row: Row, reason: Ending) -> Completion:
+        """The completion of a row, which is forgotten."""
+        self._known.pop((row.request.id, row.sample), None)
+        return row.completion(reason)
 
     def _end(self, sequence: RunningSequence) -> None:
         """Free the pages of an ended row; deactivate it if only the host could see its end."""
         self._scheduler.end(sequence)
-        sampling = sequence.row.request.sampling
-        if sampling.stop_strings or len(sampling.stop_ids) > _STOPS:
+        sampling, is_constrained = (
+            sequence.row.request.sampling,
+            sequence.row.constraint is not None,
+        )
+        if is_constrained or sampling.stop_strings or len(sampling.stop_ids) > _STOPS:
             assert self._state is not None
             self._state.active[self._scheduler.running.index(sequence)] = False

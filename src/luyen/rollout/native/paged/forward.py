@@ -12,9 +12,15 @@ from torch import Tensor
 from luyen.models.head import Head
 from luyen.models.paged_attention import PAGE, Chunks, sent
 from luyen.models.policy import Policy
-from luyen.rollout.native.paged.device_state import RowState
+from luyen.rollout.native.paged.device_state import RowState, StepNeeds
 from luyen.rollout.native.paged.kv_cache import KeyValues, PagedDecodeContext, PagedPrefillContext
-from luyen.rollout.native.sampler import NextTokens, sample_tokens, uniforms
+from luyen.rollout.native.sampler import (
+    NextTokens,
+    TopTokens,
+    likeliest,
+    sample_tokens,
+    uniforms,
+)
 
 
 @torch.no_grad()
@@ -24,7 +30,7 @@ def decode_step(
     state: RowState,
     rows: int,
     *,
-    is_truncated: bool,
+    needs: StepNeeds,
     is_split: bool,
     members: int = 0,
 ) -> None:
@@ -44,29 +50,43 @@ def decode_step(
         groups=state.groups.of(rows, members) if members else None,
     )
     hidden = policy.hidden(state.tokens[here], place, context)
-    sampled = sample_next(policy.head, hidden, state, here, is_truncated=is_truncated)
+    sampled = sample_next(policy.head, hidden, state, here, needs)
     state.accept(here, sampled, is_cached=True)
 
 
 def sample_next(
-    head: Head, hidden: Tensor, state: RowState, here: slice, *, is_truncated: bool
+    head: Head, hidden: Tensor, state: RowState, here: slice, needs: StepNeeds
 ) -> NextTokens:
     """The next token of each row in `here`, given its last hidden state."""
     keys, count, greedy = state.keys[here], state.generated[here], state.greedy[here]
     temperature = state.temperature[here]
-    limits = state.truncation(here) if is_truncated else None
+    limits = state.truncation(here) if needs.is_truncated else None
+    allowed = None
+    if needs.is_constrained:
+        assert state.allowed is not None, "what constraints allow is written before a step"
+        allowed = state.allowed[here]
     if not hidden.is_cuda:
         logits = head.logits(hidden, temperature=1.0) / temperature[:, None]
-        return sample_tokens(logits, uniforms(keys, count), greedy, limits)
+        number = uniforms(keys, count)
+        return sample_tokens(logits, number, greedy, limits, allowed=allowed, top=needs.top)
     raw = head.linear(hidden)
-    plain = _sample_cuda(head, raw, keys, count, temperature, greedy)
-    if limits is None:
-        return plain
-    logits = head.from_linear(raw) / temperature[:, None]
-    cut = sample_tokens(logits, uniforms(keys, count), greedy, limits)
-    # Rows without truncation get the same token whatever the rest of the batch does.
-    tokens = torch.where(state.is_truncated(here), cut.tokens, plain.tokens)
-    return replace(cut, tokens=tokens, logps=_score_cuda(head, raw, tokens, temperature))
+    sampled = _sample_cuda(head, raw, keys, count, temperature, greedy)
+    if limits is not None:
+        logits = head.from_linear(raw) / temperature[:, None]
+        cut = sample_tokens(logits, uniforms(keys, count), greedy, limits, allowed=allowed)
+        # Rows without truncation get the same token whatever the rest of the batch does.
+        tokens = torch.where(state.is_truncated(here), cut.tokens, sampled.tokens)
+        sampled = replace(cut, tokens=tokens, logps=_score_cuda(head, raw, tokens, temperature))
+    if needs.top:
+        sampled = replace(sampled, top=_likeliest_cuda(head, raw, temperature, needs.top))
+    return sampled
+
+
+def _likeliest_cuda(head: Head, raw: Tensor, temperature: Tensor, count: int) -> TopTokens:
+    """The likeliest tokens, with the log-probabilities that they have when they are sampled."""
+    best = likeliest(head.from_linear(raw) / temperature[:, None], count)
+    columns = [_score_cuda(head, raw, ids, temperature) for ids in best.ids.unbind(1)]
+    return best.with_logps(torch.stack(columns, 1))
 
 
 def _sample_cuda(
@@ -206,8 +226,8 @@ _UNEVEN = 1.25
 _WARM_UP = 2
 _LOG = logging.getLogger(__name__)
 
-_Kind: TypeAlias = tuple[int, bool, bool, int]
-"""Rows, whether any truncates, whether rows are spread, and members of a group at most."""
+_Kind: TypeAlias = tuple[int, StepNeeds, bool, int]
+"""Rows, what they need, whether rows are spread, and members of a group at most."""
 
 
 def bucket(rows: int, most: int) -> int:
@@ -274,13 +294,12 @@ class DecodeGraphs:
         state: RowState,
         lengths: Sequence[int],
         count: int,
-        *,
-        is_truncated: bool,
+        needs: StepNeeds,
     ) -> None:
         """`count` decode steps of the first rows, which have about these lengths."""
         members = 0 if self._policy.is_exact else state.groups.most
         rows = bucket(len(lengths), state.rows)
-        kind = (rows, is_truncated, is_spread(rows, self._heads, lengths), members)
+        kind = (rows, needs, is_spread(rows, self._heads, lengths), members)
         graph = self._graph(cache, state, kind)
         for _ in range(count):
             if graph is None:
@@ -311,13 +330,13 @@ class DecodeGraphs:
         _LOG.warning("decode steps of this model cannot be captured as graphs (%s)", reason)
 
     def _step(self, cache: KeyValues, state: RowState, kind: _Kind) -> None:
-        size, is_truncated, is_split, members = kind
+        size, needs, is_split, members = kind
         decode_step(
             self._policy,
             cache,
             state,
             size,
-            is_truncated=is_truncated,
+            needs=needs,
             is_split=is_split,
             members=members,
         )

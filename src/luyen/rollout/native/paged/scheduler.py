@@ -35,9 +35,8 @@ class RunningSequence:
         """Whether its row may truncate in the steps that were planned last."""
         sampling = self.row.request.sampling
         begun = self.planned - len(self.row.request.tokens) - ROUND
-        return sampling.is_filtered or (
-            bool(sampling.barred_ids) and begun < sampling.min_new_tokens
-        )
+        is_ruled = sampling.is_filtered or self.row.constraint is not None
+        return is_ruled or (bool(sampling.barred_ids) and begun < sampling.min_new_tokens)
 
 
 @final
