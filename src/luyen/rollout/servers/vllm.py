@@ -226,6 +226,7 @@ def vllm_command(
         "worker_extension_cls": f"{_MODULE}.WeightExtension",
         "enforce_eager": True if rollout.enforce_eager else None,
         "enable_sleep_mode": True if rollout.free_cache_engine else None,
+        "enable_prefix_caching": None if rollout.enable_prefix_caching else False,
         **cpu,
         **rollout.engine_kwargs.get("vllm", {}),
     }
