@@ -82,7 +82,7 @@ def test_no_bit_depends_on_the_cache_for_any_architecture(kind: str):
     ],
     ids=["own keys", "three share keys", "wide heads", "odd vocabulary"],
 )
-def test_no_bit_depends_on_the_cache_for_any_shape(shape: dict[str, int], threads: int):
+def test_no_bit_depends_on_the_cache_for_any_shape(shape: dict[str, Any], threads: int):
     torch.set_num_threads(threads)
     policy = tiny_policy(**shape)
     assert converse(policy, turns=3) == converse(policy, turns=3, enable_prefix_caching=False)
