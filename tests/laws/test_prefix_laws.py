@@ -53,9 +53,8 @@ def test_a_tree_is_the_set_of_prefixes_that_were_inserted_and_not_evicted(acts, 
             assert tree.match(tokens) == [known[one] for one in path]
             mark(path)
         elif act == "insert":
-            first = fresh
-            added = tree.insert(tokens, lambda place: first + place)
-            assert added == [(i, first + i) for i in range(len(path), len(prefixes))]
+            added = tree.insert(tokens, fresh.__add__)
+            assert added == [(i, fresh + i) for i in range(len(path), len(prefixes))]
             known |= {prefixes[i]: block for i, block in added}
             mark(prefixes)
             fresh += 100

@@ -15,8 +15,9 @@ from luyen.rollout.protocol import CacheStats, Completion, PrefixCaching, Reques
 from luyen.runtime.weights import load_weights
 from tests.generation import native, paged, prompt, request
 from tests.invariants.test_exactness import with_adapter
-from tests.tiny_models import tiny_policy
+from tests.tiny_models import DEVICE, tiny_policy
 
+in_host_memory = pytest.mark.skipif(DEVICE != "cpu", reason="the cache of the engine on a CPU")
 ENGINES: dict[str, Callable[..., Any]] = {"slots": native, "pages": paged}
 Made = Callable[..., Any]
 
@@ -93,6 +94,7 @@ def test_switched_off_it_keeps_nothing(make: Made):
     assert (stats.hits, stats.blocks) == (0, 0)
 
 
+@in_host_memory
 def test_what_was_not_used_for_longest_makes_room():
     policy = tiny_policy()
     token = 2 * 2 * 2 * 16 * 4
@@ -220,6 +222,7 @@ def test_an_engine_that_is_closed_keeps_nothing(make: Made):
     assert engine.cache_stats() != CacheStats()
 
 
+@in_host_memory
 @pytest.mark.parametrize("samples", [1, 4])
 def test_without_exactness_answers_of_cached_prefixes_are_as_near_as_any(samples: int):
     policy = tiny_policy(initializer_range=0.1).to(torch.bfloat16)
