@@ -96,7 +96,7 @@ def play(words: argparse.Namespace, is_cached: bool) -> tuple[list[Seconds], lis
         enable_prefix_caching=is_cached,
         multi_turn=MultiTurnConfig(enable=True),
     )
-    engine = native(policy, rollout, longest=longest, decode=lambda _: "")
+    engine: Any = native(policy, rollout, longest=longest, decode=lambda _: "")
     watch = Stopwatch(engine, clock_of(words.device))
     sampling = Sampling(max_new_tokens=words.new, ignore_stop=True)
     vocabulary = policy.head.vocabulary

@@ -30,11 +30,11 @@ class PrefixSource(Protocol):
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Continuation:
+class ContinuedSequence:
     """A sequence, of which the first tokens are known.
 
     Example:
-        >>> Continuation(length=9, known=8).fresh
+        >>> ContinuedSequence(length=9, known=8).fresh
         1
     """
 
@@ -73,8 +73,10 @@ class _Bucket:
     """`[sequences, padded keys]` index among all tokens of the sequences."""
     is_whole: bool
     """Whether all tokens are computed."""
-    masks: dict[int | None, Tensor] = field(default_factory=dict[int | None, Tensor])
-    """By window, once made."""
+    masks: dict[tuple[int | None, torch.dtype], Tensor] = field(
+        default_factory=dict[tuple[int | None, torch.dtype], Tensor]
+    )
+    """By window and type, once made."""
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: AttentionWindow
@@ -87,7 +89,9 @@ class _Bucket:
         if self.is_whole:
             out = causal_attention(q, k, v, scale, window)
         else:
-            out = masked_attention(q, k, v, self._mask(window.sliding), scale, window)
+            # PyTorch's kernel adds its mask; converting one of booleans in every layer takes time.
+            kind = q.dtype if window.is_fused else torch.bool
+            out = masked_attention(q, k, v, self._mask(window.sliding, kind), scale, window)
         return out.transpose(1, 2).flatten(0, 1)
 
     def to(self, device: torch.device | str) -> "_Bucket":
@@ -95,15 +99,21 @@ class _Bucket:
         queries, positions, keys = (x.to(device) for x in (self.queries, self.positions, self.keys))
         return _Bucket(queries=queries, positions=positions, keys=keys, is_whole=self.is_whole)
 
-    def _mask(self, sliding: int | None) -> Tensor:
-        """`[sequences, 1, padded queries, padded keys]`: which key a query sees."""
-        if sliding not in self.masks:
+    def _mask(self, sliding: int | None, dtype: torch.dtype) -> Tensor:
+        """`[sequences, 1, padded queries, padded keys]`: which key a query sees.
+
+        As booleans, or as numbers to add: 0 where it sees it.
+        """
+        if (sliding, dtype) not in self.masks:
             place = torch.arange(self.keys.shape[1], device=self.keys.device)
             seen = place <= self.positions[:, :, None]
             if sliding is not None:
                 seen &= self.positions[:, :, None] - place < sliding
-            self.masks[sliding] = seen[:, None]
-        return self.masks[sliding]
+            if dtype != torch.bool:
+                zeros = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
+                seen = zeros.masked_fill_(~seen, -torch.inf)
+            self.masks[sliding, dtype] = seen[:, None]
+        return self.masks[sliding, dtype]
 
 
 @final
@@ -129,7 +139,7 @@ class ContinuedContext:
     @classmethod
     def of(
         cls,
-        sequences: Sequence[Continuation],
+        sequences: Sequence[ContinuedSequence],
         *,
         known: PrefixSource,
         sink: KeyValueSink,
@@ -181,7 +191,7 @@ class ContinuedContext:
 
 
 def _bucket(
-    sequences: Sequence[Continuation],
+    sequences: Sequence[ContinuedSequence],
     indices: Sequence[int],
     queries: int,
     keys: int,
@@ -205,7 +215,7 @@ def _bucket(
     )
 
 
-def _order(sequences: Sequence[Continuation]) -> Tensor:
+def _order(sequences: Sequence[ContinuedSequence]) -> Tensor:
     """Where each token of the sequences stands, if all known tokens come before the computed."""
     known, fresh = 0, sum(one.known for one in sequences)
     parts: list[Tensor] = []

@@ -4,16 +4,16 @@ Parameters in this process are shown as they are. Those of another process are s
 (`luyen.models.weight_digests.tensor_digests`), and only such a parameter is ever digested here.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor, nn
 
 from luyen.base.digests import hash_value
 from luyen.base.errors import UserError
-from luyen.models.weight_digests import digest_numbers, tensor_digests
+from luyen.models.weight_digests import tensor_digests
 
 
 def trained_parameters(module: nn.Module) -> dict[str, Tensor]:
@@ -101,83 +101,3 @@ def _difference(name: str, actual: str, expected: str) -> str:
     """Digests end in a sum over the values; what stands before it is type and shape."""
     form, wanted = actual.rpartition(" ")[0], expected.rpartition(" ")[0]
     return f"{name} is {form} instead of {wanted}" if form != wanted else f"{name} has other values"
-
-
-# Whether weights changed: keys and values that were computed with them are stale then.
-
-
-@final
-class WeightGuard:
-    """Notices that the weights of a module are no longer those that results were kept for.
-
-    Example:
-        >>> module = nn.Linear(2, 1)
-        >>> guard = WeightGuard(module)
-        >>> guard.renew(is_idle=True, is_kept=False)
-        True
-        >>> guard.keep()
-        >>> module.weight.data.zero_()  # no version counts this
-        tensor([[0., 0.]])
-        >>> guard.renew(is_idle=True, is_kept=True)
-        True
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
-        self._tensors: list[Tensor] = []
-        self._adapters: list[Any] = []
-        self._marks: tuple[object, ...] = ()
-        self._sums: tuple[int, ...] | None = None
-        self.is_mixed = False
-        """Whether work in progress began with other weights than those there are now."""
-
-    def renew(self, *, is_idle: bool, is_kept: bool) -> bool:
-        """Look at the weights; whether they changed since the last call, so that nothing is valid.
-
-        `is_idle`: nothing is in progress. Then, if something is kept, every number is read: a fused
-        optimizer or a write through `.data` increases no version.
-        """
-        if is_idle:
-            self._tensors = [*self._module.parameters(), *self._module.buffers()]
-            self._adapters = [m for m in self._module.modules() if hasattr(m, _SWITCH)]
-        marks = self._marks_now()
-        is_same = marks == self._marks
-        if is_same and is_idle and is_kept:
-            is_same = self._sums is not None and self._sums == _sums(self._tensors)
-        if not is_same:
-            self._marks, self._sums = marks, None
-        self.is_mixed = not is_idle and (self.is_mixed or not is_same)
-        return not is_same
-
-    def keep(self) -> None:
-        """Something is kept from now on that was computed with the weights of the last `renew`."""
-        if self._sums is None:
-            self._sums = _sums(self._tensors)
-
-    def _marks_now(self) -> tuple[object, ...]:
-        """Where each tensor lies and how often it was written to, and which ones are in use."""
-        return (
-            vars(self._module).get("_is_exact"),
-            *((getattr(m, _SWITCH), str(m.active_adapters)) for m in self._adapters),
-            *((t.data_ptr(), t._version) for t in self._tensors),
-        )
-
-
-_SWITCH = "_disable_adapters"
-"""Attribute of a layer with adapters (peft): whether they are turned off."""
-
-
-def _sums(tensors: Sequence[Tensor]) -> tuple[int, ...]:
-    """A sum over the bits of each tensor: 64-bit words on a CPU, digests on a GPU."""
-    some = [t.detach() for t in tensors if t.numel() > 0]
-    digests = digest_numbers({str(i): t for i, t in enumerate(some) if t.is_cuda})
-    return tuple(digests[str(i)] if t.is_cuda else _sum_of_words(t) for i, t in enumerate(some))
-
-
-def _sum_of_words(tensor: Tensor) -> int:
-    """Of 8 bytes where the tensor consists of such, which is as fast as memory."""
-    flat = tensor.contiguous().view(-1)
-    size = flat.element_size()
-    is_whole = flat.numel() * size % 8 == 0 and flat.storage_offset() * size % 8 == 0
-    words = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    return int(flat.view(torch.int64 if is_whole else words[size]).sum())

@@ -17,7 +17,7 @@ from torch import Tensor
 from luyen.base.errors import UserError
 from luyen.base.process_setup import is_promised
 from luyen.models.attention import AttentionContext
-from luyen.models.continued_attention import Continuation, ContinuedContext
+from luyen.models.continued_attention import ContinuedContext, ContinuedSequence
 from luyen.models.onednn_linear import OneDnnLinears
 from luyen.models.packed_attention import KeyValueSink, PackedContext, packed_positions
 from luyen.models.policy import Policy
@@ -238,7 +238,7 @@ class NativeEngine:
         context: AttentionContext = PackedContext.of(lengths, device=device, sink=sink)
         if self._prefixes is not None and blocks:
             context = ContinuedContext.of(
-                [Continuation(length=n, known=k) for n, k in zip(lengths, known, strict=True)],
+                [ContinuedSequence(length=n, known=k) for n, k in zip(lengths, known, strict=True)],
                 known=self._prefixes.known(blocks, device),
                 sink=sink,
                 device=device,

@@ -13,7 +13,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from luyen.models.trained_weights import WeightGuard
+from luyen.models.weight_guard import WeightGuard
 from luyen.rollout.native.kv_cache import RowCache
 from luyen.rollout.native.prefix_tree import CacheCounts, PrefixTree
 from luyen.rollout.protocol import CacheStats

@@ -15,7 +15,7 @@ How the prefix cache of the embedded engines works:
   of its batch in the last bits, and in the same way on what was cached.
 - Prompts are kept once they are read, answers when they end, blocks of the least recent use go
   first. What running rows use is never taken from them.
-- Cached keys belong to one state of the weights (`luyen.models.trained_weights.WeightGuard`). A
+- Cached keys belong to one state of the weights (`luyen.models.weight_guard.WeightGuard`). A
   fused optimizer writes weights without increasing a tensor's version, so versions alone prove
   nothing: before an idle engine uses what it cached, sums over all weights are compared. In-process
   training drops the cache after each generation, before anything can change.

@@ -15,7 +15,8 @@ from torch import Tensor
 from luyen.base.errors import UserError
 from luyen.models.paged_attention import PAGE, sent
 from luyen.models.policy import Policy
-from luyen.models.trained_weights import Fingerprint, WeightGuard
+from luyen.models.trained_weights import Fingerprint
+from luyen.models.weight_guard import WeightGuard
 from luyen.rollout.native.paged.device_state import RowState
 from luyen.rollout.native.paged.forward import DecodeGraphs, bucket, prefill_prompts, sample_next
 from luyen.rollout.native.paged.kv_cache import (
