@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,16 +29,19 @@ def holds_copies(linears: OneDnnLinears) -> bool:
     return any(copy is not None for copy in linears._copies)
 
 
-def native(policy: Policy, *, rows: int = 8, tokens: int = 2048, longest: int = 2048):
+def native(
+    policy: Policy, *, rows: int = 8, tokens: int = 2048, longest: int = 2048, **options: Any
+):
     """The embedded engine with these limits, as this device has it."""
     if policy.device.type == "cuda":
-        return paged(policy, rows=rows, tokens=tokens, longest=longest)
+        return paged(policy, rows=rows, tokens=tokens, longest=longest, **options)
     return NativeEngine(
         policy,
         max_model_len=longest,
         max_num_seqs=rows,
         max_num_batched_tokens=tokens,
         decode=spell,
+        **options,
     )
 
 
@@ -50,6 +54,7 @@ def paged(
     pages: int | None = None,
     is_eager: bool = False,
     is_open: bool = False,
+    enable_prefix_caching: bool = True,
 ):
     """The embedded engine over pages; on a CPU it runs without graphs."""
     return PagedEngine(
@@ -62,6 +67,7 @@ def paged(
         decode=spell,
         most_pages=pages,
         is_open=is_open,
+        enable_prefix_caching=enable_prefix_caching,
     )
 
 

@@ -125,6 +125,7 @@ ROLLOUTS: dict[str, Case] = {
     f"{ROLLOUT}.deterministic": ("warned", "false", ()),
     f"{ROLLOUT}.enforce_eager": ("warned", "true", ()),
     f"{ROLLOUT}.free_cache_engine": ("plan", "true", ()),
+    f"{ROLLOUT}.enable_prefix_caching": ("warned", "false", (f"{ROLLOUT}.name=hf",)),
     f"{ROLLOUT}.max_num_batched_tokens": ("refused", "2", ()),
     f"{ROLLOUT}.max_model_len": ("refused", "10", ()),
     f"{ROLLOUT}.max_num_seqs": ("plan", "4", ()),

@@ -118,10 +118,15 @@ def adapter_rank(net: PreTrainedModel) -> int:
     return next((int(rank) for layer in layers for rank in layer.r.values()), 0)
 
 
+def adapter_layers(net: nn.Module) -> list[BaseTunerLayer]:
+    """The layers that have an adapter."""
+    return [m for m in net.modules() if isinstance(m, BaseTunerLayer)]
+
+
 @contextmanager
 def adapter_off(net: nn.Module) -> Iterator[None]:
     """The model without its adapter: the reference policy of a LoRA run."""
-    layers = [m for m in net.modules() if isinstance(m, BaseTunerLayer)]
+    layers = adapter_layers(net)
     assert layers, "the model has no adapter to switch off"
     for layer in layers:
         layer.enable_adapters(False)

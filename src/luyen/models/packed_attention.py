@@ -225,9 +225,12 @@ class PackedContext:
         return joined.index_select(0, self.back).view(1, self.tokens, -1, widths[2])
 
 
-def packed_positions(lengths: Sequence[int], device: torch.device | str) -> Tensor:
-    """0, 1, 2, ... for each packed sequence."""
-    return torch.cat([torch.arange(n) for n in lengths]).to(device)
+def packed_positions(
+    lengths: Sequence[int], device: torch.device | str, known: Sequence[int] | None = None
+) -> Tensor:
+    """0, 1, 2, ... for each packed sequence, or its positions after the first `known` ones."""
+    starts = known or [0] * len(lengths)
+    return torch.cat([torch.arange(k, n) for k, n in zip(starts, lengths, strict=True)]).to(device)
 
 
 # Attention over packed sequences on a GPU: no padding, shared prompts computed once.

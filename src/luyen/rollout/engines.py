@@ -13,7 +13,9 @@ from luyen.rollout.native.engine import NativeEngine
 from luyen.rollout.native.paged.engine import PagedEngine
 from luyen.rollout.native.sequences import Decode
 from luyen.rollout.protocol import (
+    CacheStats,
     Completion,
+    PrefixCaching,
     Request,
     RolloutEngine,
     completion_fault,
@@ -37,6 +39,7 @@ def native(
             enforce_eager=rollout.enforce_eager,
             decode=decode,
             is_open=rollout.multi_turn.enable,
+            enable_prefix_caching=rollout.enable_prefix_caching,
         )
     return NativeEngine(
         policy,
@@ -44,6 +47,8 @@ def native(
         max_num_seqs=rollout.max_num_seqs,
         max_num_batched_tokens=rollout.max_num_batched_tokens,
         decode=decode,
+        is_open=rollout.multi_turn.enable,
+        enable_prefix_caching=rollout.enable_prefix_caching,
     )
 
 
@@ -250,6 +255,17 @@ class VersionedEngines:
     def fingerprint(self) -> Fingerprint | None:
         """Fingerprint of the latest version; None: unknown."""
         return self.engine().fingerprint()
+
+    def drop_prefixes(self) -> None:
+        """Free what the engines cached of earlier prompts and answers."""
+        for engine in self.engines:
+            if isinstance(engine, PrefixCaching):
+                engine.drop_prefixes()
+
+    def cache_stats(self) -> CacheStats:
+        """What the prefix cache of the latest version did so far."""
+        engine = self.engine()
+        return engine.cache_stats() if isinstance(engine, PrefixCaching) else CacheStats()
 
     def close(self) -> None:
         """Free what the engines hold; the weights stay."""

@@ -184,6 +184,34 @@ class TokenStream:
     """The likeliest tokens at each of them, as in `Completion`."""
 
 
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheStats:
+    """What a prefix cache did since its engine was made, and what it has now.
+
+    Example:
+        >>> CacheStats(tokens=10, reused_tokens=6).reused_tokens
+        6
+    """
+
+    prompts: int = 0
+    """Prompts that were read."""
+    hits: int = 0
+    """Prompts of which a part was cached."""
+    tokens: int = 0
+    """Tokens of these prompts."""
+    reused_tokens: int = 0
+    """Tokens of these prompts that were cached, and not computed again."""
+    blocks: int = 0
+    """Blocks of tokens that are cached now."""
+    block_size: int = 0
+    """Tokens of a block."""
+    evictions: int = 0
+    """Blocks that made room for newer ones."""
+    drops: int = 0
+    """Times that everything was dropped, because the weights changed or memory was needed."""
+
+
 class RolloutEngine(Protocol):
     """Generates for many requests at once."""
 
@@ -224,6 +252,19 @@ class StreamingEngine(Protocol):
 
     def snapshot(self, request: str, sample: int, *, start: int = 0) -> TokenStream | None:
         """Tokens from number `start` on of a sample that waits or runs; None: it does neither."""
+        ...
+
+
+@runtime_checkable
+class PrefixCaching(Protocol):
+    """An engine that keeps keys and values of prefixes between two requests."""
+
+    def drop_prefixes(self) -> None:
+        """Free what is cached; requests go on."""
+        ...
+
+    def cache_stats(self) -> CacheStats:
+        """What the cache did so far."""
         ...
 
 

@@ -23,6 +23,7 @@ from luyen.runtime.weights import (
     GatheredWeights,
     Gathering,
     digests_of,
+    drop_prefixes,
     finish_weights,
     free_memory,
     load_weights,
@@ -160,9 +161,13 @@ class SharedRollout:
     ) -> list[Group]:
         """Generate now; a UserError if the engine's weights are not the actor's."""
         self._refuse_other_weights(version)
-        groups = self._generation.play(
-            self.engine, requests, sampling, purpose=purpose, version=version, journal=journal
-        )
+        try:
+            groups = self._generation.play(
+                self.engine, requests, sampling, purpose=purpose, version=version, journal=journal
+            )
+        finally:
+            # The next thing that happens to the weights may be an optimizer step.
+            drop_prefixes(self.engine)
         if self._frees_cache:
             free_memory(self.engine)
         return groups

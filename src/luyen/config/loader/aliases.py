@@ -38,7 +38,6 @@ MOOT: dict[str, tuple[tuple[Any, ...], str]] = {
     f"{_ROLLOUT}.mode": (("async",), "rollouts are always coroutines over one engine"),
     f"{_ROLLOUT}.load_format": (("dummy", "auto"), "weights come from the trainer"),
     f"{_ROLLOUT}.enable_chunked_prefill": ((True,), "prefill is always chunked"),
-    f"{_ROLLOUT}.enable_prefix_caching": ((True,), "prompts of a group are always shared"),
     f"{_ROLLOUT}.do_sample": ((True,), "training always samples"),
     f"{_ROLLOUT}.skip_tokenizer_init": ((True, False), "engines take and give token ids"),
     f"{_ROLLOUT}.disable_log_stats": ((True, False), "engine figures are metrics of the run"),

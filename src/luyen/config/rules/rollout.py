@@ -309,8 +309,10 @@ def plain_generation_reads_the_key(s: RuleContext) -> Iterator[Finding]:
         "free_cache_engine": "it keeps nothing between two requests",
         "deterministic": "its gap to the trainer is measured, never closed",
     }
-    is_hf = s.config.actor_rollout_ref.rollout.name == "hf" and s.where.device != "cpu"
-    for name, reason in reasons.items():
+    is_hf = s.config.actor_rollout_ref.rollout.name == "hf"
+    on_gpu = reasons if s.where.device != "cpu" else {}
+    kept = {"enable_prefix_caching": reasons["free_cache_engine"]}
+    for name, reason in {**on_gpu, **kept}.items():
         if is_hf and s.is_changed(f"{_ROLLOUT}.{name}"):
             why = f"`hf` generates, where it has no effect: {reason}"
             fix = f"drop the line, or set {_ROLLOUT}.name=native"

@@ -454,6 +454,11 @@ class RolloutConfig(LogProbBatchingConfig):
     free_cache_engine: bool = key(
         False, "On a GPU: give the memory of keys and values back while weights are updated."
     )
+    enable_prefix_caching: bool = key(
+        True,
+        "Keep keys and values of prompts and answers, so that a request that begins alike reads "
+        "only what is new; answers stay the same.",
+    )
     max_num_batched_tokens: int = key(8192, "Most tokens of one forward pass.", ge=1)
     max_model_len: int | None = key(
         None, "Most tokens of a sequence; null: prompt and response lengths together.", ge=1

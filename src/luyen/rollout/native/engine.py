@@ -1,11 +1,14 @@
 """Continuous batching over one policy: prompts are read once a group, rows finish when they finish.
 
 A pass either prefills new prompts or decodes one token for every running row. A row depends only on
-its own tokens and key, so neither the limits below nor the order of requests changes a result.
+its own tokens and key, so neither the limits below nor the order of requests changes a result, nor
+what is cached of earlier ones (`luyen.rollout.native.prefix_tree`).
 """
 
 from collections import deque
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import final
 
 import torch
@@ -13,11 +16,14 @@ from torch import Tensor
 
 from luyen.base.errors import UserError
 from luyen.base.process_setup import is_promised
+from luyen.models.attention import AttentionContext
+from luyen.models.continued_attention import ContinuedContext, ContinuedSequence
 from luyen.models.onednn_linear import OneDnnLinears
-from luyen.models.packed_attention import PackedContext, packed_positions
+from luyen.models.packed_attention import KeyValueSink, PackedContext, packed_positions
 from luyen.models.policy import Policy
 from luyen.models.trained_weights import Fingerprint
 from luyen.rollout.native.kv_cache import RowCache, SharedPrefixCache, SlottedCache, can_split
+from luyen.rollout.native.prefix_cache import BLOCK, CachedRow, PrefixCache
 from luyen.rollout.native.sampler import (
     NextTokens,
     sample_tokens,
@@ -25,7 +31,39 @@ from luyen.rollout.native.sampler import (
     uniforms,
 )
 from luyen.rollout.native.sequences import Decode, Row, RowPart, allowed_tokens, append_tokens
-from luyen.rollout.protocol import Completion, Ending, Request, TokenStream, refuse_impossible
+from luyen.rollout.protocol import (
+    CacheStats,
+    Completion,
+    Ending,
+    Request,
+    TokenStream,
+    refuse_impossible,
+)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class AdmittedPrompt:
+    """A prompt that is read now, with those of its rows that fit.
+
+    Example:
+        Made by `NativeEngine` for every prompt of a prefill pass.
+    """
+
+    rows: list[Row]
+    """Samples of it."""
+    blocks: list[int]
+    """Cached blocks that it begins with."""
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """The prompt."""
+        return self.rows[0].request.tokens
+
+    @property
+    def known(self) -> int:
+        """Tokens that are cached."""
+        return BLOCK * len(self.blocks)
 
 
 @final
@@ -41,11 +79,16 @@ class NativeEngine:
         max_num_batched_tokens: int,
         decode: Decode,
         is_exact: bool | None = None,
+        is_open: bool = False,
+        enable_prefix_caching: bool = True,
+        prefix_bytes: int | None = None,
     ) -> None:
         """`decode` turns tokens into text, for stop strings.
 
         Without `is_exact` faster arithmetic is used, whose bits differ from the trainer's; None
-        leaves it to what is promised for the weights' dtype.
+        leaves it to what is promised for the weights' dtype. `is_open` says that requests may
+        continue earlier answers, which are then kept too. The prefix cache takes at most
+        `prefix_bytes`; None: a share of the machine's memory.
         """
         if not policy.is_packed:
             why = "the model was loaded with its own attention, which this engine cannot use"
@@ -67,6 +110,10 @@ class NativeEngine:
         self._is_exact = is_exact
         self._can_split = not is_exact and can_split(policy)
         self._linears = None if is_exact else OneDnnLinears(policy)
+        self._is_open = is_open
+        self._prefixes = (
+            PrefixCache(policy, most_bytes=prefix_bytes) if enable_prefix_caching else None
+        )
 
     @property
     def is_idle(self) -> bool:
@@ -97,6 +144,8 @@ class NativeEngine:
     @torch.no_grad()
     def advance(self) -> list[Completion]:
         """One pass: prefill prompts while rows are free, otherwise decode one token per row."""
+        if self._prefixes is not None:
+            self._prefixes.begin_pass(is_idle=not self._rows)
         admitted = self._admit()
         done: list[Completion] = []
         with self._fast_linears(admitted):
@@ -125,11 +174,21 @@ class NativeEngine:
         """Fingerprint of the policy's parameters, which are shared."""
         return Fingerprint.of(self._policy)
 
+    def drop_prefixes(self) -> None:
+        """Free what is cached of earlier prompts and answers; requests go on."""
+        if self._prefixes is not None:
+            self._prefixes.drop()
+
+    def cache_stats(self) -> CacheStats:
+        """What the prefix cache did so far."""
+        return self._prefixes.stats() if self._prefixes is not None else CacheStats()
+
     def close(self) -> None:
         """Drop all requests and free the caches."""
         self._waiting.clear()
         self._known.clear()
         self._rows, self._parts, self._cache = [], None, None
+        self.drop_prefixes()
         self._free_idle()
 
     def _free_idle(self) -> None:
@@ -142,51 +201,89 @@ class NativeEngine:
         if self._linears is not None:
             self._linears.drop()
 
-    def _admit(self) -> list[list[Row]]:
+    def _admit(self) -> list[AdmittedPrompt]:
         """Waiting rows that fit now, those of one prompt together."""
         free = self._rows_at_once - len(self._rows)
         budget = self._tokens_at_once
-        groups: list[list[Row]] = []
+        prompts: list[AdmittedPrompt] = []
         while self._waiting and free > 0:
             row = self._waiting[0]
-            if groups and groups[-1][0].request is row.request:
-                groups[-1].append(self._waiting.popleft())
-            elif len(row.request.tokens) <= budget:
-                budget -= len(row.request.tokens)
-                groups.append([self._waiting.popleft()])
-            else:
+            if prompts and prompts[-1].rows[0].request is row.request:
+                prompts[-1].rows.append(self._waiting.popleft())
+                free -= 1
+                continue
+            found = self._prefixes.match(row.request.tokens) if self._prefixes is not None else []
+            prompt = AdmittedPrompt(rows=[row], blocks=found)
+            if len(prompt.tokens) - prompt.known > budget:
                 break
+            budget -= len(prompt.tokens) - prompt.known
+            prompts.append(prompt)
+            if self._prefixes is not None:
+                self._prefixes.count(prompt.tokens, prompt.blocks)
+            self._waiting.popleft()
             free -= 1
-        return groups
+        return prompts
 
-    def _prefill(self, groups: list[list[Row]]) -> list[Completion]:
-        cache = self._reserve(groups)
-        lengths = [len(group[0].request.tokens) for group in groups]
-        ends = torch.tensor(lengths).cumsum(0)
+    def _prefill(self, prompts: list[AdmittedPrompt]) -> list[Completion]:
+        cache = self._reserve(prompts)
+        lengths = [len(prompt.tokens) for prompt in prompts]
         first = len(self._rows)
         spans: list[tuple[int, int]] = []
-        for group in groups:
-            spans.append((first, first + len(group)))
-            first += len(group)
+        for prompt in prompts:
+            spans.append((first, first + len(prompt.rows)))
+            first += len(prompt.rows)
+        ends = torch.tensor(lengths).cumsum(0)
         starts = [int(end) - n for end, n in zip(ends, lengths, strict=True)]
-        sink = cache.sink(starts, lengths, spans)
-        device = self._policy.device
-        tokens = torch.tensor([t for g in groups for t in g[0].request.tokens], device=device)
-        context = PackedContext.of(lengths, device=device, sink=sink)
-        hidden = self._policy.hidden(tokens, packed_positions(lengths, device), context)
+        last = self._read(prompts, cache.sink(starts, lengths, spans))
         # The last hidden state of a prompt serves every sample of it.
-        copies = torch.tensor([len(group) for group in groups], device=device)
-        last = hidden[(ends - 1).to(device)].repeat_interleave(copies, 0)
-        fresh = [row for group in groups for row in group]
+        device = self._policy.device
+        copies = torch.tensor([len(prompt.rows) for prompt in prompts], device=device)
+        fresh = [row for prompt in prompts for row in prompt.rows]
         start = len(self._rows)
         self._rows += fresh
         self._parts = None
-        self._append(fresh, last, self._split(fresh))
+        self._keep_prompts(cache, prompts, spans)
+        self._append(fresh, last.repeat_interleave(copies, 0), self._split(fresh))
         return self._finish(range(start, len(self._rows)))
 
-    def _reserve(self, groups: list[list[Row]]) -> RowCache:
+    def _read(self, prompts: list[AdmittedPrompt], sink: KeyValueSink) -> Tensor:
+        """The last hidden state of each prompt; the sink gets keys and values of all its tokens."""
+        device = self._policy.device
+        lengths = [len(prompt.tokens) for prompt in prompts]
+        known = [prompt.known for prompt in prompts]
+        blocks = [block for prompt in prompts for block in prompt.blocks]
+        context: AttentionContext = PackedContext.of(lengths, device=device, sink=sink)
+        if self._prefixes is not None and blocks:
+            context = ContinuedContext.of(
+                [ContinuedSequence(length=n, known=k) for n, k in zip(lengths, known, strict=True)],
+                known=self._prefixes.known(blocks, device),
+                sink=sink,
+                device=device,
+            )
+        tokens = [t for prompt in prompts for t in prompt.tokens[prompt.known :]]
+        positions = packed_positions(lengths, device, known)
+        hidden = self._policy.hidden(torch.tensor(tokens, device=device), positions, context)
+        ends = torch.tensor([n - k for n, k in zip(lengths, known, strict=True)]).cumsum(0)
+        return hidden[(ends - 1).to(device)]
+
+    def _keep_prompts(
+        self,
+        cache: RowCache,
+        prompts: Sequence[AdmittedPrompt],
+        spans: Sequence[tuple[int, int]],
+    ) -> None:
+        """Cache the prompts, where a request may come that begins alike."""
+        if self._prefixes is None or not (self._is_open or self._waiting):
+            return
+        rows = [
+            CachedRow(row=row, tokens=prompt.tokens)
+            for prompt, (row, _) in zip(prompts, spans, strict=True)
+        ]
+        self._prefixes.keep(cache, rows, is_ended=False)
+
+    def _reserve(self, prompts: list[AdmittedPrompt]) -> RowCache:
         """The cache, with room for what runs, what is admitted now and what may follow it."""
-        known = [*self._rows, *(row for group in groups for row in group), *self._waiting]
+        known = [*self._rows, *(row for prompt in prompts for row in prompt.rows), *self._waiting]
         rows = min(len(known), self._rows_at_once)
         length = max(row.limit for row in known)
         if self._cache is None:
@@ -211,9 +308,9 @@ class NativeEngine:
         self._append(self._rows, hidden, self._parts)
         return self._finish(range(len(self._rows)))
 
-    def _fast_linears(self, admitted: list[list[Row]]) -> AbstractContextManager[None]:
+    def _fast_linears(self, admitted: list[AdmittedPrompt]) -> AbstractContextManager[None]:
         """Packed weights, where they may be used and pay."""
-        known = [*self._rows, *(row for group in admitted for row in group), *self._waiting]
+        known = [*self._rows, *(row for prompt in admitted for row in prompt.rows), *self._waiting]
         if self._linears is None or not known:
             return nullcontext()
         return self._linears.in_use(steps=max(row.tokens_left for row in known))
@@ -259,6 +356,7 @@ class NativeEngine:
             reason = self._rows[index].ending(self._decode)
             if reason is not None:
                 ended[index] = reason
+        self._keep_answers(list(ended))
         rows = self._release(list(ended))
         return [self._completion(row, why) for row, why in zip(rows, ended.values(), strict=True)]
 
@@ -279,6 +377,16 @@ class NativeEngine:
         if indices:
             self._parts = None
         return found
+
+    def _keep_answers(self, indices: Sequence[int]) -> None:
+        """Cache rows that end, where requests may continue them; their newest token has no keys."""
+        if self._prefixes is None or self._cache is None or not self._is_open:
+            return
+        rows = [
+            CachedRow(row=i, tokens=(*self._rows[i].request.tokens, *self._rows[i].tokens[:-1]))
+            for i in indices
+        ]
+        self._prefixes.keep(self._cache, rows, is_ended=True)
 
 
 def _dtype_name(policy: Policy) -> str:

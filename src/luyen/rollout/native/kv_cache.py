@@ -34,6 +34,20 @@ class RowCache(Protocol):
         """Take a row out; the last row, of `length` tokens, takes its place."""
         ...
 
+    @property
+    def layers(self) -> Sequence[int]:
+        """Layers that have stored something."""
+        ...
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of a token's keys and values in all of these layers."""
+        ...
+
+    def tokens(self, layer: int, spans: Sequence[tuple[int, int, int]]) -> tuple[Tensor, Tensor]:
+        """Keys and values `[tok, kv heads, width]` of spans: row, first token, and the end."""
+        ...
+
 
 @final
 class SlottedCache:
@@ -87,6 +101,24 @@ class SlottedCache:
         """Take a row out; the last row, of `length` tokens, takes its place."""
         if index != last:
             self.move(last, index, length)
+
+    @property
+    def layers(self) -> Sequence[int]:
+        """Layers that have stored something."""
+        return list(self._layers)
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of a token's keys and values in all of these layers."""
+        return sum(x[0, :, 0].nbytes for pair in self._layers.values() for x in pair)
+
+    def tokens(self, layer: int, spans: Sequence[tuple[int, int, int]]) -> tuple[Tensor, Tensor]:
+        """Keys and values `[tok, kv heads, width]` of spans: row, first token, and the end."""
+        keys, values = (
+            torch.cat([x[row, :, first:end].transpose(0, 1) for row, first, end in spans])
+            for x in self._layers[layer]
+        )
+        return keys, values
 
     def move(self, source: int, target: int, length: int) -> None:
         """Copy a row's first `length` tokens over another row."""
@@ -233,6 +265,30 @@ class SharedPrefixCache:
         self._slots.pop()
         if gone not in self._slots:
             self._close(gone)
+
+    @property
+    def layers(self) -> Sequence[int]:
+        """Layers that have stored something."""
+        return list(self._prompts)
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of a token's keys and values in all of these layers."""
+        return sum(x[0, 0].nbytes for pair in self._prompts.values() for x in pair)
+
+    def tokens(self, layer: int, spans: Sequence[tuple[int, int, int]]) -> _Pair:
+        """Keys and values `[tok, kv heads, width]` of spans: row, first token, and the end."""
+        parts: tuple[list[Tensor], list[Tensor]] = ([], [])
+        for row, first, end in spans:
+            slot = self._slots[row]
+            split = self._lengths[slot]
+            for which, part in enumerate(parts):
+                if first < split:
+                    part.append(self._prompts[layer][which][slot, first : min(end, split)])
+                if end > split:
+                    own = slice(max(first - split, 0), end - split)
+                    part.append(self._own[layer][which][row, own])
+        return torch.cat(parts[0]), torch.cat(parts[1])
 
     def prompt(self, layer: int) -> _Pair:
         """Keys and values of the prompts, `[slots, tokens, kv heads, width]`."""

@@ -267,6 +267,7 @@ def sglang_command(
         "disable_cuda_graph": rollout.enforce_eager,
         "enable_memory_saver": rollout.free_cache_engine,
         **(lora if lora_rank else {}),
+        "disable_radix_cache": not rollout.enable_prefix_caching,
         **rollout.engine_kwargs.get("sglang", {}),
     }
     words = [rollout.server.python or sys.executable, "-m", "sglang.launch_server"]

@@ -264,6 +264,7 @@ def vllm_command(
         "enable_sleep_mode": True if rollout.free_cache_engine else None,
         "weight_transfer_config": CONFIG if rollout.server.transport == "transfer" else None,
         **({"enable_lora": True, "max_lora_rank": _rank_limit(lora_rank)} if lora_rank else {}),
+        "enable_prefix_caching": None if rollout.enable_prefix_caching else False,
         **cpu,
         **rollout.engine_kwargs.get("vllm", {}),
     }

@@ -16,6 +16,7 @@ from luyen.base.errors import UserError
 from luyen.models.paged_attention import PAGE, sent
 from luyen.models.policy import Policy
 from luyen.models.trained_weights import Fingerprint
+from luyen.models.weight_guard import WeightGuard
 from luyen.rollout.native.paged.device_state import RowState, StepNeeds
 from luyen.rollout.native.paged.forward import DecodeGraphs, bucket, prefill_prompts, sample_next
 from luyen.rollout.native.paged.kv_cache import (
@@ -27,15 +28,17 @@ from luyen.rollout.native.paged.kv_cache import (
 )
 from luyen.rollout.native.paged.scheduler import (
     ROUND,
+    AdmittedGroup,
     PagedScheduler,
     RunningSequence,
     page_demand,
-    prefix_length,
     prefix_tokens,
 )
+from luyen.rollout.native.prefix_tree import CacheCounts
 from luyen.rollout.native.sampler import TopTokens
 from luyen.rollout.native.sequences import Decode, Row
 from luyen.rollout.protocol import (
+    CacheStats,
     Completion,
     Ending,
     Request,
@@ -143,11 +146,13 @@ class PagedEngine:
         decode: Decode,
         most_pages: int | None = None,
         is_open: bool = False,
+        enable_prefix_caching: bool = True,
     ) -> None:
         """`decode` turns tokens into text, for stop strings; `most_pages` caps the pool.
 
-        `is_open` says that requests arrive while the engine runs. Pages are then allocated for
-        `max_num_seqs` rows, instead of for the requests present at the start.
+        `is_open` says that requests arrive while the engine runs, and may continue earlier answers.
+        Pages are then allocated for `max_num_seqs` rows, instead of for the requests present at the
+        start, and pages of answers are cached like those of prompts.
         """
         if not policy.is_packed:
             why = "the model was loaded with its own attention, which this engine cannot use"
@@ -162,6 +167,8 @@ class PagedEngine:
         self._is_open = is_open
         self._shape = cache_shape(policy)
         self._steps = DecodeGraphs(policy, heads=self._shape.heads, is_eager=enforce_eager)
+        self._guard = WeightGuard(policy) if enable_prefix_caching else None
+        self._counts = CacheCounts(PAGE)
         self._scheduler = PagedScheduler(
             PagePool(0), rows=max_num_seqs, tokens=max_num_batched_tokens
         )
@@ -203,6 +210,7 @@ class PagedEngine:
     def advance(self) -> list[Completion]:
         """Launch what can be launched, and read the results of everything before the last round."""
         launched = len(self._rounds)
+        self._drop_if_stale()
         # All prompts that fit are prefilled before decoding: steps of few rows are wasteful.
         while self._admit():
             pass
@@ -249,8 +257,19 @@ class PagedEngine:
         """Fingerprint of the policy's parameters, which are shared."""
         return Fingerprint.of(self._policy)
 
+    def drop_prefixes(self) -> None:
+        """Cache nothing of earlier prompts and answers any more; requests go on."""
+        if self._scheduler.pool.cached:
+            self._counts.count(drops=1)
+        self._scheduler.pool.drop_cached()
+
+    def cache_stats(self) -> CacheStats:
+        """What the prefix cache did so far."""
+        return self._counts.stats(blocks=self._scheduler.pool.cached)
+
     def close(self) -> None:
         """Drop all requests and free pages and graphs."""
+        self.drop_prefixes()
         self._rounds.clear()
         self._known.clear()
         self._steps.clear()
@@ -258,6 +277,19 @@ class PagedEngine:
         self._scheduler = PagedScheduler(
             PagePool(0), rows=self._most_rows, tokens=self._tokens_at_once
         )
+
+    def _drop_if_stale(self) -> None:
+        """Before a pass: drop cached pages that were filled with other weights."""
+        if self._guard is None:
+            return
+        is_idle = not self._rounds and all(s.is_over for s in self._scheduler.running)
+        if self._guard.renew(is_idle=is_idle, is_kept=self._scheduler.pool.cached > 0):
+            self.drop_prefixes()
+
+    def _keep(self, tokens: tuple[int, ...], pages: list[int]) -> None:
+        """Cache the full pages of these tokens."""
+        if self._guard is not None and self._scheduler.pool.keep(tokens, pages):
+            self._guard.keep()
 
     def _admit(self) -> bool:
         """Prefill waiting prompts that fit; False when there are none."""
@@ -286,7 +318,8 @@ class PagedEngine:
             self._refuse_small_pool(size, need)
             self._cache = None
             self._steps.clear()
-            scheduler.pool = PagePool(size)
+            self.drop_prefixes()
+            scheduler.pool = PagePool(size, self._counts)
             self._cache = KeyValues(self._shape, size, device=self._policy.device)
         self._refuse_small_pool(scheduler.pool.size, need)
         if self._state is None:
@@ -331,25 +364,34 @@ class PagedEngine:
         sequences = [] if self._policy.is_exact else self._scheduler.running
         self._state.groups.arrange(sequences, key_bytes=shape.page_bytes // (PAGE * shape.layers))
 
-    def _prefill(self, groups: list[list[Row]]) -> None:
+    def _prefill(self, groups: list[AdmittedGroup]) -> None:
         """Prefill the prompts, fork their pages, and sample the first token of every row."""
         state, cache, pool = self._state, self._cache, self._scheduler.pool
         assert state is not None
         assert cache is not None
         first = len(self._scheduler.running)
-        prompts = [pool.take(pages_of(prefix_length(group[0]))) for group in groups]
+        tokens = [prefix_tokens(group.rows[0]) for group in groups]
+        prompts = [
+            [*group.cached, *pool.take(pages_of(group.length) - len(group.cached))]
+            for group in groups
+        ]
         hidden = prefill_prompts(
             self._policy,
             cache,
-            [prefix_tokens(group[0]) for group in groups],
+            tokens,
             prompts,
             tokens_at_once=self._tokens_at_once,
+            known=[group.known for group in groups],
         )
+        for group, said, pages in zip(groups, tokens, prompts, strict=True):
+            self._counts.count(tokens=group.length, reused_tokens=group.known)
+            if self._is_open or self._scheduler.waiting:
+                self._keep(said, pages)
         fresh, copies = self._scheduler.take(groups, prompts)
         cache.copy(copies)
         state.place(first, fresh)
         self._arrange()
-        sizes = sent([len(group) for group in groups], hidden.device)
+        sizes = sent([len(group.rows) for group in groups], hidden.device)
         here = slice(first, first + len(fresh))
         needs = self._prepare_step()
         state.tick.zero_()
@@ -427,6 +469,9 @@ class PagedEngine:
 
     def _end(self, sequence: RunningSequence) -> None:
         """Free the pages of an ended row; deactivate it if only the host could see its end."""
+        if self._is_open and self._guard is not None and not self._guard.is_mixed:
+            # The newest token has no keys yet.
+            self._keep(prefix_tokens(sequence.row)[:-1], sequence.pages)
         self._scheduler.end(sequence)
         sampling, is_constrained = (
             sequence.row.request.sampling,

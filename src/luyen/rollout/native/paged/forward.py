@@ -137,10 +137,12 @@ def prefill_prompts(
     pages: Sequence[Sequence[int]],
     *,
     tokens_at_once: int,
+    known: Sequence[int] | None = None,
 ) -> Tensor:
     """Fill the pages of each prompt, and give the last hidden state of each, `[prompts, hidden]`.
 
-    A result does not depend on the budget: chunks look at their predecessors through the pages.
+    The first `known` tokens of a prompt are in its pages already. A result does not depend on the
+    budget, nor on what is known: chunks look at their predecessors through the pages.
     """
     device = policy.device
     # One transfer for all tokens and tables; passes take slices of them on the device.
@@ -155,7 +157,8 @@ def prefill_prompts(
     for prompt in prompts:
         starts.append(starts[-1] + len(prompt))
     last: list[Tensor] = [torch.empty(0)] * len(prompts)
-    for part in _passes([len(prompt) for prompt in prompts], tokens_at_once):
+    begun = known or [0] * len(prompts)
+    for part in _passes([len(prompt) for prompt in prompts], begun, tokens_at_once):
         hidden = _prefill_pass(policy, cache, tokens, tables, starts, part)
         end = 0
         for index, _, count in part:
@@ -164,17 +167,18 @@ def prefill_prompts(
     return torch.stack(last)
 
 
-def _passes(lengths: Sequence[int], budget: int) -> list[list[tuple[int, int, int]]]:
+def _passes(
+    lengths: Sequence[int], known: Sequence[int], budget: int
+) -> list[list[tuple[int, int, int]]]:
     """(prompt, first token, tokens) of each chunk, pass by pass.
 
     Example:
-        >>> _passes([5, 3], 4)
-        [[(0, 0, 4)], [(0, 4, 1), (1, 0, 3)]]
+        >>> _passes([5, 3], [0, 1], 4)
+        [[(0, 0, 4)], [(0, 4, 1), (1, 1, 2)]]
     """
     passes: list[list[tuple[int, int, int]]] = [[]]
     room = budget
-    for index, length in enumerate(lengths):
-        done = 0
+    for index, (length, done) in enumerate(zip(lengths, known, strict=True)):
         while done < length:
             if room == 0:
                 passes.append([])

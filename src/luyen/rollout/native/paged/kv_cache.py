@@ -24,6 +24,7 @@ from luyen.models.paged_attention import (
     store,
 )
 from luyen.models.policy import Policy
+from luyen.rollout.native.prefix_tree import CacheCounts, PrefixTree
 
 _MARGIN = 0.9
 """Share of the free memory that pages may take: kernels need the rest."""
@@ -156,9 +157,10 @@ def pages_of(tokens: int) -> int:
 
 @final
 class PagePool:
-    """Free pages, and a reference count for each page in use.
+    """Free pages, a reference count for each page in use, and full pages cached by content.
 
-    A page is free again when its last holder has dropped it.
+    A page is free again when its last holder has dropped it. A cached page counts as free then too:
+    it keeps its contents until it is taken, those of the least recent use first.
 
     Example:
         >>> pool = PagePool(2)
@@ -169,26 +171,45 @@ class PagePool:
         1
     """
 
-    def __init__(self, pages: int) -> None:
+    def __init__(self, pages: int, counts: CacheCounts | None = None) -> None:
+        """`counts` is told of cached pages that were taken."""
         self.size = pages
+        self._counts = counts
         self._free = list(range(pages - 1, -1, -1))
         self._holders: Counter[int] = Counter()
+        self._tree = PrefixTree(PAGE)
+        self._cached: set[int] = set()
+        self._unused = 0
 
     @property
     def free(self) -> int:
-        """Number of free pages."""
-        return len(self._free)
+        """Number of pages that nothing holds."""
+        return len(self._free) + self._unused
+
+    @property
+    def cached(self) -> int:
+        """Number of pages that are cached by content, in use or not."""
+        return len(self._cached)
 
     def take(self, count: int) -> list[int]:
         """Pages for one holder; there must be enough of them."""
         assert count <= self.free, "the caller asks only for what is free"
+        self._tree.tick()
+        while len(self._free) < count:
+            page = self._tree.evict()
+            assert page is not None, "pages that nothing uses are in the tree"
+            self._forget(page)
+            if self._counts is not None:
+                self._counts.count(evictions=1)
         taken = [self._free.pop() for _ in range(count)]
         self._holders.update(taken)
         return taken
 
     def share(self, pages: Iterable[int]) -> None:
         """One holder more of each of these."""
-        self._holders.update(pages)
+        for page in pages:
+            self._unused -= page in self._cached and page not in self._holders
+            self._holders[page] += 1
 
     def drop(self, pages: Iterable[int]) -> None:
         """One holder less of each of these."""
@@ -196,7 +217,33 @@ class PagePool:
             self._holders[page] -= 1
             if self._holders[page] == 0:
                 del self._holders[page]
-                self._free.append(page)
+                if page in self._cached:
+                    self._unused += 1
+                else:
+                    self._free.append(page)
+
+    def match(self, tokens: Sequence[int]) -> list[int]:
+        """Cached pages that these tokens begin with, for one holder; the last one is left out."""
+        pages = self._tree.match(tokens[:-1])
+        self.share(pages)
+        return pages
+
+    def keep(self, tokens: Sequence[int], pages: Sequence[int]) -> bool:
+        """Cache the full pages of a sequence that are in use; whether any is new."""
+        added = self._tree.insert(tokens, lambda place: pages[place])
+        self._cached.update(page for _, page in added)
+        return bool(added)
+
+    def drop_cached(self) -> None:
+        """Cache nothing any more; what is in use stays so."""
+        for page in self._tree.clear():
+            self._forget(page)
+
+    def _forget(self, page: int) -> None:
+        self._cached.discard(page)
+        if page not in self._holders:
+            self._unused -= 1
+            self._free.append(page)
 
 
 # Attention contexts over the pages, for prefill and for decode.

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import final
 
 from luyen.models.paged_attention import PAGE
@@ -40,6 +41,41 @@ class RunningSequence:
 
 
 @final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class AdmittedGroup:
+    """Rows of one prompt that begin now.
+
+    Example:
+        Made by `PagedScheduler.admit`.
+    """
+
+    rows: list[Row]
+    """Samples of the prompt, or one row that goes on after it was evicted."""
+    cached: list[int]
+    """Pages of its beginning that are filled already."""
+
+    @property
+    def length(self) -> int:
+        """Tokens to begin with."""
+        return prefix_length(self.rows[0])
+
+    @property
+    def known(self) -> int:
+        """Tokens in the cached pages."""
+        return PAGE * len(self.cached)
+
+    @property
+    def fresh(self) -> int:
+        """Tokens to read."""
+        return self.length - self.known
+
+    def takes(self, row: Row) -> bool:
+        """Whether the row is another sample of the same prompt."""
+        first = self.rows[0]
+        return first.request is row.request and not row.tokens and not first.tokens
+
+
+@final
 class PagedScheduler:
     """Running sequences in the order of the device's rows, and those that wait for one."""
 
@@ -51,47 +87,48 @@ class PagedScheduler:
         self._rows = rows
         self._tokens = tokens
 
-    def admit(self) -> list[list[Row]]:
-        """Waiting rows that fit now; new rows of one prompt go together."""
+    def admit(self) -> list[AdmittedGroup]:
+        """Waiting rows that fit now; new rows of one prompt go together.
+
+        They hold the cached pages that their prompts begin with.
+        """
         free = self._rows - sum(not sequence.is_over for sequence in self.running)
-        pages, budget = self.pool.free - len(self.running), self._tokens
-        groups: list[list[Row]] = []
+        promised, budget = len(self.running), self._tokens
+        groups: list[AdmittedGroup] = []
         while self.waiting and free > 0:
             row = self.waiting[0]
-            is_sibling = (
-                bool(groups)
-                and groups[-1][0].request is row.request
-                and not row.tokens
-                and not groups[-1][0].tokens
-            )
-            length = prefix_length(row)
-            # A sibling needs the page that is copied and the one it grows into.
-            need = 2 if is_sibling else pages_of(length) + 1
-            if need > pages or (groups and not is_sibling and length > budget):
-                break
-            if is_sibling:
-                groups[-1].append(self.waiting.popleft())
+            if groups and groups[-1].takes(row):
+                # A sibling needs the page that is copied and the one it grows into.
+                if promised + 2 > self.pool.free:
+                    break
+                groups[-1].rows.append(self.waiting.popleft())
+                promised += 2
             else:
-                groups.append([self.waiting.popleft()])
-                budget -= length
-            pages -= need
+                group = AdmittedGroup(rows=[row], cached=self.pool.match(prefix_tokens(row)))
+                need = pages_of(group.length) + 1 - len(group.cached)
+                if promised + need > self.pool.free or (groups and group.fresh > budget):
+                    self.pool.drop(group.cached)
+                    break
+                groups.append(group)
+                self.waiting.popleft()
+                promised += need
+                budget -= group.fresh
             free -= 1
         return groups
 
     def take(
-        self, groups: Sequence[list[Row]], prompts: Sequence[list[int]]
+        self, groups: Sequence[AdmittedGroup], prompts: Sequence[list[int]]
     ) -> tuple[list[RunningSequence], list[tuple[int, int]]]:
         """Add rows whose prompts are in these pages; (source, target) pages to copy."""
         fresh: list[RunningSequence] = []
         copies: list[tuple[int, int]] = []
         for group, pages in zip(groups, prompts, strict=True):
-            length = prefix_length(group[0])
-            tables, needed = fork_pages(self.pool, pages, length, len(group))
+            tables, needed = fork_pages(self.pool, pages, group.length, len(group.rows))
             copies += needed
-            shared = length // PAGE if len(group) > 1 else 0
+            shared = group.length // PAGE if len(group.rows) > 1 else 0
             fresh += [
-                RunningSequence(row, own, length, shared=shared)
-                for row, own in zip(group, tables, strict=True)
+                RunningSequence(row, own, group.length, shared=shared)
+                for row, own in zip(group.rows, tables, strict=True)
             ]
         self.running += fresh
         return fresh, copies
