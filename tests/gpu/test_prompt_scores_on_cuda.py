@@ -3,10 +3,11 @@
 import pytest
 import torch
 
+from luyen.models.policy import Policy
 from luyen.rollout.prompt_scores import prompt_logps
 from luyen.rollout.protocol import generate
 from tests.generation import native, prompt, request
-from tests.tiny_models import tiny_policy
+from tests.tiny_models import VOCABULARY, tiny_net
 
 pytestmark = pytest.mark.gpu
 
@@ -15,7 +16,7 @@ PROMPTS = [prompt(length, seed=length) for length in (5, 1, 70, 200)]
 
 @pytest.fixture(params=["llama", "gemma2"])
 def policy(request: pytest.FixtureRequest, device: str):
-    return tiny_policy(request.param).to(device)
+    return Policy(tiny_net(request.param).to(device), vocabulary=VOCABULARY).eval()
 
 
 def test_they_are_the_bits_of_the_trainer(policy):
