@@ -109,15 +109,20 @@ def _likeliest(head: Head, hidden: Tensor, top: int) -> list[TopLogps]:
     found: list[TopLogps] = []
     for part in hidden.split(max(1, _LOGITS_AT_ONCE // head.vocabulary)):
         raw = head.linear(part)
-        best = likeliest(log_probabilities(head.from_linear(raw)), top)
-        best = _rescored(head, raw, best) if raw.is_cuda else best
+        if raw.is_cuda:
+            best = _rescored(head, raw, likeliest(head.from_linear(raw), top))
+        else:
+            best = likeliest(log_probabilities(head.from_linear(raw)), top)
         pairs = zip(best.ids.tolist(), best.logps.tolist(), strict=True)
         found += [tuple(zip(ids, logps, strict=True)) for ids, logps in pairs]
     return found
 
 
 def _rescored(head: Head, raw: Tensor, best: TopTokens) -> TopTokens:
-    """The same tokens with the log-probabilities that the head's kernels give, in their order."""
+    """The same tokens with the log-probabilities of the head's kernels, as the engine reports them.
+
+    Another formula would differ in the last bit.
+    """
     form = LogitTransform(
         vocabulary=head.vocabulary, scale=head.scale, softcap=head.softcap, temperature=1.0
     )
