@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,9 +11,20 @@ import torch
 from luyen.base import process_setup
 from luyen.models.policy import Policy
 from luyen.rollout.protocol import Completion, Request, generate
+from luyen.train.loop import train_online
 from tests.conformance.test_architectures import ALSO
 from tests.generation import native, packed_logps, prompt, request
 from tests.invariants.test_exactness import demand_promised, with_adapter
+from tests.runs import (
+    CHATTY,
+    ROLLOUT,
+    close,
+    prepare,
+    read_back,
+    rollout_of,
+    same_weights,
+    train,
+)
 from tests.tiny_models import DEVICE, KINDS, tiny_policy
 
 pytestmark = pytest.mark.skipif(
@@ -107,3 +119,22 @@ def test_no_bit_depends_on_the_cache_in_long_sequences(kind: str):
         alone = native(policy, enable_prefix_caching=False)
         assert generate(engine, later) == generate(alone, later)
     assert engine.cache_stats().hits >= 15
+
+
+def test_a_run_of_conversations_learns_the_same_with_and_without(tmp_path: Path):
+    """Weights and metrics are equal, prefixes were reused, and none outlived its generation."""
+    key = f"{ROLLOUT}.enable_prefix_caching"
+    run = prepare(tmp_path / "with", *CHATTY)
+    engine: Any = rollout_of(run).engine
+    try:
+        train_online(run)
+        stats = engine.cache_stats()
+    finally:
+        close(run)
+    assert stats.reused_tokens > stats.tokens // 4
+    assert stats.blocks == 0
+    assert stats.drops == 2
+    plain = train(tmp_path / "without", *CHATTY, f"{key}=false")
+    cached = read_back(run.recorder.directory.root)
+    assert same_weights(cached, plain)
+    assert cached.metrics == plain.metrics
