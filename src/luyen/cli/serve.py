@@ -13,7 +13,9 @@ from luyen.cli.common import Checkpoint, Trust, prepare
 
 if TYPE_CHECKING:
     from luyen.serve.dispatch import ServeLimits
-    from luyen.serve.server import Access, AnyService
+    from luyen.serve.scoring import ScoreService
+    from luyen.serve.server import Access
+    from luyen.serve.service import Service
 
 _ROLLOUT = "actor_rollout_ref.rollout"
 _NEEDS = ("fastapi", "uvicorn", "prometheus_client", "llguidance")
@@ -63,7 +65,7 @@ def demand_extra() -> None:
         raise UserError("luyen serve", ", ".join(missing), why, "pip install luyen[serve]")
 
 
-def start_message(url: str, service: "AnyService", *, has_key: bool) -> str:
+def start_message(url: str, service: "Service | ScoreService", *, has_key: bool) -> str:
     """What is printed once the server answers."""
     messages = [{"role": "user", "content": "1+2="}]
     path = "/v1/chat/completions"
@@ -90,19 +92,43 @@ def run_serve(
     is_trusted: bool,
 ) -> int:
     """Bind, load, serve; the exit code."""
-    from luyen.serve.server import Opening, open_service, open_socket, url_of
+    from luyen.serve.app import Gate, build_app
+    from luyen.serve.server import open_socket, url_of
     from luyen.serve.server import serve as serve_until_signal
 
     access.refuse_exposure()
     opened = open_socket(access)  # before the model is loaded, which takes long
     with opened:
-        opening = Opening(name=name, overrides=tuple(overrides), is_trusted=is_trusted)
-        service = open_service(checkpoint, opening, limits)
+        service = open_service(
+            checkpoint, limits, name=name, overrides=overrides, is_trusted=is_trusted
+        )
+        app = build_app(service, Gate(keys=access.keys, admin_keys=access.admin_keys))
         has_key = not access.keys.is_empty
         said = start_message(url_of(opened), service, has_key=has_key)
-        return serve_until_signal(
-            service, access, opened, drain_s=drain_s, ready=lambda: typer.echo(said)
-        )
+        return serve_until_signal(app, opened, drain_s=drain_s, ready=lambda: typer.echo(said))
+
+
+def open_service(
+    path: str,
+    limits: "ServeLimits",
+    *,
+    name: str | None,
+    overrides: Sequence[str],
+    is_trusted: bool,
+) -> "Service | ScoreService":
+    """Load what lies at a path, a policy or a reward model, and start what it runs on."""
+    from luyen.serve.model import build_engine, open_model
+    from luyen.serve.scoring import ScoreService, is_reward_model, open_reward_model
+    from luyen.serve.service import Service
+    from luyen.serve.serving_thread import ServingThread
+
+    if is_reward_model(path):
+        judge = open_reward_model(path, name=name, overrides=overrides, is_trusted=is_trusted)
+        return ScoreService(judge, limits)
+    model = open_model(path, name=name, overrides=overrides, is_trusted=is_trusted)
+    engine = ServingThread(model, build_engine)
+    engine.start()
+    return Service(engine, limits, is_trusted=is_trusted)
 
 
 Overrides: TypeAlias = Annotated[

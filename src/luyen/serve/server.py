@@ -6,18 +6,13 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType
-from typing import TypeAlias, final
+from typing import final
 
 import uvicorn
+from fastapi import FastAPI
 
 from luyen.base.errors import UserError
 from luyen.serve.access import Keyring, is_loopback
-from luyen.serve.app import Gate, build_app
-from luyen.serve.dispatch import ServeLimits
-from luyen.serve.engine_thread import EngineThread
-from luyen.serve.model import build_engine, open_model
-from luyen.serve.scoring import ScoreService, is_reward_model, open_reward_model
-from luyen.serve.service import Service
 
 _BACKLOG = 2048
 _NO_KEYS = Keyring()
@@ -82,42 +77,8 @@ def url_of(opened: socket.socket) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-AnyService: TypeAlias = Service | ScoreService
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Opening:
-    """How a model is loaded.
-
-    Example:
-        >>> Opening(name="tutor").overrides
-        ()
-    """
-
-    name: str | None = None
-    """Name in requests; None: the path."""
-    overrides: tuple[str, ...] = ()
-    """`key=value` over its configuration."""
-    is_trusted: bool = False
-    """Whether code that another user's run names may run."""
-
-
-def open_service(path: str, opening: Opening, limits: ServeLimits) -> AnyService:
-    """Load what lies at a path, a policy or a reward model, and start what it runs on."""
-    name, overrides, is_trusted = opening.name, opening.overrides, opening.is_trusted
-    if is_reward_model(path):
-        judge = open_reward_model(path, name=name, overrides=overrides, is_trusted=is_trusted)
-        return ScoreService(judge, limits)
-    model = open_model(path, name=name, overrides=overrides, is_trusted=is_trusted)
-    engine = EngineThread(model, build_engine)
-    engine.start()
-    return Service(engine, limits, is_trusted=is_trusted)
-
-
-def uvicorn_server(service: AnyService, access: Access, *, drain_s: int) -> uvicorn.Server:
+def uvicorn_server(app: FastAPI, *, drain_s: int) -> uvicorn.Server:
     """The HTTP server; at its end it gives running requests `drain_s` seconds."""
-    app = build_app(service, Gate(keys=access.keys, admin_keys=access.admin_keys))
     config = uvicorn.Config(
         app,
         log_level="warning",
@@ -133,8 +94,7 @@ def uvicorn_server(service: AnyService, access: Access, *, drain_s: int) -> uvic
 
 
 def serve(
-    service: AnyService,
-    access: Access,
+    app: FastAPI,
     opened: socket.socket,
     *,
     drain_s: int,
@@ -154,7 +114,7 @@ def serve(
     before = {one: signal.signal(one, note) for one in (signal.SIGTERM, signal.SIGINT)}
     try:
         ready()
-        uvicorn_server(service, access, drain_s=drain_s).run(sockets=[opened])
+        uvicorn_server(app, drain_s=drain_s).run(sockets=[opened])
     finally:
         for one, handler in before.items():
             signal.signal(one, handler)
