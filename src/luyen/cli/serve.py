@@ -122,7 +122,7 @@ def open_service(
     from luyen.serve.service import Service
     from luyen.serve.serving_thread import ServingThread
 
-    if is_reward_model(path):
+    if is_reward_model(path, is_trusted=is_trusted):
         judge = open_reward_model(path, name=name, overrides=overrides, is_trusted=is_trusted)
         return ScoreService(judge, limits)
     model = open_model(path, name=name, overrides=overrides, is_trusted=is_trusted)

@@ -80,7 +80,7 @@ class Extension:
 
 
 @final
-class TokenStream:
+class BranchBuilder:
     """A branch while it grows."""
 
     def __init__(self, *breaks: str) -> None:
@@ -300,7 +300,7 @@ class Renderer:
         """
         marks, safe = self._plain.protect(forms(messages)[-1])
         written = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-        stream, branches, said_at, before = TokenStream(), list[Rendered](), 0, ""
+        stream, branches, said_at, before = BranchBuilder(), list[Rendered](), 0, ""
         for turn, i in enumerate(written):
             opening, so_far, is_kept = self._turn(safe[: i + 1], tools)
             said = so_far.removeprefix(opening).removesuffix(self._turn_end().trailing)
@@ -308,7 +308,7 @@ class Renderer:
             if start is None:
                 if turn:
                     branches.append(stream.close())
-                    stream = TokenStream(f"turn {turn}: {REWRITES}")
+                    stream = BranchBuilder(f"turn {turn}: {REWRITES}")
                 stream.add(self._ids(opening, marks), Source.PROMPT, turn)
             else:
                 bridge = Bridge(

@@ -363,9 +363,10 @@ def completion_fault(completion: Completion, request: Request, *, vocabulary: in
 
 def _top_fault(tops: tuple[TopLogps, ...], most: int, vocabulary: int) -> str | None:
     """Why a stream of likeliest tokens is invalid."""
-    for top in tops:
-        pairs = [tuple(pair) for pair in top]
-        if len(pairs) != min(most, vocabulary) or any(len(pair) != 2 for pair in pairs):
+    for top in cast(tuple[Any, ...], tops):
+        pairs = cast(list[tuple[Any, Any]], [*top] if isinstance(top, tuple) else [])
+        is_pairs = all(isinstance(cast(object, pair), tuple) and len(pair) == 2 for pair in pairs)
+        if len(pairs) != min(most, vocabulary) or not is_pairs:
             return f"top_logps has {min(most, vocabulary)} pairs of id and logp at each token"
         if not all(type(token) is int and 0 <= token < vocabulary for token, _ in pairs):
             return f"ids in top_logps are whole numbers from 0 to {vocabulary - 1}"

@@ -9,7 +9,14 @@ import pytest
 from luyen.base.errors import UserError
 from luyen.rollout import engines as _engines  # registers those of the package
 from luyen.rollout.engines import CheckedEngine, make_checked_engine
-from luyen.rollout.protocol import Completion, Request, Sampling, rollout_engines
+from luyen.rollout.protocol import (
+    Completion,
+    Request,
+    Sampling,
+    completion_fault,
+    rollout_engines,
+)
+from tests.generation import Ladder
 
 ASKED = Request(id="a", tokens=(1, 2), keys=(7,), sampling=Sampling(max_new_tokens=3))
 GOOD = Completion(request="a", sample=0, tokens=(5, 6), logps=(-0.1, -0.2), reason="stop")
@@ -77,6 +84,44 @@ def test_an_answer_that_is_none_is_refused(why: str):
     with pytest.raises(UserError, match=r"rollout.name = 'odd'") as refused:
         watched([replace(GOOD, **WRONG[why])]).advance()
     assert why in str(refused.value)
+
+
+TOP = ((3, -0.5), (7, -2.0))
+RICH = replace(GOOD, top_logps=(TOP, TOP))
+WRONG_TOPS: dict[str, Any] = {
+    "top_logps has 0 entries": (),
+    "top_logps has 1 entries": (TOP,),
+    "are tuples": [TOP, TOP],
+    "2 pairs": (TOP, (*TOP, (8, -3.0))),
+    "2 pairs of": (TOP, None),
+    "2 pairs of id": (TOP, (3, -0.5)),
+    "from 0 to 9": (TOP, ((10, -0.5), (7, -2.0))),
+    "from 0 to": (TOP, ((True, -0.5), (7, -2.0))),
+    "at most 0": (TOP, ((3, NAN), (7, -2.0))),
+    "at most": (TOP, ((3, 0.5), (7, -2.0))),
+    "sorted": (TOP, TOP[::-1]),
+    "sorted by": (TOP, ((7, -0.5), (3, -0.5))),
+    "sorted by log-probability": (TOP, (TOP[0], TOP[0])),
+}
+
+
+def test_alternatives_are_validated():
+    asked = replace(ASKED, sampling=replace(ASKED.sampling, top_logprobs=2))
+    assert completion_fault(RICH, asked, vocabulary=10) is None
+    assert "top_logps has 2 entries" in str(completion_fault(RICH, ASKED, vocabulary=10))
+    for why, tops in WRONG_TOPS.items():
+        assert why in str(completion_fault(replace(GOOD, top_logps=tops), asked, vocabulary=10))
+
+
+def test_an_answer_that_breaks_its_constraint_is_refused():
+    asked = replace(ASKED, constraint=Ladder(14, stop=9), sampling=Sampling(max_new_tokens=9))
+    good = replace(GOOD, tokens=(11, 13, 10, 12), logps=(-0.1,) * 4, kept_mass=(0.0,) * 4)
+    assert completion_fault(good, asked, vocabulary=14) is None
+    for tokens in ((11, 11, 12, 13), (11, 12, 13, 9)):
+        wrong = replace(good, tokens=tokens)
+        assert "the constraint does not allow" in str(completion_fault(wrong, asked, vocabulary=14))
+    free = replace(asked, constraint=None)
+    assert "probability above 0" in str(completion_fault(good, free, vocabulary=14))
 
 
 @pytest.mark.parametrize("answers", [None, "x", [{"tokens": (5,)}], [GOOD, GOOD]])

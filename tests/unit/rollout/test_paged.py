@@ -8,8 +8,8 @@ import torch
 from luyen.base.errors import UserError
 from luyen.rollout.native.paged.kv_cache import PagePool
 from luyen.rollout.protocol import Completion, Request, generate
-from tests.generation import native, paged, request
-from tests.tiny_models import tiny_policy
+from tests.generation import Ladder, native, paged, request
+from tests.tiny_models import VOCABULARY, tiny_policy
 
 
 def mixed() -> list[Request]:
@@ -81,6 +81,36 @@ def test_truncated_rows_tell_what_mass_was_kept(policy):
     same(ours, theirs)
     for name, done in ours.items():
         assert done.kept_mass == pytest.approx(theirs[name].kept_mass, abs=1e-5)
+
+
+def ruled() -> list[Request]:
+    """Constrained requests, and some that report the likeliest tokens, among plain ones."""
+    rules = {"b": Ladder(VOCABULARY, steps=200), "d": Ladder(VOCABULARY), "g": Ladder(VOCABULARY)}
+    tops = {"a": 3, "d": 20, "e": 7}
+    return [
+        replace(
+            one,
+            constraint=rules.get(one.id),
+            sampling=replace(one.sampling, top_logprobs=tops.get(one.id, 0)),
+        )
+        for one in mixed()
+    ]
+
+
+@pytest.mark.parametrize("limits", [{"rows": 16}, {"rows": 3}, {"rows": 16, "pages": 9}])
+def test_constrained_rows_and_alternatives_are_those_of_the_slotted_engine(policy, limits):
+    engine = paged(policy, **limits)
+    ours, theirs = generate(engine, ruled()), generate(native(policy), ruled())
+    same(ours, theirs)
+    for name, done in ours.items():
+        assert done.kept_mass == pytest.approx(theirs[name].kept_mass, abs=1e-5)
+        assert len(done.top_logps) == len(theirs[name].top_logps)
+        for one, other in zip(done.top_logps, theirs[name].top_logps, strict=True):
+            assert [p for _, p in one] == pytest.approx([p for _, p in other], abs=2e-5)
+    plain = generate(engine, mixed())
+    for name in (("c", 0), ("f", 0), ("f", 1), ("a", 2)):
+        assert (ours[name].tokens, ours[name].logps) == (plain[name].tokens, plain[name].logps)
+    assert engine._scheduler.pool.free == engine._scheduler.pool.size
 
 
 def test_requests_may_come_while_others_run_and_the_engine_is_used_again(policy):

@@ -10,6 +10,7 @@ from luyen.base.seeds import uniform
 from luyen.rollout.native.sampler import (
     TruncationLimits,
     inverse_cdf,
+    likeliest,
     mask_barred,
     sample_tokens,
     truncate,
@@ -176,3 +177,39 @@ def test_greedy_rows_take_the_likeliest_and_the_others_are_drawn():
     drawn = sample_tokens(logits, numbers, greedy=torch.tensor([True, False]))
     assert drawn.tokens.tolist() == [1, 2]
     assert drawn.kept is None
+
+
+@pytest.mark.parametrize("count", [1, 4, 20, 70])
+def test_the_likeliest_tokens_are_in_one_order(count: int):
+    logp = torch.log_softmax(torch.randn(5, 61).mul(2).round(), -1)
+    logp[2] = 0.0
+    logp[3, 7] = float("-inf")
+    found = likeliest(logp, count)
+    for row, ids, logps in zip(
+        logp.tolist(), found.ids.tolist(), found.logps.tolist(), strict=True
+    ):
+        assert ids == sorted(range(61), key=lambda i: (-row[i], i))[:count]
+        assert logps == [row[i] for i in ids]
+
+
+def test_what_is_not_allowed_has_no_probability():
+    logits = torch.tensor([[0.0, 9.0, 1.0, 0.5]]).expand(400, -1)
+    allowed = torch.tensor([[True, False, False, True]]).expand(400, -1)
+    numbers = torch.arange(400, dtype=torch.float64) / 400
+    found = sample_tokens(logits, numbers, allowed=allowed)
+    full = torch.softmax(logits[0], -1)
+    assert set(found.tokens.tolist()) == {0, 3}
+    share = (found.tokens == 3).double().mean()
+    assert float(share) == pytest.approx(float(full[3] / (full[0] + full[3])), abs=0.01)
+    assert found.kept is not None
+    assert torch.allclose(found.kept, full[0] + full[3])
+    assert torch.allclose(found.logps.exp(), full[found.tokens])
+
+
+def test_an_allowed_token_without_probability_can_be_sampled():
+    logits = torch.tensor([[300.0, 0.0, -1.0]])
+    allowed = torch.tensor([[False, True, True]])
+    found = sample_tokens(logits, torch.tensor([0.1], dtype=torch.float64), allowed=allowed)
+    assert found.kept is not None
+    assert (found.tokens.tolist(), found.logps.tolist()) == ([1], [-300.0])
+    assert found.kept.tolist() == [0.0]

@@ -207,12 +207,14 @@ class PagedEngine:
         while self._admit():
             pass
         finished: list[Completion] = []
-        is_constrained = StepNeeds.of(self._scheduler.running).is_constrained
+        is_constrained = any(
+            s.row.constraint is not None for s in self._scheduler.running if not s.is_over
+        )
         if is_constrained:
             # What a constraint allows next depends on every token so far.
             finished += self._collect_rounds(unread=0)
         if any(not sequence.is_over for sequence in self._scheduler.running):
-            self._launch_round()
+            self._launch_round(1 if is_constrained else ROUND)
         # One round stays unread while the device works on it; without a new one, none does.
         unread = 1 if len(self._rounds) > launched and not is_constrained else 0
         return finished + self._collect_rounds(unread=unread)
@@ -361,12 +363,11 @@ class PagedEngine:
         state.accept(here, sampled, is_cached=False)
         self._rounds.append(fetch_round(state, fresh, here, 1, needs))
 
-    def _launch_round(self) -> None:
-        """Launch a round of decode steps for every row; one step where a row is constrained."""
+    def _launch_round(self, steps: int) -> None:
+        """Launch a round of at most `steps` decode steps for every row."""
         assert self._state is not None
         assert self._cache is not None
         left = [s.row.limit - 1 - s.planned for s in self._scheduler.running if not s.is_over]
-        steps = 1 if StepNeeds.of(self._scheduler.running).is_constrained else ROUND
         count = min(steps, max(left))
         if count <= 0:
             return
