@@ -11,11 +11,12 @@ from typing import Any
 
 from luyen.rollout.protocol import RolloutEngine
 from luyen.serve.access import Keyring
+from luyen.serve.app import Gate, build_app
 from luyen.serve.dispatch import ServeLimits
-from luyen.serve.engine_thread import EngineThread
 from luyen.serve.model import ServedModel, build_engine, open_model
 from luyen.serve.server import Access, open_socket, uvicorn_server
 from luyen.serve.service import Service
+from luyen.serve.serving_thread import ServingThread
 
 JSON = {"Content-Type": "application/json"}
 MODEL = "builtin://arithmetic"
@@ -71,7 +72,7 @@ class Running:
     """Its port on the loopback interface."""
     service: Service
     """What it serves."""
-    engine: EngineThread
+    engine: ServingThread
     """Its engine."""
 
     @property
@@ -113,7 +114,7 @@ def running(
     """A server on a free port, with its own event loop on a thread."""
     if isinstance(model, str):
         model = open_model(model, name=None, overrides=(), is_trusted=False)
-    engine = EngineThread(model, engine_of)
+    engine = ServingThread(model, engine_of)
     engine.start()
     service = Service(engine, limits or ServeLimits(), is_trusted=False)
     access = Access(
@@ -127,7 +128,8 @@ def running(
 def serving(service: Any, access: Access) -> Iterator[int]:
     """The port of a service that runs on a thread."""
     opened = open_socket(access)
-    server = uvicorn_server(service, access, drain_s=5)
+    app = build_app(service, Gate(keys=access.keys, admin_keys=access.admin_keys))
+    server = uvicorn_server(app, drain_s=5)
     thread = threading.Thread(target=lambda: server.run(sockets=[opened]))
     thread.start()
     try:

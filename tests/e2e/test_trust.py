@@ -29,6 +29,7 @@ ACTS = {
     "eval against": ["eval", "builtin://arithmetic", "--against", "RUN"],
     "eval with its file": ["eval", "builtin://arithmetic", "--config", "RUN/config.yaml"],
     "chat": ["chat", "RUN", "--message", "1+1="],
+    "serve": ["serve", "RUN", "--port", "0"],
     "replay": ["replay", "RUN", "--step", "1"],
     "rescore": ["rescore", "RUN"],
     "rescore with its file": ["rescore", "OWN", "--reward", "RUN/config.yaml"],

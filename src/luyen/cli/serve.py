@@ -13,7 +13,8 @@ from luyen.cli.common import Checkpoint, Trust, prepare
 
 if TYPE_CHECKING:
     from luyen.serve.dispatch import ServeLimits
-    from luyen.serve.server import Access, AnyService, CanaryOptions
+    from luyen.serve.opening import AnyService, CanaryOptions
+    from luyen.serve.server import Access
 
 _ROLLOUT = "actor_rollout_ref.rollout"
 _NEEDS = ("fastapi", "uvicorn", "prometheus_client", "llguidance")
@@ -91,7 +92,9 @@ def run_serve(
     canary: "CanaryOptions | None" = None,
 ) -> int:
     """Bind, load, serve; the exit code."""
-    from luyen.serve.server import Opening, open_canary, open_service, open_socket, url_of
+    from luyen.serve.app import Gate, build_app
+    from luyen.serve.opening import Opening, open_canary, open_service
+    from luyen.serve.server import open_socket, url_of
     from luyen.serve.server import serve as serve_until_signal
 
     access.refuse_exposure()
@@ -102,11 +105,10 @@ def run_serve(
             service = open_service(checkpoint, opening, limits)
         else:
             service = open_canary(checkpoint, opening, limits, canary)
+        app = build_app(service, Gate(keys=access.keys, admin_keys=access.admin_keys))
         has_key = not access.keys.is_empty
         said = start_message(url_of(opened), service, has_key=has_key)
-        return serve_until_signal(
-            service, access, opened, drain_s=drain_s, ready=lambda: typer.echo(said)
-        )
+        return serve_until_signal(app, opened, drain_s=drain_s, ready=lambda: typer.echo(said))
 
 
 Overrides: TypeAlias = Annotated[
@@ -228,7 +230,8 @@ def serve(
     from luyen.serve.access import read_keys
     from luyen.serve.canary import CanaryLimits
     from luyen.serve.dispatch import ServeLimits
-    from luyen.serve.server import Access, CanaryOptions
+    from luyen.serve.opening import CanaryOptions
+    from luyen.serve.server import Access
 
     keys = read_keys(KEY_VARIABLE, api_key_file, option="--api-key-file")
     admin_keys = read_keys(ADMIN_VARIABLE, admin_key_file, option="--admin-key-file")

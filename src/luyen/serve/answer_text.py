@@ -1,7 +1,11 @@
 """The text of an answer as its tokens arrive: whole characters, and nothing of a stop string."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import final
+
+from luyen.serve.jobs import Job
+from luyen.serve.model import ServedModel
 
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 
@@ -99,15 +103,8 @@ class AnswerText:
         return piece
 
 
-def whole_text(
-    decode: Callable[[Sequence[int]], str],
-    tokens: Sequence[int],
-    *,
-    stops: Sequence[str] = (),
-    min_tokens: int = 0,
-) -> str:
-    """The text of a finished answer."""
-    answer = AnswerText(decode, stops=stops, min_tokens=min_tokens)
-    answer.add(tokens)
-    answer.finish()
-    return answer.text
+def answer_text(job: Job, model: ServedModel) -> AnswerText:
+    """An empty text that the tokens of one answer are added to."""
+    decode = partial(model.tokenizer.decode, skip_special=job.reply.skip_special_tokens)
+    decoding = job.decoding
+    return AnswerText(decode, stops=decoding.stop, min_tokens=decoding.min_tokens)

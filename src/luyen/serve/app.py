@@ -24,7 +24,7 @@ from luyen.serve.dispatch import ServeLimits
 from luyen.serve.failures import ApiFailure, refused
 from luyen.serve.fields import parse_body
 from luyen.serve.metrics import CONTENT_TYPE, ServerMetrics
-from luyen.serve.service import Body, Endpoints, Generation
+from luyen.serve.service import Body, Endpoints, ReplyPlan
 
 T = TypeVar("T")
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
@@ -176,7 +176,7 @@ def _getting(read: Callable[[], Awaitable[Body]]) -> Handler:
     return answer
 
 
-def _generating(limits: ServeLimits, make: Callable[[Body], Awaitable[Generation]]) -> Handler:
+def _generating(limits: ServeLimits, make: Callable[[Body], Awaitable[ReplyPlan]]) -> Handler:
     async def answer(request: Request) -> Response:
         body = await read_body(request, limits)
         generation = await make(body)

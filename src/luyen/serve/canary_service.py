@@ -15,7 +15,7 @@ from luyen.serve.failures import ApiFailure, wrong
 from luyen.serve.fields import number, one_of, read_fields, text
 from luyen.serve.jobs import Job
 from luyen.serve.model import ServedModel
-from luyen.serve.service import Body, Endpoints, Generation, Service
+from luyen.serve.service import Body, Endpoints, ReplyPlan, Service
 
 _REMEMBERED = 100_000
 """Answers that can still be voted on."""
@@ -167,7 +167,7 @@ class CanaryService:
 
     async def _generate(
         self, make_job: Callable[[Service, Body], Awaitable[Job]], body: Body
-    ) -> Generation:
+    ) -> ReplyPlan:
         arm = arm_of(caller_key(body), self._state.share)
         service = self._arms[arm]
         job = await make_job(service, body)
@@ -190,7 +190,7 @@ class CanaryService:
                     yield piece
             self._score_later(arm, body, whole_reply(pieces))
 
-        return Generation(is_streaming=made.is_streaming, reply=scored, stream=scored_stream)
+        return ReplyPlan(is_streaming=made.is_streaming, reply=scored, stream=scored_stream)
 
     def _remember(self, id: str, arm: Arm) -> None:
         self._answers[id] = arm

@@ -8,10 +8,10 @@ from typing import TypeVar, final
 
 from luyen.rollout.prompt_scores import PromptScores, prompt_logps
 from luyen.rollout.protocol import Completion
-from luyen.serve.engine_thread import EngineEvent, EngineThread, Finished, Refused
 from luyen.serve.failures import queue_full, too_slow, wrong
 from luyen.serve.jobs import Job
 from luyen.serve.model import ServedModel
+from luyen.serve.serving_thread import EngineEvent, Finished, Refused, ServingThread
 
 T = TypeVar("T")
 
@@ -40,7 +40,7 @@ class ServeLimits:
 class Dispatcher:
     """Runs jobs of many clients on one engine; lives on the event loop."""
 
-    def __init__(self, engine: EngineThread, limits: ServeLimits) -> None:
+    def __init__(self, engine: ServingThread, limits: ServeLimits) -> None:
         self._engine = engine
         self._limits = limits
         self._sequences = 0

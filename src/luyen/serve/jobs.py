@@ -132,7 +132,8 @@ def _job(
     keys = tuple(derive_key(seed, "serve", sample) for sample in range(decoding.n))
     requests: list[Request] = []
     for i, tokens in enumerate(prompts):
-        room = _room(len(tokens), decoding, model)
+        field = "messages" if isinstance(call, ChatCall) else "prompt"
+        room = _room(len(tokens), decoding, model, field)
         if room == 0:
             continue
         sampling = decoding.sampling(max_new_tokens=room, ends=model.ends)
@@ -144,7 +145,7 @@ def _job(
     return Job(id=id, call=call, prompts=prompts, requests=tuple(requests), created=at)
 
 
-def _room(prompt: int, decoding: DecodingOptions, model: ServedModel) -> int:
+def _room(prompt: int, decoding: DecodingOptions, model: ServedModel, field: str) -> int:
     """Tokens of an answer to a prompt of this length."""
     limit, most = model.max_model_len, decoding.max_tokens
     if prompt + (1 if most is None else most) > limit:
@@ -153,7 +154,7 @@ def _room(prompt: int, decoding: DecodingOptions, model: ServedModel) -> int:
             f"the prompt has {prompt} tokens{wanted}; the model reads {limit} tokens of prompt and "
             "answer together. Fix: shorten the prompt, or lower max_tokens"
         )
-        field = "max_tokens" if most is not None and prompt < limit else "prompt"
+        field = "max_tokens" if most is not None and prompt < limit else field
         raise ApiFailure(400, message, param=field, code="context_length_exceeded")
     return limit - prompt if most is None else most
 

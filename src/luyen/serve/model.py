@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, final
 
+import torch
 from torch import nn
 
 from luyen.base.digests import hash_value
@@ -95,7 +96,11 @@ def with_weights(model: ServedModel, path: str, *, is_trusted: bool) -> ServedMo
     """
     model_block = model.loaded.config.actor_rollout_ref.model
     dtype = [f"actor_rollout_ref.model.dtype={model_block.dtype}"]
-    loaded = open_checkpoint(path, dtype, is_trusted=is_trusted)
+    try:
+        loaded = open_checkpoint(path, dtype, is_trusted=is_trusted)
+    except torch.OutOfMemoryError:
+        why = "the device has no room for a second copy of the model"
+        raise UserError("path", path, why, "start with a lower --gpu-memory-utilization") from None
     difference = model.tokenizer.difference(loaded.tokenizer)
     if difference is None and model.tokenizer.fingerprint() != loaded.tokenizer.fingerprint():
         difference = "its rules or its chat template differ"

@@ -11,7 +11,7 @@ from luyen.data.tokenizer import Tokenizer
 from luyen.rollout.parsers.protocol import WrittenCall
 from luyen.rollout.prompt_scores import PromptScores
 from luyen.rollout.protocol import Completion, TopLogps
-from luyen.serve.answer_text import AnswerText
+from luyen.serve.answer_text import answer_text
 from luyen.serve.calls import ChatCall
 from luyen.serve.jobs import Job
 from luyen.serve.model import ServedModel
@@ -22,11 +22,11 @@ _LOGPROB_FLOOR = -9999.0
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """One choice of a reply.
+class ChoiceContent:
+    """Text and calls of one choice of a reply.
 
     Example:
-        >>> Answer(text="7", reason="stop").calls
+        >>> ChoiceContent(text="7", reason="stop").calls
         ()
     """
 
@@ -38,13 +38,6 @@ class Answer:
     """Tool calls."""
 
 
-def answer_text(job: Job, model: ServedModel) -> AnswerText:
-    """An empty text that the tokens of one answer are added to."""
-    decode = partial(model.tokenizer.decode, skip_special=job.reply.skip_special_tokens)
-    decoding = job.decoding
-    return AnswerText(decode, stops=decoding.stop, min_tokens=decoding.min_tokens)
-
-
 def said_tokens(completion: Completion, job: Job, model: ServedModel) -> tuple[int, ...]:
     """The tokens that are text: all but the one that ended the answer."""
     tokens = completion.tokens
@@ -53,7 +46,7 @@ def said_tokens(completion: Completion, job: Job, model: ServedModel) -> tuple[i
     return tokens[:-1] if is_ended and not job.decoding.ignore_eos else tokens
 
 
-def answer_of(completion: Completion, job: Job, model: ServedModel) -> Answer:
+def answer_of(completion: Completion, job: Job, model: ServedModel) -> ChoiceContent:
     """Text and calls of a finished answer."""
     # An answer that its form could not be brought to an end of was cut off, too.
     reason = "stop" if completion.reason == "stop" else "length"
@@ -61,18 +54,18 @@ def answer_of(completion: Completion, job: Job, model: ServedModel) -> Answer:
     text = answer_text(job, model)
     whole = text.add(tokens) + text.finish()
     if not isinstance(job.call, ChatCall):
-        return Answer(text=whole, reason=reason)
+        return ChoiceContent(text=whole, reason=reason)
     choice = job.call.tool_choice
     if choice.mode == "none":
-        return Answer(text=whole, reason=reason)
+        return ChoiceContent(text=whole, reason=reason)
     turn = model.parser(model.tokenizer.decode(tokens, skip_special=False))
     if not turn.calls:
-        return Answer(text=whole, reason=reason)
+        return ChoiceContent(text=whole, reason=reason)
     calls = turn.calls if choice.is_parallel else turn.calls[:1]
-    return Answer(text=turn.content, reason="tool_calls", calls=calls)
+    return ChoiceContent(text=turn.content, reason="tool_calls", calls=calls)
 
 
-def tool_calls(answer: Answer, key: int) -> list[dict[str, Any]]:
+def tool_calls(answer: ChoiceContent, key: int) -> list[dict[str, Any]]:
     """The calls as OpenAI writes them; ids depend on the answer's random key alone."""
     return [
         {
@@ -158,7 +151,7 @@ def _text_choice(
     call, prompt = job.call, job.prompts[place]
     assert not isinstance(call, ChatCall)
     if completion is None:  # max_tokens 0: the prompt alone
-        answer, scored = Answer(text="", reason="length"), Scored()
+        answer, scored = ChoiceContent(text="", reason="length"), Scored()
     else:
         answer, scored = answer_of(completion, job, model), Scored.of(completion)
     before = ""

@@ -69,14 +69,19 @@ class ServedRewardModel:
     """Hash of all weights."""
 
 
-def is_reward_model(path: str) -> bool:
-    """Whether a checkpoint, a run directory or a model folder holds a reward model."""
-    found = find_checkpoint(path)
-    if found is not None:
-        file = _config_file(found)
-        return file.is_file() and read_config([file], []).trainer.stage == "reward_model"
+def is_reward_model(path: str, *, is_trusted: bool) -> bool:
+    """Whether a checkpoint, a run directory or a model folder holds a reward model.
+
+    Another user's run that names code is refused unless `is_trusted`, before it is read.
+    """
+    place = expanded(path)
+    is_checkpoint = place.parent.name == "checkpoints"
+    run = RunDirectory(place.parent.parent if is_checkpoint else place)
+    if run.exists:
+        require_trust(run, is_trusted=is_trusted)
+        return read_config([run.config], []).trainer.stage == "reward_model"
     try:
-        config = read_object(expanded(path), "config.json")
+        config = read_object(place, "config.json")
     except InvalidFile:
         return False
     kinds: Any = (config or {}).get("architectures")

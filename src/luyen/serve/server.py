@@ -4,25 +4,15 @@ import errno
 import signal
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from types import FrameType
-from typing import TypeAlias, final
+from typing import final
 
 import uvicorn
+from fastapi import FastAPI
 
 from luyen.base.errors import UserError
 from luyen.serve.access import Keyring, is_loopback
-from luyen.serve.app import Gate, build_app
-from luyen.serve.canary import CanaryLimits
-from luyen.serve.canary_log import CanaryLog
-from luyen.serve.canary_service import CanaryService
-from luyen.serve.dispatch import ServeLimits
-from luyen.serve.engine_thread import EngineThread
-from luyen.serve.model import build_engine, open_model
-from luyen.serve.reward_scores import open_scorer
-from luyen.serve.scoring import ScoreService, is_reward_model, open_reward_model
-from luyen.serve.service import Service
 
 _BACKLOG = 2048
 _NO_KEYS = Keyring()
@@ -87,89 +77,8 @@ def url_of(opened: socket.socket) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-AnyService: TypeAlias = Service | ScoreService | CanaryService
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Opening:
-    """How a model is loaded.
-
-    Example:
-        >>> Opening(name="tutor").overrides
-        ()
-    """
-
-    name: str | None = None
-    """Name in requests; None: the path."""
-    overrides: tuple[str, ...] = ()
-    """`key=value` over its configuration."""
-    is_trusted: bool = False
-    """Whether code that another user's run names may run."""
-
-
-def open_service(path: str, opening: Opening, limits: ServeLimits) -> AnyService:
-    """Load what lies at a path, a policy or a reward model, and start what it runs on."""
-    name, overrides, is_trusted = opening.name, opening.overrides, opening.is_trusted
-    if is_reward_model(path):
-        judge = open_reward_model(path, name=name, overrides=overrides, is_trusted=is_trusted)
-        return ScoreService(judge, limits)
-    model = open_model(path, name=name, overrides=overrides, is_trusted=is_trusted)
-    engine = EngineThread(model, build_engine)
-    engine.start()
-    return Service(engine, limits, is_trusted=is_trusted)
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CanaryOptions:
-    """The second model of a server, and how the two are compared.
-
-    Example:
-        >>> limits = CanaryLimits(share=0.1)
-        >>> CanaryOptions(path="b", limits=limits, log=Path("canary.jsonl")).reward_range is None
-        True
-    """
-
-    path: str
-    """The candidate."""
-    limits: CanaryLimits
-    """When it is promoted, and when it is rolled back."""
-    log: Path
-    """Where scores and decisions are written."""
-    reward_range: tuple[float, float] | None = None
-    """Bounds of the candidate's own reward, which scores answers; None: clients vote."""
-
-
-def open_canary(
-    path: str, opening: Opening, limits: ServeLimits, canary: CanaryOptions
-) -> CanaryService:
-    """Load two policies and compare them."""
-    stable = open_service(path, opening, limits)
-    if not isinstance(stable, Service):
-        why = "answers are compared, and a reward model gives none"
-        raise UserError("--canary", canary.path, why, "serve a policy")
-    named = replace(opening, name=stable.model.name)
-    candidate = open_service(canary.path, named, limits)
-    if not isinstance(candidate, Service):
-        why = "it is a reward model, and answers are compared"
-        raise UserError("--canary", canary.path, why, "name a policy")
-    log = CanaryLog(
-        canary.log,
-        stable=stable.model.digest,
-        candidate=candidate.model.digest,
-        limits=canary.limits,
-    )
-    scorer = None
-    if canary.reward_range is not None:
-        loaded = candidate.model.loaded
-        scorer = open_scorer(loaded.config, candidate.model.tokenizer, bounds=canary.reward_range)
-    return CanaryService(stable, candidate, log, scorer=scorer)
-
-
-def uvicorn_server(service: AnyService, access: Access, *, drain_s: int) -> uvicorn.Server:
+def uvicorn_server(app: FastAPI, *, drain_s: int) -> uvicorn.Server:
     """The HTTP server; at its end it gives running requests `drain_s` seconds."""
-    app = build_app(service, Gate(keys=access.keys, admin_keys=access.admin_keys))
     config = uvicorn.Config(
         app,
         log_level="warning",
@@ -185,8 +94,7 @@ def uvicorn_server(service: AnyService, access: Access, *, drain_s: int) -> uvic
 
 
 def serve(
-    service: AnyService,
-    access: Access,
+    app: FastAPI,
     opened: socket.socket,
     *,
     drain_s: int,
@@ -206,7 +114,7 @@ def serve(
     before = {one: signal.signal(one, note) for one in (signal.SIGTERM, signal.SIGINT)}
     try:
         ready()
-        uvicorn_server(service, access, drain_s=drain_s).run(sockets=[opened])
+        uvicorn_server(app, drain_s=drain_s).run(sockets=[opened])
     finally:
         for one, handler in before.items():
             signal.signal(one, handler)

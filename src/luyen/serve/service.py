@@ -13,13 +13,13 @@ from typing import Any, TypeAlias, TypeVar, final
 from luyen.rollout.prompt_scores import PromptScores
 from luyen.serve.calls import read_chat, read_completion
 from luyen.serve.dispatch import Dispatcher, ServeLimits
-from luyen.serve.engine_thread import EngineEvent, EngineThread, Finished
 from luyen.serve.failures import ApiFailure, stopping, unknown_model, wrong
 from luyen.serve.fields import Read, flag, only, read_fields, text, token_ids
 from luyen.serve.jobs import Job, chat_job, completion_job
 from luyen.serve.metrics import ServerMetrics
 from luyen.serve.model import ServedModel, with_weights
 from luyen.serve.replies import reply
+from luyen.serve.serving_thread import EngineEvent, Finished, ServingThread
 from luyen.serve.streams import event_stream
 
 T = TypeVar("T")
@@ -30,11 +30,11 @@ _LONGEST_TEXT = 1_000_000
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Generation:
+class ReplyPlan:
     """A job that is ready to run, with the two ways of answering it.
 
     Example:
-        >>> sorted(Generation.__slots__)
+        >>> sorted(ReplyPlan.__slots__)
         ['is_streaming', 'reply', 'stream']
     """
 
@@ -60,7 +60,7 @@ class Endpoints:
     """A body for a body."""
     gets: Mapping[str, Callable[[], Awaitable[Body]]]
     """Read without a body."""
-    jobs: Mapping[str, Callable[[Body], Awaitable[Generation]]] = field(default_factory=dict)
+    jobs: Mapping[str, Callable[[Body], Awaitable[ReplyPlan]]] = field(default_factory=dict)
     """A body becomes a job, whose answer may be streamed."""
 
 
@@ -75,7 +75,7 @@ async def wrong_kind(path: str, fix: str, body: Body) -> Body:
 class Service:
     """The endpoints of one served model; lives on the event loop."""
 
-    def __init__(self, engine: EngineThread, limits: ServeLimits, *, is_trusted: bool) -> None:
+    def __init__(self, engine: ServingThread, limits: ServeLimits, *, is_trusted: bool) -> None:
         """`is_trusted`: new weights may be those of another user's run (`--trust`)."""
         self.limits = limits
         self.metrics = ServerMetrics()
@@ -129,17 +129,17 @@ class Service:
         self._reader.shutdown(wait=False, cancel_futures=True)
         self._loader.shutdown(wait=False, cancel_futures=True)
 
-    async def complete(self, body: Body) -> Generation:
+    async def complete(self, body: Body) -> ReplyPlan:
         """Answer a body of /v1/completions."""
         return self.generation(await self.completion_job(body))
 
-    async def chat(self, body: Body) -> Generation:
+    async def chat(self, body: Body) -> ReplyPlan:
         """Answer a body of /v1/chat/completions."""
         return self.generation(await self.chat_job(body))
 
-    def generation(self, job: Job) -> Generation:
+    def generation(self, job: Job) -> ReplyPlan:
         """Both ways of answering a job."""
-        return Generation(
+        return ReplyPlan(
             is_streaming=job.reply.stream,
             reply=partial(self.reply, job),
             stream=partial(self.stream, job),
@@ -311,5 +311,5 @@ def _seed(given: int | None) -> int:
     return secrets.randbits(63) if given is None else given
 
 
-def _counter(engine: EngineThread, name: str) -> float:
+def _counter(engine: ServingThread, name: str) -> float:
     return float(engine.cache_counts().get(name, 0))

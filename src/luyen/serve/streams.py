@@ -5,15 +5,14 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any, final
 
 from luyen.rollout.protocol import Completion, TopLogps
+from luyen.serve.answer_text import answer_text
 from luyen.serve.calls import ChatCall
-from luyen.serve.engine_thread import EngineEvent, Finished, Progress
 from luyen.serve.failures import ApiFailure
 from luyen.serve.jobs import Job
 from luyen.serve.model import ServedModel
 from luyen.serve.replies import (
     Scored,
     answer_of,
-    answer_text,
     chat_logprobs,
     envelope,
     said_tokens,
@@ -21,6 +20,7 @@ from luyen.serve.replies import (
     tool_calls,
     usage,
 )
+from luyen.serve.serving_thread import EngineEvent, Finished, SampleProgress
 
 END = b"data: [DONE]\n\n"
 
@@ -52,7 +52,7 @@ class _ChoiceStream:
         is_chat = isinstance(self._job.call, ChatCall)
         return self._choice({"role": "assistant", "content": ""}, Scored()) if is_chat else None
 
-    def progress(self, event: Progress) -> dict[str, Any] | None:
+    def progress(self, event: SampleProgress) -> dict[str, Any] | None:
         """The piece that new tokens make certain; None: there is none yet."""
         self._see(event.tokens, event.logps, event.top_logps)
         piece = self._text.add(event.tokens)
@@ -122,7 +122,7 @@ async def event_stream(
 
     try:
         async for event in events:
-            if not isinstance(event, Finished | Progress):
+            if not isinstance(event, Finished | SampleProgress):
                 continue
             digest = event.digest
             named = event.completion if isinstance(event, Finished) else event
@@ -130,7 +130,7 @@ async def event_stream(
             if index not in begun and (first := choices[index].begin()) is not None:
                 yield chunk(first)
             begun.add(index)
-            if isinstance(event, Progress):
+            if isinstance(event, SampleProgress):
                 if (piece := choices[index].progress(event)) is not None:
                     yield chunk(piece)
                 continue

@@ -227,8 +227,8 @@ def refused(server: Running, path: str, raw: bytes) -> tuple[list[str], str]:
 def names(param: str, field: str, path: str) -> bool:
     """Whether an error is about the field, or about something inside of it."""
     wanted = {printable(field)[:100] or "(empty)"}
-    if field in ("messages", "model") or path == "/v1/score":
-        wanted |= {"prompt", "url"}  # a conversation that is too long is a prompt that is
+    if path == "/v1/score":
+        wanted |= {"url"}  # there is no such endpoint for a policy
     return param.startswith(tuple(wanted))
 
 

@@ -72,8 +72,8 @@ def test_the_three_forms_say_the_same(server: Running):
 def test_a_run_and_its_export_give_one_digest(server: Running, folder: Path):
     exported = scorer(folder / "exported")
     assert exported.model.digest == server.service.model.digest
-    assert is_reward_model(str(folder / "exported"))
-    assert not is_reward_model("builtin://arithmetic")
+    assert is_reward_model(str(folder / "exported"), is_trusted=False)
+    assert not is_reward_model("builtin://arithmetic", is_trusted=False)
 
 
 @pytest.mark.parametrize(

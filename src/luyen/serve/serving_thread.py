@@ -48,11 +48,11 @@ class Finished:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class SampleProgress:
     """New tokens of a sample that is still being generated.
 
     Example:
-        >>> Progress(request="a/0", sample=0, tokens=(5,), logps=(-0.1,), digest="fp_1").tokens
+        >>> SampleProgress(request="a/0", sample=0, tokens=(5,), logps=(-0.1,), digest="f").tokens
         (5,)
     """
 
@@ -84,7 +84,7 @@ class Refused:
     """What the client is answered."""
 
 
-EngineEvent: TypeAlias = Finished | Progress | Refused
+EngineEvent: TypeAlias = Finished | SampleProgress | Refused
 Listener: TypeAlias = Callable[[Sequence[EngineEvent]], None]
 """Called on the engine thread; it must return at once."""
 
@@ -113,7 +113,7 @@ class _Submission:
 
 
 @final
-class EngineThread:
+class ServingThread:
     """Continuous batching for clients of other threads."""
 
     def __init__(self, model: ServedModel, build: Callable[[ServedModel], RolloutEngine]) -> None:
@@ -312,8 +312,8 @@ class EngineThread:
             self._engine.close()
 
 
-def _progress(request: str, sample: int, found: TokenStream, model: ServedModel) -> Progress:
-    return Progress(
+def _progress(request: str, sample: int, found: TokenStream, model: ServedModel) -> SampleProgress:
+    return SampleProgress(
         request=request,
         sample=sample,
         tokens=found.tokens,
