@@ -20,6 +20,10 @@ SAMPLING_CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "R23": ((f"{R}.name=vllm",), SERVER),
     "R24": ((f"{R}.name=vllm", f"{R}.server_urls=[http://a, http://b]"), SERVER),
     "R25": ((URL,), SERVER),
+    "R26": (
+        (*SERVER, f"{M}.lora_rank=4", f"{R}.server.lora=adapter", f"{M}.target_modules=[lm_head]"),
+        (*SERVER, f"{M}.lora_rank=4", f"{R}.server.lora=adapter"),
+    ),
     "R27": ((f"{R}.name=openai", URL), SERVER),
     "M08": ((f"{M}.path=FALCON",), (f"{M}.path=FALCON", f"{R}.name=hf")),
     "M09": ((f"{M}.path=FALCON", f"{R}.name=hf"), ()),
