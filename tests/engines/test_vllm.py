@@ -14,7 +14,6 @@ from luyen.data.tokenizer import Tokenizer
 from luyen.models.policy import Policy
 from luyen.models.trained_weights import Fingerprint, trained_parameters
 from luyen.rollout.protocol import Completion, generate
-from luyen.rollout.servers.dialect import HttpCall
 from luyen.rollout.servers.engine import ServerEngine
 from luyen.rollout.servers.process import ServerProcess
 from tests.conformance.servers import ServerEngineSuite, gap, request
@@ -116,26 +115,5 @@ def test_an_adapter_is_loaded_by_path_and_survives_a_kill(
         for done in generate(engine, [asked]).values():
             assert gap(policy, asked, done) < 1e-3
             assert set(done.versions) == {2}
-    finally:
-        engine.close()
-
-
-def test_a_server_sleeps_between_generations(tokenizer: Tokenizer, decode: Decode, tmp_path: Path):
-    policy = make_policy(tokenizer)
-    engine = make_engine(policy, decode, tmp_path, free_cache_engine=True)
-    state = HttpCall(path="/is_sleeping", method="GET")
-    try:
-        for version, factor in enumerate((1.0, 1.01)):
-            change(policy, factor)
-            engine.send_weights(version)
-            asked = request(policy, 9, 20, samples=8, temperature=0.7)
-            for done in generate(engine, [asked]).values():
-                assert gap(policy, asked, done) < 1e-3
-            engine.rest()
-            assert engine._connection.call(state)["is_sleeping"] is True
-        asked = request(policy, 9, 20, samples=8)
-        for done in generate(engine, [asked]).values():
-            assert gap(policy, asked, done) < 1e-3
-            assert set(done.versions) == {1}
     finally:
         engine.close()

@@ -89,6 +89,7 @@ def test_an_adapter_is_loaded_from_a_folder(tmp_path: Path):
         (f"{ROLLOUT}.name=vllm", f"{ROLLOUT}.server_urls=[http://a]", f"{ROLLOUT}.server.python=x"),
         (*VLLM, f"{ROLLOUT}.engine_kwargs.sglang.seed=1"),
         (*VLLM, f"{ROLLOUT}.server.lora=adapter"),
+        (*VLLM, f"{ROLLOUT}.free_cache_engine=true"),
         (f"{ROLLOUT}.server.lora=adapter", "actor_rollout_ref.model.lora_rank=4"),
     ],
     ids=str,
