@@ -191,6 +191,41 @@ def test_a_server_that_fails_for_good_ends_the_run_with_its_cause_and_a_checkpoi
         assert (root / "digests.jsonl").read_text() == (whole.root / "digests.jsonl").read_text()
 
 
+def test_a_running_sglang_server_joins_a_process_group(tmp_path: Path):
+    with serving("builtin://arithmetic", "sglang", is_deterministic=True) as (server, driver):
+        ran = train(
+            tmp_path,
+            *ARITHMETIC,
+            *SHORT,
+            f"actor_rollout_ref.rollout.server_urls=[{server.url}]",
+            "actor_rollout_ref.rollout.server.transport=group",
+            files=written(tmp_path, GRPO),
+        )
+        assert driver.version == "2"
+    assert max(ran.course("parity/engine_max")) < 1e-3
+
+
+@pytest.mark.parametrize("kind", ["sglang", "vllm"])
+def test_a_run_of_an_adapter_publishes_the_adapter_alone(kind: str, tmp_path: Path):
+    settings = VLLM if kind == "vllm" else {"is_deterministic": True}
+    with serving("builtin://arithmetic", kind, max_lora_rank=8, **settings) as (server, driver):
+        before = driver.checksums()
+        ran = train(
+            tmp_path,
+            *ARITHMETIC,
+            *SHORT,
+            f"actor_rollout_ref.rollout.name={kind}",
+            f"actor_rollout_ref.rollout.server_urls=[{server.url}]",
+            "actor_rollout_ref.rollout.server.lora=adapter",
+            "actor_rollout_ref.model.lora_rank=4",
+            "actor_rollout_ref.actor.optim.lr=0.01",
+            files=written(tmp_path, GRPO),
+        )
+        assert driver.checksums() == before
+    assert len(ran.metrics) == 2
+    assert max(ran.course("parity/engine_max")) < 1e-3
+
+
 def peer_python(folder: Path) -> Path:
     """What a run takes for the python of an environment with SGLang."""
     script = folder / "python"

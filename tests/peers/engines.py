@@ -51,7 +51,8 @@ def serve_sglang(driver: EngineDriver) -> JsonServer:
 
 
 def serve_vllm(driver: EngineDriver) -> JsonServer:
-    return VllmPeer(driver, is_dev_mode=True, mode="processed_logprobs", name="policy").serve()
+    settings: dict[str, Any] = {"is_dev_mode": True, "has_sleep_mode": True}
+    return VllmPeer(driver, mode="processed_logprobs", name="policy", **settings).serve()
 
 
 def serve_raw_vllm(driver: EngineDriver) -> JsonServer:
@@ -67,7 +68,7 @@ SERVE: dict[str, Callable[[EngineDriver], JsonServer]] = {
 
 def dialect_of(name: str) -> ServerDialect:
     if name == "vllm":
-        return VllmDialect(has_extension=False)
+        return VllmDialect(has_extension=False, can_sleep=True)
     return SglangDialect(can_sleep=True) if name == "sglang" else OpenAiDialect()
 
 

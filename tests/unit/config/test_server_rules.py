@@ -64,6 +64,20 @@ def test_running_servers_are_enough_and_take_folders(tmp_path: Path):
     assert found(tmp_path, *two) == {"R24": f"{ROLLOUT}.server_urls"}
     group = (f"{ROLLOUT}.server_urls=[http://a]", f"{ROLLOUT}.server.transport=group")
     assert found(tmp_path, f"{ROLLOUT}.name=vllm", *group) == {"R24": f"{ROLLOUT}.server.transport"}
+    # Any server of SGLang can join a group.
+    assert found(tmp_path, f"{ROLLOUT}.name=sglang", *group) == {}
+
+
+LORA = (f"{ROLLOUT}.server.lora=adapter", "actor_rollout_ref.model.lora_rank=4")
+
+
+def test_an_adapter_is_loaded_from_a_folder(tmp_path: Path):
+    assert found(tmp_path, *VLLM, *LORA) == {}
+    group = f"{ROLLOUT}.server.transport=group"
+    assert found(tmp_path, *VLLM, *LORA, group) == {"R26": f"{ROLLOUT}.server.transport"}
+    ends = "actor_rollout_ref.model.target_modules=[q_proj, lm_head]"
+    field = "actor_rollout_ref.model.target_modules"
+    assert found(tmp_path, *VLLM, *LORA, ends) == {"R26": field}
 
 
 @pytest.mark.parametrize("transport", ["ipc", "transfer"])
@@ -85,6 +99,9 @@ def test_transports_of_gpus_are_refused_elsewhere(tmp_path: Path, transport: str
         (f"{ROLLOUT}.engine_kwargs.vllm.seed=1",),
         (f"{ROLLOUT}.name=vllm", f"{ROLLOUT}.server_urls=[http://a]", f"{ROLLOUT}.server.python=x"),
         (*VLLM, f"{ROLLOUT}.engine_kwargs.sglang.seed=1"),
+        (*VLLM, f"{ROLLOUT}.server.lora=adapter"),
+        (*VLLM, f"{ROLLOUT}.free_cache_engine=true"),
+        (f"{ROLLOUT}.server.lora=adapter", "actor_rollout_ref.model.lora_rank=4"),
     ],
     ids=str,
 )

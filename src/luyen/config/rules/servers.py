@@ -135,6 +135,8 @@ def keys_of_servers_have_an_effect(s: RuleContext) -> Iterator[Finding]:
         unread = {f"server.{name}": why for name in (*names, *more)} | {"server_urls": why}
     elif rollout.server_urls:
         unread = dict.fromkeys(("server.python", "server.start_timeout_s"), "the servers run")
+    if rollout.name == "vllm" and s.where.device == "cpu" and rollout.free_cache_engine:
+        unread["free_cache_engine"] = "vLLM has no sleep mode on CPUs"
     if s.config.actor_rollout_ref.model.lora_rank == 0:
         unread["server.lora"] = "lora_rank=0 trains all weights"
     for name, why in unread.items():

@@ -55,7 +55,9 @@ class OpenAiDialect:
         self._convention: Convention = convention
 
     def refusal(self, sampling: Sampling) -> str | None:
-        """An endpoint may report them before it applies the temperature."""
+        """An endpoint may report them before it applies the temperature, or without stop tokens."""
+        if self._convention == "llama_cpp" and sampling.ignore_stop:
+            return "llama.cpp samples no stop token then, and its probabilities leave them out"
         if self._convention != "raw" or sampling.temperature in (0.0, 1.0):
             return None
         why = "the endpoint reports log-probabilities before the temperature is applied"

@@ -244,7 +244,10 @@ def vllm_command(
     """
     # On CPUs a seeded request whose prompt is read in parts ends vLLM 0.32 ("CPU Generator does
     # not use offset"), and compiling takes longer than small models run.
-    cpu = {"enable_chunked_prefill": False, "enforce_eager": True} if is_cpu else {}
+    # Its CPU build has no sleep mode, and does not start with it.
+    cpu: dict[str, Any] = {}
+    if is_cpu:
+        cpu = {"enable_chunked_prefill": False, "enforce_eager": True, "enable_sleep_mode": None}
     options: dict[str, Any] = {
         "model": str(model),
         "served_model_name": MODEL,
@@ -357,7 +360,7 @@ def vllm(
     has_transfer = rollout.server.transport == "transfer" and not has_adapter
     dialect = VllmDialect(
         has_extension=is_ours,
-        can_sleep=is_ours and rollout.free_cache_engine,
+        can_sleep=is_ours and rollout.free_cache_engine and policy.device.type != "cpu",
         has_adapter=has_adapter,
         has_transfer=has_transfer,
     )

@@ -190,3 +190,10 @@ def test_tensors_arrive_over_a_process_group():
     receiving.join()
     assert worker.luyen_digests() == tensor_digests(TENSORS)
     assert worker.luyen_weight_version() == {"version": 6}
+
+
+def test_only_a_server_on_a_gpu_sleeps():
+    rollout = RolloutConfig(name="vllm", free_cache_engine=True)
+    where: Any = {"model": Path("m"), "port": 1, "max_model_len": 64, "dtype": "float32"}
+    assert "--enable-sleep-mode" in vllm_command(rollout, **where, is_cpu=False)
+    assert "--enable-sleep-mode" not in vllm_command(rollout, **where, is_cpu=True)
