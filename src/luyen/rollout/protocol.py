@@ -240,7 +240,10 @@ def completion_fault(completion: Completion, request: Request, *, vocabulary: in
 def _is_number(value: object) -> bool:
     if isinstance(value, bool) or not isinstance(value, float | int):
         return False
-    return math.isfinite(value)
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond every float
+        return False
 
 
 def generate(

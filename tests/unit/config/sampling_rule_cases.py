@@ -20,6 +20,7 @@ SAMPLING_CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "R23": ((f"{R}.name=vllm",), SERVER),
     "R24": ((f"{R}.name=vllm", f"{R}.server_urls=[http://a, http://b]"), SERVER),
     "R25": ((URL,), SERVER),
+    "R26": ((f"{R}.name=vllm", f"{R}.server_urls=['file:///rows']"), SERVER),
     "R27": ((f"{R}.name=openai", URL), SERVER),
     "M08": ((f"{M}.path=FALCON",), (f"{M}.path=FALCON", f"{R}.name=hf")),
     "M09": ((f"{M}.path=FALCON", f"{R}.name=hf"), ()),

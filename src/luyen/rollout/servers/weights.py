@@ -19,9 +19,15 @@ from luyen.base.errors import UserError
 from luyen.base.seeds import derive_key, mix
 from luyen.models.policy import Policy
 from luyen.models.weight_digests import tensor_digests
-from luyen.rollout.protocol import Sampling
+from luyen.rollout.protocol import Completion, Request, Sampling, completion_fault
 from luyen.rollout.servers.connection import ServerConnection
-from luyen.rollout.servers.dialect import ServerDialect, ServerFault, TensorForm, WeightGroup
+from luyen.rollout.servers.dialect import (
+    Generated,
+    ServerDialect,
+    ServerFault,
+    TensorForm,
+    WeightGroup,
+)
 from luyen.rollout.servers.process import free_port
 from luyen.rollout.servers.vllm_worker import broadcast, make_group
 
@@ -232,6 +238,18 @@ class Probe:
             sampling=Sampling(max_new_tokens=new, temperature=TEMPERATURE, ignore_stop=True),
             seed=key >> 2,
         )
+
+    def fault(self, made: Generated, *, vocabulary: int) -> str | None:
+        """Why a reply cannot be compared with the trainer's; None: it can."""
+        new, name = self.sampling.max_new_tokens, "probe"
+        if len(made.tokens) != new:
+            return f"{len(made.tokens)} tokens came, and {new} were wanted"
+        logps = tuple(float("nan") if logp is None else logp for logp in made.logps)
+        request = Request(id=name, tokens=self.tokens, keys=(0,), sampling=self.sampling)
+        completion = Completion(
+            request=name, sample=0, tokens=made.tokens, logps=logps, reason=made.reason
+        )
+        return completion_fault(completion, request, vocabulary=vocabulary)
 
 
 @torch.no_grad()
