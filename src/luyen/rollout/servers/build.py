@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import final
 
 from luyen.base.errors import UserError
+from luyen.base.files import writing
 from luyen.config.schema.actor_rollout_ref import RolloutConfig
 from luyen.models.export import checkpoint_tensors, export_for_server
 from luyen.models.policy import Policy
@@ -118,8 +119,9 @@ def _make_server(
 
     def prepare() -> Mapping[str, str]:
         tensors = checkpoint_tensors(policy)
-        export_for_server(policy, place.source, place.model, tensors=tensors)
-        return made.environment()
+        with writing(place.folder):
+            export_for_server(policy, place.source, place.model, tensors=tensors)
+            return made.environment()
 
     return ServerProcess(
         launch.command,
