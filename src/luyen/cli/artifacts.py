@@ -86,7 +86,10 @@ def _registry(folder: Path) -> "ArtifactRegistry":
     if not root.is_dir():
         fix = "give the folder that trainer.default_local_dir names"
         raise UserError("DIR", str(folder), "no such folder", fix)
-    return ArtifactRegistry(root)
+    registry = ArtifactRegistry(root)
+    for wrong in registry.skipped:
+        typer.secho(f"note: {wrong}: left out", fg="yellow", err=True)
+    return registry
 
 
 def _once(registry: "ArtifactRegistry") -> "list[Artifact]":

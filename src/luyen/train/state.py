@@ -17,6 +17,9 @@ from luyen.train.advantages import AdvantageConfig
 from luyen.train.batch import RequiredSignals
 from luyen.train.rollouts import RolloutHandle
 
+_MOST = 2**53
+"""What no counter of a run reaches, and a float still holds."""
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +76,11 @@ class LoopState:
                 raise ValueError(f"`{name}` is no whole number")
             if saved.get(name, 0) < 0 and name != "flat_steps":
                 raise ValueError(f"`{name}` is below 0")
+            if saved.get(name, 0) > _MOST:
+                raise ValueError(f"`{name}` is beyond what a run can count to")
+        for row in saved.get("returned", ()):
+            if type(row) is not int or not 0 <= row <= _MOST:
+                raise ValueError("`returned` holds what is no number of a row")
         if not isinstance(saved.get("first_validation"), dict | None):
             raise TypeError("`first_validation` is no object")
         sampler = saved.get("sampler")
