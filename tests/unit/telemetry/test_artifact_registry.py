@@ -171,7 +171,7 @@ def test_one_damaged_line_hides_nothing_else(
         shown = capsys.readouterr()
         assert shown.err.count("note:") == 1, name
         assert f"{file}: line 1 " in shown.err
-        wanted = {"verify": '"verified": 2', "rebuild": "2 lines"}.get(name, two[0].hash)
+        wanted = {"verify": '"verified": 2', "rebuild": "3 lines"}.get(name, two[0].hash)
         assert wanted in shown.out
     assert {one.hash for one in ArtifactRegistry(tmp_path).artifacts} == before
     # What a configuration means by a name may be on the line that is left out.
