@@ -158,15 +158,8 @@ class RunDirectory:
         """
         page = read_json(self.manifest)
         found = without_checksum(page, self.manifest, is_demanded=page.get("schema") == SCHEMA)
-        for name, forms in _FORMS.items():
-            is_missing = found.get(name) is None and name not in ("run_id", "created")
-            if not is_missing and not isinstance(found.get(name), forms):
-                raise _foreign(self.manifest, f"manifest of a run: `{name}` is of another form")
-        inner: dict[str, type] = {"rows": int, "files": dict}
-        for name, form in inner.items():
-            entries: dict[str, Any] = found.get(name) or {}
-            if not all(type(value) is form for value in entries.values()):
-                raise _foreign(self.manifest, f"manifest of a run: `{name}` is of another form")
+        if page.get("schema") in (1, SCHEMA):  # of a later layout nothing is known
+            _refuse_other_forms(found, self.manifest)
         return found
 
     def write_config(self, config: str, provenance: Mapping[str, Any]) -> None:
@@ -297,6 +290,19 @@ _FORMS: dict[str, type] = {
     "command": list,
 }
 """What readers of a manifest rely on; a fact may be missing, or null."""
+
+
+def _refuse_other_forms(manifest: Mapping[str, Any], path: Path) -> None:
+    """A UserError where a fact is of another form than readers rely on."""
+    for name, form in _FORMS.items():
+        is_missing = manifest.get(name) is None and name not in ("run_id", "created")
+        if not is_missing and not isinstance(manifest.get(name), form):
+            raise _foreign(path, f"manifest of a run: `{name}` is of another form")
+    inner: dict[str, type] = {"rows": int, "files": dict}
+    for name, form in inner.items():
+        entries: Mapping[str, Any] = manifest.get(name) or {}
+        if not all(type(value) is form for value in entries.values()):
+            raise _foreign(path, f"manifest of a run: `{name}` is of another form")
 
 
 def _foreign(path: Path, what: str) -> UserError:
