@@ -81,8 +81,14 @@ class LoopState:
         for row in saved.get("returned", ()):
             if type(row) is not int or not 0 <= row <= _MOST:
                 raise ValueError("`returned` holds what is no number of a row")
-        if not isinstance(saved.get("first_validation"), dict | None):
-            raise TypeError("`first_validation` is no object")
+        forms = {"first_validation": dict | None, "reward": dict, "chain": str, "kl_history": list}
+        forms |= {"sampler": list | None, "asked": list, "origin": list | None}
+        for name, form in forms.items():
+            known = list(saved[name]) if isinstance(saved.get(name), tuple) else saved.get(name)
+            if name in saved and not isinstance(known, form):
+                raise TypeError(f"`{name}` is of another form")
+        if not all(isinstance(batch, dict) for batch in saved.get("asked", ())):
+            raise TypeError("`asked` holds what is no batch")
         sampler = saved.get("sampler")
         tuples = {
             "kl_history": tuple(saved["kl_history"]),

@@ -124,6 +124,8 @@ class ServerEngine:
         self._digests: Mapping[str, str] | None = None
         """Digests of the trained weights that the server has proved; None: none yet."""
         self._is_asleep = False
+        self._is_greeted = False
+        """Whether the present server has said what it serves."""
         self._is_suspect = False
         """Whether a fault since the last look may mean that the server is dead."""
 
@@ -364,7 +366,10 @@ class ServerEngine:
             self._end_dead_server()
             try:
                 if self._server.start():
+                    self._is_greeted = False
+                if not self._is_greeted:
                     self._greet()
+                    self._is_greeted = True
                 if self._is_asleep:
                     self._control(self._dialect.wake())
                     self._is_asleep = False

@@ -120,6 +120,19 @@ def test_an_answer_that_the_server_aborts_is_no_whole_answer(name: str, tmp_path
         assert driver.requests == before + 1
 
 
+def test_a_server_that_does_not_say_what_it_serves_is_asked_until_it_does(tmp_path: Path):
+    policy = tiny_policy("llama", initializer_range=0.15)
+    with served_engine("vllm", policy, tmp_path, timeout_s=20.0) as (engine, server, _):
+        server._server.spoil = lambda _fault, _body: {"data": []}
+        server.faults.plan(Fault(name="nan", path="/v1/models", times=2))
+        answer(engine)
+        assert engine._model == "policy"
+        engine.close()
+        server.faults.plan(Fault(name="nan", path="/v1/models", times=None))
+        with pytest.raises(UserError, match="no data"):
+            answer(engine)
+
+
 def test_a_version_in_a_reply_is_compared_before_the_first_publication(tmp_path: Path):
     policy = tiny_policy("llama", initializer_range=0.15)
     with served_engine("sglang", policy, tmp_path, timeout_s=20.0) as (engine, server, _):
