@@ -257,6 +257,20 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """The objects of a JSONL file; a torn last line is left out, any other damage is an error."""
+    found: list[dict[str, Any]] = []
+    for number, entry in enumerate(read_entries(path), 1):
+        if entry is None:
+            why = f"line {number} is damaged"
+            raise UserError("file", str(path), why, "restore it from a copy, or remove the line")
+        found.append(entry)
+    return found
+
+
+def read_entries(path: Path) -> list[dict[str, Any] | None]:
+    """The object of each line of a JSONL file, None for a damaged line.
+
+    A torn last line is left out. A UserError where the file cannot be read.
+    """
     try:
         data = read_bytes(path)
     except FileNotFoundError:
@@ -265,14 +279,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         why = f"it cannot be read: {error.strerror or error}"
         raise UserError("file", str(path), why, "check its type and permissions") from error
     whole = data.split(b"\n")[:-1]  # what follows the last newline is torn, or empty
-    found: list[dict[str, Any]] = []
-    for number, line in enumerate(whole, 1):
-        entry = _entry(line)
-        if entry is None:
-            why = f"line {number} is damaged"
-            raise UserError("file", str(path), why, "restore it from a copy, or remove the line")
-        found.append(entry)
-    return found
+    return [_entry(line) for line in whole]
 
 
 def _entry(line: bytes) -> dict[str, Any] | None:

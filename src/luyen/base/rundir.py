@@ -152,9 +152,15 @@ class RunDirectory:
         return str(self.read_manifest()["run_id"])
 
     def read_manifest(self) -> dict[str, Any]:
-        """The facts that were written when the run began, as they were written."""
+        """The facts that were written when the run began, as they were written.
+
+        A UserError when they are not as they were written, or of another form.
+        """
         page = read_json(self.manifest)
-        return without_checksum(page, self.manifest, is_demanded=page.get("schema") == SCHEMA)
+        found = without_checksum(page, self.manifest, is_demanded=page.get("schema") == SCHEMA)
+        if page.get("schema") in (1, SCHEMA):  # of a later layout nothing is known
+            _refuse_other_forms(found, self.manifest)
+        return found
 
     def write_config(self, config: str, provenance: Mapping[str, Any]) -> None:
         """Write the configuration in force, as YAML, and where each key of it came from.
@@ -271,6 +277,32 @@ def _expanded(root: Path) -> Path:
     except RuntimeError as error:
         why, fix = f"there is no user {root.parts[0]}", "write the path without `~`"
         raise UserError("run directory", str(root), why, fix) from error
+
+
+_TEXTS = ("run_id", "created", "code", "folder")
+_BLOCKS = (
+    *("versions", "packages", "hardware", "settings", "threads", "seeds", "datasets", "files"),
+    *("revision", "rows"),
+)
+_FORMS: dict[str, type] = {
+    **dict.fromkeys(_TEXTS, str),
+    **dict.fromkeys(_BLOCKS, dict),
+    "command": list,
+}
+"""What readers of a manifest rely on; a fact may be missing, or null."""
+
+
+def _refuse_other_forms(manifest: Mapping[str, Any], path: Path) -> None:
+    """A UserError where a fact is of another form than readers rely on."""
+    for name, form in _FORMS.items():
+        is_missing = manifest.get(name) is None and name not in ("run_id", "created")
+        if not is_missing and not isinstance(manifest.get(name), form):
+            raise _foreign(path, f"manifest of a run: `{name}` is of another form")
+    inner: dict[str, type] = {"rows": int, "files": dict}
+    for name, form in inner.items():
+        entries: Mapping[str, Any] = manifest.get(name) or {}
+        if not all(type(value) is form for value in entries.values()):
+            raise _foreign(path, f"manifest of a run: `{name}` is of another form")
 
 
 def _foreign(path: Path, what: str) -> UserError:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from luyen.telemetry.artifacts import Artifact
 
 _HEAD = ("kind", "name", "hash", "made from", "run", "when")
+_NOTES = 5
+"""Damaged lines that are named."""
 _DEEPEST = 50
 """Generations that are shown; a bound against forged cycles."""
 
@@ -86,7 +88,13 @@ def _registry(folder: Path) -> "ArtifactRegistry":
     if not root.is_dir():
         fix = "give the folder that trainer.default_local_dir names"
         raise UserError("DIR", str(folder), "no such folder", fix)
-    return ArtifactRegistry(root)
+    registry = ArtifactRegistry(root)
+    for wrong in registry.skipped[:_NOTES]:
+        typer.secho(f"note: {wrong}: left out", fg="yellow", err=True)
+    more = len(registry.skipped) - _NOTES
+    if more > 0:
+        typer.secho(f"note: {more} more damaged lines are left out", fg="yellow", err=True)
+    return registry
 
 
 def _once(registry: "ArtifactRegistry") -> "list[Artifact]":

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from peft.tuners.lora import LoraLayer
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
@@ -151,8 +152,16 @@ def export_for_server(
     config.save_pretrained(directory)
     export_tokenizer(source, directory)
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    save_file(plain, directory / "model.safetensors", metadata={"format": "pt"})
+    write_tensors(plain, directory / "model.safetensors")
     make_readable(directory)
+
+
+def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Contiguous tensors of the host as a safetensors file; an OSError if the disk refuses it."""
+    try:
+        save_file(dict(tensors), path, metadata={"format": "pt"})
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
 
 
 def adapter_layers(net: PreTrainedModel) -> dict[str, Any]:

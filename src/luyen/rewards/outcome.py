@@ -110,6 +110,7 @@ def plain_score(score: Any) -> Score | None:
     sound = tuple(part for part in parts if part is not None)
     by_turn = tuple((int(t), s) for t, s in turns if t is not None and s is not None)
     is_lost = value is None and score.value is not None
+    is_lost |= not math.isfinite(sum(abs(share) for _, share in by_turn))
     if weight is None or is_lost or len(sound) < len(parts) or len(by_turn) < len(turns):
         return None
     return Score(

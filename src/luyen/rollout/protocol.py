@@ -431,7 +431,10 @@ def _constraint_fault(tokens: tuple[int, ...], constraint: TokenConstraint) -> s
 def _is_number(value: object) -> bool:
     if isinstance(value, bool) or not isinstance(value, float | int):
         return False
-    return math.isfinite(value)
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond every float
+        return False
 
 
 def generate(

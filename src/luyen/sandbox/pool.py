@@ -12,9 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from time import monotonic, perf_counter, sleep
 from typing import final
 
+from luyen.base.boundary import boundary, last_line
 from luyen.sandbox.calls import RESULT_BYTES, Call, Reply
 from luyen.sandbox.child.resources import kill_process_tree
-from luyen.sandbox.worker import READY
+from luyen.sandbox.worker import MARK_BYTES, READY
 
 # One worker process, as its parent sees it.
 
@@ -24,6 +25,11 @@ _LOOK_S = 0.005
 """Pause between two looks at a process that is about to end."""
 _ENVELOPE = 4096
 """What an error may add to a result of the allowed size."""
+
+
+@final
+class ForeignMessage(Exception):
+    """A process said what does not belong to the call: nothing it says can be trusted."""
 
 
 @final
@@ -50,15 +56,24 @@ class Worker:
         return self._process.pid
 
     def ask(self, request: bytes, *, timeout_s: float) -> Reply | None:
-        """The reply to a call; None when the time is up. EOFError or OSError: the process died."""
-        self._pipe.send_bytes(request)
-        said = self._said(START_S)
+        """The reply to a call; None when the time is up.
+
+        EOFError or OSError: the process died. ForeignMessage: it must be ended.
+        """
+        mark = os.urandom(MARK_BYTES)
+        self._pipe.send_bytes(mark + request)
+        said = self._said(mark, START_S)
         if said == READY:
-            said = self._said(timeout_s)
+            said = self._said(mark, timeout_s)
         return None if said is None else _unpacked(said)
 
-    def _said(self, timeout_s: float) -> bytes | None:
-        return self._pipe.recv_bytes(self._most) if self._pipe.poll(timeout_s) else None
+    def _said(self, mark: bytes, timeout_s: float) -> bytes | None:
+        if not self._pipe.poll(timeout_s):
+            return None
+        said = self._pipe.recv_bytes(self._most)
+        if not said.startswith(mark):
+            raise ForeignMessage
+        return said[MARK_BYTES:]
 
     def kill(self) -> None:
         """Kill the process and all it started; a caller that awaits a reply sees the pipe close."""
@@ -87,12 +102,12 @@ class Worker:
 
 
 def _unpacked(data: bytes) -> Reply:
-    """A reply out of bytes; a value whose class is not importable here is an error."""
-    try:
+    """A reply out of bytes; a value that cannot be made again here is an error."""
+    faults: list[BaseException] = []
+    with boundary(faults):
         reply: Reply = pickle.loads(data)
-    except (pickle.UnpicklingError, AttributeError, ImportError, IndexError, TypeError) as fault:
-        return Reply(error=f"the result cannot be read here: {fault}")
-    return reply
+        return reply
+    return Reply(error=f"the result cannot be read here: {last_line(faults[0])}")
 
 
 CLOSED = "the pool of processes is closed"
@@ -216,6 +231,10 @@ class ProcessPool:
             code = self._workers.remove(worker, grace_s=EXIT_TIMEOUT_S)
             error = f"the process that computed it ended (exit code {code})"
             return Reply(error=error, exit_code=code, seconds=perf_counter() - start)
+        except ForeignMessage:
+            self._workers.remove(worker)
+            error = "the function wrote into the pipe of its process"
+            return Reply(error=error, seconds=perf_counter() - start)
         if reply is None:
             self._workers.remove(worker)
             error = f"no answer within {timeout_s:g} s"

@@ -239,10 +239,16 @@ async def _once(
     work = _work()
     try:
         with _files(job | {"work": work}) as (request, report):
-            streams = await _guarded(request, report, limits)
+            try:
+                streams = await _guarded(request, report, limits)
+            except OSError as error:
+                raise _no_guard(error) from error
             found = read_report(report)
     finally:
-        await asyncio.shield(asyncio.to_thread(remove, work))
+        try:
+            await asyncio.shield(asyncio.to_thread(remove, work))
+        except RuntimeError:  # no thread can be started
+            remove(work)
     need_room(found, before, file_bytes=limits.file_bytes)
     return found, streams
 
@@ -417,7 +423,19 @@ def need_room(found: dict[str, Any] | None, before: float, *, file_bytes: int) -
 
 def _no_files(error: OSError) -> SandboxFault:
     """Why the files of a guard could not be made."""
+    try:
+        place = tempfile.gettempdir()
+    except OSError:  # no folder takes a file
+        place = os.environ.get("TMPDIR", "the folder for temporary files")
     return SandboxFault(
-        f"no file could be written in {tempfile.gettempdir()}: {error.strerror or error}; make room"
+        f"no file could be written in {place}: {error.strerror or error}; make room"
         " there, set TMPDIR to another disk, or raise the limits of this process (ulimit -f, -n)"
+    )
+
+
+def _no_guard(error: OSError) -> SandboxFault:
+    """Why the process of a guard could not be started."""
+    return SandboxFault(
+        f"no process could be started: {error.strerror or error}; raise the limits of this process"
+        " (ulimit -n, -u, -v), or score fewer programs at once"
     )

@@ -32,6 +32,9 @@ from luyen.sandbox.child.resources import kill_process_tree
 
 READY = b"ready"
 """Said when the function is loaded and prepared: from here on the clock of the call runs."""
+MARK_BYTES = 16
+"""A request begins with bytes of chance, and so do the messages that belong to it: what a function
+wrote into the pipe does not."""
 _MARGIN_S = 2.0
 """How late the owner may notice that the time of a call is up."""
 
@@ -106,18 +109,19 @@ def serve(pipe: "Connection[bytes, bytes]", *, result_bytes: int) -> None:
             return
         faults: list[BaseException] = []
         with boundary(faults):
-            call, timeout_s = pickle.loads(request)
+            call, timeout_s = pickle.loads(request[MARK_BYTES:])
             prepare(call)
         if os.getpid() != own:
             os._exit(0)
+        mark = request[:MARK_BYTES]
         if faults:
-            pipe.send_bytes(pickle.dumps(Reply(error=last_line(faults[0]))))
+            pipe.send_bytes(mark + pickle.dumps(Reply(error=last_line(faults[0]))))
             continue
-        pipe.send_bytes(READY)
+        pipe.send_bytes(mark + READY)
         answer = packed(perform(call, timeout_s=timeout_s), result_bytes=result_bytes)
         if os.getpid() != own:
             os._exit(0)
-        pipe.send_bytes(answer)
+        pipe.send_bytes(mark + answer)
 
 
 def leave_with(owner: int) -> None:

@@ -79,7 +79,7 @@ def run_facts(run: RunDirectory) -> RunFacts:
         manifest = RunDirectory.open(run.root).read_manifest()
         config = run.read_settings()
         trainer: dict[str, Any] = config["trainer"]
-        total = _total(config, manifest)
+        total, stage = _total(config, manifest), str(trainer["stage"])
     except (UserError, LookupError, TypeError, AttributeError, ValueError) as error:
         note = str(error.why if isinstance(error, UserError) else error)
         return RunFacts(run="?", state="damaged", note=note, **where)
@@ -90,7 +90,7 @@ def run_facts(run: RunDirectory) -> RunFacts:
     return RunFacts(
         run=manifest["run_id"],
         state="running" if is_claimed(run.root) else state,
-        stage=trainer["stage"],
+        stage=stage,
         steps=max(last, saved or 0),
         total=total,
         metric=metric,

@@ -21,6 +21,7 @@ from luyen.telemetry.artifacts import (
     current,
     damage,
     read_artifacts,
+    read_intact_artifacts,
     rewrite_artifacts,
 )
 
@@ -55,7 +56,9 @@ class ArtifactRegistry:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        runs = _noted_below(root)
+        runs, skipped = _noted_below(root)
+        self.skipped = tuple(skipped)
+        """What is wrong with each line of a run's list that was left out."""
         here = {one.run for one in runs}
         # The list of a present run wins; the index only adds runs that were removed.
         gone = [one for one in _index(root) if one.run not in here]
@@ -80,6 +83,9 @@ class ArtifactRegistry:
 
     def one(self, words: str, key: str) -> Artifact:
         """The one artifact that matches; a UserError about `key` when none or several do."""
+        if self.skipped:  # the line that is left out may be the one that is meant
+            why, fix = self.skipped[0], "restore the file from a copy, or remove the line"
+            raise UserError(key, f"artifact:{words}", why, fix)
         found = [one for one in self.find(words) if not one.is_retired]
         hashes = {one.hash for one in found}
         if len(hashes) == 1:
@@ -100,7 +106,7 @@ class ArtifactRegistry:
 
     def rebuild(self) -> int:
         """Rewrite the index from the run directories; returns its number of lines."""
-        return rewrite_artifacts(self.root / NAME, lambda: _noted_below(self.root))
+        return rewrite_artifacts(self.root / NAME, lambda: _noted_below(self.root)[0])
 
     def damage(self) -> dict[str, str]:
         """File -> what is wrong with it, for the lists of all runs and the index."""
@@ -137,10 +143,15 @@ def note(run: RunDirectory, artifacts: list[Artifact], root: Path | None) -> Non
             add_artifacts(root / NAME, artifacts)
 
 
-def _noted_below(root: Path) -> list[Artifact]:
-    """Current entries of the lists of all runs below a folder."""
-    listed = (one for run in run_directories(root) for one in read_artifacts(run.root / NAME))
-    return current(listed)
+def _noted_below(root: Path) -> tuple[list[Artifact], list[str]]:
+    """Current entries of the lists of all runs below a folder, and damaged lines in words."""
+    found: list[Artifact] = []
+    skipped: list[str] = []
+    for run in run_directories(root):
+        intact, wrong = read_intact_artifacts(run.root / NAME)
+        found += intact
+        skipped += wrong
+    return current(found), skipped
 
 
 def _index(root: Path) -> list[Artifact]:

@@ -24,6 +24,7 @@ from luyen.base.files import (
     append,
     json_line,
     open_lines,
+    read_entries,
     read_lines,
     write_whole,
     writing,
@@ -202,6 +203,27 @@ def read_artifacts(file: Path) -> list[Artifact]:
     return [_artifact(file, number, line) for number, line in enumerate(read_lines(file), 1)]
 
 
+def read_intact_artifacts(file: Path) -> tuple[list[Artifact], list[str]]:
+    """The entries of the lines that are as they were written, and what is wrong with the others.
+
+    For commands that show many lists: a damaged line does not hide the rest.
+    """
+    if not file.is_file():
+        return [], []
+    found: list[Artifact] = []
+    wrong: list[str] = []
+    try:
+        entries = read_entries(file)
+    except UserError as error:
+        return [], [f"{file}: {error.why}"]
+    for number, line in enumerate(entries, 1):
+        try:
+            found.append(_artifact(file, number, line or {}))
+        except UserError as error:
+            wrong.append(f"{file}: {error.why}")
+    return found, wrong
+
+
 def add_artifacts(file: Path, artifacts: Sequence[Artifact]) -> None:
     """Append a line for each artifact in one write; safe for concurrent processes.
 
@@ -356,9 +378,13 @@ def _artifact(file: Path, number: int, line: dict[str, Any]) -> Artifact:
         why = f"line {number} is not as it was written"
         raise UserError("file", str(file), why, "restore it from a copy, or remove the line")
     page = {name: value for name, value in content.items() if name not in ("schema", _PREVIOUS)}
-    if page["files"]:
-        page["path"] = str(file.parent.resolve() / page["path"])
-    return Artifact(**{**page, "parents": tuple(page["parents"])})
+    try:
+        if page["files"]:
+            page["path"] = str(file.parent.resolve() / page["path"])
+        return Artifact(**{**page, "parents": tuple(page["parents"])})
+    except (KeyError, TypeError) as error:
+        why = f"line {number} is no artifact: {error}"
+        raise UserError("file", str(file), why, "remove the line") from error
 
 
 def _checksum(page: Mapping[str, Any]) -> str:

@@ -17,6 +17,9 @@ from luyen.train.advantages import AdvantageConfig
 from luyen.train.batch import RequiredSignals
 from luyen.train.rollouts import RolloutHandle
 
+_MOST = 2**53
+"""What no counter of a run reaches, and a float still holds."""
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +76,19 @@ class LoopState:
                 raise ValueError(f"`{name}` is no whole number")
             if saved.get(name, 0) < 0 and name != "flat_steps":
                 raise ValueError(f"`{name}` is below 0")
-        if not isinstance(saved.get("first_validation"), dict | None):
-            raise TypeError("`first_validation` is no object")
+            if saved.get(name, 0) > _MOST:
+                raise ValueError(f"`{name}` is beyond what a run can count to")
+        for row in saved.get("returned", ()):
+            if type(row) is not int or not 0 <= row <= _MOST:
+                raise ValueError("`returned` holds what is no number of a row")
+        forms = {"first_validation": dict | None, "reward": dict, "chain": str, "kl_history": list}
+        forms |= {"sampler": list | None, "asked": list, "origin": list | None}
+        for name, form in forms.items():
+            known = list(saved[name]) if isinstance(saved.get(name), tuple) else saved.get(name)
+            if name in saved and not isinstance(known, form):
+                raise TypeError(f"`{name}` is of another form")
+        if not all(isinstance(batch, dict) for batch in saved.get("asked", ())):
+            raise TypeError("`asked` holds what is no batch")
         sampler = saved.get("sampler")
         tuples = {
             "kl_history": tuple(saved["kl_history"]),

@@ -47,7 +47,27 @@ def test_a_manifest_of_another_form_is_refused_by_its_name(tmp_path: Path, name:
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("cursor", -5), ("step", -1), ("version", -2), ("first_validation", 5)]
+    ("key", "value"),
+    [
+        ("cursor", -5),
+        ("cursor", 10**30),
+        ("step", -1),
+        ("step", 2**53 + 1),
+        ("version", -2),
+        ("skipped", 10**30),
+        ("first_validation", 5),
+        ("kl_history", "ab"),
+        ("sampler", {}),
+        ("asked", [3]),
+        ("asked", "ab"),
+        ("origin", "abc"),
+        ("reward", []),
+        ("chain", 3),
+        ("returned", ["0"]),
+        ("returned", [1.0]),
+        ("returned", [-1]),
+        ("returned", [10**30]),
+    ],
 )
 def test_a_loop_with_an_impossible_value_is_refused(key: str, value: object):
     saved = LoopState().as_json()

@@ -24,6 +24,7 @@ SAMPLING_CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         (*SERVER, f"{M}.lora_rank=4", f"{R}.server.lora=adapter", f"{M}.target_modules=[lm_head]"),
         (*SERVER, f"{M}.lora_rank=4", f"{R}.server.lora=adapter"),
     ),
+    "R29": ((f"{R}.name=vllm", f"{R}.server_urls=['file:///rows']"), SERVER),
     "R27": ((f"{R}.name=openai", URL), SERVER),
     "R28": ((*SERVER, f"{R}.server.transport=transfer"), SERVER),
     "M08": ((f"{M}.path=FALCON",), (f"{M}.path=FALCON", f"{R}.name=hf")),

@@ -59,6 +59,36 @@ def test_a_server_is_installed_somewhere(tmp_path: Path):
     assert found(tmp_path, *here) == {}
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "127.0.0.1:8000",
+        "file:///etc/hostname",
+        "ftp://host",
+        "http://",
+        "http://[::1",
+        "http://a b",
+        "http://host:99999",
+        "http://host:0",
+        "http://me:word@host",
+        "http://host?key=1",
+        "http://h\u00f6st",
+    ],
+)
+def test_addresses_are_of_http_and_hold_no_password(tmp_path: Path, url: str):
+    words = (f"{ROLLOUT}.name=vllm", f"{ROLLOUT}.server_urls=['{url}']")
+    assert found(tmp_path, *words) == {"R29": f"{ROLLOUT}.server_urls"}
+
+
+@pytest.mark.parametrize("options", ["3", "[a]", "{port: 1}", "{host: 0.0.0.0}", "{'a b': 1}"])
+def test_options_have_names_and_leave_the_address_alone(tmp_path: Path, options: str):
+    words = (*VLLM, f"{ROLLOUT}.engine_kwargs={{vllm: {options}}}")
+    assert found(tmp_path, *words) == {"R29": f"{ROLLOUT}.engine_kwargs"}
+    fine = (*VLLM, f"{ROLLOUT}.engine_kwargs={{vllm: {{enable_prefix_caching: true}}}}")
+    assert found(tmp_path, *fine) == {}
+
+
 def test_running_servers_are_enough_and_take_folders(tmp_path: Path):
     two = (f"{ROLLOUT}.name=vllm", f"{ROLLOUT}.server_urls=[http://a, http://b]")
     assert found(tmp_path, *two) == {"R24": f"{ROLLOUT}.server_urls"}

@@ -119,3 +119,43 @@ def test_a_tuple_is_a_list_and_text_is_text():
 def test_calls_that_cannot_be_made_are_no_zero(truth):
     with pytest.raises(Unscorable):
         read_tests(truth)
+
+
+@pytest.mark.parametrize(
+    "truth",
+    [
+        "# later",
+        "pass",
+        "x = 1",
+        "import os",
+        '"assert f(1) == 2"',
+        '"[\\"assert f(1) == 2\\"]"',
+        "def check(candidate):\n    assert candidate(1) == 2",
+        "def test(n=1): f(n)",
+        ["assert f(1) == 2", "# and no more"],
+    ],
+)
+def test_a_row_whose_test_asserts_nothing_cannot_be_scored(truth):
+    with pytest.raises(Unscorable, match="asserts nothing"):
+        code(prompt(truth), answer("```python\ndef f(x): return 0\n```"))
+
+
+@pytest.mark.parametrize("truth", ["assert f(1) ==", "assert f(1) == 2\n  x", "f(\0)"])
+def test_a_test_that_is_no_python_is_not_held_against_the_program(truth):
+    with pytest.raises(Unscorable, match="no Python"):
+        code(prompt(truth), answer("```python\ndef f(x): return 2\n```"))
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "for i in range(3): assert f(i) == i",
+        "def check(candidate):\n    assert candidate(1) == 2\ncheck(f)",
+        "if f(1) != 2: raise ValueError",
+        "f(1)",
+        "class T:\n    assert f(1) == 2",
+        "assert '\\d' == f(1)",
+    ],
+)
+def test_other_tests_are_read(test):
+    assert read_tests(test) == [test]

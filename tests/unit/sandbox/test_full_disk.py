@@ -57,3 +57,29 @@ def test_only_programs_without_a_root_of_their_own_need_room_on_the_disk():
     for found in (None, {"measures": ["landlock"]}):
         with pytest.raises(SandboxFault, match="make room"):
             need_room(found, 10.0, file_bytes=2**20)
+
+
+LIMITED = """
+import asyncio, resource, signal, sys
+from luyen.sandbox.launch import SandboxFault
+from luyen.sandbox.python import run_python
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+kind, most = getattr(resource, sys.argv[1]), int(sys.argv[2])
+resource.setrlimit(kind, (most, resource.getrlimit(kind)[1]))
+try:
+    print(asyncio.run(run_python("print(6 * 7)")).stdout)
+except SandboxFault as fault:
+    print(fault)
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "most"), [("NOFILE", 12), ("NOFILE", 8), ("FSIZE", 0), ("FSIZE", 100), ("NOFILE", 40)]
+)
+def test_limits_of_this_process_are_named(tmp_path: Path, kind: str, most: int):
+    line = [sys.executable, "-c", LIMITED, f"RLIMIT_{kind}", str(most)]
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    done = subprocess.run(line, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    assert ("ulimit" in done.stdout) == (most != 40), done.stdout

@@ -42,6 +42,18 @@ def left(): return seconds_left()
 def pid(): return os.getpid()
 def get_ready(a): time.sleep(1.5); prepared.append(a)
 def is_ready(a): return prepared
+
+def say(message):
+    from multiprocessing.connection import Connection
+    Connection(os.dup(int(sys.argv[1]))).send_bytes(message)
+def chatty(a, message): say(message); return a
+def late(a, message):
+    import threading
+    threading.Timer(0.2, say, [message]).start()
+    return a
+class Bomb:
+    def __reduce__(self): return (int, ("no number",))
+def bomb(): return Bomb()
 """
 
 
@@ -129,6 +141,29 @@ def test_a_result_beyond_the_limit_is_an_error(call):
 def test_a_value_of_a_class_that_is_unknown_here_is_an_error(call):
     found = replies(call("own"), call("add", 1, b=1))
     assert "cannot be read here" in (found[0].error or "")
+    assert found[1].value == 2
+
+
+@pytest.mark.parametrize("message", [pickle.dumps(Reply(value=99)), b"", b"ready", b"I\xff\n."])
+def test_a_reply_never_belongs_to_another_call(call, message):
+    """A function that writes into the pipe of its process had shifted all later replies by one."""
+    found = replies(call("chatty", 1, message), *(call("add", i, b=0) for i in range(3)))
+    assert "wrote into the pipe" in (found[0].error or "")
+    assert [reply.value for reply in found[1:]] == [0, 1, 2]
+
+
+def test_a_message_that_comes_later_is_not_the_next_reply(call):
+    late = call("late", 1, pickle.dumps(Reply(value=99)))
+    found = replies(late, call("slowly", 0.3), Call(where="time", name="sleep", args=(0.5,)))
+    assert found[0].value == 1
+    assert 99 not in [reply.value for reply in found]
+    found = replies(late, call("add", 1, b=1))
+    assert 99 not in [reply.value for reply in found]
+
+
+def test_a_value_that_breaks_when_it_is_made_again_is_an_error(call):
+    found = replies(call("bomb"), call("add", 1, b=1))
+    assert "cannot be read here: ValueError" in (found[0].error or "")
     assert found[1].value == 2
 
 

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from luyen.base import input_files
+from luyen.base.digests import page_with_checksum
 from luyen.base.errors import UserError
 from luyen.base.rundir import RunDirectory
+from luyen.cli.runs import run_runs
 from luyen.studio.diff import compare_runs
 from luyen.studio.doctor.diagnose import diagnose
 from luyen.studio.doctor.record import read_run
@@ -64,3 +66,35 @@ def test_rollouts_are_refused(tmp_path: Path, kind: str):
     root = odd(tmp_path, "rollouts/step_000001.parquet", kind)
     with pytest.raises(UserError, match="cannot be read"):
         read_rollouts(root / "rollouts/step_000001.parquet")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("created", None),
+        ("created", 5),
+        ("created", []),
+        ("run_id", {}),
+        ("rows", []),
+        ("rows", {"train": "many"}),
+        ("rows", {"train": [1]}),
+        ("files", {"a": 3}),
+        ("files", 3),
+        ("packages", "all"),
+        ("settings", [1]),
+        ("hardware", "none"),
+        ("command", 5),
+    ],
+)
+def test_a_sealed_manifest_of_another_form_is_named(tmp_path: Path, name: str, value: object):
+    """As in the run of a stranger, who can make a new seal: other runs are still listed."""
+    root = write_run(tmp_path / "project" / "run", {"reward/mean": [0.5]})
+    write_run(tmp_path / "project" / "other", {"reward/mean": [0.5]})
+    run = RunDirectory.open(root)
+    run.manifest.write_text(page_with_checksum({**run.read_manifest(), name: value}))
+    with pytest.raises(UserError, match=f"`{name}` is of another form"):
+        run.read_manifest()
+    notes = {facts.name: facts.note for facts in list_runs(tmp_path)}
+    assert f"`{name}` is of another form" in notes["project/run"]
+    assert "another form" not in notes["project/other"]
+    assert run_runs(tmp_path, as_json=False) == 0

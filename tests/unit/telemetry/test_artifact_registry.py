@@ -1,6 +1,7 @@
 """Artifacts of many runs, found by name and hash, whatever became of the index."""
 
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 
 from luyen.base.errors import UserError
 from luyen.base.rundir import RunDirectory
-from luyen.cli.artifacts import run_verify
+from luyen.cli.artifacts import run_list, run_rebuild, run_show, run_verify
 from luyen.telemetry.artifact_registry import ArtifactRegistry, made_at, note, run_directories
 from luyen.telemetry.artifacts import (
     NAME,
@@ -149,3 +150,30 @@ def test_a_list_with_a_line_too_few_is_told(
     assert found == str(file)
     assert "line 1 does not follow" in why
     assert run_verify(tmp_path, as_json=False) == 1
+
+
+@pytest.mark.parametrize("line", ["{", "[]", '{"schema": 2}', "\x00\x00", '{"seal": "0"}'])
+def test_one_damaged_line_hides_nothing_else(
+    two: tuple[Artifact, Artifact], tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str
+):
+    file = tmp_path / "p/one" / NAME
+    before = {one.hash for one in ArtifactRegistry(tmp_path).artifacts}
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join([f"{line}\n", *lines]))
+    commands: dict[str, Callable[[], int]] = {
+        "list": lambda: run_list(tmp_path, as_json=True),
+        "show": lambda: run_show(two[0].name, tmp_path, as_json=True),
+        "verify": lambda: run_verify(tmp_path, as_json=True),
+        "rebuild": lambda: run_rebuild(tmp_path),
+    }
+    for name, command in commands.items():
+        assert command() == (1 if name == "verify" else 0)
+        shown = capsys.readouterr()
+        assert shown.err.count("note:") == 1, name
+        assert f"{file}: line 1 " in shown.err
+        wanted = {"verify": '"verified": 2', "rebuild": "3 lines"}.get(name, two[0].hash)
+        assert wanted in shown.out
+    assert {one.hash for one in ArtifactRegistry(tmp_path).artifacts} == before
+    # What a configuration means by a name may be on the line that is left out.
+    with pytest.raises(UserError, match="line 1 "):
+        ArtifactRegistry(tmp_path).one(two[0].name, "actor_rollout_ref.model.path")

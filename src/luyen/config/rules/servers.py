@@ -2,12 +2,16 @@
 
 import shutil
 from collections.abc import Iterator
+from typing import Any, cast
+from urllib.parse import urlsplit
 
 from luyen.config.catalog import ROLLOUT_ENGINES
 from luyen.config.plan import count_weight_versions
 from luyen.config.rules.rule import Finding, RuleContext, rule
 
 _ROLLOUT = "actor_rollout_ref.rollout"
+_OF_THE_RUN = ("host", "port", "uds")
+"""Options by which a server of the run is reached."""
 
 
 def _has_server(s: RuleContext) -> bool:
@@ -122,6 +126,45 @@ def adapter_is_loaded_from_a_folder(s: RuleContext) -> Iterator[Finding]:
             why=f"servers do not load an adapter of {ends[0]}",
             fix=f"drop it there, or set {_ROLLOUT}.server.lora=merged",
         )
+
+
+@rule("R29", "error")
+def servers_can_be_reached(s: RuleContext) -> Iterator[Finding]:
+    """Servers have HTTP addresses without passwords; options leave theirs to the run."""
+    rollout = s.config.actor_rollout_ref.rollout
+    for url in rollout.server_urls if _has_server(s) else ():
+        why = _why_no_address(url)
+        if why is not None:
+            fix = "write http://HOST:PORT"
+            yield Finding(field=f"{_ROLLOUT}.server_urls", why=why, fix=fix)
+    for engine, options in rollout.engine_kwargs.items():
+        field = f"{_ROLLOUT}.engine_kwargs"
+        if not isinstance(options, dict):
+            yield Finding(
+                field=field, why=f"`{engine}` has no named options", fix="write {OPTION: VALUE}"
+            )
+            continue
+        for name in cast(dict[str, Any], options):
+            if not name.replace("-", "_").replace(".", "_").isidentifier():
+                why, fix = f"{name!r} is no name of an option", "write it as on the server's page"
+                yield Finding(field=field, why=why, fix=fix)
+            elif name in _OF_THE_RUN:
+                why = f"the run chooses `{name}`, and would not find the server elsewhere"
+                yield Finding(field=field, why=why, fix="drop the option")
+
+
+def _why_no_address(url: str) -> str | None:
+    """Why requests cannot be sent to a URL; None: they can."""
+    try:
+        parts = urlsplit(url)
+        is_http = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError as error:
+        return f"it is no address: {error}"
+    if not is_http or not url.isascii() or any(c.isspace() for c in url):
+        return "an address begins with http:// or https://, and has neither blanks nor accents"
+    if parts.username is not None or parts.query or parts.fragment:
+        return "a password, a query or a fragment of an address is not sent"
+    return None
 
 
 @rule("R25", "warning")

@@ -1,9 +1,11 @@
 """Programs, scored by running them against the row's tests: input and output, or calls."""
 
+import ast
 import asyncio
 import json
 import keyword
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, cast
 
@@ -170,10 +172,32 @@ def _pairs(given: Mapping[str, Any]) -> list[Test]:
 
 def _one(test: Any) -> Test:
     if isinstance(test, str) and test.strip():
+        if not _can_fail(test):
+            raise Unscorable(f"the row's test {test[:100]!r} asserts nothing: all would pass")
         return test
     if isinstance(test, Mapping) and {"input", "output"} <= test.keys():
         return Case(stdin=_text(test["input"]), stdout=_text(test["output"]))
     raise Unscorable(f"the row's test {str(test)[:100]!r} is neither code nor input and output")
+
+
+def _can_fail(code: str) -> bool:
+    """Whether code that is run asserts, raises or calls anything, outside of what it defines.
+
+    Comments, data and functions that are never called would let every program pass.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a backslash in a test
+        try:
+            left: list[ast.AST] = list(ast.parse(code).body)
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            raise Unscorable(f"the row's test {code[:100]!r} is no Python: {error}") from error
+    while left:
+        node = left.pop()
+        if isinstance(node, ast.Assert | ast.Raise | ast.Call):
+            return True
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            left += ast.iter_child_nodes(node)
+    return False
 
 
 def _text(value: Any) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import final
 
 from luyen.base.errors import UserError
+from luyen.base.files import writing
 from luyen.config.schema.actor_rollout_ref import RolloutConfig
 from luyen.models.export import (
     adapter_tensors,
@@ -135,8 +136,9 @@ def _make_server(
 
     def prepare() -> Mapping[str, str]:
         tensors = checkpoint_tensors(policy, merges=not sends_adapter(policy, rollout))
-        export_for_server(policy, place.source, place.model, tensors=tensors)
-        return made.environment()
+        with writing(place.folder):
+            export_for_server(policy, place.source, place.model, tensors=tensors)
+            return made.environment()
 
     return ServerProcess(
         launch.command,

@@ -11,7 +11,7 @@ from luyen.base.http import HttpError, Response, send
 from luyen.rollout.servers.dialect import HttpCall, ServerFault
 
 T = TypeVar("T")
-_MOST_BYTES = 256 << 20
+_MOST_BYTES = 64 << 20
 """Most bytes of a reply: a long answer with log-probabilities is some megabytes."""
 _SHOWN = 300
 _HEADERS = {"Content-Type": "application/json", "Accept": "application/json"}

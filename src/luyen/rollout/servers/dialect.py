@@ -4,13 +4,14 @@ A dialect sends nothing and holds no state. `luyen.rollout.servers.engine` sends
 validates the replies and recovers from faults, the same for every server.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias, final
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar, final
 
 from luyen.rollout.protocol import Ending, Sampling
 
+T = TypeVar("T")
 Method: TypeAlias = Literal["GET", "POST"]
 
 
@@ -262,3 +263,42 @@ def member(reply: Any, *path: str | int) -> Any:
             place = ".".join(map(str, path))
             raise ServerFault("shape", f"no {place} in {str(reply)[:160]}") from error
     return found
+
+
+def read_reply(read: Callable[[Any], T], reply: Any) -> T:
+    """What `read` finds in a reply; a ServerFault `shape` where the reply is of another form.
+
+    A reply is JSON of any form, and a reader need not expect each of them.
+
+    Example:
+        >>> read_reply(lambda reply: reply["a"].upper(), {"a": "b"})
+        'B'
+        >>> read_reply(lambda reply: reply["a"].upper(), {"a": 1})
+        Traceback (most recent call last):
+        ...
+        luyen.rollout.servers.dialect.ServerFault: shape: AttributeError in {'a': 1}
+    """
+    try:
+        return read(reply)
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        RecursionError,
+        TypeError,
+        ValueError,
+    ) as e:
+        shown = str(reply)[:160]
+        raise ServerFault("shape", f"{type(e).__name__} in {shown}") from e
+
+
+def optional_count(value: Any) -> int | None:
+    """A whole number above 0 of a reply, or None; a ServerFault `shape` for anything else.
+
+    Example:
+        >>> optional_count(64), optional_count(None)
+        (64, None)
+    """
+    if value is None or (type(value) is int and value > 0):
+        return value
+    raise ServerFault("shape", f"{str(value)[:80]!r} is no number of tokens")

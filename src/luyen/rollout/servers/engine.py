@@ -29,7 +29,7 @@ from luyen.rollout.protocol import (
     refuse_options,
 )
 from luyen.rollout.servers.connection import ServerConnection
-from luyen.rollout.servers.dialect import Generated, ServerDialect, ServerFault
+from luyen.rollout.servers.dialect import Generated, ServerDialect, ServerFault, read_reply
 from luyen.rollout.servers.process import Server
 from luyen.rollout.servers.weights import (
     Probe,
@@ -132,6 +132,8 @@ class ServerEngine:
         self._digests: Mapping[str, str] | None = None
         """Digests of the trained weights that the server has proved; None: none yet."""
         self._is_asleep = False
+        self._is_greeted = False
+        """Whether the present server has said what it serves."""
         self._is_suspect = False
         """Whether a fault since the last look may mean that the server is dead."""
 
@@ -263,7 +265,7 @@ class ServerEngine:
             if one is None or future.cancelled():
                 continue
             try:
-                found.append((one, self._completion(one, future.result())))
+                found.append((one, self._finished(one, future.result())))
             except ServerFault as fault:
                 self._retry(one, fault)
         try:
@@ -275,12 +277,19 @@ class ServerEngine:
             return []
         return [done for _, done in found]
 
+    def _finished(self, one: _Sample, reply: Any) -> Completion:
+        """The completion of a sample that this engine did not abort."""
+        done = self._completion(one, reply)
+        if done.reason == "aborted":  # half an answer, which must not count as a whole one
+            raise ServerFault("reply", "the server aborted the request by itself")
+        return done
+
     def _completion(self, one: _Sample, reply: Any) -> Completion:
         """The validated completion of a reply; a ServerFault if it is not one."""
-        made = self._dialect.generated(reply)
+        made = read_reply(self._dialect.generated, reply)
         if made.model is not None and self._model is not None and made.model != self._model:
             raise ServerFault("reply", f"the model {made.model!r} answered, not {self._model!r}")
-        if made.version is not None and self._version is not None:
+        if made.version is not None and self._transport is not None:
             self._compare_version(made.version)
         logps = tuple(float("nan") if logp is None else logp for logp in made.logps)
         done = replace(
@@ -299,6 +308,8 @@ class ServerEngine:
 
     def _ended(self, one: _Sample, done: Completion, made: Generated) -> Completion:
         """The completion up to where our stop conditions end it."""
+        if not done.tokens:
+            raise ServerFault("reply", f"it ended by {made.reason} without a token")
         row = Row(one.request, one.sample)
         reason = row.extend(list(done.tokens), list(done.logps), None, self._decode)
         if reason is None:
@@ -364,7 +375,10 @@ class ServerEngine:
             self._end_dead_server()
             try:
                 if self._server.start():
+                    self._is_greeted = False
+                if not self._is_greeted:
                     self._greet()
+                    self._is_greeted = True
                 if self._is_asleep:
                     self._control(self._dialect.wake())
                     self._is_asleep = False
@@ -394,7 +408,8 @@ class ServerEngine:
         self._is_asleep = False
         if self._transport is not None:
             self._transport.reset()
-        facts = self._dialect.read_facts(self._connection.call(self._dialect.facts()))
+        reply = self._connection.call(self._dialect.facts())
+        facts = read_reply(self._dialect.read_facts, reply)
         longest = facts.max_model_len
         if longest is not None and longest < self._limits.max_model_len:
             why = f"the server takes sequences of at most {longest} tokens"
@@ -411,7 +426,7 @@ class ServerEngine:
             self._model = self._transport.send(self._version or 0, tensors) or self._model
             asks = self._dialect.digests()
             if asks is not None:
-                held = self._dialect.read_digests(self._connection.call(asks))
+                held = read_reply(self._dialect.read_digests, self._connection.call(asks))
                 refuse_other_tensors(held, tensor_digests(tensors))
             self._control(self._dialect.resume())
         self._probe()
@@ -423,9 +438,10 @@ class ServerEngine:
         call = self._dialect.generate(
             "luyen-probe", probe.tokens, probe.sampling, seed=probe.seed, model=self._model
         )
-        made = self._dialect.generated(self._connection.call(call))
-        if None in made.logps or len(made.logps) != len(made.tokens):
-            raise ServerFault("reply", "the probe came back without log-probabilities")
+        made = read_reply(self._dialect.generated, self._connection.call(call))
+        why = probe.fault(made, vocabulary=policy.head.vocabulary)
+        if why is not None:
+            raise ServerFault("reply", f"the probe: {why}")
         logps = tuple(logp for logp in made.logps if logp is not None)
         refuse_other_answers(policy, probe, made.tokens, logps, who=self._server.url)
         self._refuse_other_version()
@@ -434,7 +450,8 @@ class ServerEngine:
         """A ServerFault if the server says that it has another version than the one it was sent."""
         asks = self._dialect.weight_version()
         if asks is not None and self._transport is not None:
-            self._compare_version(self._dialect.read_weight_version(self._connection.call(asks)))
+            reply = self._connection.call(asks)
+            self._compare_version(read_reply(self._dialect.read_weight_version, reply))
 
     def _compare_version(self, found: str) -> None:
         wanted = str(self._version or 0)

@@ -25,6 +25,7 @@ from luyen.rollout.servers.dialect import (
     TensorForm,
     WeightGroup,
     member,
+    optional_count,
 )
 
 Convention = Literal["raw", "processed", "llama_cpp"]
@@ -131,7 +132,7 @@ class OpenAiDialect:
         meta = cast(dict[str, Any], first.get("meta") or {})
         longest = first.get("max_model_len") or meta.get("n_ctx")
         name = str(member(first, "id"))
-        return ServerFacts(model=name, max_model_len=None if longest is None else int(longest))
+        return ServerFacts(model=name, max_model_len=optional_count(longest))
 
     def abort(self, ids: Sequence[str]) -> Sequence[HttpCall]:
         """None: connections are dropped, and with them what there was."""
@@ -223,7 +224,7 @@ def _scored_tokens(content: Any) -> tuple[tuple[int, ...], tuple[float | None, .
     for entry in cast(list[dict[str, Any]], content):
         name = entry.get("id", entry.get("token"))
         if isinstance(name, str) and name.startswith(_NAMED):
-            name = int(name.removeprefix(_NAMED))
+            name = _numbered(name)
         if not isinstance(name, int):
             raise ServerFault("shape", "the endpoint returns no token ids")
         tokens.append(name)
@@ -236,10 +237,18 @@ def _listed_tokens(choice: Any, scores: Any) -> tuple[tuple[int, ...], tuple[flo
     tokens: Any = cast(dict[str, Any], choice).get("token_ids")
     logps, names = member(scores, "token_logprobs"), member(scores, "tokens")
     if tokens is None and all(str(name).startswith(_NAMED) for name in names):
-        tokens = [int(str(name).removeprefix(_NAMED)) for name in names]
+        tokens = [_numbered(str(name)) for name in names]
     if not isinstance(tokens, list) or not isinstance(logps, list):
         raise ServerFault("shape", "the endpoint returns no token ids")
     return tuple(cast(list[int], tokens)), tuple(cast(list[float | None], logps))
+
+
+def _numbered(name: str) -> int:
+    """The id in the name of a token; other digits, signs and blanks are none."""
+    digits = name.removeprefix(_NAMED)
+    if not (digits.isascii() and digits.isdecimal() and len(digits) < 16):
+        raise ServerFault("shape", f"{name[:40]!r} names no token")
+    return int(digits)
 
 
 def _log(probability: Any) -> float | None:

@@ -27,6 +27,7 @@ from luyen.rollout.servers.dialect import (
     TensorForm,
     WeightGroup,
     member,
+    optional_count,
 )
 
 GROUP = "weight_update_group"
@@ -124,10 +125,9 @@ class SglangDialect:
 
     def read_facts(self, reply: Any) -> ServerFacts:
         """Path of the model it was started with, and its context where one was set."""
-        longest = member(reply, "context_length")
         return ServerFacts(
             model=str(member(reply, "model_path")),
-            max_model_len=None if longest is None else int(longest),
+            max_model_len=optional_count(member(reply, "context_length")),
         )
 
     def abort(self, ids: Sequence[str]) -> Sequence[HttpCall]:

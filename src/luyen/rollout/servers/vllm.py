@@ -31,6 +31,7 @@ from luyen.rollout.servers.dialect import (
     TensorForm,
     WeightGroup,
     member,
+    optional_count,
 )
 from luyen.rollout.servers.process import Server, local_address
 from luyen.rollout.servers.vllm_transfer import CONFIG, TransferTransport
@@ -130,7 +131,8 @@ class VllmDialect:
         """The first model of the list."""
         first = member(reply, "data", 0)
         return ServerFacts(
-            model=str(member(first, "id")), max_model_len=member(first, "max_model_len")
+            model=str(member(first, "id")),
+            max_model_len=optional_count(member(first, "max_model_len")),
         )
 
     def abort(self, ids: Sequence[str]) -> Sequence[HttpCall]:

@@ -12,17 +12,24 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, final
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from luyen.base.digests import hash_value
 from luyen.base.errors import UserError
+from luyen.base.files import writing
 from luyen.base.seeds import derive_key, mix
+from luyen.models.export import write_tensors
 from luyen.models.policy import Policy
 from luyen.models.weight_digests import tensor_digests
-from luyen.rollout.protocol import Sampling
+from luyen.rollout.protocol import Completion, Request, Sampling, completion_fault
 from luyen.rollout.servers.connection import ServerConnection
-from luyen.rollout.servers.dialect import ServerDialect, ServerFault, TensorForm, WeightGroup
+from luyen.rollout.servers.dialect import (
+    Generated,
+    ServerDialect,
+    ServerFault,
+    TensorForm,
+    WeightGroup,
+)
 from luyen.rollout.servers.process import free_port
 from luyen.rollout.servers.vllm_worker import broadcast, export_handle, make_group
 
@@ -73,8 +80,9 @@ class FolderTransport:
         folder, text = self._folder / f"version-{version}", hash_value(tensor_digests(tensors))
         complete = folder / "complete"
         if not complete.is_file() or complete.read_text() != text:
-            self._write(folder, tensors)
-            complete.write_text(text)
+            with writing(folder):
+                self._write(folder, tensors)
+                complete.write_text(text)
         for call in self._dialect.load_folder(folder.absolute(), version):
             self._connection.call(call)
         self._drop_old(folder)
@@ -88,13 +96,15 @@ class FolderTransport:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _write(self, folder: Path, tensors: Mapping[str, Tensor]) -> None:
+        if folder.is_symlink() or folder.is_file():
+            folder.unlink()
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         for file in self._model.iterdir() if self._model.is_dir() else ():
             if file.is_file() and not file.name.endswith((".safetensors", ".index.json")):
                 shutil.copyfile(file, folder / file.name)
         plain = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
-        save_file(plain, folder / "model.safetensors", metadata={"format": "pt"})
+        write_tensors(plain, folder / "model.safetensors")
 
     def _drop_old(self, newest: Path) -> None:
         for folder in self._versions():
@@ -264,6 +274,18 @@ class Probe:
             sampling=Sampling(max_new_tokens=new, temperature=TEMPERATURE, ignore_stop=True),
             seed=key >> 2,
         )
+
+    def fault(self, made: Generated, *, vocabulary: int) -> str | None:
+        """Why a reply cannot be compared with the trainer's; None: it can."""
+        new, name = self.sampling.max_new_tokens, "probe"
+        if len(made.tokens) != new:
+            return f"{len(made.tokens)} tokens came, and {new} were wanted"
+        logps = tuple(float("nan") if logp is None else logp for logp in made.logps)
+        request = Request(id=name, tokens=self.tokens, keys=(0,), sampling=self.sampling)
+        completion = Completion(
+            request=name, sample=0, tokens=made.tokens, logps=logps, reason=made.reason
+        )
+        return completion_fault(completion, request, vocabulary=vocabulary)
 
 
 @torch.no_grad()

@@ -4,6 +4,7 @@ import itertools
 import os
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -234,9 +235,23 @@ def server_place(config: RunConfig, replica: int) -> ServerPlace:
     above = run / "servers" if run.is_dir() else Path(tempfile.mkdtemp(prefix="luyen-server-"))
     return ServerPlace(
         source=model.tokenizer_path or model.path,
-        folder=above / f"{os.getpid()}-{number}",
+        folder=_new_folder(above, f"{os.getpid()}-{number}"),
         index=replica * count_weight_versions(trainer) + number,
     )
+
+
+def _new_folder(above: Path, name: str) -> Path:
+    """A folder that is made here, under this name or with a number added to it.
+
+    One that exists may be a link, or hold links: files of a server would be written behind them.
+    """
+    above.mkdir(parents=True, exist_ok=True)
+    for number in itertools.count():
+        folder = above / (f"{name}-{number}" if number else name)
+        with suppress(FileExistsError):
+            folder.mkdir()
+            return folder
+    raise AssertionError("unreachable: numbers do not end")
 
 
 def versioned_engines(
