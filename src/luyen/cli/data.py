@@ -4,9 +4,9 @@ import json
 import os
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, final
 
 import typer
 from rich.console import Console
@@ -32,6 +32,25 @@ As = Annotated[
     typer.Option("--as", help="Format of the file; default: found out.", metavar="FORMAT"),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
+SystemPrompt = Annotated[
+    str | None, typer.Option(help="As data.system_prompt of a run.", metavar="TEXT")
+]
+PromptTemplate = Annotated[
+    str | None, typer.Option(help="As data.prompt_template of a run.", metavar="TEXT")
+]
+PromptKey = Annotated[
+    str | None,
+    typer.Option(
+        help="As data.prompt_key of a run: rows are prompts, in this column.", metavar="COLUMN"
+    ),
+]
+GroundTruthKey = Annotated[
+    str | None,
+    typer.Option(
+        help="As data.ground_truth_key of a run: rows are prompts, answered there.",
+        metavar="COLUMN",
+    ),
+]
 
 
 @data.command()
@@ -47,14 +66,27 @@ def inspect(
         ),
     ] = None,
     form: As = None,
+    system_prompt: SystemPrompt = None,
+    prompt_template: PromptTemplate = None,
+    prompt_key: PromptKey = None,
+    ground_truth_key: GroundTruthKey = None,
     as_json: AsJson = False,
 ) -> None:
     """Say which format a file has, show its first rows, and find what is wrong with it.
 
     What would be learned is in colour, or in double brackets where there is none. Exit code 1 when
-    there are problems. Nothing is written.
+    there are problems. Nothing is written. With the prompt options of a run, prompts are those
+    that it trains on.
     """
-    code = run_inspect(file, shown=rows, tokenizer=tokenizer, form=form, as_json=as_json)
+    options = PromptOptions(
+        system_prompt=system_prompt,
+        template=prompt_template,
+        prompt_key=prompt_key,
+        ground_truth_key=ground_truth_key,
+    )
+    code = run_inspect(
+        file, shown=rows, tokenizer=tokenizer, form=form, options=options, as_json=as_json
+    )
     raise typer.Exit(code)
 
 
@@ -69,13 +101,57 @@ def convert(
     skip: Annotated[
         bool, typer.Option("--skip", help="Leave out rows with problems, and count them.")
     ] = False,
+    system_prompt: SystemPrompt = None,
+    prompt_template: PromptTemplate = None,
+    prompt_key: PromptKey = None,
+    ground_truth_key: GroundTruthKey = None,
     as_json: AsJson = False,
 ) -> None:
     """Write rows of any known format in the form that Luyen reads everywhere.
 
     Says what that form cannot hold. Exit code 1, and nothing written, when a row has a problem.
+    With the prompt options of a run, it writes the prompts that the run trains on.
     """
-    raise typer.Exit(run_convert(source, target, to=to, form=form, skip=skip, as_json=as_json))
+    options = PromptOptions(
+        system_prompt=system_prompt,
+        template=prompt_template,
+        prompt_key=prompt_key,
+        ground_truth_key=ground_truth_key,
+    )
+    code = run_convert(
+        source, target, to=to, form=form, skip=skip, options=options, as_json=as_json
+    )
+    raise typer.Exit(code)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptOptions:
+    """How rows become prompts, as the keys of `data` of the same names say it.
+
+    Example:
+        >>> PromptOptions(prompt_key="query").keywords()["prompt_key"]
+        'query'
+    """
+
+    system_prompt: str | None = None
+    """Text of a system message for conversations without one."""
+    template: str | None = None
+    """Takes the place of the user's last message."""
+    prompt_key: str | None = None
+    """Column of the prompt."""
+    ground_truth_key: str | None = None
+    """Column of the answer."""
+
+    def keywords(self) -> dict[str, Any]:
+        """Arguments of `survey` and `convert`."""
+        from luyen.data.rows import Frame
+
+        return {
+            "frame": Frame(system_prompt=self.system_prompt, template=self.template),
+            "prompt_key": self.prompt_key,
+            "ground_truth_key": self.ground_truth_key,
+        }
 
 
 # Problems of rows, as text and JSON, grouped by column and reason.
@@ -152,13 +228,20 @@ def counted(count: int, noun: str) -> str:
 
 
 def run_convert(
-    source: str, target: Path, *, to: str | None, form: str | None, skip: bool, as_json: bool
+    source: str,
+    target: Path,
+    *,
+    to: str | None,
+    form: str | None,
+    skip: bool,
+    options: PromptOptions,
+    as_json: bool,
 ) -> int:
     """Convert and print a report; 1 when problems kept the file from being written."""
     prepare()
     from luyen.data.formats.convert import convert
 
-    done = convert(source, target, to=to, form=form, skip=skip)
+    done = convert(source, target, to=to, form=form, skip=skip, **options.keywords())
     if as_json:
         typer.echo(json.dumps(plain(converted_json(done, target)), indent=2, ensure_ascii=False))
     else:
@@ -225,14 +308,20 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def run_inspect(
-    file: str, *, shown: int, tokenizer: str | None, form: str | None, as_json: bool
+    file: str,
+    *,
+    shown: int,
+    tokenizer: str | None,
+    form: str | None,
+    options: PromptOptions,
+    as_json: bool,
 ) -> int:
     """Print what was found; 1 when a row has a problem."""
     prepare()
     from luyen.data.formats.survey import survey
 
     renderer = _renderer(tokenizer) if tokenizer is not None else None
-    found = survey(file, shown=shown, renderer=renderer, form=form)
+    found = survey(file, shown=shown, renderer=renderer, form=form, **options.keywords())
     if as_json:
         typer.echo(json.dumps(plain(survey_json(found)), indent=2, ensure_ascii=False, default=str))
     else:

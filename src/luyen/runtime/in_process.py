@@ -68,6 +68,11 @@ class LocalWorkers(WorkerGroup):
         """The device of the policy."""
         return self.worker.actor.policy.device
 
+    @property
+    def is_over(self) -> bool:
+        """The worker is part of this process."""
+        return False
+
     def gather(self) -> Gathering:
         """The policy's own parameters, with digests of every trained tensor."""
         start = time.monotonic()
@@ -91,8 +96,10 @@ class LocalWorkers(WorkerGroup):
         *,
         loop: Mapping[str, Any],
         facts: Mapping[str, Any],
+        beside: Sequence[WorkerGroup] = (),
     ) -> None:
         """Write a checkpoint from this process."""
+        assert not beside, "every role is in this process"
         writer.save(step, {**self.worker.state(), "loop": loop}, facts=facts)
 
     def _begin(

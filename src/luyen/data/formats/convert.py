@@ -24,6 +24,7 @@ from luyen.data.formats.records import (
     TextRow,
 )
 from luyen.data.raw_values import is_list, is_object
+from luyen.data.rows import NOTHING, Frame
 
 # Writers: one layout per kind of row, which reads back as the same rows.
 #
@@ -212,13 +213,30 @@ class Converted:
 
 
 def convert(
-    source: str, target: Path, *, to: str | None = None, form: str | None = None, skip: bool = False
+    source: str,
+    target: Path,
+    *,
+    to: str | None = None,
+    form: str | None = None,
+    skip: bool = False,
+    frame: Frame = NOTHING,
+    prompt_key: str | None = None,
+    ground_truth_key: str | None = None,
 ) -> Converted:
     """Read a file and write it in our form for its kind, or for the kind `to`.
 
-    A row with a problem stops it, and nothing is written, unless `skip` leaves such rows out.
+    A row with a problem stops it, and nothing is written, unless `skip` leaves such rows out. Rows
+    are in `frame`; `prompt_key` and `ground_truth_key` name columns of prompts.
     """
-    reading = open_rows(source, form=form, string_prompts="user", on_problem="skip")
+    reading = open_rows(
+        source,
+        form=form,
+        string_prompts="user",
+        on_problem="skip",
+        frame=frame,
+        prompt_key=prompt_key,
+        ground_truth_key=ground_truth_key,
+    )
     kind = _target(reading.format, to)
     lost: Lost = Counter()
     try:
@@ -333,9 +351,9 @@ def _to_prompt(row: AnyRow, lost: Lost) -> list[AnyRow]:
 def _question_to_prompt(row: AnyRow, _: Lost) -> list[AnyRow]:
     """The question, with its answer as the ground truth, as training reads such rows."""
     assert isinstance(row, ConversationRow)
-    question, answer = row.messages
+    *question, answer = row.messages  # a system message may be before the question
     truth = answer["content"]
-    return [make_prompt([question], tools=row.tools, ground_truth=truth, extra_info=row.extra_info)]
+    return [make_prompt(question, tools=row.tools, ground_truth=truth, extra_info=row.extra_info)]
 
 
 CHANGES: dict[tuple[Kind, Kind], Change] = {

@@ -20,7 +20,7 @@ from luyen.config.task_urls import FIELD
 from luyen.data.formats.cells import Cells, StringPrompts
 from luyen.data.formats.dataset_info import described
 from luyen.data.formats.detect import FORMS, Format, Kind, detect, find_form
-from luyen.data.formats.parse import parse_row
+from luyen.data.formats.parse import GROUND_TRUTH, PROMPTS, parse_row
 from luyen.data.formats.records import (
     AnyRow,
     ConversationRow,
@@ -194,10 +194,13 @@ def open_rows(
     string_prompts: StringPrompts = "refuse",
     on_problem: OnProblem = "raise",
     frame: Frame = NOTHING,
+    prompt_key: str | None = None,
+    ground_truth_key: str | None = None,
 ) -> RowReader[AnyRow]:
     """The rows of a file or address, in whatever format it has, or in the one that is named.
 
-    What rows ask is put into `frame`, under whose template plain text becomes messages.
+    What rows ask is put into `frame`, under whose template plain text becomes messages. Where
+    `prompt_key` or `ground_truth_key` name a column, rows are prompts, as in online training.
     """
     rows = placed_rows(address)
     taken = list(_first_rows(rows))
@@ -205,7 +208,8 @@ def open_rows(
     first = [one for one in taken if not isinstance(one, UserError)]
     if not first:
         raise torn[0] if torn else UserError(FILE, address, "there are no rows in it", "add rows")
-    format = _format(address, form, [raw for _, raw in first])
+    format = _named_columns(form, prompt_key, ground_truth_key)
+    format = format or _format(address, form, [raw for _, raw in first])
     left = chain(first, _raised(torn), rows)
     return RowReader(format, left, strings=string_prompts, on_problem=on_problem, frame=frame)
 
@@ -248,6 +252,20 @@ def _of_kind(
         fix = f"give rows of the kind `{kind}`, with columns {' or '.join(wanted)}"
         raise UserError(FILE, address, why, fix)
     return found
+
+
+def _named_columns(form: str | None, prompt: str | None, truth: str | None) -> Format | None:
+    """Prompts in the columns that were named; None where none was."""
+    named = {name: column for name, column in (("prompt", prompt), (GROUND_TRUTH, truth)) if column}
+    if not named:
+        return None
+    if form not in (None, PROMPTS):
+        option = "--prompt-key" if prompt else "--ground-truth-key"
+        why = f"it names a column of prompts, and the rows are to be read as `{form}`"
+        raise UserError(option, prompt or truth, why, "drop one of the two options")
+    words = [f"`{column}` is named as the column of the {name}" for name, column in named.items()]
+    why = " and ".join(words).replace("_", " ")
+    return Format(form=FORMS[PROMPTS], why=why, columns=named)
 
 
 def _format(address: str, form: str | None, first: list[Any]) -> Format:

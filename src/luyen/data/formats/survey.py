@@ -23,7 +23,7 @@ from luyen.data.formats.records import (
     TextRow,
 )
 from luyen.data.messages import MARKERS
-from luyen.data.rows import RowAt
+from luyen.data.rows import NOTHING, Frame, RowAt
 
 if TYPE_CHECKING:
     from luyen.data.render import Renderer
@@ -270,10 +270,28 @@ class Survey:
 
 
 def survey(
-    address: str, *, shown: int = 3, renderer: "Renderer | None" = None, form: str | None = None
+    address: str,
+    *,
+    shown: int = 3,
+    renderer: "Renderer | None" = None,
+    form: str | None = None,
+    frame: Frame = NOTHING,
+    prompt_key: str | None = None,
+    ground_truth_key: str | None = None,
 ) -> Survey:
-    """Go through the whole file once. Only errors that leave nothing to look at are raised."""
-    reading = open_rows(address, form=form, string_prompts="user", on_problem="skip")
+    """Go through the whole file once. Only errors that leave nothing to look at are raised.
+
+    Rows are in `frame`; `prompt_key` and `ground_truth_key` name columns of prompts.
+    """
+    reading = open_rows(
+        address,
+        form=form,
+        string_prompts="user",
+        on_problem="skip",
+        frame=frame,
+        prompt_key=prompt_key,
+        ground_truth_key=ground_truth_key,
+    )
     first, lengths, tally = list[ShownRow](), Lengths(), Tally()
     prompts, rows = _Repetition(address), _Repetition(address)
     for at, row in reading:
