@@ -86,6 +86,8 @@ def run_facts(run: RunDirectory) -> RunFacts:
     saved = _newest_checkpoint(run)
     last, metric, value = _last_measured(run.metrics, trainer.get("best_metric"))
     is_over = total is not None and saved is not None and saved >= total
+    # A step that was stopped in its validation is saved, and has no line yet.
+    is_over = is_over and (last >= saved if run.metrics.is_file() else True)
     state: State = "finished" if is_over else "interrupted"
     return RunFacts(
         run=manifest["run_id"],
