@@ -33,9 +33,15 @@ def two_nodes() -> Iterator[None]:
 
 
 @pytest.fixture
+def three_nodes() -> Iterator[None]:
+    """Nodes of one core each: the actor with the rollouts, the reference and the critic."""
+    yield from nodes(1, 1, 1)
+
+
+@pytest.fixture
 def five_cores() -> Iterator[None]:
-    """Two ranks of the actor, two of the critic on another node, one of the reference."""
-    yield from nodes(3, 2)
+    """Two ranks of the actor, two of the critic, and one of the reference."""
+    yield from nodes(5)
 
 
 def chains(run: Ran) -> list[str]:
@@ -60,26 +66,36 @@ PPO = (
     "algorithm.adv_estimator=gae",
     "critic.optim.lr=1.0e-3",
     f"{ROLLOUT}.n=2",
-    f"{ROLLOUT}.data_parallel_size=1",
     "actor_rollout_ref.actor.use_kl_loss=true",
-    "trainer.n_gpus_per_node=2",
     "trainer.save_freq=1",
 )
-APART = ("critic.nnodes=1", "actor_rollout_ref.ref.nnodes=1")
-ALONE = "actor_rollout_ref.ref.n_gpus_per_node=1"
+APART = ("critic.nnodes=1", "actor_rollout_ref.ref.nnodes=1", "trainer.async_save=true")
 
 
-@pytest.mark.slow  # three runs of up to six processes, two minutes of two cores
-@pytest.mark.usefixtures("five_cores")
-def test_a_reference_and_a_critic_in_pools_of_their_own_change_nothing(tmp_path: Path):
+def critic(run: Ran) -> dict[str, torch.Tensor]:
+    """The critic's weights after the last step."""
+    return load_state(run.root / "checkpoints/step_000003", "critic")
+
+
+@pytest.mark.slow  # two runs of four processes, a minute of two cores
+@pytest.mark.usefixtures("three_nodes")
+def test_a_reference_and_a_critic_on_other_nodes_change_nothing(tmp_path: Path):
     """Resumed, too: both groups of ranks load the checkpoint that both have written."""
     here = train(tmp_path / "here", *PPO, "trainer.total_training_steps=3")
-    apart = (*PPO, *APART, ALONE, "trainer.async_save=true")
-    train(tmp_path / "there", *apart, "trainer.total_training_steps=2")
-    there = train(tmp_path / "there", *apart, "trainer.total_training_steps=3")
+    train(tmp_path / "there", *PPO, *APART, "trainer.total_training_steps=2")
+    there = train(tmp_path / "there", *PPO, *APART, "trainer.total_training_steps=3")
     assert chains(there) == chains(here)
     assert same_weights(here, there)
-    critics = [load_state(run.root / "checkpoints/step_000003", "critic") for run in (here, there)]
-    assert all(torch.equal(weight, critics[1][name]) for name, weight in critics[0].items())
-    names = {name for values in there.metrics for name in values}
-    assert "critic/vf_loss" in names
+    assert all(torch.equal(weight, critic(there)[name]) for name, weight in critic(here).items())
+
+
+@pytest.mark.slow  # two runs of up to six processes, two minutes of two cores
+@pytest.mark.usefixtures("five_cores")
+def test_two_ranks_of_a_critic_in_a_pool_of_its_own_compute_what_shared_ones_do(tmp_path: Path):
+    """The reference has one rank: its log-probabilities do not depend on their number."""
+    words = ("trainer.n_gpus_per_node=2", f"{ROLLOUT}.data_parallel_size=1")
+    words = (*PPO, *words, "trainer.total_training_steps=3")
+    here = train(tmp_path / "here", *words)
+    there = train(tmp_path / "there", *words, *APART, "actor_rollout_ref.ref.n_gpus_per_node=1")
+    assert chains(there) == chains(here)
+    assert same_weights(here, there)

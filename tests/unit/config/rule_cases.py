@@ -50,6 +50,7 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         (*GRPO, "critic.nnodes=1"),
         (f"{REF}.n_gpus_per_node=1", *KL, f"{REF}.nnodes=1"),
     ),
+    "G02": ((f"{M}.dtype=bfloat16",), (f"{M}.dtype=float32",)),
     "B02": (
         (MINI, "data.train_batch_size=300"),
         (MINI, "data.train_batch_size=512"),

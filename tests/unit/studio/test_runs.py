@@ -58,6 +58,14 @@ def test_a_run_that_was_stopped_in_its_last_validation_is_interrupted(tmp_path: 
     assert (facts(tmp_path).state, facts(tmp_path).note) == ("finished", "")
 
 
+def test_an_accuracy_is_shown_only_where_every_reward_is_0_or_1(tmp_path: Path):
+    run = begin(tmp_path, "a")
+    run.metrics.write_text(metrics_line(0, {"val/accuracy": 0.25, "val/reward/mean@2": 0.25}))
+    assert (facts(tmp_path).metric, facts(tmp_path).value) == ("val/accuracy", 0.25)
+    run.metrics.write_text(metrics_line(0, {"val/accuracy": 0.25, "val/reward/mean@2": 0.4}))
+    assert (facts(tmp_path).metric, facts(tmp_path).value) == ("val/reward/mean@2", 0.4)
+
+
 def test_steps_come_from_epochs_where_no_number_is_given(tmp_path: Path):
     begin(tmp_path, "a", steps="null", stage="sft")
     assert (facts(tmp_path).total, facts(tmp_path).stage) == (5, "sft")

@@ -350,3 +350,13 @@ def device_reads_the_key(s: RuleContext) -> Iterator[Finding]:
         if s.where.device == "cpu" and s.is_changed(field):
             why = f"the run is on a CPU, where it has no effect: {reason}"
             yield Finding(field=field, why=why, fix="drop the line, or run on a GPU")
+
+
+@rule("G02", "warning")
+def cores_multiply_bf16(s: RuleContext) -> Iterator[Finding]:
+    """bf16 on a CPU is chosen where the CPU has instructions for it."""
+    is_bf16 = s.config.actor_rollout_ref.model.dtype == "bfloat16"
+    if is_bf16 and s.where.device == "cpu" and not s.machine.has_bf16:
+        why = "this CPU has no instructions for bf16: each step takes about twice as long, less "
+        why += "memory is all it saves"
+        yield Finding(field=f"{_ARR}.model.dtype", why=why, fix="set it to float32 or auto")
