@@ -4,9 +4,9 @@ import json
 import os
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, final
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -19,7 +19,7 @@ from luyen.cli.common import prepare
 if TYPE_CHECKING:
     from luyen.data.formats.convert import Converted
     from luyen.data.formats.layout import Part, Stretch
-    from luyen.data.formats.read import RowProblem
+    from luyen.data.formats.read import PromptOptions, RowProblem
     from luyen.data.formats.survey import Repeated, ShownRow, Survey
     from luyen.data.render import Renderer
 
@@ -78,14 +78,9 @@ def inspect(
     there are problems. Nothing is written. With the prompt options of a run, prompts are those
     that it trains on.
     """
-    options = PromptOptions(
-        system_prompt=system_prompt,
-        template=prompt_template,
-        prompt_key=prompt_key,
-        ground_truth_key=ground_truth_key,
-    )
+    prompts = _prompts(system_prompt, prompt_template, prompt_key, ground_truth_key)
     code = run_inspect(
-        file, shown=rows, tokenizer=tokenizer, form=form, options=options, as_json=as_json
+        file, shown=rows, tokenizer=tokenizer, form=form, prompts=prompts, as_json=as_json
     )
     raise typer.Exit(code)
 
@@ -112,46 +107,28 @@ def convert(
     Says what that form cannot hold. Exit code 1, and nothing written, when a row has a problem.
     With the prompt options of a run, it writes the prompts that the run trains on.
     """
-    options = PromptOptions(
-        system_prompt=system_prompt,
-        template=prompt_template,
-        prompt_key=prompt_key,
-        ground_truth_key=ground_truth_key,
-    )
+    prompts = _prompts(system_prompt, prompt_template, prompt_key, ground_truth_key)
     code = run_convert(
-        source, target, to=to, form=form, skip=skip, options=options, as_json=as_json
+        source, target, to=to, form=form, skip=skip, prompts=prompts, as_json=as_json
     )
     raise typer.Exit(code)
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptOptions:
-    """How rows become prompts, as the keys of `data` of the same names say it.
+def _prompts(
+    system_prompt: str | None,
+    template: str | None,
+    prompt_key: str | None,
+    ground_truth_key: str | None,
+) -> "PromptOptions":
+    prepare()
+    from luyen.data.formats.read import PromptOptions
+    from luyen.data.rows import Frame
 
-    Example:
-        >>> PromptOptions(prompt_key="query").keywords()["prompt_key"]
-        'query'
-    """
-
-    system_prompt: str | None = None
-    """Text of a system message for conversations without one."""
-    template: str | None = None
-    """Takes the place of the user's last message."""
-    prompt_key: str | None = None
-    """Column of the prompt."""
-    ground_truth_key: str | None = None
-    """Column of the answer."""
-
-    def keywords(self) -> dict[str, Any]:
-        """Arguments of `survey` and `convert`."""
-        from luyen.data.rows import Frame
-
-        return {
-            "frame": Frame(system_prompt=self.system_prompt, template=self.template),
-            "prompt_key": self.prompt_key,
-            "ground_truth_key": self.ground_truth_key,
-        }
+    return PromptOptions(
+        frame=Frame(system_prompt=system_prompt, template=template),
+        prompt_key=prompt_key,
+        ground_truth_key=ground_truth_key,
+    )
 
 
 # Problems of rows, as text and JSON, grouped by column and reason.
@@ -234,14 +211,14 @@ def run_convert(
     to: str | None,
     form: str | None,
     skip: bool,
-    options: PromptOptions,
+    prompts: "PromptOptions",
     as_json: bool,
 ) -> int:
     """Convert and print a report; 1 when problems kept the file from being written."""
     prepare()
     from luyen.data.formats.convert import convert
 
-    done = convert(source, target, to=to, form=form, skip=skip, **options.keywords())
+    done = convert(source, target, to=to, form=form, skip=skip, prompts=prompts)
     if as_json:
         typer.echo(json.dumps(plain(converted_json(done, target)), indent=2, ensure_ascii=False))
     else:
@@ -313,7 +290,7 @@ def run_inspect(
     shown: int,
     tokenizer: str | None,
     form: str | None,
-    options: PromptOptions,
+    prompts: "PromptOptions",
     as_json: bool,
 ) -> int:
     """Print what was found; 1 when a row has a problem."""
@@ -321,7 +298,7 @@ def run_inspect(
     from luyen.data.formats.survey import survey
 
     renderer = _renderer(tokenizer) if tokenizer is not None else None
-    found = survey(file, shown=shown, renderer=renderer, form=form, **options.keywords())
+    found = survey(file, shown=shown, renderer=renderer, form=form, prompts=prompts)
     if as_json:
         typer.echo(json.dumps(plain(survey_json(found)), indent=2, ensure_ascii=False, default=str))
     else:

@@ -282,18 +282,14 @@ def plan_placement(
     if device == "auto":
         device = "cuda" if machine.gpu_bytes else "cpu"
     world_size = trainer.nnodes * trainer.n_gpus_per_node
-    pool, reference, critic = (
-        rollout_pool(config),
-        reference_pool(config),
-        critic_pool(config, estimator),
-    )
+    pool, reference = rollout_pool(config), reference_pool(config)
+    critic = critic_pool(config, estimator)
     runtime = trainer.runtime
     if runtime == "auto":
         is_split = any((pool, reference, critic, reward_pool(config)))
         runtime = "ray" if world_size > 1 or is_split else "local"
-    strategy = _strategy(actor.strategy, world_size)
     shared = f"{device}, this process" if runtime == "local" else f"{world_size} x {device}, shared"
-    roles = [Role(name="actor", engine=strategy, place=shared)]
+    roles = [Role(name="actor", engine=_strategy(actor.strategy, world_size), place=shared)]
     if has_teacher(config):
         roles.append(Role(name="teacher", engine="a frozen model", place=shared))
     if trainer.stage != "rl":
@@ -303,8 +299,7 @@ def plan_placement(
     roles.append(_rollout_role(rollout.name, replicas, _place(pool, device, shared)))
     roles += _reference_roles(config, _place(reference, device, shared))
     if needs_critic(config, estimator):
-        ranks = world_size if critic is None else critic[0] * critic[1]
-        engine = _strategy(actor.strategy, ranks)
+        engine = _strategy(actor.strategy, critic[0] * critic[1] if critic else world_size)
         roles.append(Role(name="critic", engine=engine, place=_place(critic, device, shared)))
     if config.reward.reward_model.enable:
         roles.append(_reward_role(config, device, shared))

@@ -75,7 +75,12 @@ def score_shard(
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FrozenPolicy:
-    """A policy that only scores: the reference, or a teacher."""
+    """A policy that only scores: the reference, or a teacher.
+
+    Example:
+        >>> sorted(FrozenPolicy.__slots__)
+        ['device', 'policy', 'temperature']
+    """
 
     policy: Policy
     """Its weights, which do not learn."""

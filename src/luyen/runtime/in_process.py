@@ -96,10 +96,10 @@ class LocalWorkers(WorkerGroup):
         *,
         loop: Mapping[str, Any],
         facts: Mapping[str, Any],
-        beside: Sequence[WorkerGroup] = (),
+        further: Sequence[WorkerGroup] = (),
     ) -> None:
         """Write a checkpoint from this process."""
-        assert not beside, "every role is in this process"
+        assert not further, "every role is in this process"
         writer.save(step, {**self.worker.state(), "loop": loop}, facts=facts)
 
     def _begin(

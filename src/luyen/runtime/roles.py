@@ -66,15 +66,15 @@ class WeightDigests:
         workers: WorkerGroup,
         published: Mapping[str, str] | None,
         *,
-        beside: Sequence[WorkerGroup] = (),
+        further: Sequence[WorkerGroup] = (),
     ) -> None:
         """`published` are digests of the workers' weights, where a publication has gathered them.
 
-        `beside` are groups of other roles that learn.
+        `further` are groups of other roles that learn.
         """
         self._workers = workers
         self._published = published
-        self._beside = beside
+        self._further = further
 
     def weights(self) -> Mapping[str, str]:
         """Trained parameters, and their fp32 masters where they have any."""
@@ -87,14 +87,14 @@ class WeightDigests:
     @cached_property
     def _weights(self) -> Mapping[str, str]:
         found = dict(self._published or merge_sums(self._workers.all(TrainWorker.weight_sums)))
-        for group in self._beside:
+        for group in self._further:
             found |= merge_sums(group.all(TrainWorker.weight_sums))
         return found
 
     @cached_property
     def _moments(self) -> Mapping[str, str]:
         found: dict[str, str] = {}
-        for group in (self._workers, *self._beside):
+        for group in (self._workers, *self._further):
             found |= merge_sums(group.all(TrainWorker.moment_sums))
         return found
 
@@ -177,7 +177,7 @@ class Roles:
         self.workers = workers
         self._reference = reference or workers
         self._critic = critic or workers
-        self._beside = () if critic is None else (critic,)
+        self._further = () if critic is None else (critic,)
         """Groups that learn, besides the actor's."""
         self.rollout = rollout
         """Generates."""
@@ -310,11 +310,11 @@ class Roles:
         """Digests of every trained tensor, as it is now: the sums of each worker's parts."""
         sync = self.weight_sync
         published = None if sync is None else sync.digests
-        return WeightDigests(self.workers, published, beside=self._beside)
+        return WeightDigests(self.workers, published, further=self._further)
 
     def not_finite(self) -> list[str]:
         """Names of the tensors of a checkpoint that hold NaN or infinity."""
-        groups = (self.workers, *self._beside)
+        groups = (self.workers, *self._further)
         found = [names for group in groups for names in group.all(TrainWorker.not_finite)]
         return sorted({name for names in found for name in names})
 
@@ -327,11 +327,11 @@ class Roles:
         facts: Mapping[str, Any],
     ) -> None:
         """Write a checkpoint of weights, optimizer state and the loop's state."""
-        self.workers.save(writer, step, loop=loop, facts=facts, beside=self._beside)
+        self.workers.save(writer, step, loop=loop, facts=facts, further=self._further)
 
     def load(self, folder: Path) -> None:
         """Restore weights and optimizer state, whatever number of ranks saved them."""
-        for group in (self.workers, *self._beside):
+        for group in (self.workers, *self._further):
             group.all(TrainWorker.load, folder.absolute())
         self.forget_weights()
 

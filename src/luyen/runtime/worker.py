@@ -317,11 +317,11 @@ class WorkerGroup(ABC):
         *,
         loop: Mapping[str, Any],
         facts: Mapping[str, Any],
-        beside: "Sequence[WorkerGroup]" = (),
+        further: "Sequence[WorkerGroup]" = (),
     ) -> None:
         """Write a checkpoint of the workers' state and the loop's, where the state is.
 
-        `beside` are groups of other roles that learn; their state is part of the checkpoint.
+        `further` are groups of other roles that learn; their state is part of the checkpoint.
         """
 
     @abstractmethod

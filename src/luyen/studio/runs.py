@@ -86,9 +86,9 @@ def run_facts(run: RunDirectory) -> RunFacts:
         return RunFacts(run="?", state="damaged", note=note, **where)
     saved = _newest_checkpoint(run)
     last, metric, value = _last_measured(run.metrics, trainer.get("best_metric"))
-    is_over = total is not None and saved is not None and saved >= total
     # A step that was stopped in its validation is saved, and has no line yet.
-    is_over = is_over and (last >= saved if run.metrics.is_file() else True)
+    done = min(saved or 0, last) if run.metrics.is_file() else saved or 0
+    is_over = total is not None and saved is not None and done >= total
     state: State = "finished" if is_over else "interrupted"
     return RunFacts(
         run=manifest["run_id"],

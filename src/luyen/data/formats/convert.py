@@ -13,7 +13,16 @@ from luyen.base.files import in_progress, plain, remove_abandoned_writes, tempor
 from luyen.base.records import Message, Prompt, make_prompt
 from luyen.data.formats.cells import EXTRA, KWARGS, TOOLS
 from luyen.data.formats.detect import Format, Kind
-from luyen.data.formats.read import LEFT_OUT, READ, TEXTS, RowProblem, RowReader, open_rows
+from luyen.data.formats.read import (
+    AS_THEY_ARE,
+    LEFT_OUT,
+    READ,
+    TEXTS,
+    PromptOptions,
+    RowProblem,
+    RowReader,
+    open_leniently,
+)
 from luyen.data.formats.records import (
     STEP_END,
     AnyRow,
@@ -24,7 +33,6 @@ from luyen.data.formats.records import (
     TextRow,
 )
 from luyen.data.raw_values import is_list, is_object
-from luyen.data.rows import NOTHING, Frame
 
 # Writers: one layout per kind of row, which reads back as the same rows.
 #
@@ -219,24 +227,13 @@ def convert(
     to: str | None = None,
     form: str | None = None,
     skip: bool = False,
-    frame: Frame = NOTHING,
-    prompt_key: str | None = None,
-    ground_truth_key: str | None = None,
+    prompts: PromptOptions = AS_THEY_ARE,
 ) -> Converted:
     """Read a file and write it in our form for its kind, or for the kind `to`.
 
-    A row with a problem stops it, and nothing is written, unless `skip` leaves such rows out. Rows
-    are in `frame`; `prompt_key` and `ground_truth_key` name columns of prompts.
+    A row with a problem stops it, and nothing is written, unless `skip` leaves such rows out.
     """
-    reading = open_rows(
-        source,
-        form=form,
-        string_prompts="user",
-        on_problem="skip",
-        frame=frame,
-        prompt_key=prompt_key,
-        ground_truth_key=ground_truth_key,
-    )
+    reading = open_leniently(source, form, prompts)
     kind = _target(reading.format, to)
     lost: Lost = Counter()
     try:

@@ -187,20 +187,40 @@ class RowReader(Generic[R]):
         return row
 
 
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptOptions:
+    """How rows become prompts, as the keys of `data` say it.
+
+    Example:
+        >>> PromptOptions(prompt_key="query").frame == NOTHING
+        True
+    """
+
+    frame: Frame = NOTHING
+    """What is put around every prompt."""
+    prompt_key: str | None = None
+    """Column of the prompt; None: by the format."""
+    ground_truth_key: str | None = None
+    """Column of the answer; None: by the format."""
+
+
+AS_THEY_ARE = PromptOptions()
+"""Prompts as the format of the rows has them."""
+
+
 def open_rows(
     address: str,
     *,
     form: str | None = None,
     string_prompts: StringPrompts = "refuse",
     on_problem: OnProblem = "raise",
-    frame: Frame = NOTHING,
-    prompt_key: str | None = None,
-    ground_truth_key: str | None = None,
+    prompts: PromptOptions = AS_THEY_ARE,
 ) -> RowReader[AnyRow]:
     """The rows of a file or address, in whatever format it has, or in the one that is named.
 
-    What rows ask is put into `frame`, under whose template plain text becomes messages. Where
-    `prompt_key` or `ground_truth_key` name a column, rows are prompts, as in online training.
+    What rows ask is put into the frame, under whose template plain text becomes messages. Where
+    `prompts` name a column, rows are prompts, as in online training.
     """
     rows = placed_rows(address)
     taken = list(_first_rows(rows))
@@ -208,10 +228,17 @@ def open_rows(
     first = [one for one in taken if not isinstance(one, UserError)]
     if not first:
         raise torn[0] if torn else UserError(FILE, address, "there are no rows in it", "add rows")
-    format = _named_columns(form, prompt_key, ground_truth_key)
+    format = _named_columns(form, prompts.prompt_key, prompts.ground_truth_key)
     format = format or _format(address, form, [raw for _, raw in first])
     left = chain(first, _raised(torn), rows)
-    return RowReader(format, left, strings=string_prompts, on_problem=on_problem, frame=frame)
+    return RowReader(
+        format, left, strings=string_prompts, on_problem=on_problem, frame=prompts.frame
+    )
+
+
+def open_leniently(address: str, form: str | None, prompts: PromptOptions) -> RowReader[AnyRow]:
+    """The rows for a look: plain text is taken for messages, and problems are kept."""
+    return open_rows(address, form=form, string_prompts="user", on_problem="skip", prompts=prompts)
 
 
 def read_preferences(

@@ -223,11 +223,11 @@ class RankGroup(WorkerGroup):
         *,
         loop: Mapping[str, Any],
         facts: Mapping[str, Any],
-        beside: Sequence[WorkerGroup] = (),
+        further: Sequence[WorkerGroup] = (),
     ) -> None:
         """Write a checkpoint; every rank writes its shards into the folder, on a shared disk."""
         write = TrainWorker.begin_write if writer.is_async else TrainWorker.write
-        groups = (self, *beside)
+        groups = (self, *further)
 
         def fill(folder: Path) -> None:
             for done in [group.begin_all(write, folder.absolute()) for group in groups]:

@@ -143,14 +143,16 @@ def ray_roles(
 ) -> Roles:
     """Roles on a cluster. Batches are on the controller; ranks get shards of them.
 
-    `reference` and `critic` are ranks of their own pools; None: `ranks` have these models too.
-    With `runs_ahead` replicas generate while ranks train; they keep every version in use, or with
+    `reference` and `critic` have pools of their own; None: `ranks` have their models. With
+    `runs_ahead` replicas generate while ranks train; they keep every version in use, or with
     `partial_rollouts` only the newest, with which unfinished responses continue. `frees_cache`
     frees the replicas' KV cache after each generation. `on_close` is called after all processes
     have ended.
     """
+    groups = [group for group in (ranks, reference, critic) if group is not None]
+    pool, stops = engines.replica_pool, [group.stop for group in groups]
     ranks.watch.restart()
-    weight_sync = WeightSync(ranks, engines.replica_pool, ranks.watch)
+    weight_sync = WeightSync(ranks, pool, ranks.watch)
     ahead: AsyncGeneration | None = None
     if runs_ahead:
         ahead = AsyncGeneration(
@@ -159,7 +161,6 @@ def ray_roles(
             load_weights=weight_sync.publish_extra,
             partial_rollouts=partial_rollouts,
         )
-    groups = [group for group in (ranks, reference, critic) if group is not None]
     return Roles(
         workers=ranks,
         reference=reference,
@@ -170,11 +171,5 @@ def ray_roles(
         weight_sync=weight_sync,
         watch=ranks.watch,
         traces=ClusterTraces(groups, engines, ahead),
-        on_close=[
-            engines.replica_pool.flush_reports,
-            ranks.watch.write,
-            engines.stop,
-            *(group.stop for group in groups),
-            *on_close,
-        ],
+        on_close=[pool.flush_reports, ranks.watch.write, engines.stop, *stops, *on_close],
     )
