@@ -66,6 +66,12 @@ KINDS: dict[str, dict[str, Any]] = {
     "olmo2": {},
     "gpt_neox": {"rotary_pct": 0.5},
     "granite": {"logits_scaling": 3.0, "attention_multiplier": 0.2, "embedding_multiplier": 2.0},
+    "granite_swa": {
+        "attention_multiplier": 0.2,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "layer_rope_theta": [500.0, 0],
+        "sliding_window": 8,
+    },
     "cohere2": {
         "logit_scale": 0.5,
         "layer_types": ["sliding_attention", "full_attention"],

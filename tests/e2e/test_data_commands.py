@@ -1,12 +1,17 @@
 """`luyen data` as a user calls it."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from luyen.base.errors import UserError
+from luyen.base.records import Prompt
+from luyen.config.schema.data import DataConfig
+from luyen.data.build import build_data
+from luyen.data.tokenizer import load_tokenizer
 from tests.e2e.tiny import luyen
 
 
@@ -147,3 +152,65 @@ def test_a_file_described_beside_it_is_converted_for_training(tmp_path: Path):
     assert json.loads((tmp_path / "sft.jsonl").read_text()) == {
         "messages": [user("1+1="), assistant("2")]
     }
+
+
+GSM8K = {"query": "1+1=", "gold": "2", "level": 3}
+ASKED = ("--system-prompt", "Be brief.", "--prompt-template", "{query} (level {level}) #### N")
+NAMED = ("--prompt-key", "query", "--ground-truth-key", "gold")
+
+
+def test_prompts_are_shown_as_a_run_with_these_keys_trains_on_them(tmp_path: Path):
+    rows = write(tmp_path / "rows.jsonl", GSM8K)
+    done = luyen("data", "inspect", rows, *ASKED, *NAMED)
+    assert done.exit_code == 0, done.output
+    assert "1 row of the format prompts" in done.output
+    assert "`query` is named as the column of the prompt" in done.output
+    assert "system: Be brief.\n    user: 1+1= (level 3) #### N\n" in done.output
+    shown = prompts(
+        rows,
+        prompt_template="{query} (level {level}) #### N",
+        system_prompt="Be brief.",
+        prompt_key="query",
+        ground_truth_key="gold",
+    )
+    out = tmp_path / "out.jsonl"
+    assert luyen("data", "convert", rows, out, *ASKED, *NAMED).exit_code == 0
+    (again,) = prompts(out)
+    assert [(p.messages, p.ground_truth) for p in shown] == [(again.messages, again.ground_truth)]
+    assert again.ground_truth == "2"
+
+
+def prompts(rows: Path, **keys: str) -> Sequence[Prompt]:
+    """The prompts that a run with these keys of `data` trains on."""
+    data = DataConfig(train_files=(str(rows),), **keys)
+    return build_data(data, tokenizer=load_tokenizer("builtin://arithmetic")).train.prompts
+
+
+def test_questions_are_framed_in_every_kind(tmp_path: Path):
+    rows = write(tmp_path / "rows.jsonl", {"question": "1+1=", "answer": "2"})
+    asked = ("--system-prompt", "Be brief.", "--prompt-template", "{question} #### N")
+    out = tmp_path / "out.jsonl"
+    done = luyen("data", "convert", rows, out, "--to", "prompts", *asked)
+    assert done.exit_code == 0, done.output
+    row = json.loads(out.read_text())
+    assert [m["content"] for m in row["prompt"]] == ["Be brief.", "1+1= #### N"]
+    assert row["reward_model"]["ground_truth"] == "2"
+    shown = luyen("data", "inspect", rows, *asked)
+    assert "user: 1+1= #### N\n    assistant: [[2]]" in shown.output
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("--prompt-template", "{query} {gold}", *NAMED), "is the answer"),
+        (("--prompt-template", "{nothing}", *NAMED), "is no column of the row"),
+        (("--prompt-key", "nothing"), "there is neither `nothing` nor `messages`"),
+        (("--prompt-key", "query", "--as", "alpaca"), "the rows are to be read as `alpaca`"),
+    ],
+)
+def test_prompt_options_are_refused_as_training_refuses_them(
+    tmp_path: Path, words: tuple[str, ...], why: str
+):
+    done = luyen("data", "inspect", write(tmp_path / "rows.jsonl", GSM8K), *words)
+    assert done.exit_code != 0
+    assert why in (done.output + str(done.exception or ""))

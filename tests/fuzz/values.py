@@ -42,6 +42,8 @@ MOST: dict[str, float] = {
     "trainer.nnodes": 2,
     "trainer.n_gpus_per_node": 2,
     f"{ROLLOUT}.nnodes": 1,
+    f"{ARR}.ref.nnodes": 1,
+    "critic.nnodes": 1,
 }
 """Largest value of a size that a run would otherwise spend its time on."""
 LEAST: dict[str, float] = {

@@ -19,7 +19,7 @@ from luyen.cli.common import prepare
 if TYPE_CHECKING:
     from luyen.data.formats.convert import Converted
     from luyen.data.formats.layout import Part, Stretch
-    from luyen.data.formats.read import RowProblem
+    from luyen.data.formats.read import PromptOptions, RowProblem
     from luyen.data.formats.survey import Repeated, ShownRow, Survey
     from luyen.data.render import Renderer
 
@@ -32,6 +32,25 @@ As = Annotated[
     typer.Option("--as", help="Format of the file; default: found out.", metavar="FORMAT"),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
+SystemPrompt = Annotated[
+    str | None, typer.Option(help="As data.system_prompt of a run.", metavar="TEXT")
+]
+PromptTemplate = Annotated[
+    str | None, typer.Option(help="As data.prompt_template of a run.", metavar="TEXT")
+]
+PromptKey = Annotated[
+    str | None,
+    typer.Option(
+        help="As data.prompt_key of a run: rows are prompts, in this column.", metavar="COLUMN"
+    ),
+]
+GroundTruthKey = Annotated[
+    str | None,
+    typer.Option(
+        help="As data.ground_truth_key of a run: rows are prompts, answered there.",
+        metavar="COLUMN",
+    ),
+]
 
 
 @data.command()
@@ -47,14 +66,22 @@ def inspect(
         ),
     ] = None,
     form: As = None,
+    system_prompt: SystemPrompt = None,
+    prompt_template: PromptTemplate = None,
+    prompt_key: PromptKey = None,
+    ground_truth_key: GroundTruthKey = None,
     as_json: AsJson = False,
 ) -> None:
     """Say which format a file has, show its first rows, and find what is wrong with it.
 
     What would be learned is in colour, or in double brackets where there is none. Exit code 1 when
-    there are problems. Nothing is written.
+    there are problems. Nothing is written. With the prompt options of a run, prompts are those
+    that it trains on.
     """
-    code = run_inspect(file, shown=rows, tokenizer=tokenizer, form=form, as_json=as_json)
+    prompts = _prompts(system_prompt, prompt_template, prompt_key, ground_truth_key)
+    code = run_inspect(
+        file, shown=rows, tokenizer=tokenizer, form=form, prompts=prompts, as_json=as_json
+    )
     raise typer.Exit(code)
 
 
@@ -69,13 +96,39 @@ def convert(
     skip: Annotated[
         bool, typer.Option("--skip", help="Leave out rows with problems, and count them.")
     ] = False,
+    system_prompt: SystemPrompt = None,
+    prompt_template: PromptTemplate = None,
+    prompt_key: PromptKey = None,
+    ground_truth_key: GroundTruthKey = None,
     as_json: AsJson = False,
 ) -> None:
     """Write rows of any known format in the form that Luyen reads everywhere.
 
     Says what that form cannot hold. Exit code 1, and nothing written, when a row has a problem.
+    With the prompt options of a run, it writes the prompts that the run trains on.
     """
-    raise typer.Exit(run_convert(source, target, to=to, form=form, skip=skip, as_json=as_json))
+    prompts = _prompts(system_prompt, prompt_template, prompt_key, ground_truth_key)
+    code = run_convert(
+        source, target, to=to, form=form, skip=skip, prompts=prompts, as_json=as_json
+    )
+    raise typer.Exit(code)
+
+
+def _prompts(
+    system_prompt: str | None,
+    template: str | None,
+    prompt_key: str | None,
+    ground_truth_key: str | None,
+) -> "PromptOptions":
+    prepare()
+    from luyen.data.formats.read import PromptOptions
+    from luyen.data.rows import Frame
+
+    return PromptOptions(
+        frame=Frame(system_prompt=system_prompt, template=template),
+        prompt_key=prompt_key,
+        ground_truth_key=ground_truth_key,
+    )
 
 
 # Problems of rows, as text and JSON, grouped by column and reason.
@@ -152,13 +205,20 @@ def counted(count: int, noun: str) -> str:
 
 
 def run_convert(
-    source: str, target: Path, *, to: str | None, form: str | None, skip: bool, as_json: bool
+    source: str,
+    target: Path,
+    *,
+    to: str | None,
+    form: str | None,
+    skip: bool,
+    prompts: "PromptOptions",
+    as_json: bool,
 ) -> int:
     """Convert and print a report; 1 when problems kept the file from being written."""
     prepare()
     from luyen.data.formats.convert import convert
 
-    done = convert(source, target, to=to, form=form, skip=skip)
+    done = convert(source, target, to=to, form=form, skip=skip, prompts=prompts)
     if as_json:
         typer.echo(json.dumps(plain(converted_json(done, target)), indent=2, ensure_ascii=False))
     else:
@@ -225,14 +285,20 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def run_inspect(
-    file: str, *, shown: int, tokenizer: str | None, form: str | None, as_json: bool
+    file: str,
+    *,
+    shown: int,
+    tokenizer: str | None,
+    form: str | None,
+    prompts: "PromptOptions",
+    as_json: bool,
 ) -> int:
     """Print what was found; 1 when a row has a problem."""
     prepare()
     from luyen.data.formats.survey import survey
 
     renderer = _renderer(tokenizer) if tokenizer is not None else None
-    found = survey(file, shown=shown, renderer=renderer, form=form)
+    found = survey(file, shown=shown, renderer=renderer, form=form, prompts=prompts)
     if as_json:
         typer.echo(json.dumps(plain(survey_json(found)), indent=2, ensure_ascii=False, default=str))
     else:

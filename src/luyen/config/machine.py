@@ -3,6 +3,7 @@
 import ctypes
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import final
 
 _GIB = 1024**3
@@ -24,6 +25,8 @@ class Machine:
     """Main memory."""
     gpu_bytes: tuple[int, ...] = ()
     """Memory of each GPU; empty without one."""
+    has_bf16: bool = True
+    """Whether its cores multiply bf16 numbers; True where that is not known."""
     is_assumed: bool = False
     """Whether the GPUs are not this machine's, but what a plan is made for."""
 
@@ -48,7 +51,25 @@ def this_machine() -> Machine:
         if os.name == "posix" and os.uname().sysname == "Linux"
         else os.cpu_count()
     )
-    return Machine(cpus=cores or 1, ram_bytes=ram, gpu_bytes=_gpu_memory())
+    return Machine(
+        cpus=cores or 1, ram_bytes=ram, gpu_bytes=_gpu_memory(), has_bf16=_has_bf16(_CPUINFO)
+    )
+
+
+_CPUINFO = Path("/proc/cpuinfo")
+_BF16 = {"avx512_bf16", "amx_bf16", "bf16"}
+"""What Linux calls instructions that multiply bf16 numbers, on x86 and on ARM."""
+
+
+def _has_bf16(cpuinfo: Path) -> bool:
+    """Whether the cores name such an instruction; True where they name none at all."""
+    try:
+        lines = cpuinfo.read_text().splitlines()
+    except OSError:
+        return True
+    named = [line.partition(":") for line in lines]
+    flags = [found for name, _, found in named if name.strip() in ("flags", "Features")]
+    return not flags or bool(_BF16 & set(flags[0].split()))
 
 
 class _NvmlMemory(ctypes.Structure):

@@ -5,6 +5,7 @@ the layouts the training engine uses. A phase is its largest moment: what never 
 never added up.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import final
@@ -16,6 +17,7 @@ from luyen.config.model_memory import (
     PassTokens,
     StaticMemory,
     is_offloaded,
+    pool_share,
     static_memory,
     trainable,
 )
@@ -188,8 +190,29 @@ def plan_memory(
         *([PhaseMemory(name="judge", parts=scoring)] if scoring else []),
         _largest("log-probs", after, _score(keeps, largest)),
         _largest("update", after, update),
+        *_pools(config, shape, where, largest),
     )
     return MemoryPlan(phases=phases, device_bytes=capacity, kv_budget=budget, kv_demand=demand)
+
+
+def _pools(
+    config: RunConfig, shape: ModelShape, where: Placement, largest: PassMemory
+) -> Iterator[PhaseMemory]:
+    """On devices of their own: the reference that scores, and the critic that learns."""
+    weights, width = shape.parameters(), largest.width
+    if where.reference_pool is not None:
+        share = pool_share(config, where.reference_pool)
+        moments = (
+            {"activations": largest.inside()},
+            {"logits": largest.head(is_learning=False)},
+        )
+        yield _largest("reference", {"reference": weights * width // share}, moments)
+    if where.critic_pool is not None:
+        share = pool_share(config, where.critic_pool)
+        # Passes of bf16 read rounded weights; masters and both moments are fp32.
+        kept = weights * (3 * _FP32 + (width if share == 1 and width == 2 else 0)) // share
+        passes = {"gradients": weights * _FP32 // share, "activations": largest.forward_bytes()}
+        yield _largest("critic", {"critic": kept}, (passes,))
 
 
 def _is_freed(config: RunConfig, where: Placement) -> bool:

@@ -245,6 +245,13 @@ def static_memory(
     return StaticMemory(training=training, generation=generation, gathered=gathered, share=share)
 
 
+def pool_share(config: RunConfig, pool: tuple[int, int]) -> int:
+    """Devices of a role's own pool over which one copy of its weights is sharded."""
+    size = config.actor_rollout_ref.actor.fsdp_config.fsdp_size
+    ranks = pool[0] * pool[1]
+    return size if 0 < size < ranks else ranks
+
+
 def is_offloaded(config: RunConfig, where: Placement) -> bool:
     """Whether shards, gradients and optimizer are in host memory."""
     fsdp = config.actor_rollout_ref.actor.fsdp_config
@@ -308,9 +315,10 @@ def _frozen_models(
 ) -> dict[str, int]:
     """Reference, critic and teacher, at so many bytes a weight."""
     parts: dict[str, int] = {}
-    if needs_reference(config) and not config.actor_rollout_ref.model.lora_rank:
+    is_lora = config.actor_rollout_ref.model.lora_rank > 0
+    if needs_reference(config) and not is_lora and where.reference_pool is None:
         parts["reference"] = shape.parameters() * frozen // share
-    if any(role.name == "critic" for role in where.roles):
+    if any(role.name == "critic" for role in where.roles) and where.critic_pool is None:
         parts["critic"] = shape.parameters() * learning // share
     if has_teacher(config):
         parts["teacher"] = _teacher(config, shape).parameters() * frozen // share

@@ -191,6 +191,24 @@ class Placement:
     """Copies of the rollout engine."""
     rollout_pool: tuple[int, int] | None = None
     """Machines and devices of each that only generate; None: rollouts share the actor's devices."""
+    reference_pool: tuple[int, int] | None = None
+    """Machines and devices of each that only the reference has; None: it shares the actor's."""
+    critic_pool: tuple[int, int] | None = None
+    """Machines and devices of each that only the critic has; None: it shares the actor's."""
+
+    @property
+    def rank_groups(self) -> tuple[int, ...]:
+        """Devices of each group of training processes: the actor's, then pools of other roles.
+
+        Example:
+            >>> where = Placement(
+            ...     device="cpu", world_size=4, runtime="ray", roles=(), critic_pool=(1, 2)
+            ... )
+            >>> where.rank_groups
+            (4, 2)
+        """
+        pools = (self.reference_pool, self.critic_pool)
+        return self.world_size, *(pool[0] * pool[1] for pool in pools if pool is not None)
 
 
 def rollout_pool(config: RunConfig) -> tuple[int, int] | None:
@@ -199,6 +217,26 @@ def rollout_pool(config: RunConfig) -> tuple[int, int] | None:
     if rollout.nnodes == 0 or config.trainer.stage != "rl":
         return None
     return rollout.nnodes, rollout.n_gpus_per_node or config.trainer.n_gpus_per_node
+
+
+def reference_pool(config: RunConfig) -> tuple[int, int] | None:
+    """Machines, and devices of each, that are the reference's own; None where it has none.
+
+    With LoRA the reference is the actor with its adapter off, wherever the actor is.
+    """
+    ref, lora = config.actor_rollout_ref.ref, config.actor_rollout_ref.model.lora_rank > 0
+    is_apart = config.trainer.stage == "rl" and needs_reference(config) and not lora
+    if ref.nnodes == 0 or not is_apart:
+        return None
+    return ref.nnodes, ref.n_gpus_per_node or config.trainer.n_gpus_per_node
+
+
+def critic_pool(config: RunConfig, estimator: EstimatorFacts | None) -> tuple[int, int] | None:
+    """Machines, and devices of each, that are the critic's own; None where it has none."""
+    critic, trainer = config.critic, config.trainer
+    if critic.nnodes == 0 or trainer.stage != "rl" or not needs_critic(config, estimator):
+        return None
+    return critic.nnodes, critic.n_gpus_per_node or trainer.n_gpus_per_node
 
 
 def reward_pool(config: RunConfig) -> tuple[int, int] | None:
@@ -244,26 +282,25 @@ def plan_placement(
     if device == "auto":
         device = "cuda" if machine.gpu_bytes else "cpu"
     world_size = trainer.nnodes * trainer.n_gpus_per_node
-    pool = rollout_pool(config)
+    pool, reference = rollout_pool(config), reference_pool(config)
+    critic = critic_pool(config, estimator)
     runtime = trainer.runtime
     if runtime == "auto":
-        is_split = pool is not None or reward_pool(config) is not None
+        is_split = any((pool, reference, critic, reward_pool(config)))
         runtime = "ray" if world_size > 1 or is_split else "local"
-    # Sharded over one device, weights are whole.
-    is_sharded = actor.strategy != "single" and world_size > 1
-    strategy = "fsdp2" if is_sharded else "single"
     shared = f"{device}, this process" if runtime == "local" else f"{world_size} x {device}, shared"
-    roles = [Role(name="actor", engine=strategy, place=shared)]
+    roles = [Role(name="actor", engine=_strategy(actor.strategy, world_size), place=shared)]
     if has_teacher(config):
         roles.append(Role(name="teacher", engine="a frozen model", place=shared))
     if trainer.stage != "rl":
         roles += _reference_roles(config, shared)
         return Placement(device=device, world_size=world_size, runtime=runtime, roles=tuple(roles))
     replicas = count_replicas(config)
-    roles.append(_rollout_role(rollout.name, replicas, pool, device, shared))
-    roles += _reference_roles(config, shared)
+    roles.append(_rollout_role(rollout.name, replicas, _place(pool, device, shared)))
+    roles += _reference_roles(config, _place(reference, device, shared))
     if needs_critic(config, estimator):
-        roles.append(Role(name="critic", engine=strategy, place=shared))
+        engine = _strategy(actor.strategy, critic[0] * critic[1] if critic else world_size)
+        roles.append(Role(name="critic", engine=engine, place=_place(critic, device, shared)))
     if config.reward.reward_model.enable:
         roles.append(_reward_role(config, device, shared))
     return Placement(
@@ -273,31 +310,38 @@ def plan_placement(
         roles=tuple(roles),
         replicas=replicas,
         rollout_pool=pool,
+        reference_pool=reference,
+        critic_pool=critic,
     )
 
 
-def _reference_roles(config: RunConfig, shared: str) -> list[Role]:
+def _strategy(name: str, ranks: int) -> str:
+    """The training engine of so many ranks: sharded over one device, weights are whole."""
+    return "fsdp2" if name != "single" and ranks > 1 else "single"
+
+
+def _place(pool: tuple[int, int] | None, device: str, shared: str) -> str:
+    return shared if pool is None else f"{pool[0]} x {pool[1]} {device} of its own"
+
+
+def _reference_roles(config: RunConfig, place: str) -> list[Role]:
     if not needs_reference(config):
         return []
     lora = config.actor_rollout_ref.model.lora_rank > 0
     how = "the actor with its adapter off" if lora else "a frozen copy"
-    return [Role(name="reference", engine=how, place=shared)]
+    return [Role(name="reference", engine=how, place=place)]
 
 
-def _rollout_role(
-    name: str, replicas: int, pool: tuple[int, int] | None, device: str, shared: str
-) -> Role:
+def _rollout_role(name: str, replicas: int, place: str) -> Role:
     engine = name if replicas == 1 else f"{replicas} copies of {name}"
-    own = f"{pool[0]} x {pool[1]} {device} of its own" if pool is not None else shared
-    return Role(name="rollout", engine=engine, place=own)
+    return Role(name="rollout", engine=engine, place=place)
 
 
 def _reward_role(config: RunConfig, device: str, shared: str) -> Role:
     pool, copies = reward_pool(config), count_reward_replicas(config)
     name = config.reward.reward_model.rollout.name
-    own = f"{pool[0]} x {pool[1]} {device} of its own" if pool is not None else shared
     engine = name if copies == 1 else f"{copies} copies of {name}"
-    return Role(name="reward model", engine=engine, place=own)
+    return Role(name="reward model", engine=engine, place=_place(pool, device, shared))
 
 
 def needs_reference(config: RunConfig) -> bool:

@@ -12,7 +12,7 @@ from luyen.base.records import Message, Prompt, make_prompt
 from luyen.config.schema.data import DataConfig
 from luyen.data.build import TrainData, build_sampler, check_tools_are_rendered, frame_of
 from luyen.data.formats.detect import FORMS, Kind
-from luyen.data.formats.read import FILE, open_rows
+from luyen.data.formats.read import FILE, PromptOptions, open_rows
 from luyen.data.formats.records import (
     AnyRow,
     ConversationRow,
@@ -194,8 +194,9 @@ def _load(
     rows: list[Any] = []
     prompts, origins, sources = list[Prompt](), list[str](), list[RowSource]()
     counts: dict[str, int] = {}
+    options = PromptOptions(frame=frame_of(data))
     for address in files:
-        reading = open_rows(address, string_prompts=data.string_prompts, frame=frame_of(data))
+        reading = open_rows(address, string_prompts=data.string_prompts, prompts=options)
         _require_kind(address, reading.format.kind, kinds)
         digest, first = hashlib.blake2b(digest_size=_DIGEST), len(rows)
         for at, row in reading:

@@ -1,5 +1,8 @@
 """Log-probabilities of given tokens, without gradients, over a batch or a shard of it."""
 
+from dataclasses import dataclass
+from typing import final
+
 import torch
 from torch import Tensor
 
@@ -67,3 +70,25 @@ def score_shard(
         beat()
     reshard(policy)
     return {name: stream.to(home) for name, stream in found.items()}
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FrozenPolicy:
+    """A policy that only scores: the reference, or a teacher.
+
+    Example:
+        >>> sorted(FrozenPolicy.__slots__)
+        ['device', 'policy', 'temperature']
+    """
+
+    policy: Policy
+    """Its weights, which do not learn."""
+    temperature: float
+    """Temperature that its log-probabilities are taken at, as those of the actor are."""
+    device: torch.device | None = None
+    """Where passes run, if not where the weights are."""
+
+    def score_shard(self, shard: BatchShard) -> dict[str, Tensor]:
+        """Log-probabilities of the tokens of a shard."""
+        return score_shard(self.policy, shard, temperature=self.temperature, device=self.device)

@@ -76,6 +76,13 @@ class _Rotary(nn.Module):
         cos, sin = self.inner(x, padded, *rest, **more)
         return cos[:, :count], sin[:, :count]
 
+    def __getattr__(self, name: str) -> Any:
+        """What the model reads of its own embedding, such as its `config`."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("inner"), name)
+
 
 def batch_invariant_modules(model: nn.Module) -> None:
     """Replace the model's activations and rotary embeddings by steadied ones, in place."""

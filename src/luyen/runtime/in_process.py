@@ -69,6 +69,11 @@ class LocalWorkers(WorkerGroup):
         """The device of the policy."""
         return self.worker.actor.policy.device
 
+    @property
+    def is_over(self) -> bool:
+        """The worker is part of this process."""
+        return False
+
     def gather(self) -> Gathering:
         """The policy's own parameters, with digests of every trained tensor."""
         start = time.monotonic()
@@ -92,8 +97,10 @@ class LocalWorkers(WorkerGroup):
         *,
         loop: Mapping[str, Any],
         facts: Mapping[str, Any],
+        further: Sequence[WorkerGroup] = (),
     ) -> None:
         """Write a checkpoint from this process."""
+        assert not further, "every role is in this process"
         writer.save(step, {**self.worker.state(), "loop": loop}, facts=facts)
 
     def _begin(

@@ -61,10 +61,20 @@ class WeightDigests:
     both methods were called.
     """
 
-    def __init__(self, workers: WorkerGroup, published: Mapping[str, str] | None) -> None:
-        """`published` are the digests of the weights, where a publication has gathered them."""
+    def __init__(
+        self,
+        workers: WorkerGroup,
+        published: Mapping[str, str] | None,
+        *,
+        further: Sequence[WorkerGroup] = (),
+    ) -> None:
+        """`published` are digests of the workers' weights, where a publication has gathered them.
+
+        `further` are groups of other roles that learn.
+        """
         self._workers = workers
         self._published = published
+        self._further = further
 
     def weights(self) -> Mapping[str, str]:
         """Trained parameters, and their fp32 masters where they have any."""
@@ -76,11 +86,17 @@ class WeightDigests:
 
     @cached_property
     def _weights(self) -> Mapping[str, str]:
-        return self._published or merge_sums(self._workers.all(TrainWorker.weight_sums))
+        found = dict(self._published or merge_sums(self._workers.all(TrainWorker.weight_sums)))
+        for group in self._further:
+            found |= merge_sums(group.all(TrainWorker.weight_sums))
+        return found
 
     @cached_property
     def _moments(self) -> Mapping[str, str]:
-        return merge_sums(self._workers.all(TrainWorker.moment_sums))
+        found: dict[str, str] = {}
+        for group in (self._workers, *self._further):
+            found |= merge_sums(group.all(TrainWorker.moment_sums))
+        return found
 
 
 class RolloutRole(Protocol):
@@ -136,6 +152,7 @@ class Roles:
 
     Batches are whole, on `device`. What depends on a whole optimizer step is computed here; then
     the batch is split, and each worker gets a shard. With one worker the shard is the batch.
+    Reference and critic are models of the actor's workers, or have workers of their own.
     """
 
     def __init__(
@@ -145,6 +162,8 @@ class Roles:
         rollout: RolloutRole,
         generation: Generation,
         micro_batching: RoleMicroBatching,
+        reference: WorkerGroup | None = None,
+        critic: WorkerGroup | None = None,
         weight_sync: WeightSync | None = None,
         watch: RoleMonitor | None = None,
         traces: TraceTarget | None = None,
@@ -152,9 +171,14 @@ class Roles:
     ) -> None:
         """`weight_sync` None: the engine samples with the actor's own weights.
 
+        `reference` and `critic` are their own workers; None: `workers` have these models too.
         `on_close` is called at the end, in order: it ends processes and frees devices.
         """
         self.workers = workers
+        self._reference = reference or workers
+        self._critic = critic or workers
+        self._further = () if critic is None else (critic,)
+        """Groups that learn, besides the actor's."""
         self.rollout = rollout
         """Generates."""
         self.generation = generation
@@ -216,27 +240,27 @@ class Roles:
 
     def old_scores(self, batch: PackedBatch, *, sum_pi_squared: bool) -> dict[str, Tensor]:
         """Log-probabilities under the weights that the update starts from."""
-        shards = self._score_shards(batch, self.micro_batching.log_probs)
+        shards = self._score_shards(batch, self.micro_batching.log_probs, self.workers)
         found = self.workers.each(TrainWorker.actor_scores, shards, sum_pi_squared=sum_pi_squared)
         return join_shards(shards, found, batch)
 
     def reference_logp(self, batch: PackedBatch) -> Tensor:
         """Log-probabilities under the reference policy."""
-        shards = self._score_shards(batch, self.micro_batching.reference)
-        found = self.workers.each(TrainWorker.reference_scores, shards)
+        shards = self._score_shards(batch, self.micro_batching.reference, self._reference)
+        found = self._reference.each(TrainWorker.reference_scores, shards)
         return join_shards(shards, found, batch)["logp"]
 
     def teacher_logp(self, batch: PackedBatch) -> Tensor:
         """Log-probabilities under the teacher."""
-        shards = self._score_shards(batch, self.micro_batching.log_probs)
+        shards = self._score_shards(batch, self.micro_batching.log_probs, self.workers)
         found = self.workers.each(TrainWorker.teacher_scores, shards)
         return join_shards(shards, found, batch)["logp"]
 
     def values(self, batch: PackedBatch) -> Tensor:
         """The critic's value before each token."""
         assert self.micro_batching.critic is not None, "the run has no critic"
-        shards = self._score_shards(batch, self.micro_batching.critic)
-        found = self.workers.each(TrainWorker.critic_scores, shards)
+        shards = self._score_shards(batch, self.micro_batching.critic, self._critic)
+        found = self._critic.each(TrainWorker.critic_scores, shards)
         return join_shards(shards, found, batch)["values"]
 
     def update_actor(
@@ -279,17 +303,19 @@ class Roles:
             loss_scale_factor=micro_batching.value_scale,
         )
         prepared = batch.with_streams(**{LOSS_WEIGHT: weights})
-        shards = split_batch(prepared, micro_batching.critic, ranks=self.workers.count)
-        return merge_updates(shards, self.workers.each(TrainWorker.update_critic, shards, lr=lr))
+        shards = split_batch(prepared, micro_batching.critic, ranks=self._critic.count)
+        return merge_updates(shards, self._critic.each(TrainWorker.update_critic, shards, lr=lr))
 
     def weight_digests(self) -> WeightDigests:
         """Digests of every trained tensor, as it is now: the sums of each worker's parts."""
         sync = self.weight_sync
-        return WeightDigests(self.workers, None if sync is None else sync.digests)
+        published = None if sync is None else sync.digests
+        return WeightDigests(self.workers, published, further=self._further)
 
     def not_finite(self) -> list[str]:
         """Names of the tensors of a checkpoint that hold NaN or infinity."""
-        found = self.workers.all(TrainWorker.not_finite)
+        groups = (self.workers, *self._further)
+        found = [names for group in groups for names in group.all(TrainWorker.not_finite)]
         return sorted({name for names in found for name in names})
 
     def save(
@@ -301,11 +327,12 @@ class Roles:
         facts: Mapping[str, Any],
     ) -> None:
         """Write a checkpoint of weights, optimizer state and the loop's state."""
-        self.workers.save(writer, step, loop=loop, facts=facts)
+        self.workers.save(writer, step, loop=loop, facts=facts, further=self._further)
 
     def load(self, folder: Path) -> None:
         """Restore weights and optimizer state, whatever number of ranks saved them."""
-        self.workers.all(TrainWorker.load, folder.absolute())
+        for group in (self.workers, *self._further):
+            group.all(TrainWorker.load, folder.absolute())
         self.forget_weights()
 
     def forget_weights(self) -> None:
@@ -322,9 +349,11 @@ class Roles:
             for end in reversed(endings):
                 stack.callback(end)
 
-    def _score_shards(self, batch: PackedBatch, passes: MicroBatching) -> list[BatchShard]:
+    def _score_shards(
+        self, batch: PackedBatch, passes: MicroBatching, workers: WorkerGroup
+    ) -> list[BatchShard]:
         """Shards of the tokens alone: a pass without a loss reads no stream."""
-        return split_batch(replace(batch, streams={}), passes, ranks=self.workers.count)
+        return split_batch(replace(batch, streams={}), passes, ranks=workers.count)
 
     def _statistics(
         self, batch: PackedBatch, objective: Objective, seed: int
@@ -332,7 +361,7 @@ class Roles:
         """Statistics of the whole step that a loss needs, from a pass without gradients."""
         if not objective.needs_statistics:
             return {}
-        shards = self._score_shards(batch, self.micro_batching.actor)
+        shards = self._score_shards(batch, self.micro_batching.actor, self.workers)
         found = self.workers.each(TrainWorker.actor_scores, shards)
         logp = join_shards(shards, found, batch)["logp"]
         return objective.statistics(policy_inputs(batch, logp), seed=seed)

@@ -6,13 +6,12 @@ time, each with its own shard of the batch. `WorkerGroup` does so.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from luyen.algorithms.objective import Objective
 from luyen.base.files import writing
@@ -22,7 +21,8 @@ from luyen.checkpoint.writer import CheckpointWriter, RankWriter
 from luyen.engine.actor import ActorEngine
 from luyen.engine.batch_shards import BatchShard
 from luyen.engine.critic import CriticEngine
-from luyen.engine.logprobs import score_shard
+from luyen.engine.logprobs import FrozenPolicy, score_shard
+from luyen.engine.optim import MasterAdamW
 from luyen.engine.sharded_state import (
     fitting_bucket,
     full_weights,
@@ -34,7 +34,6 @@ from luyen.engine.sharded_state import (
 )
 from luyen.engine.step import ShardUpdateResult
 from luyen.models.lora import adapter_off
-from luyen.models.policy import Policy
 from luyen.runtime.monitoring import ProcessTrace, TraceSpec
 from luyen.runtime.weights import Gathering
 
@@ -61,29 +60,45 @@ def split_learned_state(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], di
 
 @final
 class TrainWorker:
-    """Actor, reference, critic and teacher of one process."""
+    """Actor, reference, critic and teacher of one process, or those of them that are here."""
 
     def __init__(
         self,
         *,
-        actor: ActorEngine,
-        reference: Policy | None,
+        actor: ActorEngine | None,
+        reference: FrozenPolicy | None,
         critic: CriticEngine | None,
-        teacher: Policy | None = None,
+        teacher: FrozenPolicy | None = None,
         rank: int = 0,
     ) -> None:
-        """`reference` None with a LoRA actor means the actor with its adapter off."""
+        """`reference` None with a LoRA actor means the actor with its adapter off.
+
+        `actor` None: this is a process of a pool that another role has for itself.
+        """
         self.rank = rank
-        self.actor = actor
+        self._actor = actor
         self.reference = reference
         self.critic = critic
         self.teacher = teacher
         self._writer = RankWriter()
         self._trace = ProcessTrace()
 
+    @property
+    def actor(self) -> ActorEngine:
+        """The policy that learns."""
+        assert self._actor is not None, "the actor is in another pool"
+        return self._actor
+
+    @property
+    def role(self) -> str:
+        """The role that this process is named after."""
+        if self._actor is not None:
+            return "actor"
+        return "critic" if self.critic is not None else "reference"
+
     def start_trace(self, trace: TraceSpec) -> None:
         """Start a trace of this rank."""
-        self._trace.start(trace.of(f"actor_{self.rank}"))
+        self._trace.start(trace.of(f"{self.role}_{self.rank}"))
 
     def stop_trace(self) -> None:
         """End the trace and write its files."""
@@ -95,18 +110,18 @@ class TrainWorker:
 
     def reference_scores(self, shard: BatchShard) -> dict[str, Tensor]:
         """Log-probabilities under the reference policy."""
-        policy = self.reference or self.actor.policy
-        with adapter_off(policy) if self.reference is None else nullcontext():
+        if self.reference is not None:
+            return self.reference.score_shard(shard)
+        actor = self.actor
+        with adapter_off(actor.policy):
             return score_shard(
-                policy, shard, temperature=self.actor.temperature, device=self.actor.device
+                actor.policy, shard, temperature=actor.temperature, device=actor.device
             )
 
     def teacher_scores(self, shard: BatchShard) -> dict[str, Tensor]:
         """Log-probabilities under the teacher."""
         assert self.teacher is not None, "the run has no teacher"
-        return score_shard(
-            self.teacher, shard, temperature=self.actor.temperature, device=self.actor.device
-        )
+        return self.teacher.score_shard(shard)
 
     def critic_scores(self, shard: BatchShard) -> dict[str, Tensor]:
         """The critic's value before each token."""
@@ -132,9 +147,9 @@ class TrainWorker:
     @torch.no_grad()
     def weight_sums(self) -> dict[str, tuple[str, int]]:
         """This rank's parts of the digests of all trained weights."""
-        weights = role_weights("actor", self.actor.policy, self.actor.optimizer)
-        if self.critic is not None:
-            weights |= role_weights("critic", self.critic.model, self.critic.optimizer)
+        weights: dict[str, Tensor] = {}
+        for name, model, optimizer in self._learners():
+            weights |= role_weights(name, model, optimizer)
         return shard_sums(weights, is_first=self.rank == 0)
 
     @torch.no_grad()
@@ -144,16 +159,15 @@ class TrainWorker:
 
     def state(self) -> dict[str, Any]:
         """Weights and optimizer state of every trained role: the parts of a checkpoint by name."""
-        state = role_state("actor", self.actor.policy, self.actor.optimizer)
-        if self.critic is not None:
-            state |= role_state("critic", self.critic.model, self.critic.optimizer)
+        state: dict[str, Any] = {}
+        for name, model, optimizer in self._learners():
+            state |= role_state(name, model, optimizer)
         return state
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore a copy of `state` in place, where no model is sharded."""
-        restore_role(state, "actor", self.actor.policy, self.actor.optimizer)
-        if self.critic is not None:
-            restore_role(state, "critic", self.critic.model, self.critic.optimizer)
+        for name, model, optimizer in self._learners():
+            restore_role(state, name, model, optimizer)
 
     def not_finite(self) -> list[str]:
         """Names of the tensors whose shard here holds NaN or infinity."""
@@ -180,9 +194,8 @@ class TrainWorker:
 
     def load(self, folder: Path) -> None:
         """Load a checkpoint; it may have been saved by any number of ranks."""
-        load_role(folder, "actor", self.actor.policy, self.actor.optimizer)
-        if self.critic is not None:
-            load_role(folder, "critic", self.critic.model, self.critic.optimizer)
+        for name, model, optimizer in self._learners():
+            load_role(folder, name, model, optimizer)
 
     def weights(self) -> Iterator[dict[str, Tensor]]:
         """Full parameters of the policy in buckets, on the first rank; other ranks yield nothing.
@@ -199,6 +212,13 @@ class TrainWorker:
                 bucket, size = {}, 0
         if bucket:
             yield bucket
+
+    def _learners(self) -> Iterator[tuple[str, nn.Module, MasterAdamW]]:
+        """Name, model and optimizer of every role here that learns."""
+        if self._actor is not None:
+            yield "actor", self._actor.policy, self._actor.optimizer
+        if self.critic is not None:
+            yield "critic", self.critic.model, self.critic.optimizer
 
     @cached_property
     def _bucket_bytes(self) -> int:
@@ -276,6 +296,11 @@ class WorkerGroup(ABC):
     def device(self) -> torch.device:
         """The device that batches must be on."""
 
+    @property
+    @abstractmethod
+    def is_over(self) -> bool:
+        """Whether the workers were stopped."""
+
     @abstractmethod
     def gather(self) -> Gathering:
         """Start to gather and digest the policy's weights, after all earlier calls."""
@@ -292,8 +317,12 @@ class WorkerGroup(ABC):
         *,
         loop: Mapping[str, Any],
         facts: Mapping[str, Any],
+        further: "Sequence[WorkerGroup]" = (),
     ) -> None:
-        """Write a checkpoint of the workers' state and the loop's, where the state is."""
+        """Write a checkpoint of the workers' state and the loop's, where the state is.
+
+        `further` are groups of other roles that learn; their state is part of the checkpoint.
+        """
 
     @abstractmethod
     def _begin(

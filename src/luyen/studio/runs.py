@@ -14,6 +14,7 @@ from luyen.base.run_lock import is_claimed
 from luyen.base.rundir import RunDirectory, step_of
 from luyen.checkpoint.store import CheckpointStore, read_manifest
 from luyen.telemetry.artifact_registry import run_directories
+from luyen.telemetry.display import MEAN, VALIDATION_REWARD, validated
 from luyen.telemetry.metrics import read_metrics
 from luyen.telemetry.summary import last_note
 
@@ -85,7 +86,9 @@ def run_facts(run: RunDirectory) -> RunFacts:
         return RunFacts(run="?", state="damaged", note=note, **where)
     saved = _newest_checkpoint(run)
     last, metric, value = _last_measured(run.metrics, trainer.get("best_metric"))
-    is_over = total is not None and saved is not None and saved >= total
+    # A step that was stopped in its validation is saved, and has no line yet.
+    done = min(saved or 0, last) if run.metrics.is_file() else saved or 0
+    is_over = total is not None and saved is not None and done >= total
     state: State = "finished" if is_over else "interrupted"
     return RunFacts(
         run=manifest["run_id"],
@@ -120,6 +123,9 @@ def _newest_checkpoint(run: RunDirectory) -> int | None:
     return max((step for name in names if (step := step_of(name)) is not None), default=None)
 
 
+ACCURACY = "val/accuracy"
+
+
 def _last_measured(file: Path, wanted: str | None) -> tuple[int, str | None, float | None]:
     """The last step with numbers, and name and value of what was last validated."""
     try:
@@ -134,6 +140,9 @@ def _last_measured(file: Path, wanted: str | None) -> tuple[int, str | None, flo
         known = sorted(name for name in entry if name.startswith("val/") or "/val_" in name)
         if known:
             name = wanted if wanted in known else known[0]
+            if name == ACCURACY and VALIDATION_REWARD in validated(entry):
+                # With rewards other than 0 and 1, a share that reaches 1 says little.
+                name = next(one for one in known if one.startswith(MEAN))
             return last, name, float(entry[name])
     return last, None, None
 

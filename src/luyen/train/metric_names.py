@@ -128,11 +128,19 @@ _ROLE = {
 }
 _WAIT = {
     "controller_on_actor": "Seconds for which the loop did nothing but wait for ranks.",
+    "controller_on_reference": "Seconds for which the loop only waited for the reference, where it "
+    "has devices of its own.",
+    "controller_on_critic": "Seconds for which the loop only waited for the critic, where it has "
+    "devices of its own.",
     "controller_on_rollout": "Seconds for which the loop did nothing but wait for replicas.",
     "controller_on_reward_model": "Seconds for which scoring only waited for reward models.",
     "reward_model_idle": "Seconds since the step before in which a copy of the reward model did "
     "nothing, mean over them.",
     "actor_idle": "Seconds since the step before in which a rank did nothing, mean over them.",
+    "reference_idle": "Seconds since the step before in which a rank of the reference did nothing, "
+    "mean over them.",
+    "critic_idle": "Seconds since the step before in which a rank of the critic did nothing, mean "
+    "over them.",
     "rollout_idle": "Seconds since the step before in which a replica did nothing, mean over them.",
 }
 _ASYNC = {

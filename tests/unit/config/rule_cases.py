@@ -12,6 +12,7 @@ from tests.unit.config.teacher_rule_cases import TEACHER_CASES
 
 GRPO = ("algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=4")
 A = "actor_rollout_ref.actor"
+KL = (f"{A}.use_kl_loss=true",)
 R = "actor_rollout_ref.rollout"
 REF = "actor_rollout_ref.ref"
 M = "actor_rollout_ref.model"
@@ -41,6 +42,15 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         (f"{A}.fsdp_config.fsdp_size=3", "trainer.n_gpus_per_node=4"),
         (f"{A}.fsdp_config.fsdp_size=2", "trainer.n_gpus_per_node=4"),
     ),
+    "F05": (
+        (*KL, f"{REF}.nnodes=1", "trainer.runtime=local"),
+        (*KL, f"{REF}.nnodes=1", "trainer.runtime=ray"),
+    ),
+    "F06": (
+        (*GRPO, "critic.nnodes=1"),
+        (f"{REF}.n_gpus_per_node=1", *KL, f"{REF}.nnodes=1"),
+    ),
+    "G02": ((f"{M}.dtype=bfloat16",), (f"{M}.dtype=float32",)),
     "B02": (
         (MINI, "data.train_batch_size=300"),
         (MINI, "data.train_batch_size=512"),

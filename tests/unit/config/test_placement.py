@@ -136,3 +136,26 @@ def test_a_pool_for_the_reward_model_asks_for_a_cluster():
     one = report_of(*JUDGE, *words, "reward.reward_model.rollout.data_parallel_size=1").plan.where
     assert one.roles[-1].engine == "native"
     assert report_of(*JUDGE).plan.where.runtime == "local"
+
+
+def test_roles_with_pools_of_their_own_leave_the_devices_of_the_actor():
+    shared = ("trainer.n_gpus_per_node=4", "algorithm.adv_estimator=gae", f"{ARR}.ref.enable=true")
+    own = (*shared, f"{ARR}.ref.nnodes=1", "critic.nnodes=2", "critic.n_gpus_per_node=1")
+    where = report_of(*own).plan.where
+    assert where.rank_groups == (4, 4, 2)
+    places = {role.name: (role.engine, role.place) for role in where.roles}
+    assert places["reference"] == ("a frozen copy", "1 x 4 cuda of its own")
+    assert places["critic"] == ("fsdp2", "2 x 1 cuda of its own")
+    together, apart = phases(*shared), phases(*own)
+    assert {"reference", "critic"} <= together["update"].keys()
+    assert not {"reference", "critic"} & apart["update"].keys()
+    assert apart["reference"]["reference"] == ALL * 2 // 4
+    assert apart["critic"]["critic"] == ALL * 12 // 2
+
+
+def test_a_pool_of_its_own_decides_what_is_sharded():
+    words = (f"{ARR}.ref.enable=true", f"{ARR}.ref.nnodes=1", f"{ARR}.ref.n_gpus_per_node=4")
+    found = [p.id for p in report_of(*words, f"{FSDP}.fsdp_size=3").problems]
+    assert "F03" in found
+    assert "F01" not in found
+    assert "S02" in [p.id for p in report_of(*words, f"{ARR}.actor.strategy=single").problems]

@@ -13,7 +13,7 @@ from luyen.config.problem import Problem
 from luyen.config.rules.all import RULES
 from tests.unit.config.rule_cases import CASES
 
-LAPTOP = Machine(cpus=2, ram_bytes=16 * 1024**3)
+LAPTOP = Machine(cpus=2, ram_bytes=16 * 1024**3, has_bf16=False)
 ROWS = "data.train_files=arithmetic://sum"
 
 

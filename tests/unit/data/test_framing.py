@@ -11,7 +11,7 @@ from luyen.config.schema.data import DataConfig
 from luyen.data.build import build_data
 from luyen.data.formats.convert import convert
 from luyen.data.formats.detect import Kind
-from luyen.data.formats.read import open_rows
+from luyen.data.formats.read import PromptOptions, open_rows
 from luyen.data.offline import build_offline_data
 from luyen.data.rows import Columns, Frame, RowAt, read_row
 from luyen.data.tokenizer import load_tokenizer
@@ -24,7 +24,7 @@ ASKED = Frame(template="{question} #### \\boxed{}")
 
 
 def rows_of(path: str, frame: Frame) -> list[Any]:
-    return [row for _, row in open_rows(path, frame=frame)]
+    return [row for _, row in open_rows(path, prompts=PromptOptions(frame=frame))]
 
 
 def prompt_of(row: dict[str, Any], frame: Frame, **columns: Any) -> Prompt:

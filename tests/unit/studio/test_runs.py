@@ -10,6 +10,7 @@ from luyen.base.run_lock import claim, is_claimed, release
 from luyen.base.rundir import RunDirectory
 from luyen.studio.runs import RunFacts, list_runs
 from luyen.telemetry.metrics import metrics_line
+from luyen.telemetry.summary import note
 
 CONFIG = """\
 trainer: {stage: STAGE, total_training_steps: STEPS, total_epochs: 2, best_metric: val/accuracy}
@@ -42,6 +43,27 @@ def test_a_run_is_finished_when_its_last_step_is_saved(tmp_path: Path):
     assert facts(tmp_path).state == "interrupted"
     run.checkpoint(3).mkdir()
     assert facts(tmp_path).state == "finished"
+
+
+def test_a_run_that_was_stopped_in_its_last_validation_is_interrupted(tmp_path: Path):
+    run = begin(tmp_path, "a")
+    run.checkpoint(3).mkdir()
+    run.metrics.write_text("".join(metrics_line(step, {}) for step in range(3)))
+    note(run.root, "interrupted by SIGINT after step 2 of 3")
+    found = facts(tmp_path)
+    assert (found.state, found.steps) == ("interrupted", 3)
+    assert "SIGINT" in found.note
+    with run.metrics.open("a") as lines:
+        lines.write(metrics_line(3, {"val/accuracy": 0.5}))
+    assert (facts(tmp_path).state, facts(tmp_path).note) == ("finished", "")
+
+
+def test_an_accuracy_is_shown_only_where_every_reward_is_0_or_1(tmp_path: Path):
+    run = begin(tmp_path, "a")
+    run.metrics.write_text(metrics_line(0, {"val/accuracy": 0.25, "val/reward/mean@2": 0.25}))
+    assert (facts(tmp_path).metric, facts(tmp_path).value) == ("val/accuracy", 0.25)
+    run.metrics.write_text(metrics_line(0, {"val/accuracy": 0.25, "val/reward/mean@2": 0.4}))
+    assert (facts(tmp_path).metric, facts(tmp_path).value) == ("val/reward/mean@2", 0.4)
 
 
 def test_steps_come_from_epochs_where_no_number_is_given(tmp_path: Path):

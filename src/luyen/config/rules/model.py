@@ -49,7 +49,7 @@ def fast_path_runs_the_model(s: RuleContext) -> Iterator[Finding]:
             why=f"sequences of a {kind} model cannot be packed, which `native` needs",
             fix="set it to hf: slower, through transformers itself",
         )
-    if s.where.world_size > 1:
+    if max(s.where.rank_groups) > 1:
         yield Finding(
             field="trainer.n_gpus_per_node",
             why=f"transformers itself runs a {kind} model, which is not sharded",

@@ -36,9 +36,10 @@ def device_exists(s: RuleContext) -> Iterator[Finding]:
 def runtime_spans_the_devices(s: RuleContext) -> Iterator[Finding]:
     """More than one device needs the Ray runtime and a sharded training engine."""
     trainer, actor = s.config.trainer, s.config.actor_rollout_ref.actor
-    if trainer.stage != "rl" or s.where.world_size == 1:
+    ranks = max(s.where.rank_groups)
+    if trainer.stage != "rl" or ranks == 1:
         return  # an offline stage has one device, which N01 says
-    if trainer.runtime == "local":
+    if trainer.runtime == "local" and s.where.world_size > 1:
         yield Finding(
             field="trainer.runtime",
             why=f"local is one process; nnodes x n_gpus_per_node = {s.where.world_size}",
@@ -47,7 +48,7 @@ def runtime_spans_the_devices(s: RuleContext) -> Iterator[Finding]:
     if actor.strategy == "single":
         yield Finding(
             field="actor_rollout_ref.actor.strategy",
-            why=f"`single` trains on one device; nnodes x n_gpus_per_node = {s.where.world_size}",
+            why=f"`single` trains on one device; nnodes x n_gpus_per_node = {ranks}",
             fix="set it to fsdp2 or auto",
         )
 

@@ -482,3 +482,15 @@ class RefConfig(LogProbBatchingConfig):
     path: str | None = key(
         None, "Weights of the reference; null: the policy before training (with LoRA: adapter off)."
     )
+    nnodes: int = key(
+        0,
+        "Machines that only the reference has; 0: it shares the devices of the actor.",
+        ge=0,
+        le=MOST_MACHINES,
+    )
+    n_gpus_per_node: int | None = key(
+        None,
+        "Devices of each of these machines; null: `trainer.n_gpus_per_node`.",
+        ge=1,
+        le=MOST_DEVICES,
+    )

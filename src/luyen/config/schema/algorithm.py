@@ -6,6 +6,8 @@ from luyen.config.schema.actor_rollout_ref import Aggregation, CriticOptimConfig
 from luyen.config.schema.block import (
     CORRECTION_WORDS,
     ESTIMATOR_WORDS,
+    MOST_DEVICES,
+    MOST_MACHINES,
     Block,
     Names,
     Numbers,
@@ -118,6 +120,18 @@ class CriticConfig(Block):
         gt=0,
     )
     loss_agg_mode: Aggregation | None = key(None, "Aggregation; null: as the actor.")
+    nnodes: int = key(
+        0,
+        "Machines that only the critic has; 0: it shares the devices of the actor.",
+        ge=0,
+        le=MOST_MACHINES,
+    )
+    n_gpus_per_node: int | None = key(
+        None,
+        "Devices of each of these machines; null: `trainer.n_gpus_per_node`.",
+        ge=1,
+        le=MOST_DEVICES,
+    )
     optim: CriticOptimConfig = block(CriticOptimConfig, "Optimizer and schedule.")
 
 

@@ -13,7 +13,16 @@ from luyen.base.files import in_progress, plain, remove_abandoned_writes, tempor
 from luyen.base.records import Message, Prompt, make_prompt
 from luyen.data.formats.cells import EXTRA, KWARGS, TOOLS
 from luyen.data.formats.detect import Format, Kind
-from luyen.data.formats.read import LEFT_OUT, READ, TEXTS, RowProblem, RowReader, open_rows
+from luyen.data.formats.read import (
+    AS_THEY_ARE,
+    LEFT_OUT,
+    READ,
+    TEXTS,
+    PromptOptions,
+    RowProblem,
+    RowReader,
+    open_leniently,
+)
 from luyen.data.formats.records import (
     STEP_END,
     AnyRow,
@@ -212,13 +221,19 @@ class Converted:
 
 
 def convert(
-    source: str, target: Path, *, to: str | None = None, form: str | None = None, skip: bool = False
+    source: str,
+    target: Path,
+    *,
+    to: str | None = None,
+    form: str | None = None,
+    skip: bool = False,
+    prompts: PromptOptions = AS_THEY_ARE,
 ) -> Converted:
     """Read a file and write it in our form for its kind, or for the kind `to`.
 
     A row with a problem stops it, and nothing is written, unless `skip` leaves such rows out.
     """
-    reading = open_rows(source, form=form, string_prompts="user", on_problem="skip")
+    reading = open_leniently(source, form, prompts)
     kind = _target(reading.format, to)
     lost: Lost = Counter()
     try:
@@ -333,9 +348,9 @@ def _to_prompt(row: AnyRow, lost: Lost) -> list[AnyRow]:
 def _question_to_prompt(row: AnyRow, _: Lost) -> list[AnyRow]:
     """The question, with its answer as the ground truth, as training reads such rows."""
     assert isinstance(row, ConversationRow)
-    question, answer = row.messages
+    *question, answer = row.messages  # a system message may be before the question
     truth = answer["content"]
-    return [make_prompt([question], tools=row.tools, ground_truth=truth, extra_info=row.extra_info)]
+    return [make_prompt(question, tools=row.tools, ground_truth=truth, extra_info=row.extra_info)]
 
 
 CHANGES: dict[tuple[Kind, Kind], Change] = {

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from luyen.base.records import Message, Prompt, make_prompt
+from luyen.base.records import Message, Prompt
 from luyen.data.formats.cells import Cells
 from luyen.data.formats.records import (
     AnyRow,
@@ -16,7 +16,7 @@ from luyen.data.formats.records import (
     TextRow,
 )
 from luyen.data.raw_values import is_list
-from luyen.data.rows import NOTHING, Columns, Frame, read_row
+from luyen.data.rows import NOTHING, QUESTION, Columns, Frame, is_plain_text, read_row
 
 # The common prompt of a chosen and a rejected conversation, where no column holds it.
 
@@ -113,12 +113,15 @@ def _speaks(message: Message) -> bool:
     return message["role"] == "assistant"
 
 
+PROMPTS, GROUND_TRUTH = "prompts", "ground_truth"
 ANSWERS = ("answer", "output", "completion", "completions", "chosen", "rejected")
 """Columns that hold what is to be learned: no template may show them."""
 
 
 def parse_row(cells: Cells, frame: Frame = NOTHING) -> AnyRow:
     """The record of a row in a frame; a UserError with file, row, column, reason and fix."""
+    if cells.format.form.name == PROMPTS:
+        return _prompts(cells, frame)
     row = PARSERS[cells.format.form.name](cells)
     return row if frame == NOTHING else _framed(row, cells, frame)
 
@@ -130,29 +133,27 @@ def _framed(row: AnyRow, cells: Cells, frame: Frame) -> AnyRow:
         fix = "drop data.prompt_template and data.system_prompt"
         raise cells.error("text", row.text, why, fix)
     hidden = {cells.format.column(name) for name in cells.format.form.needs if name in ANSWERS}
-    is_whole = isinstance(row, ConversationRow | Prompt)
-    before = row.messages if is_whole else row.prompt
+    assert not isinstance(row, Prompt), "prompts are read in their frame"
+    before = row.messages if isinstance(row, ConversationRow) else row.prompt
     framed = frame.around(before, cells.raw(), hidden=hidden, complain=cells.at.error)
     if isinstance(row, ConversationRow):
         weights = (*(0.0 for _ in framed[len(before) :]), *row.weights)
         return replace(row, messages=framed, weights=weights)
-    if isinstance(row, Prompt):
-        return make_prompt(
-            framed,
-            tools=row.tools,
-            data_source=row.data_source,
-            ground_truth=row.ground_truth,
-            extra_info=row.extra_info,
-        )
     return replace(row, prompt=framed)
 
 
-def _prompts(cells: Cells) -> Prompt:
-    column = cells.format.column("prompt")
-    is_text = isinstance(cells.value("prompt"), str)
-    cells.num_texts += is_text and cells.strings == "user"
-    columns = Columns(prompt=column, string_prompts=cells.strings)
-    return read_row(dict(cells.raw()), cells.at, columns)
+def _prompts(cells: Cells, frame: Frame = NOTHING) -> Prompt:
+    """The prompt as online training reads it."""
+    columns = Columns(
+        prompt=cells.format.column("prompt"),
+        ground_truth=cells.format.columns.get(GROUND_TRUTH),
+        string_prompts=cells.strings,
+        frame=frame,
+    )
+    raw = dict(cells.raw())
+    is_meant = columns.prompt_in(raw) == QUESTION
+    cells.num_texts += cells.strings == "user" and is_plain_text(raw, columns) and not is_meant
+    return read_row(raw, cells.at, columns)
 
 
 def _question_answer(cells: Cells) -> ConversationRow:
@@ -256,7 +257,7 @@ def _stepped(cells: Cells) -> SteppedRow:
 
 
 PARSERS: dict[str, Callable[[Cells], AnyRow]] = {
-    "prompts": _prompts,
+    PROMPTS: _prompts,
     "conversation": _conversation,
     "sharegpt": _sharegpt,
     "prompt-completion": _prompt_completion,

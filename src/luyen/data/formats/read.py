@@ -20,7 +20,7 @@ from luyen.config.task_urls import FIELD
 from luyen.data.formats.cells import Cells, StringPrompts
 from luyen.data.formats.dataset_info import described
 from luyen.data.formats.detect import FORMS, Format, Kind, detect, find_form
-from luyen.data.formats.parse import parse_row
+from luyen.data.formats.parse import GROUND_TRUTH, PROMPTS, parse_row
 from luyen.data.formats.records import (
     AnyRow,
     ConversationRow,
@@ -187,17 +187,40 @@ class RowReader(Generic[R]):
         return row
 
 
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptOptions:
+    """How rows become prompts, as the keys of `data` say it.
+
+    Example:
+        >>> PromptOptions(prompt_key="query").frame == NOTHING
+        True
+    """
+
+    frame: Frame = NOTHING
+    """What is put around every prompt."""
+    prompt_key: str | None = None
+    """Column of the prompt; None: by the format."""
+    ground_truth_key: str | None = None
+    """Column of the answer; None: by the format."""
+
+
+AS_THEY_ARE = PromptOptions()
+"""Prompts as the format of the rows has them."""
+
+
 def open_rows(
     address: str,
     *,
     form: str | None = None,
     string_prompts: StringPrompts = "refuse",
     on_problem: OnProblem = "raise",
-    frame: Frame = NOTHING,
+    prompts: PromptOptions = AS_THEY_ARE,
 ) -> RowReader[AnyRow]:
     """The rows of a file or address, in whatever format it has, or in the one that is named.
 
-    What rows ask is put into `frame`, under whose template plain text becomes messages.
+    What rows ask is put into the frame, under whose template plain text becomes messages. Where
+    `prompts` name a column, rows are prompts, as in online training.
     """
     rows = placed_rows(address)
     taken = list(_first_rows(rows))
@@ -205,9 +228,17 @@ def open_rows(
     first = [one for one in taken if not isinstance(one, UserError)]
     if not first:
         raise torn[0] if torn else UserError(FILE, address, "there are no rows in it", "add rows")
-    format = _format(address, form, [raw for _, raw in first])
+    format = _named_columns(form, prompts.prompt_key, prompts.ground_truth_key)
+    format = format or _format(address, form, [raw for _, raw in first])
     left = chain(first, _raised(torn), rows)
-    return RowReader(format, left, strings=string_prompts, on_problem=on_problem, frame=frame)
+    return RowReader(
+        format, left, strings=string_prompts, on_problem=on_problem, frame=prompts.frame
+    )
+
+
+def open_leniently(address: str, form: str | None, prompts: PromptOptions) -> RowReader[AnyRow]:
+    """The rows for a look: plain text is taken for messages, and problems are kept."""
+    return open_rows(address, form=form, string_prompts="user", on_problem="skip", prompts=prompts)
 
 
 def read_preferences(
@@ -248,6 +279,20 @@ def _of_kind(
         fix = f"give rows of the kind `{kind}`, with columns {' or '.join(wanted)}"
         raise UserError(FILE, address, why, fix)
     return found
+
+
+def _named_columns(form: str | None, prompt: str | None, truth: str | None) -> Format | None:
+    """Prompts in the columns that were named; None where none was."""
+    named = {name: column for name, column in (("prompt", prompt), (GROUND_TRUTH, truth)) if column}
+    if not named:
+        return None
+    if form not in (None, PROMPTS):
+        option = "--prompt-key" if prompt else "--ground-truth-key"
+        why = f"it names a column of prompts, and the rows are to be read as `{form}`"
+        raise UserError(option, prompt or truth, why, "drop one of the two options")
+    words = [f"`{column}` is named as the column of the {name}" for name, column in named.items()]
+    why = " and ".join(words).replace("_", " ")
+    return Format(form=FORMS[PROMPTS], why=why, columns=named)
 
 
 def _format(address: str, form: str | None, first: list[Any]) -> Format:

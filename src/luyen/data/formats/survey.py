@@ -13,7 +13,16 @@ from luyen.data.formats.cells import EXTRA
 from luyen.data.formats.convert import own_form
 from luyen.data.formats.detect import Format
 from luyen.data.formats.layout import HistogramBar, Lengths, LengthStats, Part, in_words
-from luyen.data.formats.read import READ, TEXTS, RowProblem, RowReader, open_rows, place
+from luyen.data.formats.read import (
+    AS_THEY_ARE,
+    READ,
+    TEXTS,
+    PromptOptions,
+    RowProblem,
+    RowReader,
+    open_leniently,
+    place,
+)
 from luyen.data.formats.records import (
     AnyRow,
     ConversationRow,
@@ -270,16 +279,20 @@ class Survey:
 
 
 def survey(
-    address: str, *, shown: int = 3, renderer: "Renderer | None" = None, form: str | None = None
+    address: str,
+    *,
+    shown: int = 3,
+    renderer: "Renderer | None" = None,
+    form: str | None = None,
+    prompts: PromptOptions = AS_THEY_ARE,
 ) -> Survey:
     """Go through the whole file once. Only errors that leave nothing to look at are raised."""
-    reading = open_rows(address, form=form, string_prompts="user", on_problem="skip")
+    reading = open_leniently(address, form, prompts)
     first, lengths, tally = list[ShownRow](), Lengths(), Tally()
-    prompts, rows = _Repetition(address), _Repetition(address)
+    questions, rows = _Repetition(address), _Repetition(address)
     for at, row in reading:
         prompt, taught = _content(row)
-        if prompt is not None:
-            prompts.add(prompt, at)
+        questions.add(prompt, at)
         rows.add(taught, at)
         tally.add(row, at, renderer)
         is_shown, is_measured = len(first) < shown, lengths.wants_next()
@@ -301,7 +314,7 @@ def survey(
         measured=lengths.measured,
         figures=lengths.figures(),
         histogram=tuple(lengths.histogram()),
-        same_prompt=prompts.close(),
+        same_prompt=questions.close(),
         same_row=rows.close(),
         oddities=tuple(oddities(tally, address)),
         facts=tuple(tally_lines(tally)),
@@ -319,7 +332,9 @@ class _Repetition:
         self._examples: list[tuple[str, str]] = []
 
     def add(self, content: Any, at: RowAt) -> None:
-        """Content of the row at this place."""
+        """Content of the row at this place; None: it has none."""
+        if content is None:
+            return
         text = json.dumps(content, sort_keys=True, ensure_ascii=False, default=str)
         digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
         earlier = self._first.setdefault(digest, at)

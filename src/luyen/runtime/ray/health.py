@@ -58,21 +58,21 @@ def is_secondary_error(error: RayError) -> bool:
     )
 
 
-def classify_failure(error: RayError, rank: int) -> BaseException:
-    """The error to raise in the controller for an error of a rank."""
+def classify_failure(error: RayError, process: str) -> BaseException:
+    """The error to raise in the controller for an error of a process, for instance `rank 0`."""
     if isinstance(error, PROCESS_GONE):
-        return RanksLost(f"rank {rank} is gone: {failure_reason(error)}")
+        return RanksLost(f"{process} is gone: {failure_reason(error)}")
     if isinstance(error, ObjectLostError):
         return RanksLost(
-            f"rank {rank} is gone, and with it what it had to say: {failure_reason(error)}"
+            f"{process} is gone, and with it what it had to say: {failure_reason(error)}"
         )
     if isinstance(error, RayTaskError):
         cause = error.cause
         if isinstance(cause, UserError):
             return cause
-        broken = RemoteError(f"rank {rank}", traceback_of(error))
+        broken = RemoteError(process, traceback_of(error))
         if is_secondary_error(error):
-            return RanksLost(f"rank {rank} lost the connection to the other ranks\n{broken}")
+            return RanksLost(f"{process} lost the connection to the other ranks\n{broken}")
         return broken
     return error
 
@@ -83,9 +83,9 @@ def is_object_lost(error: BaseException) -> bool:
     return isinstance(inner, ObjectLostError)
 
 
-def silence_error(rank: int, seconds: float) -> RanksLost:
-    """The error of a rank that does not answer the health check."""
-    why = f"rank {rank} gave no sign of life for {seconds:.0f} s: its process or node is stopped"
+def silence_error(process: str, seconds: float) -> RanksLost:
+    """The error of a process that does not answer the health check."""
+    why = f"{process} gave no sign of life for {seconds:.0f} s: its process or node is stopped"
     return RanksLost(f"{why}, overloaded or cut off")
 
 
@@ -115,9 +115,15 @@ _MAX_POLL_GAP_S = 10.0
 class HealthCheck:
     """Pings processes, with at most one pending ping per process. Thread-safe."""
 
-    def __init__(self, pings: Sequence[Callable[[], Any]], timeouts: TimeoutsConfig) -> None:
-        """`pings` send without waiting. A first answer may take `start_s`."""
+    def __init__(
+        self, pings: Sequence[Callable[[], Any]], timeouts: TimeoutsConfig, *, name: str = "rank"
+    ) -> None:
+        """`pings` send without waiting. A first answer may take `start_s`.
+
+        `name` is what errors call a process, before its number.
+        """
         self._pings = pings
+        self._name = name
         self._timeouts = timeouts
         self._pending: dict[int, Any] = {}
         self._since: dict[int, float] = {}
@@ -149,8 +155,13 @@ class HealthCheck:
     def loss(self) -> BaseException | None:
         """The error of a lost or silent process; None: all are alive."""
         for rank, error in self.gone().items():
-            return classify_failure(error, rank)
-        return next((silence_error(*one) for one in self.silent().items()), None)
+            return classify_failure(error, self.name_of(rank))
+        silent = ((self.name_of(rank), seconds) for rank, seconds in self.silent().items())
+        return next((silence_error(*one) for one in silent), None)
+
+    def name_of(self, rank: int) -> str:
+        """What errors call a process."""
+        return f"{self._name} {rank}"
 
     def _ping(self) -> None:
         now = time.monotonic()

@@ -14,6 +14,7 @@ from luyen.config.schema.run import RunConfig
 
 Device: TypeAlias = Literal["cpu", "cuda"]
 SHARED, ROLLOUT, REWARD = "shared", "rollout", "reward model"
+REFERENCE, CRITIC = "reference", "critic"
 _COPIES = "actor_rollout_ref.rollout.data_parallel_size"
 _GRAIN = 10_000
 """Ray's resolution of fractional resources: 1 / 10000."""
@@ -23,6 +24,14 @@ _FIELDS = {
         "actor_rollout_ref.rollout.n_gpus_per_node",
         "make its pool smaller, or set rollout.nnodes to 0: copies then share the devices of the "
         "actor",
+    ),
+    REFERENCE: (
+        "actor_rollout_ref.ref.n_gpus_per_node",
+        "make its pool smaller, or set ref.nnodes to 0: it then shares the devices of the actor",
+    ),
+    CRITIC: (
+        "critic.n_gpus_per_node",
+        "make its pool smaller, or set critic.nnodes to 0: it then shares the devices of the actor",
     ),
     REWARD: (
         "reward.reward_model.n_gpus_per_node",
@@ -74,7 +83,11 @@ class PoolFacts:
     rollout: tuple[int, int] | None = None
     """Groups and devices of each, of the rollout engine's own pool; None: it has none."""
     trainers: tuple[str, ...] = ("actor",)
-    """Roles of the training processes."""
+    """Roles of the training processes on the shared devices."""
+    reference: tuple[int, int] | None = None
+    """Groups and devices of each, of the reference's own pool; None: it has none."""
+    critic: tuple[int, int] | None = None
+    """Groups and devices of each, of the critic's own pool; None: it has none."""
     reward: tuple[int, int] | None = None
     """Groups and devices of each, of the reward model's own pool; None: it has none."""
     is_reward_shared: bool = False
@@ -91,14 +104,17 @@ class PoolFacts:
     def of(cls, config: RunConfig, where: Placement) -> "PoolFacts":
         """Devices that a configuration needs."""
         model, own = config.reward.reward_model, reward_pool(config)
-        names = [role.name for role in where.roles]
+        trained = {REFERENCE: where.reference_pool, CRITIC: where.critic_pool}
+        apart = {ROLLOUT, REWARD, *(name for name, pool in trained.items() if pool is not None)}
         return cls(
             device="cuda" if where.device == "cuda" else "cpu",
             nnodes=config.trainer.nnodes,
             per_node=config.trainer.n_gpus_per_node,
             replicas=where.replicas,
             rollout=where.rollout_pool,
-            trainers=tuple(name for name in names if name not in (ROLLOUT, REWARD)),
+            trainers=tuple(role.name for role in where.roles if role.name not in apart),
+            reference=where.reference_pool,
+            critic=where.critic_pool,
             reward=own,
             is_reward_shared=model.enable and own is None,
             reward_replicas=count_reward_replicas(config) if model.enable else None,
@@ -199,7 +215,13 @@ def pools_of(facts: PoolFacts) -> list[DevicePool]:
     colocated += (REWARD,) if facts.is_reward_shared else ()
     groups = (facts.per_node,) * facts.nnodes
     pools = [DevicePool(name=SHARED, roles=(*facts.trainers, *colocated), groups=groups)]
-    for name, own in ((ROLLOUT, facts.rollout), (REWARD, facts.reward)):
+    separate = {
+        ROLLOUT: facts.rollout,
+        REFERENCE: facts.reference,
+        CRITIC: facts.critic,
+        REWARD: facts.reward,
+    }
+    for name, own in separate.items():
         if own is not None and min(own) > 0:
             pools.append(DevicePool(name=name, roles=(name,), groups=(own[1],) * own[0]))
     return pools
@@ -228,6 +250,9 @@ def _slots(facts: PoolFacts) -> dict[str, tuple[Slot, ...]]:
     if facts.rollout is not None:
         own = _whole(ROLLOUT, (facts.rollout[1],) * facts.rollout[0])
         slots[ROLLOUT] = own[: facts.replicas]
+    for name, pool in ((REFERENCE, facts.reference), (CRITIC, facts.critic)):
+        if pool is not None:
+            slots[name] = _whole(name, (pool[1],) * pool[0])
     if facts.is_reward_shared:
         slots[REWARD] = shared(facts.reward_replicas or len(places))
     elif facts.reward is not None:

@@ -173,11 +173,18 @@ class RankGroup(WorkerGroup):
         *,
         places: Sequence[Mapping[str, Any]],
         timeouts: TimeoutsConfig | None = None,
+        role: str = "actor",
+        watch: RoleMonitor | None = None,
     ) -> None:
-        """Start one rank for each place (options of an actor); returns when all have loaded."""
+        """Start one rank for each place (options of an actor); returns when all have loaded.
+
+        `role` names the processes in spans, metrics and errors. `watch` receives their reports;
+        None: the group has a monitor of its own.
+        """
         self.count = len(places)
         send_tensors_as_arrays()
-        self.watch = RoleMonitor()
+        self._role = role
+        self.watch = watch or RoleMonitor()
         """Collects the reports of the ranks; other processes of the run report to it too."""
         shared = ray.put(make)
         remote: Any = ray.remote
@@ -192,7 +199,8 @@ class RankGroup(WorkerGroup):
         """The first error."""
         self._ending = threading.Lock()
         pings = [actor.alive.remote for actor in self._actors]
-        self._health = HealthCheck(pings, timeouts or TimeoutsConfig())
+        name = "rank" if role == "actor" else f"{role} rank"
+        self._health = HealthCheck(pings, timeouts or TimeoutsConfig(), name=name)
         (address,) = self._collect([self._actors[0].address.remote()])
         sent = time.time()
         joining = [a.join.remote(address) for a in self._actors]
@@ -215,18 +223,21 @@ class RankGroup(WorkerGroup):
         *,
         loop: Mapping[str, Any],
         facts: Mapping[str, Any],
+        further: Sequence[WorkerGroup] = (),
     ) -> None:
         """Write a checkpoint; every rank writes its shards into the folder, on a shared disk."""
         write = TrainWorker.begin_write if writer.is_async else TrainWorker.write
+        groups = (self, *further)
 
         def fill(folder: Path) -> None:
-            self.all(write, folder.absolute())
+            for done in [group.begin_all(write, folder.absolute()) for group in groups]:
+                done()
             save_state(folder, "loop", loop)
 
         def is_written() -> bool:
-            if self.is_over:
+            if any(group.is_over for group in groups):
                 raise WritersGone
-            return all(self.all(TrainWorker.is_written))
+            return all(all(group.all(TrainWorker.is_written)) for group in groups)
 
         if writer.is_async:
             writer.save_remote(step, fill, is_written, facts=facts)
@@ -293,7 +304,7 @@ class RankGroup(WorkerGroup):
         left, back = list(called), dict[Any, float]()
         answers: dict[Any, Any] = {}
         while left:
-            with waiting_for("actor"):
+            with waiting_for(self._role):
                 done, left = ray.wait(left, num_returns=1, timeout=_POLL_S)
             back |= dict.fromkeys(done, time.time())
             errors = _opened(called, done, answers)
@@ -303,7 +314,7 @@ class RankGroup(WorkerGroup):
         if sent is None:
             return [answers[one] for one in called]
         return [
-            unwrap_result(answers[one], self.watch, "actor", rank, sent=sent, back=back[one])
+            unwrap_result(answers[one], self.watch, self._role, rank, sent=sent, back=back[one])
             for rank, one in enumerate(called)
         ]
 
@@ -337,7 +348,7 @@ class RankGroup(WorkerGroup):
             errors = [*_opened(called, done, {}), *self._health.gone().items()]
             for primary in (one for one in errors if not is_secondary_error(one[1])):
                 rank, error = primary
-        return classify_failure(error, rank)
+        return classify_failure(error, self._health.name_of(rank))
 
 
 def _opened(

@@ -19,27 +19,29 @@ from luyen.telemetry.journal import WorkJournal
 
 @final
 class ClusterTraces:
-    """Starts and stops traces in the processes of ranks and replicas.
+    """Starts and stops traces in the processes of all ranks and replicas.
 
     A replica that is lost while it is traced writes no trace.
     """
 
     def __init__(
-        self, ranks: RankGroup, engines: RayEngines, ahead: AsyncGeneration | None
+        self, groups: Sequence[RankGroup], engines: RayEngines, ahead: AsyncGeneration | None
     ) -> None:
         """With `ahead` only its thread may touch the engines."""
-        self._ranks = ranks
+        self._groups = groups
         self._pool = engines.replica_pool
         self._ahead = ahead
 
     def start_trace(self, trace: TraceSpec) -> None:
         """Start a trace in every rank and replica."""
         self._on_engine(lambda: self._pool.call_all(Replica.start_trace, trace))
-        self._ranks.all(TrainWorker.start_trace, trace)
+        for ranks in self._groups:
+            ranks.all(TrainWorker.start_trace, trace)
 
     def stop_trace(self) -> None:
         """End the traces and write their files."""
-        self._ranks.all(TrainWorker.stop_trace)
+        for ranks in self._groups:
+            ranks.all(TrainWorker.stop_trace)
         self._on_engine(lambda: self._pool.call_all(Replica.stop_trace))
 
     def _on_engine(self, call: Callable[[], object]) -> None:
@@ -132,6 +134,8 @@ def ray_roles(
     engines: RayEngines,
     generation: Generation,
     micro_batching: RoleMicroBatching,
+    reference: RankGroup | None = None,
+    critic: RankGroup | None = None,
     on_close: Sequence[Callable[[], None]] = (),
     frees_cache: bool = False,
     runs_ahead: bool = False,
@@ -139,13 +143,16 @@ def ray_roles(
 ) -> Roles:
     """Roles on a cluster. Batches are on the controller; ranks get shards of them.
 
-    With `runs_ahead` replicas generate while ranks train; they keep every version in use, or with
+    `reference` and `critic` have pools of their own; None: `ranks` have their models. With
+    `runs_ahead` replicas generate while ranks train; they keep every version in use, or with
     `partial_rollouts` only the newest, with which unfinished responses continue. `frees_cache`
     frees the replicas' KV cache after each generation. `on_close` is called after all processes
     have ended.
     """
+    groups = [group for group in (ranks, reference, critic) if group is not None]
+    pool, stops = engines.replica_pool, [group.stop for group in groups]
     ranks.watch.restart()
-    weight_sync = WeightSync(ranks, engines.replica_pool, ranks.watch)
+    weight_sync = WeightSync(ranks, pool, ranks.watch)
     ahead: AsyncGeneration | None = None
     if runs_ahead:
         ahead = AsyncGeneration(
@@ -156,17 +163,13 @@ def ray_roles(
         )
     return Roles(
         workers=ranks,
+        reference=reference,
+        critic=critic,
         rollout=ahead or ReplicaRollout(engines, generation, weight_sync, frees_cache=frees_cache),
         generation=generation,
         micro_batching=micro_batching,
         weight_sync=weight_sync,
         watch=ranks.watch,
-        traces=ClusterTraces(ranks, engines, ahead),
-        on_close=[
-            engines.replica_pool.flush_reports,
-            ranks.watch.write,
-            engines.stop,
-            ranks.stop,
-            *on_close,
-        ],
+        traces=ClusterTraces(groups, engines, ahead),
+        on_close=[pool.flush_reports, ranks.watch.write, engines.stop, *stops, *on_close],
     )

@@ -98,8 +98,9 @@ def _unpaired(found: PolicyComparison) -> list[tuple[int, str]]:
 def _difference_lines(found: Difference) -> Iterator[str]:
     test = "McNemar's exact test" if found.test == "mcnemar" else "sign test over prompts"
     yield f"{found.source}: {_counted(found.prompts, 'prompt')}"
+    share = "accuracy" if isclose(found.accuracy, found.reward, abs_tol=1e-12) else "solved"
     yield (
-        f"  accuracy  {found.first:.3f} -> {found.second:.3f}  {found.accuracy:+.3f}"
+        f"  {share:8s}  {found.first:.3f} -> {found.second:.3f}  {found.accuracy:+.3f}"
         f"  95 % {found.interval.low:+.3f} to {found.interval.high:+.3f} (paired BCa bootstrap)"
     )
     ends = found.reward_interval

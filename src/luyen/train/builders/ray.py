@@ -1,6 +1,6 @@
 """Build the roles of a run on a Ray cluster from a configuration."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,14 +15,16 @@ from luyen.models.load import choose_threads
 from luyen.rewards.reward_model import Scorer
 from luyen.rollout.build import ToolEnvironment
 from luyen.rollout.protocol import RolloutEngine
+from luyen.runtime.monitoring import RoleMonitor
 from luyen.runtime.ray.cluster import STORE_BYTES, connect
 from luyen.runtime.ray.engines import RayEngines
-from luyen.runtime.ray.pools import REWARD, PoolFacts, plan_pools
+from luyen.runtime.ray.pools import CRITIC, REFERENCE, REWARD, PoolFacts, plan_pools
 from luyen.runtime.roles import Roles
 from luyen.runtime.worker import TrainWorker
 from luyen.train.batch import RequiredSignals
 from luyen.train.builders.reward import ray_reward_model
 from luyen.train.builders.roles import (
+    TRAINERS,
     build_engine,
     build_generation,
     build_worker,
@@ -56,7 +58,8 @@ def build_ray_roles(
         placed = PlacedPools(pools, timeouts=config.trainer.timeouts)
         opened.callback(placed.free)
         places = {r: [placed.options(s) for s in slots] for r, slots in pools.slots.items()}
-        ranks, engines = _start_processes(config, needs, where.device, places, opened)
+        groups, engines = _start_processes(config, needs, where, places, opened)
+        ranks = groups["actor"]
         scorer = ray_reward_model(config, where.device, places.get(REWARD, ()), ranks.watch)
         opened.pop_all()
     # The controller computes little: more threads would compete with the workers for cores.
@@ -66,6 +69,8 @@ def build_ray_roles(
         engines=engines,
         generation=build_generation(config, tool_env, renderer),
         micro_batching=micro_batching(config, needs),
+        reference=groups.get(REFERENCE),
+        critic=groups.get(CRITIC),
         on_close=(placed.free, connection.disconnect),
         frees_cache=config.actor_rollout_ref.rollout.free_cache_engine,
         runs_ahead=config.trainer.max_staleness > 0,
@@ -77,32 +82,46 @@ def build_ray_roles(
 def _start_processes(
     config: RunConfig,
     needs: RequiredSignals,
-    device: str,
+    where: Placement,
     places: Mapping[str, Sequence[Mapping[str, Any]]],
     opened: ExitStack,
-) -> "tuple[RankGroup, RayEngines]":
-    """Start ranks and replicas, which `opened` ends on an error."""
+) -> "tuple[dict[str, RankGroup], RayEngines]":
+    """Start the ranks of each pool, by role, and replicas; `opened` ends them on an error."""
     from luyen.runtime.ray.actors import start_engines
     from luyen.runtime.ray.ranks import RankGroup
 
-    timeouts, make = config.trainer.timeouts, partial(make_rank, config, needs, device)
-    ranks = RankGroup(make, places=places["actor"], timeouts=timeouts)
-    opened.callback(ranks.stop)
+    timeouts, watch = config.trainer.timeouts, RoleMonitor()
+    pools = {REFERENCE: where.reference_pool, CRITIC: where.critic_pool}
+    apart = [role for role, pool in pools.items() if pool is not None]
+    shared = [role for role in TRAINERS if role not in apart]
+    groups: dict[str, RankGroup] = {}
+    for role, models in {"actor": shared, **{role: [role] for role in apart}}.items():
+        make = partial(make_rank, config, needs, where.device, models)
+        groups[role] = RankGroup(
+            make, places=places[role], timeouts=timeouts, role=role, watch=watch
+        )
+        opened.callback(groups[role].stop)
     engines = start_engines(
-        partial(make_replica, config, device),
+        partial(make_replica, config, where.device),
         replicas=len(places["rollout"]),
         places=places["rollout"],
         timeouts=timeouts,
-        watch=ranks.watch,
+        watch=watch,
     )
     opened.callback(engines.close)
-    return ranks, engines
+    return groups, engines
 
 
 def make_rank(
-    config: RunConfig, needs: RequiredSignals, device: str, rank: int, ranks: int, address: str
+    config: RunConfig,
+    needs: RequiredSignals,
+    device: str,
+    roles: Collection[str],
+    rank: int,
+    ranks: int,
+    address: str,
 ) -> TrainWorker:
-    """Build the models of one rank; called in its process."""
+    """Build the models of one rank, those of its roles; called in its process."""
     import_plugins(config.trainer.plugins)
     fsdp = config.actor_rollout_ref.actor.fsdp_config
     mesh = join_ranks(
@@ -110,7 +129,7 @@ def make_rank(
         ranks,
         address,
         device=device,
-        fsdp_size=fsdp.fsdp_size,
+        fsdp_size=fsdp.fsdp_size if ranks > 1 else -1,  # one rank has no shards
         timeout_s=config.trainer.timeouts.collective_s,
     )
     return build_worker(
@@ -121,6 +140,7 @@ def make_rank(
         rank=rank,
         sharded=partial(shard_as, mesh=mesh, fsdp_config=fsdp) if ranks > 1 else None,
         here=torch.device(device, torch.cuda.current_device()) if device == "cuda" else None,
+        roles=roles,
     )
 
 

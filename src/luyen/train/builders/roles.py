@@ -3,7 +3,7 @@
 import itertools
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from luyen.data.tokenizer import Tokenizer, load_tokenizer
 from luyen.engine.actor import ActorEngine
 from luyen.engine.batch_shards import MicroBatching
 from luyen.engine.critic import CriticEngine
+from luyen.engine.logprobs import FrozenPolicy
 from luyen.engine.optim import MasterAdamW
 from luyen.models.load import choose_threads, load_policy
 from luyen.models.policy import Policy, ValueModel
@@ -38,6 +39,8 @@ from luyen.runtime.worker import TrainWorker
 from luyen.sandbox.launch import demand
 from luyen.train.batch import RequiredSignals
 
+TRAINERS = ("actor", "reference", "teacher", "critic")
+"""Roles that training processes have, unless one has a pool of its own."""
 _FIELD = "distill.teacher_path"
 
 
@@ -126,37 +129,56 @@ def build_worker(
     rank: int = 0,
     sharded: Callable[[Policy | ValueModel], None] | None = None,
     here: torch.device | None = None,
+    roles: Collection[str] = TRAINERS,
 ) -> TrainWorker:
-    """Build actor, reference, teacher and critic of a process.
+    """Build actor, reference, teacher and critic of a process: those that the run needs.
 
     `sharded` shards a model over the ranks; `here` is the device of passes, if weights may be
-    offloaded.
+    offloaded. `roles` are those of this process; the rest are in pools of their own.
     """
     arr = config.actor_rollout_ref
-    shard = sharded or (lambda _: None)
+
+    def frozen(policy: Policy) -> FrozenPolicy:
+        if sharded is not None:
+            sharded(policy)
+        return FrozenPolicy(policy=policy, temperature=arr.rollout.temperature, device=here)
+
+    actor = reference = teacher = critic = None
+    if "actor" in roles:
+        actor = build_actor(config, tokenizer, device, sharded=sharded, here=here)
+    if "reference" in roles and needs.reference and arr.model.lora_rank == 0:
+        reference = frozen(reference_policy(config, tokenizer, device))
+    if "teacher" in roles and needs.teacher:
+        teacher = frozen(load_teacher(config, tokenizer, device))
+    if "critic" in roles and needs.values:
+        critic = build_critic(config, tokenizer, device, sharded=sharded, here=here)
+    if actor is None:
+        for model in (reference and reference.policy, critic and critic.model):
+            if model is not None:
+                choose_threads(model)
+    return TrainWorker(rank=rank, actor=actor, reference=reference, teacher=teacher, critic=critic)
+
+
+def build_actor(
+    config: RunConfig,
+    tokenizer: Tokenizer,
+    device: str,
+    *,
+    sharded: Callable[[Policy], None] | None = None,
+    here: torch.device | None = None,
+) -> ActorEngine:
+    """Build the actor; `sharded` shards its model, `here` is the device of its passes."""
+    arr = config.actor_rollout_ref
     policy = initial_policy(config, tokenizer, device)
     choose_threads(policy)
-    shard(policy)
-    reference = build_reference(config, tokenizer, needs, device)
-    if reference is not None:
-        shard(reference)
-    teacher = load_teacher(config, tokenizer, device) if needs.teacher else None
-    if teacher is not None:
-        shard(teacher)
-    return TrainWorker(
-        rank=rank,
-        actor=ActorEngine(
-            policy,
-            MasterAdamW(policy.parameters(), arr.actor.optim),
-            actor_passes(arr.actor),
-            temperature=arr.rollout.temperature,
-            device=here,
-        ),
-        reference=reference,
-        teacher=teacher,
-        critic=build_critic(config, tokenizer, device, sharded=sharded, here=here)
-        if needs.values
-        else None,
+    if sharded is not None:
+        sharded(policy)
+    return ActorEngine(
+        policy,
+        MasterAdamW(policy.parameters(), arr.actor.optim),
+        actor_passes(arr.actor),
+        temperature=arr.rollout.temperature,
+        device=here,
     )
 
 
@@ -272,15 +294,6 @@ def versioned_engines(
 
     versions = count_weight_versions(config.trainer)
     return VersionedEngines(make, versions=versions)
-
-
-def build_reference(
-    config: RunConfig, tokenizer: Tokenizer, needs: RequiredSignals, device: str
-) -> Policy | None:
-    """The reference policy; None where not needed, or where it is the actor without adapter."""
-    if not needs.reference or config.actor_rollout_ref.model.lora_rank > 0:
-        return None
-    return reference_policy(config, tokenizer, device)
 
 
 def reference_policy(config: RunConfig, tokenizer: Tokenizer, device: str) -> Policy:

@@ -134,6 +134,31 @@ def test_a_pool_of_its_own_is_read_from_the_configuration(tmp_path: Path):
     assert one.plan.where.runtime == "ray", "two devices are two processes"
 
 
+def test_reference_and_critic_have_pools_of_their_own(tmp_path: Path):
+    words = (
+        "trainer.n_gpus_per_node=2",
+        "algorithm.adv_estimator=gae",
+        "actor_rollout_ref.actor.use_kl_loss=true",
+        "actor_rollout_ref.ref.nnodes=1",
+        "actor_rollout_ref.ref.n_gpus_per_node=1",
+        "critic.nnodes=2",
+    )
+    report = report_of(tmp_path, *words)
+    found = PoolFacts.of(report.config, report.plan.where)
+    assert (found.trainers, found.reference, found.critic) == (("actor",), (1, 1), (2, 2))
+    pools = plan_pools(found, nodes(4, 3))
+    assert [pool.words("cpu") for pool in pools.pools] == [
+        "shared (actor, rollout): 1 x 2 = 2 cores",
+        "critic (critic): 2 x 2 = 4 cores",
+        "reference (reference): 1 x 1 = 1 cores",
+    ]
+    assert [(s.pool, s.group, s.bundle, s.share) for s in pools.slots["critic"]] == [
+        ("critic", group, i, 1.0) for group in range(2) for i in range(2)
+    ]
+    with pytest.raises(UserError, match="Group 2 of critic finds no node with 2 left"):
+        plan_pools(found, nodes(4, 1))
+
+
 def test_an_empty_pool_of_the_reward_model_is_refused():
     with pytest.raises(UserError, match="its own pool of 0 x 2 devices is empty"):
         plan_pools(facts(reward=(0, 2)), nodes(8))

@@ -164,21 +164,21 @@ def test_what_errors_stand_for():
     )
 
     mendable = UserError("a.b", 1, f"it is wrong; {PEER}", "mend it")
-    assert classify_failure(task_error(mendable), 0) is mendable
+    assert classify_failure(task_error(mendable), "rank 0") is mendable
     assert is_secondary_error(task_error(RuntimeError(PEER)))
     assert not is_secondary_error(task_error(mendable))
     assert not is_secondary_error(task_error(ValueError("no")))
-    lost = classify_failure(task_error(RuntimeError(PEER)), 1)
+    lost = classify_failure(task_error(RuntimeError(PEER)), "rank 1")
     assert isinstance(lost, RanksLost)
     assert "rank 1 lost the connection" in str(lost)
     assert PEER in str(lost)
-    broken = classify_failure(task_error(ValueError("no")), 1)
+    broken = classify_failure(task_error(ValueError("no")), "rank 1")
     assert str(broken) == "rank 1 broke:\nray::RankProcess (pid=1)\nValueError: no"
     assert is_object_lost(exceptions.OwnerDiedError("a" * 56, None, "ref"))
-    gone = classify_failure(exceptions.ObjectLostError("a" * 56, None, "ref"), 1)
+    gone = classify_failure(exceptions.ObjectLostError("a" * 56, None, "ref"), "rank 1")
     assert isinstance(gone, RanksLost), "what it had to say lay on its node"
     assert str(gone).startswith("rank 1 is gone, and with it what it had to say: ")
     memory = "\x1b[33mTask was killed due to the node running low on memory.\x1b[39m\nMemory: 1 GB"
     out = exceptions.OutOfMemoryError(memory)
     assert failure_reason(out) == "Task was killed due to the node running low on memory"
-    assert str(classify_failure(out, 2)).startswith("rank 2 is gone: Task was killed due to")
+    assert str(classify_failure(out, "rank 2")).startswith("rank 2 is gone: Task was killed due to")
