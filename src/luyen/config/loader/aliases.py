@@ -308,7 +308,7 @@ def _read_as(tree: ConfigTree, path: str, word: Any, keys: dict[str, Any]) -> Co
 
 def _renamed(tree: ConfigTree) -> ConfigTree:
     for old, value in leaves(tree.values):
-        new = _new_name(old)
+        new = our_name(old)
         if new is None or old in all_fields():
             continue
         origin = origin_of(old, tree.origins)
@@ -331,7 +331,7 @@ def _renamed(tree: ConfigTree) -> ConfigTree:
     return tree
 
 
-def _new_name(path: str) -> str | None:
+def our_name(path: str) -> str | None:
     """Our name for a key, or for one below a block that has another name here."""
     block, rest = path, ""
     while block:
