@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
-from luyen.config.migrate.common import OPTIM, always, name_of, named, never
+from luyen.config.migrate.common import OPTIM, always, choose, name_of, named, never
 from luyen.config.migrate.dialect import address
 from luyen.config.migrate.dialect import entries as dialect_entries
 from luyen.config.migrate.report import Entry, Outcome, Rule, Source, flat, implied, keep, missing
 from luyen.config.migrate.trainer_keys import RULES as TRAINER
+from luyen.config.migrate.trainer_keys import STEPS_OF_EPOCH
 
 TOOL = "Axolotl"
 SYNONYMS = {
@@ -25,14 +26,11 @@ SYNONYMS = {
     "rl_beta": "beta",
     "dpo_beta": "beta",
     "orpo_alpha": "beta",
-    "simpo_gamma": "simpo_gamma",
-    "cpo_alpha": "cpo_alpha",
     "kto_desirable_weight": "desirable_weight",
     "kto_undesirable_weight": "undesirable_weight",
     "dpo_label_smoothing": "label_smoothing",
     "dpo_loss_type": "loss_type",
     "dpo_loss_weights": "loss_weights",
-    "rpo_alpha": "rpo_alpha",
     "peft_use_rslora": "use_rslora",
     "peft_use_dora": "use_dora",
     "lora_modules_to_save": "modules_to_save",
@@ -44,7 +42,6 @@ SYNONYMS = {
     "vllm.max_model_len": "vllm_max_model_length",
     "trl.vllm_max_model_len": "vllm_max_model_length",
     "excess_length_strategy": "truncation_mode",
-    "save_first_step": "save_first_step",
 }
 _METHODS = ("dpo", "ipo", "kto", "orpo", "simpo", "grpo", "gdpo", "bco")
 _DEFAULTS: dict[str, Any] = {
@@ -54,7 +51,7 @@ _DEFAULTS: dict[str, Any] = {
     "lr_scheduler_type": "cosine",
     "weight_decay": 0.0,
     "max_length": 512,
-    "save_steps": 500,
+    "warmup_ratio": 0.03,
     "seed": 42,
     "lora_r": 8,
     "lora_alpha": 16,
@@ -132,7 +129,8 @@ def _address(source: Source, entry: str) -> str:
     path = str(source.get(f"{entry}.path") or "")
     files = source.get(f"{entry}.data_files")
     if path in ("json", "parquet", "csv") or (files is not None and source.get(f"{entry}.ds_type")):
-        path = str(files[0] if isinstance(files, list) else files)
+        listed = cast(list[Any], files) if isinstance(files, list) else [files]
+        path = str(listed[0])
     split = str(source.get(f"{entry}.split") or "train")
     return address(path, source, split=split, config=source.get(f"{entry}.name"))
 
@@ -192,7 +190,7 @@ def _special(value: Any, source: Source) -> Outcome:
     return implied("there is no padding")
 
 
-_PER_EPOCH = "set it in steps: `luyen check` shows the steps of an epoch"
+_PER_EPOCH = f"set it in steps: an epoch has {STEPS_OF_EPOCH}"
 _TOKENS = "put them into a copy of the tokenizer: model.tokenizer_path"
 RULES: dict[str, Rule] = {
     "rl": _method,
@@ -226,7 +224,9 @@ RULES: dict[str, Rule] = {
     "evals_per_epoch": never(f"trainer.test_freq: {_PER_EPOCH}"),
     "saves_per_epoch": never(f"trainer.save_freq: {_PER_EPOCH}"),
     "special_tokens.pad_token": _special,
-    **{f"special_tokens.{name}": never(_TOKENS) for name in ("eos_token", "bos_token", "unk_token")},
+    **{
+        f"special_tokens.{name}": never(_TOKENS) for name in ("eos_token", "bos_token", "unk_token")
+    },
     "tokens": never(_TOKENS),
     "eot_tokens": always("the end of a turn is that of the chat template"),
     "model_type": always("the architecture is that of config.json"),
@@ -244,8 +244,8 @@ RULES: dict[str, Rule] = {
     "wandb_watch": always("gradients are metrics"),
     "wandb_log_model": never("`luyen artifacts` lists what a run made"),
     "unfrozen_parameters": never("all weights are trained, or a LoRA adapter"),
-    "dft": lambda value, source: keep({"sft.loss": "dft"}) if value else implied("nll"),
-    "use_dft_loss": lambda value, source: keep({"sft.loss": "dft"}) if value else implied("nll"),
+    "dft": choose(bool, keep({"sft.loss": "dft"}), implied("nll")),
+    "use_dft_loss": choose(bool, keep({"sft.loss": "dft"}), implied("nll")),
     "plugins": never("extensions of Axolotl: trainer.plugins takes those of Luyen"),
     **{
         f"fsdp_config.{name}": always("shards are laid out by actor.fsdp_config of RL runs")

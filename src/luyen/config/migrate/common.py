@@ -1,7 +1,7 @@
 """Rules that every tool shares: engines, loggers, paths, names, schedules of the learning rate."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -81,14 +81,11 @@ def filters(source: Source) -> list[str]:
     """Keys that rule tokens out in sampling, which servers cannot account for."""
     rollout = "actor_rollout_ref.rollout."
     found: list[str] = []
-    for name, is_off in (
-        ("top_k", lambda n: n <= 0),
-        ("top_p", lambda n: n >= 1),
-        ("min_p", lambda n: n <= 0),
-    ):
-        for key in (name, f"{rollout}{name}", f"{rollout}val_kwargs.{name}", f"trl.{name}"):
+    for name in ("top_k", "top_p", "min_p"):
+        for key in (name, f"{rollout}{name}", f"{rollout}val_kwargs.{name}"):
             value = source.get(key)
-            if isinstance(value, int | float) and not is_off(value):
+            is_number = isinstance(value, int | float)
+            if is_number and (value < 1 if name == "top_p" else value > 0):
                 found.append(key)
     return found
 
@@ -121,19 +118,49 @@ def scheduler(name: str, source: Source) -> Outcome:
 
 def always(why: str) -> Rule:
     """The key has no counterpart, and none is needed."""
-    return lambda value, source: implied(why)
+    return _constant(implied(why))
+
+
+def refused(why: str) -> Rule:
+    """The key has no counterpart, at any value."""
+    return _constant(missing(why))
+
+
+def _constant(outcome: Outcome) -> Rule:
+    def rule(value: Any, source: Source) -> Outcome:
+        del value, source
+        return outcome
+
+    return rule
+
+
+def choose(is_so: Callable[[Any], bool], then: Outcome, otherwise: Outcome) -> Rule:
+    """One outcome where the value is such, another where it is not."""
+
+    def rule(value: Any, source: Source) -> Outcome:
+        del source
+        return then if is_so(value) else otherwise
+
+    return rule
+
+
+def mapped(convert: Callable[[Any], Mapping[str, Any]]) -> Rule:
+    """Keys that are made of the value alone."""
+
+    def rule(value: Any, source: Source) -> Outcome:
+        del source
+        return keep(convert(value))
+
+    return rule
 
 
 def never(why: str) -> Rule:
     """The key matters, and there is none of the kind; where it is off, nothing is lost."""
+    return choose(_is_off, implied("off, as it is"), missing(why))
 
-    def rule(value: Any, source: Source) -> Outcome:
-        del source
-        if value in (None, False, 0, 0.0, "", "none", "no", "null") or value in ([], {}):
-            return implied("off, as it is")
-        return missing(why)
 
-    return rule
+def _is_off(value: Any) -> bool:
+    return value in (None, False, 0, 0.0, "", "none", "no", "null") or value in ([], {})
 
 
 def named(*ours: str) -> Rule:

@@ -10,6 +10,7 @@ from luyen.base.input_files import exists
 from luyen.config.dataset_facts import ENDINGS, TABLE
 from luyen.config.fields import all_fields
 from luyen.config.loader.aliases import FOREIGN
+from luyen.config.migrate.common import always, named
 from luyen.config.migrate.method_keys import design_defaults, rules_of, stage_of
 from luyen.config.migrate.report import Entry, Outcome, Rule, Source, implied, keep, missing
 from luyen.config.migrate.trainer_keys import RULES, is_online, worth_telling
@@ -170,9 +171,9 @@ DATA_RULES: dict[str, Rule] = {
         if is_online(source)
         else missing("rows are read by the columns that a format has: `luyen data inspect FILE`")
     ),
-    "system_prompt": lambda value, source: keep({"data.system_prompt": str(value)}),
+    "system_prompt": named("data.system_prompt"),
     "chat_template": _template,
     "template": _template,
-    "chat_template_kwargs": lambda value, source: keep({"data.apply_chat_template_kwargs": value}),
-    "ignore_bias_buffers": lambda value, source: implied("all weights are handled alike"),
+    "chat_template_kwargs": named("data.apply_chat_template_kwargs"),
+    "ignore_bias_buffers": always("all weights are handled alike"),
 }

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from luyen.base.errors import UserError
 from luyen.base.input_files import is_file, read_text
-from luyen.config.migrate.common import always, named, never
+from luyen.config.migrate.common import always, choose, mapped, named, never
 from luyen.config.migrate.dialect import address
 from luyen.config.migrate.dialect import entries as dialect_entries
 from luyen.config.migrate.report import Entry, Outcome, Rule, Source, flat, implied, keep, missing
@@ -29,7 +29,6 @@ SYNONYMS = {
     "max_new_tokens": "max_completion_length",
     "ppo_epochs": "num_ppo_epochs",
     "evaluation_strategy": "eval_strategy",
-    "use_rslora": "use_rslora",
     "neat_packing": "packing",
 }
 _DEFAULTS: dict[str, Any] = {
@@ -49,6 +48,10 @@ _DEFAULTS: dict[str, Any] = {
 _BY_METHOD: dict[str, dict[str, Any]] = {
     "ppo": {
         "num_ppo_epochs": 4,
+        "beta": 0.2,
+        "ppo_target": 6.0,
+        "lam": 0.95,
+        "cliprange_value": 0.2,
         "max_completion_length": 1024,
         "temperature": 0.95,
         "top_p": 0.7,
@@ -200,7 +203,7 @@ RULES: dict[str, Rule] = {
     "val_size": never("split rows off into a file, and name it in data.val_files"),
     "train_on_prompt": _learned,
     "mask_history": _history,
-    "use_dft_loss": lambda value, source: keep({"sft.loss": "dft"}) if value else implied("nll"),
+    "use_dft_loss": choose(bool, keep({"sft.loss": "dft"}), implied("nll")),
     "pure_bf16": never("bfloat16 weights have fp32 masters"),
     "adapter_name_or_path": named("actor_rollout_ref.model.lora_adapter_path"),
     "quantization_bit": never(_QUANTISED),
@@ -210,35 +213,51 @@ RULES: dict[str, Rule] = {
     "ppo_score_norm": never("advantages are whitened, scores are not"),
     "additional_target": never("an adapter is all that is trained"),
     "rope_scaling": never("set it in actor_rollout_ref.model.override_config"),
-    "sequence_parallel_size": lambda value, source: (
-        implied("1, as it is") if value == 1 else missing("sequences stay whole on one device")
+    "sequence_parallel_size": choose(
+        lambda size: size == 1,
+        implied("1, as it is"),
+        missing("sequences stay whole on one device"),
     ),
     "sequence_parallel_mode": always("sequences stay whole on one device"),
-    "enable_thinking": lambda value, source: keep(
-        {"data.apply_chat_template_kwargs": {"enable_thinking": value}}
+    "enable_thinking": mapped(
+        lambda value: {"data.apply_chat_template_kwargs": {"enable_thinking": value}}
     ),
-    "mix_strategy": lambda value, source: (
-        implied("files follow each other, shuffled") if value == "concat" else missing(_MIXED)
+    "mix_strategy": choose(
+        lambda value: value == "concat",
+        implied("files follow each other, shuffled"),
+        missing("data.sampler.name=mixed has weights by data source"),
     ),
     "interleave_probs": never("data.sampler.name=mixed has weights by data source"),
     "streaming": never("rows are read whole"),
-    "default_system": lambda value, source: keep({"data.system_prompt": str(value)}),
+    "default_system": named("data.system_prompt"),
     "ray_run_name": always("trainer.experiment_name"),
     "loraplus_lr_ratio": never("both matrices of an adapter have one learning rate"),
     **{
         name: never(_TRICKS)
         for name in (
-            *("use_galore", "use_apollo", "use_badam", "use_adam_mini", "use_muon", "use_llama_pro"),
+            *(
+                "use_galore",
+                "use_apollo",
+                "use_badam",
+                "use_adam_mini",
+                "use_muon",
+                "use_llama_pro",
+            ),
             *("pissa_init", "mixture_of_depths", "shift_attn", "fp8", "freeze_trainable_layers"),
         )
     },
     **{
         name: always("part of what is not available")
         for name in (
-            *("galore_layerwise", "galore_target", "galore_rank", "galore_scale", "galore_interval"),
+            *(
+                "galore_layerwise",
+                "galore_target",
+                "galore_rank",
+                "galore_scale",
+                "galore_interval",
+            ),
             *("pissa_iter", "pissa_convert", "badam_mode", "badam_switch_mode"),
             *("badam_switch_interval", "badam_verbose"),
         )
     },
 }
-_MIXED = "files follow each other, shuffled; data.sampler.name=mixed has weights by data source"

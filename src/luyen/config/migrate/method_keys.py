@@ -1,10 +1,12 @@
 """Keys of single methods: sampling and advantages, preferences, supervised loss, reward models."""
 
+from pathlib import Path
 from typing import Any, cast
 
+from luyen.base.input_files import is_file
 from luyen.config.catalog import PREFERENCE_LOSSES
 from luyen.config.loader.aliases import LOSSES, STAGES
-from luyen.config.migrate.common import ENGINE, always, engine, named, never
+from luyen.config.migrate.common import ENGINE, always, choose, engine, mapped, named, never
 from luyen.config.migrate.report import Entry, Outcome, Rule, Source, implied, keep, missing
 from luyen.config.migrate.trainer_keys import (
     ACTOR,
@@ -191,10 +193,11 @@ _FUNCTION = (
 
 
 def _reward_functions(value: Any, source: Source) -> Outcome:
-    file, name = source.values.get("reward file"), value
     names = cast(list[Any], value) if isinstance(value, list) else [value]
-    if file is not None and len(names) == 1:
-        name = str(names[0])
+    module, _, name = str(names[0]).rpartition(".")
+    file = source.get("reward file") if not module else f"{module.replace('.', '/')}.py"
+    is_here = file is not None and is_file(str(Path(source.folder) / str(file)))
+    if len(names) == 1 and file is not None and is_here:
         return keep(
             {
                 "reward.custom_reward_function.path": source.place(str(file)),
@@ -205,6 +208,7 @@ def _reward_functions(value: Any, source: Source) -> Outcome:
     return missing(f"{_FUNCTION}{more}")
 
 
+_KL = {"k1": "kl", "k3": "low_var_kl"}
 ONLINE_RULES: dict[str, Rule] = {
     "beta": _beta,
     "loss_type": _loss_type,
@@ -225,9 +229,9 @@ ONLINE_RULES: dict[str, Rule] = {
     "temperature": named(f"{ROLLOUT}.temperature"),
     "top_p": named(f"{ROLLOUT}.top_p"),
     "top_k": _top_k,
-    "min_p": lambda value, source: keep({f"{ROLLOUT}.min_p": float(value or 0)}),
-    "repetition_penalty": lambda value, source: (
-        implied("1, as it is") if value in (1, 1.0) else missing("repetitions are not penalised")
+    "min_p": mapped(lambda value: {f"{ROLLOUT}.min_p": float(value or 0)}),
+    "repetition_penalty": choose(
+        lambda value: value == 1, implied("1, as it is"), missing("repetitions are not penalised")
     ),
     "use_vllm": _vllm,
     "vllm_mode": always("an engine shares the devices of training, unless rollout.nnodes is set"),
@@ -239,35 +243,38 @@ ONLINE_RULES: dict[str, Rule] = {
     "vllm_importance_sampling_correction": _sampler_correction,
     "vllm_importance_sampling_cap": _server_key(f"{_CORRECTION}.rollout_is_threshold"),
     "reward_funcs": _reward_functions,
-    "reward file": always("the file of the reward function"),
     "reward_weights": never("add the functions up with these weights in one function"),
     "reward_model_path": _reward_model,
     "reward_model": _reward_model,
-    "multi_objective_aggregation": lambda value, source: (
-        implied("gdpo normalises each reward, then adds")
-        if value == "normalize_then_sum"
-        else implied("rewards are added, then normalised")
+    "multi_objective_aggregation": choose(
+        lambda value: value == "normalize_then_sum",
+        implied("gdpo normalises each reward, then adds"),
+        implied("rewards are added, then normalised"),
     ),
     "sync_ref_model": never("the reference is the policy before training, or ref.path"),
-    "shuffle_dataset": lambda value, source: (
-        implied("rows are shuffled") if value else keep({"data.sampler.name": "sequential"})
+    "shuffle_dataset": choose(
+        bool, implied("rows are shuffled"), keep({"data.sampler.name": "sequential"})
     ),
     "num_generations_eval": named(f"{ROLLOUT}.val_kwargs.n"),
     "disable_dropout": always("dropout is off"),
     "use_transformers_paged": always(_NATIVE),
     "cast_lm_head_to_fp32": always("log-probabilities are computed in fp32"),
-    "top_entropy_quantile": lambda value, source: (
-        implied("1, as it is") if value == 1 else missing("all sampled tokens are learned")
+    "top_entropy_quantile": choose(
+        lambda value: value == 1, implied("1, as it is"), missing("all sampled tokens are learned")
     ),
     "entropy_coef": named(f"{ACTOR}.entropy_coeff"),
     "cliprange": named(f"{ACTOR}.clip_ratio"),
     "cliprange_value": named("critic.cliprange_value"),
+    "ppo_target": mapped(
+        lambda value: {
+            "algorithm.kl_ctrl.type": "adaptive",
+            "algorithm.kl_ctrl.target_kl": float(value),
+        }
+    ),
     "vf_coef": always("the critic has an optimizer of its own"),
     "gamma": named("algorithm.gamma"),
     "lam": named("algorithm.lam"),
-    "kl_estimator": lambda value, source: keep(
-        {"algorithm.kl_penalty": {"k1": "kl", "k3": "low_var_kl"}.get(str(value), str(value))}
-    ),
+    "kl_estimator": mapped(lambda value: {"algorithm.kl_penalty": _KL.get(str(value), str(value))}),
     "whiten_rewards": never("advantages are whitened, rewards are not"),
     "missing_eos_penalty": never("reward.overlong_buffer lowers the reward of long answers"),
     "total_episodes": _episodes,
@@ -305,6 +312,11 @@ def _preference_loss(source: Source) -> Outcome:
     return keep(keys)
 
 
+def _loss_parts(value: Any, source: Source) -> Outcome:
+    del value
+    return _preference_loss(source)
+
+
 def _hparam(ours: str) -> Rule:
     """A number of the loss, where the loss reads it."""
 
@@ -325,8 +337,8 @@ def _divergence(value: Any, source: Source) -> Outcome:
 PREFERENCE_RULES: dict[str, Rule] = {
     "beta": _beta,
     "loss_type": _loss_type,
-    "loss_weights": lambda value, source: _preference_loss(source),
-    "rpo_alpha": lambda value, source: _preference_loss(source),
+    "loss_weights": _loss_parts,
+    "rpo_alpha": _loss_parts,
     "f_divergence_type": _divergence,
     **{
         name: _hparam(name)
@@ -337,8 +349,8 @@ PREFERENCE_RULES: dict[str, Rule] = {
     },
     "ld_alpha": named("preference.ld_alpha"),
     "ref_model": named("actor_rollout_ref.ref.path"),
-    "precompute_ref_log_probs": lambda value, source: (
-        keep({"preference.reference": "precomputed"}) if value else implied("live, as it is")
+    "precompute_ref_log_probs": choose(
+        bool, keep({"preference.reference": "precomputed"}), implied("live, as it is")
     ),
     "reference_free": never("choose a loss without a reference, such as simpo"),
     "use_weighting": never("pairs count alike"),
@@ -355,17 +367,6 @@ PREFERENCE_RULES: dict[str, Rule] = {
 # Supervised loss and reward models.
 
 
-def _packing(value: Any, source: Source) -> Outcome:
-    if not value:
-        return implied("a row of a batch is one conversation; there is no padding")
-    length = source.get("max_length") or 1024
-    return missing(
-        f"a row of a batch is there a pack of up to {length} tokens, and here one conversation: "
-        "multiply data.train_batch_size by conversations in a pack (`luyen data inspect` has "
-        "lengths) for steps of as many tokens"
-    )
-
-
 def _assistant_only(value: Any, source: Source) -> Outcome:
     del source
     if value:
@@ -380,7 +381,6 @@ def _completion_only(value: Any, source: Source) -> Outcome:
 
 SFT_RULES: dict[str, Rule] = {
     "loss_type": _loss_type,
-    "packing": _packing,
     "packing_strategy": always("batches are packed"),
     "eval_packing": always("validation measures every row"),
     "assistant_only_loss": _assistant_only,
@@ -390,8 +390,8 @@ SFT_RULES: dict[str, Rule] = {
     "activation_offloading": named("actor_rollout_ref.model.enable_activation_offload"),
 }
 REWARD_RULES: dict[str, Rule] = {
-    "center_rewards_coefficient": lambda value, source: keep(
-        {"reward_training.center_rewards_coefficient": float(value or 0)}
+    "center_rewards_coefficient": mapped(
+        lambda value: {"reward_training.center_rewards_coefficient": float(value or 0)}
     ),
     "disable_dropout": always("dropout is off"),
 }
@@ -417,8 +417,10 @@ def design_defaults(source: Source) -> list[Entry]:
     is_token = source.get("importance_sampling_level") != "sequence"
     if source.method == "grpo" and updates_of_step(source) > 1 and clips and is_token:
         told["dual clip"] = ("none", {f"{ACTOR}.clip_ratio_c": 1e9}, "")
-    if source.method == "sft" and source.tool == "TRL" and not (
-        source.has("assistant_only_loss") or source.has("completion_only_loss")
+    if (
+        source.method == "sft"
+        and source.tool == "TRL"
+        and not (source.has("assistant_only_loss") or source.has("completion_only_loss"))
     ):
         note = "TRL learns every token of a conversation, Luyen those of the assistant"
         told["assistant_only_loss"] = (False, {}, note)

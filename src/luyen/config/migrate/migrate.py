@@ -36,10 +36,9 @@ WITHOUT_EFFECT = (
 """Rules about keys that change nothing in the configuration they are in."""
 _ROOM = ("B05", "B08", "B09", "R03", "R10", "E03")
 """Rules about limits that the longest sequence has to fit."""
+_ACTOR = "actor_rollout_ref.actor"
 _GIB = 1024**3
-_CLUSTER = Machine(
-    cpus=64, ram_bytes=1024 * _GIB, gpu_bytes=(80 * _GIB,) * 64, is_assumed=True
-)
+_CLUSTER = Machine(cpus=64, ram_bytes=1024 * _GIB, gpu_bytes=(80 * _GIB,) * 64, is_assumed=True)
 """A draft is checked as on a machine with everything, so that it is the same on every machine."""
 _MOST_ROUNDS = 100
 
@@ -111,13 +110,18 @@ def _is_settled(problem: Problem, draft: Migration) -> bool:
     if problem.id in _ROOM:
         return True
     wanted = problem.severity == "error" or problem.id in WITHOUT_EFFECT
-    return wanted and _is_written(problem.field, draft)
+    return wanted and _is_written(_field_of(problem), draft)
+
+
+def _field_of(problem: Problem) -> str:
+    """The key to take out: without a size for counted micro-batches, the counting."""
+    return f"{_ACTOR}.use_dynamic_bsz" if problem.id == "B06" else problem.field
 
 
 def _taken_out(draft: Migration, problem: Problem) -> Migration:
     is_implied = problem.id in WITHOUT_EFFECT
     note = problem.why if is_implied else f"{problem.why}: {problem.fix}"
-    return draft.without(problem.field, note=note, is_implied=is_implied)
+    return draft.without(_field_of(problem), note=note, is_implied=is_implied)
 
 
 def _with_room(draft: Migration, key: str, longest: int) -> Migration:

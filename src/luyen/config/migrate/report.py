@@ -262,7 +262,8 @@ def _part(title: str, entries: Sequence[Entry]) -> Iterator[str]:
         head = f"  {printable(entry.source)} = {value}"
         ours = ", ".join(f"{key}={_scalar(v)}" for key, v in entry.outcome.keys.items())
         if entry.column == "carried":
-            [ours] = entry.outcome.keys
+            [key] = entry.outcome.keys
+            ours = "" if key == entry.source else key
         note = _plain(entry.outcome.note)
         said = "; ".join(part for part in (ours, note) if part)
         if not said:

@@ -64,7 +64,9 @@ def trains(words: list[str]) -> bool:
 
 def is_script(words: list[str]) -> bool:
     """Whether it starts a script of TRL with its keys as options."""
-    named = [word for word in words if re.search(r"\b(sft|dpo|grpo|kto|reward\w*|orpo)\w*\.py$", word)]
+    named = [
+        word for word in words if re.search(r"\b(sft|dpo|grpo|kto|reward\w*|orpo)\w*\.py$", word)
+    ]
     return bool(named) and any(word.startswith("--") for word in words)
 
 
@@ -224,8 +226,8 @@ _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
-    ast.Div: operator.floordiv,
-    ast.FloorDiv: operator.floordiv,
+    ast.Div: lambda a, b: a // b,
+    ast.FloorDiv: lambda a, b: a // b,
     ast.Mod: operator.mod,
 }
 

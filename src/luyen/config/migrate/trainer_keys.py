@@ -8,7 +8,16 @@ import math
 from collections.abc import Mapping
 from typing import Any, cast
 
-from luyen.config.migrate.common import OPTIM, always, logger, name_of, named, never, scheduler
+from luyen.config.migrate.common import (
+    OPTIM,
+    always,
+    choose,
+    logger,
+    name_of,
+    named,
+    never,
+    scheduler,
+)
 from luyen.config.migrate.report import Outcome, Rule, Source, implied, keep, missing
 
 MODEL, ACTOR = "actor_rollout_ref.model", "actor_rollout_ref.actor"
@@ -16,6 +25,7 @@ ONLINE = ("grpo", "gdpo", "rloo", "ppo")
 PAIRED = ("dpo", "ipo", "orpo", "cpo", "simpo")
 MARKED = ("kto", "bco")
 SCORED = ("reward", "prm")
+STEPS_OF_EPOCH = "as many as rows / data.train_batch_size"
 
 
 def is_online(source: Source) -> bool:
@@ -73,9 +83,7 @@ def sizes(value: Any, source: Source) -> Outcome:
     if update % group or whole % group:
         note += ": no whole number of prompts, rounded up"
     prompts = -(-prompts // mini) * mini
-    return keep(
-        {"data.train_batch_size": prompts, f"{ACTOR}.ppo_mini_batch_size": mini}, note
-    )
+    return keep({"data.train_batch_size": prompts, f"{ACTOR}.ppo_mini_batch_size": mini}, note)
 
 
 def _group(value: Any, source: Source) -> Outcome:
@@ -110,7 +118,7 @@ def _every(ours: str) -> Rule:
 
     def rule(value: Any, source: Source) -> Outcome:
         strategy = source.get("save_strategy" if ours.endswith("save_freq") else "eval_strategy")
-        if strategy in ("epoch", "no", False) and strategy is not None:
+        if strategy in ("epoch", "no", False):
             return implied(f"the strategy `{strategy}` does not read it")
         total = source.get("max_steps") or -1
         if value is None or value <= 0:
@@ -133,11 +141,11 @@ def _strategy(ours: str) -> Rule:
             note = "a checkpoint at the end is always written" if is_save else ""
             return keep({ours: -1}, note)
         if value == "epoch":
-            return missing(f"set {ours} to the steps of an epoch, which `luyen check` shows")
+            return missing(f"set {ours} in steps: an epoch has {STEPS_OF_EPOCH}")
         every = source.get("save_steps" if is_save else "eval_steps")
         if every is None:
             return implied(f"{ours} has a default of its own")
-        return Outcome(keys=_every(ours)(every, source).keys, is_implied=True, note="steps")
+        return Outcome(keys=_every(ours)(every, source).keys, is_implied=True)
 
     return rule
 
@@ -171,6 +179,8 @@ def _optimizer(value: Any, source: Source) -> Outcome:
     name = str(value)
     if name in ("adamw_torch", "adamw_torch_fused", "adamw", "adamw_hf", "adamw_apex_fused"):
         return implied("AdamW is the optimizer")
+    if name == "paged_adamw_32bit":
+        return implied("AdamW is the optimizer; its moments stay in one memory")
     if "adamw" in name:
         return missing("AdamW with fp32 moments is used: the same steps, more memory")
     return missing("AdamW is the optimizer")
@@ -270,6 +280,8 @@ def _revision(value: Any, source: Source) -> Outcome:
 
 def _split_length(value: Any, source: Source) -> Outcome:
     """Most tokens of a row: ours are given in two parts, whose sum counts."""
+    if "max_length" in source.values and not source.has("max_length"):
+        return missing("rows need a limit: set data.max_prompt_length and max_response_length")
     whole = source.get("max_length")
     prompt = source.get("max_prompt_length")
     answer = source.get("max_completion_length")
@@ -307,6 +319,17 @@ def _length(value: Any, source: Source) -> Outcome:
     answer = int(source.get("max_completion_length") or 0)
     prompt = int(value) - answer if int(value) > answer else int(value)
     return keep({"data.max_prompt_length": prompt}, "what the answer leaves of it")
+
+
+def _packing(value: Any, source: Source) -> Outcome:
+    if not value:
+        return implied("a row of a batch is one conversation; there is no padding")
+    length = source.get("max_length") or 1024
+    return missing(
+        f"a row of a batch is there a pack of up to {length} tokens, and here one conversation: "
+        "multiply data.train_batch_size by conversations in a pack (`luyen data inspect` has "
+        "lengths) for steps of as many tokens"
+    )
 
 
 # Running and saving.
@@ -353,7 +376,12 @@ _NO_EFFECT: dict[str, str] = {
         (
             *("logging_steps", "logging_strategy", "logging_first_step", "log_level", "debug"),
             *("log_on_each_node", "log_level_replica", "logging_dir", "disable_tqdm"),
-            *("log_completions", "num_completions_to_print", "plot_loss", "include_tokens_per_second"),
+            *(
+                "log_completions",
+                "num_completions_to_print",
+                "plot_loss",
+                "include_tokens_per_second",
+            ),
             *("include_num_input_tokens_seen", "use_tensorboard", "log_unique_prompts"),
         ),
         _LOG,
@@ -365,8 +393,19 @@ _NO_EFFECT: dict[str, str] = {
             *("use_flash_attention_2", "xformers_attention", "sdp_attention", "eager_attention"),
             *("use_liger", "use_liger_kernel", "enable_liger_kernel", "use_liger_loss", "gc_steps"),
             *("torch_empty_cache_steps", "low_cpu_mem_usage", "ds3_gather_for_generation"),
-            *("gradient_checkpointing_kwargs.use_reentrant", "use_unsloth_gc", "pad_to_sequence_len"),
-            *("pad_to_multiple_of", "padding_free", "pad_token", "unsloth", "use_unsloth", "device_map"),
+            *(
+                "gradient_checkpointing_kwargs.use_reentrant",
+                "use_unsloth_gc",
+                "pad_to_sequence_len",
+            ),
+            *(
+                "pad_to_multiple_of",
+                "padding_free",
+                "pad_token",
+                "unsloth",
+                "use_unsloth",
+                "device_map",
+            ),
         ),
         "kernels, memory and padding are the engine's: batches are packed, layers fused",
     ),
@@ -434,13 +473,15 @@ RULES: dict[str, Rule] = {
     "lora_alpha": _adapter(_alpha),
     "lora_target_modules": _adapter(targets),
     "lora_dropout": _adapter(never("an adapter has no dropout")),
-    "use_rslora": _adapter(lambda value, source: implied("lora_alpha is scaled accordingly")),
+    "use_rslora": _adapter(always("lora_alpha is scaled accordingly")),
     "lora_task_type": always("the stage says what is trained"),
     "lora_bias": _adapter(never("an adapter has no bias")),
     "use_dora": _adapter(never("adapters are plain LoRA")),
     "init_lora_weights": _adapter(
-        lambda value, source: (
-            implied("A is random and B is zero") if value is True else missing("plain LoRA starts")
+        choose(
+            lambda value: value is True,
+            implied("A is random and B is zero"),
+            missing("A is random and B is zero at the start"),
         )
     ),
     "modules_to_save": _adapter(never("an adapter is all that is trained")),
@@ -451,6 +492,7 @@ RULES: dict[str, Rule] = {
     "max_length": _length,
     "max_prompt_length": _prompt_length,
     "max_completion_length": _answer_length,
+    "packing": _packing,
     "deepspeed": _sharded,
     "fsdp": _sharded,
     "seed": named("trainer.seed"),

@@ -8,6 +8,7 @@ import ast
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 from luyen.base.errors import UserError
@@ -140,8 +141,8 @@ def read_options(words: Sequence[str]) -> dict[str, Any]:
     """`--key value` of a command, values as YAML reads them; a key without one is true.
 
     Example:
-        >>> read_options(["trl", "dpo", "--beta", "0.1", "--bf16", "--lora_target_modules", "a", "b"])
-        {'beta': 0.1, 'bf16': True, 'lora_target_modules': ['a', 'b']}
+        >>> read_options(["trl", "dpo", "--beta", "0.1", "--bf16", "--logger", "a", "b"])
+        {'beta': 0.1, 'bf16': True, 'logger': ['a', 'b']}
     """
     found: dict[str, list[str]] = {}
     name: str | None = None
@@ -160,8 +161,10 @@ def read_options(words: Sequence[str]) -> dict[str, Any]:
 
 
 def _source(values: Mapping[str, Any], method: str, source: Source, *, is_python: bool) -> Source:
-    written = {SYNONYMS.get(key, key): key for key in values}
-    named = {SYNONYMS.get(key, key): value for key, value in values.items()}
+    off = {key: key[3:] for key, value in values.items() if key.startswith("no_") and value is True}
+    names = {key: off.get(key) or SYNONYMS.get(key, key) for key in values}
+    written = {name: key for key, name in names.items()}
+    named = {names[key]: False if key in off else value for key, value in values.items()}
     processes = named.get("num_processes")
     return replace(
         source,
@@ -239,7 +242,7 @@ def read_python(text: str, source: Source, file: str) -> Source:
     defaults: dict[str, Any] = {}
     rewards = values.get("reward_funcs")
     if rewards is not None and is_importable(tree) and _defines(tree, rewards):
-        defaults["reward file"] = file
+        defaults["reward file"] = str(Path(file).absolute())
     found = _source(values, methods[0], source, is_python=True)
     return replace(found, defaults={**found.defaults, **defaults})
 
@@ -256,14 +259,18 @@ def _constants(tree: ast.Module) -> dict[str, Any]:
     known: dict[str, Any] = {}
     twice: set[str] = set()
     for node in ast.walk(tree):
-        target = node.targets[0] if isinstance(node, ast.Assign) and len(node.targets) == 1 else None
+        target = (
+            node.targets[0] if isinstance(node, ast.Assign) and len(node.targets) == 1 else None
+        )
         if not isinstance(node, ast.Assign) or not isinstance(target, ast.Name):
             continue
         value = _value(node.value, known)
         if target.id in known and known[target.id] != value:
             twice.add(target.id)
         known[target.id] = value
-    return {name: value for name, value in known.items() if name not in twice and not _is_open(value)}
+    return {
+        name: value for name, value in known.items() if name not in twice and not _is_open(value)
+    }
 
 
 def _is_open(value: Any) -> bool:
@@ -290,7 +297,9 @@ def _value(node: ast.expr, known: Mapping[str, Any]) -> Any:
         case ast.BinOp(left=left, op=op, right=right):
             return _calculated(node, _value(left, known), op, _value(right, known))
         case ast.JoinedStr(values=parts):
-            inner = [_value(p.value if isinstance(p, ast.FormattedValue) else p, known) for p in parts]
+            inner = [
+                _value(p.value if isinstance(p, ast.FormattedValue) else p, known) for p in parts
+            ]
             return f"{OPEN}{ast.unparse(node)}" if _is_open(inner) else "".join(map(str, inner))
         case ast.Attribute(value=ast.Name(id="torch"), attr=name):
             return name
@@ -343,7 +352,9 @@ def _assigned_later(
     values: dict[str, Any] = {}
     for node in ast.walk(tree):
         match node:
-            case ast.Assign(targets=[ast.Attribute(value=ast.Name(id=name), attr=key)]) if name in made:
+            case ast.Assign(targets=[ast.Attribute(value=ast.Name(id=name), attr=key)]) if (
+                name in made
+            ):
                 values |= flat({key: _value(node.value, known)})
             case ast.Call(
                 func=ast.Name(id="setattr"),
@@ -389,11 +400,12 @@ def _loads_policy(call: ast.Call) -> bool:
 
 def _trainer(call: ast.Call, known: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
+    models = [call.args[0]] if call.args else []
+    models += [keyword.value for keyword in call.keywords if keyword.arg == "model"]
+    for model in (_value(node, known) for node in models):
+        if isinstance(model, str) and not _is_open(model):
+            found["model_name_or_path"] = model
     for keyword in call.keywords:
-        if keyword.arg == "model":
-            model = _value(keyword.value, known)
-            if isinstance(model, str) and not _is_open(model):
-                found["model_name_or_path"] = model
         if keyword.arg == "ref_model":
             reference = _value(keyword.value, known)
             if reference is not None:
@@ -408,7 +420,11 @@ def _dataset(call: ast.Call, known: Mapping[str, Any]) -> dict[str, Any]:
     words = _keywords(call, known)
     first = _value(call.args[0], known) if call.args else words.get("path")
     if first in ("json", "parquet", "csv"):
-        return {"dataset_path": words.get("data_files")}
+        rows = {
+            "dataset_path": words.get("data_files", words.get("data_files.train")),
+            "eval_dataset_path": words.get("data_files.validation", words.get("data_files.test")),
+        }
+        return {key: value for key, value in rows.items() if value is not None}
     if not isinstance(first, str):
         return {}
     second = _value(call.args[1], known) if len(call.args) > 1 else words.get("name")

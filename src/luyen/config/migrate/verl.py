@@ -6,6 +6,7 @@ of facts: what a key is called here, what is always so, and what is nearest.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,11 +20,14 @@ from luyen.config.loader.tree import leaves, merged
 from luyen.config.loader.yaml_tree import read_tree
 from luyen.config.migrate.common import (
     always,
+    choose,
     engine,
     logger,
     name_of,
     named,
+    never,
     placed,
+    refused,
     scheduler,
 )
 from luyen.config.migrate.report import Entry, Outcome, Rule, Source, implied, keep, missing
@@ -100,7 +104,7 @@ def _source(values: Mapping[str, Any], method: str, source: Source) -> Source:
 
 def _flags(words: Sequence[str]) -> list[tuple[str, str]]:
     pairs = [word.lstrip("-").partition("=") for word in words if word.startswith("--")]
-    after = dict(zip(words, words[1:], strict=False))
+    after = dict(pairwise(words))
     return [(name, value or after.get(f"--{name}", "")) for name, _, value in pairs]
 
 
@@ -256,7 +260,7 @@ def _token_level(value: Any, source: Source) -> Outcome:
 
 
 def _overlong(name: str) -> Rule:
-    return lambda value, source: keep({f"reward.overlong_buffer.{name}": value})
+    return named(f"reward.overlong_buffer.{name}")
 
 
 def _same_length(value: Any, source: Source) -> Outcome:
@@ -296,8 +300,10 @@ RULES: dict[str, Rule] = {
     "critic.grad_clip": named("critic.optim.clip_grad"),
     f"{_ACTOR}.loss_agg_mode": _aggregation,
     f"{_ACTOR}.use_token_level_loss": _token_level,
-    f"{_ACTOR}.use_gpg_loss": lambda value, source: (
-        keep({f"{_ACTOR}.policy_loss.loss_mode": "gpg"}) if value else implied("vanilla, as it is")
+    f"{_ACTOR}.use_gpg_loss": choose(
+        bool,
+        keep({f"{_ACTOR}.policy_loss.loss_mode": "gpg"}),
+        implied("vanilla, as it is"),
     ),
     f"{_OPTIM}.warmup_style": _warm_up_style,
     f"{_MODEL}.lora.rank": named(f"{_MODEL}.lora_rank"),
@@ -309,9 +315,7 @@ RULES: dict[str, Rule] = {
     "critic.model.use_rmpad": always(_CRITIC_MODEL),
     "critic.model.use_remove_padding": always(_CRITIC_MODEL),
     "critic.model.enable_gradient_checkpointing": always(_CRITIC_MODEL),
-    "critic.model.lora_rank": lambda value, source: (
-        implied("0, as it is") if not value else missing("the critic trains all its weights")
-    ),
+    "critic.model.lora_rank": never("the critic trains all its weights"),
     f"{_ACTOR}.entropy_checkpointing": always("activations of the head are computed again"),
     "reward_model.enable": _reward_model,
     "reward.reward_model.enable": _reward_model,
@@ -434,13 +438,15 @@ _SFT_RULES: dict[str, Rule] = {
     "data.micro_batch_size_per_gpu": always("micro-batches fill by tokens"),
     "data.micro_batch_size": always("micro-batches fill by tokens"),
     "data.use_dynamic_bsz": always("micro-batches fill by tokens"),
-    "data.truncation": lambda value, source: missing("rows that are too long are dropped"),
+    "data.truncation": refused("rows that are too long are dropped"),
     "optim.lr_scheduler": lambda value, source: scheduler(str(value), source),
     "optim.lr_scheduler_type": lambda value, source: scheduler(str(value), source),
     "model.target_modules": _lora_targets,
     "use_remove_padding": always("batches are always packed"),
-    "ulysses_sequence_parallel_size": lambda value, source: (
-        implied("sequences stay whole") if value == 1 else missing("sequences stay whole")
+    "ulysses_sequence_parallel_size": choose(
+        lambda size: size == 1,
+        implied("sequences stay whole"),
+        missing("sequences stay whole"),
     ),
     **{
         f"data.{name}": always(_COLUMNS)
