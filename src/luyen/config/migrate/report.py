@@ -1,6 +1,7 @@
 """What became of each key of another tool: records, the table, and the YAML file with sources."""
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast, final
@@ -304,5 +305,11 @@ def flat(values: Mapping[str, Any]) -> dict[str, Any]:
             for number, one in enumerate(listed):
                 found |= {f"{path}[{number}].{k}": v for k, v in flat(one).items()}
         else:
-            found[path] = {} if values.get(path) == {} else value
+            found[path] = {} if values.get(path) == {} else _read_again(value)
     return found
+
+
+def _read_again(value: Any) -> Any:
+    """A number that YAML 1.1 takes for text, such as 5e-5, as these tools read it."""
+    is_number = isinstance(value, str) and re.fullmatch(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+", value)
+    return float(value) if is_number else value

@@ -145,7 +145,10 @@ def _strategy(ours: str) -> Rule:
         every = source.get("save_steps" if is_save else "eval_steps")
         if every is None:
             return implied(f"{ours} has a default of its own")
-        return Outcome(keys=_every(ours)(every, source).keys, is_implied=True)
+        keys = _every(ours)(every, source).keys
+        return Outcome(
+            keys=keys, is_implied=True, note="" if keys else "the number of steps decides"
+        )
 
     return rule
 
