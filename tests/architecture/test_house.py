@@ -12,7 +12,7 @@ from statistics import median
 
 from tests.architecture.tree import parsed, sources
 
-MOST_FILES = 467
+MOST_FILES = 480
 LEAST_MEDIAN = 130
 SHORT, MOST_SHORT = 60, 60
 MOST_IN_A_FOLDER = 25

@@ -75,7 +75,6 @@ COMMANDS = {
     "models": "models",
     "data": "data",
     "artifacts": "artifacts",
-    "explain": "explain",
 }
 """Command -> the function or group of commands in the module of that name, in the order of help."""
 
@@ -105,6 +104,19 @@ for _name, _function in COMMANDS.items():
         app.add_typer(_command, name=_name)
     else:
         app.command(_name)(_command)
+
+
+@app.command()
+def explain(
+    key: Annotated[str, typer.Argument(help="A key, block, rule, key of verl, or words.")],
+) -> None:
+    """Say what a key or a rule means: type, default, choices, and the rules about it.
+
+    Other words list the keys, rules and pages that have to do with them.
+    """
+    from luyen.config.explain import explain as words
+
+    typer.echo(words(key))
 
 
 @app.command()

@@ -9,8 +9,8 @@ import typer
 
 from luyen.base.errors import UserError, printable
 from luyen.config.check import check
-from luyen.config.migrate.migrate import Request
 from luyen.config.migrate.migrate import migrate as migrate_source
+from luyen.config.migrate.reader import MigrationRequest
 from luyen.config.migrate.report import migration_json, table_lines, yaml_text
 
 
@@ -38,7 +38,7 @@ def migrate(
     """
     if output is not None and output.exists():
         raise UserError("--output", str(output), "it exists", "choose another name")
-    migration = migrate_source(Request(text=source, output=output, devices=devices))
+    migration = migrate_source(MigrationRequest(text=source, output=output, devices=devices))
     text = yaml_text(migration)
     if as_json:
         typer.echo(json.dumps({**migration_json(migration), "yaml": text}, indent=2, default=str))

@@ -10,7 +10,8 @@ import yaml
 
 from luyen.base.errors import UserError
 from luyen.config.check import check
-from luyen.config.migrate.migrate import Request, migrate
+from luyen.config.migrate.migrate import migrate
+from luyen.config.migrate.reader import MigrationRequest
 from luyen.config.migrate.report import Entry, Migration, yaml_text
 from luyen.engine.optim import learning_rate
 from tests.e2e.tiny import luyen
@@ -26,11 +27,13 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def from_yaml(values: dict[str, Any], *, name: str = "config.yaml", **more: Any) -> Migration:
     Path(name).write_text(yaml.safe_dump(values))
-    return migrate(Request(text=name, **more))
+    return migrate(MigrationRequest(text=name, **more))
 
 
 def from_words(*words: str, **more: Any) -> Migration:
-    return migrate(Request(text=f"python -m verl.trainer.main_ppo {' '.join(words)}", **more))
+    return migrate(
+        MigrationRequest(text=f"python -m verl.trainer.main_ppo {' '.join(words)}", **more)
+    )
 
 
 def entry(migration: Migration, name: str) -> Entry:
@@ -311,11 +314,11 @@ def test_a_reward_of_a_file_that_only_defines_is_named_there():
     text = "from trl import GRPOConfig, GRPOTrainer\ndef short(completions, **_): return [0.0]\n"
     call = "GRPOTrainer(model='o/m', reward_funcs=[short], args=GRPOConfig(num_generations=4))"
     Path("guarded.py").write_text(f"{text}if __name__ == '__main__':\n    {call}.train()\n")
-    keys = migrate(Request(text="guarded.py")).keys
+    keys = migrate(MigrationRequest(text="guarded.py")).keys
     assert keys["reward.custom_reward_function.name"] == "short"
     assert Path(keys["reward.custom_reward_function.path"]).name == "guarded.py"
     Path("bare.py").write_text(f"{text}{call}.train()\n")
-    found = migrate(Request(text="bare.py"))
+    found = migrate(MigrationRequest(text="bare.py"))
     assert "reward.custom_reward_function.path" not in found.keys
     assert entry(found, "reward_funcs").column == "unavailable"
 
@@ -341,7 +344,7 @@ data = load_dataset("org/rows", "main", split="train")
 DPOTrainer(model=model, args=args, train_dataset=data, peft_config=peft)
 """
     Path("train.py").write_text(text)
-    found = migrate(Request(text="train.py"))
+    found = migrate(MigrationRequest(text="train.py"))
     assert not Path("ran").exists()
     keys = found.keys
     assert keys["trainer.default_local_dir"] == "out-6"
@@ -381,13 +384,13 @@ def test_what_check_refuses_is_taken_out_with_its_reason():
 
 def test_commands_of_the_flat_tools():
     words = "trl dpo --model_name_or_path o/m --dataset_name o/d --beta 0.3 --bf16 --lora_r=4"
-    found = migrate(Request(text=words))
+    found = migrate(MigrationRequest(text=words))
     assert found.keys["preference.beta"] == 0.3
     assert found.keys["actor_rollout_ref.model.dtype"] == "bfloat16"
     Path("sft.yaml").write_text(
         yaml.safe_dump({"model_name_or_path": "o/m", "stage": "sft", "dataset": "d"})
     )
-    found = migrate(Request(text="llamafactory-cli train sft.yaml learning_rate=1e-5"))
+    found = migrate(MigrationRequest(text="llamafactory-cli train sft.yaml learning_rate=1e-5"))
     assert found.tool == "LLaMA-Factory"
     assert found.keys[f"{ACTOR}.optim.lr"] == 1e-5
 
@@ -407,14 +410,14 @@ def test_commands_of_the_flat_tools():
 def test_a_file_of_no_tool_is_refused(name: str, text: str, why: str):
     Path(name).write_text(text)
     with pytest.raises(UserError, match=why):
-        migrate(Request(text=name))
+        migrate(MigrationRequest(text=name))
 
 
 def test_a_path_that_is_not_there_and_a_folder_are_refused(tmp_path: Path):
     with pytest.raises(UserError, match="no such file"):
-        migrate(Request(text="nowhere.yaml"))
+        migrate(MigrationRequest(text="nowhere.yaml"))
     with pytest.raises(UserError, match="it is a folder"):
-        migrate(Request(text=str(tmp_path)))
+        migrate(MigrationRequest(text=str(tmp_path)))
 
 
 # The command.

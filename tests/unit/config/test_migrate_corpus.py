@@ -10,7 +10,8 @@ import yaml
 
 from luyen.config.check import Report, check
 from luyen.config.machine import Machine
-from luyen.config.migrate.migrate import ABSENT, WITHOUT_EFFECT, Request, migrate
+from luyen.config.migrate.migrate import ABSENT, WITHOUT_EFFECT, migrate
+from luyen.config.migrate.reader import MigrationRequest
 from luyen.config.migrate.report import Migration, table_lines, yaml_text
 from tests.unit.config.migration_corpus import TOOLS, Case, cases
 
@@ -47,7 +48,7 @@ def result(index: int, folder: Path) -> tuple[Migration, Report]:
     source = case.write(path)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(path)
-        migration = migrate(Request(text=source, installed=lambda _: False))
+        migration = migrate(MigrationRequest(text=source, installed=lambda _: False))
         (path / "luyen.yaml").write_text(yaml_text(migration))
         report = check([Path("luyen.yaml")], machine=CLUSTER, starts_a_run=False)
     return migration, report

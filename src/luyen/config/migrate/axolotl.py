@@ -7,7 +7,17 @@ from typing import Any, cast
 from luyen.config.migrate.common import OPTIM, always, choose, name_of, named, never
 from luyen.config.migrate.dialect import address
 from luyen.config.migrate.dialect import entries as dialect_entries
-from luyen.config.migrate.report import Entry, Outcome, Rule, Source, flat, implied, keep, missing
+from luyen.config.migrate.method_keys import stage_of
+from luyen.config.migrate.report import (
+    Entry,
+    Outcome,
+    Rule,
+    SourceConfig,
+    flat,
+    implied,
+    keep,
+    missing,
+)
 from luyen.config.migrate.trainer_keys import RULES as TRAINER
 from luyen.config.migrate.trainer_keys import STEPS_OF_EPOCH
 
@@ -78,7 +88,7 @@ def method_of(values: Mapping[str, Any]) -> str:
     return rl if rl in _METHODS else "sft"
 
 
-def read_yaml(values: Mapping[str, Any], source: Source) -> Source:
+def read_yaml(values: Mapping[str, Any], source: SourceConfig) -> SourceConfig:
     """The keys of a file, those of `trl` as TRL names them."""
     method, found = method_of(values), flat(values)
     names = {key: SYNONYMS.get(key, SYNONYMS.get(_inner(key), _inner(key))) for key in found}
@@ -102,7 +112,7 @@ def _inner(key: str) -> str:
     return key.removeprefix("trl.")
 
 
-def entries(source: Source) -> list[Entry]:
+def entries(source: SourceConfig) -> list[Entry]:
     """What becomes of every key."""
     return dialect_entries(source, RULES)
 
@@ -113,7 +123,7 @@ def entries(source: Source) -> list[Entry]:
 def _rows(block: str, ours: str) -> Rule:
     """All entries of a list of datasets together name the files."""
 
-    def rule(value: Any, source: Source) -> Outcome:
+    def rule(value: Any, source: SourceConfig) -> Outcome:
         del value
         count = 1 + max(
             int(key.removeprefix(f"{block}[").partition("]")[0])
@@ -125,7 +135,7 @@ def _rows(block: str, ours: str) -> Rule:
     return rule
 
 
-def _address(source: Source, entry: str) -> str:
+def _address(source: SourceConfig, entry: str) -> str:
     path = str(source.get(f"{entry}.path") or "")
     files = source.get(f"{entry}.data_files")
     if path in ("json", "parquet", "csv") or (files is not None and source.get(f"{entry}.ds_type")):
@@ -138,7 +148,7 @@ def _address(source: Source, entry: str) -> str:
 _PLAIN = ("alpaca", "chat_template", "sharegpt", "completion", "llama3", "chatml", "orpo", "zephyr")
 
 
-def _type(value: Any, source: Source) -> Outcome:
+def _type(value: Any, source: SourceConfig) -> Outcome:
     del source
     word = str(value).partition(".")[0]
     if word in (*_PLAIN, "bradley_terry", "stepwise_supervised", "input_output", "prompt_style"):
@@ -149,7 +159,7 @@ def _type(value: Any, source: Source) -> Outcome:
 _COLUMNS = "rows are read by the columns that a format has: `luyen data inspect FILE`"
 
 
-def _adapter(value: Any, source: Source) -> Outcome:
+def _adapter(value: Any, source: SourceConfig) -> Outcome:
     if source.method in ("reward", "prm"):
         return missing("a reward model is trained whole: choose a smaller learning rate")
     if value not in ("lora", "qlora"):
@@ -159,7 +169,7 @@ def _adapter(value: Any, source: Source) -> Outcome:
     return keep({"actor_rollout_ref.model.lora_rank": rank}, note)
 
 
-def _all_linear(value: Any, source: Source) -> Outcome:
+def _all_linear(value: Any, source: SourceConfig) -> Outcome:
     if not value:
         return implied("lora_target_modules decides")
     if not source.get("use_peft") or source.method in ("reward", "prm"):
@@ -167,25 +177,25 @@ def _all_linear(value: Any, source: Source) -> Outcome:
     return keep({"actor_rollout_ref.model.target_modules": ["all-linear"]})
 
 
-def _modules(value: Any, source: Source) -> Outcome:
+def _modules(value: Any, source: SourceConfig) -> Outcome:
     if source.get("lora_target_linear"):
         return implied("lora_target_linear takes all linear layers")
     return TRAINER["lora_target_modules"](value, source)
 
 
-def _learned(value: Any, source: Source) -> Outcome:
+def _learned(value: Any, source: SourceConfig) -> Outcome:
     if source.method != "sft":
         return implied("this stage learns answers only")
     return missing("prompts are not learned") if value else keep({"sft.learn": "assistant"})
 
 
-def _method(value: Any, source: Source) -> Outcome:
+def _method(value: Any, source: SourceConfig) -> Outcome:
     if value in _METHODS or source.method in ("reward", "prm"):
-        return implied("trainer.stage")
+        return keep(stage_of(source))
     return missing(f"no method {value}: read as supervised training")
 
 
-def _special(value: Any, source: Source) -> Outcome:
+def _special(value: Any, source: SourceConfig) -> Outcome:
     del value, source
     return implied("there is no padding")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from luyen.config.loader.paths import FILES, MODELS
-from luyen.config.migrate.report import Outcome, Rule, Source, implied, keep, missing
+from luyen.config.migrate.report import Outcome, Rule, SourceConfig, implied, keep, missing
 from luyen.config.model_folder.files import looks_local
 from luyen.config.plugins import LOGGERS
 
@@ -40,7 +40,7 @@ def placing(folder: Path, output: Path) -> Callable[[str], str]:
     return place
 
 
-def placed(key: str, value: Any, source: Source) -> Any:
+def placed(key: str, value: Any, source: SourceConfig) -> Any:
     """A value of ours with its paths as the new file has to name them."""
     if isinstance(value, list):
         return [placed(key, one, source) for one in cast(list[Any], value)]
@@ -53,7 +53,7 @@ def placed(key: str, value: Any, source: Source) -> Any:
 def name_of(key: str) -> Rule:
     """A name becomes part of a folder's name."""
 
-    def rule(value: Any, source: Source) -> Outcome:
+    def rule(value: Any, source: SourceConfig) -> Outcome:
         del source
         plain = str(value).strip("/").replace("/", "-").replace("\\", "-")
         note = "" if plain == str(value) else "a name of a folder has no slashes"
@@ -62,7 +62,7 @@ def name_of(key: str) -> Rule:
     return rule
 
 
-def engine(name: str, source: Source) -> Outcome:
+def engine(name: str, source: SourceConfig) -> Outcome:
     """A rollout engine; one whose package is not here gives way to the embedded one."""
     word = name.removesuffix("_async")
     if word in ("hf", "native"):
@@ -77,7 +77,7 @@ def engine(name: str, source: Source) -> Outcome:
     return keep({ENGINE: "native"}, f"the embedded engine; {why}")
 
 
-def filters(source: Source) -> list[str]:
+def filters(source: SourceConfig) -> list[str]:
     """Keys that rule tokens out in sampling, which servers cannot account for."""
     rollout = "actor_rollout_ref.rollout."
     found: list[str] = []
@@ -90,7 +90,7 @@ def filters(source: Source) -> list[str]:
     return found
 
 
-def logger(value: Any, source: Source) -> Outcome:
+def logger(value: Any, source: SourceConfig) -> Outcome:
     """Where metrics go; a logger whose package is not here is left out by name."""
     listed = cast(list[Any], value) if isinstance(value, list) else [value]
     names = [str(one) for one in listed if one not in (None, "none", "all", "console", "file")]
@@ -105,7 +105,7 @@ def logger(value: Any, source: Source) -> Outcome:
     return keep({"trainer.logger": ["console", *here]}, "; ".join(notes))
 
 
-def scheduler(name: str, source: Source) -> Outcome:
+def scheduler(name: str, source: SourceConfig) -> Outcome:
     """Course of the learning rate."""
     del source
     ours = _SCHEDULES.get(name)
@@ -127,7 +127,7 @@ def refused(why: str) -> Rule:
 
 
 def _constant(outcome: Outcome) -> Rule:
-    def rule(value: Any, source: Source) -> Outcome:
+    def rule(value: Any, source: SourceConfig) -> Outcome:
         del value, source
         return outcome
 
@@ -137,7 +137,7 @@ def _constant(outcome: Outcome) -> Rule:
 def choose(is_so: Callable[[Any], bool], then: Outcome, otherwise: Outcome) -> Rule:
     """One outcome where the value is such, another where it is not."""
 
-    def rule(value: Any, source: Source) -> Outcome:
+    def rule(value: Any, source: SourceConfig) -> Outcome:
         del source
         return then if is_so(value) else otherwise
 
@@ -147,7 +147,7 @@ def choose(is_so: Callable[[Any], bool], then: Outcome, otherwise: Outcome) -> R
 def mapped(convert: Callable[[Any], Mapping[str, Any]]) -> Rule:
     """Keys that are made of the value alone."""
 
-    def rule(value: Any, source: Source) -> Outcome:
+    def rule(value: Any, source: SourceConfig) -> Outcome:
         del source
         return keep(convert(value))
 
@@ -166,3 +166,70 @@ def _is_off(value: Any) -> bool:
 def named(*ours: str) -> Rule:
     """The same value under other names."""
     return lambda value, source: keep({key: placed(key, value, source) for key in ours})
+
+
+# Keys of the Trainer that change no number.
+
+_ROWS = "rows are read and tokenised by the controller"
+_LOG = "every step is logged"
+NO_EFFECT: dict[str, str] = {
+    **dict.fromkeys(
+        (
+            *("preprocessing_num_workers", "dataset_num_proc", "dataloader_num_workers"),
+            *("dataloader_prefetch_factor", "dataloader_pin_memory", "overwrite_cache"),
+            *("dataset_prepared_path", "dataset_processes", "remove_unused_columns"),
+            *("skip_prepare_dataset", "dataloader_drop_last", "dataset_text_field"),
+            *("dataloader_persistent_workers", "cache_dir", "dataset_kwargs", "data_shared_file"),
+        ),
+        _ROWS,
+    ),
+    **dict.fromkeys(
+        (
+            *("logging_steps", "logging_strategy", "logging_first_step", "log_level", "debug"),
+            *("log_on_each_node", "log_level_replica", "logging_dir", "disable_tqdm"),
+            *(
+                "log_completions",
+                "num_completions_to_print",
+                "plot_loss",
+                "include_tokens_per_second",
+            ),
+            *("include_num_input_tokens_seen", "use_tensorboard", "log_unique_prompts"),
+        ),
+        _LOG,
+    ),
+    **dict.fromkeys(
+        (
+            *("ddp_timeout", "ddp_find_unused_parameters", "ddp_bucket_cap_mb", "local_rank"),
+            *("tf32", "torch_compile", "attn_implementation", "flash_attention", "flash_attn"),
+            *("use_flash_attention_2", "xformers_attention", "sdp_attention", "eager_attention"),
+            *("use_liger", "use_liger_kernel", "enable_liger_kernel", "use_liger_loss", "gc_steps"),
+            *("torch_empty_cache_steps", "low_cpu_mem_usage", "ds3_gather_for_generation"),
+            *(
+                "gradient_checkpointing_kwargs.use_reentrant",
+                "use_unsloth_gc",
+                "pad_to_sequence_len",
+            ),
+            *(
+                "pad_to_multiple_of",
+                "padding_free",
+                "pad_token",
+                "unsloth",
+                "use_unsloth",
+                "device_map",
+            ),
+        ),
+        "kernels, memory and padding are the engine's: batches are packed, layers fused",
+    ),
+    **dict.fromkeys(
+        ("per_device_eval_batch_size", "eval_batch_size", "eval_accumulation_steps"),
+        "validation fills its passes by tokens",
+    ),
+    **dict.fromkeys(
+        ("overwrite_output_dir", "save_safetensors", "save_only_model", "do_train", "do_predict"),
+        "a run has a directory of its own, and checkpoints hold everything",
+    ),
+}
+HUB_KEYS = (
+    *("push_to_hub", "hub_model_id", "hub_strategy", "hub_model_revision", "hub_private_repo"),
+    *("hub_token", "hub_always_push", "push_to_hub_revision"),
+)

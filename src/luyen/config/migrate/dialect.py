@@ -12,13 +12,13 @@ from luyen.config.fields import all_fields
 from luyen.config.loader.aliases import FOREIGN
 from luyen.config.migrate.common import always, named
 from luyen.config.migrate.method_keys import design_defaults, rules_of, stage_of
-from luyen.config.migrate.report import Entry, Outcome, Rule, Source, implied, keep, missing
+from luyen.config.migrate.report import Entry, Outcome, Rule, SourceConfig, implied, keep, missing
 from luyen.config.migrate.trainer_keys import RULES, is_online, worth_telling
 
 _TRAIN, _VAL = "data.train_files", "data.val_files"
 
 
-def entries(source: Source, own: Mapping[str, Rule]) -> list[Entry]:
+def entries(source: SourceConfig, own: Mapping[str, Rule]) -> list[Entry]:
     """What becomes of every key; then the stage and the tool's defaults that are not ours.
 
     Rules of the tool come first, then those of the method, then those of the Trainer.
@@ -29,7 +29,8 @@ def entries(source: Source, own: Mapping[str, Rule]) -> list[Entry]:
         name = source.written.get(key, key)
         found.append(Entry(source=name, value=value, outcome=_outcome(key, value, source, rules)))
     taken = {key for entry in found for key in entry.outcome.keys}
-    more = [_stage(source)] + [
+    more = [] if "trainer.stage" in taken else [_stage(source)]
+    more += [
         Entry(source=key, value=value, outcome=outcome, is_default=True)
         for key, value in source.defaults.items()
         if not source.has(key) and value is not None
@@ -40,7 +41,7 @@ def entries(source: Source, own: Mapping[str, Rule]) -> list[Entry]:
     return [*found, *more]
 
 
-def _outcome(key: str, value: Any, source: Source, rules: Mapping[str, Rule]) -> Outcome:
+def _outcome(key: str, value: Any, source: SourceConfig, rules: Mapping[str, Rule]) -> Outcome:
     rule = rules.get(key) or rules.get(_pattern(key))
     if value is None and key not in ("max_length", "max_prompt_length"):
         return implied("not set")
@@ -59,7 +60,7 @@ def _pattern(key: str) -> str:
 
 
 def _default(
-    key: str, value: Any, source: Source, rules: Mapping[str, Rule], taken: set[str]
+    key: str, value: Any, source: SourceConfig, rules: Mapping[str, Rule], taken: set[str]
 ) -> Outcome | None:
     """The keys that a tool's default sets, where Luyen's own value is another."""
     outcome = _outcome(key, value, source, rules)
@@ -69,12 +70,12 @@ def _default(
     return Outcome(keys=keys, note=outcome.note) if keys else None
 
 
-def _stage(source: Source) -> Entry:
-    keys = stage_of(source.method)
+def _stage(source: SourceConfig) -> Entry:
+    keys = stage_of(source)
     return Entry(source=f"{source.method}", value=source.tool, outcome=keep(keys), is_default=True)
 
 
-def _devices(source: Source, taken: set[str]) -> list[Entry]:
+def _devices(source: SourceConfig, taken: set[str]) -> list[Entry]:
     """Devices that sizes were multiplied with."""
     key = "trainer.n_gpus_per_node"
     if source.devices == 1 or key in taken or source.has("num_processes"):
@@ -88,7 +89,9 @@ def _devices(source: Source, taken: set[str]) -> list[Entry]:
 # Rows.
 
 
-def address(path: str, source: Source, *, split: str = "train", config: str | None = None) -> str:
+def address(
+    path: str, source: SourceConfig, *, split: str = "train", config: str | None = None
+) -> str:
     """A file as the new configuration names it, or the address of a dataset on the hub."""
     is_file = path.lower().endswith((*ENDINGS, TABLE)) or path.startswith(("/", ".", "~"))
     if "://" in path:
@@ -99,7 +102,7 @@ def address(path: str, source: Source, *, split: str = "train", config: str | No
     return f"hf://{path}{query}"
 
 
-def _name(value: Any, source: Source) -> Outcome:
+def _name(value: Any, source: SourceConfig) -> Outcome:
     split = str(source.get("dataset_train_split") or "train")
     config = source.get("dataset_config") or source.get("dataset_configs")
     chosen = cast(list[Any], config)[0] if isinstance(config, list) else config
@@ -110,7 +113,7 @@ def _name(value: Any, source: Source) -> Outcome:
     return keep(keys)
 
 
-def _part(value: Any, source: Source) -> Outcome:
+def _part(value: Any, source: SourceConfig) -> Outcome:
     """Splits and configurations of the dataset that another key names."""
     del value
     if source.has("dataset_name"):
@@ -120,7 +123,7 @@ def _part(value: Any, source: Source) -> Outcome:
     return implied("no dataset is named")
 
 
-def _mixture(value: Any, source: Source) -> Outcome:
+def _mixture(value: Any, source: SourceConfig) -> Outcome:
     names = {
         key.removeprefix("dataset_mixer."): share
         for key, share in source.values.items()
@@ -139,17 +142,17 @@ def _mixture(value: Any, source: Source) -> Outcome:
     return keep(keys, note)
 
 
-def _validation(value: Any, source: Source) -> Outcome:
+def _validation(value: Any, source: SourceConfig) -> Outcome:
     listed = cast(list[Any], value) if isinstance(value, list) else [value]
     return keep({_VAL: [address(str(one), source) for one in listed]})
 
 
-def _rows(value: Any, source: Source) -> Outcome:
+def _rows(value: Any, source: SourceConfig) -> Outcome:
     listed = cast(list[Any], value) if isinstance(value, list) else [value]
     return keep({_TRAIN: [address(str(one), source) for one in listed]})
 
 
-def _template(value: Any, source: Source) -> Outcome:
+def _template(value: Any, source: SourceConfig) -> Outcome:
     del source
     if "{" in str(value):
         return missing("put the template into a copy of the tokenizer: model.tokenizer_path")

@@ -11,7 +11,17 @@ from luyen.base.input_files import is_file, read_text
 from luyen.config.migrate.common import always, choose, mapped, named, never
 from luyen.config.migrate.dialect import address
 from luyen.config.migrate.dialect import entries as dialect_entries
-from luyen.config.migrate.report import Entry, Outcome, Rule, Source, flat, implied, keep, missing
+from luyen.config.migrate.method_keys import stage_of
+from luyen.config.migrate.report import (
+    Entry,
+    Outcome,
+    Rule,
+    SourceConfig,
+    flat,
+    implied,
+    keep,
+    missing,
+)
 
 TOOL = "LLaMA-Factory"
 _METHODS = {"pt": "sft", "sft": "sft", "rm": "reward", "dpo": "dpo", "kto": "kto", "ppo": "ppo"}
@@ -68,7 +78,7 @@ def is_llama_factory(values: Mapping[str, Any]) -> bool:
     return any(mark in values for mark in marks) and "model_name_or_path" in values
 
 
-def read_yaml(values: Mapping[str, Any], source: Source) -> Source:
+def read_yaml(values: Mapping[str, Any], source: SourceConfig) -> SourceConfig:
     """The keys of a file; a UserError for a stage that does not train."""
     stage = str(values.get("stage", "sft"))
     if stage not in _METHODS:
@@ -92,7 +102,7 @@ def read_yaml(values: Mapping[str, Any], source: Source) -> Source:
     )
 
 
-def entries(source: Source) -> list[Entry]:
+def entries(source: SourceConfig) -> list[Entry]:
     """What becomes of every key."""
     return dialect_entries(source, RULES)
 
@@ -100,7 +110,7 @@ def entries(source: Source) -> list[Entry]:
 # Rows: names of `dataset_info.json`.
 
 
-def _info(source: Source) -> dict[str, Any] | None:
+def _info(source: SourceConfig) -> dict[str, Any] | None:
     """The catalogue of datasets, where it is here."""
     folder = str(source.get("dataset_dir") or "data")
     for place in (Path(source.folder) / folder, Path(folder), Path(source.folder)):
@@ -115,7 +125,7 @@ def _info(source: Source) -> dict[str, Any] | None:
 
 
 def _rows(ours: str) -> Rule:
-    def rule(value: Any, source: Source) -> Outcome:
+    def rule(value: Any, source: SourceConfig) -> Outcome:
         listed = cast(list[Any], value) if isinstance(value, list) else str(value).split(",")
         info, found, notes = _info(source), list[str](), list[str]()
         for name in (str(one).strip() for one in listed):
@@ -127,7 +137,7 @@ def _rows(ours: str) -> Rule:
     return rule
 
 
-def _one(name: str, info: Mapping[str, Any] | None, source: Source) -> tuple[str, str]:
+def _one(name: str, info: Mapping[str, Any] | None, source: SourceConfig) -> tuple[str, str]:
     folder = str(source.get("dataset_dir") or "data")
     if info is None:
         guess = source.place(f"{folder}/{name}.json")
@@ -147,7 +157,7 @@ def _one(name: str, info: Mapping[str, Any] | None, source: Source) -> tuple[str
     return source.place(f"{folder}/{entry['file_name']}"), note
 
 
-def _most(value: Any, source: Source) -> Outcome:
+def _most(value: Any, source: SourceConfig) -> Outcome:
     datasets = str(source.get("dataset") or "").split(",")
     if len(datasets) > 1:
         return missing(
@@ -157,7 +167,7 @@ def _most(value: Any, source: Source) -> Outcome:
     return keep({"data.train_max_samples": int(value)})
 
 
-def _kind(value: Any, source: Source) -> Outcome:
+def _kind(value: Any, source: SourceConfig) -> Outcome:
     if value == "full":
         return implied("all weights are trained")
     if value == "lora" and source.method == "reward":
@@ -168,23 +178,22 @@ def _kind(value: Any, source: Source) -> Outcome:
     return missing(f"{value}: all weights are trained, or a LoRA adapter")
 
 
-def _stage(value: Any, source: Source) -> Outcome:
-    del source
-    note = "plain text, all of it learned: rows have `text`" if value == "pt" else "trainer.stage"
-    return implied(note)
+def _stage(value: Any, source: SourceConfig) -> Outcome:
+    note = "plain text, all of it learned: rows have `text`" if value == "pt" else ""
+    return keep(stage_of(source), note)
 
 
-def _learned(value: Any, source: Source) -> Outcome:
+def _learned(value: Any, source: SourceConfig) -> Outcome:
     del source
     return missing("prompts are not learned") if value else keep({"sft.learn": "assistant"})
 
 
-def _history(value: Any, source: Source) -> Outcome:
+def _history(value: Any, source: SourceConfig) -> Outcome:
     del source
     return keep({"sft.learn": "last_turn"}) if value else keep({"sft.learn": "assistant"})
 
 
-def _reward_kind(value: Any, source: Source) -> Outcome:
+def _reward_kind(value: Any, source: SourceConfig) -> Outcome:
     del source
     if value == "full":
         return implied("a whole reward model")

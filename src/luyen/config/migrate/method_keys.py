@@ -7,7 +7,7 @@ from luyen.base.input_files import is_file
 from luyen.config.catalog import PREFERENCE_LOSSES
 from luyen.config.loader.aliases import LOSSES, STAGES
 from luyen.config.migrate.common import ENGINE, always, choose, engine, mapped, named, never
-from luyen.config.migrate.report import Entry, Outcome, Rule, Source, implied, keep, missing
+from luyen.config.migrate.report import Entry, Outcome, Rule, SourceConfig, implied, keep, missing
 from luyen.config.migrate.trainer_keys import (
     ACTOR,
     MARKED,
@@ -22,29 +22,25 @@ _CORRECTION = "algorithm.rollout_correction"
 _PREFERENCE = ("dpo", "ipo", "orpo", "cpo", "simpo", *MARKED)
 
 
-def stage_of(method: str) -> dict[str, Any]:
+_STAGES: dict[str, dict[str, Any]] = {
+    "sft": {"trainer.stage": "sft"},
+    "gdpo": {"trainer.stage": "rl", "algorithm.adv_estimator": "gdpo"},
+    "prm": {"trainer.stage": "reward_model", "reward_training.objective": "process"},
+}
+"""Methods that have no word in the configuration."""
+
+
+def stage_of(source: SourceConfig) -> dict[str, Any]:
     """Keys that say what is trained how."""
-    more: dict[str, dict[str, Any]] = {
-        "sft": {"trainer.stage": "sft"},
-        "gdpo": {"trainer.stage": "rl", "algorithm.adv_estimator": "gdpo"},
-        "ipo": {"trainer.stage": "preference", "preference.loss_type": ["ipo"]},
-        "cpo": {"trainer.stage": "preference", "preference.loss_type": ["cpo"]},
-        "bco": {"trainer.stage": "preference", "preference.loss_type": ["bco"]},
-        "prm": {"trainer.stage": "reward_model", "reward_training.objective": "process"},
-    }
-    found = dict(more.get(method) or STAGES[method])
-    loss = found.get("preference.loss_type")
-    return found if loss is None or isinstance(loss, list) else {**found, **_list(loss)}
-
-
-def _list(loss: Any) -> dict[str, Any]:
-    return {"preference.loss_type": [loss]}
+    if source.method in _PREFERENCE:
+        return {"trainer.stage": "preference", **_preference_loss(source).keys}
+    return dict(_STAGES.get(source.method) or STAGES[source.method])
 
 
 # Answers that are sampled.
 
 
-def _beta(value: Any, source: Source) -> Outcome:
+def _beta(value: Any, source: SourceConfig) -> Outcome:
     if source.method in _PREFERENCE:
         return _hparam("beta")(value, source)
     if source.method in ("rloo", "ppo"):
@@ -74,7 +70,7 @@ _AGGREGATIONS = {
 }
 
 
-def _loss_type(value: Any, source: Source) -> Outcome:
+def _loss_type(value: Any, source: SourceConfig) -> Outcome:
     if source.method in _PREFERENCE:
         return _preference_loss(source)
     if source.method == "sft":
@@ -100,7 +96,7 @@ def _aggregated(name: str) -> str:
     return whole.get(name, "")
 
 
-def _clip(value: Any, source: Source) -> Outcome:
+def _clip(value: Any, source: SourceConfig) -> Outcome:
     if source.get("loss_type") in ("cispo", "sapo", "vespo"):
         return implied(f"{source.get('loss_type')} does not clip below")
     high = source.get("epsilon_high")
@@ -109,7 +105,7 @@ def _clip(value: Any, source: Source) -> Outcome:
     return keep({f"{ACTOR}.clip_ratio_low": float(value)})
 
 
-def _clip_high(value: Any, source: Source) -> Outcome:
+def _clip_high(value: Any, source: SourceConfig) -> Outcome:
     if source.get("loss_type") == "cispo":
         return keep({f"{_POLICY}.cispo_cap": float(value)})
     if source.get("loss_type") in ("sapo", "vespo"):
@@ -118,7 +114,7 @@ def _clip_high(value: Any, source: Source) -> Outcome:
     return keep({f"{ACTOR}.clip_ratio_low": low, f"{ACTOR}.clip_ratio_high": float(value)})
 
 
-def _scaled(value: Any, source: Source) -> Outcome:
+def _scaled(value: Any, source: SourceConfig) -> Outcome:
     if source.method == "gdpo":
         return implied("gdpo divides each reward by its own std")
     if value in ("batch",):
@@ -129,7 +125,7 @@ def _scaled(value: Any, source: Source) -> Outcome:
     return keep({"algorithm.norm_adv_by_std_in_grpo": True})
 
 
-def _level(value: Any, source: Source) -> Outcome:
+def _level(value: Any, source: SourceConfig) -> Outcome:
     del source
     if value == "token":
         return implied("ratios are of tokens")
@@ -138,12 +134,12 @@ def _level(value: Any, source: Source) -> Outcome:
     return missing("ratios are of tokens, or of sequences")
 
 
-def _top_k(value: Any, source: Source) -> Outcome:
+def _top_k(value: Any, source: SourceConfig) -> Outcome:
     del source
     return keep({f"{ROLLOUT}.top_k": -1 if not value or int(value) <= 0 else int(value)})
 
 
-def _vllm(value: Any, source: Source) -> Outcome:
+def _vllm(value: Any, source: SourceConfig) -> Outcome:
     if not value:
         return keep({ENGINE: "native"}, "the embedded engine, instead of transformers")
     return engine("vllm", source)
@@ -152,7 +148,7 @@ def _vllm(value: Any, source: Source) -> Outcome:
 def _server_key(ours: str) -> Rule:
     """A key of vLLM's: read where vLLM generates."""
 
-    def rule(value: Any, source: Source) -> Outcome:
+    def rule(value: Any, source: SourceConfig) -> Outcome:
         return keep({ours: value}) if _generates_with_vllm(source) else implied(_NATIVE)
 
     return rule
@@ -161,22 +157,22 @@ def _server_key(ours: str) -> Rule:
 _NATIVE = "the embedded engine generates"
 
 
-def _generates_with_vllm(source: Source) -> bool:
+def _generates_with_vllm(source: SourceConfig) -> bool:
     return bool(source.get("use_vllm")) and engine("vllm", source).keys[ENGINE] == "vllm"
 
 
-def _sampler_correction(value: Any, source: Source) -> Outcome:
+def _sampler_correction(value: Any, source: SourceConfig) -> Outcome:
     if not _generates_with_vllm(source):
         return implied("the embedded engine's log-probabilities are the trainer's")
     return keep({f"{_CORRECTION}.rollout_is": "token" if value else None})
 
 
-def _episodes(value: Any, source: Source) -> Outcome:
+def _episodes(value: Any, source: SourceConfig) -> Outcome:
     rows = rows_of_generation(source)
     return keep({"trainer.total_training_steps": max(1, int(value) // rows)}, f"{rows} a step")
 
 
-def _reward_model(value: Any, source: Source) -> Outcome:
+def _reward_model(value: Any, source: SourceConfig) -> Outcome:
     return keep(
         {
             "reward.reward_model.enable": True,
@@ -192,7 +188,7 @@ _FUNCTION = (
 )
 
 
-def _reward_functions(value: Any, source: Source) -> Outcome:
+def _reward_functions(value: Any, source: SourceConfig) -> Outcome:
     names = cast(list[Any], value) if isinstance(value, list) else [value]
     module, _, name = str(names[0]).rpartition(".")
     file = source.get("reward file") if not module else f"{module.replace('.', '/')}.py"
@@ -284,7 +280,7 @@ ONLINE_RULES: dict[str, Rule] = {
 # Preferences.
 
 
-def preference_losses(source: Source) -> tuple[list[str], list[float]]:
+def preference_losses(source: SourceConfig) -> tuple[list[str], list[float]]:
     """Losses of ours, and their weights where there are several."""
     if source.method in ("orpo", "simpo", "ipo", "bco"):
         names = [source.method]
@@ -301,7 +297,7 @@ def preference_losses(source: Source) -> tuple[list[str], list[float]]:
     return names, weights
 
 
-def _preference_loss(source: Source) -> Outcome:
+def _preference_loss(source: SourceConfig) -> Outcome:
     names, weights = preference_losses(source)
     unknown = [name for name in names if name not in PREFERENCE_LOSSES]
     if unknown:
@@ -312,7 +308,7 @@ def _preference_loss(source: Source) -> Outcome:
     return keep(keys)
 
 
-def _loss_parts(value: Any, source: Source) -> Outcome:
+def _loss_parts(value: Any, source: SourceConfig) -> Outcome:
     del value
     return _preference_loss(source)
 
@@ -320,7 +316,7 @@ def _loss_parts(value: Any, source: Source) -> Outcome:
 def _hparam(ours: str) -> Rule:
     """A number of the loss, where the loss reads it."""
 
-    def rule(value: Any, source: Source) -> Outcome:
+    def rule(value: Any, source: SourceConfig) -> Outcome:
         names, _ = preference_losses(source)
         facts = [PREFERENCE_LOSSES[name] for name in names if name in PREFERENCE_LOSSES]
         if not any(ours in fact.hparams for fact in facts):
@@ -330,7 +326,7 @@ def _hparam(ours: str) -> Rule:
     return rule
 
 
-def _divergence(value: Any, source: Source) -> Outcome:
+def _divergence(value: Any, source: SourceConfig) -> Outcome:
     return _hparam("f_divergence_type")(str(value).lower(), source)
 
 
@@ -367,14 +363,14 @@ PREFERENCE_RULES: dict[str, Rule] = {
 # Supervised loss and reward models.
 
 
-def _assistant_only(value: Any, source: Source) -> Outcome:
+def _assistant_only(value: Any, source: SourceConfig) -> Outcome:
     del source
     if value:
         return keep({"sft.learn": "assistant"})
     return missing("only what the assistant says is learned")
 
 
-def _completion_only(value: Any, source: Source) -> Outcome:
+def _completion_only(value: Any, source: SourceConfig) -> Outcome:
     del source
     return keep({"sft.learn": "completion"}) if value else missing("prompts are not learned")
 
@@ -406,7 +402,7 @@ def rules_of(method: str) -> dict[str, Rule]:
     return SFT_RULES if method == "sft" else ONLINE_RULES
 
 
-def design_defaults(source: Source) -> list[Entry]:
+def design_defaults(source: SourceConfig) -> list[Entry]:
     """What a tool does without a key for it, where Luyen does otherwise."""
     told: dict[str, tuple[Any, dict[str, Any], str]] = {
         "repeated rows": ("kept", {"data.filter_duplicates": False}, ""),

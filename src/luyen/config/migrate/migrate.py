@@ -1,26 +1,19 @@
-"""`migrate`: find out which tool a file is of, apply its rules, and take out what `check` refuses.
+"""`migrate`: apply the rules of a tool to its keys, and take out what `check` refuses.
 
 The rules of `check` are the one source of what a configuration may say. A key that they refuse, or
 call without effect, is taken out of the draft, and their reason becomes the key's row in the table.
 """
 
-import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, final
+from collections.abc import Callable
+from dataclasses import replace
 
-from luyen.base.errors import UserError
-from luyen.base.input_files import is_directory, is_file, read_text
-from luyen.config.check import Report, check_tree, is_installed
+from luyen.config.check import Report, check_tree
 from luyen.config.loader.load import load_trees
 from luyen.config.loader.tree import ConfigTree
-from luyen.config.loader.yaml_tree import read_tree
 from luyen.config.machine import Machine
 from luyen.config.migrate import axolotl, llama_factory, trl, verl
-from luyen.config.migrate.common import placing
-from luyen.config.migrate.report import Entry, Migration, Source, keep
-from luyen.config.migrate.shell import command_words, is_script
+from luyen.config.migrate.reader import MigrationRequest, read_source
+from luyen.config.migrate.report import Entry, Migration, SourceConfig, keep
 from luyen.config.problem import COMMAND_LINE, Problem
 
 ABSENT = (
@@ -41,31 +34,16 @@ _GIB = 1024**3
 _CLUSTER = Machine(cpus=64, ram_bytes=1024 * _GIB, gpu_bytes=(80 * _GIB,) * 64, is_assumed=True)
 """A draft is checked as on a machine with everything, so that it is the same on every machine."""
 _MOST_ROUNDS = 100
+_ENTRIES: dict[str, Callable[[SourceConfig], list[Entry]]] = {
+    module.TOOL: module.entries for module in (axolotl, llama_factory, trl, verl)
+}
+"""Tool -> what becomes of each of its keys."""
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """What to migrate, and for where.
-
-    Example:
-        >>> Request(text="python -m verl.trainer.main_ppo trainer.nnodes=2").devices
-        1
-    """
-
-    text: str
-    """Path of a file, or a command."""
-    output: Path | None = None
-    """File that will hold the result: relative paths in it start from its folder."""
-    devices: int = 1
-    """Devices that it ran on, for tools whose sizes are for one device."""
-    installed: Callable[[str], bool] = is_installed
-    """Whether a Python package is installed."""
-
-
-def migrate(request: Request) -> Migration:
+def migrate(request: MigrationRequest) -> Migration:
     """Our configuration with the account of every key; a UserError for what is of no tool."""
-    source, entries = _read(request)
+    source = read_source(request)
+    entries = _ENTRIES[source.tool](source)
     draft = Migration(tool=source.tool, where=source.where, entries=tuple(entries))
     return settle(draft)
 
@@ -138,94 +116,3 @@ def _without_empty(draft: Migration) -> Migration:
         if not entry.is_default or entry.outcome.keys or entry.outcome.is_implied
     ]
     return replace(draft, entries=tuple(kept))
-
-
-# Which tool a file is of.
-
-
-def _read(request: Request) -> tuple[Source, list[Entry]]:
-    text = request.text.strip()
-    if is_directory(text):
-        raise UserError("source", text, "it is a folder", "give the file that starts training")
-    if is_file(text):
-        return _read_file(Path(text).expanduser(), request)
-    if "=" not in text and " " not in text:
-        raise UserError("source", text, "no such file", "give a file, or a command in quotes")
-    source = _source("the command", Path.cwd(), request)
-    return _read_command(command_words(text), source)
-
-
-def _source(where: str, folder: Path, request: Request) -> Source:
-    # Paths of all four tools start from the folder that they are started in.
-    here = Path.cwd()
-    output = here if request.output is None else request.output.absolute().parent
-    return Source(
-        tool="",
-        where=where,
-        method="",
-        values={},
-        devices=request.devices,
-        installed=request.installed,
-        place=placing(here, output),
-        folder=str(folder if folder != here else here),
-    )
-
-
-def _read_file(path: Path, request: Request) -> tuple[Source, list[Entry]]:
-    text = read_text(path)
-    source = _source(path.name, path.absolute().parent, request)
-    if path.suffix == ".py":
-        found = trl.read_python(text, source, str(path))
-        return found, trl.entries(found)
-    if path.suffix in (".yaml", ".yml", ".json"):
-        return _read_values(_yaml(text, path), source, hint=f"{path.parent.name} {path.stem}")
-    return _read_command(command_words(text), source)
-
-
-def _yaml(text: str, path: Path) -> dict[str, Any]:
-    tree = read_tree(text, str(path))
-    wrong = [problem for problem in tree.problems if problem.id == "C001"]
-    if wrong:
-        raise UserError(str(wrong[0].origin), path.name, wrong[0].why, wrong[0].fix)
-    return tree.values
-
-
-def _read_values(
-    values: Mapping[str, Any], source: Source, *, hint: str
-) -> tuple[Source, list[Entry]]:
-    """A YAML file: its keys say whose it is."""
-    if axolotl.is_axolotl(values):
-        found = axolotl.read_yaml(values, source)
-        return found, axolotl.entries(found)
-    if llama_factory.is_llama_factory(values):
-        found = llama_factory.read_yaml(values, source)
-        return found, llama_factory.entries(found)
-    if verl.is_verl(values):
-        found = verl.read_yaml(values, source)
-        return found, verl.entries(found)
-    if trl.is_trl(values):
-        found = trl.read_yaml(values, source, hint)
-        return found, trl.entries(found)
-    why = "its keys are those of neither verl, TRL, LLaMA-Factory nor Axolotl"
-    raise UserError("source", source.where, why, "give the file that a run is started with")
-
-
-def _read_command(words: Sequence[str], source: Source) -> tuple[Source, list[Entry]]:
-    """A command: of verl with its overrides, or of another tool with its file and options."""
-    text = " ".join(words)
-    is_other = re.search(r"\b(llamafactory-cli|axolotl|trl)\b", text) is not None
-    if not is_other and not is_script(list(words)):
-        found = verl.read_words(words, source)
-        return found, verl.entries(found)
-    options = trl.read_options(words)
-    config = options.pop("config", None)
-    files = [word for word in words if word.endswith((".yaml", ".yml")) and is_file(word)]
-    named = str(config) if config is not None else next(iter(files), None)
-    values: dict[str, Any] = {}
-    if named is not None:
-        values = _yaml(read_text(Path(named)), Path(named))
-    for word in words:
-        key, equals, raw = word.partition("=")
-        if equals and re.fullmatch(r"\w+", key):
-            values[key] = read_tree(f"value: {raw}", "command").values.get("value", raw)
-    return _read_values({**values, **options}, source, hint=text)

@@ -88,11 +88,11 @@ class Entry:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class SourceConfig:
     """A configuration of another tool, flat, with what its rules have to know.
 
     Example:
-        >>> rows = Source(tool="TRL", where="a.py", method="dpo", values={"beta": 0.2})
+        >>> rows = SourceConfig(tool="TRL", where="a.py", method="dpo", values={"beta": 0.2})
         >>> rows.get("beta"), rows.get("seed")
         (0.2, None)
     """
@@ -128,7 +128,7 @@ class Source:
         return self.values.get(key) is not None
 
 
-Rule = Callable[[Any, Source], Outcome]
+Rule = Callable[[Any, SourceConfig], Outcome]
 """What becomes of a key with this value."""
 
 

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from luyen.config.migrate.common import (
+    HUB_KEYS,
+    NO_EFFECT,
     OPTIM,
     always,
     choose,
@@ -18,7 +20,7 @@ from luyen.config.migrate.common import (
     never,
     scheduler,
 )
-from luyen.config.migrate.report import Outcome, Rule, Source, implied, keep, missing
+from luyen.config.migrate.report import Outcome, Rule, SourceConfig, implied, keep, missing
 
 MODEL, ACTOR = "actor_rollout_ref.model", "actor_rollout_ref.actor"
 ONLINE = ("grpo", "gdpo", "rloo", "ppo")
@@ -28,7 +30,7 @@ SCORED = ("reward", "prm")
 STEPS_OF_EPOCH = "as many as rows / data.train_batch_size"
 
 
-def is_online(source: Source) -> bool:
+def is_online(source: SourceConfig) -> bool:
     """Whether answers are sampled."""
     return source.method in ONLINE
 
@@ -36,18 +38,18 @@ def is_online(source: Source) -> bool:
 # Batches and length of the run.
 
 
-def rows_of_update(source: Source) -> int:
+def rows_of_update(source: SourceConfig) -> int:
     """Rows of one optimizer step over all devices; of answers that are sampled, answers."""
     each = int(source.get("per_device_train_batch_size") or 1)
     return each * int(source.get("gradient_accumulation_steps") or 1) * source.devices
 
 
-def group_size(source: Source) -> int:
+def group_size(source: SourceConfig) -> int:
     """Answers to one prompt."""
     return 1 if source.method == "ppo" else int(source.get("num_generations") or 1)
 
 
-def rows_of_generation(source: Source) -> int:
+def rows_of_generation(source: SourceConfig) -> int:
     """Answers that are sampled with the same weights."""
     if source.method == "ppo":
         parts = source.get("num_mini_batches") or source.get("ppo_buffer_size") or 1
@@ -60,7 +62,7 @@ def rows_of_generation(source: Source) -> int:
     return each * int(steps)
 
 
-def updates_of_step(source: Source) -> int:
+def updates_of_step(source: SourceConfig) -> int:
     """Optimizer steps that the Trainer counts in one step of ours."""
     if not is_online(source):
         return 1
@@ -68,7 +70,7 @@ def updates_of_step(source: Source) -> int:
     return max(1, rows_of_generation(source) // rows_of_update(source)) * passes
 
 
-def sizes(value: Any, source: Source) -> Outcome:
+def sizes(value: Any, source: SourceConfig) -> Outcome:
     """All keys of batch sizes together give those of ours."""
     del value
     update, devices = rows_of_update(source), source.devices
@@ -86,17 +88,17 @@ def sizes(value: Any, source: Source) -> Outcome:
     return keep({"data.train_batch_size": prompts, f"{ACTOR}.ppo_mini_batch_size": mini}, note)
 
 
-def _group(value: Any, source: Source) -> Outcome:
+def _group(value: Any, source: SourceConfig) -> Outcome:
     keys = {"actor_rollout_ref.rollout.n": int(value), **sizes(value, source).keys}
     return keep(keys, sizes(value, source).note)
 
 
-def _passes(value: Any, source: Source) -> Outcome:
+def _passes(value: Any, source: SourceConfig) -> Outcome:
     del source
     return keep({f"{ACTOR}.ppo_epochs": int(value)})
 
 
-def _steps(value: Any, source: Source) -> Outcome:
+def _steps(value: Any, source: SourceConfig) -> Outcome:
     if value is None or value <= 0:
         return implied("epochs decide")
     updates = updates_of_step(source)
@@ -104,7 +106,7 @@ def _steps(value: Any, source: Source) -> Outcome:
     return keep({"trainer.total_training_steps": -(-int(value) // updates)}, note)
 
 
-def _epochs(value: Any, source: Source) -> Outcome:
+def _epochs(value: Any, source: SourceConfig) -> Outcome:
     if (source.get("max_steps") or -1) > 0:
         return implied("max_steps decides")
     if float(value) < 1 or not float(value).is_integer():
@@ -116,7 +118,7 @@ def _epochs(value: Any, source: Source) -> Outcome:
 def _every(ours: str) -> Rule:
     """A number of optimizer steps, or a share of the run."""
 
-    def rule(value: Any, source: Source) -> Outcome:
+    def rule(value: Any, source: SourceConfig) -> Outcome:
         strategy = source.get("save_strategy" if ours.endswith("save_freq") else "eval_strategy")
         if strategy in ("epoch", "no", False):
             return implied(f"the strategy `{strategy}` does not read it")
@@ -135,7 +137,7 @@ def _every(ours: str) -> Rule:
 
 
 def _strategy(ours: str) -> Rule:
-    def rule(value: Any, source: Source) -> Outcome:
+    def rule(value: Any, source: SourceConfig) -> Outcome:
         is_save = ours.endswith("save_freq")
         if value in ("no", False, None):
             note = "a checkpoint at the end is always written" if is_save else ""
@@ -156,13 +158,13 @@ def _strategy(ours: str) -> Rule:
 # Learning rate and optimizer.
 
 
-def _warm_up_ratio(value: Any, source: Source) -> Outcome:
+def _warm_up_ratio(value: Any, source: SourceConfig) -> Outcome:
     if (source.get("warmup_steps") or 0) > 0:
         return implied("warmup_steps decides")
     return keep({f"{OPTIM}.lr_warmup_steps_ratio": float(value)})
 
 
-def _warm_up_steps(value: Any, source: Source) -> Outcome:
+def _warm_up_steps(value: Any, source: SourceConfig) -> Outcome:
     if value <= 0:
         return implied("none, unless there is a ratio")
     if value < 1:
@@ -170,14 +172,14 @@ def _warm_up_steps(value: Any, source: Source) -> Outcome:
     return keep({f"{OPTIM}.lr_warmup_steps": -(-int(value) // updates_of_step(source))})
 
 
-def _least_rate(value: Any, source: Source) -> Outcome:
+def _least_rate(value: Any, source: SourceConfig) -> Outcome:
     rate = source.get("learning_rate")
     if not rate:
         return missing(f"set {OPTIM}.min_lr_ratio")
     return keep({f"{OPTIM}.min_lr_ratio": float(value) / float(rate)}, "as a share of the peak")
 
 
-def _optimizer(value: Any, source: Source) -> Outcome:
+def _optimizer(value: Any, source: SourceConfig) -> Outcome:
     del source
     name = str(value)
     if name in ("adamw_torch", "adamw_torch_fused", "adamw", "adamw_hf", "adamw_apex_fused"):
@@ -189,21 +191,21 @@ def _optimizer(value: Any, source: Source) -> Outcome:
     return missing("AdamW is the optimizer")
 
 
-def _clip(value: Any, source: Source) -> Outcome:
+def _clip(value: Any, source: SourceConfig) -> Outcome:
     del source
     if not value:
         return keep({f"{OPTIM}.clip_grad": 1e9}, "no clipping")
     return keep({f"{OPTIM}.clip_grad": float(value)})
 
 
-def _betas(value: Any, source: Source) -> Outcome:
+def _betas(value: Any, source: SourceConfig) -> Outcome:
     del value
     first, second = source.get("adam_beta1"), source.get("adam_beta2")
     betas = [0.9 if first is None else first, 0.999 if second is None else second]
     return keep({f"{OPTIM}.betas": [float(one) for one in betas]})
 
 
-def _epsilon(value: Any, source: Source) -> Outcome:
+def _epsilon(value: Any, source: SourceConfig) -> Outcome:
     del source
     return implied("1e-8, as it is") if value in (None, 1e-8) else missing("AdamW's is 1e-8")
 
@@ -211,7 +213,7 @@ def _epsilon(value: Any, source: Source) -> Outcome:
 # Weights and adapters.
 
 
-def uses_lora(source: Source) -> bool:
+def uses_lora(source: SourceConfig) -> bool:
     """Whether an adapter is trained."""
     return bool(source.get("use_peft"))
 
@@ -219,7 +221,7 @@ def uses_lora(source: Source) -> bool:
 def _adapter(rule: Rule) -> Rule:
     """A key of an adapter: it counts only where there is one."""
 
-    def checked(value: Any, source: Source) -> Outcome:
+    def checked(value: Any, source: SourceConfig) -> Outcome:
         if not uses_lora(source):
             return implied("all weights are trained")
         if source.method in SCORED:
@@ -229,7 +231,7 @@ def _adapter(rule: Rule) -> Rule:
     return checked
 
 
-def _alpha(value: Any, source: Source) -> Outcome:
+def _alpha(value: Any, source: SourceConfig) -> Outcome:
     rank = int(source.get("lora_r") or 8)
     if source.get("use_rslora"):
         scaled = float(value) * math.sqrt(rank)
@@ -237,7 +239,7 @@ def _alpha(value: Any, source: Source) -> Outcome:
     return keep({f"{MODEL}.lora_alpha": float(value)})
 
 
-def targets(value: Any, source: Source) -> Outcome:
+def targets(value: Any, source: SourceConfig) -> Outcome:
     """Modules of an adapter."""
     del source
     names = cast(list[Any], value) if isinstance(value, list) else str(value).split(",")
@@ -246,7 +248,7 @@ def targets(value: Any, source: Source) -> Outcome:
     return keep({f"{MODEL}.target_modules": ours})
 
 
-def _peft(value: Any, source: Source) -> Outcome:
+def _peft(value: Any, source: SourceConfig) -> Outcome:
     if not value:
         return implied("all weights are trained")
     if source.method in SCORED:
@@ -254,7 +256,7 @@ def _peft(value: Any, source: Source) -> Outcome:
     return keep({f"{MODEL}.lora_rank": int(source.get("lora_r") or 8)})
 
 
-def _dtype(value: Any, source: Source) -> Outcome:
+def _dtype(value: Any, source: SourceConfig) -> Outcome:
     del source
     name = str(value).removeprefix("torch.")
     if name in ("bfloat16", "bf16"):
@@ -266,7 +268,7 @@ def _dtype(value: Any, source: Source) -> Outcome:
     return missing("weights are bfloat16 or float32, and auto chooses")
 
 
-def _bf16(value: Any, source: Source) -> Outcome:
+def _bf16(value: Any, source: SourceConfig) -> Outcome:
     if value == "auto":
         return implied("auto: bfloat16 on CUDA, float32 on CPU")
     if value and not source.has("torch_dtype"):
@@ -274,14 +276,14 @@ def _bf16(value: Any, source: Source) -> Outcome:
     return implied("bfloat16 weights have fp32 masters; model.dtype says the type")
 
 
-def _revision(value: Any, source: Source) -> Outcome:
+def _revision(value: Any, source: SourceConfig) -> Outcome:
     del source
     if value in (None, "main"):
         return implied("main")
     return missing("download this revision, and give its folder as the path of the model")
 
 
-def _split_length(value: Any, source: Source) -> Outcome:
+def _split_length(value: Any, source: SourceConfig) -> Outcome:
     """Most tokens of a row: ours are given in two parts, whose sum counts."""
     if "max_length" in source.values and not source.has("max_length"):
         return missing("rows need a limit: set data.max_prompt_length and max_response_length")
@@ -300,7 +302,7 @@ def _split_length(value: Any, source: Source) -> Outcome:
     )
 
 
-def _prompt_length(value: Any, source: Source) -> Outcome:
+def _prompt_length(value: Any, source: SourceConfig) -> Outcome:
     if not is_online(source):
         return _split_length(value, source)
     if value is None:
@@ -308,13 +310,13 @@ def _prompt_length(value: Any, source: Source) -> Outcome:
     return keep({"data.max_prompt_length": int(value)}, "longer prompts are dropped, not cut")
 
 
-def _answer_length(value: Any, source: Source) -> Outcome:
+def _answer_length(value: Any, source: SourceConfig) -> Outcome:
     if not is_online(source):
         return _split_length(value, source)
     return keep({"data.max_response_length": int(value)})
 
 
-def _length(value: Any, source: Source) -> Outcome:
+def _length(value: Any, source: SourceConfig) -> Outcome:
     if not is_online(source):
         return _split_length(value, source)
     if source.has("max_prompt_length"):
@@ -324,7 +326,7 @@ def _length(value: Any, source: Source) -> Outcome:
     return keep({"data.max_prompt_length": prompt}, "what the answer leaves of it")
 
 
-def _packing(value: Any, source: Source) -> Outcome:
+def _packing(value: Any, source: SourceConfig) -> Outcome:
     if not value:
         return implied("a row of a batch is one conversation; there is no padding")
     length = source.get("max_length") or 1024
@@ -338,7 +340,7 @@ def _packing(value: Any, source: Source) -> Outcome:
 # Running and saving.
 
 
-def _sharded(value: Any, source: Source) -> Outcome:
+def _sharded(value: Any, source: SourceConfig) -> Outcome:
     if value in (None, "", [], {}):
         return implied("off, as it is")
     if is_online(source):
@@ -346,89 +348,26 @@ def _sharded(value: Any, source: Source) -> Outcome:
     return missing("stages that learn from given rows train on one device")
 
 
-def _devices(value: Any, source: Source) -> Outcome:
+def _devices(value: Any, source: SourceConfig) -> Outcome:
     if is_online(source):
         return keep({"trainer.n_gpus_per_node": source.devices})
     del value
     return missing("this stage trains on one device; data.train_batch_size counts all rows")
 
 
-def _resume(value: Any, source: Source) -> Outcome:
+def _resume(value: Any, source: SourceConfig) -> Outcome:
     del source
     if isinstance(value, str) and value not in ("true", "false", "last"):
         return missing("checkpoints of another tool cannot be resumed: start from its weights")
     return implied("a run of the same name resumes")
 
 
-_ROWS = "rows are read and tokenised by the controller"
-_LOG = "every step is logged"
-_HUB = "`luyen export` writes a Hugging Face directory: upload that"
 _BEST = "set trainer.keep_best, trainer.best_metric and trainer.max_ckpt_to_keep"
-_NO_EFFECT: dict[str, str] = {
-    **dict.fromkeys(
-        (
-            *("preprocessing_num_workers", "dataset_num_proc", "dataloader_num_workers"),
-            *("dataloader_prefetch_factor", "dataloader_pin_memory", "overwrite_cache"),
-            *("dataset_prepared_path", "dataset_processes", "remove_unused_columns"),
-            *("skip_prepare_dataset", "dataloader_drop_last", "dataset_text_field"),
-            *("dataloader_persistent_workers", "cache_dir", "dataset_kwargs", "data_shared_file"),
-        ),
-        _ROWS,
-    ),
-    **dict.fromkeys(
-        (
-            *("logging_steps", "logging_strategy", "logging_first_step", "log_level", "debug"),
-            *("log_on_each_node", "log_level_replica", "logging_dir", "disable_tqdm"),
-            *(
-                "log_completions",
-                "num_completions_to_print",
-                "plot_loss",
-                "include_tokens_per_second",
-            ),
-            *("include_num_input_tokens_seen", "use_tensorboard", "log_unique_prompts"),
-        ),
-        _LOG,
-    ),
-    **dict.fromkeys(
-        (
-            *("ddp_timeout", "ddp_find_unused_parameters", "ddp_bucket_cap_mb", "local_rank"),
-            *("tf32", "torch_compile", "attn_implementation", "flash_attention", "flash_attn"),
-            *("use_flash_attention_2", "xformers_attention", "sdp_attention", "eager_attention"),
-            *("use_liger", "use_liger_kernel", "enable_liger_kernel", "use_liger_loss", "gc_steps"),
-            *("torch_empty_cache_steps", "low_cpu_mem_usage", "ds3_gather_for_generation"),
-            *(
-                "gradient_checkpointing_kwargs.use_reentrant",
-                "use_unsloth_gc",
-                "pad_to_sequence_len",
-            ),
-            *(
-                "pad_to_multiple_of",
-                "padding_free",
-                "pad_token",
-                "unsloth",
-                "use_unsloth",
-                "device_map",
-            ),
-        ),
-        "kernels, memory and padding are the engine's: batches are packed, layers fused",
-    ),
-    **dict.fromkeys(
-        ("per_device_eval_batch_size", "eval_batch_size", "eval_accumulation_steps"),
-        "validation fills its passes by tokens",
-    ),
-    **dict.fromkeys(
-        ("overwrite_output_dir", "save_safetensors", "save_only_model", "do_train", "do_predict"),
-        "a run has a directory of its own, and checkpoints hold everything",
-    ),
-}
-_HUB_KEYS = (
-    *("push_to_hub", "hub_model_id", "hub_strategy", "hub_model_revision", "hub_private_repo"),
-    *("hub_token", "hub_always_push", "push_to_hub_revision"),
-)
+_HUB = "`luyen export` writes a Hugging Face directory: upload that"
 
 RULES: dict[str, Rule] = {
-    **{key: always(why) for key, why in _NO_EFFECT.items()},
-    **{key: never(_HUB) for key in _HUB_KEYS},
+    **{key: always(why) for key, why in NO_EFFECT.items()},
+    **{key: never(_HUB) for key in HUB_KEYS},
     "per_device_train_batch_size": sizes,
     "gradient_accumulation_steps": sizes,
     "generation_batch_size": sizes,

@@ -15,7 +15,16 @@ from luyen.base.errors import UserError
 from luyen.config.loader.load import read_override
 from luyen.config.migrate.common import always, name_of, never, placed
 from luyen.config.migrate.dialect import entries as dialect_entries
-from luyen.config.migrate.report import Entry, Outcome, Rule, Source, flat, implied, keep, missing
+from luyen.config.migrate.report import (
+    Entry,
+    Outcome,
+    Rule,
+    SourceConfig,
+    flat,
+    implied,
+    keep,
+    missing,
+)
 from luyen.config.migrate.trainer_keys import uses_lora
 
 TOOL = "TRL"
@@ -132,7 +141,7 @@ def is_trl(values: Mapping[str, Any]) -> bool:
     return any(name in values for name in names)
 
 
-def read_yaml(values: Mapping[str, Any], source: Source, hint: str) -> Source:
+def read_yaml(values: Mapping[str, Any], source: SourceConfig, hint: str) -> SourceConfig:
     """The keys of a YAML file."""
     return _source(flat(values), method_of(values, hint), source, is_python=False)
 
@@ -160,7 +169,9 @@ def read_options(words: Sequence[str]) -> dict[str, Any]:
     return values
 
 
-def _source(values: Mapping[str, Any], method: str, source: Source, *, is_python: bool) -> Source:
+def _source(
+    values: Mapping[str, Any], method: str, source: SourceConfig, *, is_python: bool
+) -> SourceConfig:
     off = {key: key[3:] for key, value in values.items() if key.startswith("no_") and value is True}
     names = {key: off.get(key) or SYNONYMS.get(key, key) for key in values}
     written = {name: key for key, name in names.items()}
@@ -177,7 +188,7 @@ def _source(values: Mapping[str, Any], method: str, source: Source, *, is_python
     )
 
 
-def entries(source: Source) -> list[Entry]:
+def entries(source: SourceConfig) -> list[Entry]:
     """What becomes of every key; what the script computes is named as such."""
     open_keys = {k: v for k, v in source.values.items() if str(v).startswith(OPEN)}
     known = {k: v for k, v in source.values.items() if k not in open_keys}
@@ -196,7 +207,7 @@ def entries(source: Source) -> list[Entry]:
 _OPEN_R1 = "a key of open-r1's own scripts; `luyen eval` measures checkpoints"
 
 
-def _reference(value: Any, source: Source) -> Outcome:
+def _reference(value: Any, source: SourceConfig) -> Outcome:
     if value == source.get("model_name_or_path"):
         return implied("the reference is the policy before training")
     if uses_lora(source):
@@ -218,7 +229,7 @@ OWN_RULES: dict[str, Rule] = {
 # A Python file by its syntax tree.
 
 
-def read_python(text: str, source: Source, file: str) -> Source:
+def read_python(text: str, source: SourceConfig, file: str) -> SourceConfig:
     """The arguments of TRL's configurations, adapters and datasets in a file."""
     try:
         tree = ast.parse(text)

@@ -30,7 +30,7 @@ from luyen.config.migrate.common import (
     refused,
     scheduler,
 )
-from luyen.config.migrate.report import Entry, Outcome, Rule, Source, implied, keep, missing
+from luyen.config.migrate.report import Entry, Outcome, Rule, SourceConfig, implied, keep, missing
 from luyen.config.migrate.shell import open_names, shown
 
 TOOL = "verl"
@@ -53,14 +53,14 @@ def is_verl(values: Mapping[str, Any]) -> bool:
     )
 
 
-def read_yaml(values: Mapping[str, Any], source: Source) -> Source:
+def read_yaml(values: Mapping[str, Any], source: SourceConfig) -> SourceConfig:
     """The keys of a file, without what it includes."""
     found = {k: v for k, v in values.items() if k not in ("hydra", "defaults")}
     method = "rl" if "actor_rollout_ref" in values or "algorithm" in values else "sft"
     return _source(_flat(found), method, source)
 
 
-def read_words(words: Sequence[str], source: Source) -> Source:
+def read_words(words: Sequence[str], source: SourceConfig) -> SourceConfig:
     """The overrides of a command, the YAML file that it names included."""
     folder = Path(source.folder)
     module = next((word for word in words if "trainer" in word or "main_" in word), "")
@@ -96,7 +96,7 @@ def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
     return dict(leaves(dict(values)))
 
 
-def _source(values: Mapping[str, Any], method: str, source: Source) -> Source:
+def _source(values: Mapping[str, Any], method: str, source: SourceConfig) -> SourceConfig:
     if not values:
         raise UserError("source", source.where, "it holds no key of verl", "give its overrides")
     return replace(source, tool=TOOL, method=method, values=values)
@@ -120,7 +120,7 @@ def _config_file(flags: Mapping[str, str], folder: Path) -> Path | None:
     return None
 
 
-def entries(source: Source) -> list[Entry]:
+def entries(source: SourceConfig) -> list[Entry]:
     """What becomes of every key, and the defaults of verl that are not ours."""
     rules = _SFT_RULES if source.method == "sft" else RULES
     found: list[Entry] = []
@@ -143,13 +143,13 @@ def entries(source: Source) -> list[Entry]:
     return [*found, *_more_defaults(source, taken)]
 
 
-def _place(key: str, source: Source) -> str:
+def _place(key: str, source: SourceConfig) -> str:
     if source.method == "sft" and key in _SFT_NAMES:
         return _SFT_NAMES[key]
     return our_name(key) or key
 
 
-def _by_name(key: str, value: Any, source: Source) -> Outcome:
+def _by_name(key: str, value: Any, source: SourceConfig) -> Outcome:
     """The same key, another name for it, or what the catalogue of verl's keys says."""
     ours = key if key in all_fields() else our_name(key)
     if source.method == "sft" and key in _SFT_NAMES:
@@ -173,7 +173,7 @@ def _by_name(key: str, value: Any, source: Source) -> Outcome:
     return missing("Luyen has no such key")
 
 
-def _fitting(ours: str, value: Any, source: Source) -> Outcome:
+def _fitting(ours: str, value: Any, source: SourceConfig) -> Outcome:
     """A key of ours with a value that it can have."""
     info = all_fields()[ours]
     value = CHANGED_VALUES.get(ours, {}).get(value, value) if isinstance(value, str) else value
@@ -196,7 +196,7 @@ def _open_block(key: str) -> str | None:
     return None
 
 
-def _below(source: Source, block: str) -> dict[str, Any]:
+def _below(source: SourceConfig, block: str) -> dict[str, Any]:
     """The mapping that the keys below a block make together."""
     tree: dict[str, Any] = {}
     for key, value in source.values.items():
@@ -213,14 +213,14 @@ def _below(source: Source, block: str) -> dict[str, Any]:
 # Keys whose value means something else here, or that several of ours replace.
 
 
-def _gpus(source: Source) -> int:
+def _gpus(source: SourceConfig) -> int:
     return int(source.get("trainer.nnodes") or 1) * int(source.get("trainer.n_gpus_per_node") or 8)
 
 
 def _whole_micro_batch(ours: str) -> Rule:
     """The old form counts the sequences of a pass over all devices."""
 
-    def rule(value: Any, source: Source) -> Outcome:
+    def rule(value: Any, source: SourceConfig) -> Outcome:
         devices = _gpus(source)
         if value is None:
             return implied("null, as it is")
@@ -232,21 +232,21 @@ def _whole_micro_batch(ours: str) -> Rule:
     return rule
 
 
-def _lora_targets(value: Any, source: Source) -> Outcome:
+def _lora_targets(value: Any, source: SourceConfig) -> Outcome:
     del source
     names = cast(list[str], value) if isinstance(value, list) else [str(value)]
     ours = [name for one in names for name in _MEGATRON.get(one, [one])]
     return keep({f"{_MODEL}.target_modules": ours})
 
 
-def _shuffle(value: Any, source: Source) -> Outcome:
+def _shuffle(value: Any, source: SourceConfig) -> Outcome:
     del source
     if value:
         return implied(MOOT["data.shuffle"][1])
     return keep({"data.sampler.name": "sequential"})
 
 
-def _aggregation(value: Any, source: Source) -> Outcome:
+def _aggregation(value: Any, source: SourceConfig) -> Outcome:
     mode = str(source.get(f"{_ACTOR}.policy_loss.loss_mode") or "vanilla")
     own = POLICY_LOSSES[mode].aggregation if mode in POLICY_LOSSES else "token-mean"
     if own != "token-mean":
@@ -254,7 +254,7 @@ def _aggregation(value: Any, source: Source) -> Outcome:
     return keep({f"{_ACTOR}.loss_agg_mode": value})
 
 
-def _token_level(value: Any, source: Source) -> Outcome:
+def _token_level(value: Any, source: SourceConfig) -> Outcome:
     del source
     return keep({f"{_ACTOR}.loss_agg_mode": "token-mean" if value else "seq-mean-token-mean"})
 
@@ -263,13 +263,13 @@ def _overlong(name: str) -> Rule:
     return named(f"reward.overlong_buffer.{name}")
 
 
-def _same_length(value: Any, source: Source) -> Outcome:
+def _same_length(value: Any, source: SourceConfig) -> Outcome:
     if value == source.get("data.max_response_length"):
         return implied("the penalty counts back from data.max_response_length")
     return missing("the penalty counts back from data.max_response_length")
 
 
-def _reward_model(value: Any, source: Source) -> Outcome:
+def _reward_model(value: Any, source: SourceConfig) -> Outcome:
     del source
     keys: dict[str, Any] = {"reward.reward_model.enable": bool(value)}
     if value:
@@ -277,14 +277,14 @@ def _reward_model(value: Any, source: Source) -> Outcome:
     return keep(keys)
 
 
-def _device(value: Any, source: Source) -> Outcome:
+def _device(value: Any, source: SourceConfig) -> Outcome:
     del source
     if value in ("cuda", "cpu"):
         return implied("auto takes CUDA where there is one")
     return missing("CUDA and CPU only; drop it")
 
 
-def _warm_up_style(value: Any, source: Source) -> Outcome:
+def _warm_up_style(value: Any, source: SourceConfig) -> Outcome:
     return implied("null, as it is") if value is None else scheduler(str(value), source)
 
 
@@ -367,7 +367,7 @@ _DEFAULTS: dict[str, tuple[str, Any]] = {
 """Key of verl -> ours and verl's value, where ours is another one."""
 
 
-def _more_defaults(source: Source, taken: set[str]) -> list[Entry]:
+def _more_defaults(source: SourceConfig, taken: set[str]) -> list[Entry]:
     """Defaults that depend on other keys."""
     found: dict[str, tuple[str, Any]] = {}
     if source.method == "rl":
@@ -411,14 +411,14 @@ _SFT_NAMES: dict[str, str] = {
 _COLUMNS = "the format of rows is known by their columns: see `luyen data inspect FILE`"
 
 
-def _one_device(value: Any, source: Source) -> Outcome:
+def _one_device(value: Any, source: SourceConfig) -> Outcome:
     del source
     if value == 1:
         return implied("one device")
     return missing("supervised stages train on one device; data.train_batch_size counts all rows")
 
 
-def _whole_length(value: Any, source: Source) -> Outcome:
+def _whole_length(value: Any, source: SourceConfig) -> Outcome:
     del source
     return keep(
         {
