@@ -1,4 +1,7 @@
-"""Public configurations of four tools as tables of keys and values, and files made of them."""
+"""Public configurations of four tools as tables of keys and values, and files made of them.
+
+Templates and prompts are shortened, and some keys without a value are left out.
+"""
 
 import json
 from dataclasses import dataclass

@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from luyen.config.migrate.common import OPTIM, always, choose, name_of, named, never
-from luyen.config.migrate.dialect import address
 from luyen.config.migrate.dialect import entries as dialect_entries
+from luyen.config.migrate.dialect import listed_rows
 from luyen.config.migrate.method_keys import stage_of
 from luyen.config.migrate.report import (
     Entry,
@@ -120,31 +120,6 @@ def entries(source: SourceConfig) -> list[Entry]:
 # Rows.
 
 
-def _rows(block: str, ours: str) -> Rule:
-    """All entries of a list of datasets together name the files."""
-
-    def rule(value: Any, source: SourceConfig) -> Outcome:
-        del value
-        count = 1 + max(
-            int(key.removeprefix(f"{block}[").partition("]")[0])
-            for key in source.values
-            if key.startswith(f"{block}[")
-        )
-        return keep({ours: [_address(source, f"{block}[{i}]") for i in range(count)]})
-
-    return rule
-
-
-def _address(source: SourceConfig, entry: str) -> str:
-    path = str(source.get(f"{entry}.path") or "")
-    files = source.get(f"{entry}.data_files")
-    if path in ("json", "parquet", "csv") or (files is not None and source.get(f"{entry}.ds_type")):
-        listed = cast(list[Any], files) if isinstance(files, list) else [files]
-        path = str(listed[0])
-    split = str(source.get(f"{entry}.split") or "train")
-    return address(path, source, split=split, config=source.get(f"{entry}.name"))
-
-
 _PLAIN = ("alpaca", "chat_template", "sharegpt", "completion", "llama3", "chatml", "orpo", "zephyr")
 
 
@@ -207,7 +182,7 @@ RULES: dict[str, Rule] = {
     "reward_model": _method,
     "process_reward_model": _method,
     **{
-        f"{block}[].{name}": _rows(block, ours)
+        f"{block}[].{name}": listed_rows(block, ours)
         for block, ours in (("datasets", "data.train_files"), ("test_datasets", "data.val_files"))
         for name in ("path", "name", "split", "data_files", "ds_type")
     },
@@ -242,6 +217,7 @@ RULES: dict[str, Rule] = {
     "model_type": always("the architecture is that of config.json"),
     "tokenizer_type": always("the tokenizer is that of its files"),
     "num_labels": always("a reward model has one score"),
+    "is_llama_derived_model": always("the architecture is that of config.json"),
     "strict": always("every key is checked"),
     "eval_sample_packing": always("validation measures every row"),
     "eval_table_size": never("`luyen eval` generates from a checkpoint"),

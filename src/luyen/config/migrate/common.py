@@ -179,7 +179,7 @@ NO_EFFECT: dict[str, str] = {
             *("dataloader_prefetch_factor", "dataloader_pin_memory", "overwrite_cache"),
             *("dataset_prepared_path", "dataset_processes", "remove_unused_columns"),
             *("skip_prepare_dataset", "dataloader_drop_last", "dataset_text_field"),
-            *("dataloader_persistent_workers", "cache_dir", "dataset_kwargs", "data_shared_file"),
+            *("dataloader_persistent_workers", "cache_dir", "data_shared_file"),
         ),
         _ROWS,
     ),
@@ -200,7 +200,15 @@ NO_EFFECT: dict[str, str] = {
     **dict.fromkeys(
         (
             *("ddp_timeout", "ddp_find_unused_parameters", "ddp_bucket_cap_mb", "local_rank"),
-            *("tf32", "torch_compile", "attn_implementation", "flash_attention", "flash_attn"),
+            *("flash_attn_cross_entropy", "flash_attn_rms_norm", "flash_attn_fuse_qkv"),
+            *(
+                "flash_attn_fuse_mlp",
+                "tf32",
+                "torch_compile",
+                "attn_implementation",
+                "flash_attention",
+                "flash_attn",
+            ),
             *("use_flash_attention_2", "xformers_attention", "sdp_attention", "eager_attention"),
             *("use_liger", "use_liger_kernel", "enable_liger_kernel", "use_liger_loss", "gc_steps"),
             *("torch_empty_cache_steps", "low_cpu_mem_usage", "ds3_gather_for_generation"),

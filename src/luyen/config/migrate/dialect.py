@@ -10,7 +10,7 @@ from luyen.base.input_files import exists
 from luyen.config.dataset_facts import ENDINGS, TABLE
 from luyen.config.fields import all_fields
 from luyen.config.loader.aliases import FOREIGN
-from luyen.config.migrate.common import always, named
+from luyen.config.migrate.common import always, choose, named, never
 from luyen.config.migrate.method_keys import design_defaults, rules_of, stage_of
 from luyen.config.migrate.report import Entry, Outcome, Rule, SourceConfig, implied, keep, missing
 from luyen.config.migrate.trainer_keys import RULES, is_online, worth_telling
@@ -56,7 +56,9 @@ def _outcome(key: str, value: Any, source: SourceConfig, rules: Mapping[str, Rul
 def _pattern(key: str) -> str:
     """A key with the numbers of its entries taken out, and below a mixture without its name."""
     plain = re.sub(r"\[\d+\]", "[]", key)
-    return "dataset_mixer.*" if plain.startswith("dataset_mixer.") else plain
+    for block in ("dataset_mixer", "dataset_kwargs"):
+        plain = f"{block}.*" if plain.startswith(f"{block}.") else plain
+    return plain
 
 
 def _default(
@@ -142,6 +144,30 @@ def _mixture(value: Any, source: SourceConfig) -> Outcome:
     return keep(keys, note)
 
 
+def listed_rows(block: str, ours: str, *, path: str = "path", config: str = "name") -> Rule:
+    """All entries of a list of datasets together name the files."""
+
+    def rule(value: Any, source: SourceConfig) -> Outcome:
+        del value
+        count = 1 + max(
+            int(key.removeprefix(f"{block}[").partition("]")[0])
+            for key in source.values
+            if key.startswith(f"{block}[")
+        )
+        return keep({ours: [one(f"{block}[{i}]", source) for i in range(count)]})
+
+    def one(entry: str, source: SourceConfig) -> str:
+        name, files = str(source.get(f"{entry}.{path}") or ""), source.get(f"{entry}.data_files")
+        is_builder = name in ("json", "parquet", "csv") or source.has(f"{entry}.ds_type")
+        if files is not None and is_builder:
+            listed = cast(list[Any], files) if isinstance(files, list) else [files]
+            name = str(listed[0])
+        split = str(source.get(f"{entry}.split") or "train")
+        return address(name, source, split=split, config=source.get(f"{entry}.{config}"))
+
+    return rule
+
+
 def _validation(value: Any, source: SourceConfig) -> Outcome:
     listed = cast(list[Any], value) if isinstance(value, list) else [value]
     return keep({_VAL: [address(str(one), source) for one in listed]})
@@ -159,7 +185,25 @@ def _template(value: Any, source: SourceConfig) -> Outcome:
     return implied("the tokenizer's own chat template is used: check that it is this one")
 
 
+_SPLIT = "split rows off into a file, and name it in data.val_files"
+_WEIGHT = "all of its rows: cut the file, or use data.sampler.name=mixed"
 DATA_RULES: dict[str, Rule] = {
+    **{
+        f"{block}[].{name}": listed_rows(block, _TRAIN, path=path, config=config)
+        for block, path, config in (
+            ("datasets", "path", "name"),
+            ("dataset_mixture.datasets", "id", "config"),
+        )
+        for name in (path, config, "split", "data_files")
+    },
+    "dataset_mixture.datasets[].columns": always("columns are known by their names"),
+    "dataset_mixture.datasets[].weight": choose(
+        lambda value: value == 1, implied("all of its rows"), missing(_WEIGHT)
+    ),
+    "datasets[].columns": always("columns are known by their names"),
+    "dataset_mixture.test_split_size": never(_SPLIT),
+    "test_split_size": never(_SPLIT),
+    "dataset_mixture.seed": named("data.seed"),
     "dataset_name": _name,
     "dataset_config": _part,
     "dataset_configs": _part,
@@ -167,6 +211,7 @@ DATA_RULES: dict[str, Rule] = {
     "dataset_test_split": _part,
     "dataset_splits": _part,
     "dataset_mixer.*": _mixture,
+    "dataset_kwargs.*": always("rows are rendered by the chat template alone"),
     "dataset_path": _rows,
     "eval_dataset_path": _validation,
     "dataset_prompt_column": lambda value, source: (

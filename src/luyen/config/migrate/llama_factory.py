@@ -253,6 +253,7 @@ RULES: dict[str, Rule] = {
                 "use_llama_pro",
             ),
             *("pissa_init", "mixture_of_depths", "shift_attn", "fp8", "freeze_trainable_layers"),
+            *("freeze_trainable_modules", "freeze_extra_modules"),
         )
     },
     **{
