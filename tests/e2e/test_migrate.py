@@ -1,6 +1,7 @@
 """Configurations of four tools, migrated and run for a step or two on the built-in model."""
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -66,7 +67,7 @@ def say(role: str, text: str) -> list[dict[str, str]]:
     return [{"role": role, "content": text}]
 
 
-def write_rows(path: Path, rows: list[dict[str, object]]) -> None:
+def write_rows(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
     path.write_text("\n".join(json.dumps(row) for row in rows) + "\n")
 
 

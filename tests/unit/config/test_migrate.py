@@ -323,6 +323,21 @@ def test_a_reward_of_a_file_that_only_defines_is_named_there():
     assert entry(found, "reward_funcs").column == "unavailable"
 
 
+def test_texts_of_several_lines_and_empty_blocks_are_kept():
+    prompt = "First.\n\tThen: #2, 'so' \"too\"."
+    found = from_yaml({**GRPO, "system_prompt": prompt, "generation_kwargs": {}, "a": {"b": {}}})
+    assert yaml.safe_load(yaml_text(found))["data"]["system_prompt"] == prompt
+    names = {one.source for one in found.entries}
+    assert {"generation_kwargs", "a.b"} <= names
+
+
+def test_types_of_weights():
+    assert trl(bf16=True)["actor_rollout_ref.model.dtype"] == "bfloat16"
+    assert trl(bf16=False)["actor_rollout_ref.model.dtype"] == "float32"
+    assert "actor_rollout_ref.model.dtype" not in trl(bf16=False, fp16=True)
+    assert trl(torch_dtype="float32", bf16=True)["actor_rollout_ref.model.dtype"] == "float32"
+
+
 # Python files.
 
 

@@ -24,7 +24,6 @@ from luyen.config.migrate.trainer_keys import STEPS_OF_EPOCH
 TOOL = "Axolotl"
 SYNONYMS = {
     "base_model": "model_name_or_path",
-    "base_model_config": "tokenizer_name",
     "tokenizer_config": "tokenizer_name",
     "revision_of_model": "model_revision",
     "micro_batch_size": "per_device_train_batch_size",
@@ -69,7 +68,8 @@ _DEFAULTS: dict[str, Any] = {
 _BY_METHOD: dict[str, dict[str, Any]] = {
     "grpo": {"num_generations": 8, "max_completion_length": 256, "loss_type": "dapo", "beta": 0.0},
     "gdpo": {"num_generations": 8, "max_completion_length": 256, "loss_type": "dapo", "beta": 0.0},
-    **{name: {"beta": 0.1} for name in ("dpo", "ipo", "kto", "orpo", "simpo", "bco")},
+    **{name: {"beta": 0.1} for name in ("dpo", "ipo", "kto", "orpo", "bco")},
+    "simpo": {"beta": 0.1, "simpo_gamma": 0.5, "cpo_alpha": 1.0},
 }
 
 
@@ -214,6 +214,7 @@ RULES: dict[str, Rule] = {
     },
     "tokens": never(_TOKENS),
     "eot_tokens": always("the end of a turn is that of the chat template"),
+    "base_model_config": always("the architecture is that of config.json"),
     "model_type": always("the architecture is that of config.json"),
     "tokenizer_type": always("the tokenizer is that of its files"),
     "num_labels": always("a reward model has one score"),

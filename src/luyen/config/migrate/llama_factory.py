@@ -11,7 +11,7 @@ from luyen.base.input_files import is_file, read_text
 from luyen.config.migrate.common import always, choose, mapped, named, never
 from luyen.config.migrate.dialect import address
 from luyen.config.migrate.dialect import entries as dialect_entries
-from luyen.config.migrate.method_keys import stage_of
+from luyen.config.migrate.method_keys import ONLINE_RULES, stage_of
 from luyen.config.migrate.report import (
     Entry,
     Outcome,
@@ -193,6 +193,12 @@ def _history(value: Any, source: SourceConfig) -> Outcome:
     return keep({"sft.learn": "last_turn"}) if value else keep({"sft.learn": "assistant"})
 
 
+def _reward_model(value: Any, source: SourceConfig) -> Outcome:
+    outcome = ONLINE_RULES["reward_model"](value, source)
+    is_whole = source.get("reward_model_type") == "full"
+    return outcome if is_whole else replace(outcome, note="an adapter has to be merged first")
+
+
 def _reward_kind(value: Any, source: SourceConfig) -> Outcome:
     del source
     if value == "full":
@@ -218,6 +224,7 @@ RULES: dict[str, Rule] = {
     "quantization_bit": never(_QUANTISED),
     "quantization_method": always("weights are not quantised"),
     "double_quantization": always("weights are not quantised"),
+    "reward_model": _reward_model,
     "reward_model_type": _reward_kind,
     "ppo_score_norm": never("advantages are whitened, scores are not"),
     "additional_target": never("an adapter is all that is trained"),

@@ -1,5 +1,6 @@
 """What became of each key of another tool: records, the table, and the YAML file with sources."""
 
+import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,7 +12,7 @@ import yaml
 from luyen.base.errors import printable, shortened
 from luyen.base.secrets import masked_tree
 from luyen.config.fields import all_fields
-from luyen.config.loader.tree import NestedDict, leaves, merged, nested
+from luyen.config.loader.tree import NestedDict, merged, nested
 
 Column = Literal["carried", "renamed", "implied", "unavailable"]
 TITLES: dict[Column, str] = {
@@ -225,6 +226,8 @@ def _scalar(value: Any) -> str:
         return f"{value:.1e}"
     if isinstance(value, float) and math.isfinite(value):
         return repr(value)
+    if "\n" in str(value) or "\\n" in str(value):
+        return json.dumps(value, ensure_ascii=False)  # YAML would fold it over several lines
     text = yaml.safe_dump(value, default_flow_style=True, width=10**6, allow_unicode=True)
     return text.strip().removesuffix("...").strip()
 
@@ -299,13 +302,16 @@ def flat(values: Mapping[str, Any]) -> dict[str, Any]:
         {'a.b': 1, 'c[0].d': 2, 'e': [3, 4], 'f': {}}
     """
     found: dict[str, Any] = {}
-    for path, value in leaves({k: v if v != {} else None for k, v in values.items()}):
+    for name, value in values.items():
         listed = cast(list[Any], value) if isinstance(value, list) else []
-        if listed and all(isinstance(one, Mapping) for one in listed):
+        if isinstance(value, Mapping) and value:
+            inner = flat(cast(Mapping[str, Any], value))
+            found |= {f"{name}.{path}": one for path, one in inner.items()}
+        elif listed and all(isinstance(one, Mapping) for one in listed):
             for number, one in enumerate(listed):
-                found |= {f"{path}[{number}].{k}": v for k, v in flat(one).items()}
+                found |= {f"{name}[{number}].{path}": v for path, v in flat(one).items()}
         else:
-            found[path] = {} if values.get(path) == {} else _read_again(value)
+            found[name] = _read_again(value)
     return found
 
 

@@ -56,7 +56,8 @@ def command_words(text: str, *, is_command: Callable[[list[str]], bool] | None =
 def trains(words: list[str]) -> bool:
     """Whether a command starts one of the four tools."""
     text = " ".join(words)
-    is_module = re.search(r"-m \S*(main_ppo|main_dapo|sft_trainer|main_\w*ppo)\b", text) is not None
+    module = r"(-m \S*|\S*/)(main_ppo|main_dapo|sft_trainer|fsdp_sft_trainer|main_\w*ppo)\b"
+    is_module = re.search(module, text) is not None
     is_tool = re.search(r"\b(trl (sft|dpo|grpo|kto|reward|rloo|orpo|cpo)|llamafactory-cli)\b", text)
     is_axolotl = re.search(r"\baxolotl(\.cli)?[ .]train\b", text) is not None
     return is_module or is_tool is not None or is_axolotl or is_script(words)

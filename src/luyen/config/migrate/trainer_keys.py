@@ -273,6 +273,8 @@ def _bf16(value: Any, source: SourceConfig) -> Outcome:
         return implied("auto: bfloat16 on CUDA, float32 on CPU")
     if value and not source.has("torch_dtype"):
         return keep({f"{MODEL}.dtype": "bfloat16"}, "with fp32 masters in the optimizer")
+    if not value and not source.has("torch_dtype") and not source.get("fp16"):
+        return keep({f"{MODEL}.dtype": "float32"})
     return implied("bfloat16 weights have fp32 masters; model.dtype says the type")
 
 

@@ -103,7 +103,13 @@ _BY_METHOD: dict[str, dict[str, Any]] = {
         name: {"learning_rate": 1e-6, "beta": 0.1, "max_length": 1024}
         for name in ("dpo", "kto", "bco", "orpo")
     },
-    "cpo": {"learning_rate": 1e-6, "beta": 0.1, "max_length": 1024, "loss_type": "sigmoid"},
+    "cpo": {
+        "learning_rate": 1e-6,
+        "beta": 0.1,
+        "max_length": 1024,
+        "loss_type": "sigmoid",
+        "cpo_alpha": 1.0,
+    },
 }
 _PEFT = {"lora_r": 8, "lora_alpha": 8, "lora_target_modules": ["q_proj", "v_proj"]}
 _MODEL_CONFIG = {"lora_r": 16, "lora_alpha": 32, "lora_target_modules": ["q_proj", "v_proj"]}

@@ -16,7 +16,7 @@ from luyen.config.catalog import POLICY_LOSSES
 from luyen.config.fields import all_fields
 from luyen.config.loader.aliases import CHANGED_VALUES, MOOT, NOTED, is_noted, nearest, our_name
 from luyen.config.loader.load import read_override
-from luyen.config.loader.tree import leaves, merged
+from luyen.config.loader.tree import merged
 from luyen.config.loader.yaml_tree import read_tree
 from luyen.config.migrate.common import (
     always,
@@ -30,7 +30,16 @@ from luyen.config.migrate.common import (
     refused,
     scheduler,
 )
-from luyen.config.migrate.report import Entry, Outcome, Rule, SourceConfig, implied, keep, missing
+from luyen.config.migrate.report import (
+    Entry,
+    Outcome,
+    Rule,
+    SourceConfig,
+    flat,
+    implied,
+    keep,
+    missing,
+)
 from luyen.config.migrate.shell import open_names, shown
 
 TOOL = "verl"
@@ -57,7 +66,7 @@ def read_yaml(values: Mapping[str, Any], source: SourceConfig) -> SourceConfig:
     """The keys of a file, without what it includes."""
     found = {k: v for k, v in values.items() if k not in ("hydra", "defaults")}
     method = "rl" if "actor_rollout_ref" in values or "algorithm" in values else "sft"
-    return _source(_flat(found), method, source)
+    return _source(flat(found), method, source)
 
 
 def read_words(words: Sequence[str], source: SourceConfig) -> SourceConfig:
@@ -88,12 +97,7 @@ def read_words(words: Sequence[str], source: SourceConfig) -> SourceConfig:
     processes = flags.get("nproc_per_node") or flags.get("nproc-per-node")
     if method == "sft" and processes is not None:
         found["--nproc_per_node"] = int(processes) if processes.isdigit() else processes
-    return _source({**_flat(values), **found}, method, source)
-
-
-def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Dotted keys; a mapping that is one value of ours stays whole."""
-    return dict(leaves(dict(values)))
+    return _source({**flat(values), **found}, method, source)
 
 
 def _source(values: Mapping[str, Any], method: str, source: SourceConfig) -> SourceConfig:
@@ -367,6 +371,12 @@ _DEFAULTS: dict[str, tuple[str, Any]] = {
 """Key of verl -> ours and verl's value, where ours is another one."""
 
 
+def _engine_of(source: SourceConfig) -> str:
+    """The rollout engine that is written."""
+    name = source.get(f"{_ROLLOUT}.name")
+    return "" if name is None else str(engine(str(name), source).keys[f"{_ROLLOUT}.name"])
+
+
 def _more_defaults(source: SourceConfig, taken: set[str]) -> list[Entry]:
     """Defaults that depend on other keys."""
     found: dict[str, tuple[str, Any]] = {}
@@ -377,6 +387,9 @@ def _more_defaults(source: SourceConfig, taken: set[str]) -> list[Entry]:
         micro = f"{_ACTOR}.ppo_micro_batch_size_per_gpu"
         if micro in taken and f"{_ACTOR}.use_dynamic_bsz" not in taken:
             found[f"{_ACTOR}.use_dynamic_bsz"] = (f"{_ACTOR}.use_dynamic_bsz", False)
+        if _engine_of(source) in ("vllm", "sglang") and _gpus(source) > 1:
+            key = f"{_ROLLOUT}.tensor_model_parallel_size"
+            found |= {} if key in taken else {key: (key, 2)}
         if source.get(f"{_MODEL}.lora.rank") and f"{_MODEL}.lora_alpha" not in taken:
             found[f"{_MODEL}.lora.alpha"] = (f"{_MODEL}.lora_alpha", 32)
         if "trainer.total_training_steps" not in taken and "trainer.total_epochs" not in taken:
