@@ -435,6 +435,19 @@ def test_a_path_that_is_not_there_and_a_folder_are_refused(tmp_path: Path):
         migrate(MigrationRequest(text=str(tmp_path)))
 
 
+def test_values_of_another_kind_are_named():
+    found = from_yaml({**GRPO, "max_steps": "many", "warmup_ratio": [1]})
+    assert entry(found, "warmup_ratio").column == "unavailable"
+    assert "by hand" in entry(found, "max_steps").outcome.note
+    with pytest.raises(UserError, match="micro_batch_size = 'auto'"):
+        from_yaml({"base_model": "o/m", "micro_batch_size": "auto"})
+    sizes = (f"{ACTOR}.ppo_micro_batch_size=16", "trainer.nnodes=$N")
+    found = from_words(*sizes, "trainer.n_gpus_per_node=8")
+    assert "devices is not known" in entry(found, f"{ACTOR}.ppo_micro_batch_size").outcome.note
+    found = from_words(sizes[0], "trainer.n_gpus_per_node=8")
+    assert found.keys[f"{ACTOR}.ppo_micro_batch_size_per_gpu"] == 2
+
+
 # The command.
 
 

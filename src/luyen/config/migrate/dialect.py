@@ -46,7 +46,10 @@ def _outcome(key: str, value: Any, source: SourceConfig, rules: Mapping[str, Rul
     if value is None and key not in ("max_length", "max_prompt_length"):
         return implied("not set")
     if rule is not None:
-        return rule(value, source)
+        try:
+            return rule(value, source)
+        except (TypeError, ValueError):
+            return missing(f"{value!r} is not a value that this key has: write it by hand")
     near = FOREIGN.get(key.rpartition(".")[2])
     if near is not None:
         return missing(f"nearest here: {near}")

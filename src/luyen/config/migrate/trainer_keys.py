@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, cast
 
+from luyen.base.errors import UserError
 from luyen.config.migrate.common import (
     HUB_KEYS,
     NO_EFFECT,
@@ -38,35 +39,46 @@ def is_online(source: SourceConfig) -> bool:
 # Batches and length of the run.
 
 
+def _count(source: SourceConfig, *keys: str) -> int:
+    """The first of these keys that has a value, else 1; a UserError where it is no number."""
+    for key in keys:
+        value = source.get(key)
+        if value:
+            try:
+                return int(value)
+            except (TypeError, ValueError) as error:
+                name = source.written.get(key, key)
+                why, fix = "it is no whole number", "write the number that it stands for"
+                raise UserError(name, value, why, fix) from error
+    return 1
+
+
 def rows_of_update(source: SourceConfig) -> int:
     """Rows of one optimizer step over all devices; of answers that are sampled, answers."""
-    each = int(source.get("per_device_train_batch_size") or 1)
-    return each * int(source.get("gradient_accumulation_steps") or 1) * source.devices
+    each = _count(source, "per_device_train_batch_size")
+    return each * _count(source, "gradient_accumulation_steps") * source.devices
 
 
 def group_size(source: SourceConfig) -> int:
     """Answers to one prompt."""
-    return 1 if source.method == "ppo" else int(source.get("num_generations") or 1)
+    return 1 if source.method == "ppo" else _count(source, "num_generations")
 
 
 def rows_of_generation(source: SourceConfig) -> int:
     """Answers that are sampled with the same weights."""
     if source.method == "ppo":
-        parts = source.get("num_mini_batches") or source.get("ppo_buffer_size") or 1
-        return rows_of_update(source) * int(parts)
-    whole = source.get("generation_batch_size")
-    if whole:
-        return int(whole)
-    each = int(source.get("per_device_train_batch_size") or 1) * source.devices
-    steps = source.get("steps_per_generation") or source.get("gradient_accumulation_steps") or 1
-    return each * int(steps)
+        return rows_of_update(source) * _count(source, "num_mini_batches", "ppo_buffer_size")
+    if source.get("generation_batch_size"):
+        return _count(source, "generation_batch_size")
+    each = _count(source, "per_device_train_batch_size") * source.devices
+    return each * _count(source, "steps_per_generation", "gradient_accumulation_steps")
 
 
 def updates_of_step(source: SourceConfig) -> int:
     """Optimizer steps that the Trainer counts in one step of ours."""
     if not is_online(source):
         return 1
-    passes = int(source.get("num_iterations") or source.get("num_ppo_epochs") or 1)
+    passes = _count(source, "num_iterations", "num_ppo_epochs")
     return max(1, rows_of_generation(source) // rows_of_update(source)) * passes
 
 

@@ -218,7 +218,10 @@ def _below(source: SourceConfig, block: str) -> dict[str, Any]:
 
 
 def _gpus(source: SourceConfig) -> int:
-    return int(source.get("trainer.nnodes") or 1) * int(source.get("trainer.n_gpus_per_node") or 8)
+    """Devices of the run; 0 where the script does not say."""
+    sizes = source.get("trainer.nnodes"), source.get("trainer.n_gpus_per_node")
+    nodes, each = (usual if n is None else n for n, usual in zip(sizes, (1, 8), strict=True))
+    return nodes * each if isinstance(nodes, int) and isinstance(each, int) else 0
 
 
 def _whole_micro_batch(ours: str) -> Rule:
@@ -228,10 +231,11 @@ def _whole_micro_batch(ours: str) -> Rule:
         devices = _gpus(source)
         if value is None:
             return implied("null, as it is")
-        if int(value) % devices:
+        if not isinstance(value, int) or devices == 0:
+            return missing(f"set {ours}: the number of devices is not known")
+        if value % devices:
             return missing(f"{value} sequences over {devices} devices come out even nowhere")
-        each = int(value) // devices
-        return keep({ours: each}, f"{value} sequences over {devices} devices")
+        return keep({ours: value // devices}, f"{value} sequences over {devices} devices")
 
     return rule
 
@@ -381,7 +385,8 @@ def _more_defaults(source: SourceConfig, taken: set[str]) -> list[Entry]:
     """Defaults that depend on other keys."""
     found: dict[str, tuple[str, Any]] = {}
     if source.method == "rl":
-        step = int(source.get("data.train_batch_size") or 1024)
+        written = source.get("data.train_batch_size")
+        step = written if isinstance(written, int) else 1024
         if f"{_ACTOR}.ppo_mini_batch_size" not in taken and step > 256 and step % 256 == 0:
             found[f"{_ACTOR}.ppo_mini_batch_size"] = (f"{_ACTOR}.ppo_mini_batch_size", 256)
         micro = f"{_ACTOR}.ppo_micro_batch_size_per_gpu"
