@@ -61,6 +61,7 @@ COMMANDS = {
     "export": "export",
     "selftest": "selftest",
     "init": "init",
+    "migrate": "migrate",
     "bench": "bench",
     "diff": "diff",
     "profile": "profile",

@@ -47,8 +47,8 @@ _copy_all: Any = vars(torch)["_foreach_copy_"]
 def learning_rate(optim: OptimConfig, *, step: int, total_steps: int | None) -> float:
     """Learning rate of a step, counted from 0.
 
-    Linear warm-up, then constant, cosine, or constant with a linear decay at the end (wsd). After
-    the last step the rate stays at its final value.
+    Linear warm-up, then constant, cosine, a line down to the end (linear), or constant with such a
+    line over the last tenth (wsd). After the last step the rate stays at its final value.
 
     Example:
         >>> optim = OptimConfig(lr=1.0, lr_warmup_steps=2)
@@ -68,6 +68,8 @@ def learning_rate(optim: OptimConfig, *, step: int, total_steps: int | None) -> 
     low = optim.min_lr_ratio
     if optim.lr_scheduler_type == "cosine":
         share = low + (1 - low) * 0.5 * (1 + math.cos(math.pi * done))
+    elif optim.lr_scheduler_type == "linear":
+        share = low + (1 - low) * (1 - done)
     else:
         # wsd: linear decay over the last tenth.
         share = 1.0 if done < 0.9 else low + (1 - low) * (1 - done) / 0.1

@@ -37,6 +37,12 @@ def test_cosine_starts_at_the_top_after_the_warm_up():
     assert found == pytest.approx([1.0, *half])
 
 
+def test_linear_comes_down_in_a_line_to_its_floor():
+    found = rates(5, 7, lr_scheduler_type="linear", min_lr_ratio=0.2)
+    assert found == pytest.approx([1.0, 0.8, 0.6, 0.4, 0.2, 0.2, 0.2])
+    assert rates(4, 4, lr_scheduler_type="linear", lr_warmup_steps=1) == [1.0, 1.0, 0.5, 0.0]
+
+
 def test_wsd_is_constant_and_comes_down_in_the_last_tenth():
     found = rates(21, 25, lr_scheduler_type="wsd", min_lr_ratio=0.2)
     assert found[:19] == pytest.approx([1.0] * 19)

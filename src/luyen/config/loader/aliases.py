@@ -186,6 +186,7 @@ NEAREST: dict[str, str] = {
     f"{_ARR}.ref.fsdp_config.model_dtype": f"{_ARR}.model.dtype",
     f"{_ARR}.ref.fsdp_config.dtype": f"{_ARR}.model.dtype",
     f"{_ARR}.ref.fsdp_config": _SHARDS,
+    f"{_ARR}.ref.megatron": _ENGINE,
     f"{_ARR}.ref.rollout_n": f"{_ROLLOUT}.n",
     f"{_ARR}.ref.model": f"{_ARR}.ref.path",
     "critic.ppo_micro_batch_size": _PER_GPU,
@@ -193,6 +194,7 @@ NEAREST: dict[str, str] = {
     "critic.forward_micro_batch_size_per_gpu": "critic.ppo_micro_batch_size_per_gpu",
     "critic.forward_max_token_len_per_gpu": "critic.ppo_max_token_len_per_gpu",
     "critic.grad_clip": "critic.optim.clip_grad",
+    "critic.megatron": _ENGINE,
     "critic.rollout_n": f"{_ROLLOUT}.n",
     "critic.checkpoint": "trainer.save_freq; a checkpoint always holds everything",
     "critic.model.fsdp_config": _SHARDS,
@@ -307,7 +309,7 @@ def _read_as(tree: ConfigTree, path: str, word: Any, keys: dict[str, Any]) -> Co
 
 def _renamed(tree: ConfigTree) -> ConfigTree:
     for old, value in leaves(tree.values):
-        new = _new_name(old)
+        new = our_name(old)
         if new is None or old in all_fields():
             continue
         origin = origin_of(old, tree.origins)
@@ -330,7 +332,7 @@ def _renamed(tree: ConfigTree) -> ConfigTree:
     return tree
 
 
-def _new_name(path: str) -> str | None:
+def our_name(path: str) -> str | None:
     """Our name for a key, or for one below a block that has another name here."""
     block, rest = path, ""
     while block:

@@ -116,10 +116,10 @@ class OptimConfig(Block):
     lr_warmup_steps_ratio: float = key(
         0.0, "Warm-up as a share of all steps, when `lr_warmup_steps` is -1.", ge=0, le=1
     )
-    lr_scheduler_type: Literal["constant", "cosine", "wsd"] = key(
+    lr_scheduler_type: Literal["constant", "cosine", "linear", "wsd"] = key(
         "constant", "Course of the learning rate after the warm-up."
     )
-    min_lr_ratio: float = key(0.0, "Where cosine and wsd end, as a share of `lr`.", ge=0, le=1)
+    min_lr_ratio: float = key(0.0, "Where all but constant end, as a share of `lr`.", ge=0, le=1)
     weight_decay: float = key(0.01, "AdamW's decoupled weight decay.", ge=0)
     betas: Pair = key((0.9, 0.999), "AdamW's moment decays.")
     clip_grad: float = key(1.0, "Largest norm of the gradient of a step.", gt=0)

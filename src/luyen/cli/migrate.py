@@ -1,0 +1,65 @@
+"""`luyen migrate`: a configuration of verl, TRL, LLaMA-Factory or Axolotl becomes Luyen's."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from luyen.base.errors import UserError, printable
+from luyen.config.check import check
+from luyen.config.migrate.migrate import migrate as migrate_source
+from luyen.config.migrate.reader import MigrationRequest
+from luyen.config.migrate.report import migration_json, table_lines, yaml_text
+
+
+def migrate(
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="A YAML file, a shell script, a Python file, or a command in quotes.",
+            metavar="FILE|COMMAND",
+        ),
+    ],
+    output: Annotated[
+        Path | None, typer.Option(help="File to write; without it, standard output.")
+    ] = None,
+    devices: Annotated[
+        int,
+        typer.Option(min=1, help="Devices that it ran on: TRL's batch sizes are for one of them."),
+    ] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON.")] = False,
+) -> None:
+    """Translate a configuration of verl, TRL, LLaMA-Factory or Axolotl.
+
+    Every key of it is in the table: carried over, renamed, implied by design, or not available
+    with what to do. Nothing of a script is executed.
+    """
+    if output is not None and output.exists():
+        raise UserError("--output", str(output), "it exists", "choose another name")
+    migration = migrate_source(MigrationRequest(text=source, output=output, devices=devices))
+    text = yaml_text(migration)
+    if as_json:
+        typer.echo(json.dumps({**migration_json(migration), "yaml": text}, indent=2, default=str))
+    else:
+        for line in table_lines(migration):
+            typer.echo(line, err=output is None)
+    if output is None and not as_json:
+        typer.echo(text, nl=False)
+    if output is not None:
+        output.write_text(text, encoding="utf-8")
+        if not as_json:
+            for line in _last_lines(output):
+                typer.echo(line)
+
+
+def _last_lines(output: Path) -> Iterator[str]:
+    """What `check` still says about the file, on this machine."""
+    report = check([output], starts_a_run=False)
+    left = [problem for problem in report.problems if problem.severity == "error"]
+    yield ""
+    yield f"Wrote {printable(str(output))}"
+    yield "`luyen check` finds no error in it" if not left else "Left to do on this machine"
+    for problem in left:
+        yield f"  {problem.id} {problem.field}: {printable(problem.why)}"

@@ -1,0 +1,1 @@
+"""Configurations of verl, TRL, LLaMA-Factory and Axolotl, as Luyen's."""

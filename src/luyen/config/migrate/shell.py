@@ -1,0 +1,258 @@
+"""Words of the training command in a shell script, with the variables that the script assigns.
+
+Nothing is executed. What only a shell could know (arguments, other variables, output of commands)
+stays open, and `open_names` says what it was.
+"""
+
+import ast
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import final
+
+from luyen.base.errors import UserError
+
+_OPEN, _CLOSE = "\ue000", "\ue001"
+"""Around the name of what could not be resolved."""
+_UNRESOLVED = re.compile(f"{_OPEN}([^{_CLOSE}]*){_CLOSE}")
+_ASSIGNMENT = re.compile(r"(?:export\s+|local\s+|declare\s+|readonly\s+)?([A-Za-z_]\w*)=(.*)", re.S)
+_CONDITION = re.compile(r"""^\[\[?\s+"?([^"\s]*)"?\s+(==?|!=)\s+["']?([^"'\s]*)["']?\s+\]\]?$""")
+_VARIABLE = re.compile(
+    r"\$(?:\{([A-Za-z_]\w*)\[@\]\}|\{([A-Za-z_]\w*)(?:(:?[-=])(.*))?\}|([A-Za-z_]\w*)|([@*#?\d]))"
+)
+_HOME, _HERE = "~", "."
+_MOST_DEPTH = 20
+
+
+def open_names(text: str) -> list[str]:
+    """Names in a word that nothing in the script gives a value.
+
+    Example:
+        >>> open_names(command_words("python -m verl.trainer.main_ppo trainer.nnodes=$N")[-1])
+        ['$N']
+    """
+    return _UNRESOLVED.findall(text)
+
+
+def shown(text: str) -> str:
+    """A word for people: open names as they were written."""
+    return _UNRESOLVED.sub(lambda found: found[1], text)
+
+
+def command_words(text: str, *, is_command: Callable[[list[str]], bool] | None = None) -> list[str]:
+    """The words of the last command that trains; a UserError where there is none.
+
+    Example:
+        >>> command_words("n=8\\npython3 -m verl.trainer.main_ppo \\\\\\n  a.b=$((n * 2)) $@")[-1]
+        'a.b=16'
+    """
+    found = [words for words in _Script().commands(text) if (is_command or trains)(words)]
+    if not found:
+        why = "it holds no training command of verl, TRL, LLaMA-Factory or Axolotl"
+        raise UserError("script", text.strip()[:60], why, "give the script that starts training")
+    return found[-1]
+
+
+def trains(words: list[str]) -> bool:
+    """Whether a command starts one of the four tools."""
+    text = " ".join(words)
+    module = r"(-m \S*|\S*/)(main_ppo|main_dapo|sft_trainer|fsdp_sft_trainer|main_\w*ppo)\b"
+    is_module = re.search(module, text) is not None
+    is_tool = re.search(r"\b(trl (sft|dpo|grpo|kto|reward|rloo|orpo|cpo)|llamafactory-cli)\b", text)
+    is_axolotl = re.search(r"\baxolotl(\.cli)?[ .]train\b", text) is not None
+    return is_module or is_tool is not None or is_axolotl or is_script(words)
+
+
+def is_script(words: list[str]) -> bool:
+    """Whether it starts a script of TRL with its keys as options."""
+    named = [
+        word for word in words if re.search(r"\b(sft|dpo|grpo|kto|reward\w*|orpo)\w*\.py$", word)
+    ]
+    return bool(named) and any(word.startswith("--") for word in words)
+
+
+@final
+class _Script:
+    """Reads a script from top to bottom; holds the variables that were assigned so far."""
+
+    def __init__(self) -> None:
+        self._variables: dict[str, str] = {"HOME": _HOME, "PWD": _HERE}
+        self._arrays: dict[str, list[str]] = {}
+        self._branches: list[bool | None] = []
+        """For each `if` around the line: whether it is taken; None where that is not known."""
+
+    def commands(self, text: str) -> Iterator[list[str]]:
+        """The words of every command, in order; assignments are carried out."""
+        for line in _logical_lines(text):
+            if self._is_flow(line) or False in self._branches:
+                continue
+            found = _ASSIGNMENT.fullmatch(line)
+            if found is not None and found[2].startswith("("):
+                self._arrays[found[1]] = self.words(found[2].strip()[1:].removesuffix(")"))
+            elif found is not None and len(self.words(found[2])) <= 1:
+                self._variables[found[1]] = "".join(self.words(found[2]))
+            else:
+                yield self.words(line)
+
+    def _is_flow(self, line: str) -> bool:
+        """Whether a line belongs to an `if`; keeps track of the branch that is taken."""
+        word = line.split(maxsplit=1)[0]
+        if word in ("if", "elif"):
+            condition = line.removeprefix(word).strip().removesuffix("then").rstrip("; ").strip()
+            taken = self._holds(condition)
+            if word == "elif" and self._branches:
+                before = self._branches.pop()
+                taken = False if before else taken
+            self._branches.append(taken)
+            return True
+        if word == "else" and self._branches:
+            before = self._branches.pop()
+            self._branches.append(None if before is None else not before)
+        if word == "fi" and self._branches:
+            self._branches.pop()
+        return word in ("else", "fi", "then", "#!/bin/bash")
+
+    def _holds(self, condition: str) -> bool | None:
+        """Whether `[ a = b ]` holds; None where it is another condition, or open."""
+        found = _CONDITION.match(condition)
+        if found is None:
+            return None
+        left, right = ("".join(self.words(part)) for part in (found[1], found[3]))
+        if open_names(left + right):
+            return None
+        return (left == right) is (found[2] != "!=")
+
+    def words(self, text: str) -> list[str]:
+        """A command split at blanks, with quotes removed and variables replaced."""
+        words: list[str] = []
+        word, is_open, i = "", False, 0
+        while i < len(text):
+            char = text[i]
+            if char.isspace():
+                words, word, is_open, i = [*words, *([word] if is_open else [])], "", False, i + 1
+            elif char == "#" and not is_open:
+                break
+            elif char == "'":
+                end = text.find("'", i + 1)
+                end = len(text) if end < 0 else end
+                word, is_open, i = word + text[i + 1 : end], True, end + 1
+            elif char == '"':
+                inner, i = _quoted(text, i + 1)
+                listed = _VARIABLE.fullmatch(inner)
+                if listed is not None and listed[1]:
+                    words += self._arrays.get(listed[1], [f"{_OPEN}{inner}{_CLOSE}"])
+                else:
+                    word, is_open = word + self.expanded(inner), True
+            elif char == "\\" and i + 1 < len(text):
+                word, is_open, i = word + text[i + 1], True, i + 2
+            elif char == "$":
+                raw, i = _reference(text, i)
+                if raw not in ("$@", "$*", "${@}"):
+                    word, is_open = word + self.expanded(raw), True
+            else:
+                word, is_open, i = word + char, True, i + 1
+        return [*words, *([word] if is_open else [])]
+
+    def expanded(self, text: str, depth: int = 0) -> str:
+        """The text with what the script knows; the rest is marked as open."""
+        found, i = "", 0
+        while i < len(text):
+            if text[i] != "$" or depth > _MOST_DEPTH:
+                found, i = found + text[i], i + 1
+                continue
+            raw, i = _reference(text, i)
+            found += self._value(raw, depth)
+        return found
+
+    def _value(self, raw: str, depth: int) -> str:
+        if raw.startswith("$(("):
+            number = _calculated(self.expanded(raw[3:-2], depth + 1), self._variables)
+            return f"{_OPEN}{raw}{_CLOSE}" if number is None else number
+        if raw.replace(" ", "") == "$(pwd)":
+            return _HERE
+        found = _VARIABLE.fullmatch(raw)
+        name = (found[2] or found[5]) if found is not None else None
+        if found is None or name is None:
+            return f"{_OPEN}{raw}{_CLOSE}" if raw not in ("$", "$@", "$*") else ""
+        if name in self._variables and (self._variables[name] or not found[3]):
+            return self._variables[name]
+        if found[3]:
+            return self.expanded(found[4].strip("\"'"), depth + 1)
+        return f"{_OPEN}${name}{_CLOSE}"
+
+
+def _logical_lines(text: str) -> Iterator[str]:
+    """Lines without comments, with continued lines, arrays and `;` taken into account."""
+    kept = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
+    joined = "\n".join(kept).replace("\\\n", "")
+    lines = iter(joined.split("\n"))
+    for line in lines:
+        whole = line.strip()
+        if re.match(r"(export\s+)?[A-Za-z_]\w*=\($", whole.split("#")[0].strip()):
+            for more in lines:
+                whole = f"{whole} {more.strip()}"
+                if more.strip() == ")":
+                    break
+        if whole:
+            yield whole
+
+
+def _quoted(text: str, start: int) -> tuple[str, int]:
+    """What stands between double quotes, and where the rest begins."""
+    end, depth = start, 0
+    while end < len(text) and (text[end] != '"' or depth > 0):
+        depth += (text[end] == "{" and text[end - 1] == "$") - (text[end] == "}" and depth > 0)
+        end += 2 if text[end] == "\\" else 1
+    return text[start:end].replace('\\"', '"'), end + 1
+
+
+def _reference(text: str, start: int) -> tuple[str, int]:
+    """A variable, an arithmetic expression or a command, and where the rest begins."""
+    for opening, closing in (("$((", "))"), ("$(", ")"), ("${", "}")):
+        if text.startswith(opening, start):
+            depth, end = 0, start + 1
+            while end < len(text):
+                depth += (text[end] in "({") - (text[end] in ")}")
+                end += 1
+                if depth == 0:
+                    break
+            if closing == "))" and not text[start:end].endswith("))"):
+                return text[start:end], end
+            return text[start:end], end
+    found = _VARIABLE.match(text, start)
+    return (found[0], found.end()) if found is not None else ("$", start + 1)
+
+
+_OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: lambda a, b: a // b,
+    ast.FloorDiv: lambda a, b: a // b,
+    ast.Mod: operator.mod,
+}
+
+
+def _calculated(text: str, variables: Mapping[str, str]) -> str | None:
+    """The value of an arithmetic expression; None where a part of it is open."""
+    try:
+        return str(_number(ast.parse(text.strip(), mode="eval").body, variables))
+    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError):
+        return None
+
+
+def _number(node: ast.expr, variables: Mapping[str, str]) -> int:
+    match node:
+        case ast.Constant(value=int() as number):
+            return number
+        case ast.Name(id=name) if variables.get(name, "").lstrip("-").isdigit():
+            return int(variables[name])
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -_number(operand, variables)
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
+            a, b = _number(left, variables), _number(right, variables)
+            if max(abs(a), abs(b)) > 10**12:
+                raise ValueError("no size of a run is that large")
+            return _OPERATORS[type(op)](a, b)
+        case _:
+            raise ValueError("the script does not give its value")

@@ -1,0 +1,474 @@
+"""TRL: a YAML file of its commands, the options of a command, or the arguments in a Python file.
+
+A Python file is read by its syntax tree; nothing of it is executed. Names that it assigns plain
+values to are known, everything else that it computes stays open.
+"""
+
+import ast
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+from luyen.base.errors import UserError
+from luyen.config.loader.load import read_override
+from luyen.config.migrate.common import always, name_of, never, placed
+from luyen.config.migrate.dialect import entries as dialect_entries
+from luyen.config.migrate.report import (
+    Entry,
+    Outcome,
+    Rule,
+    SourceConfig,
+    flat,
+    implied,
+    keep,
+    missing,
+)
+from luyen.config.migrate.trainer_keys import uses_lora
+
+TOOL = "TRL"
+CONFIGS = {
+    "GRPOConfig": "grpo",
+    "AsyncGRPOConfig": "grpo",
+    "DPOConfig": "dpo",
+    "SFTConfig": "sft",
+    "RewardConfig": "reward",
+    "PRMConfig": "prm",
+    "KTOConfig": "kto",
+    "BCOConfig": "bco",
+    "ORPOConfig": "orpo",
+    "CPOConfig": "cpo",
+    "PPOConfig": "ppo",
+    "RLOOConfig": "rloo",
+}
+_ADAPTER = {
+    "r": "lora_r",
+    "target_modules": "lora_target_modules",
+    "task_type": "lora_task_type",
+    "bias": "lora_bias",
+}
+_LOADERS = ("AutoModelForCausalLM", "AutoModelForSequenceClassification", "FastLanguageModel")
+SYNONYMS = {
+    "model_name": "model_name_or_path",
+    "evaluation_strategy": "eval_strategy",
+    "max_seq_length": "max_length",
+    "max_new_tokens": "max_completion_length",
+    "response_length": "max_completion_length",
+    "dtype": "torch_dtype",
+    "kl_coef": "beta",
+    "dataset_eval_split": "dataset_test_split",
+    "optimizer": "optim",
+}
+"""Older and other names of TRL's own keys."""
+_COMMON: dict[str, Any] = {
+    "per_device_train_batch_size": 8,
+    "gradient_accumulation_steps": 1,
+    "num_train_epochs": 3,
+    "lr_scheduler_type": "linear",
+    "weight_decay": 0.0,
+    "save_steps": 500,
+    "seed": 42,
+    "max_grad_norm": 1.0,
+}
+_BY_METHOD: dict[str, dict[str, Any]] = {
+    "grpo": {
+        "learning_rate": 1e-6,
+        "num_generations": 8,
+        "max_prompt_length": 512,
+        "max_completion_length": 256,
+        "loss_type": "dapo",
+        "beta": 0.0,
+    },
+    "rloo": {
+        "learning_rate": 1e-6,
+        "num_generations": 2,
+        "max_prompt_length": 512,
+        "max_completion_length": 256,
+        "beta": 0.05,
+    },
+    "ppo": {
+        "learning_rate": 3e-6,
+        "num_ppo_epochs": 4,
+        "beta": 0.05,
+        "max_completion_length": 53,
+        "temperature": 0.7,
+        "lam": 0.95,
+        "cliprange_value": 0.2,
+    },
+    "sft": {"learning_rate": 2e-5, "max_length": 1024},
+    "reward": {"learning_rate": 1e-4, "max_length": 1024},
+    "prm": {"learning_rate": 1e-5, "max_length": 1024},
+    **{
+        name: {"learning_rate": 1e-6, "beta": 0.1, "max_length": 1024}
+        for name in ("dpo", "kto", "bco", "orpo")
+    },
+    "cpo": {
+        "learning_rate": 1e-6,
+        "beta": 0.1,
+        "max_length": 1024,
+        "loss_type": "sigmoid",
+        "cpo_alpha": 1.0,
+    },
+}
+_PEFT = {"lora_r": 8, "lora_alpha": 8, "lora_target_modules": ["q_proj", "v_proj"]}
+_MODEL_CONFIG = {"lora_r": 16, "lora_alpha": 32, "lora_target_modules": ["q_proj", "v_proj"]}
+OPEN = "what the script computes: "
+"""How a value begins that the syntax tree does not give."""
+
+
+def defaults_of(method: str, *, is_python: bool) -> dict[str, Any]:
+    """What TRL uses where nothing is written."""
+    adapter = _PEFT if is_python else _MODEL_CONFIG
+    return {**_COMMON, **adapter, **_BY_METHOD[method]}
+
+
+def method_of(values: Mapping[str, Any], hint: str = "") -> str:
+    """The trainer that a YAML file is for, by its command, its keys or its name."""
+    for word in re.split(r"[^a-z]+", hint.lower()):
+        name = {"rm": "reward"}.get(word, word)
+        if name in _BY_METHOD:
+            return name
+    signs = {
+        "grpo": ("num_generations", "reward_funcs", "max_completion_length", "use_vllm"),
+        "kto": ("desirable_weight", "undesirable_weight"),
+        "dpo": ("beta", "precompute_ref_log_probs", "ref_model"),
+        "reward": ("center_rewards_coefficient",),
+    }
+    for method, keys in signs.items():
+        if any(key in values for key in keys):
+            return method
+    return "sft"
+
+
+def is_trl(values: Mapping[str, Any]) -> bool:
+    """Whether a YAML file is one of a `trl` command."""
+    names = ("model_name_or_path", "dataset_name", "dataset_mixer", "model_name", "num_generations")
+    return any(name in values for name in names)
+
+
+def read_yaml(values: Mapping[str, Any], source: SourceConfig, hint: str) -> SourceConfig:
+    """The keys of a YAML file."""
+    return _source(flat(values), method_of(values, hint), source, is_python=False)
+
+
+def read_options(words: Sequence[str]) -> dict[str, Any]:
+    """`--key value` of a command, values as YAML reads them; a key without one is true.
+
+    Example:
+        >>> read_options(["trl", "dpo", "--beta", "0.1", "--bf16", "--logger", "a", "b"])
+        {'beta': 0.1, 'bf16': True, 'logger': ['a', 'b']}
+    """
+    found: dict[str, list[str]] = {}
+    name: str | None = None
+    for word in words:
+        if word.startswith("--"):
+            key, equals, value = word[2:].partition("=")
+            name = key.replace("-", "_")
+            found[name] = [value] if equals else []
+        elif name is not None:
+            found[name].append(word)
+    values: dict[str, Any] = {}
+    for key, listed in found.items():
+        read = [read_override(f"value={one}").values.get("value", one) for one in listed]
+        values[key] = True if not read else read[0] if len(read) == 1 else read
+    return values
+
+
+def _source(
+    values: Mapping[str, Any], method: str, source: SourceConfig, *, is_python: bool
+) -> SourceConfig:
+    off = {key: key[3:] for key, value in values.items() if key.startswith("no_") and value is True}
+    names = {key: off.get(key) or SYNONYMS.get(key, key) for key in values}
+    written = {name: key for key, name in names.items()}
+    named = {names[key]: False if key in off else value for key, value in values.items()}
+    processes = named.get("num_processes")
+    return replace(
+        source,
+        tool=TOOL,
+        method=method,
+        values=named,
+        written=written,
+        defaults=defaults_of(method, is_python=is_python),
+        devices=int(processes) if isinstance(processes, int) else source.devices,
+    )
+
+
+def entries(source: SourceConfig) -> list[Entry]:
+    """What becomes of every key; what the script computes is named as such."""
+    open_keys = {k: v for k, v in source.values.items() if str(v).startswith(OPEN)}
+    known = {k: v for k, v in source.values.items() if k not in open_keys}
+    found = dialect_entries(replace(source, values=known), OWN_RULES)
+    more = [
+        Entry(
+            source=source.written.get(key, key),
+            value=str(value).removeprefix(OPEN),
+            outcome=missing("the script computes it: write the value by hand"),
+        )
+        for key, value in open_keys.items()
+    ]
+    return [*found, *more]
+
+
+_OPEN_R1 = "a key of open-r1's own scripts; `luyen eval` measures checkpoints"
+
+
+def _reference(value: Any, source: SourceConfig) -> Outcome:
+    if value == source.get("model_name_or_path"):
+        return implied("the reference is the policy before training")
+    if uses_lora(source):
+        return missing("with an adapter the reference is the model without it")
+    return keep({"actor_rollout_ref.ref.path": placed("actor_rollout_ref.ref.path", value, source)})
+
+
+OWN_RULES: dict[str, Rule] = {
+    "ref_model": _reference,
+    "callbacks": never(_OPEN_R1),
+    "benchmarks": never(_OPEN_R1),
+    "wandb_project": name_of("trainer.project_name"),
+    "wandb_entity": always("the account that is logged in"),
+    "project_name": name_of("trainer.project_name"),
+    "optim_target_modules": never("AdamW is the optimizer of all weights that are trained"),
+}
+
+
+# A Python file by its syntax tree.
+
+
+def read_python(text: str, source: SourceConfig, file: str) -> SourceConfig:
+    """The arguments of TRL's configurations, adapters and datasets in a file."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError) as error:
+        raise UserError("source", file, f"no Python: {error}", "give a file that runs") from error
+    known = _constants(tree)
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    configs = [call for call in calls if _called(call) in CONFIGS]
+    named = [n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and n.id in CONFIGS]
+    methods = list(dict.fromkeys(CONFIGS[name] for name in map(_called, configs)))
+    methods = methods or list(dict.fromkeys(CONFIGS[name] for name in named))
+    if len(methods) != 1:
+        said = f"it configures {' and '.join(methods)}" if methods else "no configuration of TRL"
+        fix = "give a file with one of " + ", ".join(CONFIGS)
+        raise UserError("source", file, said, fix)
+    values: dict[str, Any] = {}
+    for call in configs:
+        values |= _keywords(call, known)
+    values |= _assigned_later(tree, configs, known)
+    values |= _other_calls(calls, known, values)
+    defaults: dict[str, Any] = {}
+    rewards = values.get("reward_funcs")
+    if rewards is not None and is_importable(tree) and _defines(tree, rewards):
+        defaults["reward file"] = str(Path(file).absolute())
+    found = _source(values, methods[0], source, is_python=True)
+    return replace(found, defaults={**found.defaults, **defaults})
+
+
+def _called(call: ast.Call) -> str:
+    function = call.func
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return function.id if isinstance(function, ast.Name) else ""
+
+
+def _constants(tree: ast.Module) -> dict[str, Any]:
+    """Names that are assigned one plain value, anywhere in the file."""
+    known: dict[str, Any] = {}
+    twice: set[str] = set()
+    for node in ast.walk(tree):
+        target = (
+            node.targets[0] if isinstance(node, ast.Assign) and len(node.targets) == 1 else None
+        )
+        if not isinstance(node, ast.Assign) or not isinstance(target, ast.Name):
+            continue
+        value = _value(node.value, known)
+        if target.id in known and known[target.id] != value:
+            twice.add(target.id)
+        known[target.id] = value
+    return {
+        name: value for name, value in known.items() if name not in twice and not _is_open(value)
+    }
+
+
+def _is_open(value: Any) -> bool:
+    listed = cast(list[Any], value) if isinstance(value, list) else [value]
+    return any(isinstance(one, str) and one.startswith(OPEN) for one in listed)
+
+
+def _value(node: ast.expr, known: Mapping[str, Any]) -> Any:
+    """A plain value, or the text of what computes it."""
+    match node:
+        case ast.Constant(value=value):
+            return value
+        case ast.Name(id=name) if name in known:
+            return known[name]
+        case ast.List(elts=parts) | ast.Tuple(elts=parts):
+            found = [_value(part, known) for part in parts]
+            return f"{OPEN}{ast.unparse(node)}" if _is_open(found) else found
+        case ast.Dict(keys=keys, values=values) if all(keys):
+            names = [_value(cast(ast.expr, key), known) for key in keys]
+            return {str(k): _value(v, known) for k, v in zip(names, values, strict=True)}
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            inner = _value(operand, known)
+            return -inner if isinstance(inner, int | float) else f"{OPEN}{ast.unparse(node)}"
+        case ast.BinOp(left=left, op=op, right=right):
+            return _calculated(node, _value(left, known), op, _value(right, known))
+        case ast.JoinedStr(values=parts):
+            inner = [
+                _value(p.value if isinstance(p, ast.FormattedValue) else p, known) for p in parts
+            ]
+            return f"{OPEN}{ast.unparse(node)}" if _is_open(inner) else "".join(map(str, inner))
+        case ast.Attribute(value=ast.Name(id="torch"), attr=name):
+            return name
+        case _:
+            return f"{OPEN}{ast.unparse(node)}"
+
+
+def _calculated(node: ast.BinOp, left: Any, op: ast.operator, right: Any) -> Any:
+    open_text = f"{OPEN}{ast.unparse(node)}"
+    if isinstance(left, str) and isinstance(right, str) and isinstance(op, ast.Add):
+        return open_text if _is_open([left, right]) else left + right
+    if not (isinstance(left, int | float) and isinstance(right, int | float)):
+        return open_text
+    match op:
+        case ast.Add():
+            return left + right
+        case ast.Sub():
+            return left - right
+        case ast.Mult():
+            return left * right
+        case ast.FloorDiv() if right:
+            return left // right
+        case ast.Div() if right:
+            return left / right
+        case _:
+            return open_text
+
+
+def _keywords(call: ast.Call, known: Mapping[str, Any]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for keyword in call.keywords:
+        if keyword.arg is None:
+            values[f"**{ast.unparse(keyword.value)}"] = f"{OPEN}{ast.unparse(keyword.value)}"
+        else:
+            values |= flat({keyword.arg: _value(keyword.value, known)})
+    return values
+
+
+def _assigned_later(
+    tree: ast.Module, configs: Sequence[ast.Call], known: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Keys that are set on the object after it was made."""
+    made = {
+        node.targets[0].id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign)
+        and node.value in configs
+        and isinstance(node.targets[0], ast.Name)
+    }
+    values: dict[str, Any] = {}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Assign(targets=[ast.Attribute(value=ast.Name(id=name), attr=key)]) if (
+                name in made
+            ):
+                values |= flat({key: _value(node.value, known)})
+            case ast.Call(
+                func=ast.Name(id="setattr"),
+                args=[ast.Name(id=name), ast.Constant(value=str(key)), value],
+            ) if name in made:
+                values |= flat({key: _value(value, known)})
+            case _:
+                continue
+    return values
+
+
+def _other_calls(
+    calls: Sequence[ast.Call], known: Mapping[str, Any], values: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What adapters, quantisation, models, datasets and trainers are given."""
+    found: dict[str, Any] = {}
+    for call in calls:
+        name = _called(call)
+        if name in ("LoraConfig", "get_peft_model") and call.keywords:
+            words = _keywords(call, known)
+            found |= {_ADAPTER.get(key, key): value for key, value in words.items()}
+            found["use_peft"] = True
+        elif name == "BitsAndBytesConfig":
+            found |= _keywords(call, known)
+        elif name == "load_dataset" and "dataset_name" not in found and "dataset_path" not in found:
+            found |= _dataset(call, known)
+        elif name.endswith("Trainer"):
+            found |= _trainer(call, known)
+        elif name == "from_pretrained" and call.args and _loads_policy(call):
+            model = _value(call.args[0], known)
+            found.setdefault("model_name_or_path", model)
+    return {key: value for key, value in found.items() if key not in values}
+
+
+def _loads_policy(call: ast.Call) -> bool:
+    function = call.func
+    return (
+        isinstance(function, ast.Attribute)
+        and isinstance(function.value, ast.Name)
+        and function.value.id in _LOADERS
+    )
+
+
+def _trainer(call: ast.Call, known: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    models = [call.args[0]] if call.args else []
+    models += [keyword.value for keyword in call.keywords if keyword.arg == "model"]
+    for model in (_value(node, known) for node in models):
+        if isinstance(model, str) and not _is_open(model):
+            found["model_name_or_path"] = model
+    for keyword in call.keywords:
+        if keyword.arg == "ref_model":
+            reference = _value(keyword.value, known)
+            if reference is not None:
+                found["ref_model"] = reference
+        if keyword.arg == "reward_funcs":
+            parts = keyword.value.elts if isinstance(keyword.value, ast.List) else [keyword.value]
+            found["reward_funcs"] = [ast.unparse(part).strip("'\"") for part in parts]
+    return found
+
+
+def _dataset(call: ast.Call, known: Mapping[str, Any]) -> dict[str, Any]:
+    words = _keywords(call, known)
+    first = _value(call.args[0], known) if call.args else words.get("path")
+    if first in ("json", "parquet", "csv"):
+        rows = {
+            "dataset_path": words.get("data_files", words.get("data_files.train")),
+            "eval_dataset_path": words.get("data_files.validation", words.get("data_files.test")),
+        }
+        return {key: value for key, value in rows.items() if value is not None}
+    if not isinstance(first, str):
+        return {}
+    second = _value(call.args[1], known) if len(call.args) > 1 else words.get("name")
+    found = {"dataset_name": first}
+    found |= {"dataset_config": second} if second is not None else {}
+    return found | ({"dataset_train_split": words["split"]} if "split" in words else {})
+
+
+def is_importable(tree: ast.Module) -> bool:
+    """Whether importing a file only defines things: no training starts."""
+    return all(_only_defines(node) for node in tree.body)
+
+
+def _only_defines(node: ast.stmt) -> bool:
+    match node:
+        case ast.Import() | ast.ImportFrom() | ast.FunctionDef() | ast.ClassDef():
+            return True
+        case ast.AsyncFunctionDef() | ast.Expr(value=ast.Constant()):
+            return True
+        case ast.Assign(value=value):
+            return not _is_open(_value(value, {}))
+        case ast.If(test=ast.Compare(left=ast.Name(id="__name__"))):
+            return True
+        case _:
+            return False
+
+
+def _defines(tree: ast.Module, names: Any) -> bool:
+    here = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    return all(str(name) in here for name in names)
