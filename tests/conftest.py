@@ -5,17 +5,23 @@ import gc
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 import torch
 from hypothesis import settings
 
 from luyen.base.process_setup import prepare_process
+from tests.forked_python import forked_workers, reserve
 
 # Runs of these tests are signed with a key of their own, not with that of whoever runs them.
 _keys = tempfile.mkdtemp(prefix="luyen-key-")
 atexit.register(shutil.rmtree, _keys, ignore_errors=True)
 os.environ["LUYEN_KEY_FILE"] = str(Path(_keys) / "key")
+
+# Made here and not by a worker of xdist: they share its server.
+reserve()
 
 # What is imported while tests are collected stays to the end: there is no garbage to look for.
 gc.disable()
@@ -32,3 +38,44 @@ def pytest_collection_finish() -> None:
     gc.freeze()
     gc.set_threshold(20_000, 10, 10)
     gc.enable()
+
+
+_TOGETHER = {
+    "ray": ("unit/runtime/ray/", "invariants/test_ray_", "e2e/test_ray_"),
+    "worlds": (
+        "unit/engine/test_fsdp.py",
+        "unit/checkpoint/test_sharded.py",
+        "unit/checkpoint/test_beside.py",
+    ),
+}
+"""Files whose tests share what is slow to make: a cluster, and the server that forks ranks."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """`--dist loadgroup` keeps the tests of a file together, and some files with each other."""
+    here = Path(__file__).parent
+    for item in items:
+        path = item.path.relative_to(here).as_posix()
+        shared = (name for name, starts in _TOGETHER.items() if path.startswith(starts))
+        item.add_marker(pytest.mark.xdist_group(next(shared, path)))
+
+
+@pytest.fixture(scope="session")
+def cluster_address() -> Iterator[str]:
+    """Address of a Ray cluster of four logical cores on this machine, for all tests of a worker.
+
+    Its workers are forked with everything imported. Tests of how a cluster begins and ends have
+    clusters of their own.
+    """
+    Cluster = pytest.importorskip("ray.cluster_utils").Cluster
+    with forked_workers():
+        cluster = Cluster(
+            initialize_head=True,
+            head_node_args={
+                "num_cpus": 4,
+                "include_dashboard": False,
+                "object_store_memory": 200 << 20,
+            },
+        )
+    yield cluster.address
+    cluster.shutdown()

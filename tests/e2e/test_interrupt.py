@@ -2,13 +2,13 @@
 
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from luyen.train.interrupt import Interruption
+from tests.forked_python import forked_python
 from tests.runs import TINY, read_back
 
 MANY = "trainer.total_training_steps=100000"
@@ -17,7 +17,7 @@ MANY = "trainer.total_training_steps=100000"
 def test_ctrl_c_ends_with_a_checkpoint_a_summary_and_its_code(tmp_path: Path):
     words = [*TINY, MANY, f"trainer.default_local_dir={tmp_path}"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "luyen", "train", "recipes/quickstart.yaml", *words],
+        [forked_python(), "-m", "luyen", "train", "recipes/quickstart.yaml", *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
