@@ -68,14 +68,13 @@ def cluster_address() -> Iterator[str]:
     clusters of their own.
     """
     Cluster = pytest.importorskip("ray.cluster_utils").Cluster
+    head: dict[str, object] = {
+        "num_cpus": 4,
+        "include_dashboard": False,
+        "object_store_memory": 200 << 20,
+    }
+    head["_system_config"] = {"prestart_worker_first_driver": False}
     with forked_workers():
-        cluster = Cluster(
-            initialize_head=True,
-            head_node_args={
-                "num_cpus": 4,
-                "include_dashboard": False,
-                "object_store_memory": 200 << 20,
-            },
-        )
+        cluster = Cluster(initialize_head=True, head_node_args=head)
     yield cluster.address
     cluster.shutdown()

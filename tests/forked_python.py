@@ -251,6 +251,7 @@ def _received(caller: socket.socket) -> tuple[dict[str, Any], list[int]]:
 def _become(job: dict[str, Any], streams: list[int]) -> None:
     """The life of a fork, to its end."""
     status: Any = _BROKE
+    os.setpgid(0, 0)  # a raylet kills the whole group of a worker that it ends
     try:
         for number, stream in enumerate(streams):
             os.dup2(stream, number)
