@@ -4,9 +4,11 @@ import atexit
 import gc
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -38,6 +40,16 @@ def pytest_collection_finish() -> None:
     gc.freeze()
     gc.set_threshold(20_000, 10, 10)
     gc.enable()
+
+
+def pytest_runtest_setup() -> None:
+    """Runs of this process draw no curves, which take longer than they do.
+
+    Runs in processes of their own do; `tests/e2e/test_interrupt.py` looks for the pictures.
+    """
+    session: Any = sys.modules.get("luyen.train.session")
+    if session is not None:
+        session.plot_curves = lambda *_: []
 
 
 _TOGETHER = {

@@ -36,6 +36,7 @@ def test_ctrl_c_ends_with_a_checkpoint_a_summary_and_its_code(tmp_path: Path):
     left = read_back(root)
     last = int(left.metrics[-1]["step"])
     assert (root / "checkpoints" / f"step_{last:06d}").is_dir()
+    assert {path.name for path in (root / "report").glob("*.png")} == {"reward.png", "loss.png"}
 
 
 def test_a_second_ctrl_c_stops_at_once_and_says_what_is_lost(capfd: pytest.CaptureFixture[str]):

@@ -93,11 +93,11 @@ def _streams(paths: list[str]) -> None:
 
 def _child(job: dict[str, Any]) -> None:
     from luyen.cli.main import run
-    from luyen.train import start
+    from luyen.train import session
 
     status: Any = 70
     try:
-        start.plot_curves = lambda *_: []  # pictures take longer than the run
+        session.plot_curves = lambda *_: []  # pictures take longer than the run
         for number in job.get("ignores", ()):
             signal.signal(number, signal.SIG_IGN)
         _streams(job["streams"])
