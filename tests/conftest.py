@@ -15,7 +15,7 @@ import torch
 from hypothesis import settings
 
 from luyen.base.process_setup import prepare_process
-from tests.forked_python import forked_workers, reserve
+from tests.forked_python import forked_executable, reserve
 
 # Runs of these tests are signed with a key of their own, not with that of whoever runs them.
 _keys = tempfile.mkdtemp(prefix="luyen-key-")
@@ -86,7 +86,7 @@ def cluster_address() -> Iterator[str]:
         "object_store_memory": 200 << 20,
     }
     head["_system_config"] = {"prestart_worker_first_driver": False}
-    with forked_workers():
+    with forked_executable():
         cluster = Cluster(initialize_head=True, head_node_args=head)
     yield cluster.address
     cluster.shutdown()

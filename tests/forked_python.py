@@ -2,10 +2,10 @@
 
 A process that trains imports for eight seconds of processor time before it does anything, and the
 tests start some eighty of them. `forked_python()` is the path of a program that takes the place of
-`sys.executable`: `-m MODULE`, `-c CODE` and workers of Ray run in a fork of the server, with the
-launcher's arguments, environment, working directory and standard streams; everything else is given
-to the real Python. The launcher passes signals on, ends as the fork ends, and takes the fork with
-it when it is killed.
+`sys.executable`: `-m luyen`, modules of the tests, `-c CODE` and workers of Ray run in a fork of
+the server, with the launcher's arguments, environment, working directory and standard streams;
+everything else is given to the real Python. The launcher passes signals on, ends as the fork ends,
+and takes the fork with it when it is killed.
 
 Not for tests of what a new process inherits or imports: a fork has the signal dispositions, the
 hash seed and the modules of the server, and /proc shows the server's environment for it.
@@ -65,7 +65,9 @@ _OF_SETUP = ("--serialized-runtime-env-context=", "--language=")
 _LAUNCHER = """#!{python} -IS
 import json, os, signal, socket, sys
 words = sys.argv[1:]
-if not (words[:1] in (["-m"], ["-c"]) or any(word.endswith({worker!r}) for word in words)):
+given = words[1:] if words[:1] == ["-P"] else words
+ours = given[:1] == ["-m"] and (given[1] == "luyen" or given[1].startswith("tests."))
+if not (ours or given[:1] == ["-c"] or any(word.endswith({worker!r}) for word in words)):
     os.execv({python!r}, [{python!r}, *words])
 server = socket.socket(socket.AF_UNIX)
 server.connect({address!r})
@@ -147,8 +149,8 @@ def _start(folder: Path, launcher: Path) -> None:
 
 
 @contextmanager
-def forked_workers() -> Generator[None]:
-    """Inside, nodes of Ray that this process starts fork their workers.
+def forked_executable() -> Generator[None]:
+    """Inside, `sys.executable` is the launcher, also for nodes of Ray that this process starts.
 
     The parent of such a worker is the server and not its raylet: nodes must be lost elsewhere.
     """
@@ -286,6 +288,8 @@ def _run(words: list[str], environment: dict[str, str], folder: str) -> None:
     """What a new Python does with its arguments."""
     import torch
 
+    is_safe_path = words[0] == "-P"
+    words = words[1:] if is_safe_path else words
     if words[0] not in ("-m", "-c"):
         given = dict(word.partition("=")[::2] for word in words if word.startswith("--"))
         context = json.loads(given.get("--serialized-runtime-env-context") or "{}")
@@ -295,7 +299,8 @@ def _run(words: list[str], environment: dict[str, str], folder: str) -> None:
     os.chdir(folder)
     tempfile.tempdir = None
     seen = [entry for entry in environment.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    sys.path[:] = [folder, *seen, *(entry for entry in sys.path if entry not in seen)]
+    rest = [entry for entry in sys.path if entry not in seen]
+    sys.path[:] = [*seen, *rest] if is_safe_path else [folder, *seen, *rest]
     torch.set_num_threads(int(environment.get("OMP_NUM_THREADS", "1")))
     if words[0] == "-m":
         sys.argv = words[1:]
