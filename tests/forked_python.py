@@ -61,7 +61,8 @@ _LOOK_S = 0.5
 _START_S = 300.0
 _BROKE = 70
 _WORKER = "default_worker.py"
-_OF_SETUP = ("--serialized-runtime-env-context=", "--language=")
+_CONTEXT = "--serialized-runtime-env-context="
+_OF_SETUP = (_CONTEXT, "--language=")
 _LAUNCHER = """#!{python} -IS
 import json, os, signal, socket, sys
 words = sys.argv[1:]
@@ -291,9 +292,9 @@ def _run(words: list[str], environment: dict[str, str], folder: str) -> None:
     is_safe_path = words[0] == "-P"
     words = words[1:] if is_safe_path else words
     if words[0] not in ("-m", "-c"):
-        given = dict(word.partition("=")[::2] for word in words if word.startswith("--"))
-        context = json.loads(given.get("--serialized-runtime-env-context") or "{}")
-        environment = environment | context.get("env_vars", {})
+        given = [word.removeprefix(_CONTEXT) for word in words if word.startswith(_CONTEXT)]
+        for context in filter(None, given):
+            environment = environment | json.loads(context).get("env_vars", {})
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
