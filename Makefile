@@ -33,10 +33,10 @@ check: $(STAMP) ## format, lint, types, layers and architecture tests; under a m
 # tests of Ray, so that what they share is made once (tests/conftest.py); in this order the longest
 # files begin early.
 test: $(STAMP) ## every test that needs no GPU, on two cores; a quarter of an hour, longer on slow ones
-	@set -e; $(START); $(BIN)/pytest -n 3 --dist loadgroup --no-loadscope-reorder; $(TOOK)
+	@set -e; $(START); $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder; $(TOOK)
 
 test-all: $(STAMP) ## every test that needs no GPU, long sweeps included: hours
-	@set -e; $(START); $(BIN)/pytest -n 2 --dist loadgroup --no-loadscope-reorder -m "slow or not slow"; $(TOOK)
+	@set -e; $(START); $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "slow or not slow"; $(TOOK)
 
 test-gpu: $(STAMP) ## tests of kernels and of the engine on a CUDA GPU; skipped with a reason elsewhere
 	@set -e; $(START); LUYEN_TEST_DEVICE=cuda $(BIN)/pytest -rs tests/gpu tests/conformance tests/unit/rollout/test_paged.py; $(TOOK)

@@ -63,13 +63,20 @@ _TOGETHER = {
 """Files whose tests share what is slow to make: a cluster, and the server that forks ranks."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """`--dist loadgroup` keeps the tests of a file together, and some files with each other."""
-    here = Path(__file__).parent
-    for item in items:
-        path = item.path.relative_to(here).as_posix()
-        shared = (name for name, starts in _TOGETHER.items() if path.startswith(starts))
-        item.add_marker(pytest.mark.xdist_group(next(shared, path)))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """`--dist loadfile` keeps the tests of a file together, and here some files with each other."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Together(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            path = file.removeprefix("tests/")
+            return next((n for n, starts in _TOGETHER.items() if path.startswith(starts)), file)
+
+    return Together(config, log)
 
 
 @pytest.fixture(scope="session")
