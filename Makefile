@@ -29,13 +29,14 @@ check: $(STAMP) ## format, lint, types, layers and architecture tests; under a m
 	wait $$types || { cat $(STAMP).types; exit 1; }; \
 	$(TOOK)
 
-# A worker more than cores: tests of Ray wait for processes most of the time. A file's tests stay
-# together, so that what they share is made once; in this order the longest files begin early.
+# A worker more than cores: some tests wait most of the time. A file's tests stay together, and all
+# tests of Ray, so that what they share is made once (tests/conftest.py); in this order the longest
+# files begin early.
 test: $(STAMP) ## every test that needs no GPU, on two cores; a quarter of an hour, longer on slow ones
 	@set -e; $(START); $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder; $(TOOK)
 
 test-all: $(STAMP) ## every test that needs no GPU, long sweeps included: hours
-	@set -e; $(START); $(BIN)/pytest -n 2 -m "slow or not slow"; $(TOOK)
+	@set -e; $(START); $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "slow or not slow"; $(TOOK)
 
 test-gpu: $(STAMP) ## tests of kernels and of the engine on a CUDA GPU; skipped with a reason elsewhere
 	@set -e; $(START); LUYEN_TEST_DEVICE=cuda $(BIN)/pytest -rs tests/gpu tests/conformance tests/unit/rollout/test_paged.py; $(TOOK)

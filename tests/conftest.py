@@ -4,18 +4,26 @@ import atexit
 import gc
 import os
 import shutil
+import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 from hypothesis import settings
 
 from luyen.base.process_setup import prepare_process
+from tests.forked_python import forked_executable, reserve
 
 # Runs of these tests are signed with a key of their own, not with that of whoever runs them.
 _keys = tempfile.mkdtemp(prefix="luyen-key-")
 atexit.register(shutil.rmtree, _keys, ignore_errors=True)
 os.environ["LUYEN_KEY_FILE"] = str(Path(_keys) / "key")
+
+# Made here and not by a worker of xdist: they share its server.
+reserve()
 
 # What is imported while tests are collected stays to the end: there is no garbage to look for.
 gc.disable()
@@ -32,3 +40,60 @@ def pytest_collection_finish() -> None:
     gc.freeze()
     gc.set_threshold(20_000, 10, 10)
     gc.enable()
+
+
+def pytest_runtest_setup() -> None:
+    """Runs of this process draw no curves, which take longer than they do.
+
+    Runs in processes of their own do; `tests/e2e/test_interrupt.py` looks for the pictures.
+    """
+    session: Any = sys.modules.get("luyen.train.session")
+    if session is not None:
+        session.plot_curves = lambda *_: []
+
+
+_TOGETHER = {
+    "ray": ("unit/runtime/ray/", "invariants/test_ray_", "e2e/test_ray_"),
+    "worlds": (
+        "unit/engine/test_fsdp.py",
+        "unit/checkpoint/test_sharded.py",
+        "unit/checkpoint/test_beside.py",
+    ),
+}
+"""Files whose tests share what is slow to make: a cluster, and the server that forks ranks."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """`--dist loadfile` keeps the tests of a file together, and here some files with each other."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Together(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            path = file.removeprefix("tests/")
+            return next((n for n, starts in _TOGETHER.items() if path.startswith(starts)), file)
+
+    return Together(config, log)
+
+
+@pytest.fixture(scope="session")
+def cluster_address() -> Iterator[str]:
+    """Address of a Ray cluster of four logical cores on this machine, for all tests of a worker.
+
+    Its workers are forked with everything imported. Tests of how a cluster begins and ends have
+    clusters of their own.
+    """
+    Cluster = pytest.importorskip("ray.cluster_utils").Cluster
+    head: dict[str, object] = {
+        "num_cpus": 4,
+        "include_dashboard": False,
+        "object_store_memory": 200 << 20,
+    }
+    head["_system_config"] = {"prestart_worker_first_driver": False}
+    with forked_executable():
+        cluster = Cluster(initialize_head=True, head_node_args=head)
+    yield cluster.address
+    cluster.shutdown()

@@ -27,15 +27,27 @@ ALSO: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
 }
 
+# Their defaults are 128 heads with states of 256 numbers, and 512 experts.
+SMALL_SSM = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_chunk_size": 16}
+SMALL_HYBRID = {
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+}
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "bloom": ({"n_layer": 2, "n_head": 4}, "call the attention function"),
     "falcon": ({}, "call the attention function"),
     "mpt": ({"d_model": 64, "n_heads": 4, "n_layers": 2}, "call the attention function"),
     "mamba": ({}, "call the attention function"),
     "llama4_text": ({"attention_chunk_size": 8}, "chunked_attention"),
-    "qwen3_next": ({}, "linear_attention"),
-    "falcon_h1": ({}, "running state"),
-    "bamba": ({}, "call the attention function"),
+    "qwen3_next": (SMALL_HYBRID, "linear_attention"),
+    "falcon_h1": ({**SMALL_SSM, "mamba_d_ssm": 128}, "running state"),
+    "bamba": (SMALL_SSM, "call the attention function"),
     "codegen": ({"n_embd": 64, "n_layer": 2, "n_head": 4, "rotary_dim": 8}, "call the attention"),
     "falcon_mamba": ({}, "call the attention function"),
     "jamba": ({}, "call the attention function"),

@@ -12,7 +12,8 @@ from pathlib import Path
 import torch
 
 from luyen.base.errors import UserError
-from luyen.train import start
+from luyen.train import session
+from luyen.train.start import run_training
 from tests.runs import report_of
 
 FILES = (*range(3, 36, 2), 60)
@@ -27,7 +28,7 @@ def said_with(folder: Path, files: int) -> str | None:
     subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)], check=True)
     words = ("trainer.save_freq=1", "trainer.total_training_steps=2")
     try:
-        start.run_training(report_of(place, *words, "trainer.logger=[jsonl, tensorboard]"))
+        run_training(report_of(place, *words, "trainer.logger=[jsonl, tensorboard]"))
     except UserError as error:
         return str(error)
     finally:
@@ -39,7 +40,7 @@ def main() -> None:
     """Every case in turn."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    start.plot_curves = lambda *_: []  # pictures take longer than the run
+    session.plot_curves = lambda *_: []  # pictures take longer than the run
     folder = Path(sys.argv[1])
     for files in FILES:
         sys.stdout.write(f"{files}\t{said_with(folder, files)}\n")

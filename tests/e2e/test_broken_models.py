@@ -2,12 +2,12 @@
 
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from luyen.data.tokenizer import resolve_path
+from tests.forked_python import forked_python
 from tests.unit.models.broken_cases import AT_LOADING, IN_BOTH
 
 CASES = {
@@ -30,7 +30,7 @@ def test_train_refuses_a_broken_model_in_one_line(name: str, tmp_path: Path):
         "actor_rollout_ref.actor.ppo_mini_batch_size=4",
         f"trainer.default_local_dir={tmp_path}/runs",
     ]
-    command = [sys.executable, "-m", "luyen", "train", *words]
+    command = [forked_python(), "-m", "luyen", "train", *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     said = done.stdout + done.stderr
     assert done.returncode == 1, said

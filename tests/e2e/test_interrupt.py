@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 
 from luyen.studio.runs import list_runs
 from luyen.train.interrupt import Interruption
+from tests.forked_python import forked_python
 from tests.runs import TINY, read_back
 
 MANY = "trainer.total_training_steps=100000"
@@ -19,7 +19,7 @@ MANY = "trainer.total_training_steps=100000"
 def test_ctrl_c_ends_with_a_checkpoint_a_summary_and_its_code(tmp_path: Path):
     words = [*TINY, MANY, f"trainer.default_local_dir={tmp_path}"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "luyen", "train", "recipes/quickstart.yaml", *words],
+        [forked_python(), "-m", "luyen", "train", "recipes/quickstart.yaml", *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -38,6 +38,7 @@ def test_ctrl_c_ends_with_a_checkpoint_a_summary_and_its_code(tmp_path: Path):
     left = read_back(root)
     last = int(left.metrics[-1]["step"])
     assert (root / "checkpoints" / f"step_{last:06d}").is_dir()
+    assert {path.name for path in (root / "report").glob("*.png")} == {"reward.png", "loss.png"}
 
 
 def test_ctrl_c_ends_a_run_on_ray_with_a_checkpoint_and_its_code(tmp_path: Path):

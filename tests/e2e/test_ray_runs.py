@@ -39,15 +39,11 @@ KINDS = {
 
 
 @pytest.fixture(scope="module", autouse=True)
-def cluster() -> Iterator[None]:
+def cluster(cluster_address: str) -> Iterator[None]:
     """One cluster for all runs: each connects to it, and leaves it."""
-    from ray.cluster_utils import Cluster
-
-    found = Cluster(initialize_head=True, head_node_args={"num_cpus": 4})
     with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("RAY_ADDRESS", found.address)
+        patched.setenv("RAY_ADDRESS", cluster_address)
         yield
-    found.shutdown()
 
 
 LATER = [pytest.param(name, marks=pytest.mark.slow) for name in list(KINDS)[1:]]

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from luyen.cli.main import app
 from luyen.studio.replay.record import ReplayRecord
+from tests.forked_python import forked_python
 from tests.runs import ACTOR, CHATTY, Ran, train
 
 OFF_POLICY = (f"{ACTOR}.ppo_mini_batch_size=2", f"{ACTOR}.ppo_epochs=2", f"{ACTOR}.optim.lr=0.01")
@@ -41,7 +42,7 @@ def test_another_process_gets_the_same_bits(tmp_path: Path):
     assert "As in the run, to the last bit" in done.stdout
     assert "actor/grad_norm" in done.stdout
     rollout = max(ReplayRecord(chatty.root).step(2).rollouts, key=lambda r: r.num_turns)
-    words += ["--rollout", f"{rollout.group}/{rollout.sample}"]
+    words = [forked_python(), *words[1:], "--rollout", f"{rollout.group}/{rollout.sample}"]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert f"in {rollout.num_turns} turns, drawn again" in done.stdout

@@ -5,6 +5,7 @@ The second run is a process of its own, so each of these takes some seconds.
 
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from luyen.cli.diff import lines
 from luyen.studio.diff import compare_runs
 from tests import runs
 from tests.e2e.tiny import luyen
+from tests.forked_python import forked_executable
 
 SHARES = Path(runs.__file__).parent / "shares_reward.py"
 
@@ -49,6 +51,14 @@ def test_a_run_is_reproduced_to_the_last_bit(run: Path, tmp_path: Path):
     assert (refused.exit_code, "nothing is written over" in refused.output) == (2, True)
 
 
+@pytest.fixture
+def _forked() -> Iterator[None]:
+    """The second run is a fork of a process that has everything imported."""
+    with forked_executable():
+        yield
+
+
+@pytest.mark.usefixtures("_forked")
 def test_a_changed_seed_parts_at_the_first_step(run: Path, tmp_path: Path):
     copy = copied(run, tmp_path)
     config = yaml.safe_load(copy.read_config())

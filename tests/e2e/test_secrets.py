@@ -4,7 +4,6 @@ import json
 import os
 import stat
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,6 +13,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from tests.forked_python import forked_python
 from tests.runs import TINY
 
 REWARD = """
@@ -76,7 +76,7 @@ def judge() -> Iterator[str]:
 def luyen(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "SEEN": str(folder / "seen.json"), **variables}
     env["PYTHONPATH"] = os.pathsep.join([str(folder / "modules"), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-m", "luyen", *words]
+    command = [forked_python(), "-m", "luyen", *words]
     return subprocess.run(
         command, env=env, cwd=folder, capture_output=True, text=True, timeout=300, check=False
     )

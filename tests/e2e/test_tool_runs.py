@@ -2,11 +2,11 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 from luyen.base.records import Source
 from tests.e2e.tiny import luyen
+from tests.forked_python import forked_python
 from tests.runs import CHATTY, TINY, train
 
 TEMPLATE = """
@@ -84,7 +84,7 @@ def test_a_configuration_with_errors_is_not_played():
 def test_a_checkpoint_with_a_plugins_call_format_is_measured_in_another_process(tmp_path: Path):
     rows = "data.val_files=arithmetic://sum?digits=1&size=4"
     done = train(tmp_path, *CHATTY, rows, "trainer.total_training_steps=1", "trainer.test_freq=1")
-    command = [sys.executable, "-m", "luyen", "eval", str(done.root), "--json"]
+    command = [forked_python(), "-m", "luyen", "eval", str(done.root), "--json"]
     measured = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert measured.returncode == 0, measured.stderr
     found = json.loads(measured.stdout)["metrics"]

@@ -2,13 +2,13 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from luyen.base.digests import read_digests
 from luyen.checkpoint.store import CheckpointStore
+from tests.forked_python import forked_python
 from tests.runs import CHATTY, ROLLOUT, TURNS, train
 
 HERE = Path(__file__).parent.parent
@@ -37,7 +37,7 @@ def watched(phase: str, seconds: float = 1.5) -> tuple[str, ...]:
 def hung(folder: Path, where: str, *words: str) -> tuple[int, str]:
     """Exit code and messages of a run that hangs there."""
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(folder), *words],
+        [forked_python(), "-c", PROGRAM, str(folder), *words],
         env=os.environ | {"LUYEN_HANG": where, "PYTHONPATH": str(HERE.parent)},
         stderr=subprocess.PIPE,
         stdout=subprocess.DEVNULL,

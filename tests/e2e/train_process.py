@@ -15,6 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self, final
 
+from tests.forked_python import forked_python
+
 ROOT = Path(__file__).parent.parent.parent
 CLOSED = ""
 """A stream that is not open."""
@@ -26,7 +28,7 @@ class Trainings:
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.e2e.train_process"],
+            [forked_python(), "-m", "tests.e2e.train_process"],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -91,11 +93,11 @@ def _streams(paths: list[str]) -> None:
 
 def _child(job: dict[str, Any]) -> None:
     from luyen.cli.main import run
-    from luyen.train import start
+    from luyen.train import session
 
     status: Any = 70
     try:
-        start.plot_curves = lambda *_: []  # pictures take longer than the run
+        session.plot_curves = lambda *_: []  # pictures take longer than the run
         for number in job.get("ignores", ()):
             signal.signal(number, signal.SIG_IGN)
         _streams(job["streams"])

@@ -16,6 +16,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Self, final
 
+from tests.forked_python import forked_python
+
 ROOT = Path(__file__).parent.parent.parent
 _LIMIT_S = 60.0
 _HANG = "hang"
@@ -58,7 +60,7 @@ class Commands:
         """What commands say is written to `folder` on the way."""
         self._folder = folder
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.fuzz.server"],
+            [forked_python(), "-m", "tests.fuzz.server"],
             cwd=ROOT,
             env=os.environ | {"LUYEN_TEST_CALLS": os.devnull},
             stdin=subprocess.PIPE,

@@ -1,6 +1,6 @@
 """What a check accepts, training begins: seeded configurations of every stage, one process.
 
-The first numbers run with every test; 2,000 of them are the long sweep.
+The first numbers run with every test; 3,000 of them are the long sweep.
 """
 
 from pathlib import Path
@@ -28,14 +28,14 @@ def test_cases_differ_and_cover_every_stage_and_most_keys() -> None:
     assert {f"trainer.stage={stage}" for stage in STAGES} <= chosen
 
 
-def test_200_accepted_configurations_take_their_first_step(tmp_path: Path) -> None:
-    found = run_cases(200, tmp_path)
-    assert found.tried > 250, "a check refuses some"
+def test_100_accepted_configurations_take_their_first_step(tmp_path: Path) -> None:
+    found = run_cases(100, tmp_path)
+    assert found.tried > 125, "a check refuses some"
     assert found.wrong == ()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", [100_000, 200_000])
+@pytest.mark.parametrize("first", [0, 100_000, 200_000])
 def test_1000_more_take_their_first_step(first: int, tmp_path: Path) -> None:
     found = run_cases(1000, tmp_path, first=first)
     assert found.wrong == ()

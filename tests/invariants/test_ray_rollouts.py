@@ -41,8 +41,8 @@ REQUESTS = [request(6 + i, 60, name=f"r{i}", samples=3) for i in range(10)]
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Connection]:
-    connection = connect("local", cpus=4, threads=1)
+def cluster(cluster_address: str) -> Iterator[Connection]:
+    connection = connect(cluster_address, threads=1)
     yield connection
     connection.disconnect()
 

@@ -12,8 +12,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from tests.forked_python import forked_executable
 from tests.kill.cases import Case, Killing
-from tests.kill.nursery import a_nursery
 from tests.kill.points import POINTS
 from tests.kill.remote import FILE, RANKS, REMOTE
 from tests.kill.zygote import Zygote
@@ -96,7 +96,7 @@ def mend(cluster: Any, *, cpus: int) -> None:
 @contextmanager
 def on_ray(folder: Path, words: tuple[str, ...] = WORDS) -> Generator[Kill]:
     """A cluster, and what carries a case out there."""
-    with a_nursery(), a_cluster(folder, nodes=1, cpus=4), Zygote() as zygote:
+    with forked_executable(), a_cluster(folder, nodes=1, cpus=4), Zygote() as zygote:
         killing = Killing(zygote, folder, words)
         yield lambda case, place: kill(killing, case, place)
 

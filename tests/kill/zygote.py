@@ -12,6 +12,8 @@ import traceback
 from pathlib import Path
 from typing import Any, Self, final
 
+from tests.forked_python import forked_python
+
 ROOT = Path(__file__).parent.parent.parent
 KILLED = -9
 _BROKE = 70
@@ -24,7 +26,7 @@ class Zygote:
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.kill.zygote"],
+            [forked_python(), "-m", "tests.kill.zygote"],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

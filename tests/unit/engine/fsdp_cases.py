@@ -9,7 +9,7 @@ from luyen.config.schema.actor_rollout_ref import OptimConfig
 from luyen.engine.batch import PackedBatch, pack
 from luyen.engine.batch_shards import MicroBatching
 
-STEPS = 20
+STEPS, FEW = 20, 6
 OPTIM = OptimConfig(lr=1e-3, clip_grad=0.5, weight_decay=0.01)
 GRPO = Objective(loss="vanilla", kl_loss_coef=0.05, aggregation="seq-mean-token-mean")
 PPO = Objective(loss="vanilla", entropy_coeff=0.01)
@@ -41,10 +41,12 @@ class Case:
 ALONE, COUNTED = MicroBatching(sequences=1), MicroBatching(sequences=2)
 SUITES: dict[str, dict[str, Case]] = {
     "quick": {
-        "grpo": Case(objective=GRPO, is_tied=True),
-        "grpo, lora, counted": Case(objective=GRPO, lora_rank=4, passes=COUNTED),
+        "grpo": Case(objective=GRPO, is_tied=True, steps=FEW),
+        "grpo, lora, counted": Case(objective=GRPO, lora_rank=4, passes=COUNTED, steps=FEW),
         "ppo": Case(objective=PPO, has_critic=True, saved_at=17),
-        "ppo, lora, counted": Case(objective=PPO, has_critic=True, lora_rank=4, passes=COUNTED),
+        "ppo, lora, counted": Case(
+            objective=PPO, has_critic=True, lora_rank=4, passes=COUNTED, steps=FEW
+        ),
         "chooses over the step": Case(objective=Objective(loss="kl_cov"), steps=2),
         "bf16": Case(
             objective=GRPO, dtype=torch.bfloat16, has_critic=True, passes=ALONE, steps=3, saved_at=1
@@ -53,6 +55,11 @@ SUITES: dict[str, dict[str, Case]] = {
         "replicas": Case(objective=PPO, has_critic=True, fsdp_size=2, steps=4, saved_at=2),
         "recomputed": Case(objective=GRPO, is_checkpointed=True, reshards=False, steps=2),
         "offloaded": Case(objective=GRPO, cpu_offload=True, steps=2),
+    },
+    "long": {
+        "grpo": Case(objective=GRPO, is_tied=True),
+        "grpo, lora, counted": Case(objective=GRPO, lora_rank=4, passes=COUNTED),
+        "ppo, lora, counted": Case(objective=PPO, has_critic=True, lora_rank=4, passes=COUNTED),
     },
     "matrix": {
         f"{name}, {kind}, {rank}, {passes}": Case(

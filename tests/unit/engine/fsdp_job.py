@@ -1,4 +1,4 @@
-"""Twenty recorded steps by one process or by ranks, and one rank of a world that takes them."""
+"""Recorded steps by one process or by ranks, and one rank of a world that takes them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

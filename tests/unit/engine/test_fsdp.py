@@ -1,4 +1,6 @@
-"""Sharded training is the training of one process: twenty recorded steps, saved and gone on with.
+"""Sharded training is the training of one process: recorded steps, saved and gone on with.
+
+Twenty steps of PPO, six and fewer of the rest; with twenty of them the rest is slow.
 
 Tolerances: losses 1e-6 absolute, norms of gradients 1e-5 relative, scores and values 5e-5, weights
 after the last step 2e-5, where they have moved by up to 2e-2. What is left comes from the order of
@@ -78,7 +80,7 @@ def test_what_one_world_saves_another_goes_on_with(quick: Path, case: str):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("suite", ["matrix", "replicated"])
+@pytest.mark.parametrize("suite", ["long", "matrix", "replicated"])
 def test_more_models_ways_to_cut_a_step_and_copies(tmp_path: Path, suite: str):
     run_worlds(tmp_path, suite, 1800)
     for world in (2, 4):

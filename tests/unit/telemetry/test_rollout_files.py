@@ -144,11 +144,12 @@ def test_advantages_stand_beside_every_token():
         RecordedRollout(rollout=rollout(), advantages=(1.0, 1.0))
 
 
-def test_any_flipped_bit_is_found_before_the_file_is_read(tmp_path: Path):
+@pytest.mark.parametrize("apart", [37, pytest.param(1, marks=pytest.mark.slow)])
+def test_any_flipped_bit_is_found_before_the_file_is_read(tmp_path: Path, apart: int):
     path = tmp_path / "step_000003.parquet"
     write_rollouts(path, [RecordedRollout(rollout=rollout())])
     content = path.read_bytes()
-    for place in range(0, 8 * len(content), 5):
+    for place in range(0, 8 * len(content), apart):
         flipped = bytearray(content)
         flipped[place // 8] ^= 1 << place % 8
         path.write_bytes(flipped)

@@ -48,6 +48,7 @@ def living(pids: set[int]) -> set[int]:
     return found
 
 
+@pytest.mark.slow  # with ranks, test_session.py does it in every run of the tests
 def test_a_controller_that_is_killed_leaves_no_process():
     words = [sys.executable, "-m", "tests.unit.runtime.ray.controller"]
     with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True) as controller:

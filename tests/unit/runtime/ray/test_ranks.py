@@ -24,9 +24,9 @@ GONE_S = 30.0
 
 
 @pytest.fixture(scope="module")
-def group() -> Iterator[Callable[[], Any]]:
-    """Starts two ranks on a cluster of our own."""
-    connection = connect("local", cpus=4, threads=1)
+def group(cluster_address: str) -> Iterator[Callable[[], Any]]:
+    """Starts two ranks."""
+    connection = connect(cluster_address, threads=1)
     from luyen.runtime.ray.ranks import RankGroup
 
     timeouts = TimeoutsConfig(silence_s=SILENCE_S)

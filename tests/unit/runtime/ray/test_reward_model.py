@@ -30,13 +30,13 @@ def unloadable() -> None:
     raise UserError("reward.reward_model.model_path", "x", "it cannot be loaded", "mend it")
 
 
-def test_copies_in_their_own_pool_score_as_one_model_here(tmp_path: Path):
+def test_copies_in_their_own_pool_score_as_one_model_here(tmp_path: Path, cluster_address: str):
     path = saved_judge(tmp_path)
     start = partial(scorer_of, path)
     here = open_learned_reward(settings(path), renderer(), start)
     expected = judged(here)
     here.close()
-    connection = connect("local", cpus=4, threads=1)
+    connection = connect(cluster_address, threads=1)
     try:
         from luyen.runtime.ray.actors import PlacedPools
         from luyen.runtime.ray.reward_model import RayScorer

@@ -1,4 +1,4 @@
-"""A cluster of our own is reached from this machine alone, and leaves no file behind."""
+"""A cluster of our own is reached from this machine alone, and leaves nothing behind."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ import pytest
 from luyen.base.errors import UserError
 from luyen.runtime.ray import cluster
 from luyen.runtime.ray.cluster import LISTEN, SessionFolder, meeting_place, sweep
-from tests.unit.runtime.ray.test_cluster import descendants
+from tests.unit.runtime.ray.test_cluster import descendants, living
 
 pytest.importorskip("ray", reason="the extra `ray` is not installed")
 ROOT = Path(__file__).parents[4]
@@ -74,7 +74,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> Path:
     return made
 
 
-def test_nothing_of_a_cluster_listens_beyond_the_loopback_and_its_files_go_with_it(short: Path):
+def test_nothing_of_a_cluster_listens_beyond_the_loopback_or_outlives_its_controller(short: Path):
     words = [sys.executable, "-m", "tests.unit.runtime.ray.two_ranks"]
     with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True) as controller:
         try:
@@ -90,12 +90,15 @@ def test_nothing_of_a_cluster_listens_beyond_the_loopback_and_its_files_go_with_
             assert any("raylet" in name for name in places.values())
             gcs = next(port for (_, port), name in places.items() if "gcs_server" in name)
             assert "AuthenticationError" in joining(f"127.0.0.1:{gcs}")
+            started = descendants(controller.pid)
         finally:
             controller.kill()
+    assert len(started) > 5
     last = time.monotonic() + GONE_S
-    while folders(short) and time.monotonic() < last:
+    while (folders(short) or living(started)) and time.monotonic() < last:
         time.sleep(0.1)
     assert folders(short) == []
+    assert living(started) == set()
     short.rmdir()
 
 
