@@ -26,8 +26,7 @@ from luyen.rollout.servers.build import ServerPlace
 from luyen.rollout.servers.engine import ServerEngine
 from luyen.rollout.servers.process import ServerProcess
 from luyen.rollout.servers.vllm import vllm
-from luyen.rollout.servers.vllm_transfer import TransferTransport
-from luyen.rollout.servers.weights import GroupTransport, trainer_logps
+from luyen.rollout.servers.weights import GroupTransport, TransferTransport, trainer_logps
 from tests.conformance.servers import request
 from tests.runs import MODEL, ROLLOUT, train
 

@@ -6,6 +6,7 @@ import resource
 import sys
 from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any, final
 
 import typer
@@ -70,7 +71,6 @@ COMMANDS = {
     "rollout": "rollout",
     "doctor": "doctor",
     "reproduce": "reproduce",
-    "report": "report",
     "timeline": "timeline",
     "runs": "runs",
     "models": "models",
@@ -118,6 +118,19 @@ def explain(
     from luyen.config.explain import explain as words
 
     typer.echo(words(key))
+
+
+@app.command()
+def report(
+    run: Annotated[Path, typer.Argument(help="A run directory.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="File to write; by default RUN/report.html.")
+    ] = None,
+) -> None:
+    """Write a page about a run: curves, plan, rewards, samples, findings. One file, no network."""
+    from luyen.studio.report.page import write_report
+
+    typer.echo(f"wrote {write_report(run, out)}")
 
 
 @app.command()

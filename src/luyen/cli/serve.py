@@ -12,9 +12,11 @@ from luyen.base.errors import UserError
 from luyen.cli.common import Checkpoint, Trust, prepare
 
 if TYPE_CHECKING:
+    from luyen.serve.canary_service import CanaryOptions, CanaryService
     from luyen.serve.dispatch import ServeLimits
-    from luyen.serve.opening import AnyService, CanaryOptions
+    from luyen.serve.scoring import ScoreService
     from luyen.serve.server import Access
+    from luyen.serve.service import Service
 
 _ROLLOUT = "actor_rollout_ref.rollout"
 _NEEDS = ("fastapi", "uvicorn", "prometheus_client", "llguidance")
@@ -64,7 +66,9 @@ def demand_extra() -> None:
         raise UserError("luyen serve", ", ".join(missing), why, "pip install luyen[serve]")
 
 
-def start_message(url: str, service: "AnyService", *, has_key: bool) -> str:
+def start_message(
+    url: str, service: "Service | ScoreService | CanaryService", *, has_key: bool
+) -> str:
     """What is printed once the server answers."""
     messages = [{"role": "user", "content": "1+2="}]
     path = "/v1/chat/completions"
@@ -93,7 +97,8 @@ def run_serve(
 ) -> int:
     """Bind, load, serve; the exit code."""
     from luyen.serve.app import Gate, build_app
-    from luyen.serve.opening import Opening, open_canary, open_service
+    from luyen.serve.canary_service import open_canary
+    from luyen.serve.opening import Opening, open_service
     from luyen.serve.server import open_socket, url_of
     from luyen.serve.server import serve as serve_until_signal
 
@@ -229,8 +234,8 @@ def serve(
     prepare()  # before torch is imported
     from luyen.serve.access import read_keys
     from luyen.serve.canary import CanaryLimits
+    from luyen.serve.canary_service import CanaryOptions
     from luyen.serve.dispatch import ServeLimits
-    from luyen.serve.opening import CanaryOptions
     from luyen.serve.server import Access
 
     keys = read_keys(KEY_VARIABLE, api_key_file, option="--api-key-file")

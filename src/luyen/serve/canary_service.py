@@ -4,18 +4,32 @@ import asyncio
 import json
 import math
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol, final
+from pathlib import Path
+from typing import Any, Protocol, cast, final
 
-from luyen.serve.canary import Arm, CanaryState, arm_of, caller_key
+from luyen.base.errors import UserError
+from luyen.base.records import GroupId, Message, Rollout, Source, StopReason, make_prompt
+from luyen.config.schema.run import RunConfig
+from luyen.data.render import Renderer
+from luyen.data.tokenizer import Tokenizer
+from luyen.pipeline.policy_loading import device_for
+from luyen.rewards.build import BuiltReward, build_reward
+from luyen.serve.canary import Arm, CanaryLimits, CanaryState, arm_of, caller_key
 from luyen.serve.canary_log import CanaryLog
+from luyen.serve.dispatch import ServeLimits
 from luyen.serve.failures import ApiFailure, wrong
 from luyen.serve.fields import number, one_of, read_fields, text
 from luyen.serve.jobs import Job
 from luyen.serve.model import ServedModel
+from luyen.serve.opening import Opening, open_service
 from luyen.serve.service import Body, Endpoints, ReplyPlan, Service
+from luyen.train.builders.reward import reward_model_services
+from luyen.train.builders.setup import import_plugins
 
 _REMEMBERED = 100_000
 """Answers that can still be voted on."""
@@ -273,3 +287,153 @@ def whole_reply(pieces: Iterable[bytes]) -> Body:
             part = choice.get("text") or choice.get("delta", {}).get("content") or ""
             texts[choice["index"]] = texts.get(choice["index"], "") + part
     return {"id": id, "choices": [{"text": texts[index]} for index in sorted(texts)]}
+
+
+# Answers scored by the reward of a run: what training rewards decides in production.
+#
+# A request says what its answer is compared with in `metadata`, whose values are text:
+# `data_source` and `ground_truth` as in a dataset row, and what else a reward reads.
+
+
+@final
+class RewardScorer:
+    """Scores replies with a reward, mapped from its range to [0, 1]."""
+
+    def __init__(
+        self, reward: BuiltReward, tokenizer: Tokenizer, *, lowest: float, highest: float
+    ) -> None:
+        """`lowest` and `highest` are the bounds of the reward."""
+        self._reward = reward
+        self._tokenizer = tokenizer
+        self._lowest = lowest
+        self._width = highest - lowest
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="reward")
+
+    async def __call__(self, body: Body, reply: Body) -> float | None:
+        """The mean score of the answers; None where one could not be scored."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, self.score, body, reply)
+
+    def score(self, body: Body, reply: Body) -> float | None:
+        """The same, now."""
+        given = body.get("metadata")
+        metadata = cast(Mapping[str, Any], given) if isinstance(given, dict) else {}
+        extra = {k: v for k, v in metadata.items() if k not in ("data_source", "ground_truth")}
+        prompt = make_prompt(
+            _messages(body),
+            data_source=str(metadata.get("data_source", "")),
+            ground_truth=metadata.get("ground_truth"),
+            extra_info=extra,
+        )
+        texts = [_text(choice) for choice in reply["choices"]]
+        rollouts = [self._rollout(prompt.uid, i, text) for i, text in enumerate(texts)]
+        try:
+            (scored,) = self._reward.score([(prompt, rollouts)])
+        except UserError:
+            return None
+        values = [score.value for score in scored.scores]
+        if None in values:
+            return None
+        mean = sum(cast(list[float], values)) / len(values)
+        return (mean - self._lowest) / self._width
+
+    def close(self) -> None:
+        """End the processes of the reward."""
+        self._thread.shutdown(wait=True, cancel_futures=True)
+        self._reward.close()
+
+    def _rollout(self, uid: str, sample: int, text: str) -> Rollout:
+        tokens = tuple(self._tokenizer.encode(text))
+        count = len(tokens)
+        return Rollout(
+            group=GroupId(step=0, draw=0, uid=uid),
+            sample=sample,
+            tokens=tokens,
+            sources=(Source.SAMPLED,) * count,
+            turns=(0,) * count,
+            logps=(None,) * count,
+            versions=(None,) * count,
+            stop=StopReason.ANSWERED,
+            text=text,
+        )
+
+
+def open_scorer(
+    config: RunConfig, tokenizer: Tokenizer, *, bounds: tuple[float, float]
+) -> RewardScorer:
+    """A scorer with the reward of a configuration."""
+    lowest, highest = bounds
+    if not lowest < highest:
+        why = "scores lie between two different bounds, the lower one first"
+        raise UserError("--reward-range", f"{lowest:g} {highest:g}", why, "give LOW HIGH")
+    import_plugins(config.trainer.plugins)
+    renderer = Renderer(tokenizer, template_kwargs=config.data.apply_chat_template_kwargs)
+    reward = build_reward(
+        config.reward,
+        max_response_length=config.data.max_response_length,
+        services=reward_model_services(config, renderer, None, device_for(config)),
+        require=config.sandbox.require,
+    )
+    return RewardScorer(reward, tokenizer, lowest=lowest, highest=highest)
+
+
+def _messages(body: Body) -> Sequence[Message]:
+    if "messages" in body:
+        return cast(list[Message], body["messages"])
+    return [{"role": "user", "content": str(body.get("prompt", ""))}]
+
+
+def _text(choice: Mapping[str, Any]) -> str:
+    if "message" in choice:
+        return str(choice["message"].get("content") or "")
+    return str(choice.get("text") or "")
+
+
+# How two models are opened.
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CanaryOptions:
+    """The second model of a server, and how the two are compared.
+
+    Example:
+        >>> limits = CanaryLimits(share=0.1)
+        >>> CanaryOptions(path="b", limits=limits, log=Path("canary.jsonl")).reward_range is None
+        True
+    """
+
+    path: str
+    """The candidate."""
+    limits: CanaryLimits
+    """When it is promoted, and when it is rolled back."""
+    log: Path
+    """Where scores and decisions are written."""
+    reward_range: tuple[float, float] | None = None
+    """Bounds of the candidate's own reward, which scores answers; None: clients vote."""
+
+
+def open_canary(
+    path: str, opening: Opening, limits: ServeLimits, canary: CanaryOptions
+) -> CanaryService:
+    """Load two policies and compare them."""
+    stable = open_service(path, opening, limits)
+    if not isinstance(stable, Service):
+        why = "answers are compared, and a reward model gives none"
+        raise UserError("--canary", canary.path, why, "serve a policy")
+    named = replace(opening, name=stable.model.name)
+    candidate = open_service(canary.path, named, limits)
+    if not isinstance(candidate, Service):
+        why = "it is a reward model, and answers are compared"
+        raise UserError("--canary", canary.path, why, "name a policy")
+    log = CanaryLog(
+        canary.log,
+        stable=stable.model.digest,
+        candidate=candidate.model.digest,
+        limits=canary.limits,
+    )
+    scorer = None
+    if canary.reward_range is not None:
+        loaded = candidate.model.loaded
+        scorer = open_scorer(loaded.config, candidate.model.tokenizer, bounds=canary.reward_range)
+    return CanaryService(stable, candidate, log, scorer=scorer)

@@ -15,9 +15,9 @@ from luyen.base.errors import UserError
 from luyen.serve.access import Keyring
 from luyen.serve.canary import CanaryLimits, CanaryState, arm_of, caller_key
 from luyen.serve.canary_log import CanaryLog
-from luyen.serve.canary_service import CanaryService
+from luyen.serve.canary_service import CanaryOptions, CanaryService, open_canary
 from luyen.serve.dispatch import ServeLimits
-from luyen.serve.opening import CanaryOptions, Opening, open_canary
+from luyen.serve.opening import Opening
 from luyen.serve.server import Access
 from tests.e2e.tiny import random_model
 from tests.serving import MODEL, Reply, post_json, serving

@@ -34,7 +34,7 @@ from luyen.rollout.servers.dialect import (
     optional_count,
 )
 from luyen.rollout.servers.process import Server, local_address
-from luyen.rollout.servers.vllm_transfer import CONFIG, TransferTransport
+from luyen.rollout.servers.weights import TRANSFER, TransferTransport
 
 MODEL = "policy"
 """The name that a server of ours serves the policy under."""
@@ -230,6 +230,11 @@ def _rpc(method: str, *args: Any) -> HttpCall:
 # How a server of ours is started.
 
 
+_CPU_OPTIONS = {"enable_chunked_prefill": False, "enforce_eager": True, "enable_sleep_mode": None}
+"""On CPUs a seeded request whose prompt is read in parts ends vLLM 0.32 ("CPU Generator does not
+use offset"), compiling takes longer than small models run, and there is no sleep mode."""
+
+
 def vllm_command(
     rollout: RolloutConfig,
     *,
@@ -244,12 +249,6 @@ def vllm_command(
 
     With `lora_rank` it loads adapters of at most this rank.
     """
-    # On CPUs a seeded request whose prompt is read in parts ends vLLM 0.32 ("CPU Generator does
-    # not use offset"), and compiling takes longer than small models run.
-    # Its CPU build has no sleep mode, and does not start with it.
-    cpu: dict[str, Any] = {}
-    if is_cpu:
-        cpu = {"enable_chunked_prefill": False, "enforce_eager": True, "enable_sleep_mode": None}
     options: dict[str, Any] = {
         "model": str(model),
         "served_model_name": MODEL,
@@ -267,10 +266,10 @@ def vllm_command(
         "worker_extension_cls": f"{_MODULE}.WeightExtension",
         "enforce_eager": True if rollout.enforce_eager else None,
         "enable_sleep_mode": True if rollout.free_cache_engine else None,
-        "weight_transfer_config": CONFIG if rollout.server.transport == "transfer" else None,
+        "weight_transfer_config": TRANSFER if rollout.server.transport == "transfer" else None,
         **({"enable_lora": True, "max_lora_rank": _rank_limit(lora_rank)} if lora_rank else {}),
         "enable_prefix_caching": None if rollout.enable_prefix_caching else False,
-        **cpu,
+        **(_CPU_OPTIONS if is_cpu else {}),
         **rollout.engine_kwargs.get("vllm", {}),
     }
     words = [rollout.server.python or sys.executable, "-m", "vllm.entrypoints.openai.api_server"]

@@ -81,6 +81,20 @@ def make_group(
     return dist.ProcessGroupNCCL(scoped, rank, size, options)
 
 
+def make_communicator(address: str, port: int, size: int, device: torch.device) -> Any:
+    """The trainer's end of vLLM's weight transfer; runs in the trainer, where vLLM is installed."""
+    from vllm.distributed.device_communicators.pynccl import (  # pyright: ignore[reportMissingImports]
+        PyNcclCommunicator,
+    )
+    from vllm.distributed.utils import (  # pyright: ignore[reportMissingImports]
+        StatelessProcessGroup,
+    )
+
+    group: Any = StatelessProcessGroup.create(host=address, port=port, rank=0, world_size=size)
+    communicator: Any = PyNcclCommunicator
+    return communicator(group, device=device)
+
+
 def broadcast(group: Any, tensor: Tensor) -> None:
     """Send a tensor from rank 0, or receive it in place."""
     options = dist.BroadcastOptions()
