@@ -53,7 +53,17 @@ READS = {
 """Commands that read one."""
 PLAIN = ("reward.custom_reward_function.path=null", "reward.components={length: {rule: length}}")
 """A reward without code."""
-NO_RUN = {"sweep", "selftest", "init", "bench", "models", "data", "explain", "schema", "version"}
+NO_RUN = {
+    "sweep",
+    "selftest",
+    "init",
+    "bench",
+    "models",
+    "data",
+    "explain",
+    "schema",
+    "version",
+} | {"migrate"}
 
 
 @final

