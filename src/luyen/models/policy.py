@@ -1,26 +1,84 @@
 """Policy and critic: packed tokens in, log-probabilities or values out."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from luyen.base.errors import UserError
-from luyen.models.attention import AttentionContext
-from luyen.models.backbone import hidden_at, prepare_layers
-from luyen.models.batch_invariant_linear import choose_products
+from luyen.models.attention import AttentionContext, use_our_attention
+from luyen.models.batch_invariant import batch_invariant_modules, gather_rows
+from luyen.models.batch_invariant_linear import batch_invariant_single_rows, choose_products
+from luyen.models.fused.patch import FusedReport, fuse_layers
 from luyen.models.head import Head, TokenScores, score
 from luyen.models.hf_loading import no_warnings
 from luyen.models.offload import offload_activations
+from luyen.models.packed_attention import (
+    PackedContext,
+    Sharing,
+    VarlenContext,
+    packed_positions,
+    share_prompts,
+)
 from luyen.models.padded_forward import (
     read_states,
     refuse_what_cannot_be_packed,
     refuse_what_cannot_be_read,
     unpacked_hidden,
 )
+
+# The decoder layers over packed sequences, which policies and reward models share.
+
+Read: TypeAlias = Callable[[Tensor, Tensor, AttentionContext], Tensor]
+"""`(tokens, positions, context) -> last hidden states [tok, hidden]`."""
+
+
+def prepare_layers(model: PreTrainedModel, device: torch.device) -> FusedReport | None:
+    """Give a model our attention and, on this kind of device, layers that are exact or fused."""
+    with no_warnings():
+        use_our_attention(model)
+    if device.type == "cuda":
+        return fuse_layers(model)
+    batch_invariant_modules(model)
+    batch_invariant_single_rows(model)
+    return None
+
+
+def hidden_at(
+    read: Read,
+    tokens: Tensor,
+    lengths: Sequence[int],
+    mask: Tensor,
+    where: Tensor,
+    *,
+    is_exact: bool,
+    is_shared: bool = True,
+) -> Tensor:
+    """Last hidden states at the packed positions `where`.
+
+    With `is_shared`, what several sequences begin with, up to their first True in `mask`, is
+    computed once; `where` may point anywhere.
+    """
+    positions = packed_positions(lengths, tokens.device)
+    sharing = share_prompts(tokens, lengths, mask) if is_shared else None
+    if sharing is None or sharing.saved == 0:
+        context = _context(lengths, tokens.device, None, is_exact=is_exact)
+        return read(tokens, positions, context).index_select(0, where)
+    context = _context(lengths, tokens.device, sharing, is_exact=is_exact)
+    hidden = read(tokens[sharing.first], positions[sharing.first], context)
+    return gather_rows(hidden, sharing.place[where])
+
+
+def _context(
+    lengths: Sequence[int], device: torch.device, sharing: Sharing | None, *, is_exact: bool
+) -> AttentionContext:
+    """Attention for packed sequences on this kind of device."""
+    if device.type == "cuda":
+        return VarlenContext.of(lengths, device=device, is_exact=is_exact, sharing=sharing)
+    return PackedContext.of(lengths, device=device, sharing=sharing)
 
 
 @final

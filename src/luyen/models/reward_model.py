@@ -14,7 +14,6 @@ from luyen.base.errors import UserError
 from luyen.config.model_folder.check import library_faults
 from luyen.config.schema.actor_rollout_ref import ModelConfig
 from luyen.models.attention import AttentionContext
-from luyen.models.backbone import hidden_at, prepare_layers
 from luyen.models.batch_invariant_linear import choose_products
 from luyen.models.export import make_readable
 from luyen.models.hf_loading import (
@@ -28,6 +27,7 @@ from luyen.models.hf_loading import (
 from luyen.models.load import detach_from_file, dtype_of, read_config, save_memory
 from luyen.models.offload import offload_activations
 from luyen.models.padded_forward import refuse_what_cannot_be_packed
+from luyen.models.policy import hidden_at, prepare_layers
 
 STEPWISE = "luyen_judges_steps"
 """Key of config.json: whether scores are of the steps of an answer."""

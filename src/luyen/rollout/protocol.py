@@ -292,6 +292,12 @@ class RemoteEngine(Protocol):
         ...
 
 
+def drop_prefixes(engine: RolloutEngine) -> None:
+    """Free what an engine cached of earlier prompts and answers: its weights change."""
+    if isinstance(engine, PrefixCaching):
+        engine.drop_prefixes()
+
+
 rollout_engines: Registry[Callable[..., RolloutEngine]] = Registry(
     "rollout engine", "actor_rollout_ref.rollout.name"
 )

@@ -13,7 +13,7 @@ from luyen.engine.sharded_state import merge_sums
 from luyen.models.policy import Policy
 from luyen.models.trained_weights import Fingerprint, trained_parameters
 from luyen.rollout.engines import VersionedEngines
-from luyen.rollout.protocol import RemoteEngine, RolloutEngine, Sampling
+from luyen.rollout.protocol import RemoteEngine, RolloutEngine, Sampling, drop_prefixes
 from luyen.rollout.single_turn import Group, PromptRequest
 from luyen.runtime.futures import LazyRollouts, Publication, RolloutFuture, SharedWeights
 from luyen.runtime.generation import AsyncGeneration, Generation
@@ -23,7 +23,6 @@ from luyen.runtime.weights import (
     GatheredWeights,
     Gathering,
     digests_of,
-    drop_prefixes,
     finish_weights,
     free_memory,
     load_weights,

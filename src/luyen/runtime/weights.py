@@ -17,7 +17,7 @@ from luyen.base.errors import UserError
 from luyen.models.trained_weights import Fingerprint
 from luyen.models.weight_digests import tensor_digests
 from luyen.rollout.engines import VersionedEngines
-from luyen.rollout.protocol import PrefixCaching, RemoteEngine, RolloutEngine
+from luyen.rollout.protocol import RemoteEngine, RolloutEngine, drop_prefixes
 
 # Arrays in Ray's object store are read-only, which PyTorch cannot express.
 warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
@@ -185,12 +185,6 @@ def free_memory(engine: RolloutEngine) -> None:
 
 def _form(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
-
-
-def drop_prefixes(engine: RolloutEngine) -> None:
-    """Free what an engine cached of earlier prompts and answers: its weights change."""
-    if isinstance(engine, PrefixCaching):
-        engine.drop_prefixes()
 
 
 def load_weights(engine: RolloutEngine, given: Mapping[str, Tensor]) -> None:
