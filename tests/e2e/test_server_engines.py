@@ -216,7 +216,7 @@ def test_a_run_of_an_adapter_publishes_the_adapter_alone(kind: str, tmp_path: Pa
             *SHORT,
             f"actor_rollout_ref.rollout.name={kind}",
             f"actor_rollout_ref.rollout.server_urls=[{server.url}]",
-            "actor_rollout_ref.rollout.server.lora=adapter",
+            "actor_rollout_ref.rollout.server.lora_format=adapter",
             "actor_rollout_ref.model.lora_rank=4",
             "actor_rollout_ref.actor.optim.lr=0.01",
             files=written(tmp_path, GRPO),

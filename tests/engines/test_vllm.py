@@ -97,7 +97,7 @@ def test_an_adapter_is_loaded_by_path_and_survives_a_kill(
     tokenizer: Tokenizer, decode: Decode, tmp_path: Path
 ):
     policy = make_policy(tokenizer, lora_rank=4)
-    engine = make_engine(policy, decode, tmp_path, lora="adapter")
+    engine = make_engine(policy, decode, tmp_path, lora_format="adapter")
     try:
         for version in range(3):
             learn(policy, version)

@@ -295,7 +295,7 @@ _FORMS: dict[str, type] = {
 def _refuse_other_forms(manifest: Mapping[str, Any], path: Path) -> None:
     """A UserError where a fact is of another form than readers rely on."""
     for name, form in _FORMS.items():
-        is_missing = manifest.get(name) is None and name not in ("run_id", "created")
+        is_missing = manifest.get(name) is None and name != "run_id"
         if not is_missing and not isinstance(manifest.get(name), form):
             raise _foreign(path, f"manifest of a run: `{name}` is of another form")
     inner: dict[str, type] = {"rows": int, "files": dict}

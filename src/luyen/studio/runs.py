@@ -98,7 +98,7 @@ def run_facts(run: RunDirectory) -> RunFacts:
         total=total,
         metric=metric,
         value=value,
-        created=manifest["created"],
+        created=manifest.get("created") or "",
         note="" if is_over else last_note(run.root),
         **where,
     )

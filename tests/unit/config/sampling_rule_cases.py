@@ -21,8 +21,13 @@ SAMPLING_CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "R24": ((f"{R}.name=vllm", f"{R}.server_urls=[http://a, http://b]"), SERVER),
     "R25": ((URL,), SERVER),
     "R26": (
-        (*SERVER, f"{M}.lora_rank=4", f"{R}.server.lora=adapter", f"{M}.target_modules=[lm_head]"),
-        (*SERVER, f"{M}.lora_rank=4", f"{R}.server.lora=adapter"),
+        (
+            *SERVER,
+            f"{M}.lora_rank=4",
+            f"{R}.server.lora_format=adapter",
+            f"{M}.target_modules=[lm_head]",
+        ),
+        (*SERVER, f"{M}.lora_rank=4", f"{R}.server.lora_format=adapter"),
     ),
     "R29": ((f"{R}.name=vllm", f"{R}.server_urls=['file:///rows']"), SERVER),
     "R27": ((f"{R}.name=openai", URL), SERVER),

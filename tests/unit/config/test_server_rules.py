@@ -98,7 +98,7 @@ def test_running_servers_are_enough_and_take_folders(tmp_path: Path):
     assert found(tmp_path, f"{ROLLOUT}.name=sglang", *group) == {}
 
 
-LORA = (f"{ROLLOUT}.server.lora=adapter", "actor_rollout_ref.model.lora_rank=4")
+LORA = (f"{ROLLOUT}.server.lora_format=adapter", "actor_rollout_ref.model.lora_rank=4")
 
 
 def test_an_adapter_is_loaded_from_a_folder(tmp_path: Path):
@@ -129,9 +129,9 @@ def test_transports_of_gpus_are_refused_elsewhere(tmp_path: Path, transport: str
         (f"{ROLLOUT}.engine_kwargs.vllm.seed=1",),
         (f"{ROLLOUT}.name=vllm", f"{ROLLOUT}.server_urls=[http://a]", f"{ROLLOUT}.server.python=x"),
         (*VLLM, f"{ROLLOUT}.engine_kwargs.sglang.seed=1"),
-        (*VLLM, f"{ROLLOUT}.server.lora=adapter"),
+        (*VLLM, f"{ROLLOUT}.server.lora_format=adapter"),
         (*VLLM, f"{ROLLOUT}.free_cache_engine=true"),
-        (f"{ROLLOUT}.server.lora=adapter", "actor_rollout_ref.model.lora_rank=4"),
+        (f"{ROLLOUT}.server.lora_format=adapter", "actor_rollout_ref.model.lora_rank=4"),
     ],
     ids=str,
 )

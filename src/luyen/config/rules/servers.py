@@ -111,20 +111,20 @@ def adapter_is_loaded_from_a_folder(s: RuleContext) -> Iterator[Finding]:
     """A server loads an adapter from a folder, and not one of the embedding or output layer."""
     config = s.config.actor_rollout_ref
     server, model = config.rollout.server, config.model
-    if not _has_server(s) or server.lora != "adapter" or model.lora_rank == 0:
+    if not _has_server(s) or server.lora_format != "adapter" or model.lora_rank == 0:
         return
     if server.transport != "folder":
         yield Finding(
             field=f"{_ROLLOUT}.server.transport",
             why="servers load an adapter by the path of its folder",
-            fix=f"set it to folder, or {_ROLLOUT}.server.lora=merged",
+            fix=f"set it to folder, or {_ROLLOUT}.server.lora_format=merged",
         )
     ends = sorted({"lm_head", "embed_tokens"} & {n.split(".")[-1] for n in model.target_modules})
     if ends:
         yield Finding(
             field="actor_rollout_ref.model.target_modules",
             why=f"servers do not load an adapter of {ends[0]}",
-            fix=f"drop it there, or set {_ROLLOUT}.server.lora=merged",
+            fix=f"drop it there, or set {_ROLLOUT}.server.lora_format=merged",
         )
 
 
@@ -171,7 +171,7 @@ def _why_no_address(url: str) -> str | None:
 def keys_of_servers_have_an_effect(s: RuleContext) -> Iterator[Finding]:
     """Keys of servers are changed only for an engine that has one, and that reads them."""
     rollout, names = s.config.actor_rollout_ref.rollout, ("python", "transport", "start_timeout_s")
-    more = ("request_timeout_s", "retries", "accept_gap", "lora")
+    more = ("request_timeout_s", "retries", "accept_gap", "lora_format")
     unread: dict[str, str] = {}
     if not _has_server(s):
         why = f"`{rollout.name}` generates in this process"
@@ -181,7 +181,7 @@ def keys_of_servers_have_an_effect(s: RuleContext) -> Iterator[Finding]:
     if rollout.name == "vllm" and s.where.device == "cpu" and rollout.free_cache_engine:
         unread["free_cache_engine"] = "vLLM has no sleep mode on CPUs"
     if s.config.actor_rollout_ref.model.lora_rank == 0:
-        unread["server.lora"] = "lora_rank=0 trains all weights"
+        unread["server.lora_format"] = "lora_rank=0 trains all weights"
     for name, why in unread.items():
         if s.is_changed(f"{_ROLLOUT}.{name}"):
             yield Finding(field=f"{_ROLLOUT}.{name}", why=f"no effect: {why}", fix="drop the line")

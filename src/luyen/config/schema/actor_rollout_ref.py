@@ -353,7 +353,7 @@ class ServerConfig(Block):
         "and server share; transfer: vLLM's own transfer engine, by NCCL. With vLLM, group and ipc "
         "need a server that the run starts.",
     )
-    lora: Literal["merged", "adapter"] = key(
+    lora_format: Literal["merged", "adapter"] = key(
         "merged",
         "What is sent of a policy with an adapter (`model.lora_rank`). merged: all weights, the "
         "adapter added; adapter: the adapter alone, in a folder that the server loads.",

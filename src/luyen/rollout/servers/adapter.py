@@ -21,12 +21,12 @@ from luyen.models.policy import Policy
 from luyen.rollout.servers.connection import ServerConnection
 from luyen.rollout.servers.dialect import ServerDialect, ServerFault
 
-_FIELD = "actor_rollout_ref.rollout.server.lora"
+_FIELD = "actor_rollout_ref.rollout.server.lora_format"
 
 
 def sends_adapter(policy: Policy, rollout: RolloutConfig) -> bool:
     """Whether a server gets the policy's adapter alone."""
-    return rollout.server.lora == "adapter" and adapter_rank(policy.model) > 0
+    return rollout.server.lora_format == "adapter" and adapter_rank(policy.model) > 0
 
 
 @final

@@ -64,7 +64,7 @@ def serving(kind: str, folder: Path, *, max_lora_rank: int = 8) -> Iterator[Serv
     server = peer.serve()
     policy = lora_policy()
     rollout = RolloutConfig(
-        name=kind, server_urls=(server.url,), server=ServerConfig(lora="adapter", retries=2)
+        name=kind, server_urls=(server.url,), server=ServerConfig(lora_format="adapter", retries=2)
     )
     place = ServerPlace(source="tiny", folder=folder)
     engine: Any = MAKE[kind](policy, rollout, longest=256, decode=spell, place=place)
