@@ -159,7 +159,9 @@ class RunDirectory:
         page = read_json(self.manifest)
         found = without_checksum(page, self.manifest, is_demanded=page.get("schema") == SCHEMA)
         if page.get("schema") in (1, SCHEMA):  # of a later layout nothing is known
-            _refuse_other_forms(found, self.manifest)
+            # The first layout had no date.
+            needed = ("run_id", "created") if page.get("schema") == SCHEMA else ("run_id",)
+            _refuse_other_forms(found, self.manifest, needed)
         return found
 
     def write_config(self, config: str, provenance: Mapping[str, Any]) -> None:
@@ -292,10 +294,10 @@ _FORMS: dict[str, type] = {
 """What readers of a manifest rely on; a fact may be missing, or null."""
 
 
-def _refuse_other_forms(manifest: Mapping[str, Any], path: Path) -> None:
-    """A UserError where a fact is of another form than readers rely on."""
+def _refuse_other_forms(manifest: Mapping[str, Any], path: Path, needed: tuple[str, ...]) -> None:
+    """A UserError where a fact is of another form than readers rely on, or a needed one missing."""
     for name, form in _FORMS.items():
-        is_missing = manifest.get(name) is None and name != "run_id"
+        is_missing = manifest.get(name) is None and name not in needed
         if not is_missing and not isinstance(manifest.get(name), form):
             raise _foreign(path, f"manifest of a run: `{name}` is of another form")
     inner: dict[str, type] = {"rows": int, "files": dict}
