@@ -66,6 +66,7 @@ class Engines:
 def test_every_part_of_a_cluster_gets_the_keys(
     waiting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
+    import luyen.runtime.ray.roles  # noqa: F401 - its annotations name what is replaced below
     from luyen.train.builders import ray as builder
     from luyen.train.builders.run import learning_rules
 
@@ -97,7 +98,7 @@ def test_ranks_wait_for_each_other_as_long_as_the_key_says(
     monkeypatch.setattr(builder, "join_ranks", joined)
     needs: Any = None
     with pytest.raises(Seen) as caught:
-        builder.make_rank(config(tmp_path), needs, "cpu", 0, 2, "file:///nowhere")
+        builder.make_rank(config(tmp_path), needs, "cpu", ("actor",), 0, 2, "file:///nowhere")
     assert caught.value.args == (15,)
 
 
