@@ -301,7 +301,7 @@ class CanaryService:
         for arm in self._arms:
             watch(
                 f"luyen_canary_{arm}_requests",
-                f"Requests that the {arm} model answered.",
+                f"Requests that went to the {arm} model.",
                 partial(lambda a: self._counts[a], arm),
             )
             watch(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 import pytest
 from hypothesis import given
@@ -27,9 +28,11 @@ from tests.serving import MODEL, Reply, post_json, send, serving
 ADMIN = "an-admin-key-of-24-chars"
 
 
-def simulate(stable: float, candidate: float, source: random.Random, *, most: int) -> CanaryState:
-    """Callers whose scores are coin tosses, a fifth of them with the candidate."""
-    state = CanaryState.begin(CanaryLimits(share=0.2, max_pairs=most))
+def simulate(
+    stable: float, candidate: float, source: random.Random, *, most: int, share: float = 0.2
+) -> CanaryState:
+    """Callers whose scores are coin tosses, a share of them with the candidate."""
+    state = CanaryState.begin(CanaryLimits(share=share, max_pairs=most))
     while state.decision is None:
         arm = arm_of(f"user {source.random()}", state.share)
         chance = candidate if arm == "candidate" else stable
@@ -53,6 +56,18 @@ def test_a_better_candidate_is_promoted_and_a_worse_one_rolled_back():
 
 def test_equal_models_are_told_apart_no_more_often_than_stated():
     assert outcomes(0.6, 0.6, runs=60, most=80).count("promoted") <= 3
+    source = random.Random(2)
+    for share in (0.2, 0.8):
+        ends = [simulate(0.6, 0.6, source, most=80, share=share).decision for _ in range(60)]
+        assert sum("it is worse" in end.why for end in ends if end is not None) <= 3
+
+
+@pytest.mark.parametrize(("better", "scores"), [(0.9, 18), (0.7, 55)])
+def test_a_promotion_costs_as_many_scores_as_the_docs_say(better: float, scores: int):
+    source = random.Random(3)
+    ends = [simulate(0.5, better, source, most=10_000, share=0.1) for _ in range(60)]
+    found = median(end.scores["candidate"].count for end in ends)
+    assert 0.75 * scores <= found <= 1.35 * scores
 
 
 @given(st.lists(st.tuples(st.booleans(), st.floats(0, 1)), max_size=60))
