@@ -12,6 +12,7 @@ from luyen.base.errors import UserError
 from luyen.cli.common import Checkpoint, Trust, prepare
 
 if TYPE_CHECKING:
+    from luyen.serve.canary import CanaryLimits
     from luyen.serve.canary_service import CanaryOptions, CanaryService
     from luyen.serve.dispatch import ServeLimits
     from luyen.serve.scoring import ScoreService
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from luyen.serve.service import Service
 
 _ROLLOUT = "actor_rollout_ref.rollout"
+_SHARE, _CANARY_LOG = 0.1, Path("canary.jsonl")
 _NEEDS = ("fastapi", "uvicorn", "prometheus_client", "llguidance")
 KEY_VARIABLE, ADMIN_VARIABLE = "LUYEN_API_KEY", "LUYEN_ADMIN_KEY"
 
@@ -116,6 +118,24 @@ def run_serve(
         return serve_until_signal(app, opened, drain_s=drain_s, ready=lambda: typer.echo(said))
 
 
+def canary_options(
+    path: str | None,
+    limits: "CanaryLimits",
+    log: Path,
+    reward_range: tuple[float, float] | None,
+) -> "CanaryOptions | None":
+    """The second model; None without one, and a UserError for options that are about one."""
+    from luyen.serve.canary import CanaryLimits
+    from luyen.serve.canary_service import CanaryOptions
+
+    if path is not None:
+        return CanaryOptions(path=path, limits=limits, log=log, reward_range=reward_range)
+    if limits != CanaryLimits(share=_SHARE) or log != _CANARY_LOG or reward_range is not None:
+        why = "there are options of a comparison, and no second checkpoint"
+        raise UserError("--canary", None, why, "name one, or leave those options out")
+    return None
+
+
 Overrides: TypeAlias = Annotated[
     list[str] | None,
     typer.Argument(help="Further KEY=VALUE over the configuration.", metavar="[KEY=VALUE]..."),
@@ -140,7 +160,12 @@ MaxNumSeqs: TypeAlias = Annotated[
     int | None, typer.Option(min=1, help="Most answers that are generated at once.")
 ]
 MemoryShare: TypeAlias = Annotated[
-    float, typer.Option(min=0.01, max=1.0, help="Share of a GPU for weights and cache.")
+    float,
+    typer.Option(
+        min=0.01,
+        max=1.0,
+        help="Share of a GPU for weights and cache; with --canary each model has half of it.",
+    ),
 ]
 ToolFormat: TypeAlias = Annotated[
     str | None, typer.Option(help="Format of tool calls, e.g. hermes; default: the run's.")
@@ -173,13 +198,17 @@ Canary: TypeAlias = Annotated[
     typer.Option(help="A second checkpoint that answers a share of the callers (docs/canary.md)."),
 ]
 Share: TypeAlias = Annotated[
-    float, typer.Option(min=0.0, max=1.0, help="--canary: its share of the callers.")
+    float,
+    typer.Option(min=0.0, max=1.0, help="--canary: its share of the callers, between 0 and 1."),
 ]
 CanaryLogFile: TypeAlias = Annotated[
     Path, typer.Option(help="--canary: file of scores and decisions; a restart goes on with it.")
 ]
 ErrorRate: TypeAlias = Annotated[
-    float, typer.Option(min=1e-9, max=0.5, help="--canary: probability of a wrong decision.")
+    float,
+    typer.Option(
+        min=1e-9, max=0.5, help="--canary: most probability of each of the two wrong decisions."
+    ),
 ]
 MinGain: TypeAlias = Annotated[
     float, typer.Option(min=0.0, max=0.99, help="--canary: promoted when better by more than this.")
@@ -189,7 +218,7 @@ MaxLoss: TypeAlias = Annotated[
     typer.Option(min=0.0, max=0.99, help="--canary: rolled back when worse by more than this."),
 ]
 MaxPairs: TypeAlias = Annotated[
-    int, typer.Option(min=1, help="--canary: rolled back after so many scores without a decision.")
+    int, typer.Option(min=1, help="--canary: rolled back after so many pairs without a decision.")
 ]
 RewardRange: TypeAlias = Annotated[
     tuple[float, float] | None,
@@ -220,8 +249,8 @@ def serve(
     max_body_mb: MaxBody = 8.0,
     drain: Drain = 30,
     canary: Canary = None,
-    share: Share = 0.1,
-    canary_log: CanaryLogFile = Path("canary.jsonl"),
+    share: Share = _SHARE,
+    canary_log: CanaryLogFile = _CANARY_LOG,
     error_rate: ErrorRate = 0.05,
     min_gain: MinGain = 0.0,
     max_loss: MaxLoss = 0.0,
@@ -234,10 +263,17 @@ def serve(
     prepare()  # before torch is imported
     from luyen.serve.access import read_keys
     from luyen.serve.canary import CanaryLimits
-    from luyen.serve.canary_service import CanaryOptions
     from luyen.serve.dispatch import ServeLimits
     from luyen.serve.server import Access
 
+    bounds = CanaryLimits(
+        share=share,
+        error_rate=error_rate,
+        min_gain=min_gain,
+        max_loss=max_loss,
+        max_pairs=max_pairs,
+    )
+    second = canary_options(canary, bounds, canary_log, reward_range)
     keys = read_keys(KEY_VARIABLE, api_key_file, option="--api-key-file")
     admin_keys = read_keys(ADMIN_VARIABLE, admin_key_file, option="--admin-key-file")
     access = Access(
@@ -245,22 +281,9 @@ def serve(
     )
     size = int(max_body_mb * 1_000_000)
     limits = ServeLimits(max_queue=max_queue, timeout_s=timeout, max_body_bytes=size)
-    engine = EngineOptions(
-        dtype, device, max_model_len, max_num_seqs, gpu_memory_utilization, tool_format
-    )
+    memory = gpu_memory_utilization / (1 if second is None else 2)
+    engine = EngineOptions(dtype, device, max_model_len, max_num_seqs, memory, tool_format)
     words = [*engine.overrides(), *(overrides or [])]
-    compared = None
-    if canary is not None:
-        bounds = CanaryLimits(
-            share=share,
-            error_rate=error_rate,
-            min_gain=min_gain,
-            max_loss=max_loss,
-            max_pairs=max_pairs,
-        )
-        compared = CanaryOptions(
-            path=canary, limits=bounds, log=canary_log, reward_range=reward_range
-        )
     code = run_serve(
         checkpoint,
         words,
@@ -269,6 +292,6 @@ def serve(
         name=name,
         drain_s=drain,
         is_trusted=trust,
-        canary=compared,
+        canary=second,
     )
     raise typer.Exit(code)

@@ -43,7 +43,8 @@ class Gate:
 
     def check(self, request: Request) -> None:
         """A failure unless the request may go on; /health is open to all."""
-        path = request.url.path
+        # The path that is routed by; `request.url` is put together with the client's Host header.
+        path = request.scope["path"]
         if path == "/health":
             return
         if path.startswith("/admin/"):

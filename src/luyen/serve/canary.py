@@ -1,7 +1,7 @@
 """The decision between two models by the scores of their answers: pure records.
 
-Traffic is split by a stable hash. A score of the candidate is paired with the mean of the stable
-model's scores since the last pair; the difference goes into two sequential tests
+Traffic is split by a stable hash. As soon as both models have scores since the last pair, their
+means are the next pair; the difference goes into two sequential tests
 (`luyen.algorithms.sequential_test`). The first of them that is significant decides, at any time.
 """
 
@@ -29,7 +29,7 @@ class CanaryLimits:
     """
 
     share: float
-    """Share of the traffic that the candidate answers until a decision."""
+    """Share of the traffic that the candidate answers until a decision, above 0 and below 1."""
     error_rate: float = 0.05
     """Largest probability of promoting a candidate that is not better, and of rolling one back
     that is not worse."""
@@ -38,7 +38,7 @@ class CanaryLimits:
     max_loss: float = 0.0
     """It is rolled back when its mean score is lower by more than this."""
     max_pairs: int = 10_000
-    """It is rolled back after so many of its scores without a decision."""
+    """It is rolled back after so many pairs without a decision."""
 
 
 @final
@@ -64,6 +64,10 @@ class ArmScores:
     def mean(self) -> float:
         """NaN without scores."""
         return self.total / self.count if self.count else math.nan
+
+
+def _no_scores() -> Mapping[Arm, ArmScores]:
+    return {"stable": ArmScores(), "candidate": ArmScores()}
 
 
 @final
@@ -101,14 +105,10 @@ class CanaryState:
     """Evidence that the candidate is better by more than `min_gain`."""
     worse: MeanTest
     """Evidence that it is worse by more than `max_loss`."""
-    scores: Mapping[Arm, ArmScores] = field(
-        default_factory=lambda: {"stable": ArmScores(), "candidate": ArmScores()}
-    )
+    scores: Mapping[Arm, ArmScores] = field(default_factory=_no_scores)
     """All scores of each model."""
-    unpaired: ArmScores = ArmScores()
-    """Scores of the stable model since the last pair."""
-    waiting: tuple[float, ...] = ()
-    """Scores of the candidate that wait for one of the stable model."""
+    recent: Mapping[Arm, ArmScores] = field(default_factory=_no_scores)
+    """Scores of each model since the last pair."""
     decision: Decision | None = None
     """None: the traffic is still split."""
 
@@ -137,12 +137,8 @@ class CanaryState:
         if self.decision is not None:
             return self
         scores = {**self.scores, arm: self.scores[arm].add(score)}
-        state = replace(self, scores=scores)
-        if arm == "stable":
-            state = replace(state, unpaired=state.unpaired.add(score))
-        else:
-            state = replace(state, waiting=(*state.waiting, score))
-        return state._paired()
+        recent = {**self.recent, arm: self.recent[arm].add(score)}
+        return replace(self, scores=scores, recent=recent)._pair()
 
     def decide(self, outcome: Outcome, why: str) -> "CanaryState":
         """After a decision that scores did not make; the first decision stays."""
@@ -150,32 +146,32 @@ class CanaryState:
             return self
         return replace(self, decision=Decision(outcome=outcome, why=why))
 
-    def _paired(self) -> "CanaryState":
-        if not self.waiting or not self.unpaired.count:
+    def _pair(self) -> "CanaryState":
+        if not all(scores.count for scores in self.recent.values()):
             return self
-        first, *rest = self.waiting
-        difference = first - self.unpaired.mean
+        difference = self.recent["candidate"].mean - self.recent["stable"].mean
         state = replace(
             self,
             better=self.better.observe(difference),
             worse=self.worse.observe(-difference),
-            unpaired=ArmScores(),
-            waiting=tuple(rest),
+            recent=_no_scores(),
         )
-        return state._judged()
+        return state._judge()
 
-    def _judged(self) -> "CanaryState":
+    def _judge(self) -> "CanaryState":
         limits = self.limits
         means = " against ".join(f"{self.scores[a].mean:.3f}" for a in ("candidate", "stable"))
-        seen = f"mean score {means} after {self.pairs} pairs, error rate {limits.error_rate:g}"
+        facts = f"mean score {means} after {self.pairs} pairs, error rate {limits.error_rate:g}"
         if self.better.is_significant(limits.error_rate):
-            return self.decide("promoted", f"it is better by more than {limits.min_gain:g}: {seen}")
+            return self.decide(
+                "promoted", f"it is better by more than {limits.min_gain:g}: {facts}"
+            )
         if self.worse.is_significant(limits.error_rate):
             return self.decide(
-                "rolled_back", f"it is worse by more than {limits.max_loss:g}: {seen}"
+                "rolled_back", f"it is worse by more than {limits.max_loss:g}: {facts}"
             )
         if self.pairs >= limits.max_pairs:
-            return self.decide("rolled_back", f"no difference was found: {seen}")
+            return self.decide("rolled_back", f"no difference was found: {facts}")
         return self
 
 
@@ -193,19 +189,19 @@ def arm_of(key: str, share: float) -> Arm:
 
 
 def caller_key(body: Mapping[str, Any]) -> str:
-    """Who asks: the user that the request names, or else how its conversation begins.
+    """Name of a caller: the user of the request, or else how its conversation begins.
 
     Example:
         >>> caller_key({"user": "ann", "prompt": "1+1="}), caller_key({"prompt": "1+1="})
         ('user ann', 'begin "1+1="')
     """
     for name in ("user", "safety_identifier", "prompt_cache_key"):
-        if isinstance(body.get(name), str):
+        if isinstance(body.get(name), str) and body[name]:
             return f"user {body[name]}"
     messages = body.get("messages")
     if isinstance(messages, list) and messages:
-        asked = [m for m in messages if isinstance(m, dict) and m.get("role") == "user"]
-        begin = (asked or messages)[0]
+        turns = [m for m in messages if isinstance(m, dict) and m.get("role") == "user"]
+        begin = (turns or messages)[0]
     else:
         begin = body.get("prompt")
     return f"begin {json.dumps(begin, sort_keys=True, ensure_ascii=False)}"

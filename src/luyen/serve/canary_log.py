@@ -1,27 +1,32 @@
 """`canary.jsonl`: what was compared, every score, every decision; a server that restarts goes on.
 
-One JSON object a line: a `begin` with the weights of both models and the limits, then scores and at
-most one decision. A file may hold several comparisons; the last one counts.
+One JSON object a line: a `begin` with the weights of both models, where scores come from and the
+limits, then scores and at most one decision. A file may hold several comparisons; the last one
+counts.
 """
 
 import json
+import os
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, final
+from typing import Any, final, get_args
 
 from luyen.base.errors import UserError
-from luyen.serve.canary import CanaryLimits, CanaryState
+from luyen.serve.canary import Arm, CanaryLimits, CanaryState, Outcome
 
 
 @final
 class CanaryLog:
     """Appends to the file of a comparison."""
 
-    def __init__(self, path: Path, *, stable: str, candidate: str, limits: CanaryLimits) -> None:
-        """`stable` and `candidate` are digests of the weights."""
+    def __init__(
+        self, path: Path, *, stable: str, candidate: str, limits: CanaryLimits, source: str
+    ) -> None:
+        """`stable` and `candidate` are digests of the weights; `source` says what scores are."""
         self._path = path
-        self._begin = {"stable": stable, "candidate": candidate, "limits": asdict(limits)}
+        models = {"stable": stable, "candidate": candidate}
+        self._begin = {**models, "source": source, "limits": asdict(limits)}
         self._limits = limits
 
     def resume(self) -> CanaryState:
@@ -64,18 +69,26 @@ class CanaryLog:
             raise UserError("--canary-log", str(self._path), why, "name another file") from error
 
     def _read(self) -> list[dict[str, Any]]:
-        """Lines of the file; the last one may be torn, and is then left out."""
+        """Lines of the file; the last one may be torn, and is then cut off."""
         try:
-            text = self._path.read_text() if self._path.exists() else ""
+            raw = self._path.read_bytes() if self._path.exists() else b""
+            end = raw.rfind(b"\n") + 1
+            found = self._records(raw[:end].decode())
+            is_own = bool(found) or raw.startswith(b'{"event"')
+            if is_own and end < len(raw):
+                # A line that follows must not continue it. Only a file of this kind is cut.
+                os.truncate(self._path, end)
         except (OSError, UnicodeError) as error:
             why = f"it cannot be read: {error}"
             raise UserError("--canary-log", str(self._path), why, "name another file") from error
-        *whole, torn = text.split("\n")
-        if torn:
-            # A line that follows must not continue it.
-            self._path.write_text("".join(f"{line}\n" for line in whole))
+        if raw and not is_own:
+            why = "it holds no line of a comparison"
+            raise UserError("--canary-log", str(self._path), why, "name another file")
+        return found
+
+    def _records(self, text: str) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
-        for number, line in enumerate(whole, start=1):
+        for number, line in enumerate(text.splitlines(), start=1):
             try:
                 found.append(_record(line))
             except (ValueError, KeyError, TypeError):
@@ -85,7 +98,7 @@ class CanaryLog:
 
 
 _FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
-    "begin": {"stable": str, "candidate": str, "limits": dict},
+    "begin": {"stable": str, "candidate": str, "source": str, "limits": dict},
     "score": {"model": str, "score": (int, float)},
     "decision": {"outcome": str, "why": str},
 }
@@ -96,4 +109,10 @@ def _record(line: str) -> dict[str, Any]:
     for name, kind in _FIELDS[found["event"]].items():
         if not isinstance(found[name], kind):
             raise TypeError(name)
+    if found["event"] == "score":
+        is_fine = found["model"] in get_args(Arm) and 0.0 <= found["score"] <= 1.0
+    else:
+        is_fine = found.get("outcome", "promoted") in get_args(Outcome)
+    if not is_fine:
+        raise ValueError(found["event"])
     return found

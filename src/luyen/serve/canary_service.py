@@ -1,17 +1,18 @@
 """Two models behind one address: a share of the callers gets the candidate, until scores decide."""
 
 import asyncio
-import json
+import logging
 import math
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, cast, final
 
+from luyen.base.boundary import boundary, last_line
 from luyen.base.errors import UserError
 from luyen.base.records import GroupId, Message, Rollout, Source, StopReason, make_prompt
 from luyen.config.schema.run import RunConfig
@@ -19,20 +20,26 @@ from luyen.data.render import Renderer
 from luyen.data.tokenizer import Tokenizer
 from luyen.pipeline.policy_loading import device_for
 from luyen.rewards.build import BuiltReward, build_reward
-from luyen.serve.canary import Arm, CanaryLimits, CanaryState, arm_of, caller_key
+from luyen.rewards.scoring import VALIDATION, ScoreJournal
+from luyen.serve.canary import Arm, CanaryLimits, CanaryState, Outcome, arm_of, caller_key
 from luyen.serve.canary_log import CanaryLog
 from luyen.serve.dispatch import ServeLimits
 from luyen.serve.failures import ApiFailure, wrong
 from luyen.serve.fields import number, one_of, read_fields, text
 from luyen.serve.jobs import Job
 from luyen.serve.model import ServedModel
-from luyen.serve.opening import Opening, open_service
+from luyen.serve.opening import Opening, open_policy
+from luyen.serve.scoring import is_reward_model
 from luyen.serve.service import Body, Endpoints, ReplyPlan, Service
+from luyen.serve.streams import whole_reply
 from luyen.train.builders.reward import reward_model_services
-from luyen.train.builders.setup import import_plugins
+from luyen.train.builders.setup import import_plugins, load_run_tokenizer
 
-_REMEMBERED = 100_000
+_LOG = logging.getLogger("luyen.serve")
+_MOST_ANSWERS = 100_000
 """Answers that can still be voted on."""
+_MOST_PENDING = 128
+"""Answers that wait for their score; further ones stay unscored while a reward is slow."""
 _OUTCOMES = {"promote": "promoted", "roll_back": "rolled_back"}
 
 
@@ -75,8 +82,8 @@ class CanaryService:
 
     @property
     def model(self) -> ServedModel:
-        """The model of most callers."""
-        return self._arms["candidate" if self._state.share == 1.0 else "stable"].model
+        """The stable model, or a candidate that was promoted."""
+        return self._main.model
 
     @property
     def state(self) -> CanaryState:
@@ -84,7 +91,7 @@ class CanaryService:
         return self._state
 
     def endpoints(self) -> Endpoints:
-        """Those of the stable model, votes, and the state of the comparison."""
+        """Those of one model, votes, and the state of the comparison."""
         own = self._arms["stable"].endpoints()
         return Endpoints(
             jobs={
@@ -93,33 +100,40 @@ class CanaryService:
             },
             posts={
                 **own.posts,
+                "/tokenize": lambda body: self._main.tokenize(body),
+                "/detokenize": lambda body: self._main.detokenize(body),
                 "/v1/feedback": self.vote,
                 "/admin/weights": self._keep_weights,
                 "/admin/canary": self.overrule,
             },
-            gets={**own.gets, "/health": self.health, "/v1/canary": self.report},
+            gets={
+                "/v1/models": lambda: self._main.models(),
+                "/health": self.health,
+                "/v1/canary": self.report,
+            },
         )
 
     async def one_model(self, name: str) -> Body:
         """The card of the model."""
-        return await self._arms["stable"].one_model(name)
+        return await self._main.one_model(name)
 
     async def close(self) -> None:
         """End both engines; scores that are being computed are lost."""
         for task in self._pending:
             task.cancel()
-        await asyncio.gather(*(service.close() for service in self._arms.values()))
-        if self._scorer is not None:
-            await asyncio.to_thread(self._scorer.close)
+        try:
+            await asyncio.gather(*(service.close() for service in self._arms.values()))
+        finally:
+            if self._scorer is not None:
+                await asyncio.to_thread(self._scorer.close)
 
     async def health(self) -> Body:
         """Whether a model can answer; a candidate whose engine ended is rolled back."""
-        if not self._arms["candidate"].dispatcher.is_healthy:
-            self._decide("rolled_back", "its engine has ended")
-        return await self._arms["stable" if self._state.share < 1.0 else "candidate"].health()
+        self._check_candidate()
+        return await self._main.health()
 
     async def vote(self, body: Body) -> Body:
-        """Count the score that a client gives to an answer, once."""
+        """Count the score that a client gives to an answer, once; none after a decision."""
         found = read_fields(body, {"id": text, "score": number(0.0, 1.0)})
         for name in ("id", "score"):
             if name not in found:
@@ -127,14 +141,17 @@ class CanaryService:
         if self._scorer is not None:
             message = "score: answers are scored by a reward here, and votes are not counted"
             raise ApiFailure(409, message, param="score", code="scored_by_reward")
-        arm = self._answers.pop(found["id"], None)
+        arm = self._answers.get(found["id"])
         if arm is None:
             message = (
                 "id: no answer of this id waits for a vote: it is unknown, old, or was voted on"
             )
             raise ApiFailure(404, message, param="id", code="unknown_answer")
-        self._observe(found["id"], arm, found["score"], "vote")
-        return {"id": found["id"], "score": found["score"], "counted": True}
+        is_open = self._state.decision is None
+        with _guard_log():
+            self._observe(found["id"], arm, found["score"], "vote")
+        del self._answers[found["id"]]
+        return {"id": found["id"], "score": found["score"], "counted": is_open}
 
     async def overrule(self, body: Body) -> Body:
         """Decide by hand."""
@@ -144,7 +161,11 @@ class CanaryService:
         if self._state.decision is not None:
             message = f"action: the candidate was {self._state.decision.outcome} before"
             raise ApiFailure(409, message, param="action", code="decided")
-        self._decide(_OUTCOMES[found["action"]], "an administrator decided so")
+        outcome = _OUTCOMES[found["action"]]
+        state = self._state.decide(cast(Outcome, outcome), "an administrator decided so")
+        with _guard_log():
+            self._log.decision(state)
+        self._state = state
         return await self.report()
 
     async def report(self) -> Body:
@@ -182,63 +203,84 @@ class CanaryService:
     async def _generate(
         self, make_job: Callable[[Service, Body], Awaitable[Job]], body: Body
     ) -> ReplyPlan:
+        self._check_candidate()
         arm = arm_of(caller_key(body), self._state.share)
         service = self._arms[arm]
         job = await make_job(service, body)
         self._counts[arm] += 1
-        if self._scorer is None:
-            self._remember(job.id, arm)
-            return service.generation(job)
-        made = service.generation(job)
+        plan = service.generation(job)
+        if self._state.decision is not None:
+            return plan
+        if self._scorer is not None:
+            return self._with_score(plan, arm, body, self._scorer)
+        self._answers[job.id] = arm
+        if len(self._answers) > _MOST_ANSWERS:
+            self._answers.popitem(last=False)
+        return plan
 
-        async def scored() -> Body:
-            reply = await made.reply()
-            self._score_later(arm, body, reply)
+    def _with_score(self, plan: ReplyPlan, arm: Arm, body: Body, scorer: AnswerScorer) -> ReplyPlan:
+        """A plan whose reply is scored while the client already reads it."""
+
+        def score(reply: Body | None) -> None:
+            if reply is None or len(self._pending) >= _MOST_PENDING:
+                self._unscored += 1
+            elif self._state.decision is None:
+                task = asyncio.ensure_future(self._score(arm, body, reply, scorer))
+                self._pending.add(task)
+                task.add_done_callback(self._pending.discard)
+
+        async def whole() -> Body:
+            reply = await plan.reply()
+            score(reply)
             return reply
 
-        async def scored_stream() -> AsyncGenerator[bytes]:
+        async def stream() -> AsyncGenerator[bytes]:
             pieces: list[bytes] = []
-            async with aclosing(made.stream()) as stream:
-                async for piece in stream:
+            async with aclosing(plan.stream()) as events:
+                async for piece in events:
                     pieces.append(piece)
                     yield piece
-            self._score_later(arm, body, whole_reply(pieces))
+            score(whole_reply(pieces))
 
-        return ReplyPlan(is_streaming=made.is_streaming, reply=scored, stream=scored_stream)
+        return ReplyPlan(is_streaming=plan.is_streaming, reply=whole, stream=stream)
 
-    def _remember(self, id: str, arm: Arm) -> None:
-        self._answers[id] = arm
-        if len(self._answers) > _REMEMBERED:
-            self._answers.popitem(last=False)
-
-    def _score_later(self, arm: Arm, body: Body, reply: Body) -> None:
-        """Score a reply while the client already reads it."""
-        scorer = self._scorer
-        assert scorer is not None, "there is a scorer"
-
-        async def score() -> None:
+    async def _score(self, arm: Arm, body: Body, reply: Body, scorer: AnswerScorer) -> None:
+        """Count the score of a reply; whatever prevents it makes the reply an unscored one."""
+        faults: list[BaseException] = []
+        with boundary(faults):
             found = await scorer(body, reply)
-            if found is None or not 0.0 <= found <= 1.0:
-                self._unscored += 1
-            else:
+            if found is not None and 0.0 <= found <= 1.0:
                 self._observe(reply["id"], arm, found, "reward")
+                return
+        self._unscored += 1
+        if faults:
+            _LOG.warning("an answer was not scored: %s", last_line(faults[0]))
 
-        task = asyncio.ensure_future(score())
-        self._pending.add(task)
-        task.add_done_callback(self._pending.discard)
+    @property
+    def _main(self) -> Service:
+        """The service of the stable model, or of a candidate that was promoted."""
+        return self._arms["candidate" if self._state.share == 1.0 else "stable"]
+
+    def _check_candidate(self) -> None:
+        """Roll a candidate back whose engine ended."""
+        if not self._arms["candidate"].dispatcher.is_healthy:
+            self._advance(self._state.decide("rolled_back", "its engine has ended"))
 
     def _observe(self, id: str, arm: Arm, score: float, source: str) -> None:
-        self._log.score(id, arm, score, source)
-        self._replace(self._state.observe(arm, score))
+        """Count a score, in the file first; a UserError where it cannot be written."""
+        if self._state.decision is None:
+            self._log.score(id, arm, score, source)
+            self._advance(self._state.observe(arm, score))
 
-    def _decide(self, outcome: Any, why: str) -> None:
-        self._replace(self._state.decide(outcome, why))
-
-    def _replace(self, state: CanaryState) -> None:
-        is_decided = state.decision is not None and self._state.decision is None
+    def _advance(self, state: CanaryState) -> None:
+        is_new = state.decision is not None and self._state.decision is None
         self._state = state
-        if is_decided:
-            self._log.decision(state)
+        if is_new:
+            try:
+                self._log.decision(state)
+            except UserError as error:
+                # It holds all the same; a restart makes it again of the scores.
+                _LOG.error("a decision is not in the file: %s", error)
 
     def _watch(self) -> None:
         """Gauges of the comparison."""
@@ -259,7 +301,7 @@ class CanaryService:
         for arm in self._arms:
             watch(
                 f"luyen_canary_{arm}_requests",
-                f"Requests that the {arm} model answered.",
+                f"Requests that went to the {arm} model.",
                 partial(lambda a: self._counts[a], arm),
             )
             watch(
@@ -269,24 +311,15 @@ class CanaryService:
             )
 
 
-def whole_reply(pieces: Iterable[bytes]) -> Body:
-    """The id and the texts of a reply that was sent as server-sent events.
-
-    Example:
-        >>> part = b'data: {"id": "c", "choices": [{"index": 0, "delta": {"content": "4"}}]}\\n\\n'
-        >>> whole_reply([part, part, b"data: [DONE]\\n\\n"])
-        {'id': 'c', 'choices': [{'text': '44'}]}
-    """
-    id, texts = "", dict[int, str]()
-    for line in b"".join(pieces).decode().split("\n"):
-        if not line.startswith("data: {"):
-            continue
-        event = json.loads(line.removeprefix("data: "))
-        id = event.get("id", id)
-        for choice in event.get("choices", ()):
-            part = choice.get("text") or choice.get("delta", {}).get("content") or ""
-            texts[choice["index"]] = texts.get(choice["index"], "") + part
-    return {"id": id, "choices": [{"text": texts[index]} for index in sorted(texts)]}
+@contextmanager
+def _guard_log() -> Iterator[None]:
+    """A file that cannot be written is an error of the server, which shows no client its path."""
+    try:
+        yield
+    except UserError as error:
+        _LOG.error("the comparison cannot be written: %s", error)
+        message = "it could not be written, and does not count; the server's log says why"
+        raise ApiFailure(500, message, type="server_error", code="canary_log") from None
 
 
 # Answers scored by the reward of a run: what training rewards decides in production.
@@ -310,14 +343,21 @@ class RewardScorer:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="reward")
 
     async def __call__(self, body: Body, reply: Body) -> float | None:
-        """The mean score of the answers; None where one could not be scored."""
+        """The mean score of the answers; None where one cannot be scored.
+
+        These cannot: calls of tools, prompts that are not one text, and answers after an `echo`.
+        """
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, self.score, body, reply)
 
     def score(self, body: Body, reply: Body) -> float | None:
         """The same, now."""
-        given = body.get("metadata")
-        metadata = cast(Mapping[str, Any], given) if isinstance(given, dict) else {}
+        metadata, choices = body.get("metadata") or {}, reply["choices"]
+        is_text = isinstance(body.get("prompt", ""), str) and not body.get("echo")
+        has_calls = any(choice["finish_reason"] == "tool_calls" for choice in choices)
+        if not is_text or has_calls or not isinstance(metadata, dict):
+            return None
+        metadata = cast(Mapping[str, Any], metadata)
         extra = {k: v for k, v in metadata.items() if k not in ("data_source", "ground_truth")}
         prompt = make_prompt(
             _messages(body),
@@ -325,12 +365,9 @@ class RewardScorer:
             ground_truth=metadata.get("ground_truth"),
             extra_info=extra,
         )
-        texts = [_text(choice) for choice in reply["choices"]]
-        rollouts = [self._rollout(prompt.uid, i, text) for i, text in enumerate(texts)]
-        try:
-            (scored,) = self._reward.score([(prompt, rollouts)])
-        except UserError:
-            return None
+        rollouts = [self._rollout(prompt.uid, i, choice) for i, choice in enumerate(choices)]
+        # As in a validation: what is normalised in training cannot be compared over time.
+        (scored,) = self._reward.score([(prompt, rollouts)], ScoreJournal(purpose=VALIDATION))
         values = [score.value for score in scored.scores]
         if None in values:
             return None
@@ -342,7 +379,8 @@ class RewardScorer:
         self._thread.shutdown(wait=True, cancel_futures=True)
         self._reward.close()
 
-    def _rollout(self, uid: str, sample: int, text: str) -> Rollout:
+    def _rollout(self, uid: str, sample: int, choice: Mapping[str, Any]) -> Rollout:
+        text, is_cut = _text(choice), choice["finish_reason"] == "length"
         tokens = tuple(self._tokenizer.encode(text))
         count = len(tokens)
         return Rollout(
@@ -353,20 +391,17 @@ class RewardScorer:
             turns=(0,) * count,
             logps=(None,) * count,
             versions=(None,) * count,
-            stop=StopReason.ANSWERED,
+            stop=StopReason.TOKEN_BUDGET if is_cut else StopReason.ANSWERED,
             text=text,
         )
 
 
-def open_scorer(
-    config: RunConfig, tokenizer: Tokenizer, *, bounds: tuple[float, float]
-) -> RewardScorer:
+def open_scorer(config: RunConfig, *, bounds: tuple[float, float]) -> RewardScorer:
     """A scorer with the reward of a configuration."""
     lowest, highest = bounds
-    if not lowest < highest:
-        why = "scores lie between two different bounds, the lower one first"
-        raise UserError("--reward-range", f"{lowest:g} {highest:g}", why, "give LOW HIGH")
     import_plugins(config.trainer.plugins)
+    # Its own: that of the model is used on another thread.
+    tokenizer = load_run_tokenizer(config)
     renderer = Renderer(tokenizer, template_kwargs=config.data.apply_chat_template_kwargs)
     reward = build_reward(
         config.reward,
@@ -380,7 +415,7 @@ def open_scorer(
 def _messages(body: Body) -> Sequence[Message]:
     if "messages" in body:
         return cast(list[Message], body["messages"])
-    return [{"role": "user", "content": str(body.get("prompt", ""))}]
+    return [{"role": "user", "content": body["prompt"]}]
 
 
 def _text(choice: Mapping[str, Any]) -> str:
@@ -417,23 +452,45 @@ def open_canary(
     path: str, opening: Opening, limits: ServeLimits, canary: CanaryOptions
 ) -> CanaryService:
     """Load two policies and compare them."""
-    stable = open_service(path, opening, limits)
-    if not isinstance(stable, Service):
-        why = "answers are compared, and a reward model gives none"
-        raise UserError("--canary", canary.path, why, "serve a policy")
+    _refuse_options(canary)
+    for field, one in (("CHECKPOINT", path), ("--canary", canary.path)):
+        if is_reward_model(one, is_trusted=opening.is_trusted):
+            why = "it is a reward model, and answers are compared"
+            raise UserError(field, one, why, "name a policy")
+    stable = open_policy(path, opening, limits)
     named = replace(opening, name=stable.model.name)
-    candidate = open_service(canary.path, named, limits)
-    if not isinstance(candidate, Service):
-        why = "it is a reward model, and answers are compared"
-        raise UserError("--canary", canary.path, why, "name a policy")
+    candidate = open_policy(canary.path, named, limits, metrics=stable.metrics)
+    _refuse_mismatch(stable.model, candidate.model, canary.path)
+    bounds = canary.reward_range
     log = CanaryLog(
         canary.log,
         stable=stable.model.digest,
         candidate=candidate.model.digest,
         limits=canary.limits,
+        source="votes" if bounds is None else f"reward from {bounds[0]!r} to {bounds[1]!r}",
     )
-    scorer = None
-    if canary.reward_range is not None:
-        loaded = candidate.model.loaded
-        scorer = open_scorer(loaded.config, candidate.model.tokenizer, bounds=canary.reward_range)
+    loaded = candidate.model.loaded
+    scorer = None if bounds is None else open_scorer(loaded.config, bounds=bounds)
     return CanaryService(stable, candidate, log, scorer=scorer)
+
+
+def _refuse_options(canary: CanaryOptions) -> None:
+    if not 0.0 < canary.limits.share < 1.0:
+        why = "one of the two models would never answer, and nothing would be compared"
+        raise UserError("--share", canary.limits.share, why, "give a share between 0 and 1")
+    lowest, highest = canary.reward_range or (0.0, 1.0)
+    if not (math.isfinite(lowest) and math.isfinite(highest) and lowest < highest):
+        why = "scores lie between two different finite bounds, the lower one first"
+        raise UserError("--reward-range", f"{lowest:g} {highest:g}", why, "give LOW HIGH")
+
+
+def _refuse_mismatch(stable: ServedModel, candidate: ServedModel, path: str) -> None:
+    """A UserError where a request to one model would mean something else to the other."""
+    difference = stable.tokenizer.difference(candidate.tokenizer)
+    if difference is not None:
+        why = f"its tokenizer is not that of the stable model: {difference}"
+        raise UserError("--canary", path, why, "compare models of one tokenizer")
+    if candidate.max_model_len < stable.max_model_len:
+        longest = candidate.max_model_len
+        why = f"it reads {longest} tokens, and the stable model {stable.max_model_len}"
+        raise UserError("--canary", path, why, f"give --max-model-len {longest}")

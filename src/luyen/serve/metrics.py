@@ -22,6 +22,7 @@ class ServerMetrics:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
+        self._readers: dict[str, list[Callable[[], float]]] = {}
         registry = self._registry
         self.requests = Counter(
             "luyen_requests_total",
@@ -56,8 +57,13 @@ class ServerMetrics:
         )
 
     def watch(self, name: str, help: str, read: Callable[[], float]) -> None:
-        """A gauge that is read when metrics are."""
-        Gauge(name, help, registry=self._registry).set_function(read)
+        """A gauge that is read when metrics are; the sum, where several readers have its name."""
+        if name in self._readers:
+            self._readers[name].append(read)
+            return
+        readers = self._readers[name] = [read]
+        gauge = Gauge(name, help, registry=self._registry)
+        gauge.set_function(lambda: sum(one() for one in readers))
 
     def page(self) -> bytes:
         """All of them in Prometheus' text format."""

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import final
 
 from luyen.serve.dispatch import ServeLimits
+from luyen.serve.metrics import ServerMetrics
 from luyen.serve.model import build_engine, open_model
 from luyen.serve.scoring import ScoreService, is_reward_model, open_reward_model
 from luyen.serve.service import Service
@@ -34,7 +35,16 @@ def open_service(path: str, opening: Opening, limits: ServeLimits) -> "Service |
     if is_reward_model(path, is_trusted=is_trusted):
         judge = open_reward_model(path, name=name, overrides=overrides, is_trusted=is_trusted)
         return ScoreService(judge, limits)
-    model = open_model(path, name=name, overrides=overrides, is_trusted=is_trusted)
+    return open_policy(path, opening, limits)
+
+
+def open_policy(
+    path: str, opening: Opening, limits: ServeLimits, *, metrics: ServerMetrics | None = None
+) -> Service:
+    """Load a policy and start its engine; it counts into `metrics` if they are given."""
+    model = open_model(
+        path, name=opening.name, overrides=opening.overrides, is_trusted=opening.is_trusted
+    )
     engine = ServingThread(model, build_engine)
     engine.start()
-    return Service(engine, limits, is_trusted=is_trusted)
+    return Service(engine, limits, is_trusted=opening.is_trusted, metrics=metrics)

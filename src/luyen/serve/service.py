@@ -75,10 +75,20 @@ async def wrong_kind(path: str, fix: str, body: Body) -> Body:
 class Service:
     """The endpoints of one served model; lives on the event loop."""
 
-    def __init__(self, engine: ServingThread, limits: ServeLimits, *, is_trusted: bool) -> None:
-        """`is_trusted`: new weights may be those of another user's run (`--trust`)."""
+    def __init__(
+        self,
+        engine: ServingThread,
+        limits: ServeLimits,
+        *,
+        is_trusted: bool,
+        metrics: ServerMetrics | None = None,
+    ) -> None:
+        """`is_trusted`: new weights may be those of another user's run (`--trust`).
+
+        With `metrics` it counts into those of another service of the same server.
+        """
         self.limits = limits
-        self.metrics = ServerMetrics()
+        self.metrics = metrics or ServerMetrics()
         self._engine = engine
         self.dispatcher = Dispatcher(engine, limits)
         self._is_trusted = is_trusted

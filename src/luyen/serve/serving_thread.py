@@ -127,6 +127,8 @@ class ServingThread:
         """Requests that came while the engine drains for new weights."""
         self._next: tuple[ServedModel, Future[None]] | None = None
         self._is_stopping = False
+        self._is_over = False
+        """Whether the thread no longer reads commands."""
         self._thread = threading.Thread(target=self._run, name="rollout engine", daemon=True)
 
     @property
@@ -158,22 +160,28 @@ class ServingThread:
     def submit(self, requests: Sequence[Request], listener: Listener, *, streams: bool) -> None:
         """Queue requests; `listener` gets their events, tokens in progress too if it `streams`."""
         found = [_Submission(request, listener, streams) for request in requests]
-        self._commands.put(lambda: self._take(found))
+        self._order(lambda: self._take(found))
 
     def abort(self, ids: Sequence[str]) -> None:
         """Stop requests; their listeners hear nothing more."""
-        self._commands.put(lambda: self._abort(ids))
+        self._order(lambda: self._abort(ids))
 
     def call(self, task: Callable[[ServedModel], T]) -> "Future[T]":
         """Run something that needs the policy between two passes."""
         future: Future[T] = Future()
-        self._commands.put(lambda: _carry_out(lambda: task(self._model), future))
+
+        def run() -> T:
+            if self._is_stopping:
+                raise stopping()
+            return task(self._model)
+
+        self._order(lambda: _carry_out(run, future))
         return future
 
     def swap(self, model: ServedModel) -> "Future[None]":
         """Finish what runs, then serve this model; requests that come meanwhile wait for it."""
         future: Future[None] = Future()
-        self._commands.put(lambda: self._prepare_swap(model, future))
+        self._order(lambda: self._prepare_swap(model, future))
         return future
 
     def stop(self) -> None:
@@ -190,6 +198,25 @@ class ServingThread:
                 self._pass()
             if faults:
                 self._recover(faults[0])
+        self._is_over = True
+        self._refuse_commands()
+
+    def _order(self, command: Callable[[], None]) -> None:
+        """Queue a command; after the end it is refused at once."""
+        self._commands.put(command)
+        # The flag is set before the thread reads the queue for the last time, so no command is
+        # left there: either that reading finds it, or this one does.
+        if self._is_over:
+            self._refuse_commands()
+
+    def _refuse_commands(self) -> None:
+        """Carry out what is queued after the end: every command refuses what it was given."""
+        while True:
+            try:
+                command = self._commands.get_nowait()
+            except Empty:
+                return
+            command()
 
     def _obey(self) -> None:
         """Carry out what was queued; wait for it where there is nothing else to do."""
@@ -217,6 +244,10 @@ class ServingThread:
             self._swap_now(*self._next)
 
     def _take(self, submissions: Sequence[_Submission]) -> None:
+        if self._is_stopping:
+            for submission in submissions:
+                submission.listener([Refused(failure=stopping())])
+            return
         if self._next is not None:
             self._waiting += submissions
             return
@@ -264,9 +295,12 @@ class ServingThread:
                     self._deliver(completion)
 
     def _prepare_swap(self, model: ServedModel, future: "Future[None]") -> None:
+        if self._is_stopping:
+            _fail(future, stopping())
+            return
         if self._next is not None:
             why = "other weights are on their way into the server"
-            future.set_exception(ApiFailure(409, why, param="path", code="swap_in_progress"))
+            _fail(future, ApiFailure(409, why, param="path", code="swap_in_progress"))
             return
         self._next = (model, future)
 
@@ -307,7 +341,7 @@ class ServingThread:
         self._is_stopping = True
         self._refuse_open(stopping())
         if self._next is not None:
-            self._next[1].set_exception(stopping())
+            _fail(self._next[1], stopping())
         if self._engine is not None:
             self._engine.close()
 
@@ -324,7 +358,12 @@ def _progress(request: str, sample: int, found: TokenStream, model: ServedModel)
 
 
 def _carry_out(task: Callable[[], T], future: "Future[T]") -> None:
-    """Run a task; its result or its exception goes to the future."""
+    """Run a task; its result or its exception goes to the future.
+
+    A task whose client went away is not run: its future was cancelled, and takes no result.
+    """
+    if not future.set_running_or_notify_cancel():
+        return
     faults: list[BaseException] = []
     result: Any = None
     with boundary(faults):
@@ -333,3 +372,9 @@ def _carry_out(task: Callable[[], T], future: "Future[T]") -> None:
         future.set_exception(faults[0])
     else:
         future.set_result(cast(T, result))
+
+
+def _fail(future: "Future[Any]", failure: ApiFailure) -> None:
+    """Answer a future that waits, unless its client went away."""
+    if future.set_running_or_notify_cancel():
+        future.set_exception(failure)

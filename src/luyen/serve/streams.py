@@ -1,7 +1,7 @@
 """Replies as server-sent events: one chunk for each piece of text that is certain."""
 
 import json
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Any, final
 
 from luyen.rollout.protocol import Completion, TopLogps
@@ -144,3 +144,26 @@ async def event_stream(
         head = envelope(job, model, digest, object=kind)
         yield sse({**head, "choices": [], "usage": usage(job, done)})
     yield END
+
+
+def whole_reply(pieces: Sequence[bytes]) -> dict[str, Any] | None:
+    """Id, texts and ends of a reply that was sent as server-sent events; None: it failed.
+
+    Example:
+        >>> part = b'data: {"id": "c", "choices": [{"index": 0, "text": "4"}]}\\n\\n'
+        >>> whole_reply([part, part, END])
+        {'id': 'c', 'choices': [{'text': '44', 'finish_reason': None}]}
+        >>> whole_reply([part]) is None
+        True
+    """
+    if not pieces or pieces[-1] != END:
+        return None
+    id, found = "", dict[int, dict[str, Any]]()
+    for piece in pieces[:-1]:
+        event = json.loads(piece.removeprefix(b"data: "))
+        id = event["id"]
+        for choice in event["choices"]:
+            one = found.setdefault(choice["index"], {"text": "", "finish_reason": None})
+            one["text"] += choice.get("text") or choice.get("delta", {}).get("content") or ""
+            one["finish_reason"] = choice.get("finish_reason") or one["finish_reason"]
+    return {"id": id, "choices": [found[index] for index in sorted(found)]}

@@ -194,6 +194,11 @@ def test_weights_that_do_not_fit_change_nothing(server: Running, path: Any):
     assert chat(server, max_tokens=4).status == 200
 
 
+def test_a_host_header_does_not_name_the_path_that_needs_no_key(server: Running):
+    for path in ("/v1/models", "/metrics"):
+        assert server.get(path, Host="127.0.0.1/health?").status == 401
+
+
 def test_metrics_count_requests_tokens_and_time(server: Running):
     assert chat(server, max_tokens=3, ignore_eos=True).status == 200
     page = server.get("/metrics", **AUTH).raw.decode()

@@ -129,6 +129,44 @@ def test_what_is_open_at_the_end_is_refused(model: ServedModel):
     assert last.failure.status == 503
 
 
+def test_a_client_that_leaves_before_its_turn_harms_no_other_request(thread: ServingThread):
+    inbox = Inbox()
+    thread.submit([request(tokens=60)], inbox, streams=True)
+    inbox.arrived.get(timeout=30)
+    tasks: list[str] = []
+    left = thread.call(lambda found: tasks.append(found.name))
+    assert left.cancel()
+    assert isinstance(inbox.until(Finished)[-1], Finished)
+    assert tasks == []
+
+
+def test_a_swap_that_was_given_up_changes_nothing(thread: ServingThread, model: ServedModel):
+    inbox = Inbox()
+    thread.submit([request(tokens=60)], inbox, streams=True)
+    inbox.arrived.get(timeout=30)
+    assert thread.swap(replace(model, digest="fp_new")).cancel()
+    assert isinstance(inbox.until(Finished)[-1], Finished)
+    thread.submit([request("later/0")], inbox, streams=False)
+    later = inbox.until(Finished)[-1]
+    assert isinstance(later, Finished)
+    assert later.digest == model.digest
+
+
+def test_what_comes_after_the_end_is_refused_at_once(model: ServedModel):
+    thread = ServingThread(model, build_engine)
+    thread.start()
+    thread.stop()
+    inbox = Inbox()
+    thread.submit([request()], inbox, streams=False)
+    [refusal] = inbox.until(Refused)
+    assert isinstance(refusal, Refused)
+    assert refusal.failure.status == 503
+    for future in (thread.call(lambda found: found.name), thread.swap(model)):
+        with pytest.raises(ApiFailure) as failure:
+            future.result(5)
+        assert failure.value.status == 503
+
+
 def test_an_engine_that_cannot_be_built_is_an_error_of_the_start(model: ServedModel):
     def broken(_: ServedModel):
         raise ValueError("no memory")
