@@ -467,3 +467,48 @@ def test_the_command_writes_once_and_prints_json(tmp_path: Path):
     plain = luyen("migrate", "config.yaml")
     assert yaml.safe_load(plain.stdout)["trainer"]["seed"] == 3
     assert "Renamed" in plain.stderr
+
+
+def test_files_that_cannot_be_read_are_named():
+    Path("binary.yaml").write_bytes(bytes(range(256)))
+    for source in ("binary.yaml", "trl dpo --model_name_or_path a/b --config gone.yaml"):
+        with pytest.raises(UserError, match="cannot be read"):
+            migrate(MigrationRequest(text=source))
+
+
+def test_sizes_below_one_are_refused():
+    with pytest.raises(UserError, match="per_device_train_batch_size"):
+        trl(per_device_train_batch_size=-1)
+    assert entry(from_yaml({**GRPO, "max_steps": math.inf}), "max_steps").column == "unavailable"
+
+
+def test_every_file_of_a_dataset_is_named():
+    rows = {"path": "json", "ds_type": "json", "data_files": ["a.jsonl", "b.jsonl"]}
+    found = from_yaml({"base_model": "org/model", "datasets": [rows]})
+    assert found.keys["data.train_files"] == ["a.jsonl", "b.jsonl"]
+
+
+def test_groups_and_deletions_of_hydra_are_in_the_table():
+    found = from_words("data.train_batch_size=3", "model_engine=other", "~trainer.nnodes")
+    columns = {one.source: one.column for one in found.entries if not one.is_default}
+    assert columns == {
+        "data.train_batch_size": "carried",
+        "model_engine": "unavailable",
+        "~trainer.nnodes": "unavailable",
+    }
+
+
+def test_a_script_with_several_training_commands_says_which_one_is_taken():
+    head = "python3 -m verl.trainer.main_ppo"
+    Path("run.sh").write_text(f"{head} trainer.nnodes=2\n{head} trainer.nnodes=3\n")
+    found = migrate(MigrationRequest(text="run.sh"))
+    assert found.where == "run.sh, the last of 2 commands"
+    assert found.keys["trainer.nnodes"] == 3
+
+
+def test_a_broken_dataset_info_is_refused():
+    Path("data").mkdir()
+    Path("data/dataset_info.json").write_text("[1]")
+    values = {"stage": "sft", "model_name_or_path": "org/model", "dataset": "a"}
+    with pytest.raises(UserError, match="no mapping"):
+        from_yaml({**values, "finetuning_type": "full"})

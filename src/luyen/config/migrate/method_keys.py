@@ -404,22 +404,22 @@ def rules_of(method: str) -> dict[str, Rule]:
 
 def design_defaults(source: SourceConfig) -> list[Entry]:
     """What a tool does without a key for it, where Luyen does otherwise."""
-    told: dict[str, tuple[Any, dict[str, Any], str]] = {
+    chosen: dict[str, tuple[Any, dict[str, Any], str]] = {
         "repeated rows": ("kept", {"data.filter_duplicates": False}, ""),
     }
     if source.method == "grpo" and source.get("scale_rewards") not in (False, "none", "batch"):
-        told["epsilon of the std"] = (1e-4, {"algorithm.std_epsilon": 1e-4}, "")
+        chosen["epsilon of the std"] = (1e-4, {"algorithm.std_epsilon": 1e-4}, "")
     clips = source.get("loss_type") in (*_AGGREGATIONS, None)
     is_token = source.get("importance_sampling_level") != "sequence"
     if source.method == "grpo" and updates_of_step(source) > 1 and clips and is_token:
-        told["dual clip"] = ("none", {f"{ACTOR}.clip_ratio_c": 1e9}, "")
+        chosen["dual clip"] = ("none", {f"{ACTOR}.clip_ratio_c": 1e9}, "")
     if (
         source.method == "sft"
         and source.tool == "TRL"
         and not (source.has("assistant_only_loss") or source.has("completion_only_loss"))
     ):
         note = "TRL learns every token of a conversation, Luyen those of the assistant"
-        told["assistant_only_loss"] = (False, {}, note)
+        chosen["assistant_only_loss"] = (False, {}, note)
     return [
         Entry(
             source=name,
@@ -427,5 +427,5 @@ def design_defaults(source: SourceConfig) -> list[Entry]:
             outcome=Outcome(keys=keys, is_implied=not keys, note=note),
             is_default=True,
         )
-        for name, (value, keys, note) in told.items()
+        for name, (value, keys, note) in chosen.items()
     ]
