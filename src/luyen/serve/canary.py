@@ -204,8 +204,8 @@ def caller_key(body: Mapping[str, Any]) -> str:
             return f"user {body[name]}"
     messages = body.get("messages")
     if isinstance(messages, list) and messages:
-        asked = [m for m in messages if isinstance(m, dict) and m.get("role") == "user"]
-        begin = (asked or messages)[0]
+        questions = [m for m in messages if isinstance(m, dict) and m.get("role") == "user"]
+        begin = (questions or messages)[0]
     else:
         begin = body.get("prompt")
     return f"begin {json.dumps(begin, sort_keys=True, ensure_ascii=False)}"

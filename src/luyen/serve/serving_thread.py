@@ -171,7 +171,7 @@ class ServingThread:
         return future
 
     def swap(self, model: ServedModel) -> "Future[None]":
-        """Finish what runs, then serve this model; requests that come meanwhile wait for it."""
+        """Finish what runs, then serve this model; requests that arrive until then wait."""
         future: Future[None] = Future()
         self._commands.put(lambda: self._prepare_swap(model, future))
         return future
