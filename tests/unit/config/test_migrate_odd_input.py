@@ -82,3 +82,35 @@ def test_names_of_files_print_no_terminal_codes():
     assert yaml.safe_load(text)["trainer"]["nnodes"] == 2
     printed = "\n".join((text, *table_lines(found)))
     assert not {"\x1b", "\x9b"} & set(printed)
+
+
+def test_a_python_file_that_computes_too_much_is_named():
+    Path("deep.py").write_text("from trl import GRPOConfig\nx = " + "+".join(["1"] * 20_000))
+    with pytest.raises(UserError, match=r"nested too deeply|no Python"):
+        migrate(MigrationRequest(text="deep.py"))
+    doubled = "a = 'xxxxxxxxxx'\n" + "a = a + a\n" * 60 + "a = f'{a}{a}'\n" * 60
+    number = "1" + "0" * 400
+    text = f"from trl import GRPOConfig\n{doubled}GRPOConfig(run_name=a, beta={number} / 3)\n"
+    Path("grow.py").write_text(text)
+    found = columns(migrate(MigrationRequest(text="grow.py")))
+    assert found == {"run_name": "unavailable", "beta": "unavailable"}
+
+
+def test_a_further_dataset_of_a_script_is_named():
+    Path("run.py").write_text(
+        "from trl import SFTConfig\nSFTConfig(seed=1)\n"
+        "train = load_dataset('org/rows', split='train')\n"
+        "again = load_dataset('org/rows', split='train')\n"
+        "test = load_dataset('org/rows', split='test')\n"
+    )
+    found = migrate(MigrationRequest(text="run.py"))
+    [more] = [one for one in found.entries if one.source == "load_dataset"]
+    assert (more.value, more.column) == ("load_dataset('org/rows', split='test')", "unavailable")
+
+
+@pytest.mark.parametrize(
+    ("how", "estimator"), [("normalize_then_sum", "gdpo"), ("sum_then_normalize", "grpo")]
+)
+def test_rewards_that_are_normalised_one_by_one_are_gdpo(how: str, estimator: str):
+    found = from_yaml({**GRPO, "multi_objective_aggregation": how})
+    assert found.keys["algorithm.adv_estimator"] == estimator

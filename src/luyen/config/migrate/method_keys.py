@@ -125,6 +125,14 @@ def _scaled(value: Any, source: SourceConfig) -> Outcome:
     return keep({"algorithm.norm_adv_by_std_in_grpo": True})
 
 
+def _objectives(value: Any, source: SourceConfig) -> Outcome:
+    is_each = value == "normalize_then_sum"
+    note = "each reward is normalised, then added" if is_each else "rewards are added first"
+    if is_each == (source.method == "gdpo"):
+        return implied(note)
+    return keep({"algorithm.adv_estimator": "gdpo" if is_each else "grpo"}, note)
+
+
 def _level(value: Any, source: SourceConfig) -> Outcome:
     del source
     if value == "token":
@@ -242,11 +250,7 @@ ONLINE_RULES: dict[str, Rule] = {
     "reward_weights": never("add the functions up with these weights in one function"),
     "reward_model_path": _reward_model,
     "reward_model": _reward_model,
-    "multi_objective_aggregation": choose(
-        lambda value: value == "normalize_then_sum",
-        implied("gdpo normalises each reward, then adds"),
-        implied("rewards are added, then normalised"),
-    ),
+    "multi_objective_aggregation": _objectives,
     "sync_ref_model": never("the reference is the policy before training, or ref.path"),
     "shuffle_dataset": choose(
         bool, implied("rows are shuffled"), keep({"data.sampler.name": "sequential"})

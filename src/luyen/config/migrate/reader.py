@@ -69,7 +69,11 @@ def _read_file(path: Path, request: MigrationRequest) -> SourceConfig:
     text = file_text(path)
     source = _source(path.name, path.absolute().parent, request)
     if path.suffix == ".py":
-        return trl.read_python(text, source, str(path))
+        try:
+            return trl.read_python(text, source, str(path))
+        except RecursionError as error:
+            why, fix = "its expressions are nested too deeply", "write the values as literals"
+            raise UserError("source", str(path), why, fix) from error
     if path.suffix in (".yaml", ".yml", ".json"):
         return _read_values(file_values(path), source, hint=f"{path.parent.name} {path.stem}")
     return _read_last(text, source)
