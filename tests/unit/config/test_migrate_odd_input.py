@@ -114,3 +114,10 @@ def test_a_further_dataset_of_a_script_is_named():
 def test_rewards_that_are_normalised_one_by_one_are_gdpo(how: str, estimator: str):
     found = from_yaml({**GRPO, "multi_objective_aggregation": how})
     assert found.keys["algorithm.adv_estimator"] == estimator
+
+
+def test_devices_of_a_critic_that_is_not_there_have_no_effect():
+    text = f"{HEAD} algorithm.adv_estimator=grpo critic.nnodes=2"
+    found = migrate(MigrationRequest(text=text))
+    assert columns(found)["critic.nnodes"] == "implied"
+    assert "critic.nnodes" not in found.keys
