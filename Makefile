@@ -23,7 +23,7 @@ check: $(STAMP) ## format, lint, types, layers and architecture tests; under a m
 	@set -e; $(START); \
 	echo "ruff format"; $(BIN)/ruff format --check --quiet .; \
 	echo "ruff check"; $(BIN)/ruff check --quiet .; \
-	echo "import-linter and pyright, beside the rest"; \
+	echo "import-linter and pyright, at the same time as the rest"; \
 	{ $(BIN)/lint-imports --no-logo && $(BIN)/pyright; } > $(STAMP).types 2>&1 & types=$$!; \
 	echo "architecture tests"; $(BIN)/pytest tests/architecture; \
 	wait $$types || { cat $(STAMP).types; exit 1; }; \
@@ -32,7 +32,7 @@ check: $(STAMP) ## format, lint, types, layers and architecture tests; under a m
 # A worker more than cores: some tests wait most of the time. A file's tests stay together, and all
 # tests of Ray, so that what they share is made once (tests/conftest.py); in this order the longest
 # files begin early.
-test: $(STAMP) ## every test that needs no GPU, on two cores; a quarter of an hour, longer on slow ones
+test: $(STAMP) ## every test that needs no GPU, on two cores; ten minutes where they do nothing else
 	@set -e; $(START); $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder; $(TOOK)
 
 test-all: $(STAMP) ## every test that needs no GPU, long sweeps included: hours
@@ -57,7 +57,7 @@ chains: $(STAMP) ## train short runs with this tree and with OLD=path: digests a
 	@test -n "$(OLD)" || { echo "OLD is not set; give a checkout of the code before: make chains OLD=../before"; exit 2; }
 	@$(BIN)/python -m tests.chains.compare "$(OLD)" .
 
-docs: $(STAMP) ## write docs/config.md and docs/metrics.md anew from the code
+docs: $(STAMP) ## write docs/config.md and docs/metrics.md from the code
 	@$(BIN)/luyen schema --markdown > $(STAMP).config.md
 	@mv $(STAMP).config.md docs/config.md
 	@$(BIN)/python -m tests.architecture.metrics_page > $(STAMP).metrics.md

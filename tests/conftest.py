@@ -17,7 +17,7 @@ from hypothesis import settings
 from luyen.base.process_setup import prepare_process
 from tests.forked_python import forked_executable, reserve
 
-# Runs of these tests are signed with a key of their own, not with that of whoever runs them.
+# Runs of these tests are signed with a key of their own, not with the user's.
 _keys = tempfile.mkdtemp(prefix="luyen-key-")
 atexit.register(shutil.rmtree, _keys, ignore_errors=True)
 os.environ["LUYEN_KEY_FILE"] = str(Path(_keys) / "key")

@@ -102,8 +102,7 @@ def reserve() -> Path:
     lock = os.open(folder / "owner", os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)  # to the end of this process: the server looks at it
     os.environ[_FOLDER] = str(folder)
-    if not (folder / "socket").exists():
-        atexit.register(_remove_unused, folder, os.getpid())
+    atexit.register(_remove_unused, folder, os.getpid())
     return folder
 
 
@@ -137,8 +136,10 @@ def _start(folder: Path, launcher: Path) -> None:
         )
     last = time.monotonic() + _START_S
     while not address.exists():
-        ended = process.poll() is not None or time.monotonic() > last
-        assert not ended, f"the server did not start:\n{log.read_text()}"
+        if process.poll() is not None or time.monotonic() > last:
+            process.kill()
+            process.wait()
+            raise AssertionError(f"the server did not start:\n{log.read_text()}")
         time.sleep(0.05)
     # It is not waited for: it outlives this process.
     process.returncode = 0

@@ -25,7 +25,7 @@ _EVERY = (
     "trainer.logger=[jsonl, tensorboard]",
     f"{ACTOR}.ppo_mini_batch_size=2",
 )
-_KILLS = (("some rollouts are drawn", 13), ("advantages are there", 3))
+_KILLS = (("some rollouts are generated", 13), ("advantages are there", 3))
 """A kill in the first step, and one in the third, after a checkpoint and with a journal."""
 
 

@@ -1,4 +1,4 @@
-"""Who reads which file of a run, and whether a damage was told or changes nothing."""
+"""Who reads which file of a run, and whether a damage is named or changes nothing."""
 
 import re
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from tests.fuzz.bench import FINISHED, KILLED_RUN, Bench, outcome_of
 from tests.fuzz.damage import Damage
 from tests.fuzz.server import Commands, Said
 
-Verdict: TypeAlias = Literal["told", "same"]
+Verdict: TypeAlias = Literal["named", "same"]
 _EVERYONE = ("resume", "doctor", "report", "diff", "replay", "eval")
 _NOTES = ("resume", "doctor", "report")
 READERS: dict[str, tuple[str, ...]] = {
@@ -69,7 +69,7 @@ class Benches:
 
 
 def judge(bench: Bench, damage: Damage, reader: str) -> Verdict:
-    """Damage a run and read it; AssertionError unless it is told, or the result is the same."""
+    """Damage a run and read it; AssertionError unless it is named, or the result is the same."""
     is_killed = reader == "resume" or damage.kind == "journal"
     name = KILLED_RUN if is_killed else FINISHED
     intact = _intact(bench, reader, name)
@@ -84,7 +84,7 @@ def judge(bench: Bench, damage: Damage, reader: str) -> Verdict:
         f"{reader} of a run with a damaged {path.name} says something else and not why:\n"
         f"{said.status}: {said.text[-3000:]}\ninstead of\n{intact.status}: {intact.text[-3000:]}"
     )
-    return "told"
+    return "named"
 
 
 def _intact(bench: Bench, reader: str, name: str) -> Said:
@@ -109,16 +109,16 @@ def _resumed(bench: Bench, path: Path) -> Verdict:
     is_named = _names(said.err, path) > 0  # what it prints at its end lists files anyway
     if said.status != 0:
         assert is_named, f"it stopped and does not name {path.name}: {said.text[-3000:]}"
-        return "told"
+        return "named"
     found, wanted = outcome_of(bench.place), outcome_of(bench.whole)
     if found == wanted:
-        return "told" if is_named else "same"
+        return "named" if is_named else "same"
     assert is_named, f"what became of it differs, and {path.name} is not named: {said.text[-3000:]}"
     assert found.weights == wanted.weights, "the weights differ"
     assert found.chains.items() <= wanted.chains.items(), "it did something else"
     assert found.chains[4] == wanted.chains[4]
     assert all(wanted.metrics[step] == found.metrics[step] for step in found.metrics)
-    return "told"
+    return "named"
 
 
 def _demand_manners(said: Said) -> None:

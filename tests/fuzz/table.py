@@ -31,7 +31,7 @@ def main() -> int:
 
 
 def _lines(found: Counter[tuple[str, str]]) -> list[str]:
-    columns = ("damages", "told", "same", "wrong")
+    columns = ("damages", "named", "same", "wrong")
     lines = [f"| file | {' | '.join(columns)} |", "|---|" + "---|" * len(columns)]
     for kind in KINDS:
         lines.append(f"| {kind} | {' | '.join(str(found[kind, name]) for name in columns)} |")

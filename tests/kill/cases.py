@@ -100,7 +100,7 @@ def quick_offline_cases() -> list[Case]:
 
 
 def ahead_cases(staleness: Sequence[int]) -> list[Case]:
-    """Conversations whose rollouts are drawn ahead, killed everywhere."""
+    """Conversations whose rollouts are generated ahead, killed everywhere."""
     return [
         Case(shape="tool-calling", algorithm="GRPO", point=name, call=call, staleness=ahead)
         for ahead in staleness

@@ -50,7 +50,7 @@ OFFLINE_POINTS: dict[str, Point] = {name: POINTS[name] for name in _KEPT} | {
     "the held-out rows are measured": Point(
         where="luyen.train.offline.loop:OfflineRun.measure", when="before", calls=(1, 2)
     ),
-    "a lesson is laid": Point(
+    "a batch is packed": Point(
         where="luyen.train.offline.loop:OfflineSchedule.offline_batch", when="after", calls=(1, 4)
     ),
     "an offline step is taken": Point(

@@ -34,22 +34,22 @@ POINTS: dict[str, Point] = {
     "the directory is made, its manifest is not": Point(
         where="luyen.base.rundir:write_whole", when="before", calls=(1, 3)
     ),
-    "the first validation is drawn": Point(
+    "the first validation is generated": Point(
         where="luyen.train.validation:score_groups", when="before", calls=(1,)
     ),
-    "some rollouts are drawn": Point(
+    "some rollouts are generated": Point(
         where="luyen.telemetry.journal:WorkJournal.keep_rollout", when="after", calls=(1, 13, 30)
     ),
     "a record of the journal is torn": Point(
         where="luyen.base.journal:JournalFile._write", when="torn", calls=(7, 24)
     ),
-    "all rollouts are drawn": Point(
+    "all rollouts are generated": Point(
         where="luyen.train.scoring:score_and_filter", when="before", calls=(1, 2, 3)
     ),
-    "some rollouts are judged": Point(
+    "some rollouts are scored": Point(
         where="luyen.telemetry.journal:WorkJournal.keep_scores", when="after", calls=(10, 14)
     ),
-    "all rollouts are judged": Point(
+    "all rollouts are scored": Point(
         where="luyen.train.loop:generate_and_score", when="after", calls=(1, 2)
     ),
     "old log-probs and values are there": Point(
@@ -73,7 +73,7 @@ POINTS: dict[str, Point] = {
     "the rollouts of the step are in place": Point(
         where="luyen.telemetry.rollout_files:write_whole", when="after", calls=(2, 3)
     ),
-    "a later validation is drawn": Point(
+    "a later validation is generated": Point(
         where="luyen.train.validation:score_groups", when="before", calls=(2,)
     ),
     "the digest is written, the metrics are not": Point(

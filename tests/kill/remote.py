@@ -37,7 +37,7 @@ RANKS: dict[str, Point] = {
     ),
 }  # fmt: skip
 REPLICAS: dict[str, Point] = {
-    "a replica draws": Point(
+    "a replica generates": Point(
         where="luyen.runtime.ray.replica:EngineThread._advance", when="before", calls=(2, 40)
     ),
     "a replica takes weights": Point(

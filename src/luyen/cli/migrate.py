@@ -27,9 +27,11 @@ def migrate(
     ] = None,
     devices: Annotated[
         int,
-        typer.Option(min=1, help="Devices that it ran on: TRL's batch sizes are for one of them."),
+        typer.Option(min=1, help="Devices that it ran on, where batch sizes are for one of them."),
     ] = 1,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the table and the YAML as JSON.")
+    ] = False,
 ) -> None:
     """Translate a configuration of verl, TRL, LLaMA-Factory or Axolotl.
 
@@ -48,7 +50,8 @@ def migrate(
     if output is None and not as_json:
         typer.echo(text, nl=False)
     if output is not None:
-        output.write_text(text, encoding="utf-8")
+        with output.open("x", encoding="utf-8") as file:  # never over a file that came since
+            file.write(text)
         if not as_json:
             for line in _last_lines(output):
                 typer.echo(line)

@@ -1,4 +1,4 @@
-"""Whether weights changed: keys and values that were computed with others are stale then.
+"""Whether weights changed: keys and values of other weights are stale then.
 
 PyTorch counts writes to a tensor, but not all of them: a fused optimizer and a write through
 `.data` leave the version as it was. So versions and addresses are compared often, which costs

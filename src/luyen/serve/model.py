@@ -125,7 +125,7 @@ def build_engine(model: ServedModel) -> RolloutEngine:
         "max_model_len": model.max_model_len,
         # A prompt is prefilled in one pass.
         "max_num_batched_tokens": max(rollout.max_num_batched_tokens, model.max_model_len),
-        # Requests arrive while others run, as those of conversations do.
+        # Requests arrive while earlier ones run, as those of conversations do.
         "multi_turn": rollout.multi_turn.model_copy(update={"enable": True}),
     }
     rollout = rollout.model_copy(update=changes)

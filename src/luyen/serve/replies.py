@@ -198,7 +198,7 @@ class Scored:
         return cls(tokens=completion.tokens, logps=completion.logps, tops=completion.top_logps)
 
     def followed_by(self, more: "Scored") -> "Scored":
-        """These tokens and then others."""
+        """These tokens, and then `more`."""
         return replace(
             self,
             tokens=self.tokens + more.tokens,

@@ -179,7 +179,7 @@ class ServingThread:
         return future
 
     def swap(self, model: ServedModel) -> "Future[None]":
-        """Finish what runs, then serve this model; requests that come meanwhile wait for it."""
+        """Finish what runs, then serve this model; requests that arrive until then wait."""
         future: Future[None] = Future()
         self._order(lambda: self._prepare_swap(model, future))
         return future

@@ -204,7 +204,7 @@ def read_artifacts(file: Path) -> list[Artifact]:
 
 
 def read_intact_artifacts(file: Path) -> tuple[list[Artifact], list[str]]:
-    """The entries of the lines that are as they were written, and what is wrong with the others.
+    """The entries of the lines that are as they were written, and what is wrong with the rest.
 
     For commands that show many lists: a damaged line does not hide the rest.
     """

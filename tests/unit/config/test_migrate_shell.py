@@ -79,3 +79,29 @@ def test_the_last_command_that_trains_is_taken():
 def test_numbers_beyond_reason_are_not_computed():
     [found] = words(f"{HEAD} a=$((9999999999999 * 9999999999999))")
     assert open_names(found) != []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "cd x && {} && echo a.b=2; other a.b=3 &",
+        "{} 2>&1 | tee log.txt a.b=2",
+        "if [ 1 = 1 ]; then {}; else {} a.b=2; fi",
+        "{} &> log.txt || exit a.b=2",
+    ],
+)
+def test_words_of_other_commands_on_the_line_are_left_out(line: str):
+    text = line.format(f"{HEAD} a.b='1; x' \"c=2 | 3\"", HEAD)
+    assert [word for word in words(text) if "=" in word] == ["a.b=1; x", "c=2 | 3"]
+
+
+def test_several_assignments_on_a_line_and_comments_in_arrays_are_read():
+    text = f'A=1; B=2\nC=(\n  a=$A  # first\n  b=$B\n)\n{HEAD} ${{C[@]}} "${{C[@]}}"'
+    assert words(text)[-2:] == ["a=1", "b=2"]
+
+
+def test_scripts_that_grow_without_bound_are_refused():
+    with pytest.raises(UserError, match="more than 200,000 characters"):
+        words("A=xxxxxxxxxx\n" + "A=$A$A\n" * 40 + f"{HEAD} a=$A")
+    with pytest.raises(UserError, match="more than 200,000 characters"):
+        words(f"{HEAD} a=" + "x" * 300_000)

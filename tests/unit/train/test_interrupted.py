@@ -70,13 +70,13 @@ def nth(number: int, act: Callable[..., object], kind: signal.Signals) -> Callab
 
 
 CASES = {
-    "the first validation is drawn": (SharedRollout, "generate", 1, None),
-    "the first validation is judged": (BuiltReward, "score", 1, None),
-    "the second step is drawn": (SharedRollout, "generate", 3, 1),
-    "the second step is judged": (BuiltReward, "score", 3, 1),
-    "a later validation is drawn": (SharedRollout, "generate", 4, 2),
-    "a later validation is judged": (BuiltReward, "score", 4, 2),
-    "the last validation is drawn": (SharedRollout, "generate", 7, 4),
+    "the first validation is generated": (SharedRollout, "generate", 1, None),
+    "the first validation is scored": (BuiltReward, "score", 1, None),
+    "the second step is generated": (SharedRollout, "generate", 3, 1),
+    "the second step is scored": (BuiltReward, "score", 3, 1),
+    "a later validation is generated": (SharedRollout, "generate", 4, 2),
+    "a later validation is scored": (BuiltReward, "score", 4, 2),
+    "the last validation is generated": (SharedRollout, "generate", 7, 4),
 }
 
 

@@ -5,7 +5,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
+from luyen.base.errors import UserError
+from luyen.base.input_files import read_text
 from luyen.config.loader.paths import FILES, MODELS
+from luyen.config.loader.yaml_tree import read_tree
 from luyen.config.migrate.report import Outcome, Rule, SourceConfig, implied, keep, missing
 from luyen.config.model_folder.files import looks_local
 from luyen.config.plugins import LOGGERS
@@ -22,6 +25,24 @@ _SCHEDULES = {
     "wsd": "wsd",
     "warmup_stable_decay": "wsd",
 }
+
+
+def file_text(path: Path) -> str:
+    """The text of a file; a UserError where there is none."""
+    try:
+        return read_text(path)
+    except OSError as error:
+        why = f"cannot be read: {error.strerror or error}"
+        raise UserError("source", str(path), why, "give a text file that you may read") from error
+
+
+def file_values(path: Path) -> dict[str, Any]:
+    """The keys of a YAML file; a UserError where it is no mapping."""
+    tree = read_tree(file_text(path), str(path))
+    wrong = [problem for problem in tree.problems if problem.id == "C001"]
+    if wrong:
+        raise UserError(str(wrong[0].origin), path.name, wrong[0].why, wrong[0].fix)
+    return tree.values
 
 
 def placing(folder: Path, output: Path) -> Callable[[str], str]:
@@ -114,6 +135,14 @@ def scheduler(name: str, source: SourceConfig) -> Outcome:
         return missing(f"no schedule {name}: it is constant after the warm-up; there are {known}")
     note = "the line down is the last tenth of the run" if ours == "wsd" else ""
     return keep({f"{OPTIM}.lr_scheduler_type": ours}, note)
+
+
+def tried(rule: Rule, value: Any, source: SourceConfig) -> Outcome:
+    """What the rule says; a value of another kind than it reads is named."""
+    try:
+        return rule(value, source)
+    except (TypeError, ValueError, OverflowError):
+        return missing(f"{value!r} is not a value that this key has: write it by hand")
 
 
 def always(why: str) -> Rule:

@@ -10,7 +10,7 @@ from luyen.base.input_files import exists
 from luyen.config.dataset_facts import ENDINGS, TABLE
 from luyen.config.fields import all_fields
 from luyen.config.loader.aliases import FOREIGN
-from luyen.config.migrate.common import always, choose, named, never
+from luyen.config.migrate.common import always, choose, named, never, tried
 from luyen.config.migrate.method_keys import design_defaults, rules_of, stage_of
 from luyen.config.migrate.report import Entry, Outcome, Rule, SourceConfig, implied, keep, missing
 from luyen.config.migrate.trainer_keys import RULES, is_online, worth_telling
@@ -46,10 +46,7 @@ def _outcome(key: str, value: Any, source: SourceConfig, rules: Mapping[str, Rul
     if value is None and key not in ("max_length", "max_prompt_length"):
         return implied("not set")
     if rule is not None:
-        try:
-            return rule(value, source)
-        except (TypeError, ValueError):
-            return missing(f"{value!r} is not a value that this key has: write it by hand")
+        return tried(rule, value, source)
     near = FOREIGN.get(key.rpartition(".")[2])
     if near is not None:
         return missing(f"nearest here: {near}")
@@ -157,16 +154,17 @@ def listed_rows(block: str, ours: str, *, path: str = "path", config: str = "nam
             for key in source.values
             if key.startswith(f"{block}[")
         )
-        return keep({ours: [one(f"{block}[{i}]", source) for i in range(count)]})
+        names = [name for i in range(count) for name in files_of(f"{block}[{i}]", source)]
+        return keep({ours: names})
 
-    def one(entry: str, source: SourceConfig) -> str:
+    def files_of(entry: str, source: SourceConfig) -> list[str]:
         name, files = str(source.get(f"{entry}.{path}") or ""), source.get(f"{entry}.data_files")
         is_builder = name in ("json", "parquet", "csv") or source.has(f"{entry}.ds_type")
         if files is not None and is_builder:
             listed = cast(list[Any], files) if isinstance(files, list) else [files]
-            name = str(listed[0])
+            return [address(str(file), source) for file in listed]
         split = str(source.get(f"{entry}.split") or "train")
-        return address(name, source, split=split, config=source.get(f"{entry}.{config}"))
+        return [address(name, source, split=split, config=source.get(f"{entry}.{config}"))]
 
     return rule
 

@@ -117,10 +117,15 @@ def _info(source: SourceConfig) -> dict[str, Any] | None:
         file = place / "dataset_info.json"
         if is_file(str(file)):
             try:
-                return cast(dict[str, Any], json.loads(read_text(file)))
-            except (OSError, ValueError) as error:
+                found = json.loads(read_text(file))
+            except (OSError, ValueError, RecursionError) as error:
                 why, fix = f"cannot be read: {error}", "correct the file"
                 raise UserError("dataset_info.json", str(file), why, fix) from error
+            if not isinstance(found, dict):
+                raise UserError(
+                    "dataset_info.json", str(file), "it is no mapping", "correct the file"
+                )
+            return cast(dict[str, Any], found)
     return None
 
 
@@ -144,7 +149,7 @@ def _one(name: str, info: Mapping[str, Any] | None, source: SourceConfig) -> tup
         return guess, f"{folder}/dataset_info.json is not here, so the file is a guess"
     if name not in info:
         return source.place(f"{folder}/{name}.json"), f"dataset_info.json has no {name}"
-    entry = cast(Mapping[str, Any], info[name])
+    entry = cast(Mapping[str, Any], info[name] if isinstance(info[name], Mapping) else {})
     hub = entry.get("hf_hub_url")
     if hub is not None:
         split, config = str(entry.get("split", "train")), entry.get("subset")
@@ -153,7 +158,7 @@ def _one(name: str, info: Mapping[str, Any] | None, source: SourceConfig) -> tup
         return address(str(hub), source, split=split, config=config), note if has_columns else ""
     if "file_name" not in entry:
         return source.place(f"{folder}/{name}.json"), f"{name} is neither a file nor on the hub"
-    note = "dataset_info.json beside the file says how its rows are read"
+    note = "dataset_info.json in the folder of the file says how its rows are read"
     return source.place(f"{folder}/{entry['file_name']}"), note
 
 

@@ -125,6 +125,14 @@ def _scaled(value: Any, source: SourceConfig) -> Outcome:
     return keep({"algorithm.norm_adv_by_std_in_grpo": True})
 
 
+def _objectives(value: Any, source: SourceConfig) -> Outcome:
+    is_each = value == "normalize_then_sum"
+    note = "each reward is normalised, then added" if is_each else "rewards are added first"
+    if is_each == (source.method == "gdpo"):
+        return implied(note)
+    return keep({"algorithm.adv_estimator": "gdpo" if is_each else "grpo"}, note)
+
+
 def _level(value: Any, source: SourceConfig) -> Outcome:
     del source
     if value == "token":
@@ -242,11 +250,7 @@ ONLINE_RULES: dict[str, Rule] = {
     "reward_weights": never("add the functions up with these weights in one function"),
     "reward_model_path": _reward_model,
     "reward_model": _reward_model,
-    "multi_objective_aggregation": choose(
-        lambda value: value == "normalize_then_sum",
-        implied("gdpo normalises each reward, then adds"),
-        implied("rewards are added, then normalised"),
-    ),
+    "multi_objective_aggregation": _objectives,
     "sync_ref_model": never("the reference is the policy before training, or ref.path"),
     "shuffle_dataset": choose(
         bool, implied("rows are shuffled"), keep({"data.sampler.name": "sequential"})
@@ -404,22 +408,22 @@ def rules_of(method: str) -> dict[str, Rule]:
 
 def design_defaults(source: SourceConfig) -> list[Entry]:
     """What a tool does without a key for it, where Luyen does otherwise."""
-    told: dict[str, tuple[Any, dict[str, Any], str]] = {
+    chosen: dict[str, tuple[Any, dict[str, Any], str]] = {
         "repeated rows": ("kept", {"data.filter_duplicates": False}, ""),
     }
     if source.method == "grpo" and source.get("scale_rewards") not in (False, "none", "batch"):
-        told["epsilon of the std"] = (1e-4, {"algorithm.std_epsilon": 1e-4}, "")
+        chosen["epsilon of the std"] = (1e-4, {"algorithm.std_epsilon": 1e-4}, "")
     clips = source.get("loss_type") in (*_AGGREGATIONS, None)
     is_token = source.get("importance_sampling_level") != "sequence"
     if source.method == "grpo" and updates_of_step(source) > 1 and clips and is_token:
-        told["dual clip"] = ("none", {f"{ACTOR}.clip_ratio_c": 1e9}, "")
+        chosen["dual clip"] = ("none", {f"{ACTOR}.clip_ratio_c": 1e9}, "")
     if (
         source.method == "sft"
         and source.tool == "TRL"
         and not (source.has("assistant_only_loss") or source.has("completion_only_loss"))
     ):
         note = "TRL learns every token of a conversation, Luyen those of the assistant"
-        told["assistant_only_loss"] = (False, {}, note)
+        chosen["assistant_only_loss"] = (False, {}, note)
     return [
         Entry(
             source=name,
@@ -427,5 +431,5 @@ def design_defaults(source: SourceConfig) -> list[Entry]:
             outcome=Outcome(keys=keys, is_implied=not keys, note=note),
             is_default=True,
         )
-        for name, (value, keys, note) in told.items()
+        for name, (value, keys, note) in chosen.items()
     ]

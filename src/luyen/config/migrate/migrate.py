@@ -22,7 +22,22 @@ ABSENT = (
 )
 """Rules about files, models, packages and devices, which another machine may have."""
 WITHOUT_EFFECT = (
-    *("A07", "B07", "B10", "D08", "D09", "D11", "E04", "H03", "J03", "K04", "K07", "L02", "L04"),
+    *(
+        "A07",
+        "B07",
+        "B10",
+        "D08",
+        "D09",
+        "D11",
+        "E04",
+        "F06",
+        "H03",
+        "J03",
+        "K04",
+        "K07",
+        "L02",
+        "L04",
+    ),
     *("L06", "L08", "M03", "O05", "O08", "R07", "R08", "R13", "R17", "R19", "R25", "S11", "S18"),
     *("S20", "S21", "S25", "T06", "W07", "W10", "Y04", "Y05", "Y07", "Y09", "Y10"),
 )
@@ -45,7 +60,7 @@ def migrate(request: MigrationRequest) -> Migration:
     source = read_source(request)
     entries = _ENTRIES[source.tool](source)
     draft = Migration(tool=source.tool, where=source.where, entries=tuple(entries))
-    return settle(draft)
+    return accepted(draft)
 
 
 def check_draft(migration: Migration) -> Report:
@@ -61,11 +76,11 @@ def _any(package: str) -> None:
     del package
 
 
-def settle(draft: Migration) -> Migration:
+def accepted(draft: Migration) -> Migration:
     """The draft without what `check` refuses or calls without effect; the table says why."""
     for _ in range(_MOST_ROUNDS):
         report = check_draft(draft)
-        found = next((p for p in report.problems if _is_settled(p, draft)), None)
+        found = next((p for p in report.problems if _is_handled(p, draft)), None)
         if found is None:
             return _without_empty(draft)
         if found.id in _ROOM and not _is_written(found.field, draft):
@@ -81,7 +96,7 @@ def _is_written(key: str, draft: Migration) -> bool:
     return key in draft.keys
 
 
-def _is_settled(problem: Problem, draft: Migration) -> bool:
+def _is_handled(problem: Problem, draft: Migration) -> bool:
     """Whether something is to be done about a finding."""
     if problem.id in ABSENT or (problem.id in _ROOM and problem.severity != "error"):
         return False

@@ -2,18 +2,18 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
 from luyen.base.errors import UserError
-from luyen.base.input_files import is_directory, is_file, read_text
+from luyen.base.input_files import is_directory, is_file
 from luyen.config.check import is_installed
 from luyen.config.loader.yaml_tree import read_tree
 from luyen.config.migrate import axolotl, llama_factory, trl, verl
-from luyen.config.migrate.common import placing
+from luyen.config.migrate.common import file_text, file_values, placing
 from luyen.config.migrate.report import SourceConfig
-from luyen.config.migrate.shell import command_words, is_script
+from luyen.config.migrate.shell import is_script, training_commands
 
 
 @final
@@ -46,7 +46,7 @@ def read_source(request: MigrationRequest) -> SourceConfig:
     if "=" not in text and " " not in text:
         raise UserError("source", text, "no such file", "give a file, or a command in quotes")
     source = _source("the command", Path.cwd(), request)
-    return _read_command(command_words(text), source)
+    return _read_last(text, source)
 
 
 def _source(where: str, folder: Path, request: MigrationRequest) -> SourceConfig:
@@ -66,21 +66,25 @@ def _source(where: str, folder: Path, request: MigrationRequest) -> SourceConfig
 
 
 def _read_file(path: Path, request: MigrationRequest) -> SourceConfig:
-    text = read_text(path)
+    text = file_text(path)
     source = _source(path.name, path.absolute().parent, request)
     if path.suffix == ".py":
-        return trl.read_python(text, source, str(path))
+        try:
+            return trl.read_python(text, source, str(path))
+        except RecursionError as error:
+            why, fix = "its expressions are nested too deeply", "write the values as literals"
+            raise UserError("source", str(path), why, fix) from error
     if path.suffix in (".yaml", ".yml", ".json"):
-        return _read_values(_yaml(text, path), source, hint=f"{path.parent.name} {path.stem}")
-    return _read_command(command_words(text), source)
+        return _read_values(file_values(path), source, hint=f"{path.parent.name} {path.stem}")
+    return _read_last(text, source)
 
 
-def _yaml(text: str, path: Path) -> dict[str, Any]:
-    tree = read_tree(text, str(path))
-    wrong = [problem for problem in tree.problems if problem.id == "C001"]
-    if wrong:
-        raise UserError(str(wrong[0].origin), path.name, wrong[0].why, wrong[0].fix)
-    return tree.values
+def _read_last(text: str, source: SourceConfig) -> SourceConfig:
+    """The last training command of a script; where there are several, `where` says so."""
+    found = training_commands(text)
+    if len(found) > 1:
+        source = replace(source, where=f"{source.where}, the last of {len(found)} commands")
+    return _read_command(found[-1], source)
 
 
 def _read_values(values: Mapping[str, Any], source: SourceConfig, *, hint: str) -> SourceConfig:
@@ -109,7 +113,7 @@ def _read_command(words: Sequence[str], source: SourceConfig) -> SourceConfig:
     named = str(config) if config is not None else next(iter(files), None)
     values: dict[str, Any] = {}
     if named is not None:
-        values = _yaml(read_text(Path(named)), Path(named))
+        values = file_values(Path(named).expanduser())
     for word in words:
         key, equals, raw = word.partition("=")
         if equals and re.fullmatch(r"\w+", key):

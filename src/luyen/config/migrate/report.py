@@ -173,8 +173,8 @@ class Migration:
     def sources_of(self, key: str) -> list[Entry]:
         """Entries that give one of our keys its value."""
         found = [entry for entry in self.entries if key in entry.outcome.keys]
-        told = [entry for entry in found if not entry.is_default]
-        return told or found
+        written = [entry for entry in found if not entry.is_default]
+        return written or found
 
 
 def _without(entry: Entry, key: str, note: str, is_implied: bool) -> Entry:
@@ -192,7 +192,7 @@ def _without(entry: Entry, key: str, note: str, is_implied: bool) -> Entry:
 
 def yaml_text(migration: Migration) -> str:
     """The file with a comment for each key, and at its end what is not in it."""
-    lines = [f"# From {migration.where} ({migration.tool}), by `luyen migrate`."]
+    lines = [f"# From {_plain(migration.where)} ({migration.tool}), by `luyen migrate`."]
     order = {path: number for number, path in enumerate(all_fields())}
     keys = sorted(migration.keys.items(), key=lambda item: order.get(item[0], len(order)))
     above: list[str] = []
@@ -227,7 +227,9 @@ def _scalar(value: Any) -> str:
     if isinstance(value, float) and math.isfinite(value):
         return repr(value)
     if "\n" in str(value) or "\\n" in str(value):
-        return json.dumps(value, ensure_ascii=False)  # YAML would fold it over several lines
+        return json.dumps(
+            value, ensure_ascii=False, default=str
+        )  # YAML would fold it over several lines
     text = yaml.safe_dump(value, default_flow_style=True, width=10**6, allow_unicode=True)
     return text.strip().removesuffix("...").strip()
 
@@ -244,14 +246,14 @@ _WIDEST = 44
 
 def table_lines(migration: Migration) -> Iterator[str]:
     """The table as text: a part for each column that has keys, then the defaults."""
-    told = [entry for entry in migration.entries if not entry.is_default]
+    written = [entry for entry in migration.entries if not entry.is_default]
     counts = ", ".join(
-        f"{sum(entry.column == column for entry in told)} {title.lower()}"
+        f"{sum(entry.column == column for entry in written)} {title.lower()}"
         for column, title in TITLES.items()
     )
-    yield f"{migration.tool}: {len(told)} keys of {migration.where}: {counts}"
+    yield f"{migration.tool}: {len(written)} keys of {_plain(migration.where)}: {counts}"
     for column, title in TITLES.items():
-        yield from _part(title, [entry for entry in told if entry.column == column])
+        yield from _part(title, [entry for entry in written if entry.column == column])
     defaults = [entry for entry in migration.entries if entry.is_default]
     yield from _part(f"Defaults of {migration.tool} that are not Luyen's", defaults)
 
@@ -269,7 +271,7 @@ def _part(title: str, entries: Sequence[Entry]) -> Iterator[str]:
             [key] = entry.outcome.keys
             ours = "" if key == entry.source else key
         note = _plain(entry.outcome.note)
-        said = "; ".join(part for part in (ours, note) if part)
+        said = "; ".join(part for part in (printable(ours), note) if part)
         if not said:
             yield head
         elif len(head) <= _WIDEST:

@@ -7,7 +7,8 @@ stays open, and `open_names` says what it was.
 import ast
 import operator
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import final
 
 from luyen.base.errors import UserError
@@ -22,6 +23,8 @@ _VARIABLE = re.compile(
 )
 _HOME, _HERE = "~", "."
 _MOST_DEPTH = 20
+_MOST_CHARACTERS = 200_000
+"""Length of the longest script, and of the longest value of a variable."""
 
 
 def open_names(text: str) -> list[str]:
@@ -40,17 +43,32 @@ def shown(text: str) -> str:
 
 
 def command_words(text: str, *, is_command: Callable[[list[str]], bool] | None = None) -> list[str]:
-    """The words of the last command that trains; a UserError where there is none.
+    """The words of the last command that trains; a UserError where there is none."""
+    return training_commands(text, is_command=is_command)[-1]
+
+
+def training_commands(
+    text: str, *, is_command: Callable[[list[str]], bool] | None = None
+) -> list[list[str]]:
+    """The words of every command that trains; a UserError where there is none.
 
     Example:
-        >>> command_words("n=8\\npython3 -m verl.trainer.main_ppo \\\\\\n  a.b=$((n * 2)) $@")[-1]
+        >>> [words] = training_commands("n=8\\npython3 -m verl.trainer.main_ppo a.b=$((n * 2)) $@")
+        >>> words[-1]
         'a.b=16'
     """
+    _require_short("script", text)
     found = [words for words in _Script().commands(text) if (is_command or trains)(words)]
     if not found:
         why = "it holds no training command of verl, TRL, LLaMA-Factory or Axolotl"
         raise UserError("script", text.strip()[:60], why, "give the script that starts training")
-    return found[-1]
+    return found
+
+
+def _require_short(field: str, text: str) -> None:
+    if len(text) > _MOST_CHARACTERS:
+        why = f"it has more than {_MOST_CHARACTERS:,} characters"
+        raise UserError(field, text[:60], why, "give the training command alone")
 
 
 def trains(words: list[str]) -> bool:
@@ -69,6 +87,31 @@ def is_script(words: list[str]) -> bool:
         word for word in words if re.search(r"\b(sft|dpo|grpo|kto|reward\w*|orpo)\w*\.py$", word)
     ]
     return bool(named) and any(word.startswith("--") for word in words)
+
+
+def overrides(words: Sequence[str], module: str) -> list[str]:
+    """Hydra's overrides: keys, after the module also groups (`a=b`) and deletions (`~a.b`)."""
+    start = words.index(module) if module in words else len(words)
+    dotted = [word for word in words[:start] if "." in word.partition("=")[0]]
+    after = words[start + 1 :]
+    is_deletion = re.compile(r"~[\w.]+").fullmatch
+    return [
+        word
+        for word in (*dotted, *after)
+        if not word.startswith("-") and ("=" in word or is_deletion(word))
+    ]
+
+
+def flags(words: Sequence[str]) -> dict[str, str]:
+    """Options that begin with `--`, and their values.
+
+    Example:
+        >>> flags(["torchrun", "--nnodes", "2", "--nproc_per_node=8"])
+        {'nnodes': '2', 'nproc_per_node': '8'}
+    """
+    pairs = [word.lstrip("-").partition("=") for word in words if word.startswith("--")]
+    after = dict(pairwise(words))
+    return {name: value or after.get(f"--{name}", "") for name, _, value in pairs}
 
 
 @final
@@ -90,7 +133,9 @@ class _Script:
             if found is not None and found[2].startswith("("):
                 self._arrays[found[1]] = self.words(found[2].strip()[1:].removesuffix(")"))
             elif found is not None and len(self.words(found[2])) <= 1:
-                self._variables[found[1]] = "".join(self.words(found[2]))
+                value = "".join(self.words(found[2]))
+                _require_short(found[1], value)
+                self._variables[found[1]] = value
             else:
                 yield self.words(line)
 
@@ -182,7 +227,7 @@ class _Script:
 
 
 def _logical_lines(text: str) -> Iterator[str]:
-    """Lines without comments, with continued lines, arrays and `;` taken into account."""
+    """Commands one by one, without comments; continued lines and arrays are one."""
     kept = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
     joined = "\n".join(kept).replace("\\\n", "")
     lines = iter(joined.split("\n"))
@@ -190,11 +235,41 @@ def _logical_lines(text: str) -> Iterator[str]:
         whole = line.strip()
         if re.match(r"(export\s+)?[A-Za-z_]\w*=\($", whole.split("#")[0].strip()):
             for more in lines:
-                whole = f"{whole} {more.strip()}"
+                whole = f"{whole} {' '.join(_statements(more))}"
                 if more.strip() == ")":
                     break
-        if whole:
-            yield whole
+        for statement in _statements(whole):
+            word, blank, rest = statement.partition(" ")
+            if blank and word in ("then", "else", "do"):
+                yield from (word, rest.strip())
+            else:
+                yield statement
+
+
+def _statements(line: str) -> Iterator[str]:
+    """The commands of a line, which `;`, `|` and `&` outside of quotes separate."""
+    start = i = 0
+    while i < len(line):
+        char, before = line[i], line[i - 1 : i]
+        if char == "\\":
+            i += 2
+        elif char == "'":
+            end = line.find("'", i + 1)
+            i = len(line) if end < 0 else end + 1
+        elif char == '"':
+            _, i = _quoted(line, i + 1)
+        elif char == "$":
+            _, i = _reference(line, i)
+        elif char == "#" and (not before or before.isspace()):
+            break
+        elif char in ";|&" and before not in ("<", ">") and line[i : i + 2] != "&>":
+            if line[start:i].strip():
+                yield line[start:i].strip()
+            start = i = i + 1
+        else:
+            i += 1
+    if line[start:i].strip():
+        yield line[start:i].strip()
 
 
 def _quoted(text: str, start: int) -> tuple[str, int]:

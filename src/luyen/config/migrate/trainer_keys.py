@@ -1,7 +1,7 @@
 """Keys that TRL, LLaMA-Factory and Axolotl share, since all of them build on one Trainer.
 
-Names are those of TRL; `luyen.config.migrate.dialect` translates those of the two others. Sizes
-there are for one device and count what one pass holds; ours count a step of the whole run.
+Names are those of TRL; `llama_factory` and `axolotl` translate theirs into them. Sizes there are
+for one device and count what one pass holds; ours count a step of the whole run.
 """
 
 import math
@@ -44,12 +44,14 @@ def _count(source: SourceConfig, *keys: str) -> int:
     for key in keys:
         value = source.get(key)
         if value:
+            name, fix = source.written.get(key, key), "write the number that it stands for"
             try:
-                return int(value)
-            except (TypeError, ValueError) as error:
-                name = source.written.get(key, key)
-                why, fix = "it is no whole number", "write the number that it stands for"
-                raise UserError(name, value, why, fix) from error
+                count = int(value)
+            except (TypeError, ValueError, OverflowError) as error:
+                raise UserError(name, value, "it is no whole number", fix) from error
+            if count < 1:
+                raise UserError(name, value, "it is not above 0", fix)
+            return count
     return 1
 
 

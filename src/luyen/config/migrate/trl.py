@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from luyen.base.errors import UserError
 from luyen.config.loader.load import read_override
-from luyen.config.migrate.common import always, name_of, never, placed
+from luyen.config.migrate.common import always, name_of, never, placed, refused
 from luyen.config.migrate.dialect import entries as dialect_entries
 from luyen.config.migrate.report import (
     Entry,
@@ -115,6 +115,8 @@ _PEFT = {"lora_r": 8, "lora_alpha": 8, "lora_target_modules": ["q_proj", "v_proj
 _MODEL_CONFIG = {"lora_r": 16, "lora_alpha": 32, "lora_target_modules": ["q_proj", "v_proj"]}
 OPEN = "what the script computes: "
 """How a value begins that the syntax tree does not give."""
+_MOST_CHARACTERS, _LARGEST = 10_000, 1e15
+"""Longest text and largest number that are computed."""
 
 
 def defaults_of(method: str, *, is_python: bool) -> dict[str, Any]:
@@ -223,6 +225,7 @@ def _reference(value: Any, source: SourceConfig) -> Outcome:
 
 OWN_RULES: dict[str, Rule] = {
     "ref_model": _reference,
+    "load_dataset": refused("a further dataset: name it in data.train_files or data.val_files"),
     "callbacks": never(_OPEN_R1),
     "benchmarks": never(_OPEN_R1),
     "wandb_project": name_of("trainer.project_name"),
@@ -317,7 +320,9 @@ def _value(node: ast.expr, known: Mapping[str, Any]) -> Any:
             inner = [
                 _value(p.value if isinstance(p, ast.FormattedValue) else p, known) for p in parts
             ]
-            return f"{OPEN}{ast.unparse(node)}" if _is_open(inner) else "".join(map(str, inner))
+            text = "".join(map(str, inner))
+            is_open = _is_open(inner) or len(text) > _MOST_CHARACTERS
+            return f"{OPEN}{ast.unparse(node)}" if is_open else text
         case ast.Attribute(value=ast.Name(id="torch"), attr=name):
             return name
         case _:
@@ -327,8 +332,11 @@ def _value(node: ast.expr, known: Mapping[str, Any]) -> Any:
 def _calculated(node: ast.BinOp, left: Any, op: ast.operator, right: Any) -> Any:
     open_text = f"{OPEN}{ast.unparse(node)}"
     if isinstance(left, str) and isinstance(right, str) and isinstance(op, ast.Add):
-        return open_text if _is_open([left, right]) else left + right
+        is_long = len(left) + len(right) > _MOST_CHARACTERS
+        return open_text if is_long or _is_open([left, right]) else left + right
     if not (isinstance(left, int | float) and isinstance(right, int | float)):
+        return open_text
+    if max(abs(left), abs(right)) > _LARGEST:
         return open_text
     match op:
         case ast.Add():
@@ -388,6 +396,7 @@ def _other_calls(
 ) -> dict[str, Any]:
     """What adapters, quantisation, models, datasets and trainers are given."""
     found: dict[str, Any] = {}
+    first = ""
     for call in calls:
         name = _called(call)
         if name in ("LoraConfig", "get_peft_model") and call.keywords:
@@ -398,6 +407,9 @@ def _other_calls(
             found |= _keywords(call, known)
         elif name == "load_dataset" and "dataset_name" not in found and "dataset_path" not in found:
             found |= _dataset(call, known)
+            first = ast.unparse(call)
+        elif name == "load_dataset" and ast.unparse(call) != first:
+            found["load_dataset"] = ast.unparse(call)
         elif name.endswith("Trainer"):
             found |= _trainer(call, known)
         elif name == "from_pretrained" and call.args and _loads_policy(call):

@@ -6,22 +6,21 @@ of facts: what a key is called here, what is always so, and what is nearest.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
 from luyen.base.errors import UserError
-from luyen.base.input_files import is_file, read_text
+from luyen.base.input_files import is_file
 from luyen.config.catalog import POLICY_LOSSES
 from luyen.config.fields import all_fields
 from luyen.config.loader.aliases import CHANGED_VALUES, MOOT, NOTED, is_noted, nearest, our_name
 from luyen.config.loader.load import read_override
 from luyen.config.loader.tree import merged
-from luyen.config.loader.yaml_tree import read_tree
 from luyen.config.migrate.common import (
     always,
     choose,
     engine,
+    file_values,
     logger,
     name_of,
     named,
@@ -29,6 +28,7 @@ from luyen.config.migrate.common import (
     placed,
     refused,
     scheduler,
+    tried,
 )
 from luyen.config.migrate.report import (
     Entry,
@@ -40,7 +40,7 @@ from luyen.config.migrate.report import (
     keep,
     missing,
 )
-from luyen.config.migrate.shell import open_names, shown
+from luyen.config.migrate.shell import flags, open_names, overrides, shown
 
 TOOL = "verl"
 _ARR = "actor_rollout_ref"
@@ -74,16 +74,17 @@ def read_words(words: Sequence[str], source: SourceConfig) -> SourceConfig:
     folder = Path(source.folder)
     module = next((word for word in words if "trainer" in word or "main_" in word), "")
     method = "sft" if "sft" in module else "rl"
-    flags = dict(_flags(words))
+    options = flags(words)
     values: dict[str, Any] = {}
-    file = _config_file(flags, folder)
+    file = _config_file(options, folder)
     if file is not None:
-        tree = read_tree(read_text(file), str(file))
-        values = {k: v for k, v in tree.values.items() if k not in ("hydra", "defaults")}
+        given = file_values(file)
+        values = {k: v for k, v in given.items() if k not in ("hydra", "defaults")}
     found: dict[str, Any] = {}
-    for word in words:
+    for word in overrides(words, module):
         key, equals, raw = word.lstrip("+").partition("=")
-        if not equals or word.startswith("-") or ("." not in key and key not in _SFT_TOP):
+        if not equals:
+            found[word] = None
             continue
         if open_names(raw):
             found[key] = raw
@@ -92,9 +93,9 @@ def read_words(words: Sequence[str], source: SourceConfig) -> SourceConfig:
         values = merged(values, tree.values)
         if tree.problems:
             found[key] = raw
-    if file is None and flags.get("config-name", "").removesuffix(".yaml") not in ("", *BASES):
-        found["--config-name"] = flags["config-name"]
-    processes = flags.get("nproc_per_node") or flags.get("nproc-per-node")
+    if file is None and options.get("config-name", "").removesuffix(".yaml") not in ("", *BASES):
+        found["--config-name"] = options["config-name"]
+    processes = options.get("nproc_per_node") or options.get("nproc-per-node")
     if method == "sft" and processes is not None:
         found["--nproc_per_node"] = int(processes) if processes.isdigit() else processes
     return _source({**flat(values), **found}, method, source)
@@ -106,17 +107,11 @@ def _source(values: Mapping[str, Any], method: str, source: SourceConfig) -> Sou
     return replace(source, tool=TOOL, method=method, values=values)
 
 
-def _flags(words: Sequence[str]) -> list[tuple[str, str]]:
-    pairs = [word.lstrip("-").partition("=") for word in words if word.startswith("--")]
-    after = dict(pairwise(words))
-    return [(name, value or after.get(f"--{name}", "")) for name, _, value in pairs]
-
-
-def _config_file(flags: Mapping[str, str], folder: Path) -> Path | None:
-    name = flags.get("config-name", "")
+def _config_file(options: Mapping[str, str], folder: Path) -> Path | None:
+    name = options.get("config-name", "")
     if not name or name.removesuffix(".yaml") in BASES:
         return None
-    where = shown(flags.get("config-path", "."))
+    where = shown(options.get("config-path", "."))
     for place in (folder / where, folder, Path(where)):
         path = place / (name if name.endswith((".yaml", ".yml")) else f"{name}.yaml")
         if is_file(str(path)):
@@ -134,8 +129,12 @@ def entries(source: SourceConfig) -> list[Entry]:
             why = f"the script does not say what {names} is; set {_place(key, source)} by hand"
             found.append(Entry(source=key, value=shown(value), outcome=missing(why)))
             continue
+        if key.startswith("~"):
+            why = "it takes a key of verl's own file away: set by hand what it is then"
+            found.append(Entry(source=key, value=value, outcome=missing(why)))
+            continue
         rule = rules.get(key)
-        outcome = rule(value, source) if rule is not None else _by_name(key, value, source)
+        outcome = _by_name(key, value, source) if rule is None else tried(rule, value, source)
         found.append(Entry(source=key, value=value, outcome=outcome))
     defaults = _SFT_DEFAULTS if source.method == "sft" else _DEFAULTS
     taken = {key for entry in found for key in entry.outcome.keys}
@@ -299,6 +298,9 @@ def _warm_up_style(value: Any, source: SourceConfig) -> Outcome:
 _CRITIC_MODEL = "the critic is trained as the actor is: packed, with its checkpointing"
 RULES: dict[str, Rule] = {
     f"{_ROLLOUT}.name": lambda value, source: engine(str(value), source),
+    "--config-name": refused(
+        "this file is not here: give the folder that it is in as --config-path"
+    ),
     "trainer.logger": logger,
     "trainer.device": _device,
     "trainer.project_name": name_of("trainer.project_name"),
@@ -407,7 +409,6 @@ def _more_defaults(source: SourceConfig, taken: set[str]) -> list[Entry]:
 
 # SFT of verl: other names for the same things.
 
-_SFT_TOP = ("ulysses_sequence_parallel_size", "use_remove_padding")
 _SFT_NAMES: dict[str, str] = {
     "model.partial_pretrain": f"{_MODEL}.path",
     "model.path": f"{_MODEL}.path",

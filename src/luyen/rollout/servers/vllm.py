@@ -283,7 +283,7 @@ _RANK_LIMITS = (8, 16, 32, 64, 128, 256, 320, 512)
 
 
 def _rank_limit(rank: int) -> int:
-    """The smallest limit that an adapter of this rank is within; the server refuses others.
+    """The smallest limit that an adapter of this rank is within; the server has no other ones.
 
     Example:
         >>> _rank_limit(4), _rank_limit(48)
