@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import final
 
 import torch
-from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
 from luyen.models.lora import adapter_layers
@@ -35,7 +35,7 @@ class WeightGuard:
     def __init__(self, module: nn.Module) -> None:
         self._module = module
         self._tensors: list[Tensor] = []
-        self._adapters: list[BaseTunerLayer] = []
+        self._adapters: list[LoraLayer] = []
         self._marks: tuple[object, ...] = ()
         self._sums: tuple[int, ...] | None = None
         self.is_mixed = False
@@ -49,7 +49,7 @@ class WeightGuard:
         """
         if is_idle:
             self._tensors = [*self._module.parameters(), *self._module.buffers()]
-            self._adapters = adapter_layers(self._module)
+            self._adapters = list(adapter_layers(self._module).values())
         marks = self._marks_now()
         is_same = marks == self._marks
         if is_same and is_idle and is_kept:
