@@ -54,14 +54,17 @@ class WeightGuard:
         is_same = marks == self._marks
         if is_same and is_idle and is_kept:
             is_same = self._sums is not None and self._sums == _sums(self._tensors)
-        if not is_same or not is_kept:
-            # Sums are those of the weights that kept results belong to.
+        if not is_same or (is_idle and not is_kept):
+            # Sums are those of the weights that kept results, and work in progress, belong to.
             self._marks, self._sums = marks, None
         self.is_mixed = not is_idle and (self.is_mixed or not is_same)
         return not is_same
 
     def keep(self) -> None:
-        """Something is kept from now on that was computed with the weights of the last `renew`."""
+        """Something may be kept from now on that is computed with the weights of the last `renew`.
+
+        To be called when the work begins: weights may change unseen before its end.
+        """
         if self._sums is None:
             self._sums = _sums(self._tensors)
 

@@ -203,6 +203,21 @@ def test_answers_that_two_versions_of_the_weights_made_are_not_kept(make: Made):
     assert answer(engine, later) == answer(make(policy, enable_prefix_caching=False), later)
 
 
+@pytest.mark.parametrize("change", ["fused", "through data"])
+def test_answers_that_weights_changed_under_unseen_serve_no_request(make: Made, change: str):
+    policy = tiny_policy()
+    engine = make(policy, is_open=True)
+    asked = turn(5, new=120)  # no block of the prompt alone
+    engine.submit(asked)
+    for _ in range(3):
+        engine.advance()
+    CHANGES[change](policy)
+    done = [one for _ in range(200) for one in (engine.advance() if not engine.is_idle else [])]
+    later = followed(asked, done[0])
+    assert answer(engine, later) == answer(make(policy, enable_prefix_caching=False), later)
+    assert engine.cache_stats().hits == 0
+
+
 def test_publishing_weights_drops_what_was_cached(make: Made):
     policy, other = tiny_policy(seed=1), tiny_policy(seed=2)
     engines = VersionedEngines(lambda: make(policy, is_open=True), versions=1)

@@ -148,6 +148,7 @@ class PrefixCache:
         """
         if is_ended and self._guard.is_mixed:
             return
+        self._guard.keep()
         spans: list[tuple[int, int, int]] = []
         blocks: list[int] = []
         for one in rows:
@@ -158,7 +159,6 @@ class PrefixCache:
                 blocks += [block for _, block in added]
         if not blocks:
             return
-        self._guard.keep()
         for layer in cache.layers:
             keys, values = cache.tokens(layer, spans)
             self._store.write(layer, torch.tensor(blocks, device=keys.device), keys, values)

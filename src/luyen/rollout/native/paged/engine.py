@@ -288,8 +288,9 @@ class PagedEngine:
 
     def _keep(self, tokens: tuple[int, ...], pages: list[int]) -> None:
         """Cache the full pages of these tokens."""
-        if self._guard is not None and self._scheduler.pool.keep(tokens, pages):
+        if self._guard is not None:
             self._guard.keep()
+            self._scheduler.pool.keep(tokens, pages)
 
     def _admit(self) -> bool:
         """Prefill waiting prompts that fit; False when there are none."""
