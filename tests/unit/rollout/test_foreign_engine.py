@@ -153,7 +153,7 @@ def test_what_it_raises_is_an_error_with_its_name(use: Callable[[CheckedEngine],
         use(watched(raising))
 
 
-class Hoarder(Odd):
+class CachingPlugin(Odd):
     """Keeps prefixes, and says so."""
 
     def __init__(self, stats: Any) -> None:
@@ -168,14 +168,14 @@ class Hoarder(Odd):
 
 
 def test_prefixes_of_a_plugin_are_dropped_before_its_weights_change():
-    inner = Hoarder(CacheStats(tokens=7))
+    inner = CachingPlugin(CacheStats(tokens=7))
     engine = CheckedEngine("odd", inner, vocabulary=10)
     drop_prefixes(engine)
     assert (inner.drops, engine.cache_stats().tokens) == (1, 7)
     drop_prefixes(watched([GOOD]))
     assert watched([GOOD]).cache_stats() == CacheStats()
     with pytest.raises(UserError, match="cache_stats is a int"):
-        CheckedEngine("odd", Hoarder(7), vocabulary=10).cache_stats()
+        CheckedEngine("odd", CachingPlugin(7), vocabulary=10).cache_stats()
 
 
 def test_engines_of_the_package_are_not_watched():
