@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from peft import LoraConfig, get_peft_model_state_dict, inject_adapter_in_model
@@ -117,7 +118,7 @@ def adapter_rank(net: PreTrainedModel) -> int:
     return next((int(rank) for layer in layers for rank in layer.r.values()), 0)
 
 
-def adapter_layers(net: nn.Module) -> dict[str, LoraLayer]:
+def adapter_layers(net: nn.Module) -> dict[str, Any]:
     """Layers with an adapter, by name; empty without one."""
     return {name: layer for name, layer in net.named_modules() if isinstance(layer, LoraLayer)}
 
