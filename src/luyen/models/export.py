@@ -7,16 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft.tuners.lora import LoraLayer
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.core_model_loading import revert_weight_conversion
 
 from luyen.base.errors import UserError
 from luyen.models.load import model_directory
-from luyen.models.lora import adapter_state
+from luyen.models.lora import adapter_layers, adapter_state
 from luyen.models.policy import Policy
 
 _ADAPTER = "default"
@@ -78,7 +77,7 @@ def adapter_tensors(policy: Policy) -> dict[str, Tensor]:
 def save_adapter(directory: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write `adapter_tensors` into a directory."""
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    save_file(plain, directory / "adapter_model.safetensors", metadata={"format": "pt"})
+    write_tensors(plain, directory / "adapter_model.safetensors")
     make_readable(directory)
 
 
@@ -162,11 +161,6 @@ def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
         save_file(dict(tensors), path, metadata={"format": "pt"})
     except SafetensorError as error:
         raise OSError(str(error)) from error
-
-
-def adapter_layers(net: PreTrainedModel) -> dict[str, Any]:
-    """Layers with an adapter, by name; empty without one."""
-    return {name: layer for name, layer in net.named_modules() if isinstance(layer, LoraLayer)}
 
 
 def _save(net: Any, directory: Path, stop_ids: frozenset[int]) -> None:

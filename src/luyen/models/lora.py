@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from peft import LoraConfig, get_peft_model_state_dict, inject_adapter_in_model
 from peft.tuners.lora import LoraLayer
-from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import set_peft_model_state_dict
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -114,19 +114,19 @@ def adapter_state(net: PreTrainedModel) -> dict[str, Tensor]:
 
 def adapter_rank(net: PreTrainedModel) -> int:
     """Rank of the adapter; 0: there is none."""
-    layers = (m for m in net.modules() if isinstance(m, LoraLayer))
+    layers = adapter_layers(net).values()
     return next((int(rank) for layer in layers for rank in layer.r.values()), 0)
 
 
-def adapter_layers(net: nn.Module) -> list[BaseTunerLayer]:
-    """The layers that have an adapter."""
-    return [m for m in net.modules() if isinstance(m, BaseTunerLayer)]
+def adapter_layers(net: nn.Module) -> dict[str, Any]:
+    """Layers with an adapter, by name; empty without one."""
+    return {name: layer for name, layer in net.named_modules() if isinstance(layer, LoraLayer)}
 
 
 @contextmanager
 def adapter_off(net: nn.Module) -> Iterator[None]:
     """The model without its adapter: the reference policy of a LoRA run."""
-    layers = adapter_layers(net)
+    layers = adapter_layers(net).values()
     assert layers, "the model has no adapter to switch off"
     for layer in layers:
         layer.enable_adapters(False)

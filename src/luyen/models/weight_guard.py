@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import final
 
 import torch
-from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
 from luyen.models.lora import adapter_layers
@@ -35,7 +35,7 @@ class WeightGuard:
     def __init__(self, module: nn.Module) -> None:
         self._module = module
         self._tensors: list[Tensor] = []
-        self._adapters: list[BaseTunerLayer] = []
+        self._adapters: list[LoraLayer] = []
         self._marks: tuple[object, ...] = ()
         self._sums: tuple[int, ...] | None = None
         self.is_mixed = False
@@ -49,19 +49,22 @@ class WeightGuard:
         """
         if is_idle:
             self._tensors = [*self._module.parameters(), *self._module.buffers()]
-            self._adapters = adapter_layers(self._module)
+            self._adapters = list(adapter_layers(self._module).values())
         marks = self._marks_now()
         is_same = marks == self._marks
         if is_same and is_idle and is_kept:
             is_same = self._sums is not None and self._sums == _sums(self._tensors)
-        if not is_same or not is_kept:
-            # Sums are those of the weights that kept results belong to.
+        if not is_same or (is_idle and not is_kept):
+            # Sums are those of the weights that kept results, and work in progress, belong to.
             self._marks, self._sums = marks, None
         self.is_mixed = not is_idle and (self.is_mixed or not is_same)
         return not is_same
 
     def keep(self) -> None:
-        """Something is kept from now on that was computed with the weights of the last `renew`."""
+        """Something may be kept from now on that is computed with the weights of the last `renew`.
+
+        To be called when the work begins: weights may change unseen before its end.
+        """
         if self._sums is None:
             self._sums = _sums(self._tensors)
 

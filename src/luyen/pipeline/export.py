@@ -18,13 +18,13 @@ from luyen.config.schema.run import RunConfig
 from luyen.config.trust import require_trust
 from luyen.data.tokenizer import Tokenizer
 from luyen.models.export import (
-    adapter_layers,
     export_adapter,
     export_merged,
     export_model,
     export_tokenizer,
 )
 from luyen.models.hf_loading import no_progress_bars
+from luyen.models.lora import adapter_layers
 from luyen.models.reward_model import load_reward_model
 from luyen.models.trained_weights import restore_parameters
 from luyen.pipeline.policy_loading import find_checkpoint, open_checkpoint, read_config

@@ -141,6 +141,21 @@ class CheckedEngine:
             _refuse(self._name, f"its fingerprint is a {type(found).__name__}, not a Fingerprint")
         return found
 
+    def drop_prefixes(self) -> None:
+        """Free what the plugin cached of earlier prompts and answers, if it caches."""
+        if isinstance(self._inner, PrefixCaching):
+            _call_plugin(self._name, self._inner.drop_prefixes)
+
+    def cache_stats(self) -> CacheStats:
+        """What the plugin's prefix cache did so far."""
+        caching = self._inner
+        if not isinstance(caching, PrefixCaching):
+            return CacheStats()
+        found = _call_plugin(self._name, caching.cache_stats)
+        if not isinstance(cast(object, found), CacheStats):
+            _refuse(self._name, f"its cache_stats is a {type(found).__name__}, not CacheStats")
+        return found
+
     def close(self) -> None:
         """Release memory and other resources."""
         _call_plugin(self._name, self._inner.close)

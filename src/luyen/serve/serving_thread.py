@@ -10,12 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from queue import Empty, SimpleQueue
-from typing import Any, Protocol, TypeAlias, TypeVar, cast, final, runtime_checkable
+from typing import Any, TypeAlias, TypeVar, cast, final
 
 from luyen.base.boundary import boundary, last_line
 from luyen.base.errors import UserError
 from luyen.rollout.protocol import (
     Completion,
+    PrefixCaching,
     Request,
     RolloutEngine,
     StreamingEngine,
@@ -89,15 +90,6 @@ Listener: TypeAlias = Callable[[Sequence[EngineEvent]], None]
 """Called on the engine thread; it must return at once."""
 
 
-@runtime_checkable
-class CachingEngine(Protocol):
-    """An engine that keeps prefixes, and counts what that saved."""
-
-    def cache_stats(self) -> Any:
-        """A record of counters."""
-        ...
-
-
 @final
 class _Submission:
     """A request in the engine or on its way there."""
@@ -144,7 +136,7 @@ class ServingThread:
     def cache_counts(self) -> Mapping[str, int]:
         """Counters of the engine's prefix cache; empty for an engine without one."""
         engine = self._engine
-        return asdict(engine.cache_stats()) if isinstance(engine, CachingEngine) else {}
+        return asdict(engine.cache_stats()) if isinstance(engine, PrefixCaching) else {}
 
     def start(self) -> None:
         """Start the thread; returns once the engine is there, or raises why it is not."""

@@ -10,12 +10,14 @@ from luyen.base.errors import UserError
 from luyen.rollout import engines as _engines  # registers those of the package
 from luyen.rollout.engines import CheckedEngine, make_checked_engine
 from luyen.rollout.protocol import (
+    CacheStats,
     Completion,
     Request,
     Sampling,
     completion_fault,
     rollout_engines,
 )
+from luyen.runtime.weights import drop_prefixes
 from tests.generation import Ladder
 
 ASKED = Request(id="a", tokens=(1, 2), keys=(7,), sampling=Sampling(max_new_tokens=3))
@@ -149,6 +151,31 @@ def raising() -> Any:
 def test_what_it_raises_is_an_error_with_its_name(use: Callable[[CheckedEngine], Any]):
     with pytest.raises(UserError, match=r"rollout.name = 'odd'"):
         use(watched(raising))
+
+
+class CachingPlugin(Odd):
+    """Keeps prefixes, and says so."""
+
+    def __init__(self, stats: Any) -> None:
+        super().__init__([])
+        self.stats, self.drops = stats, 0
+
+    def drop_prefixes(self) -> None:
+        self.drops += 1
+
+    def cache_stats(self) -> Any:
+        return self.stats
+
+
+def test_prefixes_of_a_plugin_are_dropped_before_its_weights_change():
+    inner = CachingPlugin(CacheStats(tokens=7))
+    engine = CheckedEngine("odd", inner, vocabulary=10)
+    drop_prefixes(engine)
+    assert (inner.drops, engine.cache_stats().tokens) == (1, 7)
+    drop_prefixes(watched([GOOD]))
+    assert watched([GOOD]).cache_stats() == CacheStats()
+    with pytest.raises(UserError, match="cache_stats is a int"):
+        CheckedEngine("odd", CachingPlugin(7), vocabulary=10).cache_stats()
 
 
 def test_engines_of_the_package_are_not_watched():

@@ -1,5 +1,7 @@
 """Rows of a prompt that read its pages together: the same answers, whoever comes and goes."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -184,19 +186,35 @@ def test_windows_caps_and_sinks(name, sizes):
 
 
 def seats_of(*shared_pages: tuple[int, int]) -> list[RunningSequence]:
-    """Rows of (first page, full pages held with siblings)."""
+    """Rows of (last shared page, number of shared pages); the pages before it are the same."""
     row = Row(request(200, 4), 0)
     return [
-        RunningSequence(row, [first, 90 + i], 200, shared=n)
-        for i, (first, n) in enumerate(shared_pages)
+        RunningSequence(row, [*range(20, 20 + n - 1), last, 90 + i], 200, shared=n)
+        for i, (last, n) in enumerate(shared_pages)
     ]
 
 
-def test_families_are_rows_with_the_same_first_page():
+def test_groups_are_rows_with_the_same_last_shared_page():
     seats = seats_of((5, 2), (6, 2), (5, 2), (7, 0), (6, 2), (8, 3), (5, 2))
     assert shared_prefix_groups(seats) == [[0, 2, 6], [1, 4]]
     seats[1].is_over = True
     assert shared_prefix_groups(seats) == [[0, 2, 6]]
+
+
+def test_prompts_that_only_begin_alike_are_groups_of_their_own(policy, sizes):
+    begun = request(128, 1).tokens
+    asked = [
+        replace(
+            request(150, 20, name=name, samples=3),
+            tokens=(*begun, *[first + i % 40 for i in range(80)]),
+        )
+        for name, first in (("a", 3), ("b", 11))
+    ]
+    engine = loose(policy, rows=16, tokens=210)
+    found = generate(engine, asked)
+    assert engine.cache_stats().reused_tokens == 128
+    assert max(sizes) == 3
+    same(found, exact(policy, asked))
 
 
 def test_parts_of_a_group_are_nearly_equal_and_no_row_is_alone():

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from luyen.models.lora import adapter_off
 from luyen.models.policy import Policy
 from luyen.models.trained_weights import restore_parameters, trained_parameters
 from luyen.rollout.engines import VersionedEngines
+from luyen.rollout.native import prefix_cache
 from luyen.rollout.protocol import CacheStats, Completion, PrefixCaching, Request, generate
 from luyen.runtime.weights import load_weights
 from tests.generation import native, paged, prompt, request
@@ -201,6 +203,39 @@ def test_answers_that_two_versions_of_the_weights_made_are_not_kept(make: Made):
     assert engine.cache_stats().blocks == 0
     later = followed(asked, done[0])
     assert answer(engine, later) == answer(make(policy, enable_prefix_caching=False), later)
+
+
+def test_an_engine_without_the_cache_counts_nothing(make: Made):
+    engine = make(tiny_policy(), is_open=True, enable_prefix_caching=False)
+    answer(engine, turn())
+    assert engine.cache_stats() == CacheStats()
+
+
+def test_a_container_bounds_the_memory_of_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    small, endless = tmp_path / "small", tmp_path / "endless"
+    small.write_text(f"{160 << 20}\n")
+    endless.write_text("max\n")
+    monkeypatch.setattr(prefix_cache, "_CONTAINER", (str(tmp_path / "none"), str(endless)))
+    machine = prefix_cache.default_bytes()
+    monkeypatch.setattr(prefix_cache, "_CONTAINER", (str(endless), str(small)))
+    assert prefix_cache.default_bytes() == 10 << 20 < machine
+
+
+@pytest.mark.parametrize("change", ["fused", "through data"])
+def test_answers_that_weights_changed_under_unseen_serve_no_request(make: Made, change: str):
+    policy = tiny_policy()
+    engine = make(policy, is_open=True)
+    asked = turn(5, new=120)  # no block of the prompt alone
+    engine.submit(asked)
+    for _ in range(3):
+        engine.advance()
+    CHANGES[change](policy)
+    done = [one for _ in range(200) for one in (engine.advance() if not engine.is_idle else [])]
+    later = followed(asked, done[0])
+    assert answer(engine, later) == answer(make(policy, enable_prefix_caching=False), later)
+    assert engine.cache_stats().hits == 0
 
 
 def test_publishing_weights_drops_what_was_cached(make: Made):

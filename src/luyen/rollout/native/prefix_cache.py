@@ -7,7 +7,9 @@ cached, and why no answer changes.
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import final
 
 import torch
@@ -21,7 +23,9 @@ from luyen.rollout.protocol import CacheStats
 BLOCK = 8
 """Tokens of a block. A turn of a conversation loses half a block on average."""
 _SHARE = 16
-"""The cache takes at most one part in so many of the machine's memory."""
+"""The cache takes at most one part in so many of the memory of machine or container."""
+_CONTAINER = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+"""Files with the memory that a container may take, in the two versions of control groups."""
 _FIRST = 512
 """Blocks that memory is taken for at first; it doubles from there."""
 
@@ -30,7 +34,11 @@ _Pair = tuple[Tensor, Tensor]
 
 def default_bytes() -> int:
     """Bytes of host memory that a prefix cache may take."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // _SHARE
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for path in _CONTAINER:
+        with suppress(OSError, ValueError):  # no such file, or no limit in it
+            memory = min(memory, int(Path(path).read_text()))
+    return memory // _SHARE
 
 
 @final
@@ -148,6 +156,7 @@ class PrefixCache:
         """
         if is_ended and self._guard.is_mixed:
             return
+        self._guard.keep()
         spans: list[tuple[int, int, int]] = []
         blocks: list[int] = []
         for one in rows:
@@ -158,7 +167,6 @@ class PrefixCache:
                 blocks += [block for _, block in added]
         if not blocks:
             return
-        self._guard.keep()
         for layer in cache.layers:
             keys, values = cache.tokens(layer, spans)
             self._store.write(layer, torch.tensor(blocks, device=keys.device), keys, values)

@@ -14,6 +14,7 @@ from typing import final
 from torch import Tensor
 
 from luyen.base.errors import UserError
+from luyen.base.files import writing
 from luyen.config.schema.actor_rollout_ref import RolloutConfig
 from luyen.models.export import save_adapter
 from luyen.models.lora import adapter_rank
@@ -57,9 +58,10 @@ class AdapterTransport:
         # A name is never used twice: a load whose reply was lost may have succeeded.
         name = f"version-{version}-{secrets.token_hex(4)}"
         folder = self._folder / name
-        folder.mkdir(parents=True)
-        save_adapter(folder, tensors)
-        self._save_config(folder)
+        with writing(folder):
+            folder.mkdir(parents=True)
+            save_adapter(folder, tensors)
+            self._save_config(folder)
         earlier, self._loaded = self._loaded, [*self._loaded, name]
         call = self._dialect.load_adapter(name, folder.absolute())
         assert call is not None, "the dialect loads adapters"

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, cast, final
 
 from luyen.config.schema.actor_rollout_ref import RolloutConfig
-from luyen.models.export import adapter_layers
-from luyen.models.lora import adapter_rank
+from luyen.models.lora import adapter_layers, adapter_rank
 from luyen.models.policy import Policy
 from luyen.rollout.native.sequences import Decode
 from luyen.rollout.protocol import Ending, RolloutEngine, Sampling, rollout_engines

@@ -283,8 +283,9 @@ class TransferTransport:
         reply = self._connection.start(
             HttpCall(path="/update_weights", body=body, timeout_s=_LOAD_S)
         )
-        # A stream of its own: if the workers fail, its broadcasts never end.
-        stream = self._stream or torch.cuda.Stream(self._device)
+        # A stream of its own, and not used again after a fault: if the workers fail, its
+        # broadcasts never end.
+        stream, self._stream = self._stream or torch.cuda.Stream(self._device), None
         stream.wait_stream(torch.cuda.current_stream(self._device))
         for tensor in kept.values():
             communicator.broadcast(tensor, src=0, stream=stream)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from luyen.base.errors import UserError
 from luyen.config.schema.actor_rollout_ref import ModelConfig, RolloutConfig, ServerConfig
@@ -147,6 +148,25 @@ def test_a_rank_above_the_servers_is_refused(kind: str, tmp_path: Path):
         pytest.raises(UserError, match="rank 4"),
     ):
         engine.send_weights(0)
+
+
+@both
+def test_a_full_disk_is_named_and_former_weights_are_not_used(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def refuse(*_args: Any, **_more: Any) -> None:
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    with serving(kind, tmp_path) as (engine, _, _, policy):
+        engine.send_weights(1)
+        learn(policy, 2)
+        with monkeypatch.context() as full:
+            full.setattr("luyen.models.export.save_file", refuse)
+            with pytest.raises(UserError, match="No space left"):
+                engine.send_weights(2)
+        assert engine.fingerprint() is None
+        engine.send_weights(2)
+        check_sound(engine, policy, 2)
 
 
 def test_a_server_of_ours_starts_from_the_weights_below_the_adapter():

@@ -36,12 +36,12 @@ def sharing_pays(*, saved_keys: int, key_bytes: int) -> bool:
 
 
 def shared_prefix_groups(sequences: Sequence[RunningSequence]) -> list[list[int]]:
-    """Rows that hold common pages, two or more each, in the order of the rows."""
+    """Rows of the same prompt pages, two or more each, in the order of the rows."""
     found: dict[int, list[int]] = {}
     for row, sequence in enumerate(sequences):
         if sequence.shared and not sequence.is_over:
-            # A page has one owner or the rows of one prompt: the first tells who they are.
-            found.setdefault(sequence.pages[0], []).append(row)
+            # The last one: prompts that only begin alike have their first pages in common too.
+            found.setdefault(sequence.pages[sequence.shared - 1], []).append(row)
     return [rows for rows in found.values() if len(rows) > 1]
 
 

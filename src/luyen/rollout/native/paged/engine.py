@@ -265,6 +265,8 @@ class PagedEngine:
 
     def cache_stats(self) -> CacheStats:
         """What the prefix cache did so far."""
+        if self._guard is None:
+            return CacheStats()
         return self._counts.stats(blocks=self._scheduler.pool.cached)
 
     def close(self) -> None:
@@ -288,8 +290,9 @@ class PagedEngine:
 
     def _keep(self, tokens: tuple[int, ...], pages: list[int]) -> None:
         """Cache the full pages of these tokens."""
-        if self._guard is not None and self._scheduler.pool.keep(tokens, pages):
+        if self._guard is not None:
             self._guard.keep()
+            self._scheduler.pool.keep(tokens, pages)
 
     def _admit(self) -> bool:
         """Prefill waiting prompts that fit; False when there are none."""
@@ -383,10 +386,10 @@ class PagedEngine:
             tokens_at_once=self._tokens_at_once,
             known=[group.known for group in groups],
         )
-        for group, said, pages in zip(groups, tokens, prompts, strict=True):
+        for group, prefix, pages in zip(groups, tokens, prompts, strict=True):
             self._counts.count(tokens=group.length, reused_tokens=group.known)
             if self._is_open or self._scheduler.waiting:
-                self._keep(said, pages)
+                self._keep(prefix, pages)
         fresh, copies = self._scheduler.take(groups, prompts)
         cache.copy(copies)
         state.place(first, fresh)

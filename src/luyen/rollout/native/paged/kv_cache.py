@@ -228,11 +228,10 @@ class PagePool:
         self.share(pages)
         return pages
 
-    def keep(self, tokens: Sequence[int], pages: Sequence[int]) -> bool:
-        """Cache the full pages of a sequence that are in use; whether any is new."""
+    def keep(self, tokens: Sequence[int], pages: Sequence[int]) -> None:
+        """Cache the full pages of a sequence that are in use."""
         added = self._tree.insert(tokens, lambda place: pages[place])
         self._cached.update(page for _, page in added)
-        return bool(added)
 
     def drop_cached(self) -> None:
         """Cache nothing any more; what is in use stays so."""
