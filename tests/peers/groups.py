@@ -21,6 +21,9 @@ class WeightGroup:
     ) -> None:
         if backend != "gloo":
             raise ValueError(f"this server has no {backend}")
+        # Servers of other tests in this process may have left a group of this name behind.
+        for group in [g for g, known in _world.pg_names.items() if known == name]:
+            dist.destroy_process_group(group)
         host = f"tcp://{address}:{port}"
         store, rank, world_size = next(
             dist.rendezvous(host, rank, world_size, timeout=_LIMIT)  # pyright: ignore
