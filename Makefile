@@ -32,7 +32,7 @@ check: $(STAMP) ## format, lint, types, layers and architecture tests; under a m
 # A worker more than cores: some tests wait most of the time. A file's tests stay together, and all
 # tests of Ray, so that what they share is made once (tests/conftest.py); in this order the longest
 # files begin early.
-test: $(STAMP) ## every test that needs no GPU, on two cores; ten minutes where they do nothing else
+test: $(STAMP) ## every test that needs no GPU, on two cores; about half an hour
 	@set -e; $(START); $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder; $(TOOK)
 
 test-all: $(STAMP) ## every test that needs no GPU, long sweeps included: hours

@@ -28,9 +28,9 @@ def test_cases_differ_and_cover_every_stage_and_most_keys() -> None:
     assert {f"trainer.stage={stage}" for stage in STAGES} <= chosen
 
 
-def test_100_accepted_configurations_take_their_first_step(tmp_path: Path) -> None:
-    found = run_cases(100, tmp_path)
-    assert found.tried > 125, "a check refuses some"
+def test_200_accepted_configurations_take_their_first_step(tmp_path: Path) -> None:
+    found = run_cases(200, tmp_path)
+    assert found.tried > 250, "a check refuses some"
     assert found.wrong == ()
 
 
