@@ -1,0 +1,161 @@
+"""What the routes that act answer: they start and stop processes.
+
+A read-only studio has none of them. The web framework is that of `luyen.web`; here are bodies of
+requests and plain functions.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any, final
+
+from annotated_types import Ge, Le
+from pydantic import BaseModel, Field
+
+from luyen.studio.actions.chats import Chats, sources
+from luyen.studio.actions.job_queue import JobQueue
+from luyen.studio.screens.state import Studio
+
+_MOST_TEXT = 2**20
+Overrides = Annotated[list[str], Field(max_length=200)]
+Tail = Annotated[int, Ge(1), Le(5000)]
+
+
+@final
+class CheckRequest(BaseModel):
+    """The body of a check."""
+
+    yaml: str
+    overrides: Overrides = Field(default_factory=list[str])
+
+
+@final
+class JobRequest(BaseModel):
+    """The body that starts a run."""
+
+    yaml: str = Field(max_length=_MOST_TEXT)
+    name: str = Field("", max_length=200)
+    overrides: Overrides = Field(default_factory=list[str])
+
+
+@final
+class ResumeRequest(BaseModel):
+    """The body that resumes a run."""
+
+    overrides: Overrides = Field(default_factory=list[str])
+
+
+@final
+class ExportRequest(BaseModel):
+    """The body that exports a checkpoint."""
+
+    run_id: str
+    step: int | None = Field(None, ge=0)
+    output: str = Field(min_length=1, max_length=1000)
+
+
+@final
+class ChatSource(BaseModel):
+    """A checkpoint to talk with, as `/chats/sources` lists it."""
+
+    run_id: str
+    step: int = Field(ge=0)
+
+
+@final
+class ChatRequest(BaseModel):
+    """The body that begins a chat."""
+
+    sources: list[ChatSource] = Field(min_length=1, max_length=2)
+
+
+@final
+class MessageRequest(BaseModel):
+    """A message of a chat."""
+
+    message: str = Field(min_length=1, max_length=200_000)
+    temperature: float = Field(0.0, ge=0.0, le=10.0, allow_inf_nan=False)
+    max_tokens: int = Field(256, ge=1, le=4096)
+
+
+@final
+class ActingRoutes:
+    """Answers of the acting part of the API."""
+
+    def __init__(self, studio: Studio, jobs: JobQueue, chats: Chats) -> None:
+        self._studio = studio
+        self._chats = chats
+        self.jobs = jobs
+
+    def reads(self) -> dict[str, Callable[..., Any]]:
+        """Path -> what answers a GET."""
+        return {
+            "/jobs": self.list_jobs,
+            "/jobs/{job_id}/log": self.job_log,
+            "/chats/sources": self.chat_sources,
+        }
+
+    def changes(self) -> dict[str, Callable[..., Any]]:
+        """Path -> what answers a POST."""
+        return {
+            "/jobs": self.start_run,
+            "/jobs/{job_id}/stop": self.stop_job,
+            "/jobs/{job_id}/cancel": self.cancel_job,
+            "/runs/{run_id}/resume": self.resume_run,
+            "/exports": self.export,
+            "/chats": self.open_chat,
+            "/chats/{chat_id}/close": self.close_chat,
+        }
+
+    def tick(self) -> None:
+        """What is to be done every few seconds."""
+        self.jobs.tick()
+        self._chats.tick()
+
+    def close(self) -> None:
+        """End what belongs to the studio; jobs do not."""
+        self.jobs.close()
+        self._chats.close()
+
+    def list_jobs(self) -> Any:
+        """The jobs, the newest first, and how many may run at once."""
+        return {"jobs": self.jobs.rows(), "running_limit": self.jobs.limit}
+
+    def start_run(self, body: JobRequest) -> Any:
+        """Queue a run of a configuration that `luyen check` finds sound."""
+        return self.jobs.start_run(body.yaml, body.name, body.overrides)
+
+    def job_log(self, job_id: str, tail: Tail = 200) -> Any:
+        """The last lines that a job printed."""
+        return {"lines": self.jobs.log(job_id, tail)}
+
+    def stop_job(self, job_id: str) -> Any:
+        """Ask a running job to end; a run writes a checkpoint first."""
+        return self.jobs.stop(job_id)
+
+    def cancel_job(self, job_id: str) -> Any:
+        """Take a waiting job out of the queue."""
+        return self.jobs.cancel(job_id)
+
+    def resume_run(self, run_id: str, body: ResumeRequest) -> Any:
+        """Queue the continuation of a run."""
+        return self.jobs.resume_run(self._studio.run(run_id), body.overrides)
+
+    def export(self, body: ExportRequest) -> Any:
+        """Queue the export of a checkpoint to a new directory below the folder."""
+        return self.jobs.export(self._studio.run(body.run_id), body.step, body.output)
+
+    def chat_sources(self) -> Any:
+        """Checkpoints to talk with."""
+        return sources(self._studio.folder)
+
+    def open_chat(self, body: ChatRequest) -> Any:
+        """Begin a chat with one checkpoint, or with two side by side."""
+        return {"id": self._chats.open([(one.run_id, one.step) for one in body.sources])}
+
+    def say(self, chat_id: str, body: MessageRequest) -> Iterator[bytes]:
+        """Server-sent events of the answers to a message."""
+        return self._chats.say(chat_id, body.model_dump())
+
+    def close_chat(self, chat_id: str) -> Any:
+        """End a chat."""
+        self._chats.close(chat_id)
+        return {"closed": chat_id}

@@ -1,0 +1,200 @@
+"""What the server keeps between requests: tables of metrics and diagnoses, within a bound.
+
+Everything here can be read again from the run directories, so nothing is lost when the process
+ends, however it ends.
+"""
+
+import subprocess
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
+
+from luyen.base.errors import UserError
+from luyen.studio.screens.folder import KnownRun, RunFolder
+from luyen.studio.screens.metric_table import MetricColumns
+
+if TYPE_CHECKING:  # loaded by the first screen that needs them: the studio is to start quickly
+    from luyen.studio.doctor.vocabulary import TokenText
+    from luyen.studio.screens.rollout_index import RolloutIndex
+
+T = TypeVar("T")
+_MOST_TABLE_BYTES = 96 * 2**20
+_MOST_FIRST_S = 0.5
+"""Seconds that a request waits for a file that is read for the first time."""
+_MOST_INDEXED = 6_000_000
+"""Rollouts of all indexes."""
+_MOST_PROCESS_S = 900.0
+_AGAIN_S = 20.0
+"""A live run is diagnosed again after so many seconds at the earliest."""
+
+
+@final
+class Aged(Generic[T]):
+    """A value that is computed in the background and replaced when its key changes."""
+
+    def __init__(self, pool: ThreadPoolExecutor) -> None:
+        self._pool = pool
+        self._lock = threading.Lock()
+        self._values: OrderedDict[str, tuple[Any, float, T]] = OrderedDict()
+        self._open: dict[str, Future[T]] = {}
+
+    def get(self, name: str, key: object, make: Callable[[], T], *, wait_s: float) -> T | None:
+        """The value for a key; an older one, or None, while it is computed."""
+        with self._lock:
+            known = self._values.get(name)
+            if known is not None and (known[0] == key or time.monotonic() - known[1] < _AGAIN_S):
+                return known[2]
+            work = self._open.get(name)
+            if work is None:
+                work = self._pool.submit(make)
+                self._open[name] = work
+                work.add_done_callback(lambda done: self._keep(name, key, done))
+        if known is not None:
+            return known[2]
+        try:
+            return work.result(timeout=wait_s)
+        except TimeoutError:
+            return None
+
+    def _keep(self, name: str, key: object, done: "Future[T]") -> None:
+        with self._lock:
+            self._open.pop(name, None)
+            if not done.cancelled() and done.exception() is None:
+                self._values[name] = key, time.monotonic(), done.result()
+                while len(self._values) > 64:
+                    self._values.popitem(last=False)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudioOptions:
+    """How the studio was started.
+
+    Example:
+        >>> StudioOptions(folder=Path("runs")).is_read_only
+        False
+    """
+
+    folder: Path
+    """Folder of runs."""
+    is_read_only: bool = False
+    """Whether nothing can be started."""
+    is_trusting: bool = False
+    """Whether code of runs of other users may be run."""
+    running_limit: int = 1
+    """Most jobs that run at once."""
+
+
+@final
+class Studio:
+    """The runs of a folder, and what was read of them."""
+
+    def __init__(self, options: StudioOptions) -> None:
+        self.options = options
+        self.folder = RunFolder(options.folder)
+        self.pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="studio")
+        self.diagnoses: Aged[dict[str, Any]] = Aged(self.pool)
+        self._tables: OrderedDict[str, MetricColumns] = OrderedDict()
+        self._builders = ThreadPoolExecutor(max_workers=1, thread_name_prefix="index")
+        self._indexes: OrderedDict[str, RolloutIndex] = OrderedDict()
+        self._texts: dict[str, TokenText] = {}
+        self._processes: set[subprocess.Popen[str]] = set()
+        self._is_closed = False
+        self._lock = threading.Lock()
+
+    def run(self, run_id: str) -> KnownRun:
+        """The run of an id; a refusal where it cannot be read."""
+        return self.folder.get(run_id)
+
+    def table(self, known: KnownRun, *, seconds: float = _MOST_FIRST_S) -> MetricColumns:
+        """The metrics of a run, with what was appended; of a large file what was read in time."""
+        with self._lock:
+            table = self._tables.get(known.id)
+            if table is None:
+                table = MetricColumns(known.directory.metrics)
+                self._tables[known.id] = table
+            self._tables.move_to_end(known.id)
+            while len(self._tables) > 1 and (
+                sum(one.size for one in self._tables.values()) > _MOST_TABLE_BYTES
+            ):
+                self._tables.popitem(last=False)
+        table.refresh(seconds=seconds)
+        return table
+
+    def rollouts(self, known: KnownRun, split: str) -> "RolloutIndex":
+        """The index of the rollouts of a run; while it is built, as far as it is."""
+        from luyen.studio.screens.rollout_index import RolloutIndex
+
+        folder = "validation" if split == "validation" else "rollouts"
+        name = f"{known.id}/{folder}"
+        with self._lock:
+            index = self._indexes.get(name)
+            if index is None:
+                index = RolloutIndex(known.directory.root / folder)
+                self._indexes[name] = index
+            self._indexes.move_to_end(name)
+            while len(self._indexes) > 1 and (
+                sum(one.rows for one in self._indexes.values()) > _MOST_INDEXED
+            ):
+                self._indexes.popitem(last=False)[1].end()
+        if index.has_changed():
+            index.follow(self._builders, wait_s=_MOST_FIRST_S)
+        return index
+
+    def text(self, known: KnownRun) -> "TokenText":
+        """The text of the tokens of a run."""
+        found = self._texts.get(known.id)
+        if found is None:
+            found = _text_of(known)
+            while len(self._texts) > 8:
+                self._texts.pop(next(iter(self._texts)), None)
+            self._texts[known.id] = found
+        return found
+
+    def run_process(self, command: list[str]) -> subprocess.CompletedProcess[str]:
+        """Run a command, which ends with the studio at the latest; its output, and its code."""
+        pipe = subprocess.PIPE
+        with self._lock:
+            if self._is_closed:
+                return subprocess.CompletedProcess(command, -1, "", "the studio ends")
+            child = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True
+            )
+            self._processes.add(child)
+        try:
+            out, err = child.communicate(timeout=_MOST_PROCESS_S)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            out, err = child.communicate()
+        finally:
+            self._processes.discard(child)
+        return subprocess.CompletedProcess(command, child.returncode, out, err)
+
+    def close(self) -> None:
+        """End the background work."""
+        with self._lock:
+            self._is_closed = True
+            for child in self._processes:
+                child.kill()
+        for index in self._indexes.values():
+            index.end()
+        self.pool.shutdown(wait=False, cancel_futures=True)
+        self._builders.shutdown(wait=False, cancel_futures=True)
+
+
+def _text_of(run: KnownRun) -> "TokenText":
+    from luyen.config.schema.model import ModelConfig
+    from luyen.studio.doctor.vocabulary import TokenText
+
+    try:
+        tree: Any = run.directory.read_settings()
+        model = tree["actor_rollout_ref"]["model"]
+        path, tokenizer = model["path"], model.get("tokenizer_path")
+        return TokenText(ModelConfig(path=path, tokenizer_path=tokenizer))
+    except (UserError, LookupError, TypeError, AttributeError, ValueError):
+        return TokenText(ModelConfig(path="/nowhere"))

@@ -1,0 +1,61 @@
+// The rollouts of one prompt side by side, and why they taught something or nothing.
+
+import { useApi } from "../api/client";
+import type { Group as Data } from "../api/types";
+import { fixed, groupName, number, visible } from "../format";
+import { t } from "../i18n";
+import { links } from "../route";
+import { JsonLink, LongText } from "../ui/LongText";
+import { Empty, Loaded, Notice } from "../ui/State";
+import { Advantage } from "./Rollouts";
+import { useRun } from "./Run";
+
+export function Group({ split, step, group }: { split: string; step: string; group: string }) {
+  const { run } = useRun();
+  const path = `/runs/${encodeURIComponent(run.id)}/groups/${split}/${step}/${encodeURIComponent(group)}`;
+  const answer = useApi<Data>(path);
+  return (
+    <Loaded answer={answer}>
+      {(data) =>
+        data.rows.length === 0 ? (
+          <Empty title={t("rollouts.empty")} />
+        ) : (
+          <div class="stack">
+            <div class="row between">
+              <h2>
+                {t("group.title", { group: groupName(group), step })} <span class="dim">{split === "validation" ? t("split.validation") : ""}</span>
+              </h2>
+              <div class="row">
+                <span>
+                  {t("group.mean")} <strong>{number(data.mean)}</strong>
+                </span>
+                <span>
+                  {t("group.std")} <strong>{fixed(data.std)}</strong>
+                </span>
+                <JsonLink path={path} />
+              </div>
+            </div>
+            {data.reason ? <Notice>{data.reason}</Notice> : null}
+            <div class="card">
+              <h3>{t("word.prompt")}</h3>
+              <LongText text={data.rows[0]!.prompt} />
+            </div>
+            <div class="siblings">
+              {data.rows.map((row) => (
+                <a data-row class="card sibling" href={links.rollout(run.id, row.split, row.step, row.index)}>
+                  <div class="row between">
+                    <strong class="num">{number(row.reward)}</strong>
+                    <Advantage value={row.advantage} />
+                    <span class="dim small">{t("word.ntokens", { count: number(row.tokens) })}</span>
+                  </div>
+                  {row.fault ? <span class="tag bad">{row.fault}</span> : null}
+                  <div class="text small sibling-text">{visible((row.text ?? row.answer).slice(0, 4000))}</div>
+                </a>
+              ))}
+            </div>
+          </div>
+        )
+      }
+    </Loaded>
+  );
+}

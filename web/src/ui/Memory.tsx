@@ -1,0 +1,48 @@
+// Memory of a device as a bar of parts, against its capacity.
+
+import type { MemoryBar } from "../api/types";
+import { bytes, percent } from "../format";
+import { t } from "../i18n";
+
+export function Memory({ bars }: { bars: MemoryBar[] }) {
+  return (
+    <div class="stack">
+      {bars.map((bar) => (
+        <Bar bar={bar} />
+      ))}
+    </div>
+  );
+}
+
+function Bar({ bar }: { bar: MemoryBar }) {
+  const whole = Math.max(bar.capacity ?? 0, bar.total) || 1;
+  const over = bar.capacity !== null && bar.total > bar.capacity;
+  return (
+    <div class="stack tight">
+      <div class="row between small">
+        <strong>{bar.device}</strong>
+        <span class={over ? "bad-text" : ""}>
+          {bar.capacity !== null
+            ? t("memory.of", { used: bytes(bar.total), capacity: bytes(bar.capacity), share: percent(bar.total / bar.capacity) })
+            : bytes(bar.total)}
+        </span>
+      </div>
+      <div class="share-bar" aria-hidden="true">
+        {bar.parts.map((part, i) => (
+          <span class={`fill${i % 8}`} style={{ width: `${(part.bytes / whole) * 100}%` }} title={part.name} />
+        ))}
+      </div>
+      <ul class="shares">
+        {bar.parts.map((part, i) => (
+          <li>
+            <i class={`fill${i % 8}`} aria-hidden="true" />
+            <span>{part.name}</span>
+            <span class="num">{bytes(part.bytes)}</span>
+            <span class="num dim">{percent(part.bytes / whole)}</span>
+          </li>
+        ))}
+      </ul>
+      {over ? <p class="bad-text small">{t("memory.over")}</p> : null}
+    </div>
+  );
+}
